@@ -1,0 +1,131 @@
+//! What a reader allows a stranger to ask for: [`Limits`] is the policy, [`Budget`] the account of one decode.
+
+use crate::error::{Error, LimitError, Location, Result};
+
+/// What a reader allows. Every field is checked before the memory or the time is spent (spec, section Limits).
+///
+/// The defaults suit a trainer that receives updates of models of up to some tens of billions of parameters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Bytes in the body of one frame. Default: 1 GiB.
+    pub max_frame_bytes: u64,
+    /// Tensors in one manifest. Default: 1,048,576.
+    pub max_tensors: u64,
+    /// Dimensions of one tensor. Default: 32 (the spec's own maximum).
+    pub max_rank: u64,
+    /// Bytes in one tensor name. Default: 4096 (the spec's own maximum).
+    pub max_name_bytes: u64,
+    /// Elements that all blocks of one update part may span together. Default: 2^40.
+    pub max_elements: u64,
+    /// Bytes of memory that decoding one frame may take for what it declares beyond the bytes that have arrived:
+    /// positions, codes, values. Default: 4 GiB.
+    pub max_alloc_bytes: u64,
+    /// Blocks in one update part. Default: 1,048,576.
+    pub max_blocks: u64,
+    /// Bytes that a compressed metadata or model payload may grow to. Default: 64 MiB.
+    pub max_inflated_bytes: u64,
+    /// Manifests, index sets and models that a decoder remembers of one stream, each. Default: 1024.
+    pub max_definitions: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_frame_bytes: 1 << 30,
+            max_tensors: 1 << 20,
+            max_rank: 32,
+            max_name_bytes: 4096,
+            max_elements: 1 << 40,
+            max_alloc_bytes: 4 << 30,
+            max_blocks: 1 << 20,
+            max_inflated_bytes: 64 << 20,
+            max_definitions: 1024,
+        }
+    }
+}
+
+macro_rules! with {
+    ($($name:ident $field:ident)*) => { $(
+        #[doc = concat!("Sets [`Limits::", stringify!($field), "`].")]
+        #[must_use]
+        pub fn $name(mut self, value: u64) -> Self {
+            self.$field = value;
+            self
+        }
+    )* };
+}
+
+impl Limits {
+    with! {
+        with_max_frame_bytes max_frame_bytes
+        with_max_tensors max_tensors
+        with_max_rank max_rank
+        with_max_name_bytes max_name_bytes
+        with_max_elements max_elements
+        with_max_alloc_bytes max_alloc_bytes
+        with_max_blocks max_blocks
+        with_max_inflated_bytes max_inflated_bytes
+        with_max_definitions max_definitions
+    }
+}
+
+/// Fails with [`Error::Limit`] if `asked > allowed`.
+pub(crate) fn check(limit: &'static str, asked: u64, allowed: u64, offset: u64) -> Result<()> {
+    if asked > allowed {
+        return Err(Error::Limit(LimitError { limit, asked, allowed, at: Location::at(offset) }));
+    }
+    Ok(())
+}
+
+/// What is left of a frame's allowance. Each allocation that a frame's declarations (not its bytes) ask for is
+/// reserved here first.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    limits: Limits,
+    alloc_left: u64,
+    elements_left: u64,
+}
+
+impl Budget {
+    /// A full allowance.
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            alloc_left: limits.max_alloc_bytes,
+            elements_left: limits.max_elements,
+            limits: limits.clone(),
+        }
+    }
+
+    /// The policy behind this account.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Takes `bytes` of memory from the allowance.
+    pub(crate) fn reserve_bytes(&mut self, bytes: u64, offset: u64) -> Result<()> {
+        check("max_alloc_bytes", bytes, self.alloc_left, offset)?;
+        self.alloc_left -= bytes;
+        Ok(())
+    }
+
+    /// Takes memory for `count` items of `T` from the allowance and gives `count` as a `usize`.
+    pub(crate) fn reserve_items<T>(&mut self, count: u64, offset: u64) -> Result<usize> {
+        self.reserve_bytes(count.saturating_mul(size_of::<T>() as u64), offset)?;
+        usize::try_from(count).map_err(|_| {
+            Error::Limit(LimitError {
+                limit: "address space",
+                asked: count,
+                allowed: usize::MAX as u64,
+                at: Location::at(offset),
+            })
+        })
+    }
+
+    /// Takes `elements` that a block spans from the allowance.
+    pub(crate) fn reserve_elements(&mut self, elements: u64, offset: u64) -> Result<()> {
+        check("max_elements", elements, self.elements_left, offset)?;
+        self.elements_left -= elements;
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! Element types, shapes, and borrowed and owned buffers of elements. No IO, no codes.
+
+use crate::error::{Error, InputErrorKind, Result};
+
+/// The type of a tensor's elements, by its number on the wire (spec, registry `dtype`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+#[non_exhaustive]
+#[allow(missing_docs)]
+pub enum Dtype {
+    F64 = 1,
+    F32 = 2,
+    F16 = 3,
+    Bf16 = 4,
+    F8E4M3Fn = 5,
+    F8E5M2 = 6,
+    F8E4M3Fnuz = 7,
+    F8E5M2Fnuz = 8,
+    /// Two elements to a byte, the first in the low half.
+    F4E2M1 = 9,
+    I8 = 16,
+    I16 = 17,
+    I32 = 18,
+    I64 = 19,
+    U8 = 24,
+    U16 = 25,
+    U32 = 26,
+    U64 = 27,
+    /// One byte, 0 or 1.
+    Bool = 32,
+}
+
+impl Dtype {
+    /// Every element type, in the order of its number.
+    pub const ALL: [Self; 18] = [
+        Self::F64,
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::F8E4M3Fn,
+        Self::F8E5M2,
+        Self::F8E4M3Fnuz,
+        Self::F8E5M2Fnuz,
+        Self::F4E2M1,
+        Self::I8,
+        Self::I16,
+        Self::I32,
+        Self::I64,
+        Self::U8,
+        Self::U16,
+        Self::U32,
+        Self::U64,
+        Self::Bool,
+    ];
+
+    /// The element type of this number on the wire.
+    pub fn from_id(id: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|d| d.id() == id)
+    }
+
+    /// Its number on the wire.
+    pub const fn id(self) -> u8 {
+        self as u8
+    }
+
+    /// Its name in the registry, in `gcodec`'s output and in Python.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F8E4M3Fn => "f8e4m3fn",
+            Self::F8E5M2 => "f8e5m2",
+            Self::F8E4M3Fnuz => "f8e4m3fnuz",
+            Self::F8E5M2Fnuz => "f8e5m2fnuz",
+            Self::F4E2M1 => "f4e2m1",
+            Self::I8 => "i8",
+            Self::I16 => "i16",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+            Self::U16 => "u16",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+            Self::Bool => "bool",
+        }
+    }
+
+    /// The element type of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|d| d.name() == name)
+    }
+
+    /// Bits of one element: 4, 8, 16, 32 or 64.
+    pub const fn bits(self) -> u32 {
+        match self {
+            Self::F4E2M1 => 4,
+            Self::F8E4M3Fn | Self::F8E5M2 | Self::F8E4M3Fnuz | Self::F8E5M2Fnuz => 8,
+            Self::I8 | Self::U8 | Self::Bool => 8,
+            Self::F16 | Self::Bf16 | Self::I16 | Self::U16 => 16,
+            Self::F32 | Self::I32 | Self::U32 => 32,
+            Self::F64 | Self::I64 | Self::U64 => 64,
+        }
+    }
+
+    /// Whether the elements are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        (self as u8) < 16
+    }
+
+    /// Bytes of `elements` elements, the last byte padded with zero bits; `None` if that exceeds 64 bits.
+    pub fn bytes_for(self, elements: u64) -> Option<u64> {
+        match self.bits() {
+            4 => Some(elements.div_ceil(2)),
+            bits => elements.checked_mul(u64::from(bits / 8)),
+        }
+    }
+}
+
+impl std::fmt::Display for Dtype {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The number of elements of a shape: 1 for no dimensions, 0 if any dimension is 0, `None` if it exceeds 64 bits.
+pub fn elements(shape: &[u64]) -> Option<u64> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d))
+}
+
+/// A tensor's elements in little-endian bytes, row-major, borrowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TensorView<'a> {
+    dtype: Dtype,
+    shape: &'a [u64],
+    data: &'a [u8],
+}
+
+impl<'a> TensorView<'a> {
+    /// Checks that `data` is as long as `shape` and `dtype` need.
+    ///
+    /// # Errors
+    /// [`Error::Input`] otherwise.
+    pub fn new(dtype: Dtype, shape: &'a [u64], data: &'a [u8]) -> Result<Self> {
+        check_len(dtype, shape, data.len())?;
+        Ok(Self { dtype, shape, data })
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> &'a [u64] {
+        self.shape
+    }
+
+    /// The elements' bytes.
+    pub fn data(&self) -> &'a [u8] {
+        self.data
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> u64 {
+        elements(self.shape).unwrap_or(0)
+    }
+}
+
+/// A tensor's elements in little-endian bytes, row-major, owned.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorBuf {
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data: Vec<u8>,
+}
+
+impl TensorBuf {
+    /// Checks that `data` is as long as `shape` and `dtype` need.
+    ///
+    /// # Errors
+    /// [`Error::Input`] otherwise.
+    pub fn new(dtype: Dtype, shape: Vec<u64>, data: Vec<u8>) -> Result<Self> {
+        check_len(dtype, &shape, data.len())?;
+        Ok(Self { dtype, shape, data })
+    }
+
+    /// A tensor of `f32` elements.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if `values` does not have as many elements as `shape`.
+    pub fn from_f32(shape: Vec<u64>, values: &[f32]) -> Result<Self> {
+        Self::new(Dtype::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
+    }
+
+    /// Borrows it.
+    pub fn view(&self) -> TensorView<'_> {
+        TensorView { dtype: self.dtype, shape: &self.shape, data: &self.data }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+
+    /// The elements' bytes.
+    pub fn data(&self) -> &[u8] {
+        &self.data
+    }
+
+    /// The elements' bytes, to change.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        &mut self.data
+    }
+
+    /// Gives up the bytes.
+    pub fn into_data(self) -> Vec<u8> {
+        self.data
+    }
+}
+
+fn check_len(dtype: Dtype, shape: &[u64], found: usize) -> Result<()> {
+    let expected = elements(shape)
+        .and_then(|n| dtype.bytes_for(n))
+        .ok_or(Error::bad_option("shape has more than 2^64 elements or bytes"))?;
+    if expected != found as u64 {
+        return Err(Error::input(InputErrorKind::LengthMismatch { expected, found: found as u64 }));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn element_counts() {
+        assert_eq!(elements(&[]), Some(1));
+        assert_eq!(elements(&[3, 0, u64::MAX, u64::MAX]), Some(0));
+        assert_eq!(elements(&[1 << 33, 1 << 31]), None);
+        assert_eq!(Dtype::F4E2M1.bytes_for(3), Some(2));
+        assert_eq!(Dtype::F64.bytes_for(u64::MAX), None);
+        for d in Dtype::ALL {
+            assert_eq!((Dtype::from_id(d.id()), Dtype::from_name(d.name())), (Some(d), Some(d)));
+        }
+        assert!(TensorView::new(Dtype::F32, &[2], &[0; 7]).is_err());
+    }
+}
