@@ -1,6 +1,18 @@
 //! The central type: a [`Block`] says *which* elements it speaks of (its [`Support`]) and *what* it says of them (its
 //! [`Values`]). A compressor makes blocks, the wire carries them without loss (spec, section Blocks).
 
+mod dense;
+pub(crate) mod space;
+pub(crate) mod support;
+pub(crate) mod values;
+mod wire;
+
+pub use dense::Target;
+pub use space::{IndexSpace, Sets, SharedSet};
+pub use support::{Positions, SupportId};
+pub use values::ValuesId;
+pub use wire::{BlockOptions, RawBlock};
+
 /// What one block of an update says.
 ///
 /// `values` holds one value for each element of `support`, in the order of their positions in the block's index space:

@@ -1,0 +1,1560 @@
+#!/usr/bin/env python3
+"""A reference decoder of the gcodec wire format, written from the text in `spec/` alone.
+
+It is slow on purpose: it follows the order of `gcodec.md`, and each check names the requirement it is there for.
+Where the text leaves a question open the comment says `OPEN` and which answer was taken.
+
+    python3 decoder.py FILE              the stream as JSON
+    python3 decoder.py --tensors FILE    the dense tensors after the last update
+    python3 decoder.py --vectors DIR     runs DIR/index.json; --offsets compares the offsets of errors too
+
+Python 3.11 or later, standard library only. There is no zstd there, so frames that hold it give `unsupported_here`.
+"""
+
+import argparse
+import json
+import os
+import sys
+import zlib
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from blake3 import blake3  # noqa: E402
+
+LIMITS = {                            # [LIM-1]; the text gives no numbers, so these are this reader's own
+    "max_frame_bytes": 1 << 30,       # bytes of a body
+    "max_tensors": 1 << 20,           # tensors of a manifest
+    "max_elements": 1 << 26,          # elements that the blocks of an update part (or an index set) span
+    "max_alloc_bytes": 1 << 30,       # memory for what is declared beyond the bytes received
+    "max_inflated_bytes": 1 << 28,    # bytes that zstd grows to
+    "max_blocks": 1 << 20,            # blocks of a part
+    "max_definitions": 1 << 16,       # manifests, index sets and models remembered
+}
+
+
+class FormatError(Exception):
+    """A violation: its kind is the word after the arrow in the text."""
+
+    def __init__(self, kind, offset, what):
+        super().__init__(f"{kind} at byte {offset}: {what}")
+        self.kind, self.offset, self.what = kind, offset, what
+
+
+# ------------------------------------------------------------------------------------------------- 1. Conventions
+
+def padding(plane, bits, offset):
+    """[CNV-1]"""
+    if bits % 8 and plane[-1] >> (bits % 8):
+        raise FormatError("nonzero_padding", offset + len(plane) - 1, "the bits after the last of a plane are not zero")
+
+
+class Plane:
+    """A bit plane of `bits` bits, read a field at a time."""
+
+    def __init__(self, data):
+        self.data, self.at = data, 0
+
+    def field(self, width):
+        first, last = self.at // 8, (self.at + width + 7) // 8
+        value = int.from_bytes(self.data[first:last], "little") >> (self.at % 8)
+        self.at += width
+        return value & ((1 << width) - 1)
+
+
+class Reader:
+    """A structure of declared length: the bytes data[at:end] of the stream."""
+
+    def __init__(self, data, at, end):
+        self.data, self.at, self.end = data, at, end
+
+    def left(self):
+        return self.end - self.at
+
+    def take(self, count):
+        if count > self.left():                                                  # [CNV-6] [LIM-2]
+            raise FormatError("length_mismatch", self.at, f"{count} bytes wanted, {self.left()} left")
+        self.at += count
+        return self.data[self.at - count:self.at]
+
+    def part(self, length):
+        """A structure inside this one."""
+        start = self.at
+        if length > self.left():                                                 # [CNV-6]
+            raise FormatError("length_mismatch", start, f"a structure of {length} bytes, {self.left()} left")
+        self.at += length
+        return Reader(self.data, start, start + length)
+
+    def finish(self):
+        if self.at != self.end:                                                  # [CNV-6]
+            raise FormatError("length_mismatch", self.at, f"{self.left()} bytes left over")
+
+    def uint(self, size):
+        return int.from_bytes(self.take(size), "little")
+
+    def u8(self, allowed=None):
+        at = self.at
+        value = self.uint(1)
+        if allowed is not None and value not in allowed:                         # [CNV-4]
+            raise FormatError("out_of_range", at, f"{value} is not a value of this field")
+        return value
+
+    def flags(self, defined):
+        at = self.at
+        value = self.uint(1)
+        if value & ~defined:                                                     # [CNV-5]
+            raise FormatError("reserved_bits", at, f"flags {value:#04x}")
+        return value
+
+    def varint(self, low=0, high=(1 << 64) - 1):
+        start, value = self.at, 0
+        for i in range(10):
+            byte = self.uint(1)
+            value |= (byte & 0x7F) << (7 * i)
+            if byte < 0x80:
+                if byte == 0 and i > 0:                                          # [CNV-2]
+                    raise FormatError("bad_varint", start, "more bytes than the value needs")
+                break
+        else:                                                                    # [CNV-2]
+            raise FormatError("bad_varint", start, "more than ten bytes")
+        if value >> 64:                                                          # [CNV-2]
+            raise FormatError("bad_varint", start, "2^64 or more")
+        if not low <= value <= high:                                             # [CNV-4]
+            raise FormatError("out_of_range", start, f"{value} is not in {low} .. {high}")
+        return value
+
+    def text(self):
+        count = self.varint()
+        start = self.at
+        return utf8(self.take(count), start)
+
+    def plane(self, bits):
+        start = self.at
+        data = self.take((bits + 7) // 8)
+        padding(data, bits, start)
+        return Plane(data)
+
+
+def utf8(data, offset):
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as e:                                              # [CNV-3]
+        raise FormatError("invalid_utf8", offset + e.start, "not UTF-8") from None
+
+
+def unzigzag(u):
+    return u >> 1 if u % 2 == 0 else -(u + 1 >> 1)
+
+
+# ------------------------------------------------------------------------------------------------- the registry
+
+FRAMES = {1: "manifest", 2: "update", 3: "index_set", 4: "model", 5: "end", 0x8001: "metadata", 0x8002: "index"}
+SUPPORTS = {1: "all", 2: "gaps-rice", 3: "gaps-tokens", 4: "bitmap", 5: "chunked", 6: "rows", 7: "seeded", 8: "set"}
+VALUES = {1: "floats", 2: "constant", 3: "sign", 4: "pow2", 5: "levels", 6: "affine", 7: "codebook", 8: "minifloat",
+          9: "planes", 10: "ulp", 11: "latent", 12: "low-rank"}
+DTYPES = {1: ("f64", 64), 2: ("f32", 32), 3: ("f16", 16), 4: ("bf16", 16), 5: ("f8e4m3fn", 8), 6: ("f8e5m2", 8),
+          7: ("f8e4m3fnuz", 8), 8: ("f8e5m2fnuz", 8), 9: ("f4e2m1", 4), 16: ("i8", 8), 17: ("i16", 16), 18: ("i32", 32),
+          19: ("i64", 64), 24: ("u8", 8), 25: ("u16", 16), 26: ("u32", 32), 27: ("u64", 64), 32: ("bool", 8)}
+DTYPE_IDS = {name: number for number, (name, _) in DTYPES.items()}
+BITS = dict(DTYPES.values())
+FLOATS = {DTYPES[i][0] for i in range(1, 10)}
+SCALES = {2: "f32", 3: "f16", 4: "bf16", 64: "e8m0"}
+MINIFLOATS = {5: ("f8e4m3fn", 8), 6: ("f8e5m2", 8), 7: ("f8e4m3fnuz", 8), 8: ("f8e5m2fnuz", 8), 9: ("f4e2m1", 4),
+              65: ("f6e3m2", 6), 66: ("f6e2m3", 6), 67: ("f4e3m0", 4), 68: ("int8", 8)}
+
+
+# ------------------------------------------------------------------------------------------------- numbers
+#
+# A number is its binary32 pattern, an int. A binary64 is a Python float. Conversions are made of integers, so that
+# nothing hangs on the machine's float environment.
+
+LAYOUT = {  # exponent bits, mantissa bits, bias
+    "f64": (11, 52, 1023), "f32": (8, 23, 127), "f16": (5, 10, 15), "bf16": (8, 7, 127),
+    "f8e4m3fn": (4, 3, 7), "f8e5m2": (5, 2, 15), "f8e4m3fnuz": (4, 3, 8), "f8e5m2fnuz": (5, 2, 16),
+    "f6e3m2": (3, 2, 3), "f6e2m3": (2, 3, 1), "f4e2m1": (2, 1, 1), "f4e3m0": (3, 0, 3),
+}
+IEEE = ("f64", "f32", "f16", "bf16", "f8e5m2")      # all-ones exponent: infinity and NaN
+QUIET_NAN = 0x7FC00000
+
+
+def split(kind, code):
+    """A pattern as (class, sign, a, b): ("finite", s, M, E) is M * 2^E, ("inf", s, 0, 0), ("nan", s, payload, payload bits)."""
+    eb, mb, bias = LAYOUT[kind]
+    sign, exponent, mantissa = code >> (eb + mb), code >> mb & ((1 << eb) - 1), code & ((1 << mb) - 1)
+    if kind in IEEE and exponent == (1 << eb) - 1:
+        return ("nan", sign, mantissa, mb) if mantissa else ("inf", sign, 0, 0)
+    if kind == "f8e4m3fn" and code & 0x7F == 0x7F:
+        return "nan", sign, 1 << (mb - 1), mb       # OPEN: the payload of this NaN; quiet and otherwise zero here
+    if kind.endswith("fnuz") and code == 0x80:
+        return "nan", 0, 1 << (mb - 1), mb          # OPEN: the same, and its sign
+    if exponent == 0:
+        return "finite", sign, mantissa, 1 - bias - mb
+    return "finite", sign, mantissa | 1 << mb, exponent - bias - mb
+
+
+def round_shift(m, by):
+    """m * 2^-by, rounded to nearest, ties to even."""
+    if by <= 0:
+        return m << -by
+    low, m = m & ((1 << by) - 1), m >> by
+    half = 1 << (by - 1)
+    return m + (low > half or (low == half and m & 1))
+
+
+def join(kind, cls, sign, a, b):
+    """The nearest pattern of `kind`: section 5."""
+    eb, mb, bias = LAYOUT[kind]
+    top = sign << (eb + mb)
+    infinity = ((1 << eb) - 1) << mb
+    if cls == "nan":
+        if kind in IEEE:                            # keeps its sign and the leading bits of its payload, becomes quiet
+            payload = a >> (b - mb) if b > mb else a << (mb - b)
+            return top | infinity | 1 << (mb - 1) | payload
+        if kind == "f8e4m3fn":
+            return top | 0x7F
+        if kind.endswith("fnuz"):
+            return 0x80
+        return top | 7                              # OPEN: f4e2m1 has no NaN; the largest magnitude with its sign here
+    if cls == "finite":
+        if a == 0:
+            return 0 if kind.endswith("fnuz") else top
+        e = max(a.bit_length() - 1 + b, 1 - bias)   # the exponent, not below that of the subnormals
+        code = ((e - (1 - bias)) << mb) + round_shift(a, e - mb - b)
+        if kind in IEEE:
+            return top | min(code, infinity)
+        biggest = {"f8e4m3fn": 0x7E, "f8e4m3fnuz": 0x7F, "f8e5m2fnuz": 0x7F, "f4e2m1": 7}[kind]
+        if code <= biggest:
+            return 0 if code == 0 and kind.endswith("fnuz") else top | code
+    # overflow and infinity
+    if kind in IEEE:
+        return top | infinity
+    return {"f8e4m3fn": top | 0x7F, "f4e2m1": top | 7}.get(kind, 0x80)
+
+
+def convert(source, target, code):
+    return join(target, *split(source, code))
+
+
+def to_double(kind, code):
+    """A pattern as a binary64; exact."""
+    if kind == "int8":
+        return (code - 256 if code >= 128 else code) / 64
+    if kind == "f4e3m0":
+        magnitude = 2.0 ** ((code & 7) - 3) if code & 7 else 0.0
+        return -magnitude if code & 8 else magnitude
+    cls, sign, a, b = split(kind, code)
+    value = {"nan": float("nan"), "inf": float("inf")}.get(cls)
+    if value is None:
+        value = float(a) * 2.0 ** b
+    return -value if sign else value
+
+
+def to_number(x):
+    """A binary64 that came out of arithmetic, rounded to binary32."""
+    if x != x:
+        return QUIET_NAN                            # OPEN except for minifloat: which NaN arithmetic gives
+    sign = 1 if str(x)[0] == "-" else 0
+    if x in (float("inf"), float("-inf")):
+        return join("f32", "inf", sign, 0, 0)
+    top, bottom = abs(x).as_integer_ratio()         # bottom is a power of two
+    return join("f32", "finite", sign, top, 1 - bottom.bit_length())
+
+
+def stored_number(kind, code):
+    """A stored f32, f16, bf16 or e8m0 as a number."""
+    if kind == "f32":
+        return code
+    if kind == "e8m0":                              # OPEN: not in the text; 2^(code - 127), 255 is NaN, as in OCP MX
+        return QUIET_NAN if code == 255 else join("f32", "finite", 0, 1, code - 127)
+    return convert(kind, "f32", code)               # OPEN: a signalling NaN becomes quiet here
+
+
+def number_to_element(dtype, number):
+    return convert("f32", dtype, number)            # OPEN: a signalling NaN becomes quiet in f32 too
+
+
+def element_plus_number(dtype, element, number):
+    """`add`. OPEN: f64 cannot be widened to binary32; it is rounded to it here."""
+    total = to_double("f32", convert(dtype, "f32", element)) + to_double("f32", number)
+    return convert("f32", dtype, to_number(total))  # two roundings of a sum of binary32 numbers are as good as one
+
+
+# ------------------------------------------------------------------------------------------------- 7. Integer codes
+
+class Budget:
+    """[LIM-1] what a frame may declare beyond its bytes."""
+
+    def __init__(self, limits):
+        self.limits, self.bytes, self.elements = limits, 0, 0
+
+    def alloc(self, count, size, offset):
+        self.bytes += count * size
+        if self.bytes > self.limits["max_alloc_bytes"]:
+            raise FormatError("limit", offset, "more memory than the limit")
+
+    def span(self, count, offset):
+        self.elements += count
+        if self.elements > self.limits["max_elements"]:
+            raise FormatError("limit", offset, "more elements than the limit")
+
+
+class Table:
+    """7.2 Frequency tables"""
+
+    def __init__(self, r):
+        start = r.at
+        bits = Bits(r)
+        first = bits.field(8)
+        last = first + bits.field(8)
+        rest = first + bits.field(8)
+        if last > 255 or rest > last:                                            # [TAB-1]
+            raise FormatError("bad_table", start, f"symbols {first} to {last}, rest {rest}")
+        self.freq = [0] * 256
+        for s in range(first, last + 1):
+            if s == rest:
+                continue
+            x = bits.field(4)
+            if x > 12:                                                           # [TAB-2]
+                raise FormatError("bad_table", start, f"exponent code {x}")
+            if x:
+                e = x - 1
+                self.freq[s] = (1 << e) + (bits.field(min(e, 3)) << (e - min(e, 3)))
+        bits.finish()
+        total = sum(self.freq)
+        if total > 4095:                                                         # [TAB-2]
+            raise FormatError("bad_table", start, f"the frequencies sum to {total}")
+        self.freq[rest] = 4096 - total
+        if self.freq[first] == 0 or self.freq[last] == 0:                        # [TAB-3]
+            raise FormatError("bad_table", start, "the first or last symbol has no frequency")
+        self.start, self.owner = [0] * 256, []
+        for s in range(256):
+            self.start[s] = len(self.owner)
+            self.owner += [s] * self.freq[s]
+
+
+class Bits:
+    """A bit plane whose length shows only while it is read."""
+
+    def __init__(self, r):
+        self.r, self.have, self.bits = r, 0, 0
+
+    def field(self, width):
+        while self.bits < width:
+            self.have |= self.r.uint(1) << self.bits
+            self.bits += 8
+        value = self.have & ((1 << width) - 1)
+        self.have >>= width
+        self.bits -= width
+        return value
+
+    def finish(self):
+        if self.have:                                                            # [CNV-1]
+            raise FormatError("nonzero_padding", self.r.at - 1, "the bits after a table are not zero")
+
+
+def segment(r, count, tokens, tables):
+    at = r.at
+    j = r.varint()
+    if j == 0:
+        table = Table(r)
+    elif j > len(tables):                                                        # [INT-2]
+        raise FormatError("unknown_reference", at, f"shared table {j - 1} of {len(tables)}")
+    else:
+        table = tables[j - 1]
+    lanes = 1 << r.u8((0, 2, 5))
+    word_count = r.varint()
+    states = []
+    for _ in range(lanes):
+        at = r.at
+        states.append(r.uint(4))
+        if states[-1] < 1 << 16:                                                 # [ANS-1]
+            raise FormatError("bad_code", at, "a stored state below 2^16")
+    words_at = r.at
+    words = r.take(2 * word_count)                                               # [LIM-2]
+    taken, symbols = 0, []
+    for i in range(count):                          # 7.3
+        x = states[i % lanes]
+        slot = x % 4096
+        s = table.owner[slot]
+        x = table.freq[s] * (x // 4096) + slot - table.start[s]
+        if x < 1 << 16:
+            if taken == word_count:                                              # [ANS-2]
+                raise FormatError("bad_code", words_at + 2 * taken, "a word is needed and not there")
+            x = x << 16 | int.from_bytes(words[2 * taken:2 * taken + 2], "little")
+            taken += 1
+        states[i % lanes] = x
+        if tokens and s >= 128:                                                  # [INT-4] OPEN: only tokens that occur
+            raise FormatError("out_of_range", words_at, f"token {s}")
+        symbols.append(s)
+    if taken != word_count or any(x != 1 << 16 for x in states):                 # [ANS-2]
+        raise FormatError("bad_code", words_at, "words left over, or a final state that is not 2^16")
+    if not tokens:
+        return symbols
+    raw = r.plane(sum(max(0, t // 2 - 1) for t in symbols))
+    return [t if t < 2 else (2 + t % 2) << (t // 2 - 1) | raw.field(t // 2 - 1) for t in symbols]
+
+
+def entropy(r, count, tokens, tables, budget):
+    at = r.at
+    log = r.u8([0, *range(10, 25)])
+    if log and count <= 1 << log:                                                # [INT-1]
+        raise FormatError("not_canonical", at, "one segment only")
+    budget.alloc(count, 8, at)                                                   # [LIM-2]
+    if log == 0:
+        return segment(r, count, tokens, tables)
+    out = []
+    while len(out) < count:
+        inner = r.part(r.varint())
+        out += segment(inner, min(1 << log, count - len(out)), tokens, tables)
+        inner.finish()                                                           # [CNV-6]
+    return out
+
+
+def ints(r, count, tables, budget, highest=None):
+    """7.1 Coded integers; [INT-3] each is at most `highest`."""
+    if count == 0:
+        return []
+    start = r.at
+    coding = r.u8()
+    if coding == 0:
+        width = r.u8(range(65))
+        if width == 0:
+            budget.alloc(count, 8, start)
+        plane = r.plane(count * width)                                           # [LIM-2]
+        out = [plane.field(width) for _ in range(count)]
+    elif coding == 1:
+        out = entropy(r, count, True, tables, budget)
+    elif coding == 2:
+        out = entropy(r, count, False, tables, budget)
+    elif coding == 3:                               # 7.5 Referenced symbols
+        row_len = r.varint(1, count)
+        flags = r.flags(0b11)
+        at = r.at
+        rows = entropy(r, -(-count // row_len), False, tables, budget)
+        columns = entropy(r, row_len, False, tables, budget) if flags & 1 else [0] * row_len
+        if flags & 2 and max(max(rows), max(columns)) > 254:                     # [INT-5]
+            raise FormatError("out_of_range", at, "a reference of 255 with zero apart")
+        out = []
+        for v, s in enumerate(entropy(r, count, False, tables, budget)):
+            reference = rows[v // row_len] + columns[v % row_len]
+            if flags & 2:
+                out.append(0 if s == 0 else 1 + (s - 1 + reference) % 255)
+            else:
+                out.append((s + reference) % 256)
+    else:                                           # OPEN: the text names no error
+        raise FormatError("unsupported", start, f"coding {coding}")
+    if highest is not None:
+        for v in out:
+            if v > highest:                                                      # [INT-3]
+                raise FormatError("out_of_range", start, f"the integer {v}, at most {highest} is allowed")
+    return out
+
+
+# ------------------------------------------------------------------------------------------------- 8. Random numbers
+
+def philox(counter, key):
+    """Philox4x32-10: four words and two words to four words."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+# ------------------------------------------------------------------------------------------------- supports
+
+def support_all(r, n, cx):
+    if r.left():                                                                 # [ALL-1]
+        raise FormatError("length_mismatch", r.at, "the support `all` has bytes")
+    return range(n)
+
+
+def rice_run(r, count, low_bits, unary_len):
+    """7.4: a run of gaps; the second plane has `unary_len` bytes, or goes to the end."""
+    if count > 8 * r.left():                                                     # [LIM-2]
+        raise FormatError("length_mismatch", r.at, f"{count} gaps in {r.left()} bytes")
+    low = r.plane(count * low_bits)
+    at = r.at
+    plane = r.take(r.left() if unary_len is None else unary_len)
+    gaps, zeros, used = [], 0, 0
+    for i in range(8 * len(plane)):
+        if plane[i // 8] >> (i % 8) & 1:
+            if len(gaps) == count:                  # OPEN: a one in the padding might be nonzero_padding
+                raise FormatError("length_mismatch", at + i // 8, "more ones than gaps")     # [RIC-3]
+            gaps.append(zeros << low_bits | low.field(low_bits))
+            zeros, used = 0, i + 1
+        else:
+            zeros += 1
+    if len(gaps) != count or (used + 7) // 8 != len(plane):                      # [RIC-3]
+        raise FormatError("length_mismatch", at, f"{len(gaps)} ones for {count} gaps in {len(plane)} bytes")
+    return gaps
+
+
+def support_rice(r, n, cx):
+    at = r.at
+    m = r.varint()
+    if m > n:                                                                    # [RIC-1]
+        raise FormatError("count_mismatch", at, f"{m} positions in {n} elements")
+    if m == 0:
+        return []
+    at = r.at
+    log = r.u8([0, *range(7, 17)])
+    if log == 0:
+        low_bits = r.u8(range(64))
+        runs = [(m, low_bits, None, None)]
+    else:
+        if m <= 1 << log:                                                        # [RIC-4]
+            raise FormatError("not_canonical", at, "one chunk only")
+        if m > 8 * r.left():                                                     # [LIM-2]
+            raise FormatError("length_mismatch", at, f"{m} gaps in {r.left()} bytes")
+        runs = []
+        for first in range(0, m, 1 << log):
+            low_bits = r.u8(range(64))
+            unary_len = r.varint()
+            runs.append((min(1 << log, m - first), low_bits, unary_len, r.varint()))
+    positions, last = [], -1
+    for count, low_bits, unary_len, span in runs:
+        at, before = r.at, last
+        for gap in rice_run(r, count, low_bits, unary_len):
+            last += gap + 1
+            if last >= n:                                                        # [RIC-2]
+                raise FormatError("position_out_of_range", at, f"position {last} of {n}")
+            positions.append(last)
+        if span is not None and span != last - before:                           # [RIC-5]
+            raise FormatError("count_mismatch", at, f"span {span}, is {last - before}")
+    return positions
+
+
+def support_tokens(r, n, cx):
+    at = r.at
+    m = r.varint()
+    if m > n:                                                                    # [GTK-1]
+        raise FormatError("count_mismatch", at, f"{m} positions in {n} elements")
+    if m == 0:
+        return []
+    at = r.at
+    positions, last = [], -1
+    for gap in entropy(r, m, True, cx.tables, cx.budget):
+        last += gap + 1
+        if last >= n:                                                            # [GTK-2]
+            raise FormatError("position_out_of_range", at, f"position {last} of {n}")
+        positions.append(last)
+    return positions
+
+
+def support_bitmap(r, n, cx):
+    if r.left() != (n + 7) // 8:                                                 # [BMP-1]
+        raise FormatError("length_mismatch", r.at, f"{r.left()} bytes for {n} bits")
+    plane = r.plane(n)
+    return [i for i in range(n) if plane.field(1)]
+
+
+def support_chunked(r, n, cx):
+    chunk_len = r.varint(1, 1 << 32)
+    kept = r.varint(1, chunk_len)
+    width = (chunk_len - 1).bit_length()
+    full, short = divmod(n, chunk_len)
+    m = full * min(kept, chunk_len) + min(kept, short)
+    if width == 0:
+        cx.budget.alloc(m, 8, r.at)
+    at = r.at
+    plane = r.plane(m * width)
+    positions = []
+    for first in range(0, n, chunk_len):
+        length, last = min(chunk_len, n - first), -1
+        for _ in range(min(kept, length)):
+            p = plane.field(width)
+            if p >= length:                                                      # [CHK-2]
+                raise FormatError("position_out_of_range", at, f"position {p} in a chunk of {length}")
+            if p <= last:                                                        # [CHK-1]
+                raise FormatError("not_ascending", at, f"position {p} after {last}")
+            last = p
+            positions.append(first + p)
+    return positions
+
+
+def support_rows(r, n, cx):
+    at = r.at
+    row_len = r.varint(1)
+    if n % row_len:                                                              # [ROW-1]
+        raise FormatError("out_of_range", at, f"rows of {row_len} in {n} elements")
+    at = r.at
+    inner = r.varint()
+    if inner not in (2, 3, 4):                                                   # [ROW-2]
+        raise FormatError("out_of_range", at, f"support {inner} inside rows")
+    rows = SUPPORT_READERS[inner](r, n // row_len, cx)
+    cx.budget.alloc(len(rows) * row_len, 8, at)
+    return [row * row_len + i for row in rows for i in range(row_len)]
+
+
+def support_seeded(r, n, cx):
+    at = r.at
+    m = r.varint()
+    if m > n:                                                                    # [SED-1]
+        raise FormatError("count_mismatch", at, f"{m} positions in {n} elements")
+    seed = r.uint(8)
+    cx.budget.alloc(m, 8, at)
+    key, chosen = (seed & 0xFFFFFFFF, seed >> 32), set()
+    for d in range(m):
+        j = n - m + d
+        words = philox((d & 0xFFFFFFFF, d >> 32, 0xFFFFFFFF, 0xFFFFFFFF), key)
+        x = (words[0] | words[1] << 32) * (j + 1) >> 64
+        chosen.add(j if x in chosen else x)
+    return sorted(chosen)
+
+
+def support_set(r, n, cx):
+    at = r.at
+    if cx.is_index_set:                                                          # [ISF-2]
+        raise FormatError("out_of_range", at, "an index set of kind set")
+    identity = r.take(32)
+    known = cx.decoder.sets.get(identity)
+    if known is None:                                                            # [SET-1]
+        raise FormatError("unknown_reference", at, f"index set {identity.hex()}")
+    if known["manifest"] != cx.manifest_id or known["scope"].key() != cx.scope.key():        # [SET-2]
+        raise FormatError("count_mismatch", at, "the index set is of another scope or manifest")
+    return known["positions"]
+
+
+SUPPORT_READERS = {1: support_all, 2: support_rice, 3: support_tokens, 4: support_bitmap, 5: support_chunked,
+                   6: support_rows, 7: support_seeded, 8: support_set}
+
+
+# ------------------------------------------------------------------------------------------------- 5. Blocks
+
+class Tensor:
+    """One entry of a manifest."""
+
+    def __init__(self, name, dtype, shape, matrix, shard):
+        self.name, self.dtype, self.shape, self.matrix, self.shard = name, dtype, shape, matrix, shard
+        self.count = 1
+        for dim in shape:
+            self.count *= dim
+
+    def describe(self):
+        out = {"name": self.name, "dtype": self.dtype, "shape": self.shape}
+        if self.matrix is not None:
+            out["matrix"] = self.matrix
+        if self.shard is not None:
+            out["shard"] = self.shard
+        return out
+
+
+class Scope:
+    def __init__(self, r, manifest, add_allowed=True):
+        at = r.at
+        self.flags = r.flags(0b111 if add_allowed else 0b011)                    # [CNV-5]; [ISF-1] OPEN: its error
+        self.add = self.flags >> 2 & 1
+        form = self.flags & 3
+        if form == 3:                                                            # [CNV-4]
+            raise FormatError("out_of_range", at, "flags bits 0 and 1 are 3")
+        self.tensor, self.tensors, self.start, self.length = r.varint(), 1, 0, None
+        if form == 1:
+            self.tensors = r.varint(2)                                           # [BLK-2]
+        if form == 2:
+            self.start, self.length = r.varint(), r.varint()
+        if self.tensor + self.tensors > len(manifest):                           # [BLK-1]
+            raise FormatError("out_of_range", at, f"tensor {self.tensor} of {len(manifest)}")
+        mine = manifest[self.tensor:self.tensor + self.tensors]
+        self.dtype = mine[0].dtype
+        if any(t.dtype != self.dtype for t in mine):                             # [BLK-3]
+            raise FormatError("out_of_range", at, "tensors of several element types")
+        if form == 2:
+            if not 1 <= self.length < mine[0].count:                             # [BLK-2]
+                raise FormatError("out_of_range", at, f"a range of {self.length} of {mine[0].count} elements")
+            if self.start + self.length > mine[0].count:                         # [BLK-1]
+                raise FormatError("out_of_range", at, "a range beyond the tensor")
+            self.counts = [self.length]
+        else:
+            self.counts = [t.count for t in mine]
+        self.n = sum(self.counts)
+        self.form = form
+
+    def key(self):
+        return self.form, self.tensor, self.tensors, self.start, self.length
+
+    def begin(self):
+        return self.tensor, self.start
+
+    def end(self):
+        return (self.tensor, self.start + self.length) if self.form == 2 else (self.tensor + self.tensors, 0)
+
+    def describe(self):
+        extra = {0: [], 1: [self.tensors], 2: [self.start, self.length]}[self.form]
+        return [self.flags, self.tensor, *extra]
+
+    def tensor_of(self, positions):
+        """For each position, which tensor of the scope it is in."""
+        out, t, end = [], 0, self.counts[0]
+        for p in positions:
+            while p >= end:
+                t += 1
+                end += self.counts[t]
+            out.append(t)
+        return out
+
+
+class Context:
+    """What a support or values page may refer to."""
+
+    def __init__(self, decoder, manifest_id, scope, tables, budget, is_index_set=False, has_delta=False):
+        self.decoder, self.manifest_id, self.scope, self.tables, self.budget = decoder, manifest_id, scope, tables, budget
+        self.is_index_set, self.has_delta = is_index_set, has_delta
+        self.support_id = self.positions = None
+
+
+def read_support(r, support_id, length, cx):
+    inner = r.part(length)
+    positions = SUPPORT_READERS[support_id](inner, cx.scope.n, cx)
+    inner.finish()                                                               # [CNV-6]
+    return positions
+
+
+# ------------------------------------------------------------------------------------------------- 5.1 Groups and scales
+
+class Groups:
+    def __init__(self, r, m, cx):
+        at = r.at
+        self.size, self.cx = r.varint(), cx
+        if self.size == 1 and cx is None:                                        # [GRP-1]
+            raise FormatError("out_of_range", at, "groups by tensor without a scope")
+        if self.size == 0:
+            self.number = 1
+            self.of = [0] * m
+        elif self.size == 1:
+            self.number = cx.scope.tensors
+            self.of = cx.scope.tensor_of(cx.positions)
+        else:
+            self.number = -(-m // self.size)
+            self.of = [i // self.size for i in range(m)]
+
+
+def read_scales(r, groups):
+    """One number per group."""
+    at = r.at
+    kind = SCALES.get(r.u8())
+    if kind is None:                                # OPEN: the text names no error
+        raise FormatError("unsupported", at, "unknown scale format")
+    size = {"f32": 4, "f16": 2, "bf16": 2, "e8m0": 1}[kind]
+    data = r.take(size * groups.number)
+    return [stored_number(kind, int.from_bytes(data[i:i + size], "little")) for i in range(0, len(data), size)]
+
+
+# ------------------------------------------------------------------------------------------------- values
+#
+# Each reader has the rest of the block, m, and the context; cx is None for nested values. It gives ("bits", elements),
+# ("numbers", binary32 patterns), ("diffs", integers) or ("latent", description).
+
+def rest_is(r, size, what):
+    if r.left() != size:
+        raise FormatError("length_mismatch", r.at, f"{what}: {size} bytes wanted, {r.left()} left")
+
+
+def values_floats(r, m, cx, tables, budget):
+    at = r.at
+    stored = r.u8((0, 2, 3, 4))
+    if stored == 0 and cx is None:                                               # [LAT-1] [LRK-2]
+        raise FormatError("out_of_range", at, "nested values without a type")
+    if stored == 0:
+        width = BITS[cx.scope.dtype]
+        rest_is(r, (m * width + 7) // 8, "elements")                             # [FLT-1]
+        plane = r.plane(m * width)
+        return "bits", [plane.field(width) for _ in range(m)]
+    kind = SCALES[stored]
+    size = 4 if kind == "f32" else 2
+    rest_is(r, m * size, "numbers")                                              # [FLT-1]
+    data = r.take(m * size)
+    return "numbers", [stored_number(kind, int.from_bytes(data[i:i + size], "little")) for i in range(0, len(data), size)]
+
+
+def values_constant(r, m, cx, tables, budget):
+    groups = Groups(r, m, cx)
+    scales = read_scales(r, groups)
+    rest_is(r, 0, "scales")                                                      # [CST-1]
+    return "numbers", [scales[g] for g in groups.of]
+
+
+def values_sign(r, m, cx, tables, budget):
+    groups = Groups(r, m, cx)
+    scales = read_scales(r, groups)
+    rest_is(r, (m + 7) // 8, "signs")                                            # [SGN-1]
+    plane = r.plane(m)
+    return "numbers", [scales[g] ^ plane.field(1) << 31 for g in groups.of]
+
+
+def values_pow2(r, m, cx, tables, budget):
+    at = r.at
+    low = r.uint(2)
+    low -= (low & 0x8000) << 1
+    if not -1074 <= low <= 1023:                                                 # [CNV-4]
+        raise FormatError("out_of_range", at, f"min_exponent {low}")
+    if low + 254 > 1277:                                                         # [PW2-1], which the range implies
+        raise FormatError("out_of_range", at, f"min_exponent {low}")
+    r.u8((0, 1, 2))
+    codes = ints(r, m, tables, budget, 255)                                      # [INT-3]
+    rest_is(r, (m + 7) // 8, "signs")                                            # [PW2-1]
+    plane = r.plane(m)
+    out = []
+    for c in codes:
+        sign = plane.field(1)
+        out.append(join("f32", "finite", sign, 1, low + c - 1) if c else sign << 31)
+    return "numbers", out
+
+
+def values_levels(r, m, cx, tables, budget):
+    spacing = r.u8((0, 1))
+    s = r.varint(1, 255 if spacing else 65535)
+    r.u8((1, 2, 255))
+    groups = Groups(r, m, cx)
+    norms = [to_double("f32", x) for x in read_scales(r, groups)]
+    at = r.at
+    out = []
+    for u, g in zip(ints(r, m, tables, budget), groups.of):
+        level = unzigzag(u)
+        if abs(level) > s:                                                       # [LEV-1]
+            raise FormatError("out_of_range", at, f"level {level}, s = {s}")
+        if spacing == 0:
+            value = norms[g] * float(level) / float(s)
+        elif level == 0:
+            value = 0.0
+        else:
+            value = (1.0 if level > 0 else -1.0) * norms[g] * 2.0 ** (abs(level) - s)
+        out.append(to_number(value))
+    return "numbers", out
+
+
+def values_affine(r, m, cx, tables, budget):
+    bits = r.u8(range(1, 9))
+    zero = r.u8((0, 1, 2))
+    groups = Groups(r, m, cx)
+    scales = [to_double("f32", x) for x in read_scales(r, groups)]
+    at = r.at
+    points, offsets = [1 << (bits - 1)] * groups.number if zero == 0 else [], []
+    if zero == 1:
+        points = list(r.take(groups.number))
+        if any(p >> bits for p in points):                                       # [AFF-1]
+            raise FormatError("out_of_range", at, "a zero point beyond the codes")
+    if zero == 2:
+        offsets = [to_double("f32", x) for x in read_scales(r, groups)]
+    out = []
+    for code, g in zip(ints(r, m, tables, budget, (1 << bits) - 1), groups.of):  # [AFF-1]
+        if zero == 2:
+            out.append(to_number(scales[g] * float(code) + offsets[g]))
+        else:
+            out.append(to_number(scales[g] * float(code - points[g])))
+    return "numbers", out
+
+
+def values_codebook(r, m, cx, tables, budget):
+    entries = r.u8(range(1, 256)) + 1
+    book = [r.uint(4) for _ in range(entries)]
+    flags = r.flags(0b11)
+    groups = Groups(r, m, cx)
+    scales = [to_double("f32", x) for x in read_scales(r, groups)] if flags & 1 else None
+    shifts = [to_double("f32", x) for x in read_scales(r, groups)] if flags & 2 else None
+    out = []
+    for code, g in zip(ints(r, m, tables, budget, entries - 1), groups.of):      # [CBK-1]
+        if flags == 0:
+            out.append(book[code])
+            continue
+        value = to_double("f32", book[code])
+        if scales is not None:
+            value = value * scales[g]
+        if shifts is not None:
+            value = value + shifts[g]
+        out.append(to_number(value))
+    return "numbers", out
+
+
+def values_minifloat(r, m, cx, tables, budget):
+    at = r.at
+    kind, width = MINIFLOATS.get(r.u8(), (None, 0))
+    if kind is None:                                                             # [MFL-2]
+        raise FormatError("unsupported", at, "unknown minifloat")
+    groups = Groups(r, m, cx)
+    scales = [to_double("f32", x) for x in read_scales(r, groups)]
+    codes = ints(r, m, tables, budget, (1 << width) - 1)                         # [MFL-1]
+    return "numbers", [to_number(to_double(kind, c) * scales[g]) for c, g in zip(codes, groups.of)]
+
+
+def values_planes(r, m, cx, tables, budget):
+    dtype = cx.scope.dtype
+    width = BITS[dtype]
+    count = m if width >= 8 else (m + 1) // 2
+    out = [0] * m
+    for plane in range(max(1, width // 8)):
+        if r.u8((0, 1)) == 0:
+            start = r.at
+            symbols = r.take(count)
+            if width == 4:
+                padding(symbols, 4 * m, start)                                   # [CNV-1] OPEN: bytes, not a bit plane
+        else:
+            start = r.at
+            symbols = ints(r, count, tables, budget, 255)                        # [PLN-2]
+            if width == 4:
+                padding(symbols, 4 * m, start)
+        if width == 4:
+            out = [symbols[i // 2] >> (i % 2 * 4) & 15 for i in range(m)]
+        else:
+            out = [v | s << (8 * plane) for v, s in zip(out, symbols)]
+    rest_is(r, 0, "planes")                                                      # [PLN-1]
+    if dtype in ("f64", "f32", "f16", "bf16"):      # back: one bit to the right
+        out = [v >> 1 | (v & 1) << (width - 1) for v in out]
+    return "bits", out
+
+
+def values_ulp(r, m, cx, tables, budget):
+    at = r.at
+    if not cx.has_delta:                                                         # [DEL-2]
+        raise FormatError("unknown_reference", at, "ulp without the attribute delta")
+    width = BITS[cx.scope.dtype]
+    out = [unzigzag(u) for u in ints(r, m, tables, budget)]
+    for d in out:
+        if not -(1 << (width - 1)) <= d < 1 << (width - 1):                      # [ULP-1]
+            raise FormatError("out_of_range", at, f"difference {d} in {width} bits")
+    return "diffs", out
+
+
+def nested(r, count, tables, budget, with_length=False):
+    """Values inside values, without a scope: id, length if they do not go to the end, values. They give numbers."""
+    at = r.at
+    kind = r.varint()
+    if kind not in (1, 4, 5, 6, 7, 8):                                           # [LAT-1] [LRK-2] OPEN: unknown ids too
+        raise FormatError("out_of_range", at, f"values {kind} inside values")
+    inner = r.part(r.varint() if with_length else r.left())
+    _, out = VALUES_READERS[kind](inner, count, None, tables, budget)
+    inner.finish()                                                               # [CNV-6]
+    return out
+
+
+def values_latent(r, m, cx, tables, budget):
+    model = r.take(32)
+    shape = [r.varint() for _ in range(r.varint(0, 32))]
+    count = 1
+    for dim in shape:
+        count *= dim
+    if count >> 64:                                 # OPEN: the text names no bound
+        raise FormatError("out_of_range", r.at, "2^64 codes or more")
+    budget.alloc(count, 4, r.at)                                                 # [LIM-2]
+    codes = nested(r, count, tables, budget)
+    return "latent", {"model": model.hex(), "shape": shape, "codes": [f"{c:08x}" for c in codes]}
+
+
+def values_low_rank(r, m, cx, tables, budget):
+    at = r.at
+    rows, cols, rank = r.varint(), r.varint(), r.varint(1)
+    if cx.support_id != 1 or rows * cols != cx.scope.n:                          # [LRK-1]
+        raise FormatError("count_mismatch", at, f"{rows} x {cols} values for {cx.scope.n} elements")
+    if rows * rank >> 64 or cols * rank >> 64:                                   # [LRK-3]
+        raise FormatError("out_of_range", at, "2^64 factors or more")
+    budget.alloc((rows + cols) * rank, 4, at)                                    # [LIM-2]
+    p = nested(r, rows * rank, tables, budget, with_length=True)
+    q = nested(r, cols * rank, tables, budget)
+    p, q = [to_double("f32", x) for x in p], [to_double("f32", x) for x in q]
+    out = []
+    for i in range(rows):
+        for j in range(cols):
+            total = 0.0
+            for t in range(rank):
+                total = total + p[i * rank + t] * q[j * rank + t]
+            out.append(to_number(total))
+    return "numbers", out
+
+
+VALUES_READERS = {1: values_floats, 2: values_constant, 3: values_sign, 4: values_pow2, 5: values_levels,
+                  6: values_affine, 7: values_codebook, 8: values_minifloat, 9: values_planes, 10: values_ulp,
+                  11: values_latent, 12: values_low_rank}
+
+
+class Block:
+    def __init__(self, r, manifest, cx_of):
+        self.at = r.at
+        inner = r.part(r.varint())
+        self.scope = Scope(inner, manifest)
+        cx = cx_of(self.scope, self.at)
+        id_at = inner.at
+        self.support_id, self.values_id = inner.varint(), inner.varint()
+        if self.support_id not in SUPPORTS or self.values_id not in VALUES:      # [BLK-4] OPEN: id 0 too
+            raise FormatError("unsupported", id_at, f"support {self.support_id}, values {self.values_id}")
+        cx.support_id = self.support_id
+        self.positions = cx.positions = read_support(inner, self.support_id, inner.varint(), cx)
+        at = inner.at
+        self.form, self.data = VALUES_READERS[self.values_id](inner, len(self.positions), cx, cx.tables, cx.budget)
+        inner.finish()                                                           # [CNV-6]
+        gives_numbers = self.form in ("numbers", "latent")
+        if gives_numbers and self.scope.dtype not in FLOATS:                     # [BLK-5]
+            raise FormatError("out_of_range", at, f"numbers for {self.scope.dtype}")
+        if not gives_numbers and self.scope.add:                                 # [BLK-5] OPEN: ulp taken as giving bits
+            raise FormatError("out_of_range", at, "add with bits")
+        self.length = inner.end - self.at
+
+    def describe(self):
+        if self.form == "bits":
+            digits = BITS[self.scope.dtype] // 4
+            numbers = [f"{v:0{digits}x}" for v in self.data]
+        elif self.form == "numbers":
+            numbers = [f"{v:08x}" for v in self.data]
+        elif self.form == "diffs":
+            numbers = {"diffs": self.data}
+        else:
+            numbers = self.data
+        return {"scope": self.scope.describe(), "support": SUPPORTS[self.support_id], "values": VALUES[self.values_id],
+                "positions": None if self.support_id == 1 else list(self.positions), "numbers": numbers}
+
+
+# ------------------------------------------------------------------------------------------------- 4. Frames
+
+class Update:
+    """The parts of one update, as far as they have come."""
+
+    def __init__(self, fields):
+        self.fields, self.next_part, self.end = fields, 0, (0, 0)
+        self.blocks, self.deltas, self.is_delta = [], [], False
+
+
+class Decoder:
+    def __init__(self, data, limits=None, known=None):
+        self.data = bytes(data)
+        self.limits = {**LIMITS, **(limits or {})}
+        self.manifests, self.sets, self.models = {}, {}, {}
+        self.frames, self.met, self.met_updates, self.updates = [], [], [], []
+        self.open = None
+        known = known or {}
+        for body in known.get("manifests", []):
+            self.manifest(Reader(body, 0, len(body)))
+        for body in known.get("index_sets", []):
+            self.index_set(Reader(body, 0, len(body)))
+
+    # 3. Stream
+
+    def stream(self):
+        data = self.data
+        if data[:8] != b"\x89GCU\r\n\x1a\n"[:len(data)]:                         # [STR-1]
+            raise FormatError("bad_magic", 0, "not a gcodec stream")
+        if len(data) < 16:                                                       # [STR-5]
+            raise FormatError("truncated", len(data), "the input ends in the preamble")
+        if zlib.crc32(data[:12]) != int.from_bytes(data[12:16], "little"):       # [STR-2]
+            raise FormatError("checksum_mismatch", 12, "preamble")
+        if data[8] != 1:                                                         # [STR-3]; [STR-4]: any minor version
+            raise FormatError("unsupported", 8, f"version {data[8]}")
+        if data[10:12] != b"\0\0":                                               # [CNV-5]
+            raise FormatError("reserved_bits", 10, "flags of the stream")
+        at, self.chain, self.index_at, ended = 16, 0, 0, False
+        while not (ended and at == len(data)):                                   # [STR-5] [STR-6]
+            ended, at = self.frame(at)
+        return {"frames": self.frames}
+
+    # 4. Frames
+
+    def frame(self, at):
+        header = self.data[at:at + 24]
+        if header[:4] != b"\xd3gcf"[:len(header)]:                               # [FRM-1] [STR-6]
+            raise FormatError("bad_sync", at, "no sync word")
+        if len(header) < 24:                                                     # [STR-5]
+            raise FormatError("truncated", len(self.data), "the input ends in a header, or where one must be")
+        if zlib.crc32(header[:20]) != int.from_bytes(header[20:24], "little"):   # [FRM-2]
+            raise FormatError("checksum_mismatch", at + 20, "frame header")
+        kind, flags = int.from_bytes(header[4:6], "little"), int.from_bytes(header[6:8], "little")
+        length, crc = int.from_bytes(header[8:16], "little"), int.from_bytes(header[16:20], "little")
+        name = FRAMES.get(kind)
+        if name is None and not kind & 0x8000:                                   # [FRM-5]
+            raise FormatError("unsupported", at + 4, f"frame kind {kind:#06x}")
+        if name is not None and flags & ~(1 if name == "update" else 0):         # [CNV-5]
+            raise FormatError("reserved_bits", at + 6, f"frame flags {flags:#06x}")
+        if length > self.limits["max_frame_bytes"]:                              # [LIM-1]
+            raise FormatError("limit", at + 8, f"a body of {length} bytes")
+        body, end = at + 24, at + 24 + length
+        if end > len(self.data):                                                 # [STR-5] [FRM-6]
+            raise FormatError("truncated", len(self.data), "the input ends in a body")
+        if zlib.crc32(self.data[body:end]) != crc:                               # [FRM-3]
+            raise FormatError("checksum_mismatch", at + 16, "frame body")
+        r = Reader(self.data, body, end)
+        if name is None:                                                         # [FRM-4]
+            self.frames.append({"kind": "skipped", "id": kind})
+        else:
+            self.frame_at, self.frame_flags = at, flags
+            self.frames.append(getattr(self, name)(r))
+            r.finish()                                                           # [CNV-6]
+        self.met.append((kind, 24 + length))
+        self.chain = zlib.crc32(header, self.chain)
+        return name == "end", end
+
+    def define(self, table, identity, value, at):
+        if identity not in table:
+            if len(self.manifests) + len(self.sets) + len(self.models) >= self.limits["max_definitions"]:      # [LIM-1]
+                raise FormatError("limit", at, "more definitions than the limit")
+            table[identity] = value
+
+    # 4.1 Manifest
+
+    def manifest(self, r):
+        body = r.at
+        count = r.varint()
+        if count > self.limits["max_tensors"]:                                   # [LIM-1]
+            raise FormatError("limit", body, f"{count} tensors")
+        if count > r.left():                                                     # [LIM-2]
+            raise FormatError("length_mismatch", body, f"{count} tensors in {r.left()} bytes")
+        tensors, names, previous, elements, bits = [], set(), b"", 0, 0
+        for _ in range(count):
+            at = r.at
+            prefix_len = r.varint()
+            if prefix_len > len(previous):                                       # [MAN-3]
+                raise FormatError("out_of_range", at, f"a prefix of {prefix_len}, the previous name has {len(previous)}")
+            suffix = r.take(r.varint())             # OPEN: the name as a whole is checked, not the suffix as text [CNV-3]
+            raw = previous[:prefix_len] + suffix
+            if not 1 <= len(raw) <= 4096:                                        # [MAN-1]
+                raise FormatError("out_of_range", at, f"a name of {len(raw)} bytes")
+            name = utf8(raw, at)                                                 # [MAN-1]
+            common = len(os.path.commonprefix([raw, previous]))
+            if prefix_len != common:                                             # [MAN-3]
+                raise FormatError("not_canonical", at, f"a prefix of {prefix_len}, {common} are shared")
+            if name in names:                                                    # [MAN-2]
+                raise FormatError("duplicate_name", at, name)
+            names.add(name)
+            previous = raw
+            type_at = r.at
+            dtype, width = DTYPES.get(r.u8(), (None, 0))
+            if dtype is None:                                                    # [MAN-5]
+                raise FormatError("unsupported", type_at, "unknown element type")
+            shape_at = r.at
+            shape = [r.varint() for _ in range(r.varint(0, 32))]
+            tensor = Tensor(name, dtype, shape, None, None)
+            elements += tensor.count
+            bits += tensor.count * width
+            if tensor.count >> 64 or elements >> 64 or bits >> 64:               # [MAN-4]
+                raise FormatError("out_of_range", shape_at, "2^64 elements or bits")
+            extras = r.flags(0b11)                                               # [CNV-5]
+            if extras & 1:
+                at = r.at
+                tensor.matrix = [r.varint(), r.varint()]
+                if tensor.matrix[0] * tensor.matrix[1] != tensor.count:          # [MAN-6]
+                    raise FormatError("out_of_range", at, "the matrix view has another number of elements")
+            if extras & 2:
+                tensor.shard = []
+                for dim in shape:
+                    at = r.at
+                    tensor.shard.append([r.varint(), r.varint()])
+                    if tensor.shard[-1][1] + dim > tensor.shard[-1][0]:          # [MAN-6]
+                        raise FormatError("out_of_range", at, "the shard goes beyond the tensor")
+            tensors.append(tensor)
+        identity = blake3(r.data[body:r.end])
+        self.define(self.manifests, identity, tensors, body)
+        return {"kind": "manifest", "id": identity.hex(), "tensors": [t.describe() for t in tensors]}
+
+    def manifest_ref(self, r):
+        at = r.at
+        identity = r.take(32)
+        if identity not in self.manifests:                                       # [UPD-1]
+            raise FormatError("unknown_reference", at, f"manifest {identity.hex()}")
+        return identity, self.manifests[identity]
+
+    # 4.2 Update
+
+    def update(self, r):
+        body = r.at
+        last = bool(self.frame_flags & 1)
+        identity, manifest = self.manifest_ref(r)
+        keys = ("step", "round", "sender", "world", "contributors", "inner_steps")
+        fields = {"manifest": identity.hex(), **{key: r.varint() for key in keys}}
+        fields["reduction"] = r.u8((0, 1, 2))                                    # [CNV-4]
+        at = r.at
+        part = r.varint()
+        update = self.open or Update(fields)
+        if part != update.next_part:                                             # [UPD-2]
+            raise FormatError("misplaced", at, f"part {part}, not {update.next_part}")
+        if fields != update.fields:                                              # [UPD-3]
+            raise FormatError("misplaced", body, "a part of another update")
+        out = {"kind": "update", **fields, "part": part, "last": last}
+        delta = None
+        previous = 0
+        for _ in range(r.varint()):
+            at = r.at
+            number = r.varint(1)                                                 # [UPD-4], id 0
+            if number <= previous:                                               # [UPD-4]
+                raise FormatError("not_ascending", at, f"attribute {number} after {previous}")
+            previous = number
+            inner = r.part(r.varint())
+            if number == 1:
+                out["label"] = utf8(inner.take(inner.left()), inner.at)          # [UPD-7]
+            elif number == 2:
+                delta = self.delta(inner, manifest)
+                out["delta"] = [{"tensor": t, "base": b.hex(), "result": x.hex()} for t, (b, x) in delta.items()]
+            elif number % 2 == 0:                                                # [UPD-5]
+                raise FormatError("unsupported", at, f"attribute {number}")
+        tables = [Table(r) for _ in range(r.varint(0, 64))]
+        at = r.at
+        block_count = r.varint()
+        if block_count > self.limits["max_blocks"]:                              # [LIM-1]
+            raise FormatError("limit", at, f"{block_count} blocks")
+        if block_count > r.left():                                               # [LIM-2]
+            raise FormatError("length_mismatch", at, f"{block_count} blocks in {r.left()} bytes")
+        head = self.data[body:r.at]
+        budget = Budget(self.limits)
+
+        def cx_of(scope, offset):
+            budget.span(scope.n, offset)                                         # [LIM-1]
+            if not scope.add:
+                if scope.begin() < update.end:                                   # [UPD-6]
+                    raise FormatError("not_ascending", offset, "blocks that are not in order, or overlap")
+                update.end = scope.end()
+            if delta is not None:
+                for t in range(scope.tensor, scope.tensor + scope.tensors):
+                    if t not in delta:                                           # [DEL-2]
+                        raise FormatError("unknown_reference", offset, f"tensor {t} is not in the delta")
+            return Context(self, identity, scope, tables, budget, has_delta=delta is not None)
+
+        blocks = [Block(r, manifest, cx_of) for _ in range(block_count)]
+        out["blocks"] = [b.describe() for b in blocks]
+        update.blocks += blocks
+        if delta is not None:
+            update.is_delta = True
+            update.deltas.append(delta)
+        update.next_part += 1
+        self.open = None if last else update
+        if last:
+            self.updates.append((identity, update))
+        listed = [(b.scope.tensor, b.scope.tensors, b.length, zlib.crc32(self.data[b.at:b.at + b.length])) for b in blocks]
+        self.met_updates.append((fields["step"], fields["sender"], len(head), zlib.crc32(head), listed))
+        return out
+
+    # 6. Deltas
+
+    def delta(self, r, manifest):
+        out, previous = {}, -1
+        for _ in range(r.varint()):
+            at = r.at
+            tensor = r.varint()
+            if tensor >= len(manifest):             # OPEN: the text names no error
+                raise FormatError("out_of_range", at, f"tensor {tensor} of {len(manifest)}")
+            if tensor <= previous:                                               # [DEL-1]
+                raise FormatError("not_ascending", at, f"tensor {tensor} after {previous}")
+            previous = tensor
+            out[tensor] = (r.take(16), r.take(16))
+        r.finish()                                                               # [CNV-6]
+        return out
+
+    # 4.3 Index set
+
+    def index_set(self, r):
+        body = r.at
+        identity, manifest = self.manifest_ref(r)                                # [ISF-1]
+        step, leader, world = r.varint(), r.varint(), r.varint()
+        at = r.at
+        scope = Scope(r, manifest, add_allowed=False)                            # [ISF-1]
+        budget = Budget(self.limits)
+        budget.span(scope.n, at)                                                 # [LIM-1]
+        id_at = r.at
+        support_id = r.varint()
+        if support_id not in SUPPORTS:                                           # [BLK-4]
+            raise FormatError("unsupported", id_at, f"support {support_id}")
+        if support_id == 8:                                                      # [ISF-2]
+            raise FormatError("out_of_range", id_at, "an index set of kind set")
+        cx = Context(self, identity, scope, [], budget, is_index_set=True)       # [ISF-2]: no shared tables
+        positions = read_support(r, support_id, r.left(), cx)
+        own = blake3(r.data[body:r.end])
+        self.define(self.sets, own, {"manifest": identity, "scope": scope, "positions": positions}, body)
+        return {"kind": "index_set", "id": own.hex(), "manifest": identity.hex(), "step": step, "leader": leader,
+                "world": world, "scope": scope.describe(), "support": SUPPORTS[support_id],
+                "positions": None if support_id == 1 else list(positions)}
+
+    # 4.4 Model
+
+    def model(self, r):
+        body = r.at
+        identity = r.take(32)
+        out = {"kind": "model", "id": identity.hex(), "format": r.text(), "name": r.text()}
+        len_at = r.at
+        weights_len = r.varint()
+        out["storage"] = storage = r.u8((0, 1, 2))                               # [CNV-4]
+        out["weights_len"] = weights_len
+        if storage == 0:
+            out["location"] = r.text()
+        elif storage == 1:
+            if r.left() != weights_len:                                          # [MOD-1]
+                raise FormatError("length_mismatch", r.at, f"{r.left()} bytes of weights, not {weights_len}")
+            at = r.at
+            if blake3(r.take(weights_len)) != identity:                          # [MOD-1]
+                raise FormatError("not_canonical", at, "the weights have another hash")
+        else:
+            self.no_zstd(weights_len, len_at)
+        self.define(self.models, identity, True, body)
+        return out
+
+    def no_zstd(self, length, at):
+        if length > self.limits["max_inflated_bytes"]:                           # [LIM-1]
+            raise FormatError("limit", at, f"zstd to {length} bytes")
+        raise FormatError("unsupported_here", at, "the standard library has no zstd")
+
+    # 4.5 Metadata
+
+    def metadata(self, r):
+        if r.u8((0, 1)) == 1:
+            at = r.at
+            self.no_zstd(r.varint(), at)                                         # [MET-2]
+        at = r.at
+        count = r.varint()
+        if count > r.left():                                                     # [LIM-2]
+            raise FormatError("length_mismatch", at, f"{count} entries in {r.left()} bytes")
+        entries, previous = {}, None
+        for _ in range(count):
+            at = r.at
+            key = r.text()
+            if previous is not None and key.encode() <= previous:                # [MET-1]
+                raise FormatError("not_ascending", at, f"key {key!r}")
+            previous = key.encode()
+            entries[key] = r.text()
+        return {"kind": "metadata", "entries": entries}
+
+    # 4.6 Index
+
+    def index(self, r):
+        start = r.at
+
+        def same(at, got, want, what):
+            if got != want:                                                      # [IDX-1] OPEN: all of it is compared
+                raise FormatError("not_canonical", at, f"{what}: {got}, met {want}")
+
+        same(start, r.varint(), len(self.met), "frame count")
+        frames = []
+        for met in self.met:
+            at = r.at
+            frames.append([r.varint(), r.varint()])
+            same(at, tuple(frames[-1]), met, "frame")
+        for step, sender, head_len, head_crc, blocks in self.met_updates:
+            at = r.at
+            same(at, (r.varint(), r.varint(), r.varint(), r.uint(4), r.varint()),
+                 (step, sender, head_len, head_crc, len(blocks)), "update")
+            for block in blocks:
+                at = r.at
+                same(at, (r.varint(), r.varint(), r.varint(), r.uint(4)), block, "block")
+        self.index_at = self.frame_at
+        return {"kind": "index", "frames": frames}
+
+    # 4.7 End
+
+    def end(self, r):
+        if self.open is not None:                                                # [UPD-2]
+            raise FormatError("misplaced", self.frame_at, "an end frame inside an update")
+        at = r.at
+        count, index_at, chain, tail = r.uint(8), r.uint(8), r.uint(4), r.take(4)
+        if tail != b"GCUE":                         # OPEN: the text names no error
+            raise FormatError("out_of_range", at + 20, "tail")
+        if count != len(self.met):                                               # [END-1]
+            raise FormatError("count_mismatch", at, f"{count} frames, met {len(self.met)}")
+        if index_at != self.index_at:                                            # [END-2]
+            raise FormatError("out_of_range", at + 8, f"index at {index_at}, met at {self.index_at}")
+        if chain != self.chain:                                                  # [END-1]
+            raise FormatError("checksum_mismatch", at + 16, "chain of headers")
+        self.index_at = 0
+        return {"kind": "end", "frame_count": count, "index_offset": index_at}
+
+    # 5. What a reader makes of an update
+
+    def apply(self, step, base):
+        updates = [u for u in self.updates if step is None or u[1].fields["step"] == step]
+        if not updates:
+            raise FormatError("unknown_reference", len(self.data), "there is no such update")
+        identity, update = updates[-1]
+        manifest = self.manifests[identity]
+        size = sum(t.count for t in manifest)
+        if size > self.limits["max_elements"]:
+            raise FormatError("limit", 0, f"{size} elements")
+        before = [[0] * t.count for t in manifest]
+        if update.is_delta:
+            for i, t in enumerate(manifest):
+                given = (base or {}).get(t.name)
+                if given is not None and (given["dtype"], list(given["shape"])) == (t.dtype, t.shape):
+                    before[i] = unpack(t, bytes.fromhex(given["data"]))
+                elif any(i in delta for delta in update.deltas):
+                    raise FormatError("unknown_reference", 0, f"no base for {t.name}")
+            for delta in update.deltas:
+                for i, (digest, _) in delta.items():
+                    if tensor_digest(manifest[i], before[i]) != digest:          # OPEN: the text names no error
+                        raise FormatError("checksum_mismatch", 0, f"base of {manifest[i].name}")
+        after = [list(values) for values in before]
+        for block in update.blocks:
+            apply_block(manifest, before, after, block)
+        for delta in update.deltas:                 # OPEN: digests of the whole update's result, also for several parts
+            for i, (_, digest) in delta.items():
+                if tensor_digest(manifest[i], after[i]) != digest:               # OPEN: the text names no error
+                    raise FormatError("checksum_mismatch", 0, f"result of {manifest[i].name}")
+        return {t.name: {"dtype": t.dtype, "shape": t.shape, "data": pack(t, x).hex()} for t, x in zip(manifest, after)}
+
+
+def pack(tensor, values):
+    """Elements as bytes. OPEN: two f4e2m1 elements to a byte, the first in the low half."""
+    width = BITS[tensor.dtype]
+    if width >= 8:
+        return b"".join(v.to_bytes(width // 8, "little") for v in values)
+    values = values + [0] * (len(values) % 2)
+    return bytes(values[i] | values[i + 1] << 4 for i in range(0, len(values), 2))
+
+
+def unpack(tensor, data):
+    width = BITS[tensor.dtype]
+    plane = Plane(data)
+    if len(data) != (tensor.count * width + 7) // 8:
+        raise FormatError("length_mismatch", 0, f"the base of {tensor.name} has {len(data)} bytes")
+    return [plane.field(width) for _ in range(tensor.count)]
+
+
+def varint_bytes(value):
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def tensor_digest(tensor, values):
+    head = bytes([DTYPE_IDS[tensor.dtype]]) + varint_bytes(len(tensor.shape)) + b"".join(map(varint_bytes, tensor.shape))
+    return blake3(head + pack(tensor, values))[:16]
+
+
+def ulp_order(u, width, is_float):
+    """o(u) of values/ulp.md."""
+    top, mask = 1 << (width - 1), (1 << width) - 1
+    if not is_float:
+        return u
+    return ~u & mask if u & top else u | top
+
+
+def ulp_unorder(o, width, is_float):
+    top, mask = 1 << (width - 1), (1 << width) - 1
+    if not is_float:
+        return o
+    return o & ~top if o & top else ~o & mask
+
+
+def apply_block(manifest, before, after, block):
+    if block.form == "latent":                                                   # [LAT-2]
+        raise FormatError("unknown_reference", block.at, f"model {block.data['model']}")
+    scope = block.scope
+    dtype = scope.dtype
+    width, is_float = BITS[dtype], dtype in FLOATS
+    firsts = [0]
+    for count in scope.counts:
+        firsts.append(firsts[-1] + count)
+    for p, t, v in zip(block.positions, scope.tensor_of(block.positions), block.data):
+        at = p - firsts[t] + scope.start
+        old = after[scope.tensor + t][at]
+        if block.form == "diffs":                   # OPEN: the base's element, even where an `add` block came before
+            order = ulp_order(before[scope.tensor + t][at], width, is_float)
+            v = ulp_unorder((order + v) % (1 << width), width, is_float)
+        elif block.form == "numbers":
+            v = element_plus_number(dtype, old, v) if scope.add else number_to_element(dtype, v)
+        after[scope.tensor + t][at] = v
+
+
+# ------------------------------------------------------------------------------------------------- interface
+
+def decode(data, limits=None, known=None):
+    """A description of the stream. `known`: {"manifests": [body, ..], "index_sets": [body, ..]} from elsewhere."""
+    return Decoder(data, limits, known).stream()
+
+
+def tensors(data, step=None, base=None, limits=None, known=None):
+    """The dense tensors after the last update, or the last one of `step`."""
+    decoder = Decoder(data, limits, known)
+    decoder.stream()
+    return decoder.apply(step, base)
+
+
+def run_vector(vector, offsets):
+    """None if the vector passes, else what is wrong."""
+    data, limits = bytes.fromhex(vector["hex"]), vector.get("limits")
+    try:
+        got = decode(data, limits)
+        made = None
+        if "tensors" in vector or "base" in vector or vector["result"] == "invalid":
+            if any(f["kind"] == "update" for f in got["frames"]):
+                made = tensors(data, base=vector.get("base"), limits=limits)
+    except FormatError as e:
+        if e.kind == "unsupported_here":
+            raise
+        if vector["result"] == "valid":
+            return f"refused: {e}"
+        want = vector["error"]
+        if e.kind != want["kind"]:
+            return f"wanted {want['kind']}, got {e}"
+        if offsets and want.get("offset") is not None and want["offset"] != e.offset:
+            return f"wanted byte {want['offset']}, got {e}"
+        return None
+    if vector["result"] == "invalid":
+        return f"accepted, wanted {vector['error']['kind']}"
+    got = json.loads(json.dumps(got))
+    if "expected" in vector and got != vector["expected"]:
+        return "another description: " + difference(got, vector["expected"])
+    if "tensors" in vector and made != vector["tensors"]:
+        return "other tensors: " + difference(made, vector["tensors"])
+    return None
+
+
+def difference(got, want, path="$"):
+    """Where two JSON values part."""
+    if isinstance(got, dict) and isinstance(want, dict):
+        for key in sorted(set(got) | set(want)):
+            if key not in got or key not in want:
+                return f"{path}.{key} only in what was {'wanted' if key in want else 'got'}"
+            if got[key] != want[key]:
+                return difference(got[key], want[key], f"{path}.{key}")
+    if isinstance(got, list) and isinstance(want, list):
+        if len(got) != len(want):
+            return f"{path}: {len(got)} items, wanted {len(want)}"
+        for i, (a, b) in enumerate(zip(got, want)):
+            if a != b:
+                return difference(a, b, f"{path}[{i}]")
+    return f"{path}: got {got!r}, wanted {want!r}"
+
+
+def run_vectors(folder, offsets):
+    with open(os.path.join(folder, "index.json"), encoding="utf-8") as f:
+        vectors = json.load(f)["vectors"]
+    passed = failed = skipped = 0
+    for vector in vectors:
+        try:
+            wrong = run_vector(vector, offsets)
+        except FormatError as e:
+            skipped += 1
+            print(f"SKIP {vector['id']}: {e.what}")
+            continue
+        except Exception as e:  # a decoder that falls over has failed the vector, not the run
+            wrong = f"{type(e).__name__}: {e}"
+        if wrong is None:
+            passed += 1
+        else:
+            failed += 1
+            print(f"FAIL {vector['id']}: {wrong}")
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    return 1 if failed else 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description="reference decoder of the gcodec wire format")
+    parser.add_argument("path")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--tensors", action="store_true", help="print the dense tensors after the last update")
+    which.add_argument("--vectors", action="store_true", help="PATH is a folder with index.json: run its vectors")
+    parser.add_argument("--offsets", action="store_true", help="with --vectors: compare the offsets of errors too")
+    parser.add_argument("--step", type=int, help="with --tensors: the last update of this step")
+    parser.add_argument("--base", help="with --tensors: a JSON file with the tensors that a delta changes")
+    args = parser.parse_args()
+    if args.vectors:
+        return run_vectors(args.path, args.offsets)
+    with open(args.path, "rb") as f:
+        data = f.read()
+    base = None
+    if args.base:
+        with open(args.base, encoding="utf-8") as f:
+            base = json.load(f)
+    try:
+        out = tensors(data, args.step, base) if args.tensors else decode(data)
+    except FormatError as e:
+        print(json.dumps({"error": {"kind": e.kind, "offset": e.offset, "what": e.what}}))
+        return 0 if e.kind == "unsupported_here" else 1
+    print(json.dumps(out, indent=1, ensure_ascii=False))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

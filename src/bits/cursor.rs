@@ -1,0 +1,176 @@
+use nom::bytes::complete::take;
+use nom::error::Error as NomError;
+use nom::number::complete::{le_i16, le_u8, le_u16, le_u32, le_u64};
+use nom::{IResult, Parser};
+
+use crate::error::{Error, FormatErrorKind, Result};
+
+/// A place in a byte slice that knows its offset in the stream and the name of the structure it is in, so that every
+/// error says where and what.
+#[derive(Debug, Clone)]
+pub(crate) struct Cursor<'a> {
+    rest: &'a [u8],
+    offset: u64,
+    structure: &'static str,
+}
+
+impl<'a> Cursor<'a> {
+    /// A cursor at the beginning of `bytes`, which stand at `offset` and are the whole of `structure`.
+    pub(crate) fn new(bytes: &'a [u8], offset: u64, structure: &'static str) -> Self {
+        Self { rest: bytes, offset, structure }
+    }
+
+    /// Offset of the next byte.
+    pub(crate) fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The bytes that are left.
+    pub(crate) fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// Runs a parser on the bytes that are left; a parser that needs more than there are is a length mismatch.
+    fn parse<O>(
+        &mut self,
+        mut parser: impl Parser<&'a [u8], Output = O, Error = NomError<&'a [u8]>>,
+    ) -> Result<O> {
+        let parsed: IResult<&'a [u8], O> = parser.parse(self.rest);
+        let (rest, value) = parsed.map_err(|_| self.short())?;
+        self.offset += (self.rest.len() - rest.len()) as u64;
+        self.rest = rest;
+        Ok(value)
+    }
+
+    fn short(&self) -> Error {
+        Error::format(FormatErrorKind::LengthMismatch { field: self.structure }, self.offset)
+    }
+
+    pub(crate) fn u8(&mut self) -> Result<u8> {
+        self.parse(le_u8)
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16> {
+        self.parse(le_u16)
+    }
+
+    pub(crate) fn i16(&mut self) -> Result<i16> {
+        self.parse(le_i16)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32> {
+        self.parse(le_u32)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64> {
+        self.parse(le_u64)
+    }
+
+    /// A varint: minimal, below 2^64 (CNV-2).
+    pub(crate) fn varint(&mut self) -> Result<u64> {
+        let start = self.offset;
+        let bad = || Error::format(FormatErrorKind::BadVarint, start);
+        let mut value = 0u64;
+        for shift in (0..70).step_by(7) {
+            let byte = self.u8()?;
+            let group = u64::from(byte & 0x7f);
+            if shift == 63 && group > 1 {
+                return Err(bad());
+            }
+            value |= group << shift;
+            if byte & 0x80 == 0 {
+                return if byte == 0 && shift > 0 { Err(bad()) } else { Ok(value) };
+            }
+        }
+        Err(bad())
+    }
+
+    /// A varint that must lie in `low ..= high` (CNV-4).
+    pub(crate) fn varint_in(&mut self, field: &'static str, low: u64, high: u64) -> Result<u64> {
+        let start = self.offset;
+        let value = self.varint()?;
+        if value < low || value > high {
+            return Err(Error::out_of_range(field, value, start));
+        }
+        Ok(value)
+    }
+
+    /// A byte that must lie in `low ..= high` (CNV-4).
+    pub(crate) fn u8_in(&mut self, field: &'static str, low: u8, high: u8) -> Result<u8> {
+        let start = self.offset;
+        let value = self.u8()?;
+        if value < low || value > high {
+            return Err(Error::out_of_range(field, value.into(), start));
+        }
+        Ok(value)
+    }
+
+    /// A byte of flags of which only those in `known` may be set (CNV-5).
+    pub(crate) fn flags(&mut self, field: &'static str, known: u8) -> Result<u8> {
+        let start = self.offset;
+        let value = self.u8()?;
+        if value & !known != 0 {
+            return Err(Error::format(FormatErrorKind::ReservedBits { field }, start));
+        }
+        Ok(value)
+    }
+
+    /// The next `len` bytes.
+    pub(crate) fn take(&mut self, len: u64) -> Result<&'a [u8]> {
+        let len = usize::try_from(len).map_err(|_| self.short())?;
+        self.parse(take(len))
+    }
+
+    /// The next `N` bytes.
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let bytes = self.take(N as u64)?;
+        bytes.try_into().map_err(|_| self.short())
+    }
+
+    /// All bytes that are left.
+    pub(crate) fn take_rest(&mut self) -> &'a [u8] {
+        let rest = std::mem::take(&mut self.rest);
+        self.offset += rest.len() as u64;
+        rest
+    }
+
+    /// A cursor over the next `len` bytes, which are the whole of `structure`.
+    pub(crate) fn sub(&mut self, len: u64, structure: &'static str) -> Result<Self> {
+        let offset = self.offset;
+        Ok(Self::new(self.take(len)?, offset, structure))
+    }
+
+    /// A text: its length, then UTF-8 (CNV-3).
+    pub(crate) fn text(&mut self) -> Result<&'a str> {
+        let len = self.varint()?;
+        let start = self.offset;
+        std::str::from_utf8(self.take(len)?).map_err(|_| Error::format(FormatErrorKind::InvalidUtf8, start))
+    }
+
+    /// Succeeds if no byte is left (CNV-6).
+    pub(crate) fn finish(&self) -> Result<()> {
+        if self.rest.is_empty() { Ok(()) } else { Err(self.short()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bits::put_varint;
+
+    #[test]
+    fn varints_are_minimal_and_fit() {
+        for value in [0, 1, 127, 128, 16_383, 16_384, u64::MAX] {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, value);
+            assert_eq!(Cursor::new(&bytes, 0, "t").varint().unwrap(), value);
+        }
+        for bad in
+            [&[0x80, 0x00][..], &[0xff; 10], &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]]
+        {
+            let e = Cursor::new(bad, 5, "t").varint().unwrap_err();
+            assert_eq!((e.name(), e.location().unwrap().offset), ("bad_varint", 5));
+        }
+        assert_eq!(Cursor::new(&[0x80], 5, "t").varint().unwrap_err().name(), "length_mismatch");
+    }
+}

@@ -1,0 +1,41 @@
+//! Bytes and bits, without meaning: little-endian integers, varints, texts, bit planes, checksums (spec, section 1).
+
+mod cursor;
+mod plane;
+mod write;
+
+pub(crate) use cursor::Cursor;
+pub(crate) use plane::{PlaneReader, PlaneWriter, packed_bytes};
+pub(crate) use write::{put_f32, put_i16, put_text, put_u16, put_u32, put_u64, put_varint, varint_len};
+
+/// CRC-32 (IEEE 802.3) of `bytes`.
+pub(crate) fn crc32(bytes: &[u8]) -> u32 {
+    crc32fast::hash(bytes)
+}
+
+/// A signed integer as an unsigned one: 0, -1, 1, -2, .. become 0, 1, 2, 3, ..
+pub(crate) fn zigzag(value: i64) -> u64 {
+    ((value << 1) ^ (value >> 63)).cast_unsigned()
+}
+
+/// The inverse of [`zigzag`].
+pub(crate) fn unzigzag(value: u64) -> i64 {
+    (value >> 1).cast_signed() ^ -((value & 1).cast_signed())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zigzag_is_a_bijection() {
+        for (signed, unsigned) in [(0, 0), (-1, 1), (1, 2), (i64::MIN, u64::MAX), (i64::MAX, u64::MAX - 1)] {
+            assert_eq!((zigzag(signed), unzigzag(unsigned)), (unsigned, signed));
+        }
+    }
+
+    #[test]
+    fn crc_of_the_check_string() {
+        assert_eq!(crc32(b"123456789"), 0xcbf4_3926);
+    }
+}

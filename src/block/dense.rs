@@ -1,0 +1,219 @@
+//! What a block makes of dense tensors (spec, section 5, "What a reader makes of an update").
+
+use crate::block::values::{self, for_each_group};
+use crate::block::{Block, Groups, IndexSpace, Sets, Stored, Support, Values, support};
+use crate::element;
+use crate::error::{Error, Result};
+use crate::limits::Budget;
+
+/// The part of a tensor's buffer that a block's scope covers.
+#[derive(Debug)]
+pub struct Target<'a> {
+    /// All of the tensor's bytes.
+    pub data: &'a mut [u8],
+    /// First element that the scope covers.
+    pub start: u64,
+    /// How many it covers.
+    pub len: u64,
+}
+
+/// A run of consecutive elements of one tensor, and the values for them.
+struct Run {
+    target: usize,
+    /// First element inside the tensor.
+    element: u64,
+    /// First value.
+    value: usize,
+    len: usize,
+}
+
+/// Cuts the positions of a support into runs that lie in one tensor each.
+fn for_each_run_in(
+    support: &Support,
+    space: &IndexSpace,
+    sets: &Sets,
+    starts: &[u64],
+    mut f: impl FnMut(Run) -> Result<()>,
+) -> Result<()> {
+    let mut target = 0;
+    let mut base = 0; // of the target in the index space
+    let mut value = 0;
+    support::for_each_run(support, space.len(), sets, &mut |mut position, mut len| {
+        while len > 0 {
+            while position - base >= space.lens[target] {
+                base += space.lens[target];
+                target += 1;
+            }
+            let here = len.min(space.lens[target] - (position - base));
+            f(Run { target, element: starts[target] + position - base, value, len: here as usize })?;
+            value += here as usize;
+            position += here;
+            len -= here;
+        }
+        Ok(())
+    })
+}
+
+/// The number of values in each tensor of the scope.
+fn tensor_counts(support: &Support, space: &IndexSpace, sets: &Sets) -> Result<Vec<u64>> {
+    let mut counts = vec![0; space.lens.len()];
+    let starts = vec![0; space.lens.len()];
+    for_each_run_in(support, space, sets, &starts, |run| {
+        counts[run.target] += run.len as u64;
+        Ok(())
+    })?;
+    Ok(counts)
+}
+
+impl Block {
+    /// The binary32 numbers that the block gives, one for each element of its support, in order.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for kinds that give bits ([`Values::gives_bits`]), for latent codes, and for a set that is not known.
+    pub fn numbers(&self, space: &IndexSpace, sets: &Sets, budget: &mut Budget) -> Result<Vec<f32>> {
+        let mut count = 0u64;
+        support::for_each_run(&self.support, space.len(), sets, &mut |_, len| {
+            count += len;
+            Ok(())
+        })?;
+        let mut numbers = vec![0.0; budget.reserve_items::<f32>(count, 0)?];
+        let counts = match groups_of(&self.values) {
+            Some(Groups::Tensor) => tensor_counts(&self.support, space, sets)?,
+            _ => Vec::new(),
+        };
+        values::numbers(&self.values, &counts, &mut numbers)?;
+        Ok(numbers)
+    }
+
+    /// The positions of the block's support in its index space, ascending.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a set that is not known, [`Error::Limit`] if they need too much memory.
+    pub fn positions(&self, space: &IndexSpace, sets: &Sets, budget: &mut Budget) -> Result<Vec<u64>> {
+        let mut positions = Vec::new();
+        support::for_each_run(&self.support, space.len(), sets, &mut |start, len| {
+            budget.reserve_bytes(len.saturating_mul(8), 0)?;
+            positions.extend(start..start + len);
+            Ok(())
+        })?;
+        Ok(positions)
+    }
+
+    /// Gives the elements of `targets`, one for each tensor of the scope, what the block says of them.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for latent codes and for a set that is not known; nothing is changed then.
+    pub fn apply(
+        &self,
+        space: &IndexSpace,
+        sets: &Sets,
+        budget: &mut Budget,
+        targets: &mut [Target<'_>],
+    ) -> Result<()> {
+        let fits = targets.len() == space.lens.len()
+            && targets.iter().zip(&space.lens).all(|(t, &len)| {
+                let end = t.start.checked_add(t.len).and_then(|e| space.dtype.bytes_for(e));
+                t.len == len && end.is_some_and(|e| e <= t.data.len() as u64)
+            });
+        if !fits {
+            return Err(Error::inconsistent("targets do not fit the block's scope"));
+        }
+        let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
+        let dtype = space.dtype;
+        let bits_of = |bytes: &[u8], value: usize| element::bits_at(dtype, bytes, value as u64).unwrap_or(0);
+        match &self.values {
+            Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
+                let size = (dtype.bits() / 8) as usize;
+                for_each_run_in(&self.support, space, sets, &starts, |run| {
+                    let data = &mut *targets[run.target].data;
+                    if size > 0 && run.len > 1 {
+                        let at = run.element as usize * size;
+                        let source = &bytes[run.value * size..][..run.len * size];
+                        data[at..at + run.len * size].copy_from_slice(source);
+                        return Ok(());
+                    }
+                    for i in 0..run.len {
+                        element::set_bits_at(
+                            dtype,
+                            data,
+                            run.element + i as u64,
+                            bits_of(bytes, run.value + i),
+                        );
+                    }
+                    Ok(())
+                })
+            }
+            Values::Ulp { diffs } => for_each_run_in(&self.support, space, sets, &starts, |run| {
+                let data = &mut *targets[run.target].data;
+                for (i, &diff) in diffs[run.value..run.value + run.len].iter().enumerate() {
+                    let index = run.element + i as u64;
+                    let old = element::bits_at(dtype, data, index).unwrap_or(0);
+                    element::set_bits_at(dtype, data, index, element::ulp_step(dtype, old, diff));
+                }
+                Ok(())
+            }),
+            _ => {
+                let numbers = self.numbers(space, sets, budget)?;
+                let mut sum = Vec::new();
+                for_each_run_in(&self.support, space, sets, &starts, |run| {
+                    let data = &mut *targets[run.target].data;
+                    let numbers = &numbers[run.value..run.value + run.len];
+                    if !self.add {
+                        return element::encode_f32s(dtype, numbers, run.element, data);
+                    }
+                    sum.resize(run.len, 0.0);
+                    element::decode_f32s(dtype, data, run.element, &mut sum)?;
+                    sum.iter_mut().zip(numbers).for_each(|(s, n)| *s += n);
+                    element::encode_f32s(dtype, &sum, run.element, data)
+                })
+            }
+        }
+    }
+}
+
+fn groups_of(values: &Values) -> Option<Groups> {
+    match values {
+        Values::Constant { groups, .. }
+        | Values::Sign { groups, .. }
+        | Values::Levels { groups, .. }
+        | Values::Affine { groups, .. }
+        | Values::Codebook { groups, .. }
+        | Values::Minifloat { groups, .. } => Some(*groups),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{ScaleFormat, Scales, Scope};
+    use crate::limits::Limits;
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn groups_by_tensor_meet_their_tensors() {
+        let block = Block {
+            scope: Scope::Tensors { first: 0, count: 3 },
+            add: false,
+            support: Support::Sparse(vec![1, 4, 5]),
+            values: Values::Constant {
+                groups: Groups::Tensor,
+                scales: Scales::from_f32s(ScaleFormat::F32, &[1.0, 2.0, -3.0]),
+            },
+        };
+        let space = IndexSpace { dtype: Dtype::F32, lens: vec![2, 2, 2], row_lens: vec![] };
+        let mut buffers = vec![vec![0u8; 8]; 3];
+        let mut targets: Vec<_> = buffers.iter_mut().map(|b| Target { data: b, start: 0, len: 2 }).collect();
+        block.apply(&space, &Sets::new(), &mut Budget::new(&Limits::default()), &mut targets).unwrap();
+        let floats: Vec<f32> =
+            buffers.concat().chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
+        assert_eq!(floats, [0.0, 1.0, 0.0, 0.0, -3.0, -3.0]);
+    }
+
+    #[test]
+    fn for_each_group_covers_all_values() {
+        let mut seen = Vec::new();
+        for_each_group(Groups::Len(3), 7, &[], |g, r| seen.push((g, r)));
+        assert_eq!(seen, [(0, 0..3), (1, 3..6), (2, 6..7)]);
+    }
+}

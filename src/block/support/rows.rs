@@ -1,0 +1,33 @@
+//! Whole rows (spec, supports/rows.md).
+
+use crate::bits::{Cursor, put_varint};
+use crate::block::Support;
+use crate::block::support::{Positions, SupportId, sparse};
+use crate::codes::{Coder, Decoder};
+use crate::error::{Error, Result};
+
+pub(super) fn write(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    row_len: u64,
+    rows: &[u64],
+    n: u64,
+    positions: Positions,
+) -> Result<SupportId> {
+    let mut inner = Vec::new();
+    let id = sparse::write(&mut inner, coder, rows, n / row_len, positions)?;
+    put_varint(out, row_len);
+    put_varint(out, id.0);
+    out.append(&mut inner);
+    Ok(SupportId::ROWS)
+}
+
+pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
+    let offset = cursor.offset();
+    let row_len = cursor.varint_in("row_len", 1, u64::MAX)?;
+    if n % row_len != 0 {
+        return Err(Error::out_of_range("row_len", row_len, offset));
+    }
+    let inner = SupportId(cursor.varint_in("inner support", SupportId::GAPS_RICE.0, SupportId::BITMAP.0)?);
+    Ok(Support::Rows { row_len, rows: sparse::read(cursor, decoder, inner, n / row_len)? })
+}

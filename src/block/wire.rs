@@ -1,0 +1,256 @@
+//! Whole blocks on the wire (spec, section 5).
+
+use crate::bits::{Cursor, put_varint};
+use crate::block::space::Surroundings;
+use crate::block::values::{self, ValueSpace};
+use crate::block::{Block, IndexSpace, Positions, Scope, Sets, SupportId, Values, ValuesId, support};
+use crate::codes::{Coder, Decoder, Entropy};
+use crate::error::{Error, FormatErrorKind, Result};
+
+/// How a block is written, where the format leaves a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub struct BlockOptions {
+    /// How sparse positions are written. Not stored as such: the support's kind says it. Default: whatever is smallest.
+    pub positions: Positions,
+    /// How the integers of values are written. Default: whatever is smallest.
+    pub entropy: Entropy,
+}
+
+impl BlockOptions {
+    /// Sets [`BlockOptions::positions`].
+    #[must_use]
+    pub fn with_positions(mut self, positions: Positions) -> Self {
+        self.positions = positions;
+        self
+    }
+
+    /// Sets [`BlockOptions::entropy`].
+    #[must_use]
+    pub fn with_entropy(mut self, entropy: Entropy) -> Self {
+        self.entropy = entropy;
+        self
+    }
+}
+
+const SCOPE_TENSORS: u8 = 1;
+const SCOPE_RANGE: u8 = 2;
+const FLAG_ADD: u8 = 1 << 2;
+
+impl Scope {
+    /// Number of the first tensor.
+    pub fn first(&self) -> u64 {
+        match *self {
+            Self::Tensor(tensor) | Self::Range { tensor, .. } => tensor,
+            Self::Tensors { first, .. } => first,
+        }
+    }
+
+    /// How many tensors it covers, or touches.
+    pub fn tensors(&self) -> u64 {
+        match *self {
+            Self::Tensors { count, .. } => count,
+            _ => 1,
+        }
+    }
+
+    pub(crate) fn write(&self, out: &mut Vec<u8>, add: bool) {
+        let add = if add { FLAG_ADD } else { 0 };
+        let (kind, fields): (u8, &[u64]) = match self {
+            Self::Tensor(tensor) => (0, &[*tensor]),
+            Self::Tensors { first, count } => (SCOPE_TENSORS, &[*first, *count]),
+            Self::Range { tensor, start, len } => (SCOPE_RANGE, &[*tensor, *start, *len]),
+        };
+        out.push(kind | add);
+        fields.iter().for_each(|&f| put_varint(out, f));
+    }
+
+    /// Reads a scope and whether `add` is set.
+    pub(crate) fn read(cursor: &mut Cursor<'_>) -> Result<(Self, bool)> {
+        let offset = cursor.offset();
+        let flags = cursor.flags("scope", 0b111)?;
+        let tensor = cursor.varint()?;
+        let scope = match flags & 0b11 {
+            0 => Self::Tensor(tensor),
+            SCOPE_TENSORS => {
+                Self::Tensors { first: tensor, count: cursor.varint_in("tensor count", 2, u64::MAX)? }
+            }
+            SCOPE_RANGE => {
+                let start = cursor.varint()?;
+                Self::Range { tensor, start, len: cursor.varint_in("range", 1, u64::MAX)? }
+            }
+            _ => return Err(Error::out_of_range("scope", flags.into(), offset)),
+        };
+        Ok((scope, flags & FLAG_ADD != 0))
+    }
+}
+
+/// A block's bytes, cut into their parts but not decoded.
+#[derive(Debug, Clone)]
+pub struct RawBlock<'a> {
+    /// The tensors, or the part of one, that it speaks of.
+    pub scope: Scope,
+    /// Whether its values are added.
+    pub add: bool,
+    /// The elements of its scope.
+    pub space: IndexSpace,
+    /// The kind of its support.
+    pub support_id: SupportId,
+    /// The kind of its values.
+    pub values_id: ValuesId,
+    /// Its support's bytes.
+    pub support: &'a [u8],
+    /// Its values' bytes.
+    pub values: &'a [u8],
+    /// Offset of its first byte in the stream.
+    pub offset: u64,
+    /// Its bytes, everything counted.
+    pub len: u64,
+}
+
+impl<'a> RawBlock<'a> {
+    /// Reads a block up to its end. `space_of` resolves its scope; the second argument is where an error would be.
+    pub(crate) fn read(
+        cursor: &mut Cursor<'a>,
+        space_of: impl FnOnce(Scope, u64) -> Result<IndexSpace>,
+    ) -> Result<Self> {
+        let offset = cursor.offset();
+        let len = cursor.varint()?;
+        let mut cursor = cursor.sub(len, "block")?;
+        let scope_offset = cursor.offset();
+        let (scope, add) = Scope::read(&mut cursor)?;
+        let space = space_of(scope, scope_offset)?;
+        let ids_offset = cursor.offset();
+        let support_id = SupportId(cursor.varint()?);
+        let values_id = ValuesId(cursor.varint()?);
+        if support_id.name().is_none() {
+            return Err(Error::unsupported("support", support_id.0, ids_offset));
+        }
+        if values_id.name().is_none() {
+            return Err(Error::unsupported("values", values_id.0, ids_offset));
+        }
+        let support_len = cursor.varint()?;
+        let support = cursor.take(support_len)?;
+        let values = cursor.take_rest();
+        Ok(Self {
+            scope,
+            add,
+            space,
+            support_id,
+            values_id,
+            support,
+            values,
+            offset,
+            len: cursor.offset() - offset,
+        })
+    }
+
+    /// Offset of the values' first byte in the stream.
+    pub(crate) fn values_offset(&self) -> u64 {
+        self.offset + self.len - self.values.len() as u64
+    }
+
+    /// Bytes that are neither support nor values.
+    pub fn header_len(&self) -> u64 {
+        self.len - (self.support.len() + self.values.len()) as u64
+    }
+
+    /// Decodes the block.
+    pub(crate) fn decode(&self, decoder: &mut Decoder<'_>, manifest: [u8; 32], sets: &Sets) -> Result<Block> {
+        let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };
+        let values_offset = self.values_offset();
+        decoder.budget.reserve_elements(self.space.len(), self.offset)?;
+        let support_offset = values_offset - self.support.len() as u64;
+        let support_cursor = Cursor::new(self.support, support_offset, "support");
+        let (support, count) = support::read(support_cursor, decoder, self.support_id, &around)?;
+        if self.values_id == ValuesId::LOW_RANK && support != crate::block::Support::All {
+            return Err(Error::format(
+                FormatErrorKind::CountMismatch { field: "low-rank support" },
+                values_offset,
+            ));
+        }
+        let space = ValueSpace {
+            count,
+            tensors: Some(self.scope.tensors()),
+            dtype: self.space.dtype,
+            row_lens: &self.space.row_lens,
+        };
+        let values =
+            values::read(Cursor::new(self.values, values_offset, "values"), decoder, self.values_id, &space)?;
+        if self.add && values.gives_bits() {
+            return Err(Error::out_of_range(
+                "values kind for an added block",
+                self.values_id.0,
+                values_offset,
+            ));
+        }
+        Ok(Block { scope: self.scope, add: self.add, support, values })
+    }
+}
+
+impl Block {
+    /// Appends the block.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the block does not hold together or does not fit its space.
+    pub(crate) fn write(
+        &self,
+        out: &mut Vec<u8>,
+        coder: &mut Coder<'_>,
+        options: BlockOptions,
+        around: &Surroundings<'_>,
+    ) -> Result<()> {
+        let n = around.space.len();
+        support::check(&self.support, n)?;
+        let count = support::count(&self.support, n, around)?;
+        let all = self.support == crate::block::Support::All;
+        if self.values.id() == ValuesId::LOW_RANK && !all {
+            return Err(Error::inconsistent("low-rank values need the support `all`"));
+        }
+        if self.add && self.values.gives_bits() {
+            return Err(Error::inconsistent("bits cannot be added"));
+        }
+        let mut support = Vec::new();
+        let support_id = support::write(&mut support, coder, &self.support, n, options.positions)?;
+        let row_lens = if all { around.space.row_lens.as_slice() } else { &[] };
+        let space =
+            ValueSpace { count, tensors: Some(self.scope.tensors()), dtype: around.space.dtype, row_lens };
+        let mut values = Vec::new();
+        values::write(&mut values, coder, &self.values, &space)?;
+        let mut head = Vec::new();
+        self.scope.write(&mut head, self.add);
+        put_varint(&mut head, support_id.0);
+        put_varint(&mut head, self.values.id().0);
+        put_varint(&mut head, support.len() as u64);
+        put_varint(out, (head.len() + support.len() + values.len()) as u64);
+        out.append(&mut head);
+        out.append(&mut support);
+        out.append(&mut values);
+        Ok(())
+    }
+
+    /// How many values the block holds, where that can be told without the index space; an estimate otherwise, for
+    /// cutting updates into parts.
+    pub(crate) fn weight(&self) -> u64 {
+        fn of(values: &Values) -> u64 {
+            match values {
+                Values::Floats { bytes, .. } | Values::Planes { bytes } => bytes.len() as u64,
+                Values::Constant { scales, .. } => scales.bytes.len() as u64,
+                Values::Sign { negative, .. } => negative.len() / 8,
+                Values::Pow2 { codes, .. } | Values::Affine { codes, .. } => codes.len() as u64,
+                Values::Codebook { codes, .. } | Values::Minifloat { codes, .. } => codes.len() as u64,
+                Values::Levels { levels, .. } => levels.len() as u64,
+                Values::Ulp { diffs } => diffs.len() as u64,
+                Values::Latent { codes, .. } => of(codes),
+                Values::LowRank { left, right, .. } => of(left) + of(right),
+            }
+        }
+        let support = match &self.support {
+            crate::block::Support::Sparse(positions) => 2 * positions.len() as u64,
+            crate::block::Support::Chunked { positions, .. } => 4 * positions.len() as u64,
+            crate::block::Support::Rows { rows, .. } => 2 * rows.len() as u64,
+            _ => 0,
+        };
+        of(&self.values) + support
+    }
+}

@@ -1,0 +1,591 @@
+//! Coded integers (spec, section 7.1): a row of integers, whose number is known, in whichever coding is smallest.
+
+use crate::bits::{Cursor, PlaneReader, PlaneWriter, packed_bytes, put_varint};
+use crate::codes::rans::{self, Slots};
+use crate::codes::reference::Referenced;
+use crate::codes::table::{Counts, Table};
+use crate::codes::{Entropy, tokens};
+use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::Budget;
+
+const PACKED: u8 = 0;
+const TOKENS: u8 = 1;
+const SYMBOLS: u8 = 2;
+const REFERENCED: u8 = 3;
+
+/// What integers mean: those of one role may share a frequency table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Role {
+    Gaps,
+    Exponents,
+    Residuals,
+    References,
+    Levels,
+    Codes,
+    Ulps,
+    /// A byte plane, by its significance.
+    Plane(u8),
+}
+
+/// What an encoder of integers knows of its surroundings.
+pub(crate) struct Coder<'a> {
+    /// Whether to code at all.
+    pub(crate) entropy: Entropy,
+    /// The tables that the update shares.
+    pub(crate) tables: &'a [Table],
+    /// Where to note the counts of each segment, when the shared tables are still to be found.
+    pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
+}
+
+/// What a decoder of integers knows of its surroundings.
+pub(crate) struct Decoder<'a> {
+    /// The tables that the update shares.
+    pub(crate) tables: &'a [Table],
+    /// What may be allocated.
+    pub(crate) budget: &'a mut Budget,
+}
+
+/// Bits, in 1/65536.
+type Cost = u64;
+
+const fn bits(n: u64) -> Cost {
+    n.saturating_mul(1 << 16)
+}
+
+impl Coder<'_> {
+    /// The cheapest table for symbols that occur as `counts` say: a shared one by its number, or none; and the cost.
+    fn table_for(&self, counts: &Counts) -> (Option<usize>, Cost) {
+        let inline = Table::from_counts(counts)
+            .and_then(|t| Some(t.cost(counts)?.saturating_add(bits(t.bits().next_multiple_of(8)))))
+            .unwrap_or(Cost::MAX);
+        let shared = self.tables.iter().enumerate().filter_map(|(i, t)| Some((Some(i), t.cost(counts)?)));
+        std::iter::once((None, inline)).chain(shared).min_by_key(|&(_, cost)| cost).unwrap_or((None, inline))
+    }
+
+    /// The cost of a segment of `len` symbols.
+    fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
+        let lanes = 1u64 << rans::lanes_log(len);
+        self.table_for(counts).1.saturating_add(bits(32 + 32 * lanes))
+    }
+}
+
+/// How a row of symbols is cut into segments, and what it then costs.
+struct Cut {
+    segment_log: u8,
+    cost: Cost,
+}
+
+/// Segments of this length are the unit of deciding.
+const FINE_LOG: u8 = 14;
+const COARSE_LOG: u8 = 16;
+
+fn cut(coder: &Coder<'_>, symbols: &[u8]) -> Cut {
+    let fine: Vec<Counts> = symbols.chunks(1 << FINE_LOG).map(rans::count).collect();
+    let sum = |counts: &[Counts]| {
+        let mut total = [0; 256];
+        counts.iter().for_each(|c| total.iter_mut().zip(c).for_each(|(t, n)| *t += n));
+        total
+    };
+    let whole = Cut { segment_log: 0, cost: coder.segment_cost(&sum(&fine), symbols.len()) };
+    let of = |log: u8| {
+        let each = fine.chunks(1 << (log - FINE_LOG)).zip(symbols.chunks(1 << log));
+        let cost =
+            each.map(|(counts, s)| coder.segment_cost(&sum(counts), s.len()).saturating_add(bits(24))).sum();
+        (symbols.len() > 1 << log).then_some(Cut { segment_log: log, cost })
+    };
+    [Some(whole), of(COARSE_LOG), of(FINE_LOG)]
+        .into_iter()
+        .flatten()
+        .min_by_key(|c| c.cost)
+        .unwrap_or(Cut { segment_log: 0, cost: 0 })
+}
+
+/// Appends `entropy(N)`; `values` are what the symbols are tokens of, if they are.
+fn write_entropy(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    role: Role,
+    symbols: &[u8],
+    values: Option<&[u64]>,
+    segment_log: u8,
+) {
+    out.push(segment_log);
+    if segment_log == 0 {
+        return write_segment(out, coder, role, symbols, values);
+    }
+    let len = 1usize << segment_log;
+    let mut segment = Vec::new();
+    for (i, part) in symbols.chunks(len).enumerate() {
+        segment.clear();
+        let values = values.and_then(|v| v.chunks(len).nth(i));
+        write_segment(&mut segment, coder, role, part, values);
+        put_varint(out, segment.len() as u64);
+        out.extend_from_slice(&segment);
+    }
+}
+
+fn write_segment(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    role: Role,
+    symbols: &[u8],
+    values: Option<&[u64]>,
+) {
+    let counts = rans::count(symbols);
+    let (shared, _) = coder.table_for(&counts);
+    if let Some(record) = coder.record.as_deref_mut() {
+        record.push((role, counts));
+    }
+    let own;
+    let table = match shared {
+        Some(i) => {
+            put_varint(out, i as u64 + 1);
+            &coder.tables[i]
+        }
+        None => {
+            let Some(table) = Table::from_counts(&counts) else { return };
+            put_varint(out, 0);
+            table.write(out);
+            own = table;
+            &own
+        }
+    };
+    rans::write(out, symbols, table, rans::lanes_log(symbols.len()));
+    if let Some(values) = values {
+        let mut plane = PlaneWriter::new(out);
+        for (&symbol, &value) in symbols.iter().zip(values) {
+            let bits = tokens::raw_bits(symbol);
+            plane.put(tokens::raw(value, bits), bits);
+        }
+        plane.finish();
+    }
+}
+
+/// Appends `entropy(N)` over tokens; nothing if there are no values.
+pub(crate) fn write_entropy_tokens(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
+    if !values.is_empty() {
+        let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
+        let segment_log = cut(coder, &symbols).segment_log;
+        write_entropy(out, coder, role, &symbols, Some(values), segment_log);
+    }
+}
+
+/// Appends `ints(N)` for integers of any size.
+pub(crate) fn write_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
+    let Some(&max) = values.iter().max() else { return };
+    let width = 64 - max.leading_zeros();
+    let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
+    if coder.entropy == Entropy::Auto {
+        let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
+        let by_tokens = cut(coder, &symbols);
+        let raw = bits(symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum());
+        let token_cost = by_tokens.cost.saturating_add(raw);
+        let direct: Option<Vec<u8>> = (max < 256).then(|| values.iter().map(|&v| v as u8).collect());
+        let by_symbols = direct.as_ref().map(|s| cut(coder, s));
+        if let (Some(direct), Some(by_symbols)) = (direct, by_symbols)
+            && by_symbols.cost <= token_cost.min(packed)
+        {
+            out.push(SYMBOLS);
+            return write_entropy(out, coder, role, &direct, None, by_symbols.segment_log);
+        }
+        if token_cost < packed {
+            out.push(TOKENS);
+            return write_entropy(out, coder, role, &symbols, Some(values), by_tokens.segment_log);
+        }
+    }
+    out.push(PACKED);
+    out.push(width as u8);
+    let mut plane = PlaneWriter::new(out);
+    values.iter().for_each(|&v| plane.put(v, width));
+    plane.finish();
+}
+
+/// How a row of bytes is best written.
+pub(crate) enum SymbolPlan {
+    /// Fields of this width.
+    Packed(u32),
+    /// Entropy coded as they are.
+    Symbols(u8),
+    /// Entropy coded relative to references.
+    Referenced(Box<Referenced>, u8),
+}
+
+impl SymbolPlan {
+    /// Finds the smallest coding of `symbols`. `row_lens` are lengths of rows that they may be a matrix of.
+    pub(crate) fn new(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64]) -> Self {
+        let max = symbols.iter().copied().max().unwrap_or(0);
+        let width = 8 - max.leading_zeros();
+        if coder.entropy == Entropy::Packed {
+            return Self::Packed(width);
+        }
+        let plain = cut(coder, symbols);
+        let packed = bits((symbols.len() as u64 * u64::from(width)).div_ceil(8) * 8 + 8);
+        let limit = plain.cost.min(packed);
+        if let Some((row_len, columns)) = best_reference(coder, symbols, row_lens, limit) {
+            let split = Referenced::new(symbols, row_len, columns);
+            let by_reference = cut(coder, &split.residuals);
+            if by_reference.cost.saturating_add(reference_cost(coder, &split)) < limit {
+                return Self::Referenced(Box::new(split), by_reference.segment_log);
+            }
+        }
+        if plain.cost < packed { Self::Symbols(plain.segment_log) } else { Self::Packed(width) }
+    }
+
+    /// Appends `ints(N)`.
+    pub(crate) fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, symbols: &[u8]) {
+        if symbols.is_empty() {
+            return;
+        }
+        match self {
+            Self::Packed(width) => {
+                out.extend([PACKED, *width as u8]);
+                let mut plane = PlaneWriter::new(out);
+                symbols.iter().for_each(|&s| plane.put(s.into(), *width));
+                plane.finish();
+            }
+            Self::Symbols(segment_log) => {
+                out.push(SYMBOLS);
+                write_entropy(out, coder, role, symbols, None, *segment_log);
+            }
+            Self::Referenced(split, segment_log) => {
+                out.push(REFERENCED);
+                put_varint(out, split.row_len as u64);
+                out.push(u8::from(!split.columns.is_empty()) | u8::from(split.zero_apart) << 1);
+                for references in [&split.rows, &split.columns].into_iter().filter(|r| !r.is_empty()) {
+                    let segment_log = cut(coder, references).segment_log;
+                    write_entropy(out, coder, Role::References, references, None, segment_log);
+                }
+                write_entropy(out, coder, Role::Residuals, &split.residuals, None, *segment_log);
+            }
+        }
+    }
+}
+
+/// Appends `ints(N)` for integers below 256.
+pub(crate) fn write_symbols(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    role: Role,
+    symbols: &[u8],
+    row_lens: &[u64],
+) {
+    SymbolPlan::new(coder, symbols, row_lens).write(out, coder, role, symbols);
+}
+
+fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
+    let of = |r: &[u8]| if r.is_empty() { 0 } else { cut(coder, r).cost };
+    of(&split.rows).saturating_add(of(&split.columns)).saturating_add(bits(32))
+}
+
+/// Symbols that the search for the best references looks at.
+const SAMPLE: usize = 1 << 16;
+
+/// The row length, and whether to use columns, that promise to cost less than `limit`, by a look at a part of the symbols.
+fn best_reference(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64], limit: Cost) -> Option<(usize, bool)> {
+    let n = symbols.len();
+    let mut best = (limit - limit / 128, None);
+    let mut try_one = |row_len: usize, columns: bool| {
+        // At least two rows, and rows long enough to pay for a reference.
+        if row_len < 4 || row_len > n / 2 {
+            return;
+        }
+        let len = (SAMPLE / row_len).max(8).saturating_mul(row_len).min(n);
+        let start = (n - len) / 2 / row_len * row_len;
+        let split = Referenced::new(&symbols[start..start + len], row_len, columns);
+        let scale = |cost: Cost| (u128::from(cost) * n as u128 / len as u128) as Cost;
+        let cost_of = |s: &[u8]| coder.table_for(&rans::count(s)).1;
+        let cost = scale(cost_of(&split.residuals))
+            .saturating_add(scale(cost_of(&split.rows)))
+            .saturating_add(if columns { cost_of(&split.columns) } else { 0 });
+        if cost < best.0 {
+            best = (cost, Some((row_len, columns)));
+        }
+    };
+    for &row_len in row_lens.iter().take(4) {
+        let row_len = usize::try_from(row_len).unwrap_or(usize::MAX);
+        try_one(row_len, true);
+        try_one(row_len, false);
+    }
+    try_one(64, false);
+    best.1
+}
+
+/// The cost of `values` as `entropy(N)` over tokens by the coder's tables, raw bits included, in bits.
+#[cfg(test)]
+fn token_bits(coder: &Coder<'_>, values: &[u64]) -> u64 {
+    let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
+    let raw: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
+    (cut(coder, &symbols).cost >> 16) + raw
+}
+
+/// Reads `entropy(N)` of `out.len()` symbols; `raw` is called with each segment's symbols and the cursor behind its words.
+fn read_entropy<'c>(
+    cursor: &mut Cursor<'c>,
+    tables: &[Table],
+    out: &mut [u8],
+    mut raw: impl FnMut(&mut Cursor<'c>, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let offset = cursor.offset();
+    match cursor.u8()? {
+        0 => {
+            read_segment(cursor, tables, out)?;
+            raw(cursor, out)
+        }
+        log @ 10..=24 => {
+            if out.len() <= 1 << log {
+                return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
+            }
+            for part in out.chunks_mut(1 << log) {
+                let len = cursor.varint()?;
+                let mut segment = cursor.sub(len, "segment")?;
+                read_segment(&mut segment, tables, part)?;
+                raw(&mut segment, part)?;
+                segment.finish()?;
+            }
+            Ok(())
+        }
+        other => Err(Error::out_of_range("segment_log", other.into(), offset)),
+    }
+}
+
+fn read_segment(cursor: &mut Cursor<'_>, tables: &[Table], out: &mut [u8]) -> Result<()> {
+    let offset = cursor.offset();
+    let slots = match cursor.varint()? {
+        0 => Slots::new(&Table::read(cursor)?),
+        reference => {
+            let table = usize::try_from(reference - 1).ok().and_then(|i| tables.get(i));
+            Slots::new(
+                table.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset))?,
+            )
+        }
+    };
+    rans::read(cursor, &slots, out)
+}
+
+/// Reads `entropy(N)` over tokens.
+pub(crate) fn read_entropy_tokens(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    n: u64,
+) -> Result<Vec<u64>> {
+    if n == 0 {
+        return Ok(Vec::new());
+    }
+    let offset = cursor.offset();
+    let len = decoder.budget.reserve_items::<[u64; 2]>(n, offset)?;
+    let mut symbols = vec![0; len];
+    let mut values = Vec::with_capacity(len);
+    read_entropy(cursor, decoder.tables, &mut symbols, |cursor, symbols| {
+        let offset = cursor.offset();
+        if let Some(&token) = symbols.iter().find(|&&s| s >= tokens::TOKENS) {
+            return Err(Error::out_of_range("token", token.into(), offset));
+        }
+        let bits: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
+        let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
+        values.extend(symbols.iter().map(|&t| tokens::value(t, plane.get(tokens::raw_bits(t)))));
+        plane.finish("raw bits")
+    })?;
+    Ok(values)
+}
+
+/// Reads `ints(N)`, each at most `max`.
+pub(crate) fn read_ints(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    n: u64,
+    max: u64,
+) -> Result<Vec<u64>> {
+    if n == 0 {
+        return Ok(Vec::new());
+    }
+    let offset = cursor.offset();
+    let values = match cursor.clone().u8()? {
+        PACKED => {
+            cursor.u8()?;
+            let width = u32::from(cursor.u8_in("width", 0, 64)?);
+            let offset = cursor.offset();
+            let bytes = packed_bytes(n, width)
+                .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "packed integers" }, offset))?;
+            let mut plane = PlaneReader::new(cursor.take(bytes)?, offset);
+            let len = decoder.budget.reserve_items::<u64>(n, offset)?;
+            let values = (0..len).map(|_| plane.get(width)).collect();
+            plane.finish("packed integers")?;
+            values
+        }
+        TOKENS => {
+            cursor.u8()?;
+            read_entropy_tokens(cursor, decoder, n)?
+        }
+        _ => {
+            decoder.budget.reserve_items::<u64>(n, offset)?;
+            read_symbols(cursor, decoder, n, 255)?.into_iter().map(u64::from).collect()
+        }
+    };
+    match values.iter().find(|&&v| v > max) {
+        Some(&value) => Err(Error::out_of_range("coded integer", value, offset)),
+        None => Ok(values),
+    }
+}
+
+/// Reads `ints(N)`, each at most `max`, which is below 256.
+pub(crate) fn read_symbols(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    n: u64,
+    max: u8,
+) -> Result<Vec<u8>> {
+    if n == 0 {
+        return Ok(Vec::new());
+    }
+    let offset = cursor.offset();
+    let symbols = match cursor.clone().u8()? {
+        SYMBOLS => {
+            cursor.u8()?;
+            read_plain_symbols(cursor, decoder, n)?
+        }
+        REFERENCED => {
+            cursor.u8()?;
+            read_referenced(cursor, decoder, n)?
+        }
+        PACKED | TOKENS => {
+            // Checked against `max` there, so that the conversion loses nothing.
+            let values = read_ints(cursor, decoder, n, max.into())?;
+            values.into_iter().map(|v| v as u8).collect()
+        }
+        other => return Err(Error::out_of_range("coding", other.into(), offset)),
+    };
+    match symbols.iter().find(|&&s| s > max) {
+        Some(&symbol) => Err(Error::out_of_range("coded integer", symbol.into(), offset)),
+        None => Ok(symbols),
+    }
+}
+
+fn read_plain_symbols(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u8>> {
+    let len = decoder.budget.reserve_items::<u8>(n, cursor.offset())?;
+    let mut symbols = vec![0; len];
+    read_entropy(cursor, decoder.tables, &mut symbols, |_, _| Ok(()))?;
+    Ok(symbols)
+}
+
+fn read_referenced(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u8>> {
+    let row_len = cursor.varint_in("row_len", 1, n)?;
+    let flags = cursor.flags("reference flags", 0b11)?;
+    let zero_apart = flags & 0b10 != 0;
+    let mut references = |count| {
+        let offset = cursor.offset();
+        let references = read_plain_symbols(cursor, decoder, count)?;
+        if zero_apart && references.contains(&255) {
+            return Err(Error::out_of_range("reference", 255, offset));
+        }
+        Ok(references)
+    };
+    let rows = references(n.div_ceil(row_len))?;
+    let columns = if flags & 1 != 0 { references(row_len)? } else { Vec::new() };
+    let residuals = read_plain_symbols(cursor, decoder, n)?;
+    // `row_len` <= n, for which memory was found.
+    Ok(Referenced { row_len: row_len as usize, zero_apart, rows, columns, residuals }.into_symbols())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limits;
+    use proptest::prelude::*;
+
+    fn coder(tables: &[Table]) -> Coder<'_> {
+        Coder { entropy: Entropy::Auto, tables, record: None }
+    }
+
+    fn read<T>(
+        bytes: &[u8],
+        tables: &[Table],
+        f: impl Fn(&mut Cursor<'_>, &mut Decoder<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let mut cursor = Cursor::new(bytes, 0, "ints");
+        let value = f(&mut cursor, &mut Decoder { tables, budget: &mut Budget::new(&Limits::default()) })?;
+        cursor.finish()?;
+        Ok(value)
+    }
+
+    #[test]
+    fn references_win_on_a_matrix_with_scaled_rows() {
+        let noise = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 16 & 3) as u8;
+        let symbols: Vec<u8> = (0..200usize)
+            .flat_map(|r| {
+                (0..64usize).map(move |c| 60 + noise(r * 977) * 7 + noise(c * 31) * 5 + noise(r * 64 + c))
+            })
+            .collect();
+        let mut plain = Vec::new();
+        write_symbols(&mut plain, &mut coder(&[]), Role::Exponents, &symbols, &[]);
+        let mut referenced = Vec::new();
+        write_symbols(&mut referenced, &mut coder(&[]), Role::Exponents, &symbols, &[64]);
+        assert_eq!(referenced[0], REFERENCED);
+        assert!(referenced.len() < plain.len() * 3 / 4, "{} {}", referenced.len(), plain.len());
+        for bytes in [plain, referenced] {
+            let back = read(&bytes, &[], |c, d| read_symbols(c, d, symbols.len() as u64, 255)).unwrap();
+            assert_eq!(back, symbols);
+        }
+    }
+
+    #[test]
+    fn shared_tables_are_used_where_they_pay() {
+        let values = [0, 1, 0, 2, 5, 0, 1, 9, 0, 0, 3];
+        let mut counts = [0; 256];
+        values.iter().for_each(|&v| counts[tokens::token(v) as usize] += 100);
+        let tables = [Table::from_counts(&counts).unwrap()];
+        let mut own = Vec::new();
+        write_entropy_tokens(&mut own, &mut coder(&[]), Role::Gaps, &values);
+        let mut shared = Vec::new();
+        write_entropy_tokens(&mut shared, &mut coder(&tables), Role::Gaps, &values);
+        assert!(shared.len() < own.len());
+        assert_eq!(read(&shared, &tables, |c, d| read_entropy_tokens(c, d, 11)).unwrap(), values);
+        assert_eq!(
+            read(&shared, &[], |c, d| read_entropy_tokens(c, d, 11)).unwrap_err().name(),
+            "unknown_reference"
+        );
+    }
+
+    #[test]
+    fn long_rows_are_cut_where_their_statistics_change() {
+        let values: Vec<u64> =
+            (0..60_000u64).map(|i| if i < 32_768 { i % 3 } else { 1000 + i % 7 }).collect();
+        let mut bytes = Vec::new();
+        write_entropy_tokens(&mut bytes, &mut coder(&[]), Role::Gaps, &values);
+        assert_eq!(bytes[0], FINE_LOG);
+        assert!((bytes.len() as u64 * 8).abs_diff(token_bits(&coder(&[]), &values)) < 2000);
+        assert_eq!(read(&bytes, &[], |c, d| read_entropy_tokens(c, d, 60_000)).unwrap(), values);
+    }
+
+    #[test]
+    fn limits_hold_before_memory_is_taken() {
+        let mut bytes = Vec::new();
+        write_entropy_tokens(&mut bytes, &mut coder(&[]), Role::Gaps, &[0; 10]);
+        let e = read(&bytes, &[], |c, d| read_entropy_tokens(c, d, 1 << 50)).unwrap_err();
+        assert_eq!(e.name(), "limit");
+    }
+
+    proptest! {
+        #[test]
+        fn ints_come_back(values in proptest::collection::vec(prop_oneof![0u64..10, 0u64..300, any::<u64>()], 0..200), packed: bool) {
+            let mut bytes = Vec::new();
+            let mut coder = coder(&[]);
+            coder.entropy = if packed { Entropy::Packed } else { Entropy::Auto };
+            write_ints(&mut bytes, &mut coder, Role::Ulps, &values);
+            prop_assert_eq!(read(&bytes, &[], |c, d| read_ints(c, d, values.len() as u64, u64::MAX)).unwrap(), values);
+        }
+
+        #[test]
+        fn symbols_come_back(symbols in proptest::collection::vec(any::<u8>(), 0..300), mask: u8, row_len in 1u64..40) {
+            let symbols: Vec<u8> = symbols.into_iter().map(|s| s & mask).collect();
+            let mut bytes = Vec::new();
+            write_symbols(&mut bytes, &mut coder(&[]), Role::Codes, &symbols, &[row_len]);
+            prop_assert_eq!(read(&bytes, &[], |c, d| read_symbols(c, d, symbols.len() as u64, 255)).unwrap(), symbols);
+        }
+
+        #[test]
+        fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..80), n in 0u64..5000) {
+            let _ = read(&bytes, &[], |c, d| read_ints(c, d, n, 1 << 40));
+            let _ = read(&bytes, &[], |c, d| read_symbols(c, d, n, 200));
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Integer codes, without tensors: split-plane Rice, and tokens or symbols through an interleaved rANS coder
+//! (spec, section 7). Under every support and every values kind.
+
+mod ints;
+mod rans;
+mod reference;
+mod rice;
+mod table;
+mod tokens;
+
+pub(crate) use ints::{
+    Coder, Decoder, Role, SymbolPlan, read_entropy_tokens, read_ints, read_symbols, write_entropy_tokens,
+    write_ints, write_symbols,
+};
+pub(crate) use rice::{RiceRun, best_parameter, read_run, run_bits, write_run};
+pub(crate) use table::{Counts, Table};
+pub(crate) use tokens::token_cost;
+
+/// How integers of a values kind are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Entropy {
+    /// Whatever is smallest.
+    #[default]
+    Auto,
+    /// Fields of fixed width: larger, but each stands at a known place.
+    Packed,
+}

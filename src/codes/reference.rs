@@ -1,0 +1,132 @@
+//! Referenced symbols: each symbol relative to a reference of its row and one of its column (spec, section 7.5).
+//!
+//! The exponents of a gradient matrix are close to a sum of a row's and a column's part, as the gradient itself is a sum
+//! of outer products. Sending both parts first leaves symbols of less entropy, none of which waits for another.
+
+use crate::codes::table::Counts;
+
+/// Symbols as references and residuals.
+pub(crate) struct Referenced {
+    /// Symbols in a row.
+    pub(crate) row_len: usize,
+    /// Whether symbol 0 stays 0.
+    pub(crate) zero_apart: bool,
+    /// A reference for each row.
+    pub(crate) rows: Vec<u8>,
+    /// A reference for each column; empty if there are none.
+    pub(crate) columns: Vec<u8>,
+    /// What is left of each symbol.
+    pub(crate) residuals: Vec<u8>,
+}
+
+/// Where residuals are centred: in the middle, so that neither side wraps.
+const CENTRE: i32 = 128;
+
+impl Referenced {
+    /// Splits `symbols`; `row_len` >= 1.
+    pub(crate) fn new(symbols: &[u8], row_len: usize, columns: bool) -> Self {
+        let zero_apart = symbols.contains(&0);
+        let means: Vec<i32> = symbols.chunks(row_len).map(row_mean).collect();
+        let column_means = if columns { column_means(symbols, row_len, &means) } else { Vec::new() };
+        let mut split = Self {
+            row_len,
+            zero_apart,
+            rows: means.iter().map(|m| wrap(m - CENTRE, zero_apart)).collect(),
+            columns: column_means.iter().map(|&m| wrap(m, zero_apart)).collect(),
+            residuals: symbols.to_vec(),
+        };
+        split.each_row(|symbol, reference, zero_apart| {
+            if !zero_apart {
+                symbol.wrapping_sub(reference as u8)
+            } else if symbol == 0 {
+                0
+            } else {
+                // symbol - 1 and the reference are below 255 and 510.
+                let difference = u16::from(symbol) - 1 + 510 - reference;
+                (difference % 255) as u8 + 1
+            }
+        });
+        split
+    }
+
+    /// Puts the symbols together again.
+    pub(crate) fn into_symbols(mut self) -> Vec<u8> {
+        self.each_row(|residual, reference, zero_apart| {
+            if !zero_apart {
+                residual.wrapping_add(reference as u8)
+            } else if residual == 0 {
+                0
+            } else {
+                ((u16::from(residual) - 1 + reference) % 255) as u8 + 1
+            }
+        });
+        self.residuals
+    }
+
+    /// Replaces each residual by `f` of it, the sum of its references and `zero_apart`.
+    fn each_row(&mut self, f: impl Fn(u8, u16, bool) -> u8) {
+        let zero_apart = self.zero_apart;
+        for (row, &reference) in self.residuals.chunks_mut(self.row_len).zip(&self.rows) {
+            if self.columns.is_empty() {
+                row.iter_mut().for_each(|s| *s = f(*s, reference.into(), zero_apart));
+            } else {
+                for (s, &column) in row.iter_mut().zip(&self.columns) {
+                    *s = f(*s, u16::from(reference) + u16::from(column), zero_apart);
+                }
+            }
+        }
+    }
+
+    /// How often each residual occurs.
+    pub(crate) fn counts(&self) -> Counts {
+        crate::codes::rans::count(&self.residuals)
+    }
+}
+
+/// The rounded mean of the symbols of a row that are not zero.
+fn row_mean(row: &[u8]) -> i32 {
+    let sum: u64 = row.iter().map(|&s| u64::from(s)).sum();
+    let present = row.iter().filter(|&&s| s != 0).count() as u64;
+    ((2 * sum + present) / (2 * present).max(1)) as i32
+}
+
+/// The rounded mean, for each column, of what symbols that are not zero exceed their row's mean by.
+fn column_means(symbols: &[u8], row_len: usize, row_means: &[i32]) -> Vec<i32> {
+    let mut sums = vec![(0i64, 0i64); row_len];
+    for (row, &mean) in symbols.chunks(row_len).zip(row_means) {
+        for ((sum, present), &symbol) in sums.iter_mut().zip(row) {
+            let here = i64::from(symbol != 0);
+            *sum += here * i64::from(i32::from(symbol) - mean);
+            *present += here;
+        }
+    }
+    let mean = |(sum, present): (i64, i64)| (2 * sum + present).div_euclid((2 * present).max(1)) as i32;
+    sums.into_iter().map(mean).collect()
+}
+
+/// A reference modulo 256, or 255 where zero stays apart.
+fn wrap(reference: i32, zero_apart: bool) -> u8 {
+    reference.rem_euclid(if zero_apart { 255 } else { 256 }) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_sum_of_rows_and_columns_leaves_one_symbol() {
+        let symbols: Vec<u8> = (0..64u8).flat_map(|r| (0..32u8).map(move |c| 40 + r % 9 + c % 5)).collect();
+        let split = Referenced::new(&symbols, 32, true);
+        let distinct = split.counts().iter().filter(|&&c| c > 0).count();
+        assert!(distinct <= 3, "{distinct}");
+        assert_eq!(split.into_symbols(), symbols);
+    }
+
+    proptest! {
+        #[test]
+        fn symbols_come_back(symbols in proptest::collection::vec(any::<u8>(), 1..400), row_len in 1usize..50, columns: bool) {
+            prop_assert_eq!(Referenced::new(&symbols, row_len, columns).into_symbols(), symbols);
+        }
+    }
+}

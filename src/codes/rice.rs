@@ -1,0 +1,162 @@
+//! Split-plane Rice runs (spec, section 7.4): the low bits of all gaps at fixed width, then their high parts in unary.
+
+use crate::bits::{Cursor, PlaneReader, PlaneWriter, packed_bytes};
+use crate::error::{Error, FormatErrorKind, Result};
+
+/// Bits of `gaps` with parameter `k`.
+pub(crate) fn run_bits(gaps: &[u64], k: u8) -> u128 {
+    let unary: u128 = gaps.iter().map(|&g| u128::from(g >> k) + 1).sum();
+    unary + gaps.len() as u128 * u128::from(k)
+}
+
+/// The parameter that gives the fewest bits, the smallest of several.
+///
+/// The number of bits is convex in k but for plateaus, and the best k lies within two of the logarithm of the mean gap.
+pub(crate) fn best_parameter(gaps: &[u64]) -> u8 {
+    let sum: u128 = gaps.iter().map(|&g| u128::from(g)).sum();
+    let mean = sum / (gaps.len() as u128).max(1);
+    let middle = (mean + 1).ilog2().min(63) as u8;
+    let candidates = middle.saturating_sub(3)..=(middle + 2).min(63);
+    candidates.min_by_key(|&k| run_bits(gaps, k)).unwrap_or(0)
+}
+
+/// Appends both planes of a run.
+pub(crate) fn write_run(out: &mut Vec<u8>, gaps: &[u64], k: u8) {
+    if k > 0 {
+        let mut low = PlaneWriter::new(out);
+        gaps.iter().for_each(|&g| low.put(g & ((1 << k) - 1), k.into()));
+        low.finish();
+    }
+    let mut high = PlaneWriter::new(out);
+    gaps.iter().for_each(|&g| high.put_unary(g >> k));
+    high.finish();
+}
+
+/// What a reader knows of a run before it reads it.
+pub(crate) struct RiceRun {
+    /// Number of gaps.
+    pub(crate) len: usize,
+    /// The parameter.
+    pub(crate) k: u8,
+    /// Bytes of the second plane; `None` if it goes to the end of the cursor.
+    pub(crate) unary_len: Option<u64>,
+    /// The position before the first gap's, plus one.
+    pub(crate) base: u64,
+    /// Elements of the index space.
+    pub(crate) n: u64,
+}
+
+/// Reads a run and appends its positions; each is below `run.n` (RIC-2).
+pub(crate) fn read_run(cursor: &mut Cursor<'_>, run: &RiceRun, positions: &mut Vec<u64>) -> Result<()> {
+    let &RiceRun { len, k, unary_len, base, n } = run;
+    let mismatch = |offset| Error::format(FormatErrorKind::LengthMismatch { field: "rice run" }, offset);
+    let low_len = packed_bytes(len as u64, k.into()).ok_or_else(|| mismatch(cursor.offset()))?;
+    let low_offset = cursor.offset();
+    let mut low = PlaneReader::new(cursor.take(low_len)?, low_offset);
+    let unary_offset = cursor.offset();
+    let unary = match unary_len {
+        Some(bytes) => cursor.take(bytes)?,
+        None => cursor.take_rest(),
+    };
+    // Every gap needs a bit: this bounds what is reserved by the bytes that are there.
+    if len as u64 > unary.len() as u64 * 8 {
+        return Err(mismatch(unary_offset));
+    }
+    positions.reserve(len);
+    let end = positions.len() + len;
+    let mut next = base; // the smallest position that the next gap can give
+    let mut zeros = 0u64; // zeros since the last one
+    let mut gap = |quotient: u64, positions: &mut Vec<u64>| -> Result<()> {
+        let outside =
+            |position| Error::format(FormatErrorKind::PositionOutOfRange { position, len: n }, unary_offset);
+        if quotient > n >> k {
+            return Err(outside(u64::MAX));
+        }
+        let position =
+            next.checked_add(quotient << k | low.get(k.into())).ok_or_else(|| outside(u64::MAX))?;
+        if position >= n {
+            return Err(outside(position));
+        }
+        positions.push(position);
+        next = position + 1;
+        Ok(())
+    };
+    let words = unary.chunks(8);
+    for chunk in words {
+        let mut bytes = [0; 8];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        let mut word = u64::from_le_bytes(bytes);
+        let mut from = 0; // bits of the word before the first that was not looked at
+        while word != 0 {
+            if positions.len() == end {
+                return Err(mismatch(unary_offset));
+            }
+            let one = u64::from(word.trailing_zeros());
+            gap(zeros + one - from, positions)?;
+            zeros = 0;
+            from = one + 1;
+            word &= word - 1;
+        }
+        zeros += chunk.len() as u64 * 8 - from;
+    }
+    // After the last one there may only be the padding of its byte.
+    if positions.len() != end || zeros >= 8 {
+        return Err(mismatch(unary_offset));
+    }
+    low.finish("rice run")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8], len: usize, k: u8, n: u64) -> Result<Vec<u64>> {
+        let mut positions = Vec::new();
+        let run = RiceRun { len, k, unary_len: None, base: 0, n };
+        read_run(&mut Cursor::new(bytes, 0, "run"), &run, &mut positions)?;
+        Ok(positions)
+    }
+
+    #[test]
+    fn a_run_by_hand() {
+        // Gaps 5, 0, 2 with k = 1: low bits 1, 0, 0; quotients 2, 0, 1 -> 001 1 01.
+        let mut bytes = Vec::new();
+        write_run(&mut bytes, &[5, 0, 2], 1);
+        assert_eq!(bytes, [0b001, 0b10_1100]);
+        assert_eq!(read(&bytes, 3, 1, 10).unwrap(), [5, 6, 9]);
+        assert_eq!(read(&bytes, 3, 1, 9).unwrap_err().name(), "position_out_of_range");
+        assert_eq!(read(&bytes, 2, 1, 10).unwrap_err().name(), "length_mismatch");
+        assert_eq!(read(&[0b001, 0b10_1100, 0], 3, 1, 10).unwrap_err().name(), "length_mismatch");
+        assert_eq!(read(&[0b1001, 0b10_1100], 3, 1, 10).unwrap_err().name(), "nonzero_padding");
+    }
+
+    #[test]
+    fn the_best_parameter_is_the_best() {
+        for gaps in
+            [vec![0; 9], vec![1000; 5], vec![3, 900, 17, 1, 1, 1 << 40], vec![u64::MAX >> 1; 3], vec![]]
+        {
+            let best = (0..=63).min_by_key(|&k| run_bits(&gaps, k)).unwrap();
+            assert_eq!(run_bits(&gaps, best_parameter(&gaps)), run_bits(&gaps, best), "{gaps:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn runs_come_back(gaps in proptest::collection::vec(0u64..5000, 1..300), k in 0u8..14) {
+            let mut bytes = Vec::new();
+            write_run(&mut bytes, &gaps, k);
+            let mut next = 0;
+            let expected: Vec<u64> = gaps.iter().map(|g| { let p = next + g; next = p + 1; p }).collect();
+            prop_assert_eq!(read(&bytes, gaps.len(), k, next).unwrap(), expected);
+        }
+
+        #[test]
+        fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..60), len in 0usize..100, k in 0u8..64, n in any::<u64>()) {
+            if let Ok(positions) = read(&bytes, len, k, n) {
+                prop_assert!(positions.len() == len && positions.is_sorted_by(|a, b| a < b));
+                prop_assert!(positions.iter().all(|&p| p < n));
+            }
+        }
+    }
+}

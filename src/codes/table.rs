@@ -1,0 +1,254 @@
+//! The normative construction of frequency tables (spec, section 7.2), shared by both directions.
+
+use crate::bits::{Cursor, PlaneReader, PlaneWriter};
+use crate::error::{Error, FormatErrorKind, Result};
+
+/// Binary logarithm of the sum of a table's frequencies.
+pub(crate) const FREQ_BITS: u32 = 12;
+/// The sum of a table's frequencies.
+pub(crate) const TOTAL: u32 = 1 << FREQ_BITS;
+/// Bits of a frequency's mantissa on the wire.
+const MANTISSA_BITS: u32 = 3;
+
+/// How often each symbol occurs.
+pub(crate) type Counts = [u64; 256];
+
+/// Frequencies of symbols; together [`TOTAL`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Table {
+    freq: [u16; 256],
+    first: u8,
+    last: u8,
+    rest: u8,
+}
+
+impl Table {
+    /// The canonical table for `counts`; `None` if nothing occurs.
+    pub(crate) fn from_counts(counts: &Counts) -> Option<Self> {
+        let total: u64 = counts.iter().sum();
+        let first = counts.iter().position(|&c| c > 0)?;
+        let last = counts.iter().rposition(|&c| c > 0)?;
+        // The first of the most frequent symbols: `max_by_key` would take the last.
+        let rest = (first..=last).rev().max_by_key(|&s| counts[s])?;
+        let distinct = counts.iter().filter(|&&c| c > 0).count() as u64;
+        let scale = u64::from(TOTAL) - distinct;
+        let mut freq = [0u16; 256];
+        let mut fill = |round: fn(u32) -> u32| {
+            let mut sum = 0;
+            for symbol in (first..=last).filter(|&s| s != rest && counts[s] > 0) {
+                let exact = u128::from(counts[symbol]) * u128::from(scale) / u128::from(total);
+                let coded = round((exact as u32).max(1));
+                freq[symbol] = coded as u16;
+                sum += coded;
+            }
+            freq[rest] = TOTAL.saturating_sub(sum) as u16;
+            sum < TOTAL
+        };
+        if !fill(round_to_nearest) {
+            fill(round_down);
+        }
+        Some(Self { freq, first: first as u8, last: last as u8, rest: rest as u8 })
+    }
+
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        let mut plane = PlaneWriter::new(out);
+        plane.put(self.first.into(), 8);
+        plane.put((self.last - self.first).into(), 8);
+        plane.put((self.rest - self.first).into(), 8);
+        for symbol in (self.first..=self.last).filter(|&s| s != self.rest) {
+            match self.freq(symbol) {
+                0 => plane.put(0, 4),
+                freq => {
+                    let exponent = freq.ilog2();
+                    let mantissa_bits = exponent.min(MANTISSA_BITS);
+                    plane.put(u64::from(exponent) + 1, 4);
+                    plane.put(u64::from((freq ^ 1 << exponent) >> (exponent - mantissa_bits)), mantissa_bits);
+                }
+            }
+        }
+        plane.finish();
+    }
+
+    pub(crate) fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
+        let offset = cursor.offset();
+        let bad = || Error::format(FormatErrorKind::BadTable, offset);
+        // The table's length is known only once it is read: read from all that is left, then take what it used.
+        let mut ahead = cursor.clone();
+        let bytes = ahead.take_rest();
+        let mut plane = PlaneReader::new(bytes, offset);
+        let mut bits = 24u64;
+        let first = plane.get(8) as u8;
+        let last = first.checked_add(plane.get(8) as u8).ok_or_else(bad)?;
+        let rest = first.checked_add(plane.get(8) as u8).filter(|&r| r <= last).ok_or_else(bad)?;
+        let mut freq = [0u16; 256];
+        let mut sum = 0;
+        for symbol in (first..=last).filter(|&s| s != rest) {
+            let exponent = match plane.get(4) {
+                0 => {
+                    bits += 4;
+                    continue;
+                }
+                x @ 1..=12 => x as u32 - 1,
+                _ => return Err(bad()),
+            };
+            let mantissa_bits = exponent.min(MANTISSA_BITS);
+            bits += u64::from(4 + mantissa_bits);
+            let coded = (1 << exponent) + ((plane.get(mantissa_bits) as u32) << (exponent - mantissa_bits));
+            freq[symbol as usize] = coded as u16;
+            sum += coded;
+        }
+        if sum >= TOTAL {
+            return Err(bad());
+        }
+        freq[rest as usize] = (TOTAL - sum) as u16;
+        if freq[first as usize] == 0 || freq[last as usize] == 0 {
+            return Err(bad());
+        }
+        let offset = cursor.offset();
+        let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
+        for step in std::iter::repeat_n(64, (bits / 64) as usize).chain([(bits % 64) as u32]) {
+            plane.get(step);
+        }
+        plane.finish("frequency table")?;
+        Ok(Self { freq, first, last, rest })
+    }
+
+    /// A symbol's frequency, 0 if the table does not have it.
+    pub(crate) fn freq(&self, symbol: u8) -> u32 {
+        self.freq[symbol as usize].into()
+    }
+
+    /// The sum of the frequencies of all smaller symbols, for each symbol.
+    pub(crate) fn starts(&self) -> [u16; 256] {
+        let mut sum = 0;
+        self.freq.map(|f| {
+            let start = sum;
+            sum += f;
+            start
+        })
+    }
+
+    /// Bits of the table on the wire.
+    pub(crate) fn bits(&self) -> u64 {
+        let each = |symbol| match self.freq(symbol) {
+            0 => 4,
+            freq => u64::from(4 + freq.ilog2().min(MANTISSA_BITS)),
+        };
+        24 + (self.first..=self.last).filter(|&s| s != self.rest).map(each).sum::<u64>()
+    }
+
+    /// Bits that the symbols of `counts` cost by this table, in 1/65536; `None` if it lacks one of them.
+    pub(crate) fn cost(&self, counts: &Counts) -> Option<u64> {
+        let mut cost = 0u64;
+        for (symbol, &count) in counts.iter().enumerate().filter(|(_, c)| **c > 0) {
+            match self.freq[symbol] {
+                0 => return None,
+                freq => cost = cost.saturating_add(count.saturating_mul(u64::from(LOG_COST[freq as usize]))),
+            }
+        }
+        Some(cost)
+    }
+}
+
+fn round_down(freq: u32) -> u32 {
+    let spare = freq.ilog2().saturating_sub(MANTISSA_BITS);
+    freq >> spare << spare
+}
+
+fn round_to_nearest(freq: u32) -> u32 {
+    let spare = freq.ilog2().saturating_sub(MANTISSA_BITS);
+    if spare == 0 {
+        return freq;
+    }
+    (freq + (1 << (spare - 1))) >> spare << spare
+}
+
+/// `-log2(f / 4096)` in units of 1/65536 bit for each frequency f: an integer logarithm, so that every machine makes the
+/// same choices.
+static LOG_COST: [u32; TOTAL as usize + 1] = log_costs();
+
+const fn log_costs() -> [u32; TOTAL as usize + 1] {
+    let mut costs = [0; TOTAL as usize + 1];
+    let mut f = 1;
+    while f <= TOTAL as usize {
+        let whole = f.ilog2();
+        // Squaring x in [1, 2) doubles its logarithm: each time it passes 2 the next bit is a one.
+        let mut x = (f as u64) << (31 - whole);
+        let mut fraction = 0;
+        let mut bit = 0;
+        while bit < 16 {
+            x = (x * x) >> 31;
+            fraction <<= 1;
+            if x >= 1 << 32 {
+                x >>= 1;
+                fraction |= 1;
+            }
+            bit += 1;
+        }
+        costs[f] = (FREQ_BITS << 16) - (whole << 16) - fraction;
+        f += 1;
+    }
+    costs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn counts_of(pairs: &[(u8, u64)]) -> Counts {
+        let mut counts = [0; 256];
+        pairs.iter().for_each(|&(s, c)| counts[s as usize] += c);
+        counts
+    }
+
+    fn read(bytes: &[u8]) -> Result<Table> {
+        let mut cursor = Cursor::new(bytes, 0, "table");
+        let table = Table::read(&mut cursor)?;
+        cursor.finish()?;
+        Ok(table)
+    }
+
+    #[test]
+    fn logarithms() {
+        assert_eq!((LOG_COST[4096], LOG_COST[2048], LOG_COST[1]), (0, 1 << 16, 12 << 16));
+        let exact = -(3f64 / 4096.0).log2() * 65536.0;
+        assert!((f64::from(LOG_COST[3]) - exact).abs() < 2.0);
+    }
+
+    #[test]
+    fn one_symbol_has_everything() {
+        let table = Table::from_counts(&counts_of(&[(200, 5)])).unwrap();
+        assert_eq!((table.freq(200), table.bits()), (TOTAL, 24));
+        assert!(Table::from_counts(&[0; 256]).is_none());
+    }
+
+    #[test]
+    fn malformed_tables_are_refused() {
+        for bytes in [
+            &[250u8, 10, 0][..],            // last > 255
+            &[0, 1, 2],                     // rest > last
+            &[0, 1, 0, 0b1101],             // x = 13
+            &[0, 1, 0, 0],                  // last has frequency 0
+            &[0, 2, 0, 0b1100_1100, 0b111], // sum too large
+        ] {
+            assert_eq!(read(bytes).unwrap_err().name(), "bad_table", "{bytes:?}");
+        }
+        assert_eq!(read(&[0, 1, 0, 0b1111_0001]).unwrap_err().name(), "nonzero_padding");
+        assert!(read(&[0, 1]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn tables_come_back(pairs in proptest::collection::vec((any::<u8>(), 1u64..1 << 40), 1..300)) {
+            let counts = counts_of(&pairs);
+            let table = Table::from_counts(&counts).unwrap();
+            prop_assert_eq!((0..=255u8).map(|s| table.freq(s)).sum::<u32>(), TOTAL);
+            prop_assert!((0..256).all(|s| (counts[s] > 0) == (table.freq(s as u8) > 0)));
+            let mut bytes = Vec::new();
+            table.write(&mut bytes);
+            prop_assert_eq!(bytes.len() as u64, table.bits().div_ceil(8));
+            prop_assert_eq!(read(&bytes).unwrap(), table);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Integers of any size as a token and raw bits (spec, section 7.1).
+
+use crate::codes::table::Counts;
+
+/// Tokens are less than this.
+pub(crate) const TOKENS: u8 = 128;
+
+/// The token of a value.
+#[inline]
+pub(crate) fn token(value: u64) -> u8 {
+    if value < 2 {
+        return value as u8;
+    }
+    let exponent = value.ilog2();
+    (2 * exponent + (value >> (exponent - 1) & 1) as u32) as u8
+}
+
+/// The number of raw bits that follow a token below [`TOKENS`].
+#[inline]
+pub(crate) fn raw_bits(token: u8) -> u32 {
+    (u32::from(token) / 2).saturating_sub(1)
+}
+
+/// The raw bits of a value.
+#[inline]
+pub(crate) fn raw(value: u64, raw_bits: u32) -> u64 {
+    value & ((1 << raw_bits) - 1)
+}
+
+/// The value of a token and its raw bits.
+#[inline]
+pub(crate) fn value(token: u8, raw: u64) -> u64 {
+    if token < 2 {
+        return token.into();
+    }
+    let bits = raw_bits(token);
+    (2 | u64::from(token & 1)) << bits | raw
+}
+
+/// Raw bits of all values whose tokens are counted.
+pub(crate) fn raw_cost(counts: &Counts) -> u64 {
+    counts.iter().zip(0..=255u8).map(|(&count, token)| count * u64::from(raw_bits(token))).sum()
+}
+
+/// Bits that `values` cost as tokens, table included, in 1/65536: what choosing between codes needs.
+pub(crate) fn token_cost(values: impl Iterator<Item = u64>) -> u64 {
+    let mut counts = [0; 256];
+    values.for_each(|v| counts[token(v) as usize] += 1);
+    match crate::codes::Table::from_counts(&counts) {
+        Some(table) => ((table.bits() + raw_cost(&counts) + 48) << 16)
+            .saturating_add(table.cost(&counts).unwrap_or(u64::MAX)),
+        None => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_small_and_large_values() {
+        let tokens = [
+            (0, 0),
+            (1, 1),
+            (2, 2),
+            (3, 3),
+            (4, 4),
+            (5, 4),
+            (6, 5),
+            (7, 5),
+            (8, 6),
+            (12, 7),
+            (u64::MAX, 127),
+        ];
+        for (v, t) in tokens {
+            assert_eq!(token(v), t);
+            assert_eq!(value(t, raw(v, raw_bits(t))), v);
+        }
+        for shift in 0..64 {
+            for v in [1u64 << shift, (1 << shift) - 1, (1 << shift) + 1] {
+                let t = token(v);
+                assert!(t < TOKENS);
+                assert_eq!(value(t, raw(v, raw_bits(t))), v);
+            }
+        }
+    }
+}

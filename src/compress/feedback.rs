@@ -1,0 +1,100 @@
+//! Error feedback: what a lossy codec left out is added to the next update.
+
+use std::collections::BTreeMap;
+
+use crate::element::decode_f32s;
+use crate::error::{Error, InputErrorKind, Result};
+use crate::tensor::{TensorBuf, elements};
+
+/// The residuals of a sender, by tensor name: 32-bit floats, for each tensor the sum of what it was to send and what the
+/// receivers did not get yet. It never travels.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Feedback {
+    residuals: BTreeMap<String, Residual>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Residual {
+    shape: Vec<u64>,
+    values: Vec<f32>,
+}
+
+impl Feedback {
+    /// No residuals.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The residual of the tensor `name`, row-major.
+    pub fn get(&self, name: &str) -> Option<&[f32]> {
+        self.residuals.get(name).map(|r| r.values.as_slice())
+    }
+
+    /// The Euclidean norm of all residuals together, the sum taken in the order of names and elements.
+    pub fn norm(&self) -> f64 {
+        let squares = self.residuals.values().flat_map(|r| &r.values).map(|&x| f64::from(x) * f64::from(x));
+        squares.sum::<f64>().sqrt()
+    }
+
+    /// Forgets all residuals.
+    pub fn reset(&mut self) {
+        self.residuals.clear();
+    }
+
+    /// All residuals as tensors, in the order of their names, for a checkpoint.
+    pub fn save(&self) -> Vec<(String, TensorBuf)> {
+        self.residuals
+            .iter()
+            .filter_map(|(name, r)| {
+                TensorBuf::from_f32(r.shape.clone(), &r.values).ok().map(|t| (name.clone(), t))
+            })
+            .collect()
+    }
+
+    /// The residuals that [`Self::save`] gave.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if a tensor is not of floats.
+    pub fn load(tensors: impl IntoIterator<Item = (String, TensorBuf)>) -> Result<Self> {
+        let mut feedback = Self::new();
+        for (name, tensor) in tensors {
+            let mut values = vec![0.0; elements(tensor.shape()).unwrap_or(0) as usize];
+            decode_f32s(tensor.dtype(), tensor.data(), 0, &mut values)?;
+            feedback.set(&name, tensor.shape(), values);
+        }
+        Ok(feedback)
+    }
+
+    pub(super) fn of(&self, name: &str, shape: &[u64]) -> Result<Option<&[f32]>> {
+        match self.residuals.get(name) {
+            Some(r) if r.shape != shape => {
+                Err(Error::input(InputErrorKind::Mismatch { what: "shapes of tensor and residual" }))
+            }
+            residual => Ok(residual.map(|r| r.values.as_slice())),
+        }
+    }
+
+    pub(super) fn set(&mut self, name: &str, shape: &[u64], values: Vec<f32>) {
+        self.residuals.insert(name.to_owned(), Residual { shape: shape.to_vec(), values });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn saved_residuals_come_back() {
+        let mut feedback = Feedback::new();
+        feedback.set("b", &[2], vec![3.0, -4.0]);
+        feedback.set("a", &[], vec![0.0]);
+        assert_eq!(feedback.norm(), 5.0);
+        let saved = feedback.save();
+        assert_eq!(saved.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(Feedback::load(saved).unwrap(), feedback);
+        assert!(feedback.of("b", &[1, 2]).is_err());
+        assert_eq!(feedback.of("c", &[1, 2]).unwrap(), None);
+        feedback.reset();
+        assert_eq!((feedback.norm(), feedback.get("b")), (0.0, None));
+    }
+}

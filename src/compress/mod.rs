@@ -1,0 +1,388 @@
+//! The lossy front end. A *compressor* decides what an update says of a tensor and makes [`Block`]s of it; it belongs to
+//! the sender, and nothing below knows of it. A [`Codec`] names a compressor and its settings, [`compress`] runs it.
+//!
+//! Compressors work on 32-bit floats: elements of narrower types are widened, f64 is rounded first. For any number of
+//! threads the blocks are the same: sums are taken in a fixed order, and random numbers belong to their element
+//! ([`crate::random`]).
+
+mod feedback;
+mod lossless;
+mod natural;
+mod quantize;
+mod sbc;
+mod select;
+mod source;
+mod sparse;
+mod spec;
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+pub use feedback::Feedback;
+pub use spec::SpecError;
+
+use crate::Positions;
+use crate::block::{Block, Norm, Scope};
+use crate::error::{Error, InputErrorKind, Result};
+use crate::tensor::TensorView;
+use source::Source;
+
+/// A compressor and its settings. [`str::parse`] reads it from `name[:key=value,...]`, [`ToString`] writes it back.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Codec {
+    /// `raw`: the elements as they are.
+    Raw,
+    /// `lossless`: the elements' byte planes, entropy coded.
+    Lossless,
+    /// `topk`: the elements of largest magnitude.
+    TopK {
+        /// `density` or `k`: how many.
+        amount: Amount,
+        /// `values`: what is sent of them.
+        values: Kept,
+        /// `scope`: among which elements they are the largest.
+        selection: Selection,
+        /// `seed`: of the rounding to powers of two.
+        seed: u64,
+        /// `positions`: how their positions are written.
+        positions: Positions,
+    },
+    /// `threshold`: the elements whose magnitude is at least `at`.
+    Threshold {
+        /// `at`: positive and finite.
+        at: f32,
+        /// `values`: what is sent of them.
+        values: Kept,
+        /// `seed`: of the rounding to powers of two.
+        seed: u64,
+        /// `positions`: how their positions are written.
+        positions: Positions,
+    },
+    /// `sbc`: Sparse Binary Compression, one value for the largest elements of one sign of each tensor.
+    Sbc {
+        /// `density` or `k`: how many of each tensor.
+        amount: Amount,
+        /// `positions`: how their positions are written.
+        positions: Positions,
+    },
+    /// `natural`: natural compression, each element rounded at random to a power of two, without bias.
+    Natural {
+        /// `seed`: of the rounding. Take another one for every step.
+        seed: u64,
+    },
+    /// `qsgd`: each element rounded at random, without bias, to a multiple of its bucket's norm / (2^(bits-1) - 1).
+    Qsgd {
+        /// `bits`: of a level with its sign, 2 to 16.
+        bits: u8,
+        /// `bucket`: values that share a norm, at least 2.
+        bucket: u64,
+        /// `norm`: `l2` or `max`.
+        norm: Norm,
+        /// `seed`: of the rounding. Take another one for every step.
+        seed: u64,
+    },
+    /// `int8`: each element rounded to a multiple of its group's largest magnitude / 127.
+    Int8 {
+        /// `group`: values that share a scale, at least 2.
+        group: u64,
+    },
+    /// `delta`: the elements that differ from a base, losslessly.
+    Delta {
+        /// `positions`: how their positions are written.
+        positions: Positions,
+    },
+}
+
+/// How many elements a selector keeps. Zeros are never kept, so it may be fewer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Amount {
+    /// This part of them, rounded to a whole number, at least one: more than 0, at most 1.
+    Density(f64),
+    /// So many, at least 1.
+    Count(u64),
+}
+
+impl Amount {
+    /// The number of elements to keep of `n`.
+    pub fn of(self, n: u64) -> u64 {
+        match self {
+            Self::Density(density) => ((density * n as f64).round() as u64).max(1).min(n),
+            Self::Count(count) => count.min(n),
+        }
+    }
+}
+
+/// What is sent of an element that was kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kept {
+    /// Its value, or as much of it as the tensor's own type holds.
+    F32,
+    /// Its value in half precision.
+    F16,
+    /// Its value in bfloat16.
+    Bf16,
+    /// A power of two at random, without bias.
+    Pow2,
+    /// Its sign; the mean magnitude is sent once.
+    Sign,
+    /// A multiple, -7 to 7, of a scale that 256 kept elements share.
+    Q4,
+}
+
+/// Among which elements those of largest magnitude are sought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Selection {
+    /// Those of each tensor.
+    Tensor,
+    /// Those of all tensors of the update that have this codec.
+    Global,
+}
+
+impl Codec {
+    /// The wire option for the positions of the blocks that this codec makes.
+    pub fn positions(&self) -> Positions {
+        match *self {
+            Self::TopK { positions, .. }
+            | Self::Threshold { positions, .. }
+            | Self::Sbc { positions, .. }
+            | Self::Delta { positions } => positions,
+            _ => Positions::Auto,
+        }
+    }
+
+    /// Whether the receiver may get other values than the sender had.
+    pub fn is_lossy(&self) -> bool {
+        !matches!(self, Self::Raw | Self::Lossless | Self::Delta { .. })
+    }
+
+    fn check(&self) -> Result<()> {
+        let amount_fits = match *self {
+            Self::TopK { amount: Amount::Density(d), .. } | Self::Sbc { amount: Amount::Density(d), .. } => {
+                d > 0.0 && d <= 1.0
+            }
+            Self::TopK { amount: Amount::Count(k), .. } | Self::Sbc { amount: Amount::Count(k), .. } => k > 0,
+            _ => true,
+        };
+        match *self {
+            _ if !amount_fits => Err(Error::bad_option("density or k")),
+            Self::Threshold { at, .. } if !(at > 0.0 && at.is_finite()) => Err(Error::bad_option("at")),
+            Self::Qsgd { bits, .. } if !(2..=16).contains(&bits) => Err(Error::bad_option("bits")),
+            Self::Qsgd { norm: Norm::L1, .. } => Err(Error::bad_option("norm")),
+            Self::Qsgd { bucket: len, .. } | Self::Int8 { group: len } if len < 2 => {
+                Err(Error::bad_option("bucket or group"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A tensor to compress.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// Its number in the manifest.
+    pub tensor: u64,
+    /// Its name in the manifest, by which [`Feedback`] knows it.
+    pub name: &'a str,
+    /// Its elements.
+    pub view: TensorView<'a>,
+    /// The elements of the tensor it replaces, for [`Codec::Delta`].
+    pub base: Option<TensorView<'a>>,
+}
+
+/// What a lossy codec does with NaN and infinity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum NonFinite {
+    /// It fails.
+    #[default]
+    Reject,
+    /// It takes them for zero.
+    Zero,
+}
+
+/// How to compress.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// The most elements that one dense block of one tensor spans, at least 1; larger tensors take several.
+    /// Default: 4,194,304. Not stored.
+    pub block_len: u64,
+    /// What a lossy codec does with NaN and infinity. Default: it fails. Not stored.
+    pub non_finite: NonFinite,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { block_len: 1 << 22, non_finite: NonFinite::default() }
+    }
+}
+
+impl Options {
+    /// Sets [`Options::block_len`].
+    #[must_use]
+    pub fn with_block_len(mut self, elements: u64) -> Self {
+        self.block_len = elements;
+        self
+    }
+
+    /// Sets [`Options::non_finite`].
+    #[must_use]
+    pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
+        self.non_finite = non_finite;
+        self
+    }
+}
+
+/// Compresses the tensors of one update: the blocks in ascending order of what they span.
+///
+/// `inputs`: in ascending order of their numbers; `codecs`: one for each. With `feedback`, lossy codecs compress the sum
+/// of the tensor and of what earlier calls left over, and what this call leaves over is kept for the next.
+///
+/// # Errors
+/// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a lossy codec, a
+/// missing or different base for [`Codec::Delta`], a residual of another shape; or without: an option out of its range.
+/// `feedback` is then as it was before.
+pub fn compress(
+    inputs: &[Input<'_>],
+    codecs: &[Codec],
+    options: &Options,
+    feedback: Option<&mut Feedback>,
+) -> Result<Vec<Block>> {
+    check(inputs, codecs, options, feedback.is_some())?;
+    let mut sources = inputs
+        .iter()
+        .zip(codecs)
+        .map(|(input, codec)| {
+            Source::new(input, *codec, options, feedback.as_deref()).map_err(|e| e.in_tensor(input.tensor))
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let mut chosen = select::global(&mut sources, codecs)?;
+    let mut blocks = Vec::new();
+    for run in runs(inputs, codecs) {
+        let tensors = &mut sources[run.clone()];
+        match codecs[run.start] {
+            Codec::Raw => lossless::dense(&inputs[run], options, false, &mut blocks),
+            Codec::Lossless => lossless::dense(&inputs[run], options, true, &mut blocks),
+            Codec::Delta { .. } => lossless::delta(&inputs[run], &mut blocks)?,
+            Codec::TopK { amount, values, selection, seed, .. } => {
+                let chosen = match selection {
+                    Selection::Global => chosen[run].iter_mut().map(std::mem::take).collect(),
+                    Selection::Tensor => select::top_k_each(tensors, amount)?,
+                };
+                blocks.push(sparse::block(tensors, chosen, values, seed)?);
+            }
+            Codec::Threshold { at, values, seed, .. } => {
+                let chosen = select::at_least(tensors, at)?;
+                blocks.push(sparse::block(tensors, chosen, values, seed)?);
+            }
+            Codec::Sbc { amount, .. } => blocks.push(sbc::block(tensors, amount)?),
+            Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
+            Codec::Qsgd { bits, bucket, norm, seed } => {
+                let levels = quantize::Levels { bits, bucket, norm, seed };
+                quantize::levels(tensors, levels, options, &mut blocks)?;
+            }
+            Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
+        }
+    }
+    let residuals: Vec<Option<Vec<f32>>> = sources.into_iter().map(|s| s.residual_after).collect();
+    if let Some(feedback) = feedback {
+        for (input, residual) in inputs.iter().zip(residuals) {
+            if let Some(residual) = residual {
+                feedback.set(input.name, input.view.shape(), residual);
+            }
+        }
+    }
+    Ok(blocks)
+}
+
+fn check(inputs: &[Input<'_>], codecs: &[Codec], options: &Options, by_name: bool) -> Result<()> {
+    if inputs.len() != codecs.len() {
+        return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of inputs and codecs" }));
+    }
+    if options.block_len == 0 {
+        return Err(Error::bad_option("block_len"));
+    }
+    if !inputs.is_sorted_by(|a, b| a.tensor < b.tensor) {
+        return Err(Error::bad_option("inputs are not in ascending order"));
+    }
+    let mut names = HashSet::new();
+    if by_name && !inputs.iter().all(|input| names.insert(input.name)) {
+        return Err(Error::bad_option("two inputs of one name"));
+    }
+    codecs.iter().try_for_each(Codec::check)
+}
+
+/// Inputs that one block may hold together: consecutive in the manifest, of one element type, with one codec.
+fn runs(inputs: &[Input<'_>], codecs: &[Codec]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for i in 0..inputs.len() {
+        match runs.last_mut() {
+            Some(run)
+                if inputs[i].tensor == inputs[i - 1].tensor + 1
+                    && inputs[i].view.dtype() == inputs[i - 1].view.dtype()
+                    && codecs[i] == codecs[i - 1] =>
+            {
+                run.end = i + 1;
+            }
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}
+
+/// The scope of `count` >= 1 whole tensors.
+fn whole(first: u64, count: usize) -> Scope {
+    match count {
+        1 => Scope::Tensor(first),
+        _ => Scope::Tensors { first, count: count as u64 },
+    }
+}
+
+/// What one dense block spans.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    /// Whole tensors of a run.
+    Whole(Range<usize>),
+    /// Elements of one tensor of a run.
+    Slice(usize, Range<u64>),
+}
+
+/// A tensor with fewer elements than this is small: neighbours share a block.
+const SMALL: u64 = 4096;
+/// The most elements of small tensors in one block.
+const SMALL_BLOCK: u64 = 1 << 16;
+
+/// Divides a run of tensors of these lengths into dense blocks: small neighbours together if `merge`, large ones in
+/// pieces of `block_len` elements.
+fn parts(lens: &[u64], block_len: u64, merge: bool) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut merged = None;
+    for (i, &len) in lens.iter().enumerate() {
+        if len > block_len {
+            parts.extend(
+                (0..len)
+                    .step_by(block_len as usize)
+                    .map(|start| Part::Slice(i, start..len.min(start.saturating_add(block_len)))),
+            );
+            merged = None;
+            continue;
+        }
+        let small = merge && len < SMALL.min(block_len);
+        match (parts.last_mut(), &mut merged) {
+            (Some(Part::Whole(range)), Some(total))
+                if small && *total + len <= SMALL_BLOCK.min(block_len) =>
+            {
+                range.end = i + 1;
+                *total += len;
+            }
+            _ => {
+                parts.push(Part::Whole(i..i + 1));
+                merged = small.then_some(len);
+            }
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,251 @@
+//! Natural compression (Horvath et al., arXiv 1905.10988): each element becomes one of the two powers of two around its
+//! magnitude, the upper one with the probability that makes the mean right: its mantissa.
+
+use super::source::{Chunk, Source, TILE, pack_bits};
+use super::{Options, Part, parts, whole};
+use crate::block::{Bits, Block, Scope, Support, Underflow, Values};
+use crate::element::{max_finite, round_f32s};
+use crate::error::Result;
+use crate::random;
+use crate::tensor::Dtype;
+
+/// Dense blocks of a run of tensors.
+pub(super) fn blocks(
+    tensors: &mut [Source<'_>],
+    seed: u64,
+    options: &Options,
+    blocks: &mut Vec<Block>,
+) -> Result<()> {
+    let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
+    for part in parts(&lens, options.block_len, true) {
+        let (scope, values) = match part {
+            Part::Slice(i, range) => {
+                let (tensor, len) = (tensors[i].tensor, range.end - range.start);
+                let scope = Scope::Range { tensor, start: range.start, len };
+                (scope, dense(&mut tensors[i], range.start as usize..range.end as usize, seed)?)
+            }
+            Part::Whole(run) if run.len() == 1 => {
+                let tensor = &mut tensors[run.start];
+                (Scope::Tensor(tensor.tensor), dense(tensor, 0..tensor.len, seed)?)
+            }
+            Part::Whole(run) => {
+                let scope = whole(tensors[run.start].tensor, run.len());
+                let mut spans: Vec<_> = tensors[run].iter_mut().map(|t| (0..t.len, t)).collect();
+                (scope, general(&mut spans, seed)?)
+            }
+        };
+        blocks.push(Block { scope, add: false, support: Support::All, values });
+    }
+    Ok(())
+}
+
+/// The exponent of the power of two that a finite float of these bits is rounded to, [`ZERO`] for zero.
+/// Magnitudes that would round to more than `2^top` become that.
+pub(super) fn round(bits: u32, word: u32, top: i16) -> i16 {
+    let magnitude = bits & 0x7fff_ffff;
+    if magnitude == 0 {
+        return ZERO;
+    }
+    if magnitude < 1 << 23 {
+        let exponent = 31 - magnitude.leading_zeros();
+        let mantissa = magnitude << (23 - exponent) & 0x7f_ffff;
+        return (exponent as i16 - 149 + i16::from(word >> 9 < mantissa)).min(top);
+    }
+    (biased(magnitude, word) as i16 - 127).min(top)
+}
+
+/// The exponent of the largest power of two that elements of a type hold.
+pub(super) fn top(dtype: Dtype) -> i16 {
+    (max_finite(dtype).to_bits() >> 23) as i16 - 127
+}
+
+/// What [`round`] gives for zero.
+pub(super) const ZERO: i16 = i16::MIN;
+
+/// Added to a tensor's number for the words of the second draw.
+pub(super) const SECOND_STREAM: u64 = 1 << 63;
+
+/// The smallest exponent that has a code, and a code for each exponent that [`round`] gave. `words` draws a second word
+/// for each element; it is asked only if the exponents span more than 255.
+pub(super) fn codes(exponents: &[i16], words: impl FnOnce() -> Vec<u32>) -> (i16, Vec<u8>) {
+    let nonzero = || exponents.iter().copied().filter(|&e| e != ZERO);
+    let (Some(smallest), Some(largest)) = (nonzero().min(), nonzero().max()) else {
+        return (0, vec![0; exponents.len()]);
+    };
+    let least = smallest.max(largest - 254);
+    let code = |e: i16| if e == ZERO { 0 } else { (e - least + 1) as u8 };
+    if smallest == least {
+        return (least, exponents.iter().map(|&e| code(e)).collect());
+    }
+    // 2^e below the least power becomes that with probability 2^(e - least), or zero.
+    let draw = |e: i16, word: u32| u8::from(u64::from(word) < (1u64 << 32) >> (least - e).min(63));
+    let draws = exponents.iter().zip(words());
+    (least, draws.map(|(&e, word)| if e != ZERO && e < least { draw(e, word) } else { code(e) }).collect())
+}
+
+/// The magnitude of a code, for exponents that 32-bit floats have.
+pub(super) fn value(min_exponent: i16, code: u8) -> f32 {
+    let exponent = i32::from(min_exponent) + i32::from(code) - 1;
+    match code {
+        0 => 0.0,
+        _ if exponent < -126 => f32::from_bits(1 << (exponent + 149)),
+        _ => f32::from_bits(((exponent + 127) as u32) << 23),
+    }
+}
+
+/// The biased exponent of a normal magnitude, plus one if a 23-bit uniform number is less than the mantissa; 255 beyond
+/// the largest power.
+#[inline(always)]
+fn biased(magnitude: u32, word: u32) -> u32 {
+    // r < m if and only if m + (2^23 - 1 - r) carries, and !word >> 9 is that complement of r = word >> 9.
+    (magnitude + (!word >> 9)) >> 23
+}
+
+/// Elements of the work of one thread at a time; a multiple of [`TILE`].
+const STEP: usize = 1 << 16;
+
+/// Codes that are biased exponents yet.
+struct Rounded {
+    codes: Vec<u8>,
+    /// Eight signs to a byte.
+    negative: Vec<u8>,
+    least: u8,
+    subnormal: bool,
+    non_finite: bool,
+}
+
+/// One span of one tensor. As long as all elements are normal numbers or zero, a code is a biased exponent less the
+/// same number for all; only that number has to wait for the end.
+fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> Result<Values> {
+    let rounded = tensor.scan(range.clone(), STEP, |chunk| round_chunk(chunk, seed));
+    if rounded.iter().any(|r| r.non_finite) {
+        return Err(tensor.non_finite());
+    }
+    if rounded.iter().any(|r| r.subnormal) {
+        return general(&mut [(range, tensor)], seed);
+    }
+    // 0 wraps to 255, which says that there was no code but 0.
+    let shift =
+        rounded.iter().map(|r| r.least).min().map_or(0, |least| if least == 255 { 126 } else { least });
+    let most = (top(tensor.dtype) + 127) as u8;
+    let mut codes = Vec::with_capacity(range.len());
+    let mut negative = Vec::with_capacity(range.len().div_ceil(8));
+    for r in &rounded {
+        codes.extend(r.codes.iter().map(|&c| c.min(most).saturating_sub(shift)));
+        negative.extend_from_slice(&r.negative);
+    }
+    let negative = Bits::from_bytes(range.len() as u64, negative).unwrap_or_default();
+    let min_exponent = i16::from(shift) + 1 - 127;
+    Ok(Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative })
+}
+
+fn round_chunk(chunk: Chunk<'_, '_>, seed: u64) -> Rounded {
+    let (first, len, feedback) = (chunk.start, chunk.len, chunk.has_feedback());
+    let (tensor, dtype) = (chunk.source.tensor, chunk.source.dtype);
+    let (mut codes, mut negative) = (vec![0; len], vec![0; len.div_ceil(8)]);
+    let (mut subnormal, mut non_finite) = (false, false);
+    let mut words = [0; TILE];
+    chunk.tiles(|start, tile| {
+        let words = &mut words[..tile.len()];
+        random::words(seed, tensor, start as u64, words);
+        let codes = &mut codes[start - first..][..tile.len()];
+        let (s, n) = round_tile(tile, words, codes);
+        subnormal |= s;
+        non_finite |= n;
+        pack_signs(tile, &mut negative[(start - first) / 8..]);
+        if feedback {
+            subtract(dtype, tile, codes);
+        }
+    });
+    let most = (top(dtype) + 127) as u8;
+    let least = codes.iter().fold(255, |least, &c| c.min(most).wrapping_sub(1).min(least));
+    Rounded { codes, negative, least, subnormal, non_finite }
+}
+
+/// Writes biased exponents; says whether there were subnormals, and whether there was NaN or infinity.
+fn round_tile(tile: &[f32], words: &[u32], codes: &mut [u8]) -> (bool, bool) {
+    let (mut subnormal, mut non_finite) = (0u32, 0u32);
+    for ((x, word), code) in tile.iter().zip(words).zip(codes) {
+        let magnitude = x.to_bits() & 0x7fff_ffff;
+        // Sign bits tell: below 2^23 but not below 1, and above the largest finite magnitude.
+        subnormal |= magnitude.wrapping_sub(1 << 23) & !magnitude.wrapping_sub(1);
+        non_finite |= 0x7f7f_ffffu32.wrapping_sub(magnitude);
+        *code = biased(magnitude, *word) as u8;
+    }
+    (subnormal >> 31 != 0, non_finite >> 31 != 0)
+}
+
+fn pack_signs(tile: &[f32], out: &mut [u8]) {
+    let (rows, rest) = tile.as_chunks::<64>();
+    for (row, out) in rows.iter().zip(out.as_chunks_mut::<8>().0) {
+        let signs = std::array::from_fn(|i| (row[i].to_bits() >> 31) as u8);
+        out.copy_from_slice(&pack_bits(&signs).to_le_bytes());
+    }
+    for (i, x) in rest.iter().enumerate() {
+        out[8 * rows.len() + i / 8] |= u8::from(x.is_sign_negative()) << (i % 8);
+    }
+}
+
+fn subtract(dtype: Dtype, tile: &mut [f32], codes: &[u8]) {
+    let mut decoded = [0.0; TILE];
+    let (decoded, most) = (&mut decoded[..tile.len()], (top(dtype) + 127) as u8);
+    for ((d, x), &code) in decoded.iter_mut().zip(tile.iter()).zip(codes) {
+        *d = f32::from_bits(u32::from(code.min(most)) << 23).copysign(*x);
+    }
+    let rounded = round_f32s(dtype, decoded);
+    debug_assert!(rounded.is_ok(), "sources are floats");
+    for (x, d) in tile.iter_mut().zip(decoded) {
+        *x -= *d;
+    }
+}
+
+/// Any spans together: small tensors that share a block, subnormal elements.
+fn general(spans: &mut [(std::ops::Range<usize>, &mut Source<'_>)], seed: u64) -> Result<Values> {
+    let mut exponents = Vec::new();
+    let mut negative = Vec::new();
+    for (range, tensor) in spans.iter_mut() {
+        let (number, top) = (tensor.tensor, top(tensor.dtype));
+        let rounded = tensor.scan(range.clone(), STEP, |chunk| {
+            chunk.whole(|start, values| {
+                let mut words = vec![0; values.len()];
+                random::words(seed, number, start as u64, &mut words);
+                let finite = values.iter().all(|x| x.is_finite());
+                let exponents: Vec<i16> =
+                    values.iter().zip(words).map(|(x, word)| round(x.to_bits(), word, top)).collect();
+                let negative: Vec<bool> = values.iter().map(|x| x.is_sign_negative()).collect();
+                finite.then_some((exponents, negative))
+            })
+        });
+        for part in rounded {
+            let Some((e, n)) = part else { return Err(tensor.non_finite()) };
+            exponents.extend(e);
+            negative.extend(n);
+        }
+    }
+    let (min_exponent, codes) = codes(&exponents, || {
+        let mut words = vec![0; exponents.len()];
+        let mut rest = words.as_mut_slice();
+        for (range, tensor) in spans.iter() {
+            let (mine, others) = std::mem::take(&mut rest).split_at_mut(range.len());
+            random::words(seed, tensor.tensor | SECOND_STREAM, range.start as u64, mine);
+            rest = others;
+        }
+        words
+    });
+    let mut at = 0;
+    for (range, tensor) in spans.iter_mut() {
+        if let Some(after) = &mut tensor.residual_after {
+            let codes = codes[at..].iter().zip(&negative[at..]);
+            let signed =
+                |(&c, &n): (&u8, &bool)| if n { -value(min_exponent, c) } else { value(min_exponent, c) };
+            let mut decoded: Vec<f32> = codes.take(range.len()).map(signed).collect();
+            round_f32s(tensor.dtype, &mut decoded)?;
+            for (x, d) in after[range.clone()].iter_mut().zip(decoded) {
+                *x -= d;
+            }
+        }
+        at += range.len();
+    }
+    let negative = negative.into_iter().collect();
+    Ok(Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative })
+}

@@ -1,0 +1,226 @@
+//! Dense quantisers: uniform levels at random without bias (QSGD), integers to the nearest (int8).
+
+use std::ops::Range;
+
+use super::source::{Chunk, Source};
+use super::{Options, Part, parts};
+use crate::block::{Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero};
+use crate::element::{max_finite, round_f32s};
+use crate::error::Result;
+use crate::random;
+
+/// The settings of [`levels`].
+#[derive(Clone, Copy)]
+pub(super) struct Levels {
+    pub(super) bits: u8,
+    pub(super) bucket: u64,
+    pub(super) norm: Norm,
+    pub(super) seed: u64,
+}
+
+/// Each element as its bucket's norm times a level / s, s = 2^(bits-1) - 1, rounded at random so that the mean is right.
+pub(super) fn levels(
+    tensors: &mut [Source<'_>],
+    settings: Levels,
+    options: &Options,
+    blocks: &mut Vec<Block>,
+) -> Result<()> {
+    let Levels { bits, bucket, norm, seed } = settings;
+    let max_level = (1u32 << (bits - 1)) - 1;
+    each_block(
+        tensors,
+        bucket,
+        options,
+        blocks,
+        |chunk, norms, levels: &mut Vec<i32>| {
+            let (tensor, max) = (chunk.source.tensor, max_finite(chunk.source.dtype));
+            quantize(chunk, bucket, |start, values| {
+                // Any number that no element exceeds will do; this one never decodes to infinity.
+                let norm = norm_of(norm, values).min(max);
+                let mut words = vec![0; values.len()];
+                random::words(seed, tensor, start as u64, &mut words);
+                norms.push(norm);
+                for (x, word) in values.iter_mut().zip(words) {
+                    let level = level(*x, norm, max_level, word);
+                    levels.push(level);
+                    // The receiver's arithmetic.
+                    *x = (f64::from(norm) * f64::from(level) / f64::from(max_level)) as f32;
+                }
+            })
+        },
+        |norms, levels| Values::Levels {
+            spacing: Spacing::Uniform,
+            max_level,
+            norm,
+            groups: Groups::Len(bucket),
+            norms,
+            levels,
+        },
+    )
+}
+
+/// Each element as its group's scale times an integer from -127 to 127.
+pub(super) fn int8(
+    tensors: &mut [Source<'_>],
+    group: u64,
+    options: &Options,
+    blocks: &mut Vec<Block>,
+) -> Result<()> {
+    each_block(
+        tensors,
+        group,
+        options,
+        blocks,
+        |chunk, scales, codes: &mut Vec<u8>| {
+            let feedback = chunk.has_feedback();
+            quantize(chunk, group, |_, values| {
+                let (scale, new) = affine(values, 8, group);
+                if feedback {
+                    values.copy_from_slice(&affine_values(&scale, &new, 8, group));
+                }
+                scales.extend(scale);
+                codes.extend(new);
+            })
+        },
+        |scales, codes| Values::Affine {
+            bits: 8,
+            groups: Groups::Len(group),
+            scales,
+            zero: Zero::Centre,
+            codes,
+        },
+    )
+}
+
+/// A scale for each `group` of values, and codes `round(x / scale) + 2^(bits-1)`.
+pub(super) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>) {
+    let (centre, largest) = (1i32 << (bits - 1), (1i32 << (bits - 1)) - 1);
+    let group = usize::try_from(group).unwrap_or(usize::MAX);
+    let mut codes = vec![0; values.len()];
+    let scales = values.chunks(group).zip(codes.chunks_mut(group)).map(|(values, codes)| {
+        let scale = affine_scale(values, largest as f32);
+        let of = if scale == 0.0 { 1.0 } else { scale };
+        for (x, code) in values.iter().zip(codes) {
+            // The quotient is far below 2^22, so the sum is rounded to an integer, ties to even, in its low bits.
+            let rounded = (x / of + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32;
+            *code = (rounded.clamp(-largest, largest) + centre) as u8;
+        }
+        scale
+    });
+    (scales.collect(), codes)
+}
+
+/// 1.5 * 2^23.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// What the receiver gets for the codes of [`affine`].
+pub(super) fn affine_values(scales: &[f32], codes: &[u8], bits: u8, group: u64) -> Vec<f32> {
+    let centre = 1 << (bits - 1);
+    let groups = codes.chunks(usize::try_from(group).unwrap_or(usize::MAX)).zip(scales);
+    groups
+        .flat_map(|(codes, &scale)| {
+            codes.iter().map(move |&c| (f64::from(scale) * f64::from(i32::from(c) - centre)) as f32)
+        })
+        .collect()
+}
+
+fn affine_scale(values: &[f32], largest: f32) -> f32 {
+    let max = values.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+    if max == 0.0 {
+        return 0.0;
+    }
+    // Never zero; and rounded down where the largest code would otherwise decode to infinity.
+    let scale = (max / largest).max(f32::from_bits(1));
+    if ((f64::from(scale) * f64::from(largest)) as f32).is_infinite() { scale.next_down() } else { scale }
+}
+
+/// Rounded up, so that no element exceeds it.
+fn norm_of(norm: Norm, values: &[f32]) -> f32 {
+    if norm == Norm::Max {
+        return values.iter().fold(0.0, |max, x| max.max(x.abs()));
+    }
+    let exact = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+    let near = exact as f32;
+    if f64::from(near) < exact { near.next_up() } else { near }
+}
+
+fn level(x: f32, norm: f32, max_level: u32, word: u32) -> i32 {
+    if norm == 0.0 {
+        return 0;
+    }
+    let y = (f64::from(x.abs()) / f64::from(norm) * f64::from(max_level)).min(f64::from(max_level));
+    let below = y as i32;
+    let up = f64::from(word) < (y - f64::from(below)) * (1u64 << 32) as f64;
+    let level = below + i32::from(up);
+    if x.is_sign_negative() { -level } else { level }
+}
+
+/// Quantises the groups of a chunk in place and leaves the residual; false if an element is not finite.
+fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [f32])) -> bool {
+    let (dtype, feedback) = (chunk.source.dtype, chunk.has_feedback());
+    chunk.whole(|start, values| {
+        if !values.iter().all(|x| x.is_finite()) {
+            return false;
+        }
+        let group = usize::try_from(group).unwrap_or(usize::MAX);
+        let mut at = start;
+        for values in values.chunks_mut(group) {
+            let before = if feedback { values.to_vec() } else { Vec::new() };
+            each(at, values);
+            at += values.len();
+            if feedback {
+                let rounded = round_f32s(dtype, values);
+                debug_assert!(rounded.is_ok(), "sources are floats");
+                for (x, before) in values.iter_mut().zip(before) {
+                    *x = before - *x;
+                }
+            }
+        }
+        true
+    })
+}
+
+/// Makes the dense blocks of a run of tensors: `visit` gives scales and codes of a chunk, which are whole groups, and
+/// `make` the values of the block.
+fn each_block<C: Send>(
+    tensors: &mut [Source<'_>],
+    group: u64,
+    options: &Options,
+    blocks: &mut Vec<Block>,
+    visit: impl Fn(Chunk<'_, '_>, &mut Vec<f32>, &mut Vec<C>) -> bool + Sync,
+    make: impl Fn(Scales, Vec<C>) -> Values,
+) -> Result<()> {
+    let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
+    let step = usize::try_from(group.saturating_mul((STEP / group).max(1))).unwrap_or(usize::MAX);
+    for part in parts(&lens, options.block_len, false) {
+        let (tensor, range, scope): (&mut Source<'_>, Range<usize>, Scope) = match part {
+            Part::Whole(run) => {
+                let tensor = &mut tensors[run.start];
+                let (range, scope) = (0..tensor.len, Scope::Tensor(tensor.tensor));
+                (tensor, range, scope)
+            }
+            Part::Slice(i, range) => {
+                let tensor = &mut tensors[i];
+                let len = range.end - range.start;
+                let scope = Scope::Range { tensor: tensor.tensor, start: range.start, len };
+                (tensor, range.start as usize..range.end as usize, scope)
+            }
+        };
+        let chunks = tensor.scan(range.clone(), step, |chunk| {
+            let (mut scales, mut codes) = (Vec::new(), Vec::with_capacity(chunk.len));
+            visit(chunk, &mut scales, &mut codes).then_some((scales, codes))
+        });
+        let (mut scales, mut codes) = (Vec::new(), Vec::with_capacity(range.len()));
+        for chunk in chunks {
+            let Some((s, c)) = chunk else { return Err(tensor.non_finite()) };
+            scales.extend(s);
+            codes.extend(c);
+        }
+        let values = make(Scales::from_f32s(ScaleFormat::F32, &scales), codes);
+        blocks.push(Block { scope, add: false, support: Support::All, values });
+    }
+    Ok(())
+}
+
+/// About the elements of the work of one thread at a time.
+const STEP: u64 = 1 << 16;

@@ -1,0 +1,355 @@
+//! Exact selection by magnitude that reads a tensor once.
+//!
+//! ```text
+//! t = a threshold that a small sample says is slightly too low
+//! candidates = all elements with magnitude >= t            one pass, 64 elements at a comparison
+//! if at least k of them: the k largest of them           only candidates are touched
+//! else: the exact threshold by two histograms, then collect   rare: three more passes
+//! ```
+//!
+//! Among equal magnitudes the lowest index is kept. Zeros are never kept.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use super::source::{CHUNK, Chunk, Source, pack_bits};
+use super::{Amount, Codec, Selection};
+use crate::error::Result;
+
+/// The elements that were kept of a tensor, ascending.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Chosen {
+    pub(super) positions: Vec<u64>,
+    pub(super) values: Vec<f32>,
+}
+
+/// The choice of each codec with [`Selection::Global`], one for each source; the others' are empty.
+pub(super) fn global(sources: &mut [Source<'_>], codecs: &[Codec]) -> Result<Vec<Chosen>> {
+    let mut all = vec![Chosen::default(); sources.len()];
+    for (i, codec) in codecs.iter().enumerate() {
+        let Codec::TopK { selection: Selection::Global, amount, .. } = codec else { continue };
+        if codecs[..i].contains(codec) {
+            continue;
+        }
+        let (places, mut group): (Vec<_>, Vec<_>) = all
+            .iter_mut()
+            .zip(sources.iter_mut())
+            .zip(codecs)
+            .filter(|(_, c)| *c == codec)
+            .map(|(pair, _)| pair)
+            .unzip();
+        let n: u64 = group.iter().map(|s| s.len as u64).sum();
+        for (place, chosen) in places.into_iter().zip(top_k(&mut group, amount.of(n))?) {
+            *place = chosen;
+        }
+    }
+    Ok(all)
+}
+
+/// The largest elements of each tensor.
+pub(super) fn top_k_each(sources: &mut [Source<'_>], amount: Amount) -> Result<Vec<Chosen>> {
+    sources
+        .par_iter_mut()
+        .map(|source| {
+            let k = amount.of(source.len as u64);
+            Ok(top_k(&mut [source], k)?.pop().unwrap_or_default())
+        })
+        .collect()
+}
+
+/// All elements of at least this magnitude; `at` is positive.
+pub(super) fn at_least(sources: &mut [Source<'_>], at: f32) -> Result<Vec<Chosen>> {
+    let (least, mut group) = (at.to_bits(), sources.iter_mut().collect::<Vec<_>>());
+    let found = collect(&mut group, |x| reaches(x.abs(), at), usize::MAX);
+    finish(&group, Side::Both, &found.unwrap_or_default(), Cut { least, ties: u64::MAX })
+}
+
+/// The `k` largest positive and the `k` smallest negative elements of a tensor, or all if there are fewer.
+pub(super) fn both_sides(source: &mut Source<'_>, k: u64) -> Result<[Chosen; 2]> {
+    let group: &mut [&mut Source<'_>] = &mut [source];
+    let sides = [Side::Plus, Side::Minus];
+    let least = guess(group, k, sides);
+    let [plus, minus] = least.map(f32::from_bits);
+    let found = collect(group, |x| reaches(x, plus) | reaches(-x, minus), limit(k));
+    let mut chosen = [Chosen::default(), Chosen::default()];
+    for i in 0..2 {
+        chosen[i] = among(group, sides[i], found.as_deref(), least[i], k)?.pop().unwrap_or_default();
+    }
+    Ok(chosen)
+}
+
+fn top_k(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chosen>> {
+    let [least] = guess(group, k, [Side::Both]);
+    let at = f32::from_bits(least);
+    let found = collect(group, |x| reaches(x.abs(), at), limit(k));
+    among(group, Side::Both, found.as_deref(), least, k)
+}
+
+/// The `k` largest of a side among candidates, all that are at least `least`; from all elements if the candidates
+/// turn out too few, or were too many to collect.
+fn among(
+    group: &mut [&mut Source<'_>],
+    side: Side,
+    candidates: Option<&[Vec<Found>]>,
+    least: u32,
+    k: u64,
+) -> Result<Vec<Chosen>> {
+    if let Some(candidates) = candidates {
+        let all = candidates.iter().flatten().flat_map(|found| &found.elements);
+        let mut keys: Vec<u32> = all.map(|&e| side.key(e as u32)).filter(|&key| key > 0).collect();
+        if least == LOWEST || keys.len() as u64 >= k {
+            return finish(group, side, candidates, cut_of(&mut keys, k));
+        }
+    }
+    let count = |shift: u32, digits: u32, prefix: u32| {
+        let mut counts = vec![0u64; 1 << digits];
+        for source in group.iter_mut() {
+            let of_chunks = source.scan(0..source.len, 16 * CHUNK, |chunk| {
+                let mut counts = vec![0u32; 1 << digits];
+                chunk.tiles(|_, tile| {
+                    for key in tile.iter().map(|x| side.key(x.to_bits())) {
+                        if key > 0 && key >> shift >> digits == prefix {
+                            counts[(key >> shift) as usize & ((1 << digits) - 1)] += 1;
+                        }
+                    }
+                });
+                counts
+            });
+            for (sum, count) in of_chunks.iter().flat_map(|counts| counts.iter().enumerate()) {
+                counts[sum] += u64::from(*count);
+            }
+        }
+        counts
+    };
+    let cut = cut(&[(15, 16), (0, 15)], k, count);
+    let found: Vec<Vec<Found>> = group
+        .iter_mut()
+        .map(|source| {
+            source.scan(0..source.len, CHUNK, |chunk| {
+                let (mut found, mut ties) = (Found { start: chunk.start, elements: Vec::new() }, cut.ties);
+                chunk.tiles(|start, tile| {
+                    for (i, x) in tile.iter().enumerate() {
+                        let key = side.key(x.to_bits());
+                        if key > cut.least || key == cut.least && ties > 0 {
+                            ties -= u64::from(key == cut.least);
+                            found.elements.push(element(start - found.start + i, x.to_bits()));
+                        }
+                    }
+                });
+                found
+            })
+        })
+        .collect();
+    finish(group, side, &found, cut)
+}
+
+const SIGN: u32 = 1 << 31;
+const MAGNITUDE: u32 = SIGN - 1;
+const INFINITY: u32 = 0x7f80_0000;
+/// The key of the smallest magnitude above zero.
+const LOWEST: u32 = 1;
+/// Elements of a sample; a group that has no more is its own sample.
+const SAMPLE: u64 = 1 << 15;
+
+#[derive(Clone, Copy)]
+enum Side {
+    Both,
+    Plus,
+    Minus,
+}
+
+impl Side {
+    /// Orders the floats of this side by their magnitude; 0 for those that are never kept.
+    fn key(self, bits: u32) -> u32 {
+        match self {
+            Self::Both => bits & MAGNITUDE,
+            Self::Plus => (bits as i32).max(0) as u32,
+            Self::Minus => ((bits ^ SIGN) as i32).max(0) as u32,
+        }
+    }
+}
+
+/// Whether `x` is at least `least`, or NaN.
+#[allow(clippy::neg_cmp_op_on_partial_ord, reason = "NaN has to be found")]
+#[inline(always)]
+fn reaches(x: f32, least: f32) -> bool {
+    !(x < least)
+}
+
+/// More candidates than this are not worth collecting.
+fn limit(k: u64) -> usize {
+    usize::try_from(k.saturating_mul(4).saturating_add(1 << 16)).unwrap_or(usize::MAX)
+}
+
+/// For each side a key that about `k` of the keys of the group reach, or a few more.
+fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) -> [u32; N] {
+    let ends: Vec<u64> = group
+        .iter()
+        .scan(0, |end, source| {
+            *end += source.len as u64;
+            Some(*end)
+        })
+        .collect();
+    let n = ends.last().copied().unwrap_or(0);
+    if n <= SAMPLE {
+        return [LOWEST; N];
+    }
+    // Four standard deviations of the sample's count more than what is expected.
+    let expected = k as f64 * SAMPLE as f64 / n as f64;
+    let rank = (expected + 4.0 * expected.sqrt() + 4.0) as usize;
+    if rank >= SAMPLE as usize {
+        return [LOWEST; N];
+    }
+    let stride = n / SAMPLE;
+    let sample: Vec<u32> = (0..SAMPLE)
+        .map(|i| {
+            // One from each stride, not always at the same place, or the sample would be a column of a matrix.
+            let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
+            let at = (u128::from(i) * u128::from(n) / u128::from(SAMPLE)) as u64 + jitter;
+            let which = ends.partition_point(|&end| end <= at);
+            let source = &group[which];
+            let mut x = [0.0];
+            source.read((at + source.len as u64 - ends[which]) as usize, &mut x);
+            x[0].to_bits()
+        })
+        .collect();
+    sides.map(|side| {
+        let mut keys: Vec<u32> = sample.iter().map(|&bits| side.key(bits)).collect();
+        let (_, key, _) = keys.select_nth_unstable_by(rank, |a, b| b.cmp(a));
+        (*key).clamp(LOWEST, INFINITY)
+    })
+}
+
+/// Elements found in a chunk that starts at `start`: the index inside the chunk in the high half, the bits in the low.
+struct Found {
+    start: usize,
+    elements: Vec<u64>,
+}
+
+fn element(index: usize, bits: u32) -> u64 {
+    (index as u64) << 32 | u64::from(bits)
+}
+
+/// All elements that `hit`, by source and chunk; `None` if there are more than `limit`.
+fn collect(
+    group: &mut [&mut Source<'_>],
+    hit: impl Fn(f32) -> bool + Copy + Sync,
+    limit: usize,
+) -> Option<Vec<Vec<Found>>> {
+    let total = AtomicUsize::new(0);
+    let found = group
+        .par_iter_mut()
+        .map(|source| {
+            source.scan(0..source.len, CHUNK, |chunk| {
+                let room = limit.saturating_sub(total.load(Ordering::Relaxed));
+                let found = collect_chunk(chunk, hit, room);
+                total.fetch_add(found.elements.len(), Ordering::Relaxed);
+                found
+            })
+        })
+        .collect();
+    (total.into_inner() <= limit).then_some(found)
+}
+
+/// Stops collecting once there are more than `room`.
+fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: usize) -> Found {
+    let (first, mut elements) = (chunk.start, Vec::new());
+    match chunk.plain() {
+        Some(plain) => collect_rows(plain, 0, |bytes| f32::from_le_bytes(*bytes), hit, room, &mut elements),
+        None => {
+            chunk.tiles(|start, tile| collect_rows(tile, start - first, |x| *x, hit, room, &mut elements))
+        }
+    }
+    Found { start: first, elements }
+}
+
+#[inline(always)]
+fn collect_rows<T>(
+    tile: &[T],
+    mut at: usize,
+    value: impl Fn(&T) -> f32 + Copy,
+    hit: impl Fn(f32) -> bool + Copy,
+    room: usize,
+    elements: &mut Vec<u64>,
+) {
+    let (rows, rest) = tile.as_chunks::<ROW>();
+    for row in rows {
+        let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(value(x))));
+        if any != 0 && elements.len() <= room {
+            let mut hits = pack_bits(&std::array::from_fn(|i| u8::from(hit(value(&row[i])))));
+            while hits != 0 {
+                let i = hits.trailing_zeros() as usize;
+                elements.push(element(at + i, value(&row[i]).to_bits()));
+                hits &= hits - 1;
+            }
+        }
+        at += ROW;
+    }
+    let rest = rest.iter().map(value).enumerate().filter(|(_, x)| hit(*x));
+    elements.extend(rest.map(|(i, x)| element(at + i, x.to_bits())));
+}
+
+/// Elements that one comparison decides about in the common case that none of them hits.
+const ROW: usize = 64;
+
+/// Kept are the keys above `least`, and the first `ties` of those that equal it.
+#[derive(Clone, Copy)]
+struct Cut {
+    least: u32,
+    ties: u64,
+}
+
+/// Where the `k` largest of these keys end.
+fn cut_of(keys: &mut [u32], k: u64) -> Cut {
+    let last = match usize::try_from(k) {
+        Ok(k) if k < keys.len() => k,
+        _ => return Cut { least: LOWEST, ties: u64::MAX },
+    };
+    let Some(last) = last.checked_sub(1) else { return Cut { least: u32::MAX, ties: 0 } };
+    let (above, &mut least, _) = keys.select_nth_unstable_by(last, |a, b| b.cmp(a));
+    Cut { least, ties: k - above.iter().filter(|&&key| key > least).count() as u64 }
+}
+
+/// Where the `k` largest keys end, digit by digit. `digits`: for each digit its place and width in bits;
+/// `count(place, width, prefix)`: how often each digit follows this prefix in the keys above 0.
+fn cut(digits: &[(u32, u32)], k: u64, mut count: impl FnMut(u32, u32, u32) -> Vec<u64>) -> Cut {
+    let (mut least, mut ties) = (0, k);
+    for &(place, width) in digits {
+        let counts = count(place, width, least);
+        let digit = counts.iter().rposition(|&c| {
+            let here = c >= ties;
+            ties -= if here { 0 } else { c };
+            here
+        });
+        match digit {
+            Some(digit) => least = least << width | digit as u32,
+            None => return Cut { least: LOWEST, ties: u64::MAX },
+        }
+    }
+    Cut { least, ties }
+}
+
+fn finish(group: &[&mut Source<'_>], side: Side, found: &[Vec<Found>], mut cut: Cut) -> Result<Vec<Chosen>> {
+    let mut all = Vec::with_capacity(group.len());
+    for (source, chunks) in group.iter().zip(found) {
+        let mut chosen = Chosen::default();
+        for chunk in chunks {
+            for &e in &chunk.elements {
+                let key = side.key(e as u32);
+                if key < cut.least || key == cut.least && cut.ties == 0 {
+                    continue;
+                }
+                // Magnitudes that are not finite are the largest: if there is one, one is kept.
+                if key >= INFINITY {
+                    return Err(source.non_finite());
+                }
+                cut.ties -= u64::from(key == cut.least);
+                chosen.positions.push(chunk.start as u64 + (e >> 32));
+                chosen.values.push(f32::from_bits(e as u32));
+            }
+        }
+        all.push(chosen);
+    }
+    Ok(all)
+}

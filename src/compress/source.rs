@@ -1,0 +1,195 @@
+//! Tensors as selectors and quantisers see them: 32-bit floats with the residual added, read once, tile by tile.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::{Codec, Feedback, Input, NonFinite, Options};
+use crate::element::{decode_f32s, max_finite, round_f32s};
+use crate::error::{Error, InputErrorKind, Result};
+use crate::tensor::Dtype;
+
+/// Elements of a tile: its floats stay in the first-level cache.
+pub(super) const TILE: usize = 1024;
+/// Elements of a chunk, the work of one thread at a time; a multiple of [`TILE`].
+pub(super) const CHUNK: usize = 1 << 18;
+
+/// One input of a lossy codec.
+pub(super) struct Source<'a> {
+    pub(super) tensor: u64,
+    pub(super) dtype: Dtype,
+    pub(super) len: usize,
+    data: &'a [u8],
+    residual: Option<&'a [f32]>,
+    zero_non_finite: bool,
+    /// With feedback: the sum of tensor and residual once the tensor was scanned, then what is left of it.
+    pub(super) residual_after: Option<Vec<f32>>,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(
+        input: &Input<'a>,
+        codec: Codec,
+        options: &Options,
+        feedback: Option<&'a Feedback>,
+    ) -> Result<Self> {
+        let (view, lossy) = (input.view, codec.is_lossy());
+        if lossy && !view.dtype().is_float() {
+            return Err(Error::input(InputErrorKind::WrongDtype { what: "a lossy codec" }));
+        }
+        let len = usize::try_from(view.elements()).map_err(|_| Error::bad_option("tensor length"))?;
+        let residual = match feedback.filter(|_| lossy) {
+            Some(feedback) => feedback.of(input.name, view.shape())?,
+            None => None,
+        };
+        Ok(Self {
+            tensor: input.tensor,
+            dtype: view.dtype(),
+            len,
+            data: view.data(),
+            residual,
+            zero_non_finite: options.non_finite == NonFinite::Zero,
+            residual_after: (feedback.is_some() && lossy).then(|| vec![0.0; len]),
+        })
+    }
+
+    /// The elements `start ..`, as many as `out` holds.
+    pub(super) fn read(&self, start: usize, out: &mut [f32]) {
+        let read = decode_f32s(self.dtype, self.data, start as u64, out);
+        debug_assert!(read.is_ok(), "the type is a float and the range lies inside the tensor");
+        if let Some(residual) = self.residual {
+            for (x, r) in out.iter_mut().zip(&residual[start..]) {
+                *x += r;
+            }
+            // What a narrow type cannot hold cannot be sent, nor is it worth keeping.
+            if !matches!(self.dtype, Dtype::F32 | Dtype::F64) {
+                let max = max_finite(self.dtype);
+                for x in out.iter_mut().filter(|x| x.is_finite()) {
+                    *x = x.clamp(-max, max);
+                }
+            }
+        }
+        if self.zero_non_finite {
+            for x in out.iter_mut() {
+                *x = if x.is_finite() { *x } else { 0.0 };
+            }
+        }
+    }
+
+    /// Visits the elements of `range` in chunks of `step`, in parallel; the results are in their order. With feedback
+    /// each chunk's sums are left in [`Self::residual_after`].
+    pub(super) fn scan<T: Send>(
+        &mut self,
+        range: Range<usize>,
+        step: usize,
+        visit: impl Fn(Chunk<'_, '_>) -> T + Sync,
+    ) -> Vec<T> {
+        let mut after = self.residual_after.take();
+        let shared: &Self = self;
+        let results = match &mut after {
+            Some(after) => after[range.clone()]
+                .par_chunks_mut(step)
+                .enumerate()
+                .map(|(i, part)| {
+                    let start = range.start + i * step;
+                    visit(Chunk { source: shared, start, len: part.len(), after: Some(part) })
+                })
+                .collect(),
+            None => (0..range.len().div_ceil(step))
+                .into_par_iter()
+                .map(|i| {
+                    let start = range.start + i * step;
+                    visit(Chunk { source: shared, start, len: step.min(range.end - start), after: None })
+                })
+                .collect(),
+        };
+        self.residual_after = after;
+        results
+    }
+
+    /// Takes what the receiver gets at `positions` from the residual.
+    pub(super) fn subtract(&mut self, positions: &[u64], mut decoded: Vec<f32>) -> Result<()> {
+        if let Some(after) = &mut self.residual_after {
+            round_f32s(self.dtype, &mut decoded)?;
+            for (&position, x) in positions.iter().zip(decoded) {
+                after[position as usize] -= x;
+            }
+        }
+        Ok(())
+    }
+
+    /// The error for the first element that is NaN or infinite.
+    pub(super) fn non_finite(&self) -> Error {
+        let mut tile = [0.0; TILE];
+        for start in (0..self.len).step_by(TILE) {
+            let tile = &mut tile[..TILE.min(self.len - start)];
+            self.read(start, tile);
+            if let Some(at) = tile.iter().position(|x| !x.is_finite()) {
+                let index = (start + at) as u64;
+                return Error::input(InputErrorKind::NonFinite { index }).in_tensor(self.tensor);
+            }
+        }
+        Error::input(InputErrorKind::NonFinite { index: 0 }).in_tensor(self.tensor)
+    }
+}
+
+/// Part of a tensor.
+pub(super) struct Chunk<'s, 'a> {
+    pub(super) source: &'s Source<'a>,
+    pub(super) start: usize,
+    pub(super) len: usize,
+    after: Option<&'s mut [f32]>,
+}
+
+impl Chunk<'_, '_> {
+    /// Whether what a visitor takes from the elements it sees becomes the residual.
+    pub(super) fn has_feedback(&self) -> bool {
+        self.after.is_some()
+    }
+
+    /// The elements' bytes where nothing has to be made of them but 32-bit floats.
+    pub(super) fn plain(&self) -> Option<&[[u8; 4]]> {
+        let source = self.source;
+        let plain = source.dtype == Dtype::F32 && source.residual.is_none() && !source.zero_non_finite;
+        (plain && self.after.is_none()).then(|| &source.data.as_chunks().0[self.start..self.start + self.len])
+    }
+
+    /// Calls `visit` with each tile and with the index of its first element in the tensor.
+    pub(super) fn tiles(self, mut visit: impl FnMut(usize, &mut [f32])) {
+        let mut scratch = [0.0; TILE];
+        let mut after = self.after;
+        for at in (0..self.len).step_by(TILE) {
+            let len = TILE.min(self.len - at);
+            let tile = match &mut after {
+                Some(after) => &mut after[at..at + len],
+                None => &mut scratch[..len],
+            };
+            self.source.read(self.start + at, tile);
+            visit(self.start + at, tile);
+        }
+    }
+
+    /// Calls `visit` with all elements of the chunk at once.
+    pub(super) fn whole<T>(self, visit: impl FnOnce(usize, &mut [f32]) -> T) -> T {
+        let mut scratch = Vec::new();
+        let values = match self.after {
+            Some(after) => after,
+            None => {
+                scratch.resize(self.len, 0.0);
+                scratch.as_mut_slice()
+            }
+        };
+        self.source.read(self.start, values);
+        visit(self.start, values)
+    }
+}
+
+/// 64 bytes that are 0 or 1 as bits, the first lowest.
+pub(super) fn pack_bits(bytes: &[u8; 64]) -> u64 {
+    let mut packed = [0; 8];
+    for (eight, byte) in bytes.as_chunks::<8>().0.iter().zip(&mut packed) {
+        // Bit 8j times 2^(56 - 7j) is bit 56 + j; no two products meet.
+        *byte = (u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
+    }
+    u64::from_le_bytes(packed)
+}

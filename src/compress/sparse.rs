@@ -1,0 +1,106 @@
+//! Blocks of the elements that a selector kept.
+
+use super::select::Chosen;
+use super::source::Source;
+use super::{Kept, natural, quantize, whole};
+use crate::block::{
+    Bits, Block, Groups, ScaleFormat, Scales, Scope, Stored, Support, Underflow, Values, Zero,
+};
+use crate::element::{decode_f32s, encode_f32s, max_finite};
+use crate::error::Result;
+use crate::random;
+use crate::tensor::Dtype;
+
+/// Kept elements that share a scale with [`Kept::Q4`].
+const Q4_GROUP: u64 = 256;
+
+/// The block of a run of tensors and of what was kept of each.
+pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept, seed: u64) -> Result<Block> {
+    let joint: Vec<f32> = chosen.iter().flat_map(|c| &c.values).copied().collect();
+    let (values, decoded) = match kept {
+        Kept::F32 | Kept::F16 | Kept::Bf16 => floats(tensors[0].dtype, kept, &joint)?,
+        Kept::Pow2 => {
+            let words = |stream: u64| {
+                let of_tensor = tensors.iter().zip(&chosen).flat_map(move |(tensor, chosen)| {
+                    chosen.positions.iter().map(move |&i| random::word(seed, tensor.tensor | stream, i))
+                });
+                of_tensor.collect::<Vec<u32>>()
+            };
+            let (first, top) = (words(0), natural::top(tensors[0].dtype));
+            let exponents: Vec<i16> =
+                joint.iter().zip(first).map(|(x, word)| natural::round(x.to_bits(), word, top)).collect();
+            let (min_exponent, codes) = natural::codes(&exponents, || words(natural::SECOND_STREAM));
+            let decoded = codes
+                .iter()
+                .zip(&joint)
+                .map(|(&c, x)| natural::value(min_exponent, c).copysign(*x))
+                .collect();
+            let negative = joint.iter().map(|x| x.is_sign_negative()).collect();
+            (Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }, decoded)
+        }
+        Kept::Sign => signs(&chosen),
+        Kept::Q4 => {
+            let (scales, codes) = quantize::affine(&joint, 4, Q4_GROUP);
+            let decoded = quantize::affine_values(&scales, &codes, 4, Q4_GROUP);
+            let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
+            let groups = Groups::Len(Q4_GROUP);
+            (Values::Affine { bits: 4, groups, scales, zero: Zero::Centre, codes }, decoded)
+        }
+    };
+    let mut decoded = decoded.as_slice();
+    for (tensor, chosen) in tensors.iter_mut().zip(&chosen) {
+        let (mine, rest) = decoded.split_at(chosen.positions.len());
+        tensor.subtract(&chosen.positions, mine.to_vec())?;
+        decoded = rest;
+    }
+    let (scope, support) = join(tensors, &chosen);
+    Ok(Block { scope, add: false, support, values })
+}
+
+/// The scope of a run of tensors, and the positions that were kept in their joint index space.
+pub(super) fn join(tensors: &[Source<'_>], chosen: &[Chosen]) -> (Scope, Support) {
+    let mut positions = Vec::with_capacity(chosen.iter().map(|c| c.positions.len()).sum());
+    let mut start = 0;
+    for (tensor, chosen) in tensors.iter().zip(chosen) {
+        positions.extend(chosen.positions.iter().map(|p| start + p));
+        start += tensor.len as u64;
+    }
+    (whole(tensors[0].tensor, tensors.len()), Support::Sparse(positions))
+}
+
+/// Which values share a scale if each tensor has its own.
+pub(super) fn tensor_groups(tensors: usize) -> Groups {
+    if tensors == 1 { Groups::Block } else { Groups::Tensor }
+}
+
+fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values, Vec<f32>)> {
+    // A tensor's own type where it holds no more than what was asked for: the receiver rounds to it anyway.
+    let (stored, as_type) = match (kept, dtype) {
+        (Kept::F32, Dtype::F64) => (Stored::F32, Dtype::F32),
+        (Kept::F16, Dtype::F64 | Dtype::F32 | Dtype::Bf16) => (Stored::F16, Dtype::F16),
+        (Kept::Bf16, Dtype::F64 | Dtype::F32 | Dtype::F16) => (Stored::Bf16, Dtype::Bf16),
+        _ => (Stored::Source, dtype),
+    };
+    let mut bytes = vec![0; as_type.bytes_for(values.len() as u64).unwrap_or(0) as usize];
+    let max = max_finite(as_type);
+    let clamped: Vec<f32> = values.iter().map(|x| x.clamp(-max, max)).collect();
+    encode_f32s(as_type, &clamped, 0, &mut bytes)?;
+    let mut decoded = vec![0.0; values.len()];
+    decode_f32s(as_type, &bytes, 0, &mut decoded)?;
+    Ok((Values::Floats { stored, bytes }, decoded))
+}
+
+fn signs(chosen: &[Chosen]) -> (Values, Vec<f32>) {
+    let scales: Vec<f32> = chosen.iter().map(|c| mean_magnitude(&c.values)).collect();
+    let decoded =
+        chosen.iter().zip(&scales).flat_map(|(c, s)| c.values.iter().map(|x| s.copysign(*x))).collect();
+    let negative: Bits = chosen.iter().flat_map(|c| &c.values).map(|x| x.is_sign_negative()).collect();
+    let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
+    (Values::Sign { groups: tensor_groups(chosen.len()), scales, negative }, decoded)
+}
+
+/// The mean magnitude, summed in the order of the values; 0 of none.
+pub(super) fn mean_magnitude(values: &[f32]) -> f32 {
+    let sum: f64 = values.iter().map(|x| f64::from(x.abs())).sum();
+    if values.is_empty() { 0.0 } else { (sum / values.len() as f64) as f32 }
+}

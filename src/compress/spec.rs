@@ -1,0 +1,308 @@
+//! Codec specifications as people write them: `name[:key=value,...]`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Amount, Codec, Kept, Selection};
+use crate::Positions;
+use crate::block::Norm;
+
+/// A codec specification that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SpecError(String);
+
+impl fmt::Display for SpecError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for SpecError {}
+
+const NAMES: &str = "raw, lossless, topk, threshold, sbc, natural, qsgd, int8, delta";
+
+impl FromStr for Codec {
+    type Err = SpecError;
+
+    fn from_str(spec: &str) -> Result<Self, SpecError> {
+        let (name, rest) = spec.split_once(':').unwrap_or((spec, ""));
+        let mut keys = Keys::parse(name, rest)?;
+        let codec = match name {
+            "raw" => Self::Raw,
+            "lossless" => Self::Lossless,
+            "topk" => Self::TopK {
+                amount: keys.amount(0.01)?,
+                values: keys.choice("values", &KEPT)?.unwrap_or(Kept::F32),
+                selection: keys.choice("scope", &SELECTIONS)?.unwrap_or(Selection::Tensor),
+                seed: keys.seed()?,
+                positions: keys.positions()?,
+            },
+            "threshold" => Self::Threshold {
+                at: keys
+                    .number("at", "a positive number", |x: &f32| x.is_finite() && *x > 0.0)?
+                    .unwrap_or(1e-3),
+                values: keys.choice("values", &KEPT)?.unwrap_or(Kept::F32),
+                seed: keys.seed()?,
+                positions: keys.positions()?,
+            },
+            "sbc" => Self::Sbc { amount: keys.amount(0.001)?, positions: keys.positions()? },
+            "natural" => Self::Natural { seed: keys.seed()? },
+            "qsgd" => Self::Qsgd {
+                bits: keys.number("bits", "2 to 16", |b| (2..=16).contains(b))?.unwrap_or(4),
+                bucket: keys.number("bucket", "at least 2", |&b| b >= 2)?.unwrap_or(512),
+                norm: keys.choice("norm", &NORMS)?.unwrap_or(Norm::L2),
+                seed: keys.seed()?,
+            },
+            "int8" => Self::Int8 { group: keys.number("group", "at least 2", |&g| g >= 2)?.unwrap_or(256) },
+            "delta" => Self::Delta { positions: keys.positions()? },
+            _ => return Err(SpecError(format!("unknown codec `{name}`: one of {NAMES}"))),
+        };
+        keys.finish()?;
+        Ok(codec)
+    }
+}
+
+impl fmt::Display for Codec {
+    /// The shortest specification that reads back as this codec, but for the amount and the values, which are
+    /// always written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = Writer { f, separator: ':' };
+        match *self {
+            Self::Raw => out.f.write_str("raw")?,
+            Self::Lossless => out.f.write_str("lossless")?,
+            Self::TopK { amount, values, selection, seed, .. } => {
+                out.f.write_str("topk")?;
+                out.amount(amount)?;
+                out.key("values", name_of(&KEPT, values))?;
+                if selection != Selection::Tensor {
+                    out.key("scope", name_of(&SELECTIONS, selection))?;
+                }
+                out.seed(seed)?;
+            }
+            Self::Threshold { at, values, seed, .. } => {
+                out.f.write_str("threshold")?;
+                out.key("at", at)?;
+                out.key("values", name_of(&KEPT, values))?;
+                out.seed(seed)?;
+            }
+            Self::Sbc { amount, .. } => {
+                out.f.write_str("sbc")?;
+                out.amount(amount)?;
+            }
+            Self::Natural { seed } => {
+                out.f.write_str("natural")?;
+                out.seed(seed)?;
+            }
+            Self::Qsgd { bits, bucket, norm, seed } => {
+                out.f.write_str("qsgd")?;
+                out.key("bits", bits)?;
+                out.key("bucket", bucket)?;
+                if norm != Norm::L2 {
+                    out.key("norm", name_of(&NORMS, norm))?;
+                }
+                out.seed(seed)?;
+            }
+            Self::Int8 { group } => {
+                out.f.write_str("int8")?;
+                out.key("group", group)?;
+            }
+            Self::Delta { .. } => out.f.write_str("delta")?,
+        }
+        if self.positions() != Positions::Auto {
+            out.key("positions", name_of(&POSITIONS, self.positions()))?;
+        }
+        Ok(())
+    }
+}
+
+const KEPT: [(&str, Kept); 6] = [
+    ("f32", Kept::F32),
+    ("f16", Kept::F16),
+    ("bf16", Kept::Bf16),
+    ("pow2", Kept::Pow2),
+    ("sign", Kept::Sign),
+    ("q4", Kept::Q4),
+];
+const SELECTIONS: [(&str, Selection); 2] = [("tensor", Selection::Tensor), ("global", Selection::Global)];
+const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
+const POSITIONS: [(&str, Positions); 4] = [
+    ("auto", Positions::Auto),
+    ("rice", Positions::Rice),
+    ("tokens", Positions::Tokens),
+    ("bitmap", Positions::Bitmap),
+];
+
+fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
+    names.iter().find(|(_, v)| *v == value).map_or("", |(name, _)| name)
+}
+
+struct Writer<'a, 'b> {
+    f: &'a mut fmt::Formatter<'b>,
+    separator: char,
+}
+
+impl Writer<'_, '_> {
+    fn key(&mut self, key: &str, value: impl fmt::Display) -> fmt::Result {
+        write!(self.f, "{}{key}={value}", std::mem::replace(&mut self.separator, ','))
+    }
+
+    fn amount(&mut self, amount: Amount) -> fmt::Result {
+        match amount {
+            Amount::Density(density) => self.key("density", density),
+            Amount::Count(count) => self.key("k", count),
+        }
+    }
+
+    fn seed(&mut self, seed: u64) -> fmt::Result {
+        if seed == 1 { Ok(()) } else { self.key("seed", seed) }
+    }
+}
+
+/// The keys of a specification that nobody asked for yet.
+struct Keys<'a> {
+    codec: &'a str,
+    left: Vec<(&'a str, &'a str)>,
+    known: Vec<&'static str>,
+}
+
+impl<'a> Keys<'a> {
+    fn parse(codec: &'a str, rest: &'a str) -> Result<Self, SpecError> {
+        let mut left: Vec<(&str, &str)> = Vec::new();
+        for pair in rest.split(',').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair
+                .split_once('=')
+                .ok_or_else(|| SpecError(format!("`{pair}` of `{codec}` is not key=value")))?;
+            if left.iter().any(|(k, _)| *k == key) {
+                return Err(SpecError(format!("key `{key}` of `{codec}` is given twice")));
+            }
+            left.push((key, value));
+        }
+        Ok(Self { codec, left, known: Vec::new() })
+    }
+
+    fn take(&mut self, key: &'static str) -> Option<&'a str> {
+        self.known.push(key);
+        let at = self.left.iter().position(|(k, _)| *k == key)?;
+        Some(self.left.remove(at).1)
+    }
+
+    fn wrong(&self, key: &str, value: &str, allowed: &str) -> SpecError {
+        SpecError(format!("key `{key}` of `{}` is `{value}`: {allowed}", self.codec))
+    }
+
+    fn number<T: FromStr>(
+        &mut self,
+        key: &'static str,
+        allowed: &str,
+        fits: impl Fn(&T) -> bool,
+    ) -> Result<Option<T>, SpecError> {
+        let Some(text) = self.take(key) else { return Ok(None) };
+        match text.parse() {
+            Ok(value) if fits(&value) => Ok(Some(value)),
+            _ => Err(self.wrong(key, text, allowed)),
+        }
+    }
+
+    fn choice<T: Copy>(
+        &mut self,
+        key: &'static str,
+        choices: &[(&'static str, T)],
+    ) -> Result<Option<T>, SpecError> {
+        let Some(text) = self.take(key) else { return Ok(None) };
+        if let Some((_, value)) = choices.iter().find(|(name, _)| *name == text) {
+            return Ok(Some(*value));
+        }
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        Err(self.wrong(key, text, &format!("one of {}", names.join(", "))))
+    }
+
+    fn amount(&mut self, default: f64) -> Result<Amount, SpecError> {
+        let density = self.number("density", "more than 0, at most 1", |d: &f64| *d > 0.0 && *d <= 1.0)?;
+        let count = self.number("k", "at least 1", |&k: &u64| k >= 1)?;
+        match (density, count) {
+            (Some(_), Some(_)) => {
+                Err(SpecError(format!("keys `density` and `k` of `{}` exclude each other", self.codec)))
+            }
+            (_, Some(count)) => Ok(Amount::Count(count)),
+            (density, _) => Ok(Amount::Density(density.unwrap_or(default))),
+        }
+    }
+
+    fn seed(&mut self) -> Result<u64, SpecError> {
+        Ok(self.number("seed", "0 to 2^64 - 1", |_| true)?.unwrap_or(1))
+    }
+
+    fn positions(&mut self) -> Result<Positions, SpecError> {
+        Ok(self.choice("positions", &POSITIONS)?.unwrap_or_default())
+    }
+
+    fn finish(self) -> Result<(), SpecError> {
+        let Some((key, _)) = self.left.first() else { return Ok(()) };
+        let known = if self.known.is_empty() { "none".to_owned() } else { self.known.join(", ") };
+        Err(SpecError(format!("unknown key `{key}` of `{}`: allowed are {known}", self.codec)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specifications_come_back() {
+        for spec in [
+            "raw",
+            "lossless",
+            "topk:density=0.01,values=f32",
+            "topk:k=100,values=pow2,scope=global,seed=7,positions=rice",
+            "threshold:at=0.001,values=q4,positions=bitmap",
+            "sbc:density=0.001",
+            "sbc:k=3,positions=tokens",
+            "natural",
+            "natural:seed=18446744073709551615",
+            "qsgd:bits=4,bucket=512",
+            "qsgd:bits=2,bucket=64,norm=max,seed=3",
+            "int8:group=256",
+            "delta",
+            "delta:positions=tokens",
+        ] {
+            assert_eq!(spec.parse::<Codec>().unwrap().to_string(), spec);
+        }
+        for (short, long) in [
+            ("topk", "topk:density=0.01,values=f32"),
+            ("topk:", "topk:density=0.01,values=f32"),
+            ("threshold", "threshold:at=0.001,values=f32"),
+            ("sbc", "sbc:density=0.001"),
+            ("natural:seed=1", "natural"),
+            ("qsgd", "qsgd:bits=4,bucket=512"),
+            ("int8", "int8:group=256"),
+        ] {
+            assert_eq!(short.parse::<Codec>().unwrap().to_string(), long);
+        }
+    }
+
+    #[test]
+    fn errors_name_the_key_and_what_is_allowed() {
+        for (spec, message) in [
+            (
+                "zip",
+                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, natural, qsgd, int8, delta",
+            ),
+            ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
+            (
+                "topk:densty=1",
+                "unknown key `densty` of `topk`: allowed are density, k, values, scope, seed, positions",
+            ),
+            ("topk:density=2", "key `density` of `topk` is `2`: more than 0, at most 1"),
+            ("topk:density=nan", "key `density` of `topk` is `nan`: more than 0, at most 1"),
+            ("topk:density=0.1,k=2", "keys `density` and `k` of `topk` exclude each other"),
+            ("topk:values=q5", "key `values` of `topk` is `q5`: one of f32, f16, bf16, pow2, sign, q4"),
+            ("sbc:positions=x", "key `positions` of `sbc` is `x`: one of auto, rice, tokens, bitmap"),
+            ("qsgd:bits=1", "key `bits` of `qsgd` is `1`: 2 to 16"),
+            ("natural:seed=1,seed=2", "key `seed` of `natural` is given twice"),
+            ("natural:seed", "`seed` of `natural` is not key=value"),
+            ("threshold:at=0", "key `at` of `threshold` is `0`: a positive number"),
+        ] {
+            assert_eq!(spec.parse::<Codec>().unwrap_err().to_string(), message);
+        }
+    }
+}

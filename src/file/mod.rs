@@ -1,0 +1,11 @@
+//! Finished files: random access through the index, appending, recovery (spec, sections 3, 4.6 and 4.7).
+
+mod append;
+mod open;
+mod recover;
+mod replace;
+
+pub use append::append;
+pub use open::{File, UpdateEntry};
+pub use recover::{Recovered, recover};
+pub use replace::AtomicFile;

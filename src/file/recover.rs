@@ -1,0 +1,110 @@
+use crate::error::Result;
+use crate::file::open::parse_frame;
+use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexedUpdate, SYNC, UpdatePart};
+use crate::limits::Limits;
+use crate::stream::{Body, EncodeOptions, Encoder, Event, Parser};
+
+/// What [`recover`] saved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recovered {
+    /// The new stream: everything that was whole, and a new index and end.
+    pub stream: Vec<u8>,
+    /// Frames that were kept.
+    pub frames_kept: u64,
+    /// Updates that were kept.
+    pub updates_kept: u64,
+    /// Frames that were whole but of no use: their manifest, index set or other parts are lost.
+    pub frames_dropped: u64,
+    /// Bytes that belong to no whole frame.
+    pub bytes_lost: u64,
+}
+
+/// Saves what can be saved of a damaged or cut-off stream: every frame whose checksums are right and whose references are
+/// there. Frames of unknown ancillary kinds are kept.
+///
+/// # Errors
+/// None at present; limits are applied frame by frame, and frames that exceed them are dropped.
+pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
+    let mut saved = Recovered::default();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let mut out = Vec::new();
+    let mut parser = Parser::recovering(limits.clone());
+    // The parts of an update are kept only once its last part is there.
+    let mut open: Vec<Whole<'_>> = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let Some(whole) = whole_frame(&bytes[at..]) else {
+            let next = bytes[at + 1..].windows(SYNC.len()).position(|w| w == SYNC);
+            let skipped = next.map_or(bytes.len() - at, |n| n + 1);
+            // The preamble is written anew: it is not lost.
+            if at > 0 || skipped != crate::frame::PREAMBLE_LEN {
+                saved.bytes_lost += skipped as u64;
+            }
+            at += skipped;
+            continue;
+        };
+        at += HEADER_LEN + whole.body.len();
+        if matches!(whole.header.kind, FrameKind::INDEX | FrameKind::END) {
+            continue;
+        }
+        // Every frame is read as if it were the first of its stream: offsets do not matter here.
+        let frame = &bytes[at - HEADER_LEN - whole.body.len()..at];
+        let read = parse_frame(&mut parser, frame);
+        let Ok(Some((_, Event::Frame(_, body)))) = read else {
+            saved.frames_dropped += 1 + open.len() as u64;
+            open.clear();
+            parser.forget_open_update();
+            continue;
+        };
+        match body {
+            Body::Update(part) => {
+                let indexed = IndexedUpdate::of(&part, whole.body);
+                let last = part.last;
+                if decodes(&part) {
+                    open.push(Whole { indexed: Some(indexed), ..whole });
+                } else {
+                    saved.frames_dropped += 1 + open.len() as u64;
+                    open.clear();
+                    parser.forget_open_update();
+                    continue;
+                }
+                if last {
+                    saved.updates_kept += 1;
+                    for part in open.drain(..) {
+                        saved.frames_kept += 1;
+                        encoder.copy(&mut out, &part.header, part.body, part.indexed);
+                    }
+                }
+            }
+            _ => {
+                saved.frames_kept += 1;
+                encoder.copy(&mut out, &whole.header, whole.body, None);
+            }
+        }
+    }
+    saved.frames_dropped += open.len() as u64;
+    encoder.finish(&mut out);
+    saved.stream = out;
+    Ok(saved)
+}
+
+/// A frame whose checksums are right.
+struct Whole<'a> {
+    header: FrameHeader,
+    body: &'a [u8],
+    indexed: Option<IndexedUpdate>,
+}
+
+fn whole_frame(bytes: &[u8]) -> Option<Whole<'_>> {
+    let header = FrameHeader::read(bytes.first_chunk()?, 0).ok()?;
+    let len = usize::try_from(header.body_len).ok()?.checked_add(HEADER_LEN)?;
+    let body = bytes.get(HEADER_LEN..len)?;
+    header.check_body(body, 0).ok()?;
+    Some(Whole { header, body, indexed: None })
+}
+
+/// Whether the blocks hold what they say: a frame can be whole and wrong.
+fn decodes(part: &UpdatePart<'_>) -> bool {
+    part.decode_all().is_ok()
+}

@@ -1,0 +1,44 @@
+//! The end of a segment (spec, section 4.7).
+
+use crate::bits::{Cursor, put_u32, put_u64};
+use crate::error::{Error, Result};
+
+/// What an end frame says of the stream before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct End {
+    /// Frames from the start of the stream to this one, exclusive.
+    pub frame_count: u64,
+    /// Where the segment's index frame begins; 0 if there is none.
+    pub index_offset: u64,
+    /// CRC-32 of the headers of those frames.
+    pub chain: u32,
+}
+
+/// The last four bytes of a finished file.
+const TAIL: [u8; 4] = *b"GCUE";
+
+impl End {
+    /// Bytes of the body.
+    pub const BODY_LEN: usize = 24;
+
+    pub(crate) fn body(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Self::BODY_LEN);
+        put_u64(&mut out, self.frame_count);
+        put_u64(&mut out, self.index_offset);
+        put_u32(&mut out, self.chain);
+        out.extend_from_slice(&TAIL);
+        out
+    }
+
+    pub(crate) fn read(body: &[u8], offset: u64) -> Result<Self> {
+        let mut cursor = Cursor::new(body, offset, "end");
+        let end = Self { frame_count: cursor.u64()?, index_offset: cursor.u64()?, chain: cursor.u32()? };
+        let tail_offset = cursor.offset();
+        let tail = cursor.array::<4>()?;
+        if tail != TAIL {
+            return Err(Error::out_of_range("tail", u32::from_le_bytes(tail).into(), tail_offset));
+        }
+        cursor.finish()?;
+        Ok(end)
+    }
+}

@@ -1,0 +1,195 @@
+//! The preamble and the fixed header of every frame (spec, sections 3 and 4).
+
+use crate::bits::{Cursor, crc32, put_u16, put_u32, put_u64};
+use crate::error::{Error, FormatErrorKind, Result};
+
+/// The first eight bytes of a stream.
+pub const MAGIC: [u8; 8] = *b"\x89GCU\r\n\x1a\n";
+/// The format's major version.
+pub const VERSION_MAJOR: u8 = 1;
+/// The format's minor version.
+pub const VERSION_MINOR: u8 = 0;
+/// Bytes of the preamble.
+pub const PREAMBLE_LEN: usize = 16;
+/// The first four bytes of a frame.
+pub const SYNC: [u8; 4] = *b"\xd3gcf";
+/// Bytes of a frame's header.
+pub const HEADER_LEN: usize = 24;
+
+/// The first sixteen bytes of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Preamble {
+    /// The minor version that the writer followed.
+    pub minor: u8,
+}
+
+impl Preamble {
+    /// Appends the preamble.
+    pub(crate) fn write(self, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(&MAGIC);
+        out.extend_from_slice(&[VERSION_MAJOR, self.minor, 0, 0]);
+        let crc = crc32(&out[start..]);
+        put_u32(out, crc);
+    }
+
+    /// Reads a preamble.
+    pub(crate) fn read(bytes: &[u8; PREAMBLE_LEN]) -> Result<Self> {
+        let mut cursor = Cursor::new(bytes, 0, "preamble");
+        if cursor.array::<8>()? != MAGIC {
+            return Err(Error::format(FormatErrorKind::BadMagic, 0));
+        }
+        let [major, minor] = cursor.array()?;
+        let flags = cursor.u16()?;
+        let (stored, computed) = (cursor.u32()?, crc32(&bytes[..12]));
+        if stored != computed {
+            return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, 12));
+        }
+        if major != VERSION_MAJOR {
+            return Err(Error::unsupported("version", major.into(), 8));
+        }
+        if flags != 0 {
+            return Err(Error::format(FormatErrorKind::ReservedBits { field: "preamble flags" }, 10));
+        }
+        Ok(Self { minor })
+    }
+}
+
+/// A frame kind's number in the registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FrameKind(pub u16);
+
+impl FrameKind {
+    /// Tensors that updates refer to.
+    pub const MANIFEST: Self = Self(0x0001);
+    /// What a sender says at a step.
+    pub const UPDATE: Self = Self(0x0002);
+    /// A support with a name of its own.
+    pub const INDEX_SET: Self = Self(0x0003);
+    /// A learned decoder.
+    pub const MODEL: Self = Self(0x0004);
+    /// The end of a segment.
+    pub const END: Self = Self(0x0005);
+    /// Keys and values.
+    pub const METADATA: Self = Self(0x8001);
+    /// Where everything is.
+    pub const INDEX: Self = Self(0x8002);
+
+    /// Every registered kind with its name.
+    pub const REGISTERED: [(Self, &'static str); 7] = [
+        (Self::MANIFEST, "manifest"),
+        (Self::UPDATE, "update"),
+        (Self::INDEX_SET, "index_set"),
+        (Self::MODEL, "model"),
+        (Self::END, "end"),
+        (Self::METADATA, "metadata"),
+        (Self::INDEX, "index"),
+    ];
+
+    /// Its name in the registry.
+    pub fn name(self) -> Option<&'static str> {
+        Self::REGISTERED.iter().find(|(kind, _)| *kind == self).map(|(_, name)| *name)
+    }
+
+    /// Whether a reader that does not know the kind skips it.
+    pub fn is_ancillary(self) -> bool {
+        self.0 & 0x8000 != 0
+    }
+
+    /// Whether the kind lies in a private range.
+    pub fn is_private(self) -> bool {
+        matches!(self.0, 0x7000..=0x7fff | 0xf000..=0xffff)
+    }
+
+    /// The flags that the kind defines.
+    fn known_flags(self) -> u16 {
+        if self == Self::UPDATE { FrameHeader::LAST } else { 0 }
+    }
+}
+
+impl std::fmt::Display for FrameKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.name() {
+            Some(name) => f.pad(name),
+            None => write!(f, "frame kind {:#06x}", self.0),
+        }
+    }
+}
+
+/// The fixed header of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What the body is.
+    pub kind: FrameKind,
+    /// Flags of the kind.
+    pub flags: u16,
+    /// Bytes of the body.
+    pub body_len: u64,
+    /// CRC-32 of the body.
+    pub body_crc: u32,
+}
+
+impl FrameHeader {
+    /// The flag of an update's last part.
+    pub const LAST: u16 = 1;
+
+    /// The header of `body`.
+    pub(crate) fn of(kind: FrameKind, flags: u16, body: &[u8]) -> Self {
+        Self { kind, flags, body_len: body.len() as u64, body_crc: crc32(body) }
+    }
+
+    pub(crate) fn to_bytes(self) -> [u8; HEADER_LEN] {
+        let mut out = Vec::with_capacity(HEADER_LEN);
+        out.extend_from_slice(&SYNC);
+        put_u16(&mut out, self.kind.0);
+        put_u16(&mut out, self.flags);
+        put_u64(&mut out, self.body_len);
+        put_u32(&mut out, self.body_crc);
+        let crc = crc32(&out);
+        put_u32(&mut out, crc);
+        std::array::from_fn(|i| out[i])
+    }
+
+    /// Reads a header that stands at `offset`.
+    pub(crate) fn read(bytes: &[u8; HEADER_LEN], offset: u64) -> Result<Self> {
+        let mut cursor = Cursor::new(bytes, offset, "frame header");
+        if cursor.array::<4>()? != SYNC {
+            return Err(Error::format(FormatErrorKind::BadSync, offset));
+        }
+        let header = Self {
+            kind: FrameKind(cursor.u16()?),
+            flags: cursor.u16()?,
+            body_len: cursor.u64()?,
+            body_crc: cursor.u32()?,
+        };
+        let (stored, computed) = (cursor.u32()?, crc32(&bytes[..20]));
+        if stored != computed {
+            return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset + 20));
+        }
+        Ok(header)
+    }
+
+    /// Checks what can be checked before the body is there (FRM-5, CNV-5).
+    pub(crate) fn check(&self, offset: u64) -> Result<()> {
+        if self.kind.name().is_none() {
+            return match self.kind.is_ancillary() {
+                true => Ok(()),
+                false => Err(Error::unsupported("frame kind", self.kind.0.into(), offset + 4)),
+            };
+        }
+        if self.flags & !self.kind.known_flags() != 0 {
+            let kind = FormatErrorKind::ReservedBits { field: "frame flags" };
+            return Err(Error::format(kind, offset + 6));
+        }
+        Ok(())
+    }
+
+    /// Checks the body's CRC.
+    pub(crate) fn check_body(&self, body: &[u8], offset: u64) -> Result<()> {
+        let (stored, computed) = (self.body_crc, crc32(body));
+        if stored != computed {
+            return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset));
+        }
+        Ok(())
+    }
+}

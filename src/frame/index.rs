@@ -1,0 +1,126 @@
+//! Where everything is (spec, section 4.6).
+
+use crate::bits::{Cursor, crc32, put_u32, put_varint};
+use crate::error::{Error, Result};
+use crate::frame::{FrameKind, PREAMBLE_LEN, UpdatePart};
+
+/// What an index frame lists: every frame before it, and the blocks of every update.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Index {
+    /// The frames, from the start of the stream.
+    pub frames: Vec<IndexedFrame>,
+    /// The updates' parts, in order.
+    pub updates: Vec<IndexedUpdate>,
+}
+
+/// A frame as an index lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexedFrame {
+    /// What it is.
+    pub kind: FrameKind,
+    /// Bytes of header and body.
+    pub len: u64,
+}
+
+/// A part of an update as an index lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IndexedUpdate {
+    /// The update's step.
+    pub step: u64,
+    /// The update's sender.
+    pub sender: u64,
+    /// Bytes of the body before its first block.
+    pub head_len: u64,
+    /// CRC-32 of those bytes.
+    pub head_crc: u32,
+    /// Its blocks.
+    pub blocks: Vec<IndexedBlock>,
+}
+
+/// A block as an index lists it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IndexedBlock {
+    /// Number of the first tensor of its scope.
+    pub first: u64,
+    /// How many tensors its scope touches.
+    pub tensors: u64,
+    /// Bytes, everything counted.
+    pub len: u64,
+    /// CRC-32 of those bytes.
+    pub crc: u32,
+}
+
+impl IndexedUpdate {
+    /// The entry of a part whose body is `body`.
+    pub(crate) fn of(part: &UpdatePart<'_>, body: &[u8]) -> Self {
+        let head_len = body.len() as u64 - part.blocks.iter().map(|b| b.len).sum::<u64>();
+        let mut start = head_len as usize;
+        let blocks = part.blocks.iter().map(|b| {
+            let bytes = &body[start..start + b.len as usize];
+            start += bytes.len();
+            IndexedBlock { first: b.scope.first(), tensors: b.scope.tensors(), len: b.len, crc: crc32(bytes) }
+        });
+        Self {
+            step: part.header.step,
+            sender: part.header.sender,
+            head_len,
+            head_crc: crc32(&body[..head_len as usize]),
+            blocks: blocks.collect(),
+        }
+    }
+}
+
+impl Index {
+    /// Each frame with the offset where it begins.
+    pub fn frame_offsets(&self) -> impl Iterator<Item = (u64, IndexedFrame)> {
+        self.frames.iter().scan(PREAMBLE_LEN as u64, |at, frame| {
+            let offset = *at;
+            *at = at.saturating_add(frame.len);
+            Some((offset, *frame))
+        })
+    }
+
+    pub(crate) fn body(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_varint(&mut out, self.frames.len() as u64);
+        for frame in &self.frames {
+            put_varint(&mut out, frame.kind.0.into());
+            put_varint(&mut out, frame.len);
+        }
+        for update in &self.updates {
+            [update.step, update.sender, update.head_len].iter().for_each(|&v| put_varint(&mut out, v));
+            put_u32(&mut out, update.head_crc);
+            put_varint(&mut out, update.blocks.len() as u64);
+            for block in &update.blocks {
+                [block.first, block.tensors, block.len].iter().for_each(|&v| put_varint(&mut out, v));
+                put_u32(&mut out, block.crc);
+            }
+        }
+        out
+    }
+
+    /// Reads a body that stands at `offset`. Memory follows the bytes: every entry takes at least two.
+    pub(crate) fn read(body: &[u8], offset: u64) -> Result<Self> {
+        let mut cursor = Cursor::new(body, offset, "index");
+        let mut index = Self::default();
+        for _ in 0..cursor.varint()? {
+            let at = cursor.offset();
+            let kind = cursor.varint()?;
+            let kind = u16::try_from(kind).map_err(|_| Error::out_of_range("frame kind", kind, at))?;
+            index.frames.push(IndexedFrame { kind: FrameKind(kind), len: cursor.varint()? });
+        }
+        let updates = index.frames.iter().filter(|f| f.kind == FrameKind::UPDATE).count();
+        for _ in 0..updates {
+            let (step, sender, head_len) = (cursor.varint()?, cursor.varint()?, cursor.varint()?);
+            let head_crc = cursor.u32()?;
+            let mut blocks = Vec::new();
+            for _ in 0..cursor.varint()? {
+                let (first, tensors, len) = (cursor.varint()?, cursor.varint()?, cursor.varint()?);
+                blocks.push(IndexedBlock { first, tensors, len, crc: cursor.u32()? });
+            }
+            index.updates.push(IndexedUpdate { step, sender, head_len, head_crc, blocks });
+        }
+        cursor.finish()?;
+        Ok(index)
+    }
+}

@@ -1,0 +1,335 @@
+//! The manifest: which tensors there are (spec, section 4.1).
+
+use std::collections::HashSet;
+
+use crate::bits::{Cursor, put_varint};
+use crate::block::{IndexSpace, Scope};
+use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::{Limits, check};
+use crate::tensor::{Dtype, elements};
+
+/// The hash that names a manifest: BLAKE3 of its frame's body.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ManifestId(pub [u8; 32]);
+crate::block::debug_as_hex!(ManifestId);
+
+/// A tensor as updates refer to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// 1 to 4096 bytes, unlike any other in the manifest.
+    pub name: String,
+    /// The element type.
+    pub dtype: Dtype,
+    /// The dimensions, at most 32.
+    pub shape: Vec<u64>,
+    /// Rows and columns of the matrix that the tensor may be seen as. Stored.
+    pub matrix: Option<(u64, u64)>,
+    /// Where this tensor lies in a larger one. Stored.
+    pub shard: Option<Shard>,
+}
+
+impl TensorInfo {
+    /// A tensor without matrix view and shard.
+    pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<u64>>) -> Self {
+        Self { name: name.into(), dtype, shape: shape.into(), matrix: None, shard: None }
+    }
+
+    /// The number of elements; 0 if the shape exceeds 64 bits, which no [`Manifest`] holds.
+    pub fn elements(&self) -> u64 {
+        elements(&self.shape).unwrap_or(0)
+    }
+
+    /// Bytes of the elements.
+    pub fn bytes(&self) -> u64 {
+        self.dtype.bytes_for(self.elements()).unwrap_or(0)
+    }
+
+    /// Lengths of rows that the elements may be seen as a matrix of, longest first.
+    fn row_lens(&self) -> Vec<u64> {
+        let suffixes = (1..self.shape.len()).map(|from| elements(&self.shape[from..]).unwrap_or(0));
+        let mut lens: Vec<u64> =
+            self.matrix.map(|(_, cols)| cols).into_iter().chain(suffixes).filter(|&l| l > 1).collect();
+        lens.dedup();
+        lens
+    }
+}
+
+/// The place of a tensor in a larger one, by dimension.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shard {
+    /// The larger tensor's dimensions.
+    pub global_shape: Vec<u64>,
+    /// First index in each dimension.
+    pub offsets: Vec<u64>,
+}
+
+/// The ordered tensors that updates refer to by number, with the hash that names them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    tensors: Vec<TensorInfo>,
+    body: Vec<u8>,
+    id: ManifestId,
+}
+
+const MAX_NAME: u64 = 4096;
+const MAX_RANK: u64 = 32;
+
+impl Manifest {
+    /// Orders `tensors` as given.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if names repeat, are empty or too long, or if a shape, matrix view or shard makes no sense.
+    pub fn new(tensors: Vec<TensorInfo>) -> Result<Self> {
+        let body = write(&tensors);
+        let limits = Limits::default().with_max_tensors(u64::MAX);
+        match Self::read(&body, 0, &limits) {
+            Ok(manifest) if manifest.tensors == tensors => Ok(manifest),
+            Err(Error::Format(e)) => Err(Error::bad_option(match e.kind {
+                FormatErrorKind::DuplicateName => "two tensors have one name",
+                _ => "tensor name, shape, matrix view or shard",
+            })),
+            Err(e) => Err(e),
+            Ok(_) => Err(Error::bad_option("tensor name, shape, matrix view or shard")),
+        }
+    }
+
+    /// The tensors.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// Its name.
+    pub fn id(&self) -> ManifestId {
+        self.id
+    }
+
+    /// The number of the tensor called `name`.
+    pub fn find(&self, name: &str) -> Option<u64> {
+        self.tensors.iter().position(|t| t.name == name).map(|i| i as u64)
+    }
+
+    /// The number of elements of all tensors.
+    pub fn elements(&self) -> u64 {
+        self.tensors.iter().map(TensorInfo::elements).sum()
+    }
+
+    /// The body of its frame.
+    pub(crate) fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    /// The index space of a scope; `offset` is where an error would be (BLK-1, BLK-2, BLK-3).
+    ///
+    /// # Errors
+    /// [`Error::Format`] if the scope does not fit.
+    pub fn space(&self, scope: Scope, offset: u64) -> Result<IndexSpace> {
+        let outside = |value| Error::out_of_range("scope", value, offset);
+        let tensor = |number: u64| {
+            usize::try_from(number).ok().and_then(|i| self.tensors.get(i)).ok_or_else(|| outside(number))
+        };
+        match scope {
+            Scope::Tensor(number) => {
+                let tensor = tensor(number)?;
+                Ok(IndexSpace {
+                    dtype: tensor.dtype,
+                    lens: vec![tensor.elements()],
+                    row_lens: tensor.row_lens(),
+                })
+            }
+            Scope::Tensors { first, count } => {
+                let head = tensor(first)?;
+                if count < 2 {
+                    return Err(outside(count));
+                }
+                let last = first.checked_add(count - 1).ok_or_else(|| outside(count))?;
+                tensor(last)?;
+                // Both ends are in the manifest.
+                let tensors = &self.tensors[first as usize..=last as usize];
+                if tensors.iter().any(|t| t.dtype != head.dtype) {
+                    return Err(Error::out_of_range("element types of a scope", first, offset));
+                }
+                let lens = tensors.iter().map(TensorInfo::elements).collect();
+                Ok(IndexSpace { dtype: head.dtype, lens, row_lens: Vec::new() })
+            }
+            Scope::Range { tensor: number, start, len } => {
+                let tensor = tensor(number)?;
+                let fits = start.checked_add(len).is_some_and(|end| end <= tensor.elements());
+                if len == 0 || !fits || len == tensor.elements() {
+                    return Err(outside(len));
+                }
+                let mut row_lens = tensor.row_lens();
+                row_lens.retain(|l| start % l == 0);
+                Ok(IndexSpace { dtype: tensor.dtype, lens: vec![len], row_lens })
+            }
+        }
+    }
+
+    /// Reads a manifest's body, which stands at `offset`.
+    pub(crate) fn read(body: &[u8], offset: u64, limits: &Limits) -> Result<Self> {
+        let mut cursor = Cursor::new(body, offset, "manifest");
+        let count_offset = cursor.offset();
+        let count = cursor.varint()?;
+        check("max_tensors", count, limits.max_tensors, count_offset)?;
+        let mut tensors: Vec<TensorInfo> = Vec::new();
+        let mut total_bits = 0u128;
+        let mut total = 0u64;
+        for number in 0..count {
+            let start = cursor.offset();
+            let previous = tensors.last().map_or("", |t| t.name.as_str());
+            let tensor = read_tensor(&mut cursor, previous, limits).map_err(|e| e.in_tensor(number))?;
+            total_bits += u128::from(tensor.elements()) * u128::from(tensor.dtype.bits());
+            total = total
+                .checked_add(tensor.elements())
+                .filter(|_| total_bits < 1 << 64)
+                .ok_or(Error::out_of_range("number of elements", tensor.elements(), start))
+                .map_err(|e| e.in_tensor(number))?;
+            tensors.push(tensor);
+        }
+        cursor.finish()?;
+        let mut names = HashSet::with_capacity(tensors.len());
+        if let Some(repeated) = tensors.iter().position(|t| !names.insert(t.name.as_str())) {
+            return Err(Error::format(FormatErrorKind::DuplicateName, offset).in_tensor(repeated as u64));
+        }
+        Ok(Self { tensors, body: body.to_vec(), id: ManifestId(*blake3::hash(body).as_bytes()) })
+    }
+}
+
+fn common_prefix(a: &str, b: &str) -> usize {
+    a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count()
+}
+
+fn write(tensors: &[TensorInfo]) -> Vec<u8> {
+    let mut out = Vec::new();
+    put_varint(&mut out, tensors.len() as u64);
+    let mut previous = "";
+    for tensor in tensors {
+        let prefix = common_prefix(previous, &tensor.name);
+        put_varint(&mut out, prefix as u64);
+        put_varint(&mut out, (tensor.name.len() - prefix) as u64);
+        out.extend_from_slice(&tensor.name.as_bytes()[prefix..]);
+        out.push(tensor.dtype.id());
+        put_varint(&mut out, tensor.shape.len() as u64);
+        tensor.shape.iter().for_each(|&d| put_varint(&mut out, d));
+        out.push(u8::from(tensor.matrix.is_some()) | u8::from(tensor.shard.is_some()) << 1);
+        if let Some((rows, cols)) = tensor.matrix {
+            put_varint(&mut out, rows);
+            put_varint(&mut out, cols);
+        }
+        if let Some(Shard { global_shape, offsets }) = &tensor.shard {
+            for (&global, &offset) in global_shape.iter().zip(offsets) {
+                put_varint(&mut out, global);
+                put_varint(&mut out, offset);
+            }
+        }
+        previous = &tensor.name;
+    }
+    out
+}
+
+fn read_tensor(cursor: &mut Cursor<'_>, previous: &str, limits: &Limits) -> Result<TensorInfo> {
+    let name = read_name(cursor, previous, limits)?;
+    let offset = cursor.offset();
+    let dtype = cursor.u8()?;
+    let dtype = Dtype::from_id(dtype).ok_or(Error::unsupported("element type", dtype.into(), offset))?;
+    let rank_offset = cursor.offset();
+    let rank = cursor.varint_in("rank", 0, MAX_RANK)?;
+    check("max_rank", rank, limits.max_rank, rank_offset)?;
+    let shape = (0..rank).map(|_| cursor.varint()).collect::<Result<Vec<_>>>()?;
+    let wrong = |value, offset| Error::out_of_range("number of elements", value, offset);
+    let count = elements(&shape).ok_or_else(|| wrong(u64::MAX, rank_offset))?;
+    if u128::from(count) * u128::from(dtype.bits()) >= 1 << 64 {
+        return Err(wrong(count, rank_offset));
+    }
+    let extras = cursor.flags("tensor extras", 0b11)?;
+    let matrix_offset = cursor.offset();
+    let matrix = match extras & 1 {
+        0 => None,
+        _ => Some((cursor.varint()?, cursor.varint()?)),
+    };
+    if let Some((rows, cols)) = matrix
+        && rows.checked_mul(cols) != Some(count)
+    {
+        return Err(Error::out_of_range("matrix view", rows, matrix_offset));
+    }
+    let shard = match extras & 2 {
+        0 => None,
+        _ => Some(read_shard(cursor, &shape)?),
+    };
+    Ok(TensorInfo { name, dtype, shape, matrix, shard })
+}
+
+fn read_name(cursor: &mut Cursor<'_>, previous: &str, limits: &Limits) -> Result<String> {
+    let offset = cursor.offset();
+    let prefix_len = cursor.varint_in("prefix_len", 0, previous.len() as u64)?;
+    let suffix_len = cursor.varint()?;
+    let name_len = prefix_len.saturating_add(suffix_len);
+    if name_len == 0 || name_len > MAX_NAME {
+        return Err(Error::out_of_range("name length", name_len, offset));
+    }
+    check("max_name_bytes", name_len, limits.max_name_bytes, offset)?;
+    let suffix = cursor.take(suffix_len)?;
+    let mut name = previous.as_bytes()[..prefix_len as usize].to_vec();
+    name.extend_from_slice(suffix);
+    let name = String::from_utf8(name).map_err(|_| Error::format(FormatErrorKind::InvalidUtf8, offset))?;
+    if common_prefix(previous, &name) as u64 != prefix_len {
+        return Err(Error::format(FormatErrorKind::NotCanonical { field: "prefix_len" }, offset));
+    }
+    Ok(name)
+}
+
+fn read_shard(cursor: &mut Cursor<'_>, shape: &[u64]) -> Result<Shard> {
+    let mut shard = Shard { global_shape: Vec::new(), offsets: Vec::new() };
+    for &dim in shape {
+        let at = cursor.offset();
+        let (global, offset) = (cursor.varint()?, cursor.varint()?);
+        if offset.checked_add(dim).is_none_or(|end| end > global) {
+            return Err(Error::out_of_range("shard offset", offset, at));
+        }
+        shard.global_shape.push(global);
+        shard.offsets.push(offset);
+    }
+    Ok(shard)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_share_prefixes_even_inside_a_character() {
+        let tensors: Vec<_> =
+            ["läyer.é", "läyer.è", "x"].map(|n| TensorInfo::new(n, Dtype::F32, [2, 3])).into();
+        let manifest = Manifest::new(tensors).unwrap();
+        assert_eq!(Manifest::read(manifest.body(), 0, &Limits::default()).unwrap(), manifest);
+        assert_eq!(manifest.find("x"), Some(2));
+    }
+
+    #[test]
+    fn impossible_tensors_are_refused() {
+        let named = |n: &str| TensorInfo::new(n, Dtype::F32, [2]);
+        assert!(Manifest::new(vec![named("a"), named("b"), named("a")]).is_err());
+        assert!(Manifest::new(vec![named("")]).is_err());
+        assert!(Manifest::new(vec![TensorInfo::new("a", Dtype::F64, [1 << 60])]).is_err());
+        let mut matrix = named("a");
+        matrix.matrix = Some((3, 1));
+        assert!(Manifest::new(vec![matrix]).is_err());
+        assert!(Manifest::new(vec![TensorInfo::new("a", Dtype::F32, [0, u64::MAX, u64::MAX])]).is_ok());
+    }
+
+    #[test]
+    fn scopes_resolve() {
+        let tensors = [[2u64, 3], [4, 1]].map(|s| TensorInfo::new(format!("{s:?}"), Dtype::F32, s));
+        let manifest = Manifest::new(tensors.into()).unwrap();
+        assert_eq!(manifest.space(Scope::Tensors { first: 0, count: 2 }, 0).unwrap().len(), 10);
+        for scope in [
+            Scope::Tensor(2),
+            Scope::Tensors { first: 1, count: 2 },
+            Scope::Range { tensor: 0, start: 4, len: 3 },
+            Scope::Range { tensor: 0, start: 0, len: 6 },
+            Scope::Range { tensor: 0, start: u64::MAX, len: 2 },
+        ] {
+            assert!(manifest.space(scope, 0).is_err(), "{scope:?}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Keys and values (spec, section 4.5).
+
+use std::collections::BTreeMap;
+
+use crate::bits::{Cursor, put_text, put_varint};
+use crate::error::{Error, FormatErrorKind, Result};
+use crate::frame::{deflate, inflate};
+use crate::limits::{Limits, check};
+
+/// Keys and values, for people and tools; no reader needs them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Metadata {
+    /// The entries, in the order of their keys' bytes.
+    pub entries: BTreeMap<String, String>,
+}
+
+impl Metadata {
+    /// The body; compressed if that is smaller and `compress` is set.
+    pub(crate) fn body(&self, compress: bool) -> Vec<u8> {
+        let mut plain = Vec::new();
+        put_varint(&mut plain, self.entries.len() as u64);
+        for (key, value) in &self.entries {
+            put_text(&mut plain, key);
+            put_text(&mut plain, value);
+        }
+        if let Some(mut compressed) = deflate(&plain).filter(|c| compress && c.len() + 8 < plain.len()) {
+            let mut out = vec![1];
+            put_varint(&mut out, plain.len() as u64);
+            out.append(&mut compressed);
+            return out;
+        }
+        plain.insert(0, 0);
+        plain
+    }
+
+    pub(crate) fn read(body: &[u8], offset: u64, limits: &Limits) -> Result<Self> {
+        let mut cursor = Cursor::new(body, offset, "metadata");
+        if cursor.u8_in("storage", 0, 1)? == 0 {
+            return Self::read_entries(cursor);
+        }
+        let len_offset = cursor.offset();
+        let len = cursor.varint()?;
+        check("max_inflated_bytes", len, limits.max_inflated_bytes, len_offset)?;
+        let start = cursor.offset();
+        let plain = inflate(cursor.take_rest(), len, "metadata", start)?;
+        // Offsets inside compressed text mean nothing to who reads the stream: errors point at its beginning.
+        Self::read_entries(Cursor::new(&plain, 0, "metadata")).map_err(|e| match e {
+            Error::Format(e) => Error::format(e.kind, start),
+            e => e,
+        })
+    }
+
+    fn read_entries(mut cursor: Cursor<'_>) -> Result<Self> {
+        let count = cursor.varint()?;
+        let mut entries = BTreeMap::new();
+        for _ in 0..count {
+            let offset = cursor.offset();
+            let key = cursor.text()?;
+            if entries.last_key_value().is_some_and(|(last, _): (&String, _)| last.as_str() >= key) {
+                return Err(Error::format(FormatErrorKind::NotAscending, offset));
+            }
+            let value = cursor.text()?;
+            entries.insert(key.to_owned(), value.to_owned());
+        }
+        cursor.finish()?;
+        Ok(Self { entries })
+    }
+}

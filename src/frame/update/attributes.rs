@@ -1,0 +1,112 @@
+//! What an update may say beside its fixed fields (spec, sections 4.2 and 6).
+
+use crate::bits::{Cursor, put_varint};
+use crate::error::{Error, FormatErrorKind, Result};
+use crate::frame::UpdateHeader;
+use crate::tensor::TensorView;
+
+/// An attribute's number in the registry; odd ones may be skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AttributeId(pub u64);
+
+impl AttributeId {
+    /// How the sender compressed.
+    pub const LABEL: Self = Self(1);
+    /// The tensors that a delta changes.
+    pub const DELTA: Self = Self(2);
+
+    /// Every registered attribute with its name.
+    pub const REGISTERED: [(Self, &'static str); 2] = [(Self::LABEL, "label"), (Self::DELTA, "delta")];
+}
+
+/// The first 16 bytes of the hash of a tensor's type, shape and elements.
+pub type Digest = [u8; 16];
+
+/// A tensor that a delta changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Delta {
+    /// Its number in the manifest.
+    pub tensor: u64,
+    /// Its digest before the update.
+    pub base: Digest,
+    /// Its digest after the whole update.
+    pub result: Digest,
+}
+
+/// The digest of a tensor (spec, section 6).
+pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
+    let mut head = vec![tensor.dtype().id()];
+    put_varint(&mut head, tensor.shape().len() as u64);
+    tensor.shape().iter().for_each(|&d| put_varint(&mut head, d));
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&head).update(tensor.data());
+    let hash = hasher.finalize();
+    std::array::from_fn(|i| hash.as_bytes()[i])
+}
+
+/// Longest label that is written.
+const MAX_LABEL: usize = 65_535;
+
+pub(super) fn write(out: &mut Vec<u8>, label: &str, delta: Option<&[Delta]>) {
+    let label = &label.as_bytes()[..label.floor_char_boundary(MAX_LABEL)];
+    put_varint(out, u64::from(!label.is_empty()) + u64::from(delta.is_some()));
+    let mut put = |id: AttributeId, bytes: &[u8]| {
+        put_varint(out, id.0);
+        put_varint(out, bytes.len() as u64);
+        out.extend_from_slice(bytes);
+    };
+    if !label.is_empty() {
+        put(AttributeId::LABEL, label);
+    }
+    if let Some(delta) = delta {
+        let mut bytes = Vec::new();
+        put_varint(&mut bytes, delta.len() as u64);
+        for entry in delta {
+            put_varint(&mut bytes, entry.tensor);
+            bytes.extend_from_slice(&entry.base);
+            bytes.extend_from_slice(&entry.result);
+        }
+        put(AttributeId::DELTA, &bytes);
+    }
+}
+
+pub(super) fn read(cursor: &mut Cursor<'_>, header: &mut UpdateHeader) -> Result<()> {
+    let mut previous = 0;
+    for _ in 0..cursor.varint()? {
+        let offset = cursor.offset();
+        let id = cursor.varint_in("attribute", 1, u64::MAX)?;
+        if id <= previous {
+            return Err(Error::format(FormatErrorKind::NotAscending, offset));
+        }
+        previous = id;
+        let len = cursor.varint()?;
+        let mut body = cursor.sub(len, "attribute")?;
+        match AttributeId(id) {
+            AttributeId::LABEL => {
+                let start = body.offset();
+                let label = std::str::from_utf8(body.take_rest());
+                label
+                    .map_err(|_| Error::format(FormatErrorKind::InvalidUtf8, start))?
+                    .clone_into(&mut header.label);
+            }
+            AttributeId::DELTA => header.delta = Some(read_delta(&mut body)?),
+            AttributeId(id) if id % 2 == 0 => return Err(Error::unsupported("attribute", id, offset)),
+            AttributeId(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn read_delta(cursor: &mut Cursor<'_>) -> Result<Vec<Delta>> {
+    let mut delta: Vec<Delta> = Vec::new();
+    for _ in 0..cursor.varint()? {
+        let offset = cursor.offset();
+        let tensor = cursor.varint()?;
+        if delta.last().is_some_and(|last| last.tensor >= tensor) {
+            return Err(Error::format(FormatErrorKind::NotAscending, offset));
+        }
+        delta.push(Delta { tensor, base: cursor.array()?, result: cursor.array()? });
+    }
+    cursor.finish()?;
+    Ok(delta)
+}

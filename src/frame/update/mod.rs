@@ -1,0 +1,335 @@
+//! What one sender says at one step (spec, sections 4.2 and 6).
+
+mod attributes;
+mod tables;
+mod write;
+
+pub use attributes::{AttributeId, Delta, Digest, tensor_digest};
+pub(crate) use write::write_parts;
+
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::bits::{Cursor, put_varint};
+use crate::block::{Block, RawBlock, Scope, Sets, ValuesId};
+use crate::codes::{Decoder, Table};
+use crate::error::{Error, FormatErrorKind, Result};
+use crate::frame::{Manifest, ManifestId};
+use crate::limits::{Budget, Limits, check};
+
+/// Who says it, when, and for whom.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct UpdateHeader {
+    /// Optimizer updates before this one.
+    pub step: u64,
+    /// Communication rounds before this one.
+    pub round: u64,
+    /// Number of the sender.
+    pub sender: u64,
+    /// Number of senders, 0 if unknown.
+    pub world: u64,
+    /// Senders whose updates are in this one, 0 if unknown.
+    pub contributors: u64,
+    /// Local steps that the update covers, 0 if unknown.
+    pub inner_steps: u64,
+    /// Whether the update is a sum or a mean of several.
+    pub reduction: Reduction,
+    /// How the sender compressed, for people; at most 65,535 bytes are written.
+    pub label: String,
+    /// The tensors that a delta changes, with their digests before and after; `None` if the update is no delta.
+    pub delta: Option<Vec<Delta>>,
+}
+
+macro_rules! with {
+    ($($name:ident $field:ident $type:ty)*) => { $(
+        #[doc = concat!("Sets [`UpdateHeader::", stringify!($field), "`].")]
+        #[must_use]
+        pub fn $name(mut self, $field: $type) -> Self {
+            self.$field = $field;
+            self
+        }
+    )* };
+}
+
+impl UpdateHeader {
+    with! {
+        with_step step u64
+        with_round round u64
+        with_sender sender u64
+        with_world world u64
+        with_contributors contributors u64
+        with_inner_steps inner_steps u64
+        with_reduction reduction Reduction
+        with_label label String
+        with_delta delta Option<Vec<Delta>>
+    }
+
+    /// Whether two parts may belong to one update (UPD-3).
+    pub(crate) fn same_update(&self, other: &Self) -> bool {
+        let key = |h: &Self| (h.step, h.round, h.sender, h.world, h.contributors, h.inner_steps, h.reduction);
+        key(self) == key(other)
+    }
+}
+
+/// What an update is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum Reduction {
+    /// One sender's own.
+    #[default]
+    None = 0,
+    /// The sum of several senders'.
+    Sum = 1,
+    /// The mean of several senders'.
+    Mean = 2,
+}
+
+/// One part of an update, its blocks found but not decoded.
+#[derive(Debug, Clone)]
+pub struct UpdatePart<'a> {
+    /// Who says it, when, and for whom.
+    pub header: UpdateHeader,
+    /// The tensors it refers to.
+    pub manifest: Arc<Manifest>,
+    /// Number of this part.
+    pub part: u64,
+    /// Whether this is the last part.
+    pub last: bool,
+    /// Bytes of the body before the blocks.
+    pub head_len: u64,
+    /// The blocks, in order.
+    pub blocks: Vec<RawBlock<'a>>,
+    tables: Vec<Table>,
+    sets: Arc<Sets>,
+    limits: Limits,
+}
+
+/// The fields before the blocks.
+pub(crate) struct Head {
+    pub(crate) manifest: ManifestId,
+    header: UpdateHeader,
+    part: u64,
+    tables: Vec<Table>,
+    block_count: u64,
+}
+
+const MAX_TABLES: u64 = 64;
+
+fn read_head(cursor: &mut Cursor<'_>, limits: &Limits) -> Result<Head> {
+    let manifest = ManifestId(cursor.array()?);
+    let mut header = UpdateHeader {
+        step: cursor.varint()?,
+        round: cursor.varint()?,
+        sender: cursor.varint()?,
+        world: cursor.varint()?,
+        contributors: cursor.varint()?,
+        inner_steps: cursor.varint()?,
+        ..UpdateHeader::default()
+    };
+    header.reduction = match cursor.u8_in("reduction", 0, 2)? {
+        0 => Reduction::None,
+        1 => Reduction::Sum,
+        _ => Reduction::Mean,
+    };
+    let part = cursor.varint()?;
+    attributes::read(cursor, &mut header)?;
+    let table_count = cursor.varint_in("table_count", 0, MAX_TABLES)?;
+    let tables = (0..table_count).map(|_| Table::read(cursor)).collect::<Result<_>>()?;
+    let count_offset = cursor.offset();
+    let block_count = cursor.varint()?;
+    check("max_blocks", block_count, limits.max_blocks, count_offset)?;
+    Ok(Head { manifest, header, part, tables, block_count })
+}
+
+fn write_head(
+    out: &mut Vec<u8>,
+    header: &UpdateHeader,
+    manifest: ManifestId,
+    part: u64,
+    delta: Option<&[Delta]>,
+) {
+    out.extend_from_slice(&manifest.0);
+    let fields =
+        [header.step, header.round, header.sender, header.world, header.contributors, header.inner_steps];
+    fields.iter().for_each(|&v| put_varint(out, v));
+    out.push(header.reduction as u8);
+    put_varint(out, part);
+    attributes::write(out, &header.label, delta);
+}
+
+impl<'a> UpdatePart<'a> {
+    /// Reads a body that stands at `offset`: finds the blocks without decoding them.
+    pub(crate) fn read(
+        body: &'a [u8],
+        offset: u64,
+        last: bool,
+        limits: &Limits,
+        sets: &Arc<Sets>,
+        manifest_of: impl FnOnce(ManifestId) -> Option<Arc<Manifest>>,
+    ) -> Result<Self> {
+        let mut cursor = Cursor::new(body, offset, "update");
+        let head = read_head(&mut cursor, limits)?;
+        let unknown = Error::format(FormatErrorKind::UnknownReference { field: "manifest" }, offset);
+        let manifest = manifest_of(head.manifest).ok_or(unknown)?;
+        let head_len = cursor.offset() - offset;
+        let mut blocks = Vec::new();
+        for number in 0..head.block_count {
+            let block = RawBlock::read(&mut cursor, |scope, at| manifest.space(scope, at))
+                .map_err(|e| e.in_block(number))?;
+            blocks.push(block);
+        }
+        cursor.finish()?;
+        let part = Self {
+            header: head.header,
+            manifest,
+            part: head.part,
+            last,
+            head_len,
+            blocks,
+            tables: head.tables,
+            sets: Arc::clone(sets),
+            limits: limits.clone(),
+        };
+        part.check_delta(offset)?;
+        Ok(part)
+    }
+
+    /// The fields before the blocks, of a part whose `head` stands at `offset`.
+    pub(crate) fn read_head_only(
+        head: &[u8],
+        offset: u64,
+        limits: &Limits,
+        sets: &Arc<Sets>,
+        manifest_of: impl FnOnce(ManifestId) -> Option<Arc<Manifest>>,
+    ) -> Result<Self> {
+        Self::read_blocks(head, offset, &[], false, limits, sets, manifest_of)
+    }
+
+    /// A part with some of its blocks only, read from its head and the blocks' own bytes, each with its offset: what an
+    /// index leads to.
+    pub(crate) fn read_blocks(
+        head: &[u8],
+        offset: u64,
+        blocks: &[(&'a [u8], u64)],
+        last: bool,
+        limits: &Limits,
+        sets: &Arc<Sets>,
+        manifest_of: impl FnOnce(ManifestId) -> Option<Arc<Manifest>>,
+    ) -> Result<Self> {
+        let mut cursor = Cursor::new(head, offset, "update");
+        let parsed = read_head(&mut cursor, limits)?;
+        cursor.finish()?;
+        let unknown = Error::format(FormatErrorKind::UnknownReference { field: "manifest" }, offset);
+        let manifest = manifest_of(parsed.manifest).ok_or(unknown)?;
+        let mut read = Vec::with_capacity(blocks.len());
+        for &(bytes, at) in blocks {
+            let mut cursor = Cursor::new(bytes, at, "update");
+            read.push(RawBlock::read(&mut cursor, |scope, at| manifest.space(scope, at))?);
+            cursor.finish()?;
+        }
+        let part = Self {
+            header: parsed.header,
+            manifest,
+            part: parsed.part,
+            last,
+            head_len: head.len() as u64,
+            blocks: read,
+            tables: parsed.tables,
+            sets: Arc::clone(sets),
+            limits: limits.clone(),
+        };
+        part.check_delta(offset)?;
+        Ok(part)
+    }
+
+    /// Checks what a delta's attribute must say of the blocks (DEL-2, DEL-3).
+    fn check_delta(&self, offset: u64) -> Result<()> {
+        let unknown = |field, at| Error::format(FormatErrorKind::UnknownReference { field }, at);
+        let listed = match &self.header.delta {
+            Some(delta) => delta,
+            None => {
+                let ulp = self.blocks.iter().find(|b| b.values_id == ValuesId::ULP);
+                return ulp.map_or(Ok(()), |b| Err(unknown("delta attribute", b.offset)));
+            }
+        };
+        if let Some(entry) = listed.iter().find(|d| d.tensor >= self.manifest.tensors().len() as u64) {
+            return Err(Error::out_of_range("tensor of a delta", entry.tensor, offset));
+        }
+        for block in &self.blocks {
+            let mut touched = block.scope.first()..block.scope.first() + block.scope.tensors();
+            let is_listed = |t: &u64| listed.binary_search_by_key(t, |d| d.tensor).is_ok();
+            if !touched.all(|t| is_listed(&t)) {
+                return Err(unknown("digests of a tensor", block.offset));
+            }
+        }
+        Ok(())
+    }
+
+    /// The index sets that were known when the part was read.
+    pub fn sets(&self) -> &Sets {
+        &self.sets
+    }
+
+    /// The number of shared frequency tables.
+    pub fn table_count(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// A full allowance for decoding blocks of this part.
+    pub fn budget(&self) -> Budget {
+        Budget::new(&self.limits)
+    }
+
+    /// Decodes one block; `budget` is what the whole part may take.
+    ///
+    /// # Errors
+    /// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] with the block's number and first tensor.
+    pub fn decode(&self, block: usize, budget: &mut Budget) -> Result<Block> {
+        let raw = self.blocks.get(block).ok_or(Error::bad_option("number of a block"))?;
+        let mut decoder = Decoder { tables: &self.tables, budget };
+        raw.decode(&mut decoder, self.manifest.id().0, &self.sets)
+            .map_err(|e| e.in_block(block as u64).in_tensor(raw.scope.first()))
+    }
+
+    /// Decodes all blocks, in parallel; the result does not depend on the number of threads.
+    ///
+    /// # Errors
+    /// Those of [`Self::decode`], for the first block that has one.
+    pub fn decode_all(&self) -> Result<Vec<Block>> {
+        let elements = self.blocks.iter().try_fold(0u64, |sum, b| sum.checked_add(b.space.len()));
+        check("max_elements", elements.unwrap_or(u64::MAX), self.limits.max_elements, self.offset())?;
+        let blocks: Vec<Result<Block>> =
+            (0..self.blocks.len()).into_par_iter().map(|i| self.decode(i, &mut self.budget())).collect();
+        blocks.into_iter().collect()
+    }
+
+    fn offset(&self) -> u64 {
+        self.blocks.first().map_or(0, |b| b.offset)
+    }
+}
+
+/// Keeps the blocks of an update in ascending order (UPD-6).
+#[derive(Debug, Clone, Default)]
+pub(crate) struct BlockOrder {
+    /// The first tensor and element that the next block may cover.
+    next: (u64, u64),
+}
+
+impl BlockOrder {
+    /// Notes a block; false if it does not come after all before it.
+    pub(crate) fn accept(&mut self, scope: Scope, add: bool) -> bool {
+        if add {
+            return true;
+        }
+        let (start, end) = match scope {
+            Scope::Tensor(t) => ((t, 0), (t.saturating_add(1), 0)),
+            Scope::Tensors { first, count } => ((first, 0), (first.saturating_add(count), 0)),
+            Scope::Range { tensor, start, len } => ((tensor, start), (tensor, start.saturating_add(len))),
+        };
+        let follows = start >= self.next;
+        self.next = end;
+        follows
+    }
+}

@@ -1,0 +1,45 @@
+//! Which frequency tables the blocks of an update share: a writer's choice.
+
+use std::collections::BTreeMap;
+
+use crate::codes::{Counts, Role, Table};
+
+/// Tables that pay for themselves: for each role the table of all segments' counts together, if the segments that would
+/// take it save more than it costs.
+pub(super) fn shared_tables(segments: &[(Role, Counts)]) -> Vec<Table> {
+    let mut by_role: BTreeMap<Role, Vec<&Counts>> = BTreeMap::new();
+    for (role, counts) in segments {
+        by_role.entry(*role).or_default().push(counts);
+    }
+    by_role
+        .values()
+        .filter(|segments| segments.len() > 1)
+        .filter_map(|segments| worth_sharing(segments))
+        .collect()
+}
+
+fn worth_sharing(segments: &[&Counts]) -> Option<Table> {
+    let own: Vec<u64> = segments.iter().map(|counts| own_cost(counts)).collect();
+    let mut table = sum_table(segments.iter().copied())?;
+    // Once more from those that take it, so that segments unlike the others do not blur it.
+    let takers =
+        segments.iter().zip(&own).filter(|(counts, own)| table.cost(counts).is_some_and(|c| c < **own));
+    table = sum_table(takers.map(|(counts, _)| *counts))?;
+    let saved: u64 = segments
+        .iter()
+        .zip(&own)
+        .filter_map(|(counts, own)| Some(own.saturating_sub(table.cost(counts)?)))
+        .sum();
+    (saved > table.bits() << 16).then_some(table)
+}
+
+fn own_cost(counts: &Counts) -> u64 {
+    let table = Table::from_counts(counts);
+    table.and_then(|t| Some(t.cost(counts)?.saturating_add(t.bits() << 16))).unwrap_or(0)
+}
+
+fn sum_table<'a>(segments: impl Iterator<Item = &'a Counts>) -> Option<Table> {
+    let mut sum = [0; 256];
+    segments.for_each(|counts| sum.iter_mut().zip(counts).for_each(|(s, c)| *s += c));
+    Table::from_counts(&sum)
+}

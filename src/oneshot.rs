@@ -1,0 +1,70 @@
+//! Tensors to bytes and back in one go.
+
+use std::sync::Arc;
+
+use crate::block::BlockOptions;
+use crate::compress::{Codec, Input, Options, compress};
+use crate::error::{Error, Result};
+use crate::frame::{Manifest, TensorInfo, UpdateHeader};
+use crate::limits::Limits;
+use crate::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use crate::tensor::{TensorBuf, TensorView};
+
+/// Encodes named tensors as a stream of one update, all by one codec.
+///
+/// # Errors
+/// [`Error::Input`] if names repeat, if the codec cannot take a tensor's type, or if a value is not finite and the codec
+/// cannot express it. Deltas need a base: use [`compress()`](crate::compress()) and [`Encoder`].
+pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u8>> {
+    let infos = tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
+    let manifest = Arc::new(Manifest::new(infos.collect())?);
+    let inputs: Vec<Input<'_>> = tensors
+        .iter()
+        .enumerate()
+        .map(|(i, (name, view))| Input { tensor: i as u64, name, view: *view, base: None })
+        .collect();
+    let codecs = vec![codec.clone(); inputs.len()];
+    let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
+    let options = BlockOptions::default().with_positions(codec.positions());
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
+    let header = UpdateHeader::default().with_label(codec.to_string());
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let mut out = Vec::new();
+    encoder.update(&mut out, &header, &manifest, &blocks)?;
+    encoder.finish(&mut out);
+    Ok(out)
+}
+
+/// Decodes the dense tensors of the last update of a stream, with the default limits.
+///
+/// # Errors
+/// As [`decode_with`].
+pub fn decode(bytes: &[u8]) -> Result<Vec<(String, TensorBuf)>> {
+    decode_with(bytes, &Limits::default())
+}
+
+/// Decodes the dense tensors of the last update of a stream. The whole stream is checked.
+///
+/// # Errors
+/// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] if the bytes are not a complete stream within the limits;
+/// [`Error::Input`] if there is no update in it, or if it is a delta, whose base [`Assembler`] takes.
+pub fn decode_with(bytes: &[u8], limits: &Limits) -> Result<Vec<(String, TensorBuf)>> {
+    let mut reader = SliceReader::new(bytes, limits.clone());
+    let mut last: Vec<Box<crate::frame::UpdatePart<'_>>> = Vec::new();
+    while let Some(event) = reader.next_event()? {
+        if let Event::Frame(_, Body::Update(part)) = event {
+            if part.part == 0 {
+                last.clear();
+            }
+            last.push(part);
+        }
+    }
+    let first = last.first().ok_or(Error::bad_option("the stream has no update"))?;
+    let manifest = Arc::clone(&first.manifest);
+    let mut assembler = Assembler::new(&manifest, limits, |_| true)?;
+    for part in &last {
+        assembler.apply(part)?;
+    }
+    let named = assembler.finish()?.into_iter();
+    Ok(named.map(|(number, tensor)| (manifest.tensors()[number as usize].name.clone(), tensor)).collect())
+}

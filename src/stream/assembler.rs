@@ -1,0 +1,188 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::block::{Block, Scope, Target};
+use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::{Delta, Manifest, UpdatePart, tensor_digest};
+use crate::limits::{Limits, check};
+use crate::tensor::{TensorBuf, TensorView};
+
+/// Puts the parts of one update together to dense tensors.
+///
+/// Elements that the update does not speak of are zero, or the base's if it is a delta. Nothing of the caller's is
+/// changed: the tensors are given out by [`Assembler::finish`] only, after everything is decoded and every digest of a
+/// delta is right.
+pub struct Assembler<'b> {
+    manifest: Arc<Manifest>,
+    /// Tensors that are wanted; `None` for those that are not.
+    tensors: Vec<Option<Vec<u8>>>,
+    touched: Vec<bool>,
+    base: BTreeMap<String, TensorView<'b>>,
+    delta: BTreeMap<u64, Delta>,
+    complete: bool,
+}
+
+impl<'b> Assembler<'b> {
+    /// An assembler of those tensors of `manifest` that `wanted` accepts by name.
+    ///
+    /// # Errors
+    /// [`Error::Limit`] if their bytes exceed [`Limits::max_alloc_bytes`].
+    pub fn new(manifest: &Arc<Manifest>, limits: &Limits, wanted: impl Fn(&str) -> bool) -> Result<Self> {
+        let wanted: Vec<bool> = manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
+        let sizes = manifest.tensors().iter().zip(&wanted).filter(|(_, w)| **w).map(|(t, _)| t.bytes());
+        let bytes = sizes.fold(0, u64::saturating_add);
+        check("max_alloc_bytes", bytes, limits.max_alloc_bytes, 0)?;
+        let tensors = manifest.tensors().iter().zip(&wanted);
+        Ok(Self {
+            // Zeros come from the system lazily: a tensor that nothing is said of costs address space only.
+            tensors: tensors.map(|(t, &w)| w.then(|| vec![0; t.bytes() as usize])).collect(),
+            touched: vec![false; wanted.len()],
+            manifest: Arc::clone(manifest),
+            base: BTreeMap::new(),
+            delta: BTreeMap::new(),
+            complete: false,
+        })
+    }
+
+    /// Gives the base of a delta: a tensor by its name.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the manifest has another type or shape for it; a name that it does not have is ignored.
+    pub fn base(&mut self, name: &str, tensor: TensorView<'b>) -> Result<()> {
+        let Some(number) = self.manifest.find(name) else { return Ok(()) };
+        let info = &self.manifest.tensors()[number as usize];
+        if info.dtype != tensor.dtype() || info.shape != tensor.shape() {
+            return Err(Error::input(InputErrorKind::Mismatch { what: "shapes or types of base and delta" })
+                .in_tensor(number));
+        }
+        self.base.insert(name.to_owned(), tensor);
+        Ok(())
+    }
+
+    /// Applies a part. Its blocks are decoded in parallel and applied in order.
+    ///
+    /// # Errors
+    /// Those of [`UpdatePart::decode`]; [`Error::Input`] if the part is of another manifest, its base is missing or not the
+    /// one that it was made against, or its values need a model.
+    pub fn apply(&mut self, part: &UpdatePart<'_>) -> Result<()> {
+        if part.manifest.id() != self.manifest.id() {
+            return Err(Error::input(InputErrorKind::Mismatch { what: "manifests" }));
+        }
+        if let Some(delta) = &part.header.delta {
+            self.take_base(delta)?;
+        }
+        let wanted: Vec<usize> =
+            (0..part.blocks.len()).filter(|&i| self.wants(part.blocks[i].scope)).collect();
+        let mut budget = part.budget();
+        // A few blocks at a time, so that memory stays bounded by a few blocks.
+        for batch in wanted.chunks(rayon::current_num_threads().max(1) * 2) {
+            let decoded: Vec<Result<Block>> =
+                batch.par_iter().map(|&i| part.decode(i, &mut part.budget())).collect();
+            for (&i, block) in batch.iter().zip(decoded) {
+                let raw = &part.blocks[i];
+                budget.reserve_elements(raw.space.len(), raw.offset)?;
+                self.apply_block(&block?, part, i)
+                    .map_err(|e| e.in_block(i as u64).in_tensor(raw.scope.first()))?;
+            }
+        }
+        self.complete = part.last;
+        Ok(())
+    }
+
+    fn wants(&self, scope: Scope) -> bool {
+        (scope.first()..scope.first() + scope.tensors()).any(|t| self.tensors[t as usize].is_some())
+    }
+
+    /// Starts the tensors of a delta from their bases.
+    fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
+        for entry in delta {
+            let number = entry.tensor as usize;
+            let Some(buffer) = self.tensors.get_mut(number).and_then(Option::as_mut) else { continue };
+            if let Some(earlier) = self.delta.insert(entry.tensor, *entry) {
+                if earlier != *entry {
+                    return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.tensor));
+                }
+                continue;
+            }
+            let base = self.base.get(&self.manifest.tensors()[number].name);
+            let base = base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(entry.tensor))?;
+            if tensor_digest(*base) != entry.base {
+                return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.tensor));
+            }
+            buffer.copy_from_slice(base.data());
+        }
+        Ok(())
+    }
+
+    fn apply_block(&mut self, block: &Block, part: &UpdatePart<'_>, number: usize) -> Result<()> {
+        let raw = &part.blocks[number];
+        let first = raw.scope.first() as usize;
+        let start = match raw.scope {
+            Scope::Range { start, .. } => start,
+            _ => 0,
+        };
+        self.touched[first..first + raw.space.lens.len()].fill(true);
+        // Tensors of the scope that are not wanted are decoded into buffers that are thrown away.
+        let buffers = &mut self.tensors[first..first + raw.space.lens.len()];
+        let mut spare: Vec<Vec<u8>> = buffers
+            .iter()
+            .zip(&raw.space.lens)
+            .filter(|(buffer, _)| buffer.is_none())
+            .map(|(_, &len)| vec![0; raw.space.dtype.bytes_for(len).unwrap_or(0) as usize])
+            .collect();
+        let mut spare = spare.iter_mut();
+        let mut targets = Vec::with_capacity(raw.space.lens.len());
+        for (buffer, &len) in buffers.iter_mut().zip(&raw.space.lens) {
+            let data = buffer.as_mut().or_else(|| spare.next());
+            let data = data.ok_or(Error::inconsistent("targets of a block"))?;
+            targets.push(Target { data, start, len });
+        }
+        block.apply(&raw.space, part.sets(), &mut part.budget(), &mut targets)
+    }
+
+    /// Whether the last part has been applied.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Gives out the tensors: those wanted, with their numbers in the manifest.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the last part is missing, or if a delta's result is not the one that its sender had.
+    pub fn finish(mut self) -> Result<Vec<(u64, TensorBuf)>> {
+        if !self.complete {
+            return Err(Error::bad_option("the last part of the update is missing"));
+        }
+        let is_delta = !self.delta.is_empty();
+        let infos = Arc::clone(&self.manifest);
+        let mut out = Vec::new();
+        for (number, info) in infos.tensors().iter().enumerate() {
+            let Some(mut data) = self.tensors[number].take() else { continue };
+            let number = number as u64;
+            match self.delta.get(&number) {
+                // A delta speaks of what changed: the others keep the base, if it was given.
+                None if is_delta => {
+                    if let Some(base) = self.base.get(&info.name) {
+                        data.copy_from_slice(base.data());
+                    }
+                }
+                _ => {}
+            }
+            let tensor = TensorBuf::new(info.dtype, info.shape.clone(), data)?;
+            if let Some(entry) = self.delta.get(&number)
+                && tensor_digest(tensor.view()) != entry.result
+            {
+                return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(number));
+            }
+            out.push((number, tensor));
+        }
+        Ok(out)
+    }
+
+    /// Whether any block spoke of a tensor.
+    pub fn touches(&self, tensor: u64) -> bool {
+        usize::try_from(tensor).ok().and_then(|t| self.touched.get(t)).copied().unwrap_or(false)
+    }
+}

@@ -1,0 +1,90 @@
+use std::sync::Arc;
+
+use crate::block::SetId;
+use crate::error::Result;
+use crate::frame::{IndexSet, Manifest};
+use crate::limits::Limits;
+use crate::stream::{Event, Parser, Progress};
+
+/// Decodes a stream that arrives in pieces, without doing any IO: feed it bytes, ask it for events.
+///
+/// It buffers one frame at a time; memory follows the bytes that have arrived, never a length that a frame declares.
+/// How the bytes are cut into pieces makes no difference to the events.
+///
+/// # Examples
+/// ```
+/// # fn main() -> gcodec::Result<()> {
+/// use gcodec::{Decoder, Event, Limits};
+/// let bytes = gcodec::Encoder::new(Default::default()).finish_empty();
+/// let mut decoder = Decoder::new(Limits::default());
+/// for piece in bytes.chunks(7) {
+///     decoder.feed(piece);
+///     while let Some(event) = decoder.next_event()? {
+///         if let Event::Frame(info, _body) = event {
+///             assert_eq!(info.header.kind.name(), Some("end"));
+///         }
+///     }
+/// }
+/// decoder.finish()
+/// # }
+/// ```
+pub struct Decoder {
+    parser: Parser,
+    buffer: Vec<u8>,
+    start: usize,
+}
+
+impl Decoder {
+    /// A decoder at the beginning of a stream.
+    pub fn new(limits: Limits) -> Self {
+        Self { parser: Parser::new(limits), buffer: Vec::new(), start: 0 }
+    }
+
+    /// Makes a manifest known that the stream refers to without sending it.
+    pub fn add_manifest(&mut self, manifest: Arc<Manifest>) {
+        self.parser.add_manifest(manifest);
+    }
+
+    /// Makes an index set known that the stream refers to without sending it; `count` is its number of elements.
+    pub fn add_index_set(&mut self, id: SetId, set: &IndexSet, count: u64) {
+        self.parser.add_index_set(id, set, count);
+    }
+
+    /// Takes the next bytes of the stream.
+    pub fn feed(&mut self, bytes: &[u8]) {
+        if self.start > self.buffer.len() / 2 {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// How many more bytes are needed for the next event; 0 if [`Self::next_event`] will give one, or an error.
+    pub fn needed(&self) -> u64 {
+        let rest = &self.buffer[self.start..];
+        self.parser.needed(rest).saturating_sub(rest.len() as u64)
+    }
+
+    /// The next event, or `None` if more bytes are needed first.
+    ///
+    /// # Errors
+    /// [`Error::Format`](crate::Error::Format), [`Error::Unsupported`](crate::Error::Unsupported) or
+    /// [`Error::Limit`](crate::Error::Limit); nothing more can be read then.
+    pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
+        match self.parser.advance(&self.buffer[self.start..])? {
+            Progress::NeedMore(_) => Ok(None),
+            Progress::Ready { consumed, event } => {
+                self.start += consumed;
+                Ok(Some(event))
+            }
+        }
+    }
+
+    /// Checks that the stream is complete: that the last byte fed was the last of an end frame.
+    ///
+    /// # Errors
+    /// [`FormatErrorKind::Truncated`](crate::error::FormatErrorKind::Truncated) otherwise.
+    pub fn finish(&self) -> Result<()> {
+        self.parser.finish(self.buffer.len() - self.start)
+    }
+}

@@ -1,0 +1,17 @@
+//! Streams: a push decoder and an encoder without IO, and thin adapters for slices, readers and writers
+//! (spec, section 3).
+
+mod assembler;
+mod decoder;
+mod encoder;
+mod parser;
+mod reader;
+mod writer;
+
+pub use assembler::Assembler;
+pub use decoder::Decoder;
+pub use encoder::{EncodeOptions, Encoder};
+pub use parser::{Body, Event, FrameInfo};
+pub(crate) use parser::{Parser, Progress};
+pub use reader::{Reader, SliceReader};
+pub use writer::Writer;

@@ -1,0 +1,143 @@
+use std::io::Write;
+use std::sync::Arc;
+
+use crate::block::{Block, BlockOptions, SetId};
+use crate::error::Result;
+use crate::frame::{FrameKind, IndexSet, Manifest, Metadata, Model, UpdateHeader};
+use crate::stream::{EncodeOptions, Encoder};
+
+/// Writes a stream to anything that implements [`Write`]: a thin adapter over [`Encoder`]. It never seeks.
+///
+/// Dropping it without [`Writer::finish`] leaves a stream that readers report as truncated, all of whose frames can be
+/// recovered.
+pub struct Writer<W> {
+    encoder: Encoder,
+    inner: W,
+    buffer: Vec<u8>,
+}
+
+impl<W: Write> Writer<W> {
+    /// A writer at the beginning of a stream.
+    pub fn new(inner: W, options: EncodeOptions) -> Self {
+        Self::with_encoder(inner, Encoder::new(options))
+    }
+
+    pub(crate) fn with_encoder(inner: W, encoder: Encoder) -> Self {
+        Self { encoder, inner, buffer: Vec::new() }
+    }
+
+    fn put<T>(&mut self, encode: impl FnOnce(&mut Encoder, &mut Vec<u8>) -> Result<T>) -> Result<T> {
+        self.buffer.clear();
+        let value = encode(&mut self.encoder, &mut self.buffer)?;
+        self.inner.write_all(&self.buffer)?;
+        Ok(value)
+    }
+
+    /// As [`Encoder::manifest`].
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn manifest(&mut self, manifest: &Arc<Manifest>) -> Result<()> {
+        self.put(|encoder, out| {
+            encoder.manifest(out, manifest);
+            Ok(())
+        })
+    }
+
+    /// As [`Encoder::update`], all blocks with the same options.
+    ///
+    /// # Errors
+    /// As there, and [`Error::Io`](crate::Error::Io).
+    pub fn update(
+        &mut self,
+        header: &UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: &[Block],
+        options: BlockOptions,
+    ) -> Result<()> {
+        let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
+        self.update_with(header, manifest, &blocks)
+    }
+
+    /// As [`Encoder::update`].
+    ///
+    /// # Errors
+    /// As there, and [`Error::Io`](crate::Error::Io).
+    pub fn update_with(
+        &mut self,
+        header: &UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: &[(&Block, BlockOptions)],
+    ) -> Result<()> {
+        self.put(|encoder, out| encoder.update(out, header, manifest, blocks))
+    }
+
+    /// As [`Encoder::index_set`].
+    ///
+    /// # Errors
+    /// As there, and [`Error::Io`](crate::Error::Io).
+    pub fn index_set(
+        &mut self,
+        set: &IndexSet,
+        manifest: &Arc<Manifest>,
+        options: BlockOptions,
+    ) -> Result<SetId> {
+        self.put(|encoder, out| encoder.index_set(out, set, manifest, options))
+    }
+
+    /// As [`Encoder::model`].
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn model(&mut self, model: &Model) -> Result<()> {
+        self.put(|encoder, out| {
+            encoder.model(out, model);
+            Ok(())
+        })
+    }
+
+    /// As [`Encoder::metadata`].
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn metadata(&mut self, metadata: &Metadata) -> Result<()> {
+        self.put(|encoder, out| {
+            encoder.metadata(out, metadata);
+            Ok(())
+        })
+    }
+
+    /// As [`Encoder::private`].
+    ///
+    /// # Errors
+    /// As there, and [`Error::Io`](crate::Error::Io).
+    pub fn private(&mut self, kind: FrameKind, body: &[u8]) -> Result<()> {
+        self.put(|encoder, out| encoder.private(out, kind, body))
+    }
+
+    /// Flushes the inner writer. Does not end the stream.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn flush(&mut self) -> Result<()> {
+        Ok(self.inner.flush()?)
+    }
+
+    /// The inner writer.
+    pub fn get_ref(&self) -> &W {
+        &self.inner
+    }
+
+    /// Ends the stream and gives back the inner writer, flushed.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn finish(mut self) -> Result<W> {
+        self.put(|encoder, out| {
+            encoder.finish(out);
+            Ok(())
+        })?;
+        self.inner.flush()?;
+        Ok(self.inner)
+    }
+}

@@ -1,0 +1,568 @@
+//! `gcodec diff`: how far two sets of tensors lie apart.
+
+use crate::fail::{Failure, Outcome, Result};
+use crate::input::is_standard;
+use crate::output::{Align, Table, print, real, thousands};
+use crate::tensors::{Dump, NamedTensor};
+use gcodec::tensor::{Dtype, TensorView};
+use half::{bf16, f16};
+use serde::Serialize;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// Compare two files of tensors, tensor by tensor.
+///
+/// Exits with 0 if they are equal, with 1 if they differ.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The reference; errors are relative to it. `-` is standard input
+    a: PathBuf,
+    /// What is compared with it. `-` is standard input
+    b: PathBuf,
+    /// Largest relative L2 error of a tensor that counts as equal; without it, element types and all bits must agree
+    #[arg(long, value_name = "ERROR", value_parser = parse_tolerance)]
+    rtol: Option<f64>,
+    /// Print equal tensors too
+    #[arg(long)]
+    all: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command. `load` reads the tensors of a file.
+pub(crate) fn run(args: &Args, load: impl Fn(&Path) -> Result<Dump>) -> Result<Outcome> {
+    if is_standard(&args.a) && is_standard(&args.b) {
+        return Err(Failure::usage("only one of the two can be standard input"));
+    }
+    let report = Report::new(&load(&args.a)?, &load(&args.b)?, args.rtol);
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
+        print(format_args!("{json}\n"))?;
+    } else {
+        print(report.text(args.all))?;
+    }
+    Ok(if report.equal { Outcome::Well } else { Outcome::Differs })
+}
+
+/// All that `diff` has to say.
+#[derive(Debug, Serialize)]
+struct Report {
+    equal: bool,
+    /// In the order of A.
+    tensors: Vec<TensorReport>,
+    only_in_a: Vec<String>,
+    only_in_b: Vec<String>,
+    total: Total,
+}
+
+/// One tensor that both sides have.
+#[derive(Debug, Serialize)]
+struct TensorReport {
+    name: String,
+    equal: bool,
+    dtype_a: &'static str,
+    dtype_b: &'static str,
+    shape_a: Vec<u64>,
+    shape_b: Vec<u64>,
+    /// `None` if the shapes differ, or the element types do and the values cannot be told.
+    differing: Option<u64>,
+    /// `None` if the values of an element type cannot be told or the shapes differ.
+    errors: Option<Errors>,
+}
+
+/// Sums over the tensors whose errors are known, as one vector.
+#[derive(Debug, Serialize)]
+struct Total {
+    tensors: u64,
+    elements: u64,
+    differing: u64,
+    #[serde(flatten)]
+    errors: Errors,
+}
+
+/// How far two vectors lie apart. In JSON, a number that is infinite or undefined is null.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Errors {
+    /// Largest `|a - b|`; infinite if only one of the two is NaN.
+    max_abs: f64,
+    /// `||a - b|| / ||a||`; 0 if both are 0.
+    relative_l2: f64,
+    /// `a * b / (||a|| ||b||)`; 1 if both are 0, 0 if one is.
+    cosine: f64,
+    /// The share of elements with `sign(a) == sign(b)`, where a sign is -1, 0 or 1; 1 if there are no elements.
+    sign_agreement: f64,
+}
+
+impl Report {
+    fn new(a: &Dump, b: &Dump, rtol: Option<f64>) -> Self {
+        let in_b: HashMap<&str, &NamedTensor> = b.tensors.iter().map(|t| (t.name(), t)).collect();
+        let mut sums = Sums::default();
+        let mut tensors = Vec::new();
+        let mut only_in_a = Vec::new();
+        for tensor in &a.tensors {
+            match in_b.get(tensor.name()) {
+                Some(other) => tensors.push(compare(tensor, other, rtol, &mut sums)),
+                None => only_in_a.push(tensor.name().to_owned()),
+            }
+        }
+        let in_a: HashSet<&str> = a.tensors.iter().map(NamedTensor::name).collect();
+        let names_of_b = b.tensors.iter().map(NamedTensor::name);
+        let only_in_b: Vec<_> = names_of_b.filter(|name| !in_a.contains(name)).map(str::to_owned).collect();
+        let total = Total {
+            tensors: tensors.len() as u64,
+            elements: tensors.iter().map(|t| elements(&t.shape_a)).sum(),
+            differing: tensors.iter().filter_map(|t| t.differing).sum(),
+            errors: sums.errors(),
+        };
+        let equal = only_in_a.is_empty() && only_in_b.is_empty() && tensors.iter().all(|t| t.equal);
+        Self { equal, tensors, only_in_a, only_in_b, total }
+    }
+
+    fn text(&self, all: bool) -> String {
+        let mut out = String::new();
+        let columns =
+            ["elements", "differing", "max abs", "rel L2", "cosine", "signs"].map(|c| (c, Align::Right));
+        let mut table =
+            Table::new(&[&[("tensor", Align::Left), ("dtype", Align::Left)], &columns[..]].concat());
+        let mut rows = 0;
+        for tensor in self.tensors.iter().filter(|t| all || !t.equal) {
+            let [max_abs, relative_l2, cosine, signs] = error_cells(tensor.errors.as_ref());
+            table.row([
+                tensor.name.clone(),
+                either(tensor.dtype_a, tensor.dtype_b),
+                match tensor.shape_a == tensor.shape_b {
+                    true => thousands(elements(&tensor.shape_a)),
+                    false => format!("{:?} / {:?}", tensor.shape_a, tensor.shape_b),
+                },
+                tensor.differing.map_or("-".into(), thousands),
+                max_abs,
+                relative_l2,
+                cosine,
+                signs,
+            ]);
+            rows += 1;
+        }
+        if rows > 1 {
+            let [max_abs, relative_l2, cosine, signs] = error_cells(Some(&self.total.errors));
+            let (elements, differing) = (thousands(self.total.elements), thousands(self.total.differing));
+            table.row([
+                format!("all {}", self.tensors.len()),
+                String::new(),
+                elements,
+                differing,
+                max_abs,
+                relative_l2,
+                cosine,
+                signs,
+            ]);
+        }
+        let lines = [("only in A", &self.only_in_a), ("only in B", &self.only_in_b)];
+        if rows > 0 {
+            push(&mut out, format_args!("{table}"));
+        }
+        for (side, names) in lines {
+            for name in names {
+                push(&mut out, format_args!("{side}: {}\n", crate::output::printable(name)));
+            }
+        }
+        if self.equal {
+            let exactly = self.tensors.iter().all(|t| t.dtype_a == t.dtype_b && t.differing == Some(0));
+            let how = if exactly { "equal" } else { "equal within the tolerance" };
+            let (tensors, elements) = (thousands(self.total.tensors), thousands(self.total.elements));
+            push(&mut out, format_args!("{how}: {tensors} tensors, {elements} elements\n"));
+        } else {
+            let unequal = self.tensors.iter().filter(|t| !t.equal).count();
+            push(&mut out, format_args!("{unequal} of {} common tensors differ\n", self.tensors.len()));
+        }
+        out
+    }
+}
+
+/// Compares one tensor and adds what is known of it to `sums`.
+fn compare(a: &NamedTensor, b: &NamedTensor, rtol: Option<f64>, sums: &mut Sums) -> TensorReport {
+    let (name, a, b) = (a.name().to_owned(), a.view(), b.view());
+    let mut report = TensorReport {
+        name,
+        equal: false,
+        dtype_a: a.dtype().name(),
+        dtype_b: b.dtype().name(),
+        shape_a: a.shape().to_vec(),
+        shape_b: b.shape().to_vec(),
+        differing: None,
+        errors: None,
+    };
+    if a.shape() != b.shape() {
+        return report;
+    }
+    let same_dtype = a.dtype() == b.dtype();
+    let values = Sums::of(&a, &b);
+    report.errors = values.as_ref().map(Sums::errors);
+    report.differing =
+        if same_dtype { Some(differing_bits(&a, &b)) } else { values.as_ref().map(|v| v.unequal_values) };
+    report.equal = match (rtol, &report.errors) {
+        (Some(rtol), Some(errors)) => errors.relative_l2 <= rtol,
+        _ => same_dtype && report.differing == Some(0),
+    };
+    if let Some(values) = values {
+        sums.add(&values);
+    }
+    report
+}
+
+/// The number of elements that are not the same bits. The two have one type and one shape.
+fn differing_bits(a: &TensorView<'_>, b: &TensorView<'_>) -> u64 {
+    fn count<const N: usize>(a: &[u8], b: &[u8]) -> u64 {
+        let (a, b) = (a.as_chunks::<N>().0, b.as_chunks::<N>().0);
+        a.iter().zip(b).filter(|(a, b)| a != b).count() as u64
+    }
+
+    let bits = a.dtype().bits();
+    let (a, b) = (a.data(), b.data());
+    match bits {
+        4 => {
+            a.iter().zip(b).map(|(a, b)| a ^ b).map(|x| u64::from(x & 15 != 0) + u64::from(x >> 4 != 0)).sum()
+        }
+        8 => count::<1>(a, b),
+        16 => count::<2>(a, b),
+        32 => count::<4>(a, b),
+        _ => count::<8>(a, b),
+    }
+}
+
+/// What is summed up over the elements of one or more tensors.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sums {
+    elements: u64,
+    unequal_values: u64,
+    same_sign: u64,
+    max_abs: f64,
+    error_squares: f64,
+    a_squares: f64,
+    b_squares: f64,
+    products: f64,
+}
+
+impl Sums {
+    /// Sums over two tensors of one shape; `None` if the values of an element type cannot be told.
+    fn of(a: &TensorView<'_>, b: &TensorView<'_>) -> Option<Self> {
+        let mut sums = Self::default();
+        let (mut a_values, mut b_values) = ([0.0; CHUNK_LEN], [0.0; CHUNK_LEN]);
+        let len = a.elements();
+        let mut start = 0;
+        loop {
+            let chunk_len = (len - start).min(CHUNK_LEN as u64) as usize;
+            let (a_values, b_values) = (&mut a_values[..chunk_len], &mut b_values[..chunk_len]);
+            // Also for no elements at all, to see whether the types can be told.
+            if !decode_values(a.dtype(), a.data(), start, a_values)
+                || !decode_values(b.dtype(), b.data(), start, b_values)
+            {
+                return None;
+            }
+            // Sums of chunks, so that rounding errors grow with the number of chunks only.
+            let mut chunk = Self { elements: chunk_len as u64, ..Self::default() };
+            for (&a, &b) in a_values.iter().zip(&*b_values) {
+                chunk.push(a, b);
+            }
+            sums.add(&chunk);
+            start += chunk_len as u64;
+            if start == len {
+                return Some(sums);
+            }
+        }
+    }
+
+    fn push(&mut self, a: f64, b: f64) {
+        let same = a == b || (a.is_nan() && b.is_nan());
+        // Infinities of one sign, and two NaN, are no error; a NaN against a number is one without bound.
+        let error = match (a - b).abs() {
+            _ if same => 0.0,
+            error if error.is_nan() => f64::INFINITY,
+            error => error,
+        };
+        self.unequal_values += u64::from(!same);
+        self.same_sign += u64::from(sign(a) == sign(b));
+        self.max_abs = self.max_abs.max(error);
+        self.error_squares += error * error;
+        self.a_squares += a * a;
+        self.b_squares += b * b;
+        self.products += a * b;
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.elements += other.elements;
+        self.unequal_values += other.unequal_values;
+        self.same_sign += other.same_sign;
+        self.max_abs = self.max_abs.max(other.max_abs);
+        self.error_squares += other.error_squares;
+        self.a_squares += other.a_squares;
+        self.b_squares += other.b_squares;
+        self.products += other.products;
+    }
+
+    fn errors(&self) -> Errors {
+        Errors {
+            max_abs: self.max_abs,
+            // Infinite against infinite, or NaN in A, has no ratio; no error has one of 0 whatever A is.
+            relative_l2: match self.error_squares {
+                0.0 => 0.0,
+                squares => (squares / self.a_squares).sqrt(),
+            },
+            cosine: match (self.a_squares == 0.0, self.b_squares == 0.0) {
+                (true, true) => 1.0,
+                (true, false) | (false, true) => 0.0,
+                // Roots first: the product of the squares can overflow where this does not.
+                _ => (self.products / self.a_squares.sqrt() / self.b_squares.sqrt()).clamp(-1.0, 1.0),
+            },
+            sign_agreement: match self.elements {
+                0 => 1.0,
+                elements => self.same_sign as f64 / elements as f64,
+            },
+        }
+    }
+}
+
+/// Decodes the elements from number `start` on, as many as `out` has; `false` if the type's values cannot be told here,
+/// and its elements can be compared by their bits alone.
+///
+/// 64-bit integers beyond 2^53 are rounded; whether they are equal is told by their bits.
+fn decode_values(dtype: Dtype, data: &[u8], start: u64, out: &mut [f64]) -> bool {
+    fn each<const N: usize>(data: &[u8], start: u64, out: &mut [f64], value: impl Fn([u8; N]) -> f64) {
+        // An index into a slice that is there.
+        let elements = &data.as_chunks::<N>().0[start as usize..];
+        for (out, bytes) in out.iter_mut().zip(elements) {
+            *out = value(*bytes);
+        }
+    }
+
+    match dtype {
+        Dtype::F64 => each(data, start, out, f64::from_le_bytes),
+        Dtype::F32 => each(data, start, out, |b| f32::from_le_bytes(b).into()),
+        Dtype::F16 => each(data, start, out, |b| f16::from_le_bytes(b).into()),
+        Dtype::Bf16 => each(data, start, out, |b| bf16::from_le_bytes(b).into()),
+        Dtype::I8 => each(data, start, out, |b| i8::from_le_bytes(b).into()),
+        Dtype::I16 => each(data, start, out, |b| i16::from_le_bytes(b).into()),
+        Dtype::I32 => each(data, start, out, |b| i32::from_le_bytes(b).into()),
+        Dtype::I64 => each(data, start, out, |b| i64::from_le_bytes(b) as f64),
+        Dtype::U8 | Dtype::Bool => each(data, start, out, |[b]| b.into()),
+        Dtype::U16 => each(data, start, out, |b| u16::from_le_bytes(b).into()),
+        Dtype::U32 => each(data, start, out, |b| u32::from_le_bytes(b).into()),
+        Dtype::U64 => each(data, start, out, |b| u64::from_le_bytes(b) as f64),
+        _ => return false,
+    }
+    true
+}
+
+/// -1, 0 or 1; 2 for NaN.
+fn sign(x: f64) -> i8 {
+    if x.is_nan() { 2 } else { i8::from(x > 0.0) - i8::from(x < 0.0) }
+}
+
+fn elements(shape: &[u64]) -> u64 {
+    gcodec::tensor::elements(shape).unwrap_or(u64::MAX)
+}
+
+fn parse_tolerance(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value >= 0.0 => Ok(value),
+        _ => Err("not a number of at least 0".into()),
+    }
+}
+
+fn either(a: &str, b: &str) -> String {
+    if a == b { a.to_owned() } else { format!("{a} / {b}") }
+}
+
+fn error_cells(errors: Option<&Errors>) -> [String; 4] {
+    let Some(errors) = errors else { return std::array::from_fn(|_| "-".into()) };
+    let cosine = format!("{:.6}", errors.cosine);
+    [real(errors.max_abs), real(errors.relative_l2), cosine, format!("{:.2}%", errors.sign_agreement * 100.0)]
+}
+
+fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
+    let written = out.write_fmt(text);
+    debug_assert!(written.is_ok(), "writing to a String does not fail");
+}
+
+const CHUNK_LEN: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+    use gcodec::tensor::TensorBuf;
+    use std::collections::BTreeMap;
+
+    fn dump(tensors: &[(&str, &TensorBuf)]) -> Dump {
+        let tensors =
+            tensors.iter().map(|(name, t)| NamedTensor::new((*name).into(), (*t).clone())).collect();
+        Dump { tensors, metadata: BTreeMap::new() }
+    }
+
+    fn f32s(values: &[f32]) -> TensorBuf {
+        TensorBuf::from_f32(vec![values.len() as u64], values).unwrap()
+    }
+
+    fn one(a: &TensorBuf, b: &TensorBuf, rtol: Option<f64>) -> TensorReport {
+        Report::new(&dump(&[("t", a)]), &dump(&[("t", b)]), rtol).tensors.remove(0)
+    }
+
+    #[test]
+    fn measures_by_hand() {
+        let report = one(&f32s(&[3.0, 4.0, 0.0, -1.0]), &f32s(&[3.0, 3.0, 1.0, -1.0]), None);
+        let errors = report.errors.unwrap();
+        assert_eq!((report.equal, report.differing, errors.max_abs), (false, Some(2), 1.0));
+        assert_eq!(errors.sign_agreement, 0.75);
+        assert!((errors.relative_l2 - (2f64 / 26.0).sqrt()).abs() < 1e-15);
+        assert!((errors.cosine - 22.0 / (26f64 * 20.0).sqrt()).abs() < 1e-15);
+    }
+
+    #[test]
+    fn chunks_add_up() {
+        let a: Vec<f32> = (0..10_000).map(|i| (i % 7) as f32 - 3.0).collect();
+        let mut b = a.clone();
+        b[4095] += 1.0;
+        b[4096] += 2.0;
+        b[9999] += 0.5;
+        let report = one(&f32s(&a), &f32s(&b), None);
+        let squares: f64 = a.iter().map(|&x| f64::from(x).powi(2)).sum();
+        let errors = report.errors.unwrap();
+        assert_eq!((report.differing, errors.max_abs), (Some(3), 2.0));
+        assert!((errors.relative_l2 - (5.25 / squares).sqrt()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn bits_decide_without_a_tolerance() {
+        let report = one(&f32s(&[0.0, f32::NAN]), &f32s(&[-0.0, f32::NAN]), None);
+        assert_eq!((report.equal, report.differing), (false, Some(1)));
+        assert_eq!(report.errors.unwrap().max_abs, 0.0);
+        assert!(one(&f32s(&[0.0, f32::NAN]), &f32s(&[-0.0, f32::NAN]), Some(0.0)).equal);
+        assert!(one(&f32s(&[f32::NAN]), &f32s(&[f32::NAN]), None).equal);
+    }
+
+    #[test]
+    fn tolerance_is_of_the_l2_norm() {
+        let (a, b) = (f32s(&[3.0, 4.0]), f32s(&[3.0, 4.5]));
+        assert!(one(&a, &b, Some(0.1)).equal);
+        assert!(!one(&a, &b, Some(0.0999)).equal);
+        // Nothing is near to NaN or infinity but itself.
+        for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN), (f32::INFINITY, 1.0), (1.0, f32::NEG_INFINITY)] {
+            let report = one(&f32s(&[a, 1.0]), &f32s(&[b, 1.0]), Some(1e9));
+            assert!(!report.equal, "{a} {b}");
+            assert_eq!(report.errors.unwrap().max_abs, f64::INFINITY);
+        }
+        assert!(!one(&f32s(&[0.0]), &f32s(&[1e-30]), Some(1.0)).equal);
+    }
+
+    #[test]
+    fn zeros_and_nothing() {
+        for values in [&[0.0, 0.0][..], &[]] {
+            let errors = one(&f32s(values), &f32s(values), None).errors.unwrap();
+            assert_eq!(errors, Errors { max_abs: 0.0, relative_l2: 0.0, cosine: 1.0, sign_agreement: 1.0 });
+        }
+        let errors = one(&f32s(&[0.0]), &f32s(&[1.0]), None).errors.unwrap();
+        assert_eq!((errors.relative_l2, errors.cosine), (f64::INFINITY, 0.0));
+    }
+
+    #[test]
+    fn element_types_are_compared_by_value() {
+        let values = [1.0f32, -2.0, 0.5];
+        let to_bf16 = values.iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+        let b = TensorBuf::new(Dtype::Bf16, vec![3], to_bf16).unwrap();
+        let report = one(&f32s(&values), &b, None);
+        assert_eq!((report.equal, report.differing), (false, Some(0)));
+        assert!(one(&f32s(&values), &b, Some(0.0)).equal);
+    }
+
+    #[test]
+    fn every_type_is_decoded_or_compared_by_bits() {
+        for dtype in Dtype::ALL {
+            // The bytes of 1, where a value is told.
+            let bytes: Vec<u8> = match dtype {
+                Dtype::F64 => 1f64.to_le_bytes().into(),
+                Dtype::F32 => 1f32.to_le_bytes().into(),
+                Dtype::F16 => f16::ONE.to_le_bytes().into(),
+                Dtype::Bf16 => bf16::ONE.to_le_bytes().into(),
+                Dtype::F4E2M1 => vec![0x21],
+                _ => 1u64.to_le_bytes()[..dtype.bits() as usize / 8].into(),
+            };
+            let per_byte = if dtype.bits() == 4 { 2 } else { 1 };
+            let data = bytes.repeat(3);
+            let a = TensorBuf::new(dtype, vec![3 * per_byte], data.clone()).unwrap();
+            let mut b = a.clone();
+            assert!(one(&a, &b, None).equal);
+            let last = data.len() - 1;
+            b.data_mut()[last] ^= 0x30;
+            let report = one(&a, &b, Some(0.0));
+            assert_eq!((report.equal, report.differing), (false, Some(1)), "{dtype}");
+            let mut out = [0.0; 2];
+            if decode_values(dtype, &data, 1, &mut out) {
+                assert_eq!(out, [1.0; 2], "{dtype}");
+                assert!(report.errors.is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn shapes_and_missing_tensors() {
+        let (x, y) = (f32s(&[1.0, 2.0]), TensorBuf::from_f32(vec![1, 2], &[1.0, 2.0]).unwrap());
+        let report =
+            Report::new(&dump(&[("a", &x), ("s", &x)]), &dump(&[("s", &y), ("b\x1b", &x)]), Some(1.0));
+        assert!(!report.equal);
+        assert_eq!(
+            (&report.only_in_a[..], &report.only_in_b[..]),
+            (&["a".into()][..], &["b\x1b".into()][..])
+        );
+        assert!(report.tensors[0].errors.is_none());
+        let text = report.text(false);
+        assert!(text.contains("[2] / [1, 2]") && text.contains("only in B: b\\u{1b}\n"), "{text}");
+        assert!(text.ends_with("1 of 1 common tensors differ\n"), "{text}");
+    }
+
+    #[test]
+    fn equal_files_take_one_line() {
+        let x = f32s(&[1.0; 1500]);
+        let report = Report::new(&dump(&[("x", &x)]), &dump(&[("x", &x)]), None);
+        assert_eq!(report.text(false), "equal: 1 tensors, 1,500 elements\n");
+        assert!(report.text(true).contains("100.00%"));
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["total"]["cosine"], 1.0);
+        assert_eq!(json["tensors"][0]["errors"]["max_abs"], 0.0);
+    }
+
+    #[test]
+    fn the_command_opens_files() {
+        let dir = TempDir::new();
+        let (a, b) = (dir.path("a.npy"), dir.path("b.npy"));
+        for (path, values) in [(&a, [1.0, 2.0]), (&b, [1.0, 2.5])] {
+            crate::tensors::write(path, &[("x", f32s(&values).view())], &BTreeMap::new()).unwrap();
+        }
+        let args = |a: &Path, b: &Path, rtol| Args { a: a.into(), b: b.into(), rtol, all: false, json: true };
+        // An .npy's tensor has the name of its file.
+        let load = |path: &Path| {
+            let mut dump = Dump::open(path)?;
+            dump.tensors = dump.tensors.iter().map(|t| rename(t, "x")).collect();
+            Ok(dump)
+        };
+        assert_eq!(run(&args(&a, &a, None), load).unwrap(), Outcome::Well);
+        assert_eq!(run(&args(&a, &b, None), load).unwrap(), Outcome::Differs);
+        assert_eq!(run(&args(&a, &b, Some(0.3)), load).unwrap(), Outcome::Well);
+        let stdin = Path::new("-");
+        assert_eq!(run(&args(stdin, stdin, None), load).unwrap_err().code, crate::fail::Code::Usage);
+    }
+
+    fn rename(tensor: &NamedTensor, name: &str) -> NamedTensor {
+        let view = tensor.view();
+        let tensor = TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec()).unwrap();
+        NamedTensor::new(name.into(), tensor)
+    }
+
+    #[test]
+    fn tolerances_are_numbers() {
+        assert_eq!(parse_tolerance("1e-3"), Ok(1e-3));
+        for text in ["-1", "NaN", "", "1%"] {
+            assert!(parse_tolerance(text).is_err());
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What a command ends with: its outcome or its failure, and the exit code of each.
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// A result whose error ends the command.
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
+
+/// How a command that ran to its end ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Exit code 0: all is well.
+    Well,
+    /// Exit code 1: the inputs differ, or a check failed; the output says where.
+    Differs,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Well => Self::SUCCESS,
+            Outcome::Differs => Self::from(1),
+        }
+    }
+}
+
+/// Whose fault a failure is; the discriminant is the exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Code {
+    /// The command line, or what was asked of the input, makes no sense.
+    Usage = 2,
+    /// The input is damaged, invalid or from a newer writer.
+    Invalid = 3,
+    /// The input asks for more than a limit allows.
+    Limit = 4,
+    /// Reading or writing failed (`EX_IOERR` of sysexits.h).
+    Io = 74,
+}
+
+/// Why a command could not run to its end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// Whose fault it is.
+    pub(crate) code: Code,
+    /// What to print: lowercase, no final stop.
+    pub(crate) message: String,
+    broken_pipe: bool,
+}
+
+impl Failure {
+    /// A failure of this code and message.
+    pub(crate) fn new(code: Code, message: impl fmt::Display) -> Self {
+        Self { code, message: message.to_string(), broken_pipe: false }
+    }
+
+    /// A mistake on the command line.
+    pub(crate) fn usage(message: impl fmt::Display) -> Self {
+        Self::new(Code::Usage, message)
+    }
+
+    /// Damaged or invalid input.
+    pub(crate) fn invalid(message: impl fmt::Display) -> Self {
+        Self::new(Code::Invalid, message)
+    }
+
+    /// A limit exceeded.
+    pub(crate) fn limit(message: impl fmt::Display) -> Self {
+        Self::new(Code::Limit, message)
+    }
+
+    /// Puts what it is about, a path or the name of a tensor, before the message.
+    pub(crate) fn about(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
+    /// Puts the path before the message; `-` becomes `standard input`.
+    pub(crate) fn in_file(self, path: &Path) -> Self {
+        if path == Path::new("-") { self.about("standard input") } else { self.about(path.display()) }
+    }
+
+    /// Prints the message to standard error and gives the exit code.
+    ///
+    /// A reader that closed the pipe has all it wanted (`gcodec diff a b | head`): that ends quietly, with 0.
+    pub(crate) fn report(&self) -> ExitCode {
+        if self.broken_pipe {
+            return ExitCode::SUCCESS;
+        }
+        // Nothing is left to be done if standard error is closed too.
+        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("gcodec: {}\n", self.message));
+        ExitCode::from(self.code as u8)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<io::Error> for Failure {
+    fn from(e: io::Error) -> Self {
+        Self { broken_pipe: e.kind() == io::ErrorKind::BrokenPipe, ..Self::new(Code::Io, e) }
+    }
+}
+
+impl From<gcodec::Error> for Failure {
+    fn from(e: gcodec::Error) -> Self {
+        match e {
+            gcodec::Error::Io(e) => e.into(),
+            gcodec::Error::Limit(_) => Self::limit(e),
+            gcodec::Error::Input(_) => Self::usage(e),
+            // Format, Unsupported and whatever is added later: the bytes cannot be read.
+            _ => Self::invalid(e),
+        }
+    }
+}
+
+/// Says which file a result's failure is about.
+pub(crate) trait InFile<T> {
+    /// See [`Failure::in_file`].
+    fn in_file(self, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Into<Failure>> InFile<T> for std::result::Result<T, E> {
+    fn in_file(self, path: &Path) -> Result<T> {
+        self.map_err(|e| e.into().in_file(path))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcodec::tensor::{Dtype, TensorBuf};
+
+    #[test]
+    fn every_party_has_its_code() {
+        let io = || io::Error::from(io::ErrorKind::PermissionDenied);
+        assert_eq!(Failure::from(io()).code, Code::Io);
+        assert_eq!(Failure::from(gcodec::Error::Io(io())).code, Code::Io);
+        let input = TensorBuf::new(Dtype::F32, vec![2], vec![0; 7]).unwrap_err();
+        assert_eq!(Failure::from(input).code, Code::Usage);
+        assert_eq!(
+            [Code::Usage as u8, Code::Invalid as u8, Code::Limit as u8, Code::Io as u8],
+            [2, 3, 4, 74]
+        );
+    }
+
+    #[test]
+    fn context_comes_first() {
+        let failure = Failure::invalid("header is cut").about("tensor \"a\"");
+        let in_file: Result<()> = Err::<(), _>(failure).in_file(Path::new("x.npy"));
+        assert_eq!(in_file.unwrap_err().message, "x.npy: tensor \"a\": header is cut");
+        assert_eq!(Failure::usage("no").in_file(Path::new("-")).message, "standard input: no");
+    }
+
+    #[test]
+    fn only_a_broken_pipe_is_quiet() {
+        assert!(
+            Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).in_file(Path::new("-")).broken_pipe
+        );
+        assert!(!Failure::from(io::Error::from(io::ErrorKind::NotFound)).broken_pipe);
+    }
+}

@@ -1,0 +1,44 @@
+//! `gcodec completions` and `gcodec man`: made from the command line's definition, for packagers.
+
+use crate::fail::{InFile, Outcome, Result};
+use crate::output::print;
+use std::path::Path;
+
+/// Prints the completions of a shell.
+pub(crate) fn completions(mut command: clap::Command, shell: clap_complete::Shell) -> Result<Outcome> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, "gcodec", &mut script);
+    print(String::from_utf8_lossy(&script))?;
+    Ok(Outcome::Well)
+}
+
+/// Prints the main manual page, or writes one for each command that is not hidden to `directory`.
+pub(crate) fn pages(command: clap::Command, directory: Option<&Path>) -> Result<Outcome> {
+    match directory {
+        Some(directory) => {
+            std::fs::create_dir_all(directory)
+                .and_then(|()| clap_mangen::generate_to(command, directory))
+                .in_file(directory)?;
+        }
+        None => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(command).render(&mut page)?;
+            print(String::from_utf8_lossy(&page))?;
+        }
+    }
+    Ok(Outcome::Well)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    #[test]
+    fn there_is_a_page_for_each_command() {
+        let dir = TempDir::new();
+        let command = clap::Command::new("gcodec").subcommand(clap::Command::new("diff"));
+        pages(command, Some(&dir.path("man"))).unwrap();
+        assert!(dir.path("man/gcodec.1").is_file() && dir.path("man/gcodec-diff.1").is_file());
+    }
+}

@@ -1,0 +1,332 @@
+//! What the commands write: tables and numbers for people, and files that are whole or not there.
+
+use crate::fail::{InFile, Result};
+use crate::input::is_standard;
+use comfy_table::CellAlignment;
+use std::fmt::{self, Write as _};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, StdoutLock, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Writes all of `text` to standard output.
+///
+/// A reader that went away gives a failure that [`report`](crate::fail::Failure::report) keeps quiet about.
+pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
+    let mut stdout = BufWriter::new(io::stdout().lock());
+    write!(stdout, "{text}")?;
+    Ok(stdout.flush()?)
+}
+
+/// How the cells of a column are aligned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Align {
+    /// Text.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// A table of plain text: columns two spaces apart, no rules.
+#[derive(Debug)]
+pub(crate) struct Table(comfy_table::Table);
+
+impl Table {
+    /// A table of these columns, with no rows.
+    pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
+        let mut table = comfy_table::Table::new();
+        table.load_style(comfy_table::presets::NOTHING);
+        table.set_header(columns.iter().map(|(title, _)| *title).collect::<Vec<_>>());
+        for (column, (_, align)) in table.column_iter_mut().zip(columns) {
+            column.set_padding((0, 2));
+            column.set_cell_alignment(match align {
+                Align::Left => CellAlignment::Left,
+                Align::Right => CellAlignment::Right,
+            });
+        }
+        Self(table)
+    }
+
+    /// Adds a row; control characters are escaped.
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.0.add_row(cells.iter().map(|cell| printable(cell)).collect::<Vec<_>>());
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.lines().try_for_each(|line| writeln!(f, "{}", line.trim_end()))
+    }
+}
+
+/// The text with its control characters escaped: names come from files, and a terminal obeys what it is sent.
+pub(crate) fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
+}
+
+/// A number of bytes to three digits: `999 B`, `1.23 MB`, `45.6 GB` (powers of 1000).
+pub(crate) fn human_bytes(bytes: u64) -> String {
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1000.0;
+    let mut units = ["kB", "MB", "GB", "TB", "PB", "EB"].into_iter().peekable();
+    // 999.5 is where three digits round up to the next unit.
+    while value >= 999.5 && units.len() > 1 {
+        value /= 1000.0;
+        units.next();
+    }
+    let decimals = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
+    format!("{value:.decimals$} {}", units.peek().unwrap_or(&"EB"))
+}
+
+/// A number with a comma between each three digits.
+pub(crate) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A real number to four significant digits, in the shorter of the two notations.
+pub(crate) fn real(value: f64) -> String {
+    let mut out = String::new();
+    let magnitude = value.abs();
+    let plain = value == 0.0 || !value.is_finite() || (1e-3..1e5).contains(&magnitude);
+    let written = match plain {
+        true if value == 0.0 || !value.is_finite() => write!(out, "{value}"),
+        // Between 3 - 4 and 3 + 3 decimals, at least none.
+        true => write!(out, "{value:.*}", (3.0 - magnitude.log10().floor()).max(0.0) as usize),
+        false => write!(out, "{value:.3e}"),
+    };
+    debug_assert!(written.is_ok(), "writing to a String does not fail");
+    out
+}
+
+/// Where a command writes its result: a file that appears whole or not at all, or a stream.
+pub(crate) enum Output {
+    /// `-`.
+    Stdout(BufWriter<StdoutLock<'static>>),
+    /// A path that is there and is no regular file: a pipe, a device.
+    Stream(BufWriter<File>),
+    /// Anything else.
+    File(BufWriter<AtomicFile>),
+}
+
+impl Output {
+    /// Opens the output at `path`; `-` is standard output.
+    pub(crate) fn create(path: &Path) -> Result<Self> {
+        if is_standard(path) {
+            return Ok(Self::Stdout(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock())));
+        }
+        if fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
+            let file = OpenOptions::new().write(true).open(path).in_file(path)?;
+            return Ok(Self::Stream(BufWriter::with_capacity(BUFFER_BYTES, file)));
+        }
+        Ok(Self::File(BufWriter::with_capacity(BUFFER_BYTES, AtomicFile::create(path).in_file(path)?)))
+    }
+
+    /// Writes out what is buffered and, if it is a file, puts it in its place.
+    pub(crate) fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Stdout(mut stdout) => stdout.flush(),
+            Self::Stream(mut stream) => stream.flush(),
+            Self::File(file) => file.into_inner().map_err(io::IntoInnerError::into_error)?.commit(),
+        }
+    }
+}
+
+impl Write for Output {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Stdout(stdout) => stdout.write(buf),
+            Self::Stream(stream) => stream.write(buf),
+            Self::File(file) => file.write(buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Stdout(stdout) => stdout.flush(),
+            Self::Stream(stream) => stream.flush(),
+            Self::File(file) => file.flush(),
+        }
+    }
+}
+
+/// A file under a temporary name beside its target, which takes the target's place on [`commit`](Self::commit).
+///
+/// Dropped before that, it is removed and the target is as it was.
+#[derive(Debug)]
+pub(crate) struct AtomicFile {
+    file: File,
+    temporary: PathBuf,
+    target: PathBuf,
+    committed: bool,
+}
+
+impl AtomicFile {
+    /// Creates the temporary file. A target that is a symbolic link stays one: what it points to is replaced.
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+
+        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let old = fs::metadata(&target).ok();
+        if old.as_ref().is_some_and(fs::Metadata::is_dir) {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        loop {
+            let mut temporary_name = std::ffi::OsString::from(".");
+            temporary_name.push(name);
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            temporary_name.push(format!(".{}-{number}.tmp", std::process::id()));
+            let temporary = target.with_file_name(temporary_name);
+            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+                Ok(file) => {
+                    let this = Self { file, temporary, target, committed: false };
+                    if let Some(old) = old {
+                        this.file.set_permissions(old.permissions())?;
+                    }
+                    return Ok(this);
+                }
+                // Left by a process of the same number that was killed.
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Brings the bytes to the disk and the file under its name.
+    pub(crate) fn commit(mut self) -> io::Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.temporary, &self.target)?;
+        self.committed = true;
+        // The new name is durable once the directory is; not every system can sync one, and the data is safe.
+        let directory = self.target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let _ = File::open(directory).and_then(|directory| directory.sync_all());
+        Ok(())
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.file.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.committed {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+const BUFFER_BYTES: usize = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TempDir;
+
+    #[test]
+    fn sizes_have_three_digits() {
+        let cases = [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (9_994, "9.99 kB"),
+            (9_996, "10.0 kB"),
+            (99_960, "100 kB"),
+            (999_499, "999 kB"),
+            (999_500, "1.00 MB"),
+            (1_234_567, "1.23 MB"),
+            (45_600_000_000, "45.6 GB"),
+            (u64::MAX, "18.4 EB"),
+        ];
+        for (bytes, text) in cases {
+            assert_eq!(human_bytes(bytes), text);
+        }
+    }
+
+    #[test]
+    fn numbers() {
+        assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
+        let cases = [0.0, -0.5, 0.001, 0.0009, 99_999.4, 100_000.0, f64::INFINITY, 12.345_6];
+        assert_eq!(
+            cases.map(real),
+            ["0", "-0.5000", "0.001000", "9.000e-4", "99999", "1.000e5", "inf", "12.35"]
+        );
+        assert_eq!(real(f64::NAN), "NaN");
+    }
+
+    #[test]
+    fn tables_are_aligned_and_harmless() {
+        let mut table = Table::new(&[("tensor", Align::Left), ("elements", Align::Right)]);
+        table.row(["a.weight".into(), "12".into()]);
+        table.row(["\x1b[31mb".into(), "1,234,567".into()]);
+        assert_eq!(
+            table.to_string(),
+            "tensor        elements\na.weight            12\n\\u{1b}[31mb  1,234,567\n"
+        );
+    }
+
+    #[test]
+    fn a_file_appears_only_when_committed() {
+        let dir = TempDir::new();
+        let target = dir.path("out");
+        fs::write(&target, "old").unwrap();
+
+        let mut dropped = AtomicFile::create(&target).unwrap();
+        dropped.write_all(b"half of the n").unwrap();
+        assert_eq!(fs::read_dir(dir.root()).unwrap().count(), 2);
+        drop(dropped);
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+        assert_eq!(fs::read_dir(dir.root()).unwrap().count(), 1);
+
+        let mut output = Output::create(&target).unwrap();
+        output.write_all(b"new").unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+        output.finish().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"new");
+        assert_eq!(fs::read_dir(dir.root()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_directory_is_no_target() {
+        let dir = TempDir::new();
+        assert!(Output::create(dir.root()).is_err());
+        assert!(Output::create(&dir.path("missing/out")).is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link_and_permissions_stay() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = TempDir::new();
+        let (real, link) = (dir.path("real"), dir.path("link"));
+        fs::write(&real, "old").unwrap();
+        fs::set_permissions(&real, fs::Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let mut file = AtomicFile::create(&link).unwrap();
+        file.write_all(b"new").unwrap();
+        file.commit().unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&real).unwrap(), b"new");
+        assert_eq!(fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+}

@@ -1,0 +1,284 @@
+//! Named tensors in files: `.safetensors`, `.npz` and `.npy`, read and written.
+//!
+//! Every length in a file is checked against the bytes that are there before anything is allocated for it.
+
+pub(crate) mod npy;
+pub(crate) mod npz;
+pub(crate) mod safetensors;
+
+use crate::fail::{Failure, InFile, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::output::Output;
+use gcodec::tensor::{Dtype, TensorBuf, TensorView};
+use std::collections::{BTreeMap, HashSet};
+use std::io::Write;
+use std::ops::{Deref, Range};
+use std::path::Path;
+use std::sync::Arc;
+
+/// The tensors of one file.
+#[derive(Debug, Default)]
+pub(crate) struct Dump {
+    /// In the order of their data for safetensors, of the archive for npz.
+    pub(crate) tensors: Vec<NamedTensor>,
+    /// The `__metadata__` of safetensors; empty for the others.
+    pub(crate) metadata: BTreeMap<String, String>,
+}
+
+/// A tensor and its name.
+#[derive(Debug)]
+pub(crate) struct NamedTensor {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    data: Data,
+}
+
+/// A file format of tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Hugging Face's `.safetensors`.
+    Safetensors,
+    /// NumPy's `.npz`: a zip archive of `.npy` files.
+    Npz,
+    /// NumPy's `.npy`: one array.
+    Npy,
+}
+
+impl Dump {
+    /// Reads the tensors of the file at `path`, whose format the extension tells; `-` is standard input, and its format
+    /// and that of files with another extension are told by the first bytes.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        Self::open_with_limit(path, DEFAULT_MAX_BYTES)
+    }
+
+    /// Like [`open`](Self::open), with the most bytes to hold in memory for what is piped or packed.
+    pub(crate) fn open_with_limit(path: &Path, max_bytes: u64) -> Result<Self> {
+        let input = Input::open(path, max_bytes)?;
+        let format = Format::of_path(path)
+            .or_else(|| Format::of_bytes(&input))
+            .ok_or_else(|| Failure::invalid("not a .safetensors, .npz or .npy file"));
+        format.and_then(|format| Self::parse(format, input, stem(path), max_bytes)).in_file(path)
+    }
+
+    /// Reads the tensors of an input; `name` is what a tensor is called whose format has no names.
+    pub(crate) fn parse(format: Format, input: Input, name: String, max_bytes: u64) -> Result<Self> {
+        let input = Arc::new(input);
+        match format {
+            Format::Safetensors => safetensors::read(&input),
+            Format::Npz => npz::read(&input, max_bytes),
+            Format::Npy => Ok(Self { tensors: vec![npy::read(&input, name)?], ..Self::default() }),
+        }
+    }
+}
+
+impl NamedTensor {
+    /// A tensor that owns its elements.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for the loader of gcodec streams"))]
+    pub(crate) fn new(name: String, tensor: TensorBuf) -> Self {
+        let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
+        Self { name, dtype, shape, data: Data::Owned(tensor.into_data()) }
+    }
+
+    /// Checks that `data` is as long as `shape` and `dtype` need.
+    fn from_data(name: String, dtype: Dtype, shape: Vec<u64>, data: Data) -> Result<Self> {
+        // The file is at fault, where the library can only say that its caller is.
+        TensorView::new(dtype, &shape, &data).map_err(|e| Failure::invalid(e).about(quoted(&name)))?;
+        Ok(Self { name, dtype, shape, data })
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its elements.
+    pub(crate) fn view(&self) -> TensorView<'_> {
+        match TensorView::new(self.dtype, &self.shape, &self.data) {
+            Ok(view) => view,
+            Err(_) => unreachable!("the length was checked when the tensor was made"),
+        }
+    }
+}
+
+impl Format {
+    /// The format that the extension tells.
+    pub(crate) fn of_path(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "safetensors" => Some(Self::Safetensors),
+            "npz" => Some(Self::Npz),
+            "npy" => Some(Self::Npy),
+            _ => None,
+        }
+    }
+
+    /// The format that the first bytes tell.
+    pub(crate) fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        match bytes {
+            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Self::Npy),
+            // The second is an archive without entries.
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Self::Npz),
+            [_, _, _, _, _, _, _, _, b'{', ..] => Some(Self::Safetensors),
+            _ => None,
+        }
+    }
+}
+
+/// Writes tensors, in the order given, in the format that the extension of `path` tells; `-` is standard output and
+/// gets safetensors. A file appears whole or not at all.
+pub(crate) fn write(
+    path: &Path,
+    tensors: &[(&str, TensorView<'_>)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<()> {
+    let format = match Format::of_path(path) {
+        Some(format) => format,
+        None if is_standard(path) => Format::Safetensors,
+        None => {
+            let what = "cannot tell the format: the name must end in .safetensors, .npz or .npy";
+            return Err(Failure::usage(what)).in_file(path);
+        }
+    };
+    match format {
+        Format::Safetensors => write_safetensors(path, tensors, metadata),
+        Format::Npz => write_file(path, |out| npz::write(out, tensors)),
+        Format::Npy => match tensors {
+            [(_, tensor)] => write_file(path, |out| npy::write(out, tensor)),
+            _ => Err(Failure::usage(format_args!(".npy holds one tensor, not {}", tensors.len())))
+                .in_file(path),
+        },
+    }
+}
+
+/// Writes tensors as safetensors, in the order given, to `path`; `-` is standard output. A file appears whole or not at
+/// all.
+pub(crate) fn write_safetensors(
+    path: &Path,
+    tensors: &[(&str, TensorView<'_>)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<()> {
+    write_file(path, |out| safetensors::write(out, tensors, metadata))
+}
+
+fn write_file(path: &Path, write: impl FnOnce(&mut Output) -> Result<()>) -> Result<()> {
+    let mut out = Output::create(path)?;
+    write(&mut out).and_then(|()| Ok(out.finish()?)).map_err(|failure| {
+        let name = if is_standard(path) { "standard output".into() } else { path.display().to_string() };
+        failure.about(name)
+    })
+}
+
+/// A tensor's bytes: its own, or a part of the file's.
+#[derive(Debug)]
+enum Data {
+    Owned(Vec<u8>),
+    Shared { input: Arc<Input>, range: Range<usize> },
+}
+
+impl Deref for Data {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            // The range is checked against the input where it is made.
+            Self::Shared { input, range } => &input[range.clone()],
+        }
+    }
+}
+
+/// `tensor "name"`, escaped, for messages.
+fn quoted(name: &str) -> String {
+    format!("tensor {name:?}")
+}
+
+/// Refuses names that occur twice.
+fn check_unique<'a>(names: impl Iterator<Item = &'a str>, fail: fn(String) -> Failure) -> Result<()> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !seen.insert(name) {
+            return Err(fail(format!("{} occurs twice", quoted(name))));
+        }
+    }
+    Ok(())
+}
+
+/// The name of a tensor whose format has no names: the file's, without its extension.
+fn stem(path: &Path) -> String {
+    if is_standard(path) {
+        return "stdin".into();
+    }
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Writes a tensor's bytes.
+fn write_data(out: &mut impl Write, tensor: &TensorView<'_>) -> Result<()> {
+    Ok(out.write_all(tensor.data())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fail::Code;
+    use crate::testing::TempDir;
+
+    fn parts(dump: &Dump) -> Vec<(&str, Dtype, &[u64], &[u8])> {
+        dump.tensors.iter().map(|t| (t.name(), t.dtype, t.view().shape(), t.view().data())).collect()
+    }
+
+    #[test]
+    fn each_format_round_trips_through_its_file() {
+        let dir = TempDir::new();
+        let b = TensorBuf::from_f32(vec![2, 3], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        let a = TensorBuf::new(Dtype::I16, vec![], vec![7, 0]).unwrap();
+        let none = TensorBuf::new(Dtype::Bool, vec![0, 4], vec![]).unwrap();
+        let both = [("b", b.view()), ("none", none.view()), ("a", a.view())];
+        for (file, tensors) in [("x.safetensors", &both[..]), ("x.npz", &both[..]), ("b.npy", &both[..1])] {
+            let path = dir.path(file);
+            write(&path, tensors, &BTreeMap::new()).unwrap();
+            let dump = Dump::open(&path).unwrap();
+            let expected: Vec<_> =
+                tensors.iter().map(|(name, t)| (*name, t.dtype(), t.shape(), t.data())).collect();
+            assert_eq!(parts(&dump), expected, "{file}");
+
+            let bytes = std::fs::read(&path).unwrap();
+            let format = Format::of_bytes(&bytes).unwrap();
+            assert_eq!(Some(format), Format::of_path(&path));
+            let piped = Dump::parse(format, Input::Owned(bytes), "b".into(), DEFAULT_MAX_BYTES).unwrap();
+            assert_eq!(parts(&piped), expected, "{file}");
+        }
+    }
+
+    #[test]
+    fn an_error_leaves_the_old_file() {
+        let dir = TempDir::new();
+        let bf16 = TensorBuf::new(Dtype::Bf16, vec![1], vec![0, 0]).unwrap();
+        for file in ["x.npz", "x.npy"] {
+            let path = dir.path(file);
+            std::fs::write(&path, "old").unwrap();
+            let failure = write(&path, &[("a", bf16.view())], &BTreeMap::new()).unwrap_err();
+            assert_eq!(failure.code, Code::Usage);
+            assert!(failure.message.contains(file) && failure.message.contains("bf16"), "{failure}");
+            assert_eq!(std::fs::read(&path).unwrap(), b"old");
+        }
+        assert_eq!(std::fs::read_dir(dir.root()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn formats_are_told_or_refused() {
+        let dir = TempDir::new();
+        let path = dir.path("noise.bin");
+        std::fs::write(&path, "noise").unwrap();
+        assert_eq!(Dump::open(&path).unwrap_err().code, Code::Invalid);
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(Dump::open(&path).unwrap_err().code, Code::Invalid);
+        assert_eq!(write(&path, &[], &BTreeMap::new()).unwrap_err().code, Code::Usage);
+        assert_eq!(Format::of_path(Path::new("A.NPZ")), Some(Format::Npz));
+    }
+
+    #[test]
+    fn owned_tensors_keep_their_parts() {
+        let tensor = NamedTensor::new("t".into(), TensorBuf::from_f32(vec![1], &[1.0]).unwrap());
+        assert_eq!((tensor.name(), tensor.view().data()), ("t", &1f32.to_le_bytes()[..]));
+    }
+}

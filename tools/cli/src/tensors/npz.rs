@@ -1,0 +1,172 @@
+//! `.npz`: a zip archive with one `.npy` file for each array, stored or deflated.
+
+use super::{Dump, check_unique, npy, quoted};
+use crate::fail::{Failure, Result};
+use crate::input::Input;
+use gcodec::tensor::TensorView;
+use std::io::{Cursor, Read, Write};
+use zip::result::ZipError;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+/// Reads all arrays, in the order of the archive.
+///
+/// `max_bytes`: most bytes that the arrays may have together, unpacked. An archive can promise, and hold, a thousand
+/// times its own size: memory is taken as the bytes arrive, and no further than this.
+pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
+    let mut archive = ZipArchive::new(Cursor::new(&input[..])).map_err(Failure::invalid)?;
+    if archive.has_duplicate_names() {
+        return Err(Failure::invalid("two entries of the archive have one name"));
+    }
+    let mut tensors = Vec::new();
+    let mut left = max_bytes;
+    for i in 0..archive.len() {
+        let mut entry = archive.by_index(i).map_err(Failure::invalid)?;
+        let file_name = entry.name().map_err(Failure::invalid)?.into_owned();
+        let Some(name) = file_name.strip_suffix(".npy") else {
+            return Err(Failure::invalid(format_args!("archive entry {file_name:?} is no .npy file")));
+        };
+        let bytes = read_entry(&mut entry, left, max_bytes).map_err(|e| e.about(quoted(name)))?;
+        left -= bytes.len() as u64;
+        tensors.push(npy::read_owned(bytes, name.to_owned()).map_err(|e| e.about(quoted(name)))?);
+    }
+    Ok(Dump { tensors, ..Dump::default() })
+}
+
+/// Writes arrays in the order given, stored: what is worth compressing goes through gcodec.
+pub(crate) fn write(out: &mut impl Write, tensors: &[(&str, TensorView<'_>)]) -> Result<()> {
+    check_unique(tensors.iter().map(|(name, _)| *name), Failure::usage)?;
+    // With sizes after the data, no seeking is needed; 64-bit sizes as `np.savez` has them.
+    let mut archive = ZipWriter::new_stream(out);
+    let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(true);
+    for (name, tensor) in tensors {
+        archive.start_file(format!("{name}.npy"), options).map_err(write_failure)?;
+        npy::write(&mut archive, tensor).map_err(|e| e.about(quoted(name)))?;
+    }
+    archive.finish().map_err(write_failure)?;
+    Ok(())
+}
+
+fn read_entry(entry: &mut impl Read, left: u64, max_bytes: u64) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // The whole archive is in memory: what can fail here is its contents.
+    entry.take(left.saturating_add(1)).read_to_end(&mut bytes).map_err(Failure::invalid)?;
+    if bytes.len() as u64 > left {
+        return Err(Failure::limit(format_args!("the archive unpacks to more than {max_bytes} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn write_failure(e: ZipError) -> Failure {
+    match e {
+        ZipError::Io(e) => e.into(),
+        // A name too long, too many entries.
+        e => Failure::usage(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fail::Code;
+    use crate::input::DEFAULT_MAX_BYTES;
+    use gcodec::tensor::{Dtype, TensorBuf};
+
+    fn parse(bytes: &[u8], max_bytes: u64) -> Result<Dump> {
+        read(&Input::Owned(bytes.to_vec()), max_bytes)
+    }
+
+    fn npy(tensor: &TensorBuf) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        npy::write(&mut bytes, &tensor.view()).unwrap();
+        bytes
+    }
+
+    fn archive(entries: &[(&str, &[u8])], method: CompressionMethod) -> Vec<u8> {
+        let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+        for (name, bytes) in entries {
+            zip.start_file(*name, SimpleFileOptions::default().compression_method(method)).unwrap();
+            zip.write_all(bytes).unwrap();
+        }
+        zip.finish().unwrap().into_inner()
+    }
+
+    #[test]
+    fn stored_and_deflated_entries_come_in_order() {
+        let a = TensorBuf::from_f32(vec![2, 2], &[1.0, 2.0, 3.0, 4.0]).unwrap();
+        let b = TensorBuf::from_f32(vec![1000], &[0.5; 1000]).unwrap();
+        for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
+            let bytes = archive(&[("z.npy", &npy(&a)), ("dir/a.npy", &npy(&b))], method);
+            let dump = parse(&bytes, DEFAULT_MAX_BYTES).unwrap();
+            let read: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();
+            assert_eq!(read, [("z", a.view()), ("dir/a", b.view())]);
+        }
+    }
+
+    #[test]
+    fn numpys_own_files_are_read() {
+        let w = TensorBuf::from_f32(vec![2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).unwrap();
+        let b = TensorBuf::new(Dtype::Bool, vec![], vec![1]).unwrap();
+        let empty = TensorBuf::new(Dtype::F64, vec![0, 3], vec![]).unwrap();
+        let files = [
+            &include_bytes!("../../fixtures/stored.npz")[..],
+            include_bytes!("../../fixtures/compressed.npz"),
+        ];
+        for bytes in files {
+            let dump = parse(bytes, DEFAULT_MAX_BYTES).unwrap();
+            let read: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();
+            assert_eq!(read, [("w", w.view()), ("b", b.view()), ("empty", empty.view())]);
+        }
+    }
+
+    #[test]
+    fn a_bomb_is_stopped() {
+        let zeros = TensorBuf::new(Dtype::U8, vec![1 << 20], vec![0; 1 << 20]).unwrap();
+        let bytes = archive(&[("a.npy", &npy(&zeros)), ("b.npy", &npy(&zeros))], CompressionMethod::Deflated);
+        assert!(bytes.len() < 10_000);
+        let whole = 2 * npy(&zeros).len() as u64;
+        assert!(parse(&bytes, whole).is_ok());
+        for max_bytes in [0, 1 << 20, whole - 1] {
+            assert_eq!(parse(&bytes, max_bytes).unwrap_err().code, Code::Limit);
+        }
+    }
+
+    #[test]
+    fn damage_is_found() {
+        let tensor = TensorBuf::from_f32(vec![4], &[1.0, 2.0, 3.0, 4.0]).unwrap();
+        let mut written = Vec::new();
+        write(&mut written, &[("t", tensor.view())]).unwrap();
+        let deflated = archive(&[("t.npy", &npy(&tensor))], CompressionMethod::Deflated);
+        for bytes in [written, deflated] {
+            assert!(parse(&bytes, DEFAULT_MAX_BYTES).is_ok());
+            for len in 0..bytes.len() {
+                assert_eq!(parse(&bytes[..len], DEFAULT_MAX_BYTES).unwrap_err().code, Code::Invalid, "{len}");
+            }
+            for bit in 0..bytes.len() * 8 {
+                let mut damaged = bytes.clone();
+                damaged[bit / 8] ^= 1 << (bit % 8);
+                if let Ok(dump) = parse(&damaged, DEFAULT_MAX_BYTES) {
+                    assert!(dump.tensors.iter().all(|t| t.view() == tensor.view()), "bit {bit}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_array_is_refused() {
+        for (entry, message) in [("readme.txt", "readme.txt"), ("a.npy", "tensor \"a\": not a .npy")] {
+            let bytes = archive(&[(entry, b"hello")], CompressionMethod::Stored);
+            let failure = parse(&bytes, DEFAULT_MAX_BYTES).unwrap_err();
+            assert_eq!(failure.code, Code::Invalid);
+            assert!(failure.message.contains(message), "{failure}");
+        }
+        assert!(parse(&archive(&[], CompressionMethod::Stored), 0).unwrap().tensors.is_empty());
+    }
+
+    #[test]
+    fn one_name_is_written_once() {
+        let tensor = TensorBuf::from_f32(vec![], &[1.0]).unwrap();
+        let twice = [("t", tensor.view()), ("t", tensor.view())];
+        assert_eq!(write(&mut Vec::new(), &twice).unwrap_err().code, Code::Usage);
+    }
+}
