@@ -1,6 +1,6 @@
 //! What a block makes of dense tensors (spec, section 5, "What a reader makes of an update").
 
-use crate::block::values::{self, for_each_group};
+use crate::block::values;
 use crate::block::{Block, Groups, IndexSpace, Sets, Stored, Support, Values, support};
 use crate::element;
 use crate::error::{Error, Result};
@@ -186,6 +186,7 @@ fn groups_of(values: &Values) -> Option<Groups> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::values::for_each_group;
     use crate::block::{ScaleFormat, Scales, Scope};
     use crate::limits::Limits;
     use crate::tensor::Dtype;

@@ -19,8 +19,6 @@ use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
 use crate::tensor::Dtype;
 
-pub(crate) use planes::row_bytes;
-
 /// A values kind's number in the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValuesId(pub u64);

@@ -8,7 +8,7 @@ use crate::error::{Error, FormatErrorKind, Result};
 use crate::tensor::Dtype;
 
 /// Bytes of an element in a plane's view: 4-bit elements count by pairs.
-pub(crate) fn row_bytes(dtype: Dtype) -> usize {
+fn element_bytes(dtype: Dtype) -> usize {
     (dtype.bits() / 8).max(1) as usize
 }
 
@@ -19,7 +19,7 @@ fn rotates(dtype: Dtype) -> bool {
 
 /// The bytes of significance `plane` of all elements.
 fn plane_of(bytes: &[u8], dtype: Dtype, plane: usize) -> Vec<u8> {
-    let size = row_bytes(dtype);
+    let size = element_bytes(dtype);
     if !rotates(dtype) {
         return bytes.iter().skip(plane).step_by(size).copied().collect();
     }
@@ -39,7 +39,7 @@ pub(super) fn write(
     if space.dtype.bytes_for(space.count) != Some(bytes.len() as u64) || padded {
         return Err(Error::inconsistent("bytes of planes"));
     }
-    let planes = row_bytes(space.dtype);
+    let planes = element_bytes(space.dtype);
     for plane in 0..planes {
         let symbols = plane_of(bytes, space.dtype, plane);
         // Rows share a scale, and scales are exponents: only the top plane has something to refer to.
@@ -64,7 +64,7 @@ pub(super) fn read(
     space: &ValueSpace<'_>,
 ) -> Result<Values> {
     let offset = cursor.offset();
-    let size = row_bytes(space.dtype);
+    let size = element_bytes(space.dtype);
     let too_long = || Error::format(FormatErrorKind::LengthMismatch { field: "planes" }, offset);
     let total = space.dtype.bytes_for(space.count).ok_or_else(too_long)?;
     let symbols_len = total / size as u64;
