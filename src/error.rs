@@ -409,13 +409,20 @@ impl Error {
     }
 
     /// The error's name as the spec's vectors write it: a format error's kind, or `unsupported`, `limit`, `io`, `input`.
+    /// What a stream needs and the caller did not give, or gave another, has the name that the spec gives it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Io(_) => "io",
             Self::Format(e) => e.kind.name(),
             Self::Unsupported(_) => "unsupported",
             Self::Limit(_) => "limit",
-            Self::Input(_) => "input",
+            Self::Input(e) => match e.kind {
+                InputErrorKind::MissingBase
+                | InputErrorKind::MissingIndexSet { .. }
+                | InputErrorKind::MissingModel { .. } => "unknown_reference",
+                InputErrorKind::BaseMismatch | InputErrorKind::ResultMismatch => "checksum_mismatch",
+                _ => "input",
+            },
         }
     }
 }

@@ -163,7 +163,7 @@ impl Block {
                     }
                     sum.resize(run.len, 0.0);
                     element::decode_f32s(dtype, data, run.element, &mut sum)?;
-                    sum.iter_mut().zip(numbers).for_each(|(s, n)| *s += n);
+                    sum.iter_mut().zip(numbers).for_each(|(s, n)| *s = values::to_number(f64::from(*s + n)));
                     element::encode_f32s(dtype, &sum, run.element, data)
                 })
             }

@@ -452,7 +452,7 @@ pub(crate) fn read_symbols(
             let values = read_ints(cursor, decoder, n, max.into())?;
             values.into_iter().map(|v| v as u8).collect()
         }
-        other => return Err(Error::out_of_range("coding", other.into(), offset)),
+        other => return Err(Error::unsupported("coding", other.into(), offset)),
     };
     match symbols.iter().find(|&&s| s > max) {
         Some(&symbol) => Err(Error::out_of_range("coded integer", symbol.into(), offset)),

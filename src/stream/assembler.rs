@@ -21,6 +21,7 @@ pub struct Assembler<'b> {
     touched: Vec<bool>,
     base: BTreeMap<String, TensorView<'b>>,
     delta: BTreeMap<u64, Delta>,
+    is_delta: bool,
     complete: bool,
 }
 
@@ -42,6 +43,7 @@ impl<'b> Assembler<'b> {
             manifest: Arc::clone(manifest),
             base: BTreeMap::new(),
             delta: BTreeMap::new(),
+            is_delta: false,
             complete: false,
         })
     }
@@ -97,6 +99,7 @@ impl<'b> Assembler<'b> {
 
     /// Starts the tensors of a delta from their bases.
     fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
+        self.is_delta = true;
         for entry in delta {
             let number = entry.tensor as usize;
             let Some(buffer) = self.tensors.get_mut(number).and_then(Option::as_mut) else { continue };
@@ -155,20 +158,17 @@ impl<'b> Assembler<'b> {
         if !self.complete {
             return Err(Error::bad_option("the last part of the update is missing"));
         }
-        let is_delta = !self.delta.is_empty();
         let infos = Arc::clone(&self.manifest);
         let mut out = Vec::new();
         for (number, info) in infos.tensors().iter().enumerate() {
             let Some(mut data) = self.tensors[number].take() else { continue };
             let number = number as u64;
-            match self.delta.get(&number) {
-                // A delta speaks of what changed: the others keep the base, if it was given.
-                None if is_delta => {
-                    if let Some(base) = self.base.get(&info.name) {
-                        data.copy_from_slice(base.data());
-                    }
-                }
-                _ => {}
+            // A delta speaks of what changed: the other tensors are the base's.
+            if self.is_delta && !self.delta.contains_key(&number) {
+                let base = self.base.get(&info.name);
+                data.copy_from_slice(
+                    base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number))?.data(),
+                );
             }
             let tensor = TensorBuf::new(info.dtype, info.shape.clone(), data)?;
             if let Some(entry) = self.delta.get(&number)

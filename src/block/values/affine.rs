@@ -1,7 +1,7 @@
 //! Integers with a scale and a zero point or an offset per group (spec, values/affine.md).
 
 use crate::bits::Cursor;
-use crate::block::values::{ValueSpace, for_each_group};
+use crate::block::values::{ValueSpace, for_each_group, to_number};
 use crate::block::{Groups, Scales, Values, Zero};
 use crate::codes::{Coder, Decoder, Role, read_symbols, write_symbols};
 use crate::error::{Error, Result};
@@ -88,10 +88,10 @@ pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
         // At most 256 different numbers: a table for groups that are longer.
         let (out, codes) = (&mut out[range.clone()], &codes[range]);
         if codes.len() >= 256 {
-            let table: [f32; 256] = std::array::from_fn(|code| number(code as u8) as f32);
+            let table: [f32; 256] = std::array::from_fn(|code| to_number(number(code as u8)));
             out.iter_mut().zip(codes).for_each(|(v, &c)| *v = table[c as usize]);
         } else {
-            out.iter_mut().zip(codes).for_each(|(v, &c)| *v = number(c) as f32);
+            out.iter_mut().zip(codes).for_each(|(v, &c)| *v = to_number(number(c)));
         }
     });
     Ok(())

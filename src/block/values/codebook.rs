@@ -1,7 +1,7 @@
 //! Entries of a table, times a scale, plus a shift (spec, values/codebook.md; SparseLoCo, arXiv 2508.15706).
 
 use crate::bits::{Cursor, put_f32};
-use crate::block::values::{ValueSpace, for_each_group};
+use crate::block::values::{ValueSpace, for_each_group, to_number};
 use crate::block::{Groups, Scales, Values};
 use crate::codes::{Coder, Decoder, Role, read_symbols, write_symbols};
 use crate::error::{Error, Result};
@@ -67,7 +67,7 @@ pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
             if let Some(shifts) = shifts {
                 number += f64::from(shifts.get(g));
             }
-            *value = number as f32;
+            *value = to_number(number);
         }
     });
     Ok(())

@@ -1,7 +1,7 @@
 //! Levels of a quantiser times a norm per group (spec, values/levels.md; QSGD, TernGrad, natural dithering).
 
 use crate::bits::{Cursor, put_varint, unzigzag, zigzag};
-use crate::block::values::{ValueSpace, for_each_group};
+use crate::block::values::{ValueSpace, for_each_group, to_number};
 use crate::block::{Groups, Norm, Scales, Spacing, Values};
 use crate::codes::{Coder, Decoder, Role, read_ints, write_ints};
 use crate::error::{Error, Result};
@@ -80,7 +80,7 @@ pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
                     f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
                 }
             };
-            *value = number as f32;
+            *value = to_number(number);
         }
     });
     Ok(())

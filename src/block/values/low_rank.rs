@@ -2,7 +2,9 @@
 
 use crate::bits::{Cursor, put_varint};
 use crate::block::Values;
-use crate::block::values::{ValueSpace, ValuesId, numbers as any_numbers, read_nested, write_nested};
+use crate::block::values::{
+    ValueSpace, ValuesId, numbers as any_numbers, read_nested, to_number, write_nested,
+};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
 
@@ -78,7 +80,7 @@ pub(super) fn numbers(values: &Values, out: &mut [f32]) -> Result<()> {
     for (row, p) in out.chunks_mut(*cols as usize).zip(p.chunks(rank)) {
         for (value, q) in row.iter_mut().zip(q.chunks(rank)) {
             let sum = p.iter().zip(q).fold(0.0, |sum, (&p, &q)| sum + f64::from(p) * f64::from(q));
-            *value = sum as f32;
+            *value = to_number(sum);
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! Small floats with a scale per group (spec, values/minifloat.md; OCP FP8 and Microscaling).
 
 use crate::bits::Cursor;
-use crate::block::values::{ValueSpace, for_each_group};
+use crate::block::values::{ValueSpace, for_each_group, to_number};
 use crate::block::{Groups, Minifloat, Scales, Values};
 use crate::codes::{Coder, Decoder, Role, read_symbols, write_symbols};
 use crate::error::{Error, Result};
@@ -75,9 +75,7 @@ pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
     for_each_group(*groups, out.len(), tensor_counts, |g, range| {
         let scale = f64::from(scales.get(g));
         for (value, &code) in out[range.clone()].iter_mut().zip(&codes[range]) {
-            let number = elements[code as usize] * scale;
-            // One NaN, so that no platform's choice of sign or payload shows.
-            *value = if number.is_nan() { f32::from_bits(0x7fc0_0000) } else { number as f32 };
+            *value = to_number(elements[code as usize] * scale);
         }
     });
     Ok(())

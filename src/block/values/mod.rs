@@ -227,6 +227,11 @@ fn write_nested(
     write(out, coder, values, &ValueSpace { count, tensors: None, dtype: Dtype::F32, row_lens })
 }
 
+/// The result of arithmetic as a number: rounded, and any NaN the one NaN of the spec, so that no processor's choice shows.
+pub(crate) fn to_number(result: f64) -> f32 {
+    if result.is_nan() { f32::from_bits(0x7fc0_0000) } else { result as f32 }
+}
+
 /// Which group each value belongs to: calls `f` with each group's number and its range of values, in order.
 ///
 /// `tensor_counts` are the numbers of values of each tensor of the scope, needed for [`Groups::Tensor`] only.

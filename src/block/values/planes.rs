@@ -45,7 +45,7 @@ pub(super) fn write(
         // Rows share a scale, and scales are exponents: only the top plane has something to refer to.
         let row_lens = if plane + 1 == planes && space.dtype.is_float() { space.row_lens } else { &[] };
         match SymbolPlan::new(coder, &symbols, row_lens) {
-            SymbolPlan::Packed(8) => {
+            plan if symbols.is_empty() || matches!(plan, SymbolPlan::Packed(8)) => {
                 out.push(0);
                 out.extend_from_slice(&symbols);
             }

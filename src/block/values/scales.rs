@@ -57,8 +57,7 @@ impl Scales {
     pub(super) fn read(cursor: &mut Cursor<'_>, count: u64) -> Result<Self> {
         let offset = cursor.offset();
         let id = cursor.u8()?;
-        let format =
-            ScaleFormat::from_id(id).ok_or(Error::out_of_range("scale format", id.into(), offset))?;
+        let format = ScaleFormat::from_id(id).ok_or(Error::unsupported("scale format", id.into(), offset))?;
         let bytes = cursor.take(count.saturating_mul(format.bytes() as u64))?.to_vec();
         Ok(Self { format, bytes })
     }
