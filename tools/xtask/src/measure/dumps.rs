@@ -1,0 +1,78 @@
+//! The public gradient set.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gcodec::compress::Input;
+use gcodec::{Dtype, Manifest, TensorBuf, TensorInfo};
+
+use super::Result;
+
+/// The tensors of a file, in the order in which they stand in it.
+pub(crate) struct Dump {
+    pub(crate) name: String,
+    pub(crate) manifest: Arc<Manifest>,
+    pub(crate) tensors: Vec<TensorBuf>,
+}
+
+impl Dump {
+    pub(crate) fn new(name: impl Into<String>, named: Vec<(String, TensorBuf)>) -> Result<Self> {
+        let infos = named.iter().map(|(name, t)| TensorInfo::new(name, t.dtype(), t.shape()));
+        let manifest = Arc::new(Manifest::new(infos.collect())?);
+        Ok(Self { name: name.into(), manifest, tensors: named.into_iter().map(|(_, t)| t).collect() })
+    }
+
+    pub(crate) fn load(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path)?;
+        let file = safetensors::SafeTensors::deserialize(&bytes)?;
+        let mut tensors = file.tensors();
+        tensors.sort_by_key(|(_, view)| view.data().as_ptr() as usize);
+        let mut named = Vec::new();
+        for (name, view) in tensors {
+            let dtype = match view.dtype() {
+                safetensors::Dtype::F32 => Dtype::F32,
+                safetensors::Dtype::F16 => Dtype::F16,
+                safetensors::Dtype::BF16 => Dtype::Bf16,
+                other => return Err(format!("{}: element type {other:?}", path.display()).into()),
+            };
+            let shape = view.shape().iter().map(|&d| d as u64).collect();
+            named.push((name, TensorBuf::new(dtype, shape, view.data().to_vec())?));
+        }
+        Self::new(path.file_stem().unwrap_or_default().to_string_lossy(), named)
+    }
+
+    pub(crate) fn inputs(&self) -> Vec<Input<'_>> {
+        let named = self.manifest.tensors().iter().zip(&self.tensors).enumerate();
+        named
+            .map(|(i, (info, t))| Input { tensor: i as u64, name: &info.name, view: t.view(), base: None })
+            .collect()
+    }
+
+    pub(crate) fn elements(&self) -> u64 {
+        self.manifest.elements()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.tensors.iter().map(|t| t.data().len() as u64).sum()
+    }
+
+    /// Whether every tensor has this element type.
+    pub(crate) fn is(&self, dtype: Dtype) -> bool {
+        self.tensors.iter().all(|t| t.dtype() == dtype)
+    }
+}
+
+/// Every dump of the set, the tiny ones included, by name.
+pub(crate) fn load_all(folder: &Path) -> Result<Vec<Dump>> {
+    let mut paths = Vec::new();
+    for folder in [folder.to_owned(), folder.join("tiny")] {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.extension().is_some_and(|e| e == "safetensors") {
+                paths.push(path);
+            }
+        }
+    }
+    paths.sort();
+    paths.iter().map(|p| Dump::load(p)).collect()
+}

@@ -1,0 +1,384 @@
+//! The measurements of size.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use gcodec::block::{Groups, ScaleFormat, Scales};
+use gcodec::compress::{Input, Options, compress};
+use gcodec::frame::{Delta, tensor_digest};
+use gcodec::random;
+use gcodec::{
+    Assembler, Block, BlockOptions, Body, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Positions,
+    Scope, SliceReader, Support, TensorBuf, UpdateHeader, Values,
+};
+
+use super::Result;
+use super::dumps::Dump;
+use super::report::{Must, Report};
+
+/// What an update costs.
+#[derive(Default)]
+struct Cost {
+    /// Bytes of the update's frames, headers included.
+    frames: u64,
+    /// Bytes of preamble, manifest, index and end.
+    container: u64,
+    /// Bytes of all supports.
+    support: u64,
+    /// Bytes of all values.
+    values: u64,
+}
+
+impl Cost {
+    /// What is neither support nor values: frame headers, update heads, shared tables, block headers.
+    fn overhead(&self) -> u64 {
+        self.frames - self.support - self.values
+    }
+}
+
+/// Writes an update and reads it back: what it costs, and its tensors.
+fn measure(
+    dump: &Dump,
+    blocks: &[Block],
+    options: BlockOptions,
+    header: &UpdateHeader,
+    base: Option<&Dump>,
+) -> Result<(Cost, Vec<TensorBuf>)> {
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
+    let mut bytes = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    encoder.update(&mut bytes, header, &dump.manifest, &blocks)?;
+    encoder.finish(&mut bytes);
+    let mut cost = Cost::default();
+    let mut reader = SliceReader::new(&bytes, Limits::default());
+    let mut assembler = Assembler::new(&dump.manifest, &Limits::default(), |_| true)?;
+    for (info, tensor) in base.iter().flat_map(|b| b.manifest.tensors().iter().zip(&b.tensors)) {
+        assembler.base(&info.name, tensor.view())?;
+    }
+    while let Some(event) = reader.next_event()? {
+        if let Event::Frame(info, Body::Update(part)) = event {
+            cost.frames += info.len();
+            cost.support += part.blocks.iter().map(|b| b.support.len() as u64).sum::<u64>();
+            cost.values += part.blocks.iter().map(|b| b.values.len() as u64).sum::<u64>();
+            assembler.apply(&part)?;
+        }
+    }
+    cost.container = bytes.len() as u64 - cost.frames;
+    let tensors = assembler.finish()?.into_iter().map(|(_, t)| t).collect();
+    Ok((cost, tensors))
+}
+
+/// Compresses a dump by one codec, then writes and reads it.
+fn measure_codec(dump: &Dump, codec: &str, positions: Positions) -> Result<(Cost, Vec<TensorBuf>)> {
+    let codec: Codec = codec.parse()?;
+    let inputs = dump.inputs();
+    let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None)?;
+    measure(dump, &blocks, BlockOptions::default().with_positions(positions), &UpdateHeader::default(), None)
+}
+
+fn kept(tensors: &[TensorBuf]) -> u64 {
+    let nonzero =
+        |t: &TensorBuf| t.data().chunks_exact(4).filter(|e| e[..3] != [0; 3] || e[3] & 0x7f != 0).count();
+    tensors.iter().map(|t| nonzero(t) as u64).sum()
+}
+
+/// Bits per position of `positions` in a space of `n`: all bytes of the support.
+fn position_bits(n: u64, positions: Vec<u64>, choice: Positions) -> Result<f64> {
+    let count = positions.len() as f64;
+    let dump =
+        Dump::new("mask", vec![("mask".into(), TensorBuf::new(Dtype::Bool, vec![n], vec![0; n as usize])?)])?;
+    let manifest = Arc::new(gcodec::Manifest::new(vec![gcodec::TensorInfo::new("mask", Dtype::F32, [n])])?);
+    let dump = Dump { manifest, ..dump };
+    let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+    let values = Values::Constant { groups: Groups::Block, scales };
+    let block = Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(positions), values };
+    let (cost, _) = measure(
+        &dump,
+        &[block],
+        BlockOptions::default().with_positions(choice),
+        &UpdateHeader::default(),
+        None,
+    )?;
+    Ok(cost.support as f64 * 8.0 / count)
+}
+
+/// Elements of the dense index space for independent positions.
+const MASK_LEN: u64 = 10_000_000;
+
+/// Positions that are drawn independently.
+fn bernoulli(n: u64, p: f64, seed: u64) -> Vec<u64> {
+    let threshold = (p * 4_294_967_296.0) as u32;
+    let mut words = vec![0; n as usize];
+    random::words(seed, 0, 0, &mut words);
+    (0..n).zip(words).filter(|(_, w)| *w < threshold).map(|(i, _)| i).collect()
+}
+
+pub(crate) fn independent_positions(report: &mut Report) -> Result<()> {
+    report.section(
+        "Independent positions",
+        "Bernoulli masks over 10 million elements, mean of 8 masks; bits of the support, its count, parameters, tables and padding included. Entropy H(p)/p: 8.079 and 11.408.",
+    );
+    for (p, limit) in [(0.01, 8.13), (0.001, 11.52)] {
+        let masks: Vec<Vec<u64>> = (1..=8).map(|seed| bernoulli(MASK_LEN, p, seed)).collect();
+        for choice in [Positions::RiceOne, Positions::Rice, Positions::Tokens, Positions::Auto] {
+            let bits = masks
+                .iter()
+                .map(|mask| position_bits(MASK_LEN, mask.clone(), choice))
+                .sum::<Result<f64>>()?
+                / 8.0;
+            let must = if matches!(choice, Positions::RiceOne | Positions::Rice) {
+                Must::AtMost(limit)
+            } else {
+                Must::Be
+            };
+            report.row(format!("p = {p}, {}", choice.name()), bits, "bits/position", must);
+        }
+    }
+    Ok(())
+}
+
+/// The shapes of ResNet50's 161 tensors.
+fn resnet50() -> Vec<Vec<u64>> {
+    let mut shapes = Vec::new();
+    let mut conv = |out: u64, input: u64, size: u64| {
+        shapes.extend([vec![out, input, size, size], vec![out], vec![out]]);
+    };
+    conv(64, 3, 7);
+    let mut input = 64;
+    for (blocks, width) in [(3, 64), (4, 128), (6, 256), (3, 512)] {
+        for block in 0..blocks {
+            conv(width, input, 1);
+            conv(width, width, 3);
+            conv(width * 4, width, 1);
+            if block == 0 {
+                conv(width * 4, input, 1);
+            }
+            input = width * 4;
+        }
+    }
+    shapes.extend([vec![1000, 2048], vec![1000]]);
+    shapes
+}
+
+/// A value of a symmetric distribution with exponential tails, from a uniform word.
+fn laplace(word: u32) -> f32 {
+    let magnitude = -(((word >> 1) as f64 + 0.5) / 2_147_483_648.0).ln();
+    (if word & 1 == 1 { -magnitude } else { magnitude }) as f32
+}
+
+pub(crate) fn sbc_resnet50(report: &mut Report) -> Result<()> {
+    report.section(
+        "Sparse Binary Compression of a ResNet50-shaped update",
+        "161 tensors, 25,557,032 parameters with independent Laplace values, k per tensor, p = 0.001. Paper: x2569 (recalled).",
+    );
+    let mut named = Vec::new();
+    for (t, shape) in resnet50().into_iter().enumerate() {
+        let mut words = vec![0; gcodec::tensor::elements(&shape).unwrap_or(0) as usize];
+        random::words(2, t as u64, 0, &mut words);
+        let values: Vec<f32> = words.into_iter().map(laplace).collect();
+        named.push((format!("t{t:03}"), TensorBuf::from_f32(shape, &values)?));
+    }
+    let dump = Dump::new("resnet50", named)?;
+    assert_eq!((dump.elements(), dump.tensors.len()), (25_557_032, 161));
+    for (choice, must) in [(Positions::RiceOne, Must::Be), (Positions::Auto, Must::AtLeast(2690.0))] {
+        let (cost, tensors) = measure_codec(&dump, "sbc:density=0.001", choice)?;
+        let k = kept(&tensors);
+        let name = choice.name();
+        report.row(
+            format!("ratio, update with all its headers, {name}"),
+            dump.bytes() as f64 / cost.frames as f64,
+            "x",
+            must,
+        );
+        let per_tensor = (cost.overhead() + cost.values) as f64 / 161.0;
+        report.row(
+            format!("bytes per tensor beside positions, {name}"),
+            per_tensor,
+            "bytes",
+            Must::AtMost(8.0),
+        );
+        report.row(
+            format!("bits per position, {name}"),
+            cost.support as f64 * 8.0 / k as f64,
+            "bits",
+            Must::Be,
+        );
+        let all = cost.frames + cost.container;
+        report.row(
+            format!("ratio, stream of one update with manifest, index and end, {name}"),
+            dump.bytes() as f64 / all as f64,
+            "x",
+            Must::Be,
+        );
+    }
+    Ok(())
+}
+
+/// Entropy of one position of `k` independent ones among `n`, in bits.
+fn independent_entropy(n: u64, k: u64) -> f64 {
+    let p = k as f64 / n as f64;
+    -p.log2() - (1.0 - p) / p * (1.0 - p).log2()
+}
+
+fn f32_dumps(dumps: &[Dump]) -> impl Iterator<Item = &Dump> {
+    dumps.iter().filter(|d| d.is(Dtype::F32))
+}
+
+pub(crate) fn real_positions(report: &mut Report, dumps: &[Dump]) -> Result<()> {
+    report.section(
+        "Positions of the largest 1 % of a dump",
+        "Top-k over the whole dump, k = 1 %; bits of the support (count, tables, states, padding included) per kept position. The independent entropy is the bound that each dump is held against.",
+    );
+    let mut sum = 0.0;
+    let mut count = 0.0;
+    let mut worst_auto: f64 = 0.0;
+    for dump in f32_dumps(dumps) {
+        let bits = |choice| -> Result<(f64, u64)> {
+            let (cost, tensors) = measure_codec(dump, "topk:density=0.01,scope=global", choice)?;
+            let k = kept(&tensors);
+            Ok((cost.support as f64 * 8.0 / k as f64, k))
+        };
+        let ((tokens, k), (auto, _)) = (bits(Positions::Tokens)?, bits(Positions::Auto)?);
+        let others = [bits(Positions::Rice)?.0, bits(Positions::Bitmap)?.0, tokens];
+        let best = others.into_iter().fold(f64::INFINITY, f64::min);
+        worst_auto = worst_auto.max(auto / best);
+        let entropy = independent_entropy(dump.elements(), k);
+        let limit =
+            if dump.name == "gpt_step0300_worker0" { 4.0 } else { (entropy * 1000.0).floor() / 1000.0 };
+        report.row(format!("{}, tokens", dump.name), tokens, "bits/position", Must::AtMost(limit));
+        if dump.name == "gpt_step0300_worker0" {
+            report.row(
+                format!("{}, one Rice parameter", dump.name),
+                bits(Positions::RiceOne)?.0,
+                "bits/position",
+                Must::Be,
+            );
+            report.row(format!("{}, Rice in chunks", dump.name), others[0], "bits/position", Must::Be);
+        }
+        sum += tokens;
+        count += 1.0;
+    }
+    report.row("mean over all f32 dumps, tokens", sum / count, "bits/position", Must::AtMost(5.4));
+    report.row(
+        "worst `auto` over the best of rice, tokens and bitmap",
+        worst_auto,
+        "ratio",
+        Must::AtMost(1.01),
+    );
+    Ok(())
+}
+
+/// Whether `power` is one of the two powers of two around `x`, or 0 for 0.
+fn is_neighbour(x: f32, power: f32) -> bool {
+    if x == 0.0 {
+        return power == 0.0;
+    }
+    let (x, power) = (f64::from(x), f64::from(power));
+    let low = 2f64.powi(x.abs().log2().floor() as i32);
+    x.signum() == power.signum() && (power.abs() == low || (power.abs() == 2.0 * low && x.abs() != low))
+}
+
+pub(crate) fn natural(report: &mut Report, dumps: &[Dump]) -> Result<()> {
+    report.section(
+        "Natural compression",
+        "Bits per element of the whole update, headers and signs included. Paper: 9. Every decoded value is checked to be a power of two next to its input.",
+    );
+    for dump in f32_dumps(dumps) {
+        let (cost, tensors) = measure_codec(dump, "natural:seed=1", Positions::Auto)?;
+        let f32s = |t: &TensorBuf| -> Vec<f32> {
+            t.data().chunks_exact(4).map(|e| f32::from_le_bytes([e[0], e[1], e[2], e[3]])).collect()
+        };
+        for (before, after) in dump.tensors.iter().zip(&tensors) {
+            let all = f32s(before).into_iter().zip(f32s(after)).all(|(x, p)| is_neighbour(x, p));
+            if !all {
+                return Err(
+                    format!("{}: a value that is no power of two next to its input", dump.name).into()
+                );
+            }
+        }
+        report.row(
+            &dump.name,
+            cost.frames as f64 * 8.0 / dump.elements() as f64,
+            "bits/element",
+            Must::AtMost(4.0),
+        );
+    }
+    Ok(())
+}
+
+fn lossless_percent(dump: &Dump) -> Result<f64> {
+    let (cost, tensors) = measure_codec(dump, "lossless", Positions::Auto)?;
+    if tensors != dump.tensors {
+        return Err(format!("{}: lossless is not", dump.name).into());
+    }
+    Ok(cost.frames as f64 * 100.0 / dump.bytes() as f64)
+}
+
+pub(crate) fn lossless(report: &mut Report, dumps: &[Dump]) -> Result<()> {
+    report
+        .section("Lossless", "Bytes of the update as a share of the raw elements; bit-exactness is checked.");
+    for dump in dumps {
+        let must = match () {
+            () if dump.is(Dtype::F32) => Must::AtMost(84.5),
+            () if dump.is(Dtype::Bf16) => Must::AtMost(68.5),
+            () => Must::Be,
+        };
+        let dtype = dump.tensors.first().map_or(Dtype::F32, TensorBuf::dtype);
+        report.row(format!("{} ({dtype})", dump.name), lossless_percent(dump)?, "%", must);
+    }
+    Ok(())
+}
+
+pub(crate) fn random_bits(report: &mut Report) -> Result<()> {
+    report.section(
+        "Lossless, random bits",
+        "4 MiB of random bits as f32: nothing to gain, so nothing may be lost.",
+    );
+    let mut words = vec![0; 1 << 20];
+    random::words(3, 0, 0, &mut words);
+    let data = words.into_iter().flat_map(u32::to_le_bytes).collect();
+    let dump =
+        Dump::new("random", vec![("random".into(), TensorBuf::new(Dtype::F32, vec![1 << 20], data)?)])?;
+    report.row("random", lossless_percent(&dump)?, "%", Must::AtMost(100.1));
+    Ok(())
+}
+
+pub(crate) fn delta(report: &mut Report, gradients: &Path) -> Result<()> {
+    let folder = gradients.join("weight_sync");
+    let [base, next] = ["gpt_bf16_sync020", "gpt_bf16_sync021"]
+        .map(|n| Dump::load(&folder.join(format!("{n}.safetensors"))));
+    let (base, next) = (base?, next?);
+    report.section(
+        "Lossless delta of bf16 weights",
+        "What a trainer ships to inference engines after one step: the update's bytes per changed element, everything counted. zstd -1 of the XOR: 18.5.",
+    );
+    let inputs: Vec<Input<'_>> = next
+        .inputs()
+        .into_iter()
+        .zip(&base.tensors)
+        .map(|(i, b)| Input { base: Some(b.view()), ..i })
+        .collect();
+    let blocks =
+        compress(&inputs, &vec!["delta".parse::<Codec>()?; inputs.len()], &Options::default(), None)?;
+    let changed: u64 = blocks
+        .iter()
+        .map(|b| if let Values::Ulp { diffs } = &b.values { diffs.len() as u64 } else { 0 })
+        .sum();
+    let delta = base.tensors.iter().zip(&next.tensors).enumerate().map(|(i, (old, new))| Delta {
+        tensor: i as u64,
+        base: tensor_digest(old.view()),
+        result: tensor_digest(new.view()),
+    });
+    let header = UpdateHeader::default().with_delta(Some(delta.collect()));
+    let (cost, tensors) = measure(&next, &blocks, BlockOptions::default(), &header, Some(&base))?;
+    if tensors != next.tensors {
+        return Err("delta: the result is not the new weights".into());
+    }
+    let per = |bytes: u64| bytes as f64 * 8.0 / changed as f64;
+    report.row("changed elements", changed as f64, "", Must::Be);
+    report.row("whole update", per(cost.frames), "bits/changed", Must::AtMost(8.6));
+    report.row("positions", per(cost.support), "bits/changed", Must::Be);
+    report.row("differences", per(cost.values), "bits/changed", Must::Be);
+    report.row("headers and digests", per(cost.overhead()), "bits/changed", Must::Be);
+    Ok(())
+}
