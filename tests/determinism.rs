@@ -1,0 +1,87 @@
+//! The same bytes for any number of threads (CAN-1).
+
+use gcodec::compress::{Input, Options, compress};
+use gcodec::frame::{Delta, tensor_digest};
+use gcodec::{
+    BlockOptions, Codec, EncodeOptions, Encoder, Feedback, Manifest, TensorBuf, TensorInfo, UpdateHeader,
+    random,
+};
+use std::sync::Arc;
+
+fn tensors(seed: u64) -> Vec<(String, TensorBuf)> {
+    let shapes: [&[u64]; 6] = [&[300, 700], &[3000], &[17], &[], &[0, 4], &[64, 33, 5]];
+    let tensor = |(t, shape): (usize, &&[u64])| {
+        let mut words = vec![0; gcodec::tensor::elements(shape).unwrap() as usize];
+        random::words(seed, t as u64, 0, &mut words);
+        let values: Vec<f32> = words
+            .iter()
+            .map(|&w| (w as i32) as f32 / 2e9 * ((w >> 3 & 0xff) as f32 / 255.0).powi(4))
+            .collect();
+        (format!("t{t}"), TensorBuf::from_f32(shape.to_vec(), &values).unwrap())
+    };
+    shapes.iter().enumerate().map(tensor).collect()
+}
+
+fn encode(codec: &str, threads: usize) -> Vec<u8> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    pool.install(|| {
+        let codec: Codec = codec.parse().unwrap();
+        let (base, next) = (tensors(1), tensors(2));
+        let infos = next.iter().map(|(n, t)| TensorInfo::new(n, t.dtype(), t.shape()));
+        let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+        let pairs = next.iter().zip(&base).enumerate();
+        let inputs: Vec<Input<'_>> = pairs
+            .clone()
+            .map(|(i, ((name, t), (_, b)))| Input {
+                tensor: i as u64,
+                name,
+                view: t.view(),
+                base: Some(b.view()),
+            })
+            .collect();
+        let mut feedback = Feedback::new();
+        let mut out = Vec::new();
+        let mut encoder = Encoder::new(EncodeOptions::default());
+        let delta: Vec<_> = pairs
+            .map(|(i, ((_, t), (_, b)))| Delta {
+                tensor: i as u64,
+                base: tensor_digest(b.view()),
+                result: tensor_digest(t.view()),
+            })
+            .collect();
+        for step in 0..2 {
+            let feedback = codec.is_lossy().then_some(&mut feedback);
+            let options = Options::default().with_block_len(50_000);
+            let blocks = compress(&inputs, &vec![codec.clone(); inputs.len()], &options, feedback).unwrap();
+            let wire = BlockOptions::default().with_positions(codec.positions());
+            let blocks: Vec<_> = blocks.iter().map(|b| (b, wire)).collect();
+            let delta = (codec.to_string().starts_with("delta")).then(|| delta.clone());
+            let header = UpdateHeader::default().with_step(step).with_delta(delta);
+            encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
+        }
+        encoder.finish(&mut out);
+        out
+    })
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bytes() {
+    for codec in [
+        "raw",
+        "lossless",
+        "topk:density=0.01",
+        "topk:density=0.01,scope=global,values=q4",
+        "topk:density=0.02,values=pow2,positions=rice",
+        "threshold:at=0.4,values=sign",
+        "sbc:density=0.005",
+        "natural:seed=3",
+        "qsgd:bits=4,bucket=512",
+        "int8:group=256",
+        "delta",
+    ] {
+        let one = encode(codec, 1);
+        for threads in [2, 4] {
+            assert!(one == encode(codec, threads), "{codec} with {threads} threads");
+        }
+    }
+}
