@@ -1,0 +1,83 @@
+//! Which way modules may look: each uses only those that stand before it here, and `arch` is the only one with unsafe code.
+
+use std::path::{Path, PathBuf};
+
+/// Modules in the order of their layers. Those in one row are of one layer and do not use each other.
+const LAYERS: &[&[&str]] = &[
+    &["error"],
+    &["limits", "tensor"],
+    &["arch"],
+    &["random", "element"],
+    &["bits"],
+    &["codes"],
+    &["block"],
+    &["frame", "compress"],
+    &["stream"],
+    &["file"],
+    &["oneshot"],
+];
+
+fn layer(module: &str) -> usize {
+    LAYERS.iter().position(|row| row.contains(&module)).unwrap_or_else(|| panic!("module `{module}` has no layer"))
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn all_sources() -> Vec<(String, String)> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    sources(&src, &mut found);
+    found
+        .into_iter()
+        .map(|path| {
+            let inside = path.strip_prefix(&src).unwrap();
+            let module = inside.components().next().unwrap().as_os_str().to_string_lossy().replace(".rs", "");
+            (module, std::fs::read_to_string(&path).unwrap())
+        })
+        .filter(|(module, _)| module != "lib")
+        .collect()
+}
+
+/// The text outside comments, up to the tests at its end.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
+    text[..end].lines().map(|line| line.split("//").next().unwrap_or(""))
+}
+
+#[test]
+fn no_module_looks_up() {
+    for (module, text) in all_sources() {
+        for line in code(&text) {
+            for used in line.split("crate::").skip(1) {
+                let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                assert!(!used.is_empty() && used.starts_with(char::is_lowercase), "{module}: {line}: name its module");
+                let fits = used == module || layer(&used) < layer(&module);
+                assert!(fits, "`{module}` uses `{used}`, which stands above or beside it: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_arch_has_unsafe_code() {
+    for (module, text) in all_sources().into_iter().filter(|(module, _)| module != "arch") {
+        assert!(!code(&text).any(|line| line.contains("unsafe ")), "unsafe code in `{module}`");
+    }
+}
+
+#[test]
+fn no_native_byte_order() {
+    for (module, text) in all_sources() {
+        let native = code(&text).find(|line| line.contains("_ne_bytes") || line.contains("NativeEndian"));
+        assert_eq!(native, None, "`{module}` depends on this machine's byte order");
+    }
+}

@@ -1,0 +1,108 @@
+//! Everything a contributor should run before a commit, and what CI runs: one list, here.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Runs only the steps whose name contains this.
+    #[arg(long)]
+    only: Option<String>,
+}
+
+struct Step {
+    name: &'static str,
+    program: &'static str,
+    args: &'static [&'static str],
+    env: &'static [(&'static str, &'static str)],
+    /// Needed beside Cargo: without it the step is skipped, loudly.
+    needs: Need,
+}
+
+enum Need {
+    Nothing,
+    Python,
+    Gradients,
+}
+
+const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
+    Step { name, program, args, env: &[], needs: Need::Nothing }
+}
+
+const STEPS: &[Step] = &[
+    step("format", "cargo", &["fmt", "--all", "--check"]),
+    step("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
+    Step {
+        env: &[("RUSTDOCFLAGS", "-D warnings")],
+        ..step("docs", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])
+    },
+    step("tests", "cargo", &["test", "--workspace"]),
+    step("benchmarks, once", "cargo", &["bench", "-p", "gcodec", "--", "--test"]),
+    step("vectors are what the code makes", "cargo", &["xtask", "vectors", "--check"]),
+    step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
+    step("the worked example is what the tool prints", "cargo", &["xtask", "example", "--check"]),
+    Step {
+        needs: Need::Python,
+        ..step("reference decoder: its own tests", "python3", &["spec/reference/test_decoder.py"])
+    },
+    Step {
+        needs: Need::Python,
+        ..step("reference decoder: vectors", "python3", &["spec/reference/decoder.py", "--vectors", "spec/vectors"])
+    },
+    Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
+];
+
+/// Runs the steps one after the other, all of them even if one fails; true if none failed.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let root = root();
+    let (mut passed, mut failed, mut skipped) = (0, Vec::new(), Vec::new());
+    let wanted = |s: &&Step| args.only.as_ref().is_none_or(|only| s.name.contains(only.as_str()));
+    for step in STEPS.iter().filter(wanted) {
+        if let Some(why) = missing(&step.needs, &root) {
+            println!("== {} == SKIPPED: {why}", step.name);
+            skipped.push(step.name);
+            continue;
+        }
+        println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
+        let start = Instant::now();
+        let status =
+            Command::new(step.program).args(step.args).envs(step.env.iter().copied()).current_dir(&root).status()?;
+        println!("== {} == {} in {:.1?}", step.name, if status.success() { "ok" } else { "FAILED" }, start.elapsed());
+        if status.success() {
+            passed += 1;
+        } else {
+            failed.push(step.name);
+        }
+    }
+    for name in &skipped {
+        println!("skipped: {name}");
+    }
+    for name in &failed {
+        println!("failed: {name}");
+    }
+    println!("{passed} passed, {} failed, {} skipped", failed.len(), skipped.len());
+    Ok(failed.is_empty() && passed > 0)
+}
+
+/// The project's folder.
+pub(crate) fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_owned()
+}
+
+fn missing(need: &Need, root: &Path) -> Option<&'static str> {
+    match need {
+        Need::Nothing => None,
+        Need::Python => {
+            let found = Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success());
+            (!found).then_some("python3 is not there")
+        }
+        Need::Gradients => {
+            let found = root.join("../shared/gradients").is_dir();
+            (!found).then_some("the public gradient set is not beside this checkout")
+        }
+    }
+}
