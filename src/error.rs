@@ -374,14 +374,6 @@ impl Error {
         }
     }
 
-    /// Moves the location from inside a structure to the stream that holds it at `base`.
-    pub(crate) fn within(mut self, base: u64) -> Self {
-        if let Some(at) = self.location_mut() {
-            at.offset = at.offset.saturating_add(base);
-        }
-        self
-    }
-
     /// Says which frame the error is in, unless that is known already.
     pub(crate) fn in_frame(mut self, frame: u64) -> Self {
         if let Some(at) = self.location_mut() {
@@ -482,7 +474,7 @@ mod tests {
 
     #[test]
     fn says_what_where_and_stays_small() {
-        let e = Error::format(FormatErrorKind::BadTable, 4).within(0x100).in_block(2).in_frame(1).in_block(9);
+        let e = Error::format(FormatErrorKind::BadTable, 0x104).in_block(2).in_frame(1).in_block(9);
         assert_eq!(e.to_string(), "malformed frequency table at byte 0x104, frame 1, block 2");
         assert_eq!(e.name(), "bad_table");
         const { assert!(size_of::<Error>() <= 128) };

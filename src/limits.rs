@@ -1,5 +1,7 @@
 //! What a reader allows a stranger to ask for: [`Limits`] is the policy, [`Budget`] the account of one decode.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::error::{Error, LimitError, Location, Result};
 
 /// What a reader allows. Every field is checked before the memory or the time is spent (spec, section Limits).
@@ -16,14 +18,15 @@ pub struct Limits {
     pub max_rank: u64,
     /// Bytes in one tensor name. Default: 4096 (the spec's own maximum).
     pub max_name_bytes: u64,
-    /// Elements that all blocks of one update part may span together. Default: 2^40.
+    /// Elements that all blocks of one update part may span together; a low-rank matrix counts each once for each of
+    /// its ranks. Default: 2^36.
     pub max_elements: u64,
     /// Bytes of memory that decoding one frame may take for what it declares beyond the bytes that have arrived:
     /// positions, codes, values. Default: 4 GiB.
     pub max_alloc_bytes: u64,
-    /// Blocks in one update part. Default: 1,048,576.
+    /// Blocks in one update part, each counted once for every tensor that its scope touches. Default: 1,048,576.
     pub max_blocks: u64,
-    /// Bytes that a compressed metadata or model payload may grow to. Default: 64 MiB.
+    /// Bytes that a compressed metadata or model payload, or all names of a manifest, may grow to. Default: 64 MiB.
     pub max_inflated_bytes: u64,
     /// Manifests, index sets and models that a decoder remembers of one stream, each. Default: 1024.
     pub max_definitions: u64,
@@ -36,7 +39,7 @@ impl Default for Limits {
             max_tensors: 1 << 20,
             max_rank: 32,
             max_name_bytes: 4096,
-            max_elements: 1 << 40,
+            max_elements: 1 << 36,
             max_alloc_bytes: 4 << 30,
             max_blocks: 1 << 20,
             max_inflated_bytes: 64 << 20,
@@ -79,20 +82,20 @@ pub(crate) fn check(limit: &'static str, asked: u64, allowed: u64, offset: u64) 
 }
 
 /// What is left of a frame's allowance. Each allocation that a frame's declarations (not its bytes) ask for is
-/// reserved here first.
-#[derive(Debug, Clone)]
+/// reserved here first. Threads that decode blocks of one frame share one account.
+#[derive(Debug)]
 pub struct Budget {
     limits: Limits,
-    alloc_left: u64,
-    elements_left: u64,
+    alloc_left: AtomicU64,
+    elements_left: AtomicU64,
 }
 
 impl Budget {
     /// A full allowance.
     pub fn new(limits: &Limits) -> Self {
         Self {
-            alloc_left: limits.max_alloc_bytes,
-            elements_left: limits.max_elements,
+            alloc_left: limits.max_alloc_bytes.into(),
+            elements_left: limits.max_elements.into(),
             limits: limits.clone(),
         }
     }
@@ -103,14 +106,12 @@ impl Budget {
     }
 
     /// Takes `bytes` of memory from the allowance.
-    pub(crate) fn reserve_bytes(&mut self, bytes: u64, offset: u64) -> Result<()> {
-        check("max_alloc_bytes", bytes, self.alloc_left, offset)?;
-        self.alloc_left -= bytes;
-        Ok(())
+    pub(crate) fn reserve_bytes(&self, bytes: u64, offset: u64) -> Result<()> {
+        take("max_alloc_bytes", &self.alloc_left, bytes, offset)
     }
 
     /// Takes memory for `count` items of `T` from the allowance and gives `count` as a `usize`.
-    pub(crate) fn reserve_items<T>(&mut self, count: u64, offset: u64) -> Result<usize> {
+    pub(crate) fn reserve_items<T>(&self, count: u64, offset: u64) -> Result<usize> {
         self.reserve_bytes(count.saturating_mul(size_of::<T>() as u64), offset)?;
         usize::try_from(count).map_err(|_| {
             Error::Limit(LimitError {
@@ -123,9 +124,14 @@ impl Budget {
     }
 
     /// Takes `elements` that a block spans from the allowance.
-    pub(crate) fn reserve_elements(&mut self, elements: u64, offset: u64) -> Result<()> {
-        check("max_elements", elements, self.elements_left, offset)?;
-        self.elements_left -= elements;
-        Ok(())
+    pub(crate) fn reserve_elements(&self, elements: u64, offset: u64) -> Result<()> {
+        take("max_elements", &self.elements_left, elements, offset)
     }
+}
+
+/// Takes `asked` from what is left of a limit.
+fn take(limit: &'static str, left: &AtomicU64, asked: u64, offset: u64) -> Result<()> {
+    // No other memory is ordered by this number: relaxed is enough.
+    let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(asked));
+    taken.map(drop).or_else(|left| check(limit, asked, left, offset))
 }

@@ -23,7 +23,7 @@ pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u
         .enumerate()
         .map(|(i, (name, view))| Input { tensor: i as u64, name, view: *view, base: None })
         .collect();
-    let codecs = vec![codec.clone(); inputs.len()];
+    let codecs = vec![*codec; inputs.len()];
     let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
     let options = BlockOptions::default().with_positions(codec.positions());
     let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();

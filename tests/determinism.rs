@@ -52,7 +52,7 @@ fn encode(codec: &str, threads: usize) -> Vec<u8> {
         for step in 0..2 {
             let feedback = codec.is_lossy().then_some(&mut feedback);
             let options = Options::default().with_block_len(50_000);
-            let blocks = compress(&inputs, &vec![codec.clone(); inputs.len()], &options, feedback).unwrap();
+            let blocks = compress(&inputs, &vec![codec; inputs.len()], &options, feedback).unwrap();
             let wire = BlockOptions::default().with_positions(codec.positions());
             let blocks: Vec<_> = blocks.iter().map(|b| (b, wire)).collect();
             let delta = (codec.to_string().starts_with("delta")).then(|| delta.clone());

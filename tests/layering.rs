@@ -18,7 +18,10 @@ const LAYERS: &[&[&str]] = &[
 ];
 
 fn layer(module: &str) -> usize {
-    LAYERS.iter().position(|row| row.contains(&module)).unwrap_or_else(|| panic!("module `{module}` has no layer"))
+    LAYERS
+        .iter()
+        .position(|row| row.contains(&module))
+        .unwrap_or_else(|| panic!("module `{module}` has no layer"))
 }
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -59,7 +62,10 @@ fn no_module_looks_up() {
         for line in code(&text) {
             for used in line.split("crate::").skip(1) {
                 let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                assert!(!used.is_empty() && used.starts_with(char::is_lowercase), "{module}: {line}: name its module");
+                assert!(
+                    !used.is_empty() && used.starts_with(char::is_lowercase),
+                    "{module}: {line}: name its module"
+                );
                 let fits = used == module || layer(&used) < layer(&module);
                 assert!(fits, "`{module}` uses `{used}`, which stands above or beside it: {line}");
             }

@@ -70,7 +70,7 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::Input`] for kinds that give bits ([`Values::gives_bits`]), for latent codes, and for a set that is not known.
-    pub fn numbers(&self, space: &IndexSpace, sets: &Sets, budget: &mut Budget) -> Result<Vec<f32>> {
+    pub fn numbers(&self, space: &IndexSpace, sets: &Sets, budget: &Budget) -> Result<Vec<f32>> {
         let mut count = 0u64;
         support::for_each_run(&self.support, space.len(), sets, &mut |_, len| {
             count += len;
@@ -81,7 +81,7 @@ impl Block {
             Some(Groups::Tensor) => tensor_counts(&self.support, space, sets)?,
             _ => Vec::new(),
         };
-        values::numbers(&self.values, &counts, &mut numbers)?;
+        values::numbers(&self.values, &counts, budget, &mut numbers)?;
         Ok(numbers)
     }
 
@@ -89,7 +89,7 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::Input`] for a set that is not known, [`Error::Limit`] if they need too much memory.
-    pub fn positions(&self, space: &IndexSpace, sets: &Sets, budget: &mut Budget) -> Result<Vec<u64>> {
+    pub fn positions(&self, space: &IndexSpace, sets: &Sets, budget: &Budget) -> Result<Vec<u64>> {
         let mut positions = Vec::new();
         support::for_each_run(&self.support, space.len(), sets, &mut |start, len| {
             budget.reserve_bytes(len.saturating_mul(8), 0)?;
@@ -107,7 +107,7 @@ impl Block {
         &self,
         space: &IndexSpace,
         sets: &Sets,
-        budget: &mut Budget,
+        budget: &Budget,
         targets: &mut [Target<'_>],
     ) -> Result<()> {
         let fits = targets.len() == space.lens.len()
@@ -205,7 +205,7 @@ mod tests {
         let space = IndexSpace { dtype: Dtype::F32, lens: vec![2, 2, 2], row_lens: vec![] };
         let mut buffers = vec![vec![0u8; 8]; 3];
         let mut targets: Vec<_> = buffers.iter_mut().map(|b| Target { data: b, start: 0, len: 2 }).collect();
-        block.apply(&space, &Sets::new(), &mut Budget::new(&Limits::default()), &mut targets).unwrap();
+        block.apply(&space, &Sets::new(), &Budget::new(&Limits::default()), &mut targets).unwrap();
         let floats: Vec<f32> =
             buffers.concat().chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
         assert_eq!(floats, [0.0, 1.0, 0.0, 0.0, -3.0, -3.0]);

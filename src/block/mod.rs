@@ -356,7 +356,7 @@ pub struct Bits {
 impl Bits {
     /// Takes `bytes` as `len` bits; `None` unless there are exactly `len` bits' worth of bytes and the padding is zero.
     pub fn from_bytes(len: u64, bytes: Vec<u8>) -> Option<Self> {
-        let padding = if len % 8 == 0 { 0 } else { bytes.last()? >> (len % 8) };
+        let padding = if len.is_multiple_of(8) { 0 } else { bytes.last()? >> (len % 8) };
         (bytes.len() as u64 == len.div_ceil(8) && padding == 0).then_some(Self { len, bytes })
     }
 

@@ -42,7 +42,7 @@ pub(crate) struct Decoder<'a> {
     /// The tables that the update shares.
     pub(crate) tables: &'a [Table],
     /// What may be allocated.
-    pub(crate) budget: &'a mut Budget,
+    pub(crate) budget: &'a Budget,
 }
 
 /// Bits, in 1/65536.
@@ -502,7 +502,7 @@ mod tests {
         f: impl Fn(&mut Cursor<'_>, &mut Decoder<'_>) -> Result<T>,
     ) -> Result<T> {
         let mut cursor = Cursor::new(bytes, 0, "ints");
-        let value = f(&mut cursor, &mut Decoder { tables, budget: &mut Budget::new(&Limits::default()) })?;
+        let value = f(&mut cursor, &mut Decoder { tables, budget: &Budget::new(&Limits::default()) })?;
         cursor.finish()?;
         Ok(value)
     }

@@ -184,7 +184,7 @@ impl<'a> File<'a> {
             let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
             let mut blocks = Vec::new();
             for block in &part.indexed.blocks {
-                if touches(block, |t| infos.get(t).is_some_and(|i| wanted(&i.name))) {
+                if touches(block, infos.len(), |t| wanted(&infos[t].name)) {
                     let bytes = self.slice(at, block.len)?;
                     check_crc(bytes, block.crc, at)?;
                     blocks.push((bytes, at));
@@ -217,9 +217,11 @@ impl<'a> File<'a> {
     }
 }
 
-fn touches(block: &IndexedBlock, wanted: impl Fn(usize) -> bool) -> bool {
-    let end = block.first.saturating_add(block.tensors);
-    (block.first..end).take(1 << 32).any(|t| usize::try_from(t).is_ok_and(&wanted))
+/// Whether a block touches a wanted one of `count` tensors.
+fn touches(block: &IndexedBlock, count: usize, wanted: impl Fn(usize) -> bool) -> bool {
+    let end = block.first.saturating_add(block.tensors).min(count as u64);
+    // Both below `count`.
+    (block.first..end).any(|t| wanted(t as usize))
 }
 
 fn check_crc(bytes: &[u8], stored: u32, offset: u64) -> Result<()> {
@@ -286,7 +288,7 @@ pub(super) fn parse_frame<'a>(
     bytes: &'a [u8],
 ) -> Result<Option<(usize, crate::stream::Event<'a>)>> {
     match parser.advance(bytes)? {
-        Progress::NeedMore(_) => Ok(None),
+        Progress::NeedMore => Ok(None),
         Progress::Ready { consumed, event } => Ok(Some((consumed, event))),
     }
 }

@@ -83,7 +83,7 @@ impl IndexSet {
             ));
         }
         let space = found.space(scope, scope_offset)?;
-        let mut budget = Budget::new(limits);
+        let budget = Budget::new(limits);
         budget.reserve_elements(space.len(), scope_offset)?;
         let id_offset = cursor.offset();
         let support_id = SupportId(cursor.varint()?);
@@ -92,7 +92,7 @@ impl IndexSet {
         }
         let sets = Sets::new();
         let around = Surroundings { space: &space, manifest: manifest.0, scope, sets: &sets };
-        let mut decoder = Decoder { tables: &[], budget: &mut budget };
+        let mut decoder = Decoder { tables: &[], budget: &budget };
         let rest = cursor.remaining() as u64;
         let (support, count) =
             support::read(cursor.sub(rest, "support")?, &mut decoder, support_id, &around)?;

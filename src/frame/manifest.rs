@@ -174,10 +174,14 @@ impl Manifest {
         let mut tensors: Vec<TensorInfo> = Vec::new();
         let mut total_bits = 0u128;
         let mut total = 0u64;
+        let mut name_bytes = 0;
         for number in 0..count {
             let start = cursor.offset();
             let previous = tensors.last().map_or("", |t| t.name.as_str());
             let tensor = read_tensor(&mut cursor, previous, limits).map_err(|e| e.in_tensor(number))?;
+            // Names share prefixes: they can grow far beyond their bytes.
+            name_bytes += tensor.name.len() as u64;
+            check("max_inflated_bytes", name_bytes, limits.max_inflated_bytes, start)?;
             total_bits += u128::from(tensor.elements()) * u128::from(tensor.dtype.bits());
             total = total
                 .checked_add(tensor.elements())

@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::block::{Block, Scope, Target};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, Manifest, UpdatePart, tensor_digest};
-use crate::limits::{Limits, check};
+use crate::limits::{Budget, Limits, check};
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Puts the parts of one update together to dense tensors.
@@ -77,15 +77,15 @@ impl<'b> Assembler<'b> {
         }
         let wanted: Vec<usize> =
             (0..part.blocks.len()).filter(|&i| self.wants(part.blocks[i].scope)).collect();
-        let mut budget = part.budget();
+        let elements = part.budget();
         // A few blocks at a time, so that memory stays bounded by a few blocks.
         for batch in wanted.chunks(rayon::current_num_threads().max(1) * 2) {
-            let decoded: Vec<Result<Block>> =
-                batch.par_iter().map(|&i| part.decode(i, &mut part.budget())).collect();
+            let budget = part.budget();
+            let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, &budget)).collect();
             for (&i, block) in batch.iter().zip(decoded) {
                 let raw = &part.blocks[i];
-                budget.reserve_elements(raw.space.len(), raw.offset)?;
-                self.apply_block(&block?, part, i)
+                elements.reserve_elements(raw.space.len(), raw.offset)?;
+                self.apply_block(&block?, part, i, &budget)
                     .map_err(|e| e.in_block(i as u64).in_tensor(raw.scope.first()))?;
             }
         }
@@ -119,7 +119,13 @@ impl<'b> Assembler<'b> {
         Ok(())
     }
 
-    fn apply_block(&mut self, block: &Block, part: &UpdatePart<'_>, number: usize) -> Result<()> {
+    fn apply_block(
+        &mut self,
+        block: &Block,
+        part: &UpdatePart<'_>,
+        number: usize,
+        budget: &Budget,
+    ) -> Result<()> {
         let raw = &part.blocks[number];
         let first = raw.scope.first() as usize;
         let start = match raw.scope {
@@ -142,7 +148,7 @@ impl<'b> Assembler<'b> {
             let data = data.ok_or(Error::inconsistent("targets of a block"))?;
             targets.push(Target { data, start, len });
         }
-        block.apply(&raw.space, part.sets(), &mut part.budget(), &mut targets)
+        block.apply(&raw.space, part.sets(), budget, &mut targets)
     }
 
     /// Whether the last part has been applied.

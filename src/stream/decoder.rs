@@ -72,7 +72,7 @@ impl Decoder {
     /// [`Error::Limit`](crate::Error::Limit); nothing more can be read then.
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
         match self.parser.advance(&self.buffer[self.start..])? {
-            Progress::NeedMore(_) => Ok(None),
+            Progress::NeedMore => Ok(None),
             Progress::Ready { consumed, event } => {
                 self.start += consumed;
                 Ok(Some(event))

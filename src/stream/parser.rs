@@ -66,8 +66,8 @@ pub enum Body<'a> {
 
 /// What [`Parser::advance`] made of its input.
 pub(crate) enum Progress<'a> {
-    /// Nothing yet: so many bytes, from the start of the input, are needed for the next event.
-    NeedMore(u64),
+    /// Nothing yet: more input is needed, [`Parser::needed`] says how much.
+    NeedMore,
     /// The input's first `consumed` bytes are this.
     Ready { consumed: usize, event: Event<'a> },
 }
@@ -223,7 +223,7 @@ impl Parser {
         if !input.iter().zip(MAGIC).all(|(a, b)| *a == b) {
             return Err(Error::format(FormatErrorKind::BadMagic, self.offset));
         }
-        let Some(bytes) = input.first_chunk() else { return Ok(Progress::NeedMore(PREAMBLE_LEN as u64)) };
+        let Some(bytes) = input.first_chunk() else { return Ok(Progress::NeedMore) };
         let preamble = Preamble::read(bytes)?;
         self.started = true;
         self.offset = PREAMBLE_LEN as u64;
@@ -235,14 +235,14 @@ impl Parser {
             return Err(Error::format(FormatErrorKind::BadSync, self.offset));
         }
         let Some(header_bytes) = input.first_chunk::<HEADER_LEN>() else {
-            return Ok(Progress::NeedMore(HEADER_LEN as u64));
+            return Ok(Progress::NeedMore);
         };
         let header = FrameHeader::read(header_bytes, self.offset)?;
         header.check(self.offset)?;
         check("max_frame_bytes", header.body_len, self.limits.max_frame_bytes, self.offset + 8)?;
         let info = FrameInfo { number: self.frames, offset: self.offset, header };
         let body = usize::try_from(info.len()).ok().and_then(|len| input.get(HEADER_LEN..len));
-        let Some(body) = body else { return Ok(Progress::NeedMore(info.len())) };
+        let Some(body) = body else { return Ok(Progress::NeedMore) };
         let body_offset = self.offset + HEADER_LEN as u64;
         header.check_body(body, body_offset)?;
         let parsed = self.body(&info, body, body_offset)?;

@@ -1,6 +1,9 @@
 use std::io::Read;
+use std::sync::Arc;
 
+use crate::block::SetId;
 use crate::error::Result;
+use crate::frame::{IndexSet, Manifest};
 use crate::limits::Limits;
 use crate::stream::{Decoder, Event, Parser, Progress};
 
@@ -64,9 +67,14 @@ impl<'a> SliceReader<'a> {
         Self { parser: Parser::new(limits), rest: bytes }
     }
 
-    /// The parser, to make definitions known.
-    pub(crate) fn parser_mut(&mut self) -> &mut Parser {
-        &mut self.parser
+    /// Makes a manifest known that the stream refers to without sending it.
+    pub fn add_manifest(&mut self, manifest: Arc<Manifest>) {
+        self.parser.add_manifest(manifest);
+    }
+
+    /// Makes an index set known that the stream refers to without sending it; `count` is its number of elements.
+    pub fn add_index_set(&mut self, id: SetId, set: &IndexSet, count: u64) {
+        self.parser.add_index_set(id, set, count);
     }
 
     /// Offset of the next byte to be read.
@@ -84,7 +92,7 @@ impl<'a> SliceReader<'a> {
             return Ok(None);
         }
         match self.parser.advance(self.rest)? {
-            Progress::NeedMore(_) => {
+            Progress::NeedMore => {
                 self.parser.finish(self.rest.len())?;
                 Ok(None)
             }

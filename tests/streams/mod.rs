@@ -13,7 +13,7 @@ use gcodec::{
 };
 
 /// Tensors of several types and shapes, small enough for tests that try every bit.
-pub fn manifest() -> Arc<Manifest> {
+pub(crate) fn manifest() -> Arc<Manifest> {
     let tensors = vec![
         TensorInfo::new("embed.weight", Dtype::F32, [8, 4]),
         TensorInfo::new("embed.bias", Dtype::F32, [4]),
@@ -27,11 +27,11 @@ pub fn manifest() -> Arc<Manifest> {
     Arc::new(Manifest::new(tensors).unwrap())
 }
 
-pub fn scales(values: &[f32]) -> Scales {
+pub(crate) fn scales(values: &[f32]) -> Scales {
     Scales::from_f32s(ScaleFormat::F32, values)
 }
 
-pub fn bits(pattern: u64, len: usize) -> Bits {
+pub(crate) fn bits(pattern: u64, len: usize) -> Bits {
     (0..len).map(|i| pattern >> (i % 64) & 1 == 1).collect()
 }
 
@@ -40,7 +40,7 @@ fn f32_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
 }
 
 /// A block of every kind of support and of values, each fitting the manifest, but not one update: scopes repeat.
-pub fn blocks() -> Vec<Block> {
+pub(crate) fn blocks() -> Vec<Block> {
     let block = |scope, support, values| Block { scope, add: false, support, values };
     let embed = Scope::Tensor(0);
     let sparse = Support::Sparse(vec![0, 3, 4, 17, 31]);
@@ -189,12 +189,12 @@ pub fn blocks() -> Vec<Block> {
 }
 
 /// Whether a block can stand in an update that is no delta.
-pub fn needs_delta(block: &Block) -> bool {
+pub(crate) fn needs_delta(block: &Block) -> bool {
     matches!(block.values, Values::Ulp { .. })
 }
 
 /// The header of an update that holds `block` alone.
-pub fn header_for(block: &Block) -> UpdateHeader {
+pub(crate) fn header_for(block: &Block) -> UpdateHeader {
     let delta = needs_delta(block).then(|| {
         let touched = block.scope.first()..block.scope.first() + block.scope.tensors();
         touched.map(|tensor| Delta { tensor, base: [1; 16], result: [2; 16] }).collect()
@@ -203,7 +203,7 @@ pub fn header_for(block: &Block) -> UpdateHeader {
 }
 
 /// A stream with a frame of every kind: two updates, one of them in parts.
-pub fn sample() -> Vec<u8> {
+pub(crate) fn sample() -> Vec<u8> {
     let manifest = manifest();
     let blocks = blocks();
     let options = BlockOptions::default();

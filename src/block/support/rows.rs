@@ -25,7 +25,7 @@ pub(super) fn write(
 pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
     let offset = cursor.offset();
     let row_len = cursor.varint_in("row_len", 1, u64::MAX)?;
-    if n % row_len != 0 {
+    if !n.is_multiple_of(row_len) {
         return Err(Error::out_of_range("row_len", row_len, offset));
     }
     let inner = SupportId(cursor.varint_in("inner support", SupportId::GAPS_RICE.0, SupportId::BITMAP.0)?);

@@ -246,7 +246,7 @@ fn write_bitmap(out: &mut Vec<u8>, positions: &[u64], n: u64) -> Result<SupportI
 fn read_bitmap(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u64>> {
     let offset = cursor.offset();
     let bytes = cursor.take(n.div_ceil(8))?;
-    if n % 8 != 0 && bytes.last().is_some_and(|last| last >> (n % 8) != 0) {
+    if !n.is_multiple_of(8) && bytes.last().is_some_and(|last| last >> (n % 8) != 0) {
         return Err(Error::format(FormatErrorKind::NonzeroPadding, offset + bytes.len() as u64 - 1));
     }
     let count: u64 = bytes.iter().map(|b| u64::from(b.count_ones())).sum();

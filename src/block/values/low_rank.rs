@@ -7,6 +7,7 @@ use crate::block::values::{
 };
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::Budget;
 
 pub(super) fn write(
     out: &mut Vec<u8>,
@@ -63,13 +64,13 @@ pub(super) fn read(
     Ok(Values::LowRank { rows, cols, rank, left, right })
 }
 
-pub(super) fn numbers(values: &Values, out: &mut [f32]) -> Result<()> {
+pub(super) fn numbers(values: &Values, budget: &Budget, out: &mut [f32]) -> Result<()> {
     let Values::LowRank { rows, cols, rank, left, right } = values else {
         return Err(Error::inconsistent("values kind"));
     };
     let factor = |values: &Values, len: u64| -> Result<Vec<f32>> {
-        let mut numbers = vec![0.0; (len * rank) as usize];
-        any_numbers(values, &[], &mut numbers)?;
+        let mut numbers = vec![0.0; budget.reserve_items::<f32>(len * rank, 0)?];
+        any_numbers(values, &[], budget, &mut numbers)?;
         Ok(numbers)
     };
     if out.is_empty() {

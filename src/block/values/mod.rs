@@ -17,6 +17,7 @@ use crate::bits::Cursor;
 use crate::block::Values;
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
+use crate::limits::Budget;
 use crate::tensor::Dtype;
 
 /// A values kind's number in the registry.
@@ -265,7 +266,12 @@ pub(crate) fn for_each_group(
 ///
 /// # Errors
 /// [`Error::Input`] for latent codes, which need their model, and for kinds that give bits.
-pub(crate) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -> Result<()> {
+pub(crate) fn numbers(
+    values: &Values,
+    tensor_counts: &[u64],
+    budget: &Budget,
+    out: &mut [f32],
+) -> Result<()> {
     match values {
         Values::Floats { stored, bytes } => floats::numbers(*stored, bytes, out),
         Values::Constant { groups, scales } => {
@@ -288,7 +294,7 @@ pub(crate) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
         Values::Codebook { .. } => codebook::numbers(values, tensor_counts, out),
         Values::Minifloat { .. } => minifloat::numbers(values, tensor_counts, out),
         Values::Latent { model, .. } => Err(latent::missing(model)),
-        Values::LowRank { .. } => low_rank::numbers(values, out),
+        Values::LowRank { .. } => low_rank::numbers(values, budget, out),
         Values::Planes { .. } | Values::Ulp { .. } => {
             Err(Error::inconsistent("values that give bits, not numbers"))
         }

@@ -103,8 +103,8 @@ mod tests {
     fn the_sign_goes_to_the_lowest_bit() {
         let x = (-1.5f32).to_le_bytes();
         let rotated = (-1.5f32).to_bits().rotate_left(1).to_le_bytes();
-        for plane in 0..4 {
-            assert_eq!(plane_of(&x, Dtype::F32, plane), [rotated[plane]]);
+        for (plane, byte) in rotated.into_iter().enumerate() {
+            assert_eq!(plane_of(&x, Dtype::F32, plane), [byte]);
         }
         assert_eq!(plane_of(&[1, 2, 3, 4], Dtype::U16, 1), [2, 4]);
     }

@@ -175,10 +175,15 @@ impl<'a> UpdatePart<'a> {
         let manifest = manifest_of(head.manifest).ok_or(unknown)?;
         let head_len = cursor.offset() - offset;
         let mut blocks = Vec::new();
+        let mut touched = 0u64;
         for number in 0..head.block_count {
-            let block = RawBlock::read(&mut cursor, |scope, at| manifest.space(scope, at))
-                .map_err(|e| e.in_block(number))?;
-            blocks.push(block);
+            // Resolving a scope takes time and memory for each tensor of it: counted before it is done.
+            let space_of = |scope: Scope, at| {
+                touched = touched.saturating_add(scope.tensors().min(manifest.tensors().len() as u64));
+                check("max_blocks", touched, limits.max_blocks, at)?;
+                manifest.space(scope, at)
+            };
+            blocks.push(RawBlock::read(&mut cursor, space_of).map_err(|e| e.in_block(number))?);
         }
         cursor.finish()?;
         let part = Self {
@@ -286,7 +291,7 @@ impl<'a> UpdatePart<'a> {
     ///
     /// # Errors
     /// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] with the block's number and first tensor.
-    pub fn decode(&self, block: usize, budget: &mut Budget) -> Result<Block> {
+    pub fn decode(&self, block: usize, budget: &Budget) -> Result<Block> {
         let raw = self.blocks.get(block).ok_or(Error::bad_option("number of a block"))?;
         let mut decoder = Decoder { tables: &self.tables, budget };
         raw.decode(&mut decoder, self.manifest.id().0, &self.sets)
@@ -298,15 +303,10 @@ impl<'a> UpdatePart<'a> {
     /// # Errors
     /// Those of [`Self::decode`], for the first block that has one.
     pub fn decode_all(&self) -> Result<Vec<Block>> {
-        let elements = self.blocks.iter().try_fold(0u64, |sum, b| sum.checked_add(b.space.len()));
-        check("max_elements", elements.unwrap_or(u64::MAX), self.limits.max_elements, self.offset())?;
+        let budget = self.budget();
         let blocks: Vec<Result<Block>> =
-            (0..self.blocks.len()).into_par_iter().map(|i| self.decode(i, &mut self.budget())).collect();
+            (0..self.blocks.len()).into_par_iter().map(|i| self.decode(i, &budget)).collect();
         blocks.into_iter().collect()
-    }
-
-    fn offset(&self) -> u64 {
-        self.blocks.first().map_or(0, |b| b.offset)
     }
 }
 
