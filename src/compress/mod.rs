@@ -21,7 +21,7 @@ use std::ops::Range;
 pub use feedback::Feedback;
 pub use spec::SpecError;
 
-use crate::Positions;
+use crate::block::Positions;
 use crate::block::{Block, Norm, Scope};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::TensorView;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{Amount, Codec, Kept, Selection};
-use crate::Positions;
 use crate::block::Norm;
+use crate::block::Positions;
 
 /// A codec specification that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
