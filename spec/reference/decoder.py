@@ -1070,7 +1070,7 @@ class Decoder:
             self.frames.append(getattr(self, name)(r))
             r.finish()                                                           # [CNV-6]
         self.met.append((kind, 24 + length))
-        self.chain = zlib.crc32(header, self.chain)
+        self.chain = zlib.crc32(header[:20], self.chain)
         return name == "end", end
 
     def define(self, table, identity, value, at):
