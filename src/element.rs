@@ -32,7 +32,10 @@ pub fn decode_f32s(dtype: Dtype, data: &[u8], start: u64, out: &mut [f32]) -> Re
         }
         Dtype::Bf16 => {
             for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+                let bits = u32::from(u16::from_le_bytes(*b)) << 16;
+                // A signalling NaN becomes quiet, as in every conversion to another type.
+                let quiet = if bits << 1 > 0xff00_0000 { 1 << 22 } else { 0 };
+                *x = f32::from_bits(bits | quiet);
             }
         }
         Dtype::F16 => {
@@ -414,7 +417,9 @@ const fn power(exponent: i32) -> f32 {
 fn encode(float: Float, x: f32, overflow: Overflow) -> u8 {
     let sign = if x.is_sign_negative() { float.sign() } else { 0 };
     if x.is_nan() {
-        return float.nan(sign);
+        // f8e5m2 has room for two bits of payload: the quiet bit, which is set, and the one after it.
+        let payload = if float.special == Special::Infinity { (x.to_bits() >> 21 & 1) as u8 } else { 0 };
+        return float.nan(sign) | payload;
     }
     let beyond = match overflow {
         Overflow::Saturate => sign | float.max,
