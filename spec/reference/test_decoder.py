@@ -97,7 +97,7 @@ def stream(*frames):
     pre = b"\x89GCU\r\n\x1a\n" + bytes([1, 0, 0, 0])
     chain = 0
     for f in frames:
-        chain = zlib.crc32(f[:24], chain)
+        chain = zlib.crc32(f[:20], chain)
     end = struct.pack("<QQI", len(frames), 0, chain) + b"GCUE"
     return pre + struct.pack("<I", zlib.crc32(pre)) + b"".join(frames) + frame(5, end)
 

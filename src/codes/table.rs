@@ -72,27 +72,34 @@ impl Table {
     pub(crate) fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
         let offset = cursor.offset();
         let bad = || Error::format(FormatErrorKind::BadTable, offset);
-        // The table's length is known only once it is read: read from all that is left, then take what it used.
+        // The table's length is known only once it is read: read from all that is left, then take what it used. Zeros that
+        // the plane gives beyond its end mean nothing.
         let mut ahead = cursor.clone();
         let bytes = ahead.take_rest();
+        let available = bytes.len() as u64 * 8;
+        let within = |bits: u64| match bits <= available {
+            true => Ok(()),
+            false => Err(Error::format(FormatErrorKind::LengthMismatch { field: "frequency table" }, offset)),
+        };
         let mut plane = PlaneReader::new(bytes, offset);
         let mut bits = 24u64;
+        within(bits)?;
         let first = plane.get(8) as u8;
         let last = first.checked_add(plane.get(8) as u8).ok_or_else(bad)?;
         let rest = first.checked_add(plane.get(8) as u8).filter(|&r| r <= last).ok_or_else(bad)?;
         let mut freq = [0u16; 256];
         let mut sum = 0;
         for symbol in (first..=last).filter(|&s| s != rest) {
+            bits += 4;
+            within(bits)?;
             let exponent = match plane.get(4) {
-                0 => {
-                    bits += 4;
-                    continue;
-                }
+                0 => continue,
                 x @ 1..=12 => x as u32 - 1,
                 _ => return Err(bad()),
             };
             let mantissa_bits = exponent.min(MANTISSA_BITS);
-            bits += u64::from(4 + mantissa_bits);
+            bits += u64::from(mantissa_bits);
+            within(bits)?;
             let coded = (1 << exponent) + ((plane.get(mantissa_bits) as u32) << (exponent - mantissa_bits));
             freq[symbol as usize] = coded as u16;
             sum += coded;

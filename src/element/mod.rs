@@ -33,7 +33,10 @@ pub fn decode_f32s(dtype: Dtype, data: &[u8], start: u64, out: &mut [f32]) -> Re
         }
         Dtype::Bf16 => {
             for (x, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *x = f32::from_bits(u32::from(u16::from_le_bytes(*b)) << 16);
+                let bits = u32::from(u16::from_le_bytes(*b)) << 16;
+                // A signalling NaN becomes quiet, as in every conversion to another type.
+                let quiet = if bits << 1 > 0xff00_0000 { 1 << 22 } else { 0 };
+                *x = f32::from_bits(bits | quiet);
             }
         }
         Dtype::F16 => {

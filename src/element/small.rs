@@ -100,7 +100,9 @@ const fn power(exponent: i32) -> f32 {
 pub(crate) fn encode(float: SmallFloat, x: f32, overflow: Overflow) -> u8 {
     let sign = if x.is_sign_negative() { float.sign() } else { 0 };
     if x.is_nan() {
-        return float.nan(sign);
+        // f8e5m2 has room for two bits of payload: the quiet bit, which is set, and the one after it.
+        let payload = if float.special == Special::Infinity { (x.to_bits() >> 21 & 1) as u8 } else { 0 };
+        return float.nan(sign) | payload;
     }
     let beyond = match overflow {
         Overflow::Saturate => sign | float.max,

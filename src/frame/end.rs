@@ -10,7 +10,7 @@ pub struct End {
     pub frame_count: u64,
     /// Where the segment's index frame begins; 0 if there is none.
     pub index_offset: u64,
-    /// CRC-32 of the headers of those frames.
+    /// CRC-32 of the headers of those frames, without their own CRCs.
     pub chain: u32,
 }
 

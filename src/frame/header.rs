@@ -15,6 +15,9 @@ pub const PREAMBLE_LEN: usize = 16;
 pub const SYNC: [u8; 4] = *b"\xd3gcf";
 /// Bytes of a frame's header.
 pub const HEADER_LEN: usize = 24;
+/// Bytes of a frame's header that the chain of an end frame covers: all but its own CRC. A CRC over bytes and their CRC
+/// does not depend on the bytes.
+pub(crate) const CHAINED_LEN: usize = 20;
 
 /// The first sixteen bytes of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,6 +10,7 @@ mod model;
 mod update;
 
 pub use end::End;
+pub(crate) use header::CHAINED_LEN;
 pub use header::{
     FrameHeader, FrameKind, HEADER_LEN, MAGIC, PREAMBLE_LEN, Preamble, SYNC, VERSION_MAJOR, VERSION_MINOR,
 };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use crate::block::{Block, BlockOptions, SetId, Sets};
 use crate::error::{Error, Result};
 use crate::frame::{
-    End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate, Manifest,
-    ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart, VERSION_MINOR,
+    CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
+    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart, VERSION_MINOR,
     write_parts,
 };
 use crate::limits::Limits;
@@ -92,7 +92,7 @@ impl Encoder {
         index: Index,
     ) -> Self {
         let mut chain = crc32fast::Hasher::new_with_initial(end.chain);
-        chain.update(end_header);
+        chain.update(&end_header[..CHAINED_LEN]);
         Self { started: true, offset, frames: end.frame_count + 1, chain, index, ..Self::new(options) }
     }
 
@@ -119,7 +119,7 @@ impl Encoder {
         let header = FrameHeader::of(kind, flags, body).to_bytes();
         out.extend_from_slice(&header);
         out.extend_from_slice(body);
-        self.chain.update(&header);
+        self.chain.update(&header[..CHAINED_LEN]);
         let len = (HEADER_LEN + body.len()) as u64;
         if self.options.index {
             self.index.frames.push(IndexedFrame { kind, len });

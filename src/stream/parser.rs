@@ -4,8 +4,9 @@ use std::sync::Arc;
 use crate::block::{SetId, Sets};
 use crate::error::{Error, FormatErrorKind, Location, Result};
 use crate::frame::{
-    BlockOrder, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate, MAGIC,
-    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, SYNC, UpdateHeader, UpdatePart,
+    BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame,
+    IndexedUpdate, MAGIC, Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, SYNC, UpdateHeader,
+    UpdatePart,
 };
 use crate::limits::{Limits, check};
 
@@ -246,7 +247,7 @@ impl Parser {
         let body_offset = self.offset + HEADER_LEN as u64;
         header.check_body(body, body_offset)?;
         let parsed = self.body(&info, body, body_offset)?;
-        self.chain.update(header_bytes);
+        self.chain.update(&header_bytes[..CHAINED_LEN]);
         self.listed.frame(IndexedFrame { kind: header.kind, len: info.len() });
         self.frames += 1;
         self.offset += info.len();

@@ -193,9 +193,9 @@ fn read_rice(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Resu
         let unary_len = Some(cursor.varint()?);
         let span = cursor.varint()?;
         let run = RiceRun { len: (len - start).min(1 << chunk_log), k, unary_len, base, n };
+        // A span that leads beyond the space is right or wrong as its chunk's positions say (RIC-2, RIC-5).
         base = base
             .checked_add(span)
-            .filter(|&b| b <= n)
             .ok_or(Error::format(FormatErrorKind::CountMismatch { field: "span" }, offset))?;
         chunks.push((run, base, offset));
     }
