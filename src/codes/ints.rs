@@ -150,7 +150,7 @@ fn write_segment(
             &own
         }
     };
-    rans::write(out, symbols, table, rans::lanes_log(symbols.len()));
+    rans::write(out, symbols, &counts, table, rans::lanes_log(symbols.len()));
     if let Some(values) = values {
         let mut plane = PlaneWriter::new(out);
         for (&symbol, &value) in symbols.iter().zip(values) {
