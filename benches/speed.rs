@@ -49,6 +49,8 @@ fn main() -> ExitCode {
 
     let even = TensorBuf::from_f32(shape.clone(), &noise(elements, |_| 1.0)).expect("shape fits");
     bench.memory(even.view());
+    let only = args.iter().position(|a| a == "--only").and_then(|i| args.get(i + 1).cloned());
+    if let Some(only) = only { bench.codec(&only, even.view(), None, None); return ExitCode::SUCCESS; }
     let floor = |x: f64| Some(x);
     bench.codec("topk:density=0.001", even.view(), floor(0.25), floor(0.4));
     bench.codec("sbc:density=0.001", even.view(), floor(0.25), floor(0.4));
