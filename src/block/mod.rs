@@ -11,6 +11,7 @@ pub use dense::Target;
 pub use space::{IndexSpace, Sets, SharedSet};
 pub use support::{Positions, SupportId};
 pub use values::ValuesId;
+pub(crate) use wire::WrittenBlock;
 pub use wire::{BlockOptions, RawBlock};
 
 /// What one block of an update says.
