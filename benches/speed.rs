@@ -94,6 +94,7 @@ impl Bench {
         let name = |what| format!("{what} {spec}");
         let seconds = self.best(|| drop(black_box(crate::blocks(&codec, view))));
         self.row(&name("compress"), view, seconds, Against::Read, None);
+        if std::env::args().any(|a| a == "--compress-only") { for _ in 0..6 { self.best(|| drop(black_box(crate::blocks(&codec, view)))); } return; }
         let seconds = self.best(|| drop(black_box(write(&self.manifest, &codec, &blocks))));
         self.row(&name("write"), view, seconds, Against::Read, None);
         let seconds = self.best(|| drop(black_box(self.encode(&codec, view))));
