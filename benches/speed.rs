@@ -101,8 +101,15 @@ impl Bench {
         self.row(&name("encode"), view, seconds, Against::Read, encode_floor);
         drop(blocks);
         let seconds = self.best(|| drop(black_box(self.decode(&bytes))));
-        self.row(&name("decode"), view, seconds, Against::Fill, None);
-        let _ = decode_floor;
+        self.row(&name("decode, new memory"), view, seconds, Against::Fill, None);
+        let mut tensors = self.decode(&bytes);
+        let seconds = self.best(|| {
+            let buffers = std::mem::take(&mut tensors);
+            let mut assembler = Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
+            apply(&bytes, &mut assembler);
+            tensors = assembler.finish().expect("complete");
+        });
+        self.row(&name("decode"), view, seconds, Against::Fill, decode_floor);
         println!("{:<34}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
     }
 

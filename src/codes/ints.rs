@@ -468,7 +468,9 @@ pub(crate) fn read_symbols(
         }
         other => return Err(Error::out_of_range("coding", other.into(), offset)),
     };
-    match symbols.iter().find(|&&s| s > max) {
+    // No byte exceeds 255, and dense blocks have many.
+    let too_large = if max == 255 { None } else { symbols.iter().find(|&&s| s > max) };
+    match too_large {
         Some(&symbol) => Err(Error::out_of_range("coded integer", symbol.into(), offset)),
         None => Ok(symbols),
     }

@@ -8,7 +8,7 @@ mod levels;
 mod low_rank;
 mod minifloat;
 mod planes;
-mod pow2;
+pub(crate) mod pow2;
 mod scaled;
 mod scales;
 mod ulp;
@@ -275,7 +275,7 @@ pub(crate) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
             Ok(())
         }
         Values::Pow2 { min_exponent, codes, negative, .. } => {
-            pow2::numbers(*min_exponent, codes, negative, out);
+            pow2::numbers(*min_exponent, codes, negative, 0, out);
             Ok(())
         }
         Values::Levels { .. } => levels::numbers(values, tensor_counts, out),
