@@ -122,6 +122,31 @@ impl Block {
         let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
         let dtype = space.dtype;
         let bits_of = |bytes: &[u8], value: usize| element::bits_at(dtype, bytes, value as u64).unwrap_or(0);
+        if let Support::Sparse(positions) = &self.support
+            && !self.add
+            && dtype.bits() >= 8
+            && !matches!(self.values, Values::Ulp { .. })
+        {
+            let encoded;
+            let bytes = match &self.values {
+                Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => bytes,
+                _ => {
+                    let numbers = self.numbers(space, sets, budget)?;
+                    let bytes = dtype.bytes_for(numbers.len() as u64).unwrap_or(u64::MAX);
+                    let mut bytes = vec![0; budget.reserve_items::<u8>(bytes, 0)?];
+                    element::encode_f32s(dtype, &numbers, 0, &mut bytes)?;
+                    encoded = bytes;
+                    &encoded
+                }
+            };
+            match dtype.bits() {
+                8 => scatter::<1>(positions, bytes, targets),
+                16 => scatter::<2>(positions, bytes, targets),
+                32 => scatter::<4>(positions, bytes, targets),
+                _ => scatter::<8>(positions, bytes, targets),
+            }
+            return Ok(());
+        }
         match &self.values {
             Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
                 let size = (dtype.bits() / 8) as usize;
@@ -173,6 +198,20 @@ impl Block {
                 })
             }
         }
+    }
+}
+
+/// Puts elements of `SIZE` bytes at ascending positions of the joint index space of the targets.
+fn scatter<const SIZE: usize>(positions: &[u64], elements: &[u8], targets: &mut [Target<'_>]) {
+    let mut pairs = positions.iter().zip(elements.as_chunks::<SIZE>().0).peekable();
+    let mut base = 0;
+    for target in targets {
+        let end = base + target.len;
+        let data = &mut target.data.as_chunks_mut::<SIZE>().0[target.start as usize..];
+        while let Some((&position, element)) = pairs.next_if(|(p, _)| **p < end) {
+            data[(position - base) as usize] = *element;
+        }
+        base = end;
     }
 }
 
