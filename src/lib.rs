@@ -32,6 +32,7 @@
 
 #![deny(unsafe_code)]
 
+mod arch;
 mod bits;
 pub mod block;
 mod codes;

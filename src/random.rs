@@ -6,6 +6,8 @@
 
 use std::collections::HashSet;
 
+use crate::arch::{self, Kernel};
+
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: u32 = 10;
@@ -40,6 +42,28 @@ pub fn word(seed: u64, tensor: u64, index: u64) -> u32 {
 
 /// The words for the elements `start ..` of tensor `tensor`, as many as `out` holds.
 pub fn words(seed: u64, tensor: u64, start: u64, out: &mut [u32]) {
+    arch::run(Words { seed, tensor, start, out });
+}
+
+struct Words<'a> {
+    seed: u64,
+    tensor: u64,
+    start: u64,
+    out: &'a mut [u32],
+}
+
+impl Kernel for Words<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        fill_words(self.seed, self.tensor, self.start, self.out);
+    }
+}
+
+/// [`words`], to be a part of a larger kernel.
+#[inline(always)]
+pub(crate) fn fill_words(seed: u64, tensor: u64, start: u64, out: &mut [u32]) {
     let head = out.len().min((start.wrapping_neg() % 4) as usize);
     let (head, body) = out.split_at_mut(head);
     for (i, w) in (start..).zip(head.iter_mut()) {

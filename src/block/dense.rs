@@ -5,6 +5,7 @@ use crate::block::{Block, Groups, IndexSpace, Sets, Stored, Support, Values, sup
 use crate::element;
 use crate::error::{Error, Result};
 use crate::limits::Budget;
+use crate::tensor::Dtype;
 
 /// The part of a tensor's buffer that a block's scope covers.
 #[derive(Debug)]
@@ -121,6 +122,31 @@ impl Block {
         let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
         let dtype = space.dtype;
         let bits_of = |bytes: &[u8], value: usize| element::bits_at(dtype, bytes, value as u64).unwrap_or(0);
+        if let Support::Sparse(positions) = &self.support
+            && !self.add
+            && dtype.bits() >= 8
+            && !matches!(self.values, Values::Ulp { .. })
+        {
+            let encoded;
+            let bytes = match &self.values {
+                Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => bytes,
+                _ => {
+                    let numbers = self.numbers(space, sets, budget)?;
+                    let bytes = dtype.bytes_for(numbers.len() as u64).unwrap_or(u64::MAX);
+                    let mut bytes = vec![0; budget.reserve_items::<u8>(bytes, 0)?];
+                    element::encode_f32s(dtype, &numbers, 0, &mut bytes)?;
+                    encoded = bytes;
+                    &encoded
+                }
+            };
+            match dtype.bits() {
+                8 => scatter::<1>(positions, bytes, targets),
+                16 => scatter::<2>(positions, bytes, targets),
+                32 => scatter::<4>(positions, bytes, targets),
+                _ => scatter::<8>(positions, bytes, targets),
+            }
+            return Ok(());
+        }
         match &self.values {
             Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
                 let size = (dtype.bits() / 8) as usize;
@@ -152,23 +178,59 @@ impl Block {
                 }
                 Ok(())
             }),
+            Values::Pow2 { min_exponent, codes, negative, .. } => {
+                let mut tile = [0.0; TILE];
+                for_each_run_in(&self.support, space, sets, &starts, |run| {
+                    for at in (0..run.len).step_by(TILE) {
+                        let tile = &mut tile[..TILE.min(run.len - at)];
+                        values::pow2::numbers(*min_exponent, codes, negative, run.value + at, tile);
+                        let data = &mut *targets[run.target].data;
+                        put_numbers(dtype, self.add, tile, run.element + at as u64, data)?;
+                    }
+                    Ok(())
+                })
+            }
             _ => {
                 let numbers = self.numbers(space, sets, budget)?;
-                let mut sum = Vec::new();
                 for_each_run_in(&self.support, space, sets, &starts, |run| {
-                    let data = &mut *targets[run.target].data;
                     let numbers = &numbers[run.value..run.value + run.len];
-                    if !self.add {
-                        return element::encode_f32s(dtype, numbers, run.element, data);
-                    }
-                    sum.resize(run.len, 0.0);
-                    element::decode_f32s(dtype, data, run.element, &mut sum)?;
-                    sum.iter_mut().zip(numbers).for_each(|(s, n)| *s = values::to_number(f64::from(*s + n)));
-                    element::encode_f32s(dtype, &sum, run.element, data)
+                    put_numbers(dtype, self.add, numbers, run.element, &mut *targets[run.target].data)
                 })
             }
         }
     }
+}
+
+/// Puts elements of `SIZE` bytes at ascending positions of the joint index space of the targets.
+fn scatter<const SIZE: usize>(positions: &[u64], elements: &[u8], targets: &mut [Target<'_>]) {
+    let mut pairs = positions.iter().zip(elements.as_chunks::<SIZE>().0).peekable();
+    let mut base = 0;
+    for target in targets {
+        let end = base + target.len;
+        let data = &mut target.data.as_chunks_mut::<SIZE>().0[target.start as usize..];
+        while let Some((&position, element)) = pairs.next_if(|(p, _)| **p < end) {
+            data[(position - base) as usize] = *element;
+        }
+        base = end;
+    }
+}
+
+/// Numbers that are made and put at once: they stay in the first-level cache.
+const TILE: usize = 1024;
+
+/// Makes the elements from `start` on these numbers, or adds the numbers to them.
+fn put_numbers(dtype: Dtype, add: bool, numbers: &[f32], start: u64, data: &mut [u8]) -> Result<()> {
+    if !add {
+        return element::encode_f32s(dtype, numbers, start, data);
+    }
+    let mut sums = [0.0; TILE];
+    for (numbers, start) in numbers.chunks(TILE).zip((start..).step_by(TILE)) {
+        let sums = &mut sums[..numbers.len()];
+        element::decode_f32s(dtype, data, start, sums)?;
+        sums.iter_mut().zip(numbers).for_each(|(s, n)| *s = values::to_number(f64::from(*s + n)));
+        element::encode_f32s(dtype, sums, start, data)?;
+    }
+    Ok(())
 }
 
 fn groups_of(values: &Values) -> Option<Groups> {
@@ -189,7 +251,6 @@ mod tests {
     use crate::block::values::for_each_group;
     use crate::block::{ScaleFormat, Scales, Scope};
     use crate::limits::Limits;
-    use crate::tensor::Dtype;
 
     #[test]
     fn groups_by_tensor_meet_their_tensors() {

@@ -11,6 +11,7 @@ pub use dense::Target;
 pub use space::{IndexSpace, Sets, SharedSet};
 pub use support::{Positions, SupportId};
 pub use values::ValuesId;
+pub(crate) use wire::WrittenBlock;
 pub use wire::{BlockOptions, RawBlock};
 
 /// What one block of an update says.
@@ -383,15 +384,21 @@ impl Bits {
 
 impl FromIterator<bool> for Bits {
     fn from_iter<I: IntoIterator<Item = bool>>(iter: I) -> Self {
-        let mut bits = Self::default();
-        for bit in iter {
-            if bits.len % 8 == 0 {
-                bits.bytes.push(0);
+        let (mut iter, mut bits) = (iter.into_iter(), Self::default());
+        bits.bytes.reserve(iter.size_hint().0 / 8);
+        loop {
+            let (mut byte, mut here) = (0, 0u32);
+            for bit in iter.by_ref().take(8) {
+                byte |= u8::from(bit) << here;
+                here += 1;
             }
-            if let Some(last) = bits.bytes.last_mut() {
-                *last |= u8::from(bit) << (bits.len % 8);
+            if here > 0 {
+                bits.bytes.push(byte);
+                bits.len += u64::from(here);
             }
-            bits.len += 1;
+            if here < 8 {
+                break;
+            }
         }
         bits
     }

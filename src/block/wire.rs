@@ -188,18 +188,33 @@ impl<'a> RawBlock<'a> {
     }
 }
 
+/// A block's bytes, before they have found their place.
+pub(crate) struct WrittenBlock {
+    /// Everything before the support, but for the length of it all.
+    head: Vec<u8>,
+    /// Support and values.
+    payload: Vec<u8>,
+}
+
+impl WrittenBlock {
+    pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
+        put_varint(out, (self.head.len() + self.payload.len()) as u64);
+        out.extend_from_slice(&self.head);
+        out.extend_from_slice(&self.payload);
+    }
+}
+
 impl Block {
-    /// Appends the block.
+    /// Writes the block.
     ///
     /// # Errors
     /// [`Error::Input`] if the block does not hold together or does not fit its space.
     pub(crate) fn write(
         &self,
-        out: &mut Vec<u8>,
         coder: &mut Coder<'_>,
         options: BlockOptions,
         around: &Surroundings<'_>,
-    ) -> Result<()> {
+    ) -> Result<WrittenBlock> {
         let n = around.space.len();
         support::check(&self.support, n)?;
         let count = support::count(&self.support, n, around)?;
@@ -210,23 +225,18 @@ impl Block {
         if self.add && self.values.gives_bits() {
             return Err(Error::inconsistent("bits cannot be added"));
         }
-        let mut support = Vec::new();
-        let support_id = support::write(&mut support, coder, &self.support, n, options.positions)?;
-        let row_lens = if all { around.space.row_lens.as_slice() } else { &[] };
-        let space =
-            ValueSpace { count, tensors: Some(self.scope.tensors()), dtype: around.space.dtype, row_lens };
-        let mut values = Vec::new();
-        values::write(&mut values, coder, &self.values, &space)?;
+        let mut payload = Vec::new();
+        let support_id = support::write(&mut payload, coder, &self.support, n, options.positions)?;
         let mut head = Vec::new();
         self.scope.write(&mut head, self.add);
         put_varint(&mut head, support_id.0);
         put_varint(&mut head, self.values.id().0);
-        put_varint(&mut head, support.len() as u64);
-        put_varint(out, (head.len() + support.len() + values.len()) as u64);
-        out.append(&mut head);
-        out.append(&mut support);
-        out.append(&mut values);
-        Ok(())
+        put_varint(&mut head, payload.len() as u64);
+        let row_lens = if all { around.space.row_lens.as_slice() } else { &[] };
+        let space =
+            ValueSpace { count, tensors: Some(self.scope.tensors()), dtype: around.space.dtype, row_lens };
+        values::write(&mut payload, coder, &self.values, &space)?;
+        Ok(WrittenBlock { head, payload })
     }
 
     /// How many values the block holds, where that can be told without the index space; an estimate otherwise, for

@@ -70,34 +70,48 @@ impl Coder<'_> {
 }
 
 /// How a row of symbols is cut into segments, and what it then costs.
-struct Cut {
+pub(crate) struct Cut {
     segment_log: u8,
     cost: Cost,
+    /// How often each symbol occurs in each piece of `2^FINE_LOG`.
+    fine: Vec<[u32; 256]>,
 }
 
 /// Segments of this length are the unit of deciding.
 const FINE_LOG: u8 = 14;
 const COARSE_LOG: u8 = 16;
 
-fn cut(coder: &Coder<'_>, symbols: &[u8]) -> Cut {
-    let fine: Vec<Counts> = symbols.chunks(1 << FINE_LOG).map(rans::count).collect();
-    let sum = |counts: &[Counts]| {
-        let mut total = [0; 256];
-        counts.iter().for_each(|c| total.iter_mut().zip(c).for_each(|(t, n)| *t += n));
-        total
-    };
-    let whole = Cut { segment_log: 0, cost: coder.segment_cost(&sum(&fine), symbols.len()) };
-    let of = |log: u8| {
-        let each = fine.chunks(1 << (log - FINE_LOG)).zip(symbols.chunks(1 << log));
-        let cost =
-            each.map(|(counts, s)| coder.segment_cost(&sum(counts), s.len()).saturating_add(bits(24))).sum();
-        (symbols.len() > 1 << log).then_some(Cut { segment_log: log, cost })
-    };
-    [Some(whole), of(COARSE_LOG), of(FINE_LOG)]
-        .into_iter()
-        .flatten()
-        .min_by_key(|c| c.cost)
-        .unwrap_or(Cut { segment_log: 0, cost: 0 })
+impl Cut {
+    fn new(coder: &Coder<'_>, symbols: &[u8]) -> Self {
+        let fine = symbols.chunks(1 << FINE_LOG).map(rans::count_few).collect();
+        let mut cut = Self { segment_log: 0, cost: 0, fine };
+        if symbols.is_empty() {
+            return cut;
+        }
+        cut.cost = coder.segment_cost(&sum(&cut.fine), symbols.len());
+        for log in [COARSE_LOG, FINE_LOG] {
+            if symbols.len() > 1 << log {
+                let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip(symbols.chunks(1 << log));
+                let costs = each.map(|(counts, s)| coder.segment_cost(&sum(counts), s.len()) + bits(24));
+                let cost = costs.fold(0, Cost::saturating_add);
+                if cost < cut.cost {
+                    (cut.segment_log, cut.cost) = (log, cost);
+                }
+            }
+        }
+        cut
+    }
+
+    /// The cost of the symbols' raw bits if they are tokens.
+    fn raw_cost(&self) -> Cost {
+        bits(tokens::raw_cost(&sum(&self.fine)))
+    }
+}
+
+fn sum(counts: &[[u32; 256]]) -> Counts {
+    let mut total = [0; 256];
+    counts.iter().for_each(|c| total.iter_mut().zip(c).for_each(|(t, n)| *t += u64::from(*n)));
+    total
 }
 
 /// Appends `entropy(N)`; `values` are what the symbols are tokens of, if they are.
@@ -107,18 +121,19 @@ fn write_entropy(
     role: Role,
     symbols: &[u8],
     values: Option<&[u64]>,
-    segment_log: u8,
+    cut: &Cut,
 ) {
-    out.push(segment_log);
-    if segment_log == 0 {
-        return write_segment(out, coder, role, symbols, values);
+    out.push(cut.segment_log);
+    if cut.segment_log == 0 {
+        return write_segment(out, coder, role, symbols, values, &sum(&cut.fine));
     }
-    let len = 1usize << segment_log;
+    let len = 1usize << cut.segment_log;
     let mut segment = Vec::new();
-    for (i, part) in symbols.chunks(len).enumerate() {
+    let counts = cut.fine.chunks(1 << (cut.segment_log - FINE_LOG)).map(sum);
+    for (i, (part, counts)) in symbols.chunks(len).zip(counts).enumerate() {
         segment.clear();
-        let values = values.and_then(|v| v.chunks(len).nth(i));
-        write_segment(&mut segment, coder, role, part, values);
+        let values = values.and_then(|v| v.get(i * len..i * len + part.len()));
+        write_segment(&mut segment, coder, role, part, values, &counts);
         put_varint(out, segment.len() as u64);
         out.extend_from_slice(&segment);
     }
@@ -130,11 +145,11 @@ fn write_segment(
     role: Role,
     symbols: &[u8],
     values: Option<&[u64]>,
+    counts: &Counts,
 ) {
-    let counts = rans::count(symbols);
-    let (shared, _) = coder.table_for(&counts);
+    let (shared, _) = coder.table_for(counts);
     if let Some(record) = coder.record.as_deref_mut() {
-        record.push((role, counts));
+        record.push((role, *counts));
     }
     let own;
     let table = match shared {
@@ -143,14 +158,14 @@ fn write_segment(
             &coder.tables[i]
         }
         None => {
-            let Some(table) = Table::from_counts(&counts) else { return };
+            let Some(table) = Table::from_counts(counts) else { return };
             put_varint(out, 0);
             table.write(out);
             own = table;
             &own
         }
     };
-    rans::write(out, symbols, table, rans::lanes_log(symbols.len()));
+    rans::write(out, symbols, counts, table, rans::lanes_log(symbols.len()));
     if let Some(values) = values {
         let mut plane = PlaneWriter::new(out);
         for (&symbol, &value) in symbols.iter().zip(values) {
@@ -165,8 +180,8 @@ fn write_segment(
 pub(crate) fn write_entropy_tokens(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
     if !values.is_empty() {
         let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
-        let segment_log = cut(coder, &symbols).segment_log;
-        write_entropy(out, coder, role, &symbols, Some(values), segment_log);
+        let cut = Cut::new(coder, &symbols);
+        write_entropy(out, coder, role, &symbols, Some(values), &cut);
     }
 }
 
@@ -177,20 +192,19 @@ pub(crate) fn write_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, v
     let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
     if coder.entropy == Entropy::Auto {
         let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
-        let by_tokens = cut(coder, &symbols);
-        let raw = bits(symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum());
-        let token_cost = by_tokens.cost.saturating_add(raw);
+        let by_tokens = Cut::new(coder, &symbols);
+        let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
         let direct: Option<Vec<u8>> = (max < 256).then(|| values.iter().map(|&v| v as u8).collect());
-        let by_symbols = direct.as_ref().map(|s| cut(coder, s));
+        let by_symbols = direct.as_ref().map(|s| Cut::new(coder, s));
         if let (Some(direct), Some(by_symbols)) = (direct, by_symbols)
             && by_symbols.cost <= token_cost.min(packed)
         {
             out.push(SYMBOLS);
-            return write_entropy(out, coder, role, &direct, None, by_symbols.segment_log);
+            return write_entropy(out, coder, role, &direct, None, &by_symbols);
         }
         if token_cost < packed {
             out.push(TOKENS);
-            return write_entropy(out, coder, role, &symbols, Some(values), by_tokens.segment_log);
+            return write_entropy(out, coder, role, &symbols, Some(values), &by_tokens);
         }
     }
     out.push(PACKED);
@@ -205,30 +219,30 @@ pub(crate) enum SymbolPlan {
     /// Fields of this width.
     Packed(u32),
     /// Entropy coded as they are.
-    Symbols(u8),
+    Symbols(Cut),
     /// Entropy coded relative to references.
-    Referenced(Box<Referenced>, u8),
+    Referenced(Box<Referenced>, Cut),
 }
 
 impl SymbolPlan {
     /// Finds the smallest coding of `symbols`. `row_lens` are lengths of rows that they may be a matrix of.
     pub(crate) fn new(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64]) -> Self {
-        let max = symbols.iter().copied().max().unwrap_or(0);
-        let width = 8 - max.leading_zeros();
+        let width_of = |max: u8| 8 - max.leading_zeros();
         if coder.entropy == Entropy::Packed {
-            return Self::Packed(width);
+            return Self::Packed(width_of(symbols.iter().copied().max().unwrap_or(0)));
         }
-        let plain = cut(coder, symbols);
+        let plain = Cut::new(coder, symbols);
+        let width = width_of(sum(&plain.fine).iter().rposition(|&n| n > 0).unwrap_or(0) as u8);
         let packed = bits((symbols.len() as u64 * u64::from(width)).div_ceil(8) * 8 + 8);
         let limit = plain.cost.min(packed);
         if let Some((row_len, columns)) = best_reference(coder, symbols, row_lens, limit) {
             let split = Referenced::new(symbols, row_len, columns);
-            let by_reference = cut(coder, &split.residuals);
+            let by_reference = Cut::new(coder, &split.residuals);
             if by_reference.cost.saturating_add(reference_cost(coder, &split)) < limit {
-                return Self::Referenced(Box::new(split), by_reference.segment_log);
+                return Self::Referenced(Box::new(split), by_reference);
             }
         }
-        if plain.cost < packed { Self::Symbols(plain.segment_log) } else { Self::Packed(width) }
+        if plain.cost < packed { Self::Symbols(plain) } else { Self::Packed(width) }
     }
 
     /// Appends `ints(N)`.
@@ -243,19 +257,19 @@ impl SymbolPlan {
                 symbols.iter().for_each(|&s| plane.put(s.into(), *width));
                 plane.finish();
             }
-            Self::Symbols(segment_log) => {
+            Self::Symbols(cut) => {
                 out.push(SYMBOLS);
-                write_entropy(out, coder, role, symbols, None, *segment_log);
+                write_entropy(out, coder, role, symbols, None, cut);
             }
-            Self::Referenced(split, segment_log) => {
+            Self::Referenced(split, cut) => {
                 out.push(REFERENCED);
                 put_varint(out, split.row_len as u64);
                 out.push(u8::from(!split.columns.is_empty()) | u8::from(split.zero_apart) << 1);
                 for references in [&split.rows, &split.columns].into_iter().filter(|r| !r.is_empty()) {
-                    let segment_log = cut(coder, references).segment_log;
-                    write_entropy(out, coder, Role::References, references, None, segment_log);
+                    let cut = Cut::new(coder, references);
+                    write_entropy(out, coder, Role::References, references, None, &cut);
                 }
-                write_entropy(out, coder, Role::Residuals, &split.residuals, None, *segment_log);
+                write_entropy(out, coder, Role::Residuals, &split.residuals, None, cut);
             }
         }
     }
@@ -273,7 +287,7 @@ pub(crate) fn write_symbols(
 }
 
 fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
-    let of = |r: &[u8]| if r.is_empty() { 0 } else { cut(coder, r).cost };
+    let of = |r: &[u8]| Cut::new(coder, r).cost;
     of(&split.rows).saturating_add(of(&split.columns)).saturating_add(bits(32))
 }
 
@@ -315,7 +329,7 @@ fn best_reference(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64], limit: Co
 fn token_bits(coder: &Coder<'_>, values: &[u64]) -> u64 {
     let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
     let raw: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
-    (cut(coder, &symbols).cost >> 16) + raw
+    (Cut::new(coder, &symbols).cost >> 16) + raw
 }
 
 /// Reads `entropy(N)` of `out.len()` symbols; `raw` is called with each segment's symbols and the cursor behind its words.
@@ -454,7 +468,9 @@ pub(crate) fn read_symbols(
         }
         other => return Err(Error::unsupported("coding", other.into(), offset)),
     };
-    match symbols.iter().find(|&&s| s > max) {
+    // No byte exceeds 255, and dense blocks have many.
+    let too_large = if max == 255 { None } else { symbols.iter().find(|&&s| s > max) };
+    match too_large {
         Some(&symbol) => Err(Error::out_of_range("coded integer", symbol.into(), offset)),
         None => Ok(symbols),
     }

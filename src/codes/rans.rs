@@ -1,7 +1,8 @@
 //! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit frequencies
 //! (spec, section 7.3).
 
-use crate::bits::{Cursor, put_u16, put_u32, put_varint};
+use crate::arch;
+use crate::bits::{Cursor, put_u32, put_varint};
 use crate::codes::table::{Counts, FREQ_BITS, Table};
 use crate::error::{Error, FormatErrorKind, Result};
 
@@ -10,24 +11,25 @@ const INITIAL: u32 = 1 << 16;
 
 /// Counts the symbols.
 pub(crate) fn count(symbols: &[u8]) -> Counts {
-    // Four tables, so that a run of one symbol does not wait for its own last increment.
-    let mut tables = [[0u32; 256]; 4];
     let mut counts = [0u64; 256];
     for part in symbols.chunks(1 << 30) {
-        let quads = part.chunks_exact(4);
-        quads.remainder().iter().for_each(|&s| counts[s as usize] += 1);
-        for quad in quads {
-            for (table, &symbol) in tables.iter_mut().zip(quad) {
-                table[symbol as usize] += 1;
-            }
-        }
-        for table in &mut tables {
-            for (sum, n) in counts.iter_mut().zip(table) {
-                *sum += u64::from(std::mem::take(n));
-            }
-        }
+        counts.iter_mut().zip(count_few(part)).for_each(|(sum, n)| *sum += u64::from(n));
     }
     counts
+}
+
+/// Counts less than 2^32 symbols.
+pub(crate) fn count_few(symbols: &[u8]) -> [u32; 256] {
+    // Eight tables, so that a run of one symbol does not wait for its own last increment.
+    let mut tables = [[0u32; 256]; 8];
+    let (eights, rest) = symbols.as_chunks::<8>();
+    for eight in eights {
+        for (table, &symbol) in tables.iter_mut().zip(eight) {
+            table[symbol as usize] += 1;
+        }
+    }
+    rest.iter().for_each(|&symbol| tables[0][symbol as usize] += 1);
+    std::array::from_fn(|symbol| tables.iter().map(|table| table[symbol]).sum())
 }
 
 /// Binary logarithm of the number of lanes for a segment of `len` symbols: more lanes code faster and cost four bytes each.
@@ -48,8 +50,8 @@ struct Step {
     start: u32,
 }
 
-/// Appends the lanes, words and states of `symbols`, all of which `table` must have.
-pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], table: &Table, lanes_log: u8) {
+/// Appends the lanes, words and states of `symbols`, which occur as `counts` say and all of which `table` must have.
+pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], counts: &Counts, table: &Table, lanes_log: u8) {
     let starts = table.starts();
     let mut steps = [Step::default(); 256];
     for (symbol, step) in steps.iter_mut().enumerate() {
@@ -58,45 +60,86 @@ pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], table: &Table, lanes_log:
             *step = Step { reciprocal: (1 << 44) / u64::from(freq) + 1, freq, start: starts[symbol].into() };
         }
     }
+    let room = most_words(counts, table, symbols.len());
     match lanes_log {
-        0 => write_lanes::<1>(out, symbols, &steps, lanes_log),
-        2 => write_lanes::<4>(out, symbols, &steps, lanes_log),
-        _ => write_lanes::<32>(out, symbols, &steps, 5),
+        0 => write_lanes::<1>(out, symbols, &steps, room, lanes_log),
+        2 => write_lanes::<4>(out, symbols, &steps, room, lanes_log),
+        _ => write_lanes::<32>(out, symbols, &steps, room, 5),
     }
 }
 
-fn write_lanes<const L: usize>(out: &mut Vec<u8>, symbols: &[u8], steps: &[Step; 256], lanes_log: u8) {
+/// Words that `len` symbols put out at most.
+///
+/// A symbol of frequency f makes a state at least 16 f (after its word went out) at most (1 + 1/16) * 4096 / f times as
+/// large, log2(4096 / f) + 0.0875 bits, and a word takes 16 bits from it. A state ends no smaller than it began.
+fn most_words(counts: &Counts, table: &Table, len: usize) -> usize {
+    let bits = table.cost(counts).map_or(usize::MAX, |cost| (cost >> 16) as usize + 1);
+    (bits / 16 + len / 128 + 2).min(len)
+}
+
+fn write_lanes<const L: usize>(
+    out: &mut Vec<u8>,
+    symbols: &[u8],
+    steps: &[Step; 256],
+    room: usize,
+    lanes_log: u8,
+) {
     let mut states = [INITIAL; L];
-    // Each symbol puts out at most one word; words are filled from the end because they are read in reverse.
-    let mut words = vec![0u16; symbols.len()];
+    // Words are filled from the end because they are read in reverse. A row is stored whole, whatever is in use of it.
+    let mut words = vec![0u16; arch::rans::LANES + room];
     let mut free = words.len();
-    let mut put = |state: &mut u32, symbol: u8| {
+    let put = |state: &mut u32, symbol: u8, words: &mut [u16], free: &mut usize| {
         let Step { reciprocal, freq, start } = steps[symbol as usize];
         let mut x = *state;
         let overflows = x >> 20 >= freq;
-        if let Some(word) = words.get_mut(free.wrapping_sub(1)) {
-            *word = x as u16;
-        }
-        free -= usize::from(overflows);
+        words[*free - 1] = x as u16;
+        *free -= usize::from(overflows);
         x >>= if overflows { 16 } else { 0 };
         let quotient = ((u64::from(x) * reciprocal) >> 44) as u32;
         *state = (quotient << FREQ_BITS) + start + (x - quotient * freq);
     };
-    let whole = symbols.chunks_exact(L);
-    for (state, &symbol) in states.iter_mut().zip(whole.remainder()).rev() {
-        put(state, symbol);
+    let (rows, rest) = symbols.as_chunks::<L>();
+    for (state, &symbol) in states.iter_mut().zip(rest).rev() {
+        put(state, symbol, &mut words, &mut free);
     }
-    for row in whole.rev() {
-        for lane in (0..L).rev() {
-            put(&mut states[lane], row[lane]);
+    match encode_wide(rows.as_flattened(), steps, &mut states, &mut words, free) {
+        Some(left) => free = left,
+        None => {
+            for row in rows.iter().rev() {
+                for lane in (0..L).rev() {
+                    put(&mut states[lane], row[lane], &mut words, &mut free);
+                }
+            }
         }
     }
     let words = &words[free..];
     out.push(lanes_log);
     put_varint(out, words.len() as u64);
     states.iter().for_each(|&s| put_u32(out, s));
-    out.reserve(words.len() * 2);
-    words.iter().for_each(|&w| put_u16(out, w));
+    let start = out.len();
+    out.resize(start + 2 * words.len(), 0);
+    for (bytes, word) in out[start..].as_chunks_mut::<2>().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+}
+
+/// All whole rows at once, where there are as many lanes as the processor can take together.
+fn encode_wide<const L: usize>(
+    symbols: &[u8],
+    steps: &[Step; 256],
+    states: &mut [u32; L],
+    words: &mut [u16],
+    free: usize,
+) -> Option<usize> {
+    let states = states.as_mut_slice().try_into().ok()?;
+    let present = |step: &Step| step.freq > 0;
+    let wide = arch::rans::Steps {
+        freqs: steps.map(|step| step.freq as u16),
+        starts: steps.map(|step| step.start as u16),
+        first: steps.iter().position(present)? as u8,
+        last: steps.iter().rposition(present)? as u8,
+    };
+    arch::rans::encode_rows(symbols.as_chunks().0, &wide, states, words, free)
 }
 
 /// A table made ready for decoding: for each slot the symbol (bits 0 to 7), its frequency less one (bits 8 to 19) and
@@ -140,7 +183,10 @@ fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut 
         }
     }
     let words = cursor.take(word_count.saturating_mul(2))?;
-    let mut taken = 0usize;
+    let (mut done, mut taken) = (0, 0);
+    if let Ok(states) = states.as_mut_slice().try_into() {
+        (done, taken) = arch::rans::decode_rows(&slots.0, states, words, out.as_chunks_mut().0);
+    }
     // Past the end zeros are taken: `taken` then exceeds the number of words, which is reported below.
     let mut get = |state: &mut u32| {
         let slot = slots.0[(*state & ((1 << FREQ_BITS) - 1)) as usize];
@@ -154,13 +200,13 @@ fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut 
         taken += if needs { 2 } else { 0 };
         slot as u8
     };
-    let mut rows = out.chunks_exact_mut(L);
-    for row in &mut rows {
+    let (rows, rest) = out.as_chunks_mut::<L>();
+    for row in &mut rows[done..] {
         for lane in 0..L {
             row[lane] = get(&mut states[lane]);
         }
     }
-    for (symbol, state) in rows.into_remainder().iter_mut().zip(&mut states) {
+    for (symbol, state) in rest.iter_mut().zip(&mut states) {
         *symbol = get(state);
     }
     if taken != words.len() || states.iter().any(|&s| s != INITIAL) {
@@ -175,9 +221,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn round_trip(symbols: &[u8], lanes_log: u8) -> Vec<u8> {
-        let table = Table::from_counts(&count(symbols)).unwrap();
+        let counts = count(symbols);
+        let table = Table::from_counts(&counts).unwrap();
         let mut bytes = Vec::new();
-        write(&mut bytes, symbols, &table, lanes_log);
+        write(&mut bytes, symbols, &counts, &table, lanes_log);
         let mut out = vec![0; symbols.len()];
         let mut cursor = Cursor::new(&bytes, 0, "segment");
         read(&mut cursor, &Slots::new(&table), &mut out).unwrap();
@@ -209,10 +256,11 @@ mod tests {
     #[test]
     fn damage_is_noticed() {
         let symbols: Vec<u8> = (0..500u32).map(|i| (i * i % 7) as u8).collect();
-        let table = Table::from_counts(&count(&symbols)).unwrap();
+        let counts = count(&symbols);
+        let table = Table::from_counts(&counts).unwrap();
         let slots = Slots::new(&table);
         let mut bytes = Vec::new();
-        write(&mut bytes, &symbols, &table, 0);
+        write(&mut bytes, &symbols, &counts, &table, 0);
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);

@@ -3,6 +3,8 @@
 //! The exponents of a gradient matrix are close to a sum of a row's and a column's part, as the gradient itself is a sum
 //! of outer products. Sending both parts first leaves symbols of less entropy, none of which waits for another.
 
+use crate::arch::{self, Kernel};
+
 /// Symbols as references and residuals.
 pub(crate) struct Referenced {
     /// Symbols in a row.
@@ -23,6 +25,16 @@ const CENTRE: i32 = 128;
 impl Referenced {
     /// Splits `symbols`; `row_len` >= 1.
     pub(crate) fn new(symbols: &[u8], row_len: usize, columns: bool) -> Self {
+        arch::run(Split { symbols, row_len, columns })
+    }
+
+    /// Puts the symbols together again.
+    pub(crate) fn into_symbols(self) -> Vec<u8> {
+        arch::run(Join(self))
+    }
+
+    #[inline(always)]
+    fn split(symbols: &[u8], row_len: usize, columns: bool) -> Self {
         let zero_apart = symbols.contains(&0);
         let means: Vec<i32> = symbols.chunks(row_len).map(row_mean).collect();
         let column_means = if columns { column_means(symbols, row_len, &means) } else { Vec::new() };
@@ -47,8 +59,8 @@ impl Referenced {
         split
     }
 
-    /// Puts the symbols together again.
-    pub(crate) fn into_symbols(mut self) -> Vec<u8> {
+    #[inline(always)]
+    fn join(mut self) -> Vec<u8> {
         self.each_row(|residual, reference, zero_apart| {
             if !zero_apart {
                 residual.wrapping_add(reference as u8)
@@ -62,6 +74,7 @@ impl Referenced {
     }
 
     /// Replaces each residual by `f` of it, the sum of its references and `zero_apart`.
+    #[inline(always)]
     fn each_row(&mut self, f: impl Fn(u8, u16, bool) -> u8) {
         let zero_apart = self.zero_apart;
         for (row, &reference) in self.residuals.chunks_mut(self.row_len).zip(&self.rows) {
@@ -76,25 +89,64 @@ impl Referenced {
     }
 }
 
+struct Split<'a> {
+    symbols: &'a [u8],
+    row_len: usize,
+    columns: bool,
+}
+
+impl Kernel for Split<'_> {
+    type Output = Referenced;
+
+    #[inline(always)]
+    fn call(self) -> Referenced {
+        Referenced::split(self.symbols, self.row_len, self.columns)
+    }
+}
+
+struct Join(Referenced);
+
+impl Kernel for Join {
+    type Output = Vec<u8>;
+
+    #[inline(always)]
+    fn call(self) -> Vec<u8> {
+        self.0.join()
+    }
+}
+
 /// The rounded mean of the symbols of a row that are not zero.
+#[inline(always)]
 fn row_mean(row: &[u8]) -> i32 {
     let sum: u64 = row.iter().map(|&s| u64::from(s)).sum();
     let present = row.iter().filter(|&&s| s != 0).count() as u64;
     ((2 * sum + present) / (2 * present).max(1)) as i32
 }
 
+/// Rows whose sums of symbols fit 32 bits.
+const FEW_ROWS: usize = 1 << 16;
+
 /// The rounded mean, for each column, of what symbols that are not zero exceed their row's mean by.
+#[inline(always)]
 fn column_means(symbols: &[u8], row_len: usize, row_means: &[i32]) -> Vec<i32> {
-    let mut sums = vec![(0i64, 0i64); row_len];
-    for (row, &mean) in symbols.chunks(row_len).zip(row_means) {
-        for ((sum, present), &symbol) in sums.iter_mut().zip(row) {
-            let here = i64::from(symbol != 0);
-            *sum += here * i64::from(i32::from(symbol) - mean);
-            *present += here;
+    let (mut sums, mut presents) = (vec![0i64; row_len], vec![0i64; row_len]);
+    let (mut few_sums, mut few_presents) = (vec![0i32; row_len], vec![0i32; row_len]);
+    for (symbols, row_means) in
+        symbols.chunks(row_len.saturating_mul(FEW_ROWS)).zip(row_means.chunks(FEW_ROWS))
+    {
+        for (row, &mean) in symbols.chunks(row_len).zip(row_means) {
+            for ((sum, present), &symbol) in few_sums.iter_mut().zip(&mut few_presents).zip(row) {
+                let here = i32::from(symbol != 0);
+                *sum += here * (i32::from(symbol) - mean);
+                *present += here;
+            }
+        }
+        for (all, few) in [(&mut sums, &mut few_sums), (&mut presents, &mut few_presents)] {
+            all.iter_mut().zip(few).for_each(|(all, few)| *all += i64::from(std::mem::take(few)));
         }
     }
     let mean = |(sum, present): (i64, i64)| (2 * sum + present).div_euclid((2 * present).max(1)) as i32;
-    sums.into_iter().map(mean).collect()
+    sums.into_iter().zip(presents).map(mean).collect()
 }
 
 /// A reference modulo 256, or 255 where zero stays apart.

@@ -3,6 +3,7 @@
 
 use super::source::{Chunk, Source, TILE, pack_bits};
 use super::{Options, Part, parts, whole};
+use crate::arch::{self, Kernel};
 use crate::block::{Bits, Block, Scope, Support, Underflow, Values};
 use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
@@ -104,77 +105,100 @@ fn biased(magnitude: u32, word: u32) -> u32 {
 /// Elements of the work of one thread at a time; a multiple of [`TILE`].
 const STEP: usize = 1 << 16;
 
-/// Codes that are biased exponents yet.
-struct Rounded {
-    codes: Vec<u8>,
-    /// Eight signs to a byte.
-    negative: Vec<u8>,
+/// What was seen of elements whose codes are biased exponents yet.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// The smallest code above 0, less one.
     least: u8,
     subnormal: bool,
     non_finite: bool,
 }
 
+impl Seen {
+    const NOTHING: Self = Self { least: 255, subnormal: false, non_finite: false };
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            least: self.least.min(other.least),
+            subnormal: self.subnormal | other.subnormal,
+            non_finite: self.non_finite | other.non_finite,
+        }
+    }
+}
+
 /// One span of one tensor. As long as all elements are normal numbers or zero, a code is a biased exponent less the
 /// same number for all; only that number has to wait for the end.
 fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> Result<Values> {
-    let rounded = tensor.scan(range.clone(), STEP, |chunk| round_chunk(chunk, seed));
-    if rounded.iter().any(|r| r.non_finite) {
+    let (mut codes, mut negative) = (vec![0; range.len()], vec![0; range.len().div_ceil(8)]);
+    let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
+    let seen = tensor.scan_into(range.clone(), STEP, places, |chunk, (codes, negative)| {
+        round_chunk(chunk, seed, codes, negative)
+    });
+    let seen = seen.into_iter().fold(Seen::NOTHING, Seen::and);
+    if seen.non_finite {
         return Err(tensor.non_finite());
     }
-    if rounded.iter().any(|r| r.subnormal) {
+    if seen.subnormal {
         return general(&mut [(range, tensor)], seed);
     }
-    // 0 wraps to 255, which says that there was no code but 0.
-    let shift =
-        rounded.iter().map(|r| r.least).min().map_or(0, |least| if least == 255 { 126 } else { least });
-    let most = (top(tensor.dtype) + 127) as u8;
-    let mut codes = Vec::with_capacity(range.len());
-    let mut negative = Vec::with_capacity(range.len().div_ceil(8));
-    for r in &rounded {
-        codes.extend(r.codes.iter().map(|&c| c.min(most).saturating_sub(shift)));
-        negative.extend_from_slice(&r.negative);
-    }
+    // 255 says that there was no code but 0.
+    let shift = if seen.least == 255 { 126 } else { seen.least };
+    codes.iter_mut().for_each(|c| *c = c.saturating_sub(shift));
     let negative = Bits::from_bytes(range.len() as u64, negative).unwrap_or_default();
     let min_exponent = i16::from(shift) + 1 - 127;
     Ok(Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative })
 }
 
-fn round_chunk(chunk: Chunk<'_, '_>, seed: u64) -> Rounded {
-    let (first, len, feedback) = (chunk.start, chunk.len, chunk.has_feedback());
+fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut [u8]) -> Seen {
+    let (first, feedback) = (chunk.start, chunk.has_feedback());
     let (tensor, dtype) = (chunk.source.tensor, chunk.source.dtype);
-    let (mut codes, mut negative) = (vec![0; len], vec![0; len.div_ceil(8)]);
-    let (mut subnormal, mut non_finite) = (false, false);
-    let mut words = [0; TILE];
+    let most = (top(dtype) + 127) as u8;
+    let mut seen = Seen::NOTHING;
     chunk.tiles(|start, tile| {
-        let words = &mut words[..tile.len()];
-        random::words(seed, tensor, start as u64, words);
         let codes = &mut codes[start - first..][..tile.len()];
-        let (s, n) = round_tile(tile, words, codes);
-        subnormal |= s;
-        non_finite |= n;
-        pack_signs(tile, &mut negative[(start - first) / 8..]);
+        let negative = &mut negative[(start - first) / 8..];
+        seen = seen.and(arch::run(RoundTile { seed, tensor, start, tile, most, codes, negative }));
         if feedback {
             subtract(dtype, tile, codes);
         }
     });
-    let most = (top(dtype) + 127) as u8;
-    let least = codes.iter().fold(255, |least, &c| c.min(most).wrapping_sub(1).min(least));
-    Rounded { codes, negative, least, subnormal, non_finite }
+    seen
 }
 
-/// Writes biased exponents; says whether there were subnormals, and whether there was NaN or infinity.
-fn round_tile(tile: &[f32], words: &[u32], codes: &mut [u8]) -> (bool, bool) {
-    let (mut subnormal, mut non_finite) = (0u32, 0u32);
-    for ((x, word), code) in tile.iter().zip(words).zip(codes) {
-        let magnitude = x.to_bits() & 0x7fff_ffff;
-        // Sign bits tell: below 2^23 but not below 1, and above the largest finite magnitude.
-        subnormal |= magnitude.wrapping_sub(1 << 23) & !magnitude.wrapping_sub(1);
-        non_finite |= 0x7f7f_ffffu32.wrapping_sub(magnitude);
-        *code = biased(magnitude, *word) as u8;
+/// Writes biased exponents, at most `most`, and signs.
+struct RoundTile<'a> {
+    seed: u64,
+    tensor: u64,
+    start: usize,
+    tile: &'a [f32],
+    most: u8,
+    codes: &'a mut [u8],
+    negative: &'a mut [u8],
+}
+
+impl Kernel for RoundTile<'_> {
+    type Output = Seen;
+
+    #[inline(always)]
+    fn call(self) -> Seen {
+        let mut words = [0; TILE];
+        let words = &mut words[..self.tile.len()];
+        random::fill_words(self.seed, self.tensor, self.start as u64, words);
+        let (mut least, mut subnormal, mut non_finite) = (255, 0u32, 0u32);
+        for ((x, word), code) in self.tile.iter().zip(words).zip(self.codes) {
+            let magnitude = x.to_bits() & 0x7fff_ffff;
+            // Sign bits tell: below 2^23 but not below 1, and above the largest finite magnitude.
+            subnormal |= magnitude.wrapping_sub(1 << 23) & !magnitude.wrapping_sub(1);
+            non_finite |= 0x7f7f_ffffu32.wrapping_sub(magnitude);
+            *code = (biased(magnitude, *word) as u8).min(self.most);
+            least = code.wrapping_sub(1).min(least);
+        }
+        pack_signs(self.tile, self.negative);
+        Seen { least, subnormal: subnormal >> 31 != 0, non_finite: non_finite >> 31 != 0 }
     }
-    (subnormal >> 31 != 0, non_finite >> 31 != 0)
 }
 
+#[inline(always)]
 fn pack_signs(tile: &[f32], out: &mut [u8]) {
     let (rows, rest) = tile.as_chunks::<64>();
     for (row, out) in rows.iter().zip(out.as_chunks_mut::<8>().0) {
@@ -188,9 +212,9 @@ fn pack_signs(tile: &[f32], out: &mut [u8]) {
 
 fn subtract(dtype: Dtype, tile: &mut [f32], codes: &[u8]) {
     let mut decoded = [0.0; TILE];
-    let (decoded, most) = (&mut decoded[..tile.len()], (top(dtype) + 127) as u8);
+    let decoded = &mut decoded[..tile.len()];
     for ((d, x), &code) in decoded.iter_mut().zip(tile.iter()).zip(codes) {
-        *d = f32::from_bits(u32::from(code.min(most)) << 23).copysign(*x);
+        *d = f32::from_bits(u32::from(code) << 23).copysign(*x);
     }
     let rounded = round_f32s(dtype, decoded);
     debug_assert!(rounded.is_ok(), "sources are floats");

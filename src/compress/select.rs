@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use super::source::{CHUNK, Chunk, Source, pack_bits};
 use super::{Amount, Codec, Selection};
+use crate::arch::{self, Kernel};
 use crate::error::Result;
 
 /// The elements that were kept of a tensor, ascending.
@@ -256,38 +257,50 @@ fn collect(
 fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: usize) -> Found {
     let (first, mut elements) = (chunk.start, Vec::new());
     match chunk.plain() {
-        Some(plain) => collect_rows(plain, 0, |bytes| f32::from_le_bytes(*bytes), hit, room, &mut elements),
-        None => {
-            chunk.tiles(|start, tile| collect_rows(tile, start - first, |x| *x, hit, room, &mut elements))
+        Some(plain) => {
+            let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+            arch::run(Collect { tile: plain, at: 0, value, hit, room, elements: &mut elements });
         }
+        None => chunk.tiles(|start, tile| {
+            let (at, elements) = (start - first, &mut elements);
+            arch::run(Collect { tile: &*tile, at, value: |x: &f32| *x, hit, room, elements });
+        }),
     }
     Found { start: first, elements }
 }
 
-#[inline(always)]
-fn collect_rows<T>(
-    tile: &[T],
-    mut at: usize,
-    value: impl Fn(&T) -> f32 + Copy,
-    hit: impl Fn(f32) -> bool + Copy,
+/// Appends the elements of `tile` that `hit`; `at` is the index of its first.
+struct Collect<'a, T, V, H> {
+    tile: &'a [T],
+    at: usize,
+    value: V,
+    hit: H,
     room: usize,
-    elements: &mut Vec<u64>,
-) {
-    let (rows, rest) = tile.as_chunks::<ROW>();
-    for row in rows {
-        let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(value(x))));
-        if any != 0 && elements.len() <= room {
-            let mut hits = pack_bits(&std::array::from_fn(|i| u8::from(hit(value(&row[i])))));
-            while hits != 0 {
-                let i = hits.trailing_zeros() as usize;
-                elements.push(element(at + i, value(&row[i]).to_bits()));
-                hits &= hits - 1;
+    elements: &'a mut Vec<u64>,
+}
+
+impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'_, T, V, H> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { tile, mut at, value, hit, room, elements } = self;
+        let (rows, rest) = tile.as_chunks::<ROW>();
+        for row in rows {
+            let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(value(x))));
+            if any != 0 && elements.len() <= room {
+                let mut hits = pack_bits(&std::array::from_fn(|i| u8::from(hit(value(&row[i])))));
+                while hits != 0 {
+                    let i = hits.trailing_zeros() as usize;
+                    elements.push(element(at + i, value(&row[i]).to_bits()));
+                    hits &= hits - 1;
+                }
             }
+            at += ROW;
         }
-        at += ROW;
+        let rest = rest.iter().map(value).enumerate().filter(|(_, x)| hit(*x));
+        elements.extend(rest.map(|(i, x)| element(at + i, x.to_bits())));
     }
-    let rest = rest.iter().map(value).enumerate().filter(|(_, x)| hit(*x));
-    elements.extend(rest.map(|(i, x)| element(at + i, x.to_bits())));
 }
 
 /// Elements that one comparison decides about in the common case that none of them hits.

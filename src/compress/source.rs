@@ -84,24 +84,31 @@ impl<'a> Source<'a> {
         step: usize,
         visit: impl Fn(Chunk<'_, '_>) -> T + Sync,
     ) -> Vec<T> {
+        let places = vec![(); range.len().div_ceil(step)];
+        self.scan_into(range, step, places, |chunk, ()| visit(chunk))
+    }
+
+    /// [`Self::scan`] with a place for what a visitor makes of each chunk.
+    pub(super) fn scan_into<P: Send, T: Send>(
+        &mut self,
+        range: Range<usize>,
+        step: usize,
+        places: Vec<P>,
+        visit: impl Fn(Chunk<'_, '_>, P) -> T + Sync,
+    ) -> Vec<T> {
         let mut after = self.residual_after.take();
         let shared: &Self = self;
+        let chunk = |i: usize, after| {
+            let start = range.start + i * step;
+            Chunk { source: shared, start, len: step.min(range.end - start), after }
+        };
+        let places = places.into_par_iter().enumerate();
         let results = match &mut after {
-            Some(after) => after[range.clone()]
-                .par_chunks_mut(step)
-                .enumerate()
-                .map(|(i, part)| {
-                    let start = range.start + i * step;
-                    visit(Chunk { source: shared, start, len: part.len(), after: Some(part) })
-                })
+            Some(after) => places
+                .zip(after[range.clone()].par_chunks_mut(step))
+                .map(|((i, place), after)| visit(chunk(i, Some(after)), place))
                 .collect(),
-            None => (0..range.len().div_ceil(step))
-                .into_par_iter()
-                .map(|i| {
-                    let start = range.start + i * step;
-                    visit(Chunk { source: shared, start, len: step.min(range.end - start), after: None })
-                })
-                .collect(),
+            None => places.map(|(i, place)| visit(chunk(i, None), place)).collect(),
         };
         self.residual_after = after;
         results
@@ -185,6 +192,7 @@ impl Chunk<'_, '_> {
 }
 
 /// 64 bytes that are 0 or 1 as bits, the first lowest.
+#[inline(always)]
 pub(super) fn pack_bits(bytes: &[u8; 64]) -> u64 {
     let mut packed = [0; 8];
     for (eight, byte) in bytes.as_chunks::<8>().0.iter().zip(&mut packed) {

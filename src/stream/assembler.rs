@@ -3,11 +3,11 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::block::{Block, Scope, Target};
+use crate::block::{Block, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, Manifest, UpdatePart, tensor_digest};
 use crate::limits::{Budget, Limits, check};
-use crate::tensor::{TensorBuf, TensorView};
+use crate::tensor::{Dtype, TensorBuf, TensorView};
 
 /// Puts the parts of one update together to dense tensors.
 ///
@@ -17,12 +17,33 @@ use crate::tensor::{TensorBuf, TensorView};
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
     /// Tensors that are wanted; `None` for those that are not.
-    tensors: Vec<Option<Vec<u8>>>,
+    tensors: Vec<Option<Buffer>>,
     touched: Vec<bool>,
     base: BTreeMap<String, TensorView<'b>>,
     delta: BTreeMap<u64, Delta>,
     is_delta: bool,
     complete: bool,
+}
+
+/// The elements of a tensor that is being put together.
+struct Buffer {
+    data: Vec<u8>,
+    dtype: Dtype,
+    /// Elements before this one are what the update says, or zero; the others are anything.
+    ready: u64,
+}
+
+impl Buffer {
+    /// Makes the elements before `end` ready, but for those from `start` on if the caller overwrites them.
+    fn prepare(&mut self, start: u64, end: u64, overwrite: bool) {
+        let zeros = self.ready..if overwrite { start } else { end };
+        let byte = |element| self.dtype.bytes_for(element).map_or(self.data.len(), |b| b as usize);
+        if zeros.start < zeros.end {
+            let bytes = byte(zeros.start)..byte(zeros.end).min(self.data.len());
+            self.data[bytes].fill(0);
+        }
+        self.ready = self.ready.max(end);
+    }
 }
 
 impl<'b> Assembler<'b> {
@@ -38,7 +59,12 @@ impl<'b> Assembler<'b> {
         let tensors = manifest.tensors().iter().zip(&wanted);
         Ok(Self {
             // Zeros come from the system lazily: a tensor that nothing is said of costs address space only.
-            tensors: tensors.map(|(t, &w)| w.then(|| vec![0; t.bytes() as usize])).collect(),
+            tensors: tensors
+                .map(|(t, &w)| {
+                    let data = w.then(|| vec![0; t.bytes() as usize])?;
+                    Some(Buffer { data, dtype: t.dtype, ready: u64::MAX })
+                })
+                .collect(),
             touched: vec![false; wanted.len()],
             manifest: Arc::clone(manifest),
             base: BTreeMap::new(),
@@ -46,6 +72,36 @@ impl<'b> Assembler<'b> {
             is_delta: false,
             complete: false,
         })
+    }
+
+    /// An assembler of the tensors that `buffers` are for, by their numbers in `manifest`, in the memory of these: what an
+    /// earlier [`Assembler::finish`] gave out, for example. What they hold does not matter. Beside the tensors' memory,
+    /// assembling takes as much as decoding two blocks for each thread; with this, nothing that grows with the tensors
+    /// is allocated, and pages that the system has given once are not asked for again.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if `manifest` has no such tensor or another type or shape for it.
+    pub fn with_buffers(
+        manifest: &Arc<Manifest>,
+        buffers: impl IntoIterator<Item = (u64, TensorBuf)>,
+    ) -> Result<Self> {
+        let mut assembler = Self::new(manifest, &Limits::default(), |_| false)?;
+        for (number, buffer) in buffers {
+            let info = usize::try_from(number).ok().and_then(|n| manifest.tensors().get(n));
+            if info.is_none_or(|i| i.dtype != buffer.dtype() || i.shape != buffer.shape()) {
+                return Err(
+                    Error::input(InputErrorKind::Mismatch { what: "buffer and manifest" }).in_tensor(number)
+                );
+            }
+            let dtype = buffer.dtype();
+            let mut buffer = Buffer { data: buffer.into_data(), dtype, ready: 0 };
+            if dtype.bits() < 8 {
+                // Parts may begin inside a byte.
+                buffer.prepare(u64::MAX, u64::MAX, false);
+            }
+            assembler.tensors[number as usize] = Some(buffer);
+        }
+        Ok(assembler)
     }
 
     /// Gives the base of a delta: a tensor by its name.
@@ -114,7 +170,8 @@ impl<'b> Assembler<'b> {
             if tensor_digest(*base) != entry.base {
                 return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.tensor));
             }
-            buffer.copy_from_slice(base.data());
+            buffer.data.copy_from_slice(base.data());
+            buffer.ready = u64::MAX;
         }
         Ok(())
     }
@@ -135,6 +192,13 @@ impl<'b> Assembler<'b> {
         self.touched[first..first + raw.space.lens.len()].fill(true);
         // Tensors of the scope that are not wanted are decoded into buffers that are thrown away.
         let buffers = &mut self.tensors[first..first + raw.space.lens.len()];
+        let overwrites = block.support == Support::All && !block.add && raw.values_id != ValuesId::ULP;
+        let ready: Vec<u64> = buffers.iter().flatten().map(|buffer| buffer.ready).collect();
+        for (buffer, &len) in buffers.iter_mut().zip(&raw.space.lens) {
+            if let Some(buffer) = buffer {
+                buffer.prepare(start, start + len, overwrites);
+            }
+        }
         let mut spare: Vec<Vec<u8>> = buffers
             .iter()
             .zip(&raw.space.lens)
@@ -144,11 +208,16 @@ impl<'b> Assembler<'b> {
         let mut spare = spare.iter_mut();
         let mut targets = Vec::with_capacity(raw.space.lens.len());
         for (buffer, &len) in buffers.iter_mut().zip(&raw.space.lens) {
-            let data = buffer.as_mut().or_else(|| spare.next());
+            let data = buffer.as_mut().map(|b| &mut b.data).or_else(|| spare.next());
             let data = data.ok_or(Error::inconsistent("targets of a block"))?;
             targets.push(Target { data, start, len });
         }
-        block.apply(&raw.space, part.sets(), budget, &mut targets)
+        let applied = block.apply(&raw.space, part.sets(), budget, &mut targets);
+        if applied.is_err() {
+            // Nothing was overwritten then.
+            buffers.iter_mut().flatten().zip(ready).for_each(|(buffer, ready)| buffer.ready = ready);
+        }
+        applied
     }
 
     /// Whether the last part has been applied.
@@ -167,8 +236,9 @@ impl<'b> Assembler<'b> {
         let infos = Arc::clone(&self.manifest);
         let mut out = Vec::new();
         for (number, info) in infos.tensors().iter().enumerate() {
-            let Some(mut data) = self.tensors[number].take() else { continue };
-            let number = number as u64;
+            let Some(mut buffer) = self.tensors[number].take() else { continue };
+            buffer.prepare(u64::MAX, u64::MAX, false);
+            let (number, mut data) = (number as u64, buffer.data);
             // A delta speaks of what changed: the other tensors are the base's.
             if self.is_delta && !self.delta.contains_key(&number) {
                 let base = self.base.get(&info.name);

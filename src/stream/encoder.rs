@@ -5,8 +5,8 @@ use crate::block::{Block, BlockOptions, SetId, Sets};
 use crate::error::{Error, Result};
 use crate::frame::{
     CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
-    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart, VERSION_MINOR,
-    write_parts,
+    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Part, Preamble, UpdateHeader, UpdatePart,
+    VERSION_MINOR, write_parts,
 };
 use crate::limits::Limits;
 
@@ -112,13 +112,22 @@ impl Encoder {
     }
 
     fn frame(&mut self, out: &mut Vec<u8>, kind: FrameKind, flags: u16, body: &[u8]) {
+        self.start(out);
+        out.extend_from_slice(&self.count(kind, flags, body));
+        out.extend_from_slice(body);
+    }
+
+    /// Appends the preamble if it is still to come.
+    fn start(&mut self, out: &mut Vec<u8>) {
         if !self.started {
             Preamble { minor: VERSION_MINOR }.write(out);
             self.started = true;
         }
+    }
+
+    /// Takes a frame into account and gives its header.
+    fn count(&mut self, kind: FrameKind, flags: u16, body: &[u8]) -> [u8; HEADER_LEN] {
         let header = FrameHeader::of(kind, flags, body).to_bytes();
-        out.extend_from_slice(&header);
-        out.extend_from_slice(body);
         self.chain.update(&header[..CHAINED_LEN]);
         let len = (HEADER_LEN + body.len()) as u64;
         if self.options.index {
@@ -126,6 +135,7 @@ impl Encoder {
         }
         self.frames += 1;
         self.offset += len;
+        header
     }
 
     /// Appends a manifest, unless the stream has it already.
@@ -149,17 +159,36 @@ impl Encoder {
         manifest: &Arc<Manifest>,
         blocks: &[(&Block, BlockOptions)],
     ) -> Result<()> {
-        let mut parts = Vec::new();
-        write_parts(header, manifest, &self.sets, blocks, self.options.part_bytes, |part| {
-            parts.push(part);
-            Ok(())
-        })?;
-        self.manifest(out, manifest);
-        for part in parts {
-            if self.options.index {
-                self.index.updates.push(self.entry(&part.body, manifest)?);
+        // The parts are written where they stay; the encoder's own state, and what stands before them, follows once
+        // nothing can fail any more.
+        let start = out.len();
+        let known = self.manifests.contains_key(&manifest.id());
+        let preamble = if self.started { 0 } else { PREAMBLE_LEN };
+        let before = preamble + if known { 0 } else { HEADER_LEN + manifest.body().len() };
+        out.resize(start + before, 0);
+        let written =
+            write_parts(out, HEADER_LEN, header, manifest, &self.sets, blocks, self.options.part_bytes);
+        let entries = |parts: &[Part]| match self.options.index {
+            true => parts.iter().map(|part| self.entry(&out[part.body.clone()], manifest)).collect(),
+            false => Ok(Vec::new()),
+        };
+        let written = written.and_then(|parts| Ok((entries(&parts)?, parts)));
+        let (entries, parts) = match written {
+            Ok(written) => written,
+            Err(e) => {
+                out.truncate(start);
+                return Err(e);
             }
-            self.frame(out, FrameKind::UPDATE, if part.last { FrameHeader::LAST } else { 0 }, &part.body);
+        };
+        let mut head = Vec::with_capacity(before);
+        self.start(&mut head);
+        self.manifest(&mut head, manifest);
+        out[start..start + before].copy_from_slice(&head);
+        self.index.updates.extend(entries);
+        for part in parts {
+            let flags = if part.last { FrameHeader::LAST } else { 0 };
+            let header = self.count(FrameKind::UPDATE, flags, &out[part.body.clone()]);
+            out[part.body.start - HEADER_LEN..part.body.start].copy_from_slice(&header);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ mod levels;
 mod low_rank;
 mod minifloat;
 mod planes;
-mod pow2;
+pub(crate) mod pow2;
 mod scaled;
 mod scales;
 mod ulp;
@@ -286,7 +286,7 @@ pub(crate) fn numbers(
             Ok(())
         }
         Values::Pow2 { min_exponent, codes, negative, .. } => {
-            pow2::numbers(*min_exponent, codes, negative, out);
+            pow2::numbers(*min_exponent, codes, negative, 0, out);
             Ok(())
         }
         Values::Levels { .. } => levels::numbers(values, tensor_counts, out),

@@ -1,5 +1,6 @@
 //! Powers of two (spec, values/pow2.md; Natural Compression, arXiv 1905.10988).
 
+use crate::arch::{self, Kernel};
 use crate::bits::{Cursor, put_i16};
 use crate::block::values::{ValueSpace, scaled};
 use crate::block::{Bits, Underflow, Values};
@@ -49,9 +50,57 @@ pub(super) fn read(
     Ok(Values::Pow2 { min_exponent, underflow, codes, negative: scaled::read_signs(cursor, space.count)? })
 }
 
-pub(super) fn numbers(min_exponent: i16, codes: &[u8], negative: &Bits, out: &mut [f32]) {
-    // The bits of the magnitude of each code.
-    let magnitudes: [u32; 256] = std::array::from_fn(|code| match code as i32 {
+/// The numbers of the values from `start` on.
+pub(crate) fn numbers(min_exponent: i16, codes: &[u8], negative: &Bits, start: usize, out: &mut [f32]) {
+    arch::run(Numbers { min_exponent, codes: &codes[start..], negative, start, out });
+}
+
+struct Numbers<'a> {
+    min_exponent: i16,
+    codes: &'a [u8],
+    negative: &'a Bits,
+    start: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Numbers<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { min_exponent, codes, negative, start, out } = self;
+        // Where no code gives a subnormal a magnitude's bits are its exponent's; 255 is infinity.
+        if min_exponent >= -126 {
+            let base = (i32::from(min_exponent) + 126) as u32;
+            for (value, &code) in out.iter_mut().zip(codes) {
+                let exponent = (u32::from(code) + base).min(255);
+                *value = f32::from_bits(if code == 0 { 0 } else { exponent << 23 });
+            }
+        } else {
+            let magnitudes = magnitudes(min_exponent);
+            for (value, &code) in out.iter_mut().zip(codes) {
+                *value = f32::from_bits(magnitudes[usize::from(code)]);
+            }
+        }
+        let signed = |value: &mut f32, bit: u32| *value = f32::from_bits(value.to_bits() | bit << 31);
+        let head = (start.wrapping_neg() % 8).min(out.len());
+        let (head, body) = out.split_at_mut(head);
+        for (i, value) in head.iter_mut().enumerate() {
+            signed(value, negative.get(start + i).into());
+        }
+        let signs = negative.as_bytes().get((start + head.len()) / 8..).unwrap_or_default();
+        let (eights, rest) = body.as_chunks_mut::<8>();
+        for (eight, &signs) in eights.iter_mut().zip(signs) {
+            eight.iter_mut().zip(0..).for_each(|(value, bit)| signed(value, u32::from(signs) >> bit & 1));
+        }
+        let signs = signs.get(eights.len()).copied().unwrap_or(0);
+        rest.iter_mut().zip(0..).for_each(|(value, bit)| signed(value, u32::from(signs) >> bit & 1));
+    }
+}
+
+/// The bits of the magnitude of each code.
+fn magnitudes(min_exponent: i16) -> [u32; 256] {
+    std::array::from_fn(|code| match code as i32 {
         0 => 0,
         code => match i32::from(min_exponent) + code - 1 {
             128.. => f32::INFINITY.to_bits(),
@@ -59,13 +108,27 @@ pub(super) fn numbers(min_exponent: i16, codes: &[u8], negative: &Bits, out: &mu
             exponent @ -149..=-127 => 1 << (exponent + 149),
             _ => 0,
         },
-    });
-    for (eight, &signs) in
-        out.chunks_mut(8).zip(negative.as_bytes()).enumerate().map(|(i, (o, s))| ((i, o), s))
-    {
-        let (i, out) = eight;
-        for (bit, (value, &code)) in out.iter_mut().zip(&codes[i * 8..]).enumerate() {
-            *value = f32::from_bits(magnitudes[code as usize] | u32::from(signs >> bit & 1) << 31);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_from_any_place_are_those_of_their_codes() {
+        let codes: Vec<u8> = (0..=255).cycle().take(600).collect();
+        let negative: Bits = (0..600).map(|i| i * i % 7 < 3).collect();
+        for min_exponent in [-1074, -300, -149, -130, -126, -30, 0, 120, 1023] {
+            let magnitudes = magnitudes(min_exponent);
+            for (start, len) in [(0, 600), (0, 5), (3, 2), (3, 100), (8, 64), (599, 1), (600, 0)] {
+                let mut out = vec![0.0; len];
+                numbers(min_exponent, &codes, &negative, start, &mut out);
+                for (i, x) in (start..).zip(out) {
+                    let sign = u32::from(negative.get(i)) << 31;
+                    assert_eq!(x.to_bits(), magnitudes[usize::from(codes[i])] | sign, "{min_exponent} {i}");
+                }
+            }
         }
     }
 }

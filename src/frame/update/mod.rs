@@ -5,7 +5,7 @@ mod tables;
 mod write;
 
 pub use attributes::{AttributeId, Delta, Digest, tensor_digest};
-pub(crate) use write::write_parts;
+pub(crate) use write::{Part, write_parts};
 
 use std::sync::Arc;
 

@@ -1,10 +1,13 @@
 //! Writing an update: in parts of bounded size, blocks in parallel.
 
+use std::ops::Range;
+
 use rayon::prelude::*;
 
 use crate::bits::put_varint;
 use crate::block::space::Surroundings;
-use crate::block::{Block, BlockOptions, Sets};
+
+use crate::block::{Block, BlockOptions, Sets, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
@@ -13,43 +16,53 @@ use crate::frame::{Delta, Manifest, UpdateHeader};
 /// A block that weighs more than this has tables of its own: it is too long to gain from shared ones.
 const LIGHT: u64 = 1 << 14;
 
-/// A part's body and whether it is the last.
+/// Values of blocks, in the measure of [`Block::weight`], that one thread writes before they are put in their place.
+const BATCH: u64 = 8 << 20;
+
+/// Where a part's body is, and whether it is the last.
 pub(crate) struct Part {
-    pub(crate) body: Vec<u8>,
+    pub(crate) body: Range<usize>,
     pub(crate) last: bool,
 }
 
-/// Writes the parts of an update one after the other to `sink`; each holds blocks of about `part_bytes` before coding, and
-/// at least one block.
+/// Appends the parts of an update one after the other, each behind `gap` bytes for a header; each holds blocks of about
+/// `part_bytes` before coding, and at least one block.
 ///
 /// # Errors
-/// [`Error::Input`] if a block does not fit the manifest, is out of order, or is missing in the delta; those of `sink`.
+/// [`Error::Input`] if a block does not fit the manifest, is out of order, or is missing in the delta; `out` then ends in
+/// bytes of no use.
 pub(crate) fn write_parts(
+    out: &mut Vec<u8>,
+    gap: usize,
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
     blocks: &[(&Block, BlockOptions)],
     part_bytes: u64,
-    mut sink: impl FnMut(Part) -> Result<()>,
-) -> Result<()> {
+) -> Result<Vec<Part>> {
     check(header, manifest, sets, blocks)?;
+    let mut parts: Vec<Part> = Vec::new();
     let mut rest = blocks;
-    for number in 0.. {
-        let mut weight = 0u64;
-        let fits = |(block, _): &&(&Block, BlockOptions)| {
-            let first = weight == 0;
-            weight = weight.saturating_add(block.weight()).saturating_add(1);
-            first || weight <= part_bytes
-        };
-        let (part, others) = rest.split_at(rest.iter().take_while(fits).count());
-        let last = others.is_empty();
-        sink(Part { body: write_part(header, manifest, sets, part, number)?, last })?;
-        if last {
-            return Ok(());
-        }
+    while !rest.is_empty() || parts.is_empty() {
+        let (part, others) = rest.split_at(first_of_weight(rest, part_bytes));
+        out.resize(out.len() + gap, 0);
+        let start = out.len();
+        write_part(out, header, manifest, sets, part, parts.len() as u64)?;
+        parts.push(Part { body: start..out.len(), last: others.is_empty() });
         rest = others;
     }
-    Ok(())
+    Ok(parts)
+}
+
+/// How many of the blocks weigh at most `weight` together; at least one, if there is one.
+fn first_of_weight(blocks: &[(&Block, BlockOptions)], weight: u64) -> usize {
+    let mut sum = 0u64;
+    let fits = |(block, _): &&(&Block, BlockOptions)| {
+        let first = sum == 0;
+        sum = sum.saturating_add(block.weight()).saturating_add(1);
+        first || sum <= weight
+    };
+    blocks.iter().take_while(fits).count()
 }
 
 fn check(
@@ -83,12 +96,13 @@ fn check(
 }
 
 fn write_part(
+    out: &mut Vec<u8>,
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
     blocks: &[(&Block, BlockOptions)],
     number: u64,
-) -> Result<Vec<u8>> {
+) -> Result<()> {
     let light: Vec<_> = blocks.iter().filter(|(block, _)| block.weight() <= LIGHT).collect();
     let mut segments: Vec<(Role, Counts)> = Vec::new();
     if light.len() > 1 {
@@ -105,22 +119,27 @@ fn write_part(
         }
     }
     let tables = shared_tables(&segments);
-    let written: Vec<Result<Vec<u8>>> = blocks
-        .par_iter()
-        .map(|(block, options)| {
-            let tables = if block.weight() <= LIGHT { tables.as_slice() } else { &[] };
-            write_block(block, *options, manifest, sets, tables, None)
-        })
-        .collect();
-    let mut body = Vec::new();
-    write_head(&mut body, header, manifest.id(), number, touched(header, blocks)?.as_deref());
-    put_varint(&mut body, tables.len() as u64);
-    tables.iter().for_each(|t| t.write(&mut body));
-    put_varint(&mut body, blocks.len() as u64);
-    for block in written {
-        body.append(&mut block?);
+    write_head(out, header, manifest.id(), number, touched(header, blocks)?.as_deref());
+    put_varint(out, tables.len() as u64);
+    tables.iter().for_each(|t| t.write(out));
+    put_varint(out, blocks.len() as u64);
+    let batch_weight = BATCH * rayon::current_num_threads() as u64;
+    let mut rest = blocks;
+    while !rest.is_empty() {
+        let (batch, others) = rest.split_at(first_of_weight(rest, batch_weight));
+        let written: Vec<Result<WrittenBlock>> = batch
+            .par_iter()
+            .map(|(block, options)| {
+                let tables = if block.weight() <= LIGHT { tables.as_slice() } else { &[] };
+                write_block(block, *options, manifest, sets, tables, None)
+            })
+            .collect();
+        for block in written {
+            block?.append_to(out);
+        }
+        rest = others;
     }
-    Ok(body)
+    Ok(())
 }
 
 /// The entries of the delta that the blocks of a part touch.
@@ -154,11 +173,9 @@ fn write_block(
     sets: &Sets,
     tables: &[Table],
     record: Option<&mut Vec<(Role, Counts)>>,
-) -> Result<Vec<u8>> {
-    let mut out = Vec::new();
+) -> Result<WrittenBlock> {
     let space = manifest.space(block.scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope: block.scope, sets };
     let mut coder = Coder { entropy: options.entropy, tables, record };
-    block.write(&mut out, &mut coder, options, &around).map_err(|e| e.in_tensor(block.scope.first()))?;
-    Ok(out)
+    block.write(&mut coder, options, &around).map_err(|e| e.in_tensor(block.scope.first()))
 }

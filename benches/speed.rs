@@ -1,0 +1,218 @@
+//! How fast whole paths are, tensor to encoded bytes and back, against what the memory of this machine gives.
+//!
+//! `cargo bench --bench speed` runs on one thread with 64 Mi elements (`-- --elements N` for another number); a floor that
+//! is missed is reported and fails the run. Under `cargo test --benches` it runs once on a small tensor and reports only.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gcodec::compress::{Input, Options, compress};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{BlockOptions, Codec, Limits, TensorBuf, TensorView, random};
+
+/// What a ratio is taken against.
+#[derive(Clone, Copy)]
+enum Against {
+    Read,
+    Fill,
+}
+
+struct Bench {
+    manifest: Arc<Manifest>,
+    repeats: usize,
+    read: f64,
+    fill: f64,
+    missed: bool,
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    let full = args.iter().any(|a| a == "--bench") && !args.iter().any(|a| a == "--test");
+    let asked = args.iter().position(|a| a == "--elements").and_then(|i| args.get(i + 1)?.parse().ok());
+    let elements: usize = asked.unwrap_or(if full { 64 << 20 } else { 1 << 16 });
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+        rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("no pool was built before");
+    }
+
+    let columns = (elements as u64).min(4096);
+    let shape = vec![elements as u64 / columns, columns];
+    let elements = (shape[0] * shape[1]) as usize;
+    let info = TensorInfo::new("w", gcodec::Dtype::F32, shape.clone());
+    let manifest = Arc::new(Manifest::new(vec![info]).expect("one tensor"));
+    let repeats = if full { 5 } else { 1 };
+    let mut bench = Bench { manifest, repeats, read: 0.0, fill: 0.0, missed: false };
+    println!("{elements} f32 elements, {} thread(s), best of {repeats}", rayon::current_num_threads());
+    println!("{:<34}{:>9}{:>9}  {:<6}{:>7}", "operation", "GB/s", "ratio", "of", "floor");
+
+    let even = TensorBuf::from_f32(shape.clone(), &noise(elements, |_| 1.0)).expect("shape fits");
+    bench.memory(even.view());
+    let only = args.iter().position(|a| a == "--only").and_then(|i| args.get(i + 1).cloned());
+    if let Some(only) = only {
+        bench.codec(&only, even.view(), None, None);
+        return ExitCode::SUCCESS;
+    }
+    let floor = |x: f64| Some(x);
+    bench.codec("topk:density=0.001", even.view(), floor(0.25), floor(0.4));
+    bench.codec("sbc:density=0.001", even.view(), floor(0.25), floor(0.4));
+    bench.codec("natural", even.view(), floor(0.05), None);
+    bench.codec("lossless", even.view(), None, None);
+    bench.codec("qsgd:bits=4", even.view(), None, None);
+    bench.codec("int8", even.view(), None, None);
+    drop(even);
+    // A tensor whose rows and columns have scales of their own, as gradients of matrices do.
+    let scale = |i: usize| {
+        let (row, column) = (i as u64 / columns, i as u64 % columns);
+        0.5f32.powi((row * 0x9e37 / 64 % 7) as i32) * (1.0 + (column * 0x85eb / 32 % 5) as f32)
+    };
+    let scaled = TensorBuf::from_f32(shape, &noise(elements, scale)).expect("shape fits");
+    println!("rows and columns of different scale:");
+    bench.codec("topk:density=0.001", scaled.view(), None, None);
+    bench.codec("natural", scaled.view(), None, None);
+    bench.codec("lossless", scaled.view(), None, None);
+    if bench.missed && full { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}
+
+impl Bench {
+    /// The speeds that everything else is compared with: summing a tensor, and filling one that was touched before.
+    fn memory(&mut self, view: TensorView<'_>) {
+        let words = view.data().as_chunks::<4>().0;
+        let sum = |row: &[[u8; 4]; 64]| row.iter().fold(0u32, |s, w| s.wrapping_add(u32::from_le_bytes(*w)));
+        let (rows, _) = words.as_chunks::<64>();
+        let seconds =
+            self.best(|| drop(black_box(rows.iter().fold(0u32, |s, row| s.wrapping_add(sum(row))))));
+        self.read = view.data().len() as f64 / seconds;
+        let mut buffer = view.data().to_vec();
+        let seconds = self.best(|| black_box(&mut buffer).fill(0));
+        self.fill = view.data().len() as f64 / seconds;
+        println!("{:<34}{:>9.2}", "read", self.read / 1e9);
+        println!("{:<34}{:>9.2}", "fill", self.fill / 1e9);
+    }
+
+    fn codec(
+        &mut self,
+        spec: &str,
+        view: TensorView<'_>,
+        encode_floor: Option<f64>,
+        decode_floor: Option<f64>,
+    ) {
+        let codec: Codec = spec.parse().expect("a codec");
+        let bytes = self.encode(&codec, view);
+        let blocks = blocks(&codec, view);
+        let name = |what| format!("{what} {spec}");
+        let seconds = self.best(|| drop(black_box(crate::blocks(&codec, view))));
+        self.row(&name("compress"), view, seconds, Against::Read, None);
+        if std::env::args().any(|a| a == "--compress-only") {
+            for _ in 0..6 {
+                self.best(|| drop(black_box(crate::blocks(&codec, view))));
+            }
+            return;
+        }
+        let seconds = self.best(|| drop(black_box(write(&self.manifest, &codec, &blocks))));
+        self.row(&name("write"), view, seconds, Against::Read, None);
+        let seconds = self.best(|| drop(black_box(self.encode(&codec, view))));
+        self.row(&name("encode"), view, seconds, Against::Read, encode_floor);
+        drop(blocks);
+        let seconds = self.best(|| drop(black_box(self.decode(&bytes))));
+        self.row(&name("decode, new memory"), view, seconds, Against::Fill, None);
+        let mut tensors = self.decode(&bytes);
+        let seconds = self.best(|| {
+            let buffers = std::mem::take(&mut tensors);
+            let mut assembler = Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
+            apply(&bytes, &mut assembler);
+            tensors = assembler.finish().expect("complete");
+        });
+        self.row(&name("decode"), view, seconds, Against::Fill, decode_floor);
+        if std::env::args().any(|a| a == "--decode-only") {
+            for _ in 0..16 {
+                self.best(|| {
+                    let buffers = std::mem::take(&mut tensors);
+                    let mut assembler =
+                        Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
+                    apply(&bytes, &mut assembler);
+                    tensors = assembler.finish().expect("complete");
+                });
+            }
+            return;
+        }
+        println!("{:<34}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
+    }
+
+    fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
+        write(&self.manifest, codec, &blocks(codec, view))
+    }
+
+    fn decode(&self, bytes: &[u8]) -> Vec<(u64, TensorBuf)> {
+        let limits = Limits::default();
+        let mut assembler = Assembler::new(&self.manifest, &limits, |_| true).expect("within limits");
+        apply(bytes, &mut assembler);
+        assembler.finish().expect("complete")
+    }
+
+    fn row(&mut self, name: &str, view: TensorView<'_>, seconds: f64, against: Against, floor: Option<f64>) {
+        let speed = view.data().len() as f64 / seconds;
+        let (of, base) = match against {
+            Against::Read => ("read", self.read),
+            Against::Fill => ("fill", self.fill),
+        };
+        let ratio = speed / base;
+        let verdict = floor.map_or(String::new(), |floor| {
+            let met = ratio >= floor;
+            self.missed |= !met;
+            format!("{floor:>7.2}  {}", if met { "ok" } else { "FAIL" })
+        });
+        println!("{name:<34}{:>9.2}{ratio:>9.3}  {of:<6}{verdict}", speed / 1e9);
+    }
+
+    fn best(&self, mut f: impl FnMut()) -> f64 {
+        let time = |_| {
+            let start = Instant::now();
+            f();
+            start.elapsed().as_secs_f64()
+        };
+        (0..self.repeats).map(time).fold(f64::INFINITY, f64::min)
+    }
+}
+
+fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<gcodec::Block> {
+    let input = Input { tensor: 0, name: "w", view, base: None };
+    compress(&[input], &[codec.clone()], &Options::default(), None).expect("a finite tensor")
+}
+
+fn write(manifest: &Arc<Manifest>, codec: &Codec, blocks: &[gcodec::Block]) -> Vec<u8> {
+    let options = BlockOptions::default().with_positions(codec.positions());
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let mut out = Vec::new();
+    encoder.update(&mut out, &UpdateHeader::default(), manifest, &blocks).expect("blocks of this manifest");
+    encoder.finish(&mut out);
+    out
+}
+
+fn apply(bytes: &[u8], assembler: &mut Assembler<'_>) {
+    let mut reader = SliceReader::new(bytes, Limits::default());
+    while let Some(event) = reader.next_event().expect("what was encoded") {
+        if let Event::Frame(_, Body::Update(part)) = event {
+            assembler.apply(&part).expect("what was encoded");
+        }
+    }
+}
+
+/// About normal numbers, each times its scale: sums of four uniform ones.
+fn noise(elements: usize, scale: impl Fn(usize) -> f32) -> Vec<f32> {
+    let mut words = vec![0; 2 << 16];
+    let mut out = Vec::with_capacity(elements);
+    for start in (0..elements).step_by(1 << 16) {
+        random::words(7, 0, 2 * start as u64, &mut words);
+        for (i, pair) in words.chunks(2).enumerate().take(elements - start) {
+            let uniforms = [pair[0] & 0xffff, pair[0] >> 16, pair[1] & 0xffff, pair[1] >> 16];
+            let sum = uniforms.iter().sum::<u32>() as f32 - 131_070.0;
+            // Finer than a step of the sum, so that there are no zeros.
+            let fine = ((pair[0] ^ pair[1]) & 0xff) as f32 / 256.0 + 1.0 / 512.0;
+            out.push((sum + fine) * 1e-6 * scale(start + i));
+        }
+    }
+    out
+}

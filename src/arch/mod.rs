@@ -1,0 +1,96 @@
+//! What the processor at hand can do beyond its baseline. The only module with unsafe code; knows nothing of the format.
+//!
+//! Most of the speed comes without intrinsics: a [`Kernel`] is a safe loop that [`run`] compiles again for wider vectors
+//! and picks at run time. Intrinsics are used where a compiler finds no vector form, and have a safe twin that they are
+//! tested against.
+
+#![allow(unsafe_code)]
+
+pub(crate) mod rans;
+
+/// A loop worth compiling for more than one instruction set.
+pub(crate) trait Kernel {
+    type Output;
+
+    /// The loop. Implementations are `#[inline(always)]`, and so is all that they call, or nothing is gained.
+    fn call(self) -> Self::Output;
+}
+
+/// Runs a kernel in the widest form that this processor has. The result does not depend on which.
+#[inline]
+pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if x86::has_avx512() {
+            // SAFETY: all features that `with_avx512` enables were just found.
+            return unsafe { x86::with_avx512(kernel) };
+        }
+        if x86::has_avx2() {
+            // SAFETY: all features that `with_avx2` enables were just found.
+            return unsafe { x86::with_avx2(kernel) };
+        }
+    }
+    kernel.call()
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Kernel;
+
+    /// Whether the features of [`with_avx512`] are there; the standard library remembers the answer.
+    #[inline]
+    pub(super) fn has_avx512() -> bool {
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("avx512vbmi2")
+            && is_x86_feature_detected!("bmi2")
+            && is_x86_feature_detected!("popcnt")
+    }
+
+    /// Whether the features of [`with_avx2`] are there.
+    #[inline]
+    pub(super) fn has_avx2() -> bool {
+        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2")
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,bmi2,popcnt")]
+    pub(super) fn with_avx512<K: Kernel>(kernel: K) -> K::Output {
+        kernel.call()
+    }
+
+    #[target_feature(enable = "avx2,bmi2")]
+    pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
+        kernel.call()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Sum<'a>(&'a [u32]);
+
+    impl Kernel for Sum<'_> {
+        type Output = u32;
+
+        #[inline(always)]
+        fn call(self) -> u32 {
+            self.0.iter().fold(0, |sum, x| sum.wrapping_mul(3).wrapping_add(*x))
+        }
+    }
+
+    #[test]
+    fn every_form_of_a_kernel_gives_the_same() {
+        let numbers: Vec<u32> = (0..1000).collect();
+        let expected = Sum(&numbers).call();
+        assert_eq!(run(Sum(&numbers)), expected);
+        #[cfg(target_arch = "x86_64")]
+        if x86::has_avx2() {
+            // SAFETY: the features were just found.
+            assert_eq!(unsafe { x86::with_avx2(Sum(&numbers)) }, expected);
+        }
+    }
+}

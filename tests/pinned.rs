@@ -1,0 +1,77 @@
+//! Encoded bytes never change by accident: hashes of whole streams, for every codec and for tensors that take every way
+//! through the encoder (long and short, structured and not, subnormal, constant). A change here is a change of the
+//! encoder's choices and has to be meant.
+
+use gcodec::{Codec, Dtype, TensorBuf, random};
+
+/// Numbers in whose exponents rows and columns show if `matrix`.
+fn numbers(n: usize, columns: usize, matrix: bool) -> Vec<f32> {
+    let mut words = vec![0; n];
+    random::words(3, n as u64, 0, &mut words);
+    let value = |(i, &w): (usize, &u32)| {
+        let uniform = (w >> 8) as f32 / (1 << 24) as f32 - 0.5 + 1e-9;
+        let cube = uniform * uniform * uniform;
+        let scale = (i / columns * 7 % 11) as i32 - (i % columns * 5 % 13) as i32;
+        if matrix { cube * 2f32.powi(scale) } else { cube }
+    };
+    words.iter().enumerate().map(value).collect()
+}
+
+fn tensors() -> Vec<(&'static str, TensorBuf)> {
+    let f32s = |shape: &[u64], values: &[f32]| TensorBuf::from_f32(shape.to_vec(), values).unwrap();
+    let mut odd = numbers(70_001, 1, false);
+    odd.iter_mut().step_by(3).for_each(|x| *x = 0.0);
+    odd.iter_mut().step_by(7).for_each(|x| *x *= 1e-38);
+    let bf16: Vec<u8> =
+        numbers(33_333, 1, false).iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect();
+    vec![
+        ("bias", f32s(&[37], &numbers(37, 1, false))),
+        ("constant", f32s(&[3000], &[0.25; 3000])),
+        ("empty", f32s(&[0], &[])),
+        ("even", f32s(&[300_007], &numbers(300_007, 1, false))),
+        ("half", TensorBuf::new(Dtype::Bf16, vec![33_333], bf16).unwrap()),
+        ("matrix", f32s(&[1100, 512], &numbers(1100 * 512, 512, true))),
+        ("odd", f32s(&[70_001], &odd)),
+        ("small", f32s(&[50, 60], &numbers(3000, 60, true))),
+        ("zero", f32s(&[5000], &[0.0; 5000])),
+    ]
+}
+
+#[test]
+fn encoded_streams_are_what_they_were() {
+    let tensors = tensors();
+    let views: Vec<_> = tensors.iter().map(|(name, t)| (*name, t.view())).collect();
+    let mut found = String::new();
+    for (spec, _) in PINNED {
+        let codec: Codec = spec.parse().unwrap();
+        let bytes = gcodec::encode(&views, &codec).unwrap();
+        let decoded = gcodec::decode(&bytes).unwrap();
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&bytes);
+        decoded.iter().for_each(|(_, t)| drop(hasher.update(t.view().data())));
+        found += &format!("    (\"{spec}\", \"{}\"),\n", &hasher.finalize().to_hex()[..32]);
+    }
+    let expected: String =
+        PINNED.iter().map(|(spec, hash)| format!("    (\"{spec}\", \"{hash}\"),\n")).collect();
+    assert!(found == expected, "encoded bytes changed; found\n{found}");
+}
+
+/// The first half of the BLAKE3 hash of each stream and the tensors decoded from it.
+const PINNED: [(&str, &str); 16] = [
+    ("raw", "203400ea2cac25c3cdd7477e9c9674be"),
+    ("lossless", "159544aa7c96172eeab484c8a4903766"),
+    ("natural", "fe9c4e70605a44da16dc5525145ba04a"),
+    ("natural:seed=7", "c71f7e3a8762f0eb1bc85caf95ae27a0"),
+    ("sbc:density=0.001", "9aee8093836d97c9cc76306eb1a34879"),
+    ("sbc:density=0.02", "c818276ab652edbc4c7193fed3f0a9d6"),
+    ("topk:density=0.001", "ae8c7ae84c950f7b7cdacaec6ca0516f"),
+    ("topk:density=0.01,values=pow2", "b659936998726284b95c39d7c221472d"),
+    ("topk:density=0.05,values=f16,scope=global", "5da739c898fd94531e007e65f76495b6"),
+    ("topk:density=0.3,values=q4", "4b7984c5b662f55b499491abc67babd0"),
+    ("topk:density=0.01,positions=rice", "c34a9d7ffeea65083bec89858809e4bb"),
+    ("topk:density=0.01,positions=tokens,values=sign", "db01557b57ca1d2c520a343015f80065"),
+    ("threshold:at=0.05,values=bf16", "7fe9f5a017be3f4591f7157cb1fd07d0"),
+    ("qsgd:bits=4", "f2f322e7ed88cbf41783375ec5dd6a88"),
+    ("qsgd:bits=8,norm=max", "d2c41d79352c3c297f20b7b2336913aa"),
+    ("int8", "f55be61ebb52b56c901a720007bfda03"),
+];
