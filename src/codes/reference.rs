@@ -4,7 +4,6 @@
 //! of outer products. Sending both parts first leaves symbols of less entropy, none of which waits for another.
 
 use crate::arch::{self, Kernel};
-use crate::codes::table::Counts;
 
 /// Symbols as references and residuals.
 pub(crate) struct Referenced {
@@ -88,11 +87,6 @@ impl Referenced {
             }
         }
     }
-
-    /// How often each residual occurs.
-    pub(crate) fn counts(&self) -> Counts {
-        crate::codes::rans::count(&self.residuals)
-    }
 }
 
 struct Split<'a> {
@@ -169,7 +163,7 @@ mod tests {
     fn a_sum_of_rows_and_columns_leaves_one_symbol() {
         let symbols: Vec<u8> = (0..64u8).flat_map(|r| (0..32u8).map(move |c| 40 + r % 9 + c % 5)).collect();
         let split = Referenced::new(&symbols, 32, true);
-        let distinct = split.counts().iter().filter(|&&c| c > 0).count();
+        let distinct = crate::codes::rans::count(&split.residuals).iter().filter(|&&c| c > 0).count();
         assert!(distinct <= 3, "{distinct}");
         assert_eq!(split.into_symbols(), symbols);
     }

@@ -5,8 +5,8 @@ use crate::block::{Block, BlockOptions, SetId, Sets};
 use crate::error::{Error, Result};
 use crate::frame::{
     End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate, Manifest,
-    ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart, VERSION_MINOR,
-    Part, write_parts,
+    ManifestId, Metadata, Model, PREAMBLE_LEN, Part, Preamble, UpdateHeader, UpdatePart, VERSION_MINOR,
+    write_parts,
 };
 use crate::limits::Limits;
 
@@ -150,6 +150,11 @@ impl Encoder {
     ///
     /// `blocks` are in ascending order of their scopes and disjoint, unless flagged `add`.
     ///
+    /// # Memory
+    /// Beside `out`: the bytes of the blocks that are being written, two blocks of 4 Mi elements or 8 MiB of values for
+    /// each thread, and a byte for each of their elements while codes are chosen; 32 bytes for each position of a sparse
+    /// block.
+    ///
     /// # Errors
     /// [`Error::Input`] if a block does not hold together or does not fit the manifest.
     pub fn update(
@@ -166,15 +171,8 @@ impl Encoder {
         let preamble = if self.started { 0 } else { PREAMBLE_LEN };
         let before = preamble + if known { 0 } else { HEADER_LEN + manifest.body().len() };
         out.resize(start + before, 0);
-        let written = write_parts(
-            out,
-            HEADER_LEN,
-            header,
-            manifest,
-            &self.sets,
-            blocks,
-            self.options.part_bytes,
-        );
+        let written =
+            write_parts(out, HEADER_LEN, header, manifest, &self.sets, blocks, self.options.part_bytes);
         let entries = |parts: &[Part]| match self.options.index {
             true => parts.iter().map(|part| self.entry(&out[part.body.clone()], manifest)).collect(),
             false => Ok(Vec::new()),
