@@ -45,19 +45,13 @@ fn main() -> ExitCode {
     let repeats = if full { 5 } else { 1 };
     let mut bench = Bench { manifest, repeats, read: 0.0, fill: 0.0, missed: false };
     println!("{elements} f32 elements, {} thread(s), best of {repeats}", rayon::current_num_threads());
-    println!("{:<34}{:>9}{:>9}  {:<6}{:>7}", "operation", "GB/s", "ratio", "of", "floor");
+    println!("{:<40}{:>9}{:>9}  {:<6}{:>7}", "operation", "GB/s", "ratio", "of", "floor");
 
     let even = TensorBuf::from_f32(shape.clone(), &noise(elements, |_| 1.0)).expect("shape fits");
     bench.memory(even.view());
-    let only = args.iter().position(|a| a == "--only").and_then(|i| args.get(i + 1).cloned());
-    if let Some(only) = only {
-        bench.codec(&only, even.view(), None, None);
-        return ExitCode::SUCCESS;
-    }
-    let floor = |x: f64| Some(x);
-    bench.codec("topk:density=0.001", even.view(), floor(0.25), floor(0.4));
-    bench.codec("sbc:density=0.001", even.view(), floor(0.25), floor(0.4));
-    bench.codec("natural", even.view(), floor(0.05), None);
+    bench.codec("topk:density=0.001", even.view(), Some(0.25), Some(0.4));
+    bench.codec("sbc:density=0.001", even.view(), Some(0.25), Some(0.4));
+    bench.codec("natural", even.view(), Some(0.05), None);
     bench.codec("lossless", even.view(), None, None);
     bench.codec("qsgd:bits=4", even.view(), None, None);
     bench.codec("int8", even.view(), None, None);
@@ -81,14 +75,15 @@ impl Bench {
         let words = view.data().as_chunks::<4>().0;
         let sum = |row: &[[u8; 4]; 64]| row.iter().fold(0u32, |s, w| s.wrapping_add(u32::from_le_bytes(*w)));
         let (rows, _) = words.as_chunks::<64>();
-        let seconds =
-            self.best(|| drop(black_box(rows.iter().fold(0u32, |s, row| s.wrapping_add(sum(row))))));
+        let seconds = self.best(|| {
+            black_box(rows.iter().fold(0u32, |s, row| s.wrapping_add(sum(row))));
+        });
         self.read = view.data().len() as f64 / seconds;
         let mut buffer = view.data().to_vec();
         let seconds = self.best(|| black_box(&mut buffer).fill(0));
         self.fill = view.data().len() as f64 / seconds;
-        println!("{:<34}{:>9.2}", "read", self.read / 1e9);
-        println!("{:<34}{:>9.2}", "fill", self.fill / 1e9);
+        println!("{:<40}{:>9.2}", "read", self.read / 1e9);
+        println!("{:<40}{:>9.2}", "fill", self.fill / 1e9);
     }
 
     fn codec(
@@ -104,51 +99,27 @@ impl Bench {
         let name = |what| format!("{what} {spec}");
         let seconds = self.best(|| drop(black_box(crate::blocks(&codec, view))));
         self.row(&name("compress"), view, seconds, Against::Read, None);
-        if std::env::args().any(|a| a == "--compress-only") {
-            for _ in 0..6 {
-                self.best(|| drop(black_box(crate::blocks(&codec, view))));
-            }
-            return;
-        }
         let seconds = self.best(|| drop(black_box(write(&self.manifest, &codec, &blocks))));
         self.row(&name("write"), view, seconds, Against::Read, None);
         let seconds = self.best(|| drop(black_box(self.encode(&codec, view))));
         self.row(&name("encode"), view, seconds, Against::Read, encode_floor);
         drop(blocks);
-        let seconds = self.best(|| drop(black_box(self.decode(&bytes))));
-        self.row(&name("decode, new memory"), view, seconds, Against::Fill, None);
-        let mut tensors = self.decode(&bytes);
+        let fresh = || Assembler::new(&self.manifest, &Limits::default(), |_| true).expect("within limits");
+        let mut tensors = decode(&bytes, fresh());
         let seconds = self.best(|| {
             let buffers = std::mem::take(&mut tensors);
-            let mut assembler = Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
-            apply(&bytes, &mut assembler);
-            tensors = assembler.finish().expect("complete");
+            let assembler = Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
+            tensors = decode(&bytes, assembler);
         });
+        drop(tensors);
+        let new_memory = self.best(|| drop(black_box(decode(&bytes, fresh()))));
+        self.row(&name("decode to new memory"), view, new_memory, Against::Fill, None);
         self.row(&name("decode"), view, seconds, Against::Fill, decode_floor);
-        if std::env::args().any(|a| a == "--decode-only") {
-            for _ in 0..16 {
-                self.best(|| {
-                    let buffers = std::mem::take(&mut tensors);
-                    let mut assembler =
-                        Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
-                    apply(&bytes, &mut assembler);
-                    tensors = assembler.finish().expect("complete");
-                });
-            }
-            return;
-        }
-        println!("{:<34}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
+        println!("{:<40}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
     }
 
     fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
         write(&self.manifest, codec, &blocks(codec, view))
-    }
-
-    fn decode(&self, bytes: &[u8]) -> Vec<(u64, TensorBuf)> {
-        let limits = Limits::default();
-        let mut assembler = Assembler::new(&self.manifest, &limits, |_| true).expect("within limits");
-        apply(bytes, &mut assembler);
-        assembler.finish().expect("complete")
     }
 
     fn row(&mut self, name: &str, view: TensorView<'_>, seconds: f64, against: Against, floor: Option<f64>) {
@@ -163,7 +134,7 @@ impl Bench {
             self.missed |= !met;
             format!("{floor:>7.2}  {}", if met { "ok" } else { "FAIL" })
         });
-        println!("{name:<34}{:>9.2}{ratio:>9.3}  {of:<6}{verdict}", speed / 1e9);
+        println!("{name:<40}{:>9.2}{ratio:>9.3}  {of:<6}{verdict}", speed / 1e9);
     }
 
     fn best(&self, mut f: impl FnMut()) -> f64 {
@@ -178,7 +149,7 @@ impl Bench {
 
 fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<gcodec::Block> {
     let input = Input { tensor: 0, name: "w", view, base: None };
-    compress(&[input], &[codec.clone()], &Options::default(), None).expect("a finite tensor")
+    compress(&[input], std::slice::from_ref(codec), &Options::default(), None).expect("a finite tensor")
 }
 
 fn write(manifest: &Arc<Manifest>, codec: &Codec, blocks: &[gcodec::Block]) -> Vec<u8> {
@@ -191,13 +162,14 @@ fn write(manifest: &Arc<Manifest>, codec: &Codec, blocks: &[gcodec::Block]) -> V
     out
 }
 
-fn apply(bytes: &[u8], assembler: &mut Assembler<'_>) {
+fn decode(bytes: &[u8], mut assembler: Assembler<'_>) -> Vec<(u64, TensorBuf)> {
     let mut reader = SliceReader::new(bytes, Limits::default());
     while let Some(event) = reader.next_event().expect("what was encoded") {
         if let Event::Frame(_, Body::Update(part)) = event {
             assembler.apply(&part).expect("what was encoded");
         }
     }
+    assembler.finish().expect("complete")
 }
 
 /// About normal numbers, each times its scale: sums of four uniform ones.

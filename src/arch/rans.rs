@@ -15,6 +15,7 @@
 pub(crate) const LANES: usize = 32;
 
 /// Frequencies of symbols, and for each the sum of the frequencies before it.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only the wide form reads them"))]
 pub(crate) struct Steps {
     pub(crate) freqs: [u16; 256],
     pub(crate) starts: [u16; 256],

@@ -50,16 +50,17 @@ struct Step {
     start: u32,
 }
 
+fn steps(table: &Table) -> [Step; 256] {
+    let starts = table.starts();
+    std::array::from_fn(|symbol| match table.freq(symbol as u8) {
+        0 => Step::default(),
+        freq => Step { reciprocal: (1 << 44) / u64::from(freq) + 1, freq, start: starts[symbol].into() },
+    })
+}
+
 /// Appends the lanes, words and states of `symbols`, which occur as `counts` say and all of which `table` must have.
 pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], counts: &Counts, table: &Table, lanes_log: u8) {
-    let starts = table.starts();
-    let mut steps = [Step::default(); 256];
-    for (symbol, step) in steps.iter_mut().enumerate() {
-        let freq = table.freq(symbol as u8);
-        if freq > 0 {
-            *step = Step { reciprocal: (1 << 44) / u64::from(freq) + 1, freq, start: starts[symbol].into() };
-        }
-    }
+    let steps = steps(table);
     let room = most_words(counts, table, symbols.len());
     match lanes_log {
         0 => write_lanes::<1>(out, symbols, &steps, room, lanes_log),
@@ -88,30 +89,14 @@ fn write_lanes<const L: usize>(
     // Words are filled from the end because they are read in reverse. A row is stored whole, whatever is in use of it.
     let mut words = vec![0u16; arch::rans::LANES + room];
     let mut free = words.len();
-    let put = |state: &mut u32, symbol: u8, words: &mut [u16], free: &mut usize| {
-        let Step { reciprocal, freq, start } = steps[symbol as usize];
-        let mut x = *state;
-        let overflows = x >> 20 >= freq;
-        words[*free - 1] = x as u16;
-        *free -= usize::from(overflows);
-        x >>= if overflows { 16 } else { 0 };
-        let quotient = ((u64::from(x) * reciprocal) >> 44) as u32;
-        *state = (quotient << FREQ_BITS) + start + (x - quotient * freq);
-    };
     let (rows, rest) = symbols.as_chunks::<L>();
     for (state, &symbol) in states.iter_mut().zip(rest).rev() {
-        put(state, symbol, &mut words, &mut free);
+        put(state, &steps[usize::from(symbol)], &mut words, &mut free);
     }
-    match encode_wide(rows.as_flattened(), steps, &mut states, &mut words, free) {
-        Some(left) => free = left,
-        None => {
-            for row in rows.iter().rev() {
-                for lane in (0..L).rev() {
-                    put(&mut states[lane], row[lane], &mut words, &mut free);
-                }
-            }
-        }
-    }
+    free = match put_rows_wide(rows, steps, &mut states, &mut words, free) {
+        Some(free) => free,
+        None => put_rows(rows, steps, &mut states, &mut words, free),
+    };
     let words = &words[free..];
     out.push(lanes_log);
     put_varint(out, words.len() as u64);
@@ -123,9 +108,38 @@ fn write_lanes<const L: usize>(
     }
 }
 
-/// All whole rows at once, where there are as many lanes as the processor can take together.
-fn encode_wide<const L: usize>(
-    symbols: &[u8],
+/// Puts a symbol into a state, and before that the word for which the state becomes too large before `words[free..]`.
+#[inline(always)]
+fn put(state: &mut u32, step: &Step, words: &mut [u16], free: &mut usize) {
+    let Step { reciprocal, freq, start } = *step;
+    let mut x = *state;
+    let overflows = x >> 20 >= freq;
+    words[*free - 1] = x as u16;
+    *free -= usize::from(overflows);
+    x >>= if overflows { 16 } else { 0 };
+    let quotient = ((u64::from(x) * reciprocal) >> 44) as u32;
+    *state = (quotient << FREQ_BITS) + start + (x - quotient * freq);
+}
+
+/// Puts rows, the last first; gives what is free of the words then.
+fn put_rows<const L: usize>(
+    rows: &[[u8; L]],
+    steps: &[Step; 256],
+    states: &mut [u32; L],
+    words: &mut [u16],
+    mut free: usize,
+) -> usize {
+    for row in rows.iter().rev() {
+        for lane in (0..L).rev() {
+            put(&mut states[lane], &steps[usize::from(row[lane])], words, &mut free);
+        }
+    }
+    free
+}
+
+/// [`put_rows`], where there are as many lanes as the processor can take together.
+fn put_rows_wide<const L: usize>(
+    rows: &[[u8; L]],
     steps: &[Step; 256],
     states: &mut [u32; L],
     words: &mut [u16],
@@ -139,7 +153,7 @@ fn encode_wide<const L: usize>(
         first: steps.iter().position(present)? as u8,
         last: steps.iter().rposition(present)? as u8,
     };
-    arch::rans::encode_rows(symbols.as_chunks().0, &wide, states, words, free)
+    arch::rans::encode_rows(rows.as_flattened().as_chunks().0, &wide, states, words, free)
 }
 
 /// A table made ready for decoding: for each slot the symbol (bits 0 to 7), its frequency less one (bits 8 to 19) and
@@ -187,27 +201,10 @@ fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut 
     if let Ok(states) = states.as_mut_slice().try_into() {
         (done, taken) = arch::rans::decode_rows(&slots.0, states, words, out.as_chunks_mut().0);
     }
-    // Past the end zeros are taken: `taken` then exceeds the number of words, which is reported below.
-    let mut get = |state: &mut u32| {
-        let slot = slots.0[(*state & ((1 << FREQ_BITS) - 1)) as usize];
-        let x = ((slot >> 8 & 0xfff) + 1) * (*state >> FREQ_BITS) + (slot >> 20);
-        let word = match words.get(taken..taken + 2) {
-            Some(w) => u32::from(w[0]) | u32::from(w[1]) << 8,
-            None => 0,
-        };
-        let needs = x < INITIAL;
-        *state = if needs { x << 16 | word } else { x };
-        taken += if needs { 2 } else { 0 };
-        slot as u8
-    };
     let (rows, rest) = out.as_chunks_mut::<L>();
-    for row in &mut rows[done..] {
-        for lane in 0..L {
-            row[lane] = get(&mut states[lane]);
-        }
-    }
+    get_rows(&mut rows[done..], slots, &mut states, words, &mut taken);
     for (symbol, state) in rest.iter_mut().zip(&mut states) {
-        *symbol = get(state);
+        *symbol = get(state, slots, words, &mut taken);
     }
     if taken != words.len() || states.iter().any(|&s| s != INITIAL) {
         return Err(bad());
@@ -215,10 +212,97 @@ fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut 
     Ok(())
 }
 
+/// Takes a symbol from a state, and then the word that it needs from `words[taken..]`.
+///
+/// Past the end zeros are taken: `taken` then exceeds the number of bytes, which the caller reports.
+#[inline(always)]
+fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usize) -> u8 {
+    let slot = slots.0[(*state & ((1 << FREQ_BITS) - 1)) as usize];
+    let x = ((slot >> 8 & 0xfff) + 1) * (*state >> FREQ_BITS) + (slot >> 20);
+    let word = match words.get(*taken..*taken + 2) {
+        Some(w) => u32::from(w[0]) | u32::from(w[1]) << 8,
+        None => 0,
+    };
+    let needs = x < INITIAL;
+    *state = if needs { x << 16 | word } else { x };
+    *taken += if needs { 2 } else { 0 };
+    slot as u8
+}
+
+fn get_rows<const L: usize>(
+    rows: &mut [[u8; L]],
+    slots: &Slots,
+    states: &mut [u32; L],
+    words: &[u8],
+    taken: &mut usize,
+) {
+    // In a copy, so that the states stay in registers.
+    let (mut local, mut at) = (*states, *taken);
+    for row in rows {
+        for lane in 0..L {
+            row[lane] = get(&mut local[lane], slots, words, &mut at);
+        }
+    }
+    (*states, *taken) = (local, at);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    /// A table of symbols whose frequencies are about these, at least 1 each.
+    fn table(weights: &[(u8, u64)]) -> Table {
+        let mut counts = [0; 256];
+        weights.iter().for_each(|&(symbol, weight)| counts[usize::from(symbol)] += weight);
+        Table::from_counts(&counts).unwrap()
+    }
+
+    #[test]
+    fn wide_rows_give_the_same_states_and_words() {
+        let word = |i: u64| crate::random::word(1, 2, i);
+        let tables = [
+            table(&[(9, 1)]),
+            table(&[(0, 4000), (255, 1)]),
+            table(&[(100, 1), (101, 4095), (163, 1)]),
+            table(&(30..80).map(|s| (s, 1 << (s % 13))).collect::<Vec<_>>()),
+            table(&(0..=255).map(|s| (s, u64::from(s) % 7 + 1)).collect::<Vec<_>>()),
+        ];
+        for (case, table) in tables.iter().enumerate() {
+            let steps = steps(table);
+            let present: Vec<u8> = (0..=255).filter(|&s| table.freq(s) > 0).collect();
+            let symbol = |i: usize| present[word(i as u64) as usize % present.len()];
+            let rows: Vec<[u8; 32]> = (0..300).map(|r| std::array::from_fn(|l| symbol(32 * r + l))).collect();
+            // Any states that an encoder can have, the extremes included.
+            let any = |i: usize| match i {
+                0 => INITIAL,
+                1 => u32::MAX,
+                _ => word(9000 + i as u64).max(INITIAL),
+            };
+            let start: [u32; 32] = std::array::from_fn(any);
+            let (mut states, mut wide_states) = (start, start);
+            let mut words = vec![0; 32 * 301 + 1];
+            let mut wide_words = words.clone();
+            let all = words.len();
+            let free = put_rows(&rows, &steps, &mut states, &mut words, all);
+            if let Some(wide) = put_rows_wide(&rows, &steps, &mut wide_states, &mut wide_words, all) {
+                assert_eq!((wide, wide_states), (free, states), "case {case}");
+                assert_eq!(wide_words[free..], words[free..], "case {case}");
+            }
+
+            let slots = Slots::new(table);
+            let bytes: Vec<u8> = words[free..].iter().flat_map(|w| w.to_le_bytes()).collect();
+            let mut back = vec![[0; 32]; rows.len()];
+            let (done, mut taken) = arch::rans::decode_rows(&slots.0, &mut wide_states, &bytes, &mut back);
+            get_rows(&mut back[done..], &slots, &mut wide_states, &bytes, &mut taken);
+            assert_eq!((taken, wide_states), (bytes.len(), start), "case {case}");
+            assert_eq!(back, rows, "case {case}");
+            let (mut back, mut taken) = (vec![[0; 32]; rows.len()], 0);
+            get_rows(&mut back, &slots, &mut states, &bytes, &mut taken);
+            assert_eq!((taken, states), (bytes.len(), start), "case {case}");
+            assert_eq!(back, rows, "case {case}");
+        }
+    }
 
     fn round_trip(symbols: &[u8], lanes_log: u8) -> Vec<u8> {
         let counts = count(symbols);

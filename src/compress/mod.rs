@@ -238,6 +238,13 @@ impl Options {
 /// `inputs`: in ascending order of their numbers; `codecs`: one for each. With `feedback`, lossy codecs compress the sum
 /// of the tensor and of what earlier calls left over, and what this call leaves over is kept for the next.
 ///
+/// # Memory
+/// Beside what it returns and the residuals: for sparse codecs at most 1 MiB and, with the coding of
+/// [`Encoder::update`](crate::Encoder::update), 64 bytes for each element kept (half of one sign in SBC, which looks at
+/// both); for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
+/// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, and a copy of the
+/// elements for `raw` and `lossless`. A sender that cannot hold that compresses some tensors at a time.
+///
 /// # Errors
 /// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a lossy codec, a
 /// missing or different base for [`Codec::Delta`], a residual of another shape; or without: an option out of its range.

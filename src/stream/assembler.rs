@@ -14,6 +14,9 @@ use crate::tensor::{Dtype, TensorBuf, TensorView};
 /// Elements that the update does not speak of are zero, or the base's if it is a delta. Nothing of the caller's is
 /// changed: the tensors are given out by [`Assembler::finish`] only, after everything is decoded and every digest of a
 /// delta is right.
+///
+/// Beside the tensors, assembling takes what two decoded blocks for each thread take: 9 bits for each element of dense
+/// powers of two, 32 bytes for each position of a sparse block, and 256 KiB.
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
     /// Tensors that are wanted; `None` for those that are not.
@@ -75,9 +78,10 @@ impl<'b> Assembler<'b> {
     }
 
     /// An assembler of the tensors that `buffers` are for, by their numbers in `manifest`, in the memory of these: what an
-    /// earlier [`Assembler::finish`] gave out, for example. What they hold does not matter. Beside the tensors' memory,
-    /// assembling takes as much as decoding two blocks for each thread; with this, nothing that grows with the tensors
-    /// is allocated, and pages that the system has given once are not asked for again.
+    /// earlier [`Assembler::finish`] gave out, for example. What they hold does not matter.
+    ///
+    /// This is the fast way to decode update after update: pages that the system has given once are not asked for again,
+    /// which costs more than all the rest of decoding a sparse update.
     ///
     /// # Errors
     /// [`Error::Input`] if `manifest` has no such tensor or another type or shape for it.

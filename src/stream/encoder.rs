@@ -150,6 +150,11 @@ impl Encoder {
     ///
     /// `blocks` are in ascending order of their scopes and disjoint, unless flagged `add`.
     ///
+    /// # Memory
+    /// Beside `out`: the bytes of the blocks that are being written, two blocks of 4 Mi elements or 8 MiB of values for
+    /// each thread, and a byte for each of their elements while codes are chosen; 32 bytes for each position of a sparse
+    /// block.
+    ///
     /// # Errors
     /// [`Error::Input`] if a block does not hold together or does not fit the manifest.
     pub fn update(

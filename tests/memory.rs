@@ -1,0 +1,116 @@
+//! What encoding and decoding take beyond their input and output, measured by an allocator that counts: a constant, and a
+//! few bytes for each element that is kept.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use gcodec::compress::{Input, Options, compress};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{BlockOptions, Codec, Dtype, Limits, TensorBuf, random};
+
+/// Counts the bytes that are in use, and the most that ever were.
+struct Counting;
+
+static USED: AtomicUsize = AtomicUsize::new(0);
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator as it came.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let used = USED.fetch_add(layout.size(), SeqCst) + layout.size();
+        MOST.fetch_max(used, SeqCst);
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        let used = USED.fetch_add(layout.size(), SeqCst) + layout.size();
+        MOST.fetch_max(used, SeqCst);
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        USED.fetch_sub(layout.size(), SeqCst);
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What `f` gives, and how much more than before was in use at its worst moment, its result counted.
+fn measured<T>(f: impl FnOnce() -> T) -> (T, usize) {
+    let before = USED.load(SeqCst);
+    MOST.store(before, SeqCst);
+    let result = f();
+    (result, MOST.load(SeqCst) - before)
+}
+
+const MIB: usize = 1 << 20;
+const ELEMENTS: usize = 16 << 20;
+
+fn manifest() -> Arc<Manifest> {
+    let info = TensorInfo::new("w", Dtype::F32, vec![ELEMENTS as u64 / 4096, 4096]);
+    Arc::new(Manifest::new(vec![info]).unwrap())
+}
+
+fn tensor() -> TensorBuf {
+    let mut words = vec![0; ELEMENTS];
+    random::words(5, 0, 0, &mut words);
+    let values: Vec<f32> = words.iter().map(|&w| (w as f32 / 4294967296.0 - 0.4999).powi(3)).collect();
+    TensorBuf::from_f32(vec![ELEMENTS as u64 / 4096, 4096], &values).unwrap()
+}
+
+fn encode(spec: &str, manifest: &Arc<Manifest>, tensor: &TensorBuf) -> Vec<u8> {
+    let codec: Codec = spec.parse().unwrap();
+    let input = Input { tensor: 0, name: "w", view: tensor.view(), base: None };
+    let blocks = compress(&[input], &[codec], &Options::default(), None).unwrap();
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let mut out = Vec::new();
+    encoder.update(&mut out, &UpdateHeader::default(), manifest, &blocks).unwrap();
+    encoder.finish(&mut out);
+    out
+}
+
+fn decode(bytes: &[u8], manifest: &Arc<Manifest>, buffer: TensorBuf) -> TensorBuf {
+    let mut assembler = Assembler::with_buffers(manifest, [(0, buffer)]).unwrap();
+    let mut reader = SliceReader::new(bytes, Limits::default());
+    while let Some(event) = reader.next_event().unwrap() {
+        if let Event::Frame(_, Body::Update(part)) = event {
+            assembler.apply(&part).unwrap();
+        }
+    }
+    assembler.finish().unwrap().remove(0).1
+}
+
+/// One test, since the counters are of the whole process; one thread, since some of the constant is for each thread.
+#[test]
+fn memory_is_bounded_by_what_is_kept() {
+    rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
+    let (manifest, tensor) = (manifest(), tensor());
+    let kept = ELEMENTS / 1000;
+    // (codec, for encoding beyond the output, for decoding beyond the tensor)
+    let dense_block = 4 << 20;
+    let cases = [
+        ("topk:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
+        ("sbc:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
+        // A byte and a bit for each element is what `compress` gives; writing takes two blocks' bytes at a time, and the
+        // output's own vector grows by doubling.
+        ("natural", ELEMENTS + ELEMENTS / 8 + 6 * dense_block, 3 * dense_block),
+    ];
+    for (spec, encode_most, decode_most) in cases {
+        let (bytes, used) = measured(|| encode(spec, &manifest, &tensor));
+        let encoding = used - bytes.len();
+        let buffer = tensor.clone();
+        let (decoded, decoding) = measured(|| decode(&bytes, &manifest, buffer));
+        drop(decoded);
+        println!("{spec}: {} bytes, encoding {encoding}, decoding {decoding}", bytes.len());
+        assert!(encoding <= encode_most, "{spec}: encoding takes {encoding}, more than {encode_most}");
+        assert!(decoding <= decode_most, "{spec}: decoding takes {decoding}, more than {decode_most}");
+    }
+}
