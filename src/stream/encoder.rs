@@ -4,8 +4,8 @@ use std::sync::Arc;
 use crate::block::{Block, BlockOptions, SetId, Sets};
 use crate::error::{Error, Result};
 use crate::frame::{
-    CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate, Manifest,
-    ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart, VERSION_MINOR,
+    CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
+    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart, VERSION_MINOR,
     write_parts,
 };
 use crate::limits::Limits;

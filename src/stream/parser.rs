@@ -4,8 +4,9 @@ use std::sync::Arc;
 use crate::block::{SetId, Sets};
 use crate::error::{Error, FormatErrorKind, Location, Result};
 use crate::frame::{
-    BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate, MAGIC,
-    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, SYNC, UpdateHeader, UpdatePart,
+    BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame,
+    IndexedUpdate, MAGIC, Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, SYNC, UpdateHeader,
+    UpdatePart,
 };
 use crate::limits::{Limits, check};
 
