@@ -7,6 +7,7 @@ pub(crate) mod support;
 pub(crate) mod values;
 mod wire;
 
+pub use crate::codes::CODINGS;
 pub use dense::Target;
 pub use space::{IndexSpace, Sets, SharedSet};
 pub use support::{Positions, SupportId};

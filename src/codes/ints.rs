@@ -13,6 +13,10 @@ const TOKENS: u8 = 1;
 const SYMBOLS: u8 = 2;
 const REFERENCED: u8 = 3;
 
+/// Every coding of integers by its number, with its name in the registry.
+pub const CODINGS: [(u8, &str); 4] =
+    [(PACKED, "packed"), (TOKENS, "tokens"), (SYMBOLS, "symbols"), (REFERENCED, "referenced")];
+
 /// What integers mean: those of one role may share a frequency table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Role {

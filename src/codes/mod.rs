@@ -8,6 +8,7 @@ mod rice;
 mod table;
 mod tokens;
 
+pub use ints::CODINGS;
 pub(crate) use ints::{
     Coder, Decoder, Role, SymbolPlan, read_entropy_tokens, read_ints, read_symbols, write_entropy_tokens,
     write_ints, write_symbols,

@@ -40,8 +40,12 @@ impl Groups {
 }
 
 impl ScaleFormat {
+    /// Every format with its name in the registry.
+    pub const REGISTERED: [(Self, &'static str); 4] =
+        [(Self::F32, "f32"), (Self::F16, "f16"), (Self::Bf16, "bf16"), (Self::E8M0, "e8m0")];
+
     fn from_id(id: u8) -> Option<Self> {
-        [Self::F32, Self::F16, Self::Bf16, Self::E8M0].into_iter().find(|f| *f as u8 == id)
+        Self::REGISTERED.iter().map(|(f, _)| *f).find(|f| *f as u8 == id)
     }
 }
 

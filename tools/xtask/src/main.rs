@@ -1,10 +1,17 @@
 //! The tasks contributors run, in Rust: `cargo xtask --help`.
 
+mod example;
 mod measure;
+mod test;
+mod vectors;
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+/// Any error: a task tells its caller what went wrong and stops.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The tasks contributors run")]
@@ -15,12 +22,21 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Everything a contributor should run, and what CI runs.
+    Test(test::Args),
+    /// The conformance vectors in spec/vectors: write, check, list what they leave uncovered, fuzz both decoders.
+    Vectors(vectors::Arguments),
+    /// The worked example in spec/examples.md: write or check.
+    Example(example::Args),
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
+        Task::Test(args) => test::run(&args),
+        Task::Vectors(args) => vectors::run(&args).map(|()| true),
+        Task::Example(args) => example::run(&args).map(|()| true),
         Task::Measure(args) => measure::run(&args),
     };
     match result {
@@ -31,4 +47,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The project's folder.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_owned()
 }

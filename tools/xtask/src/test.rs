@@ -1,10 +1,10 @@
 //! Everything a contributor should run before a commit, and what CI runs: one list, here.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use crate::{Result, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -50,7 +50,11 @@ const STEPS: &[Step] = &[
     },
     Step {
         needs: Need::Python,
-        ..step("reference decoder: vectors", "python3", &["spec/reference/decoder.py", "--vectors", "spec/vectors"])
+        ..step(
+            "reference decoder: vectors",
+            "python3",
+            &["spec/reference/decoder.py", "--vectors", "spec/vectors"],
+        )
     },
     Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
@@ -68,9 +72,17 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         }
         println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
         let start = Instant::now();
-        let status =
-            Command::new(step.program).args(step.args).envs(step.env.iter().copied()).current_dir(&root).status()?;
-        println!("== {} == {} in {:.1?}", step.name, if status.success() { "ok" } else { "FAILED" }, start.elapsed());
+        let status = Command::new(step.program)
+            .args(step.args)
+            .envs(step.env.iter().copied())
+            .current_dir(&root)
+            .status()?;
+        println!(
+            "== {} == {} in {:.1?}",
+            step.name,
+            if status.success() { "ok" } else { "FAILED" },
+            start.elapsed()
+        );
         if status.success() {
             passed += 1;
         } else {
@@ -85,12 +97,6 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     }
     println!("{passed} passed, {} failed, {} skipped", failed.len(), skipped.len());
     Ok(failed.is_empty() && passed > 0)
-}
-
-/// The project's folder.
-pub(crate) fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
 fn missing(need: &Need, root: &Path) -> Option<&'static str> {

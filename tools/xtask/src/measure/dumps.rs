@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gcodec::compress::Input;
 use gcodec::{Dtype, Manifest, TensorBuf, TensorInfo};
 
-use super::Result;
+use crate::Result;
 
 /// The tensors of a file, in the order in which they stand in it.
 pub(crate) struct Dump {

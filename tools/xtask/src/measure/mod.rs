@@ -11,8 +11,7 @@ use std::path::PathBuf;
 
 use report::Report;
 
-/// Any error: a task tells its caller what went wrong and stops.
-pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+use crate::Result;
 
 #[derive(clap::Args)]
 pub(crate) struct Args {

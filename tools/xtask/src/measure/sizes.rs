@@ -12,9 +12,9 @@ use gcodec::{
     Scope, SliceReader, Support, TensorBuf, UpdateHeader, Values,
 };
 
-use super::Result;
 use super::dumps::Dump;
 use super::report::{Must, Report};
+use crate::Result;
 
 /// What an update costs.
 #[derive(Default)]

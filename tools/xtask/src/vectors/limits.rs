@@ -1,0 +1,91 @@
+//! Limits (gcodec.md, section 10). The vectors say which limits the reader has; what is asked for exceeds them by far,
+//! or is one more than allowed where the text defines the count.
+
+use super::Area;
+use super::build::*;
+
+pub(crate) fn add(area: &mut Area) {
+    let man = manifest(&[("a", F32, &[8]), ("b", F32, &[8])]);
+    let constant = |scope: Bytes| block(scope, ALL(), ones());
+    let two = stream().manifest(&man).update(&update(&man, [constant(whole(0)), constant(whole(1))])).done();
+    area.invalid("frame-bytes", "LIM-1 FRM-6", "limit", {
+        stream()
+            .frame_with(METADATA, 0, [], |head| head[8..16].copy_from_slice(&u64::to_le_bytes(1 << 50)))
+            .open()
+    })
+    .notes("refused at the header, though the input ends there");
+    area.valid("frame-bytes-just-so", "LIM-1", stream().frame(0xf000, 0, [7; 100]).done())
+        .limit("max_frame_bytes", 100);
+    area.invalid("frame-bytes-one-more", "LIM-1", "limit", stream().frame(0xf000, 0, [7; 101]).done())
+        .limit("max_frame_bytes", 100);
+    area.valid("tensors-just-so", "LIM-1", two.clone()).limit("max_tensors", 2);
+    area.invalid("tensors-one-more", "LIM-1", "limit", two.clone()).limit("max_tensors", 1);
+    area.invalid("tensors-2-to-the-60", "LIM-1 LIM-2", "limit", stream().manifest(bytes().v(1 << 60)).done());
+    area.valid("elements-just-so", "LIM-1", two.clone()).limit("max_elements", 16);
+    area.invalid("elements-one-more", "LIM-1", "limit", two.clone()).limit("max_elements", 15);
+    area.valid("blocks-just-so", "LIM-1", two.clone()).limit("max_blocks", 2);
+    area.invalid("blocks-one-more", "LIM-1", "limit", two).limit("max_blocks", 1);
+    let other = manifest(&[("c", F32, &[1])]);
+    let definitions = || {
+        let chosen = super::frames::set(&man, whole(0), (4, bytes().u8(1)));
+        let model = bytes().raw([1; 32]).text("f").text("n").v(1).u8(0).text("x");
+        stream().manifest(&man).manifest(&man).frame(SET, 0, chosen).frame(MODEL, 0, model)
+    };
+    area.valid("definitions-of-each-kind", "LIM-1", definitions().done())
+        .limit("max_definitions", 1)
+        .notes("one manifest twice, one index set, one model");
+    area.invalid("manifests-one-more", "LIM-1", "limit", definitions().manifest(&other).done())
+        .limit("max_definitions", 1);
+    area.invalid("sets-one-more", "LIM-1", "limit", {
+        definitions().frame(SET, 0, super::frames::set(&man, whole(1), ALL())).done()
+    })
+    .limit("max_definitions", 1);
+    area.invalid("models-one-more", "LIM-1", "limit", {
+        definitions().frame(MODEL, 0, bytes().raw([2; 32]).text("f").text("n").v(1).u8(0).text("x")).done()
+    })
+    .limit("max_definitions", 1);
+    area.invalid("zstd", "LIM-1", "limit", stream().frame(METADATA, 0, bytes().u8(1).v(1 << 50)).done());
+    let model = bytes().raw([1; 32]).text("f").text("n").v(1 << 50).u8(2);
+    area.invalid("zstd-model", "LIM-1", "limit", stream().frame(MODEL, 0, model).done());
+
+    // A tensor of 2^50 elements, and what holds them in a few bytes.
+    let n = 1 << 50;
+    let symbols = bytes().u8(2).raw(entropy(&[7], 0));
+    let expanding = [
+        ("all-constant", ALL(), ones()),
+        ("packed-width-0", ALL(), (4, bytes().u16(0).u8(0).packed(0, &[]))),
+        ("one-symbol", ALL(), (4, bytes().u16(0).u8(0).raw(symbols))),
+        ("gaps-of-one-token", (3, bytes().v(n).raw(entropy(&[0], 0))), ones()),
+        ("seeded", (7, bytes().v(n).u64(1)), ones()),
+        ("chunks-of-one", (5, bytes().v(1).v(1)), ones()),
+        ("rows", (6, bytes().v(n / 8).v(4).u8(0xff)), ones()),
+    ];
+    for (id, support, values) in expanding {
+        area.invalid(&format!("expanding-{id}"), "LIM-1 LIM-2", "limit", one(F32, &[n], support, values))
+            .notes("few bytes that declare 2^50 elements");
+    }
+    let alloc = [
+        ("gaps-of-one-token", (3, bytes().v(1 << 38).raw(entropy(&[0], 0)))),
+        ("seeded", (7, bytes().v(1 << 38).u64(1))),
+    ];
+    for (id, support) in alloc {
+        area.invalid(&format!("alloc-{id}"), "LIM-2", "limit", one(F32, &[1 << 39], support, ones()))
+            .limit("max_elements", 1 << 40)
+            .notes("the elements are allowed, the memory for the positions is not");
+    }
+    area.invalid(
+        "bitmap-of-2-to-the-39",
+        "LIM-2",
+        "length_mismatch",
+        one(F32, &[1 << 39], (4, bytes()), ones()),
+    )
+    .limit("max_elements", 1 << 40);
+    area.invalid("packed-of-2-to-the-39", "LIM-2", "length_mismatch", {
+        one(F32, &[1 << 39], ALL(), (4, bytes().u16(0).u8(0).packed(3, &[])))
+    })
+    .limit("max_elements", 1 << 40);
+    area.invalid("rice-of-2-to-the-38", "LIM-2", "length_mismatch", {
+        one(F32, &[1 << 39], (2, bytes().v(1 << 38).u8(0).u8(0)), ones())
+    })
+    .limit("max_elements", 1 << 40);
+}
