@@ -93,7 +93,11 @@ pub(crate) struct Measured {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin(&args.inputs)?;
     let codecs = match args.codecs.as_slice() {
-        [] => CODECS.iter().map(|spec| spec.parse()).collect::<Result<Vec<Codec>, _>>().map_err(Failure::usage)?,
+        [] => CODECS
+            .iter()
+            .map(|spec| spec.parse())
+            .collect::<Result<Vec<Codec>, _>>()
+            .map_err(Failure::usage)?,
         codecs => codecs.to_vec(),
     };
     if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {

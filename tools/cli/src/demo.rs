@@ -1,11 +1,11 @@
 //! `gcodec demo`: what the format does, on real gradients that are part of the program.
 
 use crate::bench::measure;
-use crate::fail::{InFile, Outcome, Result};
+use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::output::{Align, Table, print, real, thousands};
 use crate::tensors::{Dump, Format};
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use std::path::{Path, PathBuf};
 
 /// Show what gcodec does, on real gradients that come with it.
@@ -62,11 +62,11 @@ const CODECS: [(&str, &str); 12] = [
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let place = Place::new(args.keep.as_deref())?;
     for (name, bytes) in WORKERS.iter().chain(&STEPS) {
-        let path = place.path(name);
-        std::fs::write(&path, bytes).in_file(&path)?;
+        std::fs::write(name, bytes).in_file(Path::new(name))?;
     }
     codecs()?;
-    steps(&place)?;
+    steps()?;
+    drop(place);
     if let Some(directory) = &args.keep {
         print(format_args!("\nThe files are in {}.\n", directory.display()))?;
     }
@@ -96,7 +96,7 @@ fn codecs() -> Result<()> {
         ("rel L2 error", Align::Right),
     ]);
     for (spec, paper) in CODECS {
-        let codec = spec.parse().map_err(crate::fail::Failure::usage)?;
+        let codec = spec.parse().map_err(Failure::usage)?;
         let mut bytes = 0;
         let mut squares = 0.0;
         for dump in &dumps {
@@ -116,76 +116,63 @@ fn codecs() -> Result<()> {
     print(format_args!(
         "{table}
 Everything is counted: names, shapes, headers, checksums, index. At this size they are most of what the sparse codecs
-send. The error is what one update lacks; with error feedback (--feedback) the next ones make up for it.\n"
+send. The error is what one update lacks; with error feedback (encode --feedback) the next ones make up for it.\n"
     ))
 }
 
 /// The commands on three steps of a ResNet.
-fn steps(place: &Place) -> Result<()> {
-    let inputs: Vec<String> = STEPS.iter().map(|(name, _)| (*name).to_owned()).collect();
+fn steps() -> Result<()> {
     let stream = "resnet.gcu";
     let codec = ["--codec", "topk:density=0.02,values=bf16", "--rule", "*bn*=lossless"];
     let mut encode: Vec<&str> = vec!["encode"];
-    encode.extend(inputs.iter().map(String::as_str));
+    encode.extend(STEPS.iter().map(|(name, _)| *name));
     encode.extend(["-o", stream]);
     encode.extend(codec);
-    encode.extend(["--feedback", "residual.safetensors", "--meta", "model=resnet18"]);
-    print("\nThree steps of a ResNet-18's first layers, with error feedback, as one stream:\n")?;
-    place.command(&encode)?;
-    place.command(&["inspect", stream, "--frame", "4"])?;
-    place.command(&["verify", stream])?;
-    place.command(&["decode", stream, "--step", "2", "-o", "decoded.safetensors"])?;
-    print("\nWhat differs from the gradient itself was left for later, or was added to it from what earlier steps left out:\n")?;
-    place.command(&["diff", &inputs[2], "decoded.safetensors"])?;
+    encode.extend(["--meta", "model=resnet18"]);
+    print(
+        "\nThe first layers of a ResNet-18 at steps 15, 200 and 600, the batch norms losslessly, as one stream:\n",
+    )?;
+    command(&encode)?;
+    command(&["inspect", stream])?;
+    command(&["verify", stream])?;
+    command(&["decode", stream, "--step", "2", "-o", "decoded.safetensors"])?;
+    command(&["diff", STEPS[2].0, "decoded.safetensors"])?;
     print("\nLosslessly, one worker's gradient comes back bit by bit:\n")?;
-    place.command(&["encode", WORKERS[0].0, "-o", "digits.gcu", "--codec", "lossless"])?;
-    place.command(&["diff", WORKERS[0].0, "digits.gcu"])
+    command(&["encode", WORKERS[0].0, "-o", "digits.gcu", "--codec", "lossless"])?;
+    command(&["diff", WORKERS[0].0, "digits.gcu"])
 }
 
-/// Where the files are.
+/// Shows a command line and runs it.
+fn command(args: &[&str]) -> Result<()> {
+    let shown = args.iter().map(|a| if a.contains('*') { format!("'{a}'") } else { (*a).to_owned() });
+    print(format_args!("\n$ gcodec {}\n", shown.collect::<Vec<_>>().join(" ")))?;
+    let cli = crate::Cli::try_parse_from(std::iter::once(&"gcodec").chain(args));
+    crate::execute(&cli.map_err(|e| Failure::usage(e.render()))?).map(drop)
+}
+
+/// The directory of the files; the program works in it, so that the command lines are those that a person would type.
 struct Place {
-    directory: PathBuf,
-    temporary: bool,
+    before: PathBuf,
+    temporary: Option<PathBuf>,
 }
 
 impl Place {
     fn new(keep: Option<&Path>) -> Result<Self> {
-        if let Some(directory) = keep {
-            std::fs::create_dir_all(directory).in_file(directory)?;
-            // A run before this one may have left a residual, which is not to be taken for this one's.
-            let _ = std::fs::remove_file(directory.join("residual.safetensors"));
-            return Ok(Self { directory: directory.to_owned(), temporary: false });
-        }
-        let name = format!("gcodec-demo-{}", std::process::id());
-        let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir(&directory).in_file(&directory)?;
-        Ok(Self { directory, temporary: true })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.join(name)
-    }
-
-    /// Shows a command line and runs it. Its arguments that are files of the demo are found in the directory.
-    fn command(&self, args: &[&str]) -> Result<()> {
-        let shown = args.iter().map(|a| if a.contains('*') { format!("'{a}'") } else { (*a).to_owned() });
-        print(format_args!("\n$ gcodec {}\n", shown.collect::<Vec<_>>().join(" ")))?;
-        let is_file = |arg: &str| [".safetensors", ".gcu"].iter().any(|e| arg.ends_with(e));
-        let located = args.iter().map(|arg| match is_file(arg) {
-            true => self.path(arg).into_os_string(),
-            false => arg.into(),
-        });
-        let cli = crate::Cli::try_parse_from(std::iter::once("gcodec".into()).chain(located));
-        let cli = cli.map_err(|e| crate::fail::Failure::usage(e.render()))?;
-        debug_assert!(crate::Cli::command().find_subcommand(args[0]).is_some());
-        crate::execute(&cli).map(drop)
+        let before = std::env::current_dir()?;
+        let temporary = std::env::temp_dir().join(format!("gcodec-demo-{}", std::process::id()));
+        let directory = keep.unwrap_or(&temporary);
+        std::fs::create_dir_all(directory).in_file(directory)?;
+        std::env::set_current_dir(directory).in_file(directory)?;
+        Ok(Self { before, temporary: keep.is_none().then_some(temporary) })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self.temporary {
-            let _ = std::fs::remove_dir_all(&self.directory);
+        // Some systems do not remove the directory that one is in.
+        let _ = std::env::set_current_dir(&self.before);
+        if let Some(directory) = &self.temporary {
+            let _ = std::fs::remove_dir_all(directory);
         }
     }
 }

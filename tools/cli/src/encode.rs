@@ -109,7 +109,11 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         let bits = bytes_out as f64 * 8.0 / totals.elements as f64;
         note(format_args!(
             "{}: {} update{}, {} elements, {} -> {}, ratio {}, {} bits per parameter, {:.2} s",
-            if is_standard(&args.output) { "standard output".into() } else { args.output.display().to_string() },
+            if is_standard(&args.output) {
+                "standard output".into()
+            } else {
+                args.output.display().to_string()
+            },
             totals.updates,
             if totals.updates == 1 { "" } else { "s" },
             thousands(totals.elements),
@@ -130,8 +134,8 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
         return Err(Failure::usage("--append needs a file"));
     }
     let bytes = std::fs::read(path).in_file(path)?;
-    let file = File::open(&bytes, Limits::default())
-        .map_err(|e| crate::stream::explain(e, None).in_file(path))?;
+    let file =
+        File::open(&bytes, Limits::default()).map_err(|e| crate::stream::explain(e, None).in_file(path))?;
     let next = file.updates().last().map_or(0, |update| update.header.step.saturating_add(1));
     let old_len = bytes.len() as u64;
     let write_on = || {
@@ -180,9 +184,8 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: 
     let progress = Progress::new(args.inputs.len() as u64, "encoding", false);
     for (path, number) in args.inputs.iter().zip(0u64..) {
         let dump = Dump::open(path)?;
-        let step = first_step
-            .checked_add(number)
-            .ok_or_else(|| Failure::usage("the steps exceed 64 bits"))?;
+        let step =
+            first_step.checked_add(number).ok_or_else(|| Failure::usage("the steps exceed 64 bits"))?;
         let update = Update { args, plan: &plan, options: &options, number, step, quiet };
         update.write(writer, &dump, base.as_ref(), feedback.as_mut()).map_err(|f| f.in_file(path))?;
         totals.updates += 1;
@@ -300,11 +303,7 @@ fn deltas(inputs: &[Input<'_>], compressed: &Compressed, manifest: &Manifest) ->
     }
     let entry = |input: &Input<'_>| {
         let base = input.base?;
-        Some(Delta {
-            tensor: input.tensor,
-            base: tensor_digest(base),
-            result: tensor_digest(input.view),
-        })
+        Some(Delta { tensor: input.tensor, base: tensor_digest(base), result: tensor_digest(input.view) })
     };
     inputs.iter().filter(|input| touched[input.tensor as usize]).filter_map(entry).collect()
 }

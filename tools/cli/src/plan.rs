@@ -3,7 +3,7 @@
 use crate::fail::{Failure, Result};
 use crate::options::NameGlob;
 use gcodec::compress::{Input, Options};
-use gcodec::{BlockOptions, Block, Codec, Feedback, Manifest, TensorInfo, TensorView};
+use gcodec::{Block, BlockOptions, Codec, Feedback, Manifest, TensorInfo, TensorView};
 use std::str::FromStr;
 use std::sync::Arc;
 

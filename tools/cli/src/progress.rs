@@ -15,7 +15,9 @@ impl Progress {
             false => "{msg} [{bar:30}] {pos}/{len} {eta}",
         };
         // The templates are constants; if one were wrong the plain bar would do.
-        bar.set_style(ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_style(
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
         bar.set_message(what);
         // So that short work shows nothing at all.
         bar.enable_steady_tick(Duration::from_millis(300));

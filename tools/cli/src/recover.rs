@@ -65,7 +65,9 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             note(format_args!("lost {} bytes that belong to no whole frame", thousands(saved.bytes_lost)));
         }
         if lost && saved.frames_dropped == 0 && saved.bytes_lost == 0 {
-            note("the end of the stream was missing or wrong: what stood behind it, if anything did, is lost");
+            note(
+                "the end of the stream was missing or wrong: what stood behind it, if anything did, is lost",
+            );
         }
         if !lost {
             note("nothing was lost");

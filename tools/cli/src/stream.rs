@@ -224,8 +224,12 @@ pub(crate) fn explain(error: Error, manifest: Option<&Manifest>) -> Failure {
         _ => "",
     };
     let mut failure = Failure::from(error);
-    if let Some(info) = info {
-        failure.message = format!("{} ({:?})", failure.message, info.name);
+    if let (Some(info), Some(number)) = (info, tensor) {
+        let number = format!("tensor {number}");
+        match failure.message.rfind(&number) {
+            Some(at) => failure.message.insert_str(at + number.len(), &format!(" {:?}", info.name)),
+            None => failure = failure.about(format_args!("tensor {:?}", info.name)),
+        }
     }
     failure.message.push_str(advice);
     failure

@@ -51,7 +51,9 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         let verified = Input::open(path, DEFAULT_MAX_BYTES)
             .and_then(|input| verify(&input, &limits).in_file(path).map(|c| (c, input.len())));
         match verified {
-            Ok((checked, len)) if !quiet => print(format_args!("{}: ok: {}\n", path.display(), checked.text(len)))?,
+            Ok((checked, len)) if !quiet => {
+                print(format_args!("{}: ok: {}\n", path.display(), checked.text(len)))?
+            }
             Ok(_) => {}
             // All of them are looked at; the first failure is the command's.
             Err(failure) => match first {
@@ -110,7 +112,8 @@ fn verify(bytes: &[u8], limits: &Limits) -> Result<Checked> {
                     match result {
                         Ok(values) => checked.values += values,
                         Err(e) => {
-                            let failure = explain(e, Some(&part.manifest)).about(format_args!("frame {}", info.number));
+                            let failure =
+                                explain(e, Some(&part.manifest)).about(format_args!("frame {}", info.number));
                             match damaged {
                                 None => damaged = Some(failure),
                                 Some(_) => note(failure),

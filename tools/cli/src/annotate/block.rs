@@ -32,7 +32,8 @@ pub(crate) fn block(w: &mut Walk<'_>, around: &Around<'_>) -> Result<()> {
         let m = w.under(format_args!("support {}", SupportId(support_id)), |w| {
             w.inside(support_len, |w| support(w, around, SupportId(support_id), space.len()))
         })?;
-        let heading = format!("values {} of {m} element{}", ValuesId(values_id), if m == 1 { "" } else { "s" });
+        let heading =
+            format!("values {} of {m} element{}", ValuesId(values_id), if m == 1 { "" } else { "s" });
         let space = Space { m, tensors: Some(scope.tensors()), dtype: space.dtype };
         w.under(heading, |w| values(w, around, ValuesId(values_id), &space))
     })
@@ -103,7 +104,9 @@ pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u
         SupportId::ROWS => {
             let row_len = w.varint("row_len", |_| "elements in a row")?;
             let inner = SupportId(w.varint("inner", |id| SupportId(id).to_string())?);
-            if row_len == 0 || !matches!(inner, SupportId::GAPS_RICE | SupportId::GAPS_TOKENS | SupportId::BITMAP) {
+            if row_len == 0
+                || !matches!(inner, SupportId::GAPS_RICE | SupportId::GAPS_TOKENS | SupportId::BITMAP)
+            {
                 return Err(Stop("rows are of no elements, or of a kind that is not allowed".into()));
             }
             let rows = support(w, around, inner, n / row_len)?;
@@ -146,7 +149,8 @@ fn rice(w: &mut Walk<'_>) -> Result<u64> {
         return Err(Stop(format!("chunk_log {log}")));
     }
     let each = 1u64 << log;
-    let counts: Vec<u64> = (0..m.div_ceil(each).min(w.rest() as u64 + 1)).map(|i| each.min(m - i * each)).collect();
+    let counts: Vec<u64> =
+        (0..m.div_ceil(each).min(w.rest() as u64 + 1)).map(|i| each.min(m - i * each)).collect();
     let mut chunks = Vec::new();
     for (i, &count) in counts.iter().enumerate() {
         let k = w.u8(format_args!("k of chunk {i}"), |_| "Rice parameter")?;
@@ -172,9 +176,8 @@ struct Space {
 /// Passes values, to the end of the structure they are in.
 fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) -> Result<()> {
     let m = space.m;
-    let signs = |w: &mut Walk<'_>| {
-        w.payload(m.div_ceil(8), "signs", "a bit for each value, 1 for minus").map(drop)
-    };
+    let signs =
+        |w: &mut Walk<'_>| w.payload(m.div_ceil(8), "signs", "a bit for each value, 1 for minus").map(drop);
     match id {
         ValuesId::FLOATS => {
             let stored = w.u8("stored", |s| match s {
@@ -340,7 +343,8 @@ fn groups(w: &mut Walk<'_>, space: &Space) -> Result<u64> {
 
 /// Passes `scales`.
 fn scales(w: &mut Walk<'_>, name: &str, count: u64) -> Result<()> {
-    let format = w.u8(format_args!("format of {name}"), |f| if f == 64 { "e8m0".into() } else { dtype_name(f) })?;
+    let format =
+        w.u8(format_args!("format of {name}"), |f| if f == 64 { "e8m0".into() } else { dtype_name(f) })?;
     match format {
         64 => w.payload(count, name, "2^(x - 127)").map(drop),
         2..=4 => numbers(w, name, Dtype::from_id(format).unwrap_or(Dtype::F32), count),

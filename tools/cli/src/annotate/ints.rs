@@ -99,7 +99,9 @@ pub(crate) fn ints(w: &mut Walk<'_>, body: &[u8], n: u64, what: &str, tables: &[
                     return Err(Stop("rows of no integers".into()));
                 }
                 let rows = n.div_ceil(row_len);
-                w.under(format_args!("row references: entropy({rows})"), |w| entropy(w, body, rows, false, tables))?;
+                w.under(format_args!("row references: entropy({rows})"), |w| {
+                    entropy(w, body, rows, false, tables)
+                })?;
                 if flags & 1 != 0 {
                     w.under(format_args!("column references: entropy({row_len})"), |w| {
                         entropy(w, body, row_len, false, tables)

@@ -18,10 +18,12 @@ use walk::{Result, Stop, Walk, short_hex};
 
 /// A piece of a stream: the preamble or a frame.
 pub(crate) struct Annotated {
-    /// The frame's number; `None` for the preamble.
-    pub(crate) frame: Option<u64>,
     /// Offset of its first byte.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what the tests hold its lines against"))]
     pub(crate) offset: u64,
+    /// How many bytes it has.
+    #[cfg_attr(not(test), expect(dead_code, reason = "what the tests hold its lines against"))]
+    pub(crate) len: u64,
     /// What its bytes mean, all of them.
     pub(crate) lines: Vec<Line>,
 }
@@ -40,7 +42,7 @@ pub(crate) fn annotate(
             Ok(Event::Preamble(_)) if frame.is_none() => {
                 let mut walk = Walk::new(&bytes[..PREAMBLE_LEN], 0);
                 let result = preamble(&mut walk);
-                out.push(Annotated { frame: None, offset: 0, lines: walk.finish(result) });
+                out.push(Annotated { offset: 0, len: PREAMBLE_LEN as u64, lines: walk.finish(result) });
             }
             Ok(Event::Frame(info, body)) => {
                 known.see(&body);
@@ -50,7 +52,7 @@ pub(crate) fn annotate(
                     let mut walk = Walk::new(slice, info.offset);
                     let result = known.frame(&mut walk, slice, &info.header);
                     let lines = walk.finish(result);
-                    out.push(Annotated { frame: Some(info.number), offset: info.offset, lines });
+                    out.push(Annotated { offset: info.offset, len: info.len(), lines });
                 }
                 if frame == Some(info.number) {
                     break;
@@ -134,7 +136,9 @@ pub(crate) fn codes(raw: &RawBlock<'_>, part: &UpdatePart<'_>) -> String {
             let ks: Vec<u64> = lines
                 .iter()
                 .filter_map(|line| match line {
-                    Line::Field(f) if f.name == "k" || f.name.starts_with("k of chunk") => f.value.parse().ok(),
+                    Line::Field(f) if f.name == "k" || f.name.starts_with("k of chunk") => {
+                        f.value.parse().ok()
+                    }
                     _ => None,
                 })
                 .collect();
@@ -248,7 +252,8 @@ impl Known {
         let around = Around { body: frame, manifest, tables: &[], sets: &self.sets };
         let (_, space) = block::scope(w, &around)?;
         let support = SupportId(w.varint("support_id", |id| SupportId(id).to_string())?);
-        w.under(format_args!("support {support}"), |w| block::support(w, &around, support, space.len())).map(drop)
+        w.under(format_args!("support {support}"), |w| block::support(w, &around, support, space.len()))
+            .map(drop)
     }
 }
 
@@ -277,7 +282,14 @@ fn manifest(w: &mut Walk<'_>) -> Result<()> {
             let suffix = w.bytes(len, "suffix", |suffix| {
                 let whole = [&previous, suffix].concat();
                 let value = format!("{:?}", String::from_utf8_lossy(suffix));
-                (value, if prefix > 0 { format!("name {:?}", String::from_utf8_lossy(&whole)) } else { String::new() })
+                (
+                    value,
+                    if prefix > 0 {
+                        format!("name {:?}", String::from_utf8_lossy(&whole))
+                    } else {
+                        String::new()
+                    },
+                )
             })?;
             previous.extend_from_slice(suffix);
         }
@@ -395,3 +407,6 @@ fn end(w: &mut Walk<'_>) -> Result<()> {
     w.u32("chain", "CRC-32 of the headers of those frames")?;
     w.array::<4>("tail", |b| (format!("{:?}", String::from_utf8_lossy(&b)), short_hex(&b))).map(drop)
 }
+
+#[cfg(test)]
+mod tests;

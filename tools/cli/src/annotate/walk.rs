@@ -114,7 +114,14 @@ impl<'a> Walk<'a> {
         result
     }
 
-    fn field(&self, at: usize, len: usize, name: impl Display, value: impl Display, meaning: impl Display) -> Line {
+    fn field(
+        &self,
+        at: usize,
+        len: usize,
+        name: impl Display,
+        value: impl Display,
+        meaning: impl Display,
+    ) -> Line {
         Line::Field(Field {
             offset: self.base + at as u64,
             len,
@@ -181,7 +188,8 @@ impl<'a> Walk<'a> {
 
     /// Passes a u32.
     pub(crate) fn u32(&mut self, name: impl Display, meaning: impl Display) -> Result<u32> {
-        let bytes = self.array::<4>(name, |b| (format!("{:08x}", u32::from_le_bytes(b)), meaning.to_string()))?;
+        let bytes =
+            self.array::<4>(name, |b| (format!("{:08x}", u32::from_le_bytes(b)), meaning.to_string()))?;
         Ok(u32::from_le_bytes(bytes))
     }
 
@@ -200,7 +208,8 @@ impl<'a> Walk<'a> {
         let name = name.to_string();
         let (mut value, mut len) = (0u64, 0usize);
         loop {
-            let byte = *self.bytes[self.at..self.end].get(len).ok_or_else(|| Stop(format!("{name} is cut")))?;
+            let byte =
+                *self.bytes[self.at..self.end].get(len).ok_or_else(|| Stop(format!("{name} is cut")))?;
             if len == 10 {
                 return Err(Stop(format!("{name} is no varint")));
             }

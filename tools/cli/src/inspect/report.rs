@@ -236,7 +236,8 @@ impl Report {
         tensor: Option<&NameGlob>,
     ) -> Option<Failure> {
         debug_assert_eq!(header.body_len + HEADER_LEN as u64, len);
-        let continues = part.part > 0 && self.updates.last().is_some_and(|u| u.frames.last() == Some(&(number - 1)));
+        let continues =
+            part.part > 0 && self.updates.last().is_some_and(|u| u.frames.last() == Some(&(number - 1)));
         if !continues {
             self.updates.push(Update::new(part));
         }

@@ -10,51 +10,73 @@ pub(crate) fn render(report: &Report, name: &str, one_frame: bool) -> String {
     let updates = report.updates.len();
     if one_frame {
         for frame in &report.frames {
-            put(&mut out, format_args!(
-                "{name}: frame {}, {}, {} at byte {:#x}\n",
-                frame.number, frame.kind, human_bytes(frame.bytes), frame.offset
-            ));
+            put(
+                &mut out,
+                format_args!(
+                    "{name}: frame {}, {}, {} at byte {:#x}\n",
+                    frame.number,
+                    frame.kind,
+                    human_bytes(frame.bytes),
+                    frame.offset
+                ),
+            );
         }
     } else {
-        put(&mut out, format_args!(
-            "{name}: gcodec {}.{}, {}, {} frames in {} segment{}, {updates} update{}, checks {}\n",
-            report.version.major,
-            report.version.minor,
-            human_bytes(report.bytes),
-            report.frames.len(),
-            report.segments,
-            plural(report.segments),
-            plural(updates as u64),
-            if report.ok { "ok" } else { "FAILED" },
-        ));
+        put(
+            &mut out,
+            format_args!(
+                "{name}: gcodec {}.{}, {}, {} frames in {} segment{}, {updates} update{}, checks {}\n",
+                report.version.major,
+                report.version.minor,
+                human_bytes(report.bytes),
+                report.frames.len(),
+                report.segments,
+                plural(report.segments),
+                plural(updates as u64),
+                if report.ok { "ok" } else { "FAILED" },
+            ),
+        );
     }
     for (key, value) in &report.metadata {
         put(&mut out, format_args!("  {} = {}\n", printable(key), printable(value)));
     }
     for manifest in report.manifests.iter().filter(|_| one_frame || report.manifests.len() > 1) {
-        put(&mut out, format_args!(
-            "  manifest in frame {}: {} tensors, {} elements, id {:.16}\n",
-            manifest.frame,
-            thousands(manifest.tensors),
-            thousands(manifest.elements),
-            manifest.id
-        ));
+        put(
+            &mut out,
+            format_args!(
+                "  manifest in frame {}: {} tensors, {} elements, id {:.16}\n",
+                manifest.frame,
+                thousands(manifest.tensors),
+                thousands(manifest.elements),
+                manifest.id
+            ),
+        );
     }
     for set in &report.index_sets {
-        put(&mut out, format_args!(
-            "  index set in frame {}: {} positions, step {}, leader {}, id {:.16}\n",
-            set.frame, thousands(set.kept), set.step, set.leader, set.id
-        ));
+        put(
+            &mut out,
+            format_args!(
+                "  index set in frame {}: {} positions, step {}, leader {}, id {:.16}\n",
+                set.frame,
+                thousands(set.kept),
+                set.step,
+                set.leader,
+                set.id
+            ),
+        );
     }
     for model in &report.models {
-        put(&mut out, format_args!(
-            "  model in frame {}: {} ({}), {}, id {:.16}\n",
-            model.frame,
-            printable(&model.name),
-            printable(&model.format),
-            human_bytes(model.weights_bytes),
-            model.id
-        ));
+        put(
+            &mut out,
+            format_args!(
+                "  model in frame {}: {} ({}), {}, id {:.16}\n",
+                model.frame,
+                printable(&model.name),
+                printable(&model.format),
+                human_bytes(model.weights_bytes),
+                model.id
+            ),
+        );
     }
     for update in &report.updates {
         put_update(&mut out, update);
@@ -81,16 +103,19 @@ fn put_update(out: &mut String, update: &Update) {
         put(out, format_args!(", delta"));
     }
     let frames: Vec<String> = update.frames.iter().map(u64::to_string).collect();
-    put(out, format_args!(
-        ", {} in frame{} {}, {} block{}, {} shared table{}\n",
-        human_bytes(update.bytes),
-        plural(update.frames.len() as u64),
-        frames.join(" "),
-        update.blocks,
-        plural(update.blocks),
-        update.tables,
-        plural(update.tables),
-    ));
+    put(
+        out,
+        format_args!(
+            ", {} in frame{} {}, {} block{}, {} shared table{}\n",
+            human_bytes(update.bytes),
+            plural(update.frames.len() as u64),
+            frames.join(" "),
+            update.blocks,
+            plural(update.blocks),
+            update.tables,
+            plural(update.tables),
+        ),
+    );
     if !update.label.is_empty() {
         put(out, format_args!("  label: {}\n", printable(&update.label)));
     }

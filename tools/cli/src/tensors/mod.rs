@@ -24,6 +24,7 @@ pub(crate) struct Dump {
     /// In the order of their data for safetensors, of the archive for npz.
     pub(crate) tensors: Vec<NamedTensor>,
     /// The `__metadata__` of safetensors; empty for the others.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no command shows it yet"))]
     pub(crate) metadata: BTreeMap<String, String>,
 }
 
