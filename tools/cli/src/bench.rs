@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 /// columns /read are their ratios to how fast one thread reads memory, measured in the same run.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Encoding is everything from dense tensors to bytes, selection and quantisation included; decoding is everything from
-bytes to dense tensors, with fresh memory each time. All headers count.
+Encoding is everything from dense tensors to bytes, selection and quantisation included;
+decoding is everything from bytes to dense tensors, with fresh memory each time. All headers
+count.
 
 Examples:
   gcodec bench grad.safetensors

@@ -14,11 +14,13 @@ use std::path::PathBuf;
 /// of are zero or, if it is a delta, the base's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The output's name tells its format: .safetensors, .npz or .npy; `-` is standard output and gets safetensors.
+The output's name tells its format: .safetensors, .npz or .npy; `-` is standard output and gets
+safetensors.
 
-A delta needs its --base: the tensors that it was made against, or those that an earlier delta of the same stream was;
-the deltas between are then applied in turn. A base that is not the right one is a mistake of usage (exit code 2).
-A stream that is cut off or damaged is refused (exit code 3); `gcodec recover` saves what is whole.
+A delta needs its --base: the tensors that it was made against, or those that an earlier delta
+of the same stream was; the deltas between are then applied in turn. A base that is not the
+right one is a mistake of usage (exit code 2). A stream that is cut off or damaged is refused
+(exit code 3); `gcodec recover` saves what is whole.
 
 Examples:
   gcodec decode grad.gcu -o grad.safetensors

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 /// Encodes them with the codecs of the papers, then inspects, verifies, decodes and compares a stream of several steps.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The gradients are those of demo/ in the repository: a small convolutional network for digits, two workers at one step,
-and the first layers of a small ResNet at three steps.
+The gradients are those of demo/ in the repository: a small convolutional network for digits,
+two workers at one step, and the first layers of a small ResNet at three steps.
 
 Examples:
   gcodec demo

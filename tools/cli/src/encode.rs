@@ -22,19 +22,23 @@ use std::time::Instant;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 SPEC is name[:key=value,...]:
-  raw                                 the elements as they are
-  lossless                            byte planes, entropy coded
-  topk:density=0.01                   the largest; or k=N. values=f32|f16|bf16|pow2|sign|q4, scope=tensor|global
-  threshold:at=0.001                  those of at least this magnitude; values= as above
-  sbc:density=0.001                   Sparse Binary Compression: one value for the largest of one sign
-  natural                             each to a power of two at random; seed=1
-  qsgd:bits=4,bucket=512              each to a multiple of its bucket's norm at random; norm=l2|max, seed=1
-  int8:group=256                      each to 8 bits with a scale for each group
-  delta                               what differs from --base, losslessly
-Where positions are sent, positions=auto|rice|tokens|bitmap says how. In a row of updates a seed grows by one each.
+  raw                       the elements as they are
+  lossless                  byte planes, entropy coded
+  topk:density=0.01         the largest; or k=N; values=f32|f16|bf16|pow2|sign|q4;
+                            scope=tensor|global
+  threshold:at=0.001        those of at least this magnitude; values= as above
+  sbc:density=0.001         Sparse Binary Compression: one value for the largest of one sign
+  natural                   each to a power of two at random; seed=1
+  qsgd:bits=4,bucket=512    each to a multiple of its bucket's norm at random; norm=l2|max, seed=1
+  int8:group=256            each to 8 bits with a scale for each group
+  delta                     what differs from --base, losslessly
 
-With the codec delta, the base of the second input is the first and so on; without --base the first is encoded
-losslessly. A base that lacks a tensor, or has it in another shape or type, is a mistake of usage (exit code 2).
+Where positions are sent, positions=auto|rice|tokens|bitmap says how. In a row of updates a seed
+grows by one each.
+
+With the codec delta, the base of the second input is the first and so on; without --base the
+first is encoded losslessly. A base that lacks a tensor, or has it in another shape or type, is
+a mistake of usage (exit code 2).
 
 Examples:
   gcodec encode grad.safetensors -o grad.gcu --codec topk:density=0.01

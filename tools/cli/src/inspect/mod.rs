@@ -5,7 +5,7 @@ mod text;
 
 use crate::annotate;
 use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::options::{LimitArgs, NameGlob};
 use crate::output::{note, print};
 pub(crate) use report::{Report, kept};
@@ -16,15 +16,16 @@ use std::path::PathBuf;
 /// Everything is read, checked and decoded for it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Columns of the table: kept values and their density; bits per parameter, split into positions, values and overhead
-(headers of blocks), and the ratio to the tensor's own bytes. Where a block spans several tensors its bits are shared
-out among them by kept values, and the row is marked with ~. The row `headers` is what belongs to no block: the frame's
-header and the fields before the blocks. `all` adds everything up, so that it is what the update costs.
+Columns of the table: kept values and their density; bits per parameter, split into positions,
+values and overhead (headers of blocks), and the ratio to the tensor's own bytes. Where a block
+spans several tensors its bits are shared out among them by kept values, and the row is marked
+with ~. The row `headers` is what belongs to no block: the frame's header and the fields before
+the blocks. `all` adds everything up, so that it is what the update costs.
 
 --json prints what docs/inspect.schema.json describes.
 
---annotate prints the bytes beside the fields they encode: offset, bytes, field, value, meaning. Fields longer than 32
-bytes show their beginning.
+--annotate prints the bytes beside the fields they encode: offset, bytes, field, value, meaning.
+Fields longer than 32 bytes show their beginning.
 
 Examples:
   gcodec inspect run.gcu
@@ -67,7 +68,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
         print(format_args!("{json}\n"))?;
     } else {
-        let name = args.input.display().to_string();
+        let name = match is_standard(&args.input) {
+            true => "standard input".to_owned(),
+            false => args.input.display().to_string(),
+        };
         print(text::render(&report, &name, args.frame.is_some()))?;
     }
     match failure {
