@@ -103,6 +103,11 @@ pub(crate) fn thousands(number: u64) -> String {
     out
 }
 
+/// A number and what it counts: `1 frame`, `2 frames`.
+pub(crate) fn counted(number: u64, what: &str) -> String {
+    format!("{} {what}{}", thousands(number), if number == 1 { "" } else { "s" })
+}
+
 /// A real number to four significant digits, in the shorter of the two notations.
 pub(crate) fn real(value: f64) -> String {
     let mut out = String::new();
@@ -198,6 +203,7 @@ mod tests {
 
     #[test]
     fn numbers() {
+        assert_eq!([1, 2000].map(|n| counted(n, "frame")), ["1 frame", "2,000 frames"]);
         assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
         let cases = [0.0, -0.5, 0.001, 0.0009, 99_999.4, 100_000.0, f64::INFINITY, 12.345_6];
         assert_eq!(

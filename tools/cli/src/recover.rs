@@ -3,7 +3,7 @@
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::options::LimitArgs;
-use crate::output::{Output, human_bytes, note, thousands};
+use crate::output::{Output, counted, human_bytes, note};
 use gcodec::{Event, Limits, SliceReader};
 use std::io::Write;
 use std::path::PathBuf;
@@ -49,20 +49,20 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let lost = saved.frames_dropped > 0 || saved.bytes_lost > 0 || !whole;
     if !quiet {
         note(format_args!(
-            "kept {} updates in {} frames, {} of {}",
-            thousands(saved.updates_kept),
-            thousands(saved.frames_kept),
+            "kept {} in {}, {} of {}",
+            counted(saved.updates_kept, "update"),
+            counted(saved.frames_kept, "frame"),
             human_bytes(saved.stream.len() as u64),
             human_bytes(input.len() as u64),
         ));
         if saved.frames_dropped > 0 {
             note(format_args!(
-                "dropped {} frames: wrong inside, or their manifest, index set or other parts are lost",
-                thousands(saved.frames_dropped)
+                "dropped {}: wrong inside, or the manifest, index set or other parts are lost",
+                counted(saved.frames_dropped, "frame")
             ));
         }
         if saved.bytes_lost > 0 {
-            note(format_args!("lost {} bytes that belong to no whole frame", thousands(saved.bytes_lost)));
+            note(format_args!("lost {} outside whole frames", counted(saved.bytes_lost, "byte")));
         }
         if lost && saved.frames_dropped == 0 && saved.bytes_lost == 0 {
             note(

@@ -3,7 +3,7 @@
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::options::{LimitArgs, check_one_stdin};
-use crate::output::{human_bytes, note, print, thousands};
+use crate::output::{counted, human_bytes, note, print};
 use crate::progress::Progress;
 use crate::stream::{Names, explain};
 use gcodec::frame::UpdatePart;
@@ -69,18 +69,17 @@ impl Checked {
     fn text(&self, bytes: usize) -> String {
         let deltas = match self.deltas {
             0 => String::new(),
-            n => format!(" ({} delta{})", thousands(n), if n == 1 { "" } else { "s" }),
+            n => format!(" ({})", counted(n, "delta")),
         };
         format!(
-            "{}, {} frames in {} segment{}, {} updates{deltas}, {} blocks that say {} values of {} elements",
+            "{}, {} in {}, {}{deltas}, {} with {} for {}",
             human_bytes(bytes as u64),
-            thousands(self.frames),
-            self.segments,
-            if self.segments == 1 { "" } else { "s" },
-            thousands(self.updates),
-            thousands(self.blocks),
-            thousands(self.values),
-            thousands(self.elements),
+            counted(self.frames, "frame"),
+            counted(self.segments, "segment"),
+            counted(self.updates, "update"),
+            counted(self.blocks, "block"),
+            counted(self.values, "value"),
+            counted(self.elements, "element"),
         )
     }
 }
