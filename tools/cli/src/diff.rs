@@ -1,9 +1,11 @@
 //! `gcodec diff`: how far two sets of tensors lie apart.
 
-use crate::fail::{Failure, Outcome, Result};
-use crate::input::is_standard;
+use crate::fail::{Outcome, Result};
+use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{Align, Table, print, real, thousands};
-use crate::tensors::{Dump, NamedTensor};
+use crate::stream::Base;
+use crate::tensors::{Dump, Format, NamedTensor};
+use gcodec::element::decode_f32s;
 use gcodec::tensor::{Dtype, TensorView};
 use half::{bf16, f16};
 use serde::Serialize;
@@ -13,8 +15,14 @@ use std::path::{Path, PathBuf};
 
 /// Compare two files of tensors, tensor by tensor.
 ///
-/// Exits with 0 if they are equal, with 1 if they differ.
+/// Exits with 0 if they are equal, with 1 if they differ. Each can be .safetensors, .npz, .npy or a gcodec stream.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gcodec diff grad.safetensors decoded.safetensors
+  gcodec diff grad.safetensors grad.gcu --rtol 0.01
+  gcodec diff new.safetensors sync.gcu --base old.safetensors
+  gcodec diff a.npz b.npz --all --json")]
 pub(crate) struct Args {
     /// The reference; errors are relative to it. `-` is standard input
     a: PathBuf,
@@ -29,14 +37,33 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Of a stream, the update of this step [default: the last update]
+    #[arg(long, value_name = "N")]
+    step: Option<u64>,
+    /// The tensors that the update of a stream changes, if it is a delta
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
-/// Runs the command. `load` reads the tensors of a file.
-pub(crate) fn run(args: &Args, load: impl Fn(&Path) -> Result<Dump>) -> Result<Outcome> {
-    if is_standard(&args.a) && is_standard(&args.b) {
-        return Err(Failure::usage("only one of the two can be standard input"));
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    check_one_stdin([&args.a, &args.b].into_iter().chain(&args.base))?;
+    let base = args.base.as_deref().map(Dump::open).transpose()?;
+    let base: Base<'_> =
+        base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
+    let limits = args.limits.limits();
+    let load = |path: &Path| Dump::open_any(path, args.step, &limits, &base);
+    let (a, mut b) = (load(&args.a)?, load(&args.b)?);
+    let is_npy = |path: &Path| Format::of_path(path) == Some(Format::Npy);
+    if let ([one], [_]) = (&a.tensors[..], &b.tensors[..])
+        && (is_npy(&args.a) || is_npy(&args.b))
+    {
+        // The name of an .npy's tensor is only that of its file.
+        b.tensors = b.tensors.into_iter().map(|t| t.renamed(one.name())).collect();
     }
-    let report = Report::new(&load(&args.a)?, &load(&args.b)?, args.rtol);
+    let report = Report::new(&a, &b, args.rtol);
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
         print(format_args!("{json}\n"))?;
@@ -349,7 +376,14 @@ fn decode_values(dtype: Dtype, data: &[u8], start: u64, out: &mut [f64]) -> bool
         Dtype::U16 => each(data, start, out, |b| u16::from_le_bytes(b).into()),
         Dtype::U32 => each(data, start, out, |b| u32::from_le_bytes(b).into()),
         Dtype::U64 => each(data, start, out, |b| u64::from_le_bytes(b) as f64),
-        _ => return false,
+        _ => {
+            // Every number of eight bits or fewer is exact as f32.
+            let mut values = vec![0.0; out.len()];
+            if decode_f32s(dtype, data, start, &mut values).is_err() {
+                return false;
+            }
+            out.iter_mut().zip(values).for_each(|(out, value)| *out = value.into());
+        }
     }
     true
 }
@@ -476,7 +510,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_is_decoded_or_compared_by_bits() {
+    fn every_type_is_decoded_and_compared_by_bits() {
         for dtype in Dtype::ALL {
             // The bytes of 1, where a value is told.
             let bytes: Vec<u8> = match dtype {
@@ -484,7 +518,10 @@ mod tests {
                 Dtype::F32 => 1f32.to_le_bytes().into(),
                 Dtype::F16 => f16::ONE.to_le_bytes().into(),
                 Dtype::Bf16 => bf16::ONE.to_le_bytes().into(),
-                Dtype::F4E2M1 => vec![0x21],
+                Dtype::F8E4M3Fn => vec![0x38],
+                Dtype::F8E5M2 => vec![0x3c],
+                Dtype::F8E4M3Fnuz | Dtype::F8E5M2Fnuz => vec![0x40],
+                Dtype::F4E2M1 => vec![0x22],
                 _ => 1u64.to_le_bytes()[..dtype.bits() as usize / 8].into(),
             };
             let per_byte = if dtype.bits() == 4 { 2 } else { 1 };
@@ -497,10 +534,9 @@ mod tests {
             let report = one(&a, &b, Some(0.0));
             assert_eq!((report.equal, report.differing), (false, Some(1)), "{dtype}");
             let mut out = [0.0; 2];
-            if decode_values(dtype, &data, 1, &mut out) {
-                assert_eq!(out, [1.0; 2], "{dtype}");
-                assert!(report.errors.is_some());
-            }
+            assert!(decode_values(dtype, &data, 1, &mut out), "{dtype}");
+            assert_eq!(out, [1.0; 2], "{dtype}");
+            assert!(report.errors.is_some());
         }
     }
 
@@ -538,31 +574,23 @@ mod tests {
         for (path, values) in [(&a, [1.0, 2.0]), (&b, [1.0, 2.5])] {
             crate::tensors::write(path, &[("x", f32s(&values).view())], &BTreeMap::new()).unwrap();
         }
-        let args = |a: &Path, b: &Path, rtol| Args { a: a.into(), b: b.into(), rtol, all: false, json: true };
-        // An .npy's tensor has the name of its file.
-        let load = |path: &Path| {
-            let mut dump = Dump::open(path)?;
-            dump.tensors = dump.tensors.iter().map(|t| rename(t, "x")).collect();
-            Ok(dump)
-        };
-        assert_eq!(run(&args(&a, &a, None), load).unwrap(), Outcome::Well);
-        assert_eq!(run(&args(&a, &b, None), load).unwrap(), Outcome::Differs);
-        assert_eq!(run(&args(&a, &b, Some(0.3)), load).unwrap(), Outcome::Well);
+        let args = |a: &Path, b: &Path, rtol: &str| Args::try_parse(a, b, rtol);
+        assert_eq!(run(&args(&a, &a, "0")).unwrap(), Outcome::Well);
+        assert_eq!(run(&args(&a, &b, "0")).unwrap(), Outcome::Differs);
+        assert_eq!(run(&args(&a, &b, "0.3")).unwrap(), Outcome::Well);
         let stdin = Path::new("-");
-        assert_eq!(run(&args(stdin, stdin, None), load).unwrap_err().code, crate::fail::Code::Usage);
+        assert_eq!(run(&args(stdin, stdin, "0")).unwrap_err().code, crate::fail::Code::Usage);
     }
 
-    fn rename(tensor: &NamedTensor, name: &str) -> NamedTensor {
-        let view = tensor.view();
-        let tensor = TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec()).unwrap();
-        NamedTensor::new(name.into(), tensor)
-    }
-
-    #[test]
-    fn tolerances_are_numbers() {
-        assert_eq!(parse_tolerance("1e-3"), Ok(1e-3));
-        for text in ["-1", "NaN", "", "1%"] {
-            assert!(parse_tolerance(text).is_err());
+    impl Args {
+        fn try_parse(a: &Path, b: &Path, rtol: &str) -> Self {
+            #[derive(clap::Parser)]
+            struct Line {
+                #[command(flatten)]
+                args: Args,
+            }
+            let words = [Path::new("diff"), a, b, Path::new("--json"), Path::new("--rtol"), Path::new(rtol)];
+            <Line as clap::Parser>::parse_from(words).args
         }
     }
 }

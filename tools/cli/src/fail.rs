@@ -1,5 +1,6 @@
 //! What a command ends with: its outcome or its failure, and the exit code of each.
 
+use gcodec::error::{InputError, InputErrorKind};
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -114,6 +115,8 @@ impl From<gcodec::Error> for Failure {
         match e {
             gcodec::Error::Io(e) => e.into(),
             gcodec::Error::Limit(_) => Self::limit(e),
+            // The sender's digest of the result is in the stream, and what was decoded on the right base is not it.
+            gcodec::Error::Input(InputError { kind: InputErrorKind::ResultMismatch, .. }) => Self::invalid(e),
             gcodec::Error::Input(_) => Self::usage(e),
             // Format, Unsupported and whatever is added later: the bytes cannot be read.
             _ => Self::invalid(e),

@@ -4,23 +4,30 @@
 
 #![deny(unsafe_code)]
 
-#[cfg_attr(not(test), expect(dead_code, reason = "for the command that measures"))]
+mod annotate;
 mod bandwidth;
+mod bench;
+mod decode;
+mod demo;
 mod diff;
+mod encode;
 mod fail;
 mod input;
+mod inspect;
 mod man;
-// Names and sizes for commands to come.
-#[cfg_attr(not(test), allow(dead_code))]
+mod options;
 mod output;
-// Writing is for commands to come.
-#[cfg_attr(not(test), allow(dead_code))]
+mod plan;
+mod progress;
+mod recover;
+mod stream;
 mod tensors;
 #[cfg(test)]
 mod testing;
+mod verify;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use fail::{Outcome, Result};
+use fail::{Code, Failure, Outcome, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -31,13 +38,26 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "gcodec", version, max_term_width = 100)]
 struct Cli {
+    /// Threads to work with [default: as many as there are cores; 1 for bench]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+    /// Print neither notes nor summaries
+    #[arg(short, long, global = true)]
+    quiet: bool,
     #[command(subcommand)]
     command: Command,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Encode(encode::Args),
+    Decode(decode::Args),
+    Inspect(inspect::Args),
+    Verify(verify::Args),
+    Recover(recover::Args),
     Diff(diff::Args),
+    Bench(bench::Args),
+    Demo(demo::Args),
     /// Print the completions of a shell
     #[command(hide = true)]
     Completions {
@@ -53,15 +73,34 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(&Cli::parse().command) {
+    match run(&Cli::parse()) {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),
     }
 }
 
-fn run(command: &Command) -> Result<Outcome> {
-    match command {
-        Command::Diff(args) => diff::run(args, tensors::Dump::open),
+fn run(cli: &Cli) -> Result<Outcome> {
+    let default = if matches!(cli.command, Command::Bench(_)) { 1 } else { 0 };
+    let threads = cli.threads.map_or(default, usize::from);
+    // The first and only time: that it was built before is the one way in which this fails but for want of threads.
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global()
+        .map_err(|e| Failure::new(Code::Io, format_args!("cannot start threads: {e}")))?;
+    execute(cli)
+}
+
+/// Runs the command itself.
+fn execute(cli: &Cli) -> Result<Outcome> {
+    match &cli.command {
+        Command::Encode(args) => encode::run(args, cli.quiet),
+        Command::Decode(args) => decode::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => verify::run(args, cli.quiet),
+        Command::Recover(args) => recover::run(args, cli.quiet),
+        Command::Diff(args) => diff::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Demo(args) => demo::run(args),
         Command::Completions { shell } => man::completions(Cli::command(), *shell),
         Command::Man { directory } => man::pages(Cli::command(), directory.as_deref()),
     }

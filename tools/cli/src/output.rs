@@ -3,11 +3,11 @@
 use crate::fail::{InFile, Result};
 use crate::input::is_standard;
 use comfy_table::CellAlignment;
+use gcodec::file::AtomicFile;
 use std::fmt::{self, Write as _};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, StdoutLock, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::path::Path;
 
 /// Writes all of `text` to standard output.
 ///
@@ -16,6 +16,12 @@ pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
     let mut stdout = BufWriter::new(io::stdout().lock());
     write!(stdout, "{text}")?;
     Ok(stdout.flush()?)
+}
+
+/// Tells the user something on standard error, where nothing else reads it.
+pub(crate) fn note(text: impl fmt::Display) {
+    // Nothing is left to be done if standard error is closed.
+    let _ = writeln!(io::stderr(), "gcodec: {text}");
 }
 
 /// How the cells of a column are aligned.
@@ -48,8 +54,8 @@ impl Table {
     }
 
     /// Adds a row; control characters are escaped.
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.0.add_row(cells.iter().map(|cell| printable(cell)).collect::<Vec<_>>());
+    pub(crate) fn row(&mut self, cells: impl AsRef<[String]>) {
+        self.0.add_row(cells.as_ref().iter().map(|cell| printable(cell)).collect::<Vec<_>>());
     }
 }
 
@@ -97,6 +103,11 @@ pub(crate) fn thousands(number: u64) -> String {
     out
 }
 
+/// A number and what it counts: `1 frame`, `2 frames`.
+pub(crate) fn counted(number: u64, what: &str) -> String {
+    format!("{} {what}{}", thousands(number), if number == 1 { "" } else { "s" })
+}
+
 /// A real number to four significant digits, in the shorter of the two notations.
 pub(crate) fn real(value: f64) -> String {
     let mut out = String::new();
@@ -119,7 +130,7 @@ pub(crate) enum Output {
     /// A path that is there and is no regular file: a pipe, a device.
     Stream(BufWriter<File>),
     /// Anything else.
-    File(BufWriter<AtomicFile>),
+    File(AtomicFile),
 }
 
 impl Output {
@@ -132,7 +143,7 @@ impl Output {
             let file = OpenOptions::new().write(true).open(path).in_file(path)?;
             return Ok(Self::Stream(BufWriter::with_capacity(BUFFER_BYTES, file)));
         }
-        Ok(Self::File(BufWriter::with_capacity(BUFFER_BYTES, AtomicFile::create(path).in_file(path)?)))
+        Ok(Self::File(AtomicFile::create(path).in_file(path)?))
     }
 
     /// Writes out what is buffered and, if it is a file, puts it in its place.
@@ -140,7 +151,7 @@ impl Output {
         match self {
             Self::Stdout(mut stdout) => stdout.flush(),
             Self::Stream(mut stream) => stream.flush(),
-            Self::File(file) => file.into_inner().map_err(io::IntoInnerError::into_error)?.commit(),
+            Self::File(file) => file.commit(),
         }
     }
 }
@@ -159,79 +170,6 @@ impl Write for Output {
             Self::Stdout(stdout) => stdout.flush(),
             Self::Stream(stream) => stream.flush(),
             Self::File(file) => file.flush(),
-        }
-    }
-}
-
-/// A file under a temporary name beside its target, which takes the target's place on [`commit`](Self::commit).
-///
-/// Dropped before that, it is removed and the target is as it was.
-#[derive(Debug)]
-pub(crate) struct AtomicFile {
-    file: File,
-    temporary: PathBuf,
-    target: PathBuf,
-    committed: bool,
-}
-
-impl AtomicFile {
-    /// Creates the temporary file. A target that is a symbolic link stays one: what it points to is replaced.
-    pub(crate) fn create(path: &Path) -> io::Result<Self> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let old = fs::metadata(&target).ok();
-        if old.as_ref().is_some_and(fs::Metadata::is_dir) {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
-        let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-        loop {
-            let mut temporary_name = std::ffi::OsString::from(".");
-            temporary_name.push(name);
-            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-            temporary_name.push(format!(".{}-{number}.tmp", std::process::id()));
-            let temporary = target.with_file_name(temporary_name);
-            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
-                Ok(file) => {
-                    let this = Self { file, temporary, target, committed: false };
-                    if let Some(old) = old {
-                        this.file.set_permissions(old.permissions())?;
-                    }
-                    return Ok(this);
-                }
-                // Left by a process of the same number that was killed.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(e),
-            }
-        }
-    }
-
-    /// Brings the bytes to the disk and the file under its name.
-    pub(crate) fn commit(mut self) -> io::Result<()> {
-        self.file.sync_all()?;
-        fs::rename(&self.temporary, &self.target)?;
-        self.committed = true;
-        // The new name is durable once the directory is; not every system can sync one, and the data is safe.
-        let directory = self.target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let _ = File::open(directory).and_then(|directory| directory.sync_all());
-        Ok(())
-    }
-}
-
-impl Write for AtomicFile {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.file.write(buf)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl Drop for AtomicFile {
-    fn drop(&mut self) {
-        if !self.committed {
-            let _ = fs::remove_file(&self.temporary);
         }
     }
 }
@@ -265,6 +203,7 @@ mod tests {
 
     #[test]
     fn numbers() {
+        assert_eq!([1, 2000].map(|n| counted(n, "frame")), ["1 frame", "2,000 frames"]);
         assert_eq!([0, 999, 1000, 1_234_567].map(thousands), ["0", "999", "1,000", "1,234,567"]);
         let cases = [0.0, -0.5, 0.001, 0.0009, 99_999.4, 100_000.0, f64::INFINITY, 12.345_6];
         assert_eq!(

@@ -9,6 +9,8 @@ pub(crate) mod safetensors;
 use crate::fail::{Failure, InFile, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::output::Output;
+use crate::stream::{self, Base};
+use gcodec::Limits;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
@@ -22,6 +24,7 @@ pub(crate) struct Dump {
     /// In the order of their data for safetensors, of the archive for npz.
     pub(crate) tensors: Vec<NamedTensor>,
     /// The `__metadata__` of safetensors; empty for the others.
+    #[cfg_attr(not(test), expect(dead_code, reason = "no command shows it yet"))]
     pub(crate) metadata: BTreeMap<String, String>,
 }
 
@@ -54,11 +57,23 @@ impl Dump {
 
     /// Like [`open`](Self::open), with the most bytes to hold in memory for what is piped or packed.
     pub(crate) fn open_with_limit(path: &Path, max_bytes: u64) -> Result<Self> {
-        let input = Input::open(path, max_bytes)?;
+        Self::parse_any(path, Input::open(path, max_bytes)?, max_bytes).in_file(path)
+    }
+
+    fn parse_any(path: &Path, input: Input, max_bytes: u64) -> Result<Self> {
         let format = Format::of_path(path)
             .or_else(|| Format::of_bytes(&input))
-            .ok_or_else(|| Failure::invalid("not a .safetensors, .npz or .npy file"));
-        format.and_then(|format| Self::parse(format, input, stem(path), max_bytes)).in_file(path)
+            .ok_or_else(|| Failure::invalid("not a .safetensors, .npz or .npy file"))?;
+        Self::parse(format, input, stem(path), max_bytes)
+    }
+
+    /// Like [`open`](Self::open), or one update of a gcodec stream: that of `step`, or the last.
+    pub(crate) fn open_any(path: &Path, step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Self> {
+        let input = Input::open(path, DEFAULT_MAX_BYTES)?;
+        match stream::is_stream(&input) || path.extension().is_some_and(|e| e == "gcu") {
+            true => stream::dump(&input, step, limits, base).in_file(path),
+            false => Self::parse_any(path, input, DEFAULT_MAX_BYTES).in_file(path),
+        }
     }
 
     /// Reads the tensors of an input; `name` is what a tensor is called whose format has no names.
@@ -74,7 +89,6 @@ impl Dump {
 
 impl NamedTensor {
     /// A tensor that owns its elements.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for the loader of gcodec streams"))]
     pub(crate) fn new(name: String, tensor: TensorBuf) -> Self {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
         Self { name, dtype, shape, data: Data::Owned(tensor.into_data()) }
@@ -90,6 +104,20 @@ impl NamedTensor {
     /// Its name.
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// The same elements under another name.
+    pub(crate) fn renamed(self, name: &str) -> Self {
+        Self { name: name.to_owned(), ..self }
+    }
+
+    /// Gives up its name and its elements.
+    pub(crate) fn into_parts(self) -> gcodec::Result<(String, TensorBuf)> {
+        let data = match self.data {
+            Data::Owned(bytes) => bytes,
+            shared @ Data::Shared { .. } => shared.to_vec(),
+        };
+        Ok((self.name, TensorBuf::new(self.dtype, self.shape, data)?))
     }
 
     /// Its elements.
@@ -131,15 +159,7 @@ pub(crate) fn write(
     tensors: &[(&str, TensorView<'_>)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    let format = match Format::of_path(path) {
-        Some(format) => format,
-        None if is_standard(path) => Format::Safetensors,
-        None => {
-            let what = "cannot tell the format: the name must end in .safetensors, .npz or .npy";
-            return Err(Failure::usage(what)).in_file(path);
-        }
-    };
-    match format {
+    match check_output(path)? {
         Format::Safetensors => write_safetensors(path, tensors, metadata),
         Format::Npz => write_file(path, |out| npz::write(out, tensors)),
         Format::Npy => match tensors {
@@ -147,6 +167,18 @@ pub(crate) fn write(
             _ => Err(Failure::usage(format_args!(".npy holds one tensor, not {}", tensors.len())))
                 .in_file(path),
         },
+    }
+}
+
+/// The format of an output, which its name must tell.
+pub(crate) fn check_output(path: &Path) -> Result<Format> {
+    match Format::of_path(path) {
+        Some(format) => Ok(format),
+        None if is_standard(path) => Ok(Format::Safetensors),
+        None => {
+            let what = "cannot tell the format: the name must end in .safetensors, .npz or .npy";
+            Err(Failure::usage(what)).in_file(path)
+        }
     }
 }
 

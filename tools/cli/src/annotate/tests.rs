@@ -1,0 +1,364 @@
+//! Every byte is covered exactly once, for every kind that the format has.
+
+use super::*;
+use gcodec::block::{
+    Bits, Groups, Minifloat, ModelId, Norm, Positions, ScaleFormat, Scales, Scope, SetId, Spacing, Stored,
+    Underflow, Zero,
+};
+use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, Weights};
+use gcodec::{Block, BlockOptions, Dtype, EncodeOptions, Encoder, Entropy, Support, UpdateHeader, Values};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Elements of a tensor of the streams below.
+const LEN: u64 = 4096;
+
+/// A row of numbers that looks random.
+fn noise(seed: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    })
+}
+
+/// Skewed, so that entropy coding pays.
+fn skewed(seed: u64, len: usize, max: u64) -> Vec<u64> {
+    noise(seed).map(|x| (x % (max + 1)) * (x >> 32 & 1) * (x >> 33 & 1)).take(len).collect()
+}
+
+fn codes(seed: u64, len: usize, max: u64) -> Vec<u8> {
+    skewed(seed, len, max).into_iter().map(|v| v as u8).collect()
+}
+
+fn signs(len: usize) -> Bits {
+    noise(3).take(len).map(|x| x & 1 == 1).collect()
+}
+
+fn scales(format: ScaleFormat, count: usize) -> Scales {
+    Scales::from_f32s(format, &vec![0.5; count])
+}
+
+fn floats(len: usize) -> Vec<u8> {
+    noise(5).take(len).flat_map(|x| ((x % 1000) as f32 / 999.0).to_le_bytes()).collect()
+}
+
+/// All kinds of values for `len` elements of f32; nested ones span `cols` columns.
+fn all_values(len: usize) -> Vec<Values> {
+    let groups = Groups::Len(64);
+    let count = len.div_ceil(64);
+    let levels: Vec<i32> = skewed(7, len, 6).into_iter().map(|v| v as i32 - 3).collect();
+    let affine = |zero| Values::Affine {
+        bits: 4,
+        groups,
+        scales: scales(ScaleFormat::Bf16, count),
+        zero,
+        codes: codes(8, len, 15),
+    };
+    let of_levels = |spacing, max_level| Values::Levels {
+        spacing,
+        max_level,
+        norm: Norm::L2,
+        groups,
+        norms: scales(ScaleFormat::F32, count),
+        levels: levels.clone(),
+    };
+    let mut all = vec![
+        Values::Floats { stored: Stored::Source, bytes: floats(len) },
+        Values::Floats { stored: Stored::F32, bytes: floats(len) },
+        Values::Floats { stored: Stored::F16, bytes: vec![1; 2 * len] },
+        Values::Floats { stored: Stored::Bf16, bytes: vec![1; 2 * len] },
+        Values::Constant { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1) },
+        Values::Sign { groups: Groups::Tensor, scales: scales(ScaleFormat::F16, 1), negative: signs(len) },
+        Values::Pow2 {
+            min_exponent: -30,
+            underflow: Underflow::Unbiased,
+            codes: codes(6, len, 12),
+            negative: signs(len),
+        },
+        of_levels(Spacing::Uniform, 7),
+        of_levels(Spacing::Natural, 9),
+        affine(Zero::Centre),
+        affine(Zero::Point(vec![3; count])),
+        affine(Zero::Offset(scales(ScaleFormat::F16, count))),
+        Values::Planes { bytes: floats(len) },
+        Values::Ulp { diffs: skewed(9, len, 1000).into_iter().map(|v| v as i64 - 2).collect() },
+        Values::Latent {
+            model: ModelId([7; 32]),
+            shape: vec![3, 8],
+            codes: Box::new(Values::Floats { stored: Stored::F16, bytes: vec![0; 48] }),
+        },
+    ];
+    for (with_scales, with_shifts) in [(false, false), (true, false), (true, true)] {
+        all.push(Values::Codebook {
+            table: vec![-1.0, 0.0, 0.25, 1.0],
+            groups,
+            scales: with_scales.then(|| scales(ScaleFormat::F32, count)),
+            shifts: with_shifts.then(|| scales(ScaleFormat::Bf16, count)),
+            codes: codes(11, len, 3),
+        });
+    }
+    for format in [Minifloat::F8E4M3Fn, Minifloat::F4E2M1, Minifloat::F6E3M2, Minifloat::Int8] {
+        let (groups, scales) = (Groups::Len(32), scales(ScaleFormat::E8M0, len.div_ceil(32)));
+        all.push(Values::Minifloat { format, groups, scales, codes: codes(12, len, 15) });
+    }
+    all
+}
+
+fn low_rank() -> Values {
+    let side = |count: usize| Box::new(Values::Floats { stored: Stored::F32, bytes: floats(count) });
+    let coded = Values::Affine {
+        bits: 8,
+        groups: Groups::Block,
+        scales: scales(ScaleFormat::F32, 1),
+        zero: Zero::Centre,
+        codes: codes(13, 128, 255),
+    };
+    Values::LowRank { rows: 64, cols: 64, rank: 2, left: Box::new(coded), right: side(128) }
+}
+
+fn all_supports(set: SetId) -> Vec<(Support, Positions)> {
+    let clustered: Vec<u64> = (0..LEN).filter(|p| p % 512 < 90 || p % 97 == 0).collect();
+    let sparse = |positions| (Support::Sparse(clustered.clone()), positions);
+    vec![
+        (Support::All, Positions::Auto),
+        sparse(Positions::Rice),
+        sparse(Positions::Tokens),
+        sparse(Positions::Bitmap),
+        (Support::Sparse(vec![]), Positions::Rice),
+        (Support::Sparse(vec![]), Positions::Tokens),
+        (Support::Sparse(vec![17]), Positions::Rice),
+        (Support::Chunked { chunk_len: 64, kept: 2, positions: [3, 40].repeat(64) }, Positions::Auto),
+        (Support::Rows { row_len: 64, rows: vec![1, 2, 50] }, Positions::Tokens),
+        (Support::Rows { row_len: 64, rows: vec![1, 2, 50] }, Positions::Bitmap),
+        (Support::Seeded { count: 100, seed: 9 }, Positions::Auto),
+        (Support::Set(set), Positions::Auto),
+    ]
+}
+
+fn kept(support: &Support, in_set: usize) -> usize {
+    match support {
+        Support::All => LEN as usize,
+        Support::Sparse(positions) => positions.len(),
+        Support::Chunked { positions, .. } => positions.len(),
+        Support::Rows { row_len, rows } => rows.len() * *row_len as usize,
+        Support::Seeded { count, .. } => *count as usize,
+        _ => in_set,
+    }
+}
+
+/// Notes the names of the fields and checks that they follow each other without gap.
+fn check_cover(bytes: &[u8], names: &mut BTreeSet<String>) {
+    let (pieces, error) = annotate(bytes, None, &Limits::default());
+    assert!(error.is_none(), "{error:?}");
+    let mut at = 0;
+    for piece in &pieces {
+        assert_eq!(piece.offset, at, "pieces follow each other");
+        for line in &piece.lines {
+            if let Line::Field(field) = line {
+                assert_ne!(field.name, "not understood", "{}", field.meaning);
+                assert_eq!(field.offset, at, "{field:?}");
+                assert!(field.len > 0, "{field:?}");
+                at += field.len as u64;
+                names.insert(field.name.clone());
+            }
+        }
+        assert_eq!(at, piece.offset + piece.len);
+    }
+    assert_eq!(at, bytes.len() as u64, "the stream is covered");
+    let text = text(&pieces, bytes);
+    let bytes_shown =
+        text.lines().filter(|line| line.get(..8).is_some_and(|hex| !hex.trim().is_empty())).count();
+    assert!(bytes_shown >= pieces.len());
+}
+
+#[test]
+fn every_byte_of_every_kind_is_covered_once() {
+    let mut names = BTreeSet::new();
+    for entropy in [Entropy::Auto, Entropy::Packed] {
+        let probe = all_supports(SetId([0; 32]));
+        let kinds = all_values(4).len();
+        let count = probe.len() * kinds + 1;
+        let infos: Vec<_> =
+            (0..count).map(|i| TensorInfo::new(format!("tensor.{i}"), Dtype::F32, [LEN])).collect();
+        let manifest = Arc::new(Manifest::new(infos).unwrap());
+        let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1 << 20));
+        let mut out = Vec::new();
+        let mut blocks = Vec::new();
+        for i in 0..count as u64 - 1 {
+            let (support, values) = (i as usize / kinds, i as usize % kinds);
+            let set = IndexSet {
+                manifest: manifest.id(),
+                step: 1,
+                leader: 2,
+                world: 3,
+                scope: Scope::Tensor(i),
+                support: Support::Sparse((0..LEN).step_by(7).collect()),
+            };
+            let options = BlockOptions::default().with_entropy(entropy);
+            let id = match probe[support].0 {
+                Support::Set(_) => encoder.index_set(&mut out, &set, &manifest, options).unwrap(),
+                _ => SetId([0; 32]),
+            };
+            let (support, positions) = all_supports(id).swap_remove(support);
+            let values = all_values(kept(&support, LEN.div_ceil(7) as usize)).swap_remove(values);
+            let block = Block { scope: Scope::Tensor(i), add: false, support, values };
+            blocks.push((block, options.with_positions(positions)));
+        }
+        let scope = Scope::Tensor(count as u64 - 1);
+        let last = Block { scope, add: false, support: Support::All, values: low_rank() };
+        blocks.push((last, BlockOptions::default().with_entropy(entropy)));
+        let delta =
+            (0..count as u64).map(|tensor| Delta { tensor, base: [1; 16], result: [2; 16] }).collect();
+        let header = UpdateHeader::default().with_step(300).with_label("all".into()).with_delta(Some(delta));
+        let blocks: Vec<_> = blocks.iter().map(|(block, options)| (block, *options)).collect();
+        encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
+        encoder.finish(&mut out);
+        check_cover(&out, &mut names);
+    }
+    for name in [
+        "label",
+        "base digest",
+        "seed",
+        "bitmap",
+        "unary plane",
+        "low plane",
+        "row_len",
+        "chunk_len",
+        "inner",
+        "words",
+        "raw bits",
+        "frequency table",
+        "fields",
+        "signs",
+        "min_exponent",
+        "norm",
+        "zero points",
+        "offsets",
+        "entries",
+        "shifts",
+        "symbols",
+        "model id",
+        "rank",
+        "rows",
+        "spacing",
+        "format of scales",
+        "numbers",
+    ] {
+        assert!(names.contains(name), "{name} of {names:?}");
+    }
+}
+
+#[test]
+fn chunks_segments_references_and_shared_tables_are_covered() {
+    let mut names = BTreeSet::new();
+    let n = 1u64 << 20;
+    let infos =
+        (0..8u64).map(|i| TensorInfo::new(format!("t{i}"), Dtype::F32, [if i < 2 { n } else { 2048 }]));
+    let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+    // Denser and denser, so that no one parameter and no one table fits all.
+    let positions: Vec<u64> =
+        noise(1).zip(0..n).filter(|(x, p)| x % (4 + 4000 * (n - p) / n) == 0).map(|(_, p)| p).collect();
+    let sparse = |tensor| Block {
+        scope: Scope::Tensor(tensor),
+        add: false,
+        support: Support::Sparse(positions.clone()),
+        values: Values::Constant { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1) },
+    };
+    let small = |tensor: u64| Block {
+        scope: Scope::Tensor(tensor),
+        add: false,
+        support: Support::All,
+        values: Values::Levels {
+            spacing: Spacing::Uniform,
+            max_level: 7,
+            norm: Norm::Max,
+            groups: Groups::Block,
+            norms: scales(ScaleFormat::F32, 1),
+            levels: skewed(tensor, 2048, 6).into_iter().map(|v| v as i32).collect(),
+        },
+    };
+    let blocks: Vec<Block> = (0..8).map(|t| if t < 2 { sparse(t) } else { small(t) }).collect();
+    let with = |positions| BlockOptions::default().with_positions(positions);
+    let pairs: Vec<_> = blocks
+        .iter()
+        .zip([Positions::Rice, Positions::Tokens].into_iter().chain([Positions::Auto; 6]))
+        .map(|(block, positions)| (block, with(positions)))
+        .collect();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let mut out = Vec::new();
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &pairs).unwrap();
+    encoder.finish(&mut out);
+    check_cover(&out, &mut names);
+    for name in ["k of chunk 1", "span", "length", "shared table 0"] {
+        assert!(names.contains(name), "{name} of {names:?}");
+    }
+}
+
+#[test]
+fn other_frames_are_covered() {
+    let mut names = BTreeSet::new();
+    let mut matrix = TensorInfo::new("läyer.é", Dtype::Bf16, [6, 4]);
+    matrix.matrix = Some((3, 8));
+    let mut shard = TensorInfo::new("läyer.è", Dtype::F4E2M1, [5]);
+    shard.shard = Some(Shard { global_shape: vec![300], offsets: vec![200] });
+    let manifest =
+        Arc::new(Manifest::new(vec![matrix, shard, TensorInfo::new("step", Dtype::I64, [])]).unwrap());
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let mut out = Vec::new();
+    let entries =
+        |value: &str| BTreeMap::from([("k".to_owned(), value.to_owned()), (String::new(), String::new())]);
+    encoder.metadata(&mut out, &Metadata { entries: entries("short") });
+    encoder.metadata(&mut out, &Metadata { entries: entries(&"long ".repeat(100)) });
+    encoder.model(&mut out, &Model::inline("raw", "tiny", vec![5; 1000]));
+    encoder.model(&mut out, &Model::inline("raw", "tiny", vec![5]));
+    encoder.model(
+        &mut out,
+        &Model { weights: Weights::At("https://example.org".into()), ..Model::inline("raw", "", vec![]) },
+    );
+    encoder.private(&mut out, gcodec::frame::FrameKind(0xf001), b"mine").unwrap();
+    encoder.private(&mut out, gcodec::frame::FrameKind(0xf002), b"").unwrap();
+    let block = |tensor, bytes| Block {
+        scope: Scope::Tensor(tensor),
+        add: false,
+        support: Support::All,
+        values: Values::Planes { bytes },
+    };
+    let blocks = [block(0, vec![0; 48]), block(1, vec![0; 3]), block(2, vec![0; 8])];
+    let pairs: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &pairs).unwrap();
+    let half = Scope::Range { tensor: 0, start: 4, len: 8 };
+    let added = Values::Floats { stored: Stored::F32, bytes: vec![0; 32] };
+    let added = Block { scope: half, add: true, support: Support::All, values: added };
+    encoder
+        .update(
+            &mut out,
+            &UpdateHeader::default().with_step(1),
+            &manifest,
+            &[(&added, BlockOptions::default())],
+        )
+        .unwrap();
+    encoder.finish(&mut out);
+    encoder.finish(&mut out);
+    check_cover(&out, &mut names);
+    for name in
+        ["zstd frame", "location", "weights", "body", "global_dim", "cols", "start", "tail", "head_crc"]
+    {
+        assert!(names.contains(name), "{name} of {names:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_shown_as_such() {
+    let bytes = Encoder::new(EncodeOptions::default()).finish_empty();
+    let (pieces, error) = annotate(&bytes[..bytes.len() - 1], None, &Limits::default());
+    assert!(error.is_some());
+    assert_eq!(pieces.len(), 2, "the preamble and the index");
+    let mut walk = Walk::new(&[1, 2, 3], 10);
+    let result = walk.varint("a", |_| "").and_then(|_| walk.u64("b", "")).map(drop);
+    let lines = walk.finish(result);
+    let [Line::Field(first), Line::Field(rest)] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!((first.offset, first.len, rest.offset, rest.len), (10, 1, 11, 2));
+    assert_eq!(rest.name, "not understood");
+}

@@ -1,0 +1,331 @@
+//! `gcodec encode`: tensors to a stream of updates.
+
+use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::input::is_standard;
+use crate::options::{check_one_stdin, parse_pair};
+use crate::output::{Output, human_bytes, note, real, thousands};
+use crate::plan::{self, Compressed, Plan, Rule, fitting, reseeded};
+use crate::progress::Progress;
+use crate::tensors::{self, Dump, NamedTensor};
+use gcodec::compress::{Input, NonFinite, Options};
+use gcodec::frame::{Delta, Metadata, tensor_digest};
+use gcodec::{Codec, EncodeOptions, Feedback, File, Limits, Manifest, TensorView, UpdateHeader, Writer};
+use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Encode tensors as a stream of updates.
+///
+/// Each input becomes one update. The codec of a tensor is that of --codec, or of the last --rule whose GLOB its name
+/// matches. Integer and bool tensors that a lossy codec cannot take are encoded losslessly, with a note.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+SPEC is name[:key=value,...]:
+  raw                       the elements as they are
+  lossless                  byte planes, entropy coded
+  topk:density=0.01         the largest; or k=N; values=f32|f16|bf16|pow2|sign|q4;
+                            scope=tensor|global
+  threshold:at=0.001        those of at least this magnitude; values= as above
+  sbc:density=0.001         Sparse Binary Compression: one value for the largest of one sign
+  natural                   each to a power of two at random; seed=1
+  qsgd:bits=4,bucket=512    each to a multiple of its bucket's norm at random; norm=l2|max, seed=1
+  int8:group=256            each to 8 bits with a scale for each group
+  delta                     what differs from --base, losslessly
+
+Where positions are sent, positions=auto|rice|tokens|bitmap says how. In a row of updates a seed
+grows by one each.
+
+With the codec delta, the base of the second input is the first and so on; without --base the
+first is encoded losslessly. A base that lacks a tensor, or has it in another shape or type, is
+a mistake of usage (exit code 2).
+
+Examples:
+  gcodec encode grad.safetensors -o grad.gcu --codec topk:density=0.01
+  gcodec encode step*.safetensors -o run.gcu --codec natural --step 100 --rule '*.bias=lossless'
+  gcodec encode new.safetensors -o sync.gcu --codec delta --base old.safetensors
+  produce | gcodec encode - -o - --codec sbc:density=0.001 | send
+  gcodec encode grad2.safetensors -o run.gcu --codec sbc --feedback residual.safetensors --append")]
+pub(crate) struct Args {
+    /// The tensors: .safetensors, .npz or .npy; `-` is standard input. Each becomes an update
+    #[arg(required = true, value_name = "IN")]
+    inputs: Vec<PathBuf>,
+    /// Where the stream goes, by custom a .gcu; `-` is standard output
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// How to encode
+    #[arg(long, value_name = "SPEC")]
+    codec: Codec,
+    /// Another codec for the tensors whose names match; the last rule that matches counts
+    #[arg(long = "rule", value_name = "GLOB=SPEC")]
+    rules: Vec<Rule>,
+    /// The tensors that the first update of codec `delta` changes
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
+    /// Step of the first update; the next ones count on from there [default: 0, or after the last with --append]
+    #[arg(long, value_name = "N")]
+    step: Option<u64>,
+    /// Number of the sender
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    sender: u64,
+    /// Number of senders, 0 if unknown
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    world: u64,
+    /// A key and a value for the stream's metadata
+    #[arg(long, value_name = "K=V", value_parser = parse_pair)]
+    meta: Vec<(String, String)>,
+    /// Error feedback: what lossy codecs leave out is read from this file, if it is there, and written to it at the end
+    #[arg(long, value_name = "FILE")]
+    feedback: Option<PathBuf>,
+    /// Take NaN and infinity for zero where a lossy codec cannot express them, instead of failing
+    #[arg(long)]
+    zero_non_finite: bool,
+    /// Add to a finished stream instead of writing a new one
+    #[arg(long)]
+    append: bool,
+}
+
+/// What was encoded.
+#[derive(Debug, Default)]
+struct Totals {
+    updates: u64,
+    elements: u64,
+    bytes: u64,
+}
+
+/// Runs the command; `quiet` keeps notes and the summary away.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    check_one_stdin(args.inputs.iter().chain(&args.base))?;
+    let start = Instant::now();
+    let (totals, bytes_out) = match args.append {
+        true => append(args, quiet)?,
+        false => {
+            let out = Counted { inner: Output::create(&args.output)?, bytes: 0 };
+            let mut writer = Writer::new(out, EncodeOptions::default());
+            let totals = write(args, &mut writer, args.step.unwrap_or(0), quiet)?;
+            let out = writer.finish().in_file(&args.output)?;
+            let bytes_out = out.bytes;
+            out.inner.finish().in_file(&args.output)?;
+            (totals, bytes_out)
+        }
+    };
+    if !quiet {
+        let bits = bytes_out as f64 * 8.0 / totals.elements as f64;
+        note(format_args!(
+            "{}: {} update{}, {} elements, {} -> {}, ratio {}, {} bits per parameter, {:.2} s",
+            if is_standard(&args.output) {
+                "standard output".into()
+            } else {
+                args.output.display().to_string()
+            },
+            totals.updates,
+            if totals.updates == 1 { "" } else { "s" },
+            thousands(totals.elements),
+            human_bytes(totals.bytes),
+            human_bytes(bytes_out),
+            real(totals.bytes as f64 / bytes_out as f64),
+            real(bits),
+            start.elapsed().as_secs_f64(),
+        ));
+    }
+    Ok(Outcome::Well)
+}
+
+/// Appends to a finished file; whatever goes wrong, it is as it was.
+fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
+    let path = &args.output;
+    if is_standard(path) {
+        return Err(Failure::usage("--append needs a file"));
+    }
+    let bytes = std::fs::read(path).in_file(path)?;
+    let file =
+        File::open(&bytes, Limits::default()).map_err(|e| crate::stream::explain(e, None).in_file(path))?;
+    let next = file.updates().last().map_or(0, |update| update.header.step.saturating_add(1));
+    let old_len = bytes.len() as u64;
+    let write_on = || {
+        let mut writer = gcodec::file::append(path, EncodeOptions::default()).in_file(path)?;
+        let totals = write(args, &mut writer, args.step.unwrap_or(next), quiet)?;
+        let file = writer.finish().in_file(path)?;
+        file.sync_all().in_file(path)?;
+        Ok((totals, file.metadata().in_file(path)?.len() - old_len))
+    };
+    write_on().inspect_err(|_| {
+        let cut = std::fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(old_len));
+        if let Err(e) = cut {
+            note(format_args!("{}: could not be cut back to {old_len} bytes: {e}", path.display()));
+        }
+    })
+}
+
+fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: bool) -> Result<Totals> {
+    if !args.meta.is_empty() {
+        let entries: BTreeMap<_, _> = args.meta.iter().cloned().collect();
+        if entries.len() != args.meta.len() {
+            return Err(Failure::usage("a key of --meta is given twice"));
+        }
+        writer.metadata(&Metadata { entries }).in_file(&args.output)?;
+    }
+    let mut feedback = match &args.feedback {
+        Some(path) if path.exists() => {
+            let tensors = Dump::open(path)?.tensors.into_iter().map(NamedTensor::into_parts);
+            Some(Feedback::load(tensors.collect::<gcodec::Result<Vec<_>>>()?).in_file(path)?)
+        }
+        path => path.as_ref().map(|_| Feedback::new()),
+    };
+    let options = Options::default().with_non_finite(match args.zero_non_finite {
+        true => NonFinite::Zero,
+        false => NonFinite::Reject,
+    });
+    let plan = Plan::new(args.codec, &args.rules);
+    if args.base.is_some() && !plan.has_delta() {
+        return Err(Failure::usage("--base is for the codec delta"));
+    }
+    if plan.has_delta() && args.base.is_none() && args.inputs.len() == 1 {
+        return Err(Failure::usage("the codec delta needs --base, or a second input"));
+    }
+    let mut base = args.base.as_deref().map(Dump::open).transpose()?;
+    let mut totals = Totals::default();
+    let progress = Progress::new(args.inputs.len() as u64, "encoding", false);
+    for (path, number) in args.inputs.iter().zip(0u64..) {
+        let dump = Dump::open(path)?;
+        let step =
+            first_step.checked_add(number).ok_or_else(|| Failure::usage("the steps exceed 64 bits"))?;
+        let update = Update { args, plan: &plan, options: &options, number, step, quiet };
+        update.write(writer, &dump, base.as_ref(), feedback.as_mut()).map_err(|f| f.in_file(path))?;
+        totals.updates += 1;
+        totals.elements += dump.tensors.iter().map(|t| t.view().elements()).sum::<u64>();
+        totals.bytes += dump.tensors.iter().map(|t| t.view().data().len() as u64).sum::<u64>();
+        if plan.has_delta() {
+            base = Some(dump);
+        }
+        progress.add(1);
+    }
+    if let (Some(path), Some(feedback)) = (&args.feedback, &feedback) {
+        let saved = feedback.save();
+        let views: Vec<_> = saved.iter().map(|(name, t)| (name.as_str(), t.view())).collect();
+        tensors::write(path, &views, &BTreeMap::new())?;
+    }
+    Ok(totals)
+}
+
+/// One update of those that the command writes.
+struct Update<'a> {
+    args: &'a Args,
+    plan: &'a Plan<'a>,
+    options: &'a Options,
+    number: u64,
+    step: u64,
+    quiet: bool,
+}
+
+impl Update<'_> {
+    fn write<W: Write>(
+        &self,
+        writer: &mut Writer<W>,
+        dump: &Dump,
+        base: Option<&Dump>,
+        feedback: Option<&mut Feedback>,
+    ) -> Result<()> {
+        let named = || dump.tensors.iter().map(|t| (t.name(), t.view()));
+        let manifest = plan::manifest_of(named())?;
+        let codecs = self.codecs(dump, base.is_some())?;
+        let bases: HashMap<&str, TensorView<'_>> =
+            base.iter().flat_map(|b| &b.tensors).map(|t| (t.name(), t.view())).collect();
+        let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
+        let inputs: Vec<Input<'_>> = named()
+            .zip(0u64..)
+            .map(|((name, view), tensor)| Input { tensor, name, view, base: bases.get(name).copied() })
+            .collect();
+        if is_delta && let Some(missing) = inputs.iter().find(|input| input.base.is_none()) {
+            return Err(Failure::usage(format_args!("tensor {:?} is not in the base", missing.name)));
+        }
+        let compressed = Compressed::new(&inputs, &codecs, self.options, feedback)
+            .map_err(|e| plan::explain(e, &manifest))?;
+        let label = match self.plan.has_delta() && !is_delta {
+            true => Codec::Lossless.to_string(),
+            false => Plan::new(reseeded(self.args.codec, self.number), &self.args.rules).label(),
+        };
+        let mut header = UpdateHeader::default()
+            .with_step(self.step)
+            .with_sender(self.args.sender)
+            .with_world(self.args.world)
+            .with_label(label);
+        if is_delta {
+            header = header.with_delta(Some(deltas(&inputs, &compressed, &manifest)));
+        }
+        writer
+            .update_with(&header, &manifest, &compressed.pairs())
+            .map_err(|e| crate::stream::explain(e, Some(&manifest)))
+    }
+
+    /// The codec of each tensor, with notes on what the user may not expect.
+    fn codecs(&self, dump: &Dump, has_base: bool) -> Result<Vec<Codec>> {
+        let note = |text: &str| {
+            if !self.quiet {
+                note(text);
+            }
+        };
+        let mut fallen = Vec::new();
+        let mut codecs = Vec::new();
+        for tensor in &dump.tensors {
+            let asked = reseeded(self.plan.codec(tensor.name()), self.number);
+            let codec = match asked {
+                Codec::Delta { .. } if !has_base => Codec::Lossless,
+                asked => fitting(asked, &tensor.view()),
+            };
+            if asked.is_lossy() && codec != asked {
+                fallen.push(format!("{:?} ({})", tensor.name(), tensor.view().dtype()));
+            }
+            codecs.push(codec);
+        }
+        let mixed = codecs.iter().find(|codec| codec.is_lossy());
+        if let Some(lossy) = mixed.filter(|_| codecs.iter().any(|c| matches!(c, Codec::Delta { .. }))) {
+            return Err(Failure::usage(format_args!("one update cannot have both delta and {lossy}")));
+        }
+        if self.number == 0 {
+            if self.plan.has_delta() && !has_base {
+                note("no --base: the first update is encoded losslessly");
+            }
+            for rule in self.plan.idle_rules(dump.tensors.iter().map(NamedTensor::name)) {
+                note(&format!("the rule {rule} matches no tensor"));
+            }
+            if let [first, rest @ ..] = &fallen[..] {
+                let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
+                note(&format!("no floats, encoded losslessly: tensor {first}{more}"));
+            }
+        }
+        Ok(codecs)
+    }
+}
+
+/// The digests of the tensors that the blocks touch, before and after.
+fn deltas(inputs: &[Input<'_>], compressed: &Compressed, manifest: &Manifest) -> Vec<Delta> {
+    let mut touched = vec![false; manifest.tensors().len()];
+    for block in compressed.blocks() {
+        let first = block.scope.first() as usize;
+        touched[first..first + block.scope.tensors() as usize].fill(true);
+    }
+    let entry = |input: &Input<'_>| {
+        let base = input.base?;
+        Some(Delta { tensor: input.tensor, base: tensor_digest(base), result: tensor_digest(input.view) })
+    };
+    inputs.iter().filter(|input| touched[input.tensor as usize]).filter_map(entry).collect()
+}
+
+/// Counts the bytes that go through.
+struct Counted {
+    inner: Output,
+    bytes: u64,
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+}

@@ -1,0 +1,101 @@
+//! `gcodec inspect`: what a stream holds.
+
+mod report;
+mod text;
+
+use crate::annotate;
+use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::options::{LimitArgs, NameGlob};
+use crate::output::{note, print};
+pub(crate) use report::{Report, kept};
+use std::path::PathBuf;
+
+/// Show what a stream holds: its updates and, of each, a table of tensors.
+///
+/// Everything is read, checked and decoded for it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Columns of the table: kept values and their density; bits per parameter, split into positions,
+values and overhead (headers of blocks), and the ratio to the tensor's own bytes. Where a block
+spans several tensors its bits are shared out among them by kept values, and the row is marked
+with ~. The row `headers` is what belongs to no block: the frame's header and the fields before
+the blocks. `all` adds everything up, so that it is what the update costs.
+
+--json prints what docs/inspect.schema.json describes.
+
+--annotate prints the bytes beside the fields they encode: offset, bytes, field, value, meaning.
+Fields longer than 32 bytes show their beginning.
+
+Examples:
+  gcodec inspect run.gcu
+  gcodec inspect run.gcu --frame 3 --tensor '*.weight'
+  gcodec inspect run.gcu --json | jq '.updates[].bits_per_parameter'
+  gcodec inspect run.gcu --annotate --frame 1")]
+pub(crate) struct Args {
+    /// The stream; `-` is standard input
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    /// Print JSON
+    #[arg(long, conflicts_with = "annotate")]
+    json: bool,
+    /// Only this frame, the first is 0
+    #[arg(long, value_name = "N")]
+    frame: Option<u64>,
+    /// Only tensors whose names match
+    #[arg(long, value_name = "GLOB", conflicts_with = "annotate")]
+    tensor: Option<NameGlob>,
+    /// Print the bytes beside the fields they encode
+    #[arg(long)]
+    annotate: bool,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;
+    let limits = args.limits.limits();
+    if args.annotate {
+        return annotated(args, &input).in_file(&args.input);
+    }
+    let (report, failure) = Report::of(&input, args.frame, args.tensor.as_ref(), &limits);
+    if args.frame.is_some() && report.frames.is_empty() && failure.is_none() {
+        return Err(no_frame(args)).in_file(&args.input);
+    }
+    // What could be read is shown, whatever comes after it.
+    if args.json {
+        let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
+        print(format_args!("{json}\n"))?;
+    } else {
+        let name = match is_standard(&args.input) {
+            true => "standard input".to_owned(),
+            false => args.input.display().to_string(),
+        };
+        print(text::render(&report, &name, args.frame.is_some()))?;
+    }
+    match failure {
+        Some(failure) => Err(failure.in_file(&args.input)),
+        None => Ok(Outcome::Well),
+    }
+}
+
+fn annotated(args: &Args, bytes: &[u8]) -> Result<Outcome> {
+    if bytes.len() > SMALL && args.frame.is_none() {
+        note("a large stream: --frame N shows one frame of it");
+    }
+    let (pieces, error) = annotate::annotate(bytes, args.frame, &args.limits.limits());
+    print(annotate::text(&pieces, bytes))?;
+    match error {
+        Some(error) => Err(crate::stream::explain(error, None)),
+        None if pieces.is_empty() => Err(no_frame(args)),
+        None => Ok(Outcome::Well),
+    }
+}
+
+fn no_frame(args: &Args) -> Failure {
+    Failure::usage(format_args!("there is no frame {}", args.frame.unwrap_or_default()))
+}
+
+/// Bytes of a stream that people may want to read as a whole.
+const SMALL: usize = 1 << 20;

@@ -1,0 +1,556 @@
+//! What there is to say of a stream; as JSON, see docs/inspect.schema.json.
+
+use crate::annotate;
+use crate::fail::Failure;
+use crate::options::{NameGlob, is_wanted};
+use crate::progress::Progress;
+use crate::stream::{Names, explain};
+use gcodec::block::{IndexSpace, Minifloat, RawBlock, Spacing, Stored};
+use gcodec::element::{bits_at, decode_f32s};
+use gcodec::frame::{FrameHeader, HEADER_LEN, Reduction, UpdatePart, VERSION_MAJOR};
+use gcodec::tensor::Dtype;
+use gcodec::{Block, Body, Event, Limits, SliceReader, Support, Values};
+use rayon::prelude::*;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// All that `inspect` has to say.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Report {
+    pub(crate) bytes: u64,
+    pub(crate) version: Version,
+    pub(crate) segments: u64,
+    pub(crate) has_index: bool,
+    /// Whether everything was read and is right.
+    pub(crate) ok: bool,
+    pub(crate) frames: Vec<Frame>,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) manifests: Vec<ManifestReport>,
+    pub(crate) index_sets: Vec<IndexSetReport>,
+    pub(crate) models: Vec<ModelReport>,
+    pub(crate) updates: Vec<Update>,
+}
+
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct Version {
+    pub(crate) major: u8,
+    pub(crate) minor: u8,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Frame {
+    pub(crate) number: u64,
+    pub(crate) kind: String,
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ManifestReport {
+    pub(crate) frame: u64,
+    pub(crate) id: String,
+    pub(crate) tensors: u64,
+    pub(crate) elements: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct IndexSetReport {
+    pub(crate) frame: u64,
+    pub(crate) id: String,
+    pub(crate) step: u64,
+    pub(crate) leader: u64,
+    pub(crate) world: u64,
+    pub(crate) kept: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ModelReport {
+    pub(crate) frame: u64,
+    pub(crate) id: String,
+    pub(crate) format: String,
+    pub(crate) name: String,
+    pub(crate) weights_bytes: u64,
+}
+
+/// An update, all its parts together.
+#[derive(Debug, Serialize)]
+pub(crate) struct Update {
+    pub(crate) step: u64,
+    pub(crate) round: u64,
+    pub(crate) sender: u64,
+    pub(crate) world: u64,
+    pub(crate) contributors: u64,
+    pub(crate) inner_steps: u64,
+    pub(crate) reduction: &'static str,
+    pub(crate) label: String,
+    pub(crate) delta: bool,
+    /// Numbers of its frames.
+    pub(crate) frames: Vec<u64>,
+    pub(crate) tables: u64,
+    pub(crate) blocks: u64,
+    /// Of its frames, all told.
+    pub(crate) bytes: u64,
+    /// Of its frames, without the blocks.
+    pub(crate) header_bytes: u64,
+    /// Elements of all tensors of its manifest.
+    pub(crate) elements: u64,
+    /// Bytes of all tensors of its manifest.
+    pub(crate) source_bytes: u64,
+    pub(crate) kept: u64,
+    pub(crate) density: f64,
+    pub(crate) bits_per_parameter: f64,
+    pub(crate) ratio: f64,
+    /// Those that a block speaks of.
+    pub(crate) tensors: Vec<Tensor>,
+}
+
+/// What an update says of a tensor.
+#[derive(Debug, Serialize)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: &'static str,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) elements: u64,
+    pub(crate) support: String,
+    pub(crate) values: String,
+    /// How positions are coded.
+    pub(crate) codes: String,
+    pub(crate) blocks: u64,
+    pub(crate) kept: u64,
+    pub(crate) density: f64,
+    /// Whether blocks span other tensors too, and bits are shared out by kept values.
+    pub(crate) apportioned: bool,
+    pub(crate) position_bits: f64,
+    pub(crate) value_bits: f64,
+    pub(crate) overhead_bits: f64,
+    pub(crate) bits_per_parameter: f64,
+    pub(crate) ratio: f64,
+    /// Of the values, if they are floats.
+    pub(crate) finite: Option<u64>,
+    pub(crate) nan: Option<u64>,
+    pub(crate) infinite: Option<u64>,
+    /// What is wrong with its blocks.
+    pub(crate) error: Option<String>,
+}
+
+impl Tensor {
+    /// All bits together.
+    pub(crate) fn bits(&self) -> f64 {
+        self.position_bits + self.value_bits + self.overhead_bits
+    }
+}
+
+impl Report {
+    /// Reads a stream; what is wrong ends it, and what was read before is there.
+    pub(crate) fn of(
+        bytes: &[u8],
+        frame: Option<u64>,
+        tensor: Option<&NameGlob>,
+        limits: &Limits,
+    ) -> (Self, Option<Failure>) {
+        let mut report = Self { bytes: bytes.len() as u64, ..Self::default() };
+        report.version.major = VERSION_MAJOR;
+        let mut names = Names::default();
+        let mut failure = None;
+        let progress = Progress::new(bytes.len() as u64, "inspecting", true);
+        for event in SliceReader::new(bytes, limits.clone()) {
+            match event {
+                Err(e) => {
+                    // Nothing more can be read; an earlier failure is the command's.
+                    failure = failure.or(Some(names.explain(e)));
+                    break;
+                }
+                Ok(event) => {
+                    names.see(&event);
+                    failure = failure.or(report.add(event, frame, tensor));
+                }
+            }
+            progress.set(report.frames.last().map_or(0, |f| f.offset + f.bytes));
+        }
+        for update in &mut report.updates {
+            update.finish(tensor);
+        }
+        report.ok = failure.is_none();
+        (report, failure)
+    }
+
+    fn add(&mut self, event: Event<'_>, frame: Option<u64>, tensor: Option<&NameGlob>) -> Option<Failure> {
+        let (info, body) = match event {
+            Event::Frame(info, body) => (info, body),
+            Event::Preamble(preamble) => {
+                self.version.minor = preamble.minor;
+                return None;
+            }
+            _ => return None,
+        };
+        match &body {
+            Body::End(_) => self.segments += 1,
+            Body::Index(_) => self.has_index = true,
+            _ => {}
+        }
+        if frame.is_some_and(|f| f != info.number) {
+            return None;
+        }
+        let number = info.number;
+        self.frames.push(Frame {
+            number,
+            kind: info.header.kind.to_string(),
+            offset: info.offset,
+            bytes: info.len(),
+        });
+        match body {
+            Body::Metadata(metadata) => self.metadata.extend(metadata.entries),
+            Body::Manifest(manifest) => self.manifests.push(ManifestReport {
+                frame: number,
+                id: hex(&manifest.id().0),
+                tensors: manifest.tensors().len() as u64,
+                elements: manifest.elements(),
+            }),
+            Body::IndexSet(set, id, count) => self.index_sets.push(IndexSetReport {
+                frame: number,
+                id: id.to_string(),
+                step: set.step,
+                leader: set.leader,
+                world: set.world,
+                kept: count,
+            }),
+            Body::Model(model) => self.models.push(ModelReport {
+                frame: number,
+                id: model.id.to_string(),
+                format: model.format,
+                name: model.name,
+                weights_bytes: model.weights_len,
+            }),
+            Body::Update(part) => return self.add_part(&part, number, info.len(), &info.header, tensor),
+            _ => {}
+        }
+        None
+    }
+
+    fn add_part(
+        &mut self,
+        part: &UpdatePart<'_>,
+        number: u64,
+        len: u64,
+        header: &FrameHeader,
+        tensor: Option<&NameGlob>,
+    ) -> Option<Failure> {
+        debug_assert_eq!(header.body_len + HEADER_LEN as u64, len);
+        let continues =
+            part.part > 0 && self.updates.last().is_some_and(|u| u.frames.last() == Some(&(number - 1)));
+        if !continues {
+            self.updates.push(Update::new(part));
+        }
+        let update = self.updates.last_mut()?;
+        update.frames.push(number);
+        update.tables += part.table_count() as u64;
+        update.blocks += part.blocks.len() as u64;
+        update.bytes += len;
+        update.header_bytes += len - part.blocks.iter().map(|b| b.len).sum::<u64>();
+        // One block after the other adds to its tensors; the work on each is done in parallel.
+        let looked: Vec<(BlockReport, Option<gcodec::Error>)> =
+            (0..part.blocks.len()).into_par_iter().map(|i| BlockReport::of(part, i)).collect();
+        let mut failure = None;
+        for (raw, (block, error)) in part.blocks.iter().zip(looked) {
+            let error = error.map(|e| explain(e, Some(&part.manifest)).about(format_args!("frame {number}")));
+            update.add(part, raw, &block, error.as_ref(), tensor);
+            failure = failure.or(error);
+        }
+        failure
+    }
+}
+
+impl Update {
+    fn new(part: &UpdatePart<'_>) -> Self {
+        let header = &part.header;
+        Self {
+            step: header.step,
+            round: header.round,
+            sender: header.sender,
+            world: header.world,
+            contributors: header.contributors,
+            inner_steps: header.inner_steps,
+            reduction: match header.reduction {
+                Reduction::None => "none",
+                Reduction::Sum => "sum",
+                Reduction::Mean => "mean",
+            },
+            label: header.label.clone(),
+            delta: header.delta.is_some(),
+            frames: Vec::new(),
+            tables: 0,
+            blocks: 0,
+            bytes: 0,
+            header_bytes: 0,
+            elements: part.manifest.elements(),
+            source_bytes: part.manifest.tensors().iter().map(gcodec::TensorInfo::bytes).sum(),
+            kept: 0,
+            density: 0.0,
+            bits_per_parameter: 0.0,
+            ratio: 0.0,
+            tensors: Vec::new(),
+        }
+    }
+
+    /// Adds what a block says to the tensors that it spans.
+    fn add(
+        &mut self,
+        part: &UpdatePart<'_>,
+        raw: &RawBlock<'_>,
+        block: &BlockReport,
+        error: Option<&Failure>,
+        wanted: Option<&NameGlob>,
+    ) {
+        let total: u64 = block.tensors.iter().map(|t| t.kept).sum();
+        self.kept += total;
+        let elements = raw.space.len();
+        for (i, (counts, &len)) in block.tensors.iter().zip(&raw.space.lens).enumerate() {
+            let number = raw.scope.first() as usize + i;
+            let info = &part.manifest.tensors()[number];
+            if !is_wanted(wanted, &info.name) {
+                continue;
+            }
+            let row = match self.tensors.iter().rposition(|t| t.name == info.name) {
+                Some(row) => &mut self.tensors[row],
+                None => {
+                    self.tensors.push(Tensor {
+                        name: info.name.clone(),
+                        dtype: info.dtype.name(),
+                        shape: info.shape.clone(),
+                        elements: info.elements(),
+                        support: raw.support_id.to_string(),
+                        values: block.values.clone(),
+                        codes: block.codes.clone(),
+                        blocks: 0,
+                        kept: 0,
+                        density: 0.0,
+                        apportioned: false,
+                        position_bits: 0.0,
+                        value_bits: 0.0,
+                        overhead_bits: 0.0,
+                        bits_per_parameter: 0.0,
+                        ratio: 0.0,
+                        finite: None,
+                        nan: None,
+                        infinite: None,
+                        error: None,
+                    });
+                    let last = self.tensors.len() - 1;
+                    &mut self.tensors[last]
+                }
+            };
+            let share = match (raw.space.lens.len(), total) {
+                (1, _) => 1.0,
+                (_, 0) => len as f64 / elements.max(1) as f64,
+                _ => counts.kept as f64 / total as f64,
+            };
+            row.apportioned |= raw.space.lens.len() > 1;
+            for (text, other) in
+                [(&mut row.support, raw.support_id.to_string()), (&mut row.values, block.values.clone())]
+            {
+                if *text != other {
+                    *text = "mixed".into();
+                }
+            }
+            if row.codes != block.codes {
+                row.codes.clear();
+            }
+            row.blocks += 1;
+            row.kept += counts.kept;
+            row.position_bits += share * raw.support.len() as f64 * 8.0;
+            row.value_bits += share * raw.values.len() as f64 * 8.0;
+            row.overhead_bits += share * raw.header_len() as f64 * 8.0;
+            if let Some(numbers) = counts.numbers {
+                *row.finite.get_or_insert(0) += counts.kept - numbers.nan - numbers.infinite;
+                *row.nan.get_or_insert(0) += numbers.nan;
+                *row.infinite.get_or_insert(0) += numbers.infinite;
+            }
+            if let Some(failure) = error {
+                row.error.get_or_insert_with(|| failure.message.clone());
+            }
+        }
+    }
+
+    fn finish(&mut self, wanted: Option<&NameGlob>) {
+        for row in &mut self.tensors {
+            row.density = row.kept as f64 / row.elements.max(1) as f64;
+            row.bits_per_parameter = row.bits() / row.elements.max(1) as f64;
+            let dtype = Dtype::from_name(row.dtype).and_then(|d| d.bytes_for(row.elements)).unwrap_or(0);
+            row.ratio = dtype as f64 * 8.0 / row.bits();
+        }
+        debug_assert!(wanted.is_some() || self.tensors.iter().map(|t| t.kept).sum::<u64>() == self.kept);
+        self.density = self.kept as f64 / self.elements.max(1) as f64;
+        self.bits_per_parameter = self.bytes as f64 * 8.0 / self.elements.max(1) as f64;
+        self.ratio = self.source_bytes as f64 / self.bytes as f64;
+    }
+}
+
+/// What a block says, tensor by tensor of its scope.
+struct BlockReport {
+    values: String,
+    codes: String,
+    tensors: Vec<Counts>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counts {
+    kept: u64,
+    numbers: Option<Numbers>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Numbers {
+    nan: u64,
+    infinite: u64,
+}
+
+impl BlockReport {
+    fn of(part: &UpdatePart<'_>, number: usize) -> (Self, Option<gcodec::Error>) {
+        let raw = &part.blocks[number];
+        let mut report = Self {
+            values: raw.values_id.to_string(),
+            codes: String::new(),
+            tensors: vec![Counts::default(); raw.space.lens.len()],
+        };
+        let error = report.look(part, number).err();
+        (report, error)
+    }
+
+    fn look(&mut self, part: &UpdatePart<'_>, number: usize) -> gcodec::Result<()> {
+        let raw = &part.blocks[number];
+        let block = part.decode(number, &mut part.budget())?;
+        self.values = values_name(&block.values);
+        self.codes = annotate::codes(raw, part);
+        let counts = kept_each(&block, &raw.space, part)?;
+        for (tensor, &kept) in self.tensors.iter_mut().zip(&counts) {
+            tensor.kept = kept;
+        }
+        let mut start = 0;
+        for tensor in &mut self.tensors {
+            let range = start..start + tensor.kept;
+            start = range.end;
+            tensor.numbers = match &block.values {
+                Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
+                    count_stored(raw.space.dtype, bytes, range)
+                }
+                Values::Ulp { .. } | Values::Latent { .. } => None,
+                _ => Some(Numbers::default()),
+            };
+        }
+        if !matches!(block.values, Values::Latent { .. }) && !block.values.gives_bits() {
+            let numbers = block.numbers(&raw.space, part.sets(), &mut part.budget())?;
+            let mut rest = numbers.as_slice();
+            for tensor in &mut self.tensors {
+                let (own, others) = rest.split_at(tensor.kept as usize);
+                tensor.numbers = Some(Numbers::of(own));
+                rest = others;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Numbers {
+    fn of(values: &[f32]) -> Self {
+        let count = |is: fn(f32) -> bool| values.iter().filter(|&&v| is(v)).count() as u64;
+        Self { nan: count(f32::is_nan), infinite: count(f32::is_infinite) }
+    }
+}
+
+/// NaN and infinities among elements as they are stored; `None` for elements that are no floats.
+fn count_stored(dtype: Dtype, bytes: &[u8], range: std::ops::Range<u64>) -> Option<Numbers> {
+    let mut all = Numbers::default();
+    if dtype == Dtype::F64 {
+        // Not through f32, where large ones would become infinite.
+        for value in range.filter_map(|i| bits_at(dtype, bytes, i)).map(f64::from_bits) {
+            all.nan += u64::from(value.is_nan());
+            all.infinite += u64::from(value.is_infinite());
+        }
+        return Some(all);
+    }
+    let mut values = [0.0; 4096];
+    for start in range.clone().step_by(values.len()) {
+        let len = (range.end - start).min(values.len() as u64) as usize;
+        decode_f32s(dtype, bytes, start, &mut values[..len]).ok()?;
+        let chunk = Numbers::of(&values[..len]);
+        all.nan += chunk.nan;
+        all.infinite += chunk.infinite;
+    }
+    dtype.is_float().then_some(all)
+}
+
+/// How many values a block says.
+pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<u64> {
+    match &block.support {
+        Support::All => Ok(space.len()),
+        Support::Sparse(positions) => Ok(positions.len() as u64),
+        Support::Chunked { positions, .. } => Ok(positions.len() as u64),
+        Support::Rows { row_len, rows } => Ok(rows.len() as u64 * row_len),
+        Support::Seeded { count, .. } => Ok(*count),
+        Support::Set(id) => match part.sets().get(id) {
+            Some(set) => Ok(set.count),
+            None => Ok(block.positions(space, part.sets(), &mut part.budget())?.len() as u64),
+        },
+        _ => Ok(block.positions(space, part.sets(), &mut part.budget())?.len() as u64),
+    }
+}
+
+/// How many values a block says of each tensor of its scope.
+fn kept_each(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<Vec<u64>> {
+    match (&block.support, space.lens.len()) {
+        (Support::All, _) => Ok(space.lens.clone()),
+        (_, 1) => Ok(vec![kept(block, space, part)?]),
+        (Support::Sparse(positions), _) => Ok(cut(positions, &space.lens)),
+        _ => Ok(cut(&block.positions(space, part.sets(), &mut part.budget())?, &space.lens)),
+    }
+}
+
+/// How many of ascending positions lie in each of consecutive tensors.
+fn cut(positions: &[u64], lens: &[u64]) -> Vec<u64> {
+    let mut rest = positions;
+    let mut end = 0;
+    let mut counts = Vec::with_capacity(lens.len());
+    for len in lens {
+        end += len;
+        let here = rest.partition_point(|&p| p < end);
+        counts.push(here as u64);
+        rest = &rest[here..];
+    }
+    counts
+}
+
+/// The kind of values and what matters of it, in few letters.
+fn values_name(values: &Values) -> String {
+    let kind = values.id();
+    match values {
+        Values::Floats { stored, .. } => match stored {
+            Stored::Source => "raw".into(),
+            Stored::F32 => "f32".into(),
+            Stored::F16 => "f16".into(),
+            Stored::Bf16 => "bf16".into(),
+        },
+        Values::Levels { max_level, spacing, .. } => {
+            let spacing = if *spacing == Spacing::Natural { "natural " } else { "" };
+            format!("{spacing}levels s={max_level}")
+        }
+        Values::Affine { bits, .. } => format!("affine {bits} bit"),
+        Values::Codebook { table, .. } => format!("codebook {}", table.len()),
+        Values::Minifloat { format, .. } => match format {
+            Minifloat::F6E3M2 => "f6e3m2".into(),
+            Minifloat::F6E2M3 => "f6e2m3".into(),
+            Minifloat::F4E3M0 => "f4e3m0".into(),
+            Minifloat::Int8 => "mxint8".into(),
+            Minifloat::F8E4M3Fn => "f8e4m3fn".into(),
+            Minifloat::F8E5M2 => "f8e5m2".into(),
+            Minifloat::F8E4M3Fnuz => "f8e4m3fnuz".into(),
+            Minifloat::F8E5M2Fnuz => "f8e5m2fnuz".into(),
+            Minifloat::F4E2M1 => "f4e2m1".into(),
+        },
+        Values::LowRank { rank, .. } => format!("low-rank {rank}"),
+        _ => kind.to_string(),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

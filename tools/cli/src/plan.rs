@@ -1,0 +1,138 @@
+//! Which codec takes which tensor.
+
+use crate::fail::{Failure, Result};
+use crate::options::NameGlob;
+use gcodec::compress::{Input, Options};
+use gcodec::{Block, BlockOptions, Codec, Feedback, Manifest, TensorInfo, TensorView};
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// `GLOB=SPEC`: another codec for the tensors that a glob means.
+#[derive(Debug, Clone)]
+pub(crate) struct Rule {
+    text: String,
+    glob: NameGlob,
+    codec: Codec,
+}
+
+impl FromStr for Rule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (glob, codec) = text.split_once('=').ok_or("not GLOB=SPEC")?;
+        let codec: Codec = codec.parse().map_err(|e: gcodec::compress::SpecError| e.to_string())?;
+        Ok(Self { text: format!("{glob}={codec}"), glob: glob.parse()?, codec })
+    }
+}
+
+/// The codecs of one command line.
+#[derive(Debug)]
+pub(crate) struct Plan<'a> {
+    codec: Codec,
+    rules: &'a [Rule],
+}
+
+impl<'a> Plan<'a> {
+    /// `codec` for all tensors but those that a rule means; the last rule that does counts.
+    pub(crate) fn new(codec: Codec, rules: &'a [Rule]) -> Self {
+        Self { codec, rules }
+    }
+
+    /// What a person is told of it.
+    pub(crate) fn label(&self) -> String {
+        let rules = self.rules.iter().map(|rule| format!("; {}", rule.text));
+        std::iter::once(self.codec.to_string()).chain(rules).collect()
+    }
+
+    /// Rules that mean none of the names.
+    pub(crate) fn idle_rules<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> Vec<&'a str> {
+        let idle = self.rules.iter().filter(|rule| !names.clone().any(|name| rule.glob.matches(name)));
+        idle.map(|rule| rule.text.as_str()).collect()
+    }
+
+    /// Whether any of its codecs is `delta`.
+    pub(crate) fn has_delta(&self) -> bool {
+        let rules = self.rules.iter().map(|rule| rule.codec);
+        std::iter::once(self.codec).chain(rules).any(|codec| matches!(codec, Codec::Delta { .. }))
+    }
+
+    /// The codec of a tensor.
+    pub(crate) fn codec(&self, name: &str) -> Codec {
+        let rule = self.rules.iter().rev().find(|rule| rule.glob.matches(name));
+        rule.map_or(self.codec, |rule| rule.codec)
+    }
+}
+
+/// The codec itself, or `lossless` for elements that it cannot take.
+pub(crate) fn fitting(codec: Codec, view: &TensorView<'_>) -> Codec {
+    if codec.is_lossy() && !view.dtype().is_float() { Codec::Lossless } else { codec }
+}
+
+/// The codec as it is for the update number `update` of a row: rounding at random must not be the same at each step.
+pub(crate) fn reseeded(mut codec: Codec, update: u64) -> Codec {
+    match &mut codec {
+        Codec::TopK { seed, .. }
+        | Codec::Threshold { seed, .. }
+        | Codec::Natural { seed }
+        | Codec::Qsgd { seed, .. } => *seed = seed.wrapping_add(update),
+        _ => {}
+    }
+    codec
+}
+
+/// The manifest of named tensors.
+pub(crate) fn manifest_of<'t>(
+    tensors: impl Iterator<Item = (&'t str, TensorView<'t>)>,
+) -> Result<Arc<Manifest>> {
+    let infos = tensors.map(|(name, view)| TensorInfo::new(name, view.dtype(), view.shape()));
+    Ok(Arc::new(Manifest::new(infos.collect())?))
+}
+
+/// Blocks with the way in which each is to be written.
+pub(crate) struct Compressed {
+    blocks: Vec<Block>,
+    options: Vec<BlockOptions>,
+}
+
+impl Compressed {
+    /// Compresses tensors, each by its codec.
+    pub(crate) fn new(
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        options: &Options,
+        feedback: Option<&mut Feedback>,
+    ) -> gcodec::Result<Self> {
+        let blocks = gcodec::compress(inputs, codecs, options, feedback)?;
+        let positions = |block: &Block| {
+            let first = inputs.iter().position(|input| input.tensor == block.scope.first());
+            let codec = first.and_then(|i| codecs.get(i));
+            BlockOptions::default().with_positions(codec.map(Codec::positions).unwrap_or_default())
+        };
+        let options = blocks.iter().map(positions).collect();
+        Ok(Self { blocks, options })
+    }
+
+    /// What an encoder takes.
+    pub(crate) fn pairs(&self) -> Vec<(&Block, BlockOptions)> {
+        self.blocks.iter().zip(self.options.iter().copied()).collect()
+    }
+
+    /// The blocks.
+    pub(crate) fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+}
+
+/// A failure of [`Compressed::new`] with the tensor's name and what can be done.
+pub(crate) fn explain(error: gcodec::Error, manifest: &Manifest) -> Failure {
+    use gcodec::error::{Error, InputError, InputErrorKind};
+    let advice = match &error {
+        Error::Input(InputError { kind: InputErrorKind::NonFinite { .. }, .. }) => {
+            "; --zero-non-finite takes it for zero, and `--rule NAME=lossless` keeps the tensor's bits"
+        }
+        _ => "",
+    };
+    let mut failure = crate::stream::explain(error, Some(manifest));
+    failure.message.push_str(advice);
+    failure
+}

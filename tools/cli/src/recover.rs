@@ -1,0 +1,82 @@
+//! `gcodec recover`: saves what is whole of a damaged stream.
+
+use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::options::LimitArgs;
+use crate::output::{Output, counted, human_bytes, note};
+use gcodec::{Event, Limits, SliceReader};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Save what is whole of a damaged or cut-off stream.
+///
+/// Every frame whose checksums are right, and whose manifest and index sets are there, is copied to a new stream with a
+/// new index. Exits with 0 if nothing was lost, with 1 if something was.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  gcodec recover broken.gcu -o saved.gcu
+  gcodec verify saved.gcu")]
+pub(crate) struct Args {
+    /// The stream; `-` is standard input
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    /// Where the new stream goes; `-` is standard output
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;
+    let limits = args.limits.limits();
+    let saved = gcodec::file::recover(&input, &limits).in_file(&args.input)?;
+    if saved.frames_kept == 0 && !is_whole(&input, &limits) {
+        return Err(Failure::invalid("nothing in it can be saved")).in_file(&args.input);
+    }
+    let write = || {
+        let mut out = Output::create(&args.output)?;
+        out.write_all(&saved.stream)?;
+        Ok(out.finish()?)
+    };
+    write().map_err(|f: Failure| match is_standard(&args.output) {
+        true => f.about("standard output"),
+        false => f,
+    })?;
+    let whole = is_whole(&input, &limits);
+    let lost = saved.frames_dropped > 0 || saved.bytes_lost > 0 || !whole;
+    if !quiet {
+        note(format_args!(
+            "kept {} in {}, {} of {}",
+            counted(saved.updates_kept, "update"),
+            counted(saved.frames_kept, "frame"),
+            human_bytes(saved.stream.len() as u64),
+            human_bytes(input.len() as u64),
+        ));
+        if saved.frames_dropped > 0 {
+            note(format_args!(
+                "dropped {}: wrong inside, or the manifest, index set or other parts are lost",
+                counted(saved.frames_dropped, "frame")
+            ));
+        }
+        if saved.bytes_lost > 0 {
+            note(format_args!("lost {} outside whole frames", counted(saved.bytes_lost, "byte")));
+        }
+        if lost && saved.frames_dropped == 0 && saved.bytes_lost == 0 {
+            note(
+                "the end of the stream was missing or wrong: what stood behind it, if anything did, is lost",
+            );
+        }
+        if !lost {
+            note("nothing was lost");
+        }
+    }
+    Ok(if lost { Outcome::Differs } else { Outcome::Well })
+}
+
+/// Whether the stream can be read from its beginning to its end.
+fn is_whole(bytes: &[u8], limits: &Limits) -> bool {
+    SliceReader::new(bytes, limits.clone()).all(|event: gcodec::Result<Event<'_>>| event.is_ok())
+}

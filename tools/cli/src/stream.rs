@@ -1,0 +1,236 @@
+//! gcodec streams as the commands see them: updates to decode, and errors with the names of tensors.
+
+use crate::fail::{Failure, Result};
+use crate::tensors::{Dump, NamedTensor};
+use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
+use gcodec::frame::{Delta, MAGIC, UpdatePart, tensor_digest};
+use gcodec::tensor::TensorView;
+use gcodec::{Assembler, Body, Event, File, Limits, Manifest, SliceReader, TensorBuf, UpdateHeader};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Tensors by name: the base of a delta.
+pub(crate) type Base<'a> = BTreeMap<String, TensorView<'a>>;
+
+/// The updates of a stream, ready to be decoded.
+pub(crate) struct Updates<'a> {
+    limits: Limits,
+    source: Source<'a>,
+}
+
+enum Source<'a> {
+    /// A finished stream with an index: nothing is read but what is asked for.
+    Indexed(File<'a>),
+    /// Any other: read from its beginning to its end.
+    Scanned(Vec<Scanned<'a>>),
+}
+
+struct Scanned<'a> {
+    header: UpdateHeader,
+    manifest: Arc<Manifest>,
+    parts: Vec<UpdatePart<'a>>,
+}
+
+impl<'a> Updates<'a> {
+    /// Finds the updates of a stream.
+    pub(crate) fn open(bytes: &'a [u8], limits: &Limits) -> Result<Self> {
+        let limits = limits.clone();
+        if let Ok(file) = File::open(bytes, limits.clone()) {
+            return Ok(Self { limits, source: Source::Indexed(file) });
+        }
+        // The reader that goes through everything says best what is wrong, if anything is.
+        let mut updates: Vec<Scanned<'a>> = Vec::new();
+        let mut names = Names::default();
+        for event in SliceReader::new(bytes, limits.clone()) {
+            let event = event.map_err(|e| names.explain(e))?;
+            names.see(&event);
+            let Event::Frame(_, Body::Update(part)) = event else { continue };
+            match updates.last_mut() {
+                Some(update) if part.part > 0 => update.parts.push(*part),
+                _ => updates.push(Scanned {
+                    header: part.header.clone(),
+                    manifest: Arc::clone(&part.manifest),
+                    parts: vec![*part],
+                }),
+            }
+        }
+        Ok(Self { limits, source: Source::Scanned(updates) })
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        match &self.source {
+            Source::Indexed(file) => file.updates().len(),
+            Source::Scanned(updates) => updates.len(),
+        }
+    }
+
+    /// Who says an update, when, and for whom.
+    pub(crate) fn header(&self, number: usize) -> &UpdateHeader {
+        match &self.source {
+            Source::Indexed(file) => &file.updates()[number].header,
+            Source::Scanned(updates) => &updates[number].header,
+        }
+    }
+
+    /// The tensors that an update refers to.
+    pub(crate) fn manifest(&self, number: usize) -> &Arc<Manifest> {
+        match &self.source {
+            Source::Indexed(file) => &file.updates()[number].manifest,
+            Source::Scanned(updates) => &updates[number].manifest,
+        }
+    }
+
+    /// The last update of a step; the last of all if `step` is `None`.
+    pub(crate) fn find(&self, step: Option<u64>) -> Result<usize> {
+        let found = (0..self.len()).rev().find(|&i| step.is_none_or(|s| self.header(i).step == s));
+        found.ok_or_else(|| {
+            let steps: Vec<String> =
+                (0..self.len()).take(20).map(|i| self.header(i).step.to_string()).collect();
+            let more = if self.len() > 20 { ", .." } else { "" };
+            match step {
+                None => Failure::invalid("the stream has no update"),
+                Some(step) => Failure::usage(format_args!(
+                    "no update has step {step}; there are: {}{more}",
+                    if steps.is_empty() { "none".into() } else { steps.join(", ") }
+                )),
+            }
+        })
+    }
+
+    /// The dense tensors of an update whose names `wanted` accepts.
+    ///
+    /// `base`: what a delta was made against, or what an earlier delta of the stream was: then those from there to this one
+    /// are applied in turn. A chain of deltas on an update that is none needs no base.
+    pub(crate) fn decode(
+        &self,
+        number: usize,
+        wanted: impl Fn(&str) -> bool,
+        base: &Base<'_>,
+    ) -> Result<Vec<NamedTensor>> {
+        let mut first = number;
+        while first > 0 && self.header(first).delta.is_some() && !self.fits(first, base) {
+            first -= 1;
+        }
+        if self.header(first).delta.is_some() && !self.fits(first, base) {
+            // No update of the stream was made against it: let the one asked for say what is missing.
+            first = number;
+        }
+        let mut tensors: Option<Vec<NamedTensor>> = None;
+        for step in first..=number {
+            let previous: Base<'_> = match &tensors {
+                Some(tensors) => tensors.iter().map(|t| (t.name().to_owned(), t.view())).collect(),
+                None => base.clone(),
+            };
+            let manifest = self.manifest(step);
+            let decoded =
+                self.decode_one(step, &wanted, &previous).map_err(|e| explain(e, Some(manifest)))?;
+            let name = |number: u64| manifest.tensors()[number as usize].name.clone();
+            tensors = Some(decoded.into_iter().map(|(n, t)| NamedTensor::new(name(n), t)).collect());
+        }
+        Ok(tensors.unwrap_or_default())
+    }
+
+    fn decode_one(
+        &self,
+        number: usize,
+        wanted: &impl Fn(&str) -> bool,
+        base: &Base<'_>,
+    ) -> gcodec::Result<Vec<(u64, TensorBuf)>> {
+        match &self.source {
+            Source::Indexed(file) => file.tensors(number, wanted, base),
+            Source::Scanned(updates) => {
+                let update = &updates[number];
+                let mut assembler = Assembler::new(&update.manifest, &self.limits, wanted)?;
+                for (name, tensor) in base {
+                    assembler.base(name, *tensor)?;
+                }
+                for part in &update.parts {
+                    assembler.apply(part)?;
+                }
+                assembler.finish()
+            }
+        }
+    }
+
+    /// Whether a delta was made against this base; true for an update that is none.
+    fn fits(&self, number: usize, base: &Base<'_>) -> bool {
+        let Some(delta) = &self.header(number).delta else { return true };
+        let infos = self.manifest(number).tensors();
+        let is_base = |entry: &Delta| {
+            let tensor = infos.get(entry.tensor as usize).and_then(|info| base.get(&info.name));
+            tensor.is_some_and(|tensor| tensor_digest(*tensor) == entry.base)
+        };
+        // One tensor tells: the decoder compares them all.
+        delta.first().is_none_or(is_base)
+    }
+}
+
+/// Whether the bytes begin as a gcodec stream does.
+pub(crate) fn is_stream(bytes: &[u8]) -> bool {
+    bytes.starts_with(&MAGIC)
+}
+
+/// The tensors of one update of a stream, as if they were a file's.
+pub(crate) fn dump(bytes: &[u8], step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Dump> {
+    let updates = Updates::open(bytes, limits)?;
+    let number = updates.find(step)?;
+    let tensors = updates.decode(number, |_| true, base)?;
+    Ok(Dump { tensors, ..Dump::default() })
+}
+
+/// Remembers the manifests of a stream, to name the tensor that an error is about.
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    manifest: Option<Arc<Manifest>>,
+}
+
+impl Names {
+    /// Takes note of an event.
+    pub(crate) fn see(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Frame(_, Body::Manifest(manifest)) => self.manifest = Some(Arc::clone(manifest)),
+            Event::Frame(_, Body::Update(part)) => self.manifest = Some(Arc::clone(&part.manifest)),
+            _ => {}
+        }
+    }
+
+    /// What to tell the user.
+    pub(crate) fn explain(&self, error: Error) -> Failure {
+        explain(error, self.manifest.as_deref())
+    }
+}
+
+/// What to tell the user of an error: with the tensor's name, and what can be done.
+pub(crate) fn explain(error: Error, manifest: Option<&Manifest>) -> Failure {
+    let tensor = match &error {
+        Error::Input(e) => e.tensor,
+        e => e.location().and_then(|at| at.tensor),
+    };
+    let info = manifest.zip(tensor).and_then(|(m, t)| m.tensors().get(usize::try_from(t).ok()?));
+    let advice = match &error {
+        Error::Format(e) => match e.kind {
+            FormatErrorKind::Truncated
+            | FormatErrorKind::BadSync
+            | FormatErrorKind::ChecksumMismatch { .. } => "; `gcodec recover` saves what is whole",
+            _ => "",
+        },
+        Error::Limit(e) if e.limit == "max_elements" => "; --max-elements allows more",
+        Error::Limit(e) if e.limit == "max_alloc_bytes" => "; --max-alloc allows more",
+        Error::Input(e) => match e.kind {
+            InputErrorKind::MissingBase => "; give it with --base",
+            _ => "",
+        },
+        _ => "",
+    };
+    let mut failure = Failure::from(error);
+    if let (Some(info), Some(number)) = (info, tensor) {
+        let number = format!("tensor {number}");
+        match failure.message.rfind(&number) {
+            Some(at) => failure.message.insert_str(at + number.len(), &format!(" {:?}", info.name)),
+            None => failure = failure.about(format_args!("tensor {:?}", info.name)),
+        }
+    }
+    failure.message.push_str(advice);
+    failure
+}

@@ -1,0 +1,457 @@
+//! The commands as a user runs them.
+
+mod common;
+
+use common::{Dir, demo, f32s, step, worker, write_tensors};
+use serde_json::Value;
+
+const CODECS: [&str; 14] = [
+    "raw",
+    "lossless",
+    "topk:density=0.01",
+    "topk:k=5",
+    "topk:density=0.01,scope=global,positions=rice",
+    "topk:density=0.01,values=bf16,positions=tokens",
+    "topk:density=0.1,values=f16,positions=bitmap",
+    "topk:density=0.01,values=pow2",
+    "topk:density=0.01,values=sign",
+    "topk:density=0.01,values=q4",
+    "threshold:at=0.01",
+    "sbc:density=0.001",
+    "natural",
+    "qsgd:bits=4,bucket=512",
+];
+
+#[test]
+fn every_codec_goes_there_and_back() {
+    let dir = Dir::new();
+    let input = worker(0);
+    for codec in CODECS.iter().chain(&["int8:group=256"]) {
+        let run = dir.well(&format!("encode {input} -o x.gcu --codec {codec}"));
+        assert!(run.err.contains("19,210 elements") && run.err.contains("bits per parameter"), "{}", run.err);
+        dir.well("verify x.gcu");
+        dir.well("decode x.gcu -o x.safetensors");
+        // The two ways to decode agree.
+        dir.well("diff x.safetensors x.gcu");
+        let lossless = matches!(*codec, "raw" | "lossless");
+        let code = dir.run(&format!("diff {input} x.safetensors")).code;
+        assert_eq!(code, i32::from(!lossless), "{codec}");
+        let bound = if codec.starts_with("qsgd") { 1.5 } else { 1.0 };
+        dir.well(&format!("diff {input} x.gcu --rtol {bound}"));
+    }
+}
+
+#[test]
+fn streams_go_through_pipes() {
+    let dir = Dir::new();
+    let input = std::fs::read(worker(0)).unwrap();
+    let encoded = dir.run_with("encode - -o - --codec lossless", &input);
+    assert_eq!(encoded.code, 0, "{}", encoded.err);
+    let decoded = dir.run_with("decode - -o -", &encoded.stdout);
+    assert_eq!(decoded.code, 0, "{}", decoded.err);
+    std::fs::write(dir.path("x.safetensors"), &decoded.stdout).unwrap();
+    dir.well(&format!("diff {} x.safetensors", worker(0)));
+    assert_eq!(dir.run_with("verify -", &encoded.stdout).code, 0);
+    assert_eq!(dir.run_with("inspect -", &encoded.stdout).code, 0);
+    assert_eq!(dir.run_with(&format!("diff {} -", worker(0)), &encoded.stdout).code, 0);
+    assert_eq!(dir.run_with("--quiet encode - -o - --codec raw", &input).err, "");
+    assert_eq!(dir.files(), ["x.safetensors"]);
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bytes() {
+    let dir = Dir::new();
+    for (threads, file) in [(1, "a"), (2, "b"), (5, "c")] {
+        dir.well(&format!("encode {} -o {file} --threads {threads} --codec topk:values=pow2", worker(0)));
+    }
+    let read = |file| std::fs::read(dir.path(file)).unwrap();
+    assert!(read("a") == read("b") && read("b") == read("c"));
+}
+
+#[test]
+fn several_inputs_become_steps() {
+    let dir = Dir::new();
+    let inputs = format!("{} {} {}", step(15), step(200), step(600));
+    dir.well(&format!(
+        "encode {inputs} -o run.gcu --codec lossless --step 100 --sender 3 --meta a=b --meta c="
+    ));
+    for (number, original) in [(100, 15), (101, 200), (102, 600)] {
+        dir.well(&format!("diff {} run.gcu --step {number}", step(original)));
+    }
+    dir.well("decode run.gcu -o last.safetensors");
+    dir.well(&format!("diff {} last.safetensors", step(600)));
+    dir.fails(2, "100, 101, 102", "decode run.gcu -o x.safetensors --step 7");
+    let report: Value = serde_json::from_slice(&dir.well("inspect run.gcu --json").stdout).unwrap();
+    assert_eq!(report["metadata"], serde_json::json!({"a": "b", "c": ""}));
+    assert_eq!(report["manifests"].as_array().unwrap().len(), 1, "one manifest for all");
+    assert_eq!(report["updates"][2]["step"], 102);
+    assert_eq!(report["updates"][0]["sender"], 3);
+
+    dir.well(&format!("encode {} -o run.gcu --codec raw --append", worker(0)));
+    dir.well("verify run.gcu");
+    dir.well(&format!("diff {} run.gcu", worker(0)));
+    dir.well(&format!("diff {} run.gcu --step 103", worker(0)));
+    dir.well(&format!("diff {} run.gcu --step 101", step(200)));
+
+    // What goes wrong while appending leaves the file as it was.
+    let before = std::fs::read(dir.path("run.gcu")).unwrap();
+    dir.fails(
+        74,
+        "nothing-here",
+        &format!("encode {} nothing-here.npy -o run.gcu --codec raw --append", worker(1)),
+    );
+    assert_eq!(std::fs::read(dir.path("run.gcu")).unwrap(), before);
+}
+
+#[test]
+fn random_roundings_differ_from_step_to_step() {
+    let dir = Dir::new();
+    dir.well(&format!("encode {0} {0} -o x.gcu --codec natural", worker(0)));
+    dir.well("decode x.gcu -o 0.safetensors --step 0");
+    dir.well("decode x.gcu -o 1.safetensors --step 1");
+    assert_eq!(dir.run("diff 0.safetensors 1.safetensors").code, 1);
+}
+
+#[test]
+fn the_last_rule_that_matches_counts() {
+    let dir = Dir::new();
+    let rules = "--rule *.weight=raw --rule fc.*=sbc:density=0.01 --rule nothing*=raw";
+    let run = dir.well(&format!("encode {} -o x.gcu --codec lossless {rules}", step(15)));
+    assert!(run.err.contains("nothing*=raw matches no tensor"), "{}", run.err);
+    let report: Value = serde_json::from_slice(&dir.well("inspect x.gcu --json").stdout).unwrap();
+    for tensor in report["updates"][0]["tensors"].as_array().unwrap() {
+        let name = tensor["name"].as_str().unwrap();
+        let expected = match name {
+            _ if name.starts_with("fc.") => "constant",
+            _ if name.ends_with(".weight") => "raw",
+            _ => "planes",
+        };
+        assert_eq!(tensor["values"], expected, "{name}");
+    }
+    dir.fails(2, "unknown codec", &format!("encode {} -o y.gcu --codec raw --rule a=zip", step(15)));
+    dir.fails(2, "densty", &format!("encode {} -o y.gcu --codec topk:densty=1", step(15)));
+}
+
+#[test]
+fn integers_and_odd_values_are_looked_after() {
+    let dir = Dir::new();
+    let floats = f32s(&[1.0, f32::NAN, -2.0, f32::INFINITY]);
+    write_tensors(
+        &dir.path("x.safetensors"),
+        &[
+            ("counter", "I64", &[], &7i64.to_le_bytes()),
+            ("flags", "BOOL", &[3], &[1, 0, 1]),
+            ("none", "F32", &[0, 5], &[]),
+            ("w", "F32", &[4], &floats),
+        ],
+    );
+    dir.fails(2, "\"w\"", "encode x.safetensors -o x.gcu --codec topk:k=1");
+    assert_eq!(dir.files(), ["x.safetensors"], "nothing is left behind");
+    let run = dir.well("encode x.safetensors -o x.gcu --codec topk:k=1 --rule w=lossless");
+    assert!(run.err.contains("\"counter\" (i64) and 1 more"), "{}", run.err);
+    dir.well("diff x.safetensors x.gcu");
+    let text = dir.well("inspect x.gcu").out();
+    assert!(text.contains("ok, 1 NaN, 1 Inf"), "{text}");
+    dir.well("encode x.safetensors -o x.gcu --codec topk:k=1 --zero-non-finite");
+    dir.well("decode x.gcu -o y.safetensors --tensor w");
+    let decoded = std::fs::read(dir.path("y.safetensors")).unwrap();
+    assert!(decoded.ends_with(&f32s(&[0.0, 0.0, -2.0, 0.0])));
+    dir.fails(2, "--tensor", "decode x.gcu -o y.safetensors --tensor nothing");
+    // The format that a name asks for, and one that it does not tell.
+    dir.well("decode x.gcu -o y.npz");
+    dir.well("diff y.npz x.gcu");
+    dir.well("decode x.gcu -o y.npy --tensor counter");
+    dir.well("decode x.gcu -o counter.safetensors --tensor counter");
+    dir.well("diff y.npy counter.safetensors");
+    dir.fails(2, "one tensor", "decode x.gcu -o z.npy");
+    dir.fails(2, "format", "decode x.gcu -o z.bin");
+}
+
+#[test]
+fn deltas_need_the_right_base() {
+    let dir = Dir::new();
+    let (a, b, c) = (step(15), step(200), step(600));
+    dir.well(&format!("encode {b} -o x.gcu --codec delta --base {a}"));
+    dir.well(&format!("decode x.gcu -o x.safetensors --base {a}"));
+    dir.well(&format!("diff {b} x.safetensors"));
+    dir.well(&format!("diff {b} x.gcu --base {a}"));
+    dir.fails(2, "--base", "decode x.gcu -o y.safetensors");
+    dir.fails(2, "not the one", &format!("decode x.gcu -o y.safetensors --base {c}"));
+    dir.fails(2, "\"", &format!("encode {b} -o y.gcu --codec delta --base {}", worker(0)));
+    dir.fails(2, "needs --base", &format!("encode {b} -o y.gcu --codec delta"));
+    dir.fails(2, "for the codec delta", &format!("encode {b} -o y.gcu --codec raw --base {a}"));
+    dir.fails(2, "both", &format!("encode {b} -o y.gcu --codec delta --base {a} --rule fc.*=sbc"));
+
+    // A row of deltas is applied from the base that is given, or from the first update that is none.
+    dir.well(&format!("encode {a} {b} {c} -o run.gcu --codec delta"));
+    for (number, original) in [(0, &a), (1, &b), (2, &c)] {
+        dir.well(&format!("diff {original} run.gcu --step {number}"));
+    }
+    dir.well(&format!("encode {b} {c} -o run.gcu --codec delta --base {a}"));
+    dir.well(&format!("diff {c} run.gcu --base {a}"));
+    dir.well(&format!("diff {c} run.gcu --base {b}"));
+    assert_eq!(dir.files(), ["run.gcu", "x.gcu", "x.safetensors"]);
+}
+
+#[test]
+fn error_feedback_is_kept_from_run_to_run() {
+    let dir = Dir::new();
+    let encode = |input: &str, out: &str, feedback: &str| {
+        dir.well(&format!("encode {input} -o {out} --codec topk:density=0.05 --feedback {feedback}"));
+    };
+    let (a, b) = (worker(0), worker(1));
+    encode(&a, "a.gcu", "apart.safetensors");
+    encode(&b, "b.gcu", "apart.safetensors");
+    encode(&format!("{a} {b}"), "both.gcu", "once.safetensors");
+    dir.well("diff apart.safetensors once.safetensors");
+    dir.well("diff b.gcu both.gcu");
+    // What was left out and what was sent are the gradient.
+    encode(&a, "a.gcu", "left.safetensors");
+    let text = dir.run("diff left.safetensors a.gcu --json").out();
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(report["total"]["cosine"], 0.0);
+}
+
+#[test]
+fn damage_is_found_and_what_is_whole_is_saved() {
+    let dir = Dir::new();
+    dir.well(&format!("encode {} {} {} -o x.gcu --codec lossless", step(15), step(200), step(600)));
+    let whole = std::fs::read(dir.path("x.gcu")).unwrap();
+    let report: Value = serde_json::from_slice(&dir.well("inspect x.gcu --json").stdout).unwrap();
+    let offset = |frame: usize| report["frames"][frame]["offset"].as_u64().unwrap() as usize;
+
+    dir.well("recover x.gcu -o saved.gcu");
+    dir.well("diff x.gcu saved.gcu");
+
+    // Cut off in the last update.
+    std::fs::write(dir.path("cut.gcu"), &whole[..offset(3) + 100]).unwrap();
+    for line in [
+        "verify cut.gcu",
+        "decode cut.gcu -o y.safetensors --step 0",
+        "inspect cut.gcu",
+        "diff cut.gcu x.gcu",
+    ] {
+        let run = dir.fails(3, "at byte 0x", line);
+        assert!(run.err.contains("gcodec recover"), "{}", run.err);
+    }
+    assert_eq!(dir.run("recover cut.gcu -o saved.gcu").code, 1);
+    dir.well("verify saved.gcu");
+    dir.well(&format!("diff {} saved.gcu", step(200)));
+
+    // Wrong in the middle of the second update.
+    let mut wrong = whole.clone();
+    wrong[offset(2) + 1000] ^= 1;
+    std::fs::write(dir.path("wrong.gcu"), &wrong).unwrap();
+    dir.fails(3, "frame 2", "verify wrong.gcu");
+    dir.fails(3, "checksum", "decode wrong.gcu -o y.safetensors --step 1");
+    dir.well("decode wrong.gcu -o y.safetensors --step 2");
+    std::fs::remove_file(dir.path("y.safetensors")).unwrap();
+    let run = dir.run("recover wrong.gcu -o saved.gcu");
+    assert_eq!(run.code, 1);
+    assert!(run.err.contains("kept 2 updates") && run.err.contains("lost"), "{}", run.err);
+    dir.well(&format!("diff {} saved.gcu", step(600)));
+
+    // Both are named where several are checked.
+    let run = dir.fails(3, "cut.gcu", "verify x.gcu cut.gcu wrong.gcu");
+    assert!(run.err.contains("wrong.gcu") && run.out().contains("x.gcu: ok"), "{}", run.err);
+
+    // No stream at all.
+    std::fs::write(dir.path("noise.gcu"), "noise").unwrap();
+    dir.fails(3, "magic", "verify noise.gcu");
+    dir.fails(3, "saved", "recover noise.gcu -o noise2.gcu");
+    dir.fails(3, "", &format!("encode {} -o noise.gcu --codec raw --append", step(15)));
+    assert_eq!(std::fs::read(dir.path("noise.gcu")).unwrap(), b"noise");
+    assert_eq!(dir.files(), ["cut.gcu", "noise.gcu", "saved.gcu", "wrong.gcu", "x.gcu"]);
+}
+
+#[test]
+fn every_cut_is_refused() {
+    let dir = Dir::new();
+    let input = f32s(&[1.0, 0.0, -3.0, 0.5]);
+    write_tensors(&dir.path("x.safetensors"), &[("w", "F32", &[2, 2], &input)]);
+    dir.well("encode x.safetensors -o x.gcu --codec topk:k=2");
+    let whole = std::fs::read(dir.path("x.gcu")).unwrap();
+    for len in (0..whole.len()).step_by(7) {
+        std::fs::write(dir.path("cut.gcu"), &whole[..len]).unwrap();
+        dir.fails(3, "at byte", "decode cut.gcu -o y.safetensors");
+    }
+    assert!(!dir.path("y.safetensors").exists());
+}
+
+#[test]
+fn limits_and_missing_files_have_their_codes() {
+    let dir = Dir::new();
+    dir.well(&format!("encode {} -o x.gcu --codec natural", worker(0)));
+    for line in ["verify x.gcu", "inspect x.gcu", "decode x.gcu -o y.npz", "diff x.gcu x.gcu"] {
+        dir.fails(4, "--max-elements", &format!("{line} --max-elements 1000"));
+        dir.fails(4, "--max-alloc", &format!("{line} --max-alloc 100"));
+    }
+    for line in
+        ["verify no.gcu", "decode no.gcu -o y.npz", "encode no.npy -o y.gcu --codec raw", "bench no.npz"]
+    {
+        dir.fails(74, "no.", line);
+    }
+    dir.fails(74, "nowhere", &format!("encode {} -o nowhere/x.gcu --codec raw", worker(0)));
+    dir.fails(2, "Usage", "encode");
+    dir.fails(2, "once", "diff - -");
+    dir.fails(2, "no frame 77", "inspect x.gcu --frame 77");
+    dir.fails(2, "no frame 77", "inspect x.gcu --frame 77 --annotate");
+    assert_eq!(dir.files(), ["x.gcu"]);
+}
+
+#[test]
+fn an_output_is_whole_or_as_it_was() {
+    let dir = Dir::new();
+    std::fs::write(dir.path("x.gcu"), "old").unwrap();
+    dir.fails(74, "no.npy", &format!("encode {} no.npy -o x.gcu --codec raw", worker(0)));
+    assert_eq!(std::fs::read(dir.path("x.gcu")).unwrap(), b"old");
+    assert_eq!(dir.files(), ["x.gcu"]);
+}
+
+#[test]
+fn inspection_follows_its_schema() {
+    let dir = Dir::new();
+    let schema = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/inspect.schema.json");
+    let schema: Value = serde_json::from_slice(&std::fs::read(schema).unwrap()).unwrap();
+    let inputs = format!("{} {}", worker(0), worker(1));
+    for codec in CODECS {
+        dir.well(&format!("encode {inputs} -o x.gcu --codec {codec} --meta k=v"));
+        let report: Value = serde_json::from_slice(&dir.well("inspect x.gcu --json").stdout).unwrap();
+        check(&report, &schema, "report");
+        let bytes = std::fs::metadata(dir.path("x.gcu")).unwrap().len();
+        assert_eq!(report["bytes"], bytes);
+        let frames = report["frames"].as_array().unwrap();
+        assert_eq!(frames.iter().map(|f| f["bytes"].as_u64().unwrap()).sum::<u64>() + 16, bytes);
+        for update in report["updates"].as_array().unwrap() {
+            // Every bit of the update is some tensor's or the headers'.
+            let tensors = update["tensors"].as_array().unwrap();
+            let bits = |key: &str| tensors.iter().map(|t| t[key].as_f64().unwrap()).sum::<f64>();
+            let all = bits("position_bits") + bits("value_bits") + bits("overhead_bits");
+            let headers = update["header_bytes"].as_f64().unwrap() * 8.0;
+            assert!((all + headers - update["bytes"].as_f64().unwrap() * 8.0).abs() < 1e-3, "{codec}");
+            assert_eq!(tensors.iter().map(|t| t["kept"].as_u64().unwrap()).sum::<u64>(), update["kept"]);
+        }
+    }
+    let one: Value =
+        serde_json::from_slice(&dir.well("inspect x.gcu --json --frame 2 --tensor *.bias").stdout).unwrap();
+    check(&one, &schema, "one frame");
+    assert_eq!(one["frames"].as_array().unwrap().len(), 1);
+    // Of a stream that is cut off, what was read before.
+    let bytes = std::fs::read(dir.path("x.gcu")).unwrap();
+    std::fs::write(dir.path("cut.gcu"), &bytes[..bytes.len() - 1]).unwrap();
+    let cut: Value = serde_json::from_slice(&dir.run("inspect cut.gcu --json").stdout).unwrap();
+    check(&cut, &schema, "cut off");
+    assert_eq!(cut["ok"], false);
+}
+
+/// Checks a value against what the schema uses of JSON Schema.
+fn check(value: &Value, schema: &Value, at: &str) {
+    let kinds: Vec<&str> = match &schema["type"] {
+        Value::String(kind) => vec![kind],
+        Value::Array(kinds) => kinds.iter().map(|k| k.as_str().unwrap()).collect(),
+        _ => panic!("{at}: the schema has no type"),
+    };
+    let fits = |kind: &&str| match *kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_u64(),
+        "number" => value.is_number(),
+        "null" => value.is_null(),
+        kind => panic!("{at}: unknown type {kind}"),
+    };
+    assert!(kinds.iter().any(fits), "{at}: {value} is no {kinds:?}");
+    if let Some(choices) = schema["enum"].as_array() {
+        assert!(choices.contains(value), "{at}: {value}");
+    }
+    if let Some(object) = value.as_object() {
+        for key in schema["required"].as_array().into_iter().flatten() {
+            assert!(object.contains_key(key.as_str().unwrap()), "{at}: {key} is missing");
+        }
+        for (key, value) in object {
+            let inner = match (&schema["properties"][key], &schema["additionalProperties"]) {
+                (Value::Null, Value::Object(_)) => &schema["additionalProperties"],
+                (Value::Null, _) => panic!("{at}: {key} is not in the schema"),
+                (inner, _) => inner,
+            };
+            check(value, inner, &format!("{at}.{key}"));
+        }
+    }
+    for (i, item) in value.as_array().into_iter().flatten().enumerate() {
+        check(item, &schema["items"], &format!("{at}[{i}]"));
+    }
+}
+
+#[test]
+fn annotations_show_every_byte() {
+    let dir = Dir::new();
+    write_tensors(&dir.path("x.safetensors"), &[("w", "F32", &[2, 2], &f32s(&[1.0, 0.0, -3.0, 0.5]))]);
+    dir.well("encode x.safetensors -o x.gcu --codec topk:k=2");
+    let bytes = std::fs::read(dir.path("x.gcu")).unwrap();
+    let text = dir.well("inspect x.gcu --annotate").out();
+    // No field is so long here that its bytes are not all shown, but for the label.
+    let mut covered = 0;
+    for line in text.lines().filter(|line| line.get(..8).is_some_and(|o| !o.trim().is_empty())) {
+        let offset = usize::from_str_radix(line[..8].trim(), 16).unwrap();
+        let hex: Vec<u8> = line[10..]
+            .get(..23)
+            .unwrap_or(&line[10..])
+            .split_whitespace()
+            .map_while(|h| u8::from_str_radix(h, 16).ok())
+            .collect();
+        assert_eq!(offset, covered, "{line}");
+        assert_eq!(bytes[offset..offset + hex.len()], hex, "{line}");
+        covered += hex.len();
+    }
+    assert_eq!(covered, bytes.len());
+    for field in ["magic", "tensor_count", "support_id", "header_crc", "label", "\"w\"", "tail"] {
+        assert!(text.contains(field), "{field}");
+    }
+    let frame = dir.well("inspect x.gcu --annotate --frame 1").out();
+    assert!(text.contains(&frame) && frame.contains("block 0"), "{frame}");
+}
+
+#[test]
+fn codecs_are_measured() {
+    let dir = Dir::new();
+    let report: Value = serde_json::from_slice(
+        &dir.well(&format!(
+            "bench {} --codec raw --codec natural --runs 1 --json",
+            demo("digits_convnet_step0030_worker0.safetensors")
+        ))
+        .stdout,
+    )
+    .unwrap();
+    let codecs = report["inputs"][0]["codecs"].as_array().unwrap();
+    assert_eq!(codecs[0]["relative_l2"], 0.0);
+    assert!(codecs[1]["relative_l2"].as_f64().unwrap() < 0.4);
+    assert!(codecs[1]["bits_per_parameter"].as_f64().unwrap() < 5.0);
+    assert!(report["read_gb_per_s"].as_f64().unwrap() > 0.0);
+    dir.fails(2, "delta", &format!("bench {} --codec delta", worker(0)));
+}
+
+#[test]
+fn the_demo_runs_and_cleans_up() {
+    let dir = Dir::new();
+    let text = dir.well("demo").out();
+    for part in ["sbc:density=0.001", "1805.08768", "$ gcodec verify", "equal: 10 tensors"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(dir.files().is_empty());
+    dir.well("demo --keep kept");
+    dir.well("verify kept/resnet.gcu kept/digits.gcu");
+}
+
+#[test]
+fn help_has_examples() {
+    let dir = Dir::new();
+    for command in ["encode", "decode", "inspect", "verify", "recover", "diff", "bench", "demo"] {
+        let help = dir.well(&format!("{command} --help")).out();
+        assert!(help.contains("Examples:") || help.contains("Example:"), "{command}");
+        assert!(help.lines().all(|line| line.chars().count() <= 120), "{command}");
+    }
+    assert!(dir.well("completions bash").out().contains("encode"));
+    dir.well("man pages");
+    assert!(dir.path("pages/gcodec-encode.1").exists());
+}

@@ -1,0 +1,136 @@
+//! What the tests of the binary share.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A directory of a test's own, removed at its end.
+pub struct Dir(PathBuf);
+
+impl Dir {
+    pub fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("gcodec-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// The names of the files, sorted.
+    pub fn files(&self) -> Vec<String> {
+        let names =
+            std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
+    /// Runs the binary in the directory.
+    pub fn run(&self, line: &str) -> Run {
+        self.run_with(line, &[])
+    }
+
+    /// Runs the binary with an input; words are separated by spaces.
+    pub fn run_with(&self, line: &str, input: &[u8]) -> Run {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_gcodec"))
+            .args(line.split_whitespace())
+            .current_dir(&self.0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let input = input.to_vec();
+        let feeder = std::thread::spawn(move || {
+            // A command that does not read its input closes the pipe.
+            let _ = stdin.write_all(&input);
+        });
+        let output = child.wait_with_output().unwrap();
+        feeder.join().unwrap();
+        Run::of(line, output)
+    }
+
+    /// Runs the binary and expects it to end well.
+    pub fn well(&self, line: &str) -> Run {
+        let run = self.run(line);
+        assert_eq!(run.code, 0, "{line}: {}", run.err);
+        run
+    }
+
+    /// Runs the binary and expects it to fail with this code and a message that holds `text`.
+    pub fn fails(&self, code: i32, text: &str, line: &str) -> Run {
+        let run = self.run(line);
+        assert_eq!(run.code, code, "{line}: {}{}", run.out(), run.err);
+        assert!(run.err.contains(text), "{line}: {}", run.err);
+        run
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// How a run of the binary ended.
+pub struct Run {
+    pub code: i32,
+    pub stdout: Vec<u8>,
+    pub err: String,
+}
+
+impl Run {
+    fn of(line: &str, output: Output) -> Self {
+        let code = output.status.code().unwrap_or_else(|| panic!("{line}: killed"));
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert!(!err.contains("panicked"), "{line}: {err}");
+        Self { code, stdout: output.stdout, err }
+    }
+
+    pub fn out(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// A file of the repository's demo.
+pub fn demo(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo").join(name);
+    path.canonicalize().unwrap().display().to_string()
+}
+
+/// The gradient of worker 0 or 1 at one step.
+pub fn worker(number: u32) -> String {
+    demo(&format!("digits_convnet_step0030_worker{number}.safetensors"))
+}
+
+/// The gradient of one worker at step 15, 200 or 600.
+pub fn step(number: u32) -> String {
+    demo(&format!("resnet_head_step{number:04}_worker0.safetensors"))
+}
+
+/// Writes a safetensors file of tensors: name, dtype, shape, bytes.
+pub fn write_tensors(path: &Path, tensors: &[(&str, &str, &[u64], &[u8])]) {
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
+    for (name, dtype, shape, bytes) in tensors {
+        let offsets = [data.len(), data.len() + bytes.len()];
+        data.extend_from_slice(bytes);
+        let entry = serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": offsets});
+        header.insert((*name).to_owned(), entry);
+    }
+    let header = serde_json::Value::Object(header).to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// The bytes of `f32` elements.
+pub fn f32s(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
