@@ -105,6 +105,9 @@ impl<'a> File<'a> {
         self.parts.push(PartEntry { offset, indexed: indexed.clone() });
         match self.updates.last_mut() {
             Some(update) if part.part > 0 => {
+                if let (Some(all), Some(more)) = (&mut update.header.delta, part.header.delta) {
+                    all.extend(more);
+                }
                 update.parts.end = at + 1;
                 update.bytes += len;
             }

@@ -18,6 +18,8 @@ pub struct Recovered {
     pub frames_dropped: u64,
     /// Bytes that belong to no whole frame.
     pub bytes_lost: u64,
+    /// Whether the stream had its end: if not, more may have followed.
+    pub had_end: bool,
 }
 
 /// Saves what can be saved of a damaged or cut-off stream: every frame whose checksums are right and whose references are
@@ -45,6 +47,7 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
             continue;
         };
         at += HEADER_LEN + whole.body.len();
+        saved.had_end = whole.header.kind == FrameKind::END && at == bytes.len();
         if matches!(whole.header.kind, FrameKind::INDEX | FrameKind::END) {
             continue;
         }

@@ -1,7 +1,7 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::block::{SetId, Sets};
+use crate::block::{ModelId, SetId, Sets};
 use crate::error::{Error, FormatErrorKind, Location, Result};
 use crate::frame::{
     BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame,
@@ -94,7 +94,7 @@ pub(crate) struct Parser {
     chain: crc32fast::Hasher,
     manifests: HashMap<ManifestId, Arc<Manifest>>,
     sets: Arc<Sets>,
-    models: u64,
+    models: HashSet<ModelId>,
     open: Option<OpenUpdate>,
     index_offset: u64,
     listed: Listed,
@@ -152,7 +152,7 @@ impl Parser {
             chain: crc32fast::Hasher::new(),
             manifests: HashMap::new(),
             sets: Arc::default(),
-            models: 0,
+            models: HashSet::new(),
             open: None,
             index_offset: 0,
             listed: Listed::new(),
@@ -278,8 +278,10 @@ impl Parser {
             }
             FrameKind::MODEL => {
                 let model = Model::read(body, offset, &self.limits)?;
-                self.define(self.models, offset)?;
-                self.models += 1;
+                if !self.models.contains(&model.id) {
+                    self.define(self.models.len() as u64, offset)?;
+                    self.models.insert(model.id);
+                }
                 Body::Model(Box::new(model))
             }
             FrameKind::METADATA => Body::Metadata(Metadata::read(body, offset, &self.limits)?),
@@ -324,8 +326,9 @@ impl Parser {
         }
         if !last {
             let next_part = part.part.saturating_add(1);
-            // Only what later parts are compared with: not the delta, which may be long.
-            let header = UpdateHeader { delta: None, label: String::new(), ..part.header.clone() };
+            // Only what later parts are compared with: whether it is a delta, not its digests, which may be many.
+            let delta = part.header.delta.as_ref().map(|_| Vec::new());
+            let header = UpdateHeader { delta, label: String::new(), ..part.header.clone() };
             self.open = Some(OpenUpdate { header, manifest, next_part, order });
         }
         self.listed.update(&IndexedUpdate::of(&part, body));

@@ -59,12 +59,13 @@ impl<R: Read> Reader<R> {
 pub struct SliceReader<'a> {
     parser: Parser,
     rest: &'a [u8],
+    failed: bool,
 }
 
 impl<'a> SliceReader<'a> {
     /// A reader at the beginning of a stream.
     pub fn new(bytes: &'a [u8], limits: Limits) -> Self {
-        Self { parser: Parser::new(limits), rest: bytes }
+        Self { parser: Parser::new(limits), rest: bytes, failed: false }
     }
 
     /// Makes a manifest known that the stream refers to without sending it.
@@ -107,7 +108,13 @@ impl<'a> SliceReader<'a> {
 impl<'a> Iterator for SliceReader<'a> {
     type Item = Result<Event<'a>>;
 
+    /// The next event; after an error, none.
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_event().transpose()
+        if self.failed {
+            return None;
+        }
+        let event = self.next_event();
+        self.failed = event.is_err();
+        event.transpose()
     }
 }

@@ -68,7 +68,10 @@ impl UpdateHeader {
 
     /// Whether two parts may belong to one update (UPD-3).
     pub(crate) fn same_update(&self, other: &Self) -> bool {
-        let key = |h: &Self| (h.step, h.round, h.sender, h.world, h.contributors, h.inner_steps, h.reduction);
+        let key = |h: &Self| {
+            let delta = h.delta.is_some();
+            (h.step, h.round, h.sender, h.world, h.contributors, h.inner_steps, h.reduction, delta)
+        };
         key(self) == key(other)
     }
 }
