@@ -134,7 +134,7 @@ fn decode_blocks(part: &UpdatePart<'_>) -> Vec<gcodec::Result<u64>> {
     (0..part.blocks.len())
         .into_par_iter()
         .map(|i| {
-            let block = part.decode(i, &mut part.budget())?;
+            let block = part.decode(i, &part.budget())?;
             crate::inspect::kept(&block, &part.blocks[i].space, part)
         })
         .collect()

@@ -418,7 +418,7 @@ impl BlockReport {
 
     fn look(&mut self, part: &UpdatePart<'_>, number: usize) -> gcodec::Result<()> {
         let raw = &part.blocks[number];
-        let block = part.decode(number, &mut part.budget())?;
+        let block = part.decode(number, &part.budget())?;
         self.values = values_name(&block.values);
         self.codes = annotate::codes(raw, part);
         let counts = kept_each(&block, &raw.space, part)?;
@@ -438,7 +438,7 @@ impl BlockReport {
             };
         }
         if !matches!(block.values, Values::Latent { .. }) && !block.values.gives_bits() {
-            let numbers = block.numbers(&raw.space, part.sets(), &mut part.budget())?;
+            let numbers = block.numbers(&raw.space, part.sets(), &part.budget())?;
             let mut rest = numbers.as_slice();
             for tensor in &mut self.tensors {
                 let (own, others) = rest.split_at(tensor.kept as usize);
@@ -489,9 +489,9 @@ pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> 
         Support::Seeded { count, .. } => Ok(*count),
         Support::Set(id) => match part.sets().get(id) {
             Some(set) => Ok(set.count),
-            None => Ok(block.positions(space, part.sets(), &mut part.budget())?.len() as u64),
+            None => Ok(block.positions(space, part.sets(), &part.budget())?.len() as u64),
         },
-        _ => Ok(block.positions(space, part.sets(), &mut part.budget())?.len() as u64),
+        _ => Ok(block.positions(space, part.sets(), &part.budget())?.len() as u64),
     }
 }
 
@@ -501,7 +501,7 @@ fn kept_each(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec
         (Support::All, _) => Ok(space.lens.clone()),
         (_, 1) => Ok(vec![kept(block, space, part)?]),
         (Support::Sparse(positions), _) => Ok(cut(positions, &space.lens)),
-        _ => Ok(cut(&block.positions(space, part.sets(), &mut part.budget())?, &space.lens)),
+        _ => Ok(cut(&block.positions(space, part.sets(), &part.budget())?, &space.lens)),
     }
 }
 
