@@ -36,7 +36,11 @@ impl Referenced {
     #[inline(always)]
     fn split(symbols: &[u8], row_len: usize, columns: bool) -> Self {
         let zero_apart = symbols.contains(&0);
-        let means: Vec<i32> = symbols.chunks(row_len).map(row_mean).collect();
+        // A loop and not `collect`, which would be compiled apart from the kernel that this is a part of.
+        let mut means = Vec::with_capacity(symbols.len().div_ceil(row_len));
+        for row in symbols.chunks(row_len) {
+            means.push(row_mean(row));
+        }
         let column_means = if columns { column_means(symbols, row_len, &means) } else { Vec::new() };
         let mut split = Self {
             row_len,
@@ -118,8 +122,17 @@ impl Kernel for Join {
 /// The rounded mean of the symbols of a row that are not zero.
 #[inline(always)]
 fn row_mean(row: &[u8]) -> i32 {
-    let sum: u64 = row.iter().map(|&s| u64::from(s)).sum();
-    let present = row.iter().filter(|&&s| s != 0).count() as u64;
+    let (mut sum, mut present) = (0u64, 0u64);
+    // So many that their sum fits 32 bits, which makes more lanes.
+    for part in row.chunks(1 << 16) {
+        let (mut few, mut few_present) = (0u32, 0u32);
+        for &symbol in part {
+            few += u32::from(symbol);
+            few_present += u32::from(symbol != 0);
+        }
+        sum += u64::from(few);
+        present += u64::from(few_present);
+    }
     ((2 * sum + present) / (2 * present).max(1)) as i32
 }
 
