@@ -23,7 +23,7 @@
 //! ```
 //!
 //! Streaming: [`Encoder`] and [`Decoder`] do no IO; [`Writer`], [`Reader`] and [`SliceReader`] are thin adapters over them;
-//! [`File`](file::File) reads one tensor of a finished file without reading the rest.
+//! [`File`] reads one tensor of a finished file without reading the rest.
 //!
 //! # Trust
 //!

@@ -61,7 +61,7 @@ pub enum Support {
     /// All of them.
     All,
     /// The elements at these positions, strictly ascending, each < n. On the wire: gaps by Rice, gaps by tokens, or a
-    /// bitmap, as [`Positions`](crate::Positions) says.
+    /// bitmap, as [`Positions`] says.
     Sparse(Vec<u64>),
     /// In each chunk of `chunk_len` elements exactly `kept` of them (all of a last chunk that is shorter than `kept`).
     Chunked {
