@@ -57,3 +57,8 @@ pub use limits::{Budget, Limits};
 pub use oneshot::{decode, decode_with, encode};
 pub use stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, Reader, SliceReader, Writer};
 pub use tensor::{Dtype, TensorBuf, TensorView};
+
+/// The README's program is compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
