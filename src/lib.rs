@@ -30,8 +30,6 @@
 //! Any bytes give a value or an [`Error`] that says what is wrong, at which byte, and whose fault it is. [`Limits`] bound
 //! memory and time; nothing is allocated on a length that a stranger declared.
 
-#![deny(unsafe_code)]
-
 mod arch;
 mod bits;
 pub mod block;

@@ -1,6 +1,8 @@
 //! What encoding and decoding take beyond their input and output, measured by an allocator that counts: a constant, and a
 //! few bytes for each element that is kept.
 
+#![allow(unsafe_code)] // an allocator that counts
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};

@@ -1,4 +1,5 @@
-//! What the processor at hand can do beyond its baseline. The only module with unsafe code; knows nothing of the format.
+//! What the processor and the system at hand can do: wider vectors, files as memory. The only module with unsafe code; it
+//! knows nothing of the format.
 //!
 //! Most of the speed comes without intrinsics: a [`Kernel`] is a safe loop that [`run`] compiles again for wider vectors
 //! and picks at run time. Intrinsics are used where a compiler finds no vector form, and have a safe twin that they are
@@ -6,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+pub(crate) mod map;
 pub(crate) mod rans;
 
 /// A loop worth compiling for more than one instruction set.

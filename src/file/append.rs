@@ -3,6 +3,7 @@ use std::io::{Seek, SeekFrom};
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::arch::map::Map;
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::file::open::{read_end, read_index};
 use crate::frame::{FrameKind, HEADER_LEN, IndexedFrame, Manifest};
@@ -19,7 +20,11 @@ use crate::stream::{EncodeOptions, Encoder, Writer};
 /// [`Error::Format`] if the file is not a finished stream with an index; [`Error::Io`].
 pub fn append(path: &Path, options: EncodeOptions) -> Result<Writer<fs::File>> {
     let mut file = fs::OpenOptions::new().read(true).write(true).open(path)?;
-    let bytes = fs::read(path)?;
+    if file.metadata()?.len() == 0 {
+        return Err(Error::format(FormatErrorKind::Truncated, 0));
+    }
+    // Mapped: only its end and its manifests are read, however long it is.
+    let bytes = Map::open(path)?;
     let (end_header, end_offset, end) = read_end(&bytes)?;
     let mut index = read_index(&bytes)?;
     let offset = bytes.len() as u64;

@@ -5,6 +5,7 @@ mod open;
 mod recover;
 mod replace;
 
+pub use crate::arch::map::Map;
 pub use append::append;
 pub use open::{File, UpdateEntry};
 pub use recover::{Recovered, recover};

@@ -1,7 +1,7 @@
 //! The bytes of an input: a mapped file, or all of a pipe.
 
 use crate::fail::{Failure, InFile, Result};
-use memmap2::Mmap;
+use gcodec::file::Map;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Deref;
@@ -14,7 +14,7 @@ pub(crate) const DEFAULT_MAX_BYTES: u64 = 16 << 30;
 #[derive(Debug)]
 pub(crate) enum Input {
     /// A regular file.
-    Mapped(Mmap),
+    Mapped(Map),
     /// What was read from standard input, or from a file that cannot be mapped.
     Owned(Vec<u8>),
 }
@@ -32,7 +32,7 @@ impl Input {
             let metadata = file.metadata()?;
             // An empty file has nothing to map; those of /proc say that they are empty and are not.
             if metadata.is_file() && metadata.len() > 0 {
-                return Ok(Self::Mapped(map(&file)?));
+                return Ok(Self::Mapped(Map::open(path)?));
             }
             read_to_end(file, max_bytes).map(Self::Owned)
         };
@@ -64,15 +64,6 @@ pub(crate) fn read_to_end(reader: impl Read, max_bytes: u64) -> Result<Vec<u8>> 
         return Err(Failure::limit(format_args!("more than {max_bytes} bytes of input")));
     }
     Ok(bytes)
-}
-
-#[allow(unsafe_code)]
-fn map(file: &File) -> io::Result<Mmap> {
-    // SAFETY: the map is read-only and only ever seen as `&[u8]`, for which every bit pattern is valid. What remains
-    // is another process that writes to the file or cuts it while the map lives; that cannot be prevented on the
-    // systems supported. Nothing here relies on reading a byte twice with one result for its memory safety: every
-    // length and offset is copied out of the map, then checked, then used.
-    unsafe { Mmap::map(file) }
 }
 
 #[cfg(test)]
