@@ -1175,6 +1175,8 @@ class Decoder:
                 out["delta"] = [{"tensor": t, "base": b.hex(), "result": x.hex()} for t, (b, x) in delta.items()]
             elif number % 2 == 0:                                                # [UPD-5]
                 raise FormatError("unsupported", at, f"attribute {number}")
+        if part > 0 and (delta is not None) != update.is_delta:                  # [UPD-3]
+            raise FormatError("misplaced", body, "a delta in some of its parts only")
         tables = [Table(r) for _ in range(r.varint(0, 64))]
         at = r.at
         block_count = r.varint()

@@ -140,6 +140,13 @@ fn parts(area: &mut Area) {
     misplaced("parts-of-two-steps", "UPD-3", two().part(&Update { step: 1, ..b() }, LAST).done());
     misplaced("parts-of-two-senders", "UPD-3", two().part(&Update { sender: 1, ..b() }, LAST).done());
     misplaced("parts-of-two-reductions", "UPD-3", two().part(&Update { reduction: 1, ..b() }, LAST).done());
+    let delta = |part: Update| part.attribute(2, bytes().v(0));
+    misplaced("only-the-last-part-a-delta", "UPD-3", {
+        two().part(&delta(update(&man(), []).part(1)), LAST).done()
+    });
+    misplaced("only-the-first-part-a-delta", "UPD-3", {
+        stream().manifest(man()).part(&delta(update(&man(), [])), 0).part(&b(), LAST).done()
+    });
     misplaced("parts-of-two-manifests", "UPD-3", {
         let other = manifest(&[("other", F32, &[1])]);
         stream().manifest(&other).manifest(man()).part(&a(), 0).part(&update(&other, []).part(1), LAST).done()
