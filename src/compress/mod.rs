@@ -11,6 +11,7 @@ mod natural;
 mod quantize;
 mod sbc;
 mod select;
+mod sidco;
 mod source;
 mod sparse;
 mod spec;
@@ -19,6 +20,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub use feedback::Feedback;
+pub use sidco::{Fit, Stages};
 pub use spec::SpecError;
 
 use crate::block::Positions;
@@ -63,6 +65,21 @@ pub enum Codec {
     Sbc {
         /// `density` or `k`: how many of each tensor.
         amount: Amount,
+        /// `positions`: how their positions are written.
+        positions: Positions,
+    },
+    /// `sidco`: about as many elements of largest magnitude as asked for, by a fitted threshold.
+    Sidco {
+        /// `density` or `k`: how many of each tensor, about.
+        amount: Amount,
+        /// `fit`: `exp`, `gamma-gp` or `gp`, what is fitted to the magnitudes.
+        fit: Fit,
+        /// `stages`: `guard`, `authors`, or a number from 1 to 64.
+        stages: Stages,
+        /// `values`: what is sent of them.
+        values: Kept,
+        /// `seed`: of the rounding to powers of two.
+        seed: u64,
         /// `positions`: how their positions are written.
         positions: Positions,
     },
@@ -146,6 +163,7 @@ impl Codec {
             Self::TopK { positions, .. }
             | Self::Threshold { positions, .. }
             | Self::Sbc { positions, .. }
+            | Self::Sidco { positions, .. }
             | Self::Delta { positions } => positions,
             _ => Positions::Auto,
         }
@@ -158,15 +176,17 @@ impl Codec {
 
     fn check(&self) -> Result<()> {
         let amount_fits = match *self {
-            Self::TopK { amount: Amount::Density(d), .. } | Self::Sbc { amount: Amount::Density(d), .. } => {
-                d > 0.0 && d <= 1.0
-            }
-            Self::TopK { amount: Amount::Count(k), .. } | Self::Sbc { amount: Amount::Count(k), .. } => k > 0,
+            Self::TopK { amount, .. } | Self::Sbc { amount, .. } | Self::Sidco { amount, .. } => match amount
+            {
+                Amount::Density(d) => d > 0.0 && d <= 1.0,
+                Amount::Count(k) => k > 0,
+            },
             _ => true,
         };
         match *self {
             _ if !amount_fits => Err(Error::bad_option("density or k")),
             Self::Threshold { at, .. } if !(at > 0.0 && at.is_finite()) => Err(Error::bad_option("at")),
+            Self::Sidco { stages: Stages::Fixed(0 | 65..), .. } => Err(Error::bad_option("stages")),
             Self::Qsgd { bits, .. } if !(2..=16).contains(&bits) => Err(Error::bad_option("bits")),
             Self::Qsgd { norm: Norm::L1, .. } => Err(Error::bad_option("norm")),
             Self::Qsgd { bucket: len, .. } | Self::Int8 { group: len } if len < 2 => {
@@ -241,7 +261,8 @@ impl Options {
 /// # Memory
 /// Beside what it returns and the residuals: for sparse codecs at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::Encoder::update), 64 bytes for each element kept, as measured in
-/// `tests/memory.rs` at a density of 0.001; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
+/// `tests/memory.rs` at a density of 0.001; for SIDCo 12 bytes for each element above its first threshold, a quarter
+/// of the tensor where there are several stages, eight times what is kept for the guard; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
 /// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, and a copy of the
 /// elements for `raw` and `lossless`. A sender that cannot hold that compresses some tensors at a time.
 ///
@@ -283,6 +304,9 @@ pub fn compress(
                 blocks.push(sparse::block(tensors, chosen, values, seed)?);
             }
             Codec::Sbc { amount, .. } => blocks.push(sbc::block(tensors, amount)?),
+            Codec::Sidco { amount, fit, stages, values, seed, .. } => {
+                blocks.push(sidco::block(tensors, sidco::Settings { amount, fit, stages, values, seed })?);
+            }
             Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
             Codec::Qsgd { bits, bucket, norm, seed } => {
                 let levels = quantize::Levels { bits, bucket, norm, seed };
@@ -291,11 +315,14 @@ pub fn compress(
             Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
         }
     }
-    let residuals: Vec<Option<Vec<f32>>> = sources.into_iter().map(|s| s.residual_after).collect();
+    let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.stages)).collect();
     if let Some(feedback) = feedback {
-        for (input, residual) in inputs.iter().zip(residuals) {
+        for (input, (residual, stages)) in inputs.iter().zip(after) {
             if let Some(residual) = residual {
                 feedback.set(input.name, input.view.shape(), residual);
+            }
+            if let Some(stages) = stages {
+                feedback.set_stages(input.name, stages);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Amount, Codec, Kept, Selection};
+use super::{Amount, Codec, Fit, Kept, Selection, Stages};
 use crate::block::Norm;
 use crate::block::Positions;
 
@@ -19,7 +19,7 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-const NAMES: &str = "raw, lossless, topk, threshold, sbc, natural, qsgd, int8, delta";
+const NAMES: &str = "raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -46,6 +46,14 @@ impl FromStr for Codec {
                 positions: keys.positions()?,
             },
             "sbc" => Self::Sbc { amount: keys.amount(0.001)?, positions: keys.positions()? },
+            "sidco" => Self::Sidco {
+                amount: keys.amount(0.001)?,
+                fit: keys.choice("fit", &FITS)?.unwrap_or(Fit::Gp),
+                stages: keys.stages()?,
+                values: keys.choice("values", &KEPT)?.unwrap_or(Kept::F32),
+                seed: keys.seed()?,
+                positions: keys.positions()?,
+            },
             "natural" => Self::Natural { seed: keys.seed()? },
             "qsgd" => Self::Qsgd {
                 bits: keys.number("bits", "2 to 16", |b| (2..=16).contains(b))?.unwrap_or(4),
@@ -89,6 +97,17 @@ impl fmt::Display for Codec {
                 out.f.write_str("sbc")?;
                 out.amount(amount)?;
             }
+            Self::Sidco { amount, fit, stages, values, seed, .. } => {
+                out.f.write_str("sidco")?;
+                out.amount(amount)?;
+                out.key("fit", name_of(&FITS, fit))?;
+                match stages {
+                    Stages::Fixed(stages) => out.key("stages", stages)?,
+                    named => out.key("stages", name_of(&STAGES, named))?,
+                }
+                out.key("values", name_of(&KEPT, values))?;
+                out.seed(seed)?;
+            }
             Self::Natural { seed } => {
                 out.f.write_str("natural")?;
                 out.seed(seed)?;
@@ -124,6 +143,8 @@ const KEPT: [(&str, Kept); 6] = [
     ("q4", Kept::Q4),
 ];
 const SELECTIONS: [(&str, Selection); 2] = [("tensor", Selection::Tensor), ("global", Selection::Global)];
+const FITS: [(&str, Fit); 3] = [("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)];
+const STAGES: [(&str, Stages); 2] = [("guard", Stages::Guard), ("authors", Stages::Authors)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
 const POSITIONS: [(&str, Positions); 4] = [
     ("auto", Positions::Auto),
@@ -232,6 +253,17 @@ impl<'a> Keys<'a> {
         Ok(self.number("seed", "0 to 2^64 - 1", |_| true)?.unwrap_or(1))
     }
 
+    fn stages(&mut self) -> Result<Stages, SpecError> {
+        let Some(text) = self.take("stages") else { return Ok(Stages::Guard) };
+        if let Some((_, stages)) = STAGES.iter().find(|(name, _)| *name == text) {
+            return Ok(*stages);
+        }
+        match text.parse() {
+            Ok(stages @ 1..=64) => Ok(Stages::Fixed(stages)),
+            _ => Err(self.wrong("stages", text, "guard, authors, or 1 to 64")),
+        }
+    }
+
     fn positions(&mut self) -> Result<Positions, SpecError> {
         Ok(self.choice("positions", &POSITIONS)?.unwrap_or_default())
     }
@@ -257,6 +289,9 @@ mod tests {
             "threshold:at=0.001,values=q4,positions=bitmap",
             "sbc:density=0.001",
             "sbc:k=3,positions=tokens",
+            "sidco:density=0.001,fit=gp,stages=guard,values=f32",
+            "sidco:k=9,fit=gamma-gp,stages=authors,values=pow2,seed=2,positions=rice",
+            "sidco:k=9,fit=exp,stages=3,values=sign",
             "natural",
             "natural:seed=18446744073709551615",
             "qsgd:bits=4,bucket=512",
@@ -272,6 +307,7 @@ mod tests {
             ("topk:", "topk:density=0.01,values=f32"),
             ("threshold", "threshold:at=0.001,values=f32"),
             ("sbc", "sbc:density=0.001"),
+            ("sidco", "sidco:density=0.001,fit=gp,stages=guard,values=f32"),
             ("natural:seed=1", "natural"),
             ("qsgd", "qsgd:bits=4,bucket=512"),
             ("int8", "int8:group=256"),
@@ -285,7 +321,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, natural, qsgd, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (
@@ -297,6 +333,7 @@ mod tests {
             ("topk:density=0.1,k=2", "keys `density` and `k` of `topk` exclude each other"),
             ("topk:values=q5", "key `values` of `topk` is `q5`: one of f32, f16, bf16, pow2, sign, q4"),
             ("sbc:positions=x", "key `positions` of `sbc` is `x`: one of auto, rice, tokens, bitmap"),
+            ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
             ("qsgd:bits=1", "key `bits` of `qsgd` is `1`: 2 to 16"),
             ("natural:seed=1,seed=2", "key `seed` of `natural` is given twice"),
             ("natural:seed", "`seed` of `natural` is not key=value"),

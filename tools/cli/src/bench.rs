@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// The codecs measured by default.
-const CODECS: [&str; 12] = [
+const CODECS: [&str; 13] = [
     "raw",
     "lossless",
     "topk:density=0.01",
@@ -55,6 +55,7 @@ const CODECS: [&str; 12] = [
     "topk:density=0.01,values=sign",
     "topk:density=0.01,values=q4",
     "sbc:density=0.001",
+    "sidco:density=0.001",
     "natural",
     "qsgd:bits=4,bucket=512",
     "int8:group=256",
