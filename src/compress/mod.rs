@@ -24,7 +24,7 @@ pub use sidco::{Fit, Stages};
 pub use spec::SpecError;
 
 use crate::block::Positions;
-use crate::block::{Block, Norm, Scope};
+use crate::block::{Block, Norm, Scope, Spacing};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::TensorView;
 use source::Source;
@@ -96,6 +96,30 @@ pub enum Codec {
         bucket: u64,
         /// `norm`: `l2` or `max`.
         norm: Norm,
+        /// `seed`: of the rounding. Take another one for every step.
+        seed: u64,
+    },
+    /// `dither`: natural dithering, each element rounded at random, without bias, to its bucket's norm times zero or a power
+    /// of two from 2^(1 - levels) to 1 (arXiv 1905.10988, section 5).
+    Dither {
+        /// `levels`: how many powers, 1 to 255.
+        levels: u8,
+        /// `bucket`: values that share a norm, at least 2.
+        bucket: u64,
+        /// `norm`: `l1`, `l2` or `max`.
+        norm: Norm,
+        /// `seed`: of the rounding. Take another one for every step.
+        seed: u64,
+    },
+    /// `terngrad`: each element rounded at random to zero or plus or minus its bucket's largest magnitude, once magnitudes
+    /// above `clip` root mean squares of the bucket are limited to that; without bias but for what was limited
+    /// (arXiv 1705.07878). The paper takes the standard deviation; the root mean square differs from it by the mean, which
+    /// is near zero in gradients, and limits nothing where all elements are equal.
+    TernGrad {
+        /// `clip`: at least 1; `inf` for no limit.
+        clip: f32,
+        /// `bucket`: values that share a norm, at least 2.
+        bucket: u64,
         /// `seed`: of the rounding. Take another one for every step.
         seed: u64,
     },
@@ -189,7 +213,14 @@ impl Codec {
             Self::Sidco { stages: Stages::Fixed(0 | 65..), .. } => Err(Error::bad_option("stages")),
             Self::Qsgd { bits, .. } if !(2..=16).contains(&bits) => Err(Error::bad_option("bits")),
             Self::Qsgd { norm: Norm::L1, .. } => Err(Error::bad_option("norm")),
-            Self::Qsgd { bucket: len, .. } | Self::Int8 { group: len } if len < 2 => {
+            Self::Dither { levels: 0, .. } => Err(Error::bad_option("levels")),
+            Self::TernGrad { clip, .. } if clip.is_nan() || clip < 1.0 => Err(Error::bad_option("clip")),
+            Self::Qsgd { bucket: len, .. }
+            | Self::Dither { bucket: len, .. }
+            | Self::TernGrad { bucket: len, .. }
+            | Self::Int8 { group: len }
+                if len < 2 =>
+            {
                 Err(Error::bad_option("bucket or group"))
             }
             _ => Ok(()),
@@ -263,7 +294,7 @@ impl Options {
 /// [`Encoder::update`](crate::Encoder::update), 64 bytes for each element kept, as measured in
 /// `tests/memory.rs` at a density of 0.001; for SIDCo 12 bytes for each element above its first threshold, a quarter
 /// of the tensor where there are several stages, eight times what is kept for the guard; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
-/// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, and a copy of the
+/// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, `dither` and `terngrad`, and a copy of the
 /// elements for `raw` and `lossless`. A sender that cannot hold that compresses some tensors at a time.
 ///
 /// # Errors
@@ -309,7 +340,19 @@ pub fn compress(
             }
             Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
             Codec::Qsgd { bits, bucket, norm, seed } => {
-                let levels = quantize::Levels { bits, bucket, norm, seed };
+                let (spacing, max_level) = (Spacing::Uniform, (1 << (bits - 1)) - 1);
+                let clip = f32::INFINITY;
+                let levels = quantize::Levels { spacing, max_level, bucket, norm, clip, seed };
+                quantize::levels(tensors, levels, options, &mut blocks)?;
+            }
+            Codec::Dither { levels, bucket, norm, seed } => {
+                let (spacing, max_level, clip) = (Spacing::Natural, levels.into(), f32::INFINITY);
+                let levels = quantize::Levels { spacing, max_level, bucket, norm, clip, seed };
+                quantize::levels(tensors, levels, options, &mut blocks)?;
+            }
+            Codec::TernGrad { clip, bucket, seed } => {
+                let (spacing, norm) = (Spacing::Uniform, Norm::Max);
+                let levels = quantize::Levels { spacing, max_level: 1, bucket, norm, clip, seed };
                 quantize::levels(tensors, levels, options, &mut blocks)?;
             }
             Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,

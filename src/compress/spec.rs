@@ -19,7 +19,8 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-const NAMES: &str = "raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, int8, delta";
+const NAMES: &str =
+    "raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -59,6 +60,17 @@ impl FromStr for Codec {
                 bits: keys.number("bits", "2 to 16", |b| (2..=16).contains(b))?.unwrap_or(4),
                 bucket: keys.number("bucket", "at least 2", |&b| b >= 2)?.unwrap_or(512),
                 norm: keys.choice("norm", &NORMS)?.unwrap_or(Norm::L2),
+                seed: keys.seed()?,
+            },
+            "dither" => Self::Dither {
+                levels: keys.number("levels", "1 to 255", |l| *l >= 1)?.unwrap_or(8),
+                bucket: keys.number("bucket", "at least 2", |&b| b >= 2)?.unwrap_or(512),
+                norm: keys.choice("norm", &ALL_NORMS)?.unwrap_or(Norm::L2),
+                seed: keys.seed()?,
+            },
+            "terngrad" => Self::TernGrad {
+                clip: keys.number("clip", "at least 1, or inf", |c: &f32| *c >= 1.0)?.unwrap_or(2.5),
+                bucket: keys.number("bucket", "at least 2", |&b| b >= 2)?.unwrap_or(4096),
                 seed: keys.seed()?,
             },
             "int8" => Self::Int8 { group: keys.number("group", "at least 2", |&g| g >= 2)?.unwrap_or(256) },
@@ -121,6 +133,21 @@ impl fmt::Display for Codec {
                 }
                 out.seed(seed)?;
             }
+            Self::Dither { levels, bucket, norm, seed } => {
+                out.f.write_str("dither")?;
+                out.key("levels", levels)?;
+                out.key("bucket", bucket)?;
+                if norm != Norm::L2 {
+                    out.key("norm", name_of(&ALL_NORMS, norm))?;
+                }
+                out.seed(seed)?;
+            }
+            Self::TernGrad { clip, bucket, seed } => {
+                out.f.write_str("terngrad")?;
+                out.key("clip", clip)?;
+                out.key("bucket", bucket)?;
+                out.seed(seed)?;
+            }
             Self::Int8 { group } => {
                 out.f.write_str("int8")?;
                 out.key("group", group)?;
@@ -146,6 +173,7 @@ const SELECTIONS: [(&str, Selection); 2] = [("tensor", Selection::Tensor), ("glo
 const FITS: [(&str, Fit); 3] = [("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)];
 const STAGES: [(&str, Stages); 2] = [("guard", Stages::Guard), ("authors", Stages::Authors)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
+const ALL_NORMS: [(&str, Norm); 3] = [("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)];
 const POSITIONS: [(&str, Positions); 4] = [
     ("auto", Positions::Auto),
     ("rice", Positions::Rice),
@@ -296,6 +324,10 @@ mod tests {
             "natural:seed=18446744073709551615",
             "qsgd:bits=4,bucket=512",
             "qsgd:bits=2,bucket=64,norm=max,seed=3",
+            "dither:levels=8,bucket=512",
+            "dither:levels=255,bucket=2,norm=l1,seed=4",
+            "terngrad:clip=2.5,bucket=4096",
+            "terngrad:clip=inf,bucket=9,seed=4",
             "int8:group=256",
             "delta",
             "delta:positions=tokens",
@@ -321,7 +353,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (

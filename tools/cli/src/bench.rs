@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// The codecs measured by default.
-const CODECS: [&str; 13] = [
+const CODECS: [&str; 15] = [
     "raw",
     "lossless",
     "topk:density=0.01",
@@ -58,6 +58,8 @@ const CODECS: [&str; 13] = [
     "sidco:density=0.001",
     "natural",
     "qsgd:bits=4,bucket=512",
+    "dither:levels=8,bucket=512",
+    "terngrad",
     "int8:group=256",
 ];
 

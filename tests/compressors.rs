@@ -1,0 +1,166 @@
+//! Claims of the compressors' papers, from tensors through the wire to tensors.
+
+use std::sync::Arc;
+
+use gcodec::block::BlockOptions;
+use gcodec::compress::{Input, Options, compress};
+use gcodec::element::decode_f32s;
+use gcodec::random::word;
+use gcodec::{Block, Codec, EncodeOptions, Encoder, Feedback, Manifest, TensorBuf, TensorInfo, UpdateHeader};
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+fn tensor(values: &[f32]) -> TensorBuf {
+    TensorBuf::from_f32(vec![values.len() as u64], values).unwrap()
+}
+
+/// Normal numbers, the same for every run.
+fn normal(n: usize, tensor: u64) -> Vec<f32> {
+    let uniform = |i: usize| (f64::from(word(9, tensor, i as u64)) + 0.5) / f64::from(u32::MAX);
+    let draw = |i| (-2.0 * uniform(2 * i).ln()).sqrt() * (std::f64::consts::TAU * uniform(2 * i + 1)).cos();
+    (0..n).map(|i| draw(i) as f32).collect()
+}
+
+/// The blocks of an update, and what a receiver of its bytes gets.
+fn send(
+    tensors: &[TensorBuf],
+    codec: &Codec,
+    feedback: Option<&mut Feedback>,
+) -> (Vec<Block>, Vec<Vec<f32>>, usize) {
+    let named = || NAMES.iter().zip(tensors);
+    let inputs: Vec<Input<'_>> = named()
+        .enumerate()
+        .map(|(i, (name, t))| Input { tensor: i as u64, name, view: t.view(), base: None })
+        .collect();
+    let codecs = vec![*codec; tensors.len()];
+    let blocks = compress(&inputs, &codecs, &Options::default(), feedback).unwrap();
+    let infos = named().map(|(name, t)| TensorInfo::new(*name, t.dtype(), t.shape())).collect();
+    let manifest = Arc::new(Manifest::new(infos).unwrap());
+    let options = BlockOptions::default().with_positions(codec.positions());
+    let with_options: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
+    let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, &with_options).unwrap();
+    encoder.finish(&mut bytes);
+    let decoded = gcodec::decode(&bytes).unwrap();
+    let decoded = decoded.iter().map(|(_, t)| floats(t)).collect();
+    (blocks, decoded, bytes.len())
+}
+
+fn floats(tensor: &TensorBuf) -> Vec<f32> {
+    let mut out = vec![0.0; tensor.view().elements() as usize];
+    decode_f32s(tensor.dtype(), tensor.data(), 0, &mut out).unwrap();
+    out
+}
+
+fn decoded(values: &[f32], spec: &str) -> Vec<f32> {
+    send(&[tensor(values)], &spec.parse().unwrap(), None).1.remove(0)
+}
+
+/// Residual + what arrived = residual before + tensor, in 32-bit arithmetic, for three steps of several tensors.
+fn feeds_back(spec: &str) {
+    let tensors: Vec<TensorBuf> =
+        [normal(3000, 6), normal(100_000, 7), vec![], vec![1e-40; 10]].iter().map(|v| tensor(v)).collect();
+    let (codec, mut feedback) = (spec.parse().unwrap(), Feedback::new());
+    for step in 0..3 {
+        let before = feedback.clone();
+        let (_, arrived, _) = send(&tensors, &codec, Some(&mut feedback));
+        for ((t, arrived), name) in tensors.iter().zip(arrived).zip(NAMES) {
+            let zeros = vec![0.0; arrived.len()];
+            let residual = before.get(name).unwrap_or(&zeros);
+            let sums = floats(t).into_iter().zip(residual).map(|(x, r)| x + r);
+            let after: Vec<f32> = sums.zip(&arrived).map(|(x, d)| x - d).collect();
+            assert_eq!(feedback.get(name), Some(after.as_slice()), "{spec} step {step}");
+        }
+        let resumed = Feedback::load(feedback.save()).unwrap();
+        assert_eq!(resumed, feedback);
+    }
+}
+
+/// The mean over draws of each element of a bucket is within 5 standard errors of it.
+fn is_unbiased(spec: &str, bucket: &[f32], draws: usize) {
+    let arrived = decoded(&bucket.repeat(draws), spec);
+    for (i, &x) in bucket.iter().enumerate() {
+        let drawn = || arrived.iter().skip(i).step_by(bucket.len()).map(|&y| f64::from(y));
+        let mean = drawn().sum::<f64>() / draws as f64;
+        let variance = drawn().map(|y| (y - mean).powi(2)).sum::<f64>() / draws as f64;
+        let error = (mean - f64::from(x)).abs();
+        // The last bit of the norm, a 32-bit float, beside the draws.
+        let bound = 5.0 * (variance / draws as f64).sqrt() + f64::from(x.abs()) * 1e-6 + 1e-9;
+        assert!(error <= bound, "{spec} {x}: mean {mean}, bound {bound}");
+    }
+}
+
+const BUCKET: [f32; 4] = [0.3, -1.0, 0.001, 2.5];
+
+#[test]
+fn natural_dithering_is_unbiased() {
+    for levels in [1, 2, 4, 8, 255] {
+        for norm in ["l1", "l2", "max"] {
+            is_unbiased(&format!("dither:levels={levels},bucket=4,norm={norm}"), &BUCKET, 100_000);
+        }
+    }
+    feeds_back("dither:levels=4,bucket=64");
+    feeds_back("terngrad:bucket=100");
+}
+
+/// E|C(x) - x|^2 <= omega |x|^2, omega = 1/8 + q min(1, q), q = d^(1/r) 2^(1-s), r = min(p, 2) (arXiv 1905.10988).
+#[test]
+fn natural_dithering_is_within_its_variance() {
+    for d in [16, 128, 512, 4096] {
+        for levels in [2, 4, 8, 12] {
+            for (norm, r) in [("l1", 1.0), ("l2", 2.0), ("max", 2.0)] {
+                let values = normal(1 << 18, 50 + d as u64);
+                let arrived = decoded(&values, &format!("dither:levels={levels},bucket={d},norm={norm}"));
+                let ratios: Vec<f64> = values
+                    .chunks(d)
+                    .zip(arrived.chunks(d))
+                    .map(|(x, y)| {
+                        let error: f64 = x.iter().zip(y).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+                        error / x.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>()
+                    })
+                    .collect();
+                let n = ratios.len() as f64;
+                let mean = ratios.iter().sum::<f64>() / n;
+                let sigma = (ratios.iter().map(|r| (r - mean).powi(2)).sum::<f64>() / n / n).sqrt();
+                let q = (d as f64).powf(1.0 / r) * 2f64.powi(1 - levels);
+                let omega = 0.125 + q * q.min(1.0);
+                assert!(mean <= omega + 5.0 * sigma, "{norm} d={d} s={levels}: {mean} +- {sigma}, {omega}");
+            }
+        }
+    }
+}
+
+#[test]
+fn levels_of_special_values() {
+    for spec in ["dither:levels=8,bucket=4", "dither:levels=1,bucket=4,norm=l1", "terngrad:bucket=4"] {
+        for zeros in [[0.0; 9], [-0.0; 9]] {
+            assert!(decoded(&zeros, spec).iter().all(|&x| x == 0.0), "{spec}");
+        }
+        for x in [f32::MAX, 1e-45, 3e-39, -2.5] {
+            let arrived = decoded(&[x, 0.0, -x, 0.0], spec);
+            assert!(
+                arrived.iter().all(|y| y.is_finite()) && arrived[1] == 0.0 && arrived[3] == 0.0,
+                "{spec} {x}"
+            );
+        }
+    }
+    // What is a level already stays: the norm is the largest magnitude.
+    let powers = [1.0, 0.5, -0.25, 0.125, 0.0, -1.0];
+    assert_eq!(decoded(&powers, "dither:levels=4,bucket=6,norm=max"), powers);
+    assert_eq!(decoded(&[-3.0; 64], "terngrad:bucket=64"), [-3.0; 64]);
+}
+
+#[test]
+fn terngrad_is_unbiased_after_its_clipping() {
+    is_unbiased("terngrad:clip=inf,bucket=4", &BUCKET, 100_000);
+    // No element is above 2.5 root mean squares here.
+    is_unbiased("terngrad:clip=2.5,bucket=4", &BUCKET, 100_000);
+    let values = normal(1 << 16, 60);
+    let rms = (values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / values.len() as f64).sqrt();
+    let arrived = decoded(&values, "terngrad:bucket=65536");
+    let largest = (2.5 * rms) as f32;
+    for (x, y) in values.iter().zip(arrived) {
+        assert!(y == 0.0 || (y.abs() == largest && y.signum() == x.signum()));
+        assert!(x.abs() <= largest || y.abs() == largest, "{x} {y}");
+    }
+}
