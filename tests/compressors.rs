@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use gcodec::block::BlockOptions;
 use gcodec::compress::{Input, Options, compress};
-use gcodec::element::decode_f32s;
+use gcodec::element::{decode_f32s, encode_f32s};
 use gcodec::random::word;
-use gcodec::{Block, Codec, EncodeOptions, Encoder, Feedback, Manifest, TensorBuf, TensorInfo, UpdateHeader};
+use gcodec::{
+    Block, Codec, Dtype, EncodeOptions, Encoder, Feedback, Manifest, TensorBuf, TensorInfo, UpdateHeader,
+};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -58,8 +60,18 @@ fn decoded(values: &[f32], spec: &str) -> Vec<f32> {
 
 /// Residual + what arrived = residual before + tensor, in 32-bit arithmetic, for three steps of several tensors.
 fn feeds_back(spec: &str) {
-    let tensors: Vec<TensorBuf> =
-        [normal(3000, 6), normal(100_000, 7), vec![], vec![1e-40; 10]].iter().map(|v| tensor(v)).collect();
+    let values = [normal(3000, 6), normal(100_000, 7), vec![], vec![1e-40; 10]];
+    feeds_back_of(spec, values.each_ref().map(|v| tensor(v)));
+    feeds_back_of(spec, values.each_ref().map(|v| bf16(v)));
+}
+
+fn bf16(values: &[f32]) -> TensorBuf {
+    let mut data = vec![0; 2 * values.len()];
+    encode_f32s(Dtype::Bf16, values, 0, &mut data).unwrap();
+    TensorBuf::new(Dtype::Bf16, vec![values.len() as u64], data).unwrap()
+}
+
+fn feeds_back_of(spec: &str, tensors: [TensorBuf; 4]) {
     let (codec, mut feedback) = (spec.parse().unwrap(), Feedback::new());
     for step in 0..3 {
         let before = feedback.clone();
@@ -163,4 +175,28 @@ fn terngrad_is_unbiased_after_its_clipping() {
         assert!(y == 0.0 || (y.abs() == largest && y.signum() == x.signum()));
         assert!(x.abs() <= largest || y.abs() == largest, "{x} {y}");
     }
+}
+
+#[test]
+fn signs_times_mean_magnitudes() {
+    let values = [1.0, -2.0, 0.0, -0.0, 3.0];
+    assert_eq!(decoded(&values, "sign"), [1.2, -1.2, 1.2, -1.2, 1.2], "the sign of zero is its own");
+    assert_eq!(decoded(&values, "sign:group=2"), [1.5, -1.5, 0.0, -0.0, 3.0]);
+    assert!(decoded(&[0.0; 9], "sign").iter().all(|&x| x == 0.0));
+    assert_eq!(decoded(&[f32::MAX; 3], "sign"), [f32::MAX; 3]);
+    assert_eq!(decoded(&[-1e-45], "sign"), [-1e-45]);
+    // One bit for an element, and all that is around it.
+    let values = normal(1 << 20, 70);
+    let (_, _, bytes) = send(&[tensor(&values)], &"sign".parse().unwrap(), None);
+    assert!(bytes as f64 * 8.0 / f64::from(1 << 20) <= 1.002, "{bytes}");
+    let mean = values.iter().map(|x| f64::from(x.abs())).sum::<f64>() / values.len() as f64;
+    for (x, y) in values.iter().zip(decoded(&values, "sign")) {
+        assert!((f64::from(y.abs()) - mean).abs() < 1e-6 && y.signum() == x.signum());
+    }
+    // A tensor of several blocks has one scale.
+    let long = normal((1 << 22) + 9, 71);
+    let (blocks, arrived, _) = send(&[tensor(&long)], &"sign".parse().unwrap(), None);
+    assert!(blocks.len() == 2 && arrived[0].iter().all(|y| y.abs() == arrived[0][0].abs()));
+    feeds_back("sign");
+    feeds_back("sign:group=100");
 }

@@ -12,6 +12,7 @@ mod quantize;
 mod sbc;
 mod select;
 mod sidco;
+mod sign;
 mod source;
 mod sparse;
 mod spec;
@@ -21,6 +22,7 @@ use std::ops::Range;
 
 pub use feedback::Feedback;
 pub use sidco::{Fit, Stages};
+pub use sign::Share;
 pub use spec::SpecError;
 
 use crate::block::Positions;
@@ -123,6 +125,11 @@ pub enum Codec {
         /// `seed`: of the rounding. Take another one for every step.
         seed: u64,
     },
+    /// `sign`: the sign of each element and the mean magnitude (arXiv 1901.09847); +0 counts as positive, -0 as negative.
+    Sign {
+        /// `group`: `tensor`, or how many elements share a mean, at least 2.
+        group: Share,
+    },
     /// `int8`: each element rounded to a multiple of its group's largest magnitude / 127.
     Int8 {
         /// `group`: values that share a scale, at least 2.
@@ -213,6 +220,7 @@ impl Codec {
             Self::Sidco { stages: Stages::Fixed(0 | 65..), .. } => Err(Error::bad_option("stages")),
             Self::Qsgd { bits, .. } if !(2..=16).contains(&bits) => Err(Error::bad_option("bits")),
             Self::Qsgd { norm: Norm::L1, .. } => Err(Error::bad_option("norm")),
+            Self::Sign { group: Share::Len(0 | 1) } => Err(Error::bad_option("group")),
             Self::Dither { levels: 0, .. } => Err(Error::bad_option("levels")),
             Self::TernGrad { clip, .. } if clip.is_nan() || clip < 1.0 => Err(Error::bad_option("clip")),
             Self::Qsgd { bucket: len, .. }
@@ -355,6 +363,7 @@ pub fn compress(
                 let levels = quantize::Levels { spacing, max_level: 1, bucket, norm, clip, seed };
                 quantize::levels(tensors, levels, options, &mut blocks)?;
             }
+            Codec::Sign { group } => sign::blocks(tensors, group, options, &mut blocks)?,
             Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
         }
     }

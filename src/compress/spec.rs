@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Amount, Codec, Fit, Kept, Selection, Stages};
+use super::{Amount, Codec, Fit, Kept, Selection, Share, Stages};
 use crate::block::Norm;
 use crate::block::Positions;
 
@@ -20,7 +20,7 @@ impl fmt::Display for SpecError {
 impl std::error::Error for SpecError {}
 
 const NAMES: &str =
-    "raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, int8, delta";
+    "raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -73,6 +73,7 @@ impl FromStr for Codec {
                 bucket: keys.number("bucket", "at least 2", |&b| b >= 2)?.unwrap_or(4096),
                 seed: keys.seed()?,
             },
+            "sign" => Self::Sign { group: keys.share()? },
             "int8" => Self::Int8 { group: keys.number("group", "at least 2", |&g| g >= 2)?.unwrap_or(256) },
             "delta" => Self::Delta { positions: keys.positions()? },
             _ => return Err(SpecError(format!("unknown codec `{name}`: one of {NAMES}"))),
@@ -147,6 +148,12 @@ impl fmt::Display for Codec {
                 out.key("clip", clip)?;
                 out.key("bucket", bucket)?;
                 out.seed(seed)?;
+            }
+            Self::Sign { group } => {
+                out.f.write_str("sign")?;
+                if let Share::Len(len) = group {
+                    out.key("group", len)?;
+                }
             }
             Self::Int8 { group } => {
                 out.f.write_str("int8")?;
@@ -281,6 +288,16 @@ impl<'a> Keys<'a> {
         Ok(self.number("seed", "0 to 2^64 - 1", |_| true)?.unwrap_or(1))
     }
 
+    fn share(&mut self) -> Result<Share, SpecError> {
+        match self.take("group") {
+            None | Some("tensor") => Ok(Share::Tensor),
+            Some(text) => match text.parse() {
+                Ok(len @ 2..) => Ok(Share::Len(len)),
+                _ => Err(self.wrong("group", text, "tensor, or at least 2")),
+            },
+        }
+    }
+
     fn stages(&mut self) -> Result<Stages, SpecError> {
         let Some(text) = self.take("stages") else { return Ok(Stages::Guard) };
         if let Some((_, stages)) = STAGES.iter().find(|(name, _)| *name == text) {
@@ -328,6 +345,8 @@ mod tests {
             "dither:levels=255,bucket=2,norm=l1,seed=4",
             "terngrad:clip=2.5,bucket=4096",
             "terngrad:clip=inf,bucket=9,seed=4",
+            "sign",
+            "sign:group=64",
             "int8:group=256",
             "delta",
             "delta:positions=tokens",
@@ -353,7 +372,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (
@@ -366,6 +385,7 @@ mod tests {
             ("topk:values=q5", "key `values` of `topk` is `q5`: one of f32, f16, bf16, pow2, sign, q4"),
             ("sbc:positions=x", "key `positions` of `sbc` is `x`: one of auto, rice, tokens, bitmap"),
             ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
+            ("sign:group=1", "key `group` of `sign` is `1`: tensor, or at least 2"),
             ("qsgd:bits=1", "key `bits` of `qsgd` is `1`: 2 to 16"),
             ("natural:seed=1,seed=2", "key `seed` of `natural` is given twice"),
             ("natural:seed", "`seed` of `natural` is not key=value"),

@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// The codecs measured by default.
-const CODECS: [&str; 15] = [
+const CODECS: [&str; 16] = [
     "raw",
     "lossless",
     "topk:density=0.01",
@@ -60,6 +60,7 @@ const CODECS: [&str; 15] = [
     "qsgd:bits=4,bucket=512",
     "dither:levels=8,bucket=512",
     "terngrad",
+    "sign",
     "int8:group=256",
 ];
 
