@@ -39,7 +39,8 @@ pub enum Codec {
     Raw,
     /// `lossless`: the elements' byte planes, entropy coded.
     Lossless,
-    /// `topk`: the elements of largest magnitude.
+    /// `topk`: the elements of largest magnitude. `stc`, sparse ternary compression (arXiv 1903.02891), is `topk` with
+    /// `values=sign`.
     TopK {
         /// `density` or `k`: how many.
         amount: Amount,

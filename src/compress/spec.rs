@@ -20,7 +20,7 @@ impl fmt::Display for SpecError {
 impl std::error::Error for SpecError {}
 
 const NAMES: &str =
-    "raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta";
+    "raw, lossless, topk, stc, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -36,6 +36,14 @@ impl FromStr for Codec {
                 values: keys.choice("values", &KEPT)?.unwrap_or(Kept::F32),
                 selection: keys.choice("scope", &SELECTIONS)?.unwrap_or(Selection::Tensor),
                 seed: keys.seed()?,
+                positions: keys.positions()?,
+            },
+            // Sparse ternary compression (Sattler et al., arXiv 1903.02891) is top-k with signs.
+            "stc" => Self::TopK {
+                amount: keys.amount(0.01)?,
+                values: Kept::Sign,
+                selection: Selection::Tensor,
+                seed: 1,
                 positions: keys.positions()?,
             },
             "threshold" => Self::Threshold {
@@ -358,6 +366,8 @@ mod tests {
             ("topk:", "topk:density=0.01,values=f32"),
             ("threshold", "threshold:at=0.001,values=f32"),
             ("sbc", "sbc:density=0.001"),
+            ("stc", "topk:density=0.01,values=sign"),
+            ("stc:k=7,positions=rice", "topk:k=7,values=sign,positions=rice"),
             ("sidco", "sidco:density=0.001,fit=gp,stages=guard,values=f32"),
             ("natural:seed=1", "natural"),
             ("qsgd", "qsgd:bits=4,bucket=512"),
@@ -372,7 +382,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (
