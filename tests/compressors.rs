@@ -218,3 +218,41 @@ fn ternary_compression_sends_signs_and_one_mean() {
     assert!((bytes - around) as f64 * 8.0 / f64::from(1 << 20) <= 0.0911 * 1.01, "{bytes} {around}");
     feeds_back("stc:density=0.02");
 }
+
+#[test]
+fn random_elements_have_no_bias_and_no_positions() {
+    let values = normal(1000, 90);
+    let draws = 4000;
+    let (mut sums, mut drawn) = (vec![0f64; 1000], vec![0u32; 1000]);
+    for seed in 0..draws {
+        let arrived = decoded(&values, &format!("randk:k=100,seed={seed}"));
+        assert_eq!(arrived.iter().filter(|x| **x != 0.0).count(), 100);
+        for (i, y) in arrived.iter().enumerate() {
+            sums[i] += f64::from(*y);
+            drawn[i] += u32::from(*y != 0.0);
+            assert!(*y == 0.0 || *y == values[i] * 10.0);
+        }
+    }
+    // What arrives of x is 10 x with probability 0.1: its variance is 9 x^2.
+    for (i, x) in values.iter().map(|&x| f64::from(x)).enumerate() {
+        let bound = 5.0 * 3.0 * x.abs() / f64::from(draws).sqrt() + 1e-9;
+        assert!((sums[i] / f64::from(draws) - x).abs() <= bound, "{i} {} {x}", drawn[i]);
+    }
+    // Equal seeds draw equal positions from any tensors of one manifest; tensors of one update differ.
+    let (x, y) = (vec![1.0; 1000], vec![2.0; 1000]);
+    let of = |values: &[Vec<f32>; 2], spec: &str| {
+        let tensors = values.each_ref().map(|v| tensor(v));
+        let (_, arrived, bytes) = send(&tensors, &spec.parse().unwrap(), None);
+        (arrived.iter().map(|a| a.iter().map(|x| *x != 0.0).collect()).collect::<Vec<Vec<bool>>>(), bytes)
+    };
+    let (first, _) = of(&[x.clone(), y.clone()], "randk:k=100,seed=5");
+    assert_eq!(of(&[y.clone(), x.clone()], "randk:k=100,scale=1,seed=5").0, first);
+    assert_ne!(of(&[y, x.clone()], "randk:k=100,scale=1,seed=6").0, first);
+    assert_ne!(first[0], first[1]);
+    let big = [vec![1.0; 1 << 20], x];
+    assert!(of(&big, "randk:density=0.01,values=f16").1 < 2 * 10_496 + 400);
+    assert!(decoded(&[f32::MAX; 100], "randk:k=1").iter().all(|y| y.is_finite()));
+    assert!(decoded(&[0.0; 100], "randk:k=7").iter().all(|&y| y == 0.0));
+    feeds_back("randk:density=0.1,scale=1");
+    feeds_back("randk:density=0.5,values=bf16");
+}

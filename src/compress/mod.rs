@@ -9,6 +9,7 @@ mod feedback;
 mod lossless;
 mod natural;
 mod quantize;
+mod randk;
 mod sbc;
 mod select;
 mod sidco;
@@ -21,6 +22,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub use feedback::Feedback;
+pub use randk::Scaling;
 pub use sidco::{Fit, Stages};
 pub use sign::Share;
 pub use spec::SpecError;
@@ -85,6 +87,17 @@ pub enum Codec {
         seed: u64,
         /// `positions`: how their positions are written.
         positions: Positions,
+    },
+    /// `randk`: elements drawn at random from a seed that stands for their positions (arXiv 1809.07599).
+    RandK {
+        /// `density` or `k`: how many of each tensor.
+        amount: Amount,
+        /// `scale`: `n/k` or `1`, what they are multiplied by.
+        scale: Scaling,
+        /// `values`: how they are sent; only floats.
+        values: Kept,
+        /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates are summed.
+        seed: u64,
     },
     /// `natural`: natural compression, each element rounded at random to a power of two, without bias.
     Natural {
@@ -208,8 +221,10 @@ impl Codec {
 
     fn check(&self) -> Result<()> {
         let amount_fits = match *self {
-            Self::TopK { amount, .. } | Self::Sbc { amount, .. } | Self::Sidco { amount, .. } => match amount
-            {
+            Self::TopK { amount, .. }
+            | Self::Sbc { amount, .. }
+            | Self::RandK { amount, .. }
+            | Self::Sidco { amount, .. } => match amount {
                 Amount::Density(d) => d > 0.0 && d <= 1.0,
                 Amount::Count(k) => k > 0,
             },
@@ -222,6 +237,9 @@ impl Codec {
             Self::Qsgd { bits, .. } if !(2..=16).contains(&bits) => Err(Error::bad_option("bits")),
             Self::Qsgd { norm: Norm::L1, .. } => Err(Error::bad_option("norm")),
             Self::Sign { group: Share::Len(0 | 1) } => Err(Error::bad_option("group")),
+            Self::RandK { values: Kept::Pow2 | Kept::Sign | Kept::Q4, .. } => {
+                Err(Error::bad_option("values"))
+            }
             Self::Dither { levels: 0, .. } => Err(Error::bad_option("levels")),
             Self::TernGrad { clip, .. } if clip.is_nan() || clip < 1.0 => Err(Error::bad_option("clip")),
             Self::Qsgd { bucket: len, .. }
@@ -346,6 +364,9 @@ pub fn compress(
             Codec::Sbc { amount, .. } => blocks.push(sbc::block(tensors, amount)?),
             Codec::Sidco { amount, fit, stages, values, seed, .. } => {
                 blocks.push(sidco::block(tensors, sidco::Settings { amount, fit, stages, values, seed })?);
+            }
+            Codec::RandK { amount, scale, values, seed } => {
+                randk::blocks(tensors, amount, scale, values, seed, &mut blocks)?;
             }
             Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
             Codec::Qsgd { bits, bucket, norm, seed } => {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Amount, Codec, Fit, Kept, Selection, Share, Stages};
+use super::{Amount, Codec, Fit, Kept, Scaling, Selection, Share, Stages};
 use crate::block::Norm;
 use crate::block::Positions;
 
@@ -19,8 +19,7 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-const NAMES: &str =
-    "raw, lossless, topk, stc, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta";
+const NAMES: &str = "raw, lossless, topk, stc, threshold, sbc, sidco, randk, natural, qsgd, dither, terngrad, sign, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -62,6 +61,12 @@ impl FromStr for Codec {
                 values: keys.choice("values", &KEPT)?.unwrap_or(Kept::F32),
                 seed: keys.seed()?,
                 positions: keys.positions()?,
+            },
+            "randk" => Self::RandK {
+                amount: keys.amount(0.01)?,
+                scale: keys.choice("scale", &SCALINGS)?.unwrap_or(Scaling::Unbiased),
+                values: keys.choice("values", &KEPT[..3])?.unwrap_or(Kept::F32),
+                seed: keys.seed()?,
             },
             "natural" => Self::Natural { seed: keys.seed()? },
             "qsgd" => Self::Qsgd {
@@ -129,6 +134,13 @@ impl fmt::Display for Codec {
                 out.key("values", name_of(&KEPT, values))?;
                 out.seed(seed)?;
             }
+            Self::RandK { amount, scale, values, seed } => {
+                out.f.write_str("randk")?;
+                out.amount(amount)?;
+                out.key("scale", name_of(&SCALINGS, scale))?;
+                out.key("values", name_of(&KEPT, values))?;
+                out.seed(seed)?;
+            }
             Self::Natural { seed } => {
                 out.f.write_str("natural")?;
                 out.seed(seed)?;
@@ -187,6 +199,7 @@ const KEPT: [(&str, Kept); 6] = [
 const SELECTIONS: [(&str, Selection); 2] = [("tensor", Selection::Tensor), ("global", Selection::Global)];
 const FITS: [(&str, Fit); 3] = [("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)];
 const STAGES: [(&str, Stages); 2] = [("guard", Stages::Guard), ("authors", Stages::Authors)];
+const SCALINGS: [(&str, Scaling); 2] = [("n/k", Scaling::Unbiased), ("1", Scaling::One)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
 const ALL_NORMS: [(&str, Norm); 3] = [("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)];
 const POSITIONS: [(&str, Positions); 4] = [
@@ -345,6 +358,8 @@ mod tests {
             "sidco:density=0.001,fit=gp,stages=guard,values=f32",
             "sidco:k=9,fit=gamma-gp,stages=authors,values=pow2,seed=2,positions=rice",
             "sidco:k=9,fit=exp,stages=3,values=sign",
+            "randk:density=0.01,scale=n/k,values=f32",
+            "randk:k=5,scale=1,values=bf16,seed=9",
             "natural",
             "natural:seed=18446744073709551615",
             "qsgd:bits=4,bucket=512",
@@ -382,7 +397,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, natural, qsgd, dither, terngrad, sign, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, randk, natural, qsgd, dither, terngrad, sign, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (

@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// The codecs measured by default.
-const CODECS: [&str; 16] = [
+const CODECS: [&str; 17] = [
     "raw",
     "lossless",
     "topk:density=0.01",
@@ -56,6 +56,7 @@ const CODECS: [&str; 16] = [
     "topk:density=0.01,values=q4",
     "sbc:density=0.001",
     "sidco:density=0.001",
+    "randk:density=0.01",
     "natural",
     "qsgd:bits=4,bucket=512",
     "dither:levels=8,bucket=512",
