@@ -256,3 +256,51 @@ fn random_elements_have_no_bias_and_no_positions() {
     feeds_back("randk:density=0.1,scale=1");
     feeds_back("randk:density=0.5,values=bf16");
 }
+
+#[test]
+fn chunks_keep_their_largest_elements() {
+    for (n, chunk, kept) in [(1 << 20, 4096, 64), (10_007, 100, 7), (1003, 100, 5), (5, 4096, 64), (1, 1, 1)]
+    {
+        let values = normal(n, 100);
+        for kind in ["code2", "sign"] {
+            let spec = format!("chunked:chunk={chunk},kept={kept},values={kind}");
+            let (blocks, arrived, bytes) = send(&[tensor(&values)], &spec.parse().unwrap(), None);
+            let gcodec::Support::Chunked { positions, .. } = &blocks[0].support else { panic!() };
+            let mut expected = Vec::new();
+            for part in values.chunks(chunk) {
+                let mut order: Vec<usize> = (0..part.len()).collect();
+                order.sort_by(|&a, &b| part[b].abs().total_cmp(&part[a].abs()).then(a.cmp(&b)));
+                order.truncate(kept);
+                order.sort_unstable();
+                expected.extend(order.into_iter().map(|i| i as u32));
+            }
+            assert_eq!(positions, &expected, "{spec}");
+            let pairs = || values.iter().zip(&arrived[0]).filter(|(_, y)| **y != 0.0);
+            assert_eq!(pairs().count(), expected.len());
+            let mut distinct: Vec<u32> = pairs().map(|(_, y)| y.abs().to_bits()).collect();
+            distinct.sort_unstable();
+            distinct.dedup();
+            assert!(distinct.len() <= if kind == "sign" { 1 } else { 4 });
+            // Means of bins: what arrives has the sum of what was kept, and less error than signs have.
+            let sum = |f: fn((&f32, &f32)) -> f64| pairs().map(f).sum::<f64>();
+            if kind == "code2" {
+                let (sent, got) = (sum(|(x, _)| f64::from(*x)), sum(|(_, y)| f64::from(*y)));
+                assert!((sent - got).abs() <= 1e-6 * sum(|(x, _)| f64::from(x.abs())), "{spec} {sent} {got}");
+            }
+            if n == 1 << 20 {
+                // 12 bits for a position and 2 or 1 for a value: 0.21875 or 0.203125 bits for an element.
+                let most = if kind == "sign" { 0.203_125 } else { 0.218_75 };
+                assert!(bytes as f64 * 8.0 / n as f64 <= most + 0.003, "{spec} {bytes}");
+            }
+        }
+    }
+    // Ties by position; zeros where there is nothing else; one value for all.
+    let ties = [0.0, 2.0, -2.0, 2.0];
+    assert_eq!(decoded(&ties, "chunked:chunk=4,kept=2"), [0.0, 2.0, -2.0, 0.0]);
+    assert_eq!(decoded(&[0.0; 9], "chunked:chunk=4,kept=2"), [0.0; 9]);
+    assert_eq!(decoded(&[-7.5; 4], "chunked:chunk=4,kept=4"), [-7.5; 4]);
+    assert_eq!(decoded(&[f32::MAX; 4], "chunked:chunk=4,kept=4,values=sign"), [f32::MAX; 4]);
+    assert!(decoded(&[f32::MAX, f32::MIN], "chunked").iter().all(|y| y.abs() == f32::MAX));
+    feeds_back("chunked:chunk=128,kept=4");
+    feeds_back("chunked:chunk=128,kept=4,values=sign");
+}

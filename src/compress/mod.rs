@@ -5,6 +5,7 @@
 //! threads the blocks are the same: sums are taken in a fixed order, and random numbers belong to their element
 //! ([`crate::random`]).
 
+mod chunked;
 mod feedback;
 mod lossless;
 mod natural;
@@ -21,6 +22,7 @@ mod spec;
 use std::collections::HashSet;
 use std::ops::Range;
 
+pub use chunked::ChunkValues;
 pub use feedback::Feedback;
 pub use randk::Scaling;
 pub use sidco::{Fit, Stages};
@@ -98,6 +100,15 @@ pub enum Codec {
         values: Kept,
         /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates are summed.
         seed: u64,
+    },
+    /// `chunked`: the elements of largest magnitude of each chunk, as many of each (SparseLoCo, arXiv 2508.15706).
+    Chunked {
+        /// `chunk`: consecutive elements of a chunk, 1 to 2^32.
+        chunk: u64,
+        /// `kept`: how many are kept of each, 1 to `chunk`; all of a last chunk that has no more.
+        kept: u64,
+        /// `values`: `sign` or `code2`, what is sent of them.
+        values: ChunkValues,
     },
     /// `natural`: natural compression, each element rounded at random to a power of two, without bias.
     Natural {
@@ -240,6 +251,11 @@ impl Codec {
             Self::RandK { values: Kept::Pow2 | Kept::Sign | Kept::Q4, .. } => {
                 Err(Error::bad_option("values"))
             }
+            Self::Chunked { chunk, kept, .. }
+                if !(1..=1 << 32).contains(&chunk) || !(1..=chunk).contains(&kept) =>
+            {
+                Err(Error::bad_option("chunk or kept"))
+            }
             Self::Dither { levels: 0, .. } => Err(Error::bad_option("levels")),
             Self::TernGrad { clip, .. } if clip.is_nan() || clip < 1.0 => Err(Error::bad_option("clip")),
             Self::Qsgd { bucket: len, .. }
@@ -367,6 +383,9 @@ pub fn compress(
             }
             Codec::RandK { amount, scale, values, seed } => {
                 randk::blocks(tensors, amount, scale, values, seed, &mut blocks)?;
+            }
+            Codec::Chunked { chunk, kept, values } => {
+                chunked::blocks(tensors, chunk, kept, values, &mut blocks)?;
             }
             Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
             Codec::Qsgd { bits, bucket, norm, seed } => {

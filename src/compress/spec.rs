@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Amount, Codec, Fit, Kept, Scaling, Selection, Share, Stages};
+use super::{Amount, ChunkValues, Codec, Fit, Kept, Scaling, Selection, Share, Stages};
 use crate::block::Norm;
 use crate::block::Positions;
 
@@ -19,7 +19,7 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-const NAMES: &str = "raw, lossless, topk, stc, threshold, sbc, sidco, randk, natural, qsgd, dither, terngrad, sign, int8, delta";
+const NAMES: &str = "raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, natural, qsgd, dither, terngrad, sign, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -68,6 +68,15 @@ impl FromStr for Codec {
                 values: keys.choice("values", &KEPT[..3])?.unwrap_or(Kept::F32),
                 seed: keys.seed()?,
             },
+            "chunked" => {
+                let chunk = keys.number("chunk", "1 to 2^32", |c| (1..=1 << 32).contains(c))?.unwrap_or(4096);
+                let kept = keys.number("kept", "1 to the chunk", |k| (1..=chunk).contains(k))?;
+                Self::Chunked {
+                    chunk,
+                    kept: kept.unwrap_or(64.min(chunk)),
+                    values: keys.choice("values", &CHUNK_VALUES)?.unwrap_or(ChunkValues::Code2),
+                }
+            }
             "natural" => Self::Natural { seed: keys.seed()? },
             "qsgd" => Self::Qsgd {
                 bits: keys.number("bits", "2 to 16", |b| (2..=16).contains(b))?.unwrap_or(4),
@@ -141,6 +150,12 @@ impl fmt::Display for Codec {
                 out.key("values", name_of(&KEPT, values))?;
                 out.seed(seed)?;
             }
+            Self::Chunked { chunk, kept, values } => {
+                out.f.write_str("chunked")?;
+                out.key("chunk", chunk)?;
+                out.key("kept", kept)?;
+                out.key("values", name_of(&CHUNK_VALUES, values))?;
+            }
             Self::Natural { seed } => {
                 out.f.write_str("natural")?;
                 out.seed(seed)?;
@@ -200,6 +215,7 @@ const SELECTIONS: [(&str, Selection); 2] = [("tensor", Selection::Tensor), ("glo
 const FITS: [(&str, Fit); 3] = [("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)];
 const STAGES: [(&str, Stages); 2] = [("guard", Stages::Guard), ("authors", Stages::Authors)];
 const SCALINGS: [(&str, Scaling); 2] = [("n/k", Scaling::Unbiased), ("1", Scaling::One)];
+const CHUNK_VALUES: [(&str, ChunkValues); 2] = [("sign", ChunkValues::Sign), ("code2", ChunkValues::Code2)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
 const ALL_NORMS: [(&str, Norm); 3] = [("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)];
 const POSITIONS: [(&str, Positions); 4] = [
@@ -360,6 +376,8 @@ mod tests {
             "sidco:k=9,fit=exp,stages=3,values=sign",
             "randk:density=0.01,scale=n/k,values=f32",
             "randk:k=5,scale=1,values=bf16,seed=9",
+            "chunked:chunk=4096,kept=64,values=code2",
+            "chunked:chunk=100,kept=100,values=sign",
             "natural",
             "natural:seed=18446744073709551615",
             "qsgd:bits=4,bucket=512",
@@ -397,7 +415,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, randk, natural, qsgd, dither, terngrad, sign, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, natural, qsgd, dither, terngrad, sign, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (
@@ -411,6 +429,7 @@ mod tests {
             ("sbc:positions=x", "key `positions` of `sbc` is `x`: one of auto, rice, tokens, bitmap"),
             ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
             ("sign:group=1", "key `group` of `sign` is `1`: tensor, or at least 2"),
+            ("chunked:chunk=9,kept=10", "key `kept` of `chunked` is `10`: 1 to the chunk"),
             ("qsgd:bits=1", "key `bits` of `qsgd` is `1`: 2 to 16"),
             ("natural:seed=1,seed=2", "key `seed` of `natural` is given twice"),
             ("natural:seed", "`seed` of `natural` is not key=value"),

@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// The codecs measured by default.
-const CODECS: [&str; 17] = [
+const CODECS: [&str; 18] = [
     "raw",
     "lossless",
     "topk:density=0.01",
@@ -57,6 +57,7 @@ const CODECS: [&str; 17] = [
     "sbc:density=0.001",
     "sidco:density=0.001",
     "randk:density=0.01",
+    "chunked:chunk=4096,kept=64,values=code2",
     "natural",
     "qsgd:bits=4,bucket=512",
     "dither:levels=8,bucket=512",
