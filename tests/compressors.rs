@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gcodec::block::BlockOptions;
-use gcodec::compress::{Input, Options, compress};
+use gcodec::compress::{Dgc, DgcOptions, Input, Options, compress};
 use gcodec::element::{decode_f32s, encode_f32s};
 use gcodec::random::word;
 use gcodec::{
@@ -303,4 +303,115 @@ fn chunks_keep_their_largest_elements() {
     assert!(decoded(&[f32::MAX, f32::MIN], "chunked").iter().all(|y| y.abs() == f32::MAX));
     feeds_back("chunked:chunk=128,kept=4");
     feeds_back("chunked:chunk=128,kept=4,values=sign");
+}
+
+/// Deep Gradient Compression against its formulas, written out for dense vectors.
+#[test]
+fn momentum_is_corrected_and_masked() {
+    let sizes = [500, 0, 300];
+    let gradients = |step: u64| {
+        (0..3).map(|t| tensor(&normal(sizes[t as usize], 200 + 3 * step + t))).collect::<Vec<_>>()
+    };
+    let mut options = DgcOptions::default();
+    (options.density, options.warm_up_steps, options.clip, options.workers) = (0.01, 2, Some(8.0), 4);
+    let mut dgc = Dgc::new(options.clone()).unwrap();
+    let (mut u, mut v) = (vec![0f32; 800], vec![0f32; 800]);
+    for step in 0..12 {
+        let tensors = gradients(step);
+        let inputs: Vec<Input<'_>> = NAMES
+            .iter()
+            .zip(&tensors)
+            .zip(0..)
+            .map(|((name, t), tensor)| Input { tensor, name, view: t.view(), base: None })
+            .collect();
+        let mut resumed = Dgc::load(options.clone(), dgc.steps(), dgc.save()).unwrap();
+        let blocks = dgc.step(&inputs, &Options::default()).unwrap();
+        assert_eq!(resumed.step(&inputs, &Options::default()).unwrap(), blocks);
+        assert_eq!(resumed, dgc);
+
+        let g: Vec<f32> = tensors.iter().flat_map(floats).collect();
+        let squares = g.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
+        let scale = (8.0 / (4.0 * squares).sqrt()).min(1.0) as f32;
+        let density = [0.25, 0.063, 0.015, 0.004].get(step as usize / 2).copied().unwrap_or(0.01);
+        for i in 0..800 {
+            u[i] = 0.9 * u[i] + scale * g[i];
+            v[i] += u[i];
+        }
+        let mut expected = Vec::new();
+        for range in [0..500, 500..800] {
+            let k = (density * range.len() as f64).round().max(1.0) as usize;
+            let mut order: Vec<usize> = range.collect();
+            order.sort_by(|&a, &b| v[b].abs().total_cmp(&v[a].abs()).then(a.cmp(&b)));
+            expected.extend_from_slice(&order[..k]);
+        }
+        expected.sort_unstable();
+        for &i in &expected {
+            (u[i], v[i]) = (0.0, 0.0);
+        }
+        let [block] = &blocks[..] else { panic!("{blocks:?}") };
+        let gcodec::Support::Sparse(positions) = &block.support else { panic!() };
+        assert_eq!(positions.iter().map(|&p| p as usize).collect::<Vec<_>>(), expected, "step {step}");
+        let residuals = dgc.residuals();
+        assert_eq!([residuals.get("a").unwrap(), residuals.get("c").unwrap()].concat(), v, "step {step}");
+    }
+    // A failure leaves the state, and options have ranges.
+    let before = dgc.clone();
+    let bad = [tensor(&[f32::NAN; 500])];
+    let input = Input { tensor: 0, name: "a", view: bad[0].view(), base: None };
+    assert!(dgc.step(&[input], &Options::default()).is_err() && dgc == before);
+    for change in [
+        |o: &mut DgcOptions| o.density = 0.0,
+        |o: &mut DgcOptions| o.momentum = 1.0,
+        |o: &mut DgcOptions| o.clip = Some(f32::NAN),
+        |o: &mut DgcOptions| o.warm_up = vec![2.0],
+        |o: &mut DgcOptions| o.workers = 0,
+    ] {
+        let mut options = DgcOptions::default();
+        change(&mut options);
+        assert!(Dgc::new(options).is_err());
+    }
+}
+
+/// The compressors of this file, with settings that take different ways.
+const EVERY: [&str; 11] = [
+    "dither",
+    "dither:levels=3,bucket=100,norm=l1",
+    "terngrad",
+    "sign",
+    "sign:group=300",
+    "stc",
+    "sidco:density=0.01",
+    "randk",
+    "randk:k=1,scale=1",
+    "chunked",
+    "chunked:chunk=1000,kept=10,values=sign",
+];
+
+#[test]
+fn blocks_do_not_depend_on_the_number_of_threads() {
+    let tensors = [tensor(&normal(600_001, 1)), tensor(&normal(7, 2)), tensor(&[])];
+    let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let (one, four) = (pool(1), pool(4));
+    for spec in EVERY {
+        let with = |pool: &rayon::ThreadPool| {
+            let mut feedback = Feedback::new();
+            let sent = pool.install(|| send(&tensors, &spec.parse().unwrap(), Some(&mut feedback)));
+            (sent, feedback)
+        };
+        assert_eq!(with(&one), with(&four), "{spec}");
+    }
+}
+
+#[test]
+fn what_is_not_finite_is_an_error_wherever_it_is() {
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut values = normal(70_002, 3);
+        values[70_001] = bad;
+        let t = tensor(&values);
+        for spec in EVERY {
+            let error = gcodec::encode(&[("w", t.view())], &spec.parse().unwrap()).unwrap_err();
+            let gcodec::Error::Input(e) = error else { panic!("{spec}") };
+            assert_eq!(e.kind, gcodec::error::InputErrorKind::NonFinite { index: 70_001 }, "{spec}");
+        }
+    }
 }

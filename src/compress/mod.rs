@@ -6,6 +6,7 @@
 //! ([`crate::random`]).
 
 mod chunked;
+mod dgc;
 mod feedback;
 mod lossless;
 mod natural;
@@ -23,6 +24,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub use chunked::ChunkValues;
+pub use dgc::{Dgc, DgcOptions};
 pub use feedback::Feedback;
 pub use randk::Scaling;
 pub use sidco::{Fit, Stages};
