@@ -2,16 +2,23 @@
 
 use std::collections::BTreeMap;
 
+use super::sidco::Adaptation;
 use crate::element::decode_f32s;
 use crate::error::{Error, InputErrorKind, Result};
-use crate::tensor::{TensorBuf, elements};
+use crate::tensor::{Dtype, TensorBuf, elements};
 
 /// The residuals of a sender, by tensor name: 32-bit floats, for each tensor the sum of what it was to send and what the
 /// receivers did not get yet. It never travels.
+///
+/// Beside them, for tensors that [`Stages::Authors`](super::Stages::Authors) chose from, the state of that rule.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Feedback {
     residuals: BTreeMap<String, Residual>,
+    stages: BTreeMap<String, Adaptation>,
 }
+
+/// Ends the name of a state of the stage rule in a checkpoint.
+const STAGES: &str = "#sidco";
 
 #[derive(Debug, Clone, PartialEq)]
 struct Residual {
@@ -36,28 +43,44 @@ impl Feedback {
         squares.sum::<f64>().sqrt()
     }
 
-    /// Forgets all residuals.
+    /// Forgets everything.
     pub fn reset(&mut self) {
         self.residuals.clear();
+        self.stages.clear();
     }
 
-    /// All residuals as tensors, in the order of their names, for a checkpoint.
+    /// All residuals as tensors, in the order of their names, for a checkpoint; then the states of the stage rule, as three
+    /// 64-bit integers each under the tensor's name and `#sidco`.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
+        let stages = self.stages.iter().filter_map(|(name, state)| {
+            let data = state.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
+            let state = TensorBuf::new(Dtype::I64, vec![3], data).ok()?;
+            Some((format!("{name}{STAGES}"), state))
+        });
         self.residuals
             .iter()
             .filter_map(|(name, r)| {
                 TensorBuf::from_f32(r.shape.clone(), &r.values).ok().map(|t| (name.clone(), t))
             })
+            .chain(stages)
             .collect()
     }
 
     /// The residuals that [`Self::save`] gave.
     ///
     /// # Errors
-    /// [`Error::Input`] if a tensor is not of floats.
+    /// [`Error::Input`] if a tensor is neither of floats nor a state of the stage rule.
     pub fn load(tensors: impl IntoIterator<Item = (String, TensorBuf)>) -> Result<Self> {
         let mut feedback = Self::new();
         for (name, tensor) in tensors {
+            if let (Dtype::I64, Some(of)) = (tensor.dtype(), name.strip_suffix(STAGES)) {
+                let words: Vec<i64> =
+                    tensor.data().as_chunks().0.iter().map(|w| i64::from_le_bytes(*w)).collect();
+                let state = words.try_into().ok().and_then(Adaptation::from_words);
+                let state = state.ok_or(Error::bad_option("state of SIDCo's stages"))?;
+                feedback.set_stages(of, state);
+                continue;
+            }
             let mut values = vec![0.0; elements(tensor.shape()).unwrap_or(0) as usize];
             decode_f32s(tensor.dtype(), tensor.data(), 0, &mut values)?;
             feedback.set(&name, tensor.shape(), values);
@@ -72,6 +95,14 @@ impl Feedback {
             }
             residual => Ok(residual.map(|r| r.values.as_slice())),
         }
+    }
+
+    pub(super) fn stages(&self, name: &str) -> Option<Adaptation> {
+        self.stages.get(name).copied()
+    }
+
+    pub(super) fn set_stages(&mut self, name: &str, state: Adaptation) {
+        self.stages.insert(name.to_owned(), state);
     }
 
     pub(super) fn set(&mut self, name: &str, shape: &[u64], values: Vec<f32>) {

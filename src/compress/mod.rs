@@ -5,12 +5,17 @@
 //! threads the blocks are the same: sums are taken in a fixed order, and random numbers belong to their element
 //! ([`crate::random`]).
 
+mod chunked;
+mod dgc;
 mod feedback;
 mod lossless;
 mod natural;
 mod quantize;
+mod randk;
 mod sbc;
 mod select;
+mod sidco;
+mod sign;
 mod source;
 mod sparse;
 mod spec;
@@ -18,11 +23,16 @@ mod spec;
 use std::collections::HashSet;
 use std::ops::Range;
 
+pub use chunked::ChunkValues;
+pub use dgc::{Dgc, DgcOptions};
 pub use feedback::Feedback;
+pub use randk::Scaling;
+pub use sidco::{Fit, Stages};
+pub use sign::Share;
 pub use spec::SpecError;
 
 use crate::block::Positions;
-use crate::block::{Block, Norm, Scope};
+use crate::block::{Block, Norm, Scope, Spacing};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::TensorView;
 use source::Source;
@@ -35,7 +45,8 @@ pub enum Codec {
     Raw,
     /// `lossless`: the elements' byte planes, entropy coded.
     Lossless,
-    /// `topk`: the elements of largest magnitude.
+    /// `topk`: the elements of largest magnitude. `stc`, sparse ternary compression (arXiv 1903.02891), is `topk` with
+    /// `values=sign`.
     TopK {
         /// `density` or `k`: how many.
         amount: Amount,
@@ -66,6 +77,41 @@ pub enum Codec {
         /// `positions`: how their positions are written.
         positions: Positions,
     },
+    /// `sidco`: about as many elements of largest magnitude as asked for, by a fitted threshold.
+    Sidco {
+        /// `density` or `k`: how many of each tensor, about.
+        amount: Amount,
+        /// `fit`: `exp`, `gamma-gp` or `gp`, what is fitted to the magnitudes.
+        fit: Fit,
+        /// `stages`: `guard`, `authors`, or a number from 1 to 64.
+        stages: Stages,
+        /// `values`: what is sent of them.
+        values: Kept,
+        /// `seed`: of the rounding to powers of two.
+        seed: u64,
+        /// `positions`: how their positions are written.
+        positions: Positions,
+    },
+    /// `randk`: elements drawn at random from a seed that stands for their positions (arXiv 1809.07599).
+    RandK {
+        /// `density` or `k`: how many of each tensor.
+        amount: Amount,
+        /// `scale`: `n/k` or `1`, what they are multiplied by.
+        scale: Scaling,
+        /// `values`: how they are sent; only floats.
+        values: Kept,
+        /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates are summed.
+        seed: u64,
+    },
+    /// `chunked`: the elements of largest magnitude of each chunk, as many of each (SparseLoCo, arXiv 2508.15706).
+    Chunked {
+        /// `chunk`: consecutive elements of a chunk, 1 to 2^32.
+        chunk: u64,
+        /// `kept`: how many are kept of each, 1 to `chunk`; all of a last chunk that has no more.
+        kept: u64,
+        /// `values`: `sign` or `code2`, what is sent of them.
+        values: ChunkValues,
+    },
     /// `natural`: natural compression, each element rounded at random to a power of two, without bias.
     Natural {
         /// `seed`: of the rounding. Take another one for every step.
@@ -81,6 +127,35 @@ pub enum Codec {
         norm: Norm,
         /// `seed`: of the rounding. Take another one for every step.
         seed: u64,
+    },
+    /// `dither`: natural dithering, each element rounded at random, without bias, to its bucket's norm times zero or a power
+    /// of two from 2^(1 - levels) to 1 (arXiv 1905.10988, section 5).
+    Dither {
+        /// `levels`: how many powers, 1 to 255.
+        levels: u8,
+        /// `bucket`: values that share a norm, at least 2.
+        bucket: u64,
+        /// `norm`: `l1`, `l2` or `max`.
+        norm: Norm,
+        /// `seed`: of the rounding. Take another one for every step.
+        seed: u64,
+    },
+    /// `terngrad`: each element rounded at random to zero or plus or minus its bucket's largest magnitude, once magnitudes
+    /// above `clip` root mean squares of the bucket are limited to that; without bias but for what was limited
+    /// (arXiv 1705.07878). The paper takes the standard deviation; the root mean square differs from it by the mean, which
+    /// is near zero in gradients, and limits nothing where all elements are equal.
+    TernGrad {
+        /// `clip`: at least 1; `inf` for no limit.
+        clip: f32,
+        /// `bucket`: values that share a norm, at least 2.
+        bucket: u64,
+        /// `seed`: of the rounding. Take another one for every step.
+        seed: u64,
+    },
+    /// `sign`: the sign of each element and the mean magnitude (arXiv 1901.09847); +0 counts as positive, -0 as negative.
+    Sign {
+        /// `group`: `tensor`, or how many elements share a mean, at least 2.
+        group: Share,
     },
     /// `int8`: each element rounded to a multiple of its group's largest magnitude / 127.
     Int8 {
@@ -146,6 +221,7 @@ impl Codec {
             Self::TopK { positions, .. }
             | Self::Threshold { positions, .. }
             | Self::Sbc { positions, .. }
+            | Self::Sidco { positions, .. }
             | Self::Delta { positions } => positions,
             _ => Positions::Auto,
         }
@@ -158,18 +234,38 @@ impl Codec {
 
     fn check(&self) -> Result<()> {
         let amount_fits = match *self {
-            Self::TopK { amount: Amount::Density(d), .. } | Self::Sbc { amount: Amount::Density(d), .. } => {
-                d > 0.0 && d <= 1.0
-            }
-            Self::TopK { amount: Amount::Count(k), .. } | Self::Sbc { amount: Amount::Count(k), .. } => k > 0,
+            Self::TopK { amount, .. }
+            | Self::Sbc { amount, .. }
+            | Self::RandK { amount, .. }
+            | Self::Sidco { amount, .. } => match amount {
+                Amount::Density(d) => d > 0.0 && d <= 1.0,
+                Amount::Count(k) => k > 0,
+            },
             _ => true,
         };
         match *self {
             _ if !amount_fits => Err(Error::bad_option("density or k")),
             Self::Threshold { at, .. } if !(at > 0.0 && at.is_finite()) => Err(Error::bad_option("at")),
+            Self::Sidco { stages: Stages::Fixed(0 | 65..), .. } => Err(Error::bad_option("stages")),
             Self::Qsgd { bits, .. } if !(2..=16).contains(&bits) => Err(Error::bad_option("bits")),
             Self::Qsgd { norm: Norm::L1, .. } => Err(Error::bad_option("norm")),
-            Self::Qsgd { bucket: len, .. } | Self::Int8 { group: len } if len < 2 => {
+            Self::Sign { group: Share::Len(0 | 1) } => Err(Error::bad_option("group")),
+            Self::RandK { values: Kept::Pow2 | Kept::Sign | Kept::Q4, .. } => {
+                Err(Error::bad_option("values"))
+            }
+            Self::Chunked { chunk, kept, .. }
+                if !(1..=1 << 32).contains(&chunk) || !(1..=chunk).contains(&kept) =>
+            {
+                Err(Error::bad_option("chunk or kept"))
+            }
+            Self::Dither { levels: 0, .. } => Err(Error::bad_option("levels")),
+            Self::TernGrad { clip, .. } if clip.is_nan() || clip < 1.0 => Err(Error::bad_option("clip")),
+            Self::Qsgd { bucket: len, .. }
+            | Self::Dither { bucket: len, .. }
+            | Self::TernGrad { bucket: len, .. }
+            | Self::Int8 { group: len }
+                if len < 2 =>
+            {
                 Err(Error::bad_option("bucket or group"))
             }
             _ => Ok(()),
@@ -241,8 +337,9 @@ impl Options {
 /// # Memory
 /// Beside what it returns and the residuals: for sparse codecs at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::Encoder::update), 64 bytes for each element kept, as measured in
-/// `tests/memory.rs` at a density of 0.001; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
-/// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, and a copy of the
+/// `tests/memory.rs` at a density of 0.001; for SIDCo 12 bytes for each element above its first threshold, a quarter
+/// of the tensor where there are several stages, eight times what is kept for the guard; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
+/// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, `dither` and `terngrad`, and a copy of the
 /// elements for `raw` and `lossless`. A sender that cannot hold that compresses some tensors at a time.
 ///
 /// # Errors
@@ -283,19 +380,44 @@ pub fn compress(
                 blocks.push(sparse::block(tensors, chosen, values, seed)?);
             }
             Codec::Sbc { amount, .. } => blocks.push(sbc::block(tensors, amount)?),
+            Codec::Sidco { amount, fit, stages, values, seed, .. } => {
+                blocks.push(sidco::block(tensors, sidco::Settings { amount, fit, stages, values, seed })?);
+            }
+            Codec::RandK { amount, scale, values, seed } => {
+                randk::blocks(tensors, amount, scale, values, seed, &mut blocks)?;
+            }
+            Codec::Chunked { chunk, kept, values } => {
+                chunked::blocks(tensors, chunk, kept, values, &mut blocks)?;
+            }
             Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
             Codec::Qsgd { bits, bucket, norm, seed } => {
-                let levels = quantize::Levels { bits, bucket, norm, seed };
+                let (spacing, max_level) = (Spacing::Uniform, (1 << (bits - 1)) - 1);
+                let clip = f32::INFINITY;
+                let levels = quantize::Levels { spacing, max_level, bucket, norm, clip, seed };
                 quantize::levels(tensors, levels, options, &mut blocks)?;
             }
+            Codec::Dither { levels, bucket, norm, seed } => {
+                let (spacing, max_level, clip) = (Spacing::Natural, levels.into(), f32::INFINITY);
+                let levels = quantize::Levels { spacing, max_level, bucket, norm, clip, seed };
+                quantize::levels(tensors, levels, options, &mut blocks)?;
+            }
+            Codec::TernGrad { clip, bucket, seed } => {
+                let (spacing, norm) = (Spacing::Uniform, Norm::Max);
+                let levels = quantize::Levels { spacing, max_level: 1, bucket, norm, clip, seed };
+                quantize::levels(tensors, levels, options, &mut blocks)?;
+            }
+            Codec::Sign { group } => sign::blocks(tensors, group, options, &mut blocks)?,
             Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
         }
     }
-    let residuals: Vec<Option<Vec<f32>>> = sources.into_iter().map(|s| s.residual_after).collect();
+    let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.stages)).collect();
     if let Some(feedback) = feedback {
-        for (input, residual) in inputs.iter().zip(residuals) {
+        for (input, (residual, stages)) in inputs.iter().zip(after) {
             if let Some(residual) = residual {
                 feedback.set(input.name, input.view.shape(), residual);
+            }
+            if let Some(stages) = stages {
+                feedback.set_stages(input.name, stages);
             }
         }
     }

@@ -1,4 +1,5 @@
-//! Dense quantisers: uniform levels at random without bias (QSGD), integers to the nearest (int8).
+//! Dense quantisers: levels at random without bias (QSGD, arXiv 1610.02132; natural dithering, arXiv 1905.10988, section
+//! 5; TernGrad, arXiv 1705.07878), integers to the nearest (int8).
 
 use std::ops::Range;
 
@@ -12,21 +13,25 @@ use crate::random;
 /// The settings of [`levels`].
 #[derive(Clone, Copy)]
 pub(super) struct Levels {
-    pub(super) bits: u8,
+    pub(super) spacing: Spacing,
+    /// The number s of the largest level, within the wire's range.
+    pub(super) max_level: u32,
     pub(super) bucket: u64,
     pub(super) norm: Norm,
+    /// Magnitudes are first limited to so many root mean squares of their bucket; infinite for no limit.
+    pub(super) clip: f32,
     pub(super) seed: u64,
 }
 
-/// Each element as its bucket's norm times a level / s, s = 2^(bits-1) - 1, rounded at random so that the mean is right.
+/// Each element as its bucket's norm times a level, rounded at random so that the mean is right. Level l is l / s, or for
+/// natural spacing 2^(l - s) with 0 for l = 0.
 pub(super) fn levels(
     tensors: &mut [Source<'_>],
     settings: Levels,
     options: &Options,
     blocks: &mut Vec<Block>,
 ) -> Result<()> {
-    let Levels { bits, bucket, norm, seed } = settings;
-    let max_level = (1u32 << (bits - 1)) - 1;
+    let Levels { spacing, max_level, bucket, norm, clip, seed } = settings;
     each_block(
         tensors,
         bucket,
@@ -35,21 +40,30 @@ pub(super) fn levels(
         |chunk, norms, levels: &mut Vec<i32>| {
             let (tensor, max) = (chunk.source.tensor, max_finite(chunk.source.dtype));
             quantize(chunk, bucket, |start, values| {
+                if clip < f32::INFINITY {
+                    limit(values, clip);
+                }
                 // Any number that no element exceeds will do; this one never decodes to infinity.
                 let norm = norm_of(norm, values).min(max);
                 let mut words = vec![0; values.len()];
                 random::words(seed, tensor, start as u64, &mut words);
                 norms.push(norm);
                 for (x, word) in values.iter_mut().zip(words) {
-                    let level = level(*x, norm, max_level, word);
+                    let (level, decoded) = match spacing {
+                        Spacing::Uniform => {
+                            let level = level(*x, norm, max_level, word);
+                            // The receiver's arithmetic.
+                            (level, (f64::from(norm) * f64::from(level) / f64::from(max_level)) as f32)
+                        }
+                        Spacing::Natural => natural_level(*x, norm, max_level, word),
+                    };
                     levels.push(level);
-                    // The receiver's arithmetic.
-                    *x = (f64::from(norm) * f64::from(level) / f64::from(max_level)) as f32;
+                    *x = decoded;
                 }
             })
         },
         |norms, levels| Values::Levels {
-            spacing: Spacing::Uniform,
+            spacing,
             max_level,
             norm,
             groups: Groups::Len(bucket),
@@ -139,7 +153,10 @@ fn norm_of(norm: Norm, values: &[f32]) -> f32 {
     if norm == Norm::Max {
         return values.iter().fold(0.0, |max, x| max.max(x.abs()));
     }
-    let exact = values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt();
+    let exact = match norm {
+        Norm::L1 => values.iter().map(|&x| f64::from(x.abs())).sum(),
+        _ => values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt(),
+    };
     let near = exact as f32;
     if f64::from(near) < exact { near.next_up() } else { near }
 }
@@ -153,6 +170,40 @@ fn level(x: f32, norm: f32, max_level: u32, word: u32) -> i32 {
     let up = f64::from(word) < (y - f64::from(below)) * (1u64 << 32) as f64;
     let level = below + i32::from(up);
     if x.is_sign_negative() { -level } else { level }
+}
+
+/// The natural level of `x` and what the receiver makes of it; 1 <= s <= 255.
+fn natural_level(x: f32, norm: f32, s: u32, word: u32) -> (i32, f32) {
+    if norm == 0.0 {
+        return (0, 0.0);
+    }
+    let y = (f64::from(x.abs()) / f64::from(norm)).min(1.0);
+    // 2^(1 - s) is a normal 64-bit float, so every y from there on is, too.
+    let power = |e: i64| f64::from_bits(((e + 1023) as u64) << 52);
+    let least = 1 - i64::from(s);
+    let (below, up) = if y < power(least) {
+        (0, y / power(least))
+    } else {
+        let exponent = (y.to_bits() >> 52) as i64 - 1023;
+        (exponent - least + 1, y / power(exponent) - 1.0)
+    };
+    let level = below + i64::from(f64::from(word) < up * (1u64 << 32) as f64);
+    if level == 0 {
+        return (0, 0.0);
+    }
+    let decoded = f64::from(norm) * power(level - i64::from(s));
+    let sign = if x.is_sign_negative() { -1.0 } else { 1.0 };
+    (level as i32 * sign as i32, (sign * decoded) as f32)
+}
+
+/// Limits magnitudes to `clip` times their root mean square.
+fn limit(values: &mut [f32], clip: f32) {
+    let square =
+        values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / values.len().max(1) as f64;
+    let most = (f64::from(clip) * square.sqrt()).min(f64::from(f32::MAX)) as f32;
+    for x in values {
+        *x = x.clamp(-most, most);
+    }
 }
 
 /// Quantises the groups of a chunk in place and leaves the residual; false if an element is not finite.

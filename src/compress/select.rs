@@ -87,6 +87,11 @@ fn top_k(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chosen>> {
     among(group, Side::Both, found.as_deref(), least, k)
 }
 
+/// The `k` largest of all elements, by counting: three reads.
+pub(super) fn exactly(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chosen>> {
+    among(group, Side::Both, None, LOWEST, k)
+}
+
 /// The `k` largest of a side among candidates, all that are at least `least`; from all elements if the candidates
 /// turn out too few, or were too many to collect.
 fn among(
@@ -154,7 +159,7 @@ const LOWEST: u32 = 1;
 const SAMPLE: u64 = 1 << 15;
 
 #[derive(Clone, Copy)]
-enum Side {
+pub(super) enum Side {
     Both,
     Plus,
     Minus,
@@ -174,7 +179,7 @@ impl Side {
 /// Whether `x` is at least `least`, or NaN.
 #[allow(clippy::neg_cmp_op_on_partial_ord, reason = "NaN has to be found")]
 #[inline(always)]
-fn reaches(x: f32, least: f32) -> bool {
+pub(super) fn reaches(x: f32, least: f32) -> bool {
     !(x < least)
 }
 
@@ -223,9 +228,16 @@ fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) ->
 }
 
 /// Elements found in a chunk that starts at `start`: the index inside the chunk in the high half, the bits in the low.
-struct Found {
+pub(super) struct Found {
     start: usize,
     elements: Vec<u64>,
+}
+
+impl Found {
+    /// The elements' numbers.
+    pub(super) fn values(&self) -> impl Iterator<Item = f32> {
+        self.elements.iter().map(|&e| f32::from_bits(e as u32))
+    }
 }
 
 fn element(index: usize, bits: u32) -> u64 {
@@ -233,7 +245,7 @@ fn element(index: usize, bits: u32) -> u64 {
 }
 
 /// All elements that `hit`, by source and chunk; `None` if there are more than `limit`.
-fn collect(
+pub(super) fn collect(
     group: &mut [&mut Source<'_>],
     hit: impl Fn(f32) -> bool + Copy + Sync,
     limit: usize,
@@ -308,13 +320,13 @@ const ROW: usize = 64;
 
 /// Kept are the keys above `least`, and the first `ties` of those that equal it.
 #[derive(Clone, Copy)]
-struct Cut {
-    least: u32,
-    ties: u64,
+pub(super) struct Cut {
+    pub(super) least: u32,
+    pub(super) ties: u64,
 }
 
 /// Where the `k` largest of these keys end.
-fn cut_of(keys: &mut [u32], k: u64) -> Cut {
+pub(super) fn cut_of(keys: &mut [u32], k: u64) -> Cut {
     let last = match usize::try_from(k) {
         Ok(k) if k < keys.len() => k,
         _ => return Cut { least: LOWEST, ties: u64::MAX },
@@ -343,7 +355,12 @@ fn cut(digits: &[(u32, u32)], k: u64, mut count: impl FnMut(u32, u32, u32) -> Ve
     Cut { least, ties }
 }
 
-fn finish(group: &[&mut Source<'_>], side: Side, found: &[Vec<Found>], mut cut: Cut) -> Result<Vec<Chosen>> {
+pub(super) fn finish(
+    group: &[&mut Source<'_>],
+    side: Side,
+    found: &[Vec<Found>],
+    mut cut: Cut,
+) -> Result<Vec<Chosen>> {
     let mut all = Vec::with_capacity(group.len());
     for (source, chunks) in group.iter().zip(found) {
         let mut chosen = Chosen::default();

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::sidco::Adaptation;
 use super::{Codec, Feedback, Input, NonFinite, Options};
 use crate::element::{decode_f32s, max_finite, round_f32s};
 use crate::error::{Error, InputErrorKind, Result};
@@ -24,6 +25,8 @@ pub(super) struct Source<'a> {
     zero_non_finite: bool,
     /// With feedback: the sum of tensor and residual once the tensor was scanned, then what is left of it.
     pub(super) residual_after: Option<Vec<f32>>,
+    /// What SIDCo's stage rule remembers of the tensor.
+    pub(super) stages: Option<Adaptation>,
 }
 
 impl<'a> Source<'a> {
@@ -50,6 +53,7 @@ impl<'a> Source<'a> {
             residual,
             zero_non_finite: options.non_finite == NonFinite::Zero,
             residual_after: (feedback.is_some() && lossy).then(|| vec![0.0; len]),
+            stages: feedback.and_then(|f| f.stages(input.name)),
         })
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Amount, Codec, Kept, Selection};
+use super::{Amount, ChunkValues, Codec, Fit, Kept, Scaling, Selection, Share, Stages};
 use crate::block::Norm;
 use crate::block::Positions;
 
@@ -19,7 +19,7 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-const NAMES: &str = "raw, lossless, topk, threshold, sbc, natural, qsgd, int8, delta";
+const NAMES: &str = "raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, natural, qsgd, dither, terngrad, sign, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -37,6 +37,14 @@ impl FromStr for Codec {
                 seed: keys.seed()?,
                 positions: keys.positions()?,
             },
+            // Sparse ternary compression (Sattler et al., arXiv 1903.02891) is top-k with signs.
+            "stc" => Self::TopK {
+                amount: keys.amount(0.01)?,
+                values: Kept::Sign,
+                selection: Selection::Tensor,
+                seed: 1,
+                positions: keys.positions()?,
+            },
             "threshold" => Self::Threshold {
                 at: keys
                     .number("at", "a positive number", |x: &f32| x.is_finite() && *x > 0.0)?
@@ -46,6 +54,29 @@ impl FromStr for Codec {
                 positions: keys.positions()?,
             },
             "sbc" => Self::Sbc { amount: keys.amount(0.001)?, positions: keys.positions()? },
+            "sidco" => Self::Sidco {
+                amount: keys.amount(0.001)?,
+                fit: keys.choice("fit", &FITS)?.unwrap_or(Fit::Gp),
+                stages: keys.stages()?,
+                values: keys.choice("values", &KEPT)?.unwrap_or(Kept::F32),
+                seed: keys.seed()?,
+                positions: keys.positions()?,
+            },
+            "randk" => Self::RandK {
+                amount: keys.amount(0.01)?,
+                scale: keys.choice("scale", &SCALINGS)?.unwrap_or(Scaling::Unbiased),
+                values: keys.choice("values", &KEPT[..3])?.unwrap_or(Kept::F32),
+                seed: keys.seed()?,
+            },
+            "chunked" => {
+                let chunk = keys.number("chunk", "1 to 2^32", |c| (1..=1 << 32).contains(c))?.unwrap_or(4096);
+                let kept = keys.number("kept", "1 to the chunk", |k| (1..=chunk).contains(k))?;
+                Self::Chunked {
+                    chunk,
+                    kept: kept.unwrap_or(64.min(chunk)),
+                    values: keys.choice("values", &CHUNK_VALUES)?.unwrap_or(ChunkValues::Code2),
+                }
+            }
             "natural" => Self::Natural { seed: keys.seed()? },
             "qsgd" => Self::Qsgd {
                 bits: keys.number("bits", "2 to 16", |b| (2..=16).contains(b))?.unwrap_or(4),
@@ -53,6 +84,18 @@ impl FromStr for Codec {
                 norm: keys.choice("norm", &NORMS)?.unwrap_or(Norm::L2),
                 seed: keys.seed()?,
             },
+            "dither" => Self::Dither {
+                levels: keys.number("levels", "1 to 255", |l| *l >= 1)?.unwrap_or(8),
+                bucket: keys.number("bucket", "at least 2", |&b| b >= 2)?.unwrap_or(512),
+                norm: keys.choice("norm", &ALL_NORMS)?.unwrap_or(Norm::L2),
+                seed: keys.seed()?,
+            },
+            "terngrad" => Self::TernGrad {
+                clip: keys.number("clip", "at least 1, or inf", |c: &f32| *c >= 1.0)?.unwrap_or(2.5),
+                bucket: keys.number("bucket", "at least 2", |&b| b >= 2)?.unwrap_or(4096),
+                seed: keys.seed()?,
+            },
+            "sign" => Self::Sign { group: keys.share()? },
             "int8" => Self::Int8 { group: keys.number("group", "at least 2", |&g| g >= 2)?.unwrap_or(256) },
             "delta" => Self::Delta { positions: keys.positions()? },
             _ => return Err(SpecError(format!("unknown codec `{name}`: one of {NAMES}"))),
@@ -89,6 +132,30 @@ impl fmt::Display for Codec {
                 out.f.write_str("sbc")?;
                 out.amount(amount)?;
             }
+            Self::Sidco { amount, fit, stages, values, seed, .. } => {
+                out.f.write_str("sidco")?;
+                out.amount(amount)?;
+                out.key("fit", name_of(&FITS, fit))?;
+                match stages {
+                    Stages::Fixed(stages) => out.key("stages", stages)?,
+                    named => out.key("stages", name_of(&STAGES, named))?,
+                }
+                out.key("values", name_of(&KEPT, values))?;
+                out.seed(seed)?;
+            }
+            Self::RandK { amount, scale, values, seed } => {
+                out.f.write_str("randk")?;
+                out.amount(amount)?;
+                out.key("scale", name_of(&SCALINGS, scale))?;
+                out.key("values", name_of(&KEPT, values))?;
+                out.seed(seed)?;
+            }
+            Self::Chunked { chunk, kept, values } => {
+                out.f.write_str("chunked")?;
+                out.key("chunk", chunk)?;
+                out.key("kept", kept)?;
+                out.key("values", name_of(&CHUNK_VALUES, values))?;
+            }
             Self::Natural { seed } => {
                 out.f.write_str("natural")?;
                 out.seed(seed)?;
@@ -101,6 +168,27 @@ impl fmt::Display for Codec {
                     out.key("norm", name_of(&NORMS, norm))?;
                 }
                 out.seed(seed)?;
+            }
+            Self::Dither { levels, bucket, norm, seed } => {
+                out.f.write_str("dither")?;
+                out.key("levels", levels)?;
+                out.key("bucket", bucket)?;
+                if norm != Norm::L2 {
+                    out.key("norm", name_of(&ALL_NORMS, norm))?;
+                }
+                out.seed(seed)?;
+            }
+            Self::TernGrad { clip, bucket, seed } => {
+                out.f.write_str("terngrad")?;
+                out.key("clip", clip)?;
+                out.key("bucket", bucket)?;
+                out.seed(seed)?;
+            }
+            Self::Sign { group } => {
+                out.f.write_str("sign")?;
+                if let Share::Len(len) = group {
+                    out.key("group", len)?;
+                }
             }
             Self::Int8 { group } => {
                 out.f.write_str("int8")?;
@@ -124,7 +212,12 @@ const KEPT: [(&str, Kept); 6] = [
     ("q4", Kept::Q4),
 ];
 const SELECTIONS: [(&str, Selection); 2] = [("tensor", Selection::Tensor), ("global", Selection::Global)];
+const FITS: [(&str, Fit); 3] = [("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)];
+const STAGES: [(&str, Stages); 2] = [("guard", Stages::Guard), ("authors", Stages::Authors)];
+const SCALINGS: [(&str, Scaling); 2] = [("n/k", Scaling::Unbiased), ("1", Scaling::One)];
+const CHUNK_VALUES: [(&str, ChunkValues); 2] = [("sign", ChunkValues::Sign), ("code2", ChunkValues::Code2)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
+const ALL_NORMS: [(&str, Norm); 3] = [("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)];
 const POSITIONS: [(&str, Positions); 4] = [
     ("auto", Positions::Auto),
     ("rice", Positions::Rice),
@@ -232,6 +325,27 @@ impl<'a> Keys<'a> {
         Ok(self.number("seed", "0 to 2^64 - 1", |_| true)?.unwrap_or(1))
     }
 
+    fn share(&mut self) -> Result<Share, SpecError> {
+        match self.take("group") {
+            None | Some("tensor") => Ok(Share::Tensor),
+            Some(text) => match text.parse() {
+                Ok(len @ 2..) => Ok(Share::Len(len)),
+                _ => Err(self.wrong("group", text, "tensor, or at least 2")),
+            },
+        }
+    }
+
+    fn stages(&mut self) -> Result<Stages, SpecError> {
+        let Some(text) = self.take("stages") else { return Ok(Stages::Guard) };
+        if let Some((_, stages)) = STAGES.iter().find(|(name, _)| *name == text) {
+            return Ok(*stages);
+        }
+        match text.parse() {
+            Ok(stages @ 1..=64) => Ok(Stages::Fixed(stages)),
+            _ => Err(self.wrong("stages", text, "guard, authors, or 1 to 64")),
+        }
+    }
+
     fn positions(&mut self) -> Result<Positions, SpecError> {
         Ok(self.choice("positions", &POSITIONS)?.unwrap_or_default())
     }
@@ -257,10 +371,23 @@ mod tests {
             "threshold:at=0.001,values=q4,positions=bitmap",
             "sbc:density=0.001",
             "sbc:k=3,positions=tokens",
+            "sidco:density=0.001,fit=gp,stages=guard,values=f32",
+            "sidco:k=9,fit=gamma-gp,stages=authors,values=pow2,seed=2,positions=rice",
+            "sidco:k=9,fit=exp,stages=3,values=sign",
+            "randk:density=0.01,scale=n/k,values=f32",
+            "randk:k=5,scale=1,values=bf16,seed=9",
+            "chunked:chunk=4096,kept=64,values=code2",
+            "chunked:chunk=100,kept=100,values=sign",
             "natural",
             "natural:seed=18446744073709551615",
             "qsgd:bits=4,bucket=512",
             "qsgd:bits=2,bucket=64,norm=max,seed=3",
+            "dither:levels=8,bucket=512",
+            "dither:levels=255,bucket=2,norm=l1,seed=4",
+            "terngrad:clip=2.5,bucket=4096",
+            "terngrad:clip=inf,bucket=9,seed=4",
+            "sign",
+            "sign:group=64",
             "int8:group=256",
             "delta",
             "delta:positions=tokens",
@@ -272,6 +399,9 @@ mod tests {
             ("topk:", "topk:density=0.01,values=f32"),
             ("threshold", "threshold:at=0.001,values=f32"),
             ("sbc", "sbc:density=0.001"),
+            ("stc", "topk:density=0.01,values=sign"),
+            ("stc:k=7,positions=rice", "topk:k=7,values=sign,positions=rice"),
+            ("sidco", "sidco:density=0.001,fit=gp,stages=guard,values=f32"),
             ("natural:seed=1", "natural"),
             ("qsgd", "qsgd:bits=4,bucket=512"),
             ("int8", "int8:group=256"),
@@ -285,7 +415,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, threshold, sbc, natural, qsgd, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, natural, qsgd, dither, terngrad, sign, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (
@@ -297,6 +427,9 @@ mod tests {
             ("topk:density=0.1,k=2", "keys `density` and `k` of `topk` exclude each other"),
             ("topk:values=q5", "key `values` of `topk` is `q5`: one of f32, f16, bf16, pow2, sign, q4"),
             ("sbc:positions=x", "key `positions` of `sbc` is `x`: one of auto, rice, tokens, bitmap"),
+            ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
+            ("sign:group=1", "key `group` of `sign` is `1`: tensor, or at least 2"),
+            ("chunked:chunk=9,kept=10", "key `kept` of `chunked` is `10`: 1 to the chunk"),
             ("qsgd:bits=1", "key `bits` of `qsgd` is `1`: 2 to 16"),
             ("natural:seed=1,seed=2", "key `seed` of `natural` is given twice"),
             ("natural:seed", "`seed` of `natural` is not key=value"),

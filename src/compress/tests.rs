@@ -7,17 +7,17 @@ use crate::random::word;
 use crate::tensor::{Dtype, TensorBuf};
 
 /// Normal numbers, the same for every run.
-fn normal(n: usize, tensor: u64) -> Vec<f32> {
+pub(super) fn normal(n: usize, tensor: u64) -> Vec<f32> {
     let uniform = |i: usize| (f64::from(word(9, tensor, i as u64)) + 0.5) / f64::from(u32::MAX);
     let draw = |i| (-2.0 * uniform(2 * i).ln()).sqrt() * (std::f64::consts::TAU * uniform(2 * i + 1)).cos();
     (0..n).map(|i| draw(i) as f32).collect()
 }
 
-fn tensor(values: &[f32]) -> TensorBuf {
+pub(super) fn tensor(values: &[f32]) -> TensorBuf {
     TensorBuf::from_f32(vec![values.len() as u64], values).unwrap()
 }
 
-fn as_type(dtype: Dtype, values: &[f32]) -> TensorBuf {
+pub(super) fn as_type(dtype: Dtype, values: &[f32]) -> TensorBuf {
     let mut data = vec![0; dtype.bytes_for(values.len() as u64).unwrap() as usize];
     crate::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
     TensorBuf::new(dtype, vec![values.len() as u64], data).unwrap()
@@ -25,7 +25,7 @@ fn as_type(dtype: Dtype, values: &[f32]) -> TensorBuf {
 
 const NAMES: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-fn inputs(tensors: &[TensorBuf]) -> Vec<Input<'_>> {
+pub(super) fn inputs(tensors: &[TensorBuf]) -> Vec<Input<'_>> {
     let number = |(i, t): (usize, &'static str)| (i as u64, t);
     NAMES
         .into_iter()
@@ -36,7 +36,7 @@ fn inputs(tensors: &[TensorBuf]) -> Vec<Input<'_>> {
         .collect()
 }
 
-fn run(tensors: &[TensorBuf], spec: &str, feedback: Option<&mut Feedback>) -> Result<Vec<Block>> {
+pub(super) fn run(tensors: &[TensorBuf], spec: &str, feedback: Option<&mut Feedback>) -> Result<Vec<Block>> {
     let codecs = vec![spec.parse::<Codec>().unwrap(); tensors.len()];
     compress(&inputs(tensors), &codecs, &Options::default(), feedback)
 }
@@ -130,7 +130,7 @@ fn naive_top_k(values: &[f32], k: usize) -> Vec<u64> {
     order.into_iter().map(|i| i as u64).collect()
 }
 
-fn positions(block: &Block) -> &[u64] {
+pub(super) fn positions(block: &Block) -> &[u64] {
     match &block.support {
         Support::Sparse(positions) => positions,
         other => panic!("{other:?}"),
@@ -270,9 +270,17 @@ fn natural_of_special_values() {
     for (at, bad) in [(0, f32::NAN), (70_000, f32::INFINITY), (70_001, -f32::NAN)] {
         let mut values = normal(70_002, 3);
         values[at] = bad;
-        for spec in
-            ["natural", "topk", "topk:density=1", "sbc", "threshold", "qsgd", "int8", "topk:scope=global"]
-        {
+        for spec in [
+            "natural",
+            "topk",
+            "topk:density=1",
+            "sbc",
+            "threshold",
+            "qsgd",
+            "int8",
+            "topk:scope=global",
+            "sidco",
+        ] {
             let tensors = [tensor(&[1.0]), tensor(&values)];
             let Error::Input(e) = run(&tensors, spec, None).unwrap_err() else { panic!() };
             assert_eq!(e.kind, InputErrorKind::NonFinite { index: at as u64 }, "{spec}");
@@ -371,6 +379,8 @@ fn residual_and_what_was_sent_make_the_sum() {
         "topk:density=0.05,values=q4",
         "threshold:at=0.5",
         "sbc:density=0.01",
+        "sidco:density=0.01,values=bf16",
+        "sidco:density=0.01,stages=authors",
         "natural",
         "qsgd:bits=4,bucket=64",
         "int8:group=64",
@@ -472,7 +482,7 @@ fn deltas_lead_from_base_to_tensor() {
     assert!(compress(&[input], &["delta".parse().unwrap()], &Options::default(), None).is_err());
 }
 
-const EVERY: [&str; 12] = [
+const EVERY: [&str; 15] = [
     "raw",
     "lossless",
     "topk:density=0.01,values=sign",
@@ -480,6 +490,9 @@ const EVERY: [&str; 12] = [
     "topk:density=0.1,values=q4",
     "threshold:at=2",
     "sbc:density=0.01",
+    "sidco:density=0.01",
+    "sidco:density=0.01,fit=gamma-gp,stages=authors,values=bf16",
+    "sidco:density=0.01,fit=exp,stages=2,values=sign",
     "natural",
     "qsgd",
     "qsgd:norm=max",

@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 /// The codecs measured by default.
-const CODECS: [&str; 12] = [
+const CODECS: [&str; 18] = [
     "raw",
     "lossless",
     "topk:density=0.01",
@@ -55,8 +55,14 @@ const CODECS: [&str; 12] = [
     "topk:density=0.01,values=sign",
     "topk:density=0.01,values=q4",
     "sbc:density=0.001",
+    "sidco:density=0.001",
+    "randk:density=0.01",
+    "chunked:chunk=4096,kept=64,values=code2",
     "natural",
     "qsgd:bits=4,bucket=512",
+    "dither:levels=8,bucket=512",
+    "terngrad",
+    "sign",
     "int8:group=256",
 ];
 

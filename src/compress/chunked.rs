@@ -1,0 +1,109 @@
+//! The largest elements of each chunk, as SparseLoCo sends them (Sarfi et al., arXiv 2508.15706): the same number from each
+//! chunk of consecutive elements, so that a position is a few bits, with 2-bit codes or signs as values.
+//!
+//! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of equal
+//! magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
+
+use super::source::{CHUNK, Source};
+use super::sparse::mean_magnitude;
+use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::element::max_finite;
+use crate::error::Result;
+
+/// What is sent of an element that was kept of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChunkValues {
+    /// Its sign, that of zero being its own; the mean magnitude of the tensor's kept elements is sent once.
+    Sign,
+    /// Which of four equal bins from three standard deviations below the mean of the tensor's kept elements to three above
+    /// it lies in; what arrives is the mean of those in its bin.
+    Code2,
+}
+
+/// One block for each tensor of a run.
+pub(super) fn blocks(
+    tensors: &mut [Source<'_>],
+    chunk_len: u64,
+    kept: u64,
+    values: ChunkValues,
+    blocks: &mut Vec<Block>,
+) -> Result<()> {
+    let len = usize::try_from(chunk_len).unwrap_or(usize::MAX);
+    let step = len.saturating_mul((CHUNK / len).max(1));
+    for tensor in tensors {
+        let found = tensor.scan(0..tensor.len, step, |chunk| {
+            chunk.whole(|_, elements| {
+                let finite = elements.iter().all(|x| x.is_finite());
+                finite.then(|| elements.chunks(len).map(|c| largest(c, kept)).collect::<Vec<_>>())
+            })
+        });
+        let (mut positions, mut absolute, mut numbers, mut start) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        for part in found {
+            let Some(chunks) = part else { return Err(tensor.non_finite()) };
+            for (of_chunk, elements) in chunks {
+                absolute.extend(of_chunk.iter().map(|&p| start + u64::from(p)));
+                positions.extend(of_chunk);
+                numbers.extend(elements);
+                start += chunk_len;
+            }
+        }
+        let max = max_finite(tensor.dtype);
+        let (values, decoded) = match values {
+            ChunkValues::Sign => signs(&numbers),
+            ChunkValues::Code2 => codes(&numbers, max),
+        };
+        tensor.subtract(&absolute, decoded)?;
+        let support = Support::Chunked { chunk_len, kept, positions };
+        blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
+    }
+    Ok(())
+}
+
+/// The positions in a chunk, ascending, of its `kept` largest magnitudes, and the elements there.
+fn largest(chunk: &[f32], kept: u64) -> (Vec<u32>, Vec<f32>) {
+    // Larger magnitudes first, then lower positions; a chunk has at most 2^32 elements.
+    let mut keys: Vec<(u32, u32)> = chunk.iter().map(|x| !(x.to_bits() & 0x7fff_ffff)).zip(0..).collect();
+    let kept = usize::try_from(kept).unwrap_or(usize::MAX).min(keys.len());
+    if kept < keys.len() {
+        keys.select_nth_unstable(kept);
+        keys.truncate(kept);
+    }
+    let mut positions: Vec<u32> = keys.into_iter().map(|(_, at)| at).collect();
+    positions.sort_unstable();
+    let elements = positions.iter().map(|&p| chunk[p as usize]).collect();
+    (positions, elements)
+}
+
+fn signs(numbers: &[f32]) -> (Values, Vec<f32>) {
+    let scale = mean_magnitude(numbers);
+    let negative: Bits = numbers.iter().map(|x| x.is_sign_negative()).collect();
+    let scales = Scales::from_f32s(ScaleFormat::F32, &[scale]);
+    let decoded = numbers.iter().map(|x| scale.copysign(*x)).collect();
+    (Values::Sign { groups: Groups::Block, scales, negative }, decoded)
+}
+
+/// Bins of a code.
+const BINS: usize = 4;
+
+fn codes(numbers: &[f32], max: f32) -> (Values, Vec<f32>) {
+    let n = numbers.len().max(1) as f64;
+    let mean = numbers.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+    let square = numbers.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+    let width = 6.0 * square.sqrt() / BINS as f64;
+    let code = |x: f32| match width > 0.0 {
+        // Casts saturate at 0.
+        true => (((f64::from(x) - mean) / width + BINS as f64 / 2.0) as usize).min(BINS - 1),
+        false => BINS / 2,
+    };
+    let codes: Vec<u8> = numbers.iter().map(|&x| code(x) as u8).collect();
+    let (mut sums, mut counts) = ([0f64; BINS], [0u64; BINS]);
+    for (&x, &c) in numbers.iter().zip(&codes) {
+        sums[usize::from(c)] += f64::from(x);
+        counts[usize::from(c)] += 1;
+    }
+    // An empty bin has no code; its entry is 0.
+    let entry = |i: usize| if counts[i] == 0 { 0.0 } else { (sums[i] / counts[i] as f64) as f32 };
+    let table: Vec<f32> = (0..BINS).map(|i| entry(i).clamp(-max, max)).collect();
+    let decoded = codes.iter().map(|&c| table[usize::from(c)]).collect();
+    (Values::Codebook { table, groups: Groups::Block, scales: None, shifts: None, codes }, decoded)
+}

@@ -1,0 +1,210 @@
+//! Deep Gradient Compression (Lin et al., arXiv 1712.01887, section 3) as state of a sender on top of top-k.
+//!
+//! ```text
+//! g <- g min(1, clip / (sqrt(workers) |g|))    local gradient clipping, the norm over all tensors together
+//! u <- momentum u + g,  v <- v + u            momentum correction
+//! send the largest elements of v; where sent: v <- v - sent, u <- 0      momentum factor masking
+//! ```
+//!
+//! The share that is sent falls from warm-up stage to warm-up stage to its final value.
+
+use super::{Codec, Feedback, Input, Kept, NonFinite, Options, Selection, compress};
+use crate::block::{Block, Positions, Scope, Support};
+use crate::compress::Amount;
+use crate::element::decode_f32s;
+use crate::error::{Error, InputErrorKind, Result};
+use crate::tensor::{Dtype, TensorBuf};
+
+/// The settings of [`Dgc`].
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct DgcOptions {
+    /// The share of each tensor that is sent after the warm-up: more than 0, at most 1. Default: 0.001.
+    pub density: f64,
+    /// The shares of the warm-up's stages. Default: 0.25, 0.063, 0.015, 0.004, as the authors' code.
+    pub warm_up: Vec<f64>,
+    /// Steps of each stage of the warm-up; the authors take an epoch's. 0, the default, is no warm-up.
+    pub warm_up_steps: u64,
+    /// Momentum: at least 0, less than 1. Default: 0.9.
+    pub momentum: f32,
+    /// The largest norm of the gradients of all workers together, if it is limited: more than 0. Default: it is not.
+    pub clip: Option<f32>,
+    /// The number of workers, at least 1, for clipping. Default: 1.
+    pub workers: u64,
+    /// What is sent of an element. Default: its value.
+    pub values: Kept,
+    /// How positions are written.
+    pub positions: Positions,
+}
+
+impl Default for DgcOptions {
+    fn default() -> Self {
+        Self {
+            density: 0.001,
+            warm_up: vec![0.25, 0.063, 0.015, 0.004],
+            warm_up_steps: 0,
+            momentum: 0.9,
+            clip: None,
+            workers: 1,
+            values: Kept::F32,
+            positions: Positions::Auto,
+        }
+    }
+}
+
+/// The state of one sender.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dgc {
+    options: DgcOptions,
+    step: u64,
+    /// u, by tensor.
+    momenta: Feedback,
+    /// v, by tensor.
+    residuals: Feedback,
+}
+
+/// Ends a tensor's name in a checkpoint.
+const MOMENTUM: &str = "#momentum";
+
+impl Dgc {
+    /// A sender at step 0.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if an option is out of its range.
+    pub fn new(options: DgcOptions) -> Result<Self> {
+        let share = |d: f64| d > 0.0 && d <= 1.0;
+        let fits = share(options.density)
+            && options.warm_up.iter().all(|&d| share(d))
+            && (0.0..1.0).contains(&options.momentum)
+            && options.clip.is_none_or(|c| c > 0.0 && c.is_finite())
+            && options.workers > 0;
+        match fits {
+            true => Ok(Self { options, step: 0, momenta: Feedback::new(), residuals: Feedback::new() }),
+            false => Err(Error::bad_option("options of Deep Gradient Compression")),
+        }
+    }
+
+    /// The codec of the next step.
+    pub fn codec(&self) -> Codec {
+        let stage = self.step.checked_div(self.options.warm_up_steps).map(usize::try_from);
+        let warm = stage.and_then(|s| self.options.warm_up.get(s.ok()?)).copied();
+        Codec::TopK {
+            amount: Amount::Density(warm.unwrap_or(self.options.density)),
+            values: self.options.values,
+            selection: Selection::Tensor,
+            seed: self.step,
+            positions: self.options.positions,
+        }
+    }
+
+    /// The blocks of one step; `inputs` are gradients, not multiplied by a learning rate.
+    ///
+    /// # Errors
+    /// [`Error::Input`]: tensors of another type than f32, NaN or infinity, a shape that changed. The state is then as it
+    /// was before.
+    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
+        let mut gradients = Vec::with_capacity(inputs.len());
+        for input in inputs {
+            gradients.push(gradient(input, options).map_err(|e| e.in_tensor(input.tensor))?);
+        }
+        let squares = gradients.iter().flatten().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
+        let scale = match self.options.clip {
+            Some(clip) if squares > 0.0 => {
+                (f64::from(clip) / (self.options.workers as f64 * squares).sqrt()).min(1.0) as f32
+            }
+            _ => 1.0,
+        };
+        for (input, gradient) in inputs.iter().zip(&mut gradients) {
+            let momentum = self.momenta.of(input.name, input.view.shape());
+            let momentum = momentum.map_err(|e| e.in_tensor(input.tensor))?;
+            for (i, x) in gradient.iter_mut().enumerate() {
+                *x = momentum.map_or(0.0, |u| self.options.momentum * u[i]) + scale * *x;
+            }
+        }
+        let updates = inputs.iter().zip(&gradients);
+        let updates = updates
+            .map(|(i, u)| TensorBuf::from_f32(i.view.shape().to_vec(), u))
+            .collect::<Result<Vec<_>>>()?;
+        let new: Vec<Input<'_>> =
+            inputs.iter().zip(&updates).map(|(i, u)| Input { view: u.view(), ..*i }).collect();
+        let codecs = vec![self.codec(); inputs.len()];
+        let blocks = compress(&new, &codecs, options, Some(&mut self.residuals))?;
+        mask(&blocks, inputs, &mut gradients);
+        for (input, momentum) in inputs.iter().zip(gradients) {
+            self.momenta.set(input.name, input.view.shape(), momentum);
+        }
+        self.step += 1;
+        Ok(blocks)
+    }
+
+    /// The steps that were made.
+    pub fn steps(&self) -> u64 {
+        self.step
+    }
+
+    /// The residuals, v.
+    pub fn residuals(&self) -> &Feedback {
+        &self.residuals
+    }
+
+    /// The state as tensors for a checkpoint, beside [`Self::steps`] and the options.
+    pub fn save(&self) -> Vec<(String, TensorBuf)> {
+        let momenta = self.momenta.save().into_iter().map(|(name, u)| (name + MOMENTUM, u));
+        self.residuals.save().into_iter().chain(momenta).collect()
+    }
+
+    /// The state that [`Self::save`] gave after `steps` steps.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Error::Input`] if a tensor is not of floats.
+    pub fn load(
+        options: DgcOptions,
+        steps: u64,
+        tensors: impl IntoIterator<Item = (String, TensorBuf)>,
+    ) -> Result<Self> {
+        let (momenta, residuals): (Vec<_>, Vec<_>) =
+            tensors.into_iter().partition(|(name, _)| name.ends_with(MOMENTUM));
+        let momenta =
+            momenta.into_iter().map(|(name, u)| (name[..name.len() - MOMENTUM.len()].to_owned(), u));
+        let (momenta, residuals) = (Feedback::load(momenta)?, Feedback::load(residuals)?);
+        Ok(Self { step: steps, momenta, residuals, ..Self::new(options)? })
+    }
+}
+
+fn gradient(input: &Input<'_>, options: &Options) -> Result<Vec<f32>> {
+    if input.view.dtype() != Dtype::F32 {
+        return Err(Error::input(InputErrorKind::WrongDtype { what: "Deep Gradient Compression" }));
+    }
+    let mut values = vec![0.0; input.view.elements() as usize];
+    decode_f32s(Dtype::F32, input.view.data(), 0, &mut values)?;
+    for (index, x) in values.iter_mut().enumerate().filter(|(_, x)| !x.is_finite()) {
+        match options.non_finite {
+            NonFinite::Zero => *x = 0.0,
+            NonFinite::Reject => {
+                return Err(Error::input(InputErrorKind::NonFinite { index: index as u64 }));
+            }
+        }
+    }
+    Ok(values)
+}
+
+/// Clears the momenta of what was sent.
+fn mask(blocks: &[Block], inputs: &[Input<'_>], momenta: &mut [Vec<f32>]) {
+    for block in blocks {
+        let (Scope::Tensor(first) | Scope::Tensors { first, .. }, Support::Sparse(positions)) =
+            (block.scope, &block.support)
+        else {
+            debug_assert!(false, "top-k makes sparse blocks of whole tensors");
+            continue;
+        };
+        let mut at = inputs.partition_point(|input| input.tensor < first);
+        let mut start = 0;
+        for &position in positions {
+            while position - start >= momenta[at].len() as u64 {
+                start += momenta[at].len() as u64;
+                at += 1;
+            }
+            momenta[at][(position - start) as usize] = 0.0;
+        }
+    }
+}
