@@ -34,7 +34,7 @@ pub struct FrameInfo {
 impl FrameInfo {
     /// Bytes of header and body.
     pub fn len(&self) -> u64 {
-        HEADER_LEN as u64 + self.header.body_len
+        self.header.body_len.saturating_add(HEADER_LEN as u64)
     }
 
     /// Never: a frame has a header.
@@ -195,15 +195,17 @@ impl Parser {
         progress
     }
 
-    /// How many bytes of input, from where the parser stands, make the next event; at least one more than `input` has if
-    /// that cannot be told yet.
+    /// How many bytes of input, from where the parser stands, make the next event or what is known of it so far; 0 if
+    /// `input` is refused as it is.
     pub(crate) fn needed(&self, input: &[u8]) -> u64 {
-        let len = if self.started { HEADER_LEN } else { PREAMBLE_LEN };
+        let begins = |with: &[u8]| input.iter().zip(with).all(|(a, b)| a == b);
+        if self.failed || !begins(if self.started { &SYNC } else { &MAGIC }) {
+            return 0;
+        }
         match input.first_chunk::<HEADER_LEN>() {
-            Some(header) if self.started => {
-                FrameHeader::read(header, 0).map_or(0, |h| h.body_len.saturating_add(HEADER_LEN as u64))
-            }
-            _ => len as u64,
+            _ if !self.started => PREAMBLE_LEN as u64,
+            None => HEADER_LEN as u64,
+            Some(header) => self.header(header).map_or(0, |h| h.body_len.saturating_add(HEADER_LEN as u64)),
         }
     }
 
@@ -238,9 +240,7 @@ impl Parser {
         let Some(header_bytes) = input.first_chunk::<HEADER_LEN>() else {
             return Ok(Progress::NeedMore);
         };
-        let header = FrameHeader::read(header_bytes, self.offset)?;
-        header.check(self.offset)?;
-        check("max_frame_bytes", header.body_len, self.limits.max_frame_bytes, self.offset + 8)?;
+        let header = self.header(header_bytes)?;
         let info = FrameInfo { number: self.frames, offset: self.offset, header };
         let body = usize::try_from(info.len()).ok().and_then(|len| input.get(HEADER_LEN..len));
         let Some(body) = body else { return Ok(Progress::NeedMore) };
@@ -253,6 +253,14 @@ impl Parser {
         self.offset += info.len();
         self.ended = matches!(parsed, Body::End(_));
         Ok(Progress::Ready { consumed: HEADER_LEN + body.len(), event: Event::Frame(info, parsed) })
+    }
+
+    /// Reads the header of the next frame and checks all that can be checked before its body is there.
+    fn header(&self, bytes: &[u8; HEADER_LEN]) -> Result<FrameHeader> {
+        let header = FrameHeader::read(bytes, self.offset)?;
+        header.check(self.offset)?;
+        check("max_frame_bytes", header.body_len, self.limits.max_frame_bytes, self.offset + 8)?;
+        Ok(header)
     }
 
     fn body<'a>(&mut self, info: &FrameInfo, body: &'a [u8], offset: u64) -> Result<Body<'a>> {

@@ -1,0 +1,78 @@
+//! Streams that are made to hurt: right checksums and declarations out of all proportion. What they cost stays bounded.
+
+mod streams;
+
+use std::io::Read;
+
+use gcodec::frame::FrameKind;
+use gcodec::{Decoder, EncodeOptions, Encoder, Limits, Reader, SliceReader};
+
+fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
+    let mut out = b"\xd3gcf".to_vec();
+    out.extend(kind.0.to_le_bytes());
+    out.extend([0; 2]);
+    out.extend(body_len.to_le_bytes());
+    out.extend(body_crc.to_le_bytes());
+    out.extend(crc32fast::hash(&out).to_le_bytes());
+    out
+}
+
+fn preamble() -> Vec<u8> {
+    Encoder::new(EncodeOptions::default()).finish_empty()[..16].to_vec()
+}
+
+/// The first error of a reader, and the bytes that it took until then.
+fn first_error(bytes: impl Read, limits: Limits) -> (String, u64) {
+    struct Counted<R>(R, u64);
+    impl<R: Read> Read for Counted<R> {
+        fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+            let n = self.0.read(into)?;
+            self.1 += n as u64;
+            Ok(n)
+        }
+    }
+    let mut reader = Reader::new(Counted(bytes, 0), limits);
+    loop {
+        match reader.next_event() {
+            Ok(Some(_)) => {}
+            Ok(None) => return ("end".into(), reader.into_inner().1),
+            Err(e) => return (e.name().into(), reader.into_inner().1),
+        }
+    }
+}
+
+#[test]
+fn a_reader_waits_for_nothing_that_it_will_refuse() {
+    let most = 64 << 20;
+    for (kind, body_len, name) in [
+        (FrameKind::UPDATE, 1 << 60, "limit"),
+        (FrameKind::UPDATE, u64::MAX, "limit"),
+        (FrameKind(0x0123), 1 << 28, "unsupported"),
+    ] {
+        let bytes = [preamble(), header(kind, body_len, 0)].concat();
+        let (error, taken) = first_error(bytes.chain(std::io::repeat(0)).take(most), Limits::default());
+        assert_eq!(error, name);
+        assert!(taken < 1 << 20, "{taken} bytes");
+        let mut decoder = Decoder::new(Limits::default());
+        decoder.feed(&bytes);
+        assert!(decoder.next_event().unwrap().is_some());
+        assert_eq!(decoder.needed(), 0);
+        assert!(decoder.next_event().is_err());
+        assert_eq!(decoder.needed(), 0);
+    }
+    // A reader and a slice reader say the same of too few bytes.
+    let after_end = [streams::sample(), b"x".to_vec()].concat();
+    for (bytes, name) in [(&b"hello"[..], "bad_magic"), (&after_end, "bad_sync"), (b"\x89GC", "truncated")] {
+        assert_eq!(first_error(bytes, Limits::default()).0, name);
+        assert_eq!(SliceReader::new(bytes, Limits::default()).find_map(Result::err).unwrap().name(), name);
+    }
+}
+
+#[test]
+fn without_a_limit_any_length_is_only_waited_for() {
+    let limits = Limits::default().with_max_frame_bytes(u64::MAX);
+    let mut decoder = Decoder::new(limits);
+    decoder.feed(&[preamble(), header(FrameKind::UPDATE, u64::MAX, 0)].concat());
+    assert!(decoder.next_event().unwrap().is_some());
+    assert!(decoder.next_event().unwrap().is_none());
+}
