@@ -22,7 +22,8 @@ pub struct Limits {
     /// its ranks. Default: 2^36.
     pub max_elements: u64,
     /// Bytes of memory that decoding one frame may take for what it declares beyond the bytes that have arrived:
-    /// positions, codes, values. Default: 4 GiB.
+    /// positions, codes, values. As much again may be remembered of one stream, for the names of its manifests and the
+    /// positions of its index sets together. Default: 4 GiB.
     pub max_alloc_bytes: u64,
     /// Blocks in one update part, each counted once for every tensor that its scope touches. Default: 1,048,576.
     pub max_blocks: u64,

@@ -3,9 +3,13 @@
 mod streams;
 
 use std::io::Read;
+use std::sync::Arc;
 
-use gcodec::frame::FrameKind;
-use gcodec::{Decoder, EncodeOptions, Encoder, Limits, Reader, SliceReader};
+use gcodec::frame::{FrameKind, IndexSet};
+use gcodec::{
+    BlockOptions, Decoder, Dtype, EncodeOptions, Encoder, File, Limits, Manifest, Positions, Reader, Scope,
+    SliceReader, Support, TensorInfo,
+};
 
 fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
     let mut out = b"\xd3gcf".to_vec();
@@ -19,6 +23,11 @@ fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
 
 fn preamble() -> Vec<u8> {
     Encoder::new(EncodeOptions::default()).finish_empty()[..16].to_vec()
+}
+
+fn manifest(tensors: impl IntoIterator<Item = (String, Dtype, Vec<u64>)>) -> Arc<Manifest> {
+    let infos = tensors.into_iter().map(|(name, dtype, shape)| TensorInfo::new(name, dtype, shape));
+    Arc::new(Manifest::new(infos.collect()).unwrap())
 }
 
 /// The first error of a reader, and the bytes that it took until then.
@@ -75,4 +84,25 @@ fn without_a_limit_any_length_is_only_waited_for() {
     decoder.feed(&[preamble(), header(FrameKind::UPDATE, u64::MAX, 0)].concat());
     assert!(decoder.next_event().unwrap().is_some());
     assert!(decoder.next_event().unwrap().is_none());
+}
+
+#[test]
+fn definitions_are_charged_together() {
+    let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 20])]);
+    let mut out = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let options = BlockOptions::default().with_positions(Positions::Tokens);
+    for step in 0..50 {
+        let support = Support::Sparse((0..1 << 18).collect());
+        let set =
+            IndexSet { manifest: manifest.id(), step, leader: 0, world: 0, scope: Scope::Tensor(0), support };
+        encoder.index_set(&mut out, &set, &manifest, options).unwrap();
+    }
+    encoder.finish(&mut out);
+    assert!(out.len() < 10_000);
+    let limits = Limits::default().with_max_alloc_bytes(8 << 20);
+    let error = SliceReader::new(&out, limits.clone()).find_map(Result::err).expect("a limit");
+    assert_eq!(error.name(), "limit");
+    assert_eq!(File::open(&out, limits).map(drop).unwrap_err().name(), "limit");
+    assert!(File::open(&out, Limits::default()).is_ok());
 }

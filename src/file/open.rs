@@ -9,7 +9,7 @@ use crate::frame::{
     ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
 };
 use crate::limits::Limits;
-use crate::stream::{Assembler, Parser, Progress};
+use crate::stream::{Assembler, Definitions, Parser, Progress};
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Random access to a finished stream in memory, for instance a mapped file: lists everything from its index and reads
@@ -59,20 +59,17 @@ impl<'a> File<'a> {
             parts: Vec::new(),
             updates: Vec::new(),
         };
-        // A parser of its own reads the frames that updates refer to, so that the rules are in one place.
+        let mut definitions = Definitions::default();
         let mut updates = index.updates.iter();
         for (number, (offset, frame)) in index.frame_offsets().enumerate() {
             match frame.kind {
                 FrameKind::MANIFEST => {
                     let (_, body) = file.frame(offset, frame.len).map_err(|e| e.in_frame(number as u64))?;
                     let manifest = Manifest::read(body, offset + HEADER_LEN as u64, &file.limits)?;
-                    crate::limits::check(
-                        "max_definitions",
-                        file.manifests.len() as u64 + 1,
-                        file.limits.max_definitions,
-                        offset,
-                    )?;
-                    file.manifests.insert(manifest.id(), Arc::new(manifest));
+                    if !file.manifests.contains_key(&manifest.id()) {
+                        definitions.manifest(&manifest, &file.limits, offset)?;
+                        file.manifests.insert(manifest.id(), Arc::new(manifest));
+                    }
                 }
                 FrameKind::INDEX_SET => {
                     let (_, body) = file.frame(offset, frame.len).map_err(|e| e.in_frame(number as u64))?;
@@ -81,7 +78,10 @@ impl<'a> File<'a> {
                         IndexSet::read(body, offset + HEADER_LEN as u64, &file.limits, |m| {
                             manifests.get(&m).map(Arc::as_ref)
                         })?;
-                    Arc::make_mut(&mut file.sets).insert(id, Arc::new(set.shared(count)));
+                    if !file.sets.contains_key(&id) {
+                        definitions.index_set(&set, &file.limits, offset)?;
+                        Arc::make_mut(&mut file.sets).insert(id, Arc::new(set.shared(count)));
+                    }
                 }
                 FrameKind::UPDATE => {
                     let indexed = updates

@@ -98,6 +98,35 @@ pub(crate) struct Parser {
     open: Option<OpenUpdate>,
     index_offset: u64,
     listed: Listed,
+    definitions: Definitions,
+}
+
+/// What is remembered of a stream for later frames to refer to. A few bytes can define much: beside the number of the
+/// definitions their memory is counted, that of all together.
+#[derive(Default)]
+pub(crate) struct Definitions {
+    manifests: u64,
+    index_sets: u64,
+    bytes: u64,
+}
+
+impl Definitions {
+    pub(crate) fn manifest(&mut self, manifest: &Manifest, limits: &Limits, offset: u64) -> Result<()> {
+        self.manifests += 1;
+        check("max_definitions", self.manifests, limits.max_definitions, offset)?;
+        self.remember(manifest.tensors().iter().map(|t| t.name.len() as u64).sum(), limits, offset)
+    }
+
+    pub(crate) fn index_set(&mut self, set: &IndexSet, limits: &Limits, offset: u64) -> Result<()> {
+        self.index_sets += 1;
+        check("max_definitions", self.index_sets, limits.max_definitions, offset)?;
+        self.remember(set.support.memory(), limits, offset)
+    }
+
+    fn remember(&mut self, bytes: u64, limits: &Limits, offset: u64) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        check("max_alloc_bytes", self.bytes, limits.max_alloc_bytes, offset)
+    }
 }
 
 /// What an index frame must list, as a running hash: memory does not grow with the stream.
@@ -156,6 +185,7 @@ impl Parser {
             open: None,
             index_offset: 0,
             listed: Listed::new(),
+            definitions: Definitions::default(),
         }
     }
 
@@ -268,7 +298,7 @@ impl Parser {
             FrameKind::MANIFEST => {
                 let manifest = Arc::new(Manifest::read(body, offset, &self.limits)?);
                 if !self.manifests.contains_key(&manifest.id()) {
-                    self.define(self.manifests.len() as u64, offset)?;
+                    self.definitions.manifest(&manifest, &self.limits, offset)?;
                     self.add_manifest(Arc::clone(&manifest));
                 }
                 Body::Manifest(manifest)
@@ -279,7 +309,7 @@ impl Parser {
                     self.manifests.get(&id).map(Arc::as_ref)
                 })?;
                 if !self.sets.contains_key(&id) {
-                    self.define(self.sets.len() as u64, offset)?;
+                    self.definitions.index_set(&set, &self.limits, offset)?;
                     self.add_index_set(id, &set, count);
                 }
                 Body::IndexSet(Box::new(set), id, count)
@@ -287,7 +317,12 @@ impl Parser {
             FrameKind::MODEL => {
                 let model = Model::read(body, offset, &self.limits)?;
                 if !self.models.contains(&model.id) {
-                    self.define(self.models.len() as u64, offset)?;
+                    check(
+                        "max_definitions",
+                        self.models.len() as u64 + 1,
+                        self.limits.max_definitions,
+                        offset,
+                    )?;
                     self.models.insert(model.id);
                 }
                 Body::Model(Box::new(model))
@@ -304,11 +339,6 @@ impl Parser {
             FrameKind::END => Body::End(self.end(body, offset)?),
             _ => Body::Unknown(body),
         })
-    }
-
-    /// Checks that one more definition of a kind of which there are `have` may be remembered.
-    fn define(&self, have: u64, offset: u64) -> Result<()> {
-        check("max_definitions", have + 1, self.limits.max_definitions, offset)
     }
 
     fn update<'a>(&mut self, info: &FrameInfo, body: &'a [u8], offset: u64) -> Result<UpdatePart<'a>> {
