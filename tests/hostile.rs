@@ -5,10 +5,11 @@ mod streams;
 use std::io::Read;
 use std::sync::Arc;
 
+use gcodec::block::Groups;
 use gcodec::frame::{FrameKind, IndexSet};
 use gcodec::{
-    BlockOptions, Decoder, Dtype, EncodeOptions, Encoder, File, Limits, Manifest, Positions, Reader, Scope,
-    SliceReader, Support, TensorInfo,
+    Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, File, Limits, Manifest,
+    Positions, Reader, Scope, SliceReader, Support, TensorInfo, UpdateHeader, Values,
 };
 
 fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
@@ -28,6 +29,15 @@ fn preamble() -> Vec<u8> {
 fn manifest(tensors: impl IntoIterator<Item = (String, Dtype, Vec<u64>)>) -> Arc<Manifest> {
     let infos = tensors.into_iter().map(|(name, dtype, shape)| TensorInfo::new(name, dtype, shape));
     Arc::new(Manifest::new(infos.collect()).unwrap())
+}
+
+fn constant(scope: Scope, support: Support, add: bool) -> Block {
+    Block {
+        scope,
+        add,
+        support,
+        values: Values::Constant { groups: Groups::Block, scales: streams::scales(&[1.0]) },
+    }
 }
 
 /// The first error of a reader, and the bytes that it took until then.
@@ -105,4 +115,26 @@ fn definitions_are_charged_together() {
     assert_eq!(error.name(), "limit");
     assert_eq!(File::open(&out, limits).map(drop).unwrap_err().name(), "limit");
     assert!(File::open(&out, Limits::default()).is_ok());
+}
+
+#[test]
+fn each_use_of_a_set_that_is_drawn_is_charged() {
+    let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 20])]);
+    let mut out = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let options = BlockOptions::default();
+    let (scope, support) = (Scope::Tensor(0), Support::Seeded { count: 1 << 16, seed: 1 });
+    let set = IndexSet { manifest: manifest.id(), step: 0, leader: 0, world: 0, scope, support };
+    let id = encoder.index_set(&mut out, &set, &manifest, options).unwrap();
+    let block = constant(scope, Support::Set(id), true);
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[(&block, options); 3]).unwrap();
+    encoder.finish(&mut out);
+    for (bytes, enough) in [(2 << 20, false), (3 << 20, true)] {
+        let limits = Limits::default().with_max_alloc_bytes(bytes);
+        for event in SliceReader::new(&out, limits) {
+            if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+                assert_eq!(part.decode_all().is_ok(), enough);
+            }
+        }
+    }
 }

@@ -144,6 +144,10 @@ pub(crate) fn read(
             if set.scope != around.scope || set.manifest != around.manifest {
                 return Err(Error::format(FormatErrorKind::CountMismatch { field: "index set" }, offset));
             }
+            if let Support::Seeded { count, .. } = set.support {
+                // Drawn anew by each block that refers to it.
+                seeded::reserve(decoder, count, offset)?;
+            }
             Support::Set(id)
         }
         SupportId(other) => return Err(Error::unsupported("support", other, offset)),
