@@ -5,11 +5,11 @@ mod streams;
 use std::io::Read;
 use std::sync::Arc;
 
-use gcodec::block::Groups;
+use gcodec::block::{Groups, Stored};
 use gcodec::frame::{FrameKind, IndexSet};
 use gcodec::{
-    Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, File, Limits, Manifest,
-    Positions, Reader, Scope, SliceReader, Support, TensorInfo, UpdateHeader, Values,
+    Assembler, Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, File, Limits,
+    Manifest, Positions, Reader, Scope, SliceReader, Support, TensorInfo, UpdateHeader, Values,
 };
 
 fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
@@ -31,6 +31,10 @@ fn manifest(tensors: impl IntoIterator<Item = (String, Dtype, Vec<u64>)>) -> Arc
     Arc::new(Manifest::new(infos.collect()).unwrap())
 }
 
+fn two(huge: u64) -> Arc<Manifest> {
+    manifest([("small".into(), Dtype::F64, vec![4]), ("huge".into(), Dtype::F64, vec![huge])])
+}
+
 fn constant(scope: Scope, support: Support, add: bool) -> Block {
     Block {
         scope,
@@ -38,6 +42,15 @@ fn constant(scope: Scope, support: Support, add: bool) -> Block {
         support,
         values: Values::Constant { groups: Groups::Block, scales: streams::scales(&[1.0]) },
     }
+}
+
+fn stream(manifest: &Arc<Manifest>, options: EncodeOptions, blocks: &[Block]) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut encoder = Encoder::new(options);
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+    encoder.update(&mut out, &UpdateHeader::default(), manifest, &blocks).unwrap();
+    encoder.finish(&mut out);
+    out
 }
 
 /// The first error of a reader, and the bytes that it took until then.
@@ -97,6 +110,20 @@ fn without_a_limit_any_length_is_only_waited_for() {
 }
 
 #[test]
+fn tensors_that_are_not_wanted_are_charged_too() {
+    let manifest = two(1 << 35);
+    let scope = Scope::Tensors { first: 0, count: 2 };
+    let bytes =
+        stream(&manifest, EncodeOptions::default(), &[constant(scope, Support::Sparse(vec![1]), false)]);
+    let mut assembler = Assembler::new(&manifest, &Limits::default(), |name| name == "small").unwrap();
+    for event in SliceReader::new(&bytes, Limits::default()) {
+        if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+            assert_eq!(assembler.apply(&part).unwrap_err().name(), "limit");
+        }
+    }
+}
+
+#[test]
 fn definitions_are_charged_together() {
     let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 20])]);
     let mut out = Vec::new();
@@ -137,4 +164,59 @@ fn each_use_of_a_set_that_is_drawn_is_charged() {
             }
         }
     }
+}
+
+#[test]
+fn what_a_block_may_take_does_not_depend_on_the_number_of_threads() {
+    let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 20])]);
+    let block = |i: u64| {
+        let scope = Scope::Range { tensor: 0, start: i << 14, len: 1 << 14 };
+        let bytes = (0..1u32 << 14).flat_map(|i| (i as f32).to_le_bytes()).collect();
+        Block {
+            scope,
+            add: false,
+            support: Support::All,
+            values: Values::Floats { stored: Stored::F32, bytes },
+        }
+    };
+    let blocks: Vec<_> = (0..64).map(block).collect();
+    let bytes = stream(&manifest, EncodeOptions::default(), &blocks);
+    // Enough for the numbers of one block and no more.
+    let limits = Limits::default().with_max_alloc_bytes(100_000);
+    for threads in [1, 8] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut assembler = Assembler::new(&manifest, &Limits::default(), |_| true).unwrap();
+            for event in SliceReader::new(&bytes, limits.clone()) {
+                if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+                    assembler.apply(&part).unwrap();
+                }
+            }
+            assembler.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
+    let manifest = manifest([("w".into(), Dtype::F32, vec![64, 64])]);
+    let zeros = |n: usize| Box::new(Values::Floats { stored: Stored::F16, bytes: vec![0; 2 * n] });
+    let block = Block {
+        scope: Scope::Tensor(0),
+        add: true,
+        support: Support::All,
+        values: Values::LowRank { rows: 64, cols: 64, rank: 16, left: zeros(1024), right: zeros(1024) },
+    };
+    let bytes = stream(&manifest, EncodeOptions::default(), &vec![block; 200]);
+    // A hundred times the work of one block; there are twice as many, in batches of two.
+    let limits = Limits::default().with_max_elements(100 * (4096 * 17 + 2048));
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| {
+        let mut assembler = Assembler::new(&manifest, &Limits::default(), |_| true).unwrap();
+        for event in SliceReader::new(&bytes, limits) {
+            if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+                assert_eq!(assembler.apply(&part).unwrap_err().name(), "limit");
+            }
+        }
+    });
 }
