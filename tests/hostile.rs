@@ -2,6 +2,7 @@
 
 mod streams;
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 
@@ -121,6 +122,17 @@ fn tensors_that_are_not_wanted_are_charged_too() {
             assert_eq!(assembler.apply(&part).unwrap_err().name(), "limit");
         }
     }
+}
+
+#[test]
+fn a_file_counts_the_tensors_that_blocks_touch() {
+    let many = 20_000;
+    let manifest = manifest((0..many).map(|i| (format!("{i}"), Dtype::F32, vec![0])));
+    let scope = Scope::Tensors { first: 0, count: many };
+    let blocks = vec![constant(scope, Support::All, true); 50];
+    let bytes = stream(&manifest, EncodeOptions::default(), &blocks);
+    let file = File::open(&bytes, Limits::default().with_max_blocks(20 * many)).unwrap();
+    assert_eq!(file.tensor(0, "7", &BTreeMap::new()).unwrap_err().name(), "limit");
 }
 
 #[test]
