@@ -7,7 +7,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use gcodec::block::{Groups, Stored};
-use gcodec::frame::{FrameKind, IndexSet};
+use gcodec::frame::{Delta, FrameKind, IndexSet};
 use gcodec::{
     Assembler, Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, File, Limits,
     Manifest, Positions, Reader, Scope, SliceReader, Support, TensorInfo, UpdateHeader, Values,
@@ -231,4 +231,26 @@ fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
             }
         }
     });
+}
+
+#[test]
+fn the_delta_of_an_update_in_parts_lists_each_tensor_once() {
+    let manifest = streams::manifest();
+    let range = |start, len| Block {
+        scope: Scope::Range { tensor: 0, start, len },
+        add: false,
+        support: Support::All,
+        values: Values::Constant { groups: Groups::Block, scales: streams::scales(&[1.0]) },
+    };
+    let blocks: Vec<Block> = [(0, 8), (8, 8), (16, 16)].map(|(start, len)| range(start, len)).into();
+    let delta = vec![Delta { tensor: 0, base: [1; 16], result: [2; 16] }];
+    let header = UpdateHeader::default().with_delta(Some(delta.clone()));
+    let mut out = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1));
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+    encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
+    encoder.finish(&mut out);
+    let file = File::open(&out, Limits::default()).unwrap();
+    assert_eq!(file.updates().len(), 1);
+    assert_eq!(file.updates()[0].header.delta, Some(delta));
 }

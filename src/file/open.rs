@@ -106,7 +106,10 @@ impl<'a> File<'a> {
         match self.updates.last_mut() {
             Some(update) if part.part > 0 => {
                 if let (Some(all), Some(more)) = (&mut update.header.delta, part.header.delta) {
+                    // A tensor whose blocks lie in several parts is listed by each.
                     all.extend(more);
+                    all.sort_by_key(|d| d.tensor);
+                    all.dedup();
                 }
                 update.parts.end = at + 1;
                 update.bytes += len;
