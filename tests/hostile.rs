@@ -7,6 +7,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use gcodec::block::{Groups, Stored};
+use gcodec::file::recover;
 use gcodec::frame::{Delta, FrameKind, IndexSet};
 use gcodec::{
     Assembler, Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, File, Limits,
@@ -231,6 +232,50 @@ fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
             }
         }
     });
+}
+
+#[test]
+fn recovery_takes_time_linear_in_the_bytes() {
+    // Each header promises all that follows, and none of the checksums of bodies is right.
+    let count = 400_000u64;
+    let bytes: Vec<u8> =
+        (0..count).flat_map(|i| header(FrameKind(0xf000), 24 * (count - i - 1), 0x1234_5678)).collect();
+    let started = std::time::Instant::now();
+    let saved = recover(&bytes, &Limits::default()).unwrap();
+    // Without a bound it reads two terabytes.
+    assert!(started.elapsed().as_secs() < 15);
+    assert!(saved.bytes_lost > 0);
+}
+
+#[test]
+fn an_update_after_one_that_lost_its_end_is_recovered() {
+    let manifest = streams::manifest();
+    let mut out = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1));
+    let block = |tensor| Block {
+        scope: Scope::Tensor(tensor),
+        add: false,
+        support: Support::All,
+        values: Values::Constant { groups: Groups::Block, scales: streams::scales(&[1.0]) },
+    };
+    let (first, second) = (block(0), block(1));
+    let blocks = [(&first, BlockOptions::default()), (&second, BlockOptions::default())];
+    for step in 0..2 {
+        encoder.update(&mut out, &UpdateHeader::default().with_step(step), &manifest, &blocks).unwrap();
+    }
+    encoder.finish(&mut out);
+    let mut updates = Vec::new();
+    for event in SliceReader::new(&out, Limits::default()) {
+        if let Event::Frame(info, Body::Update(_)) = event.unwrap() {
+            updates.push(info.offset as usize);
+        }
+    }
+    assert_eq!(updates.len(), 4);
+    // The second part of the first update is damaged.
+    out[updates[1] + 30] ^= 1;
+    let saved = recover(&out, &Limits::default()).unwrap();
+    assert_eq!((saved.updates_kept, saved.frames_dropped), (1, 1));
+    assert_eq!(File::open(&saved.stream, Limits::default()).unwrap().updates()[0].header.step, 1);
 }
 
 #[test]
