@@ -298,6 +298,10 @@ impl<'a> UpdatePart<'a> {
         &self.sets
     }
 
+    pub(crate) fn shared_sets(&self) -> Arc<Sets> {
+        Arc::clone(&self.sets)
+    }
+
     /// The number of shared frequency tables.
     pub fn table_count(&self) -> usize {
         self.tables.len()
