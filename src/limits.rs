@@ -22,7 +22,8 @@ pub struct Limits {
     /// its ranks. Default: 2^36.
     pub max_elements: u64,
     /// Bytes of memory that decoding one frame may take for what it declares beyond the bytes that have arrived:
-    /// positions, codes, values. Default: 4 GiB.
+    /// positions, codes, values. As much again may be remembered of one stream, for the names of its manifests and the
+    /// positions of its index sets together. Default: 4 GiB.
     pub max_alloc_bytes: u64,
     /// Blocks in one update part, each counted once for every tensor that its scope touches. Default: 1,048,576.
     pub max_blocks: u64,
@@ -81,6 +82,9 @@ pub(crate) fn check(limit: &'static str, asked: u64, allowed: u64, offset: u64) 
     Ok(())
 }
 
+/// The limit that [`Budget::reserve_bytes`] reports.
+pub(crate) const MEMORY: &str = "max_alloc_bytes";
+
 /// What is left of a frame's allowance. Each allocation that a frame's declarations (not its bytes) ask for is
 /// reserved here first. Threads that decode blocks of one frame share one account.
 #[derive(Debug)]
@@ -100,6 +104,11 @@ impl Budget {
         }
     }
 
+    /// An account for what comes after the memory taken from this one was given back: of elements what is left here.
+    pub(crate) fn with_memory_renewed(self) -> Self {
+        Self { alloc_left: self.limits.max_alloc_bytes.into(), ..self }
+    }
+
     /// The policy behind this account.
     pub fn limits(&self) -> &Limits {
         &self.limits
@@ -107,7 +116,7 @@ impl Budget {
 
     /// Takes `bytes` of memory from the allowance.
     pub(crate) fn reserve_bytes(&self, bytes: u64, offset: u64) -> Result<()> {
-        take("max_alloc_bytes", &self.alloc_left, bytes, offset)
+        take(MEMORY, &self.alloc_left, bytes, offset)
     }
 
     /// Takes memory for `count` items of `T` from the allowance and gives `count` as a `usize`.

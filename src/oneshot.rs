@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::block::BlockOptions;
 use crate::compress::{Codec, Input, Options, compress};
 use crate::error::{Error, Result};
-use crate::frame::{Manifest, TensorInfo, UpdateHeader};
+use crate::frame::{HEADER_LEN, Manifest, TensorInfo, UpdateHeader, UpdatePart};
 use crate::limits::Limits;
 use crate::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use crate::tensor::{TensorBuf, TensorView};
@@ -50,20 +50,25 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<(String, TensorBuf)>> {
 /// [`Error::Input`] if there is no update in it, or if it is a delta, whose base [`Assembler`] takes.
 pub fn decode_with(bytes: &[u8], limits: &Limits) -> Result<Vec<(String, TensorBuf)>> {
     let mut reader = SliceReader::new(bytes, limits.clone());
-    let mut last: Vec<Box<crate::frame::UpdatePart<'_>>> = Vec::new();
+    // Only where the parts are, and what they were read with: their blocks can take far more memory than bytes.
+    let mut parts = Vec::new();
+    let mut manifest = None;
     while let Some(event) = reader.next_event()? {
-        if let Event::Frame(_, Body::Update(part)) = event {
+        if let Event::Frame(info, Body::Update(part)) = event {
             if part.part == 0 {
-                last.clear();
+                parts.clear();
             }
-            last.push(part);
+            parts.push((info, part.last, part.shared_sets()));
+            manifest = Some(part.manifest);
         }
     }
-    let first = last.first().ok_or(Error::bad_option("the stream has no update"))?;
-    let manifest = Arc::clone(&first.manifest);
+    let manifest = manifest.ok_or(Error::bad_option("the stream has no update"))?;
     let mut assembler = Assembler::new(&manifest, limits, |_| true)?;
-    for part in &last {
-        assembler.apply(part)?;
+    for (info, last, sets) in parts {
+        let (start, end) = (info.offset + HEADER_LEN as u64, info.offset + info.len());
+        let body = &bytes[start as usize..end as usize];
+        let part = UpdatePart::read(body, start, last, limits, &sets, |_| Some(Arc::clone(&manifest)))?;
+        assembler.apply(&part)?;
     }
     let named = assembler.finish()?.into_iter();
     Ok(named.map(|(number, tensor)| (manifest.tensors()[number as usize].name.clone(), tensor)).collect())

@@ -9,7 +9,7 @@ use crate::frame::{
     ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
 };
 use crate::limits::Limits;
-use crate::stream::{Assembler, Parser, Progress};
+use crate::stream::{Assembler, Definitions, Parser, Progress};
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Random access to a finished stream in memory, for instance a mapped file: lists everything from its index and reads
@@ -59,20 +59,17 @@ impl<'a> File<'a> {
             parts: Vec::new(),
             updates: Vec::new(),
         };
-        // A parser of its own reads the frames that updates refer to, so that the rules are in one place.
+        let mut definitions = Definitions::default();
         let mut updates = index.updates.iter();
         for (number, (offset, frame)) in index.frame_offsets().enumerate() {
             match frame.kind {
                 FrameKind::MANIFEST => {
                     let (_, body) = file.frame(offset, frame.len).map_err(|e| e.in_frame(number as u64))?;
                     let manifest = Manifest::read(body, offset + HEADER_LEN as u64, &file.limits)?;
-                    crate::limits::check(
-                        "max_definitions",
-                        file.manifests.len() as u64 + 1,
-                        file.limits.max_definitions,
-                        offset,
-                    )?;
-                    file.manifests.insert(manifest.id(), Arc::new(manifest));
+                    if !file.manifests.contains_key(&manifest.id()) {
+                        definitions.manifest(&manifest, &file.limits, offset)?;
+                        file.manifests.insert(manifest.id(), Arc::new(manifest));
+                    }
                 }
                 FrameKind::INDEX_SET => {
                     let (_, body) = file.frame(offset, frame.len).map_err(|e| e.in_frame(number as u64))?;
@@ -81,7 +78,10 @@ impl<'a> File<'a> {
                         IndexSet::read(body, offset + HEADER_LEN as u64, &file.limits, |m| {
                             manifests.get(&m).map(Arc::as_ref)
                         })?;
-                    Arc::make_mut(&mut file.sets).insert(id, Arc::new(set.shared(count)));
+                    if !file.sets.contains_key(&id) {
+                        definitions.index_set(&set, &file.limits, offset)?;
+                        Arc::make_mut(&mut file.sets).insert(id, Arc::new(set.shared(count)));
+                    }
                 }
                 FrameKind::UPDATE => {
                     let indexed = updates
@@ -106,7 +106,10 @@ impl<'a> File<'a> {
         match self.updates.last_mut() {
             Some(update) if part.part > 0 => {
                 if let (Some(all), Some(more)) = (&mut update.header.delta, part.header.delta) {
+                    // A tensor whose blocks lie in several parts is listed by each.
                     all.extend(more);
+                    all.sort_by_key(|d| d.tensor);
+                    all.dedup();
                 }
                 update.parts.end = at + 1;
                 update.bytes += len;
@@ -180,14 +183,18 @@ impl<'a> File<'a> {
         for (name, tensor) in base {
             assembler.base(name, *tensor)?;
         }
-        let infos = entry.manifest.tensors();
+        // How many wanted tensors there are before each: a block is judged in constant time, whatever it says that it touches.
+        let mut wanted_before = vec![0u64];
+        for info in entry.manifest.tensors() {
+            wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(wanted(&info.name)));
+        }
         for number in entry.parts.clone() {
             let part = &self.parts[number];
             let head = self.head(part.offset, &part.indexed)?;
             let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
             let mut blocks = Vec::new();
             for block in &part.indexed.blocks {
-                if touches(block, infos.len(), |t| wanted(&infos[t].name)) {
+                if touches_wanted(block, &wanted_before) {
                     let bytes = self.slice(at, block.len)?;
                     check_crc(bytes, block.crc, at)?;
                     blocks.push((bytes, at));
@@ -220,11 +227,13 @@ impl<'a> File<'a> {
     }
 }
 
-/// Whether a block touches a wanted one of `count` tensors.
-fn touches(block: &IndexedBlock, count: usize, wanted: impl Fn(usize) -> bool) -> bool {
-    let end = block.first.saturating_add(block.tensors).min(count as u64);
-    // Both below `count`.
-    (block.first..end).any(|t| wanted(t as usize))
+/// Whether a block touches a wanted tensor. `wanted_before` has an entry for each tensor of the manifest and one more.
+fn touches_wanted(block: &IndexedBlock, wanted_before: &[u64]) -> bool {
+    let before = |tensor: u64| {
+        let last = wanted_before.len() - 1;
+        wanted_before[usize::try_from(tensor).map_or(last, |t| t.min(last))]
+    };
+    before(block.first) < before(block.first.saturating_add(block.tensors))
 }
 
 fn check_crc(bytes: &[u8], stored: u32, offset: u64) -> Result<()> {

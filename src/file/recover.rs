@@ -14,7 +14,8 @@ pub struct Recovered {
     pub frames_kept: u64,
     /// Updates that were kept.
     pub updates_kept: u64,
-    /// Frames that were whole but of no use: their manifest, index set or other parts are lost.
+    /// Frames that were whole but of no use: their manifest, index set or other parts are lost, this reader does not know
+    /// their kind and it is critical, or they exceed the limits.
     pub frames_dropped: u64,
     /// Bytes that belong to no whole frame.
     pub bytes_lost: u64,
@@ -35,10 +36,18 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
     // The parts of an update are kept only once its last part is there.
     let mut open: Vec<Whole<'_>> = Vec::new();
     let mut at = 0;
+    // A body whose checksum is wrong is searched for frames, since bytes may be missing in it. Bodies can overlap: this
+    // is how many bytes of them are read in vain before they are skipped whole, so that time stays linear.
+    let mut patience = bytes.len().saturating_mul(4);
     while at < bytes.len() {
-        let Some(whole) = whole_frame(&bytes[at..]) else {
-            let next = bytes[at + 1..].windows(SYNC.len()).position(|w| w == SYNC);
-            let skipped = next.map_or(bytes.len() - at, |n| n + 1);
+        let candidate = candidate_frame(&bytes[at..]);
+        let whole = candidate.filter(|(header, body)| header.check_body(body, 0).is_ok());
+        let Some((header, body)) = whole else {
+            let in_vain = candidate.map_or(0, |(_, body)| body.len());
+            let from = if in_vain <= patience { at + 1 } else { at + HEADER_LEN + in_vain };
+            patience = patience.saturating_sub(in_vain);
+            let next = bytes[from..].windows(SYNC.len()).position(|w| w == SYNC);
+            let skipped = next.map_or(bytes.len(), |n| from + n) - at;
             // The preamble is written anew: it is not lost.
             if at > 0 || skipped != crate::frame::PREAMBLE_LEN {
                 saved.bytes_lost += skipped as u64;
@@ -46,6 +55,7 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
             at += skipped;
             continue;
         };
+        let whole = Whole { header, body, indexed: None };
         at += HEADER_LEN + whole.body.len();
         saved.had_end = whole.header.kind == FrameKind::END && at == bytes.len();
         if matches!(whole.header.kind, FrameKind::INDEX | FrameKind::END) {
@@ -53,11 +63,16 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
         }
         // Every frame is read as if it were the first of its stream: offsets do not matter here.
         let frame = &bytes[at - HEADER_LEN - whole.body.len()..at];
-        let read = parse_frame(&mut parser, frame);
-        let Ok(Some((_, Event::Frame(_, body)))) = read else {
-            saved.frames_dropped += 1 + open.len() as u64;
+        let mut read = parse_frame(&mut parser, frame);
+        if read.is_err() && !open.is_empty() {
+            // The rest of the update before is lost: this may be the first frame behind it.
+            saved.frames_dropped += open.len() as u64;
             open.clear();
             parser.forget_open_update();
+            read = parse_frame(&mut parser, frame);
+        }
+        let Ok(Some((_, Event::Frame(_, body)))) = read else {
+            saved.frames_dropped += 1;
             continue;
         };
         match body {
@@ -99,12 +114,11 @@ struct Whole<'a> {
     indexed: Option<IndexedUpdate>,
 }
 
-fn whole_frame(bytes: &[u8]) -> Option<Whole<'_>> {
+/// The header and the body of what may be a frame: the header's checksum is right, the body's is to be compared.
+fn candidate_frame(bytes: &[u8]) -> Option<(FrameHeader, &[u8])> {
     let header = FrameHeader::read(bytes.first_chunk()?, 0).ok()?;
     let len = usize::try_from(header.body_len).ok()?.checked_add(HEADER_LEN)?;
-    let body = bytes.get(HEADER_LEN..len)?;
-    header.check_body(body, 0).ok()?;
-    Some(Whole { header, body, indexed: None })
+    Some((header, bytes.get(HEADER_LEN..len)?))
 }
 
 /// Whether the blocks hold what they say: a frame can be whole and wrong.

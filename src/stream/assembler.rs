@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::block::{Block, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, Manifest, UpdatePart, tensor_digest};
-use crate::limits::{Budget, Limits, check};
+use crate::limits::{Budget, Limits, MEMORY, check};
 use crate::tensor::{Dtype, TensorBuf, TensorView};
 
 /// Puts the parts of one update together to dense tensors.
@@ -16,7 +16,9 @@ use crate::tensor::{Dtype, TensorBuf, TensorView};
 /// delta is right.
 ///
 /// Beside the tensors, assembling takes what two decoded blocks for each thread take: 9 bits for each element of dense
-/// powers of two, 32 bytes for each position of a sparse block, and 256 KiB.
+/// powers of two, 32 bytes for each position of a sparse block, and 256 KiB; and the bytes of tensors that are not wanted
+/// but of which a block speaks together with wanted ones. One block may take [`Limits::max_alloc_bytes`], and so may those
+/// that are decoded at once.
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
     /// Tensors that are wanted; `None` for those that are not.
@@ -137,16 +139,22 @@ impl<'b> Assembler<'b> {
         }
         let wanted: Vec<usize> =
             (0..part.blocks.len()).filter(|&i| self.wants(part.blocks[i].scope)).collect();
-        let elements = part.budget();
+        let mut budget = part.budget();
         // A few blocks at a time, so that memory stays bounded by a few blocks.
         for batch in wanted.chunks(rayon::current_num_threads().max(1) * 2) {
-            let budget = part.budget();
+            budget = budget.with_memory_renewed();
             let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, &budget)).collect();
             for (&i, block) in batch.iter().zip(decoded) {
-                let raw = &part.blocks[i];
-                elements.reserve_elements(raw.space.len(), raw.offset)?;
-                self.apply_block(&block?, part, i, &budget)
-                    .map_err(|e| e.in_block(i as u64).in_tensor(raw.scope.first()))?;
+                let applied = block.and_then(|block| self.apply_block(&block, part, i, &budget));
+                let applied = match applied {
+                    // What blocks take together depends on the number of threads: what one may take must not.
+                    Err(Error::Limit(e)) if e.limit == MEMORY => {
+                        let alone = part.budget();
+                        part.decode(i, &alone).and_then(|block| self.apply_block(&block, part, i, &alone))
+                    }
+                    applied => applied,
+                };
+                applied.map_err(|e| e.in_block(i as u64).in_tensor(part.blocks[i].scope.first()))?;
             }
         }
         self.complete = part.last;
@@ -195,6 +203,11 @@ impl<'b> Assembler<'b> {
         };
         self.touched[first..first + raw.space.lens.len()].fill(true);
         // Tensors of the scope that are not wanted are decoded into buffers that are thrown away.
+        for (buffer, &len) in self.tensors[first..].iter().zip(&raw.space.lens) {
+            if buffer.is_none() {
+                budget.reserve_bytes(raw.space.dtype.bytes_for(len).unwrap_or(u64::MAX), raw.offset)?;
+            }
+        }
         let buffers = &mut self.tensors[first..first + raw.space.lens.len()];
         let overwrites = block.support == Support::All && !block.add && raw.values_id != ValuesId::ULP;
         let ready: Vec<u64> = buffers.iter().flatten().map(|buffer| buffer.ready).collect();

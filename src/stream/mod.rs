@@ -12,6 +12,6 @@ pub use assembler::Assembler;
 pub use decoder::Decoder;
 pub use encoder::{EncodeOptions, Encoder};
 pub use parser::{Body, Event, FrameInfo};
-pub(crate) use parser::{Parser, Progress};
+pub(crate) use parser::{Definitions, Parser, Progress};
 pub use reader::{Reader, SliceReader};
 pub use writer::Writer;

@@ -34,7 +34,7 @@ pub struct FrameInfo {
 impl FrameInfo {
     /// Bytes of header and body.
     pub fn len(&self) -> u64 {
-        HEADER_LEN as u64 + self.header.body_len
+        self.header.body_len.saturating_add(HEADER_LEN as u64)
     }
 
     /// Never: a frame has a header.
@@ -98,6 +98,35 @@ pub(crate) struct Parser {
     open: Option<OpenUpdate>,
     index_offset: u64,
     listed: Listed,
+    definitions: Definitions,
+}
+
+/// What is remembered of a stream for later frames to refer to. A few bytes can define much: beside the number of the
+/// definitions their memory is counted, that of all together.
+#[derive(Default)]
+pub(crate) struct Definitions {
+    manifests: u64,
+    index_sets: u64,
+    bytes: u64,
+}
+
+impl Definitions {
+    pub(crate) fn manifest(&mut self, manifest: &Manifest, limits: &Limits, offset: u64) -> Result<()> {
+        self.manifests += 1;
+        check("max_definitions", self.manifests, limits.max_definitions, offset)?;
+        self.remember(manifest.tensors().iter().map(|t| t.name.len() as u64).sum(), limits, offset)
+    }
+
+    pub(crate) fn index_set(&mut self, set: &IndexSet, limits: &Limits, offset: u64) -> Result<()> {
+        self.index_sets += 1;
+        check("max_definitions", self.index_sets, limits.max_definitions, offset)?;
+        self.remember(set.support.memory(), limits, offset)
+    }
+
+    fn remember(&mut self, bytes: u64, limits: &Limits, offset: u64) -> Result<()> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        check("max_alloc_bytes", self.bytes, limits.max_alloc_bytes, offset)
+    }
 }
 
 /// What an index frame must list, as a running hash: memory does not grow with the stream.
@@ -156,6 +185,7 @@ impl Parser {
             open: None,
             index_offset: 0,
             listed: Listed::new(),
+            definitions: Definitions::default(),
         }
     }
 
@@ -195,15 +225,17 @@ impl Parser {
         progress
     }
 
-    /// How many bytes of input, from where the parser stands, make the next event; at least one more than `input` has if
-    /// that cannot be told yet.
+    /// How many bytes of input, from where the parser stands, make the next event or what is known of it so far; 0 if
+    /// `input` is refused as it is.
     pub(crate) fn needed(&self, input: &[u8]) -> u64 {
-        let len = if self.started { HEADER_LEN } else { PREAMBLE_LEN };
+        let begins = |with: &[u8]| input.iter().zip(with).all(|(a, b)| a == b);
+        if self.failed || !begins(if self.started { &SYNC } else { &MAGIC }) {
+            return 0;
+        }
         match input.first_chunk::<HEADER_LEN>() {
-            Some(header) if self.started => {
-                FrameHeader::read(header, 0).map_or(0, |h| h.body_len.saturating_add(HEADER_LEN as u64))
-            }
-            _ => len as u64,
+            _ if !self.started => PREAMBLE_LEN as u64,
+            None => HEADER_LEN as u64,
+            Some(header) => self.header(header).map_or(0, |h| h.body_len.saturating_add(HEADER_LEN as u64)),
         }
     }
 
@@ -238,9 +270,7 @@ impl Parser {
         let Some(header_bytes) = input.first_chunk::<HEADER_LEN>() else {
             return Ok(Progress::NeedMore);
         };
-        let header = FrameHeader::read(header_bytes, self.offset)?;
-        header.check(self.offset)?;
-        check("max_frame_bytes", header.body_len, self.limits.max_frame_bytes, self.offset + 8)?;
+        let header = self.header(header_bytes)?;
         let info = FrameInfo { number: self.frames, offset: self.offset, header };
         let body = usize::try_from(info.len()).ok().and_then(|len| input.get(HEADER_LEN..len));
         let Some(body) = body else { return Ok(Progress::NeedMore) };
@@ -255,12 +285,20 @@ impl Parser {
         Ok(Progress::Ready { consumed: HEADER_LEN + body.len(), event: Event::Frame(info, parsed) })
     }
 
+    /// Reads the header of the next frame and checks all that can be checked before its body is there.
+    fn header(&self, bytes: &[u8; HEADER_LEN]) -> Result<FrameHeader> {
+        let header = FrameHeader::read(bytes, self.offset)?;
+        header.check(self.offset)?;
+        check("max_frame_bytes", header.body_len, self.limits.max_frame_bytes, self.offset + 8)?;
+        Ok(header)
+    }
+
     fn body<'a>(&mut self, info: &FrameInfo, body: &'a [u8], offset: u64) -> Result<Body<'a>> {
         Ok(match info.header.kind {
             FrameKind::MANIFEST => {
                 let manifest = Arc::new(Manifest::read(body, offset, &self.limits)?);
                 if !self.manifests.contains_key(&manifest.id()) {
-                    self.define(self.manifests.len() as u64, offset)?;
+                    self.definitions.manifest(&manifest, &self.limits, offset)?;
                     self.add_manifest(Arc::clone(&manifest));
                 }
                 Body::Manifest(manifest)
@@ -271,7 +309,7 @@ impl Parser {
                     self.manifests.get(&id).map(Arc::as_ref)
                 })?;
                 if !self.sets.contains_key(&id) {
-                    self.define(self.sets.len() as u64, offset)?;
+                    self.definitions.index_set(&set, &self.limits, offset)?;
                     self.add_index_set(id, &set, count);
                 }
                 Body::IndexSet(Box::new(set), id, count)
@@ -279,7 +317,12 @@ impl Parser {
             FrameKind::MODEL => {
                 let model = Model::read(body, offset, &self.limits)?;
                 if !self.models.contains(&model.id) {
-                    self.define(self.models.len() as u64, offset)?;
+                    check(
+                        "max_definitions",
+                        self.models.len() as u64 + 1,
+                        self.limits.max_definitions,
+                        offset,
+                    )?;
                     self.models.insert(model.id);
                 }
                 Body::Model(Box::new(model))
@@ -296,11 +339,6 @@ impl Parser {
             FrameKind::END => Body::End(self.end(body, offset)?),
             _ => Body::Unknown(body),
         })
-    }
-
-    /// Checks that one more definition of a kind of which there are `have` may be remembered.
-    fn define(&self, have: u64, offset: u64) -> Result<()> {
-        check("max_definitions", have + 1, self.limits.max_definitions, offset)
     }
 
     fn update<'a>(&mut self, info: &FrameInfo, body: &'a [u8], offset: u64) -> Result<UpdatePart<'a>> {

@@ -79,6 +79,19 @@ pub(crate) fn count(support: &Support, n: u64, around: &Surroundings<'_>) -> Res
     }
 }
 
+impl Support {
+    /// Bytes of its positions in memory.
+    pub(crate) fn memory(&self) -> u64 {
+        let bytes = match self {
+            Self::Sparse(positions) => size_of_val(positions.as_slice()),
+            Self::Chunked { positions, .. } => size_of_val(positions.as_slice()),
+            Self::Rows { rows, .. } => size_of_val(rows.as_slice()),
+            Self::All | Self::Seeded { .. } | Self::Set(_) => 0,
+        };
+        bytes as u64
+    }
+}
+
 fn head(id: &SetId) -> [u8; 8] {
     std::array::from_fn(|i| id.0[i])
 }
@@ -130,6 +143,10 @@ pub(crate) fn read(
                 set.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "index set" }, offset))?;
             if set.scope != around.scope || set.manifest != around.manifest {
                 return Err(Error::format(FormatErrorKind::CountMismatch { field: "index set" }, offset));
+            }
+            if let Support::Seeded { count, .. } = set.support {
+                // Drawn anew by each block that refers to it.
+                seeded::reserve(decoder, count, offset)?;
             }
             Support::Set(id)
         }

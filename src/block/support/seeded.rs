@@ -19,6 +19,11 @@ pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -
     if count > n {
         return Err(Error::format(FormatErrorKind::CountMismatch { field: "number of positions" }, offset));
     }
-    decoder.budget.reserve_items::<[u64; 2]>(count, offset)?;
+    reserve(decoder, count, offset)?;
     Ok(Support::Seeded { count, seed: cursor.u64()? })
+}
+
+/// Takes the memory for drawing `count` positions from the allowance.
+pub(super) fn reserve(decoder: &Decoder<'_>, count: u64, offset: u64) -> Result<()> {
+    decoder.budget.reserve_items::<[u64; 2]>(count, offset).map(drop)
 }

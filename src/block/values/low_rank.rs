@@ -53,14 +53,14 @@ pub(super) fn read(
         return Err(Error::out_of_range("rank", rank, offset));
     };
     decoder.budget.reserve_elements(left_len.saturating_add(right_len), offset)?;
+    // Multiplying out takes rank steps for each element: charged like elements, so that time stays bounded.
+    decoder.budget.reserve_elements(space.count.saturating_mul(rank), offset)?;
     let id = ValuesId(cursor.varint()?);
     let len = cursor.varint()?;
     let left = read_nested(cursor.sub(len, "left factor")?, decoder, id, left_len, &[])?;
     let id = ValuesId(cursor.varint()?);
     let len = cursor.remaining() as u64;
     let right = read_nested(cursor.sub(len, "right factor")?, decoder, id, right_len, &[])?;
-    // Multiplying out takes rank steps for each element: charged like elements, so that time stays bounded.
-    decoder.budget.reserve_elements(space.count.saturating_mul(rank), offset)?;
     Ok(Values::LowRank { rows, cols, rank, left, right })
 }
 

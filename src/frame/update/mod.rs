@@ -12,7 +12,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::{Block, RawBlock, Scope, Sets, ValuesId};
+use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, ValuesId};
 use crate::codes::{Decoder, Table};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{Manifest, ManifestId};
@@ -120,6 +120,28 @@ pub(crate) struct Head {
 
 const MAX_TABLES: u64 = 64;
 
+/// The index spaces of the blocks of one part. Each takes time and memory for each tensor that it touches: counted before
+/// it is made.
+struct Spaces<'a> {
+    manifest: &'a Manifest,
+    max_blocks: u64,
+    touched: u64,
+}
+
+impl<'a> Spaces<'a> {
+    fn new(manifest: &'a Manifest, limits: &Limits) -> Self {
+        Self { manifest, max_blocks: limits.max_blocks, touched: 0 }
+    }
+
+    /// The space of the next block's scope, which stands at `offset`.
+    fn of(&mut self, scope: Scope, offset: u64) -> Result<IndexSpace> {
+        let tensors = scope.tensors().min(self.manifest.tensors().len() as u64);
+        self.touched = self.touched.saturating_add(tensors);
+        check("max_blocks", self.touched, self.max_blocks, offset)?;
+        self.manifest.space(scope, offset)
+    }
+}
+
 fn read_head(cursor: &mut Cursor<'_>, limits: &Limits) -> Result<Head> {
     let manifest = ManifestId(cursor.array()?);
     let mut header = UpdateHeader {
@@ -178,15 +200,10 @@ impl<'a> UpdatePart<'a> {
         let manifest = manifest_of(head.manifest).ok_or(unknown)?;
         let head_len = cursor.offset() - offset;
         let mut blocks = Vec::new();
-        let mut touched = 0u64;
+        let mut spaces = Spaces::new(&manifest, limits);
         for number in 0..head.block_count {
-            // Resolving a scope takes time and memory for each tensor of it: counted before it is done.
-            let space_of = |scope: Scope, at| {
-                touched = touched.saturating_add(scope.tensors().min(manifest.tensors().len() as u64));
-                check("max_blocks", touched, limits.max_blocks, at)?;
-                manifest.space(scope, at)
-            };
-            blocks.push(RawBlock::read(&mut cursor, space_of).map_err(|e| e.in_block(number))?);
+            let block = RawBlock::read(&mut cursor, |scope, at| spaces.of(scope, at));
+            blocks.push(block.map_err(|e| e.in_block(number))?);
         }
         cursor.finish()?;
         let part = Self {
@@ -232,9 +249,10 @@ impl<'a> UpdatePart<'a> {
         let unknown = Error::format(FormatErrorKind::UnknownReference { field: "manifest" }, offset);
         let manifest = manifest_of(parsed.manifest).ok_or(unknown)?;
         let mut read = Vec::with_capacity(blocks.len());
+        let mut spaces = Spaces::new(&manifest, limits);
         for &(bytes, at) in blocks {
             let mut cursor = Cursor::new(bytes, at, "update");
-            read.push(RawBlock::read(&mut cursor, |scope, at| manifest.space(scope, at))?);
+            read.push(RawBlock::read(&mut cursor, |scope, at| spaces.of(scope, at))?);
             cursor.finish()?;
         }
         let part = Self {
@@ -278,6 +296,10 @@ impl<'a> UpdatePart<'a> {
     /// The index sets that were known when the part was read.
     pub fn sets(&self) -> &Sets {
         &self.sets
+    }
+
+    pub(crate) fn shared_sets(&self) -> Arc<Sets> {
+        Arc::clone(&self.sets)
     }
 
     /// The number of shared frequency tables.
