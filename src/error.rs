@@ -293,6 +293,18 @@ pub enum InputErrorKind {
         /// What differs.
         what: &'static str,
     },
+    /// A sum or mean would have no meaning.
+    CannotReduce {
+        /// Why not.
+        why: &'static str,
+        /// The sender whose update was refused, where there is one.
+        sender: Option<u64>,
+    },
+    /// A step of a protocol between workers that is not the next one.
+    OutOfTurn {
+        /// What came, and what it is not.
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for InputErrorKind {
@@ -312,6 +324,11 @@ impl fmt::Display for InputErrorKind {
             Self::MissingIndexSet { id } => write!(f, "missing index set {}", Hex(id)),
             Self::MissingModel { id } => write!(f, "missing model {}", Hex(id)),
             Self::Mismatch { what } => write!(f, "{what} differ"),
+            Self::CannotReduce { why, sender: None } => write!(f, "cannot be summed: {why}"),
+            Self::CannotReduce { why, sender: Some(sender) } => {
+                write!(f, "the update of sender {sender} cannot be summed with the others: {why}")
+            }
+            Self::OutOfTurn { what } => write!(f, "out of turn: {what}"),
         }
     }
 }
@@ -353,6 +370,19 @@ impl Error {
     /// A caller's block that does not hold together.
     pub(crate) fn inconsistent(what: &'static str) -> Self {
         Self::input(InputErrorKind::InconsistentBlock { what })
+    }
+
+    /// A sum that would have no meaning.
+    pub(crate) fn cannot_reduce(why: &'static str) -> Self {
+        Self::input(InputErrorKind::CannotReduce { why, sender: None })
+    }
+
+    /// Says whose update cannot be summed, unless that is known already.
+    pub(crate) fn of_sender(mut self, number: u64) -> Self {
+        if let Self::Input(InputError { kind: InputErrorKind::CannotReduce { sender, .. }, .. }) = &mut self {
+            sender.get_or_insert(number);
+        }
+        self
     }
 
     fn location_mut(&mut self) -> Option<&mut Location> {
