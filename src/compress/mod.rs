@@ -10,6 +10,7 @@ mod lossless;
 mod natural;
 mod quantize;
 mod sbc;
+pub mod scalecom;
 mod select;
 mod source;
 mod sparse;

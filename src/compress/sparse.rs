@@ -73,7 +73,7 @@ pub(super) fn tensor_groups(tensors: usize) -> Groups {
     if tensors == 1 { Groups::Block } else { Groups::Tensor }
 }
 
-fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values, Vec<f32>)> {
+pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values, Vec<f32>)> {
     // A tensor's own type where it holds no more than what was asked for: the receiver rounds to it anyway.
     let (stored, as_type) = match (kept, dtype) {
         (Kept::F32, Dtype::F64) => (Stored::F32, Dtype::F32),
