@@ -293,6 +293,18 @@ pub enum InputErrorKind {
         /// What differs.
         what: &'static str,
     },
+    /// A sum or mean would have no meaning.
+    CannotReduce {
+        /// Why not.
+        why: &'static str,
+        /// The sender whose update was refused, where there is one.
+        sender: Option<u64>,
+    },
+    /// A step of a protocol between workers that is not the next one.
+    OutOfTurn {
+        /// What came, and what it is not.
+        what: &'static str,
+    },
 }
 
 impl fmt::Display for InputErrorKind {
@@ -306,12 +318,19 @@ impl fmt::Display for InputErrorKind {
             Self::BadOption { what } => write!(f, "option out of range: {what}"),
             Self::InconsistentBlock { what } => write!(f, "inconsistent block: {what}"),
             Self::NoSuchTensor => f.write_str("no such tensor"),
-            Self::MissingBase => f.write_str("the update is a delta and its base was not given"),
+            Self::MissingBase => {
+                f.write_str("the update is a delta, and its base, or this tensor of it, was not given")
+            }
             Self::BaseMismatch => f.write_str("the base is not the one that this delta was made against"),
             Self::ResultMismatch => f.write_str("the result of the delta is not the one that its sender had"),
             Self::MissingIndexSet { id } => write!(f, "missing index set {}", Hex(id)),
             Self::MissingModel { id } => write!(f, "missing model {}", Hex(id)),
             Self::Mismatch { what } => write!(f, "{what} differ"),
+            Self::CannotReduce { why, sender: None } => write!(f, "cannot be summed: {why}"),
+            Self::CannotReduce { why, sender: Some(sender) } => {
+                write!(f, "the update of sender {sender} cannot be summed with the others: {why}")
+            }
+            Self::OutOfTurn { what } => write!(f, "out of turn: {what}"),
         }
     }
 }
@@ -353,6 +372,19 @@ impl Error {
     /// A caller's block that does not hold together.
     pub(crate) fn inconsistent(what: &'static str) -> Self {
         Self::input(InputErrorKind::InconsistentBlock { what })
+    }
+
+    /// A sum that would have no meaning.
+    pub(crate) fn cannot_reduce(why: &'static str) -> Self {
+        Self::input(InputErrorKind::CannotReduce { why, sender: None })
+    }
+
+    /// Says whose update cannot be summed, unless that is known already.
+    pub(crate) fn of_sender(mut self, number: u64) -> Self {
+        if let Self::Input(InputError { kind: InputErrorKind::CannotReduce { sender, .. }, .. }) = &mut self {
+            sender.get_or_insert(number);
+        }
+        self
     }
 
     fn location_mut(&mut self) -> Option<&mut Location> {

@@ -42,6 +42,7 @@ pub mod frame;
 mod limits;
 mod oneshot;
 pub mod random;
+pub mod reduce;
 pub mod stream;
 pub mod tensor;
 

@@ -11,8 +11,8 @@ const LAYERS: &[&[&str]] = &[
     &["bits"],
     &["codes"],
     &["block"],
-    &["frame", "compress"],
-    &["stream"],
+    &["frame"],
+    &["compress", "reduce", "stream"],
     &["file"],
     &["oneshot"],
 ];

@@ -13,6 +13,7 @@ mod natural;
 mod quantize;
 mod randk;
 mod sbc;
+pub mod scalecom;
 mod select;
 mod sidco;
 mod sign;

@@ -80,7 +80,7 @@ pub(super) fn both_sides(source: &mut Source<'_>, k: u64) -> Result<[Chosen; 2]>
     Ok(chosen)
 }
 
-fn top_k(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chosen>> {
+pub(super) fn top_k(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chosen>> {
     let [least] = guess(group, k, [Side::Both]);
     let at = f32::from_bits(least);
     let found = collect(group, |x| reaches(x.abs(), at), limit(k));

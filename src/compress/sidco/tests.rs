@@ -6,7 +6,7 @@ use crate::compress::tests::{inputs, normal, positions, run, tensor};
 use crate::compress::{Amount, Codec, Feedback, Options, compress};
 use crate::error::{Error, InputErrorKind};
 use crate::random::word;
-use crate::tensor::TensorBuf;
+use crate::tensor::{Dtype, TensorBuf};
 
 const N: usize = 1 << 20;
 const FITS: [&str; 3] = ["exp", "gp", "gamma-gp"];
@@ -134,7 +134,7 @@ fn a_resumed_sender_sends_the_same() {
         assert_eq!(resumed, uninterrupted);
     }
     assert_ne!(uninterrupted.stages("a").unwrap().stages, 1, "the rule moved");
-    let wrong = TensorBuf::new(crate::Dtype::I64, vec![3], vec![0xff; 24]).unwrap();
+    let wrong = TensorBuf::new(Dtype::I64, vec![3], vec![0xff; 24]).unwrap();
     assert!(Feedback::load([("a#sidco".to_owned(), wrong)]).is_err());
 }
 

@@ -2,7 +2,7 @@
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
-use crate::options::{LimitArgs, NameGlob, check_one_stdin, is_wanted};
+use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new, is_wanted};
 use crate::stream::{Base, Updates};
 use crate::tensors::{self, Dump, NamedTensor};
 use std::collections::BTreeMap;
@@ -51,6 +51,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin([&args.input].into_iter().chain(&args.base))?;
     tensors::check_output(&args.output)?;
+    check_output_is_new(&args.output, [&args.input].into_iter().chain(&args.base))?;
     let base = args.base.as_deref().map(Dump::open).transpose()?;
     let base: Base<'_> =
         base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();

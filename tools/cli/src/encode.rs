@@ -2,7 +2,7 @@
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::is_standard;
-use crate::options::{check_one_stdin, parse_pair};
+use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
 use crate::output::{Output, human_bytes, note, real, thousands};
 use crate::plan::{self, Compressed, Plan, Rule, fitting, reseeded};
 use crate::progress::Progress;
@@ -96,6 +96,7 @@ struct Totals {
 /// Runs the command; `quiet` keeps notes and the summary away.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check_one_stdin(args.inputs.iter().chain(&args.base))?;
+    check_output_is_new(&args.output, args.inputs.iter().chain(&args.base).chain(&args.feedback))?;
     let start = Instant::now();
     let (totals, bytes_out) = match args.append {
         true => append(args, quiet)?,
@@ -110,7 +111,8 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         }
     };
     if !quiet {
-        let bits = bytes_out as f64 * 8.0 / totals.elements as f64;
+        // Nothing per parameter where there are none.
+        let bits = bytes_out as f64 * 8.0 / totals.elements.max(1) as f64;
         note(format_args!(
             "{}: {} update{}, {} elements, {} -> {}, ratio {}, {} bits per parameter, {:.2} s",
             if is_standard(&args.output) {

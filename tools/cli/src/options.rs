@@ -1,8 +1,8 @@
 //! Options that several commands share.
 
-use crate::fail::{Failure, Result};
+use crate::fail::{Failure, InFile, Result};
 use gcodec::Limits;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What a reader allows a stream to ask for.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
@@ -58,6 +58,20 @@ pub(crate) fn parse_pair(text: &str) -> Result<(String, String), String> {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("not KEY=VALUE".into()),
     }
+}
+
+/// Refuses an output that is also an input: a slip with `-o` must not cost the only copy of something.
+pub(crate) fn check_output_is_new<'a>(
+    output: &Path,
+    inputs: impl IntoIterator<Item = &'a PathBuf>,
+) -> Result<()> {
+    // What is not there yet, or is `-`, is no input's file.
+    let Ok(target) = output.canonicalize() else { return Ok(()) };
+    let is_file = target.is_file();
+    if is_file && inputs.into_iter().any(|input| input.canonicalize().is_ok_and(|input| input == target)) {
+        return Err(Failure::usage("the output is also an input; give it another name")).in_file(output);
+    }
+    Ok(())
 }
 
 /// Fails unless standard input is read at most once.

@@ -2,7 +2,7 @@
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
-use crate::options::LimitArgs;
+use crate::options::{LimitArgs, check_output_is_new};
 use crate::output::{Output, counted, human_bytes, note};
 use gcodec::{Event, Limits, SliceReader};
 use std::io::Write;
@@ -30,6 +30,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    check_output_is_new(&args.output, [&args.input])?;
     let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;
     let limits = args.limits.limits();
     let saved = gcodec::file::recover(&input, &limits).in_file(&args.input)?;

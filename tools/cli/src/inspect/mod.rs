@@ -63,11 +63,15 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if args.frame.is_some() && report.frames.is_empty() && failure.is_none() {
         return Err(no_frame(args)).in_file(&args.input);
     }
-    // What could be read is shown, whatever comes after it.
+    let nothing = args.tensor.is_some() && report.updates.iter().all(|u| u.tensors.is_empty());
+    if nothing && failure.is_none() {
+        return Err(Failure::usage("no tensor of an update matches --tensor")).in_file(&args.input);
+    }
+    // What could be read is shown, whatever comes after it; of what is no stream there is nothing to show.
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
         print(format_args!("{json}\n"))?;
-    } else {
+    } else if report.version.is_some() {
         let name = match is_standard(&args.input) {
             true => "standard input".to_owned(),
             false => args.input.display().to_string(),

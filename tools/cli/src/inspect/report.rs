@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) bytes: u64,
-    pub(crate) version: Version,
+    pub(crate) version: Option<Version>,
     pub(crate) segments: u64,
     pub(crate) has_index: bool,
     /// Whether everything was read and is right.
@@ -31,7 +31,7 @@ pub(crate) struct Report {
     pub(crate) updates: Vec<Update>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct Version {
     pub(crate) major: u8,
     pub(crate) minor: u8,
@@ -149,7 +149,6 @@ impl Report {
         limits: &Limits,
     ) -> (Self, Option<Failure>) {
         let mut report = Self { bytes: bytes.len() as u64, ..Self::default() };
-        report.version.major = VERSION_MAJOR;
         let mut names = Names::default();
         let mut failure = None;
         let progress = Progress::new(bytes.len() as u64, "inspecting", true);
@@ -178,7 +177,7 @@ impl Report {
         let (info, body) = match event {
             Event::Frame(info, body) => (info, body),
             Event::Preamble(preamble) => {
-                self.version.minor = preamble.minor;
+                self.version = Some(Version { major: VERSION_MAJOR, minor: preamble.minor });
                 return None;
             }
             _ => return None,

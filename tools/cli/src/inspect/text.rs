@@ -25,9 +25,9 @@ pub(crate) fn render(report: &Report, name: &str, one_frame: bool) -> String {
         put(
             &mut out,
             format_args!(
-                "{name}: gcodec {}.{}, {}, {} frames in {} segment{}, {updates} update{}, checks {}\n",
-                report.version.major,
-                report.version.minor,
+                "{name}: format {}.{}, {}, {} frames in {} segment{}, {updates} update{}, checks {}\n",
+                report.version.map_or(0, |v| v.major),
+                report.version.map_or(0, |v| v.minor),
                 human_bytes(report.bytes),
                 report.frames.len(),
                 report.segments,

@@ -25,6 +25,11 @@ pub(crate) struct Args {
 
 /// Measures everything; false if something does not reach what it must.
 pub(crate) fn run(args: &Args) -> Result<bool> {
+    if args.write.is_some() && !args.gradients.is_dir() {
+        return Err(
+            format!("--write needs the gradient set: {} is not there", args.gradients.display()).into()
+        );
+    }
     let mut report = Report::default();
     sizes::independent_positions(&mut report)?;
     sizes::sbc_resnet50(&mut report)?;

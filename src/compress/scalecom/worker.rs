@@ -1,0 +1,283 @@
+//! One worker's side of the protocol.
+
+use std::sync::Arc;
+
+use super::{Choice, Settings, quasi};
+use crate::block::{Block, IndexSpace, Scope, SetId, Sets, Support, support};
+use crate::compress::select::{Chosen, top_k};
+use crate::compress::source::{CHUNK, Source};
+use crate::compress::{Feedback, Input, Options, sparse};
+use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::{IndexSet, Manifest};
+use crate::tensor::TensorView;
+
+/// What a worker does in a step.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Role {
+    /// It leads: this set is to be sent, and to be given to [`Worker::take_set`] like everybody's.
+    Leader(IndexSet),
+    /// It waits for the set of this worker.
+    Follower {
+        /// The leader's number.
+        leader: u64,
+    },
+}
+
+/// One worker's state for one index space: whole tensors of one float type.
+///
+/// A step is [`Self::begin`], [`Self::take_set`], [`Self::values`] and [`Self::finish`], in this order; each call out of it
+/// is refused, and an error leaves the state as it was. Only [`Self::finish`] changes the memory: take it once the sum has
+/// arrived, or [`Self::abort`] if it has not. Between steps [`Self::memory`] is the whole state, for a checkpoint.
+///
+/// Memory: 4 bytes for each element between steps, 8 inside one.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    manifest: Arc<Manifest>,
+    scope: Scope,
+    space: IndexSpace,
+    rank: u64,
+    world: u64,
+    settings: Settings,
+    memory: Feedback,
+    round: Option<Round>,
+}
+
+#[derive(Debug, Clone)]
+struct Round {
+    step: u64,
+    /// Gradient plus memory, over the whole scope.
+    sums: Vec<f32>,
+    /// What this worker chose, if it leads.
+    own: Option<Support>,
+    set: Option<(SetId, Vec<u64>)>,
+}
+
+impl Worker {
+    /// Worker `rank` of `world`, without memory. `scope`: one or more whole tensors.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a scope that the manifest does not have, a part of a tensor, an element type that is no float, no
+    /// elements, a rank that is not below `world`, and settings out of range.
+    pub fn new(
+        manifest: &Arc<Manifest>,
+        scope: Scope,
+        rank: u64,
+        world: u64,
+        settings: Settings,
+    ) -> Result<Self> {
+        settings.check()?;
+        if rank >= world {
+            return Err(Error::bad_option("rank of a worker"));
+        }
+        if matches!(scope, Scope::Range { .. }) {
+            return Err(Error::bad_option("scope of a worker: whole tensors only"));
+        }
+        let space = manifest.space(scope, 0).map_err(|_| Error::bad_option("scope of a worker"))?;
+        if !space.dtype.is_float() {
+            return Err(Error::input(InputErrorKind::WrongDtype { what: "ScaleCom" }));
+        }
+        if space.is_empty() {
+            return Err(Error::bad_option("scope of a worker: no elements"));
+        }
+        let (manifest, memory) = (Arc::clone(manifest), Feedback::new());
+        Ok(Self { manifest, scope, space, rank, world, settings, memory, round: None })
+    }
+
+    /// The memory by tensor name. It never travels.
+    pub fn memory(&self) -> &Feedback {
+        &self.memory
+    }
+
+    /// Takes up the memory of a checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Input`] inside a step.
+    pub fn set_memory(&mut self, memory: Feedback) -> Result<()> {
+        if self.round.is_some() {
+            return Err(out_of_turn("the memory cannot change inside a step"));
+        }
+        self.memory = memory;
+        Ok(())
+    }
+
+    /// The leader of a step: step mod world.
+    pub fn leader(&self, step: u64) -> u64 {
+        step % self.world
+    }
+
+    /// Begins a step with this worker's gradients, one for each tensor of the scope.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if a step is open, a tensor is not the manifest's, or an element or its sum with the memory is not
+    /// finite.
+    pub fn begin(&mut self, step: u64, gradients: &[TensorView<'_>]) -> Result<Role> {
+        if self.round.is_some() {
+            return Err(out_of_turn("a step begins before the last one is finished"));
+        }
+        let infos = self.infos();
+        if gradients.len() != infos.len() {
+            return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of gradients and tensors" }));
+        }
+        let mut sources = Vec::new();
+        for (i, (info, &view)) in infos.iter().zip(gradients).enumerate() {
+            let tensor = self.scope.first() + i as u64;
+            if info.dtype != view.dtype() || info.shape != view.shape() {
+                let kind = InputErrorKind::Mismatch { what: "gradient and manifest" };
+                return Err(Error::input(kind).in_tensor(tensor));
+            }
+            let input = Input { tensor, name: &info.name, view, base: None };
+            let codec = self.settings.codec();
+            let source = Source::new(&input, codec, &Options::default(), Some(&self.memory));
+            sources.push(source.map_err(|e| e.in_tensor(tensor))?);
+        }
+        for source in &mut sources {
+            let finite = source.scan(0..source.len, CHUNK, |chunk| {
+                let mut finite = true;
+                chunk.tiles(|_, tile| finite &= tile.iter().all(|x| x.is_finite()));
+                finite
+            });
+            if finite.contains(&false) {
+                return Err(source.non_finite());
+            }
+        }
+        let leader = self.leader(step);
+        let own = match (leader == self.rank, self.settings.choice) {
+            (true, Choice::TopK(amount)) => {
+                let mut group: Vec<&mut Source<'_>> = sources.iter_mut().collect();
+                let chosen: Vec<Chosen> = top_k(&mut group, amount.of(self.space.len()))?;
+                Some(sparse::join(&sources, &chosen).1)
+            }
+            _ => None,
+        };
+        let sums: Vec<f32> = sources.into_iter().flat_map(|s| s.residual_after.unwrap_or_default()).collect();
+        let own = match (leader == self.rank, self.settings.choice) {
+            (true, Choice::PerChunk(len)) => Some(quasi::choose(&sums, len)),
+            _ => own,
+        };
+        let role = match &own {
+            Some(support) => Role::Leader(IndexSet {
+                manifest: self.manifest.id(),
+                step,
+                leader,
+                world: self.world,
+                scope: self.scope,
+                support: support.clone(),
+            }),
+            None => Role::Follower { leader },
+        };
+        self.round = Some(Round { step, sums, own, set: None });
+        Ok(role)
+    }
+
+    /// Takes the leader's set and its id: what a decoder, or for the leader [`Encoder::index_set`](crate::Encoder::index_set),
+    /// gave.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::OutOfTurn`] if no step is open, a set was taken already, or the set is of another step, leader or
+    /// number of workers; [`InputErrorKind::Mismatch`] if it is of other tensors; other [`Error::Input`] if it does not fit
+    /// them.
+    pub fn take_set(&mut self, set: &IndexSet, id: SetId) -> Result<()> {
+        let Some(round) = &mut self.round else { return Err(out_of_turn("an index set outside a step")) };
+        if round.set.is_some() {
+            return Err(out_of_turn("a second index set in one step"));
+        }
+        if set.step != round.step {
+            let late = set.step < round.step;
+            return Err(out_of_turn(if late {
+                "an index set of an earlier step"
+            } else {
+                "one of a later step"
+            }));
+        }
+        if set.world != self.world {
+            return Err(out_of_turn("an index set for another number of workers"));
+        }
+        if set.leader != round.step % self.world {
+            return Err(out_of_turn("an index set of a worker that does not lead this step"));
+        }
+        if set.manifest != self.manifest.id() || set.scope != self.scope {
+            return Err(Error::input(InputErrorKind::Mismatch { what: "tensors of worker and index set" }));
+        }
+        if round.own.as_ref().is_some_and(|own| *own != set.support) {
+            return Err(Error::input(InputErrorKind::Mismatch {
+                what: "the leader's own index set and this",
+            }));
+        }
+        if matches!(set.support, Support::Set(_)) {
+            return Err(Error::inconsistent("an index set that refers to a set"));
+        }
+        let n = self.space.len();
+        support::check(&set.support, n)?;
+        let mut positions = Vec::new();
+        support::for_each_run(&set.support, n, &Sets::new(), &mut |start, len| {
+            positions.extend(start..start + len);
+            Ok(())
+        })?;
+        round.set = Some((id, positions));
+        Ok(())
+    }
+
+    /// This worker's values on the set, for its update.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::OutOfTurn`] before the set was taken.
+    pub fn values(&self) -> Result<Block> {
+        let (round, id, positions) = self.with_set()?;
+        let (values, _) = self.sent(round, positions)?;
+        Ok(Block { scope: self.scope, add: false, support: Support::Set(id), values })
+    }
+
+    /// Ends the step: what was sent leaves the memory, what was not enters it.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::OutOfTurn`] before the set was taken.
+    pub fn finish(&mut self) -> Result<()> {
+        let (round, _, positions) = self.with_set()?;
+        let mut left = round.sums.clone();
+        for (&position, sent) in positions.iter().zip(self.sent(round, positions)?.1) {
+            left[position as usize] -= sent;
+        }
+        let beta = self.settings.beta;
+        let infos: Vec<_> = self.infos().iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
+        let mut rest = left.as_mut_slice();
+        for ((name, shape), &len) in infos.iter().zip(&self.space.lens) {
+            let (mine, others) = std::mem::take(&mut rest).split_at_mut(len as usize);
+            rest = others;
+            if beta < 1.0 {
+                let before = self.memory.get(name);
+                for (i, x) in mine.iter_mut().enumerate() {
+                    *x = (1.0 - beta) * before.map_or(0.0, |m| m[i]) + beta * *x;
+                }
+            }
+            self.memory.set(name, shape, mine.to_vec());
+        }
+        self.round = None;
+        Ok(())
+    }
+
+    /// Gives up the open step, if there is one: the memory is as it was before it. Whether its gradient is lost is the
+    /// caller's choice, who may add it to the next.
+    pub fn abort(&mut self) {
+        self.round = None;
+    }
+
+    fn infos(&self) -> &[crate::frame::TensorInfo] {
+        &self.manifest.tensors()[self.scope.first() as usize..][..self.space.lens.len()]
+    }
+
+    fn with_set(&self) -> Result<(&Round, SetId, &[u64])> {
+        let round = self.round.as_ref().ok_or(out_of_turn("no step is open"))?;
+        let (id, positions) = round.set.as_ref().ok_or(out_of_turn("the leader's index set is missing"))?;
+        Ok((round, *id, positions))
+    }
+
+    /// The values on the set, and what a receiver makes of them.
+    fn sent(&self, round: &Round, positions: &[u64]) -> Result<(crate::block::Values, Vec<f32>)> {
+        let joint: Vec<f32> = positions.iter().map(|&p| round.sums[p as usize]).collect();
+        sparse::floats(self.space.dtype, self.settings.values, &joint)
+    }
+}
+
+fn out_of_turn(what: &'static str) -> Error {
+    Error::input(InputErrorKind::OutOfTurn { what })
+}

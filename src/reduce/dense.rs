@@ -1,0 +1,402 @@
+//! Sums of whole updates, in dense accumulators.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::linear::{Linear, quiet};
+use crate::block::values::to_number;
+use crate::block::{Block, Scope, Sets, Support, Target, Values};
+use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
+use crate::limits::{Budget, Limits, check};
+use crate::tensor::{Dtype, TensorBuf};
+
+/// In what floats are added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// 32 bits, rounded after each sender; tensors of f64 in 64 bits.
+    #[default]
+    F32,
+    /// 64 bits, rounded once at the end.
+    F64,
+}
+
+/// How updates are summed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct SumOptions {
+    /// In what floats are added. Default: 32 bits.
+    pub precision: Precision,
+    /// What reading the updates may take, and how much the accumulators and the updates that wait may hold:
+    /// [`Limits::max_alloc_bytes`] each.
+    pub limits: Limits,
+}
+
+impl SumOptions {
+    /// Sets [`SumOptions::precision`].
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// Sets [`SumOptions::limits`].
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+}
+
+/// One sender's update, decoded but not expanded.
+struct Contribution {
+    header: UpdateHeader,
+    weight: f64,
+    blocks: Vec<Block>,
+    sets: Sets,
+    parts: u64,
+    complete: bool,
+}
+
+/// The sum or mean of many senders' updates.
+///
+/// What is summed is what a reader makes of each update: blocks of any kind, elements that it does not speak of being zero.
+/// The sum is taken in the order of the senders' numbers, whatever order they came in, and so is the same, bit for bit, on
+/// every node that has the same updates and options. Who does not take part is not waited for: [`Reduced::header`] says how
+/// many did.
+///
+/// # Memory
+/// Until [`Sum::finish`]: the decoded blocks of every sender, not expanded (12 bytes for each element of a top-k update, 9
+/// bits for each element of natural compression). There: the accumulators (4 bytes an element, 8 with [`Precision::F64`] or
+/// f64 tensors, 16 for integers) and one expanded update.
+pub struct Sum {
+    manifest: Arc<Manifest>,
+    options: SumOptions,
+    waiting: BTreeMap<u64, Contribution>,
+    held: u64,
+}
+
+impl Sum {
+    /// A sum of updates of the tensors of `manifest`.
+    pub fn new(manifest: &Arc<Manifest>, options: SumOptions) -> Self {
+        Self { manifest: Arc::clone(manifest), options, waiting: BTreeMap::new(), held: 0 }
+    }
+
+    /// Takes a part of a sender's update. Parts of one update come in order; those of different senders may alternate.
+    ///
+    /// `weight` scales the update, all parts of it alike: 1 for a plain sum, or for instance a sender's number of samples.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::CannotReduce`] with the sender and the reason if the update has no sum with those before it;
+    /// [`InputErrorKind::MissingModel`] if it has latent codes; those of [`UpdatePart::decode`]; [`Error::Limit`] if what
+    /// waits exceeds [`Limits::max_alloc_bytes`]. The sum is then as it was before.
+    pub fn add(&mut self, part: &UpdatePart<'_>, weight: f64) -> Result<()> {
+        self.check(part, weight).map_err(|e| e.of_sender(part.header.sender))?;
+        let blocks = part.decode_all()?;
+        let bytes = blocks.iter().map(held_bytes).fold(self.held, u64::saturating_add);
+        check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
+        for block in &blocks {
+            if let Values::Latent { model, .. } = &block.values {
+                let id = std::array::from_fn(|i| model.0[i]);
+                return Err(Error::input(InputErrorKind::MissingModel { id }).in_tensor(block.scope.first()));
+            }
+        }
+        self.held = bytes;
+        let waiting = self.waiting.entry(part.header.sender).or_insert_with(|| Contribution {
+            header: UpdateHeader { label: String::new(), ..part.header.clone() },
+            weight,
+            blocks: Vec::new(),
+            sets: Sets::new(),
+            parts: 0,
+            complete: false,
+        });
+        for block in &blocks {
+            if let Support::Set(id) = block.support
+                && let Some(set) = part.sets().get(&id)
+            {
+                waiting.sets.insert(id, Arc::clone(set));
+            }
+        }
+        waiting.blocks.extend(blocks);
+        waiting.parts += 1;
+        waiting.complete = part.last;
+        Ok(())
+    }
+
+    fn check(&self, part: &UpdatePart<'_>, weight: f64) -> Result<()> {
+        let (header, refuse) = (&part.header, |why| Err(Error::cannot_reduce(why)));
+        if !(weight.is_finite() && weight > 0.0) {
+            return Err(Error::bad_option("weight"));
+        }
+        if part.manifest.id() != self.manifest.id() {
+            return refuse("it is of another manifest");
+        }
+        if header.delta.is_some() {
+            return refuse("it is a delta against a base, which has no sum");
+        }
+        match self.waiting.get(&header.sender) {
+            Some(earlier) if earlier.complete => return refuse("this sender's update is in it already"),
+            Some(earlier) if !earlier.header.same_update(header) => {
+                return refuse("its parts belong to different updates");
+            }
+            Some(earlier) if earlier.parts != part.part => return refuse("a part of it is missing"),
+            Some(earlier) if earlier.weight != weight => return refuse("its parts have different weights"),
+            Some(_) => return Ok(()),
+            None if part.part != 0 => return refuse("its first part is missing"),
+            None => {}
+        }
+        if header.reduction == Reduction::Mean {
+            return refuse("it is a mean, which does not say what it was divided by");
+        }
+        if header.reduction == Reduction::Sum && header.contributors == 0 {
+            return refuse("it is a sum that does not say of how many");
+        }
+        if header.reduction == Reduction::Sum && weight != 1.0 {
+            return refuse("it is a sum of several, whose weights are in it already");
+        }
+        let ints = |t: &crate::frame::TensorInfo| !t.dtype.is_float();
+        if weight != 1.0 && self.manifest.tensors().iter().any(ints) {
+            return refuse("a weight other than 1 has no meaning for integer tensors");
+        }
+        let Some(first) = self.waiting.values().next().map(|c| &c.header) else { return Ok(()) };
+        if header.step != first.step || header.round != first.round {
+            return refuse("it is of another step or round");
+        }
+        if header.world != first.world {
+            return refuse("it counts another number of senders");
+        }
+        if header.reduction != first.reduction {
+            return refuse("a sum of several and one sender's own: who is in the sum twice cannot be told");
+        }
+        Ok(())
+    }
+
+    /// Senders whose updates are complete.
+    pub fn senders(&self) -> impl Iterator<Item = u64> {
+        self.waiting.iter().filter(|(_, c)| c.complete).map(|(sender, _)| *sender)
+    }
+
+    /// The sum; or with `mean` what it is if divided by the sum of the weights, which for sums of several are their
+    /// contributors.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::CannotReduce`] if there is no update, if one is not complete, if contributors exceed the number of
+    /// senders, for a mean of integers, and for truth values; [`Error::Limit`] if the accumulators need too much memory.
+    pub fn finish(self, mean: bool) -> Result<Reduced> {
+        let header = self.header(mean)?;
+        let mut sums = self.accumulators(mean)?;
+        let mut scratch: Vec<Vec<u8>> =
+            self.manifest.tensors().iter().map(|t| vec![0; t.bytes() as usize]).collect();
+        for (sender, contribution) in &self.waiting {
+            let touched = self.expand(contribution, &mut scratch).map_err(|e| e.of_sender(*sender))?;
+            for number in (0..touched.len()).filter(|&n| touched[n]) {
+                let dtype = self.manifest.tensors()[number].dtype;
+                let numbers = Linear::of_elements(dtype, &scratch[number], sums[number].len())?;
+                sums[number].accumulate(numbers, contribution.weight);
+                scratch[number].fill(0);
+            }
+        }
+        if mean {
+            let weights = self.waiting.values().map(|c| match c.header.reduction {
+                Reduction::None => c.weight,
+                _ => c.header.contributors as f64,
+            });
+            let total: f64 = weights.sum();
+            sums.iter_mut().for_each(|sum| sum.divide(total));
+        }
+        Ok(Reduced { header, manifest: self.manifest, sums })
+    }
+
+    fn header(&self, mean: bool) -> Result<UpdateHeader> {
+        if let Some((sender, _)) = self.waiting.iter().find(|(_, c)| !c.complete) {
+            return Err(Error::cannot_reduce("its last part is missing").of_sender(*sender));
+        }
+        let headers = || self.waiting.values().map(|c| &c.header);
+        let Some(first) = headers().next() else { return Err(Error::cannot_reduce("there is no update")) };
+        let of_one = |h: &UpdateHeader| if h.reduction == Reduction::None { 1 } else { h.contributors };
+        let contributors = headers().map(of_one).fold(0, u64::saturating_add);
+        if first.world > 0 && contributors > first.world {
+            return Err(Error::cannot_reduce("more contributors than senders: some are in it twice"));
+        }
+        let same_steps = headers().all(|h| h.inner_steps == first.inner_steps);
+        Ok(UpdateHeader::default()
+            .with_step(first.step)
+            .with_round(first.round)
+            .with_world(first.world)
+            .with_contributors(contributors)
+            .with_inner_steps(if same_steps { first.inner_steps } else { 0 })
+            .with_reduction(if mean { Reduction::Mean } else { Reduction::Sum }))
+    }
+
+    fn accumulators(&self, mean: bool) -> Result<Vec<Linear>> {
+        let kind = |dtype: Dtype| match (dtype, self.options.precision) {
+            (Dtype::Bool, _) => Err(Error::cannot_reduce("truth values have no sum")),
+            _ if !dtype.is_float() && mean => {
+                Err(Error::cannot_reduce("integers have no mean of their type"))
+            }
+            _ if !dtype.is_float() => Ok((Linear::Int(Vec::new()), 16)),
+            (Dtype::F64, _) | (_, Precision::F64) => Ok((Linear::F64(Vec::new()), 8)),
+            _ => Ok((Linear::F32(Vec::new()), 4)),
+        };
+        let (mut sums, mut bytes) = (Vec::new(), 0u64);
+        for (number, info) in self.manifest.tensors().iter().enumerate() {
+            let (mut sum, each) = kind(info.dtype).map_err(|e| e.in_tensor(number as u64))?;
+            let asked = info.elements().saturating_mul(each).saturating_add(info.bytes());
+            bytes = bytes.saturating_add(asked);
+            check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
+            sum.zeros(info.elements() as usize);
+            sums.push(sum);
+        }
+        Ok(sums)
+    }
+
+    /// Makes of `scratch`, which is zero, what a reader makes of the update; says which tensors it speaks of.
+    fn expand(&self, contribution: &Contribution, scratch: &mut [Vec<u8>]) -> Result<Vec<bool>> {
+        let mut touched = vec![false; scratch.len()];
+        for block in &contribution.blocks {
+            let space = self.manifest.space(block.scope, 0)?;
+            let first = block.scope.first() as usize;
+            let start = match block.scope {
+                Scope::Range { start, .. } => start,
+                _ => 0,
+            };
+            let tensors = first..first + space.lens.len();
+            touched[tensors.clone()].fill(true);
+            let data = scratch[tensors].iter_mut().zip(&space.lens);
+            let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
+            let budget = Budget::new(&self.options.limits);
+            block.apply(&space, &contribution.sets, &budget, &mut targets)?;
+        }
+        Ok(touched)
+    }
+}
+
+impl Linear {
+    fn zeros(&mut self, count: usize) {
+        match self {
+            Self::F32(x) => x.resize(count, 0.0),
+            Self::F64(x) => x.resize(count, 0.0),
+            Self::Int(x) => x.resize(count, 0),
+        }
+    }
+
+    /// Adds `weight` times `other`.
+    fn accumulate(&mut self, other: Self, weight: f64) {
+        match (self, other) {
+            (Self::F32(a), Self::F32(b)) if weight == 1.0 => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
+            }
+            (Self::F32(a), Self::F32(b)) => {
+                let scaled = b.into_iter().map(|b| (weight * f64::from(b)) as f32);
+                a.iter_mut().zip(scaled).for_each(|(a, b)| *a = to_number(f64::from(*a + b)));
+            }
+            (Self::Int(a), Self::Int(b)) => a.iter_mut().zip(b).for_each(|(a, b)| *a += b),
+            (Self::F64(a), Self::F32(b)) => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * f64::from(b)));
+            }
+            (Self::F64(a), Self::F64(b)) => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + weight * b));
+            }
+            (_, _) => debug_assert!(false, "an accumulator is of its tensor's kind"),
+        }
+    }
+
+    fn divide(&mut self, by: f64) {
+        match self {
+            Self::F32(x) => x.iter_mut().for_each(|x| *x = to_number(f64::from(*x) / by)),
+            Self::F64(x) => x.iter_mut().for_each(|x| *x = quiet(*x / by)),
+            Self::Int(_) => debug_assert!(false, "integers have no mean"),
+        }
+    }
+}
+
+/// About what a decoded block holds.
+fn held_bytes(block: &Block) -> u64 {
+    fn of(values: &Values) -> u64 {
+        let bytes = match values {
+            Values::Floats { bytes, .. } | Values::Planes { bytes } => bytes.len(),
+            Values::Constant { scales, .. } => scales.bytes.len(),
+            Values::Sign { scales, negative, .. } => scales.bytes.len() + negative.as_bytes().len(),
+            Values::Pow2 { codes, negative, .. } => codes.len() + negative.as_bytes().len(),
+            Values::Levels { norms, levels, .. } => norms.bytes.len() + 4 * levels.len(),
+            Values::Affine { codes, scales, .. } | Values::Minifloat { codes, scales, .. } => {
+                codes.len() + 2 * scales.bytes.len()
+            }
+            Values::Codebook { codes, scales, .. } => {
+                codes.len() + 2 * scales.as_ref().map_or(0, |s| s.bytes.len())
+            }
+            Values::Ulp { diffs } => 8 * diffs.len(),
+            Values::Latent { codes, .. } => return of(codes),
+            Values::LowRank { left, right, .. } => return of(left).saturating_add(of(right)),
+        };
+        bytes as u64
+    }
+    let support = match &block.support {
+        Support::Sparse(positions) => 8 * positions.len(),
+        Support::Chunked { positions, .. } => 4 * positions.len(),
+        Support::Rows { rows, .. } => 8 * rows.len(),
+        Support::All | Support::Seeded { .. } | Support::Set(_) => 0,
+    };
+    of(&block.values).saturating_add((support + size_of::<Block>()) as u64)
+}
+
+/// Elements in one block of [`Reduced::blocks`]; larger tensors take several.
+const BLOCK_LEN: u64 = 1 << 22;
+
+/// A sum or mean.
+#[derive(Debug, Clone)]
+pub struct Reduced {
+    /// What an update that carries it says: step and round, contributors, sum or mean. The sender, 0, is the caller's to set.
+    pub header: UpdateHeader,
+    manifest: Arc<Manifest>,
+    sums: Vec<Linear>,
+}
+
+impl Reduced {
+    /// The tensors in the order of the manifest, in their own types, rounded to nearest, ties to even.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::CannotReduce`] with the tensor if an integer does not fit its type.
+    pub fn tensors(&self) -> Result<Vec<TensorBuf>> {
+        let tensors = self.manifest.tensors().iter().zip(&self.sums).enumerate();
+        tensors
+            .map(|(number, (info, sum))| {
+                let data = sum.to_elements(info.dtype).map_err(|e| e.in_tensor(number as u64))?;
+                TensorBuf::new(info.dtype, info.shape.clone(), data)
+            })
+            .collect()
+    }
+
+    /// Dense blocks of the tensors, for an update with [`Reduced::header`]. Tensors of f32 and f64 and integers are stored
+    /// in their own types; narrower floats as f32, which a reader rounds, so that such sums can be summed again.
+    ///
+    /// # Errors
+    /// As [`Self::tensors`].
+    pub fn blocks(&self) -> Result<Vec<Block>> {
+        let mut blocks = Vec::new();
+        for (number, (info, sum)) in self.manifest.tensors().iter().zip(&self.sums).enumerate() {
+            let (tensor, n) = (number as u64, sum.len() as u64);
+            for start in (0..n).step_by(BLOCK_LEN as usize) {
+                let len = BLOCK_LEN.min(n - start);
+                let scope = match len == n {
+                    true => Scope::Tensor(tensor),
+                    false => Scope::Range { tensor, start, len },
+                };
+                let values = sum.slice(start as usize..(start + len) as usize).into_values(info.dtype);
+                let values = values.map_err(|e| e.in_tensor(tensor))?;
+                blocks.push(Block { scope, add: false, support: Support::All, values });
+            }
+        }
+        Ok(blocks)
+    }
+}
+
+impl Linear {
+    fn slice(&self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(x[range].to_vec()),
+            Self::F64(x) => Self::F64(x[range].to_vec()),
+            Self::Int(x) => Self::Int(x[range].to_vec()),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Numbers that may be added, in a type that holds sums of them.
+
+use crate::block::values::to_number;
+use crate::block::{Stored, Values};
+use crate::element::{bits_at, decode_f32s, encode_f32s, set_bits_at};
+use crate::error::{Error, Result};
+use crate::tensor::Dtype;
+
+/// Numbers of a block or of a tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Linear {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    /// Integers of any type: a sum of 2^63 of them fits.
+    Int(Vec<i128>),
+}
+
+/// The one NaN of the spec, whatever NaN the processor chose.
+pub(super) fn quiet(x: f64) -> f64 {
+    if x.is_nan() { f64::from(f32::from_bits(0x7fc0_0000)) } else { x }
+}
+
+fn add_f32(a: f32, b: f32) -> f32 {
+    to_number(f64::from(a + b))
+}
+
+fn is_int(dtype: Dtype) -> bool {
+    !dtype.is_float() && dtype != Dtype::Bool
+}
+
+/// Element `index` of an integer type.
+fn int_at(dtype: Dtype, bytes: &[u8], index: u64) -> i128 {
+    let bits = bits_at(dtype, bytes, index).unwrap_or(0);
+    let spare = 64 - dtype.bits();
+    match dtype {
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => i128::from(bits),
+        _ => i128::from((bits << spare) as i64 >> spare),
+    }
+}
+
+impl Linear {
+    /// `count` elements of this type.
+    pub(super) fn of_elements(dtype: Dtype, bytes: &[u8], count: usize) -> Result<Self> {
+        match dtype {
+            Dtype::F64 => {
+                let elements = bytes.as_chunks::<8>().0.iter();
+                Ok(Self::F64(elements.map(|b| f64::from_le_bytes(*b)).collect()))
+            }
+            _ if dtype.is_float() => {
+                let mut numbers = vec![0.0; count];
+                decode_f32s(dtype, bytes, 0, &mut numbers)?;
+                Ok(Self::F32(numbers))
+            }
+            _ if is_int(dtype) => Ok(Self::Int((0..count as u64).map(|i| int_at(dtype, bytes, i)).collect())),
+            _ => Err(Error::cannot_reduce("truth values have no sum")),
+        }
+    }
+
+    /// The values of a block over elements of this type; `count` of them.
+    pub(super) fn of_values(values: &Values, dtype: Dtype, count: u64) -> Result<Self> {
+        let (stored, bytes) = match values {
+            Values::Floats { stored, bytes } => (*stored, bytes),
+            Values::Planes { bytes } => (Stored::Source, bytes),
+            _ => return Err(Error::cannot_reduce(why_not(values))),
+        };
+        if stored != Stored::Source && !dtype.is_float() {
+            return Err(Error::inconsistent("numbers for elements that are not floats"));
+        }
+        let as_type = stored.dtype(dtype);
+        if as_type.bytes_for(count) != Some(bytes.len() as u64) {
+            return Err(Error::inconsistent("number of floats"));
+        }
+        Self::of_elements(as_type, bytes, usize::try_from(count).unwrap_or(usize::MAX))
+    }
+
+    /// Adds `other`, element by element; f32 and f64 give f64.
+    pub(super) fn add(self, other: Self) -> Result<Self> {
+        Ok(match (self, other) {
+            (Self::F32(mut a), Self::F32(b)) => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = add_f32(*a, b));
+                Self::F32(a)
+            }
+            (Self::Int(mut a), Self::Int(b)) => {
+                a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+                Self::Int(a)
+            }
+            (Self::Int(_), _) | (_, Self::Int(_)) => return Err(Error::inconsistent("integers and floats")),
+            (a, b) => {
+                let (mut a, b) = (a.into_f64(), b.into_f64());
+                a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + b));
+                Self::F64(a)
+            }
+        })
+    }
+
+    /// These numbers, and `other` after them; f32 and f64 give f64.
+    pub(super) fn concat(self, other: Self) -> Result<Self> {
+        Ok(match (self, other) {
+            (Self::F32(mut a), Self::F32(b)) => {
+                a.extend(b);
+                Self::F32(a)
+            }
+            (Self::Int(mut a), Self::Int(b)) => {
+                a.extend(b);
+                Self::Int(a)
+            }
+            (Self::Int(_), _) | (_, Self::Int(_)) => return Err(Error::inconsistent("integers and floats")),
+            (a, b) => {
+                let mut a = a.into_f64();
+                a.extend(b.into_f64());
+                Self::F64(a)
+            }
+        })
+    }
+
+    fn into_f64(self) -> Vec<f64> {
+        match self {
+            Self::F32(x) => x.into_iter().map(f64::from).collect(),
+            Self::F64(x) => x,
+            Self::Int(x) => x.into_iter().map(|x| x as f64).collect(),
+        }
+    }
+
+    /// As a block's values over elements of type `dtype`: in that type where it loses nothing, else as 32-bit floats.
+    pub(super) fn into_values(self, dtype: Dtype) -> Result<Values> {
+        match (&self, dtype) {
+            (Self::F32(_), Dtype::F32) | (Self::F64(_), Dtype::F64) | (Self::Int(_), _) => {
+                Ok(Values::Floats { stored: Stored::Source, bytes: self.to_elements(dtype)? })
+            }
+            _ => Ok(Values::Floats { stored: Stored::F32, bytes: self.to_elements(Dtype::F32)? }),
+        }
+    }
+
+    /// As elements of this type, rounded to nearest, ties to even.
+    pub(super) fn to_elements(&self, dtype: Dtype) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; dtype.bytes_for(self.len() as u64).unwrap_or(0) as usize];
+        match (self, dtype) {
+            (Self::F64(x), Dtype::F64) => {
+                for (b, x) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(x) {
+                    *b = x.to_le_bytes();
+                }
+            }
+            (Self::F64(x), _) => {
+                let rounded: Vec<f32> = x.iter().map(|x| to_number(*x)).collect();
+                encode_f32s(dtype, &rounded, 0, &mut bytes)?;
+            }
+            (Self::F32(x), _) => encode_f32s(dtype, x, 0, &mut bytes)?,
+            (Self::Int(x), _) => {
+                for (i, &x) in x.iter().enumerate() {
+                    set_bits_at(dtype, &mut bytes, i as u64, x as u64);
+                    if int_at(dtype, &bytes, i as u64) != x {
+                        return Err(Error::cannot_reduce("the sum does not fit the tensor's integer type"));
+                    }
+                }
+            }
+        }
+        Ok(bytes)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::F64(x) => x.len(),
+            Self::Int(x) => x.len(),
+        }
+    }
+}
+
+/// Why values of this kind cannot be added as they are.
+fn why_not(values: &Values) -> &'static str {
+    match values {
+        Values::Constant { .. } | Values::Sign { .. } => {
+            "each sender has its own scale, and the sum has more than two values"
+        }
+        Values::Pow2 { .. } => "the sum of two powers of two is not one",
+        Values::Levels { .. } => "each sender's levels are relative to its own norm",
+        Values::Affine { .. } => "each sender's codes are relative to its own scale",
+        Values::Codebook { .. } => "codes of a table do not add up",
+        Values::Minifloat { .. } => {
+            "each sender's codes are relative to its own scale, and few bits hold no sum"
+        }
+        Values::Ulp { .. } => "differences in the last place depend on the base",
+        Values::Latent { .. } => "latent codes have to be decoded by their model first",
+        Values::LowRank { .. } => "the sum of two products of factors is not one of their rank",
+        Values::Floats { .. } | Values::Planes { .. } => "not linear",
+    }
+}

@@ -1,0 +1,313 @@
+//! Sums of many workers' updates: what they are, that every node gets the same bits, and what is refused.
+
+use std::sync::Arc;
+
+use gcodec::block::{Bits, IndexSpace, Sets, Stored, Underflow};
+use gcodec::compress::{Input, Options, compress};
+use gcodec::error::InputErrorKind;
+use gcodec::frame::Reduction;
+use gcodec::reduce::{Precision, Sum, SumOptions, add, merge};
+use gcodec::{
+    Block, BlockOptions, Body, Dtype, EncodeOptions, Encoder, Error, Event, Limits, Manifest, Scope,
+    SliceReader, Support, TensorBuf, TensorInfo, UpdateHeader, Values, random,
+};
+
+const N: usize = 600;
+
+fn random_f32s(sender: u64) -> Vec<f32> {
+    let word = |i: usize| random::word(7, sender, i as u64);
+    (0..N).map(|i| (word(i) as i32 as f32) * 2f32.powi((word(i) % 40) as i32 - 50)).collect()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+fn block(support: Support, values: Values) -> Block {
+    Block { scope: Scope::Tensor(0), add: false, support, values }
+}
+
+fn floats(support: Support, values: &[f32]) -> Block {
+    block(support, Values::Floats { stored: Stored::Source, bytes: bytes(values) })
+}
+
+fn manifest(dtype: Dtype) -> Arc<Manifest> {
+    Arc::new(Manifest::new(vec![TensorInfo::new("w", dtype, [N as u64])]).unwrap())
+}
+
+fn why(error: Error) -> (&'static str, Option<u64>) {
+    match error {
+        Error::Input(e) => match e.kind {
+            InputErrorKind::CannotReduce { why, sender } => (why, sender),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other}"),
+    }
+}
+
+/// An update as it travels.
+fn stream(header: &UpdateHeader, manifest: &Arc<Manifest>, blocks: &[Block], part_bytes: u64) -> Vec<u8> {
+    let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+    let mut out = Vec::new();
+    encoder.update(&mut out, header, manifest, &blocks).unwrap();
+    encoder.finish(&mut out);
+    out
+}
+
+/// Gives the sum every part of a stream.
+fn take(sum: &mut Sum, stream: &[u8], weight: f64) -> gcodec::Result<()> {
+    for event in SliceReader::new(stream, Limits::default()) {
+        if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+            sum.add(&part, weight)?;
+        }
+    }
+    Ok(())
+}
+
+/// A worker's stream, and the numbers that a reader gets.
+type Sent = (Vec<u8>, Vec<f32>);
+
+/// Three senders of different codecs and what a reader makes of each.
+fn workers() -> (Arc<Manifest>, Vec<Sent>) {
+    let manifest = manifest(Dtype::F32);
+    let codecs = ["topk:k=50", "natural:seed=3", "raw"];
+    let of = |(sender, codec): (usize, &str)| {
+        let tensor = TensorBuf::from_f32(vec![N as u64], &random_f32s(sender as u64)).unwrap();
+        let input = Input { tensor: 0, name: "w", view: tensor.view(), base: None };
+        let blocks = compress(&[input], &[codec.parse().unwrap()], &Options::default(), None).unwrap();
+        let header = UpdateHeader::default().with_step(5).with_world(8).with_sender(sender as u64);
+        let stream = stream(&header, &manifest, &blocks, 1 << 20);
+        let decoded = f32s(gcodec::decode(&stream).unwrap()[0].1.data());
+        (stream, decoded)
+    };
+    let workers = codecs.into_iter().enumerate().map(of).collect();
+    (manifest, workers)
+}
+
+#[test]
+fn a_sum_is_that_of_what_readers_get_in_any_order_of_arrival() {
+    let (manifest, workers) = workers();
+    let reduced = |order: &[usize], options: SumOptions, mean| {
+        let mut sum = Sum::new(&manifest, options);
+        order.iter().for_each(|&i| take(&mut sum, &workers[i].0, 1.0).unwrap());
+        assert_eq!(sum.senders().collect::<Vec<_>>(), [0, 1, 2]);
+        sum.finish(mean).unwrap()
+    };
+    let first = reduced(&[0, 1, 2], SumOptions::default(), false);
+    let expected: Vec<f32> = (0..N).map(|i| workers.iter().fold(0.0, |sum, w| sum + w.1[i])).collect();
+    assert_eq!(f32s(first.tensors().unwrap()[0].data()), expected);
+    for order in [[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let other = reduced(&order, SumOptions::default(), false);
+        assert_eq!(other.blocks().unwrap(), first.blocks().unwrap(), "{order:?}");
+        assert_eq!(other.header, first.header);
+    }
+    let header = &first.header;
+    let fields = (header.step, header.world, header.contributors, header.reduction);
+    assert_eq!(fields, (5, 8, 3, Reduction::Sum), "three of eight took part");
+
+    let mean = reduced(&[2, 0, 1], SumOptions::default().with_precision(Precision::F64), true);
+    let exact = |i: usize| (workers.iter().fold(0.0, |sum, w| sum + f64::from(w.1[i])) / 3.0) as f32;
+    assert_eq!(f32s(mean.tensors().unwrap()[0].data()), (0..N).map(exact).collect::<Vec<_>>());
+    assert_eq!(mean.header.reduction, Reduction::Mean);
+
+    // What was summed travels, and sums can be summed.
+    let again = stream(&first.header, &manifest, &first.blocks().unwrap(), 1 << 20);
+    assert_eq!(f32s(gcodec::decode(&again).unwrap()[0].1.data()), expected);
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    take(&mut sum, &again, 1.0).unwrap();
+    let other = first.header.clone().with_sender(1);
+    take(&mut sum, &stream(&other, &manifest, &first.blocks().unwrap(), 1 << 20), 1.0).unwrap();
+    let twice = sum.finish(true).unwrap();
+    assert_eq!(twice.header.contributors, 6);
+    let sixth = |x: &f32| (f64::from(x + x) / 6.0) as f32;
+    assert_eq!(f32s(twice.tensors().unwrap()[0].data()), expected.iter().map(sixth).collect::<Vec<_>>());
+}
+
+#[test]
+fn weights_scale_and_a_mean_divides_by_them() {
+    let manifest = manifest(Dtype::F32);
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    for (sender, (value, weight)) in [(4.0, 3.0), (8.0, 1.0)].into_iter().enumerate() {
+        let header = UpdateHeader::default().with_sender(sender as u64);
+        let blocks = [floats(Support::All, &[value; N])];
+        take(&mut sum, &stream(&header, &manifest, &blocks, 1 << 20), weight).unwrap();
+    }
+    assert_eq!(f32s(sum.finish(true).unwrap().tensors().unwrap()[0].data()), [5.0; N]);
+}
+
+#[test]
+fn integers_are_exact_or_refused() {
+    let manifest = manifest(Dtype::I8);
+    let of = |values: i8| {
+        block(Support::All, Values::Floats { stored: Stored::Source, bytes: vec![values as u8; N] })
+    };
+    let total = |values: &[i8]| {
+        let mut sum = Sum::new(&manifest, SumOptions::default());
+        for (sender, &v) in values.iter().enumerate() {
+            let header = UpdateHeader::default().with_sender(sender as u64);
+            take(&mut sum, &stream(&header, &manifest, &[of(v)], 1 << 20), 1.0).unwrap();
+        }
+        sum.finish(false).unwrap().tensors()
+    };
+    // The running sum leaves the type and comes back.
+    assert_eq!(total(&[100, 100, -128]).unwrap()[0].data(), [72; N]);
+    assert!(why(total(&[100, 100]).unwrap_err()).0.contains("does not fit"));
+    let space = IndexSpace::flat(Dtype::I8, N as u64);
+    assert_eq!(add(&of(-100), &of(-28), &space, &Sets::new()).unwrap(), of(-128));
+    assert!(why(add(&of(-100), &of(-29), &space, &Sets::new()).unwrap_err()).0.contains("does not fit"));
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    let one = stream(&UpdateHeader::default(), &manifest, &[of(1)], 1 << 20);
+    assert!(why(take(&mut sum, &one, 0.5).unwrap_err()).0.contains("weight"));
+    take(&mut sum, &one, 1.0).unwrap();
+    assert!(why(sum.finish(true).unwrap_err()).0.contains("mean"));
+}
+
+#[test]
+fn mixtures_without_meaning_are_refused_and_change_nothing() {
+    let manifest = manifest(Dtype::F32);
+    let ones = || vec![floats(Support::All, &[1.0; N])];
+    let base = || UpdateHeader::default().with_step(3).with_world(4);
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    take(&mut sum, &stream(&base(), &manifest, &ones(), 1 << 20), 1.0).unwrap();
+    let delta = gcodec::frame::Delta { tensor: 0, base: [0; 16], result: [0; 16] };
+    let one = || base().with_sender(1);
+    for (header, reason) in [
+        (base(), "in it already"),
+        (one().with_step(4), "another step"),
+        (one().with_world(5), "number of senders"),
+        (one().with_reduction(Reduction::Mean).with_contributors(2), "it is a mean"),
+        (one().with_reduction(Reduction::Sum), "of how many"),
+        (one().with_reduction(Reduction::Sum).with_contributors(2), "twice"),
+        (one().with_delta(Some(vec![delta])), "a delta"),
+    ] {
+        let sender = header.sender;
+        let refused = take(&mut sum, &stream(&header, &manifest, &ones(), 1 << 20), 1.0);
+        let (found, who) = why(refused.unwrap_err());
+        assert!(found.contains(reason) && who == Some(sender), "{found}");
+    }
+    let other = Arc::new(Manifest::new(vec![TensorInfo::new("v", Dtype::F32, [N as u64])]).unwrap());
+    let refused = take(&mut sum, &stream(&one(), &other, &ones(), 1 << 20), 1.0);
+    assert!(why(refused.unwrap_err()).0.contains("another manifest"));
+    let latent = Values::Latent {
+        model: gcodec::block::ModelId([1; 32]),
+        shape: vec![2],
+        codes: Box::new(Values::Floats { stored: Stored::F32, bytes: vec![0; 8] }),
+    };
+    let latent = stream(&one(), &manifest, &[block(Support::All, latent)], 1 << 20);
+    assert_eq!(take(&mut sum, &latent, 1.0).unwrap_err().name(), "unknown_reference");
+    assert!(take(&mut sum, &stream(&one(), &manifest, &ones(), 1 << 20), f64::NAN).is_err());
+    let reduced = sum.finish(false).unwrap();
+    assert_eq!(f32s(reduced.tensors().unwrap()[0].data()), [1.0; N]);
+    assert_eq!(reduced.header.contributors, 1);
+    assert!(Sum::new(&manifest, SumOptions::default()).finish(false).is_err());
+}
+
+#[test]
+fn parts_come_in_order_and_all_of_them() {
+    let manifest = manifest(Dtype::F32);
+    let half = N as u64 / 2;
+    let range = |start| Block {
+        scope: Scope::Range { tensor: 0, start, len: half },
+        ..floats(Support::All, &vec![start as f32 + 1.0; half as usize])
+    };
+    let bytes = stream(&UpdateHeader::default(), &manifest, &[range(0), range(half)], 1);
+    let parts: Vec<_> = SliceReader::new(&bytes, Limits::default())
+        .filter_map(|event| match event.unwrap() {
+            Event::Frame(_, Body::Update(part)) => Some(part),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(parts.len(), 2);
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    assert!(why(sum.add(&parts[1], 1.0).unwrap_err()).0.contains("first part"));
+    sum.add(&parts[0], 1.0).unwrap();
+    assert!(why(sum.add(&parts[0], 1.0).unwrap_err()).0.contains("a part of it is missing"));
+    assert!(why(sum.add(&parts[1], 2.0).unwrap_err()).0.contains("weights"));
+    sum.add(&parts[1], 1.0).unwrap();
+    let sums = f32s(sum.finish(false).unwrap().tensors().unwrap()[0].data());
+    assert_eq!((sums[0], sums[N - 1]), (1.0, half as f32 + 1.0));
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    sum.add(&parts[0], 1.0).unwrap();
+    assert_eq!(why(sum.finish(false).unwrap_err()), ("its last part is missing", Some(0)));
+}
+
+#[test]
+fn memory_is_bounded() {
+    let manifest = manifest(Dtype::F32);
+    let limits = Limits::default().with_max_alloc_bytes(5 * N as u64);
+    let mut sum = Sum::new(&manifest, SumOptions::default().with_limits(limits));
+    let of = |sender| UpdateHeader::default().with_sender(sender);
+    let ones = [floats(Support::All, &[1.0; N])];
+    take(&mut sum, &stream(&of(0), &manifest, &ones, 1 << 20), 1.0).unwrap();
+    assert_eq!(take(&mut sum, &stream(&of(1), &manifest, &ones, 1 << 20), 1.0).unwrap_err().name(), "limit");
+    assert_eq!(sum.finish(false).unwrap_err().name(), "limit", "accumulators and one expanded update");
+}
+
+#[test]
+fn blocks_of_one_support_are_added_in_every_linear_storage() {
+    let space = IndexSpace::flat(Dtype::F32, 8);
+    let sets = Sets::new();
+    let supports = [
+        (Support::All, 8),
+        (Support::Sparse(vec![1, 5]), 2),
+        (Support::Chunked { chunk_len: 4, kept: 1, positions: vec![3, 0] }, 2),
+        (Support::Rows { row_len: 2, rows: vec![0, 3] }, 4),
+        (Support::Seeded { count: 3, seed: 9 }, 3),
+    ];
+    for (support, count) in supports {
+        let (a, b) = (floats(support.clone(), &vec![0.1; count]), floats(support.clone(), &vec![0.2; count]));
+        let sum = add(&a, &b, &space, &sets).unwrap();
+        assert_eq!(sum, floats(support, &vec![0.1 + 0.2; count]));
+    }
+    // f16 numbers whose sum is no f16 number are summed without loss, as the f32 of the tensor.
+    let half = |bits: u16| {
+        block(Support::All, Values::Floats { stored: Stored::F16, bytes: bits.to_le_bytes().repeat(8) })
+    };
+    let sum = add(&half(0x3c00), &half(0x1000), &space, &sets).unwrap();
+    let expected = Values::Floats { stored: Stored::Source, bytes: bytes(&[1.0 + 2f32.powi(-11); 8]) };
+    assert_eq!(sum.values, expected);
+}
+
+#[test]
+fn blocks_that_have_no_sum_are_refused_with_the_reason() {
+    let space = IndexSpace::flat(Dtype::F32, 8);
+    let all = floats(Support::All, &[1.0; 8]);
+    let sums = |a: &Block, b: &Block| add(a, b, &space, &Sets::new());
+    let elsewhere = Block { scope: Scope::Tensor(1), ..all.clone() };
+    assert!(why(sums(&all, &elsewhere).unwrap_err()).0.contains("different tensors"));
+    let adding = Block { add: true, ..all.clone() };
+    assert!(why(sums(&all, &adding).unwrap_err()).0.contains("replaces"));
+    let sparse = |p| floats(Support::Sparse(vec![p]), &[1.0]);
+    assert!(why(sums(&sparse(1), &sparse(2)).unwrap_err()).0.contains("different elements"));
+    let negative: Bits = (0..8).map(|_| false).collect();
+    let pow2 = Values::Pow2 { min_exponent: 0, underflow: Underflow::Zero, codes: vec![1; 8], negative };
+    let pow2 = block(Support::All, pow2);
+    assert!(why(sums(&pow2, &pow2).unwrap_err()).0.contains("powers of two"));
+    let short = floats(Support::All, &[1.0; 7]);
+    assert_eq!(
+        sums(&short, &short).unwrap_err().to_string(),
+        "inconsistent block: number of floats (tensor 0)"
+    );
+    let set = floats(Support::Set(gcodec::block::SetId([1; 32])), &[1.0; 8]);
+    assert_eq!(sums(&set, &set).unwrap_err().name(), "unknown_reference");
+}
+
+#[test]
+fn a_merge_is_the_union_and_sums_in_order() {
+    let space = IndexSpace::flat(Dtype::F32, 8);
+    let of = |positions: &[u64], values: &[f32]| floats(Support::Sparse(positions.to_vec()), values);
+    let (a, b, c) = (of(&[1, 5], &[1e8, 2.0]), of(&[0, 1], &[3.0, 1.0]), of(&[1, 7], &[-1e8, 4.0]));
+    let merged = merge(&[&a, &b, &c], &space).unwrap();
+    assert_eq!(merged, of(&[0, 1, 5, 7], &[3.0, (1e8 + 1.0) - 1e8, 2.0, 4.0]));
+    let other = merge(&[&a, &c, &b], &space).unwrap();
+    assert_eq!(other, of(&[0, 1, 5, 7], &[3.0, 1.0, 2.0, 4.0]), "another order, another sum");
+    let dense = floats(Support::All, &[0.0; 8]);
+    assert_eq!(why(merge(&[&a, &dense], &space).unwrap_err()), ("it is not sparse", Some(1)));
+    assert!(merge(&[&of(&[5, 1], &[0.0, 0.0])], &space).is_err());
+    assert!(merge(&[], &space).is_err());
+}
