@@ -56,7 +56,9 @@ fn one_tensor_of_one_step_is_found_without_the_rest() {
     assert_eq!(on_set, TensorBuf::from_f32(vec![8, 4], &expected).unwrap());
     // Damage in a block that is not asked for goes unnoticed; in the one asked for it does not.
     let blocks = SliceReader::new(&stream, Limits::default()).find_map(|event| match event.unwrap() {
-        Event::Frame(_, Body::Update(part)) if part.header.step == 2 => Some(part.blocks[0].offset + 3),
+        Event::Frame(_, Body::Update(part)) if part.header.step == 2 => {
+            Some(part.blocks[0].offset + part.blocks[0].len - 1)
+        }
         _ => None,
     });
     stream[blocks.unwrap() as usize] ^= 1;
@@ -64,6 +66,24 @@ fn one_tensor_of_one_step_is_found_without_the_rest() {
     assert_eq!(file.tensor(1, "embed.bias", &none).unwrap_err().name(), "checksum_mismatch");
     assert!(file.tensor(1, "steps", &none).is_ok());
     assert!(file.tensor(1, "nothing", &none).is_err());
+}
+
+#[test]
+fn parts_are_put_together_in_their_order_only() {
+    let stream = streams::sample();
+    let mut parts = Vec::new();
+    for event in SliceReader::new(&stream, Limits::default()) {
+        if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+            parts.push(part);
+        }
+    }
+    // The first update is of one part, the second of several.
+    assert!(parts.len() > 2 && parts[1].part == 0 && parts[2].part == 1);
+    for wrong in [&[2, 1][..], &[1, 1], &[1, 3, 2], &[0, 1], &[0, 0]] {
+        let mut assembler = Assembler::new(&parts[0].manifest, &Limits::default(), |_| true).unwrap();
+        let refused = wrong.iter().any(|&i| parts.get(i).is_none_or(|p| assembler.apply(p).is_err()));
+        assert!(refused, "{wrong:?}");
+    }
 }
 
 #[test]

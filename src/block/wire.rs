@@ -145,6 +145,13 @@ impl<'a> RawBlock<'a> {
         })
     }
 
+    /// The scope, and whether `add` is set, of the block that `bytes` are the whole of.
+    pub(crate) fn scope_of(bytes: &[u8], offset: u64) -> Result<(Scope, bool)> {
+        let mut cursor = Cursor::new(bytes, offset, "block");
+        let len = cursor.varint()?;
+        Scope::read(&mut cursor.sub(len, "block")?)
+    }
+
     /// Offset of the values' first byte in the stream.
     pub(crate) fn values_offset(&self) -> u64 {
         self.offset + self.len - self.values.len() as u64

@@ -2,11 +2,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::bits::crc32;
-use crate::block::Sets;
+use crate::block::{RawBlock, Sets};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
-    End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock, IndexedUpdate, Manifest,
-    ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
+    BlockOrder, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock, IndexedUpdate,
+    Manifest, ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
 };
 use crate::limits::Limits;
 use crate::stream::{Assembler, Definitions, Parser, Progress};
@@ -96,6 +96,14 @@ impl<'a> File<'a> {
     }
 
     fn add_part(&mut self, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
+        let header = header_at(self.bytes, offset)?;
+        let blocks = indexed.blocks.iter().fold(indexed.head_len, |sum, b| sum.saturating_add(b.len));
+        let fits = header.kind == FrameKind::UPDATE
+            && header.body_len == blocks
+            && header.body_len.checked_add(HEADER_LEN as u64) == Some(len);
+        if !fits {
+            return Err(Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset));
+        }
         let head = self.head(offset, indexed)?;
         let body_offset = offset + HEADER_LEN as u64;
         let part = UpdatePart::read_head_only(head, body_offset, &self.limits, &self.sets, |id| {
@@ -188,15 +196,27 @@ impl<'a> File<'a> {
         for info in entry.manifest.tensors() {
             wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(wanted(&info.name)));
         }
+        let mut order = BlockOrder::default();
         for number in entry.parts.clone() {
             let part = &self.parts[number];
             let head = self.head(part.offset, &part.indexed)?;
             let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
             let mut blocks = Vec::new();
             for block in &part.indexed.blocks {
-                if touches_wanted(block, &wanted_before) {
-                    let bytes = self.slice(at, block.len)?;
+                let bytes = self.slice(at, block.len)?;
+                let is_wanted = touches_wanted(block, &wanted_before);
+                if is_wanted {
                     check_crc(bytes, block.crc, at)?;
+                }
+                // What the index says of a block that is not read further must be so, or something would be left out.
+                let (scope, add) = RawBlock::scope_of(bytes, at)?;
+                if (scope.first(), scope.tensors()) != (block.first, block.tensors) {
+                    return Err(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at));
+                }
+                if !order.accept(scope, add) {
+                    return Err(Error::format(FormatErrorKind::NotAscending, at));
+                }
+                if is_wanted {
                     blocks.push((bytes, at));
                 }
                 at = at.saturating_add(block.len);

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 
 use crate::block::{Block, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
-use crate::frame::{Delta, Manifest, UpdatePart, tensor_digest};
+use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, tensor_digest};
 use crate::limits::{Budget, Limits, MEMORY, check};
 use crate::tensor::{Dtype, TensorBuf, TensorView};
 
@@ -27,6 +27,10 @@ pub struct Assembler<'b> {
     base: BTreeMap<String, TensorView<'b>>,
     delta: BTreeMap<u64, Delta>,
     is_delta: bool,
+    /// The first part's header, by which the others are known.
+    begun: Option<UpdateHeader>,
+    next_part: u64,
+    order: BlockOrder,
     complete: bool,
 }
 
@@ -75,6 +79,9 @@ impl<'b> Assembler<'b> {
             base: BTreeMap::new(),
             delta: BTreeMap::new(),
             is_delta: false,
+            begun: None,
+            next_part: 0,
+            order: BlockOrder::default(),
             complete: false,
         })
     }
@@ -128,12 +135,14 @@ impl<'b> Assembler<'b> {
     /// Applies a part. Its blocks are decoded in parallel and applied in order.
     ///
     /// # Errors
-    /// Those of [`UpdatePart::decode`]; [`Error::Input`] if the part is of another manifest, its base is missing or not the
+    /// Those of [`UpdatePart::decode`]; [`Error::Input`] if the part is of another manifest or not the next of
+    /// its update, its base is missing or not the
     /// one that it was made against, or its values need a model.
     pub fn apply(&mut self, part: &UpdatePart<'_>) -> Result<()> {
         if part.manifest.id() != self.manifest.id() {
             return Err(Error::input(InputErrorKind::Mismatch { what: "manifests" }));
         }
+        self.follow(part)?;
         if let Some(delta) = &part.header.delta {
             self.take_base(delta)?;
         }
@@ -158,6 +167,19 @@ impl<'b> Assembler<'b> {
             }
         }
         self.complete = part.last;
+        Ok(())
+    }
+
+    /// Checks that a part is the next of the update that was begun, and that its blocks come after the earlier ones.
+    fn follow(&mut self, part: &UpdatePart<'_>) -> Result<()> {
+        let begun = self.begun.get_or_insert_with(|| part.header.without_details());
+        let follows = !self.complete && part.part == self.next_part && begun.same_update(&part.header);
+        if !follows || !part.blocks.iter().all(|b| self.order.accept(b.scope, b.add)) {
+            return Err(Error::input(InputErrorKind::Mismatch {
+                what: "the part and the update that was begun",
+            }));
+        }
+        self.next_part += 1;
         Ok(())
     }
 

@@ -364,9 +364,7 @@ impl Parser {
         }
         if !last {
             let next_part = part.part.saturating_add(1);
-            // Only what later parts are compared with: whether it is a delta, not its digests, which may be many.
-            let delta = part.header.delta.as_ref().map(|_| Vec::new());
-            let header = UpdateHeader { delta, label: String::new(), ..part.header.clone() };
+            let header = part.header.without_details();
             self.open = Some(OpenUpdate { header, manifest, next_part, order });
         }
         self.listed.update(&IndexedUpdate::of(&part, body));

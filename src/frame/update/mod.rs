@@ -66,6 +66,11 @@ impl UpdateHeader {
         with_delta delta Option<Vec<Delta>>
     }
 
+    /// What later parts are compared with: whether it is a delta, not its digests, which may be many.
+    pub(crate) fn without_details(&self) -> Self {
+        Self { delta: self.delta.as_ref().map(|_| Vec::new()), label: String::new(), ..self.clone() }
+    }
+
     /// Whether two parts may belong to one update (UPD-3).
     pub(crate) fn same_update(&self, other: &Self) -> bool {
         let key = |h: &Self| {

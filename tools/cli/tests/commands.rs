@@ -309,6 +309,28 @@ fn an_output_is_whole_or_as_it_was() {
 }
 
 #[test]
+fn nothing_is_written_over_what_is_read() {
+    let dir = Dir::new();
+    std::fs::copy(worker(0), dir.path("w.safetensors")).unwrap();
+    let before = std::fs::read(dir.path("w.safetensors")).unwrap();
+    dir.fails(2, "also an input", "encode w.safetensors -o w.safetensors --codec raw");
+    dir.fails(2, "also an input", "encode w.safetensors -o ./w.safetensors --codec sbc");
+    dir.fails(2, "also an input", "decode w.safetensors -o w.safetensors");
+    assert_eq!(std::fs::read(dir.path("w.safetensors")).unwrap(), before);
+    std::fs::write(dir.path("x.gcu"), "broken").unwrap();
+    dir.fails(2, "also an input", "recover x.gcu -o x.gcu");
+    assert_eq!(dir.files(), ["w.safetensors", "x.gcu"]);
+}
+
+#[test]
+fn what_is_no_stream_is_not_described_as_one() {
+    let dir = Dir::new();
+    std::fs::write(dir.path("x.gcu"), [7; 5000]).unwrap();
+    let shown = dir.fails(3, "not a gcodec stream", "inspect x.gcu");
+    assert_eq!(shown.out(), "");
+}
+
+#[test]
 fn inspection_follows_its_schema() {
     let dir = Dir::new();
     let schema = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/inspect.schema.json");
