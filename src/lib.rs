@@ -25,6 +25,38 @@
 //! Streaming: [`Encoder`] and [`Decoder`] do no IO; [`Writer`], [`Reader`] and [`SliceReader`] are thin adapters over them;
 //! [`File`] reads one tensor of a finished file without reading the rest.
 //!
+//! ```
+//! use std::sync::Arc;
+//! use gcodec::compress::{Input, Options, compress};
+//! use gcodec::{Assembler, Body, EncodeOptions, Event, Limits, Manifest, Reader, TensorBuf, TensorInfo, UpdateHeader, Writer};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let gradient = TensorBuf::from_f32(vec![4], &[0.5, -2.0, 0.0, 0.25])?;
+//! let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", gradient.dtype(), gradient.shape())])?);
+//! let mut writer = Writer::new(Vec::new(), EncodeOptions::default());
+//! for step in 0..2 {
+//!     let inputs = [Input { tensor: 0, name: "w", view: gradient.view(), base: None }];
+//!     let blocks = compress(&inputs, &["topk:k=1".parse()?], &Options::default(), None)?;
+//!     writer.update(&UpdateHeader::default().with_step(step), &manifest, &blocks, Default::default())?;
+//! }
+//! let bytes = writer.finish()?; // any `Write`: a file, a socket
+//!
+//! let mut reader = Reader::new(bytes.as_slice(), Limits::default()); // any `Read`
+//! let mut assembler = None;
+//! while let Some(event) = reader.next_event()? {
+//!     if let Event::Frame(_, Body::Update(part)) = event {
+//!         if part.part == 0 {
+//!             assembler = Some(Assembler::new(&part.manifest, &Limits::default(), |_name| true)?);
+//!         }
+//!         assembler.as_mut().ok_or("a first part")?.apply(&part)?;
+//!     }
+//! }
+//! let tensors = assembler.ok_or("an update")?.finish()?;
+//! assert_eq!(tensors[0].1.view().to_f32()?, [0.0, -2.0, 0.0, 0.0]);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Trust
 //!
 //! Any bytes give a value or an [`Error`] that says what is wrong, at which byte, and whose fault it is. [`Limits`] bound

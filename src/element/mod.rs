@@ -11,7 +11,19 @@ use half::{bf16, f16};
 
 use crate::element::small::{F4E2M1, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Overflow};
 use crate::error::{Error, InputErrorKind, Result};
-use crate::tensor::Dtype;
+use crate::tensor::{Dtype, TensorView};
+
+impl TensorView<'_> {
+    /// The elements as 32-bit floats, which is exact but for f64.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if they are no floats.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let mut out = vec![0.0; self.elements() as usize];
+        decode_f32s(self.dtype(), self.data(), 0, &mut out)?;
+        Ok(out)
+    }
+}
 
 /// Converts the elements `start .. start + out.len()` of `data` to `f32`, which is exact but for f64.
 ///
