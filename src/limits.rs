@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, LimitError, Location, Result};
 
-/// What a reader allows. Every field is checked before the memory or the time is spent (spec, section Limits).
+/// What a reader allows. Every field is checked before the memory or the time is spent (spec, section 10).
 ///
 /// The defaults suit a trainer that receives updates of models of up to some tens of billions of parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]

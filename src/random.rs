@@ -1,4 +1,4 @@
-//! The counter-based generator Philox4x32-10 and what is drawn with it (spec, section Randomness). Every word depends
+//! The counter-based generator Philox4x32-10 and what is drawn with it (spec, section 8). Every word depends
 //! on its counter and key alone, so any order, any number of threads and any device draw the same.
 //!
 //! The key is a 64-bit seed, low half first. A compressor's word for element `i` of tensor `t` is word `i mod 4` of the

@@ -1,5 +1,5 @@
 //! The central type: a [`Block`] says *which* elements it speaks of (its [`Support`]) and *what* it says of them (its
-//! [`Values`]). A compressor makes blocks, the wire carries them without loss (spec, section Blocks).
+//! [`Values`]). A compressor makes blocks, the wire carries them without loss (spec, section 5).
 
 mod dense;
 pub(crate) mod space;
