@@ -39,7 +39,17 @@ const STEPS: &[Step] = &[
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         ..step("docs", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])
     },
-    step("tests", "cargo", &["test", "--workspace"]),
+    step(
+        "tests",
+        "cargo",
+        &["test", "--workspace", "--exclude", "gcodec-latent-train", "--exclude", "gcodec-study"],
+    ),
+    // They train networks: optimised only, so that their large dependency is compiled once.
+    step(
+        "tests that train",
+        "cargo",
+        &["test", "--release", "-p", "gcodec-latent-train", "-p", "gcodec-study"],
+    ),
     step("benchmarks, once", "cargo", &["bench", "-p", "gcodec", "--", "--test"]),
     step("vectors are what the code makes", "cargo", &["xtask", "vectors", "--check"]),
     step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),

@@ -1,0 +1,3 @@
+//! Trains the autoencoders of `gcodec-latent`.
+
+fn main() {}

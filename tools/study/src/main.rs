@@ -1,0 +1,3 @@
+//! Trains small networks by several workers that exchange gcodec updates.
+
+fn main() {}
