@@ -228,6 +228,30 @@ impl Codec {
         }
     }
 
+    /// This codec as it is to be for an update `steps` later in a row: with a seed that is greater by so many, so that what is
+    /// rounded or drawn at random differs from update to update. Codecs without a seed stay as they are.
+    #[must_use]
+    pub fn later(mut self, steps: u64) -> Self {
+        match &mut self {
+            Self::TopK { seed, .. }
+            | Self::Threshold { seed, .. }
+            | Self::Sidco { seed, .. }
+            | Self::RandK { seed, .. }
+            | Self::Natural { seed }
+            | Self::Qsgd { seed, .. }
+            | Self::Dither { seed, .. }
+            | Self::TernGrad { seed, .. } => *seed = seed.wrapping_add(steps),
+            Self::Raw
+            | Self::Lossless
+            | Self::Sbc { .. }
+            | Self::Chunked { .. }
+            | Self::Sign { .. }
+            | Self::Int8 { .. }
+            | Self::Delta { .. } => {}
+        }
+        self
+    }
+
     /// Whether the receiver may get other values than the sender had.
     pub fn is_lossy(&self) -> bool {
         !matches!(self, Self::Raw | Self::Lossless | Self::Delta { .. })

@@ -153,8 +153,11 @@ impl FrameHeader {
         std::array::from_fn(|i| out[i])
     }
 
-    /// Reads a header that stands at `offset`.
-    pub(crate) fn read(bytes: &[u8; HEADER_LEN], offset: u64) -> Result<Self> {
+    /// Reads a header that stands at `offset`, which is only for errors.
+    ///
+    /// # Errors
+    /// [`Error::Format`]: no sync word, or a checksum that is not the header's. What the fields say is not checked.
+    pub fn read(bytes: &[u8; HEADER_LEN], offset: u64) -> Result<Self> {
         let mut cursor = Cursor::new(bytes, offset, "frame header");
         if cursor.array::<4>()? != SYNC {
             return Err(Error::format(FormatErrorKind::BadSync, offset));

@@ -3,8 +3,8 @@
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::is_standard;
 use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
-use crate::output::{Output, human_bytes, note, real, thousands};
-use crate::plan::{self, Compressed, Plan, Rule, fitting, reseeded};
+use crate::output::{Counted, Output, human_bytes, note, real, thousands};
+use crate::plan::{self, Compressed, Plan, Rule, fitting};
 use crate::progress::Progress;
 use crate::tensors::{self, Dump, NamedTensor};
 use gcodec::compress::{Input, NonFinite, Options};
@@ -101,13 +101,10 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let (totals, bytes_out) = match args.append {
         true => append(args, quiet)?,
         false => {
-            let out = Counted { inner: Output::create(&args.output)?, bytes: 0 };
-            let mut writer = Writer::new(out, EncodeOptions::default());
+            let mut writer =
+                Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
             let totals = write(args, &mut writer, args.step.unwrap_or(0), quiet)?;
-            let out = writer.finish().in_file(&args.output)?;
-            let bytes_out = out.bytes;
-            out.inner.finish().in_file(&args.output)?;
-            (totals, bytes_out)
+            (totals, writer.finish().and_then(|out| Ok(out.finish()?)).in_file(&args.output)?)
         }
     };
     if !quiet {
@@ -245,7 +242,7 @@ impl Update<'_> {
             .map_err(|e| plan::explain(e, &manifest))?;
         let label = match self.plan.has_delta() && !is_delta {
             true => Codec::Lossless.to_string(),
-            false => Plan::new(reseeded(self.args.codec, self.number), &self.args.rules).label(),
+            false => Plan::new(self.args.codec.later(self.number), &self.args.rules).label(),
         };
         let mut header = UpdateHeader::default()
             .with_step(self.step)
@@ -270,7 +267,7 @@ impl Update<'_> {
         let mut fallen = Vec::new();
         let mut codecs = Vec::new();
         for tensor in &dump.tensors {
-            let asked = reseeded(self.plan.codec(tensor.name()), self.number);
+            let asked = self.plan.codec(tensor.name()).later(self.number);
             let codec = match asked {
                 Codec::Delta { .. } if !has_base => Codec::Lossless,
                 asked => fitting(asked, &tensor.view()),
@@ -312,22 +309,4 @@ fn deltas(inputs: &[Input<'_>], compressed: &Compressed, manifest: &Manifest) ->
         Some(Delta { tensor: input.tensor, base: tensor_digest(base), result: tensor_digest(input.view) })
     };
     inputs.iter().filter(|input| touched[input.tensor as usize]).filter_map(entry).collect()
-}
-
-/// Counts the bytes that go through.
-struct Counted {
-    inner: Output,
-    bytes: u64,
-}
-
-impl Write for Counted {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        let written = self.inner.write(bytes)?;
-        self.bytes += written as u64;
-        Ok(written)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.inner.flush()
-    }
 }

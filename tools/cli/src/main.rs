@@ -20,6 +20,7 @@ mod output;
 mod plan;
 mod progress;
 mod recover;
+mod reduce;
 mod stream;
 mod tensors;
 #[cfg(test)]
@@ -55,6 +56,7 @@ enum Command {
     Inspect(inspect::Args),
     Verify(verify::Args),
     Recover(recover::Args),
+    Reduce(reduce::Args),
     Diff(diff::Args),
     Bench(bench::Args),
     Demo(demo::Args),
@@ -98,6 +100,7 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args, cli.quiet),
         Command::Recover(args) => recover::run(args, cli.quiet),
+        Command::Reduce(args) => reduce::run(args, cli.quiet),
         Command::Diff(args) => diff::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),

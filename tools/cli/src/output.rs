@@ -174,6 +174,36 @@ impl Write for Output {
     }
 }
 
+/// An output that counts the bytes that go through.
+pub(crate) struct Counted {
+    inner: Output,
+    bytes: u64,
+}
+
+impl Counted {
+    pub(crate) fn new(inner: Output) -> Self {
+        Self { inner, bytes: 0 }
+    }
+
+    /// As [`Output::finish`]; gives the number of bytes.
+    pub(crate) fn finish(self) -> io::Result<u64> {
+        self.inner.finish()?;
+        Ok(self.bytes)
+    }
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
 const BUFFER_BYTES: usize = 1 << 16;
 
 #[cfg(test)]

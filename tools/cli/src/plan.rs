@@ -68,18 +68,6 @@ pub(crate) fn fitting(codec: Codec, view: &TensorView<'_>) -> Codec {
     if codec.is_lossy() && !view.dtype().is_float() { Codec::Lossless } else { codec }
 }
 
-/// The codec as it is for the update number `update` of a row: rounding at random must not be the same at each step.
-pub(crate) fn reseeded(mut codec: Codec, update: u64) -> Codec {
-    match &mut codec {
-        Codec::TopK { seed, .. }
-        | Codec::Threshold { seed, .. }
-        | Codec::Natural { seed }
-        | Codec::Qsgd { seed, .. } => *seed = seed.wrapping_add(update),
-        _ => {}
-    }
-    codec
-}
-
 /// The manifest of named tensors.
 pub(crate) fn manifest_of<'t>(
     tensors: impl Iterator<Item = (&'t str, TensorView<'t>)>,

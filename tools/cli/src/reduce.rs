@@ -1,0 +1,418 @@
+//! `gcodec reduce`: many senders' updates into one.
+
+use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::options::{LimitArgs, check_one_stdin, check_output_is_new};
+use crate::output::{Counted, Output, counted, human_bytes, note};
+use crate::plan::{self, Compressed, Plan, fitting};
+use crate::stream::{Names, explain};
+use crate::tensors::{self, Format};
+use clap::ValueEnum;
+use gcodec::block::{SetId, Sets};
+use gcodec::compress::{self, Options};
+use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexSet, PREAMBLE_LEN, Reduction, UpdatePart};
+use gcodec::reduce::{self, Precision, Sum, SumOptions};
+use gcodec::{
+    Block, BlockOptions, Body, Codec, EncodeOptions, Event, Limits, Manifest, SliceReader, Support,
+    TensorBuf, UpdateHeader, Writer,
+};
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Sum the updates of many senders, or take their mean.
+///
+/// Updates of one step and round are summed in the order of their senders' numbers, whatever the order of the inputs, so
+/// every node gets the same bytes. A sender that has no update of a step takes no part in it; the result says how many did.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Methods:
+  dense   expands every update, of any codec, and adds them element by element
+  sparse  keeps the union of the positions of sparse updates with float values
+  add     adds value to value where all updates speak of the same elements (a shared index set, or
+          dense floats), without expanding them: as small as one of them
+
+What has no sum is refused with the reason and the sender: deltas against a base, means, another
+manifest, another number of senders, one sender twice. Inputs that were encoded without --sender
+all have the number 0: --by-input numbers them in their order.
+
+The result is a stream with one update for each step, or, if its name ends in .safetensors, .npz or
+.npy, the tensors of one.
+
+Examples:
+  gcodec reduce worker*.gcu -o mean.gcu --mean
+  gcodec reduce a.gcu b.gcu -o sum.safetensors --by-input --weight 600 --weight 200
+  gcodec reduce worker*.gcu -o sum.gcu --method sparse
+  gcodec reduce worker*.gcu -o down.gcu --mean --codec topk:density=0.01")]
+pub(crate) struct Args {
+    /// Streams, each of one sender or of several; `-` is standard input
+    #[arg(required = true, value_name = "IN")]
+    inputs: Vec<PathBuf>,
+    /// Where the result goes; `-` is standard output and gets a stream
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// Divide by the sum of the weights
+    #[arg(long)]
+    mean: bool,
+    /// How much an input counts, for instance its number of samples; one for each input [default: 1]
+    #[arg(long = "weight", value_name = "W")]
+    weights: Vec<f64>,
+    /// How to sum
+    #[arg(long, value_enum, default_value_t = Method::Dense)]
+    method: Method,
+    /// In what floats are added
+    #[arg(long, value_enum, default_value_t = Width::F32)]
+    precision: Width,
+    /// Only the updates of this step
+    #[arg(long, value_name = "N")]
+    step: Option<u64>,
+    /// Take the place of an input for its sender's number
+    #[arg(long)]
+    by_input: bool,
+    /// How to encode the result of the method dense [default: as it was summed, uncompressed]
+    #[arg(long, value_name = "SPEC")]
+    codec: Option<Codec>,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Method {
+    Dense,
+    Sparse,
+    Add,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Width {
+    F32,
+    F64,
+}
+
+/// All parts of one sender's update.
+struct Update<'a> {
+    input: usize,
+    weight: f64,
+    parts: Vec<UpdatePart<'a>>,
+}
+
+impl<'a> Update<'a> {
+    fn header(&self) -> &UpdateHeader {
+        &self.parts[0].header
+    }
+
+    fn manifest(&self) -> &Arc<Manifest> {
+        &self.parts[0].manifest
+    }
+}
+
+/// Step and round: what is summed together.
+type Turn = (u64, u64);
+
+/// Runs the command; `quiet` keeps the summary away.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    check(args)?;
+    let limits = args.limits.limits();
+    let inputs =
+        args.inputs.iter().map(|path| Input::open(path, DEFAULT_MAX_BYTES)).collect::<Result<Vec<_>>>()?;
+    let sets = index_sets(&inputs, &limits);
+    let mut turns: BTreeMap<Turn, Vec<Update<'_>>> = BTreeMap::new();
+    for (number, (bytes, path)) in inputs.iter().zip(&args.inputs).enumerate() {
+        for update in updates(args, number, bytes, &sets, &limits).map_err(|f| f.in_file(path))? {
+            let header = update.header();
+            turns.entry((header.step, header.round)).or_default().push(update);
+        }
+    }
+    if turns.is_empty() {
+        return Err(match args.step {
+            Some(step) => Failure::usage(format_args!("no update has step {step}")),
+            None => Failure::invalid("there is no update"),
+        });
+    }
+    let format = Format::of_path(&args.output).filter(|_| !is_standard(&args.output));
+    let read: u64 = inputs.iter().map(|bytes| bytes.len() as u64).sum();
+    let counts = (turns.len() as u64, turns.values().map(|updates| updates.len() as u64).sum::<u64>());
+    let written = match format {
+        Some(_) => write_tensors(args, turns, &limits)?,
+        None => write_stream(args, turns, &sets, &limits)?,
+    };
+    if !quiet {
+        note(format_args!(
+            "{}: {} of {}, {} -> {}",
+            args.output.display(),
+            counted(counts.1, "update"),
+            counted(counts.0, "step"),
+            human_bytes(read),
+            human_bytes(written),
+        ));
+    }
+    Ok(Outcome::Well)
+}
+
+fn check(args: &Args) -> Result<()> {
+    check_one_stdin(&args.inputs)?;
+    check_output_is_new(&args.output, &args.inputs)?;
+    if !args.weights.is_empty() && args.weights.len() != args.inputs.len() {
+        return Err(Failure::usage("give --weight once for each input, or not at all"));
+    }
+    if let Some(bad) = args.weights.iter().find(|w| !(w.is_finite() && **w > 0.0)) {
+        return Err(Failure::usage(format_args!("--weight {bad}: not a positive number")));
+    }
+    let plain = args.weights.is_empty() && !args.mean && args.codec.is_none();
+    if args.method != Method::Dense && !(plain && args.precision == Width::F32) {
+        return Err(Failure::usage("--mean, --weight, --codec and --precision are for the method dense"));
+    }
+    if matches!(args.codec, Some(Codec::Delta { .. })) {
+        return Err(Failure::usage("a sum has no base: the codec delta cannot be used here"));
+    }
+    Ok(())
+}
+
+/// Index sets by their ids, each with its number of elements.
+type SentSets = HashMap<SetId, (IndexSet, u64)>;
+
+/// The index sets of all inputs: only the leader of a step sends its set, the others refer to it.
+fn index_sets(inputs: &[Input], limits: &Limits) -> SentSets {
+    let mut sets = SentSets::new();
+    for bytes in inputs {
+        // Sets need nothing but their manifests; whatever is wrong with an input is said when its updates are read.
+        for event in SliceReader::new(&definitions(bytes), limits.clone()) {
+            match event {
+                Ok(Event::Frame(_, Body::IndexSet(set, id, count))) => sets.insert(id, (*set, count)),
+                Ok(_) => None,
+                Err(_) => break,
+            };
+        }
+    }
+    sets
+}
+
+/// The preamble, manifests and index sets of a stream as far as it can be read.
+fn definitions(bytes: &[u8]) -> Vec<u8> {
+    let mut at = PREAMBLE_LEN.min(bytes.len());
+    let mut out = bytes[..at].to_vec();
+    while let Some(header) = bytes[at..].first_chunk().and_then(|h| FrameHeader::read(h, at as u64).ok()) {
+        let len = usize::try_from(header.body_len).unwrap_or(usize::MAX).saturating_add(HEADER_LEN);
+        let Some(frame) = bytes[at..].get(..len) else { break };
+        if matches!(header.kind, FrameKind::MANIFEST | FrameKind::INDEX_SET) {
+            out.extend_from_slice(frame);
+        }
+        at += len;
+    }
+    out
+}
+
+/// The updates of one input, each whole.
+fn updates<'a>(
+    args: &Args,
+    input: usize,
+    bytes: &'a [u8],
+    sets: &SentSets,
+    limits: &Limits,
+) -> Result<Vec<Update<'a>>> {
+    let (mut all, mut names) = (Vec::<Update<'a>>::new(), Names::default());
+    let mut reader = SliceReader::new(bytes, limits.clone());
+    for (id, (set, count)) in sets {
+        reader.add_index_set(*id, set, *count);
+    }
+    for event in reader {
+        let event = event.map_err(|e| names.explain(e))?;
+        names.see(&event);
+        let Event::Frame(_, Body::Update(mut part)) = event else { continue };
+        if args.step.is_some_and(|step| part.header.step != step) {
+            continue;
+        }
+        if args.by_input {
+            part.header.sender = input as u64;
+        }
+        match all.last_mut() {
+            Some(update) if part.part > 0 => update.parts.push(*part),
+            _ => {
+                let weight = args.weights.get(input).copied().unwrap_or(1.0);
+                all.push(Update { input, weight, parts: vec![*part] });
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// What was made of the updates of one turn.
+struct Reduced {
+    header: UpdateHeader,
+    manifest: Arc<Manifest>,
+    sets: Vec<SetId>,
+    blocks: Vec<Block>,
+}
+
+fn write_stream(
+    args: &Args,
+    turns: BTreeMap<Turn, Vec<Update<'_>>>,
+    sets: &SentSets,
+    limits: &Limits,
+) -> Result<u64> {
+    let mut writer = Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
+    for updates in turns.into_values() {
+        let manifest = Arc::clone(updates[0].manifest());
+        let named = |e| explain(e, Some(&manifest));
+        match (args.method, args.codec) {
+            (Method::Dense, Some(codec)) => {
+                let sum = dense(args, &updates, limits)?;
+                let header = sum.header.clone().with_label(codec.to_string());
+                let compressed = recompressed(codec, &manifest, &sum.tensors().map_err(named)?)?;
+                writer.update_with(&header, &manifest, &compressed.pairs()).map_err(named)?;
+            }
+            (Method::Dense, None) => {
+                let sum = dense(args, &updates, limits)?;
+                let blocks = sum.blocks().map_err(named)?;
+                writer.update(&sum.header, &manifest, &blocks, BlockOptions::default()).map_err(named)?;
+            }
+            (method, _) => {
+                let sum = compressed(args, method, &updates)?;
+                for id in &sum.sets {
+                    let found = sets.get(id);
+                    let (set, _) =
+                        found.ok_or_else(|| Failure::invalid("an index set of the sum is missing"))?;
+                    writer.index_set(set, &sum.manifest, BlockOptions::default()).map_err(named)?;
+                }
+                writer
+                    .update(&sum.header, &sum.manifest, &sum.blocks, BlockOptions::default())
+                    .map_err(named)?;
+            }
+        }
+    }
+    writer.finish().and_then(|out| Ok(out.finish()?)).in_file(&args.output)
+}
+
+fn write_tensors(args: &Args, turns: BTreeMap<Turn, Vec<Update<'_>>>, limits: &Limits) -> Result<u64> {
+    tensors::check_output(&args.output)?;
+    if args.method != Method::Dense || args.codec.is_some() {
+        return Err(Failure::usage("tensors are written by the method dense, and without a codec"));
+    }
+    let mut turns = turns.into_values();
+    let (Some(updates), None) = (turns.next(), turns.next()) else {
+        return Err(Failure::usage("there are several steps: choose one with --step, or write a stream"));
+    };
+    let manifest = Arc::clone(updates[0].manifest());
+    let sum = dense(args, &updates, limits)?.tensors().map_err(|e| explain(e, Some(&manifest)))?;
+    let views: Vec<_> =
+        manifest.tensors().iter().zip(&sum).map(|(info, t)| (info.name.as_str(), t.view())).collect();
+    tensors::write(&args.output, &views, &BTreeMap::new())?;
+    Ok(std::fs::metadata(&args.output).in_file(&args.output)?.len())
+}
+
+/// The dense sum or mean of one turn.
+fn dense(args: &Args, updates: &[Update<'_>], limits: &Limits) -> Result<reduce::Reduced> {
+    let precision = match args.precision {
+        Width::F32 => Precision::F32,
+        Width::F64 => Precision::F64,
+    };
+    let options = SumOptions::default().with_limits(limits.clone()).with_precision(precision);
+    let manifest = updates[0].manifest();
+    let mut sum = Sum::new(manifest, options);
+    for update in updates {
+        for part in &update.parts {
+            sum.add(part, update.weight).map_err(|e| refused(args, update, e))?;
+        }
+    }
+    sum.finish(args.mean).map_err(|e| explain(e, Some(manifest)))
+}
+
+/// A failure with the input it came from, and what can be done.
+fn refused(args: &Args, update: &Update<'_>, error: gcodec::Error) -> Failure {
+    let mut failure = explain(error, Some(update.manifest()));
+    if failure.message.contains("in it already") && !args.by_input {
+        failure.message.push_str("; --by-input numbers senders by their inputs");
+    }
+    failure.in_file(path_of(args, update))
+}
+
+fn path_of<'a>(args: &'a Args, update: &Update<'_>) -> &'a Path {
+    &args.inputs[update.input]
+}
+
+/// The sum of one turn without expanding its updates.
+fn compressed(args: &Args, method: Method, updates: &[Update<'_>]) -> Result<Reduced> {
+    let mut order: Vec<&Update<'_>> = updates.iter().collect();
+    order.sort_by_key(|update| update.header().sender);
+    let first = order[0];
+    let manifest = Arc::clone(first.manifest());
+    let fail = |update: &Update<'_>, why: &str| Failure::usage(why).in_file(path_of(args, update));
+    let mut decoded: Vec<Vec<Block>> = Vec::new();
+    let (mut sets, mut sent): (Sets, Vec<SetId>) = (Sets::new(), Vec::new());
+    for (at, &update) in order.iter().enumerate() {
+        check_turn(first, update).map_err(|why| fail(update, why))?;
+        if at > 0 && order[at - 1].header().sender == update.header().sender {
+            let why = "its sender's update is in it already; --by-input numbers senders by their inputs";
+            return Err(fail(update, why));
+        }
+        let mut blocks = Vec::new();
+        for part in &update.parts {
+            let these =
+                part.decode_all().map_err(|e| explain(e, Some(&manifest)).in_file(path_of(args, update)))?;
+            for block in &these {
+                if let Support::Set(id) = &block.support
+                    && let Some(set) = part.sets().get(id)
+                    && sets.insert(*id, Arc::clone(set)).is_none()
+                {
+                    sent.push(*id);
+                }
+            }
+            blocks.extend(these);
+        }
+        if decoded.first().is_some_and(|first: &Vec<Block>| first.len() != blocks.len()) {
+            return Err(fail(update, "it has another number of blocks than the first: use the method dense"));
+        }
+        decoded.push(blocks);
+    }
+    let mut blocks = Vec::new();
+    for at in 0..decoded[0].len() {
+        let space = manifest.space(decoded[0][at].scope, 0)?;
+        let all: Vec<&Block> = decoded.iter().map(|blocks| &blocks[at]).collect();
+        let sum = match method {
+            Method::Sparse => reduce::merge(&all, &space),
+            _ => {
+                all[1..].iter().try_fold(all[0].clone(), |sum, block| reduce::add(&sum, block, &space, &sets))
+            }
+        };
+        blocks.push(sum.map_err(|e| explain(e, Some(&manifest)))?);
+    }
+    let of_one = |h: &UpdateHeader| if h.reduction == Reduction::None { 1 } else { h.contributors };
+    let header = UpdateHeader::default()
+        .with_step(first.header().step)
+        .with_round(first.header().round)
+        .with_world(first.header().world)
+        .with_inner_steps(first.header().inner_steps)
+        .with_contributors(order.iter().map(|u| of_one(u.header())).fold(0, u64::saturating_add))
+        .with_reduction(Reduction::Sum);
+    Ok(Reduced { header, manifest, sets: sent, blocks })
+}
+
+/// Why two updates have no sum.
+fn check_turn(first: &Update<'_>, update: &Update<'_>) -> Result<(), &'static str> {
+    let (a, b) = (first.header(), update.header());
+    match () {
+        () if update.manifest().id() != first.manifest().id() => Err("it is of another manifest"),
+        () if b.delta.is_some() => Err("it is a delta against a base, which has no sum"),
+        () if b.reduction == Reduction::Mean => {
+            Err("it is a mean, which does not say what it was divided by")
+        }
+        () if a.world != b.world => Err("it counts another number of senders"),
+        () if a.reduction != b.reduction => Err("one is a sum of several, one a sender's own"),
+        () if a.inner_steps != b.inner_steps => Err("it covers another number of local steps"),
+        () => Ok(()),
+    }
+}
+
+fn recompressed(codec: Codec, manifest: &Manifest, tensors: &[TensorBuf]) -> Result<Compressed> {
+    let plan = Plan::new(codec, &[]);
+    let inputs: Vec<_> = manifest
+        .tensors()
+        .iter()
+        .zip(tensors)
+        .zip(0u64..)
+        .map(|((info, t), tensor)| compress::Input { tensor, name: &info.name, view: t.view(), base: None })
+        .collect();
+    let codecs: Vec<Codec> =
+        inputs.iter().map(|input| fitting(plan.codec(input.name), &input.view)).collect();
+    Compressed::new(&inputs, &codecs, &Options::default(), None).map_err(|e| plan::explain(e, manifest))
+}
