@@ -21,20 +21,30 @@ use std::time::Instant;
 /// matches. Integer and bool tensors that a lossy codec cannot take are encoded losslessly, with a note.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-SPEC is name[:key=value,...]:
+SPEC is name[:key=value,...]; docs/compressors.md has their papers and what they cost:
   raw                       the elements as they are
   lossless                  byte planes, entropy coded
+  delta                     what differs from --base, losslessly
   topk:density=0.01         the largest; or k=N; values=f32|f16|bf16|pow2|sign|q4;
                             scope=tensor|global
-  threshold:at=0.001        those of at least this magnitude; values= as above
+  stc:density=0.01          Sparse Ternary Compression: topk with values=sign
+  threshold:at=0.001        those of at least this magnitude; values= as for topk
   sbc:density=0.001         Sparse Binary Compression: one value for the largest of one sign
-  natural                   each to a power of two at random; seed=1
+  sidco:density=0.001       about so many of the largest, by a fitted threshold; fit=gp|gamma-gp|exp,
+                            stages=guard|authors|N; values= as for topk
+  randk:density=0.01        drawn at random; scale=n/k|1, values=f32|f16|bf16, seed=1
+  chunked:chunk=4096        the largest of each chunk; kept=64, values=code2|sign
+  demo:chunk=64,kept=32     DeMo: the largest of each chunk's cosine transform
+  natural                   Natural Compression: each to a power of two at random; seed=1
+  dither:levels=8           natural dithering; bucket=512, norm=l1|l2|max, seed=1
   qsgd:bits=4,bucket=512    each to a multiple of its bucket's norm at random; norm=l2|max, seed=1
+  terngrad:clip=2.5         each to -1, 0 or 1 times a maximum at random; bucket=4096, seed=1
+  sign:group=tensor|64      signs, and the mean magnitude of each group
   int8:group=256            each to 8 bits with a scale for each group
-  delta                     what differs from --base, losslessly
+  powersgd:rank=4           PowerSGD: each matrix as two factors
 
-Where positions are sent, positions=auto|rice|tokens|bitmap says how. In a row of updates a seed
-grows by one each.
+Where positions are sent, positions=auto|rice|rice-one|tokens|bitmap says how. In a row of updates a
+seed grows by one each.
 
 With the codec delta, the base of the second input is the first and so on; without --base the
 first is encoded losslessly. A base that lacks a tensor, or has it in another shape or type, is

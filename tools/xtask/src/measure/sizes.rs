@@ -18,9 +18,9 @@ use crate::Result;
 
 /// What an update costs.
 #[derive(Default)]
-struct Cost {
+pub(super) struct Cost {
     /// Bytes of the update's frames, headers included.
-    frames: u64,
+    pub(super) frames: u64,
     /// Bytes of preamble, manifest, index and end.
     container: u64,
     /// Bytes of all supports.
@@ -69,14 +69,18 @@ fn measure(
 }
 
 /// Compresses a dump by one codec, then writes and reads it.
-fn measure_codec(dump: &Dump, codec: &str, positions: Positions) -> Result<(Cost, Vec<TensorBuf>)> {
+pub(super) fn measure_codec(
+    dump: &Dump,
+    codec: &str,
+    positions: Positions,
+) -> Result<(Cost, Vec<TensorBuf>)> {
     let codec: Codec = codec.parse()?;
     let inputs = dump.inputs();
     let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None)?;
     measure(dump, &blocks, BlockOptions::default().with_positions(positions), &UpdateHeader::default(), None)
 }
 
-fn kept(tensors: &[TensorBuf]) -> u64 {
+pub(super) fn kept(tensors: &[TensorBuf]) -> u64 {
     let nonzero =
         |t: &TensorBuf| t.data().chunks_exact(4).filter(|e| e[..3] != [0; 3] || e[3] & 0x7f != 0).count();
     tensors.iter().map(|t| nonzero(t) as u64).sum()
