@@ -19,7 +19,7 @@ pub struct Limits {
     /// Bytes in one tensor name. Default: 4096 (the spec's own maximum).
     pub max_name_bytes: u64,
     /// Elements that all blocks of one update part may span together; a low-rank matrix counts each once for each of
-    /// its ranks. Default: 2^36.
+    /// its ranks, a transform each once more for every 16 of its chunk's rows and columns. Default: 2^36.
     pub max_elements: u64,
     /// Bytes of memory that decoding one frame may take for what it declares beyond the bytes that have arrived:
     /// positions, codes, values. As much again may be remembered of one stream, for the names of its manifests and the

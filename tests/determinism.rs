@@ -74,6 +74,8 @@ fn any_number_of_threads_gives_the_same_bytes() {
         "topk:density=0.02,values=pow2,positions=rice",
         "threshold:at=0.4,values=sign",
         "sbc:density=0.005",
+        "demo:chunk=20,kept=9,values=f16",
+        "powersgd:rank=3",
         "natural:seed=3",
         "qsgd:bits=4,bucket=512",
         "int8:group=256",

@@ -235,6 +235,36 @@ fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
 }
 
 #[test]
+fn the_work_of_all_transforms_is_charged_together() {
+    let manifest = manifest([("w".into(), Dtype::F32, vec![64, 64])]);
+    let block = Block {
+        scope: Scope::Tensor(0),
+        add: true,
+        support: Support::All,
+        values: Values::Dct {
+            rows: 64,
+            cols: 64,
+            chunk_rows: 64,
+            chunk_cols: 64,
+            support: Support::Sparse(vec![0]),
+            coefficients: Box::new(Values::Floats { stored: Stored::F16, bytes: vec![0, 0x3c] }),
+        },
+    };
+    let bytes = stream(&manifest, EncodeOptions::default(), &vec![block; 200]);
+    // A hundred times a block's elements, and 128 multiplications for each, 16 to an element; there are twice as many.
+    for (times, limited) in [(100, true), (200, false)] {
+        let limits = Limits::default().with_max_elements(times * 4096 * 9);
+        let mut assembler = Assembler::new(&manifest, &Limits::default(), |_| true).unwrap();
+        for event in SliceReader::new(&bytes, limits) {
+            if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+                let applied = assembler.apply(&part);
+                assert_eq!(applied.err().map(|e| e.name()), limited.then_some("limit"));
+            }
+        }
+    }
+}
+
+#[test]
 fn recovery_takes_time_linear_in_the_bytes() {
     // Each header promises all that follows, and none of the checksums of bodies is right.
     let count = 400_000u64;

@@ -102,6 +102,19 @@ fn blocks_that_do_not_hold_together_are_refused() {
             left: Box::new(halves(7)),
             right: Box::new(halves(4)),
         }),
+        all(transform([8, 5, 1, 5], Support::All, halves(40))),
+        all(transform([8, 4, 3, 4], Support::All, halves(32))),
+        all(transform([8, 4, 0, 4], Support::All, halves(32))),
+        all(transform([8, 4, 4, 4], Support::Sparse(vec![3]), halves(2))),
+        all(transform([8, 4, 4, 4], Support::Sparse(vec![32]), halves(1))),
+        all(transform([8, 4, 4, 4], Support::Set(gcodec::block::SetId([0; 32])), halves(32))),
+        all(transform([8, 4, 4, 4], Support::All, transform([8, 4, 4, 4], Support::All, halves(32)))),
+        all(transform(
+            [8, 4, 4, 4],
+            Support::All,
+            Values::Floats { stored: Stored::Source, bytes: vec![0; 128] },
+        )),
+        (embed, Support::Sparse((0..32).collect()), transform([8, 4, 4, 4], Support::All, halves(32))),
         all(Values::Ulp { diffs: vec![0; 32] }),
     ];
     for (scope, support, values) in wrong {
@@ -109,6 +122,11 @@ fn blocks_that_do_not_hold_together_are_refused() {
         let refused = encode(&block, BlockOptions::default(), &UpdateHeader::default());
         assert!(matches!(refused, Err(Error::Input(_))), "{block:?}: {refused:?}");
     }
+}
+
+fn transform(sizes: [u64; 4], support: Support, coefficients: Values) -> Values {
+    let [rows, cols, chunk_rows, chunk_cols] = sizes;
+    Values::Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients: Box::new(coefficients) }
 }
 
 /// Values of any kind for `m` elements of a tensor of type f32.

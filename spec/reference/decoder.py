@@ -12,7 +12,9 @@ Python 3.11 or later, standard library only. There is no zstd there, so frames t
 """
 
 import argparse
+import functools
 import json
+import math
 import os
 import sys
 import zlib
@@ -149,7 +151,7 @@ def unzigzag(u):
 FRAMES = {1: "manifest", 2: "update", 3: "index_set", 4: "model", 5: "end", 0x8001: "metadata", 0x8002: "index"}
 SUPPORTS = {1: "all", 2: "gaps-rice", 3: "gaps-tokens", 4: "bitmap", 5: "chunked", 6: "rows", 7: "seeded", 8: "set"}
 VALUES = {1: "floats", 2: "constant", 3: "sign", 4: "pow2", 5: "levels", 6: "affine", 7: "codebook", 8: "minifloat",
-          9: "planes", 10: "ulp", 11: "latent", 12: "low-rank"}
+          9: "planes", 10: "ulp", 11: "latent", 12: "low-rank", 13: "dct"}
 DTYPES = {1: ("f64", 64), 2: ("f32", 32), 3: ("f16", 16), 4: ("bf16", 16), 5: ("f8e4m3fn", 8), 6: ("f8e5m2", 8),
           7: ("f8e4m3fnuz", 8), 8: ("f8e5m2fnuz", 8), 9: ("f4e2m1", 4), 16: ("i8", 8), 17: ("i16", 16), 18: ("i32", 32),
           19: ("i64", 64), 24: ("u8", 8), 25: ("u16", 16), 26: ("u32", 32), 27: ("u64", 64), 32: ("bool", 8)}
@@ -752,7 +754,7 @@ def rest_is(r, size, what):
 def values_floats(r, m, cx, tables, budget):
     at = r.at
     stored = r.u8((0, 2, 3, 4))
-    if stored == 0 and cx is None:                                               # [LAT-1] [LRK-2]
+    if stored == 0 and cx is None:                                               # [LAT-1] [LRK-2] [DCT-4]
         raise FormatError("out_of_range", at, "nested values without a type")
     if stored == 0:
         width = BITS[cx.scope.dtype]
@@ -909,11 +911,11 @@ def values_ulp(r, m, cx, tables, budget):
     return "diffs", out
 
 
-def nested(r, count, tables, budget, with_length=False):
+def nested(r, count, tables, budget, with_length=False, kinds=(1, 4, 5, 6, 7, 8)):
     """Values inside values, without a scope: id, length if they do not go to the end, values. They give numbers."""
     at = r.at
     kind = r.varint()
-    if kind not in (1, 4, 5, 6, 7, 8):                                           # [LAT-1] [LRK-2]
+    if kind not in kinds:                                                        # [LAT-1] [LRK-2] [DCT-4]
         raise FormatError("out_of_range", at, f"values {kind} inside values")
     inner = r.part(r.varint() if with_length else r.left())
     _, out = VALUES_READERS[kind](inner, count, None, tables, budget)
@@ -955,9 +957,110 @@ def values_low_rank(r, m, cx, tables, budget):
     return "numbers", out
 
 
+FIXED = 256                                         # bits after the point of the integers below
+
+
+@functools.cache
+def fixed_pi():
+    """Machin: pi = 16 arctan(1/5) - 4 arctan(1/239)."""
+    def arctan_of_inverse(x):
+        total, power, i = 0, (1 << FIXED + 16) // x, 1
+        while power:
+            total += power // i if i % 4 == 1 else -(power // i)
+            power //= x * x
+            i += 2
+        return total
+    return 16 * arctan_of_inverse(5) - 4 * arctan_of_inverse(239) >> 16
+
+
+@functools.cache
+def dct_numbers(n):
+    """values/dct.md: sqrt(1/n), then sqrt(2/n) cos(pi k / 2n) for k = 0 .. n-1, each the nearest binary64."""
+    def nearest(x, bits):
+        return x / (1 << bits)                      # Python divides integers with one rounding
+
+    root = math.isqrt((2 << 2 * FIXED) // n)
+    out = [nearest(math.isqrt((1 << 2 * FIXED) // n), FIXED)]
+    for k in range(n):
+        x = fixed_pi() * k // (2 * n)
+        cosine, term, i = 0, 1 << FIXED, 0
+        while term:
+            cosine += term
+            term = -(term * x * x // ((i + 1) * (i + 2))) >> 2 * FIXED
+            i += 2
+            if term == -1:                          # what rounding down leaves of a negative number
+                break
+        out.append(nearest(root * cosine, 2 * FIXED))
+    return out
+
+
+@functools.cache
+def dct_basis(n):
+    """c(n, u, i), as rows u."""
+    numbers = dct_numbers(n)
+    scaled = {k: numbers[1 + k] for k in range(n)}
+    scaled[n] = 0.0
+    out = [[numbers[0]] * n]
+    for u in range(1, n):
+        row = []
+        for i in range(n):
+            k = u * (2 * i + 1) % (4 * n)
+            if k > 2 * n:
+                k = 4 * n - k                       # cos(2 pi - x) = cos x
+            row.append(scaled[k] if k <= n else -scaled[2 * n - k])
+        out.append(row)
+    return out
+
+
+def values_dct(r, m, cx, tables, budget):
+    at = r.at
+    rows, cols = r.varint(), r.varint()
+    n = cx.scope.n
+    if cx.support_id != 1 or rows * cols != n:                                   # [DCT-1]
+        raise FormatError("count_mismatch", at, f"{rows} x {cols} values for {n} elements")
+    sides = []
+    for dim in (rows, cols):
+        side_at = r.at
+        sides.append(r.varint(1, 128))
+        if dim % sides[-1]:                                                      # [DCT-2]
+            raise FormatError("out_of_range", side_at, f"chunks of {sides[-1]} in {dim}")
+    tall, wide = sides
+    budget.span((n * (tall + wide) + 15) // 16, at)                              # [LIM-2]
+    at = r.at
+    kind = r.varint()
+    if not 1 <= kind <= 7:                                                       # [DCT-3]
+        raise FormatError("out_of_range", at, f"support {kind} of coefficients")
+    inner = r.part(r.varint())
+    positions = SUPPORT_READERS[kind](inner, n, cx)
+    inner.finish()                                                               # [CNV-6]
+    kept = nested(r, len(positions), tables, budget, kinds=(1, 2, 3, 4, 5, 6, 7, 8))
+    coefficients = [0.0] * n
+    for p, x in zip(positions, kept):
+        coefficients[p] = to_double("f32", x)
+    down, across, area = dct_basis(tall), dct_basis(wide), tall * wide
+    out = [0] * n
+    for number in range(n // area):
+        chunk = coefficients[number * area:(number + 1) * area]
+        inside = []                                 # T(u, j)
+        for u in range(tall):
+            for j in range(wide):
+                total = 0.0
+                for v in range(wide):
+                    total = total + chunk[u * wide + v] * across[v][j]
+                inside.append(total)
+        top, left = number // (cols // wide) * tall, number % (cols // wide) * wide
+        for i in range(tall):
+            for j in range(wide):
+                total = 0.0
+                for u in range(tall):
+                    total = total + down[u][i] * inside[u * wide + j]
+                out[(top + i) * cols + left + j] = to_number(total)
+    return "numbers", out
+
+
 VALUES_READERS = {1: values_floats, 2: values_constant, 3: values_sign, 4: values_pow2, 5: values_levels,
                   6: values_affine, 7: values_codebook, 8: values_minifloat, 9: values_planes, 10: values_ulp,
-                  11: values_latent, 12: values_low_rank}
+                  11: values_latent, 12: values_low_rank, 13: values_dct}
 
 
 class Block:

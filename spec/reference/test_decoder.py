@@ -370,7 +370,7 @@ class Stream(Case):
                 ("misplaced", made(one, part=1)), ("reserved_bits", made(one, flags=3)),
                 ("unknown_reference", stream(frame(2, update(MAN, [one]), 1))),
                 ("unsupported", made(block(b"\0\0", 9, b"", 2, CONSTANT))),
-                ("unsupported", made(block(b"\0\0", 1, b"", 13, CONSTANT))),
+                ("unsupported", made(block(b"\0\0", 1, b"", 14, CONSTANT))),
                 ("out_of_range", made(block(b"\0\2", 1, b"", 2, CONSTANT))),
                 ("out_of_range", made(block(b"\1\0\2", 1, b"", 2, CONSTANT))),
                 ("out_of_range", made(block(b"\4\0", 1, b"", 1, b"\0" + b"\0" * 16))),
@@ -495,6 +495,21 @@ class Stream(Case):
                 ("out_of_range", 6, b"\5\4\1"), ("out_of_range", 6, b"\3\5\1"), ("length_mismatch", 1, b"\0"),
                 ("count_mismatch", 7, b"\x0d" + bytes(8)), ("length_mismatch", 4, b"\0"), ("nonzero_padding", 4, b"\0\x10")]:
             self.refuses(kind, positions, support_id, support)
+
+    def test_the_cosines_are_those_of_the_page(self):
+        numbers = [x for n in range(1, 129) for x in d.dct_numbers(n)]
+        self.assertEqual(len(numbers), 8384)
+        page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "values", "dct.md")
+        with open(page, encoding="utf-8") as f:
+            self.assertIn(blake3(struct.pack("<8384d", *numbers)).hex(), f.read())
+
+    def test_a_transform_of_one_chunk(self):
+        man = manifest(("w", 2, [2, 2]))
+        values = v(2) + v(2) + v(2) + v(2) + v(1) + v(0) + v(1) + b"\2" + struct.pack("<4f", 4, 0, 2, 0)
+        data = stream(frame(1, man), frame(2, update(man, [block(b"\0\0", 1, b"", 13, values)]), 1))
+        # Coefficient (0, 0) is twice the mean; (1, 0) is the difference of the two rows.
+        out = d.decode(data)["frames"][1]["blocks"][0]["numbers"]
+        self.assertEqual([struct.unpack(">f", bytes.fromhex(x))[0] for x in out], [3.0, 3.0, 1.0, 1.0])
 
 
 if __name__ == "__main__":

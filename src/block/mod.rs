@@ -240,6 +240,22 @@ pub enum Values {
         /// cols x rank numbers, row-major.
         right: Box<Values>,
     },
+    /// A matrix by the coefficients of a blockwise orthonormal DCT-II; the support is all, rows * cols = n (DeMo, arXiv
+    /// 2411.19870).
+    Dct {
+        /// Rows of the matrix.
+        rows: u64,
+        /// Columns of the matrix.
+        cols: u64,
+        /// Rows of a chunk: 1 to 128, a divisor of `rows`.
+        chunk_rows: u64,
+        /// Columns of a chunk: 1 to 128, a divisor of `cols`.
+        chunk_cols: u64,
+        /// Which of the n coefficients are not zero, chunk after chunk, row-major in each; no set.
+        support: Support,
+        /// A number for each of them: any kind that gives floats and is not latent, low-rank or a transform itself.
+        coefficients: Box<Values>,
+    },
 }
 
 /// How [`Values::Floats`] are stored.

@@ -170,9 +170,9 @@ impl<'a> RawBlock<'a> {
         let support_offset = values_offset - self.support.len() as u64;
         let support_cursor = Cursor::new(self.support, support_offset, "support");
         let (support, count) = support::read(support_cursor, decoder, self.support_id, &around)?;
-        if self.values_id == ValuesId::LOW_RANK && support != crate::block::Support::All {
+        if needs_all(self.values_id) && support != crate::block::Support::All {
             return Err(Error::format(
-                FormatErrorKind::CountMismatch { field: "low-rank support" },
+                FormatErrorKind::CountMismatch { field: "support of a matrix" },
                 values_offset,
             ));
         }
@@ -193,6 +193,11 @@ impl<'a> RawBlock<'a> {
         }
         Ok(Block { scope: self.scope, add: self.add, support, values })
     }
+}
+
+/// Whether values of this kind are a matrix of all elements.
+fn needs_all(id: ValuesId) -> bool {
+    matches!(id, ValuesId::LOW_RANK | ValuesId::DCT)
 }
 
 /// A block's bytes, before they have found their place.
@@ -226,8 +231,8 @@ impl Block {
         support::check(&self.support, n)?;
         let count = support::count(&self.support, n, around)?;
         let all = self.support == crate::block::Support::All;
-        if self.values.id() == ValuesId::LOW_RANK && !all {
-            return Err(Error::inconsistent("low-rank values need the support `all`"));
+        if needs_all(self.values.id()) && !all {
+            return Err(Error::inconsistent("low-rank values and transforms need the support `all`"));
         }
         if self.add && self.values.gives_bits() {
             return Err(Error::inconsistent("bits cannot be added"));
@@ -260,14 +265,17 @@ impl Block {
                 Values::Ulp { diffs } => diffs.len() as u64,
                 Values::Latent { codes, .. } => of(codes),
                 Values::LowRank { left, right, .. } => of(left) + of(right),
+                Values::Dct { support, coefficients, .. } => of_support(support) + of(coefficients),
             }
         }
-        let support = match &self.support {
-            crate::block::Support::Sparse(positions) => 2 * positions.len() as u64,
-            crate::block::Support::Chunked { positions, .. } => 4 * positions.len() as u64,
-            crate::block::Support::Rows { rows, .. } => 2 * rows.len() as u64,
-            _ => 0,
-        };
-        of(&self.values) + support
+        fn of_support(support: &crate::block::Support) -> u64 {
+            match support {
+                crate::block::Support::Sparse(positions) => 2 * positions.len() as u64,
+                crate::block::Support::Chunked { positions, .. } => 4 * positions.len() as u64,
+                crate::block::Support::Rows { rows, .. } => 2 * rows.len() as u64,
+                _ => 0,
+            }
+        }
+        of(&self.values) + of_support(&self.support)
     }
 }

@@ -60,7 +60,7 @@ pub(super) fn blocks(
 }
 
 /// The positions in a chunk, ascending, of its `kept` largest magnitudes, and the elements there.
-fn largest(chunk: &[f32], kept: u64) -> (Vec<u32>, Vec<f32>) {
+pub(super) fn largest(chunk: &[f32], kept: u64) -> (Vec<u32>, Vec<f32>) {
     // Larger magnitudes first, then lower positions; a chunk has at most 2^32 elements.
     let mut keys: Vec<(u32, u32)> = chunk.iter().map(|x| !(x.to_bits() & 0x7fff_ffff)).zip(0..).collect();
     let kept = usize::try_from(kept).unwrap_or(usize::MAX).min(keys.len());

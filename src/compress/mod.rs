@@ -6,10 +6,12 @@
 //! ([`crate::random`]).
 
 mod chunked;
+pub mod demo;
 mod dgc;
 mod feedback;
 mod lossless;
 mod natural;
+pub mod powersgd;
 mod quantize;
 mod randk;
 mod sbc;
@@ -25,6 +27,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 pub use chunked::ChunkValues;
+pub use demo::{DeMo, DeMoOptions};
 pub use dgc::{Dgc, DgcOptions};
 pub use feedback::Feedback;
 pub use randk::Scaling;
@@ -112,6 +115,22 @@ pub enum Codec {
         kept: u64,
         /// `values`: `sign` or `code2`, what is sent of them.
         values: ChunkValues,
+    },
+    /// `demo`: the largest coefficients of a cosine transform of each chunk (DeMo, arXiv 2411.19870): see [`demo`].
+    Demo {
+        /// `chunk`: the longest side of a chunk, 1 to 128.
+        chunk: u64,
+        /// `kept`: coefficients of each chunk, at least 1; all of a chunk that has no more.
+        kept: u64,
+        /// `values`: `sign`, `f32`, `f16` or `bf16`, what is sent of them.
+        values: Kept,
+    },
+    /// `powersgd`: each matrix as two factors of few columns (PowerSGD, arXiv 1905.13727): see [`powersgd`].
+    PowerSgd {
+        /// `rank`: columns of a factor, at least 1.
+        rank: u64,
+        /// `seed`: of the columns that the first step begins with.
+        seed: u64,
     },
     /// `natural`: natural compression, each element rounded at random to a power of two, without bias.
     Natural {
@@ -283,6 +302,14 @@ impl Codec {
             {
                 Err(Error::bad_option("chunk or kept"))
             }
+            Self::Demo { chunk, kept, values } => {
+                let fits = (1..=demo::MAX_CHUNK).contains(&chunk) && kept > 0;
+                match fits && !matches!(values, Kept::Pow2 | Kept::Q4) {
+                    true => Ok(()),
+                    false => Err(Error::bad_option("chunk, kept or values")),
+                }
+            }
+            Self::PowerSgd { rank: 0, .. } => Err(Error::bad_option("rank")),
             Self::Dither { levels: 0, .. } => Err(Error::bad_option("levels")),
             Self::TernGrad { clip, .. } if clip.is_nan() || clip < 1.0 => Err(Error::bad_option("clip")),
             Self::Qsgd { bucket: len, .. }
@@ -365,7 +392,8 @@ impl Options {
 /// `tests/memory.rs` at a density of 0.001; for SIDCo 12 bytes for each element above its first threshold, a quarter
 /// of the tensor where there are several stages, eight times what is kept for the guard; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
 /// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, `dither` and `terngrad`, and a copy of the
-/// elements for `raw` and `lossless`. A sender that cannot hold that compresses some tensors at a time.
+/// elements for `raw` and `lossless`. `demo` takes 12 bytes for each coefficient kept, and `powersgd` 4 bytes for each element of the
+/// largest tensor; both 4 more for each element of a block to see what arrives. A sender that cannot hold that compresses some tensors at a time.
 ///
 /// # Errors
 /// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a lossy codec, a
@@ -414,6 +442,13 @@ pub fn compress(
             Codec::Chunked { chunk, kept, values } => {
                 chunked::blocks(tensors, chunk, kept, values, &mut blocks)?;
             }
+            Codec::Demo { chunk, kept, values } => {
+                let settings = demo::Settings { chunk, kept, values };
+                demo::blocks(tensors, &inputs[run], settings, options, &mut blocks)?;
+            }
+            Codec::PowerSgd { rank, seed } => {
+                powersgd::blocks(tensors, &inputs[run], rank, seed, options, &mut blocks)?;
+            }
             Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
             Codec::Qsgd { bits, bucket, norm, seed } => {
                 let (spacing, max_level) = (Spacing::Uniform, (1 << (bits - 1)) - 1);
@@ -435,14 +470,17 @@ pub fn compress(
             Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
         }
     }
-    let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.stages)).collect();
+    let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.stages, s.factor)).collect();
     if let Some(feedback) = feedback {
-        for (input, (residual, stages)) in inputs.iter().zip(after) {
+        for (input, (residual, stages, factor)) in inputs.iter().zip(after) {
             if let Some(residual) = residual {
                 feedback.set(input.name, input.view.shape(), residual);
             }
             if let Some(stages) = stages {
                 feedback.set_stages(input.name, stages);
+            }
+            if let Some(factor) = factor {
+                feedback.set_factor(input.name, factor);
             }
         }
     }

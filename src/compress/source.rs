@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::powersgd::Factor;
 use super::sidco::Adaptation;
 use super::{Codec, Feedback, Input, NonFinite, Options};
 use crate::element::{decode_f32s, max_finite, round_f32s};
@@ -27,6 +28,8 @@ pub(super) struct Source<'a> {
     pub(super) residual_after: Option<Vec<f32>>,
     /// What SIDCo's stage rule remembers of the tensor.
     pub(super) stages: Option<Adaptation>,
+    /// The last factor of PowerSGD.
+    pub(super) factor: Option<Factor>,
 }
 
 impl<'a> Source<'a> {
@@ -54,6 +57,7 @@ impl<'a> Source<'a> {
             zero_non_finite: options.non_finite == NonFinite::Zero,
             residual_after: (feedback.is_some() && lossy).then(|| vec![0.0; len]),
             stages: feedback.and_then(|f| f.stages(input.name)),
+            factor: feedback.filter(|_| lossy).and_then(|f| f.factor(input.name)).cloned(),
         })
     }
 

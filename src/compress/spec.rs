@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::demo::MAX_CHUNK;
 use super::{Amount, ChunkValues, Codec, Fit, Kept, Scaling, Selection, Share, Stages};
 use crate::block::Norm;
 use crate::block::Positions;
@@ -19,7 +20,7 @@ impl fmt::Display for SpecError {
 
 impl std::error::Error for SpecError {}
 
-const NAMES: &str = "raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, natural, qsgd, dither, terngrad, sign, int8, delta";
+const NAMES: &str = "raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, demo, powersgd, natural, qsgd, dither, terngrad, sign, int8, delta";
 
 impl FromStr for Codec {
     type Err = SpecError;
@@ -77,6 +78,15 @@ impl FromStr for Codec {
                     values: keys.choice("values", &CHUNK_VALUES)?.unwrap_or(ChunkValues::Code2),
                 }
             }
+            "demo" => Self::Demo {
+                chunk: keys.number("chunk", "1 to 128", |c| (1..=MAX_CHUNK).contains(c))?.unwrap_or(64),
+                kept: keys.number("kept", "at least 1", |&k| k >= 1)?.unwrap_or(32),
+                values: keys.choice("values", &COEFFICIENTS)?.unwrap_or(Kept::Sign),
+            },
+            "powersgd" => Self::PowerSgd {
+                rank: keys.number("rank", "at least 1", |&r| r >= 1)?.unwrap_or(4),
+                seed: keys.seed()?,
+            },
             "natural" => Self::Natural { seed: keys.seed()? },
             "qsgd" => Self::Qsgd {
                 bits: keys.number("bits", "2 to 16", |b| (2..=16).contains(b))?.unwrap_or(4),
@@ -156,6 +166,17 @@ impl fmt::Display for Codec {
                 out.key("kept", kept)?;
                 out.key("values", name_of(&CHUNK_VALUES, values))?;
             }
+            Self::Demo { chunk, kept, values } => {
+                out.f.write_str("demo")?;
+                out.key("chunk", chunk)?;
+                out.key("kept", kept)?;
+                out.key("values", name_of(&COEFFICIENTS, values))?;
+            }
+            Self::PowerSgd { rank, seed } => {
+                out.f.write_str("powersgd")?;
+                out.key("rank", rank)?;
+                out.seed(seed)?;
+            }
             Self::Natural { seed } => {
                 out.f.write_str("natural")?;
                 out.seed(seed)?;
@@ -216,6 +237,8 @@ const FITS: [(&str, Fit); 3] = [("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), (
 const STAGES: [(&str, Stages); 2] = [("guard", Stages::Guard), ("authors", Stages::Authors)];
 const SCALINGS: [(&str, Scaling); 2] = [("n/k", Scaling::Unbiased), ("1", Scaling::One)];
 const CHUNK_VALUES: [(&str, ChunkValues); 2] = [("sign", ChunkValues::Sign), ("code2", ChunkValues::Code2)];
+const COEFFICIENTS: [(&str, Kept); 4] =
+    [("sign", Kept::Sign), ("f32", Kept::F32), ("f16", Kept::F16), ("bf16", Kept::Bf16)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
 const ALL_NORMS: [(&str, Norm); 3] = [("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)];
 const POSITIONS: [(&str, Positions); 4] = [
@@ -378,6 +401,10 @@ mod tests {
             "randk:k=5,scale=1,values=bf16,seed=9",
             "chunked:chunk=4096,kept=64,values=code2",
             "chunked:chunk=100,kept=100,values=sign",
+            "demo:chunk=64,kept=32,values=sign",
+            "demo:chunk=128,kept=9,values=bf16",
+            "powersgd:rank=4",
+            "powersgd:rank=1,seed=3",
             "natural",
             "natural:seed=18446744073709551615",
             "qsgd:bits=4,bucket=512",
@@ -402,6 +429,8 @@ mod tests {
             ("stc", "topk:density=0.01,values=sign"),
             ("stc:k=7,positions=rice", "topk:k=7,values=sign,positions=rice"),
             ("sidco", "sidco:density=0.001,fit=gp,stages=guard,values=f32"),
+            ("demo", "demo:chunk=64,kept=32,values=sign"),
+            ("powersgd", "powersgd:rank=4"),
             ("natural:seed=1", "natural"),
             ("qsgd", "qsgd:bits=4,bucket=512"),
             ("int8", "int8:group=256"),
@@ -415,7 +444,7 @@ mod tests {
         for (spec, message) in [
             (
                 "zip",
-                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, natural, qsgd, dither, terngrad, sign, int8, delta",
+                "unknown codec `zip`: one of raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, demo, powersgd, natural, qsgd, dither, terngrad, sign, int8, delta",
             ),
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (
@@ -430,6 +459,9 @@ mod tests {
             ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
             ("sign:group=1", "key `group` of `sign` is `1`: tensor, or at least 2"),
             ("chunked:chunk=9,kept=10", "key `kept` of `chunked` is `10`: 1 to the chunk"),
+            ("demo:chunk=129", "key `chunk` of `demo` is `129`: 1 to 128"),
+            ("demo:values=q4", "key `values` of `demo` is `q4`: one of sign, f32, f16, bf16"),
+            ("powersgd:rank=0", "key `rank` of `powersgd` is `0`: at least 1"),
             ("qsgd:bits=1", "key `bits` of `qsgd` is `1`: 2 to 16"),
             ("natural:seed=1,seed=2", "key `seed` of `natural` is given twice"),
             ("natural:seed", "`seed` of `natural` is not key=value"),

@@ -2,13 +2,16 @@
 
 use super::linear::Linear;
 use crate::block::space::Surroundings;
-use crate::block::{Block, IndexSpace, Sets, support};
+use crate::block::values::dct::coefficients_of;
+use crate::block::{Block, IndexSpace, Sets, Stored, Values, support};
 use crate::error::{Error, Result};
+use crate::tensor::Dtype;
 
 /// The sum of two blocks that speak of the same elements, without expanding them.
 ///
 /// Both must have the same scope, flag and support, and numbers as they are: [`Values::Floats`](crate::Values::Floats) or
-/// [`Values::Planes`](crate::Values::Planes). `space` is their index space; `sets` must have the set that they refer to, if
+/// [`Values::Planes`](crate::Values::Planes), or [`Values::Dct`](crate::Values::Dct) of one layout with floats as coefficients
+/// on one support: a transform is linear, but for rounding. `space` is their index space; `sets` must have the set that they refer to, if
 /// they do. Both must be of one manifest, which a block does not know.
 ///
 /// Integers are added exactly. Floats of 32 bits and fewer are added as 32-bit floats, each sum rounded once; the result is
@@ -34,10 +37,45 @@ pub fn add(a: &Block, b: &Block, space: &IndexSpace, sets: &Sets) -> Result<Bloc
     Ok(Block { scope: a.scope, add: a.add, support: a.support.clone(), values })
 }
 
-fn sum(a: &Block, b: &Block, space: &IndexSpace, sets: &Sets) -> Result<crate::block::Values> {
+fn sum(a: &Block, b: &Block, space: &IndexSpace, sets: &Sets) -> Result<Values> {
     support::check(&a.support, space.len())?;
     let around = Surroundings { space, manifest: [0; 32], scope: a.scope, sets };
     let count = support::count(&a.support, space.len(), &around)?;
+    if let (Values::Dct { .. }, Values::Dct { .. }) = (&a.values, &b.values) {
+        return sum_of_transforms(&a.values, &b.values, space);
+    }
     let numbers = |block: &Block| Linear::of_values(&block.values, space.dtype, count);
     numbers(a)?.add(numbers(b)?)?.into_values(space.dtype)
+}
+
+fn sum_of_transforms(a: &Values, b: &Values, space: &IndexSpace) -> Result<Values> {
+    let (
+        Values::Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients },
+        Values::Dct {
+            rows: other_rows,
+            cols: other_cols,
+            chunk_rows: other_chunk_rows,
+            chunk_cols: other_chunk_cols,
+            support: other_support,
+            coefficients: others,
+        },
+    ) = (a, b)
+    else {
+        return Err(Error::inconsistent("values kind"));
+    };
+    let layout = (rows, cols, chunk_rows, chunk_cols);
+    if layout != (other_rows, other_cols, other_chunk_rows, other_chunk_cols) || support != other_support {
+        return Err(Error::cannot_reduce("their coefficients are of different layouts or supports"));
+    }
+    let count = coefficients_of(a, space.len())?;
+    let numbers = |values| Linear::of_values(values, Dtype::F32, count);
+    let bytes = numbers(coefficients)?.add(numbers(others)?)?.to_elements(Dtype::F32)?;
+    Ok(Values::Dct {
+        rows: *rows,
+        cols: *cols,
+        chunk_rows: *chunk_rows,
+        chunk_cols: *chunk_cols,
+        support: support.clone(),
+        coefficients: Box::new(Values::Floats { stored: Stored::F32, bytes }),
+    })
 }

@@ -328,16 +328,13 @@ fn held_bytes(block: &Block) -> u64 {
             Values::Ulp { diffs } => 8 * diffs.len(),
             Values::Latent { codes, .. } => return of(codes),
             Values::LowRank { left, right, .. } => return of(left).saturating_add(of(right)),
+            Values::Dct { support, coefficients, .. } => {
+                return of(coefficients).saturating_add(support.memory());
+            }
         };
         bytes as u64
     }
-    let support = match &block.support {
-        Support::Sparse(positions) => 8 * positions.len(),
-        Support::Chunked { positions, .. } => 4 * positions.len(),
-        Support::Rows { rows, .. } => 8 * rows.len(),
-        Support::All | Support::Seeded { .. } | Support::Set(_) => 0,
-    };
-    of(&block.values).saturating_add((support + size_of::<Block>()) as u64)
+    of(&block.values).saturating_add(block.support.memory()).saturating_add(size_of::<Block>() as u64)
 }
 
 /// Elements in one block of [`Reduced::blocks`]; larger tensors take several.

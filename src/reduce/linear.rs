@@ -182,6 +182,7 @@ fn why_not(values: &Values) -> &'static str {
         Values::Ulp { .. } => "differences in the last place depend on the base",
         Values::Latent { .. } => "latent codes have to be decoded by their model first",
         Values::LowRank { .. } => "the sum of two products of factors is not one of their rank",
+        Values::Dct { .. } => "only coefficients of one layout and support are added",
         Values::Floats { .. } | Values::Planes { .. } => "not linear",
     }
 }

@@ -8,6 +8,8 @@ use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::elements;
 
 const MAX_RANK: u64 = 32;
+/// The first kind that codes may have beside floats.
+const LEAST: ValuesId = ValuesId::POW2;
 
 pub(super) fn write(
     out: &mut Vec<u8>,
@@ -24,7 +26,7 @@ pub(super) fn write(
     put_varint(out, shape.len() as u64);
     shape.iter().for_each(|&d| put_varint(out, d));
     put_varint(out, codes.id().0);
-    write_nested(out, coder, codes, count, &shape[shape.len().saturating_sub(1)..])
+    write_nested(out, coder, codes, LEAST, count, &shape[shape.len().saturating_sub(1)..])
 }
 
 pub(super) fn read(
@@ -41,7 +43,7 @@ pub(super) fn read(
     decoder.budget.reserve_elements(count, offset)?;
     let id = ValuesId(cursor.varint()?);
     let rest = cursor.remaining() as u64;
-    let codes = read_nested(cursor.sub(rest, "latent codes")?, decoder, id, count, &[])?;
+    let codes = read_nested(cursor.sub(rest, "latent codes")?, decoder, id, LEAST, count, &[])?;
     Ok(Values::Latent { model, shape, codes })
 }
 

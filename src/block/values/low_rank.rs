@@ -9,6 +9,9 @@ use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
 
+/// The first kind that factors may have beside floats.
+const LEAST: ValuesId = ValuesId::POW2;
+
 pub(super) fn write(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
@@ -29,12 +32,12 @@ pub(super) fn write(
         put_varint(out, *dim);
     }
     let mut factor = Vec::new();
-    write_nested(&mut factor, coder, left, left_len, &[*rank])?;
+    write_nested(&mut factor, coder, left, LEAST, left_len, &[*rank])?;
     put_varint(out, left.id().0);
     put_varint(out, factor.len() as u64);
     out.append(&mut factor);
     put_varint(out, right.id().0);
-    write_nested(out, coder, right, right_len, &[*rank])
+    write_nested(out, coder, right, LEAST, right_len, &[*rank])
 }
 
 pub(super) fn read(
@@ -57,10 +60,10 @@ pub(super) fn read(
     decoder.budget.reserve_elements(space.count.saturating_mul(rank), offset)?;
     let id = ValuesId(cursor.varint()?);
     let len = cursor.varint()?;
-    let left = read_nested(cursor.sub(len, "left factor")?, decoder, id, left_len, &[])?;
+    let left = read_nested(cursor.sub(len, "left factor")?, decoder, id, LEAST, left_len, &[])?;
     let id = ValuesId(cursor.varint()?);
     let len = cursor.remaining() as u64;
-    let right = read_nested(cursor.sub(len, "right factor")?, decoder, id, right_len, &[])?;
+    let right = read_nested(cursor.sub(len, "right factor")?, decoder, id, LEAST, right_len, &[])?;
     Ok(Values::LowRank { rows, cols, rank, left, right })
 }
 

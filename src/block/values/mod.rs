@@ -1,7 +1,9 @@
 //! Values on the wire (spec, values/): each kind's two directions side by side, and what a decoder makes of them.
 
 mod affine;
+mod basis;
 mod codebook;
+pub(crate) mod dct;
 mod floats;
 mod latent;
 mod levels;
@@ -49,9 +51,11 @@ impl ValuesId {
     pub const LATENT: Self = Self(11);
     /// `values/low-rank.md`
     pub const LOW_RANK: Self = Self(12);
+    /// `values/dct.md`
+    pub const DCT: Self = Self(13);
 
     /// Every registered kind with its name.
-    pub const REGISTERED: [(Self, &'static str); 12] = [
+    pub const REGISTERED: [(Self, &'static str); 13] = [
         (Self::FLOATS, "floats"),
         (Self::CONSTANT, "constant"),
         (Self::SIGN, "sign"),
@@ -64,6 +68,7 @@ impl ValuesId {
         (Self::ULP, "ulp"),
         (Self::LATENT, "latent"),
         (Self::LOW_RANK, "low-rank"),
+        (Self::DCT, "dct"),
     ];
 
     /// Its name in the registry.
@@ -110,6 +115,7 @@ impl Values {
             Self::Ulp { .. } => ValuesId::ULP,
             Self::Latent { .. } => ValuesId::LATENT,
             Self::LowRank { .. } => ValuesId::LOW_RANK,
+            Self::Dct { .. } => ValuesId::DCT,
         }
     }
 
@@ -122,11 +128,15 @@ impl Values {
         }
     }
 
-    /// Whether the kind may be nested in latent or low-rank values.
-    fn may_nest(&self) -> bool {
-        (ValuesId::POW2..=ValuesId::MINIFLOAT).contains(&self.id())
-            || (self.id() == ValuesId::FLOATS && !self.gives_bits())
+    /// Whether the kind may be nested in values whose nested kinds begin at `least`.
+    fn may_nest(&self, least: ValuesId) -> bool {
+        id_may_nest(self.id(), least) && !self.gives_bits()
     }
+}
+
+/// Whether values of this kind, if they are numbers, may be nested: floats, or from `least` to small floats.
+fn id_may_nest(id: ValuesId, least: ValuesId) -> bool {
+    id == ValuesId::FLOATS || (least..=ValuesId::MINIFLOAT).contains(&id)
 }
 
 /// Appends values of any kind.
@@ -159,6 +169,7 @@ pub(crate) fn write(
         Values::Ulp { diffs } => ulp::write(out, coder, diffs, space),
         Values::Latent { model, shape, codes } => latent::write(out, coder, model, shape, codes, space),
         Values::LowRank { .. } => low_rank::write(out, coder, values, space),
+        Values::Dct { .. } => dct::write(out, coder, values, space),
     }
 }
 
@@ -184,6 +195,7 @@ pub(crate) fn read(
         ValuesId::ULP => ulp::read(cursor, decoder, space)?,
         ValuesId::LATENT => latent::read(cursor, decoder, space)?,
         ValuesId::LOW_RANK => low_rank::read(cursor, decoder, space)?,
+        ValuesId::DCT => dct::read(cursor, decoder, space)?,
         ValuesId(other) => return Err(Error::unsupported("values", other, offset)),
     };
     if !values.gives_bits() && !space.dtype.is_float() {
@@ -193,22 +205,23 @@ pub(crate) fn read(
     Ok(values)
 }
 
-/// Reads the id of nested values; only kinds that may be nested are allowed.
+/// Reads nested values, all of `cursor`, if their kind may be nested from `least` on.
 fn read_nested(
     cursor: Cursor<'_>,
     decoder: &mut Decoder<'_>,
     id: ValuesId,
+    least: ValuesId,
     count: u64,
     row_lens: &[u64],
 ) -> Result<Box<Values>> {
     let offset = cursor.offset();
-    if id != ValuesId::FLOATS && !(ValuesId::POW2..=ValuesId::MINIFLOAT).contains(&id) {
+    if !id_may_nest(id, least) {
         return Err(Error::out_of_range("nested values", id.0, offset));
     }
     // Nested numbers are numbers whatever the tensor's element type; f32 stands for that.
     let space = ValueSpace { count, tensors: None, dtype: Dtype::F32, row_lens };
     let values = read(cursor, decoder, id, &space)?;
-    if !values.may_nest() {
+    if !values.may_nest(least) {
         return Err(Error::out_of_range("nested values", id.0, offset));
     }
     Ok(Box::new(values))
@@ -219,10 +232,11 @@ fn write_nested(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
     values: &Values,
+    least: ValuesId,
     count: u64,
     row_lens: &[u64],
 ) -> Result<()> {
-    if !values.may_nest() {
+    if !values.may_nest(least) {
         return Err(Error::inconsistent("values of a kind that cannot be nested"));
     }
     write(out, coder, values, &ValueSpace { count, tensors: None, dtype: Dtype::F32, row_lens })
@@ -295,6 +309,7 @@ pub(crate) fn numbers(
         Values::Minifloat { .. } => minifloat::numbers(values, tensor_counts, out),
         Values::Latent { model, .. } => Err(latent::missing(model)),
         Values::LowRank { .. } => low_rank::numbers(values, budget, out),
+        Values::Dct { .. } => dct::numbers(values, budget, out),
         Values::Planes { .. } | Values::Ulp { .. } => {
             Err(Error::inconsistent("values that give bits, not numbers"))
         }

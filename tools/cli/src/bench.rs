@@ -47,7 +47,7 @@ pub(crate) struct Args {
 }
 
 /// The codecs measured by default.
-const CODECS: [&str; 18] = [
+const CODECS: [&str; 20] = [
     "raw",
     "lossless",
     "topk:density=0.01",
@@ -60,6 +60,8 @@ const CODECS: [&str; 18] = [
     "sidco:density=0.001",
     "randk:density=0.01",
     "chunked:chunk=4096,kept=64,values=code2",
+    "demo:chunk=64,kept=32,values=sign",
+    "powersgd:rank=4",
     "natural",
     "qsgd:bits=4,bucket=512",
     "dither:levels=8,bucket=512",

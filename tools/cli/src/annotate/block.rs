@@ -313,6 +313,20 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
             })?;
             nested(w, around, "Q", right)
         }
+        ValuesId::DCT => {
+            let rows = w.varint("rows", |_| "")?;
+            let cols = w.varint("cols", |_| "")?;
+            w.varint("chunk_rows", |_| "")?;
+            w.varint("chunk_cols", |_| "")?;
+            let n = rows.checked_mul(cols).ok_or(Stop("too many coefficients".into()))?;
+            let count = w.under("support of the coefficients", |w| {
+                let id = SupportId(w.varint("support_id", |id| SupportId(id).to_string())?);
+                let len = w.varint("length", |_| "bytes of the support")?;
+                let len = usize::try_from(len).map_err(|_| Stop("a support is too long".into()))?;
+                w.inside(len, |w| support(w, around, id, n))
+            })?;
+            nested(w, around, "coefficients", count)
+        }
         other => Err(Stop(format!("unknown {other}"))),
     }
 }
@@ -320,7 +334,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
 fn nested(w: &mut Walk<'_>, around: &Around<'_>, what: &str, m: u64) -> Result<()> {
     w.under(what, |w| {
         let id = ValuesId(w.varint("values_id", |id| ValuesId(id).to_string())?);
-        if matches!(id, ValuesId::LATENT | ValuesId::LOW_RANK) {
+        if matches!(id, ValuesId::LATENT | ValuesId::LOW_RANK | ValuesId::DCT) {
             return Err(Stop(format!("{id} inside other values")));
         }
         values(w, around, id, &Space { m, tensors: None, dtype: Dtype::F32 })

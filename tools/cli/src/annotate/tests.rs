@@ -118,6 +118,21 @@ fn low_rank() -> Values {
     Values::LowRank { rows: 64, cols: 64, rank: 2, left: Box::new(coded), right: side(128) }
 }
 
+fn transform() -> Values {
+    let positions: Vec<u64> = (0..4096).filter(|p| p % 32 < 3).collect();
+    let count = positions.len();
+    let coefficients =
+        Values::Sign { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1), negative: signs(count) };
+    Values::Dct {
+        rows: 64,
+        cols: 64,
+        chunk_rows: 32,
+        chunk_cols: 64,
+        support: Support::Sparse(positions),
+        coefficients: Box::new(coefficients),
+    }
+}
+
 fn all_supports(set: SetId) -> Vec<(Support, Positions)> {
     let clustered: Vec<u64> = (0..LEN).filter(|p| p % 512 < 90 || p % 97 == 0).collect();
     let sparse = |positions| (Support::Sparse(clustered.clone()), positions);
@@ -179,14 +194,14 @@ fn every_byte_of_every_kind_is_covered_once() {
     for entropy in [Entropy::Auto, Entropy::Packed] {
         let probe = all_supports(SetId([0; 32]));
         let kinds = all_values(4).len();
-        let count = probe.len() * kinds + 1;
+        let count = probe.len() * kinds + 2;
         let infos: Vec<_> =
             (0..count).map(|i| TensorInfo::new(format!("tensor.{i}"), Dtype::F32, [LEN])).collect();
         let manifest = Arc::new(Manifest::new(infos).unwrap());
         let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1 << 20));
         let mut out = Vec::new();
         let mut blocks = Vec::new();
-        for i in 0..count as u64 - 1 {
+        for i in 0..count as u64 - 2 {
             let (support, values) = (i as usize / kinds, i as usize % kinds);
             let set = IndexSet {
                 manifest: manifest.id(),
@@ -206,9 +221,10 @@ fn every_byte_of_every_kind_is_covered_once() {
             let block = Block { scope: Scope::Tensor(i), add: false, support, values };
             blocks.push((block, options.with_positions(positions)));
         }
-        let scope = Scope::Tensor(count as u64 - 1);
-        let last = Block { scope, add: false, support: Support::All, values: low_rank() };
-        blocks.push((last, BlockOptions::default().with_entropy(entropy)));
+        for (tensor, values) in (count as u64 - 2..).zip([low_rank(), transform()]) {
+            let block = Block { scope: Scope::Tensor(tensor), add: false, support: Support::All, values };
+            blocks.push((block, BlockOptions::default().with_entropy(entropy)));
+        }
         let delta =
             (0..count as u64).map(|tensor| Delta { tensor, base: [1; 16], result: [2; 16] }).collect();
         let header = UpdateHeader::default().with_step(300).with_label("all".into()).with_delta(Some(delta));
@@ -242,6 +258,7 @@ fn every_byte_of_every_kind_is_covered_once() {
         "model id",
         "rank",
         "rows",
+        "chunk_rows",
         "spacing",
         "format of scales",
         "numbers",

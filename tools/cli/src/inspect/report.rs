@@ -546,6 +546,7 @@ fn values_name(values: &Values) -> String {
             Minifloat::F4E2M1 => "f4e2m1".into(),
         },
         Values::LowRank { rank, .. } => format!("low-rank {rank}"),
+        Values::Dct { coefficients, .. } => format!("dct of {}", values_name(coefficients)),
         _ => kind.to_string(),
     }
 }

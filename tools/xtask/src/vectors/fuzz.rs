@@ -278,6 +278,29 @@ fn values(random: &mut Random, dtype: Dtype, m: u64, tensors: u64, all: bool) ->
             let right = Box::new(numbers(random, cols * rank, 0));
             Values::LowRank { rows, cols, rank, left, right }
         }
+        4 if all && m > 0 => {
+            let rows = (1..=m).rev().find(|r| m.is_multiple_of(*r) && r * r <= m).unwrap_or(1);
+            let side = |random: &mut Random, dim: u64| {
+                let sides: Vec<u64> = (1..=dim.min(128)).filter(|s| dim.is_multiple_of(*s)).collect();
+                random.one(&sides)
+            };
+            let cols = m / rows;
+            let (chunk_rows, chunk_cols) = (side(random, rows), side(random, cols));
+            let positions: Vec<u64> = (0..m).filter(|_| random.below(4) == 0).collect();
+            let (support, count) = match random.below(3) {
+                0 => (Support::All, m),
+                _ => (Support::Sparse(positions.clone()), positions.len() as u64),
+            };
+            let coefficients = Box::new(match random.below(2) {
+                0 => Values::Sign {
+                    groups: Groups::Block,
+                    scales: scales(random, 1),
+                    negative: random.bits(count),
+                },
+                _ => numbers(random, count, 0),
+            });
+            Values::Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients }
+        }
         _ => numbers(random, m, tensors),
     }
 }

@@ -54,6 +54,7 @@ pub(crate) fn add(area: &mut Area) {
     let expanding = [
         ("all-constant", ALL(), ones()),
         ("packed-width-0", ALL(), (4, bytes().u16(0).u8(0).packed(0, &[]))),
+        ("transform", ALL(), (13, bytes().v(1 << 25).v(1 << 25).v(1).v(1).v(1).v(0).v(2).raw(scale(1.0)))),
         ("one-symbol", ALL(), (4, bytes().u16(0).u8(0).raw(symbols))),
         ("gaps-of-one-token", (3, bytes().v(n).raw(entropy(&[0], 0))), ones()),
         ("seeded", (7, bytes().v(n).u64(1)), ones()),
@@ -64,6 +65,12 @@ pub(crate) fn add(area: &mut Area) {
         area.invalid(&format!("expanding-{id}"), "LIM-1 LIM-2", "limit", one(F32, &[n], support, values))
             .notes("few bytes that declare 2^50 elements");
     }
+    let transform = |m: u64| bytes().v(m).v(128).v(128).v(128).v(4).v(16 * m).raw(vec![0; 16 * m as usize]);
+    let of = |m: u64| one(F32, &[128 * m], ALL(), (13, transform(m).v(2).raw(scale(1.0))));
+    area.valid("transform-just-so", "LIM-2", of(128)).limit("max_elements", 17 << 14);
+    area.invalid("transform-one-more", "LIM-2", "limit", of(128))
+        .limit("max_elements", (17 << 14) - 1)
+        .notes("128 x 128 elements, and as many again for every 16 of 256 multiplications");
     let alloc = [
         ("gaps-of-one-token", (3, bytes().v(1 << 38).raw(entropy(&[0], 0)))),
         ("seeded", (7, bytes().v(1 << 38).u64(1))),

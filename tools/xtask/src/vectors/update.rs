@@ -186,7 +186,7 @@ fn scopes(area: &mut Area) {
             of([block(whole(0), (kind, bytes()), ones())]),
         );
     }
-    for (id, kind) in [("0", 0), ("13", 13), ("private", 0x8000)] {
+    for (id, kind) in [("0", 0), ("14", 14), ("private", 0x8000)] {
         area.invalid(
             &format!("values-{id}"),
             "BLK-4",

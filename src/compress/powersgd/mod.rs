@@ -1,0 +1,265 @@
+//! PowerSGD (Vogels et al., arXiv 1905.13727): a matrix as two factors of few columns, found by one step of subspace iteration.
+//!
+//! ```text
+//! M = gradient + what earlier steps left over       first dimension x the product of the others
+//! P = M Q, its columns orthonormalised               Q: of the last step, at first from the seed
+//! Q = M^T P                                          the receiver makes P Q^T, and M - P Q^T is left over
+//! ```
+//!
+//! [`Codec::PowerSgd`](super::Codec::PowerSgd) is this for one sender; [`Worker`] for many, whose P and Q are averaged as they
+//! are. Vectors, and matrices whose factors would take no fewer bytes, are sent as they are, as the paper does with vectors.
+//!
+//! Sums are taken in binary64 in the order of the elements, so that nodes and threads agree. The paper begins with normally
+//! distributed numbers; here they are uniform between -1 and 1, which needs no logarithm: only the space that they span
+//! counts. Like the authors' code, the last step's Q is orthonormalised before it is used, which changes no space either.
+
+mod worker;
+
+pub use worker::{Settings, Worker};
+
+use rayon::prelude::*;
+
+use super::demo::{finite, numbers_of};
+use super::source::{CHUNK, Source};
+use super::{Input, Kept, Options, sparse};
+use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::element::{max_finite, round_f32s};
+use crate::error::Result;
+use crate::random;
+use crate::tensor::Dtype;
+
+/// The last Q of a tensor, cols x rank, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Factor {
+    pub(super) rank: u64,
+    pub(super) values: Vec<f32>,
+}
+
+/// Rows and columns of a tensor that is sent as factors; `None` if it is sent as it is: of fewer than two dimensions, or its
+/// factors, 32 bits a number, would take as many bytes or more.
+fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, usize)> {
+    let [rows, rest @ ..] = shape else { return None };
+    let cols: u64 = rest.iter().product();
+    let factors = rows.checked_add(cols)?.checked_mul(rank)?.checked_mul(32)?;
+    let elements = rows.checked_mul(cols)?.checked_mul(dtype.bits().into())?;
+    let smaller = !rest.is_empty() && factors < elements;
+    smaller.then_some((usize::try_from(*rows).ok()?, usize::try_from(cols).ok()?))
+}
+
+/// Blocks of a run of tensors.
+pub(super) fn blocks(
+    tensors: &mut [Source<'_>],
+    inputs: &[Input<'_>],
+    rank: u64,
+    seed: u64,
+    options: &Options,
+    blocks: &mut Vec<Block>,
+) -> Result<()> {
+    for (tensor, input) in tensors.iter_mut().zip(inputs).filter(|(tensor, _)| tensor.len > 0) {
+        let sums = elements(tensor)?;
+        let Some((_, cols)) = matrix(input.view.shape(), tensor.dtype, rank) else {
+            plain(tensor, &sums, options, blocks)?;
+            continue;
+        };
+        let before = tensor.factor.as_ref().filter(|f| f.rank == rank).map(|f| f.values.as_slice());
+        let basis = basis(before, cols, rank as usize, seed, tensor.tensor);
+        let left = left_factor(times(&sums, cols, &basis), rank as usize);
+        let right = numbers(&transposed_times(&sums, cols, &left, rank as usize));
+        let (values, decoded) = product(left, right, rank, tensor.dtype)?;
+        if let Some(after) = &mut tensor.residual_after {
+            after.iter_mut().zip(&decoded).for_each(|(x, d)| *x = finite(*x - d));
+        }
+        if let Values::LowRank { right, .. } = &values
+            && let Values::Floats { bytes, .. } = &**right
+        {
+            tensor.factor = Some(Factor { rank, values: floats(bytes) });
+        }
+        let scope = Scope::Tensor(tensor.tensor);
+        blocks.push(Block { scope, add: false, support: Support::All, values });
+    }
+    Ok(())
+}
+
+/// All elements of a tensor with what was left over, which must be finite.
+fn elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
+    let parts = tensor.scan(0..tensor.len, CHUNK, |chunk| chunk.whole(|_, values| values.to_vec()));
+    let sums = parts.concat();
+    if sums.iter().all(|x| x.is_finite()) { Ok(sums) } else { Err(tensor.non_finite()) }
+}
+
+/// The elements as they are, or as much of them as the tensor's type holds.
+fn plain(tensor: &mut Source<'_>, sums: &[f32], options: &Options, blocks: &mut Vec<Block>) -> Result<()> {
+    let step = usize::try_from(options.block_len).unwrap_or(usize::MAX);
+    for start in (0..sums.len()).step_by(step) {
+        let part = &sums[start..sums.len().min(start.saturating_add(step))];
+        let (values, decoded) = sparse::floats(tensor.dtype, Kept::F32, part)?;
+        if let Some(after) = &mut tensor.residual_after {
+            after[start..].iter_mut().zip(decoded).for_each(|(x, d)| *x = finite(*x - d));
+        }
+        let scope = match part.len() == sums.len() {
+            true => Scope::Tensor(tensor.tensor),
+            false => Scope::Range { tensor: tensor.tensor, start: start as u64, len: part.len() as u64 },
+        };
+        blocks.push(Block { scope, add: false, support: Support::All, values });
+    }
+    Ok(())
+}
+
+/// The columns that M is multiplied by, cols x rank: those of the last step, orthonormalised; where there are none, or one
+/// is zero or not finite, those that the seed gives.
+fn basis(before: Option<&[f32]>, cols: usize, rank: usize, seed: u64, tensor: u64) -> Vec<f64> {
+    let before = before.filter(|b| b.len() == cols * rank);
+    let mut basis = match before {
+        Some(before) => before.iter().map(|&x| f64::from(x)).collect(),
+        None => vec![0.0; cols * rank],
+    };
+    // A second time for columns that were a sum of others.
+    for _ in 0..2 {
+        for t in 0..rank {
+            let column = || basis[t..].iter().step_by(rank);
+            if column().all(|x| *x == 0.0) || !column().all(|x| x.is_finite()) {
+                for (j, x) in basis[t..].iter_mut().step_by(rank).enumerate() {
+                    let word = random::word(seed, tensor, (j * rank + t) as u64);
+                    *x = (f64::from(word) + 0.5) / f64::from(1u32 << 31) - 1.0;
+                }
+            }
+        }
+        orthonormalise(&mut basis, rank);
+    }
+    basis
+}
+
+/// What is left of a column, relative to what it was, that is taken for rounding.
+const NOTHING: f64 = 1.0 / (1u64 << 40) as f64;
+
+/// Makes the columns of a row-major matrix orthonormal by modified Gram-Schmidt, each projected twice, so that rounding of
+/// the first time is taken back. A column that is a sum of those before it, or zero, becomes zero.
+fn orthonormalise(matrix: &mut [f64], rank: usize) {
+    let dot = |matrix: &[f64], s: usize, t: usize| {
+        matrix.chunks_exact(rank).fold(0.0, |sum, row| sum + row[s] * row[t])
+    };
+    for t in 0..rank {
+        let before = dot(matrix, t, t).sqrt();
+        for s in (0..t).chain(0..t) {
+            let along = dot(matrix, s, t);
+            matrix.chunks_exact_mut(rank).for_each(|row| row[t] -= along * row[s]);
+        }
+        let after = dot(matrix, t, t).sqrt();
+        let is_there = after > NOTHING * before;
+        matrix.chunks_exact_mut(rank).for_each(|row| row[t] = if is_there { row[t] / after } else { 0.0 });
+    }
+}
+
+/// M Q, rows x rank: each sum in the order of the columns.
+fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
+    let rank = basis.len() / cols;
+    let rows = matrix.par_chunks_exact(cols).map(|row| {
+        let mut sums = vec![0.0; rank];
+        for (x, q) in row.iter().zip(basis.chunks_exact(rank)) {
+            sums.iter_mut().zip(q).for_each(|(s, q)| *s += f64::from(*x) * q);
+        }
+        sums
+    });
+    rows.collect::<Vec<_>>().concat()
+}
+
+/// M^T P, cols x rank: each sum in the order of the rows.
+fn transposed_times(matrix: &[f32], cols: usize, left: &[f32], rank: usize) -> Vec<f64> {
+    /// Columns that a thread takes at a time.
+    const STRIP: usize = 256;
+    let strips = (0..cols).into_par_iter().step_by(STRIP).map(|first| {
+        let len = STRIP.min(cols - first);
+        let mut sums = vec![0.0; len * rank];
+        for (row, p) in matrix.chunks_exact(cols).zip(left.chunks_exact(rank)) {
+            for (x, sums) in row[first..first + len].iter().zip(sums.chunks_exact_mut(rank)) {
+                sums.iter_mut().zip(p).for_each(|(s, p)| *s += f64::from(*x) * f64::from(*p));
+            }
+        }
+        sums
+    });
+    strips.collect::<Vec<_>>().concat()
+}
+
+/// P as it is sent: orthonormal columns.
+fn left_factor(mut product: Vec<f64>, rank: usize) -> Vec<f32> {
+    orthonormalise(&mut product, rank);
+    product.into_iter().map(|x| x as f32).collect()
+}
+
+/// Binary32 numbers, none beyond the largest.
+fn numbers(values: &[f64]) -> Vec<f32> {
+    values.iter().map(|&x| finite(x as f32)).collect()
+}
+
+fn bytes(numbers: &[f32]) -> Vec<u8> {
+    numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+}
+
+/// The values P Q^T, and what receivers whose elements are of this type make of them: finite numbers.
+fn product(left: Vec<f32>, mut right: Vec<f32>, rank: u64, dtype: Dtype) -> Result<(Values, Vec<f32>)> {
+    let factor = |numbers: &[f32]| Box::new(Values::Floats { stored: Stored::F32, bytes: bytes(numbers) });
+    let (rows, cols) = (left.len() as u64 / rank, right.len() as u64 / rank);
+    loop {
+        let (left, right_factor) = (factor(&left), factor(&right));
+        let values = Values::LowRank { rows, cols, rank, left, right: right_factor };
+        let mut decoded = numbers_of(&values, rows * cols)?;
+        let max = max_finite(dtype);
+        if decoded.iter().all(|x| x.abs() <= max) {
+            round_f32s(dtype, &mut decoded)?;
+            return Ok((values, decoded));
+        }
+        // A projection of large elements may be larger than they are, and than the tensor's type holds.
+        right.iter_mut().for_each(|x| *x *= 0.5);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_become_orthonormal_and_dependent_ones_zero() {
+        let random = |i: u64| f64::from(random::word(3, 0, i)) / 4e9 - 0.5;
+        // Column 2 is zero, column 3 is column 0 plus twice column 1.
+        let mut matrix: Vec<f64> = (0..50)
+            .flat_map(|i| {
+                let (a, b) = (random(2 * i), random(2 * i + 1));
+                [a, b, 0.0, a + 2.0 * b, random(1000 + i)]
+            })
+            .collect();
+        orthonormalise(&mut matrix, 5);
+        for s in 0..5 {
+            for t in 0..5 {
+                let product: f64 = matrix.chunks(5).map(|row| row[s] * row[t]).sum();
+                let wanted = if s == t && s != 2 && s != 3 { 1.0 } else { 0.0 };
+                assert!((product - wanted).abs() < 1e-14, "{s} {t} {product}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_basis_has_no_column_that_is_zero() {
+        for before in [None, Some(vec![0.0f32; 30]), Some([1.0, 1.0, f32::NAN].repeat(10))] {
+            let basis = basis(before.as_deref(), 10, 3, 7, 0);
+            for t in 0..3 {
+                let norm: f64 = basis[t..].iter().step_by(3).map(|x| x * x).sum();
+                assert!((norm - 1.0).abs() < 1e-14, "{before:?} {t} {norm}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_sent_as_factors() {
+        assert_eq!(matrix(&[64, 3, 7, 7], Dtype::F32, 4), Some((64, 147)));
+        assert_eq!(matrix(&[10, 10], Dtype::F32, 5), None);
+        assert_eq!(matrix(&[10, 10], Dtype::F32, 4), Some((10, 10)));
+        assert_eq!(matrix(&[10, 10], Dtype::Bf16, 4), None);
+        assert_eq!(matrix(&[1000], Dtype::F32, 1), None);
+        assert_eq!(matrix(&[], Dtype::F32, 1), None);
+        assert_eq!(matrix(&[0, 5], Dtype::F32, 1), None);
+    }
+}

@@ -1,0 +1,304 @@
+//! One worker's side of the protocol between many (arXiv 1905.13727, algorithm 1 and 2).
+
+use std::sync::Arc;
+
+use super::{Factor, basis, elements, left_factor, matrix, numbers, product, times, transposed_times};
+use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::compress::source::Source;
+use crate::compress::{Codec, Feedback, Input, Kept, Options, demo, sparse};
+use crate::element::round_f32s;
+use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::{Manifest, TensorInfo};
+use crate::tensor::{Dtype, TensorView};
+
+/// What all workers of a group have alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Columns of the factors, at least 1.
+    pub rank: u64,
+    /// Of the first Q. Default: 1.
+    pub seed: u64,
+}
+
+impl Settings {
+    /// The defaults with this rank.
+    pub fn new(rank: u64) -> Self {
+        Self { rank, seed: 1 }
+    }
+
+    /// Sets [`Settings::seed`].
+    #[must_use]
+    pub fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+}
+
+/// One worker's state for all tensors of a manifest.
+///
+/// A step is [`Self::begin`], [`Self::take_p`], [`Self::take_q`] and [`Self::finish`], in this order; each call out of it is
+/// refused, and an error leaves the state as it was. The first two give blocks of floats on the support `all`, which
+/// [`reduce::add`](crate::reduce::add()) and [`reduce::Sum`](crate::reduce::Sum) sum; every worker is then given the mean over
+/// all workers, the same bits, and so all end with the same update. Only [`Self::finish`] changes the memory. Between steps
+/// [`Self::memory`] is the whole state, for a checkpoint: what was left over and the last Q of each tensor.
+///
+/// What is left over is M - P Q^T with the mean of Q, as in the authors' code: the sum of what all workers keep and of what
+/// they applied is that of their gradients.
+///
+/// Memory: 4 bytes for each element between steps, 8 inside one, beside the factors.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    manifest: Arc<Manifest>,
+    p_manifest: Arc<Manifest>,
+    q_manifest: Arc<Manifest>,
+    settings: Settings,
+    memory: Feedback,
+    round: Option<Round>,
+}
+
+#[derive(Debug, Clone)]
+struct Round {
+    /// Gradient plus memory of each tensor; once the mean of Q was taken, what is left of them.
+    sums: Vec<Vec<f32>>,
+    stage: Stage,
+}
+
+#[derive(Debug, Clone)]
+enum Stage {
+    /// The mean of P is awaited.
+    P,
+    /// The mean of Q is awaited: for each tensor P, orthonormalised, or the mean of its elements.
+    Q(Vec<Vec<f32>>),
+    /// For each tensor that has one the last Q.
+    Done(Vec<Option<Vec<f32>>>),
+}
+
+impl Worker {
+    /// A worker without memory.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a rank of 0 and tensors that are not of floats.
+    pub fn new(manifest: &Arc<Manifest>, settings: Settings) -> Result<Self> {
+        if settings.rank == 0 {
+            return Err(Error::bad_option("rank"));
+        }
+        if let Some(at) = manifest.tensors().iter().position(|t| !t.dtype.is_float()) {
+            let kind = InputErrorKind::WrongDtype { what: "PowerSGD" };
+            return Err(Error::input(kind).in_tensor(at as u64));
+        }
+        let (mut p, mut q) = (Vec::new(), Vec::new());
+        for info in manifest.tensors() {
+            match matrix(&info.shape, info.dtype, settings.rank) {
+                Some((rows, cols)) => {
+                    p.push(TensorInfo::new(&info.name, Dtype::F32, [rows as u64, settings.rank]));
+                    q.push(TensorInfo::new(&info.name, Dtype::F32, [cols as u64, settings.rank]));
+                }
+                None => p.push(TensorInfo::new(&info.name, info.dtype, info.shape.clone())),
+            }
+        }
+        Ok(Self {
+            manifest: Arc::clone(manifest),
+            p_manifest: Arc::new(Manifest::new(p)?),
+            q_manifest: Arc::new(Manifest::new(q)?),
+            settings,
+            memory: Feedback::new(),
+            round: None,
+        })
+    }
+
+    /// The tensors of the first part: P of each matrix, and all other tensors as they are.
+    pub fn p_manifest(&self) -> &Arc<Manifest> {
+        &self.p_manifest
+    }
+
+    /// The tensors of the second part: Q of each matrix.
+    pub fn q_manifest(&self) -> &Arc<Manifest> {
+        &self.q_manifest
+    }
+
+    /// What was left over, and the last Q of each matrix.
+    pub fn memory(&self) -> &Feedback {
+        &self.memory
+    }
+
+    /// Takes up the memory of a checkpoint. All workers must have the last Q of one step.
+    ///
+    /// # Errors
+    /// [`Error::Input`] inside a step.
+    pub fn set_memory(&mut self, memory: Feedback) -> Result<()> {
+        if self.round.is_some() {
+            return Err(out_of_turn("the memory cannot change inside a step"));
+        }
+        self.memory = memory;
+        Ok(())
+    }
+
+    /// Begins a step with this worker's gradients, one for each tensor of the manifest: its blocks for [`Self::p_manifest`].
+    ///
+    /// # Errors
+    /// [`Error::Input`] if a step is open, a tensor is not the manifest's, or an element or its sum with the memory is not
+    /// finite.
+    pub fn begin(&mut self, gradients: &[TensorView<'_>]) -> Result<Vec<Block>> {
+        if self.round.is_some() {
+            return Err(out_of_turn("a step begins before the last one is finished"));
+        }
+        check(self.manifest.tensors(), gradients)?;
+        let Settings { rank, seed } = self.settings;
+        let (mut sums, mut blocks) = (Vec::new(), Vec::new());
+        for (i, (info, &view)) in self.manifest.tensors().iter().zip(gradients).enumerate() {
+            let tensor = i as u64;
+            let in_tensor = |e: Error| e.in_tensor(tensor);
+            let input = Input { tensor, name: &info.name, view, base: None };
+            let codec = Codec::PowerSgd { rank, seed };
+            let mut source =
+                Source::new(&input, codec, &Options::default(), Some(&self.memory)).map_err(in_tensor)?;
+            let all = elements(&mut source)?;
+            let values = match matrix(&info.shape, info.dtype, rank) {
+                Some((_, cols)) => {
+                    let before = source.factor.as_ref().filter(|f| f.rank == rank);
+                    let basis = basis(before.map(|f| f.values.as_slice()), cols, rank as usize, seed, tensor);
+                    of_numbers(&numbers(&times(&all, cols, &basis)))
+                }
+                None => sparse::floats(info.dtype, Kept::F32, &all).map_err(in_tensor)?.0,
+            };
+            blocks.extend((!all.is_empty()).then(|| dense(tensor, values)));
+            sums.push(all);
+        }
+        self.round = Some(Round { sums, stage: Stage::P });
+        Ok(blocks)
+    }
+
+    /// Takes the mean of the first part, one tensor for each of [`Self::p_manifest`]: the blocks for [`Self::q_manifest`].
+    ///
+    /// # Errors
+    /// [`InputErrorKind::OutOfTurn`] unless it is awaited; other [`Error::Input`] if a tensor is not the manifest's or not
+    /// finite.
+    pub fn take_p(&mut self, mean: &[TensorView<'_>]) -> Result<Vec<Block>> {
+        let Some(Round { sums, stage: stage @ Stage::P }) = &mut self.round else {
+            return Err(out_of_turn("a mean of P outside its place in a step"));
+        };
+        check(self.p_manifest.tensors(), mean)?;
+        let rank = self.settings.rank;
+        let mut taken = finite(mean)?;
+        let mut blocks = Vec::new();
+        for ((info, sums), p) in self.manifest.tensors().iter().zip(sums).zip(&mut taken) {
+            if let Some((_, cols)) = matrix(&info.shape, info.dtype, rank) {
+                *p = left_factor(p.iter().map(|&x| f64::from(x)).collect(), rank as usize);
+                let q = transposed_times(sums, cols, p, rank as usize);
+                blocks.push(dense(blocks.len() as u64, of_numbers(&numbers(&q))));
+            }
+        }
+        *stage = Stage::Q(taken);
+        Ok(blocks)
+    }
+
+    /// Takes the mean of the second part, one tensor for each of [`Self::q_manifest`]: the blocks of the mean update, for the
+    /// manifest itself, the same on all workers. Apply them like any update.
+    ///
+    /// # Errors
+    /// As [`Self::take_p`].
+    pub fn take_q(&mut self, mean: &[TensorView<'_>]) -> Result<Vec<Block>> {
+        let Some(Round { sums, stage: stage @ Stage::Q(_) }) = &mut self.round else {
+            return Err(out_of_turn("a mean of Q outside its place in a step"));
+        };
+        let Stage::Q(taken) = &*stage else { return Err(out_of_turn("a mean of Q")) };
+        check(self.q_manifest.tensors(), mean)?;
+        let rank = self.settings.rank;
+        let mut means = finite(mean)?.into_iter();
+        let (mut blocks, mut left, mut factors) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, ((info, sums), p)) in self.manifest.tensors().iter().zip(&*sums).zip(taken).enumerate() {
+            let in_tensor = |e: Error| e.in_tensor(i as u64);
+            let (values, sent, factor) = match matrix(&info.shape, info.dtype, rank) {
+                Some(_) => {
+                    let q = means.next().unwrap_or_default();
+                    let (values, decoded) =
+                        product(p.clone(), q.clone(), rank, info.dtype).map_err(in_tensor)?;
+                    (values, decoded, Some(q))
+                }
+                // Of a tensor that is sent as it is only this worker's own rounding is left over.
+                None => {
+                    let (values, _) = sparse::floats(info.dtype, Kept::F32, p).map_err(in_tensor)?;
+                    let (_, mut own) = sparse::floats(info.dtype, Kept::F32, sums).map_err(in_tensor)?;
+                    round_f32s(info.dtype, &mut own).map_err(in_tensor)?;
+                    (values, own, None)
+                }
+            };
+            left.push(sums.iter().zip(sent).map(|(x, d)| demo::finite(x - d)).collect());
+            factors.push(factor);
+            blocks.extend((!sums.is_empty()).then(|| dense(i as u64, values)));
+        }
+        *sums = left;
+        *stage = Stage::Done(factors);
+        Ok(blocks)
+    }
+
+    /// Ends the step: what is left over and the last Q enter the memory.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::OutOfTurn`] before the mean of Q was taken.
+    pub fn finish(&mut self) -> Result<()> {
+        match self.round.take() {
+            Some(Round { sums, stage: Stage::Done(factors) }) => {
+                for ((info, left), factor) in self.manifest.tensors().iter().zip(sums).zip(factors) {
+                    self.memory.set(&info.name, &info.shape, left);
+                    if let Some(values) = factor {
+                        self.memory.set_factor(&info.name, Factor { rank: self.settings.rank, values });
+                    }
+                }
+                Ok(())
+            }
+            open => {
+                self.round = open;
+                Err(out_of_turn("a step ends before the mean of Q was taken"))
+            }
+        }
+    }
+
+    /// Gives up the open step, if there is one: the memory is as it was before it.
+    pub fn abort(&mut self) {
+        self.round = None;
+    }
+}
+
+/// Checks that tensors are those of a manifest.
+fn check(infos: &[TensorInfo], views: &[TensorView<'_>]) -> Result<()> {
+    if views.len() != infos.len() {
+        return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of tensors and manifest" }));
+    }
+    let other = infos.iter().zip(views).position(|(i, v)| i.dtype != v.dtype() || i.shape != v.shape());
+    match other {
+        Some(at) => {
+            let kind = InputErrorKind::Mismatch { what: "tensor and manifest" };
+            Err(Error::input(kind).in_tensor(at as u64))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The numbers of tensors, which must be finite.
+fn finite(views: &[TensorView<'_>]) -> Result<Vec<Vec<f32>>> {
+    let read = |(at, view): (usize, &TensorView<'_>)| {
+        let numbers = view.to_f32()?;
+        match numbers.iter().position(|x| !x.is_finite()) {
+            Some(index) => {
+                let kind = InputErrorKind::NonFinite { index: index as u64 };
+                Err(Error::input(kind).in_tensor(at as u64))
+            }
+            None => Ok(numbers),
+        }
+    };
+    views.iter().enumerate().map(read).collect()
+}
+
+fn of_numbers(numbers: &[f32]) -> Values {
+    Values::Floats { stored: Stored::Source, bytes: super::bytes(numbers) }
+}
+
+fn dense(tensor: u64, values: Values) -> Block {
+    Block { scope: Scope::Tensor(tensor), add: false, support: Support::All, values }
+}
+
+fn out_of_turn(what: &'static str) -> Error {
+    Error::input(InputErrorKind::OutOfTurn { what })
+}
