@@ -264,6 +264,9 @@ impl Codec {
             | Self::Lossless
             | Self::Sbc { .. }
             | Self::Chunked { .. }
+            | Self::Demo { .. }
+            // Its seed is that of the first step of all.
+            | Self::PowerSgd { .. }
             | Self::Sign { .. }
             | Self::Int8 { .. }
             | Self::Delta { .. } => {}
