@@ -197,7 +197,7 @@ impl fmt::Display for Codec {
             Self::Delta { .. } => out.f.write_str("delta")?,
         }
         if self.positions() != Positions::Auto {
-            out.key("positions", name_of(&POSITIONS, self.positions()))?;
+            out.key("positions", self.positions().name())?;
         }
         Ok(())
     }
@@ -218,12 +218,6 @@ const SCALINGS: [(&str, Scaling); 2] = [("n/k", Scaling::Unbiased), ("1", Scalin
 const CHUNK_VALUES: [(&str, ChunkValues); 2] = [("sign", ChunkValues::Sign), ("code2", ChunkValues::Code2)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
 const ALL_NORMS: [(&str, Norm); 3] = [("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)];
-const POSITIONS: [(&str, Positions); 4] = [
-    ("auto", Positions::Auto),
-    ("rice", Positions::Rice),
-    ("tokens", Positions::Tokens),
-    ("bitmap", Positions::Bitmap),
-];
 
 fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
     names.iter().find(|(_, v)| *v == value).map_or("", |(name, _)| name)
@@ -347,7 +341,7 @@ impl<'a> Keys<'a> {
     }
 
     fn positions(&mut self) -> Result<Positions, SpecError> {
-        Ok(self.choice("positions", &POSITIONS)?.unwrap_or_default())
+        Ok(self.choice("positions", &Positions::ALL.map(|(p, name)| (name, p)))?.unwrap_or_default())
     }
 
     fn finish(self) -> Result<(), SpecError> {
@@ -371,6 +365,7 @@ mod tests {
             "threshold:at=0.001,values=q4,positions=bitmap",
             "sbc:density=0.001",
             "sbc:k=3,positions=tokens",
+            "sbc:density=0.001,positions=rice-one",
             "sidco:density=0.001,fit=gp,stages=guard,values=f32",
             "sidco:k=9,fit=gamma-gp,stages=authors,values=pow2,seed=2,positions=rice",
             "sidco:k=9,fit=exp,stages=3,values=sign",
@@ -426,7 +421,10 @@ mod tests {
             ("topk:density=nan", "key `density` of `topk` is `nan`: more than 0, at most 1"),
             ("topk:density=0.1,k=2", "keys `density` and `k` of `topk` exclude each other"),
             ("topk:values=q5", "key `values` of `topk` is `q5`: one of f32, f16, bf16, pow2, sign, q4"),
-            ("sbc:positions=x", "key `positions` of `sbc` is `x`: one of auto, rice, tokens, bitmap"),
+            (
+                "sbc:positions=x",
+                "key `positions` of `sbc` is `x`: one of auto, rice, rice-one, tokens, bitmap",
+            ),
             ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
             ("sign:group=1", "key `group` of `sign` is `1`: tensor, or at least 2"),
             ("chunked:chunk=9,kept=10", "key `kept` of `chunked` is `10`: 1 to the chunk"),
