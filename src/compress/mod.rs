@@ -11,6 +11,7 @@ mod feedback;
 mod lossless;
 mod momentum;
 mod natural;
+pub mod onebit;
 mod quantize;
 mod randk;
 mod sbc;
