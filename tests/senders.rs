@@ -274,7 +274,7 @@ fn classic_positions_cost_what_the_paper_counts() {
             let mut reader = SliceReader::new(&bytes, limits.clone());
             while let Some(event) = reader.next_event().unwrap() {
                 if let Event::Frame(_, Body::Update(part)) = event {
-                    assert_eq!(part.decode_all().unwrap(), [block.clone()]);
+                    assert_eq!(part.decode_all().unwrap(), std::slice::from_ref(&block));
                     return (part.blocks[0].support_id, part.blocks[0].support.to_vec());
                 }
             }
