@@ -1,7 +1,7 @@
 //! How fast whole paths are, tensor to encoded bytes and back, against what the memory of this machine gives.
 //!
 //! `cargo bench --bench speed` runs on one thread with 64 Mi elements (`-- --elements N` for another number,
-//! `-- --only CODEC` for one codec); a floor that
+//! `-- --only CODEC` for one codec, `-- --only sidco` for its thresholds beside exact selection); a floor that
 //! is missed is reported and fails the run. Under `cargo test --benches` it runs once on a small tensor and reports only.
 
 use std::hint::black_box;
@@ -19,6 +19,8 @@ use gcodec::{BlockOptions, Codec, Limits, TensorBuf, TensorView, random};
 enum Against {
     Read,
     Fill,
+    /// Exact top-k of as many elements.
+    TopK,
 }
 
 struct Bench {
@@ -26,6 +28,7 @@ struct Bench {
     repeats: usize,
     read: f64,
     fill: f64,
+    top_k: f64,
     missed: bool,
     only: Option<String>,
 }
@@ -46,7 +49,7 @@ fn main() -> ExitCode {
     let info = TensorInfo::new("w", gcodec::Dtype::F32, shape.clone());
     let manifest = Arc::new(Manifest::new(vec![info]).expect("one tensor"));
     let repeats = if full { 5 } else { 1 };
-    let mut bench = Bench { manifest, repeats, read: 0.0, fill: 0.0, missed: false, only };
+    let mut bench = Bench { manifest, repeats, read: 0.0, fill: 0.0, top_k: 0.0, missed: false, only };
     println!("{elements} f32 elements, {} thread(s), best of {repeats}", rayon::current_num_threads());
     println!("{:<40}{:>9}{:>9}  {:<6}{:>7}", "operation", "GB/s", "ratio", "of", "floor");
 
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
     bench.codec("lossless", even.view(), None, None);
     bench.codec("qsgd:bits=4", even.view(), None, None);
     bench.codec("int8", even.view(), None, None);
+    bench.thresholds(even.view());
     drop(even);
     // A tensor whose rows and columns have scales of their own, as gradients of matrices do.
     let scale = |i: usize| {
@@ -124,6 +128,43 @@ impl Bench {
         println!("{:<40}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
     }
 
+    /// SIDCo's thresholds beside exact top-k, and beside exact top-k as it is usually written: a quickselect of all
+    /// magnitudes, and a pass for what reaches the one it finds. All in turn, so that a machine that is busy is so for all.
+    fn thresholds(&mut self, view: TensorView<'_>) {
+        if self.only.as_ref().is_some_and(|only| only != "sidco") {
+            return;
+        }
+        self.memory(view);
+        println!("thresholds and exact selection (compress only):");
+        for density in ["0.1", "0.01", "0.001"] {
+            let k = (density.parse::<f64>().expect("a number") * view.elements() as f64) as usize;
+            let mut rows = vec![(format!("topk:density={density}"), None)];
+            for stages in ["guard", "1", "2", "3"] {
+                let fits = if stages == "guard" { &["exp", "gp", "gamma-gp"][..] } else { &["gp"] };
+                let spec = |fit| match stages {
+                    "guard" => format!("sidco:density={density},fit={fit}"),
+                    _ => format!("sidco:density={density},fit={fit},stages={stages}"),
+                };
+                // As fast as exact selection, within what two measurements of one thing differ by.
+                let floor = (stages == "guard").then_some(0.9);
+                rows.extend(fits.iter().map(|fit| (spec(fit), floor)));
+            }
+            let codecs: Vec<Codec> = rows.iter().map(|(spec, _)| spec.parse().expect("a codec")).collect();
+            let (mut best, mut quickselect) = (vec![f64::INFINITY; rows.len()], f64::INFINITY);
+            for _ in 0..3 * self.repeats {
+                for (codec, best) in codecs.iter().zip(&mut best) {
+                    *best = best.min(once(|| drop(black_box(crate::blocks(codec, view)))));
+                }
+                quickselect = quickselect.min(once(|| drop(black_box(quickselected(view, k)))));
+            }
+            self.top_k = view.data().len() as f64 / best[0];
+            for ((spec, floor), seconds) in rows.iter().zip(best) {
+                self.row(spec, view, seconds, Against::TopK, *floor);
+            }
+            self.row(&format!("quickselect of {density}"), view, quickselect, Against::TopK, None);
+        }
+    }
+
     fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
         write(&self.manifest, codec, &blocks(codec, view))
     }
@@ -133,6 +174,7 @@ impl Bench {
         let (of, base) = match against {
             Against::Read => ("read", self.read),
             Against::Fill => ("fill", self.fill),
+            Against::TopK => ("top-k", self.top_k),
         };
         let ratio = speed / base;
         let verdict = floor.map_or(String::new(), |floor| {
@@ -144,13 +186,25 @@ impl Bench {
     }
 
     fn best(&self, mut f: impl FnMut()) -> f64 {
-        let time = |_| {
-            let start = Instant::now();
-            f();
-            start.elapsed().as_secs_f64()
-        };
-        (0..self.repeats).map(time).fold(f64::INFINITY, f64::min)
+        (0..self.repeats).map(|_| once(&mut f)).fold(f64::INFINITY, f64::min)
     }
+}
+
+/// Seconds.
+fn once(f: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
+}
+
+/// The positions of the `k` largest magnitudes, and of all that equal the smallest of them.
+fn quickselected(view: TensorView<'_>, k: usize) -> Vec<u64> {
+    let words = view.data().as_chunks::<4>().0;
+    let magnitude = |word: &[u8; 4]| u32::from_le_bytes(*word) & 0x7fff_ffff;
+    let mut magnitudes: Vec<u32> = words.iter().map(magnitude).collect();
+    let place = magnitudes.len() - k.clamp(1, magnitudes.len());
+    let (_, &mut least, _) = magnitudes.select_nth_unstable(place);
+    (0..).zip(words).filter(|(_, word)| magnitude(word) >= least).map(|(i, _)| i).collect()
 }
 
 fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<gcodec::Block> {

@@ -121,6 +121,7 @@ fn memory_is_bounded_by_what_is_kept() {
     let cases = [
         ("topk:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
         ("sbc:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
+        ("sidco:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
         // A byte and a bit for each element is what `compress` gives; writing takes two blocks' bytes at a time, and the
         // output's own vector grows by doubling.
         ("natural", ELEMENTS + ELEMENTS / 8 + 6 * dense_block, 3 * dense_block),

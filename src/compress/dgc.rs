@@ -8,12 +8,12 @@
 //!
 //! The share that is sent falls from warm-up stage to warm-up stage to its final value.
 
-use super::{Codec, Feedback, Input, Kept, NonFinite, Options, Selection, compress};
-use crate::block::{Block, Positions, Scope, Support};
+use super::source::checked_f32s;
+use super::{Codec, Feedback, Input, Kept, Options, Selection, compress, mask_momenta};
+use crate::block::{Block, Positions};
 use crate::compress::Amount;
-use crate::element::decode_f32s;
-use crate::error::{Error, InputErrorKind, Result};
-use crate::tensor::{Dtype, TensorBuf};
+use crate::error::{Error, Result};
+use crate::tensor::TensorBuf;
 
 /// The settings of [`Dgc`].
 #[derive(Debug, Clone, PartialEq)]
@@ -105,7 +105,7 @@ impl Dgc {
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
         let mut gradients = Vec::with_capacity(inputs.len());
         for input in inputs {
-            gradients.push(gradient(input, options).map_err(|e| e.in_tensor(input.tensor))?);
+            gradients.push(checked_f32s(input, options, "Deep Gradient Compression")?);
         }
         let squares = gradients.iter().flatten().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>();
         let scale = match self.options.clip {
@@ -129,7 +129,9 @@ impl Dgc {
             inputs.iter().zip(&updates).map(|(i, u)| Input { view: u.view(), ..*i }).collect();
         let codecs = vec![self.codec(); inputs.len()];
         let blocks = compress(&new, &codecs, options, Some(&mut self.residuals))?;
-        mask(&blocks, inputs, &mut gradients);
+        let numbers = inputs.iter().map(|input| input.tensor);
+        let mut momenta: Vec<_> = numbers.zip(gradients.iter_mut().map(Vec::as_mut_slice)).collect();
+        mask_momenta(&blocks, &mut momenta)?;
         for (input, momentum) in inputs.iter().zip(gradients) {
             self.momenta.set(input.name, input.view.shape(), momentum);
         }
@@ -168,43 +170,5 @@ impl Dgc {
             momenta.into_iter().map(|(name, u)| (name[..name.len() - MOMENTUM.len()].to_owned(), u));
         let (momenta, residuals) = (Feedback::load(momenta)?, Feedback::load(residuals)?);
         Ok(Self { step: steps, momenta, residuals, ..Self::new(options)? })
-    }
-}
-
-fn gradient(input: &Input<'_>, options: &Options) -> Result<Vec<f32>> {
-    if input.view.dtype() != Dtype::F32 {
-        return Err(Error::input(InputErrorKind::WrongDtype { what: "Deep Gradient Compression" }));
-    }
-    let mut values = vec![0.0; input.view.elements() as usize];
-    decode_f32s(Dtype::F32, input.view.data(), 0, &mut values)?;
-    for (index, x) in values.iter_mut().enumerate().filter(|(_, x)| !x.is_finite()) {
-        match options.non_finite {
-            NonFinite::Zero => *x = 0.0,
-            NonFinite::Reject => {
-                return Err(Error::input(InputErrorKind::NonFinite { index: index as u64 }));
-            }
-        }
-    }
-    Ok(values)
-}
-
-/// Clears the momenta of what was sent.
-fn mask(blocks: &[Block], inputs: &[Input<'_>], momenta: &mut [Vec<f32>]) {
-    for block in blocks {
-        let (Scope::Tensor(first) | Scope::Tensors { first, .. }, Support::Sparse(positions)) =
-            (block.scope, &block.support)
-        else {
-            debug_assert!(false, "top-k makes sparse blocks of whole tensors");
-            continue;
-        };
-        let mut at = inputs.partition_point(|input| input.tensor < first);
-        let mut start = 0;
-        for &position in positions {
-            while position - start >= momenta[at].len() as u64 {
-                start += momenta[at].len() as u64;
-                at += 1;
-            }
-            momenta[at][(position - start) as usize] = 0.0;
-        }
     }
 }

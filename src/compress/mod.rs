@@ -10,7 +10,9 @@ pub mod demo;
 mod dgc;
 mod feedback;
 mod lossless;
+mod momentum;
 mod natural;
+pub mod onebit;
 pub mod powersgd;
 mod quantize;
 mod randk;
@@ -30,7 +32,9 @@ pub use chunked::ChunkValues;
 pub use demo::{DeMo, DeMoOptions};
 pub use dgc::{Dgc, DgcOptions};
 pub use feedback::Feedback;
+pub use momentum::mask_momenta;
 pub use randk::Scaling;
+pub use sbc::{Sbc, SbcOptions};
 pub use sidco::{Fit, Stages};
 pub use sign::Share;
 pub use spec::SpecError;
@@ -392,8 +396,7 @@ impl Options {
 /// # Memory
 /// Beside what it returns and the residuals: for sparse codecs at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::Encoder::update), 64 bytes for each element kept, as measured in
-/// `tests/memory.rs` at a density of 0.001; for SIDCo 12 bytes for each element above its first threshold, a quarter
-/// of the tensor where there are several stages, eight times what is kept for the guard; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
+/// `tests/memory.rs` at a density of 0.001; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
 /// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, `dither` and `terngrad`, and a copy of the
 /// elements for `raw` and `lossless`. `demo` takes 12 bytes for each coefficient kept, and `powersgd` 4 bytes for each element of the
 /// largest tensor; both 4 more for each element of a block to see what arrives. A sender that cannot hold that compresses some tensors at a time.

@@ -154,7 +154,7 @@ const SIGN: u32 = 1 << 31;
 const MAGNITUDE: u32 = SIGN - 1;
 const INFINITY: u32 = 0x7f80_0000;
 /// The key of the smallest magnitude above zero.
-const LOWEST: u32 = 1;
+pub(super) const LOWEST: u32 = 1;
 /// Elements of a sample; a group that has no more is its own sample.
 const SAMPLE: u64 = 1 << 15;
 
@@ -184,12 +184,30 @@ pub(super) fn reaches(x: f32, least: f32) -> bool {
 }
 
 /// More candidates than this are not worth collecting.
-fn limit(k: u64) -> usize {
+pub(super) fn limit(k: u64) -> usize {
     usize::try_from(k.saturating_mul(4).saturating_add(1 << 16)).unwrap_or(usize::MAX)
 }
 
 /// For each side a key that about `k` of the keys of the group reach, or a few more.
 fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) -> [u32; N] {
+    let Some(Sample { bits, rank }) = sample(group, k) else { return [LOWEST; N] };
+    sides.map(|side| {
+        let mut keys: Vec<u32> = bits.iter().map(|&bits| side.key(bits)).collect();
+        let (_, key, _) = keys.select_nth_unstable_by(rank, |a, b| b.cmp(a));
+        (*key).clamp(LOWEST, INFINITY)
+    })
+}
+
+/// Elements of a group, the same ones in every call.
+pub(super) struct Sample {
+    /// The elements' bits.
+    pub(super) bits: Vec<u32>,
+    /// If so many of the sample, or more, exceed a threshold, then `k` of the group do, by four standard deviations.
+    pub(super) rank: usize,
+}
+
+/// `None` for a group that is no larger than its sample, and where the rank is outside of that.
+pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
     let ends: Vec<u64> = group
         .iter()
         .scan(0, |end, source| {
@@ -199,16 +217,16 @@ fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) ->
         .collect();
     let n = ends.last().copied().unwrap_or(0);
     if n <= SAMPLE {
-        return [LOWEST; N];
+        return None;
     }
     // Four standard deviations of the sample's count more than what is expected.
     let expected = k as f64 * SAMPLE as f64 / n as f64;
     let rank = (expected + 4.0 * expected.sqrt() + 4.0) as usize;
     if rank >= SAMPLE as usize {
-        return [LOWEST; N];
+        return None;
     }
     let stride = n / SAMPLE;
-    let sample: Vec<u32> = (0..SAMPLE)
+    let bits = (0..SAMPLE)
         .map(|i| {
             // One from each stride, not always at the same place, or the sample would be a column of a matrix.
             let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
@@ -220,11 +238,7 @@ fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) ->
             x[0].to_bits()
         })
         .collect();
-    sides.map(|side| {
-        let mut keys: Vec<u32> = sample.iter().map(|&bits| side.key(bits)).collect();
-        let (_, key, _) = keys.select_nth_unstable_by(rank, |a, b| b.cmp(a));
-        (*key).clamp(LOWEST, INFINITY)
-    })
+    Some(Sample { bits, rank })
 }
 
 /// Elements found in a chunk that starts at `start`: the index inside the chunk in the high half, the bits in the low.
@@ -234,6 +248,10 @@ pub(super) struct Found {
 }
 
 impl Found {
+    pub(super) fn len(&self) -> usize {
+        self.elements.len()
+    }
+
     /// The elements' numbers.
     pub(super) fn values(&self) -> impl Iterator<Item = f32> {
         self.elements.iter().map(|&e| f32::from_bits(e as u32))

@@ -148,6 +148,25 @@ impl<'a> Source<'a> {
     }
 }
 
+/// The elements of a tensor of f32 without residual; those that are not finite as the options say.
+pub(super) fn checked_f32s(input: &Input<'_>, options: &Options, what: &'static str) -> Result<Vec<f32>> {
+    let in_tensor = |e: Error| e.in_tensor(input.tensor);
+    if input.view.dtype() != Dtype::F32 {
+        return Err(in_tensor(Error::input(InputErrorKind::WrongDtype { what })));
+    }
+    let mut values = vec![0.0; input.view.elements() as usize];
+    decode_f32s(Dtype::F32, input.view.data(), 0, &mut values).map_err(in_tensor)?;
+    for (index, x) in values.iter_mut().enumerate().filter(|(_, x)| !x.is_finite()) {
+        match options.non_finite {
+            NonFinite::Zero => *x = 0.0,
+            NonFinite::Reject => {
+                return Err(in_tensor(Error::input(InputErrorKind::NonFinite { index: index as u64 })));
+            }
+        }
+    }
+    Ok(values)
+}
+
 /// Part of a tensor.
 pub(super) struct Chunk<'s, 'a> {
     pub(super) source: &'s Source<'a>,

@@ -218,7 +218,7 @@ impl fmt::Display for Codec {
             Self::Delta { .. } => out.f.write_str("delta")?,
         }
         if self.positions() != Positions::Auto {
-            out.key("positions", name_of(&POSITIONS, self.positions()))?;
+            out.key("positions", self.positions().name())?;
         }
         Ok(())
     }
@@ -241,12 +241,6 @@ const COEFFICIENTS: [(&str, Kept); 4] =
     [("sign", Kept::Sign), ("f32", Kept::F32), ("f16", Kept::F16), ("bf16", Kept::Bf16)];
 const NORMS: [(&str, Norm); 2] = [("l2", Norm::L2), ("max", Norm::Max)];
 const ALL_NORMS: [(&str, Norm); 3] = [("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)];
-const POSITIONS: [(&str, Positions); 4] = [
-    ("auto", Positions::Auto),
-    ("rice", Positions::Rice),
-    ("tokens", Positions::Tokens),
-    ("bitmap", Positions::Bitmap),
-];
 
 fn name_of<T: PartialEq>(names: &[(&'static str, T)], value: T) -> &'static str {
     names.iter().find(|(_, v)| *v == value).map_or("", |(name, _)| name)
@@ -370,7 +364,7 @@ impl<'a> Keys<'a> {
     }
 
     fn positions(&mut self) -> Result<Positions, SpecError> {
-        Ok(self.choice("positions", &POSITIONS)?.unwrap_or_default())
+        Ok(self.choice("positions", &Positions::ALL.map(|(p, name)| (name, p)))?.unwrap_or_default())
     }
 
     fn finish(self) -> Result<(), SpecError> {
@@ -394,6 +388,7 @@ mod tests {
             "threshold:at=0.001,values=q4,positions=bitmap",
             "sbc:density=0.001",
             "sbc:k=3,positions=tokens",
+            "sbc:density=0.001,positions=rice-one",
             "sidco:density=0.001,fit=gp,stages=guard,values=f32",
             "sidco:k=9,fit=gamma-gp,stages=authors,values=pow2,seed=2,positions=rice",
             "sidco:k=9,fit=exp,stages=3,values=sign",
@@ -455,7 +450,10 @@ mod tests {
             ("topk:density=nan", "key `density` of `topk` is `nan`: more than 0, at most 1"),
             ("topk:density=0.1,k=2", "keys `density` and `k` of `topk` exclude each other"),
             ("topk:values=q5", "key `values` of `topk` is `q5`: one of f32, f16, bf16, pow2, sign, q4"),
-            ("sbc:positions=x", "key `positions` of `sbc` is `x`: one of auto, rice, tokens, bitmap"),
+            (
+                "sbc:positions=x",
+                "key `positions` of `sbc` is `x`: one of auto, rice, rice-one, tokens, bitmap",
+            ),
             ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
             ("sign:group=1", "key `group` of `sign` is `1`: tensor, or at least 2"),
             ("chunked:chunk=9,kept=10", "key `kept` of `chunked` is `10`: 1 to the chunk"),

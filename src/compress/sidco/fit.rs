@@ -45,7 +45,7 @@ impl Fit {
     }
 }
 
-/// Sums over magnitudes above zero, each less a location.
+/// Sums over magnitudes above zero that reach a location, each less that.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Moments {
     /// How many there are.
@@ -176,10 +176,11 @@ const LANES: usize = 16;
 /// Elements of a product of mantissas: 64 in each lane, so that it stays below 2^64.
 const PRODUCT: usize = 64 * LANES;
 
-/// The [`Moments`] of a run of floats; with logarithms if `LOGS`.
+/// The [`Moments`] of those of a run of floats whose magnitude reaches a location; with logarithms if `LOGS`.
 pub(super) struct Measure<'a, T, V, const LOGS: bool> {
     pub(super) tile: &'a [T],
     pub(super) value: V,
+    /// At least 0.
     pub(super) location: f32,
 }
 
@@ -189,7 +190,7 @@ impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, 
     #[inline(always)]
     fn call(self) -> Moments {
         let Self { tile, value, location } = self;
-        let (mut lanes, mut logs) = (Lanes::new(f64::from(location)), 0f64);
+        let (mut lanes, mut logs) = (Lanes::new(location), 0f64);
         for part in tile.chunks(PRODUCT) {
             lanes.products = [1.0; LANES];
             lanes.exponents = [0; LANES];
@@ -219,6 +220,8 @@ impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, 
 
 /// The sums of a run, each element in the lane of its index.
 struct Lanes {
+    /// The smallest magnitude that counts.
+    least: f32,
     location: f64,
     sums: [f64; LANES],
     squares: [f64; LANES],
@@ -230,10 +233,11 @@ struct Lanes {
 
 impl Lanes {
     #[inline(always)]
-    fn new(location: f64) -> Self {
+    fn new(location: f32) -> Self {
         let zeros = [0.0; LANES];
         Self {
-            location,
+            least: location.max(f32::from_bits(1)),
+            location: location.into(),
             sums: zeros,
             squares: zeros,
             counts: [0; LANES],
@@ -247,13 +251,13 @@ impl Lanes {
     fn add<const LOGS: bool>(&mut self, row: &[f32; LANES]) {
         for (i, x) in row.iter().map(|x| x.abs()).enumerate() {
             // NaN counts as no number, but reaches the sum.
-            let y = if x == 0.0 { 0.0 } else { f64::from(x) - self.location };
+            let y = if x < self.least { 0.0 } else { f64::from(x) - self.location };
             self.sums[i] += y;
             self.squares[i] += y * y;
-            self.counts[i] += u32::from(x > 0.0);
+            self.counts[i] += u32::from(x >= self.least);
             self.max[i] = if x > self.max[i] { x } else { self.max[i] };
             if LOGS {
-                let bits = if x > 0.0 { f64::from(x) } else { 1.0 }.to_bits();
+                let bits = if x >= self.least { f64::from(x) } else { 1.0 }.to_bits();
                 self.exponents[i] += (bits >> 52) as i64 - 1023;
                 self.products[i] *= f64::from_bits(bits & ((1 << 52) - 1) | 1023 << 52);
             }
@@ -330,6 +334,8 @@ mod tests {
         }
         let shifted = moments(&[3.0, -4.0], 2.0);
         assert_eq!((shifted.count, shifted.sum, shifted.squares), (2, 3.0, 5.0));
+        let exceeding = moments(&[3.0, 0.0, -1.5, -4.0, 2.5, 3.5], 2.5);
+        assert_eq!((exceeding.count, exceeding.sum, exceeding.squares), (4, 3.0, 3.5));
         assert!(
             moments(&[1.0, f32::NAN], 0.0).sum.is_nan() && moments(&[f32::INFINITY], 0.0).sum.is_infinite()
         );

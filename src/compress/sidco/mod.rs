@@ -2,15 +2,15 @@
 //! instead of a sort.
 //!
 //! Three ways to choose the stages ([`Stages`]): a fixed number; the authors' rule, which adapts the number of each
-//! tensor to what was kept of it in earlier steps; and a guard of our own, which stays within 20 % of the target in every
+//! tensor to what was kept of it in earlier steps; and a guard of our own, which stays within 10 % of the target in every
 //! step, whatever the distribution.
 //!
 //! Differences to the authors' code: exact zeros take no part in the fit (row-sparse gradients have many), exceedances are
 //! taken relative to the threshold they exceed, as the paper has it, and the number of stages belongs to its tensor.
 //!
-//! It is here because its users ask for it, not for speed: the exact top-k of this library reads a tensor once at nearly the
-//! bandwidth of memory, a fit needs a read of its own before that, and `bench_sidco_beside_exact_top_k` measures the guard at
-//! 4 to 20 times the time of top-k.
+//! A fixed number of stages and the authors' rule read the tensor once for each fit and once to collect. The guard takes its
+//! fits from a sample first, reads the tensor once to collect somewhat more than the target, and goes on with that.
+//! `cargo bench --bench speed -- --only sidco` measures it beside exact top-k.
 //!
 //! For every way: nothing is kept of zeros, all non-zero elements where they are no more than the target, and NaN and
 //! infinity are errors wherever they are. Where all magnitudes are equal, the guard keeps the first ones, as many as the
@@ -31,7 +31,7 @@ use crate::error::Result;
 /// How the number of stages is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stages {
-    /// As many fits as it takes to keep 0.8 to 1.2 times the target; equal magnitudes are cut at exactly the target.
+    /// As many fits as it takes to keep 0.9 to 1.1 times the target; equal magnitudes are cut at exactly the target.
     Guard,
     /// The authors' rule: begin with one stage; whenever the mean of k'/k over five steps is more than 1.2, one less, or
     /// less than 0.8, one more; from 1 to ceil(log2(n/k)). The state lives in the sender's [`Feedback`](super::Feedback);

@@ -1,7 +1,8 @@
 use std::path::Path;
-use std::time::Instant;
 
 use super::Adaptation;
+use crate::compress::select;
+use crate::compress::source::Source;
 use crate::compress::tests::{inputs, normal, positions, run, tensor};
 use crate::compress::{Amount, Codec, Feedback, Options, compress};
 use crate::error::{Error, InputErrorKind};
@@ -49,7 +50,7 @@ fn the_guard_stays_in_its_band() {
         for fit in FITS {
             let ratios = DENSITIES.map(|density| ratio(&values, fit, "guard", density));
             println!("{name:12} {fit:9} {ratios:.3?}");
-            assert!(ratios.iter().all(|r| (0.8..=1.2).contains(r)), "{name} {fit} {ratios:?}");
+            assert!(ratios.iter().all(|r| (0.9..=1.1).contains(r)), "{name} {fit} {ratios:?}");
         }
     }
 }
@@ -161,7 +162,7 @@ fn every_tensor_has_an_answer() {
             let mut peak = normal(5000, 5);
             peak[4321] = 1e30;
             assert!(kept(&peak, &spec).contains(&4321), "{spec}");
-            assert!(stages != "guard" || (8..=12).contains(&kept(&peak, &spec).len()), "{spec}");
+            assert!(stages != "guard" || (9..=11).contains(&kept(&peak, &spec).len()), "{spec}");
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 peak[77] = bad;
                 let Error::Input(e) = run(&[tensor(&peak)], &spec, None).unwrap_err() else { panic!() };
@@ -176,7 +177,70 @@ fn every_tensor_has_an_answer() {
             let k = Amount::Density(density).of(n as u64) as f64;
             for fit in FITS {
                 let kept = kept(&values, &format!("sidco:density={density},fit={fit}")).len() as f64;
-                assert!((0.8 * k..=1.2 * k).contains(&kept), "{n} {density} {fit}: {kept} for {k}");
+                assert!((0.9 * k..=1.1 * k).contains(&kept), "{n} {density} {fit}: {kept} for {k}");
+            }
+        }
+    }
+}
+
+/// Tensors of which the guard sees a sample first that says nothing of them, or the wrong thing.
+#[test]
+fn a_sample_that_misleads_costs_reads_only() {
+    let n = 200_000;
+    let (k, kept) = (2000, |values: &[f32]| {
+        let kept = FITS.map(|fit| {
+            let blocks = run(&[tensor(values)], &format!("sidco:k=2000,fit={fit}"), None).unwrap();
+            positions(&blocks[0]).to_vec()
+        });
+        assert!(kept[0] == kept[1] && kept[1] == kept[2]);
+        let [_, _, kept] = kept;
+        kept
+    });
+    // Each element is its own index.
+    let indices: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
+    let indices = [TensorBuf::new(Dtype::F32, vec![n as u64], indices).unwrap()];
+    let codec = "sidco:k=2000".parse().unwrap();
+    let mut source = Source::new(&inputs(&indices)[0], codec, &Options::default(), None).unwrap();
+    let sampled = select::sample(&[&mut source], k).unwrap().bits;
+    assert_eq!(sampled.len(), 1 << 15);
+    // Too high, so that too few exceed the threshold: counted exactly.
+    let mut high = laplace(n, 11);
+    sampled.iter().for_each(|&i| high[i as usize] *= 100.0);
+    let mut largest: Vec<u64> = (0..n as u64).collect();
+    largest.sort_by(|&a, &b| high[b as usize].abs().total_cmp(&high[a as usize].abs()));
+    largest.truncate(k as usize);
+    largest.sort_unstable();
+    assert_eq!(kept(&high), largest);
+    // Only zeros in the sample, and nearly all of the tensor beyond it.
+    let mut hidden = laplace(n, 12);
+    sampled.iter().for_each(|&i| hidden[i as usize] = 0.0);
+    assert_eq!(kept(&hidden).len(), k as usize);
+    // Fewer than the target, none of them in the sample.
+    let unsampled: Vec<usize> = (0..n).filter(|&i| hidden[i] != 0.0).collect();
+    let mut few = vec![0.0; n];
+    unsampled.iter().step_by(unsampled.len() / 500).for_each(|&i| few[i] = hidden[i]);
+    let nonzero: Vec<u64> = (0..n as u64).filter(|&i| few[i as usize] != 0.0).collect();
+    assert!((500..510).contains(&nonzero.len()));
+    assert_eq!(kept(&few), nonzero);
+    // Equal magnitudes: the first ones.
+    for x in [0.3, -7.25e-42, f32::MAX] {
+        assert_eq!(kept(&vec![x; n]), (0..k).collect::<Vec<_>>(), "{x}");
+        let some: Vec<f32> = (0..n).map(|i| if i % 7 == 3 { x } else { 0.0 }).collect();
+        assert_eq!(kept(&some), (0..k).map(|i| 7 * i + 3).collect::<Vec<_>>(), "{x}");
+    }
+    assert!(kept(&vec![-0.0; n]).is_empty());
+    // What is not finite is found in the sample and beyond it, and where counting has to help.
+    let places = [sampled[777] as usize, unsampled[5], unsampled[unsampled.len() - 1]];
+    for values in [laplace(n, 13), high, hidden, few, vec![2.5; n], vec![0.0; n]] {
+        for at in places {
+            for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = values.clone();
+                values[at] = bad;
+                for fit in FITS {
+                    let error = run(&[tensor(&values)], &format!("sidco:k=2000,fit={fit}"), None);
+                    let Error::Input(e) = error.unwrap_err() else { panic!() };
+                    assert_eq!(e.kind, InputErrorKind::NonFinite { index: at as u64 });
+                }
             }
         }
     }
@@ -241,7 +305,7 @@ fn the_guard_stays_in_its_band_on_real_gradients() {
                     let blocks = run(&[tensor(values)], &spec, None).unwrap();
                     let kept = positions(&blocks[0]).len() as f64;
                     assert!(
-                        (0.8 * k as f64..=1.2 * k as f64).contains(&kept),
+                        (0.9 * k as f64..=1.1 * k as f64).contains(&kept),
                         "{dump} {name} {spec}: {kept} of {k}"
                     );
                     if k > 0 {
@@ -290,36 +354,6 @@ fn report_authors_rule_beside_the_guard() {
                 print!("  {fit} {guard:.3} {mean:6.3} (M={})", state.stages());
             }
             println!();
-        }
-    }
-}
-
-/// `RAYON_NUM_THREADS=1 cargo test --release -p gcodec --lib -- --ignored --nocapture bench_sidco`
-#[test]
-#[ignore = "a measurement"]
-fn bench_sidco_beside_exact_top_k() {
-    let n = 1 << 24;
-    let tensors = [tensor(&normal(n, 1))];
-    let time = |spec: &str| {
-        let seconds = (0..5).map(|_| {
-            let start = Instant::now();
-            std::hint::black_box(run(&tensors, spec, None).unwrap());
-            start.elapsed().as_secs_f64()
-        });
-        seconds.fold(f64::INFINITY, f64::min)
-    };
-    for density in DENSITIES {
-        let exact = time(&format!("topk:density={density}"));
-        println!("density {density}: exact top-k {:.2} GB/s", 4.0 * n as f64 / exact / 1e9);
-        for fit in FITS {
-            for stages in ["guard", "1", "2", "3"] {
-                let seconds = time(&format!("sidco:density={density},fit={fit},stages={stages}"));
-                println!(
-                    "  {fit:9} {stages:6} {:.2} GB/s, {:.2} times the time of top-k",
-                    4.0 * n as f64 / seconds / 1e9,
-                    seconds / exact
-                );
-            }
         }
     }
 }

@@ -51,7 +51,7 @@ const ROWS: &[Row] = &[
         "Natural Compression, 1905.10988, with top-k",
         "gaps x pow2",
         "40 bits kept",
-        "`--test compressors natural`",
+        "`--test natural`",
     ),
     row(
         "stc:density=0.01",
@@ -65,9 +65,9 @@ const ROWS: &[Row] = &[
         "Sparse Binary Compression, 1805.08768",
         "gaps x constant",
         "8.38 bits kept (8.11 by its formula)",
-        "`--test sbc`, `--lib sbc`",
+        "`--test senders`, `--lib sbc`",
     ),
-    row("sbc:density=0.001", "", "gaps x constant", "11.49 bits kept, 2569x", "`--test sbc`, `--lib sbc`"),
+    row("sbc:density=0.001", "", "gaps x constant", "11.49 bits kept, 2569x", "`--test senders`, `--lib sbc`"),
     row(
         "sidco:density=0.001",
         "SIDCo, 2101.10761",
@@ -101,7 +101,7 @@ const ROWS: &[Row] = &[
         "Natural Compression, 1905.10988",
         "all x pow2",
         "9 bits each, 3.56x",
-        "`--lib natural`, `cargo xtask measure`",
+        "`--test natural`, `--lib natural`, `cargo xtask measure`",
     ),
     row(
         "dither:levels=8,bucket=512",
@@ -206,9 +206,9 @@ A codec compresses one update. What a sender keeps between updates is in `gcodec
 |---|---|---|---|
 | `Feedback` | error feedback, arXiv 1901.09847 and before | residuals, by tensor, for every lossy codec | `--lib residual`, `--test compressors` |
 | `Dgc` | Deep Gradient Compression, arXiv 1712.01887 | momentum correction, momentum masking, clipping, warm-up | `--test compressors momentum` |
-| `Sbc` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_sent` for the optimiser's momentum | `--test sbc` |
+| `Sbc` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_momenta` for the optimiser's momentum | `--test senders` |
 | `scalecom::Worker` | ScaleCom, arXiv 2104.11125 | CLT-k: rotating leader, one index set, values that add; low-pass memory | `--test scalecom` |
-| `OneBitAdam` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test one_bit_adam` |
+| `onebit::{Worker, Server}` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test onebit` |
 | `powersgd::Worker` | PowerSGD, arXiv 1905.13727 | warm start, two rounds of factors that add | `--test powersgd` |
 | `DeMo` | DeMo, arXiv 2411.19870 | decoupled momentum: what was sent of its cosine transform leaves it | `--test demo` |
 | `gcodec-latent` | Learned Gradient Compression, arXiv 2103.08870 | three phases, parameter server and ring; [latent.md](latent.md) | `-p gcodec-latent` |

@@ -1,0 +1,66 @@
+//! Momentum factor masking: the momentum of an element that was sent begins anew, so that what is old already does not
+//! push the element on when it comes to be sent again (arXiv 1712.01887, section 3.3; arXiv 1805.08768 does the same).
+
+use std::ops::Range;
+
+use crate::block::{Block, Scope, Sets, support};
+use crate::error::{Error, InputErrorKind, Result};
+
+/// Sets the momenta of all elements that `blocks` speak of to zero.
+///
+/// `momenta`: tensors by their numbers, ascending, each with a number for each of its elements, row-major. A block of all
+/// elements of a tensor clears all of them. Blocks on index sets are not understood here: their sets are not at hand.
+///
+/// # Errors
+/// [`Error::Input`] if `momenta` lack a tensor that a block speaks of or have another length, or if a block is on an index
+/// set. The momenta are then as they were.
+pub fn mask_momenta(blocks: &[Block], momenta: &mut [(u64, &mut [f32])]) -> Result<()> {
+    if !momenta.is_sorted_by(|(a, _), (b, _)| a < b) {
+        return Err(Error::bad_option("momenta are not in ascending order of their tensors"));
+    }
+    let lens: Vec<(u64, u64)> = momenta.iter().map(|(tensor, m)| (*tensor, m.len() as u64)).collect();
+    for block in blocks {
+        visit(block, &lens, &mut |_, _| ())?;
+    }
+    for block in blocks {
+        visit(block, &lens, &mut |i, range| momenta[i].1[range].fill(0.0))?;
+    }
+    Ok(())
+}
+
+/// Calls `f` with each run of elements that a block speaks of: which of `lens`, and where in it.
+fn visit(block: &Block, lens: &[(u64, u64)], f: &mut dyn FnMut(usize, Range<usize>)) -> Result<()> {
+    let wrong = || Error::input(InputErrorKind::Mismatch { what: "tensors of blocks and momenta" });
+    let wrong = || wrong().in_tensor(block.scope.first());
+    let first = lens.partition_point(|(tensor, _)| *tensor < block.scope.first());
+    let tensors = lens[first..].iter().zip(block.scope.first()..);
+    let found = tensors.take_while(|((tensor, _), wanted)| tensor == wanted).count() as u64;
+    if found < block.scope.tensors() {
+        return Err(wrong());
+    }
+    let lens = &lens[first..first + block.scope.tensors() as usize];
+    let (start, n) = match block.scope {
+        Scope::Range { start, len, .. } if start.checked_add(len).is_none_or(|end| end > lens[0].1) => {
+            return Err(wrong());
+        }
+        Scope::Range { start, len, .. } => (start, len),
+        _ => (0, lens.iter().map(|(_, len)| len).sum()),
+    };
+    support::check(&block.support, n).map_err(|_| wrong())?;
+    let (mut at, mut base) = (0, 0);
+    support::for_each_run(&block.support, n, &Sets::new(), &mut |position, mut len| {
+        let mut position = start + position;
+        while len > 0 {
+            while position - base >= lens[at].1 {
+                base += lens[at].1;
+                at += 1;
+            }
+            let here = len.min(lens[at].1 - (position - base));
+            let from = (position - base) as usize;
+            f(first + at, from..from + here as usize);
+            position += here;
+            len -= here;
+        }
+        Ok(())
+    })
+}
