@@ -1,5 +1,6 @@
 //! The largest elements of each chunk, as SparseLoCo sends them (Sarfi et al., arXiv 2508.15706): the same number from each
-//! chunk of consecutive elements, so that a position is a few bits, with 2-bit codes or signs as values.
+//! chunk of consecutive elements, with 2-bit codes or signs as values. A position is a gap, or a fixed number of bits inside
+//! its chunk where those are fewer.
 //!
 //! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of equal
 //! magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
@@ -7,6 +8,7 @@
 use super::source::{CHUNK, Source};
 use super::sparse::mean_magnitude;
 use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::codes::{best_parameter, run_bits};
 use crate::element::max_finite;
 use crate::error::Result;
 
@@ -37,12 +39,11 @@ pub(super) fn blocks(
                 finite.then(|| elements.chunks(len).map(|c| largest(c, kept)).collect::<Vec<_>>())
             })
         });
-        let (mut positions, mut absolute, mut numbers, mut start) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let (mut positions, mut numbers, mut start) = (Vec::new(), Vec::new(), 0);
         for part in found {
             let Some(chunks) = part else { return Err(tensor.non_finite()) };
             for (of_chunk, elements) in chunks {
-                absolute.extend(of_chunk.iter().map(|&p| start + u64::from(p)));
-                positions.extend(of_chunk);
+                positions.extend(of_chunk.iter().map(|&p| start + u64::from(p)));
                 numbers.extend(elements);
                 start += chunk_len;
             }
@@ -52,11 +53,27 @@ pub(super) fn blocks(
             ChunkValues::Sign => signs(&numbers),
             ChunkValues::Code2 => codes(&numbers, max),
         };
-        tensor.subtract(&absolute, decoded)?;
-        let support = Support::Chunked { chunk_len, kept, positions };
+        tensor.subtract(&positions, decoded)?;
+        let support = support_of(positions, kept, chunk_len, tensor.len as u64);
         blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
     }
     Ok(())
+}
+
+/// The smaller of a fixed number of bits for each position and one Rice parameter for all gaps; the wire may find something
+/// smaller still for gaps. `positions` are `kept` of each chunk of `chunk_len` of `n` elements.
+pub(super) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64) -> Support {
+    if kept >= chunk_len {
+        return Support::All;
+    }
+    let gaps: Vec<u64> =
+        positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1))).collect();
+    let fixed = u128::from(u64::BITS - (chunk_len - 1).leading_zeros()) * positions.len() as u128;
+    if run_bits(&gaps, best_parameter(&gaps)).min(u128::from(n)) < fixed {
+        return Support::Sparse(positions);
+    }
+    let positions = positions.into_iter().map(|p| (p % chunk_len) as u32).collect();
+    Support::Chunked { chunk_len, kept, positions }
 }
 
 /// The positions in a chunk, ascending, of its `kept` largest magnitudes, and the elements there.

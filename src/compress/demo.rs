@@ -13,14 +13,13 @@
 //! cut into runs. Where a dimension is a large prime that leaves chunks of one row or one element, and what is kept of each is
 //! at most all of it.
 
-use super::chunked::largest;
+use super::chunked::{largest, support_of};
 use super::source::{CHUNK, Source};
 use super::sparse::{floats, mean_magnitude};
 use super::{Codec, Feedback, Input, Kept, Options, compress};
 use crate::block::values::dct::{Layout, MAX_SIDE, coefficients_of};
 use crate::block::values::numbers as values_numbers;
 use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Sets, Stored, Support, Values, support};
-use crate::codes::{best_parameter, run_bits};
 use crate::element::{max_finite, round_f32s};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::{Budget, Limits};
@@ -154,22 +153,6 @@ pub(super) fn numbers_of(values: &Values, n: u64) -> Result<Vec<f32>> {
     let limits = Limits::default().with_max_alloc_bytes(u64::MAX);
     values_numbers(values, &[], &Budget::new(&limits), &mut decoded)?;
     Ok(decoded)
-}
-
-/// The smaller of a fixed number of bits for each position and one Rice parameter for all gaps; the wire may find something
-/// smaller still for gaps.
-fn support_of(positions: Vec<u64>, kept: u64, area: u64, n: u64) -> Support {
-    if kept >= area {
-        return Support::All;
-    }
-    let gaps: Vec<u64> =
-        positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1))).collect();
-    let fixed = u128::from(u64::BITS - (area - 1).leading_zeros()) * positions.len() as u128;
-    if run_bits(&gaps, best_parameter(&gaps)).min(u128::from(n)) < fixed {
-        return Support::Sparse(positions);
-    }
-    let positions = positions.into_iter().map(|p| (p % area) as u32).collect();
-    Support::Chunked { chunk_len: area, kept, positions }
 }
 
 fn coefficients(kept: Kept, numbers: &[f32]) -> Values {
