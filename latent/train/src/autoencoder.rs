@@ -175,7 +175,7 @@ pub enum Optimizer {
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 pub struct Training {
     /// Steps of the optimizer
-    #[arg(long, default_value_t = 400)]
+    #[arg(long, default_value_t = 300)]
     pub iterations: u64,
     /// Windows of signals in one of them
     #[arg(long, default_value_t = 16)]
@@ -206,7 +206,7 @@ pub struct Training {
 impl Default for Training {
     fn default() -> Self {
         Self {
-            iterations: 400,
+            iterations: 300,
             batch: 16,
             window: 256,
             rate: 2e-3,
@@ -281,11 +281,11 @@ pub fn train(
             let squares = signal.values.iter().flat_map(|v| &v[start..end]);
             let power: f64 = squares.map(|v| f64::from(*v) * f64::from(*v)).sum();
             let scale = (power / (workers * (end - start)).max(1) as f64).sqrt().max(1e-30);
-            for w in 0..workers {
+            for (w, (values, innovation)) in signal.values.iter().zip(&innovations[number]).enumerate() {
                 let place = (w * batch + sample) * window;
                 for i in start..end {
-                    x[place + i - start] = (f64::from(signal.values[w][i]) / scale) as f32;
-                    extra[place + i - start] = (f64::from(innovations[number][w][i]) / scale) as f32;
+                    x[place + i - start] = (f64::from(values[i]) / scale) as f32;
+                    extra[place + i - start] = (f64::from(innovation[i]) / scale) as f32;
                 }
             }
             leaders.push((signal.leader * batch + sample) as i32);

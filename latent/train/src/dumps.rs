@@ -23,11 +23,12 @@ pub struct Step {
 }
 
 /// Reads `<run>_step<number>_worker<number>.safetensors` files: a step for each run and number, with the f32 tensors that all
-/// its workers' files hold.
+/// its workers' files hold. In the order of the data, which in most files is that of the names: a layer given as `first` is put
+/// first, one given as `last` last, by the name that its tensors have in common up to a dot.
 ///
 /// # Errors
 /// If a file cannot be read or has another name, or a step does not have the workers 0, 1, ..
-pub fn read(paths: &[PathBuf]) -> Result<Vec<Step>> {
+pub fn read(paths: &[PathBuf], first: Option<&str>, last: Option<&str>) -> Result<Vec<Step>> {
     let mut steps: BTreeMap<(String, u64), BTreeMap<u64, &Path>> = BTreeMap::new();
     for path in paths {
         let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or_default();
@@ -40,10 +41,21 @@ pub fn read(paths: &[PathBuf]) -> Result<Vec<Step>> {
         })?;
         steps.entry(key).or_default().insert(worker, path);
     }
-    steps.into_iter().map(|((run, step), workers)| read_step(&run, step, &workers)).collect()
+    let place = |name: &str| {
+        let is =
+            |layer: Option<&str>| layer.is_some() && layer == name.rsplit_once('.').map(|(layer, _)| layer);
+        if is(first) {
+            0
+        } else if is(last) {
+            2
+        } else {
+            1
+        }
+    };
+    steps.into_iter().map(|((run, step), workers)| read_step(&run, step, &workers, place)).collect()
 }
 
-fn read_step(run: &str, step: u64, paths: &BTreeMap<u64, &Path>) -> Result<Step> {
+fn read_step(run: &str, step: u64, paths: &BTreeMap<u64, &Path>, place: impl Fn(&str) -> u8) -> Result<Step> {
     if !paths.keys().copied().eq(0..paths.len() as u64) {
         return Err(format!("{run}, step {step}: workers {:?} are not 0, 1, ..", paths.keys()).into());
     }
@@ -53,8 +65,7 @@ fn read_step(run: &str, step: u64, paths: &BTreeMap<u64, &Path>) -> Result<Step>
             let bytes = std::fs::read(path)?;
             let file = SafeTensors::deserialize(&bytes)?;
             let mut tensors: Vec<_> = file.iter().collect();
-            // In the order of the data, which is that of the model.
-            tensors.sort_by_key(|(_, t)| t.data().as_ptr());
+            tensors.sort_by_key(|(name, t)| (place(name), t.data().as_ptr()));
             let f32s = tensors.into_iter().filter(|(_, t)| t.dtype() == safetensors::Dtype::F32);
             f32s.map(|(name, t)| {
                 let shape = t.shape().iter().map(|&d| d as u64).collect();

@@ -43,6 +43,12 @@ struct Train {
     /// Gradients: <run>_step<number>_worker<number>.safetensors
     #[arg(required = true)]
     gradients: Vec<PathBuf>,
+    /// The layer that is sent as it is, if it is not the first in the files
+    #[arg(long)]
+    first: Option<String>,
+    /// The layer of which the largest elements are sent, if it is not the last in the files
+    #[arg(long)]
+    last: Option<String>,
     /// One decoder for all, of the mean of the codes
     #[arg(long)]
     ring: bool,
@@ -88,7 +94,7 @@ fn execute(cli: &Cli) -> Result<()> {
             }
         }
         (None, Some(args)) => {
-            let steps = dumps::read(&args.gradients)?;
+            let steps = dumps::read(&args.gradients, args.first.as_deref(), args.last.as_deref())?;
             let amount = Amount::Density(args.density);
             let signals: Vec<_> = steps.iter().map(|s| dumps::signals(s, amount)).collect::<Result<_>>()?;
             let (decoders, innovation) = match args.ring {
