@@ -122,8 +122,28 @@ fn sum(blocks: &[Block], sets: &Sets) -> Block {
 }
 
 #[test]
+fn the_largest_of_each_tensor() {
+    let count = 20;
+    let mut workers = group(2, Settings::new(Choice::TopKOfEach(Amount::Count(count))));
+    let (_, _, sets) = step(&mut workers, 1, rough);
+    let leader = gradients(1, 1, rough);
+    let (mut expected, mut start) = (Vec::new(), 0);
+    for tensor in &leader {
+        let numbers = f32s(tensor.data());
+        let mut order: Vec<usize> = (0..numbers.len()).collect();
+        order.sort_by(|&a, &b| numbers[b].abs().total_cmp(&numbers[a].abs()));
+        expected.extend(order[..count as usize].iter().map(|&i| start + i as u64));
+        start += numbers.len() as u64;
+    }
+    expected.sort_unstable();
+    assert_eq!(positions(&sets.values().next().unwrap().support), expected);
+}
+
+#[test]
 fn the_sum_of_the_encoded_is_the_encoded_sum() {
-    for choice in [Choice::TopK(Amount::Count(50)), Choice::PerChunk(32)] {
+    for choice in
+        [Choice::TopK(Amount::Count(50)), Choice::TopKOfEach(Amount::Count(25)), Choice::PerChunk(32)]
+    {
         for world in [2, 3, 8, 16] {
             for (of, exactly) in [(whole as fn(u64, u64, u64) -> f32, true), (rough, false)] {
                 let (_, blocks, sets) = step(&mut group(world, Settings::new(choice)), 1, of);

@@ -1,1 +1,38 @@
 //! Learned gradient compression (LGC, arXiv 2103.08870) for gcodec.
+//!
+//! The workers of a step agree on a set of positions, the leader's largest elements. An autoencoder makes codes of the values on
+//! it, a quarter as many numbers; its decoders, one for each worker, make the values from them again.
+//!
+//! - [`Model`]: encoder and decoders as bytes with a hash (spec, `models/lgc-conv1d.md`), and what they compute: the same bits
+//!   everywhere. [`Architecture`] makes the paper's networks. Training is in a crate of its own, `gcodec-latent-train`.
+//! - [`encode_latent`], [`decode_latent`]: values of a block as latent codes and back.
+//! - [`protocol`]: the three phases, with a parameter server or a ring, over gcodec's frames.
+//!
+//! ```
+//! use gcodec_latent::{Architecture, CodeFormat, Innovation, Models, decode_latent, encode_latent};
+//!
+//! # fn main() -> gcodec_latent::Result<()> {
+//! let model = Architecture::new(1, Innovation::None).with_width(4).init(7)?; // not trained
+//! let values = [0.5, -0.25, 1.0];
+//! let latent = encode_latent(&model, &values, CodeFormat::Bf16)?;
+//! let mut models = Models::new();
+//! models.add(model.into());
+//! assert_eq!(decode_latent(&models, &latent, values.len(), 0)?.len(), 3);
+//! # Ok(())
+//! # }
+//! ```
+
+mod architecture;
+mod codes;
+mod error;
+mod layer;
+mod model;
+mod network;
+pub mod protocol;
+
+pub use architecture::Architecture;
+pub use codes::{CodeFormat, codes, decode_latent, encode_latent};
+pub use error::{Error, Result};
+pub use layer::{Conv, Layer};
+pub use model::{FORMAT, Innovation, Limits, Model, Models};
+pub use network::Network;

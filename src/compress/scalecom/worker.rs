@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Choice, Settings, quasi};
 use crate::block::{Block, IndexSpace, Scope, SetId, Sets, Support, support};
-use crate::compress::select::{Chosen, top_k};
+use crate::compress::select::{Chosen, top_k, top_k_each};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Feedback, Input, Options, sparse};
 use crate::error::{Error, InputErrorKind, Result};
@@ -145,6 +145,10 @@ impl Worker {
             (true, Choice::TopK(amount)) => {
                 let mut group: Vec<&mut Source<'_>> = sources.iter_mut().collect();
                 let chosen: Vec<Chosen> = top_k(&mut group, amount.of(self.space.len()))?;
+                Some(sparse::join(&sources, &chosen).1)
+            }
+            (true, Choice::TopKOfEach(amount)) => {
+                let chosen = top_k_each(&mut sources, amount)?;
                 Some(sparse::join(&sources, &chosen).1)
             }
             _ => None,

@@ -60,6 +60,10 @@ const STEPS: &[Step] = &[
     },
     Step {
         needs: Need::Python,
+        ..step("reference of lgc-conv1d", "python3", &["spec/reference/test_lgc_conv1d.py"])
+    },
+    Step {
+        needs: Need::Python,
         ..step(
             "reference decoder: vectors",
             "python3",

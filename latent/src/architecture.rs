@@ -1,0 +1,118 @@
+//! The paper's networks (arXiv 2103.08870), at any width.
+
+use gcodec::random;
+
+use crate::layer::{Conv, Layer};
+use crate::model::{Innovation, Model};
+use crate::{Error, Result};
+
+/// How wide, and for how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Architecture {
+    /// Channels of the encoder's first layer, 1 to 1024: 64 in the paper. The layers have 1, 2, 4, 1 times as many, those of
+    /// a decoder 1/2, 1, 2, 1/2 times; the codes 4 channels.
+    pub width: usize,
+    /// Decoders: one for each worker, or one for all.
+    pub decoders: usize,
+    /// What they make of an innovation.
+    pub innovation: Innovation,
+    /// Whether layers have a bias, as the paper's do. Without one, a signal twice as large has codes twice as large and
+    /// values twice as large, so that a model is for gradients of any magnitude. Default: no.
+    pub bias: bool,
+    /// Whether weights are stored as binary16. Default: no.
+    pub half: bool,
+}
+
+/// Slope of the rectifiers for negative numbers.
+const SLOPE: f32 = 0.01;
+const CODE_CHANNELS: usize = 4;
+
+impl Architecture {
+    /// The paper's width of 64, without biases.
+    pub fn new(decoders: usize, innovation: Innovation) -> Self {
+        Self { width: 64, decoders, innovation, bias: false, half: false }
+    }
+
+    /// Sets [`Architecture::width`].
+    #[must_use]
+    pub fn with_width(mut self, width: usize) -> Self {
+        self.width = width;
+        self
+    }
+
+    /// Sets [`Architecture::bias`].
+    #[must_use]
+    pub fn with_bias(mut self, bias: bool) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// Sets [`Architecture::half`].
+    #[must_use]
+    pub fn with_half(mut self, half: bool) -> Self {
+        self.half = half;
+        self
+    }
+
+    /// A model with weights drawn at random, uniform with the variance 2 / (inputs of a sum), biases zero.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for sizes out of range.
+    pub fn init(&self, seed: u64) -> Result<Model> {
+        if !(1..=1024).contains(&self.width) {
+            return Err(Error::Input("width of an architecture"));
+        }
+        let mut draws = Draws { seed, tensor: 0 };
+        let w = self.width;
+        let mut encoder = Vec::new();
+        for (inputs, outputs) in [(1, w), (w, 2 * w), (2 * w, 4 * w), (4 * w, w)] {
+            encoder.push(Layer::Conv(self.conv(inputs, outputs, 2, inputs * 3, &mut draws)));
+            encoder.push(Layer::LeakyRelu(SLOPE));
+        }
+        encoder.push(Layer::Conv(self.conv(w, CODE_CHANNELS, 1, w, &mut draws)));
+        let narrow = w.div_ceil(2);
+        let mut decoders = Vec::new();
+        for _ in 0..self.decoders {
+            let mut decoder = Vec::new();
+            for (inputs, outputs) in [(CODE_CHANNELS, narrow), (narrow, w), (w, 2 * w), (2 * w, narrow)] {
+                // With stride 2 a sum has one tap of three or two: 1.5 on average.
+                let conv = self.conv(inputs, outputs, 2, inputs * 3 / 2, &mut draws);
+                decoder.push(Layer::Transposed(conv));
+                decoder.push(Layer::LeakyRelu(SLOPE));
+            }
+            decoder.push(Layer::Crop);
+            let mut last = narrow;
+            if self.innovation != Innovation::None {
+                decoder.push(Layer::Innovation);
+                last += 1;
+            }
+            decoder.push(Layer::Conv(self.conv(last, 1, 1, last, &mut draws)));
+            decoders.push(decoder);
+        }
+        Model::new(self.innovation, encoder, decoders)
+    }
+
+    /// Three taps with a stride, or one without.
+    fn conv(&self, inputs: usize, outputs: usize, stride: usize, fan: usize, draws: &mut Draws) -> Conv {
+        let (kernel, before) = if stride == 2 { (3, 1) } else { (1, 0) };
+        let weights = draws.uniform(inputs * outputs * kernel, (6.0 / fan as f32).sqrt());
+        let bias = self.bias.then(|| vec![0.0; outputs]);
+        Conv { inputs, outputs, kernel, stride, before, weights, bias, half: self.half }
+    }
+}
+
+struct Draws {
+    seed: u64,
+    tensor: u64,
+}
+
+impl Draws {
+    fn uniform(&mut self, count: usize, bound: f32) -> Vec<f32> {
+        let mut words = vec![0; count];
+        random::words(self.seed, self.tensor, 0, &mut words);
+        self.tensor += 1;
+        // 24 bits, so that each step is exact.
+        words.iter().map(|w| ((w >> 8) as f32 / 8_388_608.0 - 1.0) * bound).collect()
+    }
+}

@@ -1,0 +1,105 @@
+//! Codes as values of a block, and back (spec, values/latent.md).
+
+use gcodec::block::{Groups, IndexSpace, ScaleFormat, Scales, Sets, Stored, Zero};
+use gcodec::element::{encode_f32s, max_finite};
+use gcodec::{Block, Budget, Dtype, Scope, Support, Values};
+
+use crate::error::{Error, Result};
+use crate::model::{Model, Models};
+
+/// How codes travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CodeFormat {
+    /// As they are: 32 bits for each.
+    F32,
+    /// Half precision: 16 bits. Magnitudes below 6e-5 lose precision, below 6e-8 they vanish: codes of a model without
+    /// biases are as small as the gradients.
+    F16,
+    /// bfloat16: 16 bits.
+    Bf16,
+    /// A multiple, -127 to 127, of a scale (f32) that each channel has: 8 bits.
+    Int8,
+}
+
+/// Numbers as [`Values::Floats`] of a type, those beyond its range as its largest.
+pub(crate) fn floats(stored: Stored, numbers: &[f32]) -> Result<Values> {
+    let dtype = stored.dtype(Dtype::F32);
+    let max = max_finite(dtype);
+    let clamped: Vec<f32> = numbers.iter().map(|x| x.clamp(-max, max)).collect();
+    let mut bytes = vec![0; dtype.bits() as usize / 8 * numbers.len()];
+    encode_f32s(dtype, &clamped, 0, &mut bytes)?;
+    Ok(Values::Floats { stored, bytes })
+}
+
+impl CodeFormat {
+    /// The values for codes of shape `[channels, columns]`.
+    fn pack(self, codes: &[f32], [_, columns]: [u64; 2]) -> Result<Values> {
+        match self {
+            Self::F32 => floats(Stored::F32, codes),
+            Self::F16 => floats(Stored::F16, codes),
+            Self::Bf16 => floats(Stored::Bf16, codes),
+            Self::Int8 => {
+                let len = if columns < 2 { codes.len() } else { columns as usize };
+                let groups = if columns < 2 { Groups::Block } else { Groups::Len(columns) };
+                let mut packed = Vec::with_capacity(codes.len());
+                let mut scales = Vec::new();
+                for group in codes.chunks(len.max(1)) {
+                    let scale = group.iter().fold(0.0f32, |m, x| m.max(x.abs())) / 127.0;
+                    scales.push(scale);
+                    packed.extend(group.iter().map(|x| {
+                        let level = if scale > 0.0 { (x / scale).round().clamp(-127.0, 127.0) } else { 0.0 };
+                        (level as i16 + 128) as u8
+                    }));
+                }
+                if scales.is_empty() {
+                    scales.push(0.0); // a block has one group, even of nothing
+                }
+                let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
+                Ok(Values::Affine { bits: 8, groups, scales, zero: Zero::Centre, codes: packed })
+            }
+        }
+    }
+}
+
+/// The latent values for `values` by a model.
+///
+/// # Errors
+/// Those of [`Model::encode`].
+pub fn encode_latent(model: &Model, values: &[f32], format: CodeFormat) -> Result<Values> {
+    let shape = model.code_shape(values.len());
+    let codes = format.pack(&model.encode(values)?, shape)?;
+    Ok(Values::Latent { model: model.id(), shape: shape.to_vec(), codes: Box::new(codes) })
+}
+
+/// The codes that latent values hold, for a block of `count` values, and the model that they are for.
+///
+/// # Errors
+/// [`Error::MissingModel`]; [`Error::Input`] if the values are not latent, or their shape is not the model's for so many values.
+pub fn codes<'m>(models: &'m Models, values: &Values, count: usize) -> Result<(&'m Model, Vec<f32>)> {
+    let Values::Latent { model, shape, codes } = values else {
+        return Err(Error::Input("values that are no latent codes"));
+    };
+    let model = models.get(*model)?;
+    let expected = model.code_shape(count);
+    if *shape != expected {
+        return Err(Error::Input("the shape of the codes does not fit the number of values"));
+    }
+    let len = expected[0] * expected[1];
+    let block =
+        Block { scope: Scope::Tensor(0), add: false, support: Support::All, values: codes.as_ref().clone() };
+    let space = IndexSpace::flat(Dtype::F32, len);
+    let codes = block.numbers(&space, &Sets::new(), &Budget::new(&gcodec::Limits::default()))?;
+    if !codes.iter().all(|x| x.is_finite()) {
+        return Err(Error::Input("a code that is not finite"));
+    }
+    Ok((model, codes))
+}
+
+/// The `count` values of a sender that latent values stand for, without an innovation.
+///
+/// # Errors
+/// Those of [`codes`] and [`Model::decode`].
+pub fn decode_latent(models: &Models, values: &Values, count: usize, sender: u64) -> Result<Vec<f32>> {
+    let (model, codes) = codes(models, values, count)?;
+    model.decode(sender, &codes, count, &[])
+}

@@ -1,0 +1,264 @@
+//! The three phases (arXiv 2103.08870), as states without IO: what goes to others is written by an [`Encoder`](gcodec::Encoder), what comes
+//! from them is what a [`Decoder`](gcodec::Decoder) gives.
+//!
+//! ```text
+//! phase 1, full      every worker sends its gradients as they are
+//! phase 2, top-k     the leader sends the positions of its largest elements, every worker its values on them: what they are is
+//!                    what an autoencoder is trained on (Outcome::signals)
+//! phase 3, learned   server: the leader sends the positions and the codes of its values; every worker, the leader too, its
+//!                            innovation: the largest of its own values, with their positions. The server decodes the
+//!                            leader's codes once for each worker, with that worker's decoder and innovation.
+//!                    ring:   the leader sends the positions, every worker the codes of its values. Everyone takes the mean of
+//!                            the codes, in the order of the workers, and decodes it.
+//! ```
+//!
+//! The leader of step t is worker t mod world. The first layer is sent as it is and the last as its largest elements only;
+//! the layers between, which must follow each other in the manifest, are learned ([`Settings::classes`]). Phases, leader and
+//! set are the sender's and the receiver's common knowledge; every message is an ordinary update that any reader can read:
+//! an innovation as a sparse one, codes as latent values of its sender.
+//!
+//! **Residual.** In phases 2 and 3 each worker adds what it did not send. The residual is cleared where values were sent for: on the
+//! leader's set, on all workers, not on what a worker would have chosen itself. What the autoencoder loses stays lost, as in the paper.
+//!
+//! A worker's step is [`Worker::begin`], [`Worker::take_set`] (not in phase 1), [`Worker::send`], [`Worker::finish`]; a receiver's is
+//! [`Receiver::begin`], [`Receiver::take_set`], [`Receiver::take`] for each update, [`Receiver::finish`]. An error leaves the state as it was.
+
+mod receiver;
+mod worker;
+
+use gcodec::block::{IndexSpace, SetId, Sets, SharedSet, Stored};
+use gcodec::compress::{Amount, Kept};
+use gcodec::frame::IndexSet;
+use gcodec::{Block, Budget, Manifest, Scope, Support, Values};
+
+pub use receiver::{Outcome, Receiver};
+pub use worker::{Begun, Worker};
+
+use crate::codes::CodeFormat;
+use crate::error::{Error, Result};
+use crate::model::{Innovation, Model};
+
+/// What of a tensor is sent once gradients are compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// All of it.
+    Full,
+    /// Its largest elements.
+    TopK,
+    /// Codes of the elements on the shared set.
+    Learned,
+}
+
+/// A step's phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// 1: everything is sent.
+    Full,
+    /// 2: the largest elements are.
+    TopK,
+    /// 3: their codes are.
+    Learned,
+}
+
+/// Who puts the workers' updates together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// A parameter server, with one decoder for each worker.
+    Server,
+    /// All workers, with one decoder, as in a ring.
+    Ring,
+}
+
+/// What all workers and receivers have alike.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Parameter server or ring.
+    pub variant: Variant,
+    /// Of each tensor of the manifest what is sent; see [`classes`].
+    pub classes: Vec<Class>,
+    /// How many elements of each tensor that is not sent as it is. Default: a density of 0.001.
+    pub amount: Amount,
+    /// What is sent of the elements of [`Class::TopK`]. Default: f32.
+    pub values: Kept,
+    /// Which part of the values on the set is a worker's innovation, 0 to 1. Default: 0.1, as in the paper.
+    pub innovation: f64,
+    /// How an innovation's values are stored. Not [`Stored::Source`]. Default: f32.
+    pub innovation_values: Stored,
+    /// How codes are stored. Default: f32.
+    pub codes: CodeFormat,
+    /// Steps of phase 1, from step 0. Default: 200.
+    pub full_steps: u64,
+    /// Steps of phase 2 after them. Default: 300.
+    pub top_k_steps: u64,
+}
+
+macro_rules! with {
+    ($($name:ident $field:ident $type:ty)*) => { $(
+        #[doc = concat!("Sets [`Settings::", stringify!($field), "`].")]
+        #[must_use]
+        pub fn $name(mut self, value: $type) -> Self {
+            self.$field = value;
+            self
+        }
+    )* };
+}
+
+impl Settings {
+    /// The defaults for these classes.
+    pub fn new(variant: Variant, classes: Vec<Class>) -> Self {
+        Self {
+            variant,
+            classes,
+            amount: Amount::Density(0.001),
+            values: Kept::F32,
+            innovation: 0.1,
+            innovation_values: Stored::F32,
+            codes: CodeFormat::F32,
+            full_steps: 200,
+            top_k_steps: 300,
+        }
+    }
+
+    with! {
+        with_amount amount Amount
+        with_values values Kept
+        with_innovation innovation f64
+        with_innovation_values innovation_values Stored
+        with_codes codes CodeFormat
+        with_full_steps full_steps u64
+        with_top_k_steps top_k_steps u64
+    }
+
+    /// The phase of a step.
+    pub fn phase(&self, step: u64) -> Phase {
+        match step {
+            _ if step < self.full_steps => Phase::Full,
+            _ if step - self.full_steps < self.top_k_steps => Phase::TopK,
+            _ => Phase::Learned,
+        }
+    }
+
+    /// Checks what does not depend on a model, and gives the scope of the learned tensors.
+    fn check(&self, manifest: &Manifest) -> Result<Scope> {
+        if self.classes.len() != manifest.tensors().len() {
+            return Err(Error::Input("not as many classes as tensors"));
+        }
+        if !(0.0..=1.0).contains(&self.innovation) {
+            return Err(Error::Input("part of the values that is the innovation"));
+        }
+        if self.innovation_values == Stored::Source {
+            return Err(Error::Input("an innovation has a type of its own"));
+        }
+        let learned = |c: &Class| *c == Class::Learned;
+        let first = self.classes.iter().position(learned).ok_or(Error::Input("no tensor is learned"))?;
+        let count = self.classes[first..].iter().take_while(|c| learned(c)).count();
+        if self.classes[first + count..].iter().any(learned) {
+            return Err(Error::Input("learned tensors do not follow each other"));
+        }
+        let first = first as u64;
+        Ok(if count == 1 { Scope::Tensor(first) } else { Scope::Tensors { first, count: count as u64 } })
+    }
+
+    fn check_model(&self, model: &Model, world: u64) -> Result<()> {
+        match self.variant {
+            Variant::Ring if model.innovation() != Innovation::None => {
+                Err(Error::Input("a model with innovation in a ring"))
+            }
+            Variant::Ring if model.decoders().len() != 1 => {
+                Err(Error::Input("a ring has one decoder for all"))
+            }
+            Variant::Server if model.innovation() == Innovation::None && self.innovation > 0.0 => {
+                Err(Error::Input("the model takes no innovation"))
+            }
+            _ => model.decoder_of(world.saturating_sub(1)).map(drop),
+        }
+    }
+}
+
+/// The paper's classes: the first layer full, the last top-k, the others learned. A layer is a run of tensors whose
+/// names are alike up to the last `.` or `/`.
+///
+/// # Errors
+/// [`Error::Input`] if there are fewer than three layers.
+pub fn classes(manifest: &Manifest) -> Result<Vec<Class>> {
+    let layer = |name: &str| name.rfind(['.', '/']).map_or(name, |at| &name[..at]).to_owned();
+    let layers: Vec<String> = manifest.tensors().iter().map(|t| layer(&t.name)).collect();
+    let (Some(first), Some(last)) = (layers.first(), layers.last()) else {
+        return Err(Error::Input("a manifest without tensors"));
+    };
+    let head = layers.iter().take_while(|l| *l == first).count();
+    let tail = layers.iter().rev().take_while(|l| *l == last).count();
+    if head + tail >= layers.len() {
+        return Err(Error::Input("fewer than three layers"));
+    }
+    let class = |i| match i {
+        _ if i < head => Class::Full,
+        _ if i >= layers.len() - tail => Class::TopK,
+        _ => Class::Learned,
+    };
+    Ok((0..layers.len()).map(class).collect())
+}
+
+/// The set of a step.
+#[derive(Debug, Clone)]
+struct Shared {
+    id: SetId,
+    /// Its positions in the index space of the learned tensors.
+    positions: Vec<u64>,
+    sets: Sets,
+}
+
+impl Shared {
+    /// Checks that a set is of this step and these tensors.
+    fn take(
+        set: &IndexSet,
+        id: SetId,
+        manifest: &Manifest,
+        scope: Scope,
+        step: u64,
+        world: u64,
+    ) -> Result<Self> {
+        if set.step != step {
+            return Err(Error::OutOfTurn("an index set of another step"));
+        }
+        if set.world != world {
+            return Err(Error::OutOfTurn("an index set for another number of workers"));
+        }
+        if set.leader != step % world {
+            return Err(Error::OutOfTurn("an index set of a worker that does not lead this step"));
+        }
+        if set.manifest != manifest.id() || set.scope != scope {
+            return Err(Error::Peer { sender: set.leader, what: "an index set of other tensors" });
+        }
+        if matches!(set.support, Support::Set(_)) {
+            return Err(Error::Peer { sender: set.leader, what: "an index set that refers to a set" });
+        }
+        let space = space_of(manifest, scope)?;
+        let positions = positions_of(&set.support, scope, &space)?;
+        let shared = SharedSet {
+            manifest: set.manifest.0,
+            scope,
+            support: set.support.clone(),
+            count: positions.len() as u64,
+        };
+        let sets = Sets::from([(id, shared.into())]);
+        Ok(Self { id, positions, sets })
+    }
+}
+
+fn space_of(manifest: &Manifest, scope: Scope) -> Result<IndexSpace> {
+    Ok(manifest.space(scope, 0)?)
+}
+
+/// The positions of a support that refers to no set.
+fn positions_of(support: &Support, scope: Scope, space: &IndexSpace) -> Result<Vec<u64>> {
+    let values = Values::Planes { bytes: Vec::new() };
+    let block = Block { scope, add: false, support: support.clone(), values };
+    let positions = block.positions(space, &Sets::new(), &Budget::new(&gcodec::Limits::default()))?;
+    let inside = positions.last().is_none_or(|&p| p < space.len());
+    if !inside || !positions.is_sorted_by(|a, b| a < b) {
+        return Err(Error::Input("positions outside the tensors, or not ascending"));
+    }
+    Ok(positions)
+}

@@ -1,0 +1,371 @@
+use std::sync::Arc;
+
+use gcodec::block::{ModelId, SetId, Target};
+use gcodec::element::decode_f32s;
+use gcodec::frame::{IndexSet, Reduction, UpdatePart};
+use gcodec::{Block, Budget, Dtype, Manifest, Scope, Support, Values};
+
+use super::{Phase, Settings, Shared, Variant, positions_of, space_of};
+use crate::codes::codes;
+use crate::error::{Error, Result};
+use crate::model::{Model, Models};
+
+/// What all workers of a step said.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The step's phase.
+    pub phase: Phase,
+    /// The mean of the workers' updates, one row of elements for each tensor: summed in binary64 in the order of the workers.
+    pub mean: Vec<Vec<f32>>,
+    /// The positions of the set among the learned tensors' elements; none in phase 1.
+    pub positions: Vec<u64>,
+    /// The values on the set: of each worker, in phase 2 as it sent them, which is what to train on, in phase 3 as they were
+    /// decoded; in a ring one row in phase 3, their mean. None in phase 1.
+    pub signals: Vec<Vec<f32>>,
+}
+
+/// The server's side, or in a ring each node's: collects a step's updates.
+///
+/// Memory: the blocks of a step; in [`Self::finish`] 12 bytes for each element beside what it returns.
+pub struct Receiver {
+    manifest: Arc<Manifest>,
+    settings: Settings,
+    world: u64,
+    scope: Scope,
+    models: Models,
+    round: Option<Round>,
+}
+
+struct Round {
+    step: u64,
+    phase: Phase,
+    shared: Option<Shared>,
+    /// Of each worker what it said of other tensors than the learned ones, and of those.
+    workers: Vec<Said>,
+    /// The leader's codes, for a server.
+    common: Option<(ModelId, Vec<f32>)>,
+}
+
+#[derive(Clone, Default)]
+struct Said {
+    blocks: Vec<Block>,
+    own: Option<Own>,
+    complete: bool,
+}
+
+#[derive(Clone)]
+enum Own {
+    Values(Vec<f32>),
+    Innovation(Vec<(usize, f32)>),
+    Codes(ModelId, Vec<f32>),
+}
+
+impl Receiver {
+    /// A receiver of the updates of `world` workers.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for settings out of range or that do not fit the manifest, and for no workers.
+    pub fn new(manifest: &Arc<Manifest>, settings: Settings, world: u64) -> Result<Self> {
+        let scope = settings.check(manifest)?;
+        if !(1..=1 << 20).contains(&world) {
+            return Err(Error::Input("number of workers"));
+        }
+        let (manifest, models) = (Arc::clone(manifest), Models::new());
+        Ok(Self { manifest, settings, world, scope, models, round: None })
+    }
+
+    /// Adds a model that codes may refer to.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if it is not for this variant or this many workers.
+    pub fn add_model(&mut self, model: Arc<Model>) -> Result<()> {
+        self.settings.check_model(&model, self.world)?;
+        self.models.add(model);
+        Ok(())
+    }
+
+    /// Begins a step.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] if one is open.
+    pub fn begin(&mut self, step: u64) -> Result<()> {
+        if self.round.is_some() {
+            return Err(Error::OutOfTurn("a step begins before the last one is finished"));
+        }
+        let workers = vec![Said::default(); self.world as usize];
+        let phase = self.settings.phase(step);
+        self.round = Some(Round { step, phase, shared: None, workers, common: None });
+        Ok(())
+    }
+
+    /// Takes the leader's set and its id, as a decoder gave them; before the updates of the step.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`], [`Error::Peer`] or [`Error::Gcodec`] as [`Worker::take_set`](super::Worker::take_set).
+    pub fn take_set(&mut self, set: &IndexSet, id: SetId) -> Result<()> {
+        let Some(round) = &mut self.round else {
+            return Err(Error::OutOfTurn("an index set outside a step"));
+        };
+        if round.phase == Phase::Full || round.shared.is_some() {
+            return Err(Error::OutOfTurn("a second index set in one step, or one in phase 1"));
+        }
+        let shared = Shared::take(set, id, &self.manifest, self.scope, round.step, self.world)?;
+        round.shared = Some(shared);
+        Ok(())
+    }
+
+    /// Takes a part of a worker's update. Workers in any order, the parts of an update in theirs.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] if no step is open or the set is missing; [`Error::Peer`] if the update is of another step, other
+    /// tensors or a worker that has sent already, or holds what the phase has no place for; [`Error::MissingModel`]; those
+    /// of decoding a block. Nothing of the part is taken then.
+    pub fn take(&mut self, part: &UpdatePart<'_>) -> Result<()> {
+        let Some(round) = &self.round else { return Err(Error::OutOfTurn("an update outside a step")) };
+        let header = &part.header;
+        let sender = header.sender;
+        let refuse = |what| Err(Error::Peer { sender, what });
+        if round.phase != Phase::Full && round.shared.is_none() {
+            return Err(Error::OutOfTurn("an update before the step's index set"));
+        }
+        if header.step != round.step || header.world != self.world || sender >= self.world {
+            return refuse("it is of another step or group");
+        }
+        if part.manifest.id() != self.manifest.id() {
+            return refuse("it is of other tensors");
+        }
+        if header.reduction != Reduction::None || header.delta.is_some() {
+            return refuse("it is a sum or a delta");
+        }
+        let mut said = round.workers[sender as usize].clone();
+        let mut common = None;
+        let budget = part.budget();
+        for i in 0..part.blocks.len() {
+            let block = part.decode(i, &budget)?;
+            let leads = sender == round.step % self.world;
+            let is_common = round.phase == Phase::Learned
+                && self.settings.variant == Variant::Server
+                && matches!(block.values, Values::Latent { .. });
+            if is_common {
+                if !leads || round.common.is_some() || part.blocks.len() != 1 || part.part != 0 || !part.last
+                {
+                    return refuse("codes that are not the leader's only ones");
+                }
+                common = Some(self.codes_of(round, &block, sender)?);
+            } else if said.complete {
+                return refuse("it is the second of this worker");
+            } else if round.phase != Phase::Full && self.touches_learned(block.scope) {
+                if said.own.is_some() {
+                    return refuse("a second block of the learned tensors");
+                }
+                said.own = Some(self.own(round, &block, sender, &budget)?);
+            } else if block.add || matches!(block.support, Support::Set(_)) {
+                return refuse("a block of a kind that has no place here");
+            } else {
+                said.blocks.push(block);
+            }
+        }
+        let Some(round) = &mut self.round else { return Err(Error::OutOfTurn("an update outside a step")) };
+        if common.is_some() {
+            round.common = common;
+        } else {
+            said.complete = part.last;
+            round.workers[sender as usize] = said;
+        }
+        Ok(())
+    }
+
+    fn touches_learned(&self, scope: Scope) -> bool {
+        let end = |s: Scope| s.first() + s.tensors();
+        scope.first() < end(self.scope) && self.scope.first() < end(scope)
+    }
+
+    /// The codes of a block on the step's set.
+    fn codes_of(&self, round: &Round, block: &Block, sender: u64) -> Result<(ModelId, Vec<f32>)> {
+        let shared = on_set(round, block, self.scope, sender)?;
+        let (model, codes) = codes(&self.models, &block.values, shared.positions.len())?;
+        Ok((model.id(), codes))
+    }
+
+    /// What a worker says of the learned tensors.
+    fn own(&self, round: &Round, block: &Block, sender: u64, budget: &Budget) -> Result<Own> {
+        match (round.phase, self.settings.variant) {
+            (Phase::Full | Phase::TopK, _) => {
+                let shared = on_set(round, block, self.scope, sender)?;
+                let space = space_of(&self.manifest, self.scope)?;
+                let mut numbers = vec![0.0; shared.positions.len()];
+                match &block.values {
+                    Values::Floats { stored, bytes } => {
+                        decode_f32s(stored.dtype(space.dtype), bytes, 0, &mut numbers)?;
+                    }
+                    _ => return Err(Error::Peer { sender, what: "values that are no floats" }),
+                }
+                Ok(Own::Values(numbers))
+            }
+            (Phase::Learned, Variant::Ring) => {
+                let (model, codes) = self.codes_of(round, block, sender)?;
+                Ok(Own::Codes(model, codes))
+            }
+            (Phase::Learned, Variant::Server) => {
+                let refuse = |what| Error::Peer { sender, what };
+                if block.scope != self.scope || block.add || matches!(block.support, Support::Set(_)) {
+                    return Err(refuse("an innovation that is not a sparse block of the learned tensors"));
+                }
+                let shared =
+                    round.shared.as_ref().ok_or(Error::OutOfTurn("the step's index set is missing"))?;
+                let space = space_of(&self.manifest, self.scope)?;
+                let positions = positions_of(&block.support, self.scope, &space)?;
+                let numbers = block.numbers(&space, &shared.sets, budget)?;
+                let place =
+                    |p| shared.positions.binary_search(p).map_err(|_| refuse("an innovation off the set"));
+                let places = positions.iter().map(place).collect::<Result<Vec<_>>>()?;
+                if !numbers.iter().all(|x| x.is_finite()) {
+                    return Err(refuse("an innovation that is not finite"));
+                }
+                Ok(Own::Innovation(places.into_iter().zip(numbers).collect()))
+            }
+        }
+    }
+
+    /// Whether every message of the step has come.
+    pub fn is_complete(&self) -> bool {
+        self.round.as_ref().is_some_and(|round| self.missing(round).is_none())
+    }
+
+    /// What has not come yet.
+    fn missing(&self, round: &Round) -> Option<&'static str> {
+        if round.phase != Phase::Full && round.shared.is_none() {
+            Some("the step's index set is missing")
+        } else if round.workers.iter().any(|w| !w.complete) {
+            Some("a worker's update is missing")
+        } else if round.phase == Phase::Learned
+            && self.settings.variant == Variant::Server
+            && round.common.is_none()
+        {
+            Some("the leader's codes are missing")
+        } else {
+            None
+        }
+    }
+
+    /// Ends the step and gives what the workers said.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] if something is missing; those of [`Model::decode`]. The step stays open then.
+    pub fn finish(&mut self) -> Result<Outcome> {
+        let round = self.round.as_ref().ok_or(Error::OutOfTurn("no step is open"))?;
+        if let Some(what) = self.missing(round) {
+            return Err(Error::OutOfTurn(what));
+        }
+        let signals = self.signals(round)?;
+        let infos = self.manifest.tensors();
+        let mut sums: Vec<Vec<f64>> = infos.iter().map(|i| vec![0.0; i.elements() as usize]).collect();
+        for said in &round.workers {
+            for block in &said.blocks {
+                self.add(block, &mut sums)?;
+            }
+        }
+        let positions = round.shared.as_ref().map_or(Vec::new(), |s| s.positions.clone());
+        let first = self.scope.first() as usize;
+        let (mut tensor, mut base) = (first, 0);
+        for (i, &position) in positions.iter().enumerate() {
+            while position - base >= sums[tensor].len() as u64 {
+                base += sums[tensor].len() as u64;
+                tensor += 1;
+            }
+            // One row is the mean already.
+            let sum: f64 = signals.iter().map(|s| f64::from(s[i])).sum();
+            sums[tensor][(position - base) as usize] = sum * (self.world as f64 / signals.len() as f64);
+        }
+        let mean = |sums: Vec<f64>| sums.into_iter().map(|x| (x / self.world as f64) as f32).collect();
+        let outcome =
+            Outcome { phase: round.phase, mean: sums.into_iter().map(mean).collect(), positions, signals };
+        self.round = None;
+        Ok(outcome)
+    }
+
+    /// Gives up the open step, if there is one.
+    pub fn abort(&mut self) {
+        self.round = None;
+    }
+
+    fn signals(&self, round: &Round) -> Result<Vec<Vec<f32>>> {
+        let Some(shared) = &round.shared else { return Ok(Vec::new()) };
+        let count = shared.positions.len();
+        let each = round.workers.iter().zip(0..);
+        match (round.phase, self.settings.variant, &round.common) {
+            (Phase::Learned, Variant::Server, Some((model, codes))) => {
+                let model = self.models.get(*model)?;
+                let decode = |(said, sender): (&Said, u64)| match &said.own {
+                    Some(Own::Innovation(innovation)) => model.decode(sender, codes, count, innovation),
+                    _ => model.decode(sender, codes, count, &[]),
+                };
+                each.map(decode).collect()
+            }
+            (Phase::Learned, ..) => {
+                let mut of: Option<ModelId> = None;
+                let mut sums: Vec<f64> = Vec::new();
+                for (said, sender) in each {
+                    let Some(Own::Codes(model, codes)) = &said.own else {
+                        return Err(Error::Peer { sender, what: "it has no codes" });
+                    };
+                    if *of.get_or_insert(*model) != *model {
+                        return Err(Error::Peer { sender, what: "its codes are of another model" });
+                    }
+                    sums.resize(codes.len(), 0.0);
+                    sums.iter_mut().zip(codes).for_each(|(sum, &code)| *sum += f64::from(code));
+                }
+                let Some(model) = of else { return Ok(Vec::new()) };
+                let mean: Vec<f32> = sums.iter().map(|x| (x / self.world as f64) as f32).collect();
+                Ok(vec![self.models.get(model)?.decode(0, &mean, count, &[])?])
+            }
+            _ => each
+                .map(|(said, sender)| match &said.own {
+                    Some(Own::Values(values)) => Ok(values.clone()),
+                    _ => Err(Error::Peer { sender, what: "it has no values on the set" }),
+                })
+                .collect(),
+        }
+    }
+
+    /// Adds what a block says.
+    fn add(&self, block: &Block, sums: &mut [Vec<f64>]) -> Result<()> {
+        let space = space_of(&self.manifest, block.scope)?;
+        let start = match block.scope {
+            Scope::Range { start, .. } => start,
+            _ => 0,
+        };
+        let first = block.scope.first() as usize;
+        let bytes = |elements: u64| space.dtype.bytes_for(elements).unwrap_or(0) as usize;
+        let mut buffers: Vec<Vec<u8>> = space.lens.iter().map(|&len| vec![0; bytes(start + len)]).collect();
+        let target = |(data, &len)| Target { data, start, len };
+        let mut targets: Vec<Target<'_>> =
+            buffers.iter_mut().map(Vec::as_mut_slice).zip(&space.lens).map(target).collect();
+        let (sets, budget) = (Default::default(), Budget::new(&gcodec::Limits::default()));
+        block.apply(&space, &sets, &budget, &mut targets)?;
+        for ((data, &len), sums) in buffers.iter().zip(&space.lens).zip(&mut sums[first..]) {
+            let mut numbers = vec![0.0; len as usize];
+            decode_f32s(numeric(space.dtype)?, data, start, &mut numbers)?;
+            let sums = &mut sums[start as usize..];
+            sums.iter_mut().zip(numbers).for_each(|(sum, x)| *sum += f64::from(x));
+        }
+        Ok(())
+    }
+}
+
+fn numeric(dtype: Dtype) -> Result<Dtype> {
+    if dtype.is_float() { Ok(dtype) } else { Err(Error::Input("a mean of tensors that are not floats")) }
+}
+
+/// The step's set, if a block is on it.
+fn on_set<'r>(round: &'r Round, block: &Block, scope: Scope, sender: u64) -> Result<&'r Shared> {
+    let shared = round.shared.as_ref().ok_or(Error::OutOfTurn("the step's index set is missing"))?;
+    if block.scope != scope || block.add || block.support != Support::Set(shared.id) {
+        return Err(Error::Peer {
+            sender,
+            what: "a block of the learned tensors that is not on the step's set",
+        });
+    }
+    Ok(shared)
+}

@@ -1,0 +1,262 @@
+use std::sync::Arc;
+
+use gcodec::block::SetId;
+use gcodec::compress::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
+use gcodec::compress::{Codec, Input, Kept, Options, Selection, compress};
+use gcodec::element::decode_f32s;
+use gcodec::frame::IndexSet;
+use gcodec::tensor::TensorView;
+use gcodec::{
+    Block, BlockOptions, Encoder, Feedback, Manifest, Positions, Scope, Support, UpdateHeader, Values,
+};
+
+use super::{Class, Phase, Settings, Shared, Variant, space_of};
+use crate::codes::{encode_latent, floats};
+use crate::error::{Error, Result};
+use crate::model::Model;
+
+/// What a worker does in a step.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Begun {
+    /// Phase 1: it sends at once.
+    Full,
+    /// It leads: this set is to be sent ([`Encoder::index_set`]), and to be given to [`Worker::take_set`] like everybody's.
+    Leader(IndexSet),
+    /// It waits for the set of this worker.
+    Follower {
+        /// The leader's number.
+        leader: u64,
+    },
+}
+
+/// One worker's side.
+///
+/// Memory: 4 bytes for each element of a learned tensor between steps, 8 inside one, and 4 for each of a top-k tensor.
+pub struct Worker {
+    manifest: Arc<Manifest>,
+    settings: Settings,
+    rank: u64,
+    world: u64,
+    scope: Scope,
+    learned: SetWorker,
+    /// Of the top-k tensors.
+    feedback: Feedback,
+    model: Option<Arc<Model>>,
+    round: Option<Round>,
+}
+
+struct Round {
+    step: u64,
+    phase: Phase,
+    /// What is sent of the other tensors, and their residuals once it is.
+    blocks: Vec<Block>,
+    feedback: Feedback,
+    shared: Option<Shared>,
+    /// What is sent of the learned ones, once the set is there: the leader's codes for the server, then the worker's own block.
+    common: Option<Block>,
+    own: Option<Block>,
+}
+
+impl Worker {
+    /// Worker `rank` of `world`, without residual or model.
+    ///
+    /// # Errors
+    /// [`Error::Input`] or [`Error::Gcodec`] for settings out of range or that do not fit the manifest.
+    pub fn new(manifest: &Arc<Manifest>, settings: Settings, rank: u64, world: u64) -> Result<Self> {
+        let scope = settings.check(manifest)?;
+        let choice = SetSettings::new(Choice::TopKOfEach(settings.amount)).with_values(Kept::F32);
+        let learned = SetWorker::new(manifest, scope, rank, world, choice)?;
+        let (manifest, feedback) = (Arc::clone(manifest), Feedback::new());
+        Ok(Self { manifest, settings, rank, world, scope, learned, feedback, model: None, round: None })
+    }
+
+    /// Takes the model of phase 3.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] inside a step; [`Error::Input`] if it is not for this variant or this many workers.
+    pub fn set_model(&mut self, model: Arc<Model>) -> Result<()> {
+        if self.round.is_some() {
+            return Err(Error::OutOfTurn("the model cannot change inside a step"));
+        }
+        self.settings.check_model(&model, self.world)?;
+        self.model = Some(model);
+        Ok(())
+    }
+
+    /// The residuals of the learned tensors, by their names. They never travel.
+    pub fn residual(&self) -> &Feedback {
+        self.learned.memory()
+    }
+
+    /// The residuals of the top-k tensors, by their names.
+    pub fn top_k_residual(&self) -> &Feedback {
+        &self.feedback
+    }
+
+    /// Begins a step with this worker's gradients, one for each tensor of the manifest.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] if a step is open, or phase 3 begins without a model; [`Error::Input`] or [`Error::Gcodec`] if a
+    /// gradient is not the manifest's, or not finite.
+    pub fn begin(&mut self, step: u64, gradients: &[TensorView<'_>]) -> Result<Begun> {
+        if self.round.is_some() {
+            return Err(Error::OutOfTurn("a step begins before the last one is finished"));
+        }
+        let phase = self.settings.phase(step);
+        if phase == Phase::Learned && self.model.is_none() {
+            return Err(Error::OutOfTurn("phase 3 begins without a model"));
+        }
+        let infos = self.manifest.tensors();
+        if gradients.len() != infos.len() {
+            return Err(Error::Input("not as many gradients as tensors"));
+        }
+        if infos.iter().zip(gradients).any(|(i, g)| i.dtype != g.dtype() || i.shape != g.shape()) {
+            return Err(Error::Input("a gradient that is not the manifest's tensor"));
+        }
+        let (mut inputs, mut codecs) = (Vec::new(), Vec::new());
+        for (i, class) in self.settings.classes.iter().enumerate() {
+            let top_k = Codec::TopK {
+                amount: self.settings.amount,
+                values: self.settings.values,
+                selection: Selection::Tensor,
+                seed: step,
+                positions: Positions::Auto,
+            };
+            codecs.push(match (phase, class) {
+                (Phase::Full, _) | (_, Class::Full) => Codec::Raw,
+                (_, Class::TopK) => top_k,
+                (_, Class::Learned) => continue,
+            });
+            inputs.push(Input { tensor: i as u64, name: &infos[i].name, view: gradients[i], base: None });
+        }
+        let mut feedback = self.feedback.clone();
+        let blocks = compress(&inputs, &codecs, &Options::default(), Some(&mut feedback))?;
+        let begun = match phase {
+            Phase::Full => Begun::Full,
+            _ => {
+                let first = self.scope.first() as usize;
+                match self.learned.begin(step, &gradients[first..][..self.scope.tensors() as usize])? {
+                    Role::Leader(set) => Begun::Leader(set),
+                    Role::Follower { leader } => Begun::Follower { leader },
+                }
+            }
+        };
+        self.round = Some(Round { step, phase, blocks, feedback, shared: None, common: None, own: None });
+        Ok(begun)
+    }
+
+    /// Takes the leader's set and its id: what a decoder, or for the leader [`Encoder::index_set`], gave.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] if no step is open, a set was taken already, or the set is of another step; [`Error::Peer`] or
+    /// [`Error::Gcodec`] if it is of other tensors; in phase 3, those of [`Model::encode`].
+    pub fn take_set(&mut self, set: &IndexSet, id: SetId) -> Result<()> {
+        let Some(round) = &mut self.round else {
+            return Err(Error::OutOfTurn("an index set outside a step"));
+        };
+        if round.phase == Phase::Full || round.shared.is_some() {
+            return Err(Error::OutOfTurn("a second index set in one step, or one in phase 1"));
+        }
+        let shared = Shared::take(set, id, &self.manifest, self.scope, round.step, self.world)?;
+        // On a copy, whose step ends here if anything fails.
+        let mut learned = self.learned.clone();
+        learned.take_set(set, id)?;
+        let values = learned.values()?;
+        let (common, own) = match round.phase {
+            Phase::Full | Phase::TopK => (None, Some(values)),
+            Phase::Learned => {
+                let model = self.model.as_ref().ok_or(Error::OutOfTurn("phase 3 without a model"))?;
+                let mut numbers = vec![0.0; shared.positions.len()];
+                if let Values::Floats { stored, bytes } = &values.values {
+                    let dtype = space_of(&self.manifest, self.scope)?.dtype;
+                    decode_f32s(stored.dtype(dtype), bytes, 0, &mut numbers)?;
+                }
+                let leads = set.leader == self.rank;
+                let latent = if leads || self.settings.variant == Variant::Ring {
+                    let values = encode_latent(model, &numbers, self.settings.codes)?;
+                    Some(Block { scope: self.scope, add: false, support: Support::Set(id), values })
+                } else {
+                    None
+                };
+                match self.settings.variant {
+                    Variant::Ring => (None, latent),
+                    Variant::Server => {
+                        (latent, innovation(&self.settings, self.scope, &numbers, &shared.positions)?)
+                    }
+                }
+            }
+        };
+        self.learned = learned;
+        (round.common, round.own, round.shared) = (common, own, Some(shared));
+        Ok(())
+    }
+
+    /// Appends this worker's updates: its own; behind it, if it leads in phase 3 with a server, the one with the codes. The
+    /// encoder has the step's index set.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] before the set was taken; [`Error::Gcodec`] if the encoder does not have the set.
+    pub fn send(&self, encoder: &mut Encoder, out: &mut Vec<u8>) -> Result<()> {
+        let round = self.complete()?;
+        let header = UpdateHeader::default()
+            .with_step(round.step)
+            .with_round(round.step)
+            .with_sender(self.rank)
+            .with_world(self.world)
+            .with_contributors(1);
+        let mut blocks: Vec<&Block> = round.blocks.iter().chain(&round.own).collect();
+        blocks.sort_by_key(|b| b.scope.first());
+        let with = |block| (block, BlockOptions::default());
+        let blocks: Vec<_> = blocks.into_iter().map(with).collect();
+        encoder.update(out, &header, &self.manifest, &blocks)?;
+        if let Some(common) = &round.common {
+            encoder.update(out, &header, &self.manifest, &[with(common)])?;
+        }
+        Ok(())
+    }
+
+    /// Ends the step: the residual is cleared on the set, and is otherwise what was not sent.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] before the set was taken.
+    pub fn finish(&mut self) -> Result<()> {
+        if self.complete()?.phase != Phase::Full {
+            self.learned.finish()?;
+        }
+        if let Some(round) = self.round.take() {
+            self.feedback = round.feedback;
+        }
+        Ok(())
+    }
+
+    /// Gives up the open step, if there is one: the residuals are as before it.
+    pub fn abort(&mut self) {
+        self.learned.abort();
+        self.round = None;
+    }
+
+    fn complete(&self) -> Result<&Round> {
+        let round = self.round.as_ref().ok_or(Error::OutOfTurn("no step is open"))?;
+        if round.phase != Phase::Full && round.shared.is_none() {
+            return Err(Error::OutOfTurn("the leader's index set is missing"));
+        }
+        Ok(round)
+    }
+}
+
+/// The largest of the values on the set, with their positions in the tensors.
+fn innovation(settings: &Settings, scope: Scope, values: &[f32], positions: &[u64]) -> Result<Option<Block>> {
+    let count = (settings.innovation * values.len() as f64).round() as usize;
+    if count == 0 {
+        return Ok(None);
+    }
+    let mut order: Vec<usize> = (0..values.len()).filter(|&i| values[i] != 0.0).collect();
+    // Stable: of equal magnitudes the first come first.
+    order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()));
+    order.truncate(count);
+    order.sort_unstable();
+    let kept: Vec<f32> = order.iter().map(|&i| values[i]).collect();
+    let values = floats(settings.innovation_values, &kept)?;
+    let support = Support::Sparse(order.iter().map(|&i| positions[i]).collect());
+    Ok(Some(Block { scope, add: false, support, values }))
+}
