@@ -48,7 +48,7 @@ const STEPS: &[Step] = &[
     step(
         "tests that train",
         "cargo",
-        &["test", "--release", "-p", "gcodec-latent-train", "-p", "gcodec-study"],
+        &["test", "--profile", "train", "-p", "gcodec-latent-train", "-p", "gcodec-study"],
     ),
     step("benchmarks, once", "cargo", &["bench", "-p", "gcodec", "--", "--test"]),
     step("vectors are what the code makes", "cargo", &["xtask", "vectors", "--check"]),
