@@ -51,7 +51,7 @@ struct Args {
     /// Trains only this network
     #[arg(long)]
     model: Option<Model>,
-    /// Steps [default: 400 of the convolutional network, 300 of the language model]
+    /// Steps [default: 400 of the convolutional network, 240 of the language model]
     #[arg(long)]
     steps: Option<u64>,
     /// Workers
@@ -140,11 +140,11 @@ fn studies(args: &Args) -> Result<Vec<Study>> {
         if !args.quick && args.steps.is_none() {
             let digits = data::Digits::read(&root())?;
             studies.push(Study {
-                title: "Convolutional network, digits, three times the steps",
+                title: "Convolutional network, digits, more steps",
                 short: "conv-long",
                 about: digits.about.clone(),
                 task: Box::new(model::Convolutional::new(digits)),
-                setting: setting(1200, 0.05),
+                setting: setting(1000, 0.05),
                 seeds: seeds(3),
                 rows: rows(runs::long()),
                 bits: false,
@@ -158,7 +158,7 @@ fn studies(args: &Args) -> Result<Vec<Study>> {
             short: "lm",
             about: text.about.clone(),
             task: Box::new(model::Language::new(text)),
-            setting: setting(300, 0.003),
+            setting: setting(240, 0.003),
             seeds: seeds(2),
             rows: rows(runs::language()),
             bits: true,
@@ -186,7 +186,7 @@ fn run(args: &Args) -> Result<()> {
     let mut studies = studies(args)?;
     for study in &mut studies {
         let tasks: Vec<(usize, u64)> =
-            (0..study.rows.len()).flat_map(|row| (1..=study.seeds).map(move |seed| (row, seed))).collect();
+            (1..=study.seeds).flat_map(|seed| (0..study.rows.len()).map(move |row| (row, seed))).collect();
         let outcomes = parallel(jobs, &tasks, |&(row, seed)| {
             let run = &study.rows[row].run;
             let outcome = train(study.task.as_ref(), run, study.setting, seed)?;

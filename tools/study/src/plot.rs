@@ -7,7 +7,9 @@ use plotters::prelude::*;
 use crate::runs::UNCOMPRESSED;
 use crate::{Crowd, Result, Row, Study};
 
-const SIZE: (u32, u32) = (960, 620);
+const SIZE: (u32, u32) = (1080, 620);
+/// Of the names beside a plot.
+const NAMES: i32 = 360;
 /// Distinct also without colour vision, with the markers' shapes.
 const COLOURS: [RGBColor; 10] = [
     RGBColor(0, 0, 0),
@@ -65,9 +67,10 @@ fn loss(study: &Study, path: &Path) -> Result<()> {
     let y = bounds(points().map(|p| p.1), 1.2);
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
-    let caption = format!("{}: training loss against bytes sent by a worker", study.title);
-    let mut chart = ChartBuilder::on(&area)
-        .caption(caption, ("sans-serif", 20))
+    let caption = format!("{}: loss against bytes sent", study.title);
+    let (left, right) = area.split_horizontally(SIZE.0 as i32 - NAMES);
+    let mut chart = ChartBuilder::on(&left)
+        .caption(caption, ("sans-serif", 18))
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(70)
@@ -83,18 +86,11 @@ fn loss(study: &Study, path: &Path) -> Result<()> {
         .draw()?;
     for (i, (row, line)) in lines.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
-        chart
-            .draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?
-            .label(row.run.name.clone())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(3)));
+        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?;
+        let y = 46 + 20 * i as i32;
+        right.draw(&PathElement::new([(4, y + 6), (22, y + 6)], colour.stroke_width(3)))?;
+        right.draw(&Text::new(row.run.name.as_str(), (28, y), ("sans-serif", 12)))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::LowerLeft)
-        .background_style(WHITE.mix(0.85))
-        .border_style(RGBColor(180, 180, 180))
-        .label_font(("sans-serif", 13))
-        .draw()?;
     area.present()?;
     Ok(())
 }
@@ -127,7 +123,7 @@ fn ratio(study: &Study, path: &Path) -> Result<()> {
     area.fill(&WHITE)?;
     let test = if study.bits { "test, bits per byte (less is better)" } else { "test, % right" };
     // Names are long: a number at each point, the names beside the plot.
-    let (left, right) = area.split_horizontally(SIZE.0 as i32 - 330);
+    let (left, right) = area.split_horizontally(SIZE.0 as i32 - NAMES);
     let mut chart = ChartBuilder::on(&left)
         .caption(format!("{}: ratio against the test", study.title), ("sans-serif", 18))
         .margin(14)
@@ -163,7 +159,7 @@ fn workers(traffic: &[Crowd], path: &Path) -> Result<()> {
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
-        .caption("Bytes of one worker in a step, against the number of workers", ("sans-serif", 20))
+        .caption("Bytes of one worker in a step, against the number of workers", ("sans-serif", 18))
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(80)

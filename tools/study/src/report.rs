@@ -182,10 +182,12 @@ fn conclusions(out: &mut String, studies: &[Study], traffic: &[Crowd]) -> std::f
 fn verdict(study: &Study, distance: Spread) -> String {
     // Two standard errors: about what chance does in one of twenty, were there many seeds; with few it is a rough rule.
     let worse = if study.bits { distance.mean } else { -distance.mean };
-    let noise = if worse <= 2.0 * distance.error() {
-        "not worse by more than the noise"
+    let noise = if distance.count < 2 {
+        "one seed does not say how large the noise is"
+    } else if worse <= 2.0 * distance.error() {
+        "within two standard errors, or better"
     } else {
-        "worse than the noise"
+        "worse by more than two standard errors"
     };
     let point = match (study.bits, worse <= 1.0) {
         (true, _) => "",
@@ -214,7 +216,7 @@ fn table(out: &mut String, study: &Study) -> std::fmt::Result {
     let test = if study.bits { "test, bits per byte" } else { "test, % right" };
     writeln!(
         out,
-        "| compressor | train loss | {test} | bytes sent per worker | ratio | compress + encode, ms | decode + sum, ms | train, ms | the paper |"
+        "| compressor | train loss | {test} | bytes sent per worker | ratio | compress + encode, ms | decode + sum, ms | train, ms | the scheme's paper |"
     )?;
     writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
     for row in &study.rows {
@@ -281,9 +283,10 @@ fn notes(out: &mut String, studies: &[Study], cores: usize) -> std::fmt::Result 
          DGC brings its own momentum, so its outer optimiser is plain SGD, with four warm-up stages in the first fifth of the steps; \
          on the language model compare it with `raw, SGD with momentum`, both with gradients clipped to norm 1.\n\
          - **Learning rate**: up over the first twentieth of the steps, down to a twentieth along a cosine, for all runs.\n\
+         - **EF** is error feedback: what a compressor left out is added to the next update.\n\
          - **Train loss** is the mean of the workers' batches over the last twentieth of the steps; ± is the standard deviation over seeds.\n\
          - **Times** are processor time (on Linux), per worker or receiver and step, of one thread; the program runs {cores} runs at once on {cores} cores.\n\
-         - **The paper** is what its authors report for their own networks, not for these.\n\
+         - **The scheme's paper**: what its authors report of their own networks, or what follows from its format, as said; not of these networks.\n\
          - **Determinism**: on one machine a run repeats bit for bit (`cargo test --release -p gcodec-study`); burn's matrix products \
          depend on the instruction set, so another machine may differ in the last bits and from there on."
     )
