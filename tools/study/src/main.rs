@@ -1,3 +1,324 @@
-//! Trains small networks by several workers that exchange gcodec updates.
+//! Trains small networks by several workers that exchange gcodec updates, one run for each compressor, and writes
+//! `docs/study.md`.
+//!
+//! Each step, every worker's gradient (or what its local steps made) goes through a compressor, an encoder, real bytes, a
+//! decoder and a sum; the weights follow what was decoded.
 
-fn main() {}
+mod clock;
+mod data;
+mod group;
+mod model;
+mod optim;
+mod plot;
+mod report;
+mod runs;
+mod senders;
+mod train;
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use clap::{Parser, ValueEnum};
+
+use model::Task;
+use runs::Run;
+use train::{Outcome, Setting, train};
+
+/// Each step makes and drops tensors of a megabyte and more, which the system's allocator gives back to the kernel each time:
+/// a third of the time.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// What may go wrong: said to a person, who ran this program.
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Model {
+    /// A convolutional network for digits.
+    Conv,
+    /// A transformer that predicts the next byte of text.
+    Lm,
+}
+
+/// Trains small networks by several workers that exchange gcodec updates.
+#[derive(Debug, Parser)]
+struct Args {
+    /// Runs only what has this in its name, beside uncompressed training
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    /// Trains only this network
+    #[arg(long)]
+    model: Option<Model>,
+    /// Steps [default: 400 of the convolutional network, 240 of the language model]
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Workers
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
+    workers: u16,
+    /// How many seeds [default: 3 of the convolutional network, 2 of the language model]
+    #[arg(long)]
+    seeds: Option<u64>,
+    /// Largest learning rate [default: 0.05 with momentum, 0.003 with Adam]
+    #[arg(long)]
+    rate: Option<f32>,
+    /// A few steps of a few compressors, every worker decoding everything; fails if something is not as it should be
+    #[arg(long)]
+    quick: bool,
+    /// Writes docs/study.md and its plots
+    #[arg(long, conflicts_with_all = ["quick", "only", "model"])]
+    write: bool,
+    /// Runs at the same time [default: as many as there are cores]
+    #[arg(long)]
+    jobs: Option<usize>,
+}
+
+/// A network with its runs.
+pub(crate) struct Study {
+    pub(crate) title: &'static str,
+    pub(crate) short: &'static str,
+    pub(crate) about: String,
+    pub(crate) task: Box<dyn Task>,
+    pub(crate) setting: Setting,
+    pub(crate) seeds: u64,
+    pub(crate) rows: Vec<Row>,
+    /// Whether the test's score is shown as bits for each byte, not as accuracy.
+    pub(crate) bits: bool,
+}
+
+/// A run and what came of it, by seed.
+pub(crate) struct Row {
+    pub(crate) run: Run,
+    pub(crate) outcomes: Vec<Outcome>,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn main() -> std::process::ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("gcodec-study: {e}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
+
+fn studies(args: &Args) -> Result<Vec<Study>> {
+    let mut studies = Vec::new();
+    let receivers = if args.quick { args.workers.into() } else { 2 };
+    let setting = |steps, rate| Setting {
+        steps: args.steps.unwrap_or(if args.quick { 12 } else { steps }),
+        workers: args.workers.into(),
+        receivers,
+        rate: args.rate.unwrap_or(rate),
+    };
+    let seeds = |n| args.seeds.unwrap_or(if args.quick { 1 } else { n });
+    let wanted = |run: &Run| match (&args.only, args.quick) {
+        (Some(only), _) => run.name == runs::UNCOMPRESSED || run.name.contains(only),
+        (None, true) => QUICK.iter().any(|q| run.name.starts_with(q)),
+        (None, false) => true,
+    };
+    let rows = |runs: Vec<Run>| -> Vec<Row> {
+        runs.into_iter().filter(wanted).map(|run| Row { run, outcomes: Vec::new() }).collect()
+    };
+    if args.model != Some(Model::Lm) {
+        let digits = data::Digits::read(&root())?;
+        studies.push(Study {
+            title: "Convolutional network, digits",
+            short: "conv",
+            about: digits.about.clone(),
+            task: Box::new(model::Convolutional::new(digits)),
+            setting: setting(400, 0.05),
+            seeds: seeds(3),
+            rows: rows(runs::convolutional()),
+            bits: false,
+        });
+        if !args.quick && args.steps.is_none() {
+            let digits = data::Digits::read(&root())?;
+            studies.push(Study {
+                title: "Convolutional network, digits, more steps",
+                short: "conv-long",
+                about: digits.about.clone(),
+                task: Box::new(model::Convolutional::new(digits)),
+                setting: setting(1000, 0.05),
+                seeds: seeds(3),
+                rows: rows(runs::long()),
+                bits: false,
+            });
+        }
+    }
+    if args.model != Some(Model::Conv) {
+        let text = data::Text::read(&root())?;
+        studies.push(Study {
+            title: "Language model, bytes of text",
+            short: "lm",
+            about: text.about.clone(),
+            task: Box::new(model::Language::new(text)),
+            setting: setting(240, 0.003),
+            seeds: seeds(2),
+            rows: rows(runs::language()),
+            bits: true,
+        });
+    }
+    Ok(studies)
+}
+
+/// The runs of `--quick`.
+const QUICK: [&str; 8] = [
+    "raw",
+    "natural",
+    "topk:density=0.01,values=pow2",
+    "DGC",
+    "sbc:density=0.001,",
+    "sbc:density=0.01",
+    "ScaleCom",
+    "chunked",
+];
+
+fn run(args: &Args) -> Result<()> {
+    let begin = Instant::now();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let jobs = args.jobs.unwrap_or(cores).max(1);
+    let mut studies = studies(args)?;
+    for study in &mut studies {
+        let tasks: Vec<(usize, u64)> =
+            (1..=study.seeds).flat_map(|seed| (0..study.rows.len()).map(move |row| (row, seed))).collect();
+        let outcomes = parallel(jobs, &tasks, |&(row, seed)| {
+            let run = &study.rows[row].run;
+            let outcome = train(study.task.as_ref(), run, study.setting, seed)?;
+            eprintln!(
+                "{} {}, seed {seed}: loss {:.4}, test {:.4} and {:.2} %, {:.0} bytes sent, weights {}",
+                study.short,
+                run.name,
+                outcome.final_loss(),
+                outcome.score.loss,
+                100.0 * outcome.score.accuracy,
+                outcome.traffic.sent_each(),
+                outcome.digest
+            );
+            Ok(outcome)
+        })?;
+        for ((row, _), outcome) in tasks.into_iter().zip(outcomes) {
+            study.rows[row].outcomes.push(outcome);
+        }
+    }
+    let traffic = match studies.first() {
+        Some(study) if study.short == "conv" && !args.quick && args.only.is_none() => traffic(study, jobs)?,
+        _ => Vec::new(),
+    };
+    let text = report::markdown(&studies, &traffic, cores);
+    println!("{text}");
+    eprintln!("{:.0} s", begin.elapsed().as_secs_f64());
+    if args.quick {
+        check(&studies)?;
+    }
+    if args.write {
+        let docs = root().join("docs");
+        std::fs::create_dir_all(docs.join("study"))?;
+        plot::all(&studies, &traffic, &docs.join("study"))?;
+        std::fs::write(docs.join("study.md"), text)?;
+    }
+    Ok(())
+}
+
+/// What the numbers of workers do to the traffic.
+pub(crate) struct Crowd {
+    pub(crate) name: String,
+    pub(crate) workers: usize,
+    /// Bytes that a worker sends in a step, on average.
+    pub(crate) sent: f64,
+    /// Bytes that a worker receives in a step.
+    pub(crate) received: f64,
+}
+
+/// Steps of each run of [`traffic`].
+pub(crate) const TRAFFIC_STEPS: u64 = 32;
+
+fn traffic(study: &Study, jobs: usize) -> Result<Vec<Crowd>> {
+    let tasks: Vec<(Run, usize)> = runs::traffic()
+        .into_iter()
+        .flat_map(|run| [2, 4, 8, 16].map(|workers| (run.clone(), workers)))
+        .collect();
+    parallel(jobs, &tasks, |(run, workers)| {
+        let setting = Setting { workers: *workers, steps: TRAFFIC_STEPS, receivers: 2, ..study.setting };
+        let outcome = train(study.task.as_ref(), run, setting, 1)?;
+        let each = |bytes: f64| bytes / TRAFFIC_STEPS as f64;
+        Ok(Crowd {
+            name: run.name.clone(),
+            workers: *workers,
+            sent: each(outcome.traffic.sent_each()),
+            received: each(outcome.traffic.received as f64),
+        })
+    })
+}
+
+/// Runs `work` on every task by `jobs` threads, each of which has one thread for all that the library does in parallel:
+/// runs do not disturb one another. The results are in the order of the tasks.
+fn parallel<T: Sync, R: Send>(
+    jobs: usize,
+    tasks: &[T],
+    work: impl Fn(&T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let next = AtomicUsize::new(0);
+    let results: Mutex<Vec<(usize, Result<R>)>> = Mutex::new(Vec::new());
+    let pools = (0..jobs).map(|_| rayon::ThreadPoolBuilder::new().num_threads(1).build());
+    let pools = pools.collect::<std::result::Result<Vec<_>, _>>()?;
+    std::thread::scope(|scope| {
+        for pool in &pools {
+            let (next, results, work) = (&next, &results, &work);
+            scope.spawn(move || {
+                loop {
+                    let task = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(at) = tasks.get(task) else { return };
+                    let result = pool.install(|| work(at));
+                    results.lock().unwrap_or_else(|e| e.into_inner()).push((task, result));
+                }
+            });
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(|e| e.into_inner());
+    results.sort_by_key(|(task, _)| *task);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// What a quick run must show. That receivers agree, and that their streams end well, every run checks itself.
+fn check(studies: &[Study]) -> Result<()> {
+    for study in studies {
+        for row in &study.rows {
+            for outcome in &row.outcomes {
+                let mean = |losses: &[f32]| losses.iter().sum::<f32>() / losses.len() as f32;
+                let part = (outcome.losses.len() / 4).max(1);
+                let (first, last) = outcome.losses.split_at(part);
+                let last = &last[last.len().saturating_sub(part)..];
+                if mean(last) >= mean(first) {
+                    return Err(format!("{} {}: the loss does not fall", study.short, row.run.name).into());
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quick_study_learns_and_receivers_agree() {
+        run(&Args::parse_from(["gcodec-study", "--quick"])).unwrap();
+    }
+
+    #[test]
+    fn a_run_repeats_bit_for_bit() {
+        let mut args = Args::parse_from(["gcodec-study", "--quick", "--model", "conv", "--steps", "3"]);
+        args.only = Some("sbc".into());
+        let study = &studies(&args).unwrap()[0];
+        let row = &study.rows[1];
+        let digest = || train(study.task.as_ref(), &row.run, study.setting, 1).unwrap().digest;
+        assert_eq!(digest(), digest());
+    }
+}

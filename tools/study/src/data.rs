@@ -1,0 +1,108 @@
+//! What the networks learn from: scikit-learn's digits, and this project's own prose and source.
+
+use std::path::{Path, PathBuf};
+
+use gcodec::random;
+
+use crate::Result;
+
+/// Pixels of a digit.
+pub(crate) const PIXELS: usize = 64;
+/// Digits that are tested on, not trained on.
+const TEST_DIGITS: usize = 500;
+
+/// Digits, 8 x 8 pixels.
+pub(crate) struct Digits {
+    pub(crate) train: Vec<([u8; PIXELS], u8)>,
+    pub(crate) test: Vec<([u8; PIXELS], u8)>,
+    pub(crate) about: String,
+}
+
+impl Digits {
+    /// Reads `data/digits/digits.u8` (see its README) and divides it at random, by a fixed seed.
+    pub(crate) fn read(root: &Path) -> Result<Self> {
+        let path = root.join("data/digits/digits.u8");
+        let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let (records, rest) = bytes.as_chunks::<{ PIXELS + 1 }>();
+        if !rest.is_empty() || records.len() <= TEST_DIGITS {
+            return Err(
+                format!("{}: {} bytes are not whole records of 65", path.display(), bytes.len()).into()
+            );
+        }
+        let all: Vec<([u8; PIXELS], u8)> = shuffled(records.len(), 0, 0)
+            .into_iter()
+            .map(|i| (std::array::from_fn(|p| records[i][p]), records[i][PIXELS]))
+            .collect();
+        if all.iter().any(|(pixels, label)| *label > 9 || pixels.iter().any(|&p| p > 16)) {
+            return Err(format!("{}: a pixel above 16 or a label above 9", path.display()).into());
+        }
+        let (test, train) = all.split_at(TEST_DIGITS);
+        let about = format!(
+            "`data/digits/digits.u8`: {} digits for training, {} for the test; {} bytes, BLAKE3 `{}`",
+            train.len(),
+            test.len(),
+            bytes.len(),
+            short_hash(&bytes)
+        );
+        Ok(Self { train: train.to_vec(), test: test.to_vec(), about })
+    }
+}
+
+/// Bytes of text.
+pub(crate) struct Text {
+    pub(crate) train: Vec<u8>,
+    pub(crate) test: Vec<u8>,
+    pub(crate) about: String,
+}
+
+impl Text {
+    /// This project's specification and source, in the order of paths; of each file the last tenth is for the test.
+    pub(crate) fn read(root: &Path) -> Result<Self> {
+        let mut paths = Vec::new();
+        files(&root.join("spec"), "md", &mut paths)?;
+        files(&root.join("src"), "rs", &mut paths)?;
+        let (mut train, mut test, mut hash) = (Vec::new(), Vec::new(), blake3::Hasher::new());
+        for path in &paths {
+            let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+            hash.update(&bytes);
+            let (head, tail) = bytes.split_at(bytes.len() - bytes.len() / 10);
+            train.extend_from_slice(head);
+            test.extend_from_slice(tail);
+        }
+        let about = format!(
+            "the project's own text, `spec/**/*.md` and `src/**/*.rs`: {} files, {} bytes for training, {} for the test \
+             (the last tenth of each file); BLAKE3 of all, in the order of their paths, `{}`",
+            paths.len(),
+            train.len(),
+            test.len(),
+            &hash.finalize().to_hex()[..16]
+        );
+        Ok(Self { train, test, about })
+    }
+}
+
+/// The files below a folder whose names end in `.extension`, in the order of their paths.
+fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Result<()> {
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let mut entries = entries.map(|e| e.map(|e| e.path())).collect::<std::result::Result<Vec<_>, _>>()?;
+    entries.sort();
+    for path in entries {
+        if path.is_dir() {
+            files(&path, extension, found)?;
+        } else if path.extension().is_some_and(|e| e == extension) {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+fn short_hash(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex()[..16].to_owned()
+}
+
+/// The numbers below `n` in an order that `seed` and `stream` determine.
+pub(crate) fn shuffled(n: usize, seed: u64, stream: u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..n).collect();
+    order.sort_by_key(|&i| (random::word(seed, stream, i as u64), i));
+    order
+}

@@ -1,0 +1,366 @@
+//! How a group of workers comes to one update: through real bytes, written by encoders and read by decoders.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use gcodec::block::Sets;
+use gcodec::compress::scalecom;
+use gcodec::frame::Reduction;
+use gcodec::reduce::{self, Sum, SumOptions};
+use gcodec::{
+    Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, Scope,
+    TensorBuf, TensorInfo, UpdateHeader,
+};
+
+use crate::Result;
+use crate::clock;
+use crate::model::{Parameter, Tensors};
+use crate::optim::Optimiser;
+use crate::senders::{Sender, Turn};
+
+/// What travelled, and how long it took.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Traffic {
+    /// Bytes that each worker sent: whole frames, with preamble, manifest and end.
+    pub(crate) sent: Vec<u64>,
+    /// Bytes that one worker received.
+    pub(crate) received: u64,
+    /// Compressing and encoding, of all workers.
+    pub(crate) encoding: Duration,
+    /// Decoding and summing, of all receivers.
+    pub(crate) decoding: Duration,
+}
+
+impl Traffic {
+    fn of(workers: usize) -> Self {
+        Self { sent: vec![0; workers], ..Self::default() }
+    }
+
+    /// Bytes that a worker sent, on average.
+    pub(crate) fn sent_each(&self) -> f64 {
+        self.sent.iter().sum::<u64>() as f64 / self.sent.len() as f64
+    }
+}
+
+/// Workers that exchange updates. A protocol of several messages is a `Group` of its own.
+pub(crate) trait Group {
+    /// One round: each worker's update in, the mean of all as each receiver has it out.
+    fn round(&mut self, updates: Vec<Tensors>, locals: &mut [Optimiser]) -> Result<Vec<Tensors>>;
+
+    /// What travelled so far.
+    fn traffic(&self) -> &Traffic;
+
+    /// Ends the streams and checks that every receiver has them to their ends.
+    fn finish(&mut self) -> Result<()>;
+}
+
+/// The manifest of a network's tensors.
+pub(crate) fn manifest(parameters: &[Parameter]) -> Result<Arc<Manifest>> {
+    let info = |p: &Parameter| {
+        TensorInfo::new(&p.name, Dtype::F32, p.shape.iter().map(|&d| d as u64).collect::<Vec<_>>())
+    };
+    Ok(Arc::new(Manifest::new(parameters.iter().map(info).collect())?))
+}
+
+/// A stream between two that stay connected has no index, which is for files.
+fn encoder() -> Encoder {
+    Encoder::new(EncodeOptions::default().with_index(false))
+}
+
+fn named(manifest: &Manifest, update: &Tensors) -> Result<Vec<(String, TensorBuf)>> {
+    let tensor = |(info, values): (&TensorInfo, &Vec<f32>)| {
+        Ok((info.name.clone(), TensorBuf::from_f32(info.shape.clone(), values)?))
+    };
+    manifest.tensors().iter().zip(update).map(tensor).collect()
+}
+
+fn numbers(tensors: &[TensorBuf]) -> Tensors {
+    let f32s = |t: &TensorBuf| t.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+    tensors.iter().map(f32s).collect()
+}
+
+/// Feeds a decoder, in pieces of `piece` bytes, and gives each event to `take`.
+fn receive(
+    decoder: &mut Decoder,
+    bytes: &[u8],
+    piece: usize,
+    mut take: impl FnMut(Body<'_>) -> Result<()>,
+) -> Result<()> {
+    for piece in bytes.chunks(piece) {
+        decoder.feed(piece);
+        while let Some(event) = decoder.next_event()? {
+            if let Event::Frame(_, body) = event {
+                take(body)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The pieces in which a receiver gets its bytes: one all at once, others in pieces that end anywhere.
+fn piece(receiver: usize) -> usize {
+    if receiver == 0 { usize::MAX } else { 1021 * receiver }
+}
+
+/// All receivers must have the same bits.
+fn agree(means: &[Tensors], round: u64) -> Result<()> {
+    let bits = |t: &Tensors| t.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+    if means.iter().any(|mean| bits(mean) != bits(&means[0])) {
+        return Err(format!("round {round}: two receivers have different sums").into());
+    }
+    Ok(())
+}
+
+/// Every worker sends its stream to every other one, and each sums what it gets.
+pub(crate) struct Gather {
+    manifest: Arc<Manifest>,
+    senders: Vec<Box<dyn Sender>>,
+    encoders: Vec<Encoder>,
+    /// For each receiver a decoder of each sender's stream.
+    receivers: Vec<Vec<Decoder>>,
+    /// If a server sums and sends one stream back to all, instead: sparse blocks merged.
+    server: Option<(Encoder, Decoder)>,
+    round: u64,
+    traffic: Traffic,
+}
+
+impl Gather {
+    pub(crate) fn new(
+        manifest: &Arc<Manifest>,
+        senders: Vec<Box<dyn Sender>>,
+        receivers: usize,
+        server: bool,
+    ) -> Self {
+        let workers = senders.len();
+        let decoders = || senders.iter().map(|_| Decoder::new(Limits::default())).collect();
+        Self {
+            manifest: Arc::clone(manifest),
+            encoders: senders.iter().map(|_| encoder()).collect(),
+            receivers: (0..receivers).map(|_| decoders()).collect(),
+            server: server.then(|| (encoder(), Decoder::new(Limits::default()))),
+            senders,
+            round: 0,
+            traffic: Traffic::of(workers),
+        }
+    }
+
+    fn header(&self) -> UpdateHeader {
+        UpdateHeader::default().with_step(self.round).with_world(self.senders.len() as u64)
+    }
+
+    /// The bytes of a server's answer.
+    fn merge(&mut self, blocks: &[Vec<Block>]) -> Result<()> {
+        let header = self.header().with_contributors(blocks.len() as u64).with_reduction(Reduction::Sum);
+        let Some((encoder, decoder)) = &mut self.server else { return Ok(()) };
+        let mut merged = Vec::new();
+        for i in 0..blocks[0].len() {
+            let same: Vec<&Block> = blocks.iter().map(|b| &b[i]).collect();
+            merged.push(reduce::merge(&same, &self.manifest.space(same[0].scope, 0)?)?);
+        }
+        let merged: Vec<_> = merged.iter().map(|b| (b, BlockOptions::default())).collect();
+        let mut out = Vec::new();
+        encoder.update(&mut out, &header, &self.manifest, &merged)?;
+        self.traffic.received += out.len() as u64;
+        receive(decoder, &out, usize::MAX, |_| Ok(()))
+    }
+}
+
+impl Group for Gather {
+    fn round(&mut self, updates: Vec<Tensors>, locals: &mut [Optimiser]) -> Result<Vec<Tensors>> {
+        let begin = clock::now();
+        let (mut streams, mut sent) = (Vec::new(), Vec::new());
+        let workers = self.senders.len() as u64;
+        for (w, update) in updates.iter().enumerate() {
+            let turn = Turn { round: self.round, worker: w as u64, workers };
+            let update = named(&self.manifest, update)?;
+            let sender = &mut self.senders[w];
+            let blocks = sender.send(turn, &update, &mut locals[w])?;
+            let options = BlockOptions::default().with_positions(sender.positions());
+            let with_options: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
+            let mut out = Vec::new();
+            let header = self.header().with_sender(w as u64);
+            self.encoders[w].update(&mut out, &header, &self.manifest, &with_options)?;
+            self.traffic.sent[w] += out.len() as u64;
+            streams.push(out);
+            sent.push(blocks);
+        }
+        let encoded = clock::now();
+        let mut means = Vec::new();
+        for (r, decoders) in self.receivers.iter_mut().enumerate() {
+            let mut sum = Sum::new(&self.manifest, SumOptions::default());
+            // Streams arrive in any order.
+            let order = (0..streams.len()).map(|i| if r % 2 == 0 { i } else { streams.len() - 1 - i });
+            for s in order {
+                receive(&mut decoders[s], &streams[s], piece(r), |body| {
+                    match body {
+                        Body::Update(part) => sum.add(&part, 1.0)?,
+                        Body::Manifest(_) => {}
+                        other => return Err(format!("an unexpected frame: {other:?}").into()),
+                    }
+                    Ok(())
+                })?;
+            }
+            means.push(numbers(&sum.finish(true)?.tensors()?));
+        }
+        self.traffic.decoding += clock::now().saturating_sub(encoded);
+        self.traffic.encoding += encoded.saturating_sub(begin);
+        match self.server {
+            Some(_) => self.merge(&sent)?,
+            None => self.traffic.received += streams[1..].iter().map(|s| s.len() as u64).sum::<u64>(),
+        }
+        agree(&means, self.round)?;
+        self.round += 1;
+        Ok(means)
+    }
+
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        for (s, encoder) in self.encoders.iter_mut().enumerate() {
+            let mut out = Vec::new();
+            encoder.finish(&mut out);
+            self.traffic.sent[s] += out.len() as u64;
+            for decoders in &mut self.receivers {
+                receive(&mut decoders[s], &out, usize::MAX, |_| Ok(()))?;
+                decoders[s].finish()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// ScaleCom: the leader's set and all workers' values on it to a server, which adds them as they are and sends the set and
+/// the sum to all.
+pub(crate) struct ScaleCom {
+    manifest: Arc<Manifest>,
+    workers: Vec<scalecom::Worker>,
+    up: Vec<(Encoder, Decoder)>,
+    down: Encoder,
+    receivers: Vec<Decoder>,
+    scope: Scope,
+    round: u64,
+    traffic: Traffic,
+}
+
+impl ScaleCom {
+    pub(crate) fn new(
+        manifest: &Arc<Manifest>,
+        workers: usize,
+        receivers: usize,
+        settings: scalecom::Settings,
+    ) -> Result<Self> {
+        let scope = Scope::Tensors { first: 0, count: manifest.tensors().len() as u64 };
+        let worker = |rank| scalecom::Worker::new(manifest, scope, rank, workers as u64, settings);
+        // A set of its own for each round, all in one segment.
+        let limits = Limits::default().with_max_definitions(1 << 20);
+        let decoder = || Decoder::new(limits.clone());
+        Ok(Self {
+            manifest: Arc::clone(manifest),
+            workers: (0..workers as u64).map(worker).collect::<gcodec::Result<_>>()?,
+            up: (0..workers).map(|_| (encoder(), decoder())).collect(),
+            down: encoder(),
+            receivers: (0..receivers).map(|_| decoder()).collect(),
+            scope,
+            round: 0,
+            traffic: Traffic::of(workers),
+        })
+    }
+}
+
+impl Group for ScaleCom {
+    fn round(&mut self, updates: Vec<Tensors>, _: &mut [Optimiser]) -> Result<Vec<Tensors>> {
+        let (begin, options) = (clock::now(), BlockOptions::default());
+        let header = UpdateHeader::default().with_step(self.round).with_world(self.workers.len() as u64);
+        let mut down = Vec::new();
+        // Every worker begins; the leader's set goes up, and down to all.
+        let mut led = None;
+        for (w, update) in updates.iter().enumerate() {
+            let update = named(&self.manifest, update)?;
+            let views: Vec<_> = update.iter().map(|(_, t)| t.view()).collect();
+            if let scalecom::Role::Leader(set) = self.workers[w].begin(self.round, &views)? {
+                led = Some((w, set));
+            }
+        }
+        let (leader, set) = led.ok_or("nobody leads")?;
+        let (mut out, mut found) = (Vec::new(), None);
+        self.up[leader].0.index_set(&mut out, &set, &self.manifest, options)?;
+        self.traffic.sent[leader] += out.len() as u64;
+        receive(&mut self.up[leader].1, &out, usize::MAX, |body| {
+            if let Body::IndexSet(set, id, count) = body {
+                found = Some((set, id, count));
+            }
+            Ok(())
+        })?;
+        let (set, id, count) = found.ok_or("the index set did not arrive")?;
+        self.down.index_set(&mut down, &set, &self.manifest, options)?;
+        let mut blocks: Vec<Block> = Vec::new();
+        let mut sets = Sets::new();
+        for (w, worker) in self.workers.iter_mut().enumerate() {
+            let (encoder, decoder) = &mut self.up[w];
+            worker.take_set(&set, id)?;
+            if w != leader {
+                encoder.add_index_set(id, &set, count);
+                decoder.add_index_set(id, &set, count);
+            }
+            let (block, header) = (worker.values()?, header.clone().with_sender(w as u64));
+            worker.finish()?;
+            let mut out = Vec::new();
+            encoder.update(&mut out, &header, &self.manifest, &[(&block, options)])?;
+            self.traffic.sent[w] += out.len() as u64;
+            receive(decoder, &out, usize::MAX, |body| {
+                if let Body::Update(part) = body {
+                    blocks.extend(part.decode_all()?);
+                    sets = part.sets().clone();
+                }
+                Ok(())
+            })?;
+        }
+        let space = self.manifest.space(self.scope, 0)?;
+        let mut sum = blocks.first().ok_or("no worker's values arrived")?.clone();
+        for block in &blocks[1..] {
+            sum = reduce::add(&sum, block, &space, &sets)?;
+        }
+        let header = header.with_contributors(blocks.len() as u64).with_reduction(Reduction::Sum);
+        self.down.update(&mut down, &header, &self.manifest, &[(&sum, options)])?;
+        self.traffic.received += down.len() as u64;
+        let encoded = clock::now();
+        let mut means = Vec::new();
+        for (r, decoder) in self.receivers.iter_mut().enumerate() {
+            let mut sum = Sum::new(&self.manifest, SumOptions::default());
+            receive(decoder, &down, piece(r), |body| match body {
+                Body::Update(part) => Ok(sum.add(&part, 1.0)?),
+                _ => Ok(()),
+            })?;
+            means.push(numbers(&sum.finish(true)?.tensors()?));
+        }
+        self.traffic.encoding += encoded.saturating_sub(begin);
+        self.traffic.decoding += clock::now().saturating_sub(encoded);
+        agree(&means, self.round)?;
+        self.round += 1;
+        Ok(means)
+    }
+
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        for (w, (encoder, decoder)) in self.up.iter_mut().enumerate() {
+            let mut out = Vec::new();
+            encoder.finish(&mut out);
+            self.traffic.sent[w] += out.len() as u64;
+            receive(decoder, &out, usize::MAX, |_| Ok(()))?;
+            decoder.finish()?;
+        }
+        let mut out = Vec::new();
+        self.down.finish(&mut out);
+        self.traffic.received += out.len() as u64;
+        for decoder in &mut self.receivers {
+            receive(decoder, &out, usize::MAX, |_| Ok(()))?;
+            decoder.finish()?;
+        }
+        Ok(())
+    }
+}

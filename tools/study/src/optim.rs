@@ -1,0 +1,75 @@
+//! Optimisers over plain numbers.
+
+use crate::model::Tensors;
+
+/// How weights follow a gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Rule {
+    /// Stochastic gradient descent with momentum, 0 for none; Nesterov's if asked for.
+    Sgd { momentum: f32, nesterov: bool },
+    /// Adam (arXiv 1412.6980) with decay 0.9 and 0.99.
+    Adam,
+}
+
+/// Without momentum.
+pub(crate) const PLAIN: Rule = Rule::Sgd { momentum: 0.0, nesterov: false };
+/// As the papers on image networks have it.
+pub(crate) const MOMENTUM: Rule = Rule::Sgd { momentum: 0.9, nesterov: false };
+
+/// A rule and its state.
+#[derive(Debug, Clone)]
+pub(crate) struct Optimiser {
+    rule: Rule,
+    first: Tensors,
+    second: Tensors,
+    steps: i32,
+}
+
+impl Optimiser {
+    pub(crate) fn new(rule: Rule, weights: &Tensors) -> Self {
+        let zeros = || weights.iter().map(|w| vec![0.0; w.len()]).collect();
+        let second = if rule == Rule::Adam { zeros() } else { Vec::new() };
+        Self { rule, first: zeros(), second, steps: 0 }
+    }
+
+    /// Moves the weights against a gradient.
+    pub(crate) fn step(&mut self, weights: &mut Tensors, gradient: &Tensors, rate: f32) {
+        self.steps += 1;
+        for (t, (w, g)) in weights.iter_mut().zip(gradient).enumerate() {
+            let first = &mut self.first[t];
+            match self.rule {
+                Rule::Sgd { momentum, nesterov } => {
+                    for ((w, g), m) in w.iter_mut().zip(g).zip(first) {
+                        *m = momentum * *m + g;
+                        *w -= rate * if nesterov { g + momentum * *m } else { *m };
+                    }
+                }
+                Rule::Adam => {
+                    let (a, b) = (0.9f32, 0.99f32);
+                    let (bias, bias2) = (1.0 - a.powi(self.steps), 1.0 - b.powi(self.steps));
+                    for (((w, g), m), v) in w.iter_mut().zip(g).zip(first).zip(&mut self.second[t]) {
+                        *m = a * *m + (1.0 - a) * g;
+                        *v = b * *v + (1.0 - b) * g * g;
+                        *w -= rate * (*m / bias) / ((*v / bias2).sqrt() + 1e-8);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Clears the momentum of one element.
+    pub(crate) fn clear(&mut self, tensor: usize, index: usize) {
+        self.first[tensor][index] = 0.0;
+    }
+}
+
+/// The part of the learning rate at a step: rises over the first twentieth, then falls to a twentieth along a cosine.
+pub(crate) fn schedule(step: u64, steps: u64) -> f32 {
+    let (step, steps) = (step as f32, steps as f32);
+    let warm = (steps / 20.0).max(1.0);
+    if step < warm {
+        return (step + 1.0) / warm;
+    }
+    let way = (step - warm) / (steps - warm).max(1.0);
+    0.05 + 0.95 * 0.5 * (1.0 + (std::f32::consts::PI * way).cos())
+}

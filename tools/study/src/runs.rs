@@ -1,0 +1,226 @@
+//! The list of runs. A new codec is a line with its specification; a new sender or protocol is a [`Scheme`].
+
+use std::sync::Arc;
+
+use gcodec::compress::scalecom::{Choice, Settings};
+use gcodec::compress::{Amount, DgcOptions};
+use gcodec::{Codec, Manifest};
+
+use crate::Result;
+use crate::group::{Gather, Group, ScaleCom};
+use crate::optim::{MOMENTUM, PLAIN, Rule};
+use crate::senders::{ByCodec, ByDgc, Sender};
+use crate::train::Setting;
+
+/// Who compresses, and how.
+#[derive(Debug, Clone)]
+pub(crate) enum Scheme {
+    /// A codec by its specification.
+    Codec { spec: String, feedback: bool, mask: bool },
+    /// Deep Gradient Compression.
+    Dgc { density: f64 },
+    /// ScaleCom's CLT-k.
+    ScaleCom { density: f64, beta: f32 },
+}
+
+/// Optimisers of the workers themselves: what they send is how far their weights have moved.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Local {
+    pub(crate) rule: Rule,
+    /// Steps between two exchanges.
+    pub(crate) every: u64,
+}
+
+/// One line of the study.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    pub(crate) name: String,
+    pub(crate) scheme: Scheme,
+    pub(crate) local: Option<Local>,
+    /// What everybody does with the mean.
+    pub(crate) outer: Rule,
+    /// Its learning rate, where `local` follows the schedule instead.
+    pub(crate) outer_rate: f32,
+    /// Factor of the learning rate.
+    pub(crate) rate: f32,
+    /// The largest norm of one worker's gradient.
+    pub(crate) clip: Option<f32>,
+    /// What the paper says.
+    pub(crate) claim: &'static str,
+    /// Whether a server sums and answers, for the count of what is received.
+    pub(crate) server: bool,
+}
+
+impl Run {
+    pub(crate) fn group(&self, manifest: &Arc<Manifest>, setting: Setting) -> Result<Box<dyn Group>> {
+        let sender = |_| -> Result<Box<dyn Sender>> {
+            match &self.scheme {
+                Scheme::Codec { spec, feedback, mask } => {
+                    Ok(Box::new(ByCodec::new(spec.parse::<Codec>()?, *feedback, *mask)))
+                }
+                Scheme::Dgc { density } => {
+                    let mut options = DgcOptions::default();
+                    options.density = *density;
+                    options.workers = setting.workers as u64;
+                    // Four stages in the first fifth of the steps.
+                    options.warm_up_steps = setting.steps / 20;
+                    options.clip = self.clip;
+                    Ok(Box::new(ByDgc::new(options)?))
+                }
+                Scheme::ScaleCom { .. } => Err("ScaleCom is a protocol, not a sender".into()),
+            }
+        };
+        if let Scheme::ScaleCom { density, beta } = self.scheme {
+            let settings = Settings::new(Choice::TopK(Amount::Density(density))).with_beta(beta);
+            return Ok(Box::new(ScaleCom::new(manifest, setting.workers, setting.receivers, settings)?));
+        }
+        let senders = (0..setting.workers).map(sender).collect::<Result<_>>()?;
+        Ok(Box::new(Gather::new(manifest, senders, setting.receivers, self.server)))
+    }
+
+    /// A codec on gradients, whose mean `outer` follows.
+    fn codec(spec: &str, feedback: bool, outer: Rule, claim: &'static str) -> Self {
+        let name = if feedback { format!("{spec}, EF") } else { spec.to_owned() };
+        Self {
+            name,
+            scheme: Scheme::Codec { spec: spec.to_owned(), feedback, mask: false },
+            local: None,
+            outer,
+            outer_rate: 1.0,
+            rate: 1.0,
+            clip: None,
+            claim,
+            server: false,
+        }
+    }
+
+    /// Sparse Binary Compression: local steps, error feedback, momentum masking.
+    fn sbc(spec: &str, every: u64, rule: Rule, claim: &'static str) -> Self {
+        Self {
+            name: format!("{spec}, {every} local step{}", if every == 1 { "" } else { "s" }),
+            scheme: Scheme::Codec { spec: spec.to_owned(), feedback: true, mask: true },
+            local: Some(Local { rule, every }),
+            outer: PLAIN,
+            ..Self::codec(spec, true, PLAIN, claim)
+        }
+    }
+
+    fn dgc(density: f64, rate: f32, claim: &'static str) -> Self {
+        Self {
+            name: format!("DGC, density {density}"),
+            scheme: Scheme::Dgc { density },
+            rate,
+            ..Self::codec("", false, PLAIN, claim)
+        }
+    }
+
+    /// SparseLoCo: local Adam or momentum, the mean followed with Nesterov's momentum.
+    fn sparse_loco(spec: &str, every: u64, rule: Rule, claim: &'static str) -> Self {
+        Self {
+            name: format!("{spec}, {every} local steps"),
+            local: Some(Local { rule, every }),
+            outer: Rule::Sgd { momentum: 0.9, nesterov: true },
+            outer_rate: 0.3,
+            ..Self::codec(spec, true, PLAIN, claim)
+        }
+    }
+
+    fn scalecom(density: f64, beta: f32, outer: Rule, claim: &'static str) -> Self {
+        Self {
+            name: format!("ScaleCom, density {density}, beta {beta}"),
+            scheme: Scheme::ScaleCom { density, beta },
+            ..Self::codec("", false, outer, claim)
+        }
+    }
+}
+
+/// The name of the run to which others are compared.
+pub(crate) const UNCOMPRESSED: &str = "raw";
+
+// What the papers say of their own networks; what is only computed from their formulas says so.
+const SBC: &str = "2,784x would be one Golomb-Rice code for each position and nothing else";
+const SBC_DELAY: &str = "ResNet50: 3,531x at the uncompressed accuracy (abstract)";
+const NATURAL: &str = "9 bits for each: 3.56x (table 1)";
+const DITHER: &str = "4.1 to 16x";
+const QSGD: &str = "4.06 bits for each, not entropy coded: 7.9x";
+const TERNGRAD: &str = "1.58 bits for each, if coded ideally: 20x";
+const SIGN: &str = "1 bit for each: 32x";
+const POW2: &str = "ResNet18, 0.39 %: 208x, 93.72 -> 93.93 %";
+const DGC: &str = "270 to 600x (abstract)";
+const SCALECOM: &str = "47 to 400x, counting values; ResNet34: 92x, 93.78 -> 93.98 %";
+const LOCO: &str = "more than 146x";
+
+/// The runs of the convolutional network.
+pub(crate) fn convolutional() -> Vec<Run> {
+    let codec = |spec, feedback, claim| Run::codec(spec, feedback, MOMENTUM, claim);
+    vec![
+        codec("raw", false, ""),
+        codec("lossless", false, ""),
+        codec("natural", false, NATURAL),
+        codec("dither:levels=8", false, DITHER),
+        codec("qsgd:bits=4", false, QSGD),
+        codec("terngrad", false, TERNGRAD),
+        codec("int8", false, ""),
+        codec("sign", true, SIGN),
+        codec("topk:density=0.01", true, ""),
+        codec("topk:density=0.01,values=bf16", true, ""),
+        codec("topk:density=0.01,values=pow2", true, POW2),
+        codec("topk:density=0.01,scope=global", true, ""),
+        codec("stc:density=0.01", true, ""),
+        codec("sidco:density=0.01,values=pow2", true, ""),
+        codec("sidco:density=0.01,values=pow2,stages=authors", true, ""),
+        codec("randk:density=0.01,scale=1", true, ""),
+        codec("randk:density=0.1", false, ""),
+        Run::dgc(0.001, 1.0, DGC),
+        Run::sbc("sbc:density=0.001", 1, MOMENTUM, SBC),
+        Run::sbc("sbc:density=0.001,positions=rice", 1, MOMENTUM, SBC),
+        Run::sbc("sbc:density=0.01", 10, MOMENTUM, SBC_DELAY),
+        Run::scalecom(0.01, 1.0, MOMENTUM, SCALECOM),
+        Run::scalecom(0.01, 0.3, MOMENTUM, SCALECOM),
+        Run::sparse_loco("chunked:kept=64,values=code2", 10, MOMENTUM, LOCO),
+    ]
+}
+
+/// The runs that see whether more steps close a gap: at the highest ratios, most of a gradient is on its way for many steps.
+pub(crate) fn long() -> Vec<Run> {
+    let wanted = |run: &Run| {
+        run.name == UNCOMPRESSED || run.name.starts_with("DGC") || run.name.starts_with("sbc:density=0.001, ")
+    };
+    convolutional().into_iter().filter(wanted).collect()
+}
+
+/// The runs of the language model.
+pub(crate) fn language() -> Vec<Run> {
+    let codec = |spec, feedback, claim| Run::codec(spec, feedback, Rule::Adam, claim);
+    vec![
+        codec("raw", false, ""),
+        codec("natural", false, NATURAL),
+        codec("int8", false, ""),
+        codec("qsgd:bits=4", false, QSGD),
+        codec("sign", true, SIGN),
+        codec("topk:density=0.01,values=pow2", true, POW2),
+        Run::scalecom(0.01, 1.0, Rule::Adam, SCALECOM),
+        Run::sbc("sbc:density=0.001", 1, Rule::Adam, SBC),
+        Run::sbc("sbc:density=0.01", 10, Rule::Adam, SBC_DELAY),
+        Run::sparse_loco("chunked:kept=64,values=code2", 10, Rule::Adam, LOCO),
+        Run {
+            name: "raw, SGD with momentum".into(),
+            clip: Some(1.0),
+            rate: SGD,
+            ..Run::codec("raw", false, MOMENTUM, "")
+        },
+        Run { clip: Some(1.0), ..Run::dgc(0.001, SGD, DGC) },
+    ]
+}
+
+/// The learning rate of SGD in that of Adam, on the language model.
+const SGD: f32 = 100.0;
+
+/// What is measured for 2 to 16 workers: ScaleCom, and top-k of as many elements, whose sum a server sends back.
+pub(crate) fn traffic() -> Vec<Run> {
+    let topk = Run::codec("topk:density=0.01,scope=global", true, MOMENTUM, "");
+    vec![
+        Run::scalecom(0.01, 1.0, MOMENTUM, ""),
+        Run { server: true, name: "topk:density=0.01,scope=global, merged".into(), ..topk },
+    ]
+}

@@ -1,0 +1,122 @@
+//! One training run.
+
+use std::time::Duration;
+
+use crate::Result;
+use crate::clock;
+use crate::group::{self, Traffic};
+use crate::model::{At, Score, Task, Tensors, initial};
+use crate::optim::{Optimiser, PLAIN, schedule};
+use crate::runs::Run;
+
+/// What all runs of a study have alike.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Setting {
+    pub(crate) steps: u64,
+    pub(crate) workers: usize,
+    /// Receivers that decode every stream and hold weights of their own; the others would do the very same.
+    pub(crate) receivers: usize,
+    /// Learning rate at its largest, before a run's own factor.
+    pub(crate) rate: f32,
+}
+
+/// What came of a run.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcome {
+    /// Mean loss of the workers' batches at each step.
+    pub(crate) losses: Vec<f32>,
+    /// Bytes that a worker had sent after each step, on average.
+    pub(crate) sent: Vec<f64>,
+    pub(crate) score: Score,
+    pub(crate) traffic: Traffic,
+    /// Forward and backward, of all workers.
+    pub(crate) training: Duration,
+    /// BLAKE3 of the weights, alike on all receivers.
+    pub(crate) digest: String,
+}
+
+impl Outcome {
+    /// The mean training loss of the last twentieth of the steps.
+    pub(crate) fn final_loss(&self) -> f64 {
+        let last = (self.losses.len() / 20).max(1);
+        self.losses[self.losses.len() - last..].iter().map(|&l| f64::from(l)).sum::<f64>() / last as f64
+    }
+}
+
+/// Trains from the beginning. The seed determines the first weights and the batches, alike for all runs.
+pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> Result<Outcome> {
+    let manifest = group::manifest(task.parameters())?;
+    let mut group = run.group(&manifest, setting)?;
+    let first = initial(task.parameters(), seed);
+    let mut weights = vec![first.clone(); setting.receivers];
+    let mut outer = vec![Optimiser::new(run.outer, &first); setting.receivers];
+    let mut locals = vec![Optimiser::new(run.local.map_or(PLAIN, |l| l.rule), &first); setting.workers];
+    let mut own: Vec<Tensors> = Vec::new();
+    let (mut losses, mut sent, mut training) = (Vec::new(), Vec::new(), Duration::ZERO);
+    for step in 0..setting.steps {
+        let rate = setting.rate * run.rate * schedule(step, setting.steps);
+        let begin = clock::now();
+        if own.is_empty() {
+            own = (0..setting.workers).map(|w| weights[w % setting.receivers].clone()).collect();
+        }
+        let (mut loss, mut updates) = (0.0, Vec::new());
+        for worker in 0..setting.workers {
+            let at = At { seed, worker, workers: setting.workers, step };
+            let (l, mut gradient) = task.gradient(&own[worker], at);
+            if !l.is_finite() {
+                return Err(format!("{}: the loss is {l} at step {step}", run.name).into());
+            }
+            if let Some(norm) = run.clip {
+                clip(&mut gradient, norm);
+            }
+            loss += l / setting.workers as f32;
+            match run.local {
+                Some(_) => locals[worker].step(&mut own[worker], &gradient, rate),
+                None => updates.push(gradient),
+            }
+        }
+        training += clock::now().saturating_sub(begin);
+        losses.push(loss);
+        let every = run.local.map_or(1, |l| l.every);
+        if (step + 1) % every == 0 || step + 1 == setting.steps {
+            if run.local.is_some() {
+                let way = |w: usize| difference(&weights[w % setting.receivers], &own[w]);
+                updates = (0..setting.workers).map(way).collect();
+            }
+            let means = group.round(updates, &mut locals)?;
+            let rate = if run.local.is_some() { run.outer_rate } else { rate };
+            for ((w, outer), mean) in weights.iter_mut().zip(&mut outer).zip(&means) {
+                outer.step(w, mean, rate);
+            }
+            own.clear();
+        }
+        sent.push(group.traffic().sent_each());
+    }
+    group.finish()?;
+    let digests: Vec<String> = weights.iter().map(digest).collect();
+    if digests.iter().any(|d| *d != digests[0]) {
+        return Err(format!("{}: receivers ended with different weights", run.name).into());
+    }
+    let traffic = group.traffic().clone();
+    Ok(Outcome { losses, sent, score: task.test(&weights[0]), traffic, training, digest: digests[0].clone() })
+}
+
+/// What leads from `to` back to `from`: a pseudo-gradient.
+fn difference(from: &Tensors, to: &Tensors) -> Tensors {
+    let tensor = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a - b).collect();
+    from.iter().zip(to).map(tensor).collect()
+}
+
+fn clip(gradient: &mut Tensors, norm: f32) {
+    let squares: f64 = gradient.iter().flatten().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let factor = (f64::from(norm) / squares.sqrt()).min(1.0) as f32;
+    gradient.iter_mut().flatten().for_each(|x| *x *= factor);
+}
+
+fn digest(weights: &Tensors) -> String {
+    let mut hash = blake3::Hasher::new();
+    for x in weights.iter().flatten() {
+        hash.update(&x.to_le_bytes());
+    }
+    hash.finalize().to_hex()[..16].to_owned()
+}
