@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol, final
 __all__ = [
     "Decoder",
     "Dgc",
+    "Encoded",
     "Encoder",
     "Feedback",
     "File",
@@ -100,6 +101,13 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 @final
+class Encoded:
+    """Frames that were encoded, with the buffer protocol."""
+
+    def tobytes(self) -> bytes: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
 class Encoder:
     def __new__(cls, part_bytes: int, index: bool, compress: bool) -> Encoder: ...
     @property
@@ -114,9 +122,9 @@ class Encoder:
         feedback: Feedback | None = None,
         dgc: Dgc | None = None,
         finish: bool = False,
-    ) -> bytes: ...
-    def metadata(self, entries: dict[str, str]) -> bytes: ...
-    def finish(self) -> bytes: ...
+    ) -> Encoded: ...
+    def metadata(self, entries: dict[str, str]) -> Encoded: ...
+    def finish(self) -> Encoded: ...
 
 @final
 class Decoder:

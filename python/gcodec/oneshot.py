@@ -49,7 +49,7 @@ def encode(
         header=header,
         non_finite=non_finite,
         finish=True,
-    )
+    ).tobytes()
 
 
 def decode(

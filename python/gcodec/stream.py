@@ -122,7 +122,7 @@ def encode_update(
     header: UpdateHeader | None,
     non_finite: str,
     finish: bool,
-) -> bytes:
+) -> _native.Encoded:
     """One update's bytes; `encoder` says what may follow, and is as before if there is an exception."""
     if non_finite not in ("reject", "zero"):
         raise InputError(f"non_finite is reject or zero, not {non_finite!r}")
@@ -210,8 +210,7 @@ class Writer:
             non_finite=non_finite,
             finish=False,
         )
-        self._send(data)
-        return len(data)
+        return self._send(data)
 
     def metadata(self, entries: Mapping[str, str]) -> None:
         """Writes keys and values, for people and tools."""
@@ -237,10 +236,10 @@ class Writer:
         if self._state != "open":
             raise InputError(f"the writer is {self._state}")
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: _native.Encoded | bytes) -> int:
         # What follows a frame that was written in part would be lost to every reader.
         self._state = "failed"
-        rest = memoryview(data)
+        rest = whole = memoryview(data)
         while rest:
             written = self._put(rest)
             # Raw files may take less than all; sockets' sendall and buffered files take everything.
@@ -248,6 +247,7 @@ class Writer:
                 break
             rest = rest[written:]
         self._state = "open"
+        return len(whole)
 
     def __enter__(self) -> Self:
         return self

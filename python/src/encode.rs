@@ -1,12 +1,14 @@
 //! Tensors to the bytes of a stream.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Instant;
 
 use gcodec::compress::{Input, NonFinite, Options, compress};
 use gcodec::frame::{Delta, Metadata, Reduction, tensor_digest};
 use gcodec::{Block, BlockOptions, Codec, EncodeOptions, Manifest, TensorView, UpdateHeader};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -97,6 +99,33 @@ enum Memory<'a> {
     Dgc(&'a mut gcodec::compress::Dgc),
 }
 
+/// Frames that were encoded, with the buffer protocol: written to a file or a socket without a copy.
+#[pyclass(frozen, module = "gcodec._native")]
+pub(crate) struct Encoded(Vec<u8>);
+
+#[pymethods]
+impl Encoded {
+    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0)
+    }
+
+    /// # Safety
+    /// The interpreter's: `view` is to be filled.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let bytes = &slf.get().0;
+        // SAFETY: the view is read-only and holds a reference to `slf`, which is frozen: its bytes stay where they are and
+        // as they are until the view is released.
+        let filled = unsafe {
+            let data = bytes.as_ptr().cast_mut().cast();
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data, bytes.len() as ffi::Py_ssize_t, 1, flags)
+        };
+        match filled {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
+}
+
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct Encoder {
     inner: gcodec::Encoder,
@@ -129,7 +158,7 @@ impl Encoder {
         feedback: Option<PyRef<'py, Feedback>>,
         dgc: Option<PyRef<'py, Dgc>>,
         finish: bool,
-    ) -> PyResult<Bound<'py, PyBytes>> {
+    ) -> PyResult<Encoded> {
         let codecs = codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?;
         let header = header.get(py)?;
         let options = Options::default().with_block_len(settings.block_len).with_non_finite(
@@ -166,21 +195,21 @@ impl Encoder {
             })
         });
         match result {
-            Ok(bytes) => Ok(PyBytes::new(py, &bytes)),
+            Ok(bytes) => Ok(Encoded(bytes)),
             Err(e) => Err(errors::raise(py, e, known.as_deref())),
         }
     }
 
-    fn metadata<'py>(&mut self, py: Python<'py>, entries: BTreeMap<String, String>) -> Bound<'py, PyBytes> {
+    fn metadata(&mut self, entries: BTreeMap<String, String>) -> Encoded {
         let mut out = Vec::new();
         self.inner.metadata(&mut out, &Metadata { entries });
-        PyBytes::new(py, &out)
+        Encoded(out)
     }
 
-    fn finish<'py>(&mut self, py: Python<'py>) -> Bound<'py, PyBytes> {
+    fn finish(&mut self) -> Encoded {
         let mut out = Vec::new();
         self.inner.finish(&mut out);
-        PyBytes::new(py, &out)
+        Encoded(out)
     }
 }
 

@@ -4,7 +4,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "DLPack is a C interface, and what it hands over is raw memory: dlpack.rs, align.rs and stay.rs, each with its reasons"
+    reason = "DLPack is a C interface, and what it hands over is raw memory: dlpack.rs, align.rs, stay.rs and threads.rs say why it is right, and so does each buffer"
 )]
 
 mod align;
@@ -32,7 +32,7 @@ mod _native {
     #[pymodule_export]
     use crate::decode::{Decoder, decode};
     #[pymodule_export]
-    use crate::encode::{Encoder, canonical, is_lossy, library_encode};
+    use crate::encode::{Encoded, Encoder, canonical, is_lossy, library_encode};
     #[pymodule_export]
     use crate::feedback::{Dgc, Feedback};
     #[pymodule_export]

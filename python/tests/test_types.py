@@ -19,7 +19,11 @@ def run(*arguments: str, cwd: Path) -> None:
 
 
 def test_the_stubs_are_the_modules(tmp_path: Path) -> None:
-    run("mypy.stubtest", "gcodec._native", cwd=tmp_path)
+    # Before CPython 3.12 a class does not show that it has the buffer protocol.
+    unseen = tmp_path / "unseen"
+    unseen.write_text("gcodec._native.Encoded.__buffer__\n")
+    arguments = ("--allowlist", str(unseen), "--ignore-unused-allowlist")
+    run("mypy.stubtest", "gcodec._native", *arguments, cwd=tmp_path)
 
 
 def test_the_package_is_typed(tmp_path: Path) -> None:
