@@ -2,6 +2,7 @@
 
 mod example;
 mod measure;
+mod python;
 mod test;
 mod vectors;
 
@@ -28,6 +29,8 @@ enum Task {
     Vectors(vectors::Arguments),
     /// The worked example in spec/examples.md: write or check.
     Example(example::Args),
+    /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
+    Python,
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
 }
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Vectors(args) => vectors::run(&args).map(|()| true),
         Task::Example(args) => example::run(&args).map(|()| true),
+        Task::Python => python::test().map(|()| true),
         Task::Measure(args) => measure::run(&args),
     };
     match result {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{Result, root};
+use crate::{Result, python, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -25,6 +25,8 @@ struct Step {
 enum Need {
     Nothing,
     Python,
+    /// PyTorch, JAX and the others that the Python package's tests need.
+    PythonPackages,
     Gradients,
 }
 
@@ -70,6 +72,7 @@ const STEPS: &[Step] = &[
             &["spec/reference/decoder.py", "--vectors", "spec/vectors"],
         )
     },
+    Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
     Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
 
@@ -113,16 +116,17 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(failed.is_empty() && passed > 0)
 }
 
-fn missing(need: &Need, root: &Path) -> Option<&'static str> {
+fn missing(need: &Need, root: &Path) -> Option<String> {
     match need {
         Need::Nothing => None,
         Need::Python => {
             let found = Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success());
-            (!found).then_some("python3 is not there")
+            (!found).then(|| "python3 is not there".to_owned())
         }
+        Need::PythonPackages => python::prepare().err(),
         Need::Gradients => {
             let found = root.join("../shared/gradients").is_dir();
-            (!found).then_some("the public gradient set is not beside this checkout")
+            (!found).then(|| "the public gradient set is not beside this checkout".to_owned())
         }
     }
 }

@@ -1,0 +1,84 @@
+"""gcodec: the wire format for compressed model updates (gradients, pseudo-gradients, weight deltas).
+
+    data = gcodec.encode({"w": gradient}, gcodec.TopK(density=0.01, values="bf16"))
+    tensors = gcodec.decode(data, framework="torch")
+
+`Writer` and `Reader` are for streams of updates, `File` for random access, `inspect` for people.
+"""
+
+from gcodec._native import Tensor, num_threads, set_num_threads
+from gcodec.codecs import (
+    CODECS,
+    Chunked,
+    Codec,
+    Delta,
+    Dither,
+    Int8,
+    Lossless,
+    Natural,
+    Qsgd,
+    RandK,
+    Raw,
+    Sbc,
+    Sidco,
+    Sign,
+    Stc,
+    TernGrad,
+    Threshold,
+    TopK,
+)
+from gcodec.errors import FormatError, GcodecError, InputError, IoError, LimitError, UnsupportedError
+from gcodec.feedback import Dgc, Feedback
+from gcodec.file import File, FileUpdate
+from gcodec.limits import Limits
+from gcodec.oneshot import decode, encode
+from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
+from gcodec.stream import Decoder, Reader, Update, UpdateHeader, Writer
+
+__all__ = [
+    "CODECS",
+    "Chunked",
+    "Codec",
+    "Decoder",
+    "Delta",
+    "Dgc",
+    "Dither",
+    "Feedback",
+    "File",
+    "FileUpdate",
+    "FormatError",
+    "FrameReport",
+    "GcodecError",
+    "InputError",
+    "Int8",
+    "IoError",
+    "LimitError",
+    "Limits",
+    "Lossless",
+    "ManifestReport",
+    "Natural",
+    "Qsgd",
+    "RandK",
+    "Raw",
+    "Reader",
+    "Report",
+    "Sbc",
+    "Sidco",
+    "Sign",
+    "Stc",
+    "Tensor",
+    "TensorReport",
+    "TernGrad",
+    "Threshold",
+    "TopK",
+    "UnsupportedError",
+    "Update",
+    "UpdateHeader",
+    "UpdateReport",
+    "Writer",
+    "decode",
+    "encode",
+    "inspect",
+    "num_threads",
+    "set_num_threads",
+]

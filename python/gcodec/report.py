@@ -1,0 +1,165 @@
+"""What there is to say of a stream, as data and as a table. The names are those of `gcodec inspect --json`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from gcodec import _native
+from gcodec.errors import GcodecError
+from gcodec.limits import Limits
+
+
+@dataclass(frozen=True)
+class FrameReport:
+    """A frame: its number, kind, offset in the stream, and bytes."""
+
+    number: int
+    kind: str
+    offset: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ManifestReport:
+    """A manifest: the number of its frame, its id, and how many tensors and elements it has."""
+
+    frame: int
+    id: str
+    tensors: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """What an update says of a tensor. Bits of blocks that span several tensors are shared out by kept values."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    elements: int
+    support: str
+    values: str
+    blocks: int
+    kept: int
+    position_bits: float
+    value_bits: float
+    overhead_bits: float
+
+    @property
+    def density(self) -> float:
+        """Kept values by elements."""
+        return self.kept / max(self.elements, 1)
+
+    @property
+    def bits_per_parameter(self) -> float:
+        """All bits by elements."""
+        return (self.position_bits + self.value_bits + self.overhead_bits) / max(self.elements, 1)
+
+
+@dataclass(frozen=True, repr=False)
+class UpdateReport:
+    """An update, all its parts together. `tensors`: those that a block speaks of."""
+
+    step: int
+    round: int
+    sender: int
+    world: int
+    contributors: int
+    inner_steps: int
+    reduction: str
+    label: str
+    delta: bool
+    frames: list[int]
+    blocks: int
+    bytes: int
+    header_bytes: int
+    elements: int
+    source_bytes: int
+    kept: int
+    tensors: list[TensorReport]
+
+    @property
+    def density(self) -> float:
+        """Kept values by elements."""
+        return self.kept / max(self.elements, 1)
+
+    @property
+    def bits_per_parameter(self) -> float:
+        """All bits, headers too, by elements."""
+        return self.bytes * 8 / max(self.elements, 1)
+
+    @property
+    def ratio(self) -> float:
+        """Bytes of the tensors by bytes of the update."""
+        return self.source_bytes / self.bytes
+
+    def __repr__(self) -> str:
+        label = f" [{self.label}]" if self.label else ""
+        head = (
+            f"step {self.step} sender {self.sender}{label}: {self.elements:,} elements, {self.bytes:,} bytes, "
+            f"ratio {self.ratio:.4g}, {self.bits_per_parameter:.4g} bits per parameter"
+        )
+        rows = [("tensor", "type", "shape", "support", "values", "kept", "density", "bits/par")]
+        for t in self.tensors[:20]:
+            shape = "x".join(map(str, t.shape)) or "-"
+            amounts = (f"{t.kept:,}", f"{t.density:.4g}", f"{t.bits_per_parameter:.4g}")
+            rows.append((t.name, t.dtype, shape, t.support, t.values, *amounts))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        if len(self.tensors) > 20:
+            lines.append(f"... {len(self.tensors) - 20} more")
+        return "\n  ".join([head, *lines])
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """A stream. `error`: what ended the reading, or was wrong with a block; what was read is there all the same."""
+
+    bytes: int
+    version: tuple[int, int] | None
+    segments: int
+    has_index: bool
+    error: GcodecError | None
+    frames: list[FrameReport]
+    metadata: dict[str, str]
+    manifests: list[ManifestReport]
+    updates: list[UpdateReport]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything was read and is right."""
+        return self.error is None
+
+    def __repr__(self) -> str:
+        version = "?" if self.version is None else ".".join(map(str, self.version))
+        index = "with" if self.has_index else "without"
+        lines = [
+            f"gcodec {version}: {self.bytes:,} bytes, {len(self.frames)} frames, {len(self.updates)} updates, {index} an index"
+        ]
+        lines += [f"{key} = {value}" for key, value in self.metadata.items()]
+        lines += [repr(update) for update in self.updates[:10]]
+        if len(self.updates) > 10:
+            lines.append(f"... {len(self.updates) - 10} more updates")
+        if self.error is not None:
+            lines.append(f"error: {self.error}")
+        return "\n".join(lines)
+
+
+def inspect(source: Any, *, limits: Limits | None = None) -> Report:
+    """Reads and checks a whole stream: a path, or an object with the buffer protocol.
+
+    What is wrong with it stands in the report's `error`; a path that cannot be read is an OSError.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        with open(source, "rb") as file:
+            source = file.read()
+    data, error = _native.inspect(memoryview(source).cast("B"), limits or Limits())
+    updates = [
+        UpdateReport(**{**update, "tensors": [TensorReport(**tensor) for tensor in update["tensors"]]})
+        for update in data.pop("updates")
+    ]
+    frames = [FrameReport(**frame) for frame in data.pop("frames")]
+    manifests = [ManifestReport(**manifest) for manifest in data.pop("manifests")]
+    return Report(**data, error=error, frames=frames, manifests=manifests, updates=updates)

@@ -1,0 +1,167 @@
+"""Tensors of other libraries for ours, and ours for them, through DLPack: on the host nobody copies.
+
+gcodec depends on none of these libraries: each is imported when a tensor of it is asked for.
+
+A tensor that is not on the host (CUDA, for instance) is first copied to it by its own library, after the work that the
+library's current stream has still to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+from gcodec._native import Tensor
+from gcodec.errors import InputError
+
+Framework = Literal["numpy", "torch", "jax"]
+"""Whose tensors to give out."""
+
+# DLPack's devices whose memory the host reads: CPU, and CUDA's and ROCm's pinned memory.
+_HOST = (1, 3, 11)
+
+# Element types that NumPy has from ml_dtypes and does not give through DLPack: ours, by ml_dtypes' names.
+_ML_DTYPES = {
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "f8e4m3fn",
+    "float8_e4m3fnuz": "f8e4m3fnuz",
+    "float8_e5m2": "f8e5m2",
+    "float8_e5m2fnuz": "f8e5m2fnuz",
+}
+_NAMES = {ours: theirs for theirs, ours in _ML_DTYPES.items()}
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether `x` is something to encode: it has DLPack's methods, or is a NumPy scalar; and is no class."""
+    if "numpy" in sys.modules and isinstance(x, sys.modules["numpy"].generic):
+        return True
+    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") and not isinstance(x, type)
+
+
+def framework_of(x: Any) -> Framework | None:
+    """Whose tensor `x` is; None for gcodec's own, and for others that are not known here."""
+    module = type(x).__module__.partition(".")[0]
+    if module in ("jaxlib", "jax"):
+        return "jax"
+    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
+        return "torch"
+    return "numpy" if module in ("numpy", "ml_dtypes") else None
+
+
+def readable(x: Any) -> tuple[Any, str | None]:
+    """What the native module can borrow in place of `x`, and what its elements are if DLPack cannot say it there."""
+    framework = framework_of(x)
+    if framework == "torch":
+        # A gradient's history is not encoded; torch refuses to share a tensor that has one.
+        x = x.detach()
+        if x.is_conj() or x.is_neg():
+            x = x.resolve_conj().resolve_neg()
+        return (x if x.device.type == "cpu" else x.cpu()), None
+    if framework == "jax":
+        if x.__dlpack_device__()[0] in _HOST:
+            return x, None
+        import jax
+
+        framework, x = "numpy", jax.device_get(x)
+    if framework == "numpy":
+        return _readable_numpy(x)
+    if x.__dlpack_device__()[0] not in _HOST:
+        x = _OnHost(x)
+    return x, None
+
+
+def _readable_numpy(x: Any) -> tuple[Any, str | None]:
+    import numpy as np
+
+    x = np.asarray(x)
+    if not x.dtype.isnative:
+        x = x.astype(x.dtype.newbyteorder("="))
+    dtype = _ML_DTYPES.get(x.dtype.name)
+    if dtype is not None:
+        x = x.view(np.uint8 if x.dtype.itemsize == 1 else np.uint16)
+    if not x.flags.writeable and np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        # Before that NumPy shares no read-only arrays.
+        x = x.copy()
+    return x, dtype
+
+
+class _OnHost:
+    """A tensor of another device as its library copies it to the host."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, *, max_version: tuple[int, int] | None = None) -> Any:
+        try:
+            return self._x.__dlpack__(max_version=max_version, dl_device=(1, 0), copy=True)
+        except TypeError:
+            # BufferError: a TypeError would be taken for a producer that is too old for `max_version`.
+            raise BufferError(
+                f"a {type(self._x).__name__} on DLPack device {self._x.__dlpack_device__()[0]} cannot be copied to the "
+                "host through DLPack: copy it with its own library"
+            ) from None
+
+
+def given(tensors: dict[str, Any]) -> list[tuple[str, Any, str | None]]:
+    """Named tensors as the native module takes them."""
+    return [(name, *readable(x)) for name, x in tensors.items()]
+
+
+def convert(tensor: Tensor, framework: Framework | None) -> Any:
+    """A tensor of `framework` in the same memory; the tensor itself for None."""
+    if framework is None:
+        return tensor
+    if framework == "numpy":
+        return to_numpy(tensor)
+    if framework == "torch":
+        return to_torch(tensor)
+    if framework == "jax":
+        return to_jax(tensor)
+    raise InputError(f"framework is numpy, torch, jax or None, not {framework!r}")
+
+
+def to_numpy(tensor: Tensor) -> Any:
+    """A NumPy array in the same memory; bf16 and 8-bit floats by ml_dtypes."""
+    import numpy as np
+
+    if tensor.dtype not in _NAMES:
+        return np.from_dlpack(_shareable(tensor, "NumPy"))
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError(
+            f"NumPy has no element type for {tensor.dtype}: install ml_dtypes, or take the bits as unsigned integers with "
+            "bits().numpy()"
+        ) from None
+    return np.from_dlpack(tensor.bits()).view(getattr(ml_dtypes, _NAMES[tensor.dtype]))
+
+
+def to_torch(tensor: Tensor) -> Any:
+    """A PyTorch tensor on the CPU in the same memory."""
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(_shareable(tensor, "PyTorch"))
+
+
+def to_jax(tensor: Tensor) -> Any:
+    """A JAX array on the CPU, in the same memory where JAX allows it.
+
+    JAX takes nothing of fewer than 1024 bytes without a copy, and turns 64-bit elements into 32-bit ones unless
+    `jax_enable_x64` is set: as `jax.numpy.asarray` does.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    wide = tensor.dtype in ("f64", "i64", "u64")
+    if tensor.size == 0 or (wide and not jax.config.jax_enable_x64):  # type: ignore[attr-defined]
+        return jnp.asarray(to_numpy(tensor))
+    return jax.dlpack.from_dlpack(_shareable(tensor, "JAX"))
+
+
+def _shareable(tensor: Tensor, whose: str) -> Tensor:
+    if tensor.dtype == "f4e2m1":
+        raise TypeError(f"{whose} cannot take {tensor.dtype}: bits() gives the bytes, two elements in each")
+    return tensor

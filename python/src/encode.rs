@@ -1,0 +1,275 @@
+//! Tensors to the bytes of a stream.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_int;
+use std::sync::Arc;
+use std::time::Instant;
+
+use gcodec::compress::{Input, NonFinite, Options, compress};
+use gcodec::frame::{Delta, Metadata, Reduction, tensor_digest};
+use gcodec::{Block, BlockOptions, Codec, EncodeOptions, Manifest, TensorView, UpdateHeader};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::feedback::{Dgc, Feedback};
+use crate::named::{Given, borrow, manifest, views};
+use crate::{errors, threads};
+
+pub(crate) fn parse(py: Python<'_>, spec: &str) -> PyResult<Codec> {
+    spec.parse().map_err(|e: gcodec::compress::SpecError| errors::input(py, &e.to_string()))
+}
+
+/// A codec's specification, written out as the library does.
+#[pyfunction]
+pub(crate) fn canonical(py: Python<'_>, spec: &str) -> PyResult<String> {
+    Ok(parse(py, spec)?.to_string())
+}
+
+#[pyfunction]
+pub(crate) fn is_lossy(py: Python<'_>, spec: &str) -> PyResult<bool> {
+    Ok(parse(py, spec)?.is_lossy())
+}
+
+/// The library's own `encode` and the seconds that it took, without the bytes unless `keep`: what the Python package is held
+/// against.
+#[pyfunction]
+pub(crate) fn library_encode<'py>(
+    py: Python<'py>,
+    tensors: Given<'py>,
+    codec: &str,
+    keep: bool,
+) -> PyResult<(Option<Bound<'py, PyBytes>>, f64)> {
+    let codec = parse(py, codec)?;
+    let mut tensors = borrow(tensors)?;
+    let encoded = threads::run(py, || {
+        let views = views(&mut tensors)?;
+        let start = Instant::now();
+        let bytes = gcodec::encode(&views, &codec)?;
+        Ok((bytes, start.elapsed().as_secs_f64()))
+    })?;
+    let (bytes, seconds) = encoded.map_err(|e| errors::raise(py, e, None))?;
+    Ok((keep.then(|| PyBytes::new(py, &bytes)), seconds))
+}
+
+/// The attributes of a `gcodec.UpdateHeader`.
+#[derive(FromPyObject)]
+pub(crate) struct Header {
+    step: u64,
+    round: u64,
+    sender: u64,
+    world: u64,
+    contributors: u64,
+    inner_steps: u64,
+    reduction: String,
+    label: String,
+}
+
+impl Header {
+    fn get(self, py: Python<'_>) -> PyResult<UpdateHeader> {
+        let reduction = match self.reduction.as_str() {
+            "none" => Reduction::None,
+            "sum" => Reduction::Sum,
+            "mean" => Reduction::Mean,
+            _ => return Err(errors::input(py, "reduction is none, sum or mean")),
+        };
+        Ok(UpdateHeader::default()
+            .with_step(self.step)
+            .with_round(self.round)
+            .with_sender(self.sender)
+            .with_world(self.world)
+            .with_contributors(self.contributors)
+            .with_inner_steps(self.inner_steps)
+            .with_reduction(reduction)
+            .with_label(self.label))
+    }
+}
+
+/// How to encode, apart from the codec: the attributes of a Python object.
+#[derive(FromPyObject)]
+pub(crate) struct Settings {
+    block_len: u64,
+    zero_non_finite: bool,
+}
+
+/// What remembers from one update to the next.
+enum Memory<'a> {
+    None,
+    Feedback(&'a mut gcodec::Feedback),
+    Dgc(&'a mut gcodec::compress::Dgc),
+}
+
+/// Frames that were encoded, with the buffer protocol: written to a file or a socket without a copy.
+#[pyclass(frozen, module = "gcodec._native")]
+pub(crate) struct Encoded(Vec<u8>);
+
+#[pymethods]
+impl Encoded {
+    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0)
+    }
+
+    /// # Safety
+    /// The interpreter's: `view` is to be filled.
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let bytes = &slf.get().0;
+        // SAFETY: the view is read-only and holds a reference to `slf`, which is frozen: its bytes stay where they are and
+        // as they are until the view is released.
+        let filled = unsafe {
+            let data = bytes.as_ptr().cast_mut().cast();
+            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data, bytes.len() as ffi::Py_ssize_t, 1, flags)
+        };
+        match filled {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
+}
+
+#[pyclass(module = "gcodec._native")]
+pub(crate) struct Encoder {
+    inner: gcodec::Encoder,
+}
+
+#[pymethods]
+impl Encoder {
+    #[new]
+    fn new(part_bytes: u64, index: bool, compress: bool) -> Self {
+        let options = EncodeOptions::default().with_part_bytes(part_bytes);
+        Self { inner: gcodec::Encoder::new(options.with_index(index).with_compress(compress)) }
+    }
+
+    #[getter]
+    fn offset(&self) -> u64 {
+        self.inner.offset()
+    }
+
+    /// The frames of an update; and of the stream's end, if `finish`. `codecs`: one for each tensor, or one for all.
+    #[pyo3(signature = (tensors, codecs, header, settings, base, feedback=None, dgc=None, finish=false))]
+    #[expect(clippy::too_many_arguments, reason = "called by the Python files beside this crate alone")]
+    fn update<'py>(
+        &mut self,
+        py: Python<'py>,
+        tensors: Given<'py>,
+        codecs: Vec<String>,
+        header: Header,
+        settings: Settings,
+        base: Given<'py>,
+        feedback: Option<PyRef<'py, Feedback>>,
+        dgc: Option<PyRef<'py, Dgc>>,
+        finish: bool,
+    ) -> PyResult<Encoded> {
+        let codecs = codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?;
+        let header = header.get(py)?;
+        let options = Options::default().with_block_len(settings.block_len).with_non_finite(
+            match settings.zero_non_finite {
+                true => NonFinite::Zero,
+                false => NonFinite::Reject,
+            },
+        );
+        let (mut tensors, mut base) = (borrow(tensors)?, borrow(base)?);
+        let (feedback, dgc) = (feedback.as_deref(), dgc.as_deref());
+        let pool = threads::pool()?;
+        let inner = &mut self.inner;
+        let mut known = None;
+        let result = py.detach(|| {
+            // Locked here and not on a thread of the pool: one that waits for its own work takes up other work meanwhile,
+            // which may want the same lock.
+            let (mut feedback, mut dgc) = (feedback.map(Feedback::lock), dgc.map(Dgc::lock));
+            let memory = match (feedback.as_deref_mut(), dgc.as_deref_mut()) {
+                (_, Some(dgc)) => Memory::Dgc(dgc),
+                (Some(feedback), None) => Memory::Feedback(feedback),
+                (None, None) => Memory::None,
+            };
+            pool.install(|| -> gcodec::Result<Vec<u8>> {
+                let (views, bases) = (views(&mut tensors)?, views(&mut base)?);
+                let manifest = known.insert(manifest(&views)?);
+                let mut out = Vec::new();
+                let update =
+                    Update { views: &views, bases: &bases, codecs: &codecs, header, options: &options };
+                update.encode(inner, manifest, memory, &mut out)?;
+                if finish {
+                    inner.finish(&mut out);
+                }
+                Ok(out)
+            })
+        });
+        match result {
+            Ok(bytes) => Ok(Encoded(bytes)),
+            Err(e) => Err(errors::raise(py, e, known.as_deref())),
+        }
+    }
+
+    fn metadata(&mut self, entries: BTreeMap<String, String>) -> Encoded {
+        let mut out = Vec::new();
+        self.inner.metadata(&mut out, &Metadata { entries });
+        Encoded(out)
+    }
+
+    fn finish(&mut self) -> Encoded {
+        let mut out = Vec::new();
+        self.inner.finish(&mut out);
+        Encoded(out)
+    }
+}
+
+/// An update that is about to be encoded.
+struct Update<'a> {
+    views: &'a [(&'a str, TensorView<'a>)],
+    bases: &'a [(&'a str, TensorView<'a>)],
+    codecs: &'a [Codec],
+    header: UpdateHeader,
+    options: &'a Options,
+}
+
+impl Update<'_> {
+    fn encode(
+        self,
+        encoder: &mut gcodec::Encoder,
+        manifest: &Arc<Manifest>,
+        memory: Memory<'_>,
+        out: &mut Vec<u8>,
+    ) -> gcodec::Result<()> {
+        let bases: HashMap<&str, TensorView<'_>> = self.bases.iter().copied().collect();
+        let numbered = self.views.iter().zip(0u64..);
+        let inputs: Vec<Input<'_>> = numbered
+            .map(|(&(name, view), tensor)| Input { tensor, name, view, base: bases.get(name).copied() })
+            .collect();
+        let mut codecs = match self.codecs {
+            [one] => vec![*one; inputs.len()],
+            all => all.to_vec(),
+        };
+        let blocks = match memory {
+            Memory::None => compress(&inputs, &codecs, self.options, None)?,
+            Memory::Feedback(feedback) => compress(&inputs, &codecs, self.options, Some(feedback))?,
+            Memory::Dgc(dgc) => {
+                codecs = vec![dgc.codec(); inputs.len()];
+                dgc.step(&inputs, self.options)?
+            }
+        };
+        let mut header = self.header;
+        if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {
+            header = header.with_delta(Some(deltas(&inputs, &blocks, manifest)));
+        }
+        let positions = |block: &Block| {
+            let codec = codecs.get(block.scope.first() as usize);
+            BlockOptions::default().with_positions(codec.map(Codec::positions).unwrap_or_default())
+        };
+        let blocks: Vec<_> = blocks.iter().map(|block| (block, positions(block))).collect();
+        encoder.update(out, &header, manifest, &blocks)
+    }
+}
+
+/// The digests of the tensors that the blocks touch, before and after.
+fn deltas(inputs: &[Input<'_>], blocks: &[Block], manifest: &Manifest) -> Vec<Delta> {
+    let mut touched = vec![false; manifest.tensors().len()];
+    for block in blocks {
+        let first = block.scope.first() as usize;
+        touched[first..first + block.scope.tensors() as usize].fill(true);
+    }
+    let entry = |input: &Input<'_>| {
+        let base = input.base?;
+        Some(Delta { tensor: input.tensor, base: tensor_digest(base), result: tensor_digest(input.view) })
+    };
+    inputs.iter().filter(|input| touched[input.tensor as usize]).filter_map(entry).collect()
+}

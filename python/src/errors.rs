@@ -1,0 +1,66 @@
+//! The library's errors as the exceptions of `gcodec/errors.py`.
+
+use gcodec::error::{InputErrorKind, Location};
+use gcodec::{Error, Manifest};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Whose fault it is, in the words of the library's `error` module.
+fn party(error: &Error) -> (&'static str, &'static str) {
+    match error {
+        Error::Io(_) => ("IoError", "world"),
+        Error::Format(_) => ("FormatError", "bytes"),
+        Error::Unsupported(_) => ("UnsupportedError", "newer writer"),
+        Error::Limit(_) => ("LimitError", "limits"),
+        _ => ("InputError", "caller"),
+    }
+}
+
+/// The exception that says what `error` says; `manifest` gives tensors their names.
+pub(crate) fn raise(py: Python<'_>, error: Error, manifest: Option<&Manifest>) -> PyErr {
+    let (class, fault) = party(&error);
+    let location = error.location();
+    let tensor = match &error {
+        Error::Input(e) => e.tensor,
+        _ => location.and_then(|l| l.tensor),
+    };
+    let named = tensor.and_then(|t| Some(&manifest?.tensors().get(usize::try_from(t).ok()?)?.name));
+    let hint = match &error {
+        Error::Input(e) if matches!(e.kind, InputErrorKind::WrongDtype { what: "a lossy codec" }) => {
+            "; give integers to lossless, for example by rules={\"*\": \"lossless\"}"
+        }
+        _ => "",
+    };
+    let message = match named {
+        Some(name) => format!("tensor {name:?}: {error}{hint}"),
+        None => format!("{error}{hint}"),
+    };
+    let number = |of: fn(Location) -> Option<u64>| location.and_then(of);
+    let exception = || -> PyResult<PyErr> {
+        let keys = PyDict::new(py);
+        keys.set_item("kind", error.name())?;
+        keys.set_item("fault", fault)?;
+        keys.set_item("offset", number(|l| Some(l.offset)))?;
+        keys.set_item("frame", number(|l| l.frame))?;
+        keys.set_item("block", number(|l| l.block))?;
+        keys.set_item("tensor", tensor)?;
+        if let Error::Io(e) = &error {
+            keys.set_item("errno", e.raw_os_error())?;
+        }
+        let class = py.import("gcodec.errors")?.getattr(class)?;
+        Ok(PyErr::from_value(class.call((message,), Some(&keys))?))
+    };
+    exception().unwrap_or_else(|e| e)
+}
+
+/// A mistake of the caller that the library has no word for.
+pub(crate) fn input(py: Python<'_>, message: &str) -> PyErr {
+    let exception = || -> PyResult<PyErr> {
+        let keys = PyDict::new(py);
+        keys.set_item("kind", "input")?;
+        keys.set_item("fault", "caller")?;
+        let class = py.import("gcodec.errors")?.getattr("InputError")?;
+        Ok(PyErr::from_value(class.call((message,), Some(&keys))?))
+    };
+    exception().unwrap_or_else(|e| e)
+}

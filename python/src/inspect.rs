@@ -1,0 +1,265 @@
+//! What there is to say of a stream, as `gcodec inspect --json` says it (docs/inspect.schema.json).
+
+use gcodec::block::RawBlock;
+use gcodec::frame::{UpdatePart, VERSION_MAJOR};
+use gcodec::{Body, Error, Event, SliceReader, Support, TensorInfo};
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList};
+use rayon::prelude::*;
+
+use crate::decode::{Bytes, reduction_name};
+use crate::limits::PyLimits;
+use crate::{errors, threads};
+
+#[derive(Default)]
+struct Report {
+    minor: Option<u8>,
+    segments: u64,
+    has_index: bool,
+    frames: Vec<(u64, String, u64, u64)>,
+    metadata: Vec<(String, String)>,
+    manifests: Vec<(u64, String, u64, u64)>,
+    updates: Vec<Update>,
+}
+
+struct Update {
+    header: gcodec::UpdateHeader,
+    frames: Vec<u64>,
+    blocks: u64,
+    bytes: u64,
+    header_bytes: u64,
+    elements: u64,
+    source_bytes: u64,
+    tensors: Vec<Row>,
+}
+
+struct Row {
+    info: TensorInfo,
+    support: String,
+    values: String,
+    blocks: u64,
+    kept: u64,
+    position_bits: f64,
+    value_bits: f64,
+    overhead_bits: f64,
+}
+
+/// A report as nested dictionaries, and the exception that ended it, if one did.
+#[pyfunction]
+pub(crate) fn inspect<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    limits: PyLimits,
+) -> PyResult<(Bound<'py, PyDict>, Option<Py<PyAny>>)> {
+    let bytes = Bytes::new(data)?;
+    let limits = limits.get();
+    let (report, error) = threads::run(py, || {
+        let mut report = Report::default();
+        let error = report.read(SliceReader::new(bytes.as_slice(), limits)).err();
+        (report, error)
+    })?;
+    let error = error.map(|e| errors::raise(py, e, None).into_value(py).into_any());
+    Ok((report.to_dict(py, bytes.as_slice().len())?, error))
+}
+
+impl Report {
+    /// Reads on as long as frames are whole; gives the first error all the same.
+    fn read(&mut self, mut reader: SliceReader<'_>) -> gcodec::Result<()> {
+        let mut failure = None;
+        loop {
+            match reader.next_event() {
+                Ok(Some(Event::Preamble(preamble))) => self.minor = Some(preamble.minor),
+                Ok(Some(Event::Frame(info, body))) => {
+                    self.frames.push((info.number, info.header.kind.to_string(), info.offset, info.len()));
+                    failure = failure.or(self.add(info.number, info.len(), body).err());
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => return failure.map_or(Ok(()), Err),
+                Err(e) => return Err(failure.unwrap_or(e)),
+            }
+        }
+    }
+
+    fn add(&mut self, number: u64, len: u64, body: Body<'_>) -> gcodec::Result<()> {
+        match body {
+            Body::End(_) => self.segments += 1,
+            Body::Index(_) => self.has_index = true,
+            Body::Metadata(metadata) => self.metadata.extend(metadata.entries),
+            Body::Manifest(manifest) => {
+                let id = manifest.id().0.iter().map(|b| format!("{b:02x}")).collect();
+                let tensors = manifest.tensors().len() as u64;
+                self.manifests.push((number, id, tensors, manifest.elements()));
+            }
+            Body::Update(part) => return self.add_part(number, len, &part),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn add_part(&mut self, number: u64, len: u64, part: &UpdatePart<'_>) -> gcodec::Result<()> {
+        if part.part == 0 || self.updates.is_empty() {
+            self.updates.push(Update {
+                header: part.header.clone(),
+                frames: Vec::new(),
+                blocks: 0,
+                bytes: 0,
+                header_bytes: 0,
+                elements: part.manifest.elements(),
+                source_bytes: part.manifest.tensors().iter().map(TensorInfo::bytes).sum(),
+                tensors: Vec::new(),
+            });
+        }
+        let Some(update) = self.updates.last_mut() else { return Ok(()) };
+        update.frames.push(number);
+        update.blocks += part.blocks.len() as u64;
+        update.bytes += len;
+        update.header_bytes += len - part.blocks.iter().map(|b| b.len).sum::<u64>();
+        let kept: Vec<gcodec::Result<Vec<u64>>> =
+            (0..part.blocks.len()).into_par_iter().map(|i| kept_each(part, i)).collect();
+        let mut failure: Option<Error> = None;
+        for (raw, kept) in part.blocks.iter().zip(kept) {
+            let kept = kept.unwrap_or_else(|e| {
+                failure.get_or_insert(e);
+                vec![0; raw.space.lens.len()]
+            });
+            update.add(part, raw, &kept);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>, len: usize) -> PyResult<Bound<'py, PyDict>> {
+        let out = PyDict::new(py);
+        out.set_item("bytes", len)?;
+        out.set_item("version", self.minor.map(|minor| (VERSION_MAJOR, minor)))?;
+        out.set_item("segments", self.segments)?;
+        out.set_item("has_index", self.has_index)?;
+        out.set_item(
+            "metadata",
+            self.metadata.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+        )?;
+        let frames = PyList::empty(py);
+        for (number, kind, offset, bytes) in &self.frames {
+            let row = PyDict::new(py);
+            row.set_item("number", number)?;
+            row.set_item("kind", kind)?;
+            row.set_item("offset", offset)?;
+            row.set_item("bytes", bytes)?;
+            frames.append(row)?;
+        }
+        out.set_item("frames", frames)?;
+        let manifests = PyList::empty(py);
+        for (frame, id, tensors, elements) in &self.manifests {
+            let row = PyDict::new(py);
+            row.set_item("frame", frame)?;
+            row.set_item("id", id)?;
+            row.set_item("tensors", tensors)?;
+            row.set_item("elements", elements)?;
+            manifests.append(row)?;
+        }
+        out.set_item("manifests", manifests)?;
+        let updates = PyList::empty(py);
+        for update in &self.updates {
+            updates.append(update.to_dict(py)?)?;
+        }
+        out.set_item("updates", updates)?;
+        Ok(out)
+    }
+}
+
+impl Update {
+    /// Adds what a block says to the tensors that it spans; bits of a block of several are shared out by kept values.
+    fn add(&mut self, part: &UpdatePart<'_>, raw: &RawBlock<'_>, kept: &[u64]) {
+        let total: u64 = kept.iter().sum();
+        for (i, (&kept, &len)) in kept.iter().zip(&raw.space.lens).enumerate() {
+            let info = &part.manifest.tensors()[raw.scope.first() as usize + i];
+            let (support, values) = (raw.support_id.to_string(), raw.values_id.to_string());
+            // Blocks are in the order of their tensors: the same one again is the last.
+            if self.tensors.last().is_none_or(|row| row.info.name != info.name) {
+                self.tensors.push(Row {
+                    info: info.clone(),
+                    support: support.clone(),
+                    values: values.clone(),
+                    blocks: 0,
+                    kept: 0,
+                    position_bits: 0.0,
+                    value_bits: 0.0,
+                    overhead_bits: 0.0,
+                });
+            }
+            let Some(row) = self.tensors.last_mut() else { continue };
+            let share = match (raw.space.lens.len(), total) {
+                (1, _) => 1.0,
+                (_, 0) => len as f64 / raw.space.len().max(1) as f64,
+                _ => kept as f64 / total as f64,
+            };
+            for (text, other) in [(&mut row.support, support), (&mut row.values, values)] {
+                if *text != other {
+                    *text = "mixed".into();
+                }
+            }
+            row.blocks += 1;
+            row.kept += kept;
+            row.position_bits += share * raw.support.len() as f64 * 8.0;
+            row.value_bits += share * raw.values.len() as f64 * 8.0;
+            row.overhead_bits += share * raw.header_len() as f64 * 8.0;
+        }
+    }
+
+    fn to_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let out = PyDict::new(py);
+        out.set_item("step", self.header.step)?;
+        out.set_item("round", self.header.round)?;
+        out.set_item("sender", self.header.sender)?;
+        out.set_item("world", self.header.world)?;
+        out.set_item("contributors", self.header.contributors)?;
+        out.set_item("inner_steps", self.header.inner_steps)?;
+        out.set_item("reduction", reduction_name(self.header.reduction))?;
+        out.set_item("label", &self.header.label)?;
+        out.set_item("delta", self.header.delta.is_some())?;
+        out.set_item("frames", &self.frames)?;
+        out.set_item("blocks", self.blocks)?;
+        out.set_item("bytes", self.bytes)?;
+        out.set_item("header_bytes", self.header_bytes)?;
+        out.set_item("elements", self.elements)?;
+        out.set_item("source_bytes", self.source_bytes)?;
+        out.set_item("kept", self.tensors.iter().map(|row| row.kept).sum::<u64>())?;
+        let tensors = PyList::empty(py);
+        for row in &self.tensors {
+            let dict = PyDict::new(py);
+            dict.set_item("name", &row.info.name)?;
+            dict.set_item("dtype", row.info.dtype.name())?;
+            dict.set_item("shape", pyo3::types::PyTuple::new(py, &row.info.shape)?)?;
+            dict.set_item("elements", row.info.elements())?;
+            dict.set_item("support", &row.support)?;
+            dict.set_item("values", &row.values)?;
+            dict.set_item("blocks", row.blocks)?;
+            dict.set_item("kept", row.kept)?;
+            dict.set_item("position_bits", row.position_bits)?;
+            dict.set_item("value_bits", row.value_bits)?;
+            dict.set_item("overhead_bits", row.overhead_bits)?;
+            tensors.append(dict)?;
+        }
+        out.set_item("tensors", tensors)?;
+        Ok(out)
+    }
+}
+
+/// How many values a block says of each tensor of its scope.
+fn kept_each(part: &UpdatePart<'_>, number: usize) -> gcodec::Result<Vec<u64>> {
+    let raw = &part.blocks[number];
+    let (space, budget) = (&raw.space, part.budget());
+    let block = part.decode(number, &budget)?;
+    if block.support == Support::All {
+        return Ok(space.lens.clone());
+    }
+    let positions = block.positions(space, part.sets(), &budget)?;
+    let mut rest = &positions[..];
+    let mut end = 0;
+    let cut = |&len: &u64| {
+        end += len;
+        let here = rest.partition_point(|&p| p < end);
+        rest = &rest[here..];
+        here as u64
+    };
+    Ok(space.lens.iter().map(cut).collect())
+}

@@ -1,0 +1,48 @@
+//! The native module of the Python package `gcodec`: what the library does, on tensors that come through DLPack.
+//!
+//! The Python files beside it make this pleasant to use; `gcodec/_native.pyi` says what is here.
+
+#![allow(
+    unsafe_code,
+    reason = "DLPack is a C interface, and what it hands over is raw memory: dlpack.rs, align.rs, stay.rs and threads.rs say why it is right, and so does each buffer"
+)]
+
+mod align;
+mod decode;
+mod dlpack;
+mod encode;
+mod errors;
+mod feedback;
+mod file;
+mod inspect;
+mod limits;
+mod named;
+mod stay;
+mod tensor;
+mod threads;
+
+use pyo3::prelude::*;
+
+/// Buffers begin at 64 bytes, which JAX needs to take them without a copy.
+#[global_allocator]
+static ALLOCATOR: align::Aligned = align::Aligned;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::decode::{Decoder, decode};
+    #[pymodule_export]
+    use crate::encode::{Encoded, Encoder, canonical, is_lossy, library_encode};
+    #[pymodule_export]
+    use crate::feedback::{Dgc, Feedback};
+    #[pymodule_export]
+    use crate::file::File;
+    #[pymodule_export]
+    use crate::inspect::inspect;
+    #[pymodule_export]
+    use crate::limits::{default_dgc, default_limits};
+    #[pymodule_export]
+    use crate::tensor::Tensor;
+    #[pymodule_export]
+    use crate::threads::{num_threads, set_num_threads};
+}

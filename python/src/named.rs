@@ -1,0 +1,44 @@
+//! Tensors with their names, as they come from Python.
+
+use std::sync::Arc;
+
+use gcodec::{Dtype, Manifest, TensorInfo, TensorView};
+use pyo3::prelude::*;
+
+use crate::dlpack::Borrowed;
+use crate::errors;
+
+/// A name, an object with `__dlpack__`, and what its elements are where its library has no name for that.
+pub(crate) type Given<'py> = Vec<(String, Bound<'py, PyAny>, Option<String>)>;
+
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) tensor: Borrowed,
+}
+
+/// Borrows tensors.
+pub(crate) fn borrow(given: Given<'_>) -> PyResult<Vec<Named>> {
+    let named = given.into_iter().map(|(name, object, dtype)| {
+        let declared = match dtype.as_deref().map(|d| (d, Dtype::from_name(d))) {
+            None => None,
+            Some((_, Some(dtype))) => Some(dtype),
+            Some((text, None)) => {
+                return Err(errors::input(object.py(), &format!("no element type {text:?}")));
+            }
+        };
+        Ok(Named { name, tensor: Borrowed::new(&object, declared)? })
+    });
+    named.collect()
+}
+
+/// Row-major views of them all.
+pub(crate) fn views(named: &mut [Named]) -> gcodec::Result<Vec<(&str, TensorView<'_>)>> {
+    named.iter_mut().for_each(|n| n.tensor.gather());
+    named.iter().map(|n| Ok((n.name.as_str(), n.tensor.view()?))).collect()
+}
+
+/// The manifest of these tensors, in this order.
+pub(crate) fn manifest(views: &[(&str, TensorView<'_>)]) -> gcodec::Result<Arc<Manifest>> {
+    let infos = views.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
+    Ok(Arc::new(Manifest::new(infos.collect())?))
+}

@@ -1,0 +1,74 @@
+"""What inspect says, and that the command line says the same."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gcodec
+
+
+def stream(gradient: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    with gcodec.Writer(out) as writer:
+        writer.metadata({"model": "test"})
+        tensors = {"w": gradient, "b": gradient[0], "c": gradient[1, :9]}
+        writer.write(tensors, "topk:density=0.02", header=gcodec.UpdateHeader(step=3, world=4))
+        writer.write(tensors, "natural", rules={"c": "raw"}, header=gcodec.UpdateHeader(step=4))
+    return out.getvalue()
+
+
+def test_it_says_what_the_command_line_says(gradient: np.ndarray, command: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.gcu"
+    path.write_bytes(stream(gradient))
+    said = subprocess.run([command, "inspect", "--json", str(path)], check=True, capture_output=True)
+    expected = json.loads(said.stdout)
+    report = gcodec.inspect(path)
+    for name in ("bytes", "segments", "has_index", "ok", "metadata"):
+        assert getattr(report, name) == expected[name], name
+    assert report.version == (expected["version"]["major"], expected["version"]["minor"])
+    for mine, theirs in zip(report.frames, expected["frames"], strict=True):
+        assert vars(mine) == theirs
+    for mine, theirs in zip(report.manifests, expected["manifests"], strict=True):
+        assert vars(mine) == theirs
+    for update, theirs in zip(report.updates, expected["updates"], strict=True):
+        for name in [*vars(update), "density", "bits_per_parameter", "ratio"]:
+            if name != "tensors":
+                assert getattr(update, name) == pytest.approx(theirs[name]), name
+        for tensor, its in zip(update.tensors, theirs["tensors"], strict=True):
+            for name in [*vars(tensor), "density", "bits_per_parameter"]:
+                value = getattr(tensor, name)
+                if name == "shape":
+                    assert list(value) == its[name]
+                elif name == "values":
+                    # The command line also says what matters of a kind: raw for floats as they are.
+                    assert value == its[name] or (value, its[name]) in {("floats", "raw"), ("floats", "f32")}
+                else:
+                    assert value == pytest.approx(its[name]), name
+
+
+def test_it_can_be_read(gradient: np.ndarray) -> None:
+    text = repr(gcodec.inspect(stream(gradient)))
+    lines = text.splitlines()
+    assert lines[0].startswith("gcodec 1.0: ") and "2 updates, with an index" in lines[0]
+    assert lines[1] == "model = test"
+    assert lines[2].startswith("step 3 sender 0 [topk:density=0.02,values=f32]: 120,710 elements")
+    assert lines[3].split() == ["tensor", "type", "shape", "support", "values", "kept", "density", "bits/par"]
+    assert lines[4].split()[:6] == ["w", "f32", "300x401", "gaps-rice", "floats", "2,406"]
+    assert max(map(len, lines)) < 160
+
+
+def test_what_is_wrong_stands_in_the_report(gradient: np.ndarray) -> None:
+    data = stream(gradient)
+    whole = gcodec.inspect(data)
+    cut = gcodec.inspect(data[:-10])
+    assert whole.ok and not cut.ok and isinstance(cut.error, gcodec.FormatError)
+    assert cut.error.kind == "truncated" and len(cut.updates) == 2 and "error: " in repr(cut)
+    assert not gcodec.inspect(b"").ok
+    with pytest.raises(FileNotFoundError):
+        gcodec.inspect("/no/such/file")

@@ -1,0 +1,270 @@
+"""Streams through files, sockets and whatever reads and writes; and files by random access."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gcodec
+
+
+def updates(gradient: np.ndarray, count: int = 3) -> list[dict[str, np.ndarray]]:
+    return [{"w": gradient + step, "b": gradient[0] * step} for step in range(count)]
+
+
+def written(gradient: np.ndarray, **options: object) -> bytes:
+    out = io.BytesIO()
+    with gcodec.Writer(out, **options) as writer:  # type: ignore[arg-type]
+        writer.metadata({"model": "test"})
+        for step, tensors in enumerate(updates(gradient)):
+            writer.write(tensors, "lossless", header=gcodec.UpdateHeader(step=step, sender=4, reduction="mean"))
+        assert writer.offset == len(out.getvalue())
+    return out.getvalue()
+
+
+def check(read: list[gcodec.Update], gradient: np.ndarray) -> None:
+    assert [update.header.step for update in read] == [0, 1, 2]
+    for update, tensors in zip(read, updates(gradient), strict=True):
+        assert (update.header.sender, update.header.reduction, update.header.label) == (4, "mean", "lossless")
+        assert list(update) == ["w", "b"] and len(update) == 2
+        assert all(np.array_equal(update[name].numpy(), array) for name, array in tensors.items())
+        assert np.array_equal(update.tensors("torch")["w"], tensors["w"])
+
+
+class OnlyRead:
+    """A source that gives as little as it may."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.at = data, 0
+
+    def read(self, size: int) -> bytes:
+        piece = self.data[self.at : self.at + min(size, 1000)]
+        self.at += len(piece)
+        return piece
+
+
+class OnlyWrite:
+    """A target that takes as little as it may, as raw files do."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, piece: memoryview) -> int:
+        self.data += piece[:777]
+        return min(len(piece), 777)
+
+
+def test_any_object_that_reads_or_writes(gradient: np.ndarray, tmp_path: Path) -> None:
+    data = written(gradient)
+    path = tmp_path / "run.gcu"
+    with gcodec.Writer(path) as writer:
+        writer.metadata({"model": "test"})
+        for step, tensors in enumerate(updates(gradient)):
+            writer.write(tensors, "lossless", header=gcodec.UpdateHeader(step=step, sender=4, reduction="mean"))
+    assert path.read_bytes() == data
+    target = OnlyWrite()
+    gcodec.Writer(target)._send(data)
+    assert target.data == data
+    for source in (path, str(path), io.BytesIO(data), open(path, "rb", buffering=0), OnlyRead(data)):
+        reader = gcodec.Reader(source)
+        check(list(reader), gradient)
+        assert reader.metadata == {"model": "test"} and list(reader) == []
+    for wrong in (3, object()):
+        with pytest.raises(TypeError):
+            gcodec.Writer(wrong)
+        with pytest.raises(TypeError):
+            gcodec.Reader(wrong)
+
+
+def test_sockets_and_what_follows_the_stream(gradient: np.ndarray) -> None:
+    here, there = socket.socketpair()
+
+    def send() -> None:
+        with gcodec.Writer(there) as writer:
+            for step, tensors in enumerate(updates(gradient)):
+                writer.write(tensors, "lossless", header=gcodec.UpdateHeader(step=step, sender=4, reduction="mean"))
+        there.sendall(b"and more")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    # The connection stays open: the stream's own end is what the reader stops at.
+    check(list(gcodec.Reader(here, until_end=True)), gradient)
+    assert here.recv(100) == b"and more", "nothing behind the end was taken"
+    thread.join()
+    here.close()
+    there.close()
+
+
+def test_pieces_of_any_size(gradient: np.ndarray) -> None:
+    data = written(gradient)
+    for size in (1000, 4096, len(data)):
+        decoder = gcodec.Decoder()
+        found = []
+        for at in range(0, len(data), size):
+            decoder.feed(data[at : at + size])
+            found += list(decoder)
+        decoder.finish()
+        check(found, gradient)
+        assert decoder.metadata == {"model": "test"}
+    small = gcodec.encode(gradient[0, :5], "raw")
+    decoder = gcodec.Decoder()
+    when = []
+    for i in range(len(small)):
+        decoder.feed(small[i : i + 1])
+        when += [i for update in decoder]
+    [update] = gcodec.inspect(small).updates
+    frame = gcodec.inspect(small).frames[update.frames[0]]
+    assert when == [frame.offset + frame.bytes - 1], "as soon as its last byte is there"
+
+
+def test_updates_in_several_parts(gradient: np.ndarray) -> None:
+    data = written(gradient, part_bytes=1000)
+    assert len(gcodec.inspect(data).updates[0].frames) == 2
+    check(list(gcodec.Reader(io.BytesIO(data))), gradient)
+    assert list(gcodec.decode(data)) == ["w", "b"]
+    assert np.array_equal(gcodec.decode(data, names={"b"})["b"].numpy(), gradient[0] * 2)
+    # Elements of another type take a block of their own: a block is never cut.
+    half = gradient[0].astype(np.float16)
+    base = {"w": gradient, "b": half}
+    out = io.BytesIO()
+    with gcodec.Writer(out, part_bytes=10) as writer:
+        writer.write({"w": gradient * 2, "b": half + 1}, "delta", base=base)
+    assert len(gcodec.inspect(out.getvalue()).updates[0].frames) == 2
+    [update] = gcodec.Reader(io.BytesIO(out.getvalue()), base=base)
+    assert np.array_equal(update["w"].numpy(), gradient * 2) and np.array_equal(update["b"].numpy(), half + 1)
+
+
+def test_a_chain_of_deltas(gradient: np.ndarray) -> None:
+    states = [{"w": gradient.copy()} for _ in range(4)]
+    for step, state in enumerate(states):
+        state["w"][step] *= step + 2
+    out = io.BytesIO()
+    with gcodec.Writer(out) as writer:
+        for old, new in zip(states, states[1:], strict=False):
+            writer.write(new, gcodec.Delta(), base=old)
+    reader = gcodec.Reader(io.BytesIO(out.getvalue()), base=states[0])
+    for update, expected in zip(reader, states[1:], strict=True):
+        assert update.header.delta and np.array_equal(update["w"].numpy(), expected["w"])
+        reader.base = update
+    file = gcodec.File(out.getvalue())
+    assert np.array_equal(file[1].on(states[1])["w"].numpy(), states[2]["w"])
+    with pytest.raises(gcodec.InputError):
+        file[1]["w"]
+    with pytest.raises(gcodec.InputError, match="base"):
+        list(gcodec.Reader(io.BytesIO(out.getvalue())))
+
+
+def test_what_is_wanted(gradient: np.ndarray) -> None:
+    assert [list(update) for update in gcodec.Reader(io.BytesIO(written(gradient)), names={"b"})] == [["b"]] * 3
+
+
+def test_a_stream_that_is_cut_off_is_read_to_there(gradient: np.ndarray) -> None:
+    data = written(gradient)
+    third = gcodec.inspect(data).updates[2].frames[0]
+    offset = gcodec.inspect(data).frames[third].offset
+    reader = gcodec.Reader(io.BytesIO(data[: offset + 100]))
+    assert [next(reader).header.step, next(reader).header.step] == [0, 1]
+    with pytest.raises(gcodec.FormatError) as error:
+        next(reader)
+    assert (error.value.kind, error.value.offset, error.value.fault) == ("truncated", offset + 100, "bytes")
+    assert list(reader) == [], "nothing is read after an error"
+
+    def fails() -> None:
+        out = io.BytesIO()
+        try:
+            with gcodec.Writer(out) as writer:
+                writer.write(updates(gradient)[1], "raw")
+                raise KeyError
+        finally:
+            list(gcodec.Reader(io.BytesIO(out.getvalue())))
+
+    with pytest.raises(gcodec.FormatError):
+        fails()
+
+
+def test_a_write_that_fails_ends_the_writer(gradient: np.ndarray) -> None:
+    class Broken:
+        def write(self, piece: memoryview) -> int:
+            raise ConnectionResetError("gone")
+
+    writer = gcodec.Writer(Broken())
+    with pytest.raises(ConnectionResetError):
+        writer.write(gradient, "raw")
+    with pytest.raises(gcodec.InputError, match="failed"):
+        writer.write(gradient, "raw")
+    writer.close()
+    out = io.BytesIO()
+    writer = gcodec.Writer(out)
+    with pytest.raises(gcodec.InputError):
+        writer.write(gradient * np.nan, "topk")
+    writer.write(gradient, "topk")
+    writer.close()
+    writer.close()
+    with pytest.raises(gcodec.InputError, match="closed"):
+        writer.write(gradient, "topk")
+    assert out.getvalue() == gcodec.encode(gradient, "topk"), "what failed left nothing behind"
+
+
+def test_a_source_that_does_not_wait(gradient: np.ndarray) -> None:
+    class NotYet:
+        def read(self, size: int) -> None:
+            return None
+
+    with pytest.raises(BlockingIOError):
+        next(gcodec.Reader(NotYet()))
+
+
+def test_random_access(gradient: np.ndarray, tmp_path: Path) -> None:
+    data = written(gradient)
+    path = tmp_path / "run.gcu"
+    path.write_bytes(data)
+    for source in (path, str(path), data, bytearray(data), memoryview(data)):
+        file = gcodec.File(source)
+        assert len(file) == 3 and [update.header.step for update in file] == [0, 1, 2]
+        assert np.array_equal(file[-1]["w"].numpy(), gradient + 2)
+        assert np.array_equal(file.step(1)["b"].numpy(), gradient[0])
+        assert [update.header.step for update in file[1:]] == [1, 2]
+        update = file[0]
+        assert (update.dtypes, update.shapes) == ({"w": "f32", "b": "f32"}, {"w": (300, 401), "b": (401,)})
+        assert list(update) == ["w", "b"] and list(update.tensors({"b"}, framework="numpy")) == ["b"]
+        assert update.bytes == gcodec.inspect(data).updates[0].bytes
+        with pytest.raises(KeyError):
+            update["x"]
+        with pytest.raises(IndexError):
+            file[3]
+        with pytest.raises(gcodec.InputError):
+            file.step(9)
+    kept = gcodec.File(bytearray(data))[1]
+    assert np.array_equal(kept["w"].numpy(), gradient + 1), "an update keeps its file"
+
+
+def test_one_tensor_is_read_without_the_others(gradient: np.ndarray) -> None:
+    data = bytearray(written(gradient))
+    [update, *_] = gcodec.inspect(data).updates
+    frame = gcodec.inspect(data).frames[update.frames[0]]
+    data[frame.offset + 5000] ^= 1  # in w, which comes first and is long
+    file = gcodec.File(data)
+    assert np.array_equal(file[0]["b"].numpy(), gradient[0] * 0)
+    with pytest.raises(gcodec.FormatError) as error:
+        file[0]["w"]
+    assert error.value.kind == "checksum_mismatch" and error.value.offset is not None
+    with pytest.raises(gcodec.FormatError) as error:
+        gcodec.decode(data)
+    assert error.value.frame == frame.number
+
+
+def test_files_that_cannot_be_opened(gradient: np.ndarray, tmp_path: Path) -> None:
+    with pytest.raises(gcodec.IoError) as error:
+        gcodec.File(tmp_path / "no-such-file")
+    assert error.value.errno == 2 and isinstance(error.value, OSError) and error.value.fault == "world"
+    with pytest.raises(gcodec.FormatError):
+        gcodec.File(written(gradient, index=False))
+    with pytest.raises(gcodec.FormatError):
+        gcodec.File(b"")
+    with pytest.raises(TypeError):
+        gcodec.File(3)

@@ -1,0 +1,118 @@
+//! The Python package: its wheel, built and installed into a fresh environment, and its tests there.
+//!
+//! PyTorch, JAX and the other packages of `python/requirements-test.txt` take gigabytes: they are installed once per machine,
+//! outside the tree (`$GCODEC_VENV`, or `~/.cache/gcodec/venv`), and again when the requirements change.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use crate::{Result, root};
+
+const REQUIREMENTS: &str = "python/requirements-test.txt";
+/// In the environment of packages: the hash of the requirements that it has.
+const MARKER: &str = "gcodec-requirements";
+
+/// Does without PyTorch, JAX and all others: a wheel is all that a program needs.
+const ALONE: &str = "
+import gcodec, sys
+tensor = gcodec.Tensor('f32', (2, 2), bytes(range(16)))
+data = gcodec.encode({'w': tensor}, gcodec.Lossless())
+assert gcodec.decode(data)['w'].tobytes() == bytes(range(16))
+assert not {'numpy', 'torch', 'jax'} & set(sys.modules)
+print('the wheel works alone:', gcodec.inspect(data).updates[0].label)
+";
+
+/// Makes the environment of packages if it is not there; or says why there is none.
+pub(crate) fn prepare() -> std::result::Result<(), String> {
+    let python =
+        Command::new("python3").args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
+    if !python.is_ok_and(|status| status.success()) {
+        return Err("python3 of version 3.11 or later is not there".into());
+    }
+    let packages = packages().ok_or("neither GCODEC_VENV nor HOME says where the packages are to be")?;
+    install(&packages).map_err(|e| format!("the packages of {REQUIREMENTS} cannot be installed: {e}"))
+}
+
+/// Where PyTorch and the others are.
+fn packages() -> Option<PathBuf> {
+    let chosen = env::var_os("GCODEC_VENV").map(PathBuf::from);
+    chosen.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/gcodec/venv")))
+}
+
+fn install(packages: &Path) -> Result<()> {
+    let requirements = fs::read(root().join(REQUIREMENTS))?;
+    let wanted = blake3::hash(&requirements).to_hex().to_string();
+    let marker = packages.join(MARKER);
+    if fs::read_to_string(&marker).is_ok_and(|found| found == wanted) {
+        return Ok(());
+    }
+    println!(
+        "installing the packages of {REQUIREMENTS} into {}: some gigabytes, minutes",
+        packages.display()
+    );
+    let start = Instant::now();
+    if !packages.join("bin/python").exists() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(packages))?;
+    }
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--retries", "2", "-r"];
+    run(Command::new(packages.join("bin/python")).args(pip).arg(root().join(REQUIREMENTS)))?;
+    fs::write(marker, wanted)?;
+    println!("installed in {:.0?}", start.elapsed());
+    Ok(())
+}
+
+/// Builds the wheel, installs it into a fresh environment, and runs the tests there.
+pub(crate) fn test() -> Result<()> {
+    prepare()?;
+    let packages = packages().ok_or("no place for the packages")?;
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let place = target.join("python");
+    // What an earlier run left is not what is tested.
+    match fs::remove_dir_all(&place) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
+        _ => {}
+    }
+    let (wheels, fresh) = (place.join("wheels"), place.join("env"));
+    run(Command::new("cargo")
+        .args(["build", "--quiet", "--release", "--package", "gcodec-cli"])
+        .current_dir(root()))?;
+    run(Command::new(packages.join("bin/maturin"))
+        .args(["build", "--release", "--quiet", "--manifest-path", "python/Cargo.toml", "--out"])
+        .arg(&wheels)
+        .arg("--interpreter")
+        .arg(packages.join("bin/python"))
+        .current_dir(root()))?;
+    run(Command::new(packages.join("bin/python")).args(["-m", "venv"]).arg(&fresh))?;
+    let python = fresh.join("bin/python");
+    let wheel = fs::read_dir(&wheels)?.next().ok_or("maturin built no wheel")??.path();
+    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"];
+    run(Command::new(&python).args(pip).arg(&wheel))?;
+    run(Command::new(&python).args(["-c", ALONE]).current_dir(&place))?;
+    // From here on the fresh environment sees the packages too.
+    let site = "import sysconfig; print(sysconfig.get_path('purelib'), end='')";
+    let [own, theirs] =
+        [&python, &packages.join("bin/python")].map(|p| text(Command::new(p).args(["-c", site])));
+    fs::write(Path::new(&own?).join("packages.pth"), theirs?)?;
+    run(Command::new(&python)
+        .args(["-m", "pytest"])
+        .env("GCODEC_CLI", target.join("release/gcodec"))
+        .current_dir(root().join("python/tests")))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    match command.status()?.success() {
+        true => Ok(()),
+        false => Err(format!("failed: {command:?}").into()),
+    }
+}
+
+fn text(command: &mut Command) -> Result<String> {
+    let output = command.output()?;
+    match output.status.success() {
+        true => Ok(String::from_utf8(output.stdout)?),
+        false => Err(format!("failed: {command:?}").into()),
+    }
+}
