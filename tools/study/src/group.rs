@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gcodec::block::Sets;
-use gcodec::compress::scalecom;
+use gcodec::compress::{Options, onebit, scalecom};
 use gcodec::frame::Reduction;
 use gcodec::reduce::{self, Sum, SumOptions};
 use gcodec::{
@@ -16,7 +16,7 @@ use crate::Result;
 use crate::clock;
 use crate::model::{Parameter, Tensors};
 use crate::optim::Optimiser;
-use crate::senders::{Sender, Turn};
+use crate::senders::{Sender, Turn, inputs};
 
 /// What travelled, and how long it took.
 #[derive(Debug, Clone, Default)]
@@ -219,13 +219,8 @@ impl Group for Gather {
 
     fn finish(&mut self) -> Result<()> {
         for (s, encoder) in self.encoders.iter_mut().enumerate() {
-            let mut out = Vec::new();
-            encoder.finish(&mut out);
-            self.traffic.sent[s] += out.len() as u64;
-            for decoders in &mut self.receivers {
-                receive(&mut decoders[s], &out, usize::MAX, |_| Ok(()))?;
-                decoders[s].finish()?;
-            }
+            let decoders = self.receivers.iter_mut().map(|decoders| &mut decoders[s]);
+            finish(encoder, decoders, &mut self.traffic.sent[s])?;
         }
         Ok(())
     }
@@ -348,19 +343,132 @@ impl Group for ScaleCom {
 
     fn finish(&mut self) -> Result<()> {
         for (w, (encoder, decoder)) in self.up.iter_mut().enumerate() {
-            let mut out = Vec::new();
-            encoder.finish(&mut out);
-            self.traffic.sent[w] += out.len() as u64;
-            receive(decoder, &out, usize::MAX, |_| Ok(()))?;
-            decoder.finish()?;
+            finish(encoder, [decoder], &mut self.traffic.sent[w])?;
         }
-        let mut out = Vec::new();
-        self.down.finish(&mut out);
-        self.traffic.received += out.len() as u64;
-        for decoder in &mut self.receivers {
-            receive(decoder, &out, usize::MAX, |_| Ok(()))?;
-            decoder.finish()?;
-        }
-        Ok(())
+        finish(&mut self.down, &mut self.receivers, &mut self.traffic.received)
     }
+}
+
+/// 1-bit Adam: what the workers send goes to a server, whose answer, compressed too, goes to all. What a round gives is what the
+/// weights follow, not a mean of gradients.
+pub(crate) struct OneBit {
+    manifest: Arc<Manifest>,
+    workers: Vec<onebit::Worker>,
+    server: onebit::Server,
+    up: Vec<(Encoder, Decoder)>,
+    down: Encoder,
+    receivers: Vec<Decoder>,
+    round: u64,
+    traffic: Traffic,
+}
+
+impl OneBit {
+    pub(crate) fn new(
+        manifest: &Arc<Manifest>,
+        workers: usize,
+        receivers: usize,
+        settings: onebit::Settings,
+    ) -> Result<Self> {
+        let decoder = || Decoder::new(Limits::default());
+        Ok(Self {
+            manifest: Arc::clone(manifest),
+            workers: vec![onebit::Worker::new(settings)?; workers],
+            server: onebit::Server::new(settings)?,
+            up: (0..workers).map(|_| (encoder(), decoder())).collect(),
+            down: encoder(),
+            receivers: (0..receivers).map(|_| decoder()).collect(),
+            round: 0,
+            traffic: Traffic::of(workers),
+        })
+    }
+
+    /// The sum, or the mean, of the updates in `streams`, the same for all who compute it.
+    fn decoded(
+        &mut self,
+        streams: &[(usize, &[u8])],
+        receiver: Option<usize>,
+    ) -> Result<Vec<(String, TensorBuf)>> {
+        let mut sum = Sum::new(&self.manifest, SumOptions::default());
+        for (from, bytes) in streams {
+            let decoder = match receiver {
+                Some(r) => &mut self.receivers[r],
+                None => &mut self.up[*from].1,
+            };
+            receive(decoder, bytes, piece(receiver.unwrap_or(0)), |body| match body {
+                Body::Update(part) => Ok(sum.add(&part, 1.0)?),
+                _ => Ok(()),
+            })?;
+        }
+        let tensors = sum.finish(true)?.tensors()?;
+        Ok(self.manifest.tensors().iter().map(|info| info.name.clone()).zip(tensors).collect())
+    }
+}
+
+impl Group for OneBit {
+    fn round(&mut self, updates: Vec<Tensors>, _: &mut [Optimiser]) -> Result<Vec<Tensors>> {
+        let (begin, options) = (clock::now(), Options::default());
+        let header = UpdateHeader::default().with_step(self.round).with_world(self.workers.len() as u64);
+        let mut streams = Vec::new();
+        for (w, update) in updates.iter().enumerate() {
+            let update = named(&self.manifest, update)?;
+            let blocks = self.workers[w].message(&inputs(&update), &options)?;
+            let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+            let mut out = Vec::new();
+            let header = header.clone().with_sender(w as u64);
+            self.up[w].0.update(&mut out, &header, &self.manifest, &blocks)?;
+            self.traffic.sent[w] += out.len() as u64;
+            streams.push(out);
+        }
+        let borrowed: Vec<(usize, &[u8])> = streams.iter().map(Vec::as_slice).enumerate().collect();
+        let means = self.decoded(&borrowed, None)?;
+        let blocks = self.server.message(&inputs(&means), &options)?;
+        let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+        let mut down = Vec::new();
+        // An update of the server's own, which is not one of the workers.
+        let header = header.with_sender(self.workers.len() as u64);
+        self.down.update(&mut down, &header, &self.manifest, &blocks)?;
+        self.traffic.received += down.len() as u64;
+        let encoded = clock::now();
+        let (mut moves, mut answer) = (Vec::new(), Vec::new());
+        for r in 0..self.receivers.len() {
+            answer = self.decoded(&[(0, &down)], Some(r))?;
+            moves.push(self.workers[r].apply(&inputs(&answer))?);
+        }
+        // The other workers would decode the very same.
+        for worker in &mut self.workers[self.receivers.len()..] {
+            worker.apply(&inputs(&answer))?;
+        }
+        self.traffic.encoding += encoded.saturating_sub(begin);
+        self.traffic.decoding += clock::now().saturating_sub(encoded);
+        agree(&moves, self.round)?;
+        self.round += 1;
+        Ok(moves)
+    }
+
+    fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        for (w, (encoder, decoder)) in self.up.iter_mut().enumerate() {
+            finish(encoder, [decoder], &mut self.traffic.sent[w])?;
+        }
+        finish(&mut self.down, &mut self.receivers, &mut self.traffic.received)
+    }
+}
+
+/// Ends a stream and checks that all who read it have it to its end.
+fn finish<'d>(
+    encoder: &mut Encoder,
+    decoders: impl IntoIterator<Item = &'d mut Decoder>,
+    bytes: &mut u64,
+) -> Result<()> {
+    let mut out = Vec::new();
+    encoder.finish(&mut out);
+    *bytes += out.len() as u64;
+    for decoder in decoders {
+        receive(decoder, &out, usize::MAX, |_| Ok(()))?;
+        decoder.finish()?;
+    }
+    Ok(())
 }

@@ -9,6 +9,8 @@ pub(crate) enum Rule {
     Sgd { momentum: f32, nesterov: bool },
     /// Adam (arXiv 1412.6980) with decay 0.9 and 0.99.
     Adam,
+    /// Steps of one length, against the sign of the gradient.
+    Sign,
 }
 
 /// Without momentum.
@@ -44,6 +46,10 @@ impl Optimiser {
                         *w -= rate * if nesterov { g + momentum * *m } else { *m };
                     }
                 }
+                Rule::Sign => {
+                    let sign = |g: f32| if g == 0.0 { 0.0 } else { g.signum() };
+                    w.iter_mut().zip(g).for_each(|(w, &g)| *w -= rate * sign(g));
+                }
                 Rule::Adam => {
                     let (a, b) = (0.9f32, 0.99f32);
                     let (bias, bias2) = (1.0 - a.powi(self.steps), 1.0 - b.powi(self.steps));
@@ -57,9 +63,9 @@ impl Optimiser {
         }
     }
 
-    /// Clears the momentum of one element.
-    pub(crate) fn clear(&mut self, tensor: usize, index: usize) {
-        self.first[tensor][index] = 0.0;
+    /// The momentum of each tensor, by its number.
+    pub(crate) fn momenta(&mut self) -> Vec<(u64, &mut [f32])> {
+        (0..).zip(self.first.iter_mut().map(Vec::as_mut_slice)).collect()
     }
 }
 

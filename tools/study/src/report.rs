@@ -24,6 +24,14 @@ impl Spread {
         Self { mean, deviation: (squares / (count.max(2) - 1) as f64).sqrt(), count }
     }
 
+    /// As the table has it: nothing is said of the spread of one.
+    fn show(self, digits: usize) -> String {
+        match self.count {
+            1 => format!("{:.digits$}", self.mean),
+            _ => format!("{:.digits$} ± {:.digits$}", self.mean, self.deviation),
+        }
+    }
+
     /// The standard error of the mean.
     fn error(self) -> f64 {
         self.deviation / (self.count as f64).sqrt()
@@ -101,7 +109,7 @@ fn page(out: &mut String, studies: &[Study], traffic: &[Crowd], cores: usize) ->
     writeln!(
         out,
         "Written by `cargo run --release -p gcodec-study -- --write`; `--help` has more. Small networks, trained on real data by \
-         several workers in one process that share nothing but bytes: each step, every worker's update goes through a \
+         several workers in one process: each step, every worker's update goes through a \
          compressor, an encoder, whole frames, a decoder and a sum, and the weights follow what was decoded. Compressed \
          and uncompressed runs have the same steps, first weights, batches and learning rates, unless a line says otherwise.\n"
     )?;
@@ -164,8 +172,8 @@ fn conclusions(out: &mut String, studies: &[Study], traffic: &[Crowd]) -> std::f
     }
     let lossless = studies.iter().flat_map(|s| {
         let row = s.rows.iter().find(|r| r.run.name == "lossless")?;
-        let digests = |r: &Row| r.outcomes.iter().map(|o| o.digest.clone()).collect::<Vec<_>>();
-        Some((s, digests(row) == digests(s.baseline()?)))
+        let mut pairs = row.outcomes.iter().zip(&s.baseline()?.outcomes);
+        Some((s, pairs.all(|(a, b)| a.digest == b.digest)))
     });
     for (study, same) in lossless {
         let what = if same { "the same bits as" } else { "OTHER BITS THAN" };
@@ -202,7 +210,7 @@ fn table(out: &mut String, study: &Study) -> std::fmt::Result {
     writeln!(out, "## {}\n", study.title)?;
     writeln!(
         out,
-        "Data: {}. {} parameters in {} tensors; {} workers with {} examples each in a step, {} steps, seeds 1 to {}; learning \
+        "Data: {}. {} parameters in {} tensors; {} workers with {} examples each in a step, {} steps; learning \
          rate {} at most.\n",
         study.about,
         thousands(study.parameters() as f64),
@@ -210,7 +218,6 @@ fn table(out: &mut String, study: &Study) -> std::fmt::Result {
         s.workers,
         study.task.batch_len(),
         s.steps,
-        study.seeds,
         s.rate
     )?;
     let test = if study.bits { "test, bits per byte" } else { "test, % right" };
@@ -227,12 +234,10 @@ fn table(out: &mut String, study: &Study) -> std::fmt::Result {
         let (test, digits) = (study.test(row), if study.bits { 3 } else { 2 });
         writeln!(
             out,
-            "| {} | {:.4} ± {:.4} | {:.digits$} ± {:.digits$} | {} | {} | {:.2} | {:.2} | {:.1} | {} |",
+            "| {} | {} | {} | {} | {} | {:.2} | {:.2} | {:.1} | {} |",
             row.run.name,
-            loss.mean,
-            loss.deviation,
-            test.mean,
-            test.deviation,
+            loss.show(4),
+            test.show(digits),
             thousands(sent(row)),
             times(study.ratio(row)),
             ms(mean(&|o| o.traffic.encoding.as_secs_f64()), s.workers),
@@ -272,19 +277,19 @@ fn notes(out: &mut String, studies: &[Study], cores: usize) -> std::fmt::Result 
         out,
         "- **Bytes** are whole frames with all headers: preamble, manifest once, an update in each round, index sets, the end \
          frame. No index frame, which is for files. The ratio's numerator is 4 bytes for each parameter and step.\n\
-         - **Topology**: every worker sends its stream to all others, who decode and sum it (`reduce::Sum`, the mean); so a worker \
-         receives the others' streams as they are. ScaleCom goes by a server (see above).\n\
+         - **Topology**: what is counted as sent is one worker's stream; all receivers decode and sum the streams of all (`reduce::Sum`, \
+         the mean). ScaleCom and 1-bit Adam go by a server, which runs in the column of encoding.\n\
          - **Receivers**: {receivers} of the workers really decode everything, in different orders and pieces, and have weights \
-         and an optimiser of their own; every round their sums, and at the end of every run their weights, must be the same bits, or the \
+         and an optimiser of their own, which the other workers share; every round their sums, and at the end of every run their weights, must be the same bits, or the \
          program fails. With `--quick` all workers do.\n\
          - **Optimisers**: the convolutional network has SGD with momentum 0.9, the language model Adam, on the decoded mean. \
          Schemes with local steps have the same optimiser on every worker, and the mean of what they send is applied as it is \
          (Sparse Binary Compression, with error feedback and momentum masking) or with Nesterov's momentum 0.9 and rate 0.3 (SparseLoCo). \
-         DGC brings its own momentum, so its outer optimiser is plain SGD, with four warm-up stages in the first fifth of the steps; \
+         DeMo's mean is followed by its sign. 1-bit Adam goes by a server like ScaleCom. DGC brings its own momentum, so its outer optimiser is plain SGD, with four warm-up stages in the first 4 % of the steps; \
          on the language model compare it with `raw, SGD with momentum`, both with gradients clipped to norm 1.\n\
          - **Learning rate**: up over the first twentieth of the steps, down to a twentieth along a cosine, for all runs.\n\
          - **EF** is error feedback: what a compressor left out is added to the next update.\n\
-         - **Train loss** is the mean of the workers' batches over the last twentieth of the steps; ± is the standard deviation over seeds.\n\
+         - **Train loss** is the mean of the workers' batches over the last twentieth of the steps; ± is the standard deviation over 3 seeds, the lines without it have one.\n\
          - **Times** are processor time (on Linux), per worker or receiver and step, of one thread; the program runs {cores} runs at once on {cores} cores.\n\
          - **The scheme's paper**: what its authors report of their own networks, or what follows from its format, as said; not of these networks.\n\
          - **Determinism**: on one machine a run repeats bit for bit (`cargo test --release -p gcodec-study`); burn's matrix products \

@@ -3,22 +3,28 @@
 use std::sync::Arc;
 
 use gcodec::compress::scalecom::{Choice, Settings};
-use gcodec::compress::{Amount, DgcOptions};
-use gcodec::{Codec, Manifest};
+use gcodec::compress::{Amount, DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit};
+use gcodec::{Codec, Manifest, Positions};
 
 use crate::Result;
-use crate::group::{Gather, Group, ScaleCom};
+use crate::group::{Gather, Group, OneBit, ScaleCom};
 use crate::optim::{MOMENTUM, PLAIN, Rule};
-use crate::senders::{ByCodec, ByDgc, Sender};
+use crate::senders::{ByCodec, ByDeMo, ByDgc, BySbc, Sender};
 use crate::train::Setting;
 
 /// Who compresses, and how.
 #[derive(Debug, Clone)]
 pub(crate) enum Scheme {
     /// A codec by its specification.
-    Codec { spec: String, feedback: bool, mask: bool },
+    Codec { spec: String, feedback: bool },
+    /// Sparse Binary Compression: residual and momentum masking.
+    Sbc { density: f64, positions: Positions },
     /// Deep Gradient Compression.
     Dgc { density: f64 },
+    /// DeMo, with so many coefficients of each chunk.
+    DeMo { kept: u64 },
+    /// 1-bit Adam.
+    OneBit,
     /// ScaleCom's CLT-k.
     ScaleCom { density: f64, beta: f32 },
 }
@@ -47,6 +53,8 @@ pub(crate) struct Run {
     pub(crate) clip: Option<f32>,
     /// What the paper says.
     pub(crate) claim: &'static str,
+    /// How many seeds, of those that the study has: more where a target hangs on it.
+    pub(crate) seeds: u64,
     /// Whether a server sums and answers, for the count of what is received.
     pub(crate) server: bool,
 }
@@ -55,24 +63,36 @@ impl Run {
     pub(crate) fn group(&self, manifest: &Arc<Manifest>, setting: Setting) -> Result<Box<dyn Group>> {
         let sender = |_| -> Result<Box<dyn Sender>> {
             match &self.scheme {
-                Scheme::Codec { spec, feedback, mask } => {
-                    Ok(Box::new(ByCodec::new(spec.parse::<Codec>()?, *feedback, *mask)))
+                Scheme::Codec { spec, feedback } => {
+                    Ok(Box::new(ByCodec::new(spec.parse::<Codec>()?, *feedback)))
+                }
+                Scheme::Sbc { density, positions } => {
+                    let options = SbcOptions::default().with_amount(Amount::Density(*density));
+                    Ok(Box::new(BySbc(Sbc::new(options.with_positions(*positions))?)))
+                }
+                Scheme::DeMo { kept } => {
+                    Ok(Box::new(ByDeMo(DeMo::new(DeMoOptions::default().with_kept(*kept))?)))
                 }
                 Scheme::Dgc { density } => {
                     let mut options = DgcOptions::default();
                     options.density = *density;
                     options.workers = setting.workers as u64;
-                    // Four stages in the first fifth of the steps.
-                    options.warm_up_steps = setting.steps / 20;
+                    // Four stages in the first 4 % of the steps, as the authors' four epochs of 90 and more.
+                    options.warm_up_steps = setting.steps.div_ceil(100);
                     options.clip = self.clip;
                     Ok(Box::new(ByDgc::new(options)?))
                 }
-                Scheme::ScaleCom { .. } => Err("ScaleCom is a protocol, not a sender".into()),
+                Scheme::ScaleCom { .. } | Scheme::OneBit => Err("a protocol, not a sender".into()),
             }
         };
         if let Scheme::ScaleCom { density, beta } = self.scheme {
             let settings = Settings::new(Choice::TopK(Amount::Density(density))).with_beta(beta);
             return Ok(Box::new(ScaleCom::new(manifest, setting.workers, setting.receivers, settings)?));
+        }
+        if let Scheme::OneBit = self.scheme {
+            // The paper's warm-up is 15 to 25 % of the steps; the variance decays as in the study's own Adam.
+            let settings = onebit::Settings::default().with_warm_up(setting.steps / 5).with_variance(0.99);
+            return Ok(Box::new(OneBit::new(manifest, setting.workers, setting.receivers, settings)?));
         }
         let senders = (0..setting.workers).map(sender).collect::<Result<_>>()?;
         Ok(Box::new(Gather::new(manifest, senders, setting.receivers, self.server)))
@@ -83,26 +103,52 @@ impl Run {
         let name = if feedback { format!("{spec}, EF") } else { spec.to_owned() };
         Self {
             name,
-            scheme: Scheme::Codec { spec: spec.to_owned(), feedback, mask: false },
+            scheme: Scheme::Codec { spec: spec.to_owned(), feedback },
             local: None,
             outer,
             outer_rate: 1.0,
             rate: 1.0,
             clip: None,
             claim,
+            seeds: 1,
             server: false,
         }
     }
 
-    /// Sparse Binary Compression: local steps, error feedback, momentum masking.
-    fn sbc(spec: &str, every: u64, rule: Rule, claim: &'static str) -> Self {
+    /// With so many seeds.
+    fn seeds(self, seeds: u64) -> Self {
+        Self { seeds, ..self }
+    }
+
+    /// With another learning rate, which the name says.
+    fn slower(self, by: u16) -> Self {
+        Self { name: format!("{}, rate / {by}", self.name), rate: self.rate / f32::from(by), ..self }
+    }
+
+    /// Sparse Binary Compression: local steps, residual, momentum masking.
+    fn sbc(density: f64, positions: Positions, every: u64, rule: Rule, claim: &'static str) -> Self {
+        let how = if positions == Positions::Auto { "" } else { ",positions=rice-one" };
+        let steps = if every == 1 { "" } else { "s" };
         Self {
-            name: format!("{spec}, {every} local step{}", if every == 1 { "" } else { "s" }),
-            scheme: Scheme::Codec { spec: spec.to_owned(), feedback: true, mask: true },
+            name: format!("sbc:density={density}{how}, {every} local step{steps}"),
+            scheme: Scheme::Sbc { density, positions },
             local: Some(Local { rule, every }),
-            outer: PLAIN,
-            ..Self::codec(spec, true, PLAIN, claim)
+            ..Self::codec("", true, PLAIN, claim)
         }
+    }
+
+    /// DeMo: the sign of the mean of what arrived.
+    fn demo(kept: u64, rate: f32, claim: &'static str) -> Self {
+        Self {
+            name: format!("DeMo, {kept} of each 64 x 64"),
+            scheme: Scheme::DeMo { kept },
+            rate,
+            ..Self::codec("", false, Rule::Sign, claim)
+        }
+    }
+
+    fn one_bit(claim: &'static str) -> Self {
+        Self { name: "1-bit Adam".into(), scheme: Scheme::OneBit, ..Self::codec("", false, PLAIN, claim) }
     }
 
     fn dgc(density: f64, rate: f32, claim: &'static str) -> Self {
@@ -149,14 +195,17 @@ const POW2: &str = "ResNet18, 0.39 %: 208x, 93.72 -> 93.93 %";
 const DGC: &str = "270 to 600x (abstract)";
 const SCALECOM: &str = "47 to 400x, counting values; ResNet34: 92x, 93.78 -> 93.98 %";
 const LOCO: &str = "more than 146x";
+const POWER: &str = "ResNet18: 136x for rank 2";
+const DEMO: &str = "85x with 8 of each 64 x 64";
+const ONE_BIT: &str = "up to 5x less communication";
 
 /// The runs of the convolutional network.
 pub(crate) fn convolutional() -> Vec<Run> {
     let codec = |spec, feedback, claim| Run::codec(spec, feedback, MOMENTUM, claim);
     vec![
-        codec("raw", false, ""),
+        codec("raw", false, "").seeds(3),
         codec("lossless", false, ""),
-        codec("natural", false, NATURAL),
+        codec("natural", false, NATURAL).seeds(3),
         codec("dither:levels=8", false, DITHER),
         codec("qsgd:bits=4", false, QSGD),
         codec("terngrad", false, TERNGRAD),
@@ -164,17 +213,20 @@ pub(crate) fn convolutional() -> Vec<Run> {
         codec("sign", true, SIGN),
         codec("topk:density=0.01", true, ""),
         codec("topk:density=0.01,values=bf16", true, ""),
-        codec("topk:density=0.01,values=pow2", true, POW2),
+        codec("topk:density=0.01,values=pow2", true, POW2).seeds(3),
         codec("topk:density=0.01,scope=global", true, ""),
         codec("stc:density=0.01", true, ""),
         codec("sidco:density=0.01,values=pow2", true, ""),
         codec("sidco:density=0.01,values=pow2,stages=authors", true, ""),
         codec("randk:density=0.01,scale=1", true, ""),
+        codec("randk:density=0.01,scale=1", true, "").slower(10),
         codec("randk:density=0.1", false, ""),
+        codec("powersgd:rank=2", true, POWER),
+        Run::demo(8, 0.02, DEMO),
         Run::dgc(0.001, 1.0, DGC),
-        Run::sbc("sbc:density=0.001", 1, MOMENTUM, SBC),
-        Run::sbc("sbc:density=0.001,positions=rice", 1, MOMENTUM, SBC),
-        Run::sbc("sbc:density=0.01", 10, MOMENTUM, SBC_DELAY),
+        Run::sbc(0.001, Positions::Auto, 1, MOMENTUM, SBC).seeds(3),
+        Run::sbc(0.001, Positions::RiceOne, 1, MOMENTUM, SBC),
+        Run::sbc(0.01, Positions::Auto, 10, MOMENTUM, SBC_DELAY),
         Run::scalecom(0.01, 1.0, MOMENTUM, SCALECOM),
         Run::scalecom(0.01, 0.3, MOMENTUM, SCALECOM),
         Run::sparse_loco("chunked:kept=64,values=code2", 10, MOMENTUM, LOCO),
@@ -186,22 +238,25 @@ pub(crate) fn long() -> Vec<Run> {
     let wanted = |run: &Run| {
         run.name == UNCOMPRESSED || run.name.starts_with("DGC") || run.name.starts_with("sbc:density=0.001, ")
     };
-    convolutional().into_iter().filter(wanted).collect()
+    convolutional().into_iter().filter(wanted).map(|run| run.seeds(3)).collect()
 }
 
 /// The runs of the language model.
 pub(crate) fn language() -> Vec<Run> {
     let codec = |spec, feedback, claim| Run::codec(spec, feedback, Rule::Adam, claim);
     vec![
-        codec("raw", false, ""),
-        codec("natural", false, NATURAL),
+        codec("raw", false, "").seeds(3),
+        codec("natural", false, NATURAL).seeds(3),
         codec("int8", false, ""),
         codec("qsgd:bits=4", false, QSGD),
         codec("sign", true, SIGN),
         codec("topk:density=0.01,values=pow2", true, POW2),
         Run::scalecom(0.01, 1.0, Rule::Adam, SCALECOM),
-        Run::sbc("sbc:density=0.001", 1, Rule::Adam, SBC),
-        Run::sbc("sbc:density=0.01", 10, Rule::Adam, SBC_DELAY),
+        codec("powersgd:rank=2", true, POWER),
+        Run::demo(8, 0.3, DEMO),
+        Run::one_bit(ONE_BIT),
+        Run::sbc(0.001, Positions::Auto, 1, Rule::Adam, SBC),
+        Run::sbc(0.01, Positions::Auto, 10, Rule::Adam, SBC_DELAY),
         Run::sparse_loco("chunked:kept=64,values=code2", 10, Rule::Adam, LOCO),
         Run {
             name: "raw, SGD with momentum".into(),

@@ -1,7 +1,7 @@
 //! What one worker does with its update before it becomes bytes. A new compressor is a codec's name, or a [`Sender`].
 
-use gcodec::compress::{Dgc, DgcOptions, Input, Options};
-use gcodec::{Block, Codec, Feedback, Positions, Scope, Support, TensorBuf, compress};
+use gcodec::compress::{DeMo, Dgc, DgcOptions, Input, Options, Sbc, mask_momenta};
+use gcodec::{Block, Codec, Feedback, Positions, TensorBuf, compress};
 
 use crate::Result;
 use crate::optim::Optimiser;
@@ -28,7 +28,8 @@ pub(crate) trait Sender {
     fn positions(&self) -> Positions;
 }
 
-fn inputs(update: &[(String, TensorBuf)]) -> Vec<Input<'_>> {
+/// What a compressor takes of named tensors.
+pub(crate) fn inputs(update: &[(String, TensorBuf)]) -> Vec<Input<'_>> {
     update
         .iter()
         .enumerate()
@@ -40,31 +41,23 @@ fn inputs(update: &[(String, TensorBuf)]) -> Vec<Input<'_>> {
 pub(crate) struct ByCodec {
     codec: Codec,
     feedback: Option<Feedback>,
-    /// Whether the local momentum of what was sent is cleared (SBC, arXiv 1805.08768; DGC, arXiv 1712.01887, section 3.2).
-    mask: bool,
 }
 
 impl ByCodec {
-    pub(crate) fn new(codec: Codec, feedback: bool, mask: bool) -> Self {
-        Self { codec, feedback: feedback.then(Feedback::new), mask }
+    pub(crate) fn new(codec: Codec, feedback: bool) -> Self {
+        Self { codec, feedback: feedback.then(Feedback::new) }
     }
 }
 
 impl Sender for ByCodec {
-    fn send(
-        &mut self,
-        turn: Turn,
-        update: &[(String, TensorBuf)],
-        local: &mut Optimiser,
-    ) -> Result<Vec<Block>> {
-        let codecs = vec![seeded(self.codec, turn); update.len()];
-        let blocks = compress(&inputs(update), &codecs, &Options::default(), self.feedback.as_mut())?;
-        if self.mask {
-            for (tensor, index) in sent(&blocks, update) {
-                local.clear(tensor, index);
-            }
-        }
-        Ok(blocks)
+    fn send(&mut self, turn: Turn, update: &[(String, TensorBuf)], _: &mut Optimiser) -> Result<Vec<Block>> {
+        // Random numbers of its own for each round, and for each worker where workers need not agree.
+        let later = match self.codec {
+            Codec::RandK { .. } => turn.round,
+            _ => turn.round * turn.workers + turn.worker,
+        };
+        let codecs = vec![self.codec.later(later); update.len()];
+        Ok(compress(&inputs(update), &codecs, &Options::default(), self.feedback.as_mut())?)
     }
 
     fn positions(&self) -> Positions {
@@ -72,44 +65,32 @@ impl Sender for ByCodec {
     }
 }
 
-/// The codec with random numbers of its own for each round, and for each worker where workers' need not agree.
-fn seeded(mut codec: Codec, turn: Turn) -> Codec {
-    let own = 1 + turn.round * turn.workers + turn.worker;
-    match &mut codec {
-        Codec::TopK { seed, .. }
-        | Codec::Threshold { seed, .. }
-        | Codec::Sidco { seed, .. }
-        | Codec::Natural { seed }
-        | Codec::Qsgd { seed, .. }
-        | Codec::Dither { seed, .. }
-        | Codec::TernGrad { seed, .. } => *seed = own,
-        Codec::RandK { seed, .. } => *seed = 1 + turn.round,
-        _ => {}
+/// Sparse Binary Compression with momentum masking. Its delay is that of the local steps, whose sum it gets.
+pub(crate) struct BySbc(pub(crate) Sbc);
+
+impl Sender for BySbc {
+    fn send(&mut self, _: Turn, update: &[(String, TensorBuf)], local: &mut Optimiser) -> Result<Vec<Block>> {
+        let blocks = self.0.step(&inputs(update), &Options::default())?.ok_or("a delay of its own")?;
+        mask_momenta(&blocks, &mut local.momenta())?;
+        Ok(blocks)
     }
-    codec
+
+    fn positions(&self) -> Positions {
+        self.0.codec().positions()
+    }
 }
 
-/// The elements that sparse blocks speak of: tensor and index.
-fn sent<'a>(
-    blocks: &'a [Block],
-    update: &'a [(String, TensorBuf)],
-) -> impl Iterator<Item = (usize, usize)> + 'a {
-    blocks.iter().flat_map(move |block| {
-        let (Scope::Tensor(first) | Scope::Tensors { first, .. } | Scope::Range { tensor: first, .. }) =
-            block.scope;
-        let positions: &[u64] = match &block.support {
-            Support::Sparse(positions) => positions,
-            _ => &[],
-        };
-        let (mut tensor, mut start) = (first as usize, 0);
-        positions.iter().map(move |&position| {
-            while position - start >= update[tensor].1.view().elements() {
-                start += update[tensor].1.view().elements();
-                tensor += 1;
-            }
-            (tensor, (position - start) as usize)
-        })
-    })
+/// DeMo's decoupled momentum.
+pub(crate) struct ByDeMo(pub(crate) DeMo);
+
+impl Sender for ByDeMo {
+    fn send(&mut self, _: Turn, update: &[(String, TensorBuf)], _: &mut Optimiser) -> Result<Vec<Block>> {
+        Ok(self.0.step(&inputs(update), &Options::default())?)
+    }
+
+    fn positions(&self) -> Positions {
+        Positions::Auto
+    }
 }
 
 /// Deep Gradient Compression.
