@@ -160,11 +160,12 @@ fn any_values(m: usize, tensors: usize) -> BoxedStrategy<Values> {
             scales,
             negative
         }),
-        (-1074i16..=1023, codes.clone(), signs).prop_map(|(min_exponent, codes, negative)| Values::Pow2 {
+        (-1074i16..=1023, codes.clone(), signs).prop_map(|(min_exponent, codes, signs)| Values::Pow2 {
             min_exponent,
             underflow: Underflow::Zero,
+            // A zero has no sign.
+            negative: codes.iter().enumerate().map(|(i, &code)| code != 0 && signs.get(i)).collect(),
             codes,
-            negative
         }),
         (grouped.clone(), 1u32..=65_535, vec(any::<u32>(), m)).prop_map(
             |((groups, norms, _), max_level, raw)| Values::Levels {

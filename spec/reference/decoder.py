@@ -791,12 +791,10 @@ def values_pow2(r, m, cx, tables, budget):
         raise FormatError("out_of_range", at, f"min_exponent {low}")
     r.u8((0, 1, 2))
     codes = ints(r, m, tables, budget, 255)                                      # [INT-3]
-    rest_is(r, (m + 7) // 8, "signs")                                            # [PW2-1]
-    plane = r.plane(m)
-    out = []
-    for c in codes:
-        sign = plane.field(1)
-        out.append(join("f32", "finite", sign, 1, low + c - 1) if c else sign << 31)
+    signs = sum(1 for c in codes if c)
+    rest_is(r, (signs + 7) // 8, "signs")                                        # [PW2-1]
+    plane = r.plane(signs)
+    out = [join("f32", "finite", plane.field(1), 1, low + c - 1) if c else 0 for c in codes]
     return "numbers", out
 
 

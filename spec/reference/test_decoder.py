@@ -458,7 +458,7 @@ class Stream(Case):
         two = b"\0\x02" + struct.pack("<f", 2.0)                 # groups 0, scale 2.0
         codes = b"\0\x02" + plane([(0, 2), (1, 2), (2, 2), (3, 2)])
         self.assertEqual(numbers(3, two + b"\x05"), floats(-2, 2, -2, 2))
-        self.assertEqual(numbers(4, struct.pack("<hB", -1, 0) + codes + b"\x09"), floats(-0.0, .5, 1, -2))
+        self.assertEqual(numbers(4, struct.pack("<hB", -1, 0) + codes + b"\x04"), floats(0, .5, 1, -2))
         self.assertEqual(numbers(5, b"\0\3\2" + two + codes), floats(0, 2 * -1 / 3, 2 / 3, 2 * -2 / 3))
         self.assertEqual(numbers(5, b"\1\3\2" + two + codes), floats(0, -.5, .5, -1))
         self.assertEqual(numbers(6, b"\2\0" + two + codes), floats(-4, -2, 0, 2))

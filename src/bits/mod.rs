@@ -5,7 +5,7 @@ mod plane;
 mod write;
 
 pub(crate) use cursor::Cursor;
-pub(crate) use plane::{PlaneReader, PlaneWriter, packed_bytes};
+pub(crate) use plane::{PlaneReader, PlaneWriter, gather_bits, pack_bits, packed_bytes, scatter_bits};
 pub(crate) use write::{put_f32, put_i16, put_text, put_u16, put_u32, put_u64, put_varint, varint_len};
 
 /// CRC-32 (IEEE 802.3) of `bytes`.

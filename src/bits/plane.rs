@@ -6,6 +6,47 @@ pub(crate) fn packed_bytes(count: u64, width: u32) -> Option<u64> {
     u64::try_from(bits.div_ceil(8)).ok()
 }
 
+/// 64 bytes that are 0 or 1 as bits, the first lowest.
+#[inline(always)]
+pub(crate) fn pack_bits(bytes: &[u8; 64]) -> u64 {
+    let mut packed = [0; 8];
+    for (eight, byte) in bytes.as_chunks::<8>().0.iter().zip(&mut packed) {
+        // Bit 8j times 2^(56 - 7j) is bit 56 + j; no two products meet.
+        *byte = (u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
+    }
+    u64::from_le_bytes(packed)
+}
+
+/// The bits of `word` where `mask` has ones, side by side from the lowest on.
+#[inline]
+pub(crate) fn gather_bits(word: u64, mut mask: u64) -> u64 {
+    if mask == u64::MAX {
+        return word;
+    }
+    let (mut gathered, mut at) = (0, 0);
+    while mask != 0 {
+        gathered |= (word >> mask.trailing_zeros() & 1) << at;
+        at += 1;
+        mask &= mask - 1;
+    }
+    gathered
+}
+
+/// The inverse of [`gather_bits`]: the lowest bits of `word` to where `mask` has ones, zeros elsewhere.
+#[inline]
+pub(crate) fn scatter_bits(mut word: u64, mut mask: u64) -> u64 {
+    if mask == u64::MAX {
+        return word;
+    }
+    let mut scattered = 0;
+    while mask != 0 {
+        scattered |= (word & 1) << mask.trailing_zeros();
+        word >>= 1;
+        mask &= mask - 1;
+    }
+    scattered
+}
+
 /// Writes a bit plane, fields from the least significant bit on.
 pub(crate) struct PlaneWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -132,6 +173,19 @@ mod tests {
             assert_eq!(reader.get(1), 1);
             reader.finish("t").unwrap();
         }
+    }
+
+    #[test]
+    fn gathered_bits_scatter_to_their_places() {
+        let word = 0x9e37_79b9_7f4a_7c15u64;
+        for mask in [0, 1, u64::MAX, u64::MAX >> 1, 0xdead_beef_0123_4567, 1 << 63] {
+            let gathered = gather_bits(word, mask);
+            assert_eq!(scatter_bits(gathered, mask), word & mask);
+            assert_eq!(gathered.count_ones(), (word & mask).count_ones());
+            assert!(mask.count_ones() == 64 || gathered >> mask.count_ones() == 0);
+        }
+        let bytes = std::array::from_fn(|i| (word >> i & 1) as u8);
+        assert_eq!(pack_bits(&bytes), word);
     }
 
     #[test]

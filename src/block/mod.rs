@@ -153,7 +153,7 @@ pub enum Values {
         underflow: Underflow,
         /// A code for each value.
         codes: Vec<u8>,
-        /// A bit for each value: 1 for minus.
+        /// A bit for each value: 1 for minus; 0 for those that are zero, which have no sign.
         negative: Bits,
     },
     /// Each element is its group's norm times a level between -1 and 1.

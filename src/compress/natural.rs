@@ -1,9 +1,10 @@
 //! Natural compression (Horvath et al., arXiv 1905.10988): each element becomes one of the two powers of two around its
 //! magnitude, the upper one with the probability that makes the mean right: its mantissa.
 
-use super::source::{Chunk, Source, TILE, pack_bits};
+use super::source::{Chunk, Source, TILE};
 use super::{Options, Part, parts, whole};
 use crate::arch::{self, Kernel};
+use crate::bits::pack_bits;
 use crate::block::{Bits, Block, Scope, Support, Underflow, Values};
 use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
@@ -185,7 +186,7 @@ impl Kernel for RoundTile<'_> {
         let words = &mut words[..self.tile.len()];
         random::fill_words(self.seed, self.tensor, self.start as u64, words);
         let (mut least, mut subnormal, mut non_finite) = (255, 0u32, 0u32);
-        for ((x, word), code) in self.tile.iter().zip(words).zip(self.codes) {
+        for ((x, word), code) in self.tile.iter().zip(words).zip(self.codes.iter_mut()) {
             let magnitude = x.to_bits() & 0x7fff_ffff;
             // Sign bits tell: below 2^23 but not below 1, and above the largest finite magnitude.
             subnormal |= magnitude.wrapping_sub(1 << 23) & !magnitude.wrapping_sub(1);
@@ -193,20 +194,21 @@ impl Kernel for RoundTile<'_> {
             *code = (biased(magnitude, *word) as u8).min(self.most);
             least = code.wrapping_sub(1).min(least);
         }
-        pack_signs(self.tile, self.negative);
+        pack_signs(self.tile, self.codes, self.negative);
         Seen { least, subnormal: subnormal >> 31 != 0, non_finite: non_finite >> 31 != 0 }
     }
 }
 
+/// The signs of what is not zero.
 #[inline(always)]
-fn pack_signs(tile: &[f32], out: &mut [u8]) {
-    let (rows, rest) = tile.as_chunks::<64>();
-    for (row, out) in rows.iter().zip(out.as_chunks_mut::<8>().0) {
-        let signs = std::array::from_fn(|i| (row[i].to_bits() >> 31) as u8);
+fn pack_signs(tile: &[f32], codes: &[u8], out: &mut [u8]) {
+    let ((rows, rest), (code_rows, code_rest)) = (tile.as_chunks::<64>(), codes.as_chunks::<64>());
+    for ((row, codes), out) in rows.iter().zip(code_rows).zip(out.as_chunks_mut::<8>().0) {
+        let signs = std::array::from_fn(|i| (row[i].to_bits() >> 31) as u8 & u8::from(codes[i] != 0));
         out.copy_from_slice(&pack_bits(&signs).to_le_bytes());
     }
-    for (i, x) in rest.iter().enumerate() {
-        out[8 * rows.len() + i / 8] |= u8::from(x.is_sign_negative()) << (i % 8);
+    for (i, (x, &code)) in rest.iter().zip(code_rest).enumerate() {
+        out[8 * rows.len() + i / 8] |= u8::from(x.is_sign_negative() && code != 0) << (i % 8);
     }
 }
 
@@ -270,6 +272,6 @@ fn general(spans: &mut [(std::ops::Range<usize>, &mut Source<'_>)], seed: u64) -
         }
         at += range.len();
     }
-    let negative = negative.into_iter().collect();
+    let negative = negative.into_iter().zip(&codes).map(|(negative, &code)| negative && code != 0).collect();
     Ok(Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative })
 }

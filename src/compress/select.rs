@@ -13,9 +13,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::source::{CHUNK, Chunk, Source, pack_bits};
+use super::source::{CHUNK, Chunk, Source};
 use super::{Amount, Codec, Selection};
 use crate::arch::{self, Kernel};
+use crate::bits::pack_bits;
 use crate::error::Result;
 
 /// The elements that were kept of a tensor, ascending.

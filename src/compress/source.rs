@@ -217,14 +217,3 @@ impl Chunk<'_, '_> {
         visit(self.start, values)
     }
 }
-
-/// 64 bytes that are 0 or 1 as bits, the first lowest.
-#[inline(always)]
-pub(super) fn pack_bits(bytes: &[u8; 64]) -> u64 {
-    let mut packed = [0; 8];
-    for (eight, byte) in bytes.as_chunks::<8>().0.iter().zip(&mut packed) {
-        // Bit 8j times 2^(56 - 7j) is bit 56 + j; no two products meet.
-        *byte = (u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
-    }
-    u64::from_le_bytes(packed)
-}

@@ -30,12 +30,12 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
             let exponents: Vec<i16> =
                 joint.iter().zip(first).map(|(x, word)| natural::round(x.to_bits(), word, top)).collect();
             let (min_exponent, codes) = natural::codes(&exponents, || words(natural::SECOND_STREAM));
-            let decoded = codes
-                .iter()
-                .zip(&joint)
-                .map(|(&c, x)| natural::value(min_exponent, c).copysign(*x))
-                .collect();
-            let negative = joint.iter().map(|x| x.is_sign_negative()).collect();
+            let signed = |(&code, x): (&u8, &f32)| match code {
+                0 => 0.0,
+                code => natural::value(min_exponent, code).copysign(*x),
+            };
+            let decoded: Vec<f32> = codes.iter().zip(&joint).map(signed).collect();
+            let negative = decoded.iter().map(|x| x.is_sign_negative()).collect();
             (Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }, decoded)
         }
         Kept::Sign => signs(&chosen),

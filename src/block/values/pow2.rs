@@ -1,8 +1,8 @@
 //! Powers of two (spec, values/pow2.md; Natural Compression, arXiv 1905.10988).
 
 use crate::arch::{self, Kernel};
-use crate::bits::{Cursor, put_i16};
-use crate::block::values::{ValueSpace, scaled};
+use crate::bits::{Cursor, PlaneReader, PlaneWriter, gather_bits, pack_bits, put_i16, scatter_bits};
+use crate::block::values::ValueSpace;
 use crate::block::{Bits, Underflow, Values};
 use crate::codes::{Coder, Decoder, Role, read_symbols, write_symbols};
 use crate::error::{Error, Result};
@@ -28,7 +28,57 @@ pub(super) fn write(
     put_i16(out, min_exponent);
     out.push(underflow as u8);
     write_symbols(out, coder, Role::Exponents, codes, space.row_lens);
-    scaled::write_signs(out, negative, space.count)
+    write_signs(out, codes, negative)
+}
+
+/// A bit for each code above 0.
+fn write_signs(out: &mut Vec<u8>, codes: &[u8], negative: &Bits) -> Result<()> {
+    if negative.len() != codes.len() as u64 {
+        return Err(Error::inconsistent("number of signs"));
+    }
+    let mut plane = PlaneWriter::new(out);
+    let mut signs = negative.as_bytes().chunks(8);
+    for_each_mask(codes, |mask| {
+        let signs = word(signs.next().unwrap_or_default());
+        if signs & !mask != 0 {
+            return Err(Error::inconsistent("sign of a zero"));
+        }
+        plane.put(gather_bits(signs, mask), mask.count_ones());
+        Ok(())
+    })?;
+    plane.finish();
+    Ok(())
+}
+
+fn read_signs(cursor: &mut Cursor<'_>, codes: &[u8]) -> Result<Bits> {
+    let count: u64 = codes.iter().map(|&code| u64::from(code != 0)).sum();
+    let offset = cursor.offset();
+    let mut plane = PlaneReader::new(cursor.take(count.div_ceil(8))?, offset);
+    let mut signs = Vec::with_capacity(codes.len().next_multiple_of(64) / 8);
+    for_each_mask(codes, |mask| {
+        signs.extend(scatter_bits(plane.get(mask.count_ones()), mask).to_le_bytes());
+        Ok(())
+    })?;
+    plane.finish("signs")?;
+    signs.truncate(codes.len().div_ceil(8));
+    Bits::from_bytes(codes.len() as u64, signs).ok_or(Error::inconsistent("number of signs"))
+}
+
+/// Which of each 64 codes are above 0, a bit for each.
+fn for_each_mask(codes: &[u8], mut f: impl FnMut(u64) -> Result<()>) -> Result<()> {
+    let (rows, rest) = codes.as_chunks::<64>();
+    for row in rows {
+        f(pack_bits(&row.map(|code| u8::from(code != 0))))?;
+    }
+    if rest.is_empty() {
+        return Ok(());
+    }
+    f(rest.iter().zip(0..).fold(0, |mask, (&code, i)| mask | u64::from(code != 0) << i))
+}
+
+/// Up to eight bytes as a word.
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().zip(0..).fold(0, |word, (&byte, i)| word | u64::from(byte) << (8 * i))
 }
 
 pub(super) fn read(
@@ -47,7 +97,9 @@ pub(super) fn read(
         _ => Underflow::Smallest,
     };
     let codes = read_symbols(cursor, decoder, space.count, 255)?;
-    Ok(Values::Pow2 { min_exponent, underflow, codes, negative: scaled::read_signs(cursor, space.count)? })
+    decoder.budget.reserve_items::<u8>(space.count.div_ceil(8), cursor.offset())?;
+    let negative = read_signs(cursor, &codes)?;
+    Ok(Values::Pow2 { min_exponent, underflow, codes, negative })
 }
 
 /// The numbers of the values from `start` on.

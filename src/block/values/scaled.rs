@@ -39,7 +39,7 @@ pub(super) fn read_sign(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Resu
 }
 
 /// Appends a sign bit for each of `count` values.
-pub(super) fn write_signs(out: &mut Vec<u8>, negative: &Bits, count: u64) -> Result<()> {
+fn write_signs(out: &mut Vec<u8>, negative: &Bits, count: u64) -> Result<()> {
     if negative.len() != count {
         return Err(Error::inconsistent("number of signs"));
     }
@@ -48,7 +48,7 @@ pub(super) fn write_signs(out: &mut Vec<u8>, negative: &Bits, count: u64) -> Res
 }
 
 /// Reads a sign bit for each of `count` values.
-pub(super) fn read_signs(cursor: &mut Cursor<'_>, count: u64) -> Result<Bits> {
+fn read_signs(cursor: &mut Cursor<'_>, count: u64) -> Result<Bits> {
     let bytes = cursor.take(count.div_ceil(8))?;
     let end = cursor.offset();
     Bits::from_bytes(count, bytes.to_vec())

@@ -209,7 +209,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
                 _ => "out of range",
             })?;
             ints(w, around.body, m, "codes", around.tables)?;
-            signs(w)
+            w.payload(w.rest() as u64, "signs", "a bit for each code above 0, 1 for minus").map(drop)
         }
         ValuesId::LEVELS => {
             w.u8("spacing", |s| if s == 0 { "uniform" } else { "natural" })?;

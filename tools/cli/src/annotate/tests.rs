@@ -74,8 +74,13 @@ fn all_values(len: usize) -> Vec<Values> {
         Values::Pow2 {
             min_exponent: -30,
             underflow: Underflow::Unbiased,
+            // A zero has no sign.
+            negative: codes(6, len, 12)
+                .iter()
+                .enumerate()
+                .map(|(i, &c)| c != 0 && signs(len).get(i))
+                .collect(),
             codes: codes(6, len, 12),
-            negative: signs(len),
         },
         of_levels(Spacing::Uniform, 7),
         of_levels(Spacing::Natural, 9),

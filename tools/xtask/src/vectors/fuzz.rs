@@ -313,12 +313,15 @@ fn numbers(random: &mut Random, m: u64, tensors: u64) -> Values {
             let stored = random.one(&[Stored::F32, Stored::F16, Stored::Bf16]);
             Values::Floats { stored, bytes: random.elements(stored.dtype(Dtype::F32), m) }
         }
-        1 => Values::Pow2 {
-            min_exponent: random.below(2098) as i16 - 1074,
-            underflow: random.one(&[Underflow::Unbiased, Underflow::Zero, Underflow::Smallest]),
-            codes: random.symbols(m, 256),
-            negative: random.bits(m),
-        },
+        1 => {
+            let (codes, bits) = (random.symbols(m, 256), random.bits(m));
+            Values::Pow2 {
+                min_exponent: random.below(2098) as i16 - 1074,
+                underflow: random.one(&[Underflow::Unbiased, Underflow::Zero, Underflow::Smallest]),
+                negative: codes.iter().enumerate().map(|(i, &c)| c != 0 && bits.get(i)).collect(),
+                codes,
+            }
+        }
         2 => {
             let spacing = random.one(&[Spacing::Uniform, Spacing::Natural]);
             let max_level = 1 + random.below(if spacing == Spacing::Uniform { 65_535 } else { 255 }) as u32;

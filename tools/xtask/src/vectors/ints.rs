@@ -1,5 +1,5 @@
-//! Integer codes (gcodec.md, section 7), seen through values that hold them: `ulp` for integers of any size, `pow2` for
-//! symbols.
+//! Integer codes (gcodec.md, section 7), seen through values that hold them: `ulp` for integers of any size, `affine`
+//! of 8 bits for symbols.
 
 use super::Area;
 use super::build::*;
@@ -12,8 +12,7 @@ fn symbols(count: u64, ints: Bytes) -> Vec<u8> {
 
 fn coded(count: u64, ints: Bytes, tables: &[Bytes]) -> Vec<u8> {
     let man = manifest(&[("w", F32, &[count])]);
-    let signs = vec![0; count.div_ceil(8) as usize];
-    let values = (4, bytes().u16(0xffc0).u8(0).raw(ints).raw(signs));
+    let values = (6, bytes().u8(8).u8(0).raw(scale(1.0)).raw(ints));
     let update = update(&man, [block(whole(0), ALL(), values)]);
     stream().manifest(&man).update(&tables.iter().fold(update, |u, t| u.table(t.clone()))).done()
 }

@@ -325,7 +325,7 @@ fn elements(area: &mut Area) {
     .notes("blocks apply in order: the second replaces what was added");
     for (id, values) in [
         ("constant", ones()),
-        ("pow2", (4, bytes().u16(0).u8(0).packed(1, &[0; 4]).u8(0))),
+        ("pow2", (4, bytes().u16(0).u8(0).packed(1, &[1; 4]).u8(0))),
         ("f32", stored_f32(&[0; 4])),
     ] {
         area.invalid(

@@ -166,20 +166,23 @@ fn pow2(area: &mut Area) {
     };
     let codes = [0, 1, 2, 127, 128, 254, 255, 0];
     for (id, min) in [("least", -1074), ("subnormal", -150), ("f32", -149), ("zero", 0), ("greatest", 1023)] {
-        area.valid(&format!("pow2-{id}"), "PW2-1", of(min, 0, &codes, bytes().u8(0b1010_1010)))
+        area.valid(&format!("pow2-{id}"), "PW2-1", of(min, 0, &codes, bytes().u8(0b10_1010)))
             .tensors()
-            .notes("beyond binary32 it is infinity or zero, with the sign");
+            .notes("beyond binary32 it is infinity or zero, with the sign; the zeros at both ends have none");
     }
     for underflow in [1, 2] {
         area.valid(
             &format!("pow2-underflow-{underflow}"),
             "PW2-1",
-            of(-3, underflow, &[3, 0, 5], bytes().u8(0b011)),
+            of(-3, underflow, &[3, 0, 5], bytes().u8(0b01)),
         )
         .tensors();
     }
     area.valid("pow2-none", "PW2-1", dense(F32, &[0], (4, bytes().u16(5).u8(0))))
         .notes("not even the coding of no integers");
+    area.valid("pow2-zeros", "PW2-1", of(-3, 0, &[0; 9], bytes())).tensors().notes("zeros have no signs");
+    area.invalid("pow2-sign-of-zero", "PW2-1", "length_mismatch", of(-3, 0, &[0; 8], bytes().u8(0)));
+    area.invalid("pow2-signs-padding-of-zero", "CNV-1", "nonzero_padding", of(0, 0, &[0, 1], bytes().u8(2)));
     area.invalid("pow2-none-with-coding", "PW2-1", "length_mismatch", {
         dense(F32, &[0], (4, bytes().u16(0).u8(0).packed(0, &[])))
     });
@@ -555,7 +558,7 @@ fn dct(area: &mut Area) {
     })
     .tensors()
     .notes("DeMo's message: 6 bits a position and a sign");
-    let each = |m: u64| (0..m).map(|i| i % 2).collect::<Vec<_>>();
+    let each = |m: u64| (0..m).map(|i| 1 + i % 2).collect::<Vec<_>>();
     let supports = [
         ("gaps-tokens", (3, bytes().v(3).raw(token_entropy(&gaps(&[0, 2, 5]), 0))), 3),
         ("bitmap", (4, bytes().u8(0b11_0001)), 3),
@@ -563,7 +566,7 @@ fn dct(area: &mut Area) {
         ("seeded", (7, bytes().v(3).u64(5)), 3),
     ];
     for (id, support, m) in supports {
-        let values = (4, bytes().u16(0).u8(0).packed(1, &each(m)).u8(0b101));
+        let values = (4, bytes().u16(0).u8(0).packed(2, &each(m)).u8(0b101));
         area.valid(&format!("dct-{id}"), "DCT-3 DCT-4", dense(BF16, &[6], of(six, support, values)))
             .tensors();
     }
@@ -671,8 +674,8 @@ fn encoded_kinds(area: &mut Area) {
             Values::Pow2 {
                 min_exponent: -40,
                 underflow: Underflow::Zero,
+                negative: codes(20).iter().enumerate().map(|(i, &c)| c != 0 && signs().get(i)).collect(),
                 codes: codes(20),
-                negative: signs(),
             },
         ),
         (
