@@ -97,7 +97,7 @@ fn loss(study: &Study, path: &Path) -> Result<()> {
 
 /// Bytes sent and loss, over windows of a twentieth of the steps, mean of the seeds.
 fn smoothed(row: &Row) -> Vec<(f64, f64)> {
-    let steps = row.outcomes.first().map_or(0, |o| o.losses.len());
+    let steps = row.outcomes.iter().map(|o| o.losses.len()).min().unwrap_or(0);
     let window = (steps / 20).max(1);
     let seeds = row.outcomes.len() as f64;
     let mean = |end: usize| {
@@ -113,6 +113,7 @@ fn ratio(study: &Study, path: &Path) -> Result<()> {
     let points: Vec<(f64, f64, &str)> = study
         .rows
         .iter()
+        .filter(|row| row.outcomes.iter().all(|o| o.diverged.is_none()))
         .map(|row| (study.ratio(row), study.test(row).mean, row.run.name.as_str()))
         .collect();
     let x = bounds(points.iter().map(|p| p.0), 1.5);

@@ -232,6 +232,10 @@ fn table(out: &mut String, study: &Study) -> std::fmt::Result {
         let ms = |seconds: f64, of: usize| 1000.0 * seconds / of as f64 / rounds;
         let loss = Spread::of(row.outcomes.iter().map(Outcome::final_loss));
         let (test, digits) = (study.test(row), if study.bits { 3 } else { 2 });
+        if let Some(step) = row.outcomes.iter().find_map(|o| o.diverged) {
+            writeln!(out, "| {} | diverged at step {step} | | | | | | | {} |", row.run.name, row.run.claim)?;
+            continue;
+        }
         writeln!(
             out,
             "| {} | {} | {} | {} | {} | {:.2} | {:.2} | {:.1} | {} |",
@@ -289,7 +293,7 @@ fn notes(out: &mut String, studies: &[Study], cores: usize) -> std::fmt::Result 
          on the language model compare it with `raw, SGD with momentum`, both with gradients clipped to norm 1.\n\
          - **Learning rate**: up over the first twentieth of the steps, down to a twentieth along a cosine, for all runs.\n\
          - **EF** is error feedback: what a compressor left out is added to the next update.\n\
-         - **Train loss** is the mean of the workers' batches over the last twentieth of the steps; ± is the standard deviation over 3 seeds, the lines without it have one.\n\
+         - **Train loss** is the mean of the workers' batches over the last twentieth of the steps; ± is the standard deviation over 3 seeds (2 of the language model), the lines without it have one.\n\
          - **Times** are processor time (on Linux), per worker or receiver and step, of one thread; the program runs {cores} runs at once on {cores} cores.\n\
          - **The scheme's paper**: what its authors report of their own networks, or what follows from its format, as said; not of these networks.\n\
          - **Determinism**: on one machine a run repeats bit for bit (`cargo test --release -p gcodec-study`); burn's matrix products \

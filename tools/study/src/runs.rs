@@ -220,7 +220,7 @@ pub(crate) fn convolutional() -> Vec<Run> {
         codec("sidco:density=0.01,values=pow2,stages=authors", true, ""),
         codec("randk:density=0.01,scale=1", true, ""),
         codec("randk:density=0.01,scale=1", true, "").slower(10),
-        codec("randk:density=0.1", false, ""),
+        codec("randk:density=0.1", false, "").slower(10),
         codec("powersgd:rank=2", true, POWER),
         Run::demo(8, 0.02, DEMO),
         Run::dgc(0.001, 1.0, DGC),
@@ -235,9 +235,7 @@ pub(crate) fn convolutional() -> Vec<Run> {
 
 /// The runs that see whether more steps close a gap: at the highest ratios, most of a gradient is on its way for many steps.
 pub(crate) fn long() -> Vec<Run> {
-    let wanted = |run: &Run| {
-        run.name == UNCOMPRESSED || run.name.starts_with("DGC") || run.name.starts_with("sbc:density=0.001, ")
-    };
+    let wanted = |run: &Run| run.name == UNCOMPRESSED || run.name.starts_with("sbc:density=0.001, ");
     convolutional().into_iter().filter(wanted).map(|run| run.seeds(3)).collect()
 }
 
@@ -245,8 +243,8 @@ pub(crate) fn long() -> Vec<Run> {
 pub(crate) fn language() -> Vec<Run> {
     let codec = |spec, feedback, claim| Run::codec(spec, feedback, Rule::Adam, claim);
     vec![
-        codec("raw", false, "").seeds(3),
-        codec("natural", false, NATURAL).seeds(3),
+        codec("raw", false, "").seeds(2),
+        codec("natural", false, NATURAL).seeds(2),
         codec("int8", false, ""),
         codec("qsgd:bits=4", false, QSGD),
         codec("sign", true, SIGN),

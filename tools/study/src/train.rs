@@ -33,6 +33,8 @@ pub(crate) struct Outcome {
     pub(crate) training: Duration,
     /// BLAKE3 of the weights, alike on all receivers.
     pub(crate) digest: String,
+    /// The step at which the loss was no number any more: the run ended there.
+    pub(crate) diverged: Option<u64>,
 }
 
 impl Outcome {
@@ -53,7 +55,8 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
     let mut locals = vec![Optimiser::new(run.local.map_or(PLAIN, |l| l.rule), &first); setting.workers];
     let mut own: Vec<Tensors> = Vec::new();
     let (mut losses, mut sent, mut training) = (Vec::new(), Vec::new(), Duration::ZERO);
-    for step in 0..setting.steps {
+    let mut diverged = None;
+    'steps: for step in 0..setting.steps {
         let rate = setting.rate * run.rate * schedule(step, setting.steps);
         let begin = clock::now();
         if own.is_empty() {
@@ -64,7 +67,8 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
             let at = At { seed, worker, workers: setting.workers, step };
             let (l, mut gradient) = task.gradient(&own[worker], at);
             if !l.is_finite() {
-                return Err(format!("{}: the loss is {l} at step {step}", run.name).into());
+                diverged = Some(step);
+                break 'steps;
             }
             if let Some(norm) = run.clip {
                 clip(&mut gradient, norm);
@@ -98,7 +102,8 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
         return Err(format!("{}: receivers ended with different weights", run.name).into());
     }
     let traffic = group.traffic().clone();
-    Ok(Outcome { losses, sent, score: task.test(&weights[0]), traffic, training, digest: digests[0].clone() })
+    let (score, digest) = (task.test(&weights[0]), digests[0].clone());
+    Ok(Outcome { losses, sent, score, traffic, training, digest, diverged })
 }
 
 /// What leads from `to` back to `from`: a pseudo-gradient.
