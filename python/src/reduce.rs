@@ -1,12 +1,13 @@
 //! Many senders' updates into one.
 
 use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdatePart};
-use gcodec::reduce::{Precision, Reduced, Sum, SumOptions};
-use gcodec::{Body, Event, Limits, SliceReader, TensorBuf};
+use gcodec::reduce::{Precision, Sum, SumOptions};
+use gcodec::{Body, Event, Limits, SliceReader, TensorBuf, UpdateHeader};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::decode::{Bytes, header_dict};
+use crate::feedback::given_out;
 use crate::limits::PyLimits;
 use crate::tensor::Tensor;
 use crate::{errors, threads};
@@ -19,6 +20,9 @@ pub(crate) struct Settings {
     by_input: bool,
 }
 
+type Tensors = Vec<(String, Tensor)>;
+type Summed = (UpdateHeader, Vec<(String, TensorBuf)>);
+
 /// What went wrong, and in which stream; `None` for what is wrong with all of them together.
 type Fault = (Option<usize>, gcodec::Error);
 
@@ -30,7 +34,7 @@ pub(crate) fn reduce<'py>(
     weights: Vec<f64>,
     settings: Settings,
     limits: PyLimits,
-) -> PyResult<(Bound<'py, PyDict>, Vec<(String, Tensor)>)> {
+) -> PyResult<(Bound<'py, PyDict>, Tensors)> {
     let streams = streams.iter().map(Bytes::new).collect::<PyResult<Vec<_>>>()?;
     let limits = limits.get();
     let summed = threads::run(py, || {
@@ -38,9 +42,8 @@ pub(crate) fn reduce<'py>(
         sum(&streams, &weights, &settings, &limits)
     })?;
     let summed = summed.map_err(|(stream, e)| errors::raise_in(py, e, stream))?;
-    let (reduced, names, tensors) = summed.ok_or_else(|| errors::input(py, "there is nothing to sum"))?;
-    let tensors = names.into_iter().zip(tensors).map(|(name, tensor)| (name, Tensor::of(tensor)));
-    Ok((header_dict(py, &reduced.header)?, tensors.collect()))
+    let (header, tensors) = summed.ok_or_else(|| errors::input(py, "there is nothing to sum"))?;
+    Ok((header_dict(py, &header)?, given_out(tensors)))
 }
 
 fn sum(
@@ -48,7 +51,7 @@ fn sum(
     weights: &[f64],
     settings: &Settings,
     limits: &Limits,
-) -> Result<Option<(Reduced, Vec<String>, Vec<TensorBuf>)>, Fault> {
+) -> Result<Option<Summed>, Fault> {
     let precision = if settings.f64 { Precision::F64 } else { Precision::F32 };
     let options = SumOptions::default().with_precision(precision).with_limits(limits.clone());
     let mut sum = None;
@@ -66,7 +69,8 @@ fn sum(
     let Some((sum, manifest)) = sum else { return Ok(None) };
     let reduced = sum.finish(settings.mean).map_err(|e| (None, e))?;
     let tensors = reduced.tensors().map_err(|e| (None, e))?;
-    Ok(Some((reduced, manifest.tensors().iter().map(|t| t.name.clone()).collect(), tensors)))
+    let names = manifest.tensors().iter().map(|t| t.name.clone());
+    Ok(Some((reduced.header, names.zip(tensors).collect())))
 }
 
 /// The parts of the last update of a whole stream.

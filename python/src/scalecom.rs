@@ -25,8 +25,8 @@ use crate::{errors, threads};
 pub(crate) struct ScaleCom {
     manifest: Arc<Manifest>,
     worker: Worker,
-    /// The set of the open step, once it was taken.
-    set: Option<Box<IndexSet>>,
+    /// The set of the open step, once it was taken, and how many values it has.
+    set: Option<(Box<IndexSet>, u64)>,
 }
 
 #[pymethods]
@@ -105,23 +105,30 @@ impl ScaleCom {
         let Values::Floats { bytes, .. } = block.values else {
             return Err(errors::input(py, "values that are no floats"));
         };
-        let tensor = TensorBuf::new(Dtype::F32, vec![bytes.len() as u64 / 4], bytes);
-        self.set = Some(set);
+        let count = bytes.len() as u64 / 4;
+        let tensor = TensorBuf::new(Dtype::F32, vec![count], bytes);
+        self.set = Some((set, count));
         Ok(Tensor::of(tensor.map_err(|e| errors::raise(py, e, None))?))
     }
 
     /// Ends the step with the sum or mean of all workers' values: gives the tensors that it stands for.
     fn finish<'py>(&mut self, py: Python<'py>, values: Given<'py>) -> PyResult<Vec<(String, Tensor)>> {
         let mut values = borrow(values)?;
-        let Some(set) = &self.set else { return Err(errors::input(py, "no index set was taken")) };
+        let Some((set, count)) = &self.set else { return Err(errors::input(py, "no index set was taken")) };
         let (worker, manifest) = (&mut self.worker, &self.manifest);
         let finished = threads::run(py, || {
-            let bytes = views(&mut values)?.first().map(|(_, view)| view.data().to_vec()).unwrap_or_default();
-            let tensors = expand(manifest, set, bytes)?;
+            let views = views(&mut values)?;
+            let [(_, view)] = views[..] else { return Ok(None) };
+            if (view.dtype(), view.shape()) != (Dtype::F32, &[*count][..]) {
+                return Ok(None);
+            }
+            let tensors = expand(manifest, set, view.data().to_vec())?;
             worker.finish()?;
-            Ok(tensors)
+            Ok(Some(tensors))
         })?;
-        let tensors = finished.map_err(|e: gcodec::Error| errors::raise(py, e, Some(&self.manifest)))?;
+        let finished = finished.map_err(|e: gcodec::Error| errors::raise(py, e, Some(&self.manifest)))?;
+        let tensors =
+            finished.ok_or_else(|| errors::input(py, "values of f32, one for each element of the set"))?;
         self.set = None;
         Ok(given_out(tensors))
     }

@@ -44,7 +44,8 @@ def lines(name: str, tmp_path: Path, commands: Iterable[list[str]], prefix: str)
         said = "".join(process.communicate(timeout=240)[0] for process in processes)
     finally:
         [process.kill() for process in processes]
-    found = sorted(line for line in said.splitlines() if line.startswith(prefix))
+    # Two ranks may write to one pipe: a line of the one can begin before the other's has ended.
+    found = sorted(re.findall(rf"{prefix}\d: .*?(?={prefix}\d|$)", said, re.MULTILINE))
     assert len(found) == 2, said
     return found
 
