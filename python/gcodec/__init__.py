@@ -12,10 +12,12 @@ from gcodec.codecs import (
     Chunked,
     Codec,
     Delta,
+    Demo,
     Dither,
     Int8,
     Lossless,
     Natural,
+    PowerSgd,
     Qsgd,
     RandK,
     Raw,
@@ -32,6 +34,7 @@ from gcodec.feedback import Dgc, Feedback
 from gcodec.file import File, FileUpdate
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
+from gcodec.reduction import reduce
 from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
 from gcodec.stream import Decoder, Reader, Update, UpdateHeader, Writer
 
@@ -41,6 +44,7 @@ __all__ = [
     "Codec",
     "Decoder",
     "Delta",
+    "Demo",
     "Dgc",
     "Dither",
     "Feedback",
@@ -57,6 +61,7 @@ __all__ = [
     "Lossless",
     "ManifestReport",
     "Natural",
+    "PowerSgd",
     "Qsgd",
     "RandK",
     "Raw",
@@ -80,5 +85,6 @@ __all__ = [
     "encode",
     "inspect",
     "num_threads",
+    "reduce",
     "set_num_threads",
 ]

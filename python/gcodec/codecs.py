@@ -70,7 +70,7 @@ class TopK(Codec):
         values: what is sent of them: `f32`, `f16`, `bf16`, `pow2`, `sign`, `q4`.
         scope: among which they are the largest: `tensor` or `global`.
         seed: of the rounding to powers of two.
-        positions: how positions are written: `auto`, `rice`, `tokens`, `bitmap`.
+        positions: how positions are written: `auto`, `rice`, `rice-one`, `tokens`, `bitmap`.
     """
 
     name: ClassVar[str] = "topk"
@@ -169,6 +169,36 @@ class Chunked(Codec):
 
 
 @dataclass(frozen=True)
+class Demo(Codec):
+    """DeMo's transform (arXiv 2411.19870): the largest cosine coefficients of each chunk.
+
+    Attributes:
+        chunk: the longest side of a chunk, 1 to 128: the side is the largest divisor of a dimension that is not longer.
+        kept: how many coefficients are kept of each, at least 1.
+        values: what is sent of them: `sign`, `f32`, `f16` or `bf16`.
+    """
+
+    name: ClassVar[str] = "demo"
+    chunk: int = field(default=64, kw_only=True)
+    kept: int = field(default=32, kw_only=True)
+    values: str = field(default="sign", kw_only=True)
+
+
+@dataclass(frozen=True)
+class PowerSgd(Codec):
+    """PowerSGD's factors (arXiv 1905.13727): the product of two matrices of `rank` columns.
+
+    Attributes:
+        rank: columns of a factor, at least 1.
+        seed: of the matrix that the power iteration begins with.
+    """
+
+    name: ClassVar[str] = "powersgd"
+    rank: int = 4
+    seed: int = field(default=1, kw_only=True)
+
+
+@dataclass(frozen=True)
 class Natural(Codec):
     """Natural compression (arXiv 1905.10988): each element rounded at random to a power of two, without bias."""
 
@@ -253,7 +283,7 @@ class Delta(Codec):
 
 
 CODECS: tuple[type[Codec], ...] = (
-    Raw, Lossless, TopK, Stc, Threshold, Sbc, Sidco, RandK, Chunked, Natural, Qsgd, Dither, TernGrad, Sign, Int8, Delta
+    Raw, Lossless, TopK, Stc, Threshold, Sbc, Sidco, RandK, Chunked, Demo, PowerSgd, Natural, Qsgd, Dither, TernGrad, Sign, Int8, Delta
 )  # fmt: skip
 """Every codec, in the library's order."""
 
@@ -261,3 +291,18 @@ CODECS: tuple[type[Codec], ...] = (
 def spec_of(codec: Codec | str) -> str:
     """A codec's specification, as the library writes it."""
     return _native.canonical(codec.spec if isinstance(codec, Codec) else codec)
+
+
+def numbered(codec: Codec | str, number: int) -> Codec | str:
+    """The codec as it rounds and draws in the exchange of this number: independently of the others. Seeds wrap at 2^64.
+
+    PowerSGD's seed stays: it is where a power iteration begins, and nothing is drawn from it that has a bias.
+    """
+    text = codec.spec if isinstance(codec, Codec) else codec
+    name, _, rest = text.partition(":")
+    of_name = next((c for c in CODECS if c.name == name), None)
+    if name in ("powersgd", "stc") or of_name is None or "seed" not in {f.name for f in fields(of_name)}:
+        return codec
+    keys = dict(pair.split("=", 1) for pair in rest.split(",") if pair)
+    keys["seed"] = str((int(keys.get("seed", "1")) + number) % (1 << 64))
+    return f"{name}:" + ",".join(f"{key}={value}" for key, value in keys.items())

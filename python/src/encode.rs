@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use gcodec::compress::{Input, NonFinite, Options, compress};
 use gcodec::frame::{Delta, Metadata, Reduction, tensor_digest};
@@ -101,18 +101,33 @@ enum Memory<'a> {
 
 /// Frames that were encoded, with the buffer protocol: written to a file or a socket without a copy.
 #[pyclass(frozen, module = "gcodec._native")]
-pub(crate) struct Encoded(Vec<u8>);
+pub(crate) struct Encoded {
+    bytes: Vec<u8>,
+    seconds: (f64, f64),
+}
+
+impl Encoded {
+    pub(crate) fn of(bytes: Vec<u8>) -> Self {
+        Self { bytes, seconds: (0.0, 0.0) }
+    }
+}
 
 #[pymethods]
 impl Encoded {
     fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.0)
+        PyBytes::new(py, &self.bytes)
+    }
+
+    /// How long compressing took, and coding what that gave.
+    #[getter]
+    fn seconds(&self) -> (f64, f64) {
+        self.seconds
     }
 
     /// # Safety
     /// The interpreter's: `view` is to be filled.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        let bytes = &slf.get().0;
+        let bytes = &slf.get().bytes;
         // SAFETY: the view is read-only and holds a reference to `slf`, which is frozen: its bytes stay where they are and
         // as they are until the view is released.
         let filled = unsafe {
@@ -181,21 +196,23 @@ impl Encoder {
                 (Some(feedback), None) => Memory::Feedback(feedback),
                 (None, None) => Memory::None,
             };
-            pool.install(|| -> gcodec::Result<Vec<u8>> {
+            pool.install(|| -> gcodec::Result<Encoded> {
+                let start = Instant::now();
                 let (views, bases) = (views(&mut tensors)?, views(&mut base)?);
                 let manifest = known.insert(manifest(&views)?);
                 let mut out = Vec::new();
                 let update =
                     Update { views: &views, bases: &bases, codecs: &codecs, header, options: &options };
-                update.encode(inner, manifest, memory, &mut out)?;
+                let compressing = update.encode(inner, manifest, memory, &mut out)?;
                 if finish {
                     inner.finish(&mut out);
                 }
-                Ok(out)
+                let coding = start.elapsed().saturating_sub(compressing);
+                Ok(Encoded { bytes: out, seconds: (compressing.as_secs_f64(), coding.as_secs_f64()) })
             })
         });
         match result {
-            Ok(bytes) => Ok(Encoded(bytes)),
+            Ok(encoded) => Ok(encoded),
             Err(e) => Err(errors::raise(py, e, known.as_deref())),
         }
     }
@@ -203,13 +220,13 @@ impl Encoder {
     fn metadata(&mut self, entries: BTreeMap<String, String>) -> Encoded {
         let mut out = Vec::new();
         self.inner.metadata(&mut out, &Metadata { entries });
-        Encoded(out)
+        Encoded::of(out)
     }
 
     fn finish(&mut self) -> Encoded {
         let mut out = Vec::new();
         self.inner.finish(&mut out);
-        Encoded(out)
+        Encoded::of(out)
     }
 }
 
@@ -223,13 +240,14 @@ struct Update<'a> {
 }
 
 impl Update<'_> {
+    /// Gives how long compressing took.
     fn encode(
         self,
         encoder: &mut gcodec::Encoder,
         manifest: &Arc<Manifest>,
         memory: Memory<'_>,
         out: &mut Vec<u8>,
-    ) -> gcodec::Result<()> {
+    ) -> gcodec::Result<Duration> {
         let bases: HashMap<&str, TensorView<'_>> = self.bases.iter().copied().collect();
         let numbered = self.views.iter().zip(0u64..);
         let inputs: Vec<Input<'_>> = numbered
@@ -239,6 +257,7 @@ impl Update<'_> {
             [one] => vec![*one; inputs.len()],
             all => all.to_vec(),
         };
+        let start = Instant::now();
         let blocks = match memory {
             Memory::None => compress(&inputs, &codecs, self.options, None)?,
             Memory::Feedback(feedback) => compress(&inputs, &codecs, self.options, Some(feedback))?,
@@ -247,6 +266,7 @@ impl Update<'_> {
                 dgc.step(&inputs, self.options)?
             }
         };
+        let compressing = start.elapsed();
         let mut header = self.header;
         if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {
             header = header.with_delta(Some(deltas(&inputs, &blocks, manifest)));
@@ -256,7 +276,8 @@ impl Update<'_> {
             BlockOptions::default().with_positions(codec.map(Codec::positions).unwrap_or_default())
         };
         let blocks: Vec<_> = blocks.iter().map(|block| (block, positions(block))).collect();
-        encoder.update(out, &header, manifest, &blocks)
+        encoder.update(out, &header, manifest, &blocks)?;
+        Ok(compressing)
     }
 }
 

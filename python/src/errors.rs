@@ -18,6 +18,10 @@ fn party(error: &Error) -> (&'static str, &'static str) {
 
 /// The exception that says what `error` says; `manifest` gives tensors their names.
 pub(crate) fn raise(py: Python<'_>, error: Error, manifest: Option<&Manifest>) -> PyErr {
+    raise_with(py, error, manifest, "")
+}
+
+fn raise_with(py: Python<'_>, error: Error, manifest: Option<&Manifest>, prefix: &str) -> PyErr {
     let (class, fault) = party(&error);
     let location = error.location();
     let tensor = match &error {
@@ -32,8 +36,8 @@ pub(crate) fn raise(py: Python<'_>, error: Error, manifest: Option<&Manifest>) -
         _ => "",
     };
     let message = match named {
-        Some(name) => format!("tensor {name:?}: {error}{hint}"),
-        None => format!("{error}{hint}"),
+        Some(name) => format!("{prefix}tensor {name:?}: {error}{hint}"),
+        None => format!("{prefix}{error}{hint}"),
     };
     let number = |of: fn(Location) -> Option<u64>| location.and_then(of);
     let exception = || -> PyResult<PyErr> {
@@ -51,6 +55,11 @@ pub(crate) fn raise(py: Python<'_>, error: Error, manifest: Option<&Manifest>) -
         Ok(PyErr::from_value(class.call((message,), Some(&keys))?))
     };
     exception().unwrap_or_else(|e| e)
+}
+
+/// As [`raise`], for the error of one of several streams by its number.
+pub(crate) fn raise_in(py: Python<'_>, error: Error, stream: Option<usize>) -> PyErr {
+    raise_with(py, error, None, &stream.map(|number| format!("stream {number}: ")).unwrap_or_default())
 }
 
 /// A mistake of the caller that the library has no word for.

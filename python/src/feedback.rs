@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 use crate::{errors, threads};
 
 /// Tensors from Python as the library's own.
-fn owned(py: Python<'_>, given: Given<'_>) -> PyResult<Vec<(String, TensorBuf)>> {
+pub(crate) fn owned(py: Python<'_>, given: Given<'_>) -> PyResult<Vec<(String, TensorBuf)>> {
     let mut named = borrow(given)?;
     let owned = threads::run(py, || {
         let views = views(&mut named)?;
@@ -25,7 +25,7 @@ fn owned(py: Python<'_>, given: Given<'_>) -> PyResult<Vec<(String, TensorBuf)>>
     owned.map_err(|e| errors::raise(py, e, None))
 }
 
-fn given_out(tensors: Vec<(String, TensorBuf)>) -> Vec<(String, Tensor)> {
+pub(crate) fn given_out(tensors: Vec<(String, TensorBuf)>) -> Vec<(String, Tensor)> {
     tensors.into_iter().map(|(name, tensor)| (name, Tensor::of(tensor))).collect()
 }
 

@@ -17,6 +17,8 @@ mod file;
 mod inspect;
 mod limits;
 mod named;
+mod reduce;
+mod scalecom;
 mod stay;
 mod tensor;
 mod threads;
@@ -41,6 +43,10 @@ mod _native {
     use crate::inspect::inspect;
     #[pymodule_export]
     use crate::limits::{default_dgc, default_limits};
+    #[pymodule_export]
+    use crate::reduce::{head_bytes, reduce};
+    #[pymodule_export]
+    use crate::scalecom::ScaleCom;
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]

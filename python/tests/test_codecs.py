@@ -9,6 +9,7 @@ import pytest
 
 import gcodec
 from gcodec import _native
+from gcodec.codecs import numbered
 
 
 def settings(codec: type[gcodec.Codec]) -> dict[str, object]:
@@ -56,6 +57,9 @@ def test_settings_reach_the_library() -> None:
         (gcodec.TernGrad(clip=float("inf")), "terngrad:clip=inf,bucket=4096"),
         (gcodec.Natural(seed=2**64 - 1), f"natural:seed={2**64 - 1}"),
         (gcodec.Sign(64), "sign:group=64"),
+        (gcodec.Demo(chunk=8, kept=3, values="bf16"), "demo:chunk=8,kept=3,values=bf16"),
+        (gcodec.PowerSgd(2), "powersgd:rank=2"),
+        (gcodec.Sbc(positions="rice-one"), "sbc:density=0.001,positions=rice-one"),
         (dataclasses.replace(gcodec.RandK(k=3), seed=4), "randk:k=3,scale=n/k,values=f32,seed=4"),
     ]:
         assert str(codec) == spec
@@ -78,6 +82,15 @@ def test_wrong_settings_are_refused_when_they_are_made(make: object) -> None:
     with pytest.raises(gcodec.InputError, match=r"key|exclude") as error:
         make()  # type: ignore[operator]
     assert (error.value.kind, error.value.fault) == ("input", "caller")
+
+
+def test_each_exchange_draws_for_itself() -> None:
+    assert numbered("natural", 5) == "natural:seed=6" and numbered(gcodec.RandK(k=3), 2**64) == "randk:k=3,seed=1"
+    assert numbered("qsgd:bits=2,seed=18446744073709551615", 1) == "qsgd:bits=2,seed=0"
+    for codec in (*(codec() for codec in gcodec.CODECS), "stc", "topk:density=0.1"):
+        assert isinstance(_native.canonical(gcodec.codecs.spec_of(numbered(codec, 7))), str)
+    for codec in ("sbc", "stc", gcodec.Int8(), gcodec.PowerSgd(), "powersgd:rank=2,seed=4"):
+        assert numbered(codec, 7) == codec
 
 
 def test_limits_are_the_librarys() -> None:

@@ -1,0 +1,107 @@
+//! Many senders' updates into one.
+
+use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdatePart};
+use gcodec::reduce::{Precision, Sum, SumOptions};
+use gcodec::{Body, Event, Limits, SliceReader, TensorBuf, UpdateHeader};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::decode::{Bytes, header_dict};
+use crate::feedback::given_out;
+use crate::limits::PyLimits;
+use crate::tensor::Tensor;
+use crate::{errors, threads};
+
+/// How updates are summed: the attributes of a Python object.
+#[derive(FromPyObject)]
+pub(crate) struct Settings {
+    mean: bool,
+    f64: bool,
+    by_input: bool,
+}
+
+type Tensors = Vec<(String, Tensor)>;
+type Summed = (UpdateHeader, Vec<(String, TensorBuf)>);
+
+/// What went wrong, and in which stream; `None` for what is wrong with all of them together.
+type Fault = (Option<usize>, gcodec::Error);
+
+/// The sum of the last updates of whole streams: its header's fields, and its tensors by name.
+#[pyfunction]
+pub(crate) fn reduce<'py>(
+    py: Python<'py>,
+    streams: Vec<Bound<'py, PyAny>>,
+    weights: Vec<f64>,
+    settings: Settings,
+    limits: PyLimits,
+) -> PyResult<(Bound<'py, PyDict>, Tensors)> {
+    let streams = streams.iter().map(Bytes::new).collect::<PyResult<Vec<_>>>()?;
+    let limits = limits.get();
+    let summed = threads::run(py, || {
+        let streams: Vec<&[u8]> = streams.iter().map(Bytes::as_slice).collect();
+        sum(&streams, &weights, &settings, &limits)
+    })?;
+    let summed = summed.map_err(|(stream, e)| errors::raise_in(py, e, stream))?;
+    let (header, tensors) = summed.ok_or_else(|| errors::input(py, "there is nothing to sum"))?;
+    Ok((header_dict(py, &header)?, given_out(tensors)))
+}
+
+fn sum(
+    streams: &[&[u8]],
+    weights: &[f64],
+    settings: &Settings,
+    limits: &Limits,
+) -> Result<Option<Summed>, Fault> {
+    let precision = if settings.f64 { Precision::F64 } else { Precision::F32 };
+    let options = SumOptions::default().with_precision(precision).with_limits(limits.clone());
+    let mut sum = None;
+    for (number, (bytes, &weight)) in streams.iter().zip(weights).enumerate() {
+        let of_stream = |e| (Some(number), e);
+        for mut part in last_update(bytes, limits).map_err(of_stream)? {
+            if settings.by_input {
+                part.header.sender = number as u64;
+            }
+            let manifest = &part.manifest;
+            let (sum, _) = sum.get_or_insert_with(|| (Sum::new(manifest, options.clone()), manifest.clone()));
+            sum.add(&part, weight).map_err(of_stream)?;
+        }
+    }
+    let Some((sum, manifest)) = sum else { return Ok(None) };
+    let reduced = sum.finish(settings.mean).map_err(|e| (None, e))?;
+    let tensors = reduced.tensors().map_err(|e| (None, e))?;
+    let names = manifest.tensors().iter().map(|t| t.name.clone());
+    Ok(Some((reduced.header, names.zip(tensors).collect())))
+}
+
+/// The parts of the last update of a whole stream.
+fn last_update<'a>(bytes: &'a [u8], limits: &Limits) -> gcodec::Result<Vec<UpdatePart<'a>>> {
+    let (mut parts, mut reader) = (Vec::<UpdatePart<'a>>::new(), SliceReader::new(bytes, limits.clone()));
+    while let Some(event) = reader.next_event()? {
+        let Event::Frame(_, Body::Update(part)) = event else { continue };
+        if part.part == 0 {
+            parts.clear();
+        }
+        parts.push(*part);
+    }
+    if parts.is_empty() {
+        // The library says what it says of a stream without an update.
+        gcodec::decode_with(bytes, limits)?;
+    }
+    Ok(parts)
+}
+
+/// How many bytes the preamble and the manifest take at the beginning of what an encoder wrote.
+#[pyfunction]
+pub(crate) fn head_bytes(data: &Bound<'_, PyAny>) -> PyResult<usize> {
+    let bytes = Bytes::new(data)?;
+    let (bytes, mut at) = (bytes.as_slice(), PREAMBLE_LEN);
+    while let Some(header) =
+        bytes.get(at..).and_then(<[u8]>::first_chunk).and_then(|h| FrameHeader::read(h, at as u64).ok())
+        && header.kind == FrameKind::MANIFEST
+    {
+        at = at
+            .saturating_add(HEADER_LEN)
+            .saturating_add(usize::try_from(header.body_len).unwrap_or(usize::MAX));
+    }
+    Ok(at.min(bytes.len()))
+}

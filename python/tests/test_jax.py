@@ -1,0 +1,150 @@
+"""Compressed updates in JAX: the transformation for optax, and processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from digits import digits
+
+import gcodec
+import gcodec.jax
+
+
+def tree(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), jnp.float32)  # noqa: E731
+    return {"dense": {"kernel": normal(30, 40), "bias": normal(40)}, "scales": [normal(7), normal(3, 5)]}
+
+
+@pytest.mark.parametrize("codec", [gcodec.TopK(density=0.05), "sbc:density=0.05", gcodec.Sign(), "raw"])
+def test_it_is_the_librarys_feedback(codec: Any) -> None:
+    transform = gcodec.jax.compress(codec, rules={"*bias": "lossless"})
+    state, feedback = transform.init(tree(0)), gcodec.Feedback()
+    for step in range(4):
+        updates = tree(step)
+        out, state = transform.update(updates, state)
+        data = gcodec.encode(updates, codec, rules={"*bias": "lossless"}, feedback=feedback)
+        expected = gcodec.decode(data, like=updates)
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, out, expected))
+    assert int(state.count) == 4
+    residuals = gcodec.decode(gcodec.encode(state.residual, "raw"), framework="numpy")
+    for name, kept in feedback.state_dict("numpy").items():
+        assert np.array_equal(residuals[name], kept), name
+
+
+def test_it_is_the_same_inside_of_jit() -> None:
+    transform = gcodec.jax.compress("qsgd:bits=4,bucket=64")
+    plain = jitted = transform.init(tree(0))
+    update = jax.jit(transform.update)
+    outs = []
+    for step in range(3):
+        one, plain = transform.update(tree(1), plain)
+        two, jitted = update(tree(1), jitted)
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, (one, plain), (two, jitted))), step
+        outs.append(np.asarray(one["dense"]["kernel"]))
+    assert not np.array_equal(outs[0], outs[1]), "each step rounds in its own way"
+
+
+def test_bf16_updates_stay_bf16() -> None:
+    transform = gcodec.jax.compress("topk:k=1")
+    updates = {"w": jnp.asarray([1.0, -3.0, 0.5], jnp.bfloat16)}
+    out, state = transform.update(updates, transform.init(updates))
+    assert out["w"].dtype == jnp.bfloat16 and out["w"].tolist() == [0, -3, 0]
+    assert state.residual["w"].dtype == jnp.float32 and state.residual["w"].tolist() == [1, 0, 0.5]
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(gcodec.InputError, match="base"):
+        gcodec.jax.compress("topk", rules={"*": "delta"})
+    with pytest.raises(gcodec.InputError, match="codec"):
+        gcodec.jax.compress("no-such-codec")
+    transform = gcodec.jax.compress("raw", exchange=gcodec.jax.process_exchange)
+    state = transform.init(tree(0))
+    with pytest.raises(gcodec.InputError, match=r"jax\.jit"):
+        jax.jit(transform.update)(tree(0), state)
+    assert gcodec.jax.process_exchange(b"alone") == [b"alone"]
+
+
+def trained(optimizer: Any, steps: int = 150) -> float:
+    pixels, labels, _, _ = digits()
+    rng = np.random.default_rng(5)
+    params = {
+        "first": {"kernel": jnp.asarray(rng.standard_normal((64, 32)) / 8, jnp.float32), "bias": jnp.zeros(32)},
+        "second": {"kernel": jnp.asarray(rng.standard_normal((32, 10)) / 6, jnp.float32), "bias": jnp.zeros(10)},
+    }
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        hidden = jax.nn.relu(x @ params["first"]["kernel"] + params["first"]["bias"])
+        logits = hidden @ params["second"]["kernel"] + params["second"]["bias"]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    @jax.jit
+    def step(params: Any, state: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        updates, state = optimizer.update(jax.grad(loss)(params, x, y), state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for _ in range(steps):
+        chosen = rng.integers(len(labels), size=64)
+        params, state = step(params, state, pixels[chosen], labels[chosen])
+    return float(loss(params, pixels, labels))
+
+
+def test_a_network_learns() -> None:
+    sgd = optax.sgd(0.1, momentum=0.9)
+    compressed = trained(optax.chain(gcodec.jax.compress(gcodec.TopK(density=0.05)), sgd))
+    without = trained(optax.chain(gcodec.jax.compress(gcodec.TopK(density=0.005), feedback=False), sgd))
+    # Guessing has log 10 = 2.30. One run each: that it learns, and that feedback is what makes it.
+    assert compressed < 0.3 < without, (trained(sgd), compressed, without)
+
+
+PROCESS = """
+import os, sys, jax, jax.numpy as jnp, numpy as np, optax, gcodec, gcodec.jax
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+optimizer = optax.chain(gcodec.jax.compress("topk:k=20", exchange=gcodec.jax.process_exchange), optax.sgd(1.0))
+params = {"w": jnp.zeros((20, 30))}
+state = optimizer.init(params)
+rng = np.random.default_rng(jax.process_index())
+given = np.zeros((20, 30))
+for _ in range(5):
+    gradients = {"w": jnp.asarray(rng.standard_normal((20, 30)), jnp.float32)}
+    given += np.asarray(gradients["w"], np.float64)
+    updates, state = optimizer.update(gradients, state, params)
+    params = optax.apply_updates(params, updates)
+np.savez(sys.argv[3], params=params["w"], sent=given - np.asarray(state[0].residual["w"], np.float64))
+"""
+
+
+def test_processes_end_with_the_same_bits(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    files = [tmp_path / f"{i}.npz" for i in range(2)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(port), str(i), str(file)],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for i, file in enumerate(files)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        [process.kill() for process in processes]
+    assert all(file.exists() for file in files), "\n".join(said)
+    one, two = (np.load(file) for file in files)
+    assert one["params"].tobytes() == two["params"].tobytes()
+    # Minus the mean of what the two sent, by steps of f32: 5 sums of numbers below 16.
+    assert np.abs(one["params"] + (one["sent"] + two["sent"]) / 2).max() < 5 * 4 * 2.0**-20
+    assert np.count_nonzero(one["params"]) > 20
