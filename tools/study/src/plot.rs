@@ -74,19 +74,20 @@ fn loss(study: &Study, path: &Path) -> Result<()> {
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(70)
-        .build_cartesian_2d((x.0..x.1).log_scale(), (y.0..y.1).log_scale())?;
+        .build_cartesian_2d((x.0..x.1).log_scale(), y.0.log10()..y.1.log10())?;
     chart
         .configure_mesh()
         .x_desc("bytes sent, all headers counted")
         .y_desc("training loss, mean of seeds, of a window of a twentieth of the steps")
         .x_label_formatter(&|x| bytes(*x))
-        .y_label_formatter(&|y| short(*y))
+        .y_label_formatter(&|y| power(*y))
         .light_line_style(RGBColor(240, 240, 240))
         .label_style(("sans-serif", 14))
         .draw()?;
     for (i, (row, line)) in lines.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
-        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?;
+        let line = line.iter().map(|&(x, y)| (x, y.log10()));
+        chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
         let y = 46 + 20 * i as i32;
         right.draw(&PathElement::new([(4, y + 6), (22, y + 6)], colour.stroke_width(3)))?;
         right.draw(&Text::new(row.run.name.as_str(), (28, y), ("sans-serif", 12)))?;
@@ -114,15 +115,14 @@ fn ratio(study: &Study, path: &Path) -> Result<()> {
         .rows
         .iter()
         .filter(|row| row.outcomes.iter().all(|o| o.diverged.is_none()))
-        .map(|row| (study.ratio(row), study.test(row).mean, row.run.name.as_str()))
+        .map(|row| (study.ratio(row), worth(study, row), row.run.name.as_str()))
         .collect();
     let x = bounds(points.iter().map(|p| p.0), 1.5);
-    let y = points.iter().fold((f64::MAX, f64::MIN), |y, p| (y.0.min(p.1), y.1.max(p.1)));
-    let margin = ((y.1 - y.0) * 0.08).max(1e-3);
-    let y = (y.0 - margin)..(y.1 + margin);
+    let y = bounds(points.iter().map(|p| p.1), 1.1);
+    let y = y.0.log10()..y.1.log10();
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
-    let test = if study.bits { "test, bits per byte (less is better)" } else { "test, % right" };
+    let test = if study.bits { "test, bits per byte" } else { "test, % wrong" };
     // Names are long: a number at each point, the names beside the plot.
     let (left, right) = area.split_horizontally(SIZE.0 as i32 - NAMES);
     let mut chart = ChartBuilder::on(&left)
@@ -136,15 +136,15 @@ fn ratio(study: &Study, path: &Path) -> Result<()> {
         .x_desc("times smaller than 32-bit floats")
         .y_desc(test)
         .x_label_formatter(&|x| format!("{}x", short(*x)))
-        .y_label_formatter(&|y| format!("{y:.2}"))
+        .y_label_formatter(&|y| power(*y))
         .light_line_style(RGBColor(240, 240, 240))
         .label_style(("sans-serif", 14))
         .draw()?;
     for (i, (x, y, name)) in points.iter().enumerate() {
-        let colour = COLOURS[i % COLOURS.len()];
-        chart.draw_series([Circle::new((*x, *y), 4, colour.filled())])?;
+        let (colour, at) = (COLOURS[i % COLOURS.len()], (*x, y.log10()));
+        chart.draw_series([Circle::new(at, 4, colour.filled())])?;
         let label = Text::new(format!("{}", i + 1), (6, -6), ("sans-serif", 12));
-        chart.draw_series([EmptyElement::at((*x, *y)) + label])?;
+        chart.draw_series([EmptyElement::at(at) + label])?;
         let at = (6, 46 + 20 * i as i32);
         right.draw(&Circle::new((at.0, at.1 + 6), 4, colour.filled()))?;
         right.draw(&Text::new(format!("{} {name}", i + 1), (at.0 + 10, at.1), ("sans-serif", 12)))?;
@@ -203,6 +203,17 @@ fn workers(traffic: &[Crowd], path: &Path) -> Result<()> {
 fn bounds(values: impl Iterator<Item = f64>, factor: f64) -> (f64, f64) {
     let (low, high) = values.fold((f64::MAX, f64::MIN), |b, x| (b.0.min(x), b.1.max(x)));
     (low / factor, high * factor)
+}
+
+/// What a run's test is drawn as, on a logarithmic axis: less is better. One digit in a million is the least.
+fn worth(study: &Study, row: &Row) -> f64 {
+    let test = study.test(row).mean;
+    if study.bits { test } else { (100.0 - test).max(1e-4) }
+}
+
+/// A label of an axis of logarithms: plotters' own logarithmic axis has labels at powers of ten only.
+fn power(y: f64) -> String {
+    short(10f64.powf(y))
 }
 
 fn bytes(x: f64) -> String {
