@@ -77,7 +77,7 @@ pub(crate) fn test() -> Result<()> {
     }
     let (wheels, fresh) = (place.join("wheels"), place.join("env"));
     run(Command::new("cargo")
-        .args(["build", "--quiet", "--release", "--package", "gcodec-cli"])
+        .args(["build", "--quiet", "--release", "--package", "gcodec-cli", "--package", "gcodec-federation"])
         .current_dir(root()))?;
     run(Command::new(packages.join("bin/maturin"))
         .args(["build", "--release", "--quiet", "--manifest-path", "python/Cargo.toml", "--out"])
@@ -99,6 +99,7 @@ pub(crate) fn test() -> Result<()> {
     run(Command::new(&python)
         .args(["-m", "pytest"])
         .env("GCODEC_CLI", target.join("release/gcodec"))
+        .env("GCODEC_FEDERATION", target.join("release/gcodec-federation"))
         .current_dir(root().join("python/tests")))
 }
 
