@@ -681,8 +681,12 @@ impl Shared<'_> {
             return Err(format!("an update of round {} in round {}", header.step, state.round));
         }
         *last = Some(header.step);
+        // Before it knew that the last round is over, every worker began another one.
+        if state.finishing {
+            return Ok(());
+        }
         // After a reconnection within a round the first one counts.
-        if header.step < state.round || state.finishing || state.arrived.contains(&sender) {
+        if header.step < state.round || state.arrived.contains(&sender) {
             self.say(&Event::Late { name, round: header.step });
             return Ok(());
         }
