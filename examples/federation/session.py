@@ -66,7 +66,7 @@ def train(
                 subtract(update)
             # The weights are those before their step, a step leads to the next.
             step = update.header.step + (update.header.reduction != "none")
-            rows = (step * BATCH + np.arange(BATCH)) % len(labels)
+            rows: np.ndarray = (step * BATCH + np.arange(BATCH)) % len(labels)
             loss, tree = gradient(pixels[rows], labels[rows])
             if step % 50 == 0:
                 print(f"round {step}: loss {loss:.4f} on {BATCH} digits of {len(labels)}")

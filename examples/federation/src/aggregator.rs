@@ -488,6 +488,10 @@ impl Shared<'_> {
         let socket = Arc::new(socket);
         let (mut who, mut number) = (address.to_string(), None);
         let end = self.converse(scope, connection, &socket, &mut who, &mut number);
+        if let (Err(End::Refused(why)), None) = (&end, number) {
+            // The peer may be gone: then nobody is told.
+            let _ = self.tell(&socket, why);
+        }
         // Whoever it was, its place is free again, if it is not another's by now.
         let mut state = self.lock();
         let member = number.filter(|n| state.members.get(n).is_some_and(|m| m.connection == connection));
@@ -505,13 +509,7 @@ impl Shared<'_> {
                 None if number.is_some() || over => {}
                 None => self.say(&Event::Refused { who, why }),
             },
-            Err(End::Refused(why)) => {
-                if number.is_none() {
-                    // The peer may be gone: then nobody is told.
-                    let _ = self.tell(&socket, &why);
-                }
-                self.say(&Event::Refused { who, why });
-            }
+            Err(End::Refused(why)) => self.say(&Event::Refused { who, why }),
         }
         if let Some(number) = member {
             state.members.remove(&number);
@@ -683,8 +681,12 @@ impl Shared<'_> {
             return Err(format!("an update of round {} in round {}", header.step, state.round));
         }
         *last = Some(header.step);
+        // Before it knew that the last round is over, every worker began another one.
+        if state.finishing {
+            return Ok(());
+        }
         // After a reconnection within a round the first one counts.
-        if header.step < state.round || state.finishing || state.arrived.contains(&sender) {
+        if header.step < state.round || state.arrived.contains(&sender) {
             self.say(&Event::Late { name, round: header.step });
             return Ok(());
         }

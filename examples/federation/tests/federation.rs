@@ -54,9 +54,14 @@ fn among(name: &str, settings: impl Fn(&mut Config), peer: impl FnOnce(&str) + S
         let training =
             scope.spawn(move || aggregator::run(listener, config, control, &|e| drop(tell.send(e.clone()))));
         let good = scope.spawn(|| worker::run(&address, "good"));
+        // The peer finds "good" there.
+        let mut seen = Vec::new();
+        while !seen.iter().any(|e| matches!(e, Event::Joined { .. })) {
+            seen.push(told.recv_timeout(Duration::from_secs(60)).expect("the good worker joins"));
+        }
         peer(&address);
         // What it did is seen within this time, or never.
-        let (mut seen, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+        let until = Instant::now() + Duration::from_secs(20);
         let of_it = |e: &Event| match e {
             Event::Refused { .. } => true,
             Event::Left { name, .. } => name == "bad",
@@ -147,13 +152,13 @@ fn what_is_no_gradient_of_this_network_is_refused_by_name() {
 
 #[test]
 fn who_does_not_say_a_name_in_time_is_sent_away() {
-    let hello = |config: &mut Config| config.hello = Duration::from_millis(300);
+    let hello = |config: &mut Config| config.hello = Duration::from_secs(1);
     // A byte at a time, each in time, all of them never.
     let seen = among("slow", hello, |address| {
         let mut socket = TcpStream::connect(address).expect("a connection");
         for byte in [0x89, b'G', b'C', b'U', b'\r', b'\n'] {
             let _ = std::io::Write::write_all(&mut socket, &[byte]);
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(300));
         }
     });
     let (who, why) = only_refusal(&seen);
@@ -228,8 +233,6 @@ fn a_name_is_one_workers_at_a_time_and_connections_are_bounded() {
         "twice",
         |_| {},
         |address| {
-            // "good" may not be there yet: whoever comes second is refused, so wait for it.
-            thread::sleep(Duration::from_millis(500));
             let error = worker::run(address, "good").expect_err("the name is taken");
             assert!(error.to_string().contains("is here already"), "{error}");
         },
@@ -240,10 +243,10 @@ fn a_name_is_one_workers_at_a_time_and_connections_are_bounded() {
         "many",
         |_| {},
         |address| {
-            thread::sleep(Duration::from_millis(500));
+            // With "good" one more than there may be: the last is hung up on.
             let sockets: Vec<_> =
                 (0..CONNECTIONS).map(|_| TcpStream::connect(address).expect("a connection")).collect();
-            thread::sleep(Duration::from_millis(500));
+            hold(&sockets[CONNECTIONS - 1]);
             drop(sockets);
         },
     );
