@@ -1,6 +1,6 @@
 //! A step of each phase of LGC, four workers, as one stream that `gcodec inspect` opens:
 //!
-//!     cargo run --release -p gcodec-latent --example stream -- lgc.gcodec
+//!     cargo run --release -p gcodec-latent --example stream -- lgc.gcu
 
 use std::error::Error;
 use std::sync::Arc;

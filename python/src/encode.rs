@@ -5,8 +5,8 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gcodec::compress::{Input, NonFinite, Options, compress};
-use gcodec::frame::{Delta, Metadata, Reduction, tensor_digest};
+use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
+use gcodec::frame::{Metadata, Reduction};
 use gcodec::{Block, BlockOptions, Codec, EncodeOptions, Manifest, TensorView, UpdateHeader};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -269,7 +269,7 @@ impl Update<'_> {
         let compressing = start.elapsed();
         let mut header = self.header;
         if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {
-            header = header.with_delta(Some(deltas(&inputs, &blocks, manifest)));
+            header = header.with_delta(Some(deltas(&inputs, &blocks)));
         }
         let positions = |block: &Block| {
             let codec = codecs.get(block.scope.first() as usize);
@@ -279,18 +279,4 @@ impl Update<'_> {
         encoder.update(out, &header, manifest, &blocks)?;
         Ok(compressing)
     }
-}
-
-/// The digests of the tensors that the blocks touch, before and after.
-fn deltas(inputs: &[Input<'_>], blocks: &[Block], manifest: &Manifest) -> Vec<Delta> {
-    let mut touched = vec![false; manifest.tensors().len()];
-    for block in blocks {
-        let first = block.scope.first() as usize;
-        touched[first..first + block.scope.tensors() as usize].fill(true);
-    }
-    let entry = |input: &Input<'_>| {
-        let base = input.base?;
-        Some(Delta { tensor: input.tensor, base: tensor_digest(base), result: tensor_digest(input.view) })
-    };
-    inputs.iter().filter(|input| touched[input.tensor as usize]).filter_map(entry).collect()
 }

@@ -1,11 +1,14 @@
 //! Blocks that lose nothing: the elements as they are, and differences to a base.
 
+use std::collections::HashSet;
+
 use rayon::prelude::*;
 
 use super::{Input, Options, Part, parts, whole};
 use crate::block::{Block, Scope, Stored, Support, Values};
 use crate::element::{bits_at, set_bits_at, ulp_diff};
 use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::{Delta, tensor_digest};
 use crate::tensor::{Dtype, TensorView};
 
 /// Dense blocks of a run of tensors, as byte planes if `planes`.
@@ -70,6 +73,19 @@ pub(super) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()>
         values: Values::Ulp { diffs },
     });
     Ok(())
+}
+
+/// What the header of an update with these blocks says of the tensors that they touch, before and after
+/// ([`UpdateHeader::delta`](crate::UpdateHeader::delta)): of those of `inputs` that have a base.
+pub fn deltas(inputs: &[Input<'_>], blocks: &[Block]) -> Vec<Delta> {
+    let scopes = blocks.iter().map(|block| block.scope);
+    let touched: HashSet<u64> =
+        scopes.flat_map(|scope| (scope.first()..).take(scope.tensors() as usize)).collect();
+    let entry = |input: &Input<'_>| {
+        let base = input.base?;
+        Some(Delta { tensor: input.tensor, base: tensor_digest(base), result: tensor_digest(input.view) })
+    };
+    inputs.iter().filter(|input| touched.contains(&input.tensor)).filter_map(entry).collect()
 }
 
 /// Bytes that are compared at once where nothing differs; whole elements of every type.

@@ -32,6 +32,7 @@ pub use chunked::ChunkValues;
 pub use demo::{DeMo, DeMoOptions};
 pub use dgc::{Dgc, DgcOptions};
 pub use feedback::Feedback;
+pub use lossless::deltas;
 pub use momentum::mask_momenta;
 pub use randk::Scaling;
 pub use sbc::{Sbc, SbcOptions};

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::headers;
 use super::linear::{Linear, quiet};
 use crate::block::values::to_number;
 use crate::block::{Block, Scope, Sets, Support, Target, Values};
@@ -131,11 +132,9 @@ impl Sum {
         if part.manifest.id() != self.manifest.id() {
             return refuse("it is of another manifest");
         }
-        if header.delta.is_some() {
-            return refuse("it is a delta against a base, which has no sum");
-        }
+        headers::alone(header)?;
         match self.waiting.get(&header.sender) {
-            Some(earlier) if earlier.complete => return refuse("this sender's update is in it already"),
+            Some(earlier) if earlier.complete => return Err(headers::twice()),
             Some(earlier) if !earlier.header.same_update(header) => {
                 return refuse("its parts belong to different updates");
             }
@@ -145,12 +144,6 @@ impl Sum {
             None if part.part != 0 => return refuse("its first part is missing"),
             None => {}
         }
-        if header.reduction == Reduction::Mean {
-            return refuse("it is a mean, which does not say what it was divided by");
-        }
-        if header.reduction == Reduction::Sum && header.contributors == 0 {
-            return refuse("it is a sum that does not say of how many");
-        }
         if header.reduction == Reduction::Sum && weight != 1.0 {
             return refuse("it is a sum of several, whose weights are in it already");
         }
@@ -159,16 +152,7 @@ impl Sum {
             return refuse("a weight other than 1 has no meaning for integer tensors");
         }
         let Some(first) = self.waiting.values().next().map(|c| &c.header) else { return Ok(()) };
-        if header.step != first.step || header.round != first.round {
-            return refuse("it is of another step or round");
-        }
-        if header.world != first.world {
-            return refuse("it counts another number of senders");
-        }
-        if header.reduction != first.reduction {
-            return refuse("a sum of several and one sender's own: who is in the sum twice cannot be told");
-        }
-        Ok(())
+        headers::together(first, header)
     }
 
     /// Senders whose updates are complete.
@@ -211,21 +195,7 @@ impl Sum {
         if let Some((sender, _)) = self.waiting.iter().find(|(_, c)| !c.complete) {
             return Err(Error::cannot_reduce("its last part is missing").of_sender(*sender));
         }
-        let headers = || self.waiting.values().map(|c| &c.header);
-        let Some(first) = headers().next() else { return Err(Error::cannot_reduce("there is no update")) };
-        let of_one = |h: &UpdateHeader| if h.reduction == Reduction::None { 1 } else { h.contributors };
-        let contributors = headers().map(of_one).fold(0, u64::saturating_add);
-        if first.world > 0 && contributors > first.world {
-            return Err(Error::cannot_reduce("more contributors than senders: some are in it twice"));
-        }
-        let same_steps = headers().all(|h| h.inner_steps == first.inner_steps);
-        Ok(UpdateHeader::default()
-            .with_step(first.step)
-            .with_round(first.round)
-            .with_world(first.world)
-            .with_contributors(contributors)
-            .with_inner_steps(if same_steps { first.inner_steps } else { 0 })
-            .with_reduction(if mean { Reduction::Mean } else { Reduction::Sum }))
+        headers::header(self.waiting.values().map(|c| &c.header), mean)
     }
 
     fn accumulators(&self, mean: bool) -> Result<Vec<Linear>> {

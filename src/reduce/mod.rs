@@ -13,9 +13,11 @@
 
 mod add;
 mod dense;
+mod headers;
 mod linear;
 mod sparse;
 
 pub use add::add;
 pub use dense::{Precision, Reduced, Sum, SumOptions};
+pub use headers::header;
 pub use sparse::merge;

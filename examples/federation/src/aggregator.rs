@@ -3,8 +3,7 @@
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::File;
-use std::io::{BufWriter, ErrorKind};
+use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use gcodec::compress::Codec;
 use gcodec::error::FormatErrorKind;
+use gcodec::file::AtomicFile;
 use gcodec::frame::{Metadata, Reduction, UpdatePart};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::{Block, Body, EncodeOptions, Manifest, Reader, UpdateHeader, Writer};
@@ -56,7 +56,7 @@ pub struct Config {
     pub pace: Duration,
     /// How long a peer may take to say its name.
     pub hello: Duration,
-    /// The stream of all that members are sent: the weights, and each step.
+    /// The stream of all that members are sent: the weights, and each step. It is there when training is over.
     pub record: PathBuf,
 }
 
@@ -267,7 +267,7 @@ pub fn run(
     }
     let digits = Digits::read()?;
     let manifest = manifest()?;
-    let mut record = Writer::new(BufWriter::new(File::create(&config.record)?), EncodeOptions::default());
+    let mut record = Writer::new(AtomicFile::create(&config.record)?, EncodeOptions::default());
     let weights = Numbers::random(1);
     record.metadata(&metadata([
         ("federation", "the weights, then a step for each round: subtract it".into()),
@@ -367,7 +367,7 @@ impl Shared<'_> {
     }
 
     /// All rounds, and what comes after them.
-    fn train(&self, digits: &Digits, mut record: Writer<BufWriter<File>>) -> Result<Outcome> {
+    fn train(&self, digits: &Digits, mut record: Writer<AtomicFile>) -> Result<Outcome> {
         let begun = Instant::now();
         let mut state = self.lock();
         let first = state.weights.score(digits.test());
@@ -394,7 +394,7 @@ impl Shared<'_> {
             record.update(&step.header, &self.manifest, &step.blocks, Default::default())?;
             thread::sleep(self.config.pace.saturating_sub(begun.elapsed()));
         }
-        record.finish()?;
+        record.finish()?.commit()?;
         self.finish(digits, first)
     }
 

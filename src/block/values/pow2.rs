@@ -168,6 +168,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn signs_are_of_codes_above_zero_only() {
+        for len in [0, 1, 63, 64, 65, 128, 200] {
+            let codes: Vec<u8> = (0..len).map(|i| (i * i % 5 % 3) as u8).collect();
+            let negative: Bits = codes.iter().enumerate().map(|(i, &code)| code != 0 && i % 3 == 0).collect();
+            let mut bytes = Vec::new();
+            write_signs(&mut bytes, &codes, &negative).unwrap();
+            assert_eq!(bytes.len(), codes.iter().filter(|&&code| code != 0).count().div_ceil(8));
+            let mut cursor = Cursor::new(&bytes, 0, "signs");
+            assert_eq!(read_signs(&mut cursor, &codes).unwrap(), negative);
+            assert_eq!(cursor.remaining(), 0);
+        }
+        let of_a_zero: Bits = [false, true].into_iter().collect();
+        assert!(write_signs(&mut Vec::new(), &[1, 0], &of_a_zero).is_err());
+        assert!(write_signs(&mut Vec::new(), &[1], &of_a_zero).is_err());
+    }
+
+    #[test]
     fn numbers_from_any_place_are_those_of_their_codes() {
         let codes: Vec<u8> = (0..=255).cycle().take(600).collect();
         let negative: Bits = (0..600).map(|i| i * i % 7 < 3).collect();

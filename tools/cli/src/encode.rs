@@ -7,9 +7,9 @@ use crate::output::{Counted, Output, human_bytes, note, real, thousands};
 use crate::plan::{self, Compressed, Plan, Rule, fitting};
 use crate::progress::Progress;
 use crate::tensors::{self, Dump, NamedTensor};
-use gcodec::compress::{Input, NonFinite, Options};
-use gcodec::frame::{Delta, Metadata, tensor_digest};
-use gcodec::{Codec, EncodeOptions, Feedback, File, Limits, Manifest, TensorView, UpdateHeader, Writer};
+use gcodec::compress::{self, Input, NonFinite, Options};
+use gcodec::frame::Metadata;
+use gcodec::{Codec, EncodeOptions, Feedback, File, Limits, TensorView, UpdateHeader, Writer};
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::PathBuf;
@@ -260,7 +260,7 @@ impl Update<'_> {
             .with_world(self.args.world)
             .with_label(label);
         if is_delta {
-            header = header.with_delta(Some(deltas(&inputs, &compressed, &manifest)));
+            header = header.with_delta(Some(compress::deltas(&inputs, compressed.blocks())));
         }
         writer
             .update_with(&header, &manifest, &compressed.pairs())
@@ -305,18 +305,4 @@ impl Update<'_> {
         }
         Ok(codecs)
     }
-}
-
-/// The digests of the tensors that the blocks touch, before and after.
-fn deltas(inputs: &[Input<'_>], compressed: &Compressed, manifest: &Manifest) -> Vec<Delta> {
-    let mut touched = vec![false; manifest.tensors().len()];
-    for block in compressed.blocks() {
-        let first = block.scope.first() as usize;
-        touched[first..first + block.scope.tensors() as usize].fill(true);
-    }
-    let entry = |input: &Input<'_>| {
-        let base = input.base?;
-        Some(Delta { tensor: input.tensor, base: tensor_digest(base), result: tensor_digest(input.view) })
-    };
-    inputs.iter().filter(|input| touched[input.tensor as usize]).filter_map(entry).collect()
 }

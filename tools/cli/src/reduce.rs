@@ -10,7 +10,7 @@ use crate::tensors::{self, Format};
 use clap::ValueEnum;
 use gcodec::block::{SetId, Sets};
 use gcodec::compress::{self, Options};
-use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexSet, PREAMBLE_LEN, Reduction, UpdatePart};
+use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexSet, PREAMBLE_LEN, UpdatePart};
 use gcodec::reduce::{self, Precision, Sum, SumOptions};
 use gcodec::{
     Block, BlockOptions, Body, Codec, EncodeOptions, Event, Limits, Manifest, SliceReader, Support,
@@ -319,11 +319,15 @@ fn dense(args: &Args, updates: &[Update<'_>], limits: &Limits) -> Result<reduce:
 
 /// A failure with the input it came from, and what can be done.
 fn refused(args: &Args, update: &Update<'_>, error: gcodec::Error) -> Failure {
-    let mut failure = explain(error, Some(update.manifest()));
+    explained(args, error, update.manifest()).in_file(path_of(args, update))
+}
+
+fn explained(args: &Args, error: gcodec::Error, manifest: &Manifest) -> Failure {
+    let mut failure = explain(error, Some(manifest));
     if failure.message.contains("in it already") && !args.by_input {
         failure.message.push_str("; --by-input numbers senders by their inputs");
     }
-    failure.in_file(path_of(args, update))
+    failure
 }
 
 fn path_of<'a>(args: &'a Args, update: &Update<'_>) -> &'a Path {
@@ -334,17 +338,16 @@ fn path_of<'a>(args: &'a Args, update: &Update<'_>) -> &'a Path {
 fn compressed(args: &Args, method: Method, updates: &[Update<'_>]) -> Result<Reduced> {
     let mut order: Vec<&Update<'_>> = updates.iter().collect();
     order.sort_by_key(|update| update.header().sender);
-    let first = order[0];
-    let manifest = Arc::clone(first.manifest());
+    let manifest = Arc::clone(order[0].manifest());
     let fail = |update: &Update<'_>, why: &str| Failure::usage(why).in_file(path_of(args, update));
+    if let Some(update) = order.iter().find(|update| update.manifest().id() != manifest.id()) {
+        return Err(fail(update, "it is of another manifest"));
+    }
+    let header = reduce::header(order.iter().map(|update| update.header()), false);
+    let header = header.map_err(|e| explained(args, e, &manifest))?;
     let mut decoded: Vec<Vec<Block>> = Vec::new();
     let (mut sets, mut sent): (Sets, Vec<SetId>) = (Sets::new(), Vec::new());
-    for (at, &update) in order.iter().enumerate() {
-        check_turn(first, update).map_err(|why| fail(update, why))?;
-        if at > 0 && order[at - 1].header().sender == update.header().sender {
-            let why = "its sender's update is in it already; --by-input numbers senders by their inputs";
-            return Err(fail(update, why));
-        }
+    for &update in &order {
         let mut blocks = Vec::new();
         for part in &update.parts {
             let these =
@@ -376,31 +379,7 @@ fn compressed(args: &Args, method: Method, updates: &[Update<'_>]) -> Result<Red
         };
         blocks.push(sum.map_err(|e| explain(e, Some(&manifest)))?);
     }
-    let of_one = |h: &UpdateHeader| if h.reduction == Reduction::None { 1 } else { h.contributors };
-    let header = UpdateHeader::default()
-        .with_step(first.header().step)
-        .with_round(first.header().round)
-        .with_world(first.header().world)
-        .with_inner_steps(first.header().inner_steps)
-        .with_contributors(order.iter().map(|u| of_one(u.header())).fold(0, u64::saturating_add))
-        .with_reduction(Reduction::Sum);
     Ok(Reduced { header, manifest, sets: sent, blocks })
-}
-
-/// Why two updates have no sum.
-fn check_turn(first: &Update<'_>, update: &Update<'_>) -> Result<(), &'static str> {
-    let (a, b) = (first.header(), update.header());
-    match () {
-        () if update.manifest().id() != first.manifest().id() => Err("it is of another manifest"),
-        () if b.delta.is_some() => Err("it is a delta against a base, which has no sum"),
-        () if b.reduction == Reduction::Mean => {
-            Err("it is a mean, which does not say what it was divided by")
-        }
-        () if a.world != b.world => Err("it counts another number of senders"),
-        () if a.reduction != b.reduction => Err("one is a sum of several, one a sender's own"),
-        () if a.inner_steps != b.inner_steps => Err("it covers another number of local steps"),
-        () => Ok(()),
-    }
 }
 
 fn recompressed(codec: Codec, manifest: &Manifest, tensors: &[TensorBuf]) -> Result<Compressed> {

@@ -132,6 +132,7 @@ fn what_has_no_sum_is_refused_and_leaves_nothing() {
     senders(&dir, "s", "raw");
     dir.well(&format!("encode {} -o other.gcu --codec raw --sender 5", step(15)));
     dir.well(&format!("encode {} -o delta.gcu --codec delta --base {} --sender 1", worker(1), worker(0)));
+    dir.well("reduce s0.gcu s1.gcu -o mean.gcu --mean");
     let before = dir.files();
     let refused = [
         (2, "--by-input", "reduce s0.gcu s0.gcu -o x.gcu"),
@@ -141,6 +142,9 @@ fn what_has_no_sum_is_refused_and_leaves_nothing() {
         (2, "not sparse", "reduce s0.gcu s1.gcu -o x.gcu --method sparse"),
         (2, "--weight once for each", "reduce s0.gcu s1.gcu -o x.gcu --weight 1"),
         (2, "positive", "reduce s0.gcu s1.gcu -o x.gcu --weight 1 --weight=-1"),
+        (2, "delta", "reduce s0.gcu delta.gcu -o x.gcu --method add"),
+        (2, "other.gcu", "reduce s0.gcu other.gcu -o x.gcu --method add"),
+        (2, "is a mean", "reduce s0.gcu mean.gcu -o x.gcu --method add"),
         (2, "method dense", "reduce s0.gcu s1.gcu -o x.gcu --method add --mean"),
         (2, "s0.gcu", "reduce s0.gcu s1.gcu -o s0.gcu"),
         (2, "base", "reduce s0.gcu s1.gcu -o x.gcu --codec delta"),

@@ -289,14 +289,14 @@ fn notes(out: &mut String, studies: &[Study], cores: usize) -> std::fmt::Result 
          - **Optimisers**: the convolutional network has SGD with momentum 0.9, the language model Adam, on the decoded mean. \
          Schemes with local steps have the same optimiser on every worker, and the mean of what they send is applied as it is \
          (Sparse Binary Compression, with error feedback and momentum masking) or with Nesterov's momentum 0.9 and rate 0.3 (SparseLoCo). \
-         DeMo's mean is followed by its sign. 1-bit Adam goes by a server like ScaleCom. DGC brings its own momentum, so its outer optimiser is plain SGD, with four warm-up stages in the first 4 % of the steps; \
-         on the language model compare it with `raw, SGD with momentum`, both with gradients clipped to norm 1.\n\
+         DeMo's mean is followed by its sign, at 0.001 on the convolutional network and 0.0009 on the language model. 1-bit Adam goes by a server like ScaleCom. DGC brings its own momentum, so its outer optimiser is plain SGD, with four warm-up stages in the first 4 % of the steps; \
+         on the language model compare it with `raw, SGD with momentum`, both at 0.3 and with gradients clipped to norm 1.\n\
          - **Learning rate**: up over the first twentieth of the steps, down to a twentieth along a cosine, for all runs.\n\
          - **EF** is error feedback: what a compressor left out is added to the next update.\n\
          - **Train loss** is the mean of the workers' batches over the last twentieth of the steps; ± is the standard deviation over 3 seeds (2 of the language model), the lines without it have one.\n\
          - **Times** are processor time (on Linux), per worker or receiver and step, of one thread; the program runs {cores} runs at once on {cores} cores.\n\
          - **The scheme's paper**: what its authors report of their own networks, or what follows from its format, as said; not of these networks.\n\
          - **Determinism**: on one machine a run repeats bit for bit (`cargo test --release -p gcodec-study`); burn's matrix products \
-         depend on the instruction set, so another machine may differ in the last bits and from there on."
+         depend on the instruction set, so another machine may differ in the last bits and from there on. The text of the language model is that of the checkout: another commit has other text."
     )
 }

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gcodec::block::{Groups, ScaleFormat, Scales};
-use gcodec::compress::{Input, Options, compress};
-use gcodec::frame::{Delta, tensor_digest};
+use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::random;
 use gcodec::{
     Assembler, Block, BlockOptions, Body, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Positions,
@@ -370,12 +369,7 @@ pub(crate) fn delta(report: &mut Report, gradients: &Path) -> Result<()> {
         .iter()
         .map(|b| if let Values::Ulp { diffs } = &b.values { diffs.len() as u64 } else { 0 })
         .sum();
-    let delta = base.tensors.iter().zip(&next.tensors).enumerate().map(|(i, (old, new))| Delta {
-        tensor: i as u64,
-        base: tensor_digest(old.view()),
-        result: tensor_digest(new.view()),
-    });
-    let header = UpdateHeader::default().with_delta(Some(delta.collect()));
+    let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
     let (cost, tensors) = measure(&next, &blocks, BlockOptions::default(), &header, Some(&base))?;
     if tensors != next.tensors {
         return Err("delta: the result is not the new weights".into());
