@@ -414,6 +414,14 @@ impl Error {
         self
     }
 
+    /// Says where the thing begins that the error is about, for errors of code that has not seen its bytes.
+    pub(crate) fn not_before(mut self, offset: u64) -> Self {
+        if let Some(at) = self.location_mut() {
+            at.offset = at.offset.max(offset);
+        }
+        self
+    }
+
     /// Says which block the error is in, unless that is known already.
     pub(crate) fn in_block(mut self, block: u64) -> Self {
         if let Some(at) = self.location_mut() {

@@ -211,6 +211,24 @@ fn what_a_block_may_take_does_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
+fn a_limit_that_is_met_when_a_block_is_applied_points_at_the_block() {
+    let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 14])]);
+    let block = constant(Scope::Tensor(0), Support::All, true);
+    let bytes = stream(&manifest, EncodeOptions::default(), &[block.clone(), block]);
+    let limits = Limits::default().with_max_alloc_bytes(40_000);
+    let mut assembler = Assembler::new(&manifest, &Limits::default(), |_| true).unwrap();
+    for event in SliceReader::new(&bytes, limits) {
+        if let Event::Frame(info, Body::Update(part)) = event.unwrap() {
+            let error = assembler.apply(&part).unwrap_err();
+            let at = error.location().unwrap();
+            assert_eq!((error.name(), at.block, at.tensor), ("limit", Some(0), Some(0)));
+            assert_eq!(at.offset, part.blocks[0].offset);
+            assert!(at.offset > info.offset);
+        }
+    }
+}
+
+#[test]
 fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
     let manifest = manifest([("w".into(), Dtype::F32, vec![64, 64])]);
     let zeros = |n: usize| Box::new(Values::Floats { stored: Stored::F16, bytes: vec![0; 2 * n] });
@@ -328,4 +346,62 @@ fn the_delta_of_an_update_in_parts_lists_each_tensor_once() {
     let file = File::open(&out, Limits::default()).unwrap();
     assert_eq!(file.updates().len(), 1);
     assert_eq!(file.updates()[0].header.delta, Some(delta));
+}
+
+#[test]
+fn a_zstd_frame_that_asks_for_more_memory_than_allowed_is_refused_before_it_gets_it() {
+    // A window of 2^(10 + exponent) bytes, then one raw block that holds a metadata body without entries.
+    let framed = |exponent: u8, start: [u8; 4]| {
+        let zstd = [&start[..], &[0, exponent << 3, 1 | 1 << 3, 0, 0, 0]].concat();
+        let body = [&[1, 1], &zstd[..]].concat();
+        let mut out = preamble();
+        out.extend(header(FrameKind::METADATA, body.len() as u64, crc32fast::hash(&body)));
+        out.extend(body);
+        out
+    };
+    let magic = 0xfd2f_b528u32.to_le_bytes();
+    let limits = |most: u64| Limits::default().with_max_inflated_bytes(most);
+    assert_eq!(first_error(&framed(10, magic)[..], limits(1 << 20)).0, "truncated");
+    assert_eq!(first_error(&framed(10, magic)[..], limits((1 << 20) - 1)).0, "limit");
+    assert_eq!(first_error(&framed(17, magic)[..], Limits::default()).0, "limit");
+    assert_eq!(first_error(&framed(31, magic)[..], Limits::default()).0, "limit");
+    // What zstd would skip is no frame of it.
+    assert_eq!(
+        first_error(&framed(10, 0x184d_2a50u32.to_le_bytes())[..], limits(1 << 20)).0,
+        "length_mismatch"
+    );
+    // A content of 2^40 bytes for one declared byte.
+    let mut body = vec![1, 1];
+    body.extend(magic);
+    body.push(3 << 6 | 1 << 5);
+    body.extend((1u64 << 40).to_le_bytes());
+    body.extend([1 | 1 << 3, 0, 0, 0]);
+    let mut stream = preamble();
+    stream.extend(header(FrameKind::METADATA, body.len() as u64, crc32fast::hash(&body)));
+    stream.extend(body);
+    assert_eq!(first_error(&stream[..], Limits::default()).0, "length_mismatch");
+}
+
+#[test]
+fn an_index_set_that_does_not_fit_its_manifest_is_not_taken() {
+    let manifest = two(16);
+    let set = |support| IndexSet {
+        manifest: manifest.id(),
+        step: 0,
+        leader: 0,
+        world: 0,
+        scope: Scope::Tensor(0),
+        support,
+    };
+    let id = gcodec::block::SetId([1; 32]);
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let mut decoder = Decoder::new(Limits::default());
+    for support in [Support::Sparse(vec![4]), Support::Sparse(vec![1, 1]), Support::Set(id)] {
+        assert_eq!(encoder.add_index_set(id, &set(support.clone()), &manifest).unwrap_err().name(), "input");
+        assert_eq!(decoder.add_index_set(id, &set(support), &manifest).unwrap_err().name(), "input");
+    }
+    let fine = set(Support::Sparse(vec![3]));
+    assert_eq!(encoder.add_index_set(id, &fine, &two(17)).unwrap_err().name(), "input");
+    encoder.add_index_set(id, &fine, &manifest).unwrap();
+    decoder.add_index_set(id, &fine, &manifest).unwrap();
 }

@@ -188,7 +188,7 @@ fn traffic_does_not_grow_with_the_workers_and_leaders_rotate() {
                     scope: BOTH,
                     support: set.support.clone(),
                 };
-                encoder.add_index_set(*id, &set, positions(&set.support).len() as u64);
+                encoder.add_index_set(*id, &set, &manifest()).unwrap();
                 let before = out.len();
                 let header = UpdateHeader::default().with_step(number).with_world(world);
                 let header = header.with_contributors(world).with_reduction(reduction);

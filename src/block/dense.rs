@@ -71,6 +71,9 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::Input`] for kinds that give bits ([`Values::gives_bits`]), for latent codes, and for a set that is not known.
+    ///
+    /// # Panics
+    /// As [`Block::apply`].
     pub fn numbers(&self, space: &IndexSpace, sets: &Sets, budget: &Budget) -> Result<Vec<f32>> {
         let mut count = 0u64;
         support::for_each_run(&self.support, space.len(), sets, &mut |_, len| {
@@ -104,6 +107,10 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::Input`] for latent codes and for a set that is not known; nothing is changed then.
+    ///
+    /// # Panics
+    /// May panic for a block that was made by hand and that an [`Encoder`](crate::Encoder) refuses, such as one with fewer
+    /// values than positions. A block that was decoded holds together.
     pub fn apply(
         &self,
         space: &IndexSpace,

@@ -5,8 +5,8 @@ use crate::bits::crc32;
 use crate::block::{RawBlock, Sets};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
-    BlockOrder, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock, IndexedUpdate,
-    Manifest, ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
+    BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock,
+    IndexedFrame, IndexedUpdate, Manifest, ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
 };
 use crate::limits::Limits;
 use crate::stream::{Assembler, Definitions, Parser, Progress};
@@ -51,6 +51,7 @@ impl<'a> File<'a> {
         let preamble = bytes.first_chunk::<PREAMBLE_LEN>();
         Preamble::read(preamble.ok_or(Error::format(FormatErrorKind::Truncated, bytes.len() as u64))?)?;
         let index = read_index(bytes)?;
+        check_frames(bytes, &index)?;
         let mut file = Self {
             bytes,
             limits,
@@ -64,20 +65,22 @@ impl<'a> File<'a> {
         for (number, (offset, frame)) in index.frame_offsets().enumerate() {
             match frame.kind {
                 FrameKind::MANIFEST => {
-                    let (_, body) = file.frame(offset, frame.len).map_err(|e| e.in_frame(number as u64))?;
-                    let manifest = Manifest::read(body, offset + HEADER_LEN as u64, &file.limits)?;
+                    let (_, body) = file.frame(offset).map_err(|e| e.in_frame(number as u64))?;
+                    let manifest = Manifest::read(body, offset + HEADER_LEN as u64, &file.limits)
+                        .map_err(|e| e.in_frame(number as u64))?;
                     if !file.manifests.contains_key(&manifest.id()) {
                         definitions.manifest(&manifest, &file.limits, offset)?;
                         file.manifests.insert(manifest.id(), Arc::new(manifest));
                     }
                 }
                 FrameKind::INDEX_SET => {
-                    let (_, body) = file.frame(offset, frame.len).map_err(|e| e.in_frame(number as u64))?;
+                    let (_, body) = file.frame(offset).map_err(|e| e.in_frame(number as u64))?;
                     let manifests = &file.manifests;
                     let (set, id, count) =
                         IndexSet::read(body, offset + HEADER_LEN as u64, &file.limits, |m| {
                             manifests.get(&m).map(Arc::as_ref)
-                        })?;
+                        })
+                        .map_err(|e| e.in_frame(number as u64))?;
                     if !file.sets.contains_key(&id) {
                         definitions.index_set(&set, &file.limits, offset)?;
                         Arc::make_mut(&mut file.sets).insert(id, Arc::new(set.shared(count)));
@@ -96,19 +99,20 @@ impl<'a> File<'a> {
     }
 
     fn add_part(&mut self, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
-        let header = header_at(self.bytes, offset)?;
+        let header = self.header(offset)?;
         let blocks = indexed.blocks.iter().fold(indexed.head_len, |sum, b| sum.saturating_add(b.len));
-        let fits = header.kind == FrameKind::UPDATE
-            && header.body_len == blocks
-            && header.body_len.checked_add(HEADER_LEN as u64) == Some(len);
-        if !fits {
-            return Err(Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset));
+        let lies = Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset);
+        if header.body_len != blocks {
+            return Err(lies);
         }
         let head = self.head(offset, indexed)?;
         let body_offset = offset + HEADER_LEN as u64;
         let part = UpdatePart::read_head_only(head, body_offset, &self.limits, &self.sets, |id| {
             self.manifests.get(&id).map(Arc::clone)
         })?;
+        if (part.header.step, part.header.sender) != (indexed.step, indexed.sender) {
+            return Err(lies);
+        }
         let at = self.parts.len();
         self.parts.push(PartEntry { offset, indexed: indexed.clone() });
         match self.updates.last_mut() {
@@ -145,12 +149,9 @@ impl<'a> File<'a> {
     }
 
     /// A frame's header and body, its CRCs checked.
-    fn frame(&self, offset: u64, len: u64) -> Result<(FrameHeader, &'a [u8])> {
+    fn frame(&self, offset: u64) -> Result<(FrameHeader, &'a [u8])> {
         let header = self.header(offset)?;
         let body = self.slice(offset + HEADER_LEN as u64, header.body_len)?;
-        if header.body_len.checked_add(HEADER_LEN as u64) != Some(len) {
-            return Err(Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset));
-        }
         header.check_body(body, offset + HEADER_LEN as u64)?;
         Ok((header, body))
     }
@@ -314,6 +315,33 @@ pub(super) fn read_index(bytes: &[u8]) -> Result<Index> {
     Ok(index)
 }
 
+/// Compares the headers of all frames with what the index lists, and with the count and the chain of the end frame
+/// (END-1): none is left out, and none is another.
+fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
+    let (_, end_offset, end) = read_end(bytes)?;
+    let mut chain = crc32fast::Hasher::new();
+    let index_frame = IndexedFrame { kind: FrameKind::INDEX, len: end_offset - end.index_offset };
+    let frames = index.frame_offsets().chain([(end.index_offset, index_frame)]);
+    for (number, (offset, frame)) in frames.enumerate() {
+        let header = header_at(bytes, offset).map_err(|e| e.in_frame(number as u64))?;
+        let len = header.body_len.checked_add(HEADER_LEN as u64);
+        if (header.kind, len) != (frame.kind, Some(frame.len)) {
+            let lies = Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset);
+            return Err(lies.in_frame(number as u64));
+        }
+        chain.update(&header.to_bytes()[..CHAINED_LEN]);
+    }
+    let at = end_offset + HEADER_LEN as u64;
+    if end.frame_count != index.frames.len() as u64 + 1 {
+        return Err(Error::format(FormatErrorKind::CountMismatch { field: "frame_count" }, at));
+    }
+    let (stored, computed) = (end.chain, chain.finalize());
+    if stored != computed {
+        return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, at + 16));
+    }
+    Ok(())
+}
+
 /// The next event and the bytes it took; `None` if there are too few.
 pub(super) fn parse_frame<'a>(
     parser: &mut Parser,
@@ -322,5 +350,130 @@ pub(super) fn parse_frame<'a>(
     match parser.advance(bytes)? {
         Progress::NeedMore => Ok(None),
         Progress::Ready { consumed, event } => Ok(Some((consumed, event))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Block, BlockOptions, Scope, Support, Values};
+    use crate::frame::{Metadata, TensorInfo};
+    use crate::stream::{EncodeOptions, Encoder};
+    use crate::tensor::Dtype;
+
+    /// Two updates of two tensors each, behind metadata.
+    fn stream() -> Vec<u8> {
+        let tensors = ["a", "b", "c"].map(|name| TensorInfo::new(name, Dtype::F32, [4]));
+        let manifest = Arc::new(Manifest::new(tensors.to_vec()).unwrap());
+        let block = |tensor, value: f32| Block {
+            scope: Scope::Tensor(tensor),
+            add: false,
+            support: Support::Sparse(vec![tensor]),
+            values: Values::Floats { stored: crate::block::Stored::F32, bytes: value.to_le_bytes().to_vec() },
+        };
+        let mut encoder = Encoder::new(EncodeOptions::default());
+        let mut out = Vec::new();
+        encoder.metadata(&mut out, &Metadata { entries: [("k".to_owned(), "v".to_owned())].into() });
+        for step in 0..2u8 {
+            let blocks = [block(0, f32::from(step)), block(2, 3.0 + f32::from(step))];
+            let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+            let header = UpdateHeader::default().with_step(step.into()).with_sender(7);
+            encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
+        }
+        encoder.finish(&mut out);
+        out
+    }
+
+    /// The stream with another index, everything else as an honest writer of that index would make it.
+    fn with_index(bytes: &[u8], index: &Index) -> Vec<u8> {
+        let (_, _, end) = read_end(bytes).unwrap();
+        let mut out = bytes[..end.index_offset as usize].to_vec();
+        let mut chain = crc32fast::Hasher::new();
+        for (offset, _) in read_index(bytes).unwrap().frame_offsets() {
+            chain.update(&out[offset as usize..][..CHAINED_LEN]);
+        }
+        let mut put = |out: &mut Vec<u8>, kind, body: &[u8]| {
+            let header = FrameHeader::of(kind, 0, body).to_bytes();
+            chain.update(&header[..CHAINED_LEN]);
+            out.extend(header);
+            out.extend(body);
+            chain.clone().finalize()
+        };
+        let chain = put(&mut out, FrameKind::INDEX, &index.body());
+        let end = End { frame_count: index.frames.len() as u64 + 1, chain, ..end };
+        put(&mut out, FrameKind::END, &end.body());
+        out
+    }
+
+    /// All that a file says, tensor by tensor.
+    fn read(bytes: &[u8]) -> Result<Vec<TensorBuf>> {
+        let file = File::open(bytes, Limits::default())?;
+        let mut all = Vec::new();
+        for update in 0..file.updates().len() {
+            for name in ["a", "b", "c"] {
+                all.push(file.tensor(update, name, &BTreeMap::new())?);
+            }
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn an_index_that_lies_is_refused_whatever_it_lies_about() {
+        let bytes = stream();
+        let honest = read_index(&bytes).unwrap();
+        assert_eq!(with_index(&bytes, &honest), bytes);
+        assert_eq!(read(&bytes).unwrap().len(), 6);
+        let mut lies = Vec::new();
+        let mut lie = |change: &dyn Fn(&mut Index)| {
+            let mut index = honest.clone();
+            change(&mut index);
+            assert_ne!(index, honest);
+            lies.push(index);
+        };
+        for by in [1, u64::MAX, 1 << 40] {
+            for update in 0..2 {
+                lie(&|i| i.updates[update].step = i.updates[update].step.wrapping_add(by));
+                lie(&|i| i.updates[update].sender = i.updates[update].sender.wrapping_add(by));
+                lie(&|i| i.updates[update].head_len = i.updates[update].head_len.wrapping_add(by));
+                lie(&|i| i.updates[update].head_crc ^= 1 << (by % 32));
+                for block in 0..2 {
+                    let of = move |i: &mut Index, change: &dyn Fn(&mut IndexedBlock)| {
+                        change(&mut i.updates[update].blocks[block]);
+                    };
+                    lie(&|i| of(i, &|b| b.first = b.first.wrapping_add(by)));
+                    lie(&|i| of(i, &|b| b.tensors = b.tensors.wrapping_add(by)));
+                    lie(&|i| of(i, &|b| b.len = b.len.wrapping_add(by)));
+                    lie(&|i| of(i, &|b| b.crc ^= 1 << (by % 32)));
+                    // So that the sum of the lengths is right.
+                    lie(&|i| {
+                        of(i, &|b| b.len = b.len.wrapping_add(by));
+                        i.updates[update].head_len = i.updates[update].head_len.wrapping_sub(by);
+                    });
+                }
+                lie(&|i| i.updates[update].blocks.truncate(1));
+                lie(&|i| i.updates[update].blocks.reverse());
+            }
+            for frame in 0..honest.frames.len() {
+                lie(&|i| i.frames[frame].len = i.frames[frame].len.wrapping_add(by));
+            }
+        }
+        lie(&|i| i.updates.reverse());
+        // An update that is passed off as something no reader needs, or not listed at all.
+        for (kind, update) in [(2, 0), (3, 1)] {
+            lie(&|i| {
+                i.frames[kind].kind = FrameKind::METADATA;
+                i.updates.remove(update);
+            });
+            lie(&|i| {
+                let removed = i.frames.remove(kind);
+                i.frames[kind - 1].len += removed.len;
+                i.updates.remove(update);
+            });
+        }
+        for index in lies {
+            let error = read(&with_index(&bytes, &index)).unwrap_err();
+            let at = error.location().unwrap_or_else(|| panic!("{error} has no place")).offset;
+            assert!(matches!(error, Error::Format(_)) && at <= bytes.len() as u64, "{error}");
+        }
     }
 }

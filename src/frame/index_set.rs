@@ -1,7 +1,7 @@
 //! A support with a name of its own (spec, section 4.3).
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::space::Surroundings;
+use crate::block::space::{IndexSpace, Surroundings};
 use crate::block::{BlockOptions, Scope, SetId, Sets, SharedSet, Support, SupportId, support};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
@@ -31,24 +31,36 @@ impl IndexSet {
         SharedSet { manifest: self.manifest.0, scope: self.scope, support: self.support.clone(), count }
     }
 
-    /// The body, its id and the number of elements of the support.
+    /// The set as blocks see it, after a look at whether it holds together.
     ///
     /// # Errors
     /// [`Error::Input`] if the set does not fit `manifest`, or refers to another set.
-    pub(crate) fn body(&self, manifest: &Manifest, options: BlockOptions) -> Result<(Vec<u8>, SetId, u64)> {
+    pub(crate) fn checked(&self, manifest: &Manifest) -> Result<SharedSet> {
+        let space = self.space(manifest)?;
+        let sets = Sets::new();
+        let around =
+            Surroundings { space: &space, manifest: self.manifest.0, scope: self.scope, sets: &sets };
+        support::check(&self.support, space.len())?;
+        Ok(self.shared(support::count(&self.support, space.len(), &around)?))
+    }
+
+    fn space(&self, manifest: &Manifest) -> Result<IndexSpace> {
         if manifest.id() != self.manifest {
             return Err(Error::input(InputErrorKind::Mismatch { what: "manifests" }));
         }
         if matches!(self.support, Support::Set(_)) {
             return Err(Error::inconsistent("an index set that refers to a set"));
         }
-        let space =
-            manifest.space(self.scope, 0).map_err(|_| Error::inconsistent("scope of an index set"))?;
-        let sets = Sets::new();
-        let around =
-            Surroundings { space: &space, manifest: self.manifest.0, scope: self.scope, sets: &sets };
+        manifest.space(self.scope, 0).map_err(|_| Error::inconsistent("scope of an index set"))
+    }
+
+    /// The body and its id.
+    ///
+    /// # Errors
+    /// As [`IndexSet::checked`].
+    pub(crate) fn body(&self, manifest: &Manifest, options: BlockOptions) -> Result<(Vec<u8>, SetId)> {
+        let space = self.space(manifest)?;
         support::check(&self.support, space.len())?;
-        let count = support::count(&self.support, space.len(), &around)?;
         let mut out = self.manifest.0.to_vec();
         [self.step, self.leader, self.world].iter().for_each(|&v| put_varint(&mut out, v));
         self.scope.write(&mut out, false);
@@ -58,7 +70,7 @@ impl IndexSet {
         put_varint(&mut out, id.0);
         out.append(&mut bytes);
         let id = SetId(*blake3::hash(&out).as_bytes());
-        Ok((out, id, count))
+        Ok((out, id))
     }
 
     /// Reads a body that stands at `offset`; gives the set, its id and the number of its elements.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::bits::{Cursor, put_text, put_varint};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{deflate, inflate};
-use crate::limits::{Limits, check};
+use crate::limits::Limits;
 
 /// Keys and values, for people and tools; no reader needs them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -40,9 +40,8 @@ impl Metadata {
         }
         let len_offset = cursor.offset();
         let len = cursor.varint()?;
-        check("max_inflated_bytes", len, limits.max_inflated_bytes, len_offset)?;
         let start = cursor.offset();
-        let plain = inflate(cursor.take_rest(), len, "metadata", start)?;
+        let plain = inflate(cursor.take_rest(), start, (len, len_offset), "metadata", limits)?;
         // Offsets inside compressed text mean nothing to who reads the stream: errors point at its beginning.
         Self::read_entries(Cursor::new(&plain, 0, "metadata")).map_err(|e| match e {
             Error::Format(e) => Error::format(e.kind, start),

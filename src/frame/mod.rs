@@ -23,13 +23,31 @@ pub use update::{AttributeId, Delta, Digest, Reduction, UpdateHeader, UpdatePart
 pub(crate) use update::{BlockOrder, Part, write_parts};
 
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::{Limits, check};
 
-/// Grows a zstd frame to exactly `len` bytes (MET-2, MOD-1). `len` has been checked against the limits.
-fn inflate(compressed: &[u8], len: u64, field: &'static str, offset: u64) -> Result<Vec<u8>> {
+/// Grows the zstd frame that stands at `offset` to exactly `len` bytes (MET-2, MOD-1), which the field at `len_offset`
+/// declares.
+fn inflate(
+    compressed: &[u8],
+    offset: u64,
+    (len, len_offset): (u64, u64),
+    field: &'static str,
+    limits: &Limits,
+) -> Result<Vec<u8>> {
+    check(INFLATED, len, limits.max_inflated_bytes, len_offset)?;
     let wrong = || Error::format(FormatErrorKind::LengthMismatch { field }, offset);
+    if !compressed.starts_with(&ZSTD_MAGIC) {
+        return Err(wrong());
+    }
+    check(INFLATED, zstd_window(compressed), limits.max_inflated_bytes, offset)?;
+    let size = zstd::zstd_safe::get_frame_content_size(compressed).map_err(|_| wrong())?;
+    if size.is_some_and(|size| size != len) {
+        return Err(wrong());
+    }
     let mut plain = Vec::new();
     let mut decoder =
         zstd::stream::read::Decoder::with_buffer(compressed).map_err(|_| wrong())?.single_frame();
+    decoder.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(|_| wrong())?;
     // One byte more than declared, so that a frame that grows beyond it is noticed; memory follows what comes out.
     std::io::Read::read_to_end(&mut std::io::Read::take(&mut decoder, len.saturating_add(1)), &mut plain)
         .map_err(|_| wrong())?;
@@ -37,6 +55,27 @@ fn inflate(compressed: &[u8], len: u64, field: &'static str, offset: u64) -> Res
         return Err(wrong());
     }
     Ok(plain)
+}
+
+/// The limit on bytes that zstd grows to, and on its window.
+const INFLATED: &str = "max_inflated_bytes";
+
+/// The largest window that zstd takes at all; the limit on a frame's own is [`INFLATED`].
+const ZSTD_WINDOW_LOG_MAX: u32 = 31;
+
+/// What a zstd frame begins with; a skippable frame does not.
+const ZSTD_MAGIC: [u8; 4] = 0xfd2f_b528u32.to_le_bytes();
+
+/// The window that a zstd frame asks its reader to keep, in bytes (RFC 8878, section 3.1.1.1.2); 0 if it is the content.
+fn zstd_window(frame: &[u8]) -> u64 {
+    let single_segment = |descriptor: u8| descriptor & 1 << 5 != 0;
+    match frame {
+        [_, _, _, _, descriptor, window, ..] if !single_segment(*descriptor) => {
+            let base = 1u64 << (10 + (window >> 3));
+            base + base / 8 * u64::from(window & 7)
+        }
+        _ => 0,
+    }
 }
 
 /// zstd's level for metadata and models: they are small, and sent once.

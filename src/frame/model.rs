@@ -4,7 +4,7 @@ use crate::bits::{Cursor, put_text, put_varint};
 use crate::block::ModelId;
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{deflate, inflate};
-use crate::limits::{Limits, check};
+use crate::limits::Limits;
 
 /// A learned decoder that latent values refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -79,8 +79,8 @@ impl Model {
             0 => Weights::At(cursor.text()?.to_owned()),
             1 => Weights::Inline(cursor.take(weights_len)?.to_vec()),
             _ => {
-                check("max_inflated_bytes", weights_len, limits.max_inflated_bytes, len_offset)?;
-                Weights::Inline(inflate(cursor.take_rest(), weights_len, "model weights", start)?)
+                let len = (weights_len, len_offset);
+                Weights::Inline(inflate(cursor.take_rest(), start, len, "model weights", limits)?)
             }
         };
         cursor.finish()?;

@@ -256,7 +256,7 @@ impl<'b> Assembler<'b> {
             // Nothing was overwritten then.
             buffers.iter_mut().flatten().zip(ready).for_each(|(buffer, ready)| buffer.ready = ready);
         }
-        applied
+        applied.map_err(|e| e.not_before(raw.offset))
     }
 
     /// Whether the last part has been applied.

@@ -101,9 +101,13 @@ impl Encoder {
         self.manifests.insert(manifest.id(), manifest);
     }
 
-    /// Makes an index set known that the reader has.
-    pub fn add_index_set(&mut self, id: SetId, set: &IndexSet, count: u64) {
-        self.sets.insert(id, Arc::new(set.shared(count)));
+    /// Makes an index set known that the reader has by that id.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the set does not fit `manifest`, or refers to another set.
+    pub fn add_index_set(&mut self, id: SetId, set: &IndexSet, manifest: &Manifest) -> Result<()> {
+        self.sets.insert(id, Arc::new(set.checked(manifest)?));
+        Ok(())
     }
 
     /// Bytes that have been put out.
@@ -216,10 +220,10 @@ impl Encoder {
         manifest: &Arc<Manifest>,
         options: BlockOptions,
     ) -> Result<SetId> {
-        let (body, id, count) = set.body(manifest, options)?;
+        let (body, id) = set.body(manifest, options)?;
+        self.add_index_set(id, set, manifest)?;
         self.manifest(out, manifest);
         self.frame(out, FrameKind::INDEX_SET, 0, &body);
-        self.add_index_set(id, set, count);
         Ok(id)
     }
 

@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::block::{ModelId, SetId, Sets};
+use crate::block::{ModelId, SetId, Sets, SharedSet};
 use crate::error::{Error, FormatErrorKind, Location, Result};
 use crate::frame::{
     BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame,
@@ -203,8 +203,8 @@ impl Parser {
         self.manifests.insert(manifest.id(), manifest);
     }
 
-    pub(crate) fn add_index_set(&mut self, id: SetId, set: &IndexSet, count: u64) {
-        Arc::make_mut(&mut self.sets).insert(id, Arc::new(set.shared(count)));
+    pub(crate) fn add_index_set(&mut self, id: SetId, set: SharedSet) {
+        Arc::make_mut(&mut self.sets).insert(id, Arc::new(set));
     }
 
     /// Offset of the input's first byte in the stream.
@@ -310,7 +310,7 @@ impl Parser {
                 })?;
                 if !self.sets.contains_key(&id) {
                     self.definitions.index_set(&set, &self.limits, offset)?;
-                    self.add_index_set(id, &set, count);
+                    self.add_index_set(id, set.shared(count));
                 }
                 Body::IndexSet(Box::new(set), id, count)
             }

@@ -73,9 +73,13 @@ impl<'a> SliceReader<'a> {
         self.parser.add_manifest(manifest);
     }
 
-    /// Makes an index set known that the stream refers to without sending it; `count` is its number of elements.
-    pub fn add_index_set(&mut self, id: SetId, set: &IndexSet, count: u64) {
-        self.parser.add_index_set(id, set, count);
+    /// Makes an index set known that the stream refers to by that id without sending it.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::Error::Input) if the set does not fit `manifest`, or refers to another set.
+    pub fn add_index_set(&mut self, id: SetId, set: &IndexSet, manifest: &Manifest) -> Result<()> {
+        self.parser.add_index_set(id, set.checked(manifest)?);
+        Ok(())
     }
 
     /// Offset of the next byte to be read.

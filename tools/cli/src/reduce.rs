@@ -168,20 +168,27 @@ fn check(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Index sets by their ids, each with its number of elements.
-type SentSets = HashMap<SetId, (IndexSet, u64)>;
+/// Index sets by their ids, each with its manifest.
+type SentSets = HashMap<SetId, (IndexSet, Arc<Manifest>)>;
 
 /// The index sets of all inputs: only the leader of a step sends its set, the others refer to it.
 fn index_sets(inputs: &[Input], limits: &Limits) -> SentSets {
     let mut sets = SentSets::new();
     for bytes in inputs {
+        let mut manifests = HashMap::new();
         // Sets need nothing but their manifests; whatever is wrong with an input is said when its updates are read.
         for event in SliceReader::new(&definitions(bytes), limits.clone()) {
             match event {
-                Ok(Event::Frame(_, Body::IndexSet(set, id, count))) => sets.insert(id, (*set, count)),
-                Ok(_) => None,
+                Ok(Event::Frame(_, Body::Manifest(manifest))) => {
+                    manifests.insert(manifest.id(), manifest);
+                }
+                Ok(Event::Frame(_, Body::IndexSet(set, id, _))) => {
+                    let manifest = manifests.get(&set.manifest).map(Arc::clone);
+                    sets.extend(manifest.map(|manifest| (id, (*set, manifest))));
+                }
+                Ok(_) => {}
                 Err(_) => break,
-            };
+            }
         }
     }
     sets
@@ -212,8 +219,8 @@ fn updates<'a>(
 ) -> Result<Vec<Update<'a>>> {
     let (mut all, mut names) = (Vec::<Update<'a>>::new(), Names::default());
     let mut reader = SliceReader::new(bytes, limits.clone());
-    for (id, (set, count)) in sets {
-        reader.add_index_set(*id, set, *count);
+    for (id, (set, manifest)) in sets {
+        reader.add_index_set(*id, set, manifest)?;
     }
     for event in reader {
         let event = event.map_err(|e| names.explain(e))?;

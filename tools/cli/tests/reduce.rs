@@ -87,7 +87,7 @@ fn values_on_shared_sets_are_added_as_they_are() {
             worker.take_set(&set, id).unwrap();
             let header = UpdateHeader::default().with_step(step).with_sender(rank as u64).with_world(2);
             let (encoder, out) = &mut streams[rank];
-            encoder.add_index_set(id, &set, 50);
+            encoder.add_index_set(id, &set, &manifest).unwrap();
             let block = worker.values().unwrap();
             encoder.update(out, &header, &manifest, &[(&block, BlockOptions::default())]).unwrap();
             worker.finish().unwrap();

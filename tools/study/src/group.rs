@@ -283,12 +283,12 @@ impl Group for ScaleCom {
         self.up[leader].0.index_set(&mut out, &set, &self.manifest, options)?;
         self.traffic.sent[leader] += out.len() as u64;
         receive(&mut self.up[leader].1, &out, usize::MAX, |body| {
-            if let Body::IndexSet(set, id, count) = body {
-                found = Some((set, id, count));
+            if let Body::IndexSet(set, id, _) = body {
+                found = Some((set, id));
             }
             Ok(())
         })?;
-        let (set, id, count) = found.ok_or("the index set did not arrive")?;
+        let (set, id) = found.ok_or("the index set did not arrive")?;
         self.down.index_set(&mut down, &set, &self.manifest, options)?;
         let mut blocks: Vec<Block> = Vec::new();
         let mut sets = Sets::new();
@@ -296,8 +296,8 @@ impl Group for ScaleCom {
             let (encoder, decoder) = &mut self.up[w];
             worker.take_set(&set, id)?;
             if w != leader {
-                encoder.add_index_set(id, &set, count);
-                decoder.add_index_set(id, &set, count);
+                encoder.add_index_set(id, &set, &self.manifest)?;
+                decoder.add_index_set(id, &set, &self.manifest)?;
             }
             let (block, header) = (worker.values()?, header.clone().with_sender(w as u64));
             worker.finish()?;
