@@ -74,6 +74,13 @@ impl Limits {
     }
 }
 
+/// A number that was compared with a length in memory, as an index of it. Formats count by 64 bits on every machine; this is
+/// the one way from there to this machine's width. What does not fit becomes an index that no slice has, never another's.
+#[inline]
+pub(crate) const fn in_memory(value: u64) -> usize {
+    if value > usize::MAX as u64 { usize::MAX } else { value as usize }
+}
+
 /// Fails with [`Error::Limit`] if `asked > allowed`.
 pub(crate) fn check(limit: &'static str, asked: u64, allowed: u64, offset: u64) -> Result<()> {
     if asked > allowed {

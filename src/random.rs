@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 
 use crate::arch::{self, Kernel};
+use crate::limits::in_memory;
 
 const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
@@ -37,7 +38,7 @@ pub fn key(seed: u64) -> [u32; 2] {
 
 /// The word for element `index` of tensor `tensor`.
 pub fn word(seed: u64, tensor: u64, index: u64) -> u32 {
-    philox4x32_10(counter(index / 4, tensor), key(seed))[(index % 4) as usize]
+    philox4x32_10(counter(index / 4, tensor), key(seed))[in_memory(index % 4)]
 }
 
 /// The words for the elements `start ..` of tensor `tensor`, as many as `out` holds.
@@ -64,7 +65,7 @@ impl Kernel for Words<'_> {
 /// [`words`], to be a part of a larger kernel.
 #[inline(always)]
 pub(crate) fn fill_words(seed: u64, tensor: u64, start: u64, out: &mut [u32]) {
-    let head = out.len().min((start.wrapping_neg() % 4) as usize);
+    let head = out.len().min(in_memory(start.wrapping_neg() % 4));
     let (head, body) = out.split_at_mut(head);
     for (i, w) in (start..).zip(head.iter_mut()) {
         *w = word(seed, tensor, i);
@@ -88,14 +89,14 @@ pub fn sample(n: u64, count: u64, seed: u64) -> Vec<u64> {
     let count = count.min(n);
     // A bitmap where it takes at most 16 bytes for each number.
     if n / 128 <= count {
-        let mut taken = vec![0u64; n.div_ceil(64) as usize];
+        let mut taken = vec![0u64; in_memory(n.div_ceil(64))];
         floyd(n, count, seed, |x| {
-            let (cell, bit) = (&mut taken[(x / 64) as usize], 1 << (x % 64));
+            let (cell, bit) = (&mut taken[in_memory(x / 64)], 1 << (x % 64));
             let new = *cell & bit == 0;
             *cell |= bit;
             new
         });
-        let mut numbers = Vec::with_capacity(count as usize);
+        let mut numbers = Vec::with_capacity(in_memory(count));
         for (base, mut cell) in (0..).step_by(64).zip(taken) {
             while cell != 0 {
                 numbers.push(base + u64::from(cell.trailing_zeros()));
@@ -104,7 +105,7 @@ pub fn sample(n: u64, count: u64, seed: u64) -> Vec<u64> {
         }
         return numbers;
     }
-    let mut taken = HashSet::with_capacity(count as usize);
+    let mut taken = HashSet::with_capacity(in_memory(count));
     floyd(n, count, seed, |x| taken.insert(x));
     let mut numbers: Vec<u64> = taken.into_iter().collect();
     numbers.sort_unstable();

@@ -249,6 +249,14 @@ mod tests {
         assert_eq!(elements(&[1 << 33, 1 << 31]), None);
         assert_eq!(Dtype::F4E2M1.bytes_for(3), Some(2));
         assert_eq!(Dtype::F64.bytes_for(u64::MAX), None);
+        for dtype in Dtype::ALL {
+            for shift in 0..64 {
+                for count in [(1u64 << shift) - 1, 1 << shift, !(1 << shift), u64::MAX - shift] {
+                    let bytes = (u128::from(count) * u128::from(dtype.bits())).div_ceil(8);
+                    assert_eq!(dtype.bytes_for(count).map(u128::from), (bytes < 1 << 64).then_some(bytes));
+                }
+            }
+        }
         for d in Dtype::ALL {
             assert_eq!((Dtype::from_id(d.id()), Dtype::from_name(d.name())), (Some(d), Some(d)));
         }

@@ -83,7 +83,24 @@ fn only_arch_has_unsafe_code() {
 #[test]
 fn no_native_byte_order() {
     for (module, text) in all_sources() {
-        let native = code(&text).find(|line| line.contains("_ne_bytes") || line.contains("NativeEndian"));
+        let native = code(&text).find(|line| {
+            line.contains("_ne_bytes") || line.contains("NativeEndian") || line.contains("transmute")
+        });
         assert_eq!(native, None, "`{module}` depends on this machine's byte order");
     }
+}
+
+/// Modules whose code says what bytes mean.
+const FORMAT: &[&str] = &["random", "element", "bits", "codes", "block", "frame", "stream", "file"];
+
+/// A number of 64 bits cast to a `usize` is another number on a machine of 32: `limits::in_memory` is the one way.
+#[test]
+fn the_format_casts_to_no_native_width() {
+    let mut looked_at = 0;
+    for (module, text) in all_sources().into_iter().filter(|(module, _)| FORMAT.contains(&module.as_str())) {
+        looked_at += 1;
+        let native = code(&text).find(|line| line.contains(" as usize") || line.contains(" as isize"));
+        assert_eq!(native, None, "`{module}` depends on the width of this machine's words");
+    }
+    assert!(looked_at > FORMAT.len());
 }

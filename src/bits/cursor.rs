@@ -158,6 +158,42 @@ mod tests {
     use super::*;
     use crate::bits::put_varint;
 
+    /// Every value has one string of bytes and every string at most one value, over all strings of up to three bytes and
+    /// all endings of the longest.
+    #[test]
+    fn varints_and_their_bytes_are_one_to_one() {
+        let check = |bytes: &[u8]| {
+            let mut cursor = Cursor::new(bytes, 0, "varint");
+            if let Ok(value) = cursor.varint() {
+                let used = bytes.len() - cursor.remaining();
+                let mut again = Vec::new();
+                crate::bits::put_varint(&mut again, value);
+                assert_eq!(again, bytes[..used]);
+                assert_eq!(crate::bits::varint_len(value), used as u64);
+                return Some(value);
+            }
+            None
+        };
+        let mut values = 0u64;
+        for word in 0..1u32 << 24 {
+            let bytes = word.to_le_bytes();
+            // Strings with more bytes than their varint are those of a shorter one.
+            if bytes[0] >= 0x80 && bytes[1] >= 0x80 && bytes[2] < 0x80 {
+                values += u64::from(check(&bytes[..3]).is_some());
+            } else {
+                check(&bytes[..3]);
+            }
+        }
+        assert_eq!(values, (1 << 21) - (1 << 14));
+        let longest = (0..=u16::MAX).filter(|end| {
+            let mut bytes = [0xff; 10];
+            bytes[8..].copy_from_slice(&end.to_le_bytes());
+            check(&bytes).is_some_and(|value| value >> 63 == 1)
+        });
+        // Nine bytes that go on, and a tenth of 1.
+        assert_eq!(longest.count(), 128);
+    }
+
     #[test]
     fn varints_are_minimal_and_fit() {
         for value in [0, 1, 127, 128, 16_383, 16_384, u64::MAX] {

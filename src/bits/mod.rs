@@ -32,6 +32,10 @@ mod tests {
         for (signed, unsigned) in [(0, 0), (-1, 1), (1, 2), (i64::MIN, u64::MAX), (i64::MAX, u64::MAX - 1)] {
             assert_eq!((zigzag(signed), unzigzag(unsigned)), (unsigned, signed));
         }
+        for unsigned in 0..=u64::from(u16::MAX) {
+            assert_eq!(zigzag(unzigzag(unsigned)), unsigned);
+            assert!(unzigzag(unsigned).unsigned_abs() <= unsigned.div_ceil(2));
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::in_memory;
 
 /// Bytes of a plane of `count` fields of `width` bits; `None` if that exceeds 64 bits.
 pub(crate) fn packed_bytes(count: u64, width: u32) -> Option<u64> {
@@ -87,7 +88,7 @@ impl<'a> PlaneWriter<'a> {
 
     /// Pads to a whole byte.
     pub(crate) fn finish(self) {
-        let bytes = self.filled.div_ceil(8) as usize;
+        let bytes = in_memory(self.filled.div_ceil(8).into());
         self.out.extend_from_slice(&self.word.to_le_bytes()[..bytes]);
     }
 }
@@ -112,7 +113,7 @@ impl<'a> PlaneReader<'a> {
             return 0;
         }
         let shift = (self.bit % 8) as u32;
-        let start = (self.bit / 8) as usize;
+        let start = in_memory(self.bit / 8);
         self.bit += u64::from(width);
         let tail = self.bytes.get(start..).unwrap_or_default();
         let value = match tail.first_chunk::<8>() {
@@ -172,6 +173,21 @@ mod tests {
             (0..width * 3).for_each(|_| assert_eq!(reader.get(1), 0));
             assert_eq!(reader.get(1), 1);
             reader.finish("t").unwrap();
+        }
+    }
+
+    #[test]
+    fn bytes_of_fields_never_wrap() {
+        for width in 0..=64u32 {
+            for shift in 0..64 {
+                for count in [(1u64 << shift) - 1, 1 << shift, !(1 << shift), u64::MAX - shift] {
+                    let bytes = (u128::from(count) * u128::from(width)).div_ceil(8);
+                    assert_eq!(
+                        packed_bytes(count, width).map(u128::from),
+                        (bytes < 1 << 64).then_some(bytes)
+                    );
+                }
+            }
         }
     }
 

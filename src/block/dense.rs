@@ -4,7 +4,7 @@ use crate::block::values;
 use crate::block::{Block, Groups, IndexSpace, Sets, Stored, Support, Values, support};
 use crate::element;
 use crate::error::{Error, Result};
-use crate::limits::Budget;
+use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
 
 /// The part of a tensor's buffer that a block's scope covers.
@@ -46,8 +46,8 @@ fn for_each_run_in(
                 target += 1;
             }
             let here = len.min(space.lens[target] - (position - base));
-            f(Run { target, element: starts[target] + position - base, value, len: here as usize })?;
-            value += here as usize;
+            f(Run { target, element: starts[target] + position - base, value, len: in_memory(here) })?;
+            value += in_memory(here);
             position += here;
             len -= here;
         }
@@ -156,11 +156,11 @@ impl Block {
         }
         match &self.values {
             Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
-                let size = (dtype.bits() / 8) as usize;
+                let size = in_memory((dtype.bits() / 8).into());
                 for_each_run_in(&self.support, space, sets, &starts, |run| {
                     let data = &mut *targets[run.target].data;
                     if size > 0 && run.len > 1 {
-                        let at = run.element as usize * size;
+                        let at = in_memory(run.element) * size;
                         let source = &bytes[run.value * size..][..run.len * size];
                         data[at..at + run.len * size].copy_from_slice(source);
                         return Ok(());
@@ -214,9 +214,9 @@ fn scatter<const SIZE: usize>(positions: &[u64], elements: &[u8], targets: &mut 
     let mut base = 0;
     for target in targets {
         let end = base + target.len;
-        let data = &mut target.data.as_chunks_mut::<SIZE>().0[target.start as usize..];
+        let data = &mut target.data.as_chunks_mut::<SIZE>().0[in_memory(target.start)..];
         while let Some((&position, element)) = pairs.next_if(|(p, _)| **p < end) {
-            data[(position - base) as usize] = *element;
+            data[in_memory(position - base)] = *element;
         }
         base = end;
     }

@@ -5,6 +5,7 @@ use crate::arch;
 use crate::bits::{Cursor, put_u32, put_varint};
 use crate::codes::table::{Counts, FREQ_BITS, Table};
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::in_memory;
 
 /// The state in which an encoder begins and a decoder ends.
 const INITIAL: u32 = 1 << 16;
@@ -25,10 +26,10 @@ pub(crate) fn count_few(symbols: &[u8]) -> [u32; 256] {
     let (eights, rest) = symbols.as_chunks::<8>();
     for eight in eights {
         for (table, &symbol) in tables.iter_mut().zip(eight) {
-            table[symbol as usize] += 1;
+            table[usize::from(symbol)] += 1;
         }
     }
-    rest.iter().for_each(|&symbol| tables[0][symbol as usize] += 1);
+    rest.iter().for_each(|&symbol| tables[0][usize::from(symbol)] += 1);
     std::array::from_fn(|symbol| tables.iter().map(|table| table[symbol]).sum())
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], counts: &Counts, table: &
 /// A symbol of frequency f makes a state at least 16 f (after its word went out) at most (1 + 1/16) * 4096 / f times as
 /// large, log2(4096 / f) + 0.0875 bits, and a word takes 16 bits from it. A state ends no smaller than it began.
 fn most_words(counts: &Counts, table: &Table, len: usize) -> usize {
-    let bits = table.cost(counts).map_or(usize::MAX, |cost| (cost >> 16) as usize + 1);
+    let bits = table.cost(counts).map_or(usize::MAX, |cost| in_memory(cost >> 16) + 1);
     (bits / 16 + len / 128 + 2).min(len)
 }
 
@@ -217,7 +218,7 @@ fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut 
 /// Past the end zeros are taken: `taken` then exceeds the number of bytes, which the caller reports.
 #[inline(always)]
 fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usize) -> u8 {
-    let slot = slots.0[(*state & ((1 << FREQ_BITS) - 1)) as usize];
+    let slot = slots.0[in_memory((*state & ((1 << FREQ_BITS) - 1)).into())];
     let x = ((slot >> 8 & 0xfff) + 1) * (*state >> FREQ_BITS) + (slot >> 20);
     let word = match words.get(*taken..*taken + 2) {
         Some(w) => u32::from(w[0]) | u32::from(w[1]) << 8,

@@ -141,6 +141,63 @@ mod tests {
         }
     }
 
+    /// The gaps of the positions whose bits are set.
+    fn gaps_of(set: u32) -> Vec<u64> {
+        let positions = (0..32u64).filter(|p| set >> p & 1 == 1);
+        let mut next = 0;
+        positions.map(|p| p - std::mem::replace(&mut next, p + 1)).collect()
+    }
+
+    #[test]
+    fn every_set_of_twelve_positions_by_every_parameter() {
+        for set in 0..1u32 << 12 {
+            let gaps = gaps_of(set);
+            let expected: Vec<u64> = (0..12).filter(|p| set >> p & 1 == 1).collect();
+            let n = expected.last().map_or(0, |p| p + 1);
+            let fewest = (0..=63).map(|k| run_bits(&gaps, k)).min().unwrap();
+            assert_eq!(run_bits(&gaps, best_parameter(&gaps)), fewest);
+            for k in (0..=5).chain([31, 63]) {
+                let mut bytes = Vec::new();
+                write_run(&mut bytes, &gaps, k);
+                let planes = (gaps.len() * usize::from(k)).div_ceil(8);
+                let unary = run_bits(&gaps, k) - gaps.len() as u128 * u128::from(k);
+                assert_eq!(bytes.len() as u128, planes as u128 + unary.div_ceil(8));
+                assert_eq!(read(&bytes, gaps.len(), k, n).unwrap(), expected);
+                if n > 0 {
+                    assert_eq!(
+                        read(&bytes, gaps.len(), k, n - 1).unwrap_err().name(),
+                        "position_out_of_range"
+                    );
+                }
+            }
+        }
+    }
+
+    /// What is read is what a writer writes of it: no two byte strings say the same.
+    #[test]
+    fn every_string_of_two_bytes_is_refused_or_is_what_a_writer_writes() {
+        let mut read_well = 0;
+        for bytes in 0..=u16::MAX {
+            for k in 0..4 {
+                for len in 0..=8 {
+                    for short in [1, 2] {
+                        let bytes = &bytes.to_le_bytes()[..short];
+                        let Ok(positions) = read(bytes, len, k, 12) else { continue };
+                        read_well += 1;
+                        assert!(positions.is_sorted_by(|a, b| a < b) && positions.iter().all(|&p| p < 12));
+                        let mut next = 0;
+                        let gaps: Vec<u64> =
+                            positions.iter().map(|p| p - std::mem::replace(&mut next, p + 1)).collect();
+                        let mut again = Vec::new();
+                        write_run(&mut again, &gaps, k);
+                        assert_eq!(again, bytes);
+                    }
+                }
+            }
+        }
+        assert!(read_well > 1000);
+    }
+
     proptest! {
         #[test]
         fn runs_come_back(gaps in proptest::collection::vec(0u64..5000, 1..300), k in 0u8..14) {

@@ -2,6 +2,7 @@
 
 use crate::bits::{Cursor, PlaneReader, PlaneWriter};
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::in_memory;
 
 /// Binary logarithm of the sum of a table's frequencies.
 pub(crate) const FREQ_BITS: u32 = 12;
@@ -101,19 +102,19 @@ impl Table {
             bits += u64::from(mantissa_bits);
             within(bits)?;
             let coded = (1 << exponent) + ((plane.get(mantissa_bits) as u32) << (exponent - mantissa_bits));
-            freq[symbol as usize] = coded as u16;
+            freq[usize::from(symbol)] = coded as u16;
             sum += coded;
         }
         if sum >= TOTAL {
             return Err(bad());
         }
-        freq[rest as usize] = (TOTAL - sum) as u16;
-        if freq[first as usize] == 0 || freq[last as usize] == 0 {
+        freq[usize::from(rest)] = (TOTAL - sum) as u16;
+        if freq[usize::from(first)] == 0 || freq[usize::from(last)] == 0 {
             return Err(bad());
         }
         let offset = cursor.offset();
         let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
-        for step in std::iter::repeat_n(64, (bits / 64) as usize).chain([(bits % 64) as u32]) {
+        for step in std::iter::repeat_n(64, in_memory(u64::from(bits / 64))).chain([(bits % 64) as u32]) {
             plane.get(step);
         }
         plane.finish("frequency table")?;
@@ -122,7 +123,7 @@ impl Table {
 
     /// A symbol's frequency, 0 if the table does not have it.
     pub(crate) fn freq(&self, symbol: u8) -> u32 {
-        self.freq[symbol as usize].into()
+        self.freq[usize::from(symbol)].into()
     }
 
     /// The sum of the frequencies of all smaller symbols, for each symbol.
@@ -150,7 +151,9 @@ impl Table {
         for (symbol, &count) in counts.iter().enumerate().filter(|(_, c)| **c > 0) {
             match self.freq[symbol] {
                 0 => return None,
-                freq => cost = cost.saturating_add(count.saturating_mul(u64::from(LOG_COST[freq as usize]))),
+                freq => {
+                    cost = cost.saturating_add(count.saturating_mul(u64::from(LOG_COST[usize::from(freq)])))
+                }
             }
         }
         Some(cost)
@@ -172,12 +175,12 @@ fn round_to_nearest(freq: u32) -> u32 {
 
 /// `-log2(f / 4096)` in units of 1/65536 bit for each frequency f: an integer logarithm, so that every machine makes the
 /// same choices.
-static LOG_COST: [u32; TOTAL as usize + 1] = log_costs();
+static LOG_COST: [u32; in_memory(TOTAL as u64) + 1] = log_costs();
 
-const fn log_costs() -> [u32; TOTAL as usize + 1] {
-    let mut costs = [0; TOTAL as usize + 1];
+const fn log_costs() -> [u32; in_memory(TOTAL as u64) + 1] {
+    let mut costs = [0; in_memory(TOTAL as u64) + 1];
     let mut f = 1;
-    while f <= TOTAL as usize {
+    while f <= in_memory(TOTAL as u64) {
         let whole = f.ilog2();
         // Squaring x in [1, 2) doubles its logarithm: each time it passes 2 the next bit is a one.
         let mut x = (f as u64) << (31 - whole);

@@ -45,7 +45,7 @@ pub(crate) fn raw_cost(counts: &Counts) -> u64 {
 /// Bits that `values` cost as tokens, table included, in 1/65536: what choosing between codes needs.
 pub(crate) fn token_cost(values: impl Iterator<Item = u64>) -> u64 {
     let mut counts = [0; 256];
-    values.for_each(|v| counts[token(v) as usize] += 1);
+    values.for_each(|v| counts[usize::from(token(v))] += 1);
     match crate::codes::Table::from_counts(&counts) {
         Some(table) => ((table.bits() + raw_cost(&counts) + 48) << 16)
             .saturating_add(table.cost(&counts).unwrap_or(u64::MAX)),
@@ -74,6 +74,11 @@ mod tests {
         ];
         for (v, t) in tokens {
             assert_eq!(token(v), t);
+            assert_eq!(value(t, raw(v, raw_bits(t))), v);
+        }
+        for v in 0..1 << 20 {
+            let t = token(v);
+            assert!(t < TOKENS && (v == 0 || token(v - 1) <= t));
             assert_eq!(value(t, raw(v, raw_bits(t))), v);
         }
         for shift in 0..64 {

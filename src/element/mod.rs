@@ -11,6 +11,7 @@ use half::{bf16, f16};
 
 use crate::element::small::{F4E2M1, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Overflow};
 use crate::error::{Error, InputErrorKind, Result};
+use crate::limits::in_memory;
 use crate::tensor::{Dtype, TensorView};
 
 impl TensorView<'_> {
@@ -19,7 +20,7 @@ impl TensorView<'_> {
     /// # Errors
     /// [`Error::Input`] if they are no floats.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
-        let mut out = vec![0.0; self.elements() as usize];
+        let mut out = vec![0.0; in_memory(self.elements())];
         decode_f32s(self.dtype(), self.data(), 0, &mut out)?;
         Ok(out)
     }
@@ -61,7 +62,7 @@ pub fn decode_f32s(dtype: Dtype, data: &[u8], start: u64, out: &mut [f32]) -> Re
             }
         }
         Dtype::F4E2M1 => {
-            let odd = (start % 2) as usize;
+            let odd = in_memory(start % 2);
             for (i, x) in out.iter_mut().enumerate() {
                 let nibble = bytes[(i + odd) / 2] >> (4 * ((i + odd) % 2));
                 *x = TABLES[4][usize::from(nibble & 15)];
@@ -107,7 +108,7 @@ pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) ->
             }
         }
         Dtype::F4E2M1 => {
-            let odd = (start % 2) as usize;
+            let odd = in_memory(start % 2);
             for (i, x) in values.iter().enumerate() {
                 let (byte, shift) = (&mut bytes[(i + odd) / 2], 4 * ((i + odd) % 2));
                 *byte = *byte & !(15 << shift) | small::encode(F4E2M1, *x, Overflow::Saturate) << shift;
@@ -136,7 +137,7 @@ pub fn round_f32s(dtype: Dtype, values: &mut [f32]) -> Result<()> {
     if matches!(dtype, Dtype::F32 | Dtype::F64) {
         return Ok(());
     }
-    let mut bytes = vec![0; dtype.bytes_for(values.len() as u64).unwrap_or(0) as usize];
+    let mut bytes = vec![0; in_memory(dtype.bytes_for(values.len() as u64).unwrap_or(0))];
     encode_f32s(dtype, values, 0, &mut bytes)?;
     decode_f32s(dtype, &bytes, 0, values)
 }
@@ -161,7 +162,7 @@ pub fn bits_at(dtype: Dtype, data: &[u8], index: u64) -> Option<u64> {
         let byte = *data.get(usize::try_from(index / 2).ok()?)?;
         return Some(u64::from(byte >> (4 * (index % 2)) & 15));
     }
-    let width = dtype.bits() as usize / 8;
+    let width = in_memory(dtype.bits().into()) / 8;
     let at = usize::try_from(index).ok()?.checked_mul(width)?;
     let mut word = [0; 8];
     word[..width].copy_from_slice(data.get(at..at.checked_add(width)?)?);
@@ -175,7 +176,7 @@ pub fn set_bits_at(dtype: Dtype, data: &mut [u8], index: u64, bits: u64) -> Opti
         *byte = *byte & !(15 << shift) | (bits as u8 & 15) << shift;
         return Some(());
     }
-    let width = dtype.bits() as usize / 8;
+    let width = in_memory(dtype.bits().into()) / 8;
     let at = usize::try_from(index).ok()?.checked_mul(width)?;
     data.get_mut(at..at.checked_add(width)?)?.copy_from_slice(&bits.to_le_bytes()[..width]);
     Some(())

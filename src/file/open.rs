@@ -8,7 +8,7 @@ use crate::frame::{
     BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock,
     IndexedFrame, IndexedUpdate, Manifest, ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
 };
-use crate::limits::Limits;
+use crate::limits::{Limits, in_memory};
 use crate::stream::{Assembler, Definitions, Parser, Progress};
 use crate::tensor::{TensorBuf, TensorView};
 
@@ -305,7 +305,7 @@ pub(super) fn read_index(bytes: &[u8]) -> Result<Index> {
     if header.kind != FrameKind::INDEX || body_end != Some(end_offset) {
         return Err(missing);
     }
-    let body = &bytes[body_offset as usize..end_offset as usize];
+    let body = &bytes[in_memory(body_offset)..in_memory(end_offset)];
     header.check_body(body, body_offset)?;
     let index = Index::read(body, body_offset)?;
     let listed = index.frames.iter().try_fold(PREAMBLE_LEN as u64, |at, f| at.checked_add(f.len));

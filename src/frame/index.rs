@@ -3,6 +3,7 @@
 use crate::bits::{Cursor, crc32, put_u32, put_varint};
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, PREAMBLE_LEN, UpdatePart};
+use crate::limits::in_memory;
 
 /// What an index frame lists: every frame before it, and the blocks of every update.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -54,9 +55,9 @@ impl IndexedUpdate {
     /// The entry of a part whose body is `body`.
     pub(crate) fn of(part: &UpdatePart<'_>, body: &[u8]) -> Self {
         let head_len = body.len() as u64 - part.blocks.iter().map(|b| b.len).sum::<u64>();
-        let mut start = head_len as usize;
+        let mut start = in_memory(head_len);
         let blocks = part.blocks.iter().map(|b| {
-            let bytes = &body[start..start + b.len as usize];
+            let bytes = &body[start..start + in_memory(b.len)];
             start += bytes.len();
             IndexedBlock { first: b.scope.first(), tensors: b.scope.tensors(), len: b.len, crc: crc32(bytes) }
         });
@@ -64,7 +65,7 @@ impl IndexedUpdate {
             step: part.header.step,
             sender: part.header.sender,
             head_len,
-            head_crc: crc32(&body[..head_len as usize]),
+            head_crc: crc32(&body[..in_memory(head_len)]),
             blocks: blocks.collect(),
         }
     }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::bits::{Cursor, put_varint};
 use crate::block::{IndexSpace, Scope};
 use crate::error::{Error, FormatErrorKind, Result};
-use crate::limits::{Limits, check};
+use crate::limits::{Limits, check, in_memory};
 use crate::tensor::{Dtype, elements};
 
 /// The hash that names a manifest: BLAKE3 of its frame's body.
@@ -145,7 +145,7 @@ impl Manifest {
                 let last = first.checked_add(count - 1).ok_or_else(|| outside(count))?;
                 tensor(last)?;
                 // Both ends are in the manifest.
-                let tensors = &self.tensors[first as usize..=last as usize];
+                let tensors = &self.tensors[in_memory(first)..=in_memory(last)];
                 if tensors.iter().any(|t| t.dtype != head.dtype) {
                     return Err(Error::out_of_range("element types of a scope", first, offset));
                 }
@@ -273,7 +273,7 @@ fn read_name(cursor: &mut Cursor<'_>, previous: &str, limits: &Limits) -> Result
     }
     check("max_name_bytes", name_len, limits.max_name_bytes, offset)?;
     let suffix = cursor.take(suffix_len)?;
-    let mut name = previous.as_bytes()[..prefix_len as usize].to_vec();
+    let mut name = previous.as_bytes()[..in_memory(prefix_len)].to_vec();
     name.extend_from_slice(suffix);
     let name = String::from_utf8(name).map_err(|_| Error::format(FormatErrorKind::InvalidUtf8, offset))?;
     if common_prefix(previous, &name) as u64 != prefix_len {
@@ -335,5 +335,45 @@ mod tests {
         ] {
             assert!(manifest.space(scope, 0).is_err(), "{scope:?}");
         }
+    }
+
+    /// Bounds of scopes against the same in 128 bits, over all that is near an end of a tensor, of a word or of the numbers.
+    #[test]
+    fn scopes_at_every_edge() {
+        let huge = 1u64 << 58;
+        let shapes = [vec![6], vec![huge], vec![0], vec![huge - 1], vec![huge >> 3]];
+        let lens: Vec<u64> = shapes.iter().map(|s| s[0]).collect();
+        let infos = shapes.into_iter().enumerate().map(|(i, s)| TensorInfo::new(i.to_string(), Dtype::U8, s));
+        let manifest = Manifest::new(infos.collect()).unwrap();
+        let edges: Vec<u64> = [0, 6, 1 << 32, huge, huge >> 3, 1 << 63, u64::MAX]
+            .into_iter()
+            .flat_map(|edge: u64| (0..5).map(move |by| edge.wrapping_add(by).wrapping_sub(2)))
+            .collect();
+        let mut fits = 0;
+        for &first in &edges {
+            let tensor = usize::try_from(first).ok().and_then(|t| lens.get(t)).copied();
+            assert_eq!(manifest.space(Scope::Tensor(first), 0).ok().map(|s| s.len()), tensor);
+            for &count in &edges {
+                let end = u128::from(first) + u128::from(count);
+                let space = manifest.space(Scope::Tensors { first, count }, 0);
+                // Two tensors at least: one has a scope of its own.
+                let whole = count >= 2 && end <= lens.len() as u128;
+                assert_eq!(space.is_ok(), whole, "{first} {count}");
+                if whole {
+                    fits += 1;
+                    let sum: u128 =
+                        lens[first as usize..][..count as usize].iter().map(|&l| u128::from(l)).sum();
+                    assert_eq!(u128::from(space.unwrap().len()), sum);
+                }
+                for (tensor, &own) in lens.iter().enumerate() {
+                    let end = u128::from(first) + u128::from(count);
+                    let part = count > 0 && end <= u128::from(own) && count < own;
+                    let scope = Scope::Range { tensor: tensor as u64, start: first, len: count };
+                    assert_eq!(manifest.space(scope, 0).is_ok(), part, "{scope:?}");
+                    fits += usize::from(part);
+                }
+            }
+        }
+        assert!(fits > 100);
     }
 }

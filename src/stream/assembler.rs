@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use crate::block::{Block, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, tensor_digest};
-use crate::limits::{Budget, Limits, MEMORY, check};
+use crate::limits::{Budget, Limits, MEMORY, check, in_memory};
 use crate::tensor::{Dtype, TensorBuf, TensorView};
 
 /// Puts the parts of one update together to dense tensors.
@@ -46,7 +46,7 @@ impl Buffer {
     /// Makes the elements before `end` ready, but for those from `start` on if the caller overwrites them.
     fn prepare(&mut self, start: u64, end: u64, overwrite: bool) {
         let zeros = self.ready..if overwrite { start } else { end };
-        let byte = |element| self.dtype.bytes_for(element).map_or(self.data.len(), |b| b as usize);
+        let byte = |element| self.dtype.bytes_for(element).map_or(self.data.len(), in_memory);
         if zeros.start < zeros.end {
             let bytes = byte(zeros.start)..byte(zeros.end).min(self.data.len());
             self.data[bytes].fill(0);
@@ -70,7 +70,7 @@ impl<'b> Assembler<'b> {
             // Zeros come from the system lazily: a tensor that nothing is said of costs address space only.
             tensors: tensors
                 .map(|(t, &w)| {
-                    let data = w.then(|| vec![0; t.bytes() as usize])?;
+                    let data = w.then(|| vec![0; in_memory(t.bytes())])?;
                     Some(Buffer { data, dtype: t.dtype, ready: u64::MAX })
                 })
                 .collect(),
@@ -112,7 +112,7 @@ impl<'b> Assembler<'b> {
                 // Parts may begin inside a byte.
                 buffer.prepare(u64::MAX, u64::MAX, false);
             }
-            assembler.tensors[number as usize] = Some(buffer);
+            assembler.tensors[in_memory(number)] = Some(buffer);
         }
         Ok(assembler)
     }
@@ -123,7 +123,7 @@ impl<'b> Assembler<'b> {
     /// [`Error::Input`] if the manifest has another type or shape for it; a name that it does not have is ignored.
     pub fn base(&mut self, name: &str, tensor: TensorView<'b>) -> Result<()> {
         let Some(number) = self.manifest.find(name) else { return Ok(()) };
-        let info = &self.manifest.tensors()[number as usize];
+        let info = &self.manifest.tensors()[in_memory(number)];
         if info.dtype != tensor.dtype() || info.shape != tensor.shape() {
             return Err(Error::input(InputErrorKind::Mismatch { what: "shapes or types of base and delta" })
                 .in_tensor(number));
@@ -184,14 +184,14 @@ impl<'b> Assembler<'b> {
     }
 
     fn wants(&self, scope: Scope) -> bool {
-        (scope.first()..scope.first() + scope.tensors()).any(|t| self.tensors[t as usize].is_some())
+        (scope.first()..scope.first() + scope.tensors()).any(|t| self.tensors[in_memory(t)].is_some())
     }
 
     /// Starts the tensors of a delta from their bases.
     fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
         self.is_delta = true;
         for entry in delta {
-            let number = entry.tensor as usize;
+            let number = in_memory(entry.tensor);
             let Some(buffer) = self.tensors.get_mut(number).and_then(Option::as_mut) else { continue };
             if let Some(earlier) = self.delta.insert(entry.tensor, *entry) {
                 if earlier != *entry {
@@ -218,7 +218,7 @@ impl<'b> Assembler<'b> {
         budget: &Budget,
     ) -> Result<()> {
         let raw = &part.blocks[number];
-        let first = raw.scope.first() as usize;
+        let first = in_memory(raw.scope.first());
         let start = match raw.scope {
             Scope::Range { start, .. } => start,
             _ => 0,
@@ -242,7 +242,7 @@ impl<'b> Assembler<'b> {
             .iter()
             .zip(&raw.space.lens)
             .filter(|(buffer, _)| buffer.is_none())
-            .map(|(_, &len)| vec![0; raw.space.dtype.bytes_for(len).unwrap_or(0) as usize])
+            .map(|(_, &len)| vec![0; in_memory(raw.space.dtype.bytes_for(len).unwrap_or(0))])
             .collect();
         let mut spare = spare.iter_mut();
         let mut targets = Vec::with_capacity(raw.space.lens.len());

@@ -5,6 +5,7 @@ use crate::block::Support;
 use crate::block::support::SupportId;
 use crate::codes::Decoder;
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::in_memory;
 
 const MAX_CHUNK: u64 = 1 << 32;
 
@@ -35,7 +36,7 @@ fn for_each_chunk(
     let mut left = n;
     while left > 0 {
         let len = chunk_len.min(left);
-        let (chunk, others) = rest.split_at((kept_in(len, kept) as usize).min(rest.len()));
+        let (chunk, others) = rest.split_at((in_memory(kept_in(len, kept))).min(rest.len()));
         f(len, chunk)?;
         rest = others;
         left -= len;

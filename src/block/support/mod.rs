@@ -10,6 +10,7 @@ use crate::block::space::Surroundings;
 use crate::block::{SetId, Support};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
+use crate::limits::in_memory;
 
 pub use sparse::Positions;
 
@@ -175,7 +176,7 @@ pub(crate) fn for_each_run(
             let mut start = 0;
             while start < n && !rest.is_empty() {
                 let here = chunked::kept_in(*chunk_len.min(&(n - start)), *kept).min(rest.len() as u64);
-                let (chunk, others) = rest.split_at(here as usize);
+                let (chunk, others) = rest.split_at(in_memory(here));
                 chunk.iter().try_for_each(|&p| f(start + u64::from(p), 1))?;
                 rest = others;
                 start += chunk_len;

@@ -7,6 +7,7 @@ use crate::codes::{
     write_entropy_tokens, write_run,
 };
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::in_memory;
 
 /// How sparse positions are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -238,7 +239,7 @@ fn write_bitmap(out: &mut Vec<u8>, positions: &[u64], n: u64) -> Result<SupportI
         .map_err(|_| Error::bad_option("bitmap for so large an index space"))?;
     out.resize(start + len, 0);
     for &p in positions {
-        out[start + (p / 8) as usize] |= 1 << (p % 8);
+        out[start + in_memory(p / 8)] |= 1 << (p % 8);
     }
     Ok(SupportId::BITMAP)
 }

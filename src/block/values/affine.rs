@@ -89,7 +89,7 @@ pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
         let (out, codes) = (&mut out[range.clone()], &codes[range]);
         if codes.len() >= 256 {
             let table: [f32; 256] = std::array::from_fn(|code| to_number(number(code as u8)));
-            out.iter_mut().zip(codes).for_each(|(v, &c)| *v = table[c as usize]);
+            out.iter_mut().zip(codes).for_each(|(v, &c)| *v = table[usize::from(c)]);
         } else {
             out.iter_mut().zip(codes).for_each(|(v, &c)| *v = to_number(number(c)));
         }

@@ -60,7 +60,7 @@ pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
     };
     for_each_group(*groups, out.len(), tensor_counts, |g, range| {
         for (value, &code) in out[range.clone()].iter_mut().zip(&codes[range]) {
-            let mut number = f64::from(table[code as usize]);
+            let mut number = f64::from(table[usize::from(code)]);
             if let Some(scales) = scales {
                 number *= f64::from(scales.get(g));
             }

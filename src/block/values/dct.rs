@@ -11,7 +11,7 @@ use crate::block::values::{
 use crate::block::{IndexSpace, Positions, Scope, Sets, Support, SupportId, Values, support};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
-use crate::limits::Budget;
+use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
 
 /// The first kind that coefficients may have beside floats.
@@ -131,7 +131,7 @@ pub(super) fn numbers(values: &Values, budget: &Budget, out: &mut [f32]) -> Resu
     let mut chunk = vec![0.0; layout.area()];
     let (mut current, mut kept) = (None, kept.as_slice());
     support::for_each_run(support, n, &Sets::new(), &mut |start, len| {
-        let (mut start, mut len) = (start as usize, len as usize);
+        let (mut start, mut len) = (in_memory(start), in_memory(len));
         while len > 0 {
             let (number, at) = (start / layout.area(), start % layout.area());
             if let Some(done) = current.filter(|&done| done != number) {
@@ -163,7 +163,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// `chunk_rows` and `chunk_cols`: 1 to [`MAX_SIDE`], divisors of the rows and of `cols`, which is not 0.
     pub(crate) fn new(cols: u64, chunk_rows: u64, chunk_cols: u64) -> Self {
-        Self { cols: cols as usize, chunk_rows: chunk_rows as usize, chunk_cols: chunk_cols as usize }
+        Self { cols: in_memory(cols), chunk_rows: in_memory(chunk_rows), chunk_cols: in_memory(chunk_cols) }
     }
 
     /// Elements of a chunk.

@@ -7,7 +7,7 @@ use crate::block::values::{
 };
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
-use crate::limits::Budget;
+use crate::limits::{Budget, in_memory};
 
 /// The first kind that factors may have beside floats.
 const LEAST: ValuesId = ValuesId::POW2;
@@ -80,8 +80,8 @@ pub(super) fn numbers(values: &Values, budget: &Budget, out: &mut [f32]) -> Resu
         return Ok(());
     }
     let (p, q) = (factor(left, *rows)?, factor(right, *cols)?);
-    let rank = *rank as usize;
-    for (row, p) in out.chunks_mut(*cols as usize).zip(p.chunks(rank)) {
+    let rank = in_memory(*rank);
+    for (row, p) in out.chunks_mut(in_memory(*cols)).zip(p.chunks(rank)) {
         for (value, q) in row.iter_mut().zip(q.chunks(rank)) {
             let sum = p.iter().zip(q).fold(0.0, |sum, (&p, &q)| sum + f64::from(p) * f64::from(q));
             *value = to_number(sum);

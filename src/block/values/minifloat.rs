@@ -121,7 +121,7 @@ pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -
     for_each_group(*groups, out.len(), tensor_counts, |g, range| {
         let scale = f64::from(scales.get(g));
         for (value, &code) in out[range.clone()].iter_mut().zip(&codes[range]) {
-            *value = to_number(elements[code as usize] * scale);
+            *value = to_number(elements[usize::from(code)] * scale);
         }
     });
     Ok(())

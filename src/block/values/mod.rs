@@ -19,7 +19,7 @@ use crate::bits::Cursor;
 use crate::block::Values;
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
-use crate::limits::Budget;
+use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
 
 /// A values kind's number in the registry.
@@ -268,7 +268,7 @@ pub(crate) fn for_each_group(
         Groups::Tensor => {
             let mut start = 0;
             for (group, &n) in tensor_counts.iter().enumerate() {
-                let end = start + n as usize;
+                let end = start + in_memory(n);
                 f(group, start..end.min(count));
                 start = end;
             }

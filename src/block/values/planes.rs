@@ -5,11 +5,12 @@ use crate::block::Values;
 use crate::block::values::ValueSpace;
 use crate::codes::{Coder, Decoder, Role, SymbolPlan, read_symbols};
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::in_memory;
 use crate::tensor::Dtype;
 
 /// Bytes of an element in a plane's view: 4-bit elements count by pairs.
 fn element_bytes(dtype: Dtype) -> usize {
-    (dtype.bits() / 8).max(1) as usize
+    in_memory((dtype.bits() / 8).max(1).into())
 }
 
 /// Whether the sign bit is moved to the low end.
