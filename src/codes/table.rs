@@ -114,7 +114,7 @@ impl Table {
         }
         let offset = cursor.offset();
         let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
-        for step in std::iter::repeat_n(64, in_memory(u64::from(bits / 64))).chain([(bits % 64) as u32]) {
+        for step in std::iter::repeat_n(64, in_memory(bits / 64)).chain([(bits % 64) as u32]) {
             plane.get(step);
         }
         plane.finish("frequency table")?;

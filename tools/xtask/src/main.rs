@@ -1,5 +1,6 @@
 //! The tasks contributors run, in Rust: `cargo xtask --help`.
 
+mod dependencies;
 mod example;
 mod measure;
 mod python;
@@ -31,6 +32,8 @@ enum Task {
     Example(example::Args),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
+    /// Looks at the licences of all dependencies, and whether what is shipped has one twice.
+    Dependencies,
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
 }
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Vectors(args) => vectors::run(&args).map(|()| true),
         Task::Example(args) => example::run(&args).map(|()| true),
+        Task::Dependencies => dependencies::run(),
         Task::Python => python::test().map(|()| true),
         Task::Measure(args) => measure::run(&args),
     };

@@ -28,10 +28,23 @@ enum Need {
     /// PyTorch, JAX and the others that the Python package's tests need.
     PythonPackages,
     Gradients,
+    /// Rust's standard library for another kind of machine, and programs that link and run what is built for it.
+    Target(&'static str, &'static [&'static str]),
+    Miri,
 }
 
 const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
     Step { name, program, args, env: &[], needs: Need::Nothing }
+}
+
+/// The tests that say what bytes mean, on another kind of machine.
+macro_rules! foreign {
+    ($target:literal) => {
+        &[
+            "test", "-p", "gcodec", "--target", $target, "--lib", "--test", "vectors", "--test", "pinned",
+            "--test", "hostile",
+        ]
+    };
 }
 
 const STEPS: &[Step] = &[
@@ -73,6 +86,33 @@ const STEPS: &[Step] = &[
         )
     },
     Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
+    // Few machines have what these three need; the format's code is held to fixed widths and byte order by `tests/layering.rs`.
+    Step {
+        needs: Need::Target("i686-unknown-linux-gnu", &["cc"]),
+        ..step("a 32-bit machine", "cargo", foreign!("i686-unknown-linux-gnu"))
+    },
+    Step {
+        needs: Need::Target("s390x-unknown-linux-gnu", &["s390x-linux-gnu-gcc", "qemu-s390x"]),
+        env: &[
+            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_LINKER", "s390x-linux-gnu-gcc"),
+            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_RUNNER", "qemu-s390x -L /usr/s390x-linux-gnu"),
+        ],
+        ..step("a big-endian machine", "cargo", foreign!("s390x-unknown-linux-gnu"))
+    },
+    Step {
+        needs: Need::Miri,
+        env: &[("MIRIFLAGS", "-Zmiri-disable-isolation")],
+        ..step(
+            "Miri",
+            "cargo",
+            // What calls zstd, which is C, is beyond it.
+            &[
+                "+nightly", "miri", "test", "-p", "gcodec", "--lib", "--", "arch::", "bits::", "codes::",
+                "block::",
+            ],
+        )
+    },
+    step("licences and duplicates of dependencies", "cargo", &["xtask", "dependencies"]),
     Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
 
@@ -122,6 +162,20 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
         Need::Python => {
             let found = Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success());
             (!found).then(|| "python3 is not there".to_owned())
+        }
+        Need::Target(target, programs) => {
+            let output =
+                Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
+            let folder = output.ok().and_then(|o| String::from_utf8(o.stdout).ok());
+            if !folder.is_some_and(|f| Path::new(f.trim()).is_dir()) {
+                return Some(format!("Rust's standard library for {target} is not installed"));
+            }
+            let found = |program: &&str| Command::new(program).arg("--version").output().is_ok();
+            programs.iter().find(|p| !found(p)).map(|program| format!("{program} is not there"))
+        }
+        Need::Miri => {
+            let found = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
+            (!found.is_ok_and(|o| o.status.success())).then(|| "Miri is not installed".to_owned())
         }
         Need::PythonPackages => python::prepare().err(),
         Need::Gradients => {
