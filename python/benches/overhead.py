@@ -19,7 +19,7 @@ import numpy as np
 import gcodec
 from gcodec import _native
 
-RUNS = 15
+RUNS = 41
 SPECS = ["topk:density=0.001", "topk:density=0.01", "sbc", "chunked", "natural", "qsgd", "sign", "int8", "lossless", "raw"]
 
 
