@@ -292,8 +292,9 @@ def test_the_simulation_engine(tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("no ray, on which Flower's simulation engine runs: pip install -r python/requirements-test.txt")
     nodes = 4
-    with Flower(tmp_path, "comparison", "either") as flower, tempfile.TemporaryDirectory(prefix="ray-") as rays:
-        # Names of sockets are short: not below a test's own folder.
+    # Names of sockets are short: not below a test's own folder. What Ray writes while it ends is in nobody's way.
+    short = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with short as rays, Flower(tmp_path, "comparison", "either") as flower:
         flower.environment |= {"RAY_TMPDIR": rays, "RAY_USAGE_STATS_ENABLED": "0"}
         flower.start_link("--simulation")
         settings = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
