@@ -86,7 +86,9 @@ pub use file::File;
 pub use frame::{Manifest, TensorInfo, UpdateHeader};
 pub use limits::{Budget, Limits};
 pub use oneshot::{decode, decode_with, encode};
-pub use stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, Reader, SliceReader, Writer};
+pub use stream::{
+    Assembler, Body, Decoder, EncodeOptions, Encoder, Event, Output, Reader, SliceReader, Writer,
+};
 pub use tensor::{Dtype, TensorBuf, TensorView};
 
 /// The README's program is compiled and run.

@@ -56,6 +56,41 @@ fn pieces_of_every_size_give_the_same_events() {
     }
 }
 
+/// A socket whose time is up before each few bytes.
+struct Late<'a>(Trickle<'a>, bool);
+
+impl Read for Late<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        self.1 = !self.1;
+        if self.1 {
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        }
+        loop {
+            match self.0.read(buffer) {
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                read => return read,
+            }
+        }
+    }
+}
+
+#[test]
+fn after_a_timeout_a_reader_goes_on() {
+    let stream = streams::sample();
+    let mut reader = Reader::new(Late(Trickle(&stream, 1000, false), false), Limits::default());
+    let (mut events, mut timeouts) = (Vec::new(), 0);
+    loop {
+        match reader.next_event() {
+            Ok(Some(event)) => events.push(format!("{event:?}")),
+            Ok(None) => break,
+            Err(gcodec::Error::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => timeouts += 1,
+            Err(e) => panic!("{e}"),
+        }
+    }
+    assert_eq!(events, by_slice(&stream));
+    assert_eq!(timeouts, stream.len().div_ceil(1000) + 1);
+}
+
 #[test]
 fn a_reader_notices_the_end_of_a_cut_off_stream() {
     let stream = streams::sample();

@@ -192,7 +192,17 @@ fn mixtures_without_meaning_are_refused_and_change_nothing() {
     }
     let other = Arc::new(Manifest::new(vec![TensorInfo::new("v", Dtype::F32, [N as u64])]).unwrap());
     let refused = take(&mut sum, &stream(&one(), &other, &ones(), 1 << 20), 1.0);
-    assert!(why(refused.unwrap_err()).0.contains("another manifest"));
+    let (found, who) = why(refused.unwrap_err());
+    assert!(found.ends_with("another manifest") && who == Some(1), "{found}");
+    let named = |names: [&str; 2]| {
+        let infos = names.map(|name| TensorInfo::new(name, Dtype::F32, [N as u64]));
+        Arc::new(Manifest::new(infos.to_vec()).unwrap())
+    };
+    let (sorted, turned) = (named(["a", "b"]), named(["b", "a"]));
+    let refused =
+        take(&mut Sum::new(&sorted, SumOptions::default()), &stream(&base(), &turned, &ones(), 1 << 20), 1.0);
+    let (found, _) = why(refused.unwrap_err());
+    assert!(found.ends_with("the same tensors in another order"), "{found}");
     let latent = Values::Latent {
         model: gcodec::block::ModelId([1; 32]),
         shape: vec![2],

@@ -103,11 +103,13 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+_Update = tuple[_Given, list[str], Any, Any, _Given, Feedback | None, Dgc | None]
+"""Tensors, codecs (one for each or one for all), `UpdateHeader`, `EncodeSettings`, bases of deltas, and what remembers."""
+
 @final
 class Encoded:
     """Frames that were encoded, with the buffer protocol."""
 
-    def tobytes(self) -> bytes: ...
     @property
     def seconds(self) -> tuple[float, float]:
         """How long compressing took, and coding what that gave."""
@@ -119,17 +121,10 @@ class Encoder:
     def __new__(cls, part_bytes: int, index: bool, compress: bool) -> Encoder: ...
     @property
     def offset(self) -> int: ...
-    def update(
-        self,
-        tensors: _Given,
-        codecs: list[str],
-        header: Any,
-        settings: Any,
-        base: _Given,
-        feedback: Feedback | None = None,
-        dgc: Dgc | None = None,
-        finish: bool = False,
-    ) -> Encoded: ...
+    def update(self, update: _Update, finish: bool = False) -> Encoded: ...
+    def whole(self, update: _Update) -> bytes:
+        """The frames of an update and of the stream's end."""
+
     def metadata(self, entries: dict[str, str]) -> Encoded: ...
     def finish(self) -> Encoded: ...
 

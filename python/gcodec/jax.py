@@ -18,7 +18,7 @@ from gcodec.errors import InputError
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
 from gcodec.reduction import reduce
-from gcodec.stream import UpdateHeader
+from gcodec.stream import Order, UpdateHeader
 
 __all__ = ["CompressState", "Exchange", "compress", "process_exchange"]
 
@@ -41,6 +41,7 @@ def compress(
     rules: Mapping[str, Codec | str] | None = None,
     feedback: bool = True,
     exchange: Exchange | None = None,
+    order: Order = None,
     limits: Limits | None = None,
 ) -> Any:
     """An `optax.GradientTransformation`: updates as a receiver gets them, with error feedback.
@@ -54,6 +55,7 @@ def compress(
         rules: other codecs for the tensors whose names match a pattern (`*.bias`); the last that matches counts.
         feedback: whether what a lossy codec leaves out is added at the next step.
         exchange: how streams travel, for instance `process_exchange`.
+        order: of the tensors in the stream, as in `encode`: for an exchange with trainers that do not sort names as JAX does.
         limits: what to allow to other processes.
 
     Raises:
@@ -78,6 +80,7 @@ def compress(
             numbered(codec, number),
             rules={glob: numbered(rule, number) for glob, rule in (rules or {}).items()},
             header=UpdateHeader(step=int(count), sender=sender),
+            order=order,
         )
         own = decode(data, like=updates, framework="numpy")
         if exchange is None:

@@ -9,7 +9,7 @@ from gcodec import _native
 from gcodec.codecs import Codec
 from gcodec.feedback import Dgc, Feedback
 from gcodec.limits import Limits
-from gcodec.stream import PART_BYTES, UpdateHeader, as_tree, encode_update
+from gcodec.stream import PART_BYTES, Order, UpdateHeader, as_tree, native_update
 from gcodec.tensors import Framework, convert, given
 from gcodec.trees import named_tensors
 
@@ -23,6 +23,7 @@ def encode(
     feedback: Feedback | None = None,
     header: UpdateHeader | None = None,
     non_finite: Literal["reject", "zero"] = "reject",
+    order: Order = None,
 ) -> bytes:
     """A stream of one update: the same bytes as the library's `encode`, for the same tensors and codec.
 
@@ -34,13 +35,15 @@ def encode(
         feedback: what lossy codecs left out of earlier updates, and leave out of this one.
         header: who says it, when, and for whom.
         non_finite: what a lossy codec does with NaN and infinity: `reject` them, or take them for `zero`.
+        order: of the tensors in the stream. Streams have a sum if it is the same: JAX sorts the keys of a dict, PyTorch does not.
+            None is the tree's own; `name` sorts all names, which is the same everywhere; or the names themselves, in a row, such as
+            another sender's stream decoded.
 
     Raises:
         InputError: a codec that cannot take a tensor's elements, a missing base, names that repeat; with the tensor's number.
         TypeError: something that is no tensor.
     """
-    return encode_update(
-        _native.Encoder(PART_BYTES, True, True),
+    update = native_update(
         tree,
         codec,
         rules=rules,
@@ -48,8 +51,9 @@ def encode(
         feedback=feedback,
         header=header,
         non_finite=non_finite,
-        finish=True,
-    ).tobytes()
+        order=order,
+    )
+    return _native.Encoder(PART_BYTES, True, True).whole(update)
 
 
 def decode(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -17,6 +17,9 @@ from gcodec.feedback import Dgc, Feedback, split
 from gcodec.limits import Limits
 from gcodec.tensors import Framework, convert, given
 from gcodec.trees import named_tensors, rebuild
+
+Order = Literal["name"] | Iterable[str] | None
+"""In which order a stream has the tensors of a tree: `name`, all names in a row, or None, that of the tree."""
 
 # The library's defaults of its EncodeOptions and of its compressors' Options.
 PART_BYTES = 64 << 20
@@ -111,22 +114,21 @@ class EncodeSettings:
     zero_non_finite: bool
 
 
-def encode_update(
-    encoder: _native.Encoder,
+def native_update(
     tree: Any,
     codec: Codec | str | Dgc,
     *,
     rules: Mapping[str, Codec | str] | None,
-    base: Any,
+    base: Any = None,
     feedback: Feedback | None,
     header: UpdateHeader | None,
     non_finite: str,
-    finish: bool,
-) -> _native.Encoded:
-    """One update's bytes; `encoder` says what may follow, and is as before if there is an exception."""
+    order: Order = None,
+) -> _native._Update:
+    """An update, as the native module's encoder takes it."""
     if non_finite not in ("reject", "zero"):
         raise InputError(f"non_finite is reject or zero, not {non_finite!r}")
-    tensors = named_tensors(tree)
+    tensors = ordered(named_tensors(tree), order)
     chosen, native_feedback, native_dgc = split(codec, feedback)
     default = spec_of(chosen)
     specs, label = [default], default
@@ -139,16 +141,25 @@ def encode_update(
     header = header or UpdateHeader()
     if not header.label:
         header = UpdateHeader(**{**header.__dict__, "label": label})
-    return encoder.update(
-        given(tensors),
-        specs,
-        header,
-        EncodeSettings(BLOCK_LEN, non_finite == "zero"),
-        given(named_tensors(base)),
-        native_feedback,
-        native_dgc,
-        finish,
-    )
+    settings = EncodeSettings(BLOCK_LEN, non_finite == "zero")
+    bases = given(named_tensors(base))
+    return given(tensors), specs, header, settings, bases, native_feedback, native_dgc
+
+
+def ordered(tensors: dict[str, Any], order: Order) -> dict[str, Any]:
+    """Tensors in another order."""
+    if order is None:
+        return tensors
+    if isinstance(order, str):
+        if order != "name":
+            raise InputError(f"order is 'name' or the names of all tensors, not {order!r}")
+        names = sorted(tensors)
+    else:
+        names = list(order)
+    if len(names) != len(tensors) or set(names) != set(tensors):
+        wrong = sorted(set(names) ^ set(tensors)) or sorted({name for name in names if names.count(name) > 1})
+        raise InputError(f"order and the tree do not have the same names: {', '.join(map(repr, wrong[:8]))}")
+    return {name: tensors[name] for name in names}
 
 
 def _ruled(name: str, default: str, rules: list[tuple[str, str]]) -> str:
@@ -159,7 +170,8 @@ def _ruled(name: str, default: str, rules: list[tuple[str, str]]) -> str:
 class Writer:
     """Writes a stream of updates to anything with `write` (a file) or `sendall` (a socket); it never seeks.
 
-    A path is opened and closed again; what was given open stays open. Leaving a `with` block ends the stream; leaving it by an
+    A path is opened and closed again; what was given open stays open. If the target raises, a frame may have been written in part: the
+    writer refuses to go on, and a socket is of no more use (a new one takes a new stream). Leaving a `with` block ends the stream; leaving it by an
     exception does not, so that readers notice. Without its end a stream is readable up to its last whole frame.
 
     Args:
@@ -196,11 +208,11 @@ class Writer:
         feedback: Feedback | None = None,
         header: UpdateHeader | None = None,
         non_finite: Literal["reject", "zero"] = "reject",
+        order: Order = None,
     ) -> int:
         """Writes an update; the arguments are those of `encode`. Gives the number of its bytes."""
         self._check()
-        data = encode_update(
-            self._encoder,
+        update = native_update(
             tree,
             codec,
             rules=rules,
@@ -208,9 +220,9 @@ class Writer:
             feedback=feedback,
             header=header,
             non_finite=non_finite,
-            finish=False,
+            order=order,
         )
-        return self._send(data)
+        return self._send(self._encoder.update(update))
 
     def metadata(self, entries: Mapping[str, str]) -> None:
         """Writes keys and values, for people and tools."""
@@ -269,6 +281,10 @@ class Reader:
         for update in gcodec.Reader("run.gcu"):
             print(update.header.step, update["w"].numpy())
 
+    What the source raises goes through. After a `TimeoutError` (a socket's, of `settimeout`) or a `BlockingIOError` the reader stands where it stood:
+    `next(reader)` waits again, for the rest of an update too. After anything else it gives no more. A source that ends within a stream
+    is a FormatError of the kind `truncated`; the updates that came before it are whole.
+
     Args:
         source: a path, or an object to read from.
         limits: what to allow.
@@ -324,6 +340,9 @@ class Reader:
                     self.metadata.update(value)
                 elif self._until_end:
                     self._done = True
+        except (TimeoutError, BlockingIOError):
+            # Nothing came, and nothing is lost.
+            raise
         except BaseException:
             # Where the stream stands is not known any more.
             self._done = True

@@ -27,7 +27,7 @@ from gcodec.errors import GcodecError, InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.limits import Limits
 from gcodec.reduction import reduce
-from gcodec.stream import PART_BYTES, UpdateHeader, encode_update
+from gcodec.stream import PART_BYTES, UpdateHeader, native_update
 from gcodec.tensors import convert, given
 
 __all__ = ["DiLoCo", "Profile", "ScaleCom", "State", "hook"]
@@ -118,6 +118,18 @@ class _Exchange:
         self.step = 0
         self.profile = Profile()
 
+    def __getstate__(self) -> dict[str, Any]:
+        if self._group is not None:
+            raise TypeError("only with the default process group it is pickled or copied, as DistributedDataParallel: save its state_dict()")
+        # The codec has its own state in `kept`, or none.
+        settings = (self._codec, self._rules, self._feedback is not None, None, self._non_finite, self._limits, self._every)
+        return {"settings": settings, "kept": self.state_dict(), "profile": self.profile}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _Exchange.__init__(self, *state["settings"])
+        self.load_state_dict(state["kept"])
+        self.profile = state["profile"]
+
     def mean(self, tensors: dict[str, torch.Tensor], inner_steps: int = 0) -> dict[str, torch.Tensor]:
         start, known = time.perf_counter(), self._accounted()
         on = next(iter(tensors.values())).device
@@ -152,17 +164,15 @@ class _Exchange:
             label="dgc" if isinstance(codec, Dgc) else spec_of(codec).partition(":")[0],
         )
         try:
-            encoded = encode_update(
-                _native.Encoder(PART_BYTES, False, True),
+            update = native_update(
                 tensors,
                 chosen,
                 rules={glob: numbered(rule, number) for glob, rule in self._rules.items()},
-                base=None,
                 feedback=self._feedback,
                 header=header,
                 non_finite=self._non_finite,
-                finish=True,
             )
+            encoded = _native.Encoder(PART_BYTES, False, True).update(update, finish=True)
         except (GcodecError, TypeError) as e:
             error = e
         if encoded is not None:
@@ -188,9 +198,9 @@ class _Exchange:
         self.profile.received += (self.world - 1) * max(sizes)
         start = time.perf_counter()
         streams = [memoryview(buffer)[: len(head) + size] for buffer, size in zip(buffers, sizes, strict=True)]
-        update = reduce(streams, mean=True, limits=self._limits)
+        mean = reduce(streams, mean=True, limits=self._limits)
         self.profile.coding += time.perf_counter() - start
-        return update.tensors("torch")
+        return mean.tensors("torch")
 
     def _by_set(self, codec: ScaleCom, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         found, error = None, None
@@ -301,6 +311,9 @@ class State:
     Compression mean the whole model, and it does not matter how DistributedDataParallel arranges its buckets. Compression does not
     overlap with the backward pass.
 
+    For a checkpoint save `state_dict()`. It is also pickled and copied: DistributedDataParallel keeps a hook's state, so that saving or copying that whole does
+    so (its hook is then to be registered anew). A copy belongs to the parameters that were copied with it.
+
     Args:
         model: the model, before or after DistributedDataParallel has it.
         codec: any codec but `Delta`; a `Dgc` of this rank; or a `ScaleCom`. Codecs that round or draw at random do so independently
@@ -326,9 +339,7 @@ class State:
         profile: int = 0,
     ) -> None:
         self._exchange = _Exchange(codec, rules, feedback, group, non_finite, limits, profile)
-        self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(_names(model).items())}
-        self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
-        self._gradients: list[tuple[int, str, torch.Tensor]] = []
+        self._of(_names(model))
 
     @property
     def profile(self) -> Profile:
@@ -343,6 +354,19 @@ class State:
         """Takes what `state_dict` gave on this rank."""
         self._exchange.load_state_dict(state)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"exchange": self._exchange, "parameters": self._parameters}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._exchange = state["exchange"]
+        self._of(state["parameters"])
+
+    def _of(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(parameters.items())}
+        self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
+        self._gradients: list[tuple[int, str, torch.Tensor]] = []
+
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if bucket.index() == 0:
@@ -353,7 +377,7 @@ class State:
         self._waiting.append((future, buffer))
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if id(parameter) not in self._order:
-                raise InputError("DistributedDataParallel has a parameter that the model given to State did not have")
+                raise InputError("DistributedDataParallel has a parameter that is not of the model given to State: make a State for it")
             self._gradients.append((*self._order[id(parameter)], gradient.view(parameter.shape)))
         if bucket.is_last():
             waiting, gradients = self._waiting, sorted(self._gradients, key=lambda entry: entry[0])

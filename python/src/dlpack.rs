@@ -214,6 +214,11 @@ impl Borrowed {
         self.gathered = Some(out);
     }
 
+    /// How many bytes its elements take row-major.
+    pub(crate) fn bytes(&self) -> usize {
+        self.len
+    }
+
     /// The tensor; [`Borrowed::gather`] comes first.
     pub(crate) fn view(&self) -> gcodec::Result<TensorView<'_>> {
         let data: &[u8] = match (&self.gathered, &self.strides) {

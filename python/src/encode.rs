@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::frame::{Metadata, Reduction};
-use gcodec::{Block, BlockOptions, Codec, EncodeOptions, Manifest, TensorView, UpdateHeader};
+use gcodec::{Block, BlockOptions, Codec, EncodeOptions, Manifest, Output, TensorView, UpdateHeader};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::feedback::{Dgc, Feedback};
-use crate::named::{Given, borrow, manifest, views};
+use crate::named::{Given, Named, borrow, manifest, views};
+use crate::reserved::Reserved;
 use crate::{errors, threads};
 
 pub(crate) fn parse(py: Python<'_>, spec: &str) -> PyResult<Codec> {
@@ -114,10 +115,6 @@ impl Encoded {
 
 #[pymethods]
 impl Encoded {
-    fn tobytes<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.bytes)
-    }
-
     /// How long compressing took, and coding what that gave.
     #[getter]
     fn seconds(&self) -> (f64, f64) {
@@ -159,30 +156,99 @@ impl Encoder {
         self.inner.offset()
     }
 
-    /// The frames of an update; and of the stream's end, if `finish`. `codecs`: one for each tensor, or one for all.
-    #[pyo3(signature = (tensors, codecs, header, settings, base, feedback=None, dgc=None, finish=false))]
-    #[expect(clippy::too_many_arguments, reason = "called by the Python files beside this crate alone")]
-    fn update<'py>(
+    /// The frames of an update; and of the stream's end, if `finish`.
+    #[pyo3(signature = (update, finish=false))]
+    fn update(&mut self, py: Python<'_>, update: Arguments<'_>, finish: bool) -> PyResult<Encoded> {
+        let (mut bytes, update) = (Vec::new(), Prepared::new(py, update)?);
+        let seconds = self.run(py, update, &mut bytes, finish)?;
+        Ok(Encoded { bytes, seconds })
+    }
+
+    /// The same and the stream's end, as an object of its own.
+    fn whole<'py>(&mut self, py: Python<'py>, update: Arguments<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let update = Prepared::new(py, update)?;
+        let mut bytes = update.reserve(py);
+        self.run(py, update, &mut bytes, true)?;
+        bytes.finish(py)
+    }
+
+    fn metadata(&mut self, entries: BTreeMap<String, String>) -> Encoded {
+        let mut out = Vec::new();
+        self.inner.metadata(&mut out, &Metadata { entries });
+        Encoded::of(out)
+    }
+
+    fn finish(&mut self) -> Encoded {
+        let mut out = Vec::new();
+        self.inner.finish(&mut out);
+        Encoded::of(out)
+    }
+}
+
+/// What an update is made of: tensors; their codecs, one for each or one for all; the header; the settings; the bases of deltas; and
+/// what remembers.
+type Arguments<'py> = (
+    Given<'py>,
+    Vec<String>,
+    Header,
+    Settings,
+    Given<'py>,
+    Option<PyRef<'py, Feedback>>,
+    Option<PyRef<'py, Dgc>>,
+);
+
+/// [`Arguments`], checked and borrowed.
+struct Prepared<'py> {
+    tensors: Vec<Named>,
+    base: Vec<Named>,
+    codecs: Vec<Codec>,
+    header: UpdateHeader,
+    options: Options,
+    feedback: Option<PyRef<'py, Feedback>>,
+    dgc: Option<PyRef<'py, Dgc>>,
+}
+
+impl<'py> Prepared<'py> {
+    fn new(py: Python<'py>, arguments: Arguments<'py>) -> PyResult<Self> {
+        let (tensors, codecs, header, settings, base, feedback, dgc) = arguments;
+        let non_finite = if settings.zero_non_finite { NonFinite::Zero } else { NonFinite::Reject };
+        Ok(Self {
+            codecs: codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?,
+            header: header.get(py)?,
+            options: Options::default().with_block_len(settings.block_len).with_non_finite(non_finite),
+            tensors: borrow(tensors)?,
+            base: borrow(base)?,
+            feedback,
+            dgc,
+        })
+    }
+
+    /// Memory for its frames. They take hardly more than the tensors, and about as much where nothing is lost.
+    fn reserve(&self, py: Python<'_>) -> Reserved {
+        let codec = |i: usize| if self.codecs.len() == 1 { self.codecs.first() } else { self.codecs.get(i) };
+        let (mut most, mut likely) = (1usize << 12, 0usize);
+        for (i, named) in self.tensors.iter().enumerate() {
+            let bytes = named.tensor.bytes();
+            most =
+                most.saturating_add(bytes).saturating_add(bytes / 64).saturating_add(256 + named.name.len());
+            if matches!(codec(i), Some(Codec::Raw | Codec::Lossless)) && self.dgc.is_none() {
+                likely = likely.saturating_add(bytes);
+            }
+        }
+        Reserved::new(py, most, likely)
+    }
+}
+
+impl Encoder {
+    /// Encodes an update, and gives how many seconds compressing took and coding what that gave.
+    fn run(
         &mut self,
-        py: Python<'py>,
-        tensors: Given<'py>,
-        codecs: Vec<String>,
-        header: Header,
-        settings: Settings,
-        base: Given<'py>,
-        feedback: Option<PyRef<'py, Feedback>>,
-        dgc: Option<PyRef<'py, Dgc>>,
+        py: Python<'_>,
+        update: Prepared<'_>,
+        out: &mut (dyn Output + Send),
         finish: bool,
-    ) -> PyResult<Encoded> {
-        let codecs = codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?;
-        let header = header.get(py)?;
-        let options = Options::default().with_block_len(settings.block_len).with_non_finite(
-            match settings.zero_non_finite {
-                true => NonFinite::Zero,
-                false => NonFinite::Reject,
-            },
-        );
-        let (mut tensors, mut base) = (borrow(tensors)?, borrow(base)?);
+    ) -> PyResult<(f64, f64)> {
+        let Prepared { mut tensors, mut base, codecs, header, options, feedback, dgc } = update;
         let (feedback, dgc) = (feedback.as_deref(), dgc.as_deref());
         let pool = threads::pool()?;
         let inner = &mut self.inner;
@@ -196,37 +262,21 @@ impl Encoder {
                 (Some(feedback), None) => Memory::Feedback(feedback),
                 (None, None) => Memory::None,
             };
-            pool.install(|| -> gcodec::Result<Encoded> {
+            pool.install(|| -> gcodec::Result<(f64, f64)> {
                 let start = Instant::now();
                 let (views, bases) = (views(&mut tensors)?, views(&mut base)?);
                 let manifest = known.insert(manifest(&views)?);
-                let mut out = Vec::new();
                 let update =
                     Update { views: &views, bases: &bases, codecs: &codecs, header, options: &options };
-                let compressing = update.encode(inner, manifest, memory, &mut out)?;
+                let compressing = update.encode(inner, manifest, memory, out)?;
                 if finish {
-                    inner.finish(&mut out);
+                    inner.finish(out);
                 }
                 let coding = start.elapsed().saturating_sub(compressing);
-                Ok(Encoded { bytes: out, seconds: (compressing.as_secs_f64(), coding.as_secs_f64()) })
+                Ok((compressing.as_secs_f64(), coding.as_secs_f64()))
             })
         });
-        match result {
-            Ok(encoded) => Ok(encoded),
-            Err(e) => Err(errors::raise(py, e, known.as_deref())),
-        }
-    }
-
-    fn metadata(&mut self, entries: BTreeMap<String, String>) -> Encoded {
-        let mut out = Vec::new();
-        self.inner.metadata(&mut out, &Metadata { entries });
-        Encoded::of(out)
-    }
-
-    fn finish(&mut self) -> Encoded {
-        let mut out = Vec::new();
-        self.inner.finish(&mut out);
-        Encoded::of(out)
+        result.map_err(|e| errors::raise(py, e, known.as_deref()))
     }
 }
 
@@ -246,7 +296,7 @@ impl Update<'_> {
         encoder: &mut gcodec::Encoder,
         manifest: &Arc<Manifest>,
         memory: Memory<'_>,
-        out: &mut Vec<u8>,
+        out: &mut dyn Output,
     ) -> gcodec::Result<Duration> {
         let bases: HashMap<&str, TensorView<'_>> = self.bases.iter().copied().collect();
         let numbered = self.views.iter().zip(0u64..);

@@ -18,6 +18,7 @@ mod inspect;
 mod limits;
 mod named;
 mod reduce;
+mod reserved;
 mod scalecom;
 mod stay;
 mod tensor;

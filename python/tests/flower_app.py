@@ -1,14 +1,16 @@
-"""A Flower app that learns digits, for test_flower.py: in one process, and by the deployment engine."""
+"""A Flower app that learns digits, for test_flower.py: in one process, by the deployment engine, and by the simulation engine."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from digits import digits
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
@@ -34,9 +36,11 @@ def client_app(*mods: Any) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        part = int(context.node_config["part"])
+        # The simulation engine gives its nodes parts by itself.
+        node = context.node_config
+        part, parts = int(node.get("part", node.get("partition-id"))), int(node.get("num-partitions", CLIENTS))
         pixels, labels, _, _ = (torch.from_numpy(x) for x in digits())
-        pixels, labels = pixels[part::CLIENTS], labels[part::CLIENTS]
+        pixels, labels = pixels[part::parts], labels[part::parts]
         model = network()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -46,7 +50,8 @@ def client_app(*mods: Any) -> ClientApp:
             loss = torch.nn.functional.cross_entropy(model(pixels[first : first + 32]), labels[first : first + 32])
             loss.backward()
             optimizer.step()
-        metrics = MetricRecord({"num-examples": len(labels), "loss": float(loss.detach())})
+        rounds = context.state.config_records.get("gcodec", {}).get("rounds", 0)
+        metrics = MetricRecord({"num-examples": len(labels), "loss": float(loss.detach()), "compressed-before": rounds})
         return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
@@ -72,14 +77,79 @@ def initial() -> ArrayRecord:
     return ArrayRecord(network().state_dict())
 
 
-# The deployment engine's: it finds them by these names.
-client = client_app(gcodec.flower.mod(gcodec.TopK(density=0.05), rules=RULES))
+def compressed() -> gcodec.flower.Compressed:
+    return gcodec.flower.Compressed(FedAvg(), gcodec.Int8(group=64), rules={"*.bias": "lossless"})
+
+
+COMPRESS = gcodec.flower.mod(gcodec.TopK(density=0.1, values="bf16"), rules=RULES)
+
+# The engines find apps by their names. These are the deployment engine's.
+client = client_app(COMPRESS)
 server = ServerApp()
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    strategy = gcodec.flower.Compressed(FedAvg(), gcodec.Int8(group=64), rules={"*.bias": "lossless"})
-    result = strategy.start(grid=grid, initial_arrays=initial(), num_rounds=2)
+    result = compressed().start(grid=grid, initial_arrays=initial(), num_rounds=2)
     correct, count = score(result.arrays)
     Path(os.environ["GCODEC_TEST_RESULT"]).write_text(f"{correct} {count} {len(result.train_metrics_clientapp)}")
+
+
+# The simulation engine's: plain FedAvg, and then with frames, of the same nodes.
+def only_if_asked(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    if message.content["config"].get("plain", False):
+        return call_next(message, context)
+    return COMPRESS(message, context, call_next)
+
+
+class Traffic:
+    """What a grid carries: bytes of arrays, what the arrays are, and the kinds of support and values of the biases' frames."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.down, self.up = 0, 0
+        self.stypes: set[str] = set()
+        self.biases: set[str] = set()
+        self._send = grid.send_and_receive
+        grid.send_and_receive = self._counting  # type: ignore[method-assign]
+        self._grid = grid
+
+    def _counting(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        messages = list(messages)
+        self.down += sum(map(self._look, messages))
+        replies = list(self._send(messages, timeout=timeout))
+        self.up += sum(map(self._look, replies))
+        return replies
+
+    def _look(self, message: Message) -> int:
+        records = message.content.array_records.values()
+        for array in (array for record in records for array in record.values()):
+            self.stypes.add(array.stype)
+            if array.stype == gcodec.flower.STYPE:
+                report = gcodec.inspect(array.data)
+                assert report.ok and len(array.data) == report.bytes
+                (update,) = report.updates
+                self.biases |= {f"{t.support} x {t.values}" for t in update.tensors if t.name.endswith(".bias")}
+        return sum(record.count_bytes() for record in records)
+
+    def end(self) -> dict[str, Any]:
+        self._grid.send_and_receive = self._send  # type: ignore[method-assign]
+        return {"down": self.down, "up": self.up, "stypes": sorted(self.stypes), "biases": sorted(self.biases)}
+
+
+either = client_app(only_if_asked)
+comparison = ServerApp()
+
+
+@comparison.main()
+def compare(grid: Grid, context: Context) -> None:
+    report = {}
+    for name, strategy in {"plain": FedAvg(), "compressed": compressed()}.items():
+        traffic, config = Traffic(grid), ConfigRecord({"plain": name == "plain"})
+        result = strategy.start(
+            grid=grid, initial_arrays=initial(), num_rounds=ROUNDS, train_config=config, evaluate_config=config
+        )
+        right, count = score(result.arrays)
+        before = [metrics["compressed-before"] for _, metrics in sorted(result.train_metrics_clientapp.items())]
+        evaluations = len(result.evaluate_metrics_clientapp)
+        report[name] = {"right": right, "count": count, "before": before, "evaluations": evaluations, **traffic.end()}
+    Path(os.environ["GCODEC_TEST_RESULT"]).write_text(json.dumps(report))

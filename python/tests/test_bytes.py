@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 import subprocess
+import sys
 from collections import OrderedDict, defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +71,27 @@ def test_python_encodes_as_the_library(spec: str, rng: np.random.Generator) -> N
     with gcodec.Writer(Sink()) as writer:
         writer.write(arrays, spec)
     assert writer_bytes == data
+
+
+@pytest.mark.parametrize(
+    ("dtype", "codec", "least"),
+    [
+        ("float32", "raw", 36 << 20),  # expected to be large
+        ("float32", "topk:density=0.999,values=f32", 35 << 20),  # found to be large on the way
+        ("float32", "topk:density=0.1,values=f32", 1),  # small after all
+        ("float8_e4m3fn", "int8:group=16", 38 << 20),  # larger than the tensor, and than there is room for
+    ],
+)
+def test_large_streams_are_those_of_the_library(dtype: str, codec: str, least: int, rng: np.random.Generator) -> None:
+    of = np.dtype(dtype) if hasattr(np, dtype) else np.dtype(getattr(ml_dtypes, dtype))
+    arrays = {"w": rng.standard_normal((36 << 20) // of.itemsize, dtype=np.float32).astype(of), "b": np.ones(3, of)}
+    data = gcodec.encode(arrays, codec)
+    assert len(data) >= least and data == _native.library_encode(tensors.given(arrays), codec, True)[0]
+    assert sys.getsizeof(data) == sys.getsizeof(b"") + len(data), "room that was not needed is given back"
+    arrays["w"][-1] = np.nan
+    if codec != "raw":
+        with pytest.raises(gcodec.InputError):
+            gcodec.encode(arrays, codec)
 
 
 @pytest.mark.parametrize("spec", SPECS)

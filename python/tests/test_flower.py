@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib.util
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -68,15 +72,19 @@ def federated(app: ClientApp, strategy: Any) -> tuple[Here, Any]:
     return grid, strategy.start(grid=grid, initial_arrays=initial(), num_rounds=ROUNDS)
 
 
+def near_plain(right: int, expected: int, count: int) -> None:
+    """One run each: their difference is two binomial numbers'; by chance beyond three standard errors in 1 of 700 cases."""
+    rate = expected / count
+    assert right / count > rate - 3 * (2 * rate * (1 - rate) / count) ** 0.5, (right, expected, count)
+
+
 def test_fedavg_learns_with_a_fraction_of_the_bytes() -> None:
     plain_grid, plain = federated(client_app(), FedAvg())
     mod = gcodec.flower.mod(gcodec.TopK(density=0.05), rules=RULES)
     strategy = gcodec.flower.Compressed(FedAvg(), gcodec.Int8(group=64), rules={"*.bias": "lossless"})
     grid, compressed = federated(client_app(mod), strategy)
     (right, count), (expected, _) = score(compressed.arrays), score(plain.arrays)
-    # One run each: their difference is two binomial numbers'; by chance beyond three standard errors in 1 of 700 cases.
-    rate = expected / count
-    assert right / count > rate - 3 * (2 * rate * (1 - rate) / count) ** 0.5, (right, expected, count)
+    near_plain(right, expected, count)
     print(f"right: {right} of {count}, plain {expected}; bytes up {grid.up} of {plain_grid.up}, down {grid.down} of {plain_grid.down}")
     assert grid.up < plain_grid.up / 8 and grid.down < plain_grid.down / 2.5
     assert len(compressed.train_metrics_clientapp) == len(compressed.evaluate_metrics_clientapp) == ROUNDS
@@ -174,9 +182,86 @@ dependencies = []
 [tool.flwr.app]
 publisher = "gcodec"
 [tool.flwr.app.components]
-serverapp = "flower_app:server"
-clientapp = "flower_app:client"
+serverapp = "flower_app:{server}"
+clientapp = "flower_app:{client}"
 """
+
+
+class Flower:
+    """Flower's own programs, on the loopback interface alone: a link with its nodes, and the app that they are given."""
+
+    def __init__(self, folder: Path, server: str, client: str) -> None:
+        tests, self.folder, self.scripts = Path(__file__).parent, folder, _scripts()
+        self.project, home = folder / "app", folder / "home"
+        self.project.mkdir()
+        home.mkdir()
+        (self.project / "pyproject.toml").write_text(PROJECT.format(server=server, client=client))
+        shutil.copy(tests / "flower_app.py", self.project)
+        self.link, *self.nodes = free_ports(1 + CLIENTS)
+        settings = f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{self.link}"\ninsecure = true\n'
+        (home / "config.toml").write_text(settings)
+        self.result = folder / "result"
+        # Programs of this environment, which see this package and the tests' modules.
+        paths = os.pathsep.join([str(tests), str(Path(gcodec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        self.environment = {
+            **os.environ,
+            "PATH": f"{self.scripts}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": paths,
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "GCODEC_TEST_RESULT": str(self.result),
+        }
+        self.log = (folder / "log").open("w")
+        self.running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Flower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        time.sleep(0.5)
+        for process in self.running:
+            os.killpg(process.pid, signal.SIGTERM)
+        [process.wait(timeout=30) for process in self.running]
+        self.log.close()
+
+    def start_link(self, *options: str) -> None:
+        self._start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(self.link), *options)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.link), timeout=1):
+                return
+            time.sleep(0.2)
+
+    def start_node(self, part: int) -> None:
+        address = ("--superlink", f"127.0.0.1:{self.link}", "--host", "127.0.0.1", "--port", str(self.nodes[part]))
+        self._start("flower-supernode", "--insecure", *address, "--node-config", f"part={part}")
+
+    def run(self, *options: str) -> str:
+        """What the app has written in the end."""
+        command = [sys.executable, str(self.scripts / "flwr"), "run", str(self.project), "loop", *options]
+        environment = self.environment
+        subprocess.run(
+            command, cwd=self.folder, env=environment, stdout=self.log, stderr=self.log, timeout=60, check=False
+        )
+        deadline = time.monotonic() + 150
+        while not (self.result.exists() and self.result.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert self.result.exists(), (self.folder / "log").read_text()[-4000:]
+        return self.result.read_text()
+
+    def _start(self, program: str, *arguments: str) -> None:
+        command = [sys.executable, str(self.scripts / program), *arguments]
+        # A session of its own, whose processes all end with it.
+        self.running.append(
+            subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdout=self.log,
+                stderr=self.log,
+                start_new_session=True,
+            )
+        )
 
 
 def free_ports(count: int) -> list[int]:
@@ -186,61 +271,41 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def test_the_deployment_engine_on_loopback(tmp_path: Path) -> None:
-    tests, project, home, scripts = Path(__file__).parent, tmp_path / "app", tmp_path / "home", _scripts()
-    project.mkdir()
-    home.mkdir()
-    (project / "pyproject.toml").write_text(PROJECT)
-    shutil.copy(tests / "flower_app.py", project)
-    link, *nodes = free_ports(1 + CLIENTS)
-    settings = f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
-    (home / "config.toml").write_text(settings)
-    result = tmp_path / "result"
-    # Programs of this environment, which see this package and the tests' modules.
-    paths = os.pathsep.join([str(tests), str(Path(gcodec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {
-        **os.environ,
-        "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": paths,
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "GCODEC_TEST_RESULT": str(result),
-    }
-    log = (tmp_path / "log").open("w")
-    running = []
-
-    def start(program: str, *arguments: str) -> None:
-        command = [sys.executable, str(scripts / program), *arguments]
-        # A session of its own, whose processes all end with it.
-        running.append(
-            subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True)
-        )
-
-    try:
-        start("flower-superlink", "--insecure", "--host", "127.0.0.1", "--port", str(link))
-        time.sleep(2)
-        for part, port in enumerate(nodes):
-            address = ("--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port))
-            start("flower-supernode", "--insecure", *address, "--node-config", f"part={part}")
-        run = [sys.executable, str(scripts / "flwr"), "run", str(project), "loop"]
-        subprocess.run(run, cwd=tmp_path, env=environment, stdout=log, stderr=log, timeout=60, check=False)
-        deadline = time.monotonic() + 150
-        while not result.exists() and time.monotonic() < deadline:
-            time.sleep(0.5)
-        assert result.exists(), (tmp_path / "log").read_text()[-4000:]
-        time.sleep(0.5)
-    finally:
-        for process in running:
-            os.killpg(process.pid, signal.SIGTERM)
-        [process.wait(timeout=30) for process in running]
-        log.close()
-    correct, count, rounds = map(int, result.read_text().split())
-    # Guessing is right once in ten.
-    assert rounds == 2 and correct > count / 2, (correct, count)
-
-
 def _scripts() -> Path:
     """Where Flower's programs are: beside the packages that this environment sees."""
     import flwr
 
     return Path(flwr.__file__).parents[4] / "bin"
+
+
+def test_the_deployment_engine_on_loopback(tmp_path: Path) -> None:
+    with Flower(tmp_path, "server", "client") as flower:
+        flower.start_link()
+        [flower.start_node(part) for part in range(CLIENTS)]
+        correct, count, rounds = map(int, flower.run().split())
+    # Guessing is right once in ten.
+    assert rounds == 2 and correct > count / 2, (correct, count)
+
+
+def test_the_simulation_engine(tmp_path: Path) -> None:
+    """Plain FedAvg and then with frames, by four nodes that Flower and Ray run; what travels is looked at on its way."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("no ray, on which Flower's simulation engine runs: pip install -r python/requirements-test.txt")
+    nodes = 4
+    # Names of sockets are short: not below a test's own folder. What Ray writes while it ends is in nobody's way.
+    short = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with short as rays, Flower(tmp_path, "comparison", "either") as flower:
+        flower.environment |= {"RAY_TMPDIR": rays, "RAY_USAGE_STATS_ENABLED": "0"}
+        flower.start_link("--simulation")
+        settings = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
+        report = json.loads(flower.run("--federation-config", settings))
+    plain, compressed = report["plain"], report["compressed"]
+    near_plain(compressed["right"], plain["right"], plain["count"])
+    assert plain["stypes"] == ["numpy.ndarray"] and compressed["stypes"] == [gcodec.flower.STYPE]
+    # The rules': without loss.
+    assert compressed["biases"] == ["all x planes"], compressed
+    assert compressed["up"] < plain["up"] / 8 and compressed["down"] < plain["down"] / 2.5, report
+    # Nodes remember from round to round, whichever process they are in.
+    assert compressed["before"] == list(range(ROUNDS)) and plain["before"] == [0] * ROUNDS
+    assert plain["evaluations"] == compressed["evaluations"] == ROUNDS
+    print(report)

@@ -1,4 +1,4 @@
-"""The blocks of Python in docs/python.md are run."""
+"""The blocks of Python in docs/python.md are run, and the first ones of both READMEs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT
 
 GUIDE = ROOT / "docs/python.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = blocks(GUIDE)
 NAMED = {block.partition("\n")[0][2:]: block for block in BLOCKS if block.startswith("# ")}
 
 
@@ -28,6 +35,21 @@ def test_every_block_is_run_here() -> None:
 def test_blocks_without_a_name_are_one_program() -> None:
     program = "\n".join(block for block in BLOCKS if block not in NAMED.values())
     exec(compile(program, str(GUIDE), "exec"), {})
+
+
+def test_the_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    program = blocks(ROOT / "README.md")[0]
+    assert len(program.splitlines()) == 10, program
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "README.md", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == [f"step {step} kept 1200" for step in range(3)], said
+    assert "3 updates, with an index" in said[3]
+
+
+def test_the_first_lines_of_the_packages_own_page(gradient: np.ndarray) -> None:
+    program, names = blocks(ROOT / "python/README.md")[0], {"gradient": gradient, "bias": gradient[0]}
+    exec(compile(program, "python/README.md", "exec"), {**names, "tree": {"w": gradient, "b": gradient[0]}})
 
 
 def lines(name: str, tmp_path: Path, commands: Iterable[list[str]], prefix: str) -> list[str]:

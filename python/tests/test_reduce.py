@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,3 +94,47 @@ def test_what_has_no_sum_is_refused() -> None:
         gcodec.reduce([stream(0)], limits=gcodec.Limits(max_alloc_bytes=100))
     with pytest.raises(TypeError):
         gcodec.reduce(["text"])
+
+
+def test_a_model_of_pytorch_and_one_of_jax_have_a_sum() -> None:
+    """JAX sorts the keys of each dict of a pytree, a model of PyTorch has its parameters in the order of its modules."""
+    import jax
+    import jax.numpy as jnp
+    import torch
+
+    torch.manual_seed(0)
+    model = torch.nn.ModuleDict({"up": torch.nn.Linear(6, 9), "up-2": torch.nn.Linear(9, 3), "down": torch.nn.Linear(3, 2)})
+    state = model.state_dict()
+    tree = jax.tree.map(
+        lambda x: 2 * x,
+        {name: {part: jnp.asarray(state[f"{name}.{part}"].numpy()) for part in ("weight", "bias")} for name in model},
+    )
+    names = [f"{name}.{part}" for name in ("up", "up-2", "down") for part in ("weight", "bias")]
+    assert list(state) == names
+    assert [t.name for t in gcodec.inspect(gcodec.encode(tree, "raw")).updates[0].tensors] == [
+        f"{name}.{part}" for name in ("down", "up", "up-2") for part in ("bias", "weight")
+    ]
+    own = lambda tensors, sender, **order: gcodec.encode(  # noqa: E731
+        tensors, "topk:density=0.5,scope=global", header=gcodec.UpdateHeader(sender=sender), **order
+    )
+    with pytest.raises(gcodec.InputError, match=r"stream 1: .*same tensors in another order"):
+        gcodec.reduce([own(state, 0), own(tree, 1)])
+    one, two = (gcodec.decode(own(tensors, 0), framework="numpy") for tensors in (state, tree))
+    for order in ("name", state, names, reversed(names), gcodec.decode(own(state, 0))):
+        order = list(order) if not isinstance(order, (str, dict)) else order
+        update = gcodec.reduce([own(state, 0, order=order), own(tree, 1, order=order)])
+        assert list(update) == (sorted(names) if order == "name" else list(order))
+        for name in names:
+            assert np.array_equal(update[name].numpy(), one[name] + two[name]), name
+        summed = update.tree(tree)
+        assert jax.tree.structure(summed) == jax.tree.structure(tree)
+    out = io.BytesIO()
+    with gcodec.Writer(out) as writer:
+        writer.write(tree, "raw", order=state)
+    assert list(gcodec.decode(out.getvalue())) == names
+
+
+@pytest.mark.parametrize("order", ["names", ["a"], ["a", "b", "c"], ["a", "a"], ["b", "a", "a"], []])
+def test_an_order_has_all_names_once(order: Any) -> None:
+    with pytest.raises(gcodec.InputError, match="order"):
+        gcodec.encode({"b": np.zeros(1), "a": np.zeros(1)}, "raw", order=order)

@@ -219,6 +219,37 @@ def test_a_source_that_does_not_wait(gradient: np.ndarray) -> None:
         next(gcodec.Reader(NotYet()))
 
 
+def test_after_a_timeout_a_reader_goes_on(gradient: np.ndarray) -> None:
+    data = written(gradient)
+    here, there = socket.socketpair()
+    here.settimeout(0.01)
+    reader, updates, sent = gcodec.Reader(here), [], 0
+    while len(updates) < 3:
+        try:
+            updates.append(next(reader))
+        except TimeoutError:
+            there.sendall(data[sent : sent + 65_537])
+            sent += 65_537
+    assert sent > 10 * 65_537, "it waited within updates too"
+    expected = gcodec.Reader(io.BytesIO(data))
+    for update, other in zip(updates, expected, strict=True):
+        assert {n: t.tobytes() for n, t in update.items()} == {n: t.tobytes() for n, t in other.items()}
+    there.sendall(data[sent:])
+    there.close()
+    assert list(reader) == [], "the stream was complete"
+    here.close()
+
+
+def test_a_peer_that_hangs_up(gradient: np.ndarray) -> None:
+    here, there = socket.socketpair()
+    there.sendall(written(gradient)[:20_000])
+    there.close()
+    with pytest.raises(gcodec.FormatError) as error:
+        next(gcodec.Reader(here))
+    assert (error.value.kind, error.value.offset) == ("truncated", 20_000)
+    here.close()
+
+
 def test_random_access(gradient: np.ndarray, tmp_path: Path) -> None:
     data = written(gradient)
     path = tmp_path / "run.gcu"

@@ -123,3 +123,9 @@ def test_profiles_are_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 
 def test_states_are_checked(tmp_path: Path) -> None:
     assert ranks(tmp_path, 1, "refusals") == [5]
+
+
+@pytest.mark.parametrize("name", ["topk", "scalecom", "dgc"])
+def test_the_whole_is_saved_and_copied(tmp_path: Path, name: str) -> None:
+    one, two = ranks(tmp_path / "run", 2, "saved_whole", name, str(tmp_path))
+    assert one == two and len(set(one)) == 1, (one, two)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import os
+import pickle
 import sys
 import traceback
 from collections.abc import Callable
@@ -254,6 +255,53 @@ def groups(rank: int, world: int) -> dict[str, list[str]]:
         make = lambda m, n=name: gcodec.torch.State(m, CODECS[n], group=mine)  # noqa: E731
         out[name] = [together["bits"], train(rank, world, make, 0, 6, process_group=mine)["bits"]]
     return out
+
+
+def saved_whole(rank: int, world: int, name: str, folder: str) -> list[str]:
+    """Ten steps; and ten steps of which the last six are those of a copy, and of what was saved and loaded: each is the whole of
+    DistributedDataParallel, from which it takes the hook's state."""
+
+    def run(ddp: DistributedDataParallel, first: int, last: int) -> str:
+        for pixels, labels in list(batches(5, rank, world, last))[first:]:
+            ddp.zero_grad()
+            torch.nn.functional.cross_entropy(ddp(pixels), labels).backward()
+            with torch.no_grad():
+                for parameter in ddp.parameters():
+                    parameter -= 0.1 * parameter.grad
+        return bits(ddp.module)
+
+    def start() -> DistributedDataParallel:
+        ddp = DistributedDataParallel(network(1))
+        state = gcodec.torch.State(ddp, gcodec.Dgc(0.05) if name == "dgc" else CODECS[name])
+        ddp.register_comm_hook(state, gcodec.torch.hook)
+        return ddp
+
+    ends = [run(start(), 0, 10)]
+    half = start()
+    run(half, 0, 4)
+    file = Path(folder) / f"whole-{rank}.pt"
+    torch.save(half, file)
+    for again in (copy.deepcopy(half), torch.load(file, weights_only=False)):
+        [(hook, state)] = again._comm_hooks
+        assert hook is gcodec.torch.hook and state.profile.exchanges == 4
+        again.register_comm_hook(state, hook)
+        ends.append(run(again, 4, 10))
+    # What was copied has not changed.
+    ends.append(run(half, 4, 10))
+    model = network(1)
+    diloco = gcodec.torch.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk", every=1)
+    again = pickle.loads(pickle.dumps(diloco))
+    diloco.step(), again.step()
+    for parameter, other in zip(diloco._parameters.values(), again._parameters.values(), strict=True):
+        assert torch.equal(parameter, other) and parameter is not other
+    group = dist.new_group(list(range(world)))
+    try:
+        pickle.dumps(gcodec.torch.State(model, "topk", group=group))
+    except TypeError as e:
+        assert "state_dict()" in str(e)
+    else:
+        raise AssertionError("a process group was pickled")
+    return ends
 
 
 def refusals(rank: int, world: int) -> int:

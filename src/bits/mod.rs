@@ -1,10 +1,12 @@
 //! Bytes and bits, without meaning: little-endian integers, varints, texts, bit planes, checksums (spec, section 1).
 
 mod cursor;
+mod output;
 mod plane;
 mod write;
 
 pub(crate) use cursor::Cursor;
+pub use output::Output;
 pub(crate) use plane::{PlaneReader, PlaneWriter, gather_bits, pack_bits, packed_bytes, scatter_bits};
 pub(crate) use write::{put_f32, put_i16, put_text, put_u16, put_u32, put_u64, put_varint, varint_len};
 

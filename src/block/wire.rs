@@ -1,6 +1,6 @@
 //! Whole blocks on the wire (spec, section 5).
 
-use crate::bits::{Cursor, put_varint};
+use crate::bits::{Cursor, Output, put_varint};
 use crate::block::space::Surroundings;
 use crate::block::values::{self, ValueSpace};
 use crate::block::{Block, IndexSpace, Positions, Scope, Sets, SupportId, Values, ValuesId, support};
@@ -202,17 +202,16 @@ fn needs_all(id: ValuesId) -> bool {
 
 /// A block's bytes, before they have found their place.
 pub(crate) struct WrittenBlock {
-    /// Everything before the support, but for the length of it all.
+    /// Everything before the support.
     head: Vec<u8>,
     /// Support and values.
     payload: Vec<u8>,
 }
 
 impl WrittenBlock {
-    pub(crate) fn append_to(&self, out: &mut Vec<u8>) {
-        put_varint(out, (self.head.len() + self.payload.len()) as u64);
-        out.extend_from_slice(&self.head);
-        out.extend_from_slice(&self.payload);
+    pub(crate) fn append_to(&self, out: &mut dyn Output) {
+        out.append(&self.head);
+        out.append(&self.payload);
     }
 }
 
@@ -239,15 +238,18 @@ impl Block {
         }
         let mut payload = Vec::new();
         let support_id = support::write(&mut payload, coder, &self.support, n, options.positions)?;
-        let mut head = Vec::new();
-        self.scope.write(&mut head, self.add);
-        put_varint(&mut head, support_id.0);
-        put_varint(&mut head, self.values.id().0);
-        put_varint(&mut head, payload.len() as u64);
+        let mut fields = Vec::new();
+        self.scope.write(&mut fields, self.add);
+        put_varint(&mut fields, support_id.0);
+        put_varint(&mut fields, self.values.id().0);
+        put_varint(&mut fields, payload.len() as u64);
         let row_lens = if all { around.space.row_lens.as_slice() } else { &[] };
         let space =
             ValueSpace { count, tensors: Some(self.scope.tensors()), dtype: around.space.dtype, row_lens };
         values::write(&mut payload, coder, &self.values, &space)?;
+        let mut head = Vec::new();
+        put_varint(&mut head, (fields.len() + payload.len()) as u64);
+        head.extend_from_slice(&fields);
         Ok(WrittenBlock { head, payload })
     }
 

@@ -130,7 +130,15 @@ impl Sum {
             return Err(Error::bad_option("weight"));
         }
         if part.manifest.id() != self.manifest.id() {
-            return refuse("it is of another manifest");
+            let names = |manifest: &Manifest| {
+                let mut tensors = manifest.tensors().to_vec();
+                tensors.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+                tensors
+            };
+            return match names(&part.manifest) == names(&self.manifest) {
+                true => refuse("it is of another manifest, which has the same tensors in another order"),
+                false => refuse("it is of another manifest"),
+            };
         }
         headers::alone(header)?;
         match self.waiting.get(&header.sender) {

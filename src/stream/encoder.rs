@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::bits::Output;
 use crate::block::{Block, BlockOptions, SetId, Sets};
 use crate::error::{Error, Result};
 use crate::frame::{
@@ -53,7 +54,8 @@ impl EncodeOptions {
     }
 }
 
-/// Encodes a stream without doing any IO: each call appends whole frames to the caller's buffer.
+/// Encodes a stream without doing any IO: each call appends whole frames to the caller's buffer, a `Vec<u8>` or another
+/// [`Output`].
 ///
 /// A call that fails appends nothing and leaves the encoder as it was.
 pub struct Encoder {
@@ -115,16 +117,18 @@ impl Encoder {
         if self.started { self.offset } else { 0 }
     }
 
-    fn frame(&mut self, out: &mut Vec<u8>, kind: FrameKind, flags: u16, body: &[u8]) {
+    fn frame(&mut self, out: &mut dyn Output, kind: FrameKind, flags: u16, body: &[u8]) {
         self.start(out);
-        out.extend_from_slice(&self.count(kind, flags, body));
-        out.extend_from_slice(body);
+        out.append(&self.count(kind, flags, body));
+        out.append(body);
     }
 
     /// Appends the preamble if it is still to come.
-    fn start(&mut self, out: &mut Vec<u8>) {
+    fn start(&mut self, out: &mut dyn Output) {
         if !self.started {
-            Preamble { minor: VERSION_MINOR }.write(out);
+            let mut preamble = Vec::with_capacity(PREAMBLE_LEN);
+            Preamble { minor: VERSION_MINOR }.write(&mut preamble);
+            out.append(&preamble);
             self.started = true;
         }
     }
@@ -143,7 +147,7 @@ impl Encoder {
     }
 
     /// Appends a manifest, unless the stream has it already.
-    pub fn manifest(&mut self, out: &mut Vec<u8>, manifest: &Arc<Manifest>) {
+    pub fn manifest(&mut self, out: &mut dyn Output, manifest: &Arc<Manifest>) {
         if !self.manifests.contains_key(&manifest.id()) {
             self.frame(out, FrameKind::MANIFEST, 0, manifest.body());
             self.know_manifest(Arc::clone(manifest));
@@ -163,22 +167,21 @@ impl Encoder {
     /// [`Error::Input`] if a block does not hold together or does not fit the manifest.
     pub fn update(
         &mut self,
-        out: &mut Vec<u8>,
+        out: &mut dyn Output,
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
         blocks: &[(&Block, BlockOptions)],
     ) -> Result<()> {
         // The parts are written where they stay; the encoder's own state, and what stands before them, follows once
         // nothing can fail any more.
-        let start = out.len();
+        let start = out.bytes().len();
         let known = self.manifests.contains_key(&manifest.id());
         let preamble = if self.started { 0 } else { PREAMBLE_LEN };
         let before = preamble + if known { 0 } else { HEADER_LEN + manifest.body().len() };
-        out.resize(start + before, 0);
-        let written =
-            write_parts(out, HEADER_LEN, header, manifest, &self.sets, blocks, self.options.part_bytes);
+        out.append(&vec![0; before]);
+        let written = write_parts(out, header, manifest, &self.sets, blocks, self.options.part_bytes);
         let entries = |parts: &[Part]| match self.options.index {
-            true => parts.iter().map(|part| self.entry(&out[part.body.clone()], manifest)).collect(),
+            true => parts.iter().map(|part| self.entry(&out.bytes()[part.body.clone()], manifest)).collect(),
             false => Ok(Vec::new()),
         };
         let written = written.and_then(|parts| Ok((entries(&parts)?, parts)));
@@ -192,12 +195,12 @@ impl Encoder {
         let mut head = Vec::with_capacity(before);
         self.start(&mut head);
         self.manifest(&mut head, manifest);
-        out[start..start + before].copy_from_slice(&head);
+        out.bytes_mut()[start..start + before].copy_from_slice(&head);
         self.index.updates.extend(entries);
         for part in parts {
             let flags = if part.last { FrameHeader::LAST } else { 0 };
-            let header = self.count(FrameKind::UPDATE, flags, &out[part.body.clone()]);
-            out[part.body.start - HEADER_LEN..part.body.start].copy_from_slice(&header);
+            let header = self.count(FrameKind::UPDATE, flags, &out.bytes()[part.body.clone()]);
+            out.bytes_mut()[part.body.start - HEADER_LEN..part.body.start].copy_from_slice(&header);
         }
         Ok(())
     }
@@ -215,7 +218,7 @@ impl Encoder {
     /// [`Error::Input`] if the set does not fit the manifest.
     pub fn index_set(
         &mut self,
-        out: &mut Vec<u8>,
+        out: &mut dyn Output,
         set: &IndexSet,
         manifest: &Arc<Manifest>,
         options: BlockOptions,
@@ -228,13 +231,13 @@ impl Encoder {
     }
 
     /// Appends a model.
-    pub fn model(&mut self, out: &mut Vec<u8>, model: &Model) {
+    pub fn model(&mut self, out: &mut dyn Output, model: &Model) {
         let body = model.body(self.options.compress);
         self.frame(out, FrameKind::MODEL, 0, &body);
     }
 
     /// Appends metadata.
-    pub fn metadata(&mut self, out: &mut Vec<u8>, metadata: &Metadata) {
+    pub fn metadata(&mut self, out: &mut dyn Output, metadata: &Metadata) {
         let body = metadata.body(self.options.compress);
         self.frame(out, FrameKind::METADATA, 0, &body);
     }
@@ -243,7 +246,7 @@ impl Encoder {
     ///
     /// # Errors
     /// [`Error::Input`] if `kind` is not in a private range.
-    pub fn private(&mut self, out: &mut Vec<u8>, kind: FrameKind, body: &[u8]) -> Result<()> {
+    pub fn private(&mut self, out: &mut dyn Output, kind: FrameKind, body: &[u8]) -> Result<()> {
         if !kind.is_private() {
             return Err(Error::bad_option("a private frame's kind is 0x7000-0x7fff or 0xf000-0xffff"));
         }
@@ -254,7 +257,7 @@ impl Encoder {
     /// Appends a frame that stands in another stream of this writer's knowledge: its header's kind and flags, and its body.
     pub(crate) fn copy(
         &mut self,
-        out: &mut Vec<u8>,
+        out: &mut dyn Output,
         header: &FrameHeader,
         body: &[u8],
         update: Option<IndexedUpdate>,
@@ -264,7 +267,7 @@ impl Encoder {
     }
 
     /// Ends the segment: appends the index, if the options ask for one, and the end frame. More frames may follow.
-    pub fn finish(&mut self, out: &mut Vec<u8>) {
+    pub fn finish(&mut self, out: &mut dyn Output) {
         let index_offset = match self.options.index {
             true => {
                 let offset = self.offset;

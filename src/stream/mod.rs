@@ -8,6 +8,7 @@ mod parser;
 mod reader;
 mod writer;
 
+pub use crate::bits::Output;
 pub use assembler::Assembler;
 pub use decoder::Decoder;
 pub use encoder::{EncodeOptions, Encoder};

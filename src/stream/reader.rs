@@ -32,7 +32,9 @@ impl<R: Read> Reader<R> {
     /// The next event; `None` at the end of a complete stream.
     ///
     /// # Errors
-    /// As [`Decoder::next_event`] and [`Decoder::finish`], and [`Error::Io`](crate::Error::Io).
+    /// As [`Decoder::next_event`] and [`Decoder::finish`], and [`Error::Io`](crate::Error::Io) with what the inner reader said. Nothing
+    /// that was read is lost by that: after a socket's timeout the next call waits again, for the rest of a frame too.
+    /// A reader that ends within a stream is an error of the kind [`Truncated`](crate::error::FormatErrorKind::Truncated).
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
         while self.decoder.needed() > 0 && !self.at_end {
             let read = match self.inner.read(&mut self.chunk) {

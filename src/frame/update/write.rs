@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::bits::put_varint;
+use crate::bits::{Output, put_varint};
 use crate::block::space::Surroundings;
 
 use crate::block::{Block, BlockOptions, Sets, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
-use crate::frame::{Delta, Manifest, UpdateHeader};
+use crate::frame::{Delta, HEADER_LEN, Manifest, UpdateHeader};
 
 /// A block that weighs more than this has tables of its own: it is too long to gain from shared ones.
 const LIGHT: u64 = 1 << 14;
@@ -25,15 +25,14 @@ pub(crate) struct Part {
     pub(crate) last: bool,
 }
 
-/// Appends the parts of an update one after the other, each behind `gap` bytes for a header; each holds blocks of about
+/// Appends the parts of an update one after the other, each behind room for a frame's header; each holds blocks of about
 /// `part_bytes` before coding, and at least one block.
 ///
 /// # Errors
 /// [`Error::Input`] if a block does not fit the manifest, is out of order, or is missing in the delta; `out` then ends in
 /// bytes of no use.
 pub(crate) fn write_parts(
-    out: &mut Vec<u8>,
-    gap: usize,
+    out: &mut dyn Output,
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
@@ -45,10 +44,10 @@ pub(crate) fn write_parts(
     let mut rest = blocks;
     while !rest.is_empty() || parts.is_empty() {
         let (part, others) = rest.split_at(first_of_weight(rest, part_bytes));
-        out.resize(out.len() + gap, 0);
-        let start = out.len();
+        out.append(&[0; HEADER_LEN]);
+        let start = out.bytes().len();
         write_part(out, header, manifest, sets, part, parts.len() as u64)?;
-        parts.push(Part { body: start..out.len(), last: others.is_empty() });
+        parts.push(Part { body: start..out.bytes().len(), last: others.is_empty() });
         rest = others;
     }
     Ok(parts)
@@ -96,7 +95,7 @@ fn check(
 }
 
 fn write_part(
-    out: &mut Vec<u8>,
+    out: &mut dyn Output,
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
@@ -119,10 +118,12 @@ fn write_part(
         }
     }
     let tables = shared_tables(&segments);
-    write_head(out, header, manifest.id(), number, touched(header, blocks)?.as_deref());
-    put_varint(out, tables.len() as u64);
-    tables.iter().for_each(|t| t.write(out));
-    put_varint(out, blocks.len() as u64);
+    let mut head = Vec::new();
+    write_head(&mut head, header, manifest.id(), number, touched(header, blocks)?.as_deref());
+    put_varint(&mut head, tables.len() as u64);
+    tables.iter().for_each(|t| t.write(&mut head));
+    put_varint(&mut head, blocks.len() as u64);
+    out.append(&head);
     let batch_weight = BATCH * rayon::current_num_threads() as u64;
     let mut rest = blocks;
     while !rest.is_empty() {
