@@ -3,6 +3,8 @@
 mod example;
 mod measure;
 mod python;
+mod readers;
+mod reference;
 mod test;
 mod vectors;
 
@@ -31,6 +33,12 @@ enum Task {
     Example(example::Args),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
+    /// The reference decoder against the library, on what the command line writes from the public gradients.
+    Reference(reference::Args),
+    /// The Kaitai Struct description: compiled, and every vector parsed by it; and what file(1) says.
+    Kaitai,
+    /// The Wireshark dissector, with tshark.
+    Wireshark,
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
 }
@@ -41,6 +49,9 @@ fn main() -> ExitCode {
         Task::Vectors(args) => vectors::run(&args).map(|()| true),
         Task::Example(args) => example::run(&args).map(|()| true),
         Task::Python => python::test().map(|()| true),
+        Task::Reference(args) => reference::run_all(&args).map(|()| true),
+        Task::Kaitai => readers::kaitai().map(|()| true),
+        Task::Wireshark => readers::wireshark().map(|()| true),
         Task::Measure(args) => measure::run(&args),
     };
     match result {

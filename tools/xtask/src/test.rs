@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{Result, python, root};
+use crate::{Result, python, readers, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -28,6 +28,10 @@ enum Need {
     /// PyTorch, JAX and the others that the Python package's tests need.
     PythonPackages,
     Gradients,
+    /// zstd for the reference decoder.
+    ReaderPackages,
+    Kaitai,
+    Tshark,
 }
 
 const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
@@ -72,6 +76,12 @@ const STEPS: &[Step] = &[
             &["spec/reference/decoder.py", "--vectors", "spec/vectors"],
         )
     },
+    Step {
+        needs: Need::ReaderPackages,
+        ..step("reference decoder: what the CLI writes", "cargo", &["xtask", "reference"])
+    },
+    Step { needs: Need::Kaitai, ..step("kaitai", "cargo", &["xtask", "kaitai"]) },
+    Step { needs: Need::Tshark, ..step("wireshark", "cargo", &["xtask", "wireshark"]) },
     Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
     Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
@@ -124,6 +134,9 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
             (!found).then(|| "python3 is not there".to_owned())
         }
         Need::PythonPackages => python::prepare().err(),
+        Need::ReaderPackages => readers::python().err(),
+        Need::Kaitai => readers::no_kaitai(),
+        Need::Tshark => readers::no_wireshark(),
         Need::Gradients => {
             let found = root.join("../shared/gradients").is_dir();
             (!found).then(|| "the public gradient set is not beside this checkout".to_owned())
