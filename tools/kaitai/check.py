@@ -21,6 +21,7 @@ ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 SPEC = os.path.join(ROOT, "spec")
 sys.path[:0] = [os.path.join(SPEC, "reference"), sys.argv[1]]
 import decoder  # noqa: E402
+import test_decoder as made  # noqa: E402
 from kaitaistruct import KaitaiStream, KaitaiStruct, KaitaiStructError  # noqa: E402
 
 from gcodec import Gcodec  # noqa: E402
@@ -166,9 +167,27 @@ def check_update(body, frame, met):
 
 
 def check_table(table):
-    coded = sum(f.value for f in table.frequencies)
-    if not 0 <= coded <= 4095:
-        raise AssertionError(f"frequencies sum to {coded}")
+    """Its frequencies are a table's: those of all symbols but `rest` fit 4096, and the last one is there."""
+    freq = [f.value for f in table.frequencies]
+    if sum(freq) > 4095 or freq and table.rest_minus_first != table.last_minus_first and freq[-1] == 0:
+        raise AssertionError(f"frequencies {freq}")
+
+
+def check_tables():
+    """Tables of frequencies of every length in bits, one after the other."""
+    small = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 15, 16, 18, 240, 256]
+    wanted = [{**dict(enumerate(small[:n])), n: 1000} for n in range(2, len(small))] + [{0: f, 1: 1000} for f in small[1:]]
+    for first in range(0, len(wanted), 8):
+        group = [(freq, max(freq)) for freq in wanted[first:first + 8]]
+        update = made.update(made.MAN, [made.block(b"\0\1", 1, b"", 2, made.CONSTANT)], tables=[made.table(*t) for t in group])
+        data = made.stream(made.frame(1, made.MAN), made.frame(2, update, 1))
+        stream = parse(data)
+        check_places(stream, data)
+        body = stream.segments[0].frames[1].body
+        for table, (freq, rest) in zip(body.tables, group, strict=True):
+            want = [freq.get(s, 0) for s in range(table.first, rest)]
+            same("frequencies", [f.value for f in table.frequencies], want)
+        same("tensor", body.blocks[0].body.scope.tensor.value, 1)
 
 
 def check_index_set(body, frame, _):
@@ -321,6 +340,7 @@ def check_magic():
 
 def main():
     print(f"gcodec.ksy: {check_enums()} ids are those of registry.toml")
+    check_tables()
     failed = check_vectors()
     check_magic()
     return 1 if failed else 0

@@ -25,6 +25,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
 sys.path[:0] = [os.path.join(ROOT, "spec", "reference"), HERE]
 import decoder  # noqa: E402
+import test_decoder as made  # noqa: E402
 from capture import conversation, pieces, write_capture  # noqa: E402
 
 GCODEC = os.path.abspath(sys.argv.pop(1)) if __name__ == "__main__" else "gcodec"
@@ -279,6 +280,19 @@ class Dissector(unittest.TestCase):
             elif want["kind"] == "end":
                 self.assertEqual((tree.number("end.frame_count"), tree.number("end.index_offset"), tree.one("end.chain.status")),
                                  (want["frame_count"], want["index_offset"], "1"))
+
+    def test_tables(self):
+        """Tables of frequencies of every length in bits, one after the other: the block behind them is found."""
+        small = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 15, 16, 18, 240, 256]
+        tables = [made.table({**dict(enumerate(small[:n])), n: 1000}, n) for n in range(2, len(small))]
+        tables += [made.table({3: f, 9: 1000}, 9) for f in small[1:]]
+        for first in range(0, len(tables), 8):
+            group = tables[first:first + 8]
+            update = made.update(made.MAN, [made.block(b"\0\1", 1, b"", 2, made.CONSTANT)], tables=group)
+            data = made.stream(made.frame(1, made.MAN), made.frame(2, update, 1))
+            tree = frames_of(self.by_hand(data))[1]
+            self.assertEqual([plain(t) for t in tree.all("update.table")], [t.hex() for t in group])
+            self.assertEqual((tree.experts(), tree.one("block.name")), ([], "layer.b"))
 
     def test_invalid_vectors(self):
         """Whatever is in them, the dissector is none the worse; and what breaks a frame as such is marked."""
