@@ -434,10 +434,51 @@ class Stream(Case):
         self.assertEqual(d.decode(stream(frame(0x8001, good)))["frames"][0]["entries"], {"a": "x", "b": ""})
         bad = b"\0" + v(2) + text("b") + text("x") + text("a") + text("")
         self.refuses("not_ascending", d.decode, stream(frame(0x8001, bad)))
-        self.refuses("unsupported_here", d.decode, stream(frame(0x8001, b"\1\5rest")))
         model = blake3(b"weights") + text("f") + text("n") + v(7) + b"\1weights"
         self.assertEqual(d.decode(stream(frame(4, model)))["frames"][0]["weights_len"], 7)
         self.refuses("not_canonical", d.decode, stream(frame(4, model[:-1] + b"S")))
+
+    def test_without_zstd(self):
+        found, d.zstd = d.zstd, None
+        self.addCleanup(setattr, d, "zstd", found)
+        self.refuses("unsupported_here", d.decode, stream(frame(0x8001, b"\1\5rest")))
+
+    @unittest.skipUnless(d.zstd, "zstd needs Python 3.14, or backports.zstd")
+    def test_zstd(self):
+        entries = v(2) + text("a") + text("x" * 90) + text("b") + text("")
+        magic, raw = bytes.fromhex("28b52ffd"), (len(entries) << 3 | 1).to_bytes(3, "little") + entries
+        single = magic + bytes([0x20, len(entries)]) + raw              # RFC 8878, 3.1.1: one raw block, the last
+        def made(zstd, length=len(entries)):
+            return stream(frame(0x8001, b"\1" + v(length) + zstd))
+        def windowed(exponent, mantissa):
+            return magic + bytes([0, exponent << 3 | mantissa]) + raw
+        want = {"a": "x" * 90, "b": ""}
+        for good in (single, windowed(0, 0), windowed(17, 7), d.zstd.compress(entries)):
+            self.assertEqual(d.decode(made(good))["frames"][0]["entries"], want)
+        for kind, data in [
+                ("length_mismatch", made(single + b"\0")), ("length_mismatch", made(single[:-1])),
+                ("length_mismatch", made(single, len(entries) + 1)), ("length_mismatch", made(single, len(entries) - 1)),
+                ("length_mismatch", made(b"")), ("length_mismatch", made(magic)), ("length_mismatch", made(b"\0" * 9)),
+                ("length_mismatch", made(bytes.fromhex("502a4d18") + v(4) + bytes(7) + single)),
+                ("limit", made(windowed(18, 1))), ("limit", made(windowed(31, 7))), ("limit", made(single, 1 << 40))]:
+            self.refuses(kind, d.decode, data)
+        # The limit is of the window, to the byte: 1 MiB and an eighth.
+        limit = {"max_inflated_bytes": (1 << 20) + (1 << 17)}
+        self.assertEqual(d.decode(made(windowed(10, 1)), limit)["frames"][0]["entries"], want)
+        self.refuses("limit", d.decode, made(windowed(10, 2)), limit)
+        self.refuses("limit", d.decode, made(windowed(10, 1)), {"max_inflated_bytes": limit["max_inflated_bytes"] - 1})
+        # What is wrong inside is reported where the zstd frame begins.
+        bad = d.zstd.compress(v(1) + text("a"))
+        with self.assertRaises(d.FormatError) as caught:
+            d.decode(made(bad, 3))
+        self.assertEqual((caught.exception.kind, caught.exception.offset), ("length_mismatch", 16 + 24 + 2))
+        weights = b"weights " * 40
+        def model(weights_len, zstd, identity=blake3(weights)):
+            return stream(frame(4, identity + text("f") + text("n") + v(weights_len) + b"\2" + zstd))
+        packed = d.zstd.compress(weights)
+        self.assertEqual(d.decode(model(320, packed))["frames"][0]["weights_len"], 320)
+        self.refuses("not_canonical", d.decode, model(320, packed, bytes(32)))
+        self.refuses("length_mismatch", d.decode, model(319, packed))
 
     def test_sets(self):
         scope = b"\0\1"

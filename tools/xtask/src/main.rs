@@ -4,6 +4,8 @@ mod dependencies;
 mod example;
 mod measure;
 mod python;
+mod readers;
+mod reference;
 mod test;
 mod vectors;
 
@@ -34,6 +36,12 @@ enum Task {
     Python,
     /// Looks at the licences of all dependencies, and whether what is shipped has one twice.
     Dependencies,
+    /// The reference decoder against the library, on what the command line writes from the public gradients.
+    Reference(reference::Args),
+    /// The Kaitai Struct description: compiled, and every vector parsed by it; and what file(1) says.
+    Kaitai,
+    /// The Wireshark dissector, with tshark.
+    Wireshark,
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
 }
@@ -45,6 +53,9 @@ fn main() -> ExitCode {
         Task::Example(args) => example::run(&args).map(|()| true),
         Task::Dependencies => dependencies::run(),
         Task::Python => python::test().map(|()| true),
+        Task::Reference(args) => reference::run_all(&args).map(|()| true),
+        Task::Kaitai => readers::kaitai().map(|()| true),
+        Task::Wireshark => readers::wireshark().map(|()| true),
         Task::Measure(args) => measure::run(&args),
     };
     match result {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{Result, python, root};
+use crate::{Result, python, readers, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -31,6 +31,10 @@ enum Need {
     /// Rust's standard library for another kind of machine, and programs that link and run what is built for it.
     Target(&'static str, &'static [&'static str]),
     Miri,
+    /// zstd for the reference decoder.
+    ReaderPackages,
+    Kaitai,
+    Tshark,
 }
 
 const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
@@ -85,6 +89,12 @@ const STEPS: &[Step] = &[
             &["spec/reference/decoder.py", "--vectors", "spec/vectors"],
         )
     },
+    Step {
+        needs: Need::ReaderPackages,
+        ..step("reference decoder: what the CLI writes", "cargo", &["xtask", "reference"])
+    },
+    Step { needs: Need::Kaitai, ..step("kaitai", "cargo", &["xtask", "kaitai"]) },
+    Step { needs: Need::Tshark, ..step("wireshark", "cargo", &["xtask", "wireshark"]) },
     Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
     // Few machines have what these three need; the format's code is held to fixed widths and byte order by `tests/layering.rs`.
     Step {
@@ -178,6 +188,9 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
             (!found.is_ok_and(|o| o.status.success())).then(|| "Miri is not installed".to_owned())
         }
         Need::PythonPackages => python::prepare().err(),
+        Need::ReaderPackages => readers::python().err(),
+        Need::Kaitai => readers::no_kaitai(),
+        Need::Tshark => readers::no_wireshark(),
         Need::Gradients => {
             let found = root.join("../shared/gradients").is_dir();
             (!found).then(|| "the public gradient set is not beside this checkout".to_owned())

@@ -1,0 +1,615 @@
+//! The reference decoder against the library: what the command line can write from the public gradients, decoded by both.
+//!
+//! The files are those of `demo/` and cuts of the public gradient set, since the reference decoder takes some microseconds for each
+//! element. Every name, key and choice of a codec specification must occur in a case (`uncovered`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use gcodec::Codec;
+use serde_json::{Value, json};
+
+use crate::readers::{self, run};
+use crate::{Result, root};
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder of the public gradient set; without it only the files of demo/ are taken.
+    #[arg(long, default_value = "../shared/gradients")]
+    gradients: PathBuf,
+    /// Every file of the set with every family of codecs, and longer cuts: the better part of an hour.
+    #[arg(long)]
+    long: bool,
+}
+
+/// Elements that a cut keeps of a tensor, and of a file.
+const CUT: (usize, usize) = (1500, 9000);
+const LONG_CUT: (usize, usize) = (6000, 60_000);
+
+/// One of each family, with what makes the most of a small tensor.
+const FAMILIES: &[&str] = &[
+    "raw",
+    "lossless",
+    "topk:density=0.05",
+    "stc:density=0.02",
+    "threshold:at=0.0003,values=bf16",
+    "sbc:density=0.01",
+    "sidco:density=0.01",
+    "randk:density=0.05",
+    "chunked:chunk=512,kept=20",
+    "demo:chunk=16,kept=5",
+    "powersgd:rank=2",
+    "natural",
+    "qsgd",
+    "dither",
+    "terngrad",
+    "sign",
+    "int8",
+];
+
+/// On the tiny network's gradient.
+const SPECS: &[&str] = &[
+    "topk:density=0.1,values=f32,positions=rice",
+    "topk:density=0.1,values=f16,positions=rice-one",
+    "topk:density=0.3,values=bf16,positions=tokens",
+    "topk:density=0.2,values=pow2,positions=bitmap",
+    "topk:density=1,values=sign,positions=auto",
+    "topk:k=40,values=q4,seed=3",
+    "topk:k=1,values=f32,scope=global",
+    "topk:density=0.01,values=q4,scope=tensor",
+    "topk:density=0.001,values=pow2,scope=global,positions=rice",
+    "topk:density=0.5,values=sign,scope=global,positions=tokens",
+    "stc:k=7,positions=tokens",
+    "stc:density=0.03,positions=rice",
+    "stc:density=0.002,positions=rice-one",
+    "stc:density=0.6,positions=bitmap",
+    "stc:density=0.03,positions=auto",
+    "threshold:at=0.01,values=f32",
+    "threshold:at=1e-30,values=f16,positions=tokens",
+    "threshold:at=1000,values=sign",
+    "threshold:at=0.02,values=pow2,positions=bitmap",
+    "threshold:at=0.02,values=bf16,positions=rice",
+    "threshold:at=0.003,values=sign,positions=rice-one",
+    "threshold:at=0.003,values=pow2,positions=auto",
+    "threshold:at=0.05,values=q4,seed=9",
+    "sbc:k=1",
+    "sbc:density=0.9,positions=auto",
+    "sbc:density=0.001,positions=rice-one",
+    "sbc:density=0.1,positions=rice",
+    "sbc:density=0.4,positions=bitmap",
+    "sbc:density=0.02,positions=tokens",
+    "sidco:density=0.1,fit=exp,stages=guard,values=f32",
+    "sidco:density=0.01,fit=gamma-gp,stages=authors,values=f16,positions=rice",
+    "sidco:k=50,fit=gp,stages=3,values=bf16",
+    "sidco:density=0.01,values=pow2,seed=5",
+    "sidco:density=0.02,values=sign,positions=rice-one",
+    "sidco:density=0.03,values=q4,positions=tokens",
+    "sidco:density=0.3,values=pow2,positions=bitmap",
+    "sidco:density=0.004,values=f32,positions=auto",
+    "randk:density=0.01,scale=n/k,values=f32",
+    "randk:k=5,scale=1,values=bf16,seed=9",
+    "randk:density=1,values=f16",
+    "chunked:chunk=4096,kept=64,values=code2",
+    "chunked:chunk=100,kept=100,values=sign",
+    "chunked:chunk=1,kept=1",
+    "demo:chunk=64,kept=32,values=sign",
+    "demo:chunk=8,kept=3,values=f32",
+    "demo:chunk=128,kept=9,values=bf16",
+    "demo:chunk=1,kept=1,values=f16",
+    "powersgd:rank=1,seed=3",
+    "powersgd:rank=4",
+    "natural:seed=18446744073709551615",
+    "qsgd:bits=2,bucket=64,norm=max,seed=3",
+    "qsgd:bits=8,bucket=100000,norm=l2",
+    "qsgd:bits=16,bucket=512",
+    "dither:levels=1,bucket=64,norm=l1,seed=4",
+    "dither:levels=255,bucket=2,norm=max",
+    "dither:levels=8,bucket=512,norm=l2",
+    "terngrad:clip=inf,bucket=100,seed=4",
+    "terngrad:clip=1,bucket=4096",
+    "sign:group=64",
+    "sign:group=tensor",
+    "int8:group=2",
+    "int8:group=100000",
+];
+
+const DELTAS: &[&str] = &[
+    "delta:positions=auto",
+    "delta:positions=rice",
+    "delta:positions=rice-one",
+    "delta:positions=tokens",
+    "delta:positions=bitmap",
+];
+
+/// Commands that write one stream, and what decoding it takes.
+struct Case {
+    name: String,
+    /// Arguments of the command line, one command after the other.
+    commands: Vec<Vec<String>>,
+    /// Steps of the stream's updates.
+    steps: Vec<u64>,
+    /// The tensors that the update of the first step changes; those of the next are what the step before gave.
+    base: Option<PathBuf>,
+    /// Updates after the first are deltas.
+    is_chain: bool,
+    /// Another output of the commands that must have the same bytes.
+    twin: Option<String>,
+}
+
+pub(crate) fn run_all(args: &Args) -> Result<()> {
+    let python = readers::python()?;
+    let (gcodec, place) = (readers::cli()?, readers::fresh("reference")?);
+    let decoder = root().join("spec/reference/decoder.py");
+    let said = run(Command::new(&python)
+        .arg(&decoder)
+        .args(["--vectors", "--no-skips"])
+        .arg(root().join("spec/vectors")))?;
+    print!("vectors, with zstd: {}", String::from_utf8_lossy(&said));
+    run(Command::new(&python).arg(root().join("spec/reference/test_decoder.py")))?;
+
+    let cases = cases(args, &place)?;
+    let uncovered = uncovered(&cases);
+    if !uncovered.is_empty() {
+        return Err(format!("no case has {}", uncovered.join(", ")).into());
+    }
+    let start = Instant::now();
+    let queue = Mutex::new(cases.iter());
+    let failures = Mutex::new(Vec::new());
+    let total = Mutex::new((0, 0, 0));
+    let next = || queue.lock().ok()?.next();
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from).min(8) {
+            scope.spawn(|| {
+                while let Some(case) = next() {
+                    match check(case, &gcodec, &python, &decoder, &place) {
+                        Ok((updates, bytes, elements)) => {
+                            if let Ok(mut total) = total.lock() {
+                                *total = (total.0 + updates, total.1 + bytes, total.2 + elements);
+                            }
+                        }
+                        Err(e) => {
+                            println!("{}: {e}", case.name);
+                            failures.lock().map(|mut list| list.push(case.name.clone())).unwrap_or_default();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner()?;
+    let (updates, bytes, elements) = total.into_inner()?;
+    println!(
+        "{} streams, {updates} updates, {bytes} bytes, {elements} elements in {:.1?}: both decoders give the same bits in {}",
+        cases.len(),
+        start.elapsed(),
+        cases.len() - failures.len()
+    );
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{} streams failed", failures.len()).into()),
+    }
+}
+
+/// Writes the stream of a case and decodes it by both; its updates, bytes and elements.
+fn check(
+    case: &Case,
+    gcodec: &Path,
+    python: &Path,
+    decoder: &Path,
+    place: &Path,
+) -> Result<(usize, u64, usize)> {
+    let file = |ending: &str| place.join(format!("{}{ending}", case.name));
+    for command in &case.commands {
+        run(Command::new(gcodec).arg("--quiet").args(command).current_dir(place))?;
+    }
+    let stream = file(".gcu");
+    let bytes = fs::read(&stream)?;
+    if let Some(twin) = &case.twin
+        && fs::read(place.join(twin))? != bytes
+    {
+        return Err(format!("other bytes than {twin}").into());
+    }
+    let mut base = case.base.clone();
+    let mut elements = 0;
+    for (number, step) in case.steps.iter().enumerate() {
+        let (ours, theirs) =
+            (file(&format!(".{step}.safetensors")), file(&format!(".{}.base.json", number % 2)));
+        let mut decode = Command::new(gcodec);
+        decode
+            .args(["--quiet", "decode"])
+            .arg(&stream)
+            .arg("-o")
+            .arg(&ours)
+            .args(["--step", &step.to_string()]);
+        let mut reference = Command::new(python);
+        reference.arg(decoder).arg("--tensors").arg(&stream).args(["--step", &step.to_string()]);
+        if let Some(base) = &base {
+            decode.arg("--base").arg(base);
+            let converted = file(".base.json");
+            fs::write(&converted, serde_json::to_vec(&as_json(&Dump::read(base)?))?)?;
+            reference.arg("--base").arg(converted);
+        }
+        run(&mut decode)?;
+        let got = run(&mut reference)?;
+        elements += compare(&serde_json::from_slice(&got)?, &as_json(&Dump::read(&ours)?))
+            .map_err(|e| format!("step {step}: {e}"))?;
+        fs::write(theirs, got)?;
+        base = case.is_chain.then_some(ours);
+    }
+    Ok((case.steps.len(), bytes.len() as u64, elements))
+}
+
+/// Compares two sets of tensors in the reference decoder's form; their elements.
+fn compare(reference: &Value, library: &Value) -> Result<usize> {
+    let (Some(a), Some(b)) = (reference.as_object(), library.as_object()) else {
+        return Err("no tensors".into());
+    };
+    let names = |tensors: &serde_json::Map<String, Value>| tensors.keys().cloned().collect::<BTreeSet<_>>();
+    if names(a) != names(b) {
+        return Err("other tensors".into());
+    }
+    let mut elements = 0;
+    for (name, tensor) in a {
+        for field in ["dtype", "shape", "data"] {
+            let (x, y) = (&tensor[field], &b[name][field]);
+            if x == y {
+                continue;
+            }
+            let at = match (x.as_str(), y.as_str()) {
+                (Some(x), Some(y)) => x.bytes().zip(y.bytes()).take_while(|(x, y)| x == y).count() / 2,
+                _ => 0,
+            };
+            return Err(format!("tensor {name:?} has another {field}, from byte {at} on").into());
+        }
+        let dims = tensor["shape"].as_array().into_iter().flatten();
+        elements += dims.map(|d| d.as_u64().unwrap_or(0) as usize).product::<usize>();
+    }
+    Ok(elements)
+}
+
+fn as_json(dump: &Dump) -> Value {
+    let hex = |data: &[u8]| data.iter().map(|b| format!("{b:02x}")).collect::<String>();
+    let tensors = dump.tensors.iter().map(|(name, t)| {
+        let dtype = match t.dtype.as_str() {
+            "F8_E4M3" => "f8e4m3fn".into(),
+            "F4" => "f4e2m1".into(),
+            other => other.replace('_', "").to_lowercase(),
+        };
+        (name.clone(), json!({"dtype": dtype, "shape": t.shape, "data": hex(&t.data)}))
+    });
+    Value::Object(tensors.collect())
+}
+
+/// A safetensors file, read and written here so that no reader of the library is trusted.
+#[derive(Default)]
+struct Dump {
+    tensors: BTreeMap<String, Tensor>,
+}
+
+struct Tensor {
+    dtype: String,
+    shape: Vec<u64>,
+    data: Vec<u8>,
+}
+
+impl Dump {
+    fn read(path: &Path) -> Result<Self> {
+        let wrong = || format!("{} is no safetensors file", path.display());
+        let bytes = fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(wrong)?;
+        let (header, data) =
+            rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len))?).ok_or_else(wrong)?;
+        let header: serde_json::Map<String, Value> = serde_json::from_slice(header)?;
+        let mut tensors = BTreeMap::new();
+        for (name, entry) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
+            let numbers = |v: &Value| v.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<_>>>();
+            let shape = numbers(&entry["shape"]).ok_or_else(wrong)?;
+            let range = numbers(&entry["data_offsets"]).ok_or_else(wrong)?;
+            let &[from, to] = &range[..] else { return Err(wrong().into()) };
+            let data = data.get(usize::try_from(from)?..usize::try_from(to)?).ok_or_else(wrong)?.to_vec();
+            let dtype = entry["dtype"].as_str().ok_or_else(wrong)?.to_owned();
+            tensors.insert(name, Tensor { dtype, shape, data });
+        }
+        Ok(Self { tensors })
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+        for (name, tensor) in &self.tensors {
+            let from = data.len();
+            data.extend_from_slice(&tensor.data);
+            header.insert(
+                name.clone(),
+                json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [from, data.len()]}),
+            );
+        }
+        let header = serde_json::to_vec(&header)?;
+        let parts = [&(header.len() as u64).to_le_bytes()[..], &header, &data];
+        Ok(fs::write(path, parts.concat())?)
+    }
+
+    /// The first rows of each tensor, at most so many elements of one, and of all.
+    fn cut(mut self, (of_tensor, of_file): (usize, usize)) -> Self {
+        let mut left = of_file;
+        self.tensors.retain(|_, tensor| {
+            let elements = tensor.shape.iter().product::<u64>() as usize;
+            let most = of_tensor.min(left);
+            if elements > most {
+                let row = elements / tensor.shape.first().map_or(1, |&d| d as usize);
+                let size = tensor.data.len() / elements;
+                // A row that is too long is cut too: a tensor of one row then.
+                let (rows, row) = if row > most { (1, most) } else { (most / row, row) };
+                tensor.data.truncate(rows * row * size);
+                tensor.shape = vec![rows as u64, row as u64];
+            }
+            let kept = tensor.shape.iter().product::<u64>() as usize;
+            left -= kept;
+            kept > 0
+        });
+        self
+    }
+
+    /// The same bytes as elements of every type.
+    fn as_all_types(&self) -> Self {
+        const TYPES: [(&str, u64); 18] = [
+            ("F64", 64),
+            ("F32", 32),
+            ("F16", 16),
+            ("BF16", 16),
+            ("F8_E4M3", 8),
+            ("F8_E5M2", 8),
+            ("F8_E4M3FNUZ", 8),
+            ("F8_E5M2FNUZ", 8),
+            ("F4", 4),
+            ("I8", 8),
+            ("I16", 16),
+            ("I32", 32),
+            ("I64", 64),
+            ("U8", 8),
+            ("U16", 16),
+            ("U32", 32),
+            ("U64", 64),
+            ("BOOL", 8),
+        ];
+        let Some(source) = self.tensors.values().max_by_key(|t| t.data.len()) else { return Self::default() };
+        let mut tensors = BTreeMap::new();
+        for (dtype, bits) in TYPES {
+            let mut data = source.data[..source.data.len().min(1200) / 8 * 8].to_vec();
+            if dtype == "BOOL" {
+                data.iter_mut().for_each(|b| *b &= 1);
+            }
+            let elements = data.len() as u64 * 8 / bits;
+            tensors.insert(
+                format!("as.{}", dtype.to_lowercase()),
+                Tensor { dtype: dtype.into(), shape: vec![2, elements / 2], data },
+            );
+        }
+        tensors.insert("empty".into(), Tensor { dtype: "F32".into(), shape: vec![0, 3], data: vec![] });
+        tensors
+            .insert("läpi".into(), Tensor { dtype: "F32".into(), shape: vec![], data: vec![0, 0, 128, 63] });
+        Self { tensors }
+    }
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// A name for a file from a codec specification.
+fn named(prefix: &str, spec: &str) -> String {
+    let plain = |c: char| if c.is_ascii_alphanumeric() || "=.-".contains(c) { c } else { '_' };
+    format!("{prefix}-{}", spec.chars().map(plain).collect::<String>())
+}
+
+fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
+    let mut out = Vec::new();
+    let encode = |name: &str, spec: &str, inputs: &str, more: &str| {
+        words(&format!("encode {inputs} -o {name}.gcu --codec {spec} {more}"))
+    };
+    let one = |prefix: &str, spec: &str, inputs: &str, more: &str| {
+        let name = named(prefix, spec);
+        Case {
+            commands: vec![encode(&name, spec, inputs, more)],
+            name,
+            steps: vec![0],
+            base: None,
+            is_chain: false,
+            twin: None,
+        }
+    };
+    let demo = root().join("demo");
+    for worker in 0..2 {
+        let from = demo.join(format!("digits_convnet_step0030_worker{worker}.safetensors"));
+        fs::copy(&from, place.join(format!("t{worker}.safetensors")))
+            .map_err(|e| format!("{}: {e}", from.display()))?;
+    }
+    let (t0, t1) = ("t0.safetensors", "t1.safetensors");
+    out.extend(SPECS.iter().map(|spec| one("t0", spec, t0, "")));
+
+    // Every element type; infinities and NaN among them.
+    Dump::read(&place.join(t0))?.as_all_types().write(&place.join("types.safetensors"))?;
+    out.extend(
+        [
+            "raw",
+            "lossless",
+            "topk:density=0.1",
+            "natural",
+            "sign:group=64",
+            "demo:chunk=8,kept=3",
+            "powersgd",
+        ]
+        .map(|spec| one("types", spec, "types.safetensors", "--zero-non-finite")),
+    );
+
+    // Headers, metadata (short; and long, so that it is compressed), rules, threads.
+    let mut case =
+        one("head", "natural", t0, "--step 7 --sender 3 --world 8 --meta run=a --meta b= --threads 1");
+    case.steps = vec![7];
+    out.push(case);
+    let mut case = one("meta", "sbc", t0, "");
+    case.commands[0].extend(["--meta".into(), format!("notes={}", "all the same ".repeat(50))]);
+    out.push(case);
+    let rules = "--rule *.bias=lossless --rule conv*=sbc:density=0.01 --rule *1.weight=demo:chunk=8,kept=4";
+    let mut case = one("rules", "topk:density=0.05,positions=tokens", t0, &format!("{rules} --threads 4"));
+    let twin = format!("{}-one-thread.gcu", case.name);
+    let mut again = case.commands[0].clone();
+    for word in &mut again {
+        match word.as_str() {
+            "4" => *word = "1".into(),
+            w if w.ends_with(".gcu") => *word = twin.clone(),
+            _ => {}
+        }
+    }
+    case.commands.push(again);
+    case.twin = Some(twin);
+    out.push(case);
+
+    // Rows of updates: several inputs, appended segments, error feedback.
+    for spec in ["natural", "topk:density=0.02,values=q4"] {
+        let mut case = one("row", spec, &format!("{t0} {t1} {t0}"), "");
+        case.steps = vec![0, 1, 2];
+        out.push(case);
+    }
+    let mut case = one("append", "sbc:density=0.01", t0, "--feedback append-residual.safetensors --meta a=b");
+    for more in [
+        format!("{t1} {t0} --feedback append-residual.safetensors"),
+        format!("{t1} --step 40 --meta c=d"),
+        "types.safetensors --rule *=raw".into(),
+    ] {
+        case.commands.push(encode(&case.name, "sbc:density=0.01", &more, "--append"));
+    }
+    case.steps = vec![0, 1, 2, 40, 41];
+    out.push(case);
+
+    // Deltas against a base, in a chain that begins losslessly, appended.
+    for spec in DELTAS {
+        let mut case = one("delta", spec, t1, &format!("--base {t0}"));
+        case.base = Some(place.join(t0));
+        out.push(case);
+    }
+    let mut case = one("chain", "delta", &format!("{t0} {t1} {t0}"), "");
+    case.commands.push(encode(&case.name, "delta", t1, &format!("--base {t0} --append")));
+    (case.steps, case.is_chain) = (vec![0, 1, 2, 3], true);
+    out.push(case);
+    let mut case = one("types-delta", "delta", "types.safetensors", "--base types-base.safetensors");
+    let mut base = Dump::read(&place.join("types.safetensors"))?;
+    for tensor in base.tensors.values_mut().filter(|t| t.dtype != "BOOL") {
+        tensor.data.iter_mut().step_by(7).for_each(|b| *b ^= 0x21);
+    }
+    base.write(&place.join("types-base.safetensors"))?;
+    case.base = Some(place.join("types-base.safetensors"));
+    out.push(case);
+
+    // What other commands write: sums and means, and what is saved of a stream.
+    for (name, spec, method) in [
+        ("sum", "topk:density=0.02", "--method sparse"),
+        ("mean", "natural", "--mean --weight 3 --weight 1"),
+        ("mean-again", "topk:density=0.05", "--mean --codec sbc:density=0.01"),
+        ("sum-added", "raw", "--method add"),
+    ] {
+        let mut commands: Vec<_> = [t0, t1]
+            .iter()
+            .enumerate()
+            .map(|(n, input)| encode(&format!("{name}-{n}"), spec, input, &format!("--sender {n} --world 2")))
+            .collect();
+        commands.push(words(&format!("reduce {name}-0.gcu {name}-1.gcu -o {name}.gcu {method}")));
+        out.push(Case {
+            commands,
+            name: name.into(),
+            steps: vec![0],
+            base: None,
+            is_chain: false,
+            twin: None,
+        });
+    }
+    let mut case = one("recovered", "sbc", &format!("{t0} {t1}"), "");
+    let whole = format!("{}-whole.gcu", case.name);
+    case.commands[0].iter_mut().filter(|w| w.ends_with(".gcu")).for_each(|w| *w = whole.clone());
+    case.commands.push(words(&format!("recover {whole} -o {}.gcu", case.name)));
+    case.steps = vec![0, 1];
+    out.push(case);
+
+    public(args, place, &mut out, one)?;
+    Ok(out)
+}
+
+/// Cuts of the public set.
+fn public(
+    args: &Args,
+    place: &Path,
+    out: &mut Vec<Case>,
+    one: impl Fn(&str, &str, &str, &str) -> Case,
+) -> Result<()> {
+    if !args.gradients.is_dir() {
+        println!("SKIPPED: {} is not there: only the files of demo/ are taken", args.gradients.display());
+        return Ok(());
+    }
+    const SHORT: [&str; 5] = [
+        "gpt_step0300_worker0",
+        "gpt_diloco_h100_round1_worker0_bf16",
+        "lstm_step0500_worker0",
+        "resnet_step0200_worker0_fp16",
+        "resnet_step0600_worker0",
+    ];
+    let mut files: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(&args.gradients)? {
+        let path = entry?.path();
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        if path.extension().is_some_and(|e| e == "safetensors")
+            && (args.long || SHORT.contains(&stem.as_ref()))
+        {
+            files.push(path);
+        }
+    }
+    files.sort();
+    for path in files {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let name = format!("{stem}.safetensors");
+        Dump::read(&path)?.cut(if args.long { LONG_CUT } else { CUT }).write(&place.join(&name))?;
+        out.extend(FAMILIES.iter().map(|spec| one(&stem, spec, &name, "")));
+    }
+    let sync = ["gpt_bf16_sync020.safetensors", "gpt_bf16_sync021.safetensors"];
+    for name in sync {
+        let whole = Dump::read(&args.gradients.join("weight_sync").join(name))?;
+        whole.cut(if args.long { LONG_CUT } else { CUT }).write(&place.join(name))?;
+    }
+    for spec in DELTAS {
+        let mut case = one("sync", spec, sync[1], &format!("--base {}", sync[0]));
+        case.base = Some(place.join(sync[0]));
+        out.push(case);
+    }
+    Ok(())
+}
+
+/// Names, keys and choices of codec specifications that no case has, as the parser's own errors list them.
+fn uncovered(cases: &[Case]) -> Vec<String> {
+    let list = |spec: &str, before: &str| -> Vec<String> {
+        let error = spec.parse::<Codec>().err().map(|e| e.to_string()).unwrap_or_default();
+        let all = error.split_once(before).map(|(_, all)| all.split(", ").map(str::to_owned).collect());
+        all.unwrap_or_default()
+    };
+    let specs: Vec<&str> = cases.iter().flat_map(|c| &c.commands).flatten().map(String::as_str).collect();
+    let has = |name: &str, pair: &str| {
+        specs.iter().any(|spec| {
+            let (found, keys) = spec.split_once(':').unwrap_or((spec, ""));
+            found == name && keys.split(',').any(|key| key.starts_with(pair))
+        })
+    };
+    let mut out = Vec::new();
+    for name in list("?", "one of ") {
+        if !specs.iter().any(|s| s.split(':').next() == Some(name.as_str())) {
+            out.push(name.clone());
+        }
+        for key in list(&format!("{name}:?=1"), "allowed are ").into_iter().filter(|key| key != "none") {
+            let choices = list(&format!("{name}:{key}=?"), "one of ");
+            let pairs = choices.iter().map(|choice| format!("{key}={choice}"));
+            let pairs: Vec<_> = if choices.is_empty() { vec![format!("{key}=")] } else { pairs.collect() };
+            out.extend(pairs.into_iter().filter(|pair| !has(&name, pair)).map(|p| format!("{name}:{p}")));
+        }
+    }
+    out
+}
