@@ -21,7 +21,7 @@ pub(crate) struct Args {
     /// The folder of the public gradient set; without it only the files of demo/ are taken.
     #[arg(long, default_value = "../shared/gradients")]
     gradients: PathBuf,
-    /// Every file of the set with every family of codecs, and longer cuts: the better part of an hour.
+    /// Every file of the set with every family of codecs, and longer cuts: some minutes.
     #[arg(long)]
     long: bool,
 }
@@ -612,4 +612,46 @@ fn uncovered(cases: &[Case]) -> Vec<String> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_difference_of_one_bit_is_found() {
+        let tensors = |name: &str, dtype: &str, data: &[u8]| {
+            let tensor = Tensor { dtype: dtype.into(), shape: vec![2, 2], data: data.to_vec() };
+            as_json(&Dump { tensors: BTreeMap::from([(name.to_owned(), tensor)]) })
+        };
+        let ours = tensors("w", "F8_E4M3", &[1, 2, 3, 4]);
+        assert_eq!(ours["w"]["dtype"], "f8e4m3fn");
+        assert_eq!(compare(&ours, &ours).unwrap(), 4);
+        for (theirs, why) in [
+            (tensors("w", "F8_E4M3", &[1, 2, 7, 4]), "data, from byte 2"),
+            (tensors("w", "F8_E4M3", &[1, 2, 3]), "data, from byte 3"),
+            (tensors("w", "U8", &[1, 2, 3, 4]), "another dtype"),
+            (tensors("v", "F8_E4M3", &[1, 2, 3, 4]), "other tensors"),
+            (json!([]), "no tensors"),
+        ] {
+            let error = compare(&theirs, &ours).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_choice_that_no_case_has_is_named() {
+        let case = |spec: &str| Case {
+            name: "x".into(),
+            commands: vec![words(&format!("encode in -o out --codec {spec}"))],
+            steps: vec![0],
+            base: None,
+            is_chain: false,
+            twin: None,
+        };
+        let without = uncovered(&[case("int8"), case("sign:group=64"), case("raw")]);
+        assert!(without.contains(&"natural".to_owned()) && without.contains(&"topk:values=q4".to_owned()));
+        assert!(without.contains(&"int8:group=".to_owned()) && !without.contains(&"int8".to_owned()));
+        assert!(!without.iter().any(|w| w.starts_with("sign") || w.starts_with("raw")));
+    }
 }
