@@ -42,7 +42,7 @@ fn page(root: &Path) -> Result<String> {
     let file = std::env::temp_dir().join(format!("gcodec-example-{}.gcu", std::process::id()));
     std::fs::write(&file, &stream)?;
     let output = Command::new("cargo")
-        .args(["run", "--quiet", "--package", "gcodec-cli", "--", "inspect", "--annotate"])
+        .args(["run", "--quiet", "--release", "--package", "gcodec-cli", "--", "inspect", "--annotate"])
         .arg(&file)
         .current_dir(root)
         .output();

@@ -78,8 +78,8 @@ fn is_there(program: &str) -> bool {
 
 /// The command line program, built.
 pub(crate) fn cli() -> Result<PathBuf> {
-    run(Command::new("cargo").args(["build", "--quiet", "--package", "gcodec-cli"]).current_dir(root()))?;
-    Ok(target().join("debug/gcodec"))
+    run(Command::new("cargo").args(["build", "--quiet", "--release", "--package", "gcodec-cli"]).current_dir(root()))?;
+    Ok(target().join("release/gcodec"))
 }
 
 /// An empty folder for what is made on the way.

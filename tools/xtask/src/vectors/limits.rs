@@ -45,6 +45,9 @@ pub(crate) fn add(area: &mut Area) {
     })
     .limit("max_definitions", 1);
     area.invalid("zstd", "LIM-1", "limit", stream().frame(METADATA, 0, bytes().u8(1).v(1 << 50)).done());
+    let window = bytes().u8(1).v(1).u32(0xfd2f_b528).u8(0).u8(0xff).raw([9, 0, 0]).u8(0);
+    area.invalid("zstd-window", "LIM-1", "limit", stream().frame(METADATA, 0, window).done())
+        .notes("one byte, in a zstd frame that asks for a window of 3.75 TiB");
     let model = bytes().raw([1; 32]).text("f").text("n").v(1 << 50).u8(2);
     area.invalid("zstd-model", "LIM-1", "limit", stream().frame(MODEL, 0, model).done());
 
