@@ -78,7 +78,9 @@ fn is_there(program: &str) -> bool {
 
 /// The command line program, built.
 pub(crate) fn cli() -> Result<PathBuf> {
-    run(Command::new("cargo").args(["build", "--quiet", "--release", "--package", "gcodec-cli"]).current_dir(root()))?;
+    run(Command::new("cargo")
+        .args(["build", "--quiet", "--release", "--package", "gcodec-cli"])
+        .current_dir(root()))?;
     Ok(target().join("release/gcodec"))
 }
 
