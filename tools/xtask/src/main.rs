@@ -4,6 +4,7 @@ mod example;
 mod measure;
 mod python;
 mod test;
+mod torture;
 mod vectors;
 
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 /// Any error: a task tells its caller what went wrong and stops.
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The tasks contributors run")]
@@ -33,6 +34,8 @@ enum Task {
     Python,
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
+    /// Damage, kills, full disks, races, bombs, and time: what happens when things go wrong, tried out and counted.
+    Torture(torture::Args),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         Task::Example(args) => example::run(&args).map(|()| true),
         Task::Python => python::test().map(|()| true),
         Task::Measure(args) => measure::run(&args),
+        Task::Torture(args) => torture::run(&args),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,0 +1,148 @@
+//! What happens when things go wrong, tried out and counted: damage, kills, full disks, races, bombs, and whether time stays
+//! linear. `cargo xtask torture` is the long form; `--quick` is what `cargo xtask test` runs.
+
+mod bombs;
+mod crash;
+mod damage;
+mod disk;
+mod linear;
+mod race;
+mod scratch;
+mod sources;
+
+use std::fmt::Write;
+use std::time::Instant;
+
+use crate::{Result, root};
+
+const PAGE: &str = "docs/torture.md";
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Tries less of everything: a minute instead of half an hour.
+    #[arg(long)]
+    quick: bool,
+    /// Runs only the parts whose name contains this: damage, crash, disk, race, bombs, linear.
+    #[arg(long, conflicts_with = "write")]
+    only: Option<String>,
+    /// Writes docs/torture.md; with the long form only.
+    #[arg(long, conflicts_with = "quick")]
+    write: bool,
+    /// Reads a stream as one bomb asks for it and prints what it took: what `bombs` runs in a process of its own.
+    #[arg(long, hide = true, num_args = 2)]
+    read: Option<Vec<String>>,
+}
+
+/// One part of the page: its tables, and whether all that must hold did.
+pub(crate) struct Section {
+    title: &'static str,
+    about: String,
+    columns: &'static [&'static str],
+    rows: Vec<Vec<String>>,
+    /// What went wrong, for people. None may.
+    wrong: Vec<String>,
+    /// What could not be tried on this machine.
+    skipped: Vec<String>,
+}
+
+impl Section {
+    pub(crate) fn new(title: &'static str, about: impl Into<String>, columns: &'static [&'static str]) -> Self {
+        Self {
+            title,
+            about: about.into(),
+            columns,
+            rows: Vec::new(),
+            wrong: Vec::new(),
+            skipped: Vec::new(),
+        }
+    }
+
+    pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells: Vec<String> = cells.into_iter().collect();
+        println!("   {}", cells.join(" | "));
+        self.rows.push(cells);
+    }
+
+    pub(crate) fn wrong(&mut self, what: impl Into<String>) {
+        let what = what.into();
+        println!("   WRONG: {what}");
+        self.wrong.push(what);
+    }
+
+    pub(crate) fn skipped(&mut self, why: impl Into<String>) {
+        let why = why.into();
+        println!("   SKIPPED: {why}");
+        self.skipped.push(why);
+    }
+
+    fn table(&self) -> String {
+        let mut out = format!("\n## {}\n\n{}\n\n", self.title, self.about);
+        let _ = writeln!(out, "| {} |", self.columns.join(" | "));
+        let rule = |column: &&str| if column.starts_with(char::is_uppercase) { "---" } else { "---:" };
+        let _ = writeln!(out, "|{}|", self.columns.iter().map(rule).collect::<Vec<_>>().join("|"));
+        for row in &self.rows {
+            let _ = writeln!(out, "| {} |", row.join(" | "));
+        }
+        for why in &self.skipped {
+            let _ = writeln!(out, "\nNot tried on this machine: {why}.");
+        }
+        for what in &self.wrong {
+            let _ = writeln!(out, "\n**Wrong**: {what}");
+        }
+        out
+    }
+}
+
+type Run = fn(quick: bool) -> Result<Vec<Section>>;
+
+const PARTS: &[(&str, Run)] = &[
+    ("damage", damage::run),
+    ("crash", crash::run),
+    ("disk", disk::run),
+    ("race", race::run),
+    ("bombs", bombs::run),
+    ("linear", linear::run),
+];
+
+/// Runs all parts; true if nothing went wrong.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    if let Some(read) = &args.read {
+        return bombs::read(&read[0], &read[1]).map(|()| true);
+    }
+    let mut page = format!(
+        "# Faults, bombs and time\n\nMade by `cargo xtask torture --write` on a machine of {} cores. `cargo xtask torture --quick` tries less \
+         of the same, and is a step of `cargo xtask test`. Nothing may be wrong: the command fails then.\n",
+        std::thread::available_parallelism().map_or(1, usize::from)
+    );
+    let mut wrong = 0;
+    for (name, run) in PARTS {
+        if args.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+            continue;
+        }
+        let start = Instant::now();
+        println!("-- {name}");
+        for section in run(args.quick)? {
+            wrong += section.wrong.len();
+            page += &section.table();
+        }
+        println!("-- {name}: {:.1?}", start.elapsed());
+    }
+    println!("{wrong} wrong");
+    if args.write && wrong == 0 {
+        std::fs::write(root().join(PAGE), page)?;
+    }
+    Ok(wrong == 0)
+}
+
+/// A number with a comma between each three digits.
+pub(crate) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
