@@ -37,6 +37,8 @@ pub struct UpdateEntry {
 
 /// A part of an update as the index lists it, and where its frame begins.
 struct PartEntry {
+    /// Number of the frame.
+    frame: u64,
     offset: u64,
     indexed: IndexedUpdate,
 }
@@ -65,7 +67,8 @@ impl<'a> File<'a> {
             match frame.kind {
                 FrameKind::MANIFEST => {
                     let (_, body) = file.frame(offset, frame.len).map_err(|e| e.in_frame(number as u64))?;
-                    let manifest = Manifest::read(body, offset + HEADER_LEN as u64, &file.limits)?;
+                    let manifest = Manifest::read(body, offset + HEADER_LEN as u64, &file.limits)
+                        .map_err(|e| e.in_frame(number as u64))?;
                     if !file.manifests.contains_key(&manifest.id()) {
                         definitions.manifest(&manifest, &file.limits, offset)?;
                         file.manifests.insert(manifest.id(), Arc::new(manifest));
@@ -77,7 +80,8 @@ impl<'a> File<'a> {
                     let (set, id, count) =
                         IndexSet::read(body, offset + HEADER_LEN as u64, &file.limits, |m| {
                             manifests.get(&m).map(Arc::as_ref)
-                        })?;
+                        })
+                        .map_err(|e| e.in_frame(number as u64))?;
                     if !file.sets.contains_key(&id) {
                         definitions.index_set(&set, &file.limits, offset)?;
                         Arc::make_mut(&mut file.sets).insert(id, Arc::new(set.shared(count)));
@@ -87,15 +91,21 @@ impl<'a> File<'a> {
                     let indexed = updates
                         .next()
                         .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "index" }, offset))?;
-                    file.add_part(offset, frame.len, indexed).map_err(|e| e.in_frame(number as u64))?;
+                    let number = number as u64;
+                    file.add_part(number, offset, frame.len, indexed).map_err(|e| e.in_frame(number))?;
                 }
                 _ => {}
             }
         }
+        // A tensor whose blocks lie in several parts is listed by each.
+        for delta in file.updates.iter_mut().filter_map(|update| update.header.delta.as_mut()) {
+            delta.sort_by_key(|d| d.tensor);
+            delta.dedup();
+        }
         Ok(file)
     }
 
-    fn add_part(&mut self, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
+    fn add_part(&mut self, frame: u64, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
         let header = header_at(self.bytes, offset)?;
         let blocks = indexed.blocks.iter().fold(indexed.head_len, |sum, b| sum.saturating_add(b.len));
         let fits = header.kind == FrameKind::UPDATE
@@ -110,14 +120,11 @@ impl<'a> File<'a> {
             self.manifests.get(&id).map(Arc::clone)
         })?;
         let at = self.parts.len();
-        self.parts.push(PartEntry { offset, indexed: indexed.clone() });
+        self.parts.push(PartEntry { frame, offset, indexed: indexed.clone() });
         match self.updates.last_mut() {
             Some(update) if part.part > 0 => {
                 if let (Some(all), Some(more)) = (&mut update.header.delta, part.header.delta) {
-                    // A tensor whose blocks lie in several parts is listed by each.
                     all.extend(more);
-                    all.sort_by_key(|d| d.tensor);
-                    all.dedup();
                 }
                 update.parts.end = at + 1;
                 update.bytes += len;
@@ -199,7 +206,7 @@ impl<'a> File<'a> {
         let mut order = BlockOrder::default();
         for number in entry.parts.clone() {
             let part = &self.parts[number];
-            let head = self.head(part.offset, &part.indexed)?;
+            let head = self.head(part.offset, &part.indexed).map_err(|e| e.in_frame(part.frame))?;
             let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
             let mut blocks = Vec::new();
             for block in &part.indexed.blocks {
@@ -223,10 +230,12 @@ impl<'a> File<'a> {
             }
             let last = number + 1 == entry.parts.end;
             let body_offset = part.offset + HEADER_LEN as u64;
-            let read =
+            let mut read =
                 UpdatePart::read_blocks(head, body_offset, &blocks, last, &self.limits, &self.sets, |id| {
                     self.manifests.get(&id).map(Arc::clone)
-                })?;
+                })
+                .map_err(|e| e.in_frame(part.frame))?;
+            read.frame = Some(part.frame);
             assembler.apply(&read)?;
         }
         assembler.finish()

@@ -112,7 +112,7 @@ fn long_names(n: u64) -> Vec<u8> {
 /// Blocks that say nothing, of the fewest bytes.
 fn smallest_blocks(n: u64) -> Vec<u8> {
     let man = manifest(&[("w", F32, &[0])]);
-    let block = block(adding(whole(0)), ALL(), (4, bytes().u16(0).u8(0).packed(0, &[])));
+    let block = block(adding(whole(0)), ALL(), (4, bytes().u16(0).u8(0)));
     stream().manifest(&man).update(&update(&man, vec![block; n as usize])).done()
 }
 
@@ -151,31 +151,206 @@ fn zstd_model(n: u64) -> Vec<u8> {
 }
 
 const BOMBS: &[Bomb] = &[
-    Bomb { name: "support all, values constant", how: Decode, most: |_| ELEMENTS, make: |n| dense(F32, &[n], ones()), memory: |_| 0, formula: "0 for n elements" },
-    Bomb { name: "the same, dense", how: Assemble, most: |a| a / 4, make: |n| dense(F32, &[n], ones()), memory: |n| 8 * n, formula: "4 n for the tensor, 4 n for n numbers" },
-    Bomb { name: "support gaps-rice", how: Decode, most: |a| a / 8, make: |m| placed(m, neighbours(m)), memory: |m| 8 * m, formula: "8 m for m positions" },
-    Bomb { name: "support gaps-tokens, one symbol", how: Decode, most: |a| a / 16, make: |m| placed(m, (3, bytes().v(m).raw(entropy(&[0], 0)))), memory: |m| 16 * m, formula: "16 m for m positions" },
-    Bomb { name: "support bitmap", how: Decode, most: |a| a / 8, make: |n| placed(n, (4, bytes().raw(ones_plane(n)))), memory: |n| 8 * n, formula: "8 m for m positions" },
-    Bomb { name: "support chunked, chunks of one", how: Decode, most: |a| a / 4, make: |n| placed(n, (5, bytes().v(1).v(1))), memory: |n| 4 * n, formula: "4 m for m positions" },
-    Bomb { name: "support rows of 64, gaps of one symbol", how: Decode, most: |a| a / 16, make: |r| placed(64 * r, (6, bytes().v(64).v(3).v(r).raw(entropy(&[0], 0)))), memory: |r| 16 * r, formula: "16 r for r rows" },
-    Bomb { name: "support seeded, dense", how: Assemble, most: |a| a / 32, make: |m| placed(m, (7, bytes().v(m).u64(1))), memory: |m| 40 * m, formula: "32 m for m positions, 4 m for numbers, 4 n for the tensor, n = m" },
-    Bomb { name: "values pow2, one symbol", how: Decode, most: |a| a / 2, make: |n| dense(F32, &[n], pow2_zeros()), memory: |n| n + n / 8, formula: "9/8 m for m values" },
-    Bomb { name: "values levels, one symbol", how: Decode, most: |a| a / 8, make: |n| dense(F32, &[n], (5, bytes().u8(0).v(7).u8(2).raw(scale(1.0)).raw(symbols(0)))), memory: |n| 8 * n, formula: "8 m for m values" },
-    Bomb { name: "values affine, width 0", how: Decode, most: |a| a / 2, make: |n| dense(F32, &[n], (6, bytes().u8(4).u8(0).raw(scale(1.0)).packed(0, &[]))), memory: |n| n, formula: "m for m values" },
-    Bomb { name: "values codebook, one symbol", how: Decode, most: |a| a / 2, make: |n| dense(F32, &[n], (7, bytes().u8(1).f32(0.0).f32(1.0).u8(0).v(0).raw(symbols(1)))), memory: |n| n, formula: "m for m values" },
-    Bomb { name: "values minifloat, one symbol", how: Decode, most: |a| a / 2, make: |n| dense(F32, &[n], (8, bytes().u8(5).raw(scale(1.0)).raw(symbols(1)))), memory: |n| n, formula: "m for m values" },
-    Bomb { name: "values planes, one symbol", how: Decode, most: |a| a / 8, make: |n| dense(F32, &[n], (9, (0..4).fold(bytes(), |out, _| out.u8(1).raw(symbols(9))))), memory: |n| 5 * n, formula: "5 m for m elements of 4 bytes" },
-    Bomb { name: "values ulp, one symbol", how: Decode, most: |a| a / 16, make: ulp, memory: |n| 16 * n, formula: "16 m for m values" },
-    Bomb { name: "values latent, codes of one symbol", how: Decode, most: |a| a / 2, make: |n| dense(F32, &[n], (11, bytes().raw([7; 32]).v(1).v(n).v(4).raw(pow2_zeros().1))), memory: |n| n + n / 8, formula: "9/8 c for c codes" },
-    Bomb { name: "values low-rank, dense", how: Assemble, most: |a| a / 8 / 1024 * 1024, make: low_rank, memory: |n| 8 * n + 5 * 16 * (n / 1024 + 1024), formula: "4 n for the tensor, 4 n for numbers, 5 r (rows + cols) for the factors" },
-    Bomb { name: "values dct, dense", how: Assemble, most: |a| a / 8 / (1 << 14) * (1 << 14), make: transform, memory: |n| 8 * n, formula: "4 n for the tensor, 4 n for numbers" },
-    Bomb { name: "metadata, zstd", how: Decode, most: |_| INFLATED / 2, make: zstd_metadata, memory: |n| 2 * n, formula: "2 i for i inflated bytes" },
-    Bomb { name: "model, zstd", how: Decode, most: |_| INFLATED, make: zstd_model, memory: |n| n, formula: "i for i inflated bytes" },
-    Bomb { name: "manifest, names that share all they can", how: Decode, most: |_| INFLATED / 4096, make: long_names, memory: |n| 4096 * n + 400 * n, formula: "name bytes, and 400 t for t tensors" },
-    Bomb { name: "manifest, empty tensors", how: Decode, most: |_| TENSORS, make: empty_tensors, memory: |n| 400 * n, formula: "400 t for t tensors" },
-    Bomb { name: "update, the smallest blocks", how: Decode, most: |_| BLOCKS, make: smallest_blocks, memory: |n| 700 * n, formula: "700 b for b blocks" },
-    Bomb { name: "update, blocks that span 1024 empty tensors", how: Assemble, most: |_| BLOCKS, make: spanning_blocks, memory: |n| 20 * n, formula: "20 t for t tensors that blocks touch" },
-    Bomb { name: "index of frames that are not there", how: Decode, most: |_| 1 << 20, make: false_index, memory: |n| 32 * n, formula: "32 f for f listed frames" },
+    Bomb {
+        name: "support all, values constant",
+        how: Decode,
+        most: |_| ELEMENTS,
+        make: |n| dense(F32, &[n], ones()),
+        memory: |_| 0,
+        formula: "0 for n elements",
+    },
+    Bomb {
+        name: "the same, dense",
+        how: Assemble,
+        most: |a| a / 4,
+        make: |n| dense(F32, &[n], ones()),
+        memory: |n| 8 * n,
+        formula: "4 n for the tensor, 4 n for n numbers",
+    },
+    Bomb {
+        name: "support gaps-rice",
+        how: Decode,
+        most: |a| a / 8,
+        make: |m| placed(m, neighbours(m)),
+        memory: |m| 8 * m,
+        formula: "8 m for m positions",
+    },
+    Bomb {
+        name: "support gaps-tokens, one symbol",
+        how: Decode,
+        most: |a| a / 16,
+        make: |m| placed(m, (3, bytes().v(m).raw(entropy(&[0], 0)))),
+        memory: |m| 16 * m,
+        formula: "16 m for m positions",
+    },
+    Bomb {
+        name: "support bitmap",
+        how: Decode,
+        most: |a| a / 8,
+        make: |n| placed(n, (4, bytes().raw(ones_plane(n)))),
+        memory: |n| 8 * n,
+        formula: "8 m for m positions",
+    },
+    Bomb {
+        name: "support chunked, chunks of one",
+        how: Decode,
+        most: |a| a / 4,
+        make: |n| placed(n, (5, bytes().v(1).v(1))),
+        memory: |n| 4 * n,
+        formula: "4 m for m positions",
+    },
+    Bomb {
+        name: "support rows of 64, gaps of one symbol",
+        how: Decode,
+        most: |a| a / 16,
+        make: |r| placed(64 * r, (6, bytes().v(64).v(3).v(r).raw(entropy(&[0], 0)))),
+        memory: |r| 16 * r,
+        formula: "16 r for r rows",
+    },
+    Bomb {
+        name: "support seeded, dense",
+        how: Assemble,
+        most: |a| a / 20,
+        make: |m| placed(m, (7, bytes().v(m).u64(1))),
+        memory: |m| 24 * m,
+        formula: "16 m to draw m positions, 4 m for numbers, 4 n for the tensor, n = m",
+    },
+    Bomb {
+        name: "values pow2, one symbol",
+        how: Decode,
+        most: |a| a / 2,
+        make: |n| dense(F32, &[n], pow2_zeros()),
+        memory: |n| n + n / 8,
+        formula: "9/8 m for m values",
+    },
+    Bomb {
+        name: "values levels, one symbol",
+        how: Decode,
+        most: |a| a / 13,
+        make: |n| dense(F32, &[n], (5, bytes().u8(0).v(7).u8(2).raw(scale(1.0)).raw(symbols(0)))),
+        memory: |n| 13 * n,
+        formula: "13 m for m values",
+    },
+    Bomb {
+        name: "values affine, width 0",
+        how: Decode,
+        most: |a| a / 8,
+        make: |n| dense(F32, &[n], (6, bytes().u8(4).u8(0).raw(scale(1.0)).packed(0, &[]))),
+        memory: |n| 9 * n,
+        formula: "9 m for m values",
+    },
+    Bomb {
+        name: "values codebook, one symbol",
+        how: Decode,
+        most: |a| a / 2,
+        make: |n| dense(F32, &[n], (7, bytes().u8(1).f32(0.0).f32(1.0).u8(0).v(0).raw(symbols(1)))),
+        memory: |n| n,
+        formula: "m for m values",
+    },
+    Bomb {
+        name: "values minifloat, one symbol",
+        how: Decode,
+        most: |a| a / 2,
+        make: |n| dense(F32, &[n], (8, bytes().u8(5).raw(scale(1.0)).raw(symbols(1)))),
+        memory: |n| n,
+        formula: "m for m values",
+    },
+    Bomb {
+        name: "values planes, one symbol",
+        how: Decode,
+        most: |a| a / 8,
+        make: |n| dense(F32, &[n], (9, (0..4).fold(bytes(), |out, _| out.u8(1).raw(symbols(9))))),
+        memory: |n| 5 * n,
+        formula: "5 m for m elements of 4 bytes",
+    },
+    Bomb {
+        name: "values ulp, one symbol",
+        how: Decode,
+        most: |a| a / 16,
+        make: ulp,
+        memory: |n| 16 * n,
+        formula: "16 m for m values",
+    },
+    Bomb {
+        name: "values latent, codes of one symbol",
+        how: Decode,
+        most: |a| a / 2,
+        make: |n| dense(F32, &[n], (11, bytes().raw([7; 32]).v(1).v(n).v(4).raw(pow2_zeros().1))),
+        memory: |n| n + n / 8,
+        formula: "9/8 c for c codes",
+    },
+    Bomb {
+        name: "values low-rank, dense",
+        how: Assemble,
+        most: |a| a / 8 / 1024 * 1024,
+        make: low_rank,
+        memory: |n| 8 * n + 5 * 16 * (n / 1024 + 1024),
+        formula: "4 n for the tensor, 4 n for numbers, 5 r (rows + cols) for the factors",
+    },
+    Bomb {
+        name: "values dct, dense",
+        how: Assemble,
+        most: |a| a / 8 / (1 << 14) * (1 << 14),
+        make: transform,
+        memory: |n| 8 * n,
+        formula: "4 n for the tensor, 4 n for numbers",
+    },
+    Bomb {
+        name: "metadata, zstd",
+        how: Decode,
+        most: |_| INFLATED / 2,
+        make: zstd_metadata,
+        memory: |n| 2 * n,
+        formula: "2 i for i inflated bytes",
+    },
+    Bomb {
+        name: "model, zstd",
+        how: Decode,
+        most: |_| INFLATED,
+        make: zstd_model,
+        memory: |n| 2 * n,
+        formula: "2 i for i inflated bytes",
+    },
+    Bomb {
+        name: "manifest, names that share all they can",
+        how: Decode,
+        most: |_| INFLATED / 4096,
+        make: long_names,
+        memory: |n| 4096 * n + 320 * n,
+        formula: "the names' bytes, and 320 t for t tensors",
+    },
+    Bomb {
+        name: "manifest, empty tensors",
+        how: Decode,
+        most: |_| TENSORS,
+        make: empty_tensors,
+        memory: |n| 320 * n,
+        formula: "320 t for t tensors",
+    },
+    Bomb {
+        name: "update, the smallest blocks",
+        how: Decode,
+        most: |_| BLOCKS,
+        make: smallest_blocks,
+        memory: |n| 600 * n,
+        formula: "600 b for b blocks",
+    },
+    Bomb {
+        name: "update, blocks that span 1024 empty tensors",
+        how: Assemble,
+        most: |_| BLOCKS,
+        make: spanning_blocks,
+        memory: |n| 20 * n,
+        formula: "20 t for t tensors that blocks touch",
+    },
+    Bomb {
+        name: "index of frames that are not there",
+        how: Decode,
+        most: |_| 1 << 20,
+        make: false_index,
+        memory: |n| 32 * n,
+        formula: "32 f for f listed frames",
+    },
 ];
 
 fn ulp(n: u64) -> Vec<u8> {
@@ -216,7 +391,18 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
             if quick { "16 MiB" } else { "256 MiB" },
             SLACK / MIB
         ),
-        &["Kind", "Read", "bytes of input", "declared", "declared per byte", "Memory by formula, bytes", "by formula", "measured", "seconds", "2^40 declared, by default"],
+        &[
+            "Kind",
+            "Read",
+            "bytes of input",
+            "declared",
+            "declared per byte",
+            "Memory by formula, bytes",
+            "by formula",
+            "measured",
+            "seconds",
+            "2^40 declared, by default",
+        ],
     );
     if !Path::new("/proc/self/status").exists() {
         section.skipped("the memory of a process is read from /proc");
@@ -231,7 +417,8 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
         let output = command.env("RAYON_NUM_THREADS", "2").output()?;
         let text = String::from_utf8(output.stdout)?;
         let mut words = text.split_whitespace();
-        let mut next = || words.next().ok_or_else(|| format!("a bomb's process ended with {}", output.status));
+        let mut next =
+            || words.next().ok_or_else(|| format!("a bomb's process ended with {}", output.status));
         Ok(Taken { outcome: next()?.into(), seconds: next()?.parse()?, memory: next()?.parse()? })
     };
     let before = read(&Encoder::new(EncodeOptions::default()).finish_empty(), "decode", "default")?.memory;
@@ -255,8 +442,14 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
             Some(bytes) => {
                 let taken = read(&bytes, bomb.how.name(), "default")?;
                 let memory = taken.memory.saturating_sub(before);
-                if !["limit", "length_mismatch"].contains(&taken.outcome.as_str()) || memory > SLACK || taken.seconds > 0.1 {
-                    section.wrong(format!("{}: with 2^40 {} after {} s and {memory} bytes", bomb.name, taken.outcome, taken.seconds));
+                if !["limit", "length_mismatch"].contains(&taken.outcome.as_str())
+                    || memory > SLACK
+                    || taken.seconds > 0.1
+                {
+                    section.wrong(format!(
+                        "{}: with 2^40 {} after {} s and {memory} bytes",
+                        bomb.name, taken.outcome, taken.seconds
+                    ));
                 }
                 format!("{}, {:.4} s", taken.outcome, taken.seconds)
             }
@@ -284,11 +477,11 @@ fn huge(bomb: &Bomb) -> Option<Vec<u8>> {
         "support gaps-rice" => placed(n, (2, bytes().v(n).u8(0).u8(0).raw([0xff; 100]))),
         "support bitmap" => placed(n, (4, bytes().raw([0xff; 100]))),
         "metadata, zstd" => stream().frame(METADATA, 0, bytes().u8(1).v(n)).done(),
-        "model, zstd" => {
-            stream().frame(MODEL, 0, bytes().raw([1; 32]).text("f").text("n").v(n).u8(2)).done()
-        }
+        "model, zstd" => stream().frame(MODEL, 0, bytes().raw([1; 32]).text("f").text("n").v(n).u8(2)).done(),
         "manifest, empty tensors" => stream().manifest(bytes().v(n)).done(),
-        name if name.starts_with("support") || name.starts_with("values") || name.starts_with("the same") => (bomb.make)(n),
+        name if name.starts_with("support") || name.starts_with("values") || name.starts_with("the same") => {
+            (bomb.make)(n)
+        }
         _ => return None,
     })
 }

@@ -43,7 +43,8 @@ pub(crate) fn jobs(scratch: &Scratch, program: &Path, rows: u64) -> Result<Vec<J
     for (name, skip) in [("old", 0), ("new", 1)] {
         let tensor = sources::digits(skip, rows)?;
         let shape = [rows as usize, 64];
-        let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.into(), tensor.data())?;
+        let view =
+            safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape.into(), tensor.data())?;
         scratch.write(&format!("{name}.safetensors"), &safetensors::serialize([("w", view)], None)?)?;
     }
     let run = |args: &str| must(program, scratch.root(), args).map(drop);
@@ -65,8 +66,20 @@ pub(crate) fn jobs(scratch: &Scratch, program: &Path, rows: u64) -> Result<Vec<J
     };
     Ok(vec![
         job("encode", "encode new.safetensors --codec lossless", "out.gcu", "first.gcu", false)?,
-        job("encode --append", "encode new.safetensors --codec lossless --append", "log.gcu", "first.gcu", true)?,
-        job("decode --base", "decode sync.gcu --base old.safetensors", "now.safetensors", "old.safetensors", false)?,
+        job(
+            "encode --append",
+            "encode new.safetensors --codec lossless --append",
+            "log.gcu",
+            "first.gcu",
+            true,
+        )?,
+        job(
+            "decode --base",
+            "decode sync.gcu --base old.safetensors",
+            "now.safetensors",
+            "old.safetensors",
+            false,
+        )?,
         job("reduce", "reduce first.gcu second.gcu", "sum.gcu", "second.gcu", false)?,
         job("recover", "recover sync.gcu", "saved.gcu", "first.gcu", false)?,
     ])
@@ -93,7 +106,17 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
          appended to may also hold a part of the new segment: all that was in it is read, what is behind it is refused as `truncated`, \
          `recover` saves every whole frame, and appending to what it saved works. Files left beside the target are called `.NAME.PID-N.tmp`. The same command \
          then gives the new file.",
-        &["Command", "Killed", "runs", "killed", "old file", "new file", "appended in part", "temporary files left", "wrong"],
+        &[
+            "Command",
+            "Killed",
+            "runs",
+            "killed",
+            "old file",
+            "new file",
+            "appended in part",
+            "temporary files left",
+            "wrong",
+        ],
     );
     if !cfg!(unix) {
         section.skipped("there is no SIGKILL here");

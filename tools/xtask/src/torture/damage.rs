@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gcodec::block::{SetId, SupportId};
 use gcodec::file::recover;
 use gcodec::frame::{FrameKind, HEADER_LEN, ManifestId, PREAMBLE_LEN};
-use gcodec::{Body, Decoder, Error, Event, File, Limits, SliceReader};
+use gcodec::{Body, Decoder, Error, Event, File, Limits, SliceReader, TensorBuf, UpdateHeader};
 use rayon::prelude::*;
 
 use super::{Section, sources, thousands};
@@ -71,6 +71,16 @@ struct Case<'a> {
     frames: Vec<&'a Frame>,
 }
 
+/// How much of it all is tried.
+struct Steps {
+    /// Every so-manyth case, but for bursts.
+    cases: usize,
+    /// Every so-manyth place of a burst.
+    bursts: usize,
+    /// Patterns for each burst.
+    patterns: u64,
+}
+
 /// A stream, and what its readers make of it while it is whole.
 struct Source {
     bytes: Vec<u8>,
@@ -78,8 +88,11 @@ struct Source {
     events: Vec<String>,
     /// Bytes up to the end of each segment.
     segments: Vec<usize>,
-    updates: Vec<String>,
+    updates: Vec<Content>,
 }
+
+/// An update as the index gives it: whose it is, of which manifest, and its tensors, or why it has none.
+type Content = (UpdateHeader, ManifestId, Result<Vec<(u64, TensorBuf)>, String>);
 
 pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut readers = Section::new(
@@ -100,11 +113,16 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     for (number, (name, bytes)) in sources::all()?.into_iter().enumerate() {
         let source = Source::new(bytes)?;
         println!("   {name}: {} bytes, {} frames", source.bytes.len(), source.frames.len());
-        // The quick form takes all bursts of the first stream and every 13th of the others.
-        let step = if quick { if number == 0 { 3 } else { 53 } } else { 1 };
+        // The quick form takes everything but bursts of the first stream, and a little of the others.
+        let steps = match (quick, number) {
+            (false, 0) => Steps { cases: 1, bursts: 1, patterns: 3 },
+            (false, _) => Steps { cases: 1, bursts: 1, patterns: 1 },
+            (true, 0) => Steps { cases: 1, bursts: 29, patterns: 1 },
+            (true, _) => Steps { cases: 11, bursts: 997, patterns: 1 },
+        };
         for (way, damage) in WAYS.iter().enumerate() {
             let stream_name = || format!("{name} ({} bytes)", thousands(source.bytes.len() as u64));
-            let (reading, recovering) = source.all_cases(way, step, if quick { 1 } else { 3 });
+            let (reading, recovering) = source.all_cases(way, &steps);
             for (section, tally) in [(&mut readers, &reading), (&mut saved, &recovering)] {
                 for wrong in tally.wrong.iter().take(5) {
                     section.wrong(format!("{name}: {damage}: {wrong}"));
@@ -112,16 +130,22 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
             }
             let wrong = |t: &Tally| thousands(t.wrong.len() as u64);
             let cells = [reading.tried, reading.refused, reading.same].map(thousands);
-            readers.row([stream_name(), damage.to_string()].into_iter().chain(cells).chain([wrong(&reading)]));
+            readers
+                .row([stream_name(), damage.to_string()].into_iter().chain(cells).chain([wrong(&reading)]));
             let cells = [recovering.tried, recovering.whole, recovering.saved].map(thousands);
-            saved.row([stream_name(), damage.to_string()].into_iter().chain(cells).chain([wrong(&recovering)]));
+            saved.row(
+                [stream_name(), damage.to_string()].into_iter().chain(cells).chain([wrong(&recovering)]),
+            );
         }
     }
     Ok(vec![readers, saved])
 }
 
 fn limits() -> Limits {
-    Limits::default().with_max_alloc_bytes(1 << 20).with_max_elements(1 << 20).with_max_inflated_bytes(1 << 20)
+    Limits::default()
+        .with_max_alloc_bytes(1 << 20)
+        .with_max_elements(1 << 20)
+        .with_max_inflated_bytes(1 << 20)
 }
 
 impl Source {
@@ -158,8 +182,9 @@ impl Source {
         Ok(Self { bytes, frames, events, segments, updates })
     }
 
-    /// Tries all cases of a way; of bursts each `step`th, with so many patterns.
-    fn all_cases<'a>(&'a self, way: usize, step: usize, patterns: u64) -> (Tally, Tally) {
+    /// Tries the cases of a way.
+    fn all_cases<'a>(&'a self, way: usize, steps: &Steps) -> (Tally, Tally) {
+        let Steps { cases, bursts: step, patterns } = *steps;
         let bits = self.bytes.len() * 8;
         let n = self.frames.len();
         let none = (Tally::default(), Tally::default());
@@ -168,9 +193,14 @@ impl Source {
             let tried = (0..count).into_par_iter().filter_map(case).map(|case| self.try_case(&case));
             tried.reduce(|| none.clone(), both)
         };
+        let some = |count: usize, case: &(dyn Fn(usize) -> Option<Case<'a>> + Sync)| {
+            each(count.div_ceil(cases), &|i| case(i * cases))
+        };
         match way {
-            0 => each(self.bytes.len(), &|len| Some(self.cut(len))),
-            1 => each(bits, &|bit| Some(self.changed(format!("bit {bit}"), |b| b[bit / 8] ^= 1 << (bit % 8)))),
+            0 => some(self.bytes.len(), &|len| Some(self.cut(len))),
+            1 => {
+                some(bits, &|bit| Some(self.changed(format!("bit {bit}"), |b| b[bit / 8] ^= 1 << (bit % 8))))
+            }
             2 => (2..=32)
                 .flat_map(|len| (0..patterns).map(move |p| (len, p)))
                 .map(|(len, pattern)| {
@@ -184,14 +214,24 @@ impl Source {
                     })
                 })
                 .fold(none.clone(), both),
-            3 => each(n, &|i| self.reordered(format!("without {i}"), (0..n).filter(|&j| j != i))),
-            4 => each(n, &|i| self.reordered(format!("{i} twice"), (0..n).flat_map(|j| [j].repeat(1 + usize::from(i == j))))),
-            5 => each(n * n, &|ij| {
+            3 => some(n, &|i| self.reordered(format!("without {i}"), (0..n).filter(|&j| j != i))),
+            4 => some(n, &|i| {
+                self.reordered(format!("{i} twice"), (0..n).flat_map(|j| [j].repeat(1 + usize::from(i == j))))
+            }),
+            5 => some(n * n, &|ij| {
                 let (a, b) = (ij / n, ij % n);
-                let exchanged = |j| if j == a { b } else if j == b { a } else { j };
+                let exchanged = |j| {
+                    if j == a {
+                        b
+                    } else if j == b {
+                        a
+                    } else {
+                        j
+                    }
+                };
                 (a < b).then(|| self.reordered(format!("{a} and {b}"), (0..n).map(exchanged)))?
             }),
-            6 => each(n * n, &|ij| {
+            6 => some(n * n, &|ij| {
                 let (from, to) = (ij / n, ij % n);
                 let mut order: Vec<usize> = (0..n).collect();
                 let moved = order.remove(from);
@@ -199,7 +239,7 @@ impl Source {
                 // Neighbours were exchanged already.
                 (from.abs_diff(to) > 1).then(|| self.reordered(format!("{from} to {to}"), order))?
             }),
-            _ => each(n * n, &|ij| self.bodies(ij / n, ij % n, way == 7)),
+            _ => some(n * n, &|ij| self.bodies(ij / n, ij % n, way == 7)),
         }
     }
 
@@ -243,7 +283,13 @@ impl Source {
         }
         let mut bytes = self.bytes[..PREAMBLE_LEN].to_vec();
         for (i, frame) in self.frames.iter().enumerate() {
-            let body = if i == a { two } else if i == b { one } else { frame };
+            let body = if i == a {
+                two
+            } else if i == b {
+                one
+            } else {
+                frame
+            };
             bytes.extend_from_slice(&frame.bytes[..HEADER_LEN]);
             bytes.extend_from_slice(&body.bytes[HEADER_LEN..]);
         }
@@ -343,7 +389,12 @@ impl Source {
         }
         if found.iter().ne(expected.iter().map(|f| &f.bytes)) {
             let kinds = expected.iter().map(|f| f.kind.name().unwrap_or("?"));
-            return Err(format!("{} frames saved, not these {}: {:?}", found.len(), expected.len(), kinds.collect::<Vec<_>>()));
+            return Err(format!(
+                "{} frames saved, not these {}: {:?}",
+                found.len(),
+                expected.len(),
+                kinds.collect::<Vec<_>>()
+            ));
         }
         contents(&saved.stream).map_err(|e| format!("what was saved has no good index: {e}"))?;
         Ok(found.len() as u64)
@@ -380,17 +431,16 @@ fn read_all(bytes: &[u8]) -> gcodec::Result<Vec<String>> {
 }
 
 /// All tensors of all updates, through the index. What needs a base or a model says so, as it does when nothing is damaged.
-fn contents(bytes: &[u8]) -> gcodec::Result<Vec<String>> {
+fn contents(bytes: &[u8]) -> gcodec::Result<Vec<Content>> {
     let file = File::open(bytes, limits())?;
-    let mut updates = Vec::new();
-    for (number, update) in file.updates().iter().enumerate() {
+    let updates = file.updates().iter().enumerate().map(|(number, update)| {
         let tensors = match file.tensors(number, |_| true, &BTreeMap::new()) {
-            Err(e @ Error::Input(_)) => e.to_string(),
-            tensors => format!("{:?}", tensors?),
+            Err(e @ Error::Input(_)) => Err(e.to_string()),
+            tensors => Ok(tensors?),
         };
-        updates.push(format!("{:?} {:?} {tensors}", update.header, update.manifest.id()));
-    }
-    Ok(updates)
+        Ok((update.header.clone(), update.manifest.id(), tensors))
+    });
+    updates.collect()
 }
 
 /// The frames of a damaged stream that are of use without the others: their definitions stand before them, and the parts of

@@ -40,7 +40,10 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     if Path::new("/dev/full").exists() {
         for job in jobs.iter().filter(|job| !job.appends && job.target.ends_with(".gcu")) {
             let mut command = Command::new(&program);
-            command.args(job.args.split_whitespace()).args(["-o", "/dev/full", "-q"]).current_dir(scratch.root());
+            command
+                .args(job.args.split_whitespace())
+                .args(["-o", "/dev/full", "-q"])
+                .current_dir(scratch.root());
             let output = command.output()?;
             let mut tally = Tally { tried: 1, ..Tally::default() };
             match output.status.code() {
@@ -76,7 +79,10 @@ fn limited(job: &Job, program: &Path, scratch: &Scratch, quick: bool) -> Result<
     for size in sizes.chain(last).chain([job.new.len() + 1]) {
         scratch.write(job.target, &job.old)?;
         let mut command = Command::new("sh");
-        command.args(["-c", "trap '' XFSZ; exec prlimit --fsize=$0 \"$@\""]).arg(size.to_string()).arg(program);
+        command
+            .args(["-c", "trap '' XFSZ; exec prlimit --fsize=$0 \"$@\""])
+            .arg(size.to_string())
+            .arg(program);
         job.on(&mut command, scratch.root());
         let status = command.status()?;
         check(job, scratch, &mut tally, status.code(), size < job.new.len(), &format!("{size} bytes"))?;
@@ -99,7 +105,13 @@ fn check(
         Some(IO) if found == job.old && must_fail => tally.refused += 1,
         Some(0) if found == job.new && !must_fail => tally.new += 1,
         _ => {
-            let which = if found == job.old { "the old file" } else if found == job.new { "the new file" } else { "neither file" };
+            let which = if found == job.old {
+                "the old file"
+            } else if found == job.new {
+                "the new file"
+            } else {
+                "neither file"
+            };
             tally.wrong.push(format!("{at}: exit code {code:?}, {which}"));
         }
     }
@@ -128,7 +140,8 @@ fn small_file_system(
         for pages in (0..=more).step_by(step).chain([more]) {
             // The directory takes a page of its own.
             let size = format!("size={}k", 4 * (1 + old + pages));
-            let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&mount).output();
+            let mounted =
+                Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&mount).output();
             if !mounted.is_ok_and(|o| o.status.success()) {
                 return Ok(false);
             }

@@ -46,15 +46,12 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    pub(crate) fn new(title: &'static str, about: impl Into<String>, columns: &'static [&'static str]) -> Self {
-        Self {
-            title,
-            about: about.into(),
-            columns,
-            rows: Vec::new(),
-            wrong: Vec::new(),
-            skipped: Vec::new(),
-        }
+    pub(crate) fn new(
+        title: &'static str,
+        about: impl Into<String>,
+        columns: &'static [&'static str],
+    ) -> Self {
+        Self { title, about: about.into(), columns, rows: Vec::new(), wrong: Vec::new(), skipped: Vec::new() }
     }
 
     pub(crate) fn row(&mut self, cells: impl IntoIterator<Item = String>) {

@@ -72,7 +72,9 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
         };
         let whole = |steps: &[u64]| {
             let (first, rest) = steps.split_at(steps.len().min(UPDATES as usize));
-            first.len() as u64 == UPDATES && first.iter().all(|s| *s == 0) && rest.iter().zip(1..).all(|(s, i)| *s == i)
+            first.len() as u64 == UPDATES
+                && first.iter().all(|s| *s == 0)
+                && rest.iter().zip(1..).all(|(s, i)| *s == i)
         };
         race(&mut section, "appends", name, time, write, || read(&path), whole, true)?;
     }
@@ -90,7 +92,8 @@ fn race(
     whole: impl Fn(&[u64]) -> bool + Sync,
     may_refuse: bool,
 ) -> Result<()> {
-    let (over, reads, good, refused) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let (over, reads, good, refused) =
+        (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let mut writes = 0u64;
     let (wrote, wrong) = std::thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
@@ -105,7 +108,9 @@ fn race(
                                 wrong.push(format!("a mixture of {} updates", steps.len()));
                                 0
                             }
-                            Err(error) if may_refuse && error.starts_with(TYPED) => refused.fetch_add(1, Ordering::Relaxed),
+                            Err(error) if may_refuse && error.starts_with(TYPED) => {
+                                refused.fetch_add(1, Ordering::Relaxed)
+                            }
                             Err(error) => {
                                 wrong.push(error);
                                 0
@@ -123,7 +128,8 @@ fn race(
             writes += 1;
         }
         over.store(true, Ordering::Relaxed);
-        let wrong = readers.into_iter().map(|r| r.join().unwrap_or_else(|_| vec!["a reader panicked".into()]));
+        let wrong =
+            readers.into_iter().map(|r| r.join().unwrap_or_else(|_| vec!["a reader panicked".into()]));
         (wrote, wrong.flatten().collect::<Vec<String>>())
     });
     wrote?;

@@ -58,10 +58,11 @@ pub(crate) fn gcodec() -> Result<PathBuf> {
     let here = std::env::current_exe()?;
     let mut build = Command::new("cargo");
     build.args(["build", "--quiet", "--package", "gcodec-cli"]).current_dir(root());
-    let profile = here.parent().and_then(Path::file_name);
-    if profile.is_some_and(|name| name == "release") {
-        build.arg("--release");
-    }
+    // As this program was built: what is linked to it is there already.
+    match here.parent().and_then(Path::file_name) {
+        Some(profile) if profile != "debug" => build.arg("--profile").arg(profile),
+        _ => &mut build,
+    };
     if !build.status()?.success() {
         return Err("the command line does not build".into());
     }
