@@ -468,6 +468,7 @@ pub(crate) fn read_symbols(
         PACKED | TOKENS => {
             // Checked against `max` there, so that the conversion loses nothing.
             let values = read_ints(cursor, decoder, n, max.into())?;
+            decoder.budget.reserve_items::<u8>(n, offset)?;
             values.into_iter().map(|v| v as u8).collect()
         }
         other => return Err(Error::unsupported("coding", other.into(), offset)),

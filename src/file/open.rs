@@ -142,9 +142,10 @@ impl<'a> File<'a> {
     fn slice(&self, start: u64, len: u64) -> Result<&'a [u8]> {
         let end = start.checked_add(len);
         let range = end.and_then(|end| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?));
-        range
-            .and_then(|r| self.bytes.get(r))
-            .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "index" }, start))
+        range.and_then(|r| self.bytes.get(r)).ok_or(Error::format(
+            FormatErrorKind::LengthMismatch { field: "index" },
+            start.min(self.bytes.len() as u64),
+        ))
     }
 
     fn header(&self, offset: u64) -> Result<FrameHeader> {
@@ -276,7 +277,9 @@ fn check_crc(bytes: &[u8], stored: u32, offset: u64) -> Result<()> {
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {
     let start = usize::try_from(offset).ok();
     let header = start.and_then(|s| bytes.get(s..)).and_then(<[u8]>::first_chunk::<HEADER_LEN>);
-    FrameHeader::read(header.ok_or(Error::format(FormatErrorKind::Truncated, offset))?, offset)
+    // An index may say that a frame begins beyond the end.
+    let truncated = Error::format(FormatErrorKind::Truncated, offset.min(bytes.len() as u64));
+    FrameHeader::read(header.ok_or(truncated)?, offset)
 }
 
 /// The end frame of a finished stream: its header's bytes, its offset and itself.

@@ -234,7 +234,7 @@ const BOMBS: &[Bomb] = &[
     Bomb {
         name: "values affine, width 0",
         how: Decode,
-        most: |a| a / 8,
+        most: |a| a / 9,
         make: |n| dense(F32, &[n], (6, bytes().u8(4).u8(0).raw(scale(1.0)).packed(0, &[]))),
         memory: |n| 9 * n,
         formula: "9 m for m values",

@@ -343,14 +343,13 @@ impl Source {
         let whole = SliceReader::new(&case.bytes, limits()).find_map(gcodec::Result::err);
         let piece = [1, 7, 23, 24, 25, 61][case.name.len() % 6] + case.bytes.len() % 5;
         let mut decoder = Decoder::new(limits());
-        let read = || -> gcodec::Result<()> {
+        let mut read = || -> gcodec::Result<()> {
             for bytes in case.bytes.chunks(piece) {
                 decoder.feed(bytes);
                 while decoder.next_event()?.is_some() {}
             }
             decoder.finish()
         };
-        let mut read = read;
         match (read(), whole) {
             (Err(error), Some(whole)) if error.to_string() == whole.to_string() => {
                 has_place(&error, case, true)

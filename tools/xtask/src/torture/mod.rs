@@ -19,14 +19,14 @@ const PAGE: &str = "docs/torture.md";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Tries less of everything: a minute instead of half an hour.
+    /// Tries less of everything: a minute instead of many.
     #[arg(long)]
     quick: bool,
     /// Runs only the parts whose name contains this: damage, crash, disk, race, bombs, linear.
-    #[arg(long, conflicts_with = "write")]
+    #[arg(long)]
     only: Option<String>,
-    /// Writes docs/torture.md; with the long form only.
-    #[arg(long, conflicts_with = "quick")]
+    /// Writes the parts that were run into docs/torture.md.
+    #[arg(long)]
     write: bool,
     /// Reads a stream as one bomb asks for it and prints what it took: what `bombs` runs in a process of its own.
     #[arg(long, hide = true, num_args = 2)]
@@ -106,27 +106,39 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if let Some(read) = &args.read {
         return bombs::read(&read[0], &read[1]).map(|()| true);
     }
-    let mut page = format!(
-        "# Faults, bombs and time\n\nMade by `cargo xtask torture --write` on a machine of {} cores. `cargo xtask torture --quick` tries less \
-         of the same, and is a step of `cargo xtask test`. Nothing may be wrong: the command fails then.\n",
-        std::thread::available_parallelism().map_or(1, usize::from)
-    );
+    let path = root().join(PAGE);
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
+    let mut page = "# Faults, bombs and time\n\nMade by `cargo xtask torture --write`, part by part. `cargo xtask torture --quick` tries less of the same, and is \
+                    a step of `cargo xtask test`. Nothing may be wrong: the command fails then.\n"
+        .to_owned();
     let mut wrong = 0;
     for (name, run) in PARTS {
+        let mark = format!("\n<!-- {name} -->\n");
         if args.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+            // What stands in the page of this part stays.
+            let part = old.split_once(&mark).map(|(_, rest)| rest.split("\n<!-- ").next().unwrap_or(rest));
+            page += &part.map(|part| format!("{mark}{part}")).unwrap_or_default();
             continue;
         }
         let start = Instant::now();
         println!("-- {name}");
-        for section in run(args.quick)? {
+        let sections = run(args.quick)?;
+        let form = if args.quick { "quick" } else { "long" };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let seconds = start.elapsed().as_secs();
+        page += &format!(
+            "{mark}\n`{name}`, the {form} form, took {} s on a machine of {cores} cores.\n",
+            thousands(seconds)
+        );
+        for section in sections {
             wrong += section.wrong.len();
             page += &section.table();
         }
-        println!("-- {name}: {:.1?}", start.elapsed());
+        println!("-- {name}: {seconds} s");
     }
     println!("{wrong} wrong");
     if args.write && wrong == 0 {
-        std::fs::write(root().join(PAGE), page)?;
+        std::fs::write(path, page)?;
     }
     Ok(wrong == 0)
 }
