@@ -124,9 +124,9 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     }
     let program = gcodec()?;
     let scratch = Scratch::new("crash")?;
-    // Large enough that writing is not one call: about 150 or 440 kB of floats.
-    let jobs = jobs(&scratch, &program, if quick { 600 } else { 1700 })?;
-    let kills = if quick { 20 } else { 250 };
+    // Large enough that writing is not one call: about 80 or 150 kB of floats.
+    let jobs = jobs(&scratch, &program, if quick { 300 } else { 600 })?;
+    let kills = if quick { 20 } else { 200 };
     for job in &jobs {
         let tally = at_random(job, &program, &scratch, kills)?;
         report(&mut section, job, "at random", tally);
