@@ -300,7 +300,7 @@ impl Source {
     fn try_case(&self, case: &Case<'_>) -> (Tally, Tally) {
         let mut reading = Tally::default();
         let readers: [(&str, &(dyn Fn() -> Verdict + Sync)); 3] = [
-            ("from memory", &|| self.from_memory(case)),
+            ("from memory", &|| self.whole(case)),
             ("in pieces", &|| self.in_pieces(case)),
             ("by the index", &|| self.by_index(case)),
         ];
@@ -327,7 +327,7 @@ impl Source {
         self.segments.contains(&case.bytes.len()) && self.bytes.starts_with(&case.bytes)
     }
 
-    fn from_memory(&self, case: &Case<'_>) -> Verdict {
+    fn whole(&self, case: &Case<'_>) -> Verdict {
         match SliceReader::new(&case.bytes, limits()).find_map(gcodec::Result::err) {
             Some(error) => has_place(&error, case, true),
             None => match read_all(&case.bytes) {

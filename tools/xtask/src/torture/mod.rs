@@ -106,18 +106,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if let Some(read) = &args.read {
         return bombs::read(&read[0], &read[1]).map(|()| true);
     }
-    let path = root().join(PAGE);
-    let old = std::fs::read_to_string(&path).unwrap_or_default();
-    let mut page = "# Faults, bombs and time\n\nMade by `cargo xtask torture --write`, part by part. `cargo xtask torture --quick` tries less of the same, and is \
-                    a step of `cargo xtask test`. Nothing may be wrong: the command fails then.\n"
-        .to_owned();
-    let mut wrong = 0;
+    let (mut parts, mut wrong) = (Vec::new(), 0);
     for (name, run) in PARTS {
-        let mark = format!("\n<!-- {name} -->\n");
         if args.only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
-            // What stands in the page of this part stays.
-            let part = old.split_once(&mark).map(|(_, rest)| rest.split("\n<!-- ").next().unwrap_or(rest));
-            page += &part.map(|part| format!("{mark}{part}")).unwrap_or_default();
             continue;
         }
         let start = Instant::now();
@@ -125,22 +116,40 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         let sections = run(args.quick)?;
         let form = if args.quick { "quick" } else { "long" };
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let seconds = start.elapsed().as_secs();
-        page += &format!(
-            "{mark}\n`{name}`, the {form} form, took {} s on a machine of {cores} cores.\n",
-            thousands(seconds)
-        );
+        let seconds = thousands(start.elapsed().as_secs());
+        let mut part =
+            format!("\n`{name}`, the {form} form, took {seconds} s on a machine of {cores} cores.\n");
         for section in sections {
             wrong += section.wrong.len();
-            page += &section.table();
+            part += &section.table();
         }
         println!("-- {name}: {seconds} s");
+        parts.push((*name, part));
     }
     println!("{wrong} wrong");
     if args.write && wrong == 0 {
-        std::fs::write(path, page)?;
+        write_page(&parts)?;
     }
     Ok(wrong == 0)
+}
+
+/// Writes the page with these parts; what stands in it of the others stays.
+fn write_page(parts: &[(&str, String)]) -> Result<()> {
+    let path = root().join(PAGE);
+    let old = std::fs::read_to_string(&path).unwrap_or_default();
+    let mut page = "# Faults, bombs and time\n\nMade by `cargo xtask torture --write`, part by part. `cargo xtask torture --quick` tries less of the same, and is \
+                    a step of `cargo xtask test`. Nothing may be wrong: the command fails then.\n"
+        .to_owned();
+    for (name, _) in PARTS {
+        let mark = format!("\n<!-- {name} -->\n");
+        let new = parts.iter().find(|(n, _)| n == name).map(|(_, part)| part.as_str());
+        let kept = || old.split_once(&mark).map(|(_, rest)| rest.split("\n<!-- ").next().unwrap_or(rest));
+        if let Some(part) = new.or_else(kept) {
+            page += &mark;
+            page += part;
+        }
+    }
+    Ok(std::fs::write(path, page)?)
 }
 
 /// A number with a comma between each three digits.
