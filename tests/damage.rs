@@ -164,7 +164,10 @@ proptest! {
             damaged[at + 20..at + 24].copy_from_slice(&crc.to_le_bytes());
             at = body.end;
         }
-        let _ = read_all(&damaged, &small_limits());
+        if let Err(e) = read_all(&damaged, &small_limits()) {
+            let at = e.location().expect("a place");
+            prop_assert!(at.frame.is_some() && at.offset <= stream.len() as u64, "{e}");
+        }
         let saved = recover(&damaged, &small_limits()).unwrap();
         read_all(&saved.stream, &small_limits()).unwrap();
     }
