@@ -67,7 +67,8 @@ pub fn decode_with(bytes: &[u8], limits: &Limits) -> Result<Vec<(String, TensorB
     for (info, last, sets) in parts {
         let (start, end) = (info.offset + HEADER_LEN as u64, info.offset + info.len());
         let body = &bytes[start as usize..end as usize];
-        let part = UpdatePart::read(body, start, last, limits, &sets, |_| Some(Arc::clone(&manifest)))?;
+        let mut part = UpdatePart::read(body, start, last, limits, &sets, |_| Some(Arc::clone(&manifest)))?;
+        part.frame = Some(info.number);
         assembler.apply(&part)?;
     }
     let named = assembler.finish()?.into_iter();

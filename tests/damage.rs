@@ -2,8 +2,14 @@
 
 mod streams;
 
+use std::sync::Arc;
+
 use gcodec::file::recover;
-use gcodec::{Body, Decoder, Error, Event, Limits, SliceReader};
+use gcodec::frame::IndexSet;
+use gcodec::{
+    BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Error, Event, Limits, Manifest, Scope,
+    SliceReader, Support, TensorInfo,
+};
 use proptest::prelude::*;
 
 /// Reads a stream and decodes every block of it.
@@ -100,6 +106,39 @@ fn what_is_whole_can_be_recovered() {
     }
 }
 
+/// A frame of no use between the parts of an update does not cost the update: neither a part that stands there twice, nor
+/// an index set whose manifest is lost.
+#[test]
+fn an_update_is_recovered_around_a_frame_of_no_use() {
+    let stream = streams::sample();
+    let mut frames = Vec::new();
+    for event in SliceReader::new(&stream, Limits::default()) {
+        if let Event::Frame(info, body) = event.unwrap() {
+            let bytes = &stream[info.offset as usize..(info.offset + info.len()) as usize];
+            frames.push((bytes, matches!(&body, Body::Update(part) if part.part == 1)));
+        }
+    }
+    let second = frames.iter().position(|(_, second)| *second).expect("an update in parts");
+    let other = TensorInfo::new("other", Dtype::F32, [4]);
+    let other = Arc::new(Manifest::new(vec![other]).unwrap());
+    let (scope, support) = (Scope::Tensor(0), Support::Sparse(vec![1]));
+    let set = IndexSet { manifest: other.id(), step: 0, leader: 0, world: 0, scope, support };
+    let mut lost = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    encoder.manifest(&mut lost, &other);
+    let start = lost.len();
+    encoder.index_set(&mut lost, &set, &other, BlockOptions::default()).unwrap();
+    for useless in [frames[second].0, frames[second + 1].0, &lost[start..]] {
+        let before = frames[..=second].iter().flat_map(|(bytes, _)| *bytes);
+        let after = frames[second + 1..].iter().flat_map(|(bytes, _)| *bytes);
+        let damaged: Vec<u8> =
+            stream[..16].iter().chain(before).chain(useless).chain(after).copied().collect();
+        let saved = recover(&damaged, &Limits::default()).unwrap();
+        assert_eq!((saved.updates_kept, saved.frames_dropped), (2, 1));
+        assert_eq!(read_all(&saved.stream, &small_limits()).unwrap(), 5);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
@@ -125,7 +164,10 @@ proptest! {
             damaged[at + 20..at + 24].copy_from_slice(&crc.to_le_bytes());
             at = body.end;
         }
-        let _ = read_all(&damaged, &small_limits());
+        if let Err(e) = read_all(&damaged, &small_limits()) {
+            let at = e.location().expect("a place");
+            prop_assert!(at.frame.is_some() && at.offset <= stream.len() as u64, "{e}");
+        }
         let saved = recover(&damaged, &small_limits()).unwrap();
         read_all(&saved.stream, &small_limits()).unwrap();
     }

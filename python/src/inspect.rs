@@ -250,7 +250,7 @@ fn kept_each(part: &UpdatePart<'_>, number: usize) -> gcodec::Result<Vec<u64>> {
     let (space, budget) = (&raw.space, part.budget());
     let block = part.decode(number, &budget)?;
     if block.support == Support::All {
-        return Ok(space.lens.clone());
+        return Ok(space.lens.to_vec());
     }
     let positions = block.positions(space, part.sets(), &budget)?;
     let mut rest = &positions[..];

@@ -270,7 +270,7 @@ mod tests {
                 scales: Scales::from_f32s(ScaleFormat::F32, &[1.0, 2.0, -3.0]),
             },
         };
-        let space = IndexSpace { dtype: Dtype::F32, lens: vec![2, 2, 2], row_lens: vec![] };
+        let space = IndexSpace { dtype: Dtype::F32, lens: vec![2, 2, 2].into(), row_lens: vec![] };
         let mut buffers = vec![vec![0u8; 8]; 3];
         let mut targets: Vec<_> = buffers.iter_mut().map(|b| Target { data: b, start: 0, len: 2 }).collect();
         block.apply(&space, &Sets::new(), &Budget::new(&Limits::default()), &mut targets).unwrap();

@@ -9,7 +9,7 @@ mod wire;
 
 pub use crate::codes::CODINGS;
 pub use dense::Target;
-pub use space::{IndexSpace, Sets, SharedSet};
+pub use space::{IndexSpace, Lens, Sets, SharedSet};
 pub use support::{Positions, SupportId};
 pub use values::ValuesId;
 pub(crate) use wire::WrittenBlock;

@@ -1,6 +1,8 @@
 //! The index space of a block, and the sets that blocks may refer to.
 
 use std::collections::HashMap;
+use std::fmt;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use crate::block::{Scope, SetId, Support};
@@ -12,7 +14,7 @@ pub struct IndexSpace {
     /// The element type of all of them.
     pub dtype: Dtype,
     /// Elements of each tensor of the scope, one number unless the scope is [`Scope::Tensors`].
-    pub lens: Vec<u64>,
+    pub lens: Lens,
     /// Lengths of rows that the elements may be seen as a matrix of, longest first: for choosing codes, not for meaning.
     pub row_lens: Vec<u64>,
 }
@@ -20,17 +22,72 @@ pub struct IndexSpace {
 impl IndexSpace {
     /// A space of `len` elements without structure.
     pub fn flat(dtype: Dtype, len: u64) -> Self {
-        Self { dtype, lens: vec![len], row_lens: Vec::new() }
+        Self { dtype, lens: vec![len].into(), row_lens: Vec::new() }
     }
 
     /// Number of elements.
     pub fn len(&self) -> u64 {
-        self.lens.iter().sum()
+        self.lens.total
     }
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// The numbers of elements of consecutive tensors, to be read as a slice. Those of a manifest's scopes share its memory: a
+/// block of a few bytes may span a million tensors.
+#[derive(Clone)]
+pub struct Lens {
+    all: Arc<[u64]>,
+    range: Range<usize>,
+    total: u64,
+}
+
+impl Lens {
+    /// Those in `range` of `all`, which are `total` elements together.
+    pub(crate) fn shared(all: &Arc<[u64]>, range: Range<usize>, total: u64) -> Self {
+        debug_assert_eq!(all[range.clone()].iter().sum::<u64>(), total);
+        Self { all: Arc::clone(all), range, total }
+    }
+}
+
+impl From<Vec<u64>> for Lens {
+    fn from(lens: Vec<u64>) -> Self {
+        let total = lens.iter().fold(0, |sum: u64, &len| sum.saturating_add(len));
+        Self { range: 0..lens.len(), all: lens.into(), total }
+    }
+}
+
+impl Deref for Lens {
+    type Target = [u64];
+
+    fn deref(&self) -> &[u64] {
+        &self.all[self.range.clone()]
+    }
+}
+
+impl<'a> IntoIterator for &'a Lens {
+    type Item = &'a u64;
+    type IntoIter = std::slice::Iter<'a, u64>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl PartialEq for Lens {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Lens {}
+
+impl fmt::Debug for Lens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self).finish()
     }
 }
 

@@ -6,7 +6,7 @@ use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table};
 use crate::codes::{Entropy, tokens};
 use crate::error::{Error, FormatErrorKind, Result};
-use crate::limits::Budget;
+use crate::limits::{Budget, in_memory};
 
 const PACKED: u8 = 0;
 const TOKENS: u8 = 1;
@@ -468,6 +468,7 @@ pub(crate) fn read_symbols(
         PACKED | TOKENS => {
             // Checked against `max` there, so that the conversion loses nothing.
             let values = read_ints(cursor, decoder, n, max.into())?;
+            decoder.budget.reserve_items::<u8>(n, offset)?;
             values.into_iter().map(|v| v as u8).collect()
         }
         other => return Err(Error::unsupported("coding", other.into(), offset)),
@@ -503,7 +504,7 @@ fn read_referenced(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -
     let columns = if flags & 1 != 0 { references(row_len)? } else { Vec::new() };
     let residuals = read_plain_symbols(cursor, decoder, n)?;
     // `row_len` <= n, for which memory was found.
-    Ok(Referenced { row_len: row_len as usize, zero_apart, rows, columns, residuals }.into_symbols())
+    Ok(Referenced { row_len: in_memory(row_len), zero_apart, rows, columns, residuals }.into_symbols())
 }
 
 #[cfg(test)]

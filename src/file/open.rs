@@ -37,6 +37,8 @@ pub struct UpdateEntry {
 
 /// A part of an update as the index lists it, and where its frame begins.
 struct PartEntry {
+    /// Number of the frame.
+    frame: u64,
     offset: u64,
     indexed: IndexedUpdate,
 }
@@ -90,15 +92,21 @@ impl<'a> File<'a> {
                     let indexed = updates
                         .next()
                         .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "index" }, offset))?;
-                    file.add_part(offset, frame.len, indexed).map_err(|e| e.in_frame(number as u64))?;
+                    let number = number as u64;
+                    file.add_part(number, offset, frame.len, indexed).map_err(|e| e.in_frame(number))?;
                 }
                 _ => {}
             }
         }
+        // A tensor whose blocks lie in several parts is listed by each.
+        for delta in file.updates.iter_mut().filter_map(|update| update.header.delta.as_mut()) {
+            delta.sort_by_key(|d| d.tensor);
+            delta.dedup();
+        }
         Ok(file)
     }
 
-    fn add_part(&mut self, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
+    fn add_part(&mut self, frame: u64, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
         let header = self.header(offset)?;
         let blocks = indexed.blocks.iter().fold(indexed.head_len, |sum, b| sum.saturating_add(b.len));
         let lies = Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset);
@@ -114,14 +122,11 @@ impl<'a> File<'a> {
             return Err(lies);
         }
         let at = self.parts.len();
-        self.parts.push(PartEntry { offset, indexed: indexed.clone() });
+        self.parts.push(PartEntry { frame, offset, indexed: indexed.clone() });
         match self.updates.last_mut() {
             Some(update) if part.part > 0 => {
                 if let (Some(all), Some(more)) = (&mut update.header.delta, part.header.delta) {
-                    // A tensor whose blocks lie in several parts is listed by each.
                     all.extend(more);
-                    all.sort_by_key(|d| d.tensor);
-                    all.dedup();
                 }
                 update.parts.end = at + 1;
                 update.bytes += len;
@@ -139,9 +144,10 @@ impl<'a> File<'a> {
     fn slice(&self, start: u64, len: u64) -> Result<&'a [u8]> {
         let end = start.checked_add(len);
         let range = end.and_then(|end| Some(usize::try_from(start).ok()?..usize::try_from(end).ok()?));
-        range
-            .and_then(|r| self.bytes.get(r))
-            .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "index" }, start))
+        range.and_then(|r| self.bytes.get(r)).ok_or(Error::format(
+            FormatErrorKind::LengthMismatch { field: "index" },
+            start.min(self.bytes.len() as u64),
+        ))
     }
 
     fn header(&self, offset: u64) -> Result<FrameHeader> {
@@ -200,7 +206,7 @@ impl<'a> File<'a> {
         let mut order = BlockOrder::default();
         for number in entry.parts.clone() {
             let part = &self.parts[number];
-            let head = self.head(part.offset, &part.indexed)?;
+            let head = self.head(part.offset, &part.indexed).map_err(|e| e.in_frame(part.frame))?;
             let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
             let mut blocks = Vec::new();
             for block in &part.indexed.blocks {
@@ -224,10 +230,12 @@ impl<'a> File<'a> {
             }
             let last = number + 1 == entry.parts.end;
             let body_offset = part.offset + HEADER_LEN as u64;
-            let read =
+            let mut read =
                 UpdatePart::read_blocks(head, body_offset, &blocks, last, &self.limits, &self.sets, |id| {
                     self.manifests.get(&id).map(Arc::clone)
-                })?;
+                })
+                .map_err(|e| e.in_frame(part.frame))?;
+            read.frame = Some(part.frame);
             assembler.apply(&read)?;
         }
         assembler.finish()
@@ -268,7 +276,9 @@ fn check_crc(bytes: &[u8], stored: u32, offset: u64) -> Result<()> {
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {
     let start = usize::try_from(offset).ok();
     let header = start.and_then(|s| bytes.get(s..)).and_then(<[u8]>::first_chunk::<HEADER_LEN>);
-    FrameHeader::read(header.ok_or(Error::format(FormatErrorKind::Truncated, offset))?, offset)
+    // An index may say that a frame begins beyond the end.
+    let truncated = Error::format(FormatErrorKind::Truncated, offset.min(bytes.len() as u64));
+    FrameHeader::read(header.ok_or(truncated)?, offset)
 }
 
 /// The end frame of a finished stream: its header's bytes, its offset and itself.

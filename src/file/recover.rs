@@ -63,13 +63,19 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
         }
         // Every frame is read as if it were the first of its stream: offsets do not matter here.
         let frame = &bytes[at - HEADER_LEN - whole.body.len()..at];
+        let begun = parser.open_update();
         let mut read = parse_frame(&mut parser, frame);
-        if read.is_err() && !open.is_empty() {
-            // The rest of the update before is lost: this may be the first frame behind it.
-            saved.frames_dropped += open.len() as u64;
-            open.clear();
-            parser.forget_open_update();
+        if read.is_err() && whole.header.kind == FrameKind::UPDATE && !open.is_empty() {
+            // The rest of the update before may be lost, and this be the first frame behind it.
+            parser.set_open_update(None);
             read = parse_frame(&mut parser, frame);
+            if read.is_ok() {
+                saved.frames_dropped += open.len() as u64;
+                open.clear();
+            } else {
+                // It is of no update: a part that stands here twice, or one that has lost those before it.
+                parser.set_open_update(begun);
+            }
         }
         let Ok(Some((_, Event::Frame(_, body)))) = read else {
             saved.frames_dropped += 1;
@@ -84,7 +90,7 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
                 } else {
                     saved.frames_dropped += 1 + open.len() as u64;
                     open.clear();
-                    parser.forget_open_update();
+                    parser.set_open_update(None);
                     continue;
                 }
                 if last {

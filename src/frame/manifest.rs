@@ -1,9 +1,10 @@
 //! The manifest: which tensors there are (spec, section 4.1).
 
 use std::collections::HashSet;
+use std::sync::{Arc, OnceLock};
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::{IndexSpace, Scope};
+use crate::block::{IndexSpace, Lens, Scope};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Limits, check, in_memory};
 use crate::tensor::{Dtype, elements};
@@ -65,12 +66,60 @@ pub struct Shard {
 }
 
 /// The ordered tensors that updates refer to by number, with the hash that names them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Manifest {
     tensors: Vec<TensorInfo>,
     body: Vec<u8>,
     id: ManifestId,
+    spans: Spans,
+    /// The tensors in the order of their names, once one was asked for by its name.
+    by_name: OnceLock<Vec<usize>>,
 }
+
+/// What is asked of a row of tensors for every block that spans several, which must not cost time for each of them.
+#[derive(Debug, Clone)]
+struct Spans {
+    /// The number of elements of each tensor.
+    lens: Arc<[u64]>,
+    /// The number of elements of all tensors before each, and of all.
+    before: Vec<u64>,
+    /// Where runs of tensors of one element type end, ascending.
+    dtype_ends: Vec<usize>,
+}
+
+impl Spans {
+    fn new(tensors: &[TensorInfo]) -> Self {
+        let lens: Arc<[u64]> = tensors.iter().map(TensorInfo::elements).collect();
+        let sums = lens.iter().scan(0, |sum, len| {
+            *sum += len;
+            Some(*sum)
+        });
+        let before = std::iter::once(0).chain(sums).collect();
+        let changes = tensors.windows(2).zip(1..).filter(|(pair, _)| pair[0].dtype != pair[1].dtype);
+        let dtype_ends = changes.map(|(_, end)| end).chain([tensors.len()]).collect();
+        Self { lens, before, dtype_ends }
+    }
+
+    fn lens(&self, range: std::ops::Range<usize>) -> Lens {
+        let total = self.before[range.end] - self.before[range.start];
+        Lens::shared(&self.lens, range, total)
+    }
+
+    /// Whether the tensors from `first` to `last` have one element type.
+    fn have_one_dtype(&self, first: usize, last: usize) -> bool {
+        let run = self.dtype_ends.partition_point(|&end| end <= first);
+        self.dtype_ends.get(run).is_some_and(|&end| last < end)
+    }
+}
+
+/// By their bodies, which say everything.
+impl PartialEq for Manifest {
+    fn eq(&self, other: &Self) -> bool {
+        self.body == other.body
+    }
+}
+
+impl Eq for Manifest {}
 
 const MAX_NAME: u64 = 4096;
 const MAX_RANK: u64 = 32;
@@ -106,12 +155,18 @@ impl Manifest {
 
     /// The number of the tensor called `name`.
     pub fn find(&self, name: &str) -> Option<u64> {
-        self.tensors.iter().position(|t| t.name == name).map(|i| i as u64)
+        let by_name = self.by_name.get_or_init(|| {
+            let mut numbers: Vec<usize> = (0..self.tensors.len()).collect();
+            numbers.sort_unstable_by_key(|&i| &self.tensors[i].name);
+            numbers
+        });
+        let found = by_name.binary_search_by_key(&name, |&i| &self.tensors[i].name);
+        found.ok().map(|i| by_name[i] as u64)
     }
 
     /// The number of elements of all tensors.
     pub fn elements(&self) -> u64 {
-        self.tensors.iter().map(TensorInfo::elements).sum()
+        self.spans.before.last().copied().unwrap_or(0)
     }
 
     /// The body of its frame.
@@ -133,7 +188,7 @@ impl Manifest {
                 let tensor = tensor(number)?;
                 Ok(IndexSpace {
                     dtype: tensor.dtype,
-                    lens: vec![tensor.elements()],
+                    lens: self.spans.lens(in_memory(number)..in_memory(number) + 1),
                     row_lens: tensor.row_lens(),
                 })
             }
@@ -145,11 +200,11 @@ impl Manifest {
                 let last = first.checked_add(count - 1).ok_or_else(|| outside(count))?;
                 tensor(last)?;
                 // Both ends are in the manifest.
-                let tensors = &self.tensors[in_memory(first)..=in_memory(last)];
-                if tensors.iter().any(|t| t.dtype != head.dtype) {
+                let (start, last) = (in_memory(first), in_memory(last));
+                if !self.spans.have_one_dtype(start, last) {
                     return Err(Error::out_of_range("element types of a scope", first, offset));
                 }
-                let lens = tensors.iter().map(TensorInfo::elements).collect();
+                let lens = self.spans.lens(start..last + 1);
                 Ok(IndexSpace { dtype: head.dtype, lens, row_lens: Vec::new() })
             }
             Scope::Range { tensor: number, start, len } => {
@@ -160,7 +215,7 @@ impl Manifest {
                 }
                 let mut row_lens = tensor.row_lens();
                 row_lens.retain(|l| start % l == 0);
-                Ok(IndexSpace { dtype: tensor.dtype, lens: vec![len], row_lens })
+                Ok(IndexSpace { dtype: tensor.dtype, lens: vec![len].into(), row_lens })
             }
         }
     }
@@ -195,7 +250,13 @@ impl Manifest {
         if let Some(repeated) = tensors.iter().position(|t| !names.insert(t.name.as_str())) {
             return Err(Error::format(FormatErrorKind::DuplicateName, offset).in_tensor(repeated as u64));
         }
-        Ok(Self { tensors, body: body.to_vec(), id: ManifestId(*blake3::hash(body).as_bytes()) })
+        Ok(Self {
+            spans: Spans::new(&tensors),
+            tensors,
+            body: body.to_vec(),
+            id: ManifestId(*blake3::hash(body).as_bytes()),
+            by_name: OnceLock::new(),
+        })
     }
 }
 
@@ -273,7 +334,9 @@ fn read_name(cursor: &mut Cursor<'_>, previous: &str, limits: &Limits) -> Result
     }
     check("max_name_bytes", name_len, limits.max_name_bytes, offset)?;
     let suffix = cursor.take(suffix_len)?;
-    let mut name = previous.as_bytes()[..in_memory(prefix_len)].to_vec();
+    // No more than is needed: it is what names cost that is limited.
+    let mut name = Vec::with_capacity(in_memory(name_len));
+    name.extend_from_slice(&previous.as_bytes()[..in_memory(prefix_len)]);
     name.extend_from_slice(suffix);
     let name = String::from_utf8(name).map_err(|_| Error::format(FormatErrorKind::InvalidUtf8, offset))?;
     if common_prefix(previous, &name) as u64 != prefix_len {
@@ -319,6 +382,30 @@ mod tests {
         matrix.matrix = Some((3, 1));
         assert!(Manifest::new(vec![matrix]).is_err());
         assert!(Manifest::new(vec![TensorInfo::new("a", Dtype::F32, [0, u64::MAX, u64::MAX])]).is_ok());
+    }
+
+    #[test]
+    fn tensors_are_found_by_their_names() {
+        let names = ["b", "a", "ab", "c"];
+        let tensors = names.map(|n| TensorInfo::new(n, Dtype::F32, [2]));
+        let manifest = Manifest::new(tensors.into()).unwrap();
+        assert_eq!(names.map(|n| manifest.find(n)), [0, 1, 2, 3].map(Some));
+        assert_eq!(["", "aa", "d"].map(|n| manifest.find(n)), [None; 3]);
+    }
+
+    #[test]
+    fn a_scope_has_one_element_type() {
+        let types = [Dtype::F32, Dtype::F32, Dtype::F16, Dtype::F32];
+        let tensors = types.iter().enumerate().map(|(i, &t)| TensorInfo::new(i.to_string(), t, [i as u64]));
+        let manifest = Manifest::new(tensors.collect()).unwrap();
+        for first in 0..3 {
+            for count in 2..=4 - first {
+                let space = manifest.space(Scope::Tensors { first, count }, 0);
+                assert_eq!(space.is_ok(), (first, count) == (0, 2), "{first} {count}");
+            }
+        }
+        let space = manifest.space(Scope::Tensors { first: 0, count: 2 }, 0).unwrap();
+        assert_eq!((&space.lens[..], space.len()), (&[0, 1][..], 1));
     }
 
     #[test]

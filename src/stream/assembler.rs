@@ -163,7 +163,7 @@ impl<'b> Assembler<'b> {
                     }
                     applied => applied,
                 };
-                applied.map_err(|e| e.in_block(i as u64).in_tensor(part.blocks[i].scope.first()))?;
+                applied.map_err(|e| part.place(e, i))?;
             }
         }
         self.complete = part.last;

@@ -74,7 +74,8 @@ pub(crate) enum Progress<'a> {
 }
 
 /// The update whose last part has not come yet.
-struct OpenUpdate {
+#[derive(Clone)]
+pub(crate) struct OpenUpdate {
     header: UpdateHeader,
     manifest: ManifestId,
     next_part: u64,
@@ -194,9 +195,14 @@ impl Parser {
         Self { started: true, recovering: true, ..Self::new(limits) }
     }
 
-    /// Gives up on the update whose last part has not come.
-    pub(crate) fn forget_open_update(&mut self) {
-        self.open = None;
+    /// The update whose last part has not come.
+    pub(crate) fn open_update(&self) -> Option<OpenUpdate> {
+        self.open.clone()
+    }
+
+    /// Gives up on the update whose last part has not come, or takes one up again.
+    pub(crate) fn set_open_update(&mut self, open: Option<OpenUpdate>) {
+        self.open = open;
     }
 
     pub(crate) fn add_manifest(&mut self, manifest: Arc<Manifest>) {
@@ -343,9 +349,10 @@ impl Parser {
 
     fn update<'a>(&mut self, info: &FrameInfo, body: &'a [u8], offset: u64) -> Result<UpdatePart<'a>> {
         let last = info.header.flags & FrameHeader::LAST != 0;
-        let part = UpdatePart::read(body, offset, last, &self.limits, &self.sets, |id| {
+        let mut part = UpdatePart::read(body, offset, last, &self.limits, &self.sets, |id| {
             self.manifests.get(&id).map(Arc::clone)
         })?;
+        part.frame = Some(info.number);
         let misplaced = Error::format(FormatErrorKind::Misplaced { field: "part of an update" }, offset);
         let manifest = part.manifest.id();
         let mut order = match self.open.take() {

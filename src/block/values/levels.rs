@@ -59,6 +59,8 @@ pub(super) fn read(
     let groups = Groups::read(cursor, space)?;
     let norms = Scales::read(cursor, groups.count(space))?;
     let codes = read_ints(cursor, decoder, space.count, u64::from(max_level) * 2)?;
+    // Beside the codes, from which they are made.
+    decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
     let levels = codes.into_iter().map(|c| unzigzag(c) as i32).collect();
     Ok(Values::Levels { spacing, max_level, norm, groups, norms, levels })
 }

@@ -109,6 +109,8 @@ pub struct UpdatePart<'a> {
     pub head_len: u64,
     /// The blocks, in order.
     pub blocks: Vec<RawBlock<'a>>,
+    /// Number of its frame in the stream, for errors; unknown if it was not read in order.
+    pub(crate) frame: Option<u64>,
     tables: Vec<Table>,
     sets: Arc<Sets>,
     limits: Limits,
@@ -125,8 +127,8 @@ pub(crate) struct Head {
 
 const MAX_TABLES: u64 = 64;
 
-/// The index spaces of the blocks of one part. Each takes time and memory for each tensor that it touches: counted before
-/// it is made.
+/// The index spaces of the blocks of one part. What is made of a block may take time for each tensor that it touches: they
+/// are counted.
 struct Spaces<'a> {
     manifest: &'a Manifest,
     max_blocks: u64,
@@ -219,6 +221,7 @@ impl<'a> UpdatePart<'a> {
             head_len,
             blocks,
             tables: head.tables,
+            frame: None,
             sets: Arc::clone(sets),
             limits: limits.clone(),
         };
@@ -268,6 +271,7 @@ impl<'a> UpdatePart<'a> {
             head_len: head.len() as u64,
             blocks: read,
             tables: parsed.tables,
+            frame: None,
             sets: Arc::clone(sets),
             limits: limits.clone(),
         };
@@ -289,9 +293,11 @@ impl<'a> UpdatePart<'a> {
             return Err(Error::out_of_range("tensor of a delta", entry.tensor, offset));
         }
         for block in &self.blocks {
-            let mut touched = block.scope.first()..block.scope.first() + block.scope.tensors();
-            let is_listed = |t: &u64| listed.binary_search_by_key(t, |d| d.tensor).is_ok();
-            if !touched.all(|t| is_listed(&t)) {
+            // The list ascends strictly: all that are touched are listed if the last of them stands so far behind the first.
+            let (first, count) = (block.scope.first(), block.scope.tensors());
+            let start = listed.partition_point(|d| d.tensor < first);
+            let last = usize::try_from(count - 1).ok().and_then(|more| listed.get(start.checked_add(more)?));
+            if last.is_none_or(|d| d.tensor != first + (count - 1)) {
                 return Err(unknown("digests of a tensor", block.offset));
             }
         }
@@ -324,8 +330,14 @@ impl<'a> UpdatePart<'a> {
     pub fn decode(&self, block: usize, budget: &Budget) -> Result<Block> {
         let raw = self.blocks.get(block).ok_or(Error::bad_option("number of a block"))?;
         let mut decoder = Decoder { tables: &self.tables, budget };
-        raw.decode(&mut decoder, self.manifest.id().0, &self.sets)
-            .map_err(|e| e.in_block(block as u64).in_tensor(raw.scope.first()))
+        raw.decode(&mut decoder, self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
+    }
+
+    /// Says in which frame, block and tensor an error is, that a block gave.
+    pub(crate) fn place(&self, error: Error, block: usize) -> Error {
+        let error =
+            self.blocks.get(block).map(|raw| raw.scope.first()).into_iter().fold(error, Error::in_tensor);
+        self.frame.into_iter().fold(error.in_block(block as u64), Error::in_frame)
     }
 
     /// Decodes all blocks, in parallel; the result does not depend on the number of threads.

@@ -7,6 +7,7 @@ mod python;
 mod readers;
 mod reference;
 mod test;
+mod torture;
 mod vectors;
 
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 /// Any error: a task tells its caller what went wrong and stops.
-type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The tasks contributors run")]
@@ -44,6 +45,8 @@ enum Task {
     Wireshark,
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
+    /// Damage, kills, full disks, races, bombs, and time: what happens when things go wrong, tried out and counted.
+    Torture(torture::Args),
 }
 
 fn main() -> ExitCode {
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::Kaitai => readers::kaitai().map(|()| true),
         Task::Wireshark => readers::wireshark().map(|()| true),
         Task::Measure(args) => measure::run(&args),
+        Task::Torture(args) => torture::run(&args),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

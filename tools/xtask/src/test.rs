@@ -73,6 +73,8 @@ const STEPS: &[Step] = &[
     step("vectors are what the code makes", "cargo", &["xtask", "vectors", "--check"]),
     step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
     step("the worked example is what the tool prints", "cargo", &["xtask", "example", "--check"]),
+    // About a minute; its long form is `cargo xtask torture`.
+    step("torture, quick", "cargo", &["xtask", "torture", "--quick"]),
     Step {
         needs: Need::Python,
         ..step("reference decoder: its own tests", "python3", &["spec/reference/test_decoder.py"])

@@ -497,7 +497,7 @@ pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> 
 /// How many values a block says of each tensor of its scope.
 fn kept_each(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<Vec<u64>> {
     match (&block.support, space.lens.len()) {
-        (Support::All, _) => Ok(space.lens.clone()),
+        (Support::All, _) => Ok(space.lens.to_vec()),
         (_, 1) => Ok(vec![kept(block, space, part)?]),
         (Support::Sparse(positions), _) => Ok(cut(positions, &space.lens)),
         _ => Ok(cut(&block.positions(space, part.sets(), &part.budget())?, &space.lens)),

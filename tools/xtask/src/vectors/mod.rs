@@ -1,6 +1,6 @@
 //! Conformance vectors: made by code, one module for each area of the spec, and written to `spec/vectors/index.json`.
 
-mod build;
+pub(crate) mod build;
 mod coverage;
 mod delta;
 #[path = "../../../../tests/describe/mod.rs"]

@@ -1,0 +1,84 @@
+//! A folder of one part's own, and the command line built beside this program.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::{Result, root};
+
+/// A new folder, removed with all it holds when dropped.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new(name: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("gcodec-torture-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        Ok(std::fs::write(self.path(name), bytes)?)
+    }
+
+    pub(crate) fn read(&self, name: &str) -> Result<Vec<u8>> {
+        Ok(std::fs::read(self.path(name))?)
+    }
+
+    /// Files that a command left beside its target.
+    pub(crate) fn temporary(&self) -> Result<Vec<String>> {
+        let names = std::fs::read_dir(&self.0)?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned()));
+        let names: Vec<String> = names.collect::<Result<_>>()?;
+        Ok(names.into_iter().filter(|name| name.starts_with('.')).collect())
+    }
+
+    pub(crate) fn remove_temporary(&self) -> Result<u64> {
+        let names = self.temporary()?;
+        for name in &names {
+            std::fs::remove_file(self.path(name))?;
+        }
+        Ok(names.len() as u64)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Builds the command line and says where it is.
+pub(crate) fn gcodec() -> Result<PathBuf> {
+    let here = std::env::current_exe()?;
+    let mut build = Command::new("cargo");
+    build.args(["build", "--quiet", "--package", "gcodec-cli"]).current_dir(root());
+    // As this program was built: what is linked to it is there already.
+    match here.parent().and_then(Path::file_name) {
+        Some(profile) if profile != "debug" => build.arg("--profile").arg(profile),
+        _ => &mut build,
+    };
+    if !build.status()?.success() {
+        return Err("the command line does not build".into());
+    }
+    Ok(here.with_file_name("gcodec"))
+}
+
+/// Runs a command in a folder and expects it to end well.
+pub(crate) fn must(program: &Path, folder: &Path, args: &str) -> Result<Output> {
+    let output = Command::new(program).args(args.split_whitespace()).current_dir(folder).output()?;
+    match output.status.success() {
+        true => Ok(output),
+        false => Err(format!("gcodec {args}: {}", String::from_utf8_lossy(&output.stderr)).into()),
+    }
+}
+
+/// Whether a program is there.
+pub(crate) fn has(program: &str) -> bool {
+    Command::new(program).arg("-V").output().is_ok_and(|o| o.status.success())
+}
