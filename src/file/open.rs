@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::bits::crc32;
+use crate::bits::{self, crc32};
 use crate::block::{RawBlock, Sets};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
@@ -257,11 +257,7 @@ fn touches_wanted(block: &IndexedBlock, wanted_before: &[u64]) -> bool {
 }
 
 fn check_crc(bytes: &[u8], stored: u32, offset: u64) -> Result<()> {
-    let computed = crc32(bytes);
-    if stored != computed {
-        return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset));
-    }
-    Ok(())
+    bits::check_crc(stored, crc32(bytes), offset)
 }
 
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {
