@@ -97,7 +97,7 @@ fn stream(bytes: &[u8]) -> Vec<u8> {
     for number in 0..count {
         let flags = random.below(16) as u8;
         let mut block = frames::Block { scope: vec![flags & 7], ..Default::default() };
-        tensor += random.below(4);
+        tensor += random.below(12);
         frames::put_varint(&mut block.scope, tensor);
         for _ in 0..[0, 1, 2, 0][usize::from(flags & 3)] {
             frames::put_varint(&mut block.scope, random.below(40));

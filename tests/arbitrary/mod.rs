@@ -17,15 +17,17 @@ pub(crate) struct Random<'a> {
     bytes: &'a [u8],
     seed: u64,
     drawn: u64,
+    /// Words that were drawn and not yet taken, the next one last.
+    words: Vec<u32>,
 }
 
 impl<'a> Random<'a> {
     pub(crate) fn of_seed(seed: u64) -> Self {
-        Self { bytes: &[], seed, drawn: 0 }
+        Self { bytes: &[], seed, drawn: 0, words: Vec::new() }
     }
 
     pub(crate) fn of_bytes(bytes: &'a [u8]) -> Self {
-        Self { bytes, seed: 0, drawn: 0 }
+        Self { bytes, ..Self::of_seed(0) }
     }
 
     /// The next `len` bytes, at most 8, as a number.
@@ -35,9 +37,20 @@ impl<'a> Random<'a> {
             return taken.iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
         }
         self.bytes = &[];
-        self.drawn += 2;
-        let [low, high] = [1, 0].map(|i| u64::from(gcodec::random::word(self.seed, 1, self.drawn - i)));
-        (high << 32 | low) & u64::MAX >> (64 - 8 * len)
+        let high = if len > 4 { u64::from(self.word()) << 32 } else { 0 };
+        (high | u64::from(self.word())) & u64::MAX >> (64 - 8 * len)
+    }
+
+    /// The next word of the seed.
+    fn word(&mut self) -> u32 {
+        loop {
+            if let Some(word) = self.words.pop() {
+                return word;
+            }
+            self.words = vec![0; 256];
+            gcodec::random::words(self.seed, 1, self.drawn, &mut self.words);
+            self.drawn += 256;
+        }
     }
 
     pub(crate) fn next(&mut self) -> u32 {
@@ -59,7 +72,15 @@ impl<'a> Random<'a> {
     }
 
     pub(crate) fn bytes(&mut self, count: u64) -> Vec<u8> {
-        (0..count).map(|_| self.take(1) as u8).collect()
+        let taken = self.bytes.len().min(usize::try_from(count).unwrap_or(usize::MAX));
+        let (taken, rest) = self.bytes.split_at(taken);
+        self.bytes = rest;
+        let mut out = taken.to_vec();
+        while (out.len() as u64) < count {
+            out.extend(self.word().to_le_bytes());
+        }
+        out.truncate(count as usize);
+        out
     }
 
     /// Numbers below `n` that are small more often than great, or are all alike, or even.

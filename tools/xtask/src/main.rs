@@ -1,6 +1,7 @@
 //! The tasks contributors run, in Rust: `cargo xtask --help`.
 
 mod example;
+mod fuzz;
 mod measure;
 mod python;
 mod test;
@@ -31,6 +32,8 @@ enum Task {
     Example(example::Args),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
+    /// Fuzzes readers, the encoder and the command line, each target for a time; needs nightly Rust.
+    Fuzz(fuzz::Args),
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Vectors(args) => vectors::run(&args).map(|()| true),
         Task::Example(args) => example::run(&args).map(|()| true),
         Task::Python => python::test().map(|()| true),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Measure(args) => measure::run(&args),
     };
     match result {

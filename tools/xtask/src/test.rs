@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{Result, python, root};
+use crate::{Result, fuzz, python, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -28,6 +28,8 @@ enum Need {
     /// PyTorch, JAX and the others that the Python package's tests need.
     PythonPackages,
     Gradients,
+    /// Nightly Rust and cargo-fuzz.
+    Fuzzer,
 }
 
 const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
@@ -72,6 +74,7 @@ const STEPS: &[Step] = &[
             &["spec/reference/decoder.py", "--vectors", "spec/vectors"],
         )
     },
+    Step { needs: Need::Fuzzer, ..step("fuzz", "cargo", &["xtask", "fuzz", "--seconds", "30"]) },
     Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
     Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
@@ -123,6 +126,7 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
             let found = Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success());
             (!found).then(|| "python3 is not there".to_owned())
         }
+        Need::Fuzzer => fuzz::prepare().err(),
         Need::PythonPackages => python::prepare().err(),
         Need::Gradients => {
             let found = root.join("../shared/gradients").is_dir();
