@@ -94,7 +94,8 @@ fn compare(what: &str, bytes: &[u8], ours: &Result<Value, Error>, theirs: &Value
             // A mistake of the caller has no place: a base or a model is not there.
             let Some(at) = ours.location() else { return };
             let frame = at.frame.and_then(|n| frames::parse(bytes).into_iter().nth(n as usize));
-            let is_nested = frame.is_some_and(|f| [frames::UPDATE, frames::INDEX_SET].contains(&f.kind));
+            let is_nested = at.block.is_some()
+                || frame.is_some_and(|f| [frames::UPDATE, frames::INDEX_SET].contains(&f.kind));
             // Behind one byte of an update or a set there can be two violations, one of the structure and one of what it
             // is in: the spec does not say which is met first.
             if theirs["offset"] == at.offset && !is_nested {
