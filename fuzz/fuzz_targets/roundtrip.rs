@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use gcodec::block::{Groups, Scales};
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
-use gcodec::frame::Delta;
+use gcodec::frame::{Delta, FrameKind, IndexSet, Metadata, Model, Weights};
 use gcodec::{
     Assembler, Block, BlockOptions, Body, Codec, Dtype, EncodeOptions, Encoder, Error, Event, Feedback,
-    Limits, Manifest, Result, SliceReader, Support, TensorBuf, TensorInfo, UpdateHeader, Values,
+    Limits, Manifest, Result, Scope, SliceReader, Support, TensorBuf, TensorInfo, UpdateHeader, Values,
 };
 use gcodec_fuzz::{POOLS, begin, fingerprint, widest};
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -24,7 +24,8 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
     let mut random = Random::of_bytes(bytes);
     match random.below(256) {
         0..96 => blocks(&mut random, false),
-        96..160 => blocks(&mut random, true),
+        96..144 => blocks(&mut random, true),
+        144..160 => frames(&mut random),
         // It takes a thousand times as long as the others: not to be built upon.
         160 if random.below(16) == 0 => {
             long(&mut random);
@@ -234,14 +235,108 @@ fn break_values(values: &mut Values, random: &mut Random<'_>, number: u64) {
     }
 }
 
+/// A stream of every kind of frame, in several segments.
+fn frames(random: &mut Random<'_>) {
+    let options =
+        EncodeOptions::default().with_compress(random.below(2) == 0).with_index(random.below(2) == 0);
+    let manifest = arbitrary::manifest(random);
+    let mut encoder = Encoder::new(options);
+    let (mut out, mut put, mut sets) = (Vec::new(), Vec::new(), Vec::new());
+    let text = |random: &mut Random<'_>| {
+        let len = random.below(300);
+        // Some of it can be compressed.
+        String::from_utf8_lossy(&random.bytes(len)).replace(char::REPLACEMENT_CHARACTER, "again and ")
+    };
+    for _ in 0..1 + random.below(8) {
+        match random.below(6) {
+            0 => {
+                let mut metadata = Metadata::default();
+                for _ in 0..random.below(4) {
+                    metadata.entries.insert(text(random), text(random));
+                }
+                encoder.metadata(&mut out, &metadata);
+                put.push(fingerprint(&metadata));
+            }
+            1 => {
+                let weights = text(random).into_bytes();
+                let mut model = Model::inline(text(random), text(random), weights);
+                if random.below(4) == 0 {
+                    model.weights = Weights::At(text(random));
+                }
+                encoder.model(&mut out, &model);
+                put.push(fingerprint(&model));
+            }
+            2 => {
+                let kind = FrameKind(0xf000 | random.below(0x1000) as u16);
+                let body = text(random).into_bytes();
+                encoder.private(&mut out, kind, &body).expect("a private kind");
+                put.push(fingerprint(&body));
+            }
+            3 => {
+                let tensor = random.below(manifest.tensors().len() as u64);
+                let (support, count) =
+                    arbitrary::support(random, manifest.tensors()[tensor as usize].elements());
+                let set = IndexSet {
+                    manifest: manifest.id(),
+                    step: random.next().into(),
+                    leader: random.below(9),
+                    world: random.below(9),
+                    scope: Scope::Tensor(tensor),
+                    support,
+                };
+                let options = arbitrary::options(random);
+                let id = encoder.index_set(&mut out, &set, &manifest, options).expect("a set that fits");
+                put.push(fingerprint(&set));
+                sets.push((id, set, count));
+            }
+            4 if !sets.is_empty() => {
+                let (id, set, count) = &sets[random.below(sets.len() as u64) as usize];
+                let dtype = manifest.tensors()[set.scope.first() as usize].dtype;
+                let values = arbitrary::values(random, dtype, *count, 1, false);
+                let block = Block { scope: set.scope, add: false, support: Support::Set(*id), values };
+                let options = arbitrary::options(random);
+                let header = UpdateHeader::default().with_label(text(random));
+                encoder.update(&mut out, &header, &manifest, &[(&block, options)]).expect("a block on a set");
+                put.push(fingerprint(&block));
+            }
+            _ => encoder.finish(&mut out),
+        }
+    }
+    encoder.finish(&mut out);
+    let mut found = Vec::new();
+    for event in SliceReader::new(&out, Limits::default()) {
+        let Event::Frame(_, body) = event.expect("what was encoded is read") else { continue };
+        match body {
+            Body::Metadata(metadata) => found.push(fingerprint(&metadata)),
+            Body::Model(model) => found.push(fingerprint(&*model)),
+            Body::IndexSet(set, ..) => found.push(fingerprint(&*set)),
+            Body::Unknown(body) => found.push(fingerprint(&body.to_vec())),
+            Body::Update(part) => {
+                let blocks = part.decode_all().expect("what was encoded is decoded");
+                found.extend(blocks.iter().map(fingerprint));
+            }
+            _ => {}
+        }
+    }
+    assert!(found == put, "{} frames come back as {}", put.len(), found.len());
+}
+
 /// A tensor so long that the encoder takes 32 lanes (131,072 symbols), and its kernels whole rows.
 fn long(random: &mut Random<'_>) {
-    let n = (1 << 17) + random.below(100);
+    let (rows, cols) = (260 + random.below(40), 512);
     let (seed, spread) = (random.next(), random.below(32));
-    let mut words = vec![0; n as usize];
+    let (matrix, halves) = (random.below(2) == 1, random.below(2) == 1);
+    let mut words = vec![0; (rows * cols) as usize];
     gcodec::random::words(seed.into(), 0, 0, &mut words);
-    let numbers: Vec<f32> = words.iter().map(|w| f32::from_bits(0x3f00_0000 ^ w >> spread)).collect();
-    let tensor = TensorBuf::from_f32(vec![n], &numbers).expect("a tensor");
+    let number = |(i, word): (usize, &u32)| {
+        // Rows and columns show in the exponents, and the second half is unlike the first.
+        let (row, column) = (i / cols as usize, i % cols as usize);
+        let scale = if matrix { (row * 7 % 11 + column * 5 % 13) as u32 } else { 0 };
+        let scale = if halves && i > words.len() / 2 { scale / 2 } else { scale };
+        f32::from_bits((0x3f00_0000 ^ word >> spread).wrapping_sub(scale << 23))
+    };
+    let numbers: Vec<f32> = words.iter().enumerate().map(number).collect();
+    let tensor = TensorBuf::from_f32(vec![rows, cols], &numbers).expect("a tensor");
     let codec: Codec = random
         .one(&["lossless", "natural", "int8", "qsgd:bits=4", "topk:density=0.1"])
         .parse()

@@ -176,7 +176,7 @@ fn difference(random: &mut Random<'_>, dtype: Dtype) -> i64 {
 }
 
 /// A support over `n` elements, and how many it has.
-fn support(random: &mut Random<'_>, n: u64) -> (Support, u64) {
+pub(crate) fn support(random: &mut Random<'_>, n: u64) -> (Support, u64) {
     let some = |random: &mut Random<'_>, n: u64| -> Vec<u64> {
         let rarity = 1 + random.below(9);
         (0..n).filter(|_| random.below(rarity) == 0).collect()
@@ -232,7 +232,7 @@ fn groups(random: &mut Random<'_>, m: u64, tensors: u64) -> (Groups, u64) {
 }
 
 /// `m` values for elements of a type, of any kind that may be there.
-fn values(random: &mut Random<'_>, dtype: Dtype, m: u64, tensors: u64, all: bool) -> Values {
+pub(crate) fn values(random: &mut Random<'_>, dtype: Dtype, m: u64, tensors: u64, all: bool) -> Values {
     if !dtype.is_float() || random.below(6) == 0 {
         let bytes = random.elements(dtype, m);
         return if random.below(2) == 0 {

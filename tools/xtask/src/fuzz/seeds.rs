@@ -22,6 +22,12 @@ pub(super) fn write(target: &Target) -> Result<()> {
             let bytes: Vec<u8> = (0..len).map(byte).collect();
             fs::write(corpus.join(format!("choices-{number}")), bytes)?;
         }
+        // The choices of `roundtrip` that lead to a tensor of more than 131,072 elements, for each codec and structure.
+        for number in (0..20u8).filter(|_| target.name == "roundtrip") {
+            let (codec, structure) = (number % 5, number / 5);
+            let bytes = [160, 0, number, 1, 2, 3, number, 20, structure % 2, structure / 2, codec];
+            fs::write(corpus.join(format!("long-{number}")), bytes)?;
+        }
         return Ok(());
     }
     let index: Value = serde_json::from_slice(&fs::read(root().join("spec/vectors/index.json"))?)?;
