@@ -26,7 +26,7 @@ pub fn limits() -> Limits {
 }
 
 /// `max_alloc_bytes` of [`limits`].
-pub const ALLOC: u64 = 1 << 19;
+pub const ALLOC: u64 = 1 << 18;
 
 /// Bytes that `input` bytes may take by the [`limits`], where what is declared may be held `times` times: once for what is
 /// remembered of the stream, once for each decoded frame or set of tensors that is held.
@@ -39,7 +39,7 @@ pub const ALLOC: u64 = 1 << 19;
 pub fn allowance(input: usize, times: u64) -> usize {
     let limits = limits();
     let declared = times * limits.max_alloc_bytes + 2 * limits.max_inflated_bytes + 16 * limits.max_blocks;
-    declared as usize + 128 * input + (1 << 20)
+    declared as usize + 128 * input + (1 << 19)
 }
 
 /// Two pools: of one thread and of several. The first input builds them, before anything is counted.
