@@ -91,6 +91,13 @@ pub use stream::{
 };
 pub use tensor::{Dtype, TensorBuf, TensorView};
 
+/// What a fuzzer sets: not there in any other build (`fuzz/README.md`).
+#[cfg(fuzzing)]
+pub mod fuzzing {
+    pub use crate::arch::WIDEST;
+    pub use crate::bits::CHECKSUMS;
+}
+
 /// The README's program is compiled and run.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -35,6 +35,20 @@ pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.call()
 }
 
+/// The widest form that a fuzzer lets [`run`] take: 0 the plain loop, 1 AVX2, 2 AVX-512.
+#[cfg(fuzzing)]
+pub static WIDEST: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
+
+/// Whether a form of this width may be taken.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn allowed(_width: u8) -> bool {
+    #[cfg(fuzzing)]
+    return _width <= WIDEST.load(std::sync::atomic::Ordering::Relaxed);
+    #[cfg(not(fuzzing))]
+    true
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Kernel;
@@ -42,7 +56,8 @@ mod x86 {
     /// Whether the features of [`with_avx512`] are there; the standard library remembers the answer.
     #[inline]
     pub(super) fn has_avx512() -> bool {
-        is_x86_feature_detected!("avx512f")
+        super::allowed(2)
+            && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
@@ -55,7 +70,7 @@ mod x86 {
     /// Whether the features of [`with_avx2`] are there.
     #[inline]
     pub(super) fn has_avx2() -> bool {
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2")
+        super::allowed(1) && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2")
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,bmi2,popcnt")]

@@ -10,9 +10,30 @@ pub use output::Output;
 pub(crate) use plane::{PlaneReader, PlaneWriter, gather_bits, pack_bits, packed_bytes, scatter_bits};
 pub(crate) use write::{put_f32, put_i16, put_text, put_u16, put_u32, put_u64, put_varint, varint_len};
 
+use crate::error::{Error, FormatErrorKind, Result};
+
 /// CRC-32 (IEEE 802.3) of `bytes`.
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
+}
+
+/// Whether a fuzzer wants wrong checksums to be refused as everybody does.
+#[cfg(fuzzing)]
+pub static CHECKSUMS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// Refuses a CRC-32 that stands at `offset` and is not the one computed. No checksum is compared elsewhere.
+///
+/// Under `cfg(fuzzing)` a wrong one passes, since a fuzzer does not guess what lies behind it, unless the target asks for
+/// checksums that work ([`CHECKSUMS`](crate::fuzzing::CHECKSUMS)).
+pub(crate) fn check_crc(stored: u32, computed: u32, offset: u64) -> Result<()> {
+    #[cfg(fuzzing)]
+    if !CHECKSUMS.load(std::sync::atomic::Ordering::Relaxed) {
+        return Ok(());
+    }
+    match stored == computed {
+        true => Ok(()),
+        false => Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset)),
+    }
 }
 
 /// A signed integer as an unsigned one: 0, -1, 1, -2, .. become 0, 1, 2, 3, ..

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::bits::crc32;
+use crate::bits::{self, crc32};
 use crate::block::{RawBlock, Sets};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
@@ -266,11 +266,7 @@ fn touches_wanted(block: &IndexedBlock, wanted_before: &[u64]) -> bool {
 }
 
 fn check_crc(bytes: &[u8], stored: u32, offset: u64) -> Result<()> {
-    let computed = crc32(bytes);
-    if stored != computed {
-        return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset));
-    }
-    Ok(())
+    bits::check_crc(stored, crc32(bytes), offset)
 }
 
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {
@@ -345,11 +341,7 @@ fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
     if end.frame_count != index.frames.len() as u64 + 1 {
         return Err(Error::format(FormatErrorKind::CountMismatch { field: "frame_count" }, at));
     }
-    let (stored, computed) = (end.chain, chain.finalize());
-    if stored != computed {
-        return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, at + 16));
-    }
-    Ok(())
+    bits::check_crc(end.chain, chain.finalize(), at + 16)
 }
 
 /// The next event and the bytes it took; `None` if there are too few.

@@ -1,6 +1,6 @@
 //! The preamble and the fixed header of every frame (spec, sections 3 and 4).
 
-use crate::bits::{Cursor, crc32, put_u16, put_u32, put_u64};
+use crate::bits::{Cursor, check_crc, crc32, put_u16, put_u32, put_u64};
 use crate::error::{Error, FormatErrorKind, Result};
 
 /// The first eight bytes of a stream.
@@ -44,10 +44,7 @@ impl Preamble {
         }
         let [major, minor] = cursor.array()?;
         let flags = cursor.u16()?;
-        let (stored, computed) = (cursor.u32()?, crc32(&bytes[..12]));
-        if stored != computed {
-            return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, 12));
-        }
+        check_crc(cursor.u32()?, crc32(&bytes[..12]), 12)?;
         if major != VERSION_MAJOR {
             return Err(Error::unsupported("version", major.into(), 8));
         }
@@ -168,10 +165,7 @@ impl FrameHeader {
             body_len: cursor.u64()?,
             body_crc: cursor.u32()?,
         };
-        let (stored, computed) = (cursor.u32()?, crc32(&bytes[..20]));
-        if stored != computed {
-            return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset + 20));
-        }
+        check_crc(cursor.u32()?, crc32(&bytes[..20]), offset + 20)?;
         Ok(header)
     }
 
@@ -192,10 +186,6 @@ impl FrameHeader {
 
     /// Checks the body's CRC.
     pub(crate) fn check_body(&self, body: &[u8], offset: u64) -> Result<()> {
-        let (stored, computed) = (self.body_crc, crc32(body));
-        if stored != computed {
-            return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset));
-        }
-        Ok(())
+        check_crc(self.body_crc, crc32(body), offset)
     }
 }

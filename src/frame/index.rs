@@ -107,7 +107,9 @@ impl Index {
         for _ in 0..cursor.varint()? {
             let at = cursor.offset();
             let kind = cursor.varint()?;
-            let kind = u16::try_from(kind).map_err(|_| Error::out_of_range("frame kind", kind, at))?;
+            // No frame has such a kind: the index lists what there is not.
+            let other = Error::format(crate::error::FormatErrorKind::NotCanonical { field: "index" }, at);
+            let kind = u16::try_from(kind).map_err(|_| other)?;
             index.frames.push(IndexedFrame { kind: FrameKind(kind), len: cursor.varint()? });
         }
         let updates = index.frames.iter().filter(|f| f.kind == FrameKind::UPDATE).count();

@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use crate::bits::check_crc;
 use crate::block::{ModelId, SetId, Sets, SharedSet};
 use crate::error::{Error, FormatErrorKind, Location, Result};
 use crate::frame::{
@@ -389,10 +390,7 @@ impl Parser {
         if end.index_offset != self.index_offset {
             return Err(Error::out_of_range("index_offset", end.index_offset, offset + 8));
         }
-        let (stored, computed) = (end.chain, self.chain.clone().finalize());
-        if stored != computed {
-            return Err(Error::format(FormatErrorKind::ChecksumMismatch { stored, computed }, offset + 16));
-        }
+        check_crc(end.chain, self.chain.clone().finalize(), offset + 16)?;
         self.index_offset = 0;
         Ok(end)
     }

@@ -32,7 +32,7 @@ pub(crate) struct Args {
 
 /// What was found to be well.
 #[derive(Debug, Default)]
-struct Checked {
+pub(crate) struct Checked {
     frames: u64,
     segments: u64,
     updates: u64,
@@ -84,7 +84,7 @@ impl Checked {
     }
 }
 
-fn verify(bytes: &[u8], limits: &Limits) -> Result<Checked> {
+pub(crate) fn verify(bytes: &[u8], limits: &Limits) -> Result<Checked> {
     let mut checked = Checked::default();
     let mut names = Names::default();
     let mut damaged: Option<Failure> = None;

@@ -2,6 +2,7 @@
 
 mod dependencies;
 mod example;
+mod fuzz;
 mod measure;
 mod python;
 mod readers;
@@ -43,6 +44,8 @@ enum Task {
     Kaitai,
     /// The Wireshark dissector, with tshark.
     Wireshark,
+    /// Fuzzes readers, the encoder and the command line, each target for a time; needs nightly Rust.
+    Fuzz(fuzz::Args),
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
     /// Damage, kills, full disks, races, bombs, and time: what happens when things go wrong, tried out and counted.
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Task::Reference(args) => reference::run_all(&args).map(|()| true),
         Task::Kaitai => readers::kaitai().map(|()| true),
         Task::Wireshark => readers::wireshark().map(|()| true),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Measure(args) => measure::run(&args),
         Task::Torture(args) => torture::run(&args),
     };

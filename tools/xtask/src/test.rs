@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{Result, python, readers, root};
+use crate::{Result, fuzz, python, readers, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -35,6 +35,8 @@ enum Need {
     ReaderPackages,
     Kaitai,
     Tshark,
+    /// Nightly Rust and cargo-fuzz.
+    Fuzzer,
 }
 
 const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
@@ -97,6 +99,7 @@ const STEPS: &[Step] = &[
     },
     Step { needs: Need::Kaitai, ..step("kaitai", "cargo", &["xtask", "kaitai"]) },
     Step { needs: Need::Tshark, ..step("wireshark", "cargo", &["xtask", "wireshark"]) },
+    Step { needs: Need::Fuzzer, ..step("fuzz", "cargo", &["xtask", "fuzz", "--seconds", "30"]) },
     Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
     // Few machines have what these three need; the format's code is held to fixed widths and byte order by `tests/layering.rs`.
     Step {
@@ -189,6 +192,7 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
             let found = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
             (!found.is_ok_and(|o| o.status.success())).then(|| "Miri is not installed".to_owned())
         }
+        Need::Fuzzer => fuzz::prepare().err(),
         Need::PythonPackages => python::prepare().err(),
         Need::ReaderPackages => readers::python().err(),
         Need::Kaitai => readers::no_kaitai(),

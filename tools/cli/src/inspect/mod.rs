@@ -1,7 +1,7 @@
 //! `gcodec inspect`: what a stream holds.
 
 mod report;
-mod text;
+pub(crate) mod text;
 
 use crate::annotate;
 use crate::fail::{Failure, InFile, Outcome, Result};

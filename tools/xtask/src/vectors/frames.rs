@@ -175,6 +175,7 @@ fn indexes(area: &mut Area) {
     };
     refuse("index-other-length", &|b| b[2] += 1);
     refuse("index-other-kind", &|b| b[5] = 0xff);
+    refuse("index-kind-beyond-16-bits", &|b| drop(b.splice(1..2, [0x81, 0x80, 4])));
     refuse("index-other-block-crc", &|b| b[last] ^= 1);
     refuse("index-other-step", &|b| {
         let at = b.len() - (4 + 1 + 1 + 1 + 1 + 4 + 1 + 1 + 1);

@@ -1,5 +1,7 @@
 //! Conformance vectors: made by code, one module for each area of the spec, and written to `spec/vectors/index.json`.
 
+#[path = "../../../../tests/arbitrary/mod.rs"]
+mod arbitrary;
 pub(crate) mod build;
 mod coverage;
 mod delta;

@@ -1,0 +1,211 @@
+#![no_main]
+//! Deltas: what a base and its successor differ in is applied bit for bit; with another base, or anything else wrong, it is
+//! refused and nothing is given out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use gcodec::block::Target;
+use gcodec::compress::{Input, Options, compress, deltas};
+use gcodec::error::InputErrorKind;
+use gcodec::frame::{Delta, tensor_digest};
+use gcodec::{
+    Assembler, Block, BlockOptions, Body, Codec, EncodeOptions, Encoder, Error, Event, File, Limits,
+    Manifest, Result, Scope, SliceReader, TensorBuf, UpdateHeader,
+};
+use gcodec_fuzz::frames::{self, Repair, UPDATE};
+use gcodec_fuzz::{allowance, begin, limits, memory};
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../tests/arbitrary/mod.rs"]
+mod arbitrary;
+use arbitrary::{Random, Update};
+
+fuzz_target!(|bytes: &[u8]| {
+    begin(true);
+    let mut random = Random::of_bytes(bytes);
+    let manifest = arbitrary::manifest(&mut random);
+    let base: Vec<TensorBuf> = manifest
+        .tensors()
+        .iter()
+        .map(|t| {
+            let data = random.elements(t.dtype, t.elements());
+            TensorBuf::new(t.dtype, t.shape.clone(), data).expect("a tensor of the manifest")
+        })
+        .collect();
+    let (update, result) = match random.below(2) {
+        0 => difference(&mut random, &manifest, &base),
+        _ => arbitrary_delta(&mut random, &manifest, &base),
+    };
+    let stream = encode(&update, random.one(&[1, 64 << 20]));
+    let digests = update.header.delta.as_deref().expect("a delta");
+    // The right base.
+    let applied = apply(&stream, &update, &base).expect("a delta on its base");
+    assert!(applied == result, "a delta on its base gives its result");
+    by_index(&stream, &update, &base, &result);
+    let wrong = |e: Error| match e {
+        Error::Input(e) => e.kind,
+        e => panic!("a mistake of the caller, not {e}"),
+    };
+    // No base, and another one.
+    if !digests.is_empty() || !base.is_empty() {
+        assert_eq!(apply(&stream, &update, &[]).map_err(wrong), Err(InputErrorKind::MissingBase));
+    }
+    let touched = digests.iter().find(|d| !base[d.tensor as usize].data().is_empty());
+    if let Some(touched) = touched {
+        let mut other = base.clone();
+        let data = other[touched.tensor as usize].data_mut();
+        let at = random.below(data.len() as u64) as usize;
+        data[at] ^= 1
+            << random.below(if update.manifest.tensors()[touched.tensor as usize].dtype.bits() == 4 {
+                4
+            } else {
+                8
+            });
+        assert_eq!(apply(&stream, &update, &other).map_err(wrong), Err(InputErrorKind::BaseMismatch));
+    }
+    // Anything else in the blocks: right digests, or nothing.
+    let damaged = damage(&mut random, &stream);
+    if let Ok(applied) = apply(&damaged, &update, &base) {
+        for delta in listed(&damaged) {
+            let found = tensor_digest(applied[delta.tensor as usize].view());
+            assert_eq!(found, delta.result, "a result that is given out is the one that its sender had");
+        }
+    }
+});
+
+/// The delta between the base and a successor that shares some of its bytes.
+fn difference(
+    random: &mut Random<'_>,
+    manifest: &Arc<Manifest>,
+    base: &[TensorBuf],
+) -> (Update, Vec<TensorBuf>) {
+    let mut result = base.to_vec();
+    for tensor in &mut result {
+        for _ in 0..random.below(6) {
+            let len = tensor.data().len() as u64;
+            let half = tensor.view().dtype().bits() == 4;
+            if let Some(byte) = tensor.data_mut().get_mut(random.below(len) as usize) {
+                *byte ^= random.below(if half { 16 } else { 256 }) as u8;
+            }
+        }
+    }
+    let codec: Codec =
+        random.one(&["delta", "delta:positions=rice", "lossless", "raw"]).parse().expect("ours");
+    let inputs: Vec<Input<'_>> = manifest
+        .tensors()
+        .iter()
+        .enumerate()
+        .map(|(i, t)| Input {
+            tensor: i as u64,
+            name: &t.name,
+            view: result[i].view(),
+            base: Some(base[i].view()),
+        })
+        .collect();
+    let codecs = vec![codec; inputs.len()];
+    let blocks = compress(&inputs, &codecs, &Options::default(), None).expect("tensors and their bases");
+    let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
+    let wire = BlockOptions::default().with_positions(codec.positions());
+    let blocks = blocks.into_iter().map(|b| (b, wire)).collect();
+    (Update { manifest: manifest.clone(), header, blocks }, result)
+}
+
+/// Blocks of any kind on the base, with the digests that follow from applying them one by one.
+fn arbitrary_delta(
+    random: &mut Random<'_>,
+    manifest: &Arc<Manifest>,
+    base: &[TensorBuf],
+) -> (Update, Vec<TensorBuf>) {
+    let mut update = arbitrary::update(random, manifest, true);
+    let mut result = base.to_vec();
+    let mut touched = BTreeSet::new();
+    let fits = |block: &Block| !matches!(block.values, gcodec::Values::Latent { .. });
+    update.blocks.retain(|(block, _)| fits(block));
+    for (block, _) in &update.blocks {
+        let space = manifest.space(block.scope, 0).expect("a scope of the manifest");
+        let start = if let Scope::Range { start, .. } = block.scope { start } else { 0 };
+        let first = block.scope.first() as usize;
+        let mut targets: Vec<_> = result[first..]
+            .iter_mut()
+            .zip(&space.lens)
+            .map(|(t, &len)| Target { data: t.data_mut(), start, len })
+            .collect();
+        let budget = gcodec::Budget::new(&Limits::default());
+        block.apply(&space, &Default::default(), &budget, &mut targets).expect("a block that fits");
+        touched.extend(block.scope.first()..block.scope.first() + block.scope.tensors());
+    }
+    let digest = |tensors: &[TensorBuf], t: u64| tensor_digest(tensors[t as usize].view());
+    let entries = touched.iter().map(|&tensor| Delta {
+        tensor,
+        base: digest(base, tensor),
+        result: digest(&result, tensor),
+    });
+    update.header.delta = Some(entries.collect());
+    (update, result)
+}
+
+fn encode(update: &Update, part_bytes: u64) -> Vec<u8> {
+    let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
+    let mut out = Vec::new();
+    let blocks: Vec<_> = update.blocks.iter().map(|(b, o)| (b, *o)).collect();
+    encoder.update(&mut out, &update.header, &update.manifest, &blocks).expect("blocks that hold together");
+    encoder.finish(&mut out);
+    out
+}
+
+/// The tensors after the update, with the first of `base` as the base.
+fn apply(stream: &[u8], update: &Update, base: &[TensorBuf]) -> Result<Vec<TensorBuf>> {
+    let before = base.to_vec();
+    let run = || {
+        let mut assembler = Assembler::new(&update.manifest, &limits(), |_| true)?;
+        for (info, tensor) in update.manifest.tensors().iter().zip(base) {
+            assembler.base(&info.name, tensor.view())?;
+        }
+        for event in SliceReader::new(stream, limits()) {
+            if let Event::Frame(_, Body::Update(part)) = event? {
+                assembler.apply(&part)?;
+            }
+        }
+        assembler.finish()
+    };
+    // The tensors, the blocks that are decoded at once, what is remembered.
+    let applied = memory::within(allowance(stream.len(), 3), "applying a delta", run);
+    assert!(base == before, "the base stays as it is");
+    Ok(applied?.into_iter().map(|(_, tensor)| tensor).collect())
+}
+
+/// The same through the index, tensor by tensor.
+fn by_index(stream: &[u8], update: &Update, base: &[TensorBuf], result: &[TensorBuf]) {
+    let file = File::open(stream, limits()).expect("a file of ours");
+    let names = update.manifest.tensors().iter().map(|t| t.name.clone());
+    let base: BTreeMap<_, _> = names.zip(base.iter().map(TensorBuf::view)).collect();
+    for (info, expected) in update.manifest.tensors().iter().zip(result) {
+        let found = file.tensor(0, &info.name, &base).expect("a delta on its base");
+        assert!(found == *expected, "one tensor of a delta");
+    }
+}
+
+/// The digests that the parts list.
+fn listed(stream: &[u8]) -> Vec<Delta> {
+    let mut all = Vec::new();
+    for event in SliceReader::new(stream, limits()) {
+        if let Ok(Event::Frame(_, Body::Update(part))) = event {
+            all.extend(part.header.delta.unwrap_or_default());
+        }
+    }
+    all
+}
+
+/// The stream with a few bytes of its updates changed, behind right checksums.
+fn damage(random: &mut Random<'_>, stream: &[u8]) -> Vec<u8> {
+    let mut frames = frames::parse(stream);
+    for frame in frames.iter_mut().filter(|f| f.kind == UPDATE) {
+        for _ in 0..random.below(4) {
+            // Behind the manifest's name.
+            let at = 32 + random.below(frame.body.len() as u64 - 32) as usize;
+            frame.body[at] ^= 1 << random.below(8);
+        }
+    }
+    frames::write(&frames, Repair::ALL)
+}

@@ -1,0 +1,158 @@
+#![no_main]
+//! A file through its footer: whatever stands there, what the index leads to is what a reader in order finds, and what is
+//! appended leaves what was there as it was.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::LazyLock;
+
+use gcodec::file::append;
+use gcodec::frame::Metadata;
+use gcodec::{Assembler, Body, EncodeOptions, Event, File, Result, SliceReader, TensorBuf, UpdateHeader};
+use gcodec_fuzz::{allowance, begin, fingerprint, limits, memory};
+use libfuzzer_sys::fuzz_target;
+
+gcodec_fuzz::mutate_streams!();
+
+/// In memory, where there is such a place.
+static PLACE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let shm = PathBuf::from("/dev/shm");
+    let folder = if shm.is_dir() { shm } else { std::env::temp_dir() };
+    folder.join(format!("gcodec-fuzz-{}.gcu", std::process::id()))
+});
+
+fuzz_target!(|bytes: &[u8]| {
+    // An index that lies has a right checksum: the mutator sees to it.
+    begin(true);
+    // What is remembered.
+    let opened = memory::within(allowance(bytes.len(), 2), "opening", || File::open(bytes, limits()));
+    let in_order = in_order(bytes);
+    match (&opened, &in_order) {
+        (Ok(file), _) => {
+            let found = updates(bytes, file);
+            if let Some((_, expected)) = &in_order {
+                assert_eq!(found.len(), expected.len(), "updates by the index and in order");
+                for (found, expected) in found.iter().zip(expected) {
+                    assert_eq!(found.0, expected.0, "headers by the index and in order");
+                    match (&found.1, &expected.1) {
+                        (Ok(found), Ok(expected)) => {
+                            assert!(found == expected, "tensors by the index and in order")
+                        }
+                        (Err(_), Err(_)) => {}
+                        (found, expected) => panic!(
+                            "by the index {:?}, in order {:?}",
+                            found.as_ref().err(),
+                            expected.as_ref().err()
+                        ),
+                    }
+                }
+            }
+        }
+        (Err(e), Some((true, _))) => panic!("a whole stream with an index is refused: {e}"),
+        (Err(_), _) => {}
+    }
+    appended(bytes, in_order.is_some());
+});
+
+type Tensors = Vec<(u64, TensorBuf)>;
+
+/// The updates that the index leads to: all their tensors at once, and the same one by one.
+fn updates(bytes: &[u8], file: &File<'_>) -> Vec<(String, Result<Tensors>)> {
+    let base = BTreeMap::new();
+    let mut out = Vec::new();
+    for (number, update) in file.updates().iter().enumerate() {
+        assert!(
+            file.find(Some(update.header.step)).is_some_and(|last| last >= number),
+            "an update by its step"
+        );
+        // The tensors, the blocks that are decoded, and tensors that are not wanted.
+        let allowed = allowance(bytes.len(), 3);
+        let all = memory::within(allowed, "reading tensors", || file.tensors(number, |_| true, &base));
+        for info in update.manifest.tensors().iter().take(8) {
+            let one = memory::within(allowed, "reading a tensor", || file.tensor(number, &info.name, &base));
+            if let Ok(all) = &all {
+                let tensor = update.manifest.find(&info.name).expect("a name of the manifest");
+                let expected = all.iter().find(|(n, _)| *n == tensor).map(|(_, t)| t).expect("all tensors");
+                assert!(one.expect("one of those that are there") == *expected, "a tensor alone");
+            }
+        }
+        let mut header = update.header.clone();
+        header.label.clear();
+        out.push((format!("{header:?}"), all));
+    }
+    out
+}
+
+/// The same by a reader in order, if all is well with the stream, and whether its last frames are an index and the end: with
+/// anything between them, which the spec allows, the index does not list all, and a file is refused for want of one.
+fn in_order(bytes: &[u8]) -> Option<(bool, Vec<(String, Result<Tensors>)>)> {
+    let mut out: Vec<(String, Result<Tensors>)> = Vec::new();
+    let mut parts = Vec::new();
+    let (mut after_index, mut indexed) = (false, false);
+    for event in SliceReader::new(bytes, limits()) {
+        let Event::Frame(_, body) = event.ok()? else { continue };
+        match body {
+            Body::Index(_) => after_index = true,
+            Body::End(_) => indexed = std::mem::take(&mut after_index),
+            Body::Update(part) => {
+                after_index = false;
+                let last = part.last;
+                parts.push(part);
+                if last {
+                    out.push(update(&std::mem::take(&mut parts)));
+                }
+            }
+            _ => after_index = false,
+        }
+    }
+    Some((indexed, out))
+}
+
+fn update(parts: &[Box<gcodec::frame::UpdatePart<'_>>]) -> (String, Result<Tensors>) {
+    let mut header: UpdateHeader = parts[0].header.clone();
+    header.label.clear();
+    for part in &parts[1..] {
+        if let (Some(all), Some(more)) = (&mut header.delta, &part.header.delta) {
+            all.extend(more);
+            all.sort_by_key(|d| d.tensor);
+            all.dedup();
+        }
+    }
+    let tensors = Assembler::new(&parts[0].manifest, &limits(), |_| true).and_then(|mut assembler| {
+        parts.iter().try_for_each(|part| assembler.apply(part))?;
+        assembler.finish()
+    });
+    (format!("{header:?}"), tensors)
+}
+
+/// Appends a segment: the file is refused and stays as it is, or begins as it was and, if it was well, is well.
+fn appended(bytes: &[u8], well: bool) {
+    if bytes.len() % 4 != 0 {
+        return;
+    }
+    std::fs::write(&*PLACE, bytes).expect("a place to write");
+    let metadata = Metadata::default();
+    let written = memory::within(allowance(bytes.len(), 2), "appending", || {
+        let mut writer = append(&PLACE, EncodeOptions::default())?;
+        writer.metadata(&metadata)?;
+        writer.finish().and_then(|mut file| Ok(file.flush()?))
+    });
+    let after = std::fs::read(&*PLACE).expect("the file");
+    assert!(after.starts_with(bytes), "what was there stays");
+    if written.is_err() {
+        assert_eq!(after.len(), bytes.len(), "a file that is refused stays as it is");
+        return;
+    }
+    if !well {
+        return;
+    }
+    let events = |bytes: &[u8]| {
+        let events =
+            SliceReader::new(bytes, limits()).map(|e| fingerprint(&e.expect("a stream that is well")));
+        events.collect::<Vec<_>>()
+    };
+    let (before, after) = (events(bytes), events(&after));
+    assert_eq!(after[..before.len()], before, "what was there reads as before");
+    assert_eq!(after.len(), before.len() + 3, "metadata, index and end follow");
+}

@@ -1,0 +1,91 @@
+#![no_main]
+//! What the command line says of any bytes: `inspect`, as text, as JSON and byte by byte, and `verify`. It never panics, it
+//! does not grow beyond the bytes, and `verify` takes what the library takes.
+
+use gcodec::{Body, Event, SliceReader};
+use gcodec_fuzz::{begin, limits, memory};
+use libfuzzer_sys::fuzz_target;
+
+// The tool's modules, as its `main.rs` has them: they know each other as `crate::..`.
+macro_rules! modules_of_the_tool {
+    ($($name:ident $path:literal)*) => { $(
+        #[path = $path]
+        #[allow(dead_code, unfulfilled_lint_expectations, reason = "the tool uses more of it")]
+        mod $name;
+    )* };
+}
+modules_of_the_tool! {
+    annotate "../../tools/cli/src/annotate/mod.rs"
+    fail "../../tools/cli/src/fail.rs"
+    input "../../tools/cli/src/input.rs"
+    inspect "../../tools/cli/src/inspect/mod.rs"
+    options "../../tools/cli/src/options.rs"
+    output "../../tools/cli/src/output.rs"
+    progress "../../tools/cli/src/progress.rs"
+    stream "../../tools/cli/src/stream.rs"
+    tensors "../../tools/cli/src/tensors/mod.rs"
+    verify "../../tools/cli/src/verify.rs"
+}
+
+gcodec_fuzz::mutate_streams!();
+
+/// Characters that one byte may give: a line for each field, of which the shortest has no byte (a heading of ten words).
+const LINE: usize = 300;
+
+fuzz_target!(|bytes: &[u8]| {
+    begin(true);
+    let limits = limits();
+    // Beside what reading takes there is the text: some hundred bytes for each byte, and as much again while it is put
+    // together; tables of decoded integers are declared, not there.
+    let allowed = gcodec_fuzz::allowance(bytes.len(), 8) + 4 * LINE * bytes.len();
+    memory::within(allowed, "inspecting", || {
+        let (report, failure) = inspect::Report::of(bytes, None, None, &limits);
+        let json = serde_json::to_string_pretty(&report).expect("a report");
+        let text = inspect::text::render(&report, "input", false);
+        let most = LINE * (bytes.len() + 100) + 8 * limits.max_blocks as usize;
+        assert!(json.len() <= 4 * most, "{} bytes of JSON for {}", json.len(), bytes.len());
+        assert!(text.len() <= 4 * most, "{} bytes of text for {}", text.len(), bytes.len());
+        assert_eq!(report.ok, failure.is_none(), "what is well, and what is said of it");
+        let verified = verify::verify(bytes, &limits);
+        let takes = takes(bytes);
+        assert!(takes || verified.is_err(), "verify finds nothing wrong");
+        assert!(takes || failure.is_some(), "inspect finds nothing wrong");
+        // Both also count what each tensor gets, which may need more than the limits allow.
+        for failure in verified.err().into_iter().chain(failure).filter(|_| takes) {
+            assert_eq!(failure.code, fail::Code::Limit, "{} of what is well", failure.message);
+        }
+        let (pieces, error) = annotate::annotate(bytes, None, &limits);
+        let text = annotate::text(&pieces, bytes);
+        assert!(text.len() <= 8 * most, "{} bytes of annotations for {}", text.len(), bytes.len());
+        assert!(!takes || error.is_none(), "annotate refuses what is well");
+        // Every byte of a piece is in one field: the annotations were written after the spec, the library too.
+        if takes {
+            for piece in &pieces {
+                let fields = piece.lines.iter().filter_map(|line| match line {
+                    annotate::Line::Field(field) => Some(field.len as u64),
+                    annotate::Line::Heading { .. } => None,
+                });
+                assert_eq!(
+                    fields.sum::<u64>(),
+                    piece.len,
+                    "bytes annotated of the piece at {}",
+                    piece.offset
+                );
+            }
+        }
+        for frame in 0..pieces.len().min(4) as u64 {
+            let (report, _) = inspect::Report::of(bytes, Some(frame), None, &limits);
+            std::hint::black_box(inspect::text::render(&report, "input", true));
+        }
+    });
+});
+
+/// Whether all is well: every frame is read and every block decoded.
+fn takes(bytes: &[u8]) -> bool {
+    SliceReader::new(bytes, limits()).all(|event| match event {
+        Ok(Event::Frame(_, Body::Update(part))) => {
+            (0..part.blocks.len()).all(|i| part.decode(i, &part.budget()).is_ok())
+        }
+        event => event.is_ok(),
+    })
+}

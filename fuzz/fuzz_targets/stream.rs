@@ -1,0 +1,128 @@
+#![no_main]
+//! Any bytes, however they arrive and whatever is at hand: slices, pieces and short reads give the same events; one thread
+//! and many, plain loops and wide ones, fresh buffers and used ones give the same blocks and tensors.
+
+use std::io::{ErrorKind, Read};
+
+use gcodec::{Assembler, Body, Decoder, Event, Reader, SliceReader, TensorBuf};
+use gcodec_fuzz::{POOLS, Seen, allowance, begin, fingerprint, limits, memory, widest};
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../../tests/arbitrary/mod.rs"]
+mod arbitrary;
+use arbitrary::Random;
+
+gcodec_fuzz::mutate_streams!();
+
+fuzz_target!(|bytes: &[u8]| {
+    begin(false);
+    // Remembered definitions; the blocks of a part, and what of them is printed.
+    let allowed = allowance(bytes.len(), 3);
+    let by_slice = memory::within(allowed, "reading a slice", || by_slice(bytes));
+    // How it is cut follows from the bytes, so that an input says all.
+    let mut cuts = Random::of_seed(crc32fast::hash(bytes).into());
+    let by_pieces = memory::within(allowed, "reading pieces", || by_pieces(bytes, &mut cuts));
+    assert_eq!(by_slice, by_pieces, "slice and pieces");
+    let by_reader = memory::within(allowed, "short reads", || by_reader(bytes, &mut cuts));
+    assert_eq!(by_slice, by_reader, "slice and short reads");
+    let other = cuts.below(2) as u8;
+    widest(other);
+    let by_other = self::by_slice(bytes);
+    assert_eq!(by_slice, by_other, "kernels of width {other}");
+    widest(2);
+    tensors(bytes);
+    threads(bytes);
+});
+
+fn by_slice(bytes: &[u8]) -> Seen {
+    let mut reader = SliceReader::new(bytes, limits());
+    let mut seen = Seen::default();
+    while seen.note(reader.next_event()) {}
+    seen
+}
+
+fn by_pieces(bytes: &[u8], cuts: &mut Random<'_>) -> Seen {
+    let mut decoder = Decoder::new(limits());
+    let (mut seen, mut rest) = (Seen::default(), bytes);
+    let longest = 1 << cuts.below(10);
+    while !rest.is_empty() {
+        let (piece, after) = rest.split_at(rest.len().min(1 + cuts.below(longest) as usize));
+        decoder.feed(piece);
+        while seen.note(decoder.next_event()) {}
+        if seen.end.is_some() {
+            return seen;
+        }
+        assert!(decoder.needed() > 0, "nothing is needed and nothing comes");
+        rest = after;
+    }
+    seen.note(decoder.finish().map(|()| None));
+    seen
+}
+
+/// Gives few bytes at a time, and interruptions between them.
+struct Trickle<'a, 'r>(&'a [u8], &'r mut Random<'a>);
+
+impl Read for Trickle<'_, '_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.1.below(4) == 0 {
+            return Err(ErrorKind::Interrupted.into());
+        }
+        let len = (1 + self.1.below(300) as usize).min(self.0.len()).min(buffer.len());
+        buffer[..len].copy_from_slice(&self.0[..len]);
+        self.0 = &self.0[len..];
+        Ok(len)
+    }
+}
+
+fn by_reader(bytes: &[u8], cuts: &mut Random<'_>) -> Seen {
+    let mut cuts = Random::of_seed(cuts.next().into());
+    let mut reader = Reader::new(Trickle(bytes, &mut cuts), limits());
+    let mut seen = Seen::default();
+    while seen.note(reader.next_event()) {}
+    seen
+}
+
+/// The tensors of each update, from new memory and from memory that holds something: nothing of it shines through.
+fn tensors(bytes: &[u8]) {
+    let mut open: Option<[Assembler<'_>; 2]> = None;
+    for event in SliceReader::new(bytes, limits()) {
+        let Ok(Event::Frame(_, Body::Update(part))) = event else { continue };
+        if part.part == 0 {
+            let Ok(fresh) = Assembler::new(&part.manifest, &limits(), |_| true) else { continue };
+            let buffers = part.manifest.tensors().iter().zip(0..).map(|(info, number)| {
+                let data = (0..info.bytes()).map(|i| (i % 251) as u8 | 1).collect();
+                (number, TensorBuf::new(info.dtype, info.shape.clone(), data).expect("a buffer for a tensor"))
+            });
+            let used = Assembler::with_buffers(&part.manifest, buffers).expect("buffers that fit");
+            open = Some([fresh, used]);
+        }
+        let Some(assemblers) = &mut open else { continue };
+        // The assembler's tensors are there; the blocks that are decoded at once, and buffers that are thrown away.
+        let applied = assemblers.each_mut().map(|assembler| {
+            memory::within(allowance(bytes.len(), 3), "applying a part", || assembler.apply(&part))
+        });
+        assert_eq!(format!("{:?}", applied[0]), format!("{:?}", applied[1]), "fresh and used buffers");
+        if applied[0].is_err() {
+            open = None;
+        } else if part.last {
+            let tensors = open.take().into_iter().flatten().map(Assembler::finish).collect::<Vec<_>>();
+            assert_eq!(fingerprint(&tensors[0]), fingerprint(&tensors[1]), "fresh and used buffers");
+        }
+    }
+}
+
+/// The blocks of each part by one thread and by several.
+fn threads(bytes: &[u8]) {
+    for event in SliceReader::new(bytes, limits()) {
+        let Ok(Event::Frame(_, Body::Update(part))) = event else { continue };
+        if part.blocks.len() < 2 {
+            continue;
+        }
+        let [one, many] = [0, 1].map(|i| POOLS[i].install(|| part.decode_all()));
+        // Threads share one account: where it is overdrawn, it depends on them which block is refused.
+        match (&one, &many) {
+            (Err(_), Err(_)) => {}
+            _ => assert_eq!(fingerprint(&one), fingerprint(&many), "one thread and several"),
+        }
+    }
+}

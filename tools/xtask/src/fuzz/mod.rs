@@ -1,0 +1,324 @@
+//! Fuzzing: builds the targets of `fuzz/`, gives them seeds and a dictionary, runs them for a time, and says what came of it.
+
+mod coverage;
+mod dictionary;
+mod seeds;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{Result, root};
+
+/// What is installed if there is none.
+const CARGO_FUZZ: &str = "0.13.2";
+/// How many targets run at once.
+const AT_ONCE: usize = 2;
+
+/// What a target takes: how its seeds are made, and how long its inputs may be.
+struct Target {
+    name: &'static str,
+    food: Food,
+    max_len: u32,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Food {
+    /// Streams: the vectors.
+    Streams,
+    /// Choices and a block: the blocks of the vectors.
+    Blocks,
+    /// Choices.
+    Choices,
+}
+
+const TARGETS: &[Target] = &[
+    Target { name: "stream", food: Food::Streams, max_len: 4096 },
+    Target { name: "body", food: Food::Blocks, max_len: 512 },
+    Target { name: "file", food: Food::Streams, max_len: 4096 },
+    Target { name: "roundtrip", food: Food::Choices, max_len: 512 },
+    Target { name: "inspect", food: Food::Streams, max_len: 2048 },
+    Target { name: "recover", food: Food::Streams, max_len: 4096 },
+    Target { name: "delta", food: Food::Choices, max_len: 512 },
+    Target { name: "reference", food: Food::Streams, max_len: 2048 },
+];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// How long each target runs.
+    #[arg(long, value_name = "N", default_value_t = 30, conflicts_with = "cpu_minutes")]
+    seconds: u64,
+    /// How much of a processor each target gets, on Linux.
+    #[arg(long, value_name = "N")]
+    cpu_minutes: Option<u64>,
+    /// Runs nothing, and says which lines of the decode paths the inputs found so far reach; needs LLVM 22's tools.
+    #[arg(long)]
+    coverage: bool,
+    /// Runs nothing, and writes fuzz/gcodec.dict after a change to the registry.
+    #[arg(long)]
+    write: bool,
+    /// The targets; without any, all.
+    targets: Vec<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let dictionary = folder().join("gcodec.dict");
+    let text = dictionary::text()?;
+    if args.write {
+        return Ok(fs::write(dictionary, text).map(|()| true)?);
+    }
+    if fs::read_to_string(&dictionary).ok() != Some(text) {
+        return Err("fuzz/gcodec.dict is not up to date: cargo xtask fuzz --write".into());
+    }
+    if let Some(unknown) = args.targets.iter().find(|t| TARGETS.iter().all(|known| known.name != **t)) {
+        let names: Vec<_> = TARGETS.iter().map(|t| t.name).collect();
+        return Err(format!("there is no target {unknown}: {}", names.join(", ")).into());
+    }
+    let wanted = |t: &&Target| args.targets.is_empty() || args.targets.iter().any(|name| name == t.name);
+    let targets: Vec<&Target> = TARGETS.iter().filter(wanted).collect();
+    prepare()?;
+    for target in &targets {
+        seeds::write(target)?;
+    }
+    if args.coverage {
+        return coverage::run(&targets).map(|()| true);
+    }
+    build(&targets)?;
+    let budget = match args.cpu_minutes {
+        Some(minutes) => Budget::Cpu(minutes as f64 * 60.0),
+        None => Budget::Wall(args.seconds),
+    };
+    Ok(report(&run_all(&targets, budget)?))
+}
+
+fn folder() -> PathBuf {
+    root().join("fuzz")
+}
+
+/// Finds nightly Rust and cargo-fuzz, and installs the latter once; or says what is missing.
+pub(crate) fn prepare() -> std::result::Result<(), String> {
+    let says = |program: &str, args: &[&str]| {
+        let output = Command::new(program).args(args).stderr(Stdio::null()).output().ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    says("cargo", &["+nightly", "--version"]).ok_or("nightly Rust is not there")?;
+    says("c++", &["--version"]).ok_or("a C++ compiler is not there")?;
+    if says("cargo", &["fuzz", "--version"]).is_none() {
+        println!("installing cargo-fuzz {CARGO_FUZZ}: a minute");
+        let install = ["install", "cargo-fuzz", "--version", CARGO_FUZZ, "--locked", "--quiet"];
+        says("cargo", &install).ok_or("cargo-fuzz is not there and cannot be installed")?;
+    }
+    Ok(())
+}
+
+fn build(targets: &[&Target]) -> Result<()> {
+    let start = Instant::now();
+    let mut command = Command::new("cargo");
+    command.args(["+nightly", "fuzz", "build"]);
+    // One target, or all.
+    if let [target] = targets {
+        command.arg(target.name);
+    }
+    // The environment's own target folder holds what other compilers built.
+    let built = command.current_dir(root()).env_remove("CARGO_TARGET_DIR").stderr(Stdio::piped()).output()?;
+    if !built.status.success() {
+        return Err(format!("cargo fuzz build failed:\n{}", String::from_utf8_lossy(&built.stderr)).into());
+    }
+    println!("built in {:.0?}", start.elapsed());
+    Ok(())
+}
+
+fn binary(target: &Target) -> Result<PathBuf> {
+    Ok(folder().join("target").join(triple()?).join("release").join(target.name))
+}
+
+/// The host's name, as rustc says it.
+fn triple() -> Result<String> {
+    let said = Command::new("rustc").args(["+nightly", "-vV"]).output()?.stdout;
+    let said = String::from_utf8(said)?;
+    let host = said.lines().find_map(|line| line.strip_prefix("host: "));
+    Ok(host.ok_or("rustc does not say what its host is")?.to_owned())
+}
+
+#[derive(Clone, Copy)]
+enum Budget {
+    Wall(u64),
+    Cpu(f64),
+}
+
+/// What came of a target's run.
+#[derive(Debug, Default)]
+struct Outcome {
+    name: &'static str,
+    cpu_seconds: f64,
+    seconds: f64,
+    executions: u64,
+    /// Edges reached, features, and inputs that are kept.
+    edges: u64,
+    features: u64,
+    corpus: u64,
+    findings: Vec<PathBuf>,
+    /// Whether it ended otherwise than by its time.
+    failed: bool,
+}
+
+/// Runs the targets, some at once.
+fn run_all(targets: &[&Target], budget: Budget) -> Result<Vec<Outcome>> {
+    let waiting = Mutex::new(targets.iter());
+    let done = Mutex::new(Vec::new());
+    let work = || -> std::result::Result<(), String> {
+        loop {
+            let next = waiting.lock().map_err(|e| e.to_string())?.next();
+            let Some(target) = next else { return Ok(()) };
+            let outcome = run_one(target, budget).map_err(|e| format!("{}: {e}", target.name))?;
+            done.lock().map_err(|e| e.to_string())?.push(outcome);
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|t| t.join().map_err(|_| "a thread panicked".to_owned())?)
+    })?;
+    let mut done = done.into_inner()?;
+    done.sort_by_key(|o| targets.iter().position(|t| t.name == o.name));
+    Ok(done)
+}
+
+fn run_one(target: &Target, budget: Budget) -> Result<Outcome> {
+    let corpus = folder().join("corpus").join(target.name);
+    let artifacts = folder().join("artifacts").join(target.name);
+    fs::create_dir_all(&artifacts)?;
+    let before = files(&artifacts)?;
+    let log = folder().join("artifacts").join(format!("{}.log", target.name));
+    let mut command = Command::new(binary(target)?);
+    let regressions = folder().join("regressions").join(target.name);
+    command
+        .arg(&corpus)
+        .args(Some(regressions).filter(|r| r.is_dir()))
+        .arg(format!("-artifact_prefix={}/", artifacts.display()))
+        .arg(format!("-dict={}", folder().join("gcodec.dict").display()))
+        .arg(format!("-max_len={}", target.max_len))
+        .args(["-len_control=0", "-timeout=60", "-rss_limit_mb=2560", "-print_final_stats=1"]);
+    if let Budget::Wall(seconds) = budget {
+        command.arg(format!("-max_total_time={seconds}"));
+    }
+    let output = File::create(&log)?;
+    let mut child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
+    let start = Instant::now();
+    let mut outcome = Outcome { name: target.name, ..Outcome::default() };
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        outcome.cpu_seconds = cpu_seconds(&child).unwrap_or(outcome.cpu_seconds);
+        if let Budget::Cpu(seconds) = budget
+            && outcome.cpu_seconds >= seconds
+        {
+            // As Ctrl-C does: it says what it found, and ends.
+            Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
+            break child.wait()?;
+        }
+        thread::sleep(Duration::from_millis(200));
+    };
+    outcome.seconds = start.elapsed().as_secs_f64();
+    let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
+    outcome.take(&text);
+    outcome.findings = files(&artifacts)?.into_iter().filter(|f| !before.contains(f)).collect();
+    // 72: interrupted.
+    outcome.failed = !matches!(status.code(), Some(0 | 72));
+    if outcome.failed {
+        let said = text.lines().filter(|l| l.contains("panicked at") || l.contains("ERROR: ")).take(2);
+        println!("{}: {}; see {}", target.name, said.collect::<Vec<_>>().join(": "), log.display());
+    }
+    Ok(outcome)
+}
+
+/// Seconds that a process has spent computing, as Linux counts them, in hundredths.
+fn cpu_seconds(child: &Child) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
+    // Behind the name, which stands in brackets: state is field 3, user and system time are 14 and 15.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |i: usize| fields.get(i)?.parse::<u64>().ok();
+    Some((ticks(11)? + ticks(12)?) as f64 / 100.0)
+}
+
+fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
+    Ok(entries.map(|e| e.map(|e| e.path())).collect::<std::io::Result<_>>()?)
+}
+
+impl Outcome {
+    /// Reads what libFuzzer printed.
+    fn take(&mut self, log: &str) {
+        let number = |text: &str| text.split_whitespace().next()?.split('/').next()?.parse::<u64>().ok();
+        let last =
+            |key: &str| log.lines().rev().find_map(|line| number(line.split_once(key)?.1)).unwrap_or(0);
+        let keys = ["stat::number_of_executed_units:", " cov: ", " ft: ", " corp: "];
+        [self.executions, self.edges, self.features, self.corpus] = keys.map(last);
+    }
+}
+
+/// The table; true if nothing was found.
+fn report(outcomes: &[Outcome]) -> bool {
+    println!(
+        "| target | CPU minutes | executions | per CPU second | edges | features | inputs kept | findings |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for o in outcomes {
+        let rate = o.executions as f64 / o.cpu_seconds.max(0.01);
+        println!(
+            "| {} | {:.1} | {} | {rate:.0} | {} | {} | {} | {} |",
+            o.name,
+            o.cpu_seconds / 60.0,
+            o.executions,
+            o.edges,
+            o.features,
+            o.corpus,
+            o.findings.len()
+        );
+    }
+    for o in outcomes {
+        o.findings.iter().for_each(|f| println!("found by {}: {}", o.name, f.display()));
+        // A target that never ran is no success.
+        if o.executions == 0 && !o.failed {
+            println!("{} ran nothing", o.name);
+        }
+    }
+    outcomes.iter().all(|o| !o.failed && o.findings.is_empty() && o.executions > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dictionary_is_what_the_registry_says() {
+        let written = fs::read_to_string(folder().join("gcodec.dict")).unwrap();
+        assert_eq!(written, dictionary::text().unwrap(), "cargo xtask fuzz --write");
+    }
+
+    #[test]
+    fn every_target_has_a_file_and_every_file_is_a_target() {
+        let mut found: Vec<String> = files(&folder().join("fuzz_targets"))
+            .unwrap()
+            .iter()
+            .filter_map(|f| Some(f.file_stem()?.to_string_lossy().into_owned()))
+            .collect();
+        let mut targets: Vec<&str> = TARGETS.iter().map(|t| t.name).collect();
+        found.sort();
+        targets.sort();
+        assert_eq!(found, targets);
+    }
+
+    #[test]
+    fn what_libfuzzer_prints_is_read() {
+        let log = "#2 NEW cov: 11 ft: 12 corp: 3/9b exec/s: 0 L: 1/1 MS: 1\n#9 DONE cov: 13 ft: 14 corp: 5/7Kb lim: 4\n\
+            stat::number_of_executed_units: 57\n";
+        let mut outcome = Outcome::default();
+        outcome.take(log);
+        let found = (outcome.executions, outcome.edges, outcome.features, outcome.corpus);
+        assert_eq!(found, (57, 13, 14, 5));
+    }
+}
