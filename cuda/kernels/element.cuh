@@ -65,20 +65,19 @@ __device__ __forceinline__ float stored(const Piece &piece, u64 i) {
     return widen(piece.dtype, static_cast<const u16 *>(piece.data)[i]);
 }
 
-__device__ __forceinline__ float with_residual(const Piece &piece, float x, u64 i) {
-    if (piece.residual != nullptr) {
-        x += piece.residual[i];
-        if (piece.dtype != F32 && is_finite(x)) {
-            // What a narrow type cannot hold cannot be sent, nor is it worth keeping.
-            const float most = max_finite(piece.dtype);
-            x = x < -most ? -most : x > most ? most : x;
-        }
+// A sum as it is sent and kept.
+__device__ __forceinline__ float limited(const Piece &piece, float x) {
+    if (piece.residual != nullptr && piece.dtype != F32 && is_finite(x)) {
+        // What a narrow type cannot hold cannot be sent, nor is it worth keeping.
+        const float most = max_finite(piece.dtype);
+        x = x < -most ? -most : x > most ? most : x;
     }
     return piece.zero_non_finite != 0 && !is_finite(x) ? 0.0f : x;
 }
 
 __device__ __forceinline__ float read(const Piece &piece, u64 i) {
-    return with_residual(piece, stored(piece, i), i);
+    const float x = stored(piece, i);
+    return limited(piece, piece.residual != nullptr ? x + piece.residual[i] : x);
 }
 
 // What `read` gave when the sums were stored.
@@ -86,29 +85,81 @@ __device__ __forceinline__ float read_again(const Piece &piece, u64 i) {
     return piece.after != nullptr ? piece.after[i] : read(piece, i);
 }
 
-// Four elements from `i`, a multiple of four, on; zeros beyond the end.
-__device__ __forceinline__ void read_four(const Piece &piece, u64 i, float (&x)[4]) {
-    if (i + 4 <= piece.len) {
-        const u64 address = reinterpret_cast<u64>(piece.data);
-        if (piece.dtype == F32 && address % 16 == 0) {
-            const float4 four = *reinterpret_cast<const float4 *>(static_cast<const float *>(piece.data) + i);
-            x[0] = four.x, x[1] = four.y, x[2] = four.z, x[3] = four.w;
-        } else if (piece.dtype != F32 && address % 8 == 0) {
-            const uint2 four = *reinterpret_cast<const uint2 *>(static_cast<const u16 *>(piece.data) + i);
-            x[0] = widen(piece.dtype, static_cast<u16>(four.x)), x[1] = widen(piece.dtype, static_cast<u16>(four.x >> 16));
-            x[2] = widen(piece.dtype, static_cast<u16>(four.y)), x[3] = widen(piece.dtype, static_cast<u16>(four.y >> 16));
-        } else {
+// The elements of a thread: in each row of a tile four from `begin` on. Zeros beyond the end.
+__device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool full, float (&x)[ROWS][4]) {
+    const u64 address = reinterpret_cast<u64>(piece.data);
+    if (!full || address % (piece.dtype == F32 ? 16 : 8) != 0) {
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+#pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                x[j] = stored(piece, i + j);
+                const u64 i = begin + row * ROW + j;
+                x[row][j] = i < piece.len ? read(piece, i) : 0.0f;
             }
-        }
-        for (u32 j = 0; j < 4; j++) {
-            x[j] = with_residual(piece, x[j], i + j);
         }
         return;
     }
-    for (u32 j = 0; j < 4; j++) {
-        x[j] = i + j < piece.len ? read(piece, i + j) : 0.0f;
+    // All loads of a kind first: what they wait for, they wait for together.
+    if (piece.dtype == F32) {
+        float4 four[ROWS];
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            four[row] = *reinterpret_cast<const float4 *>(static_cast<const float *>(piece.data) + begin + row * ROW);
+        }
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            x[row][0] = four[row].x, x[row][1] = four[row].y, x[row][2] = four[row].z, x[row][3] = four[row].w;
+        }
+    } else {
+        uint2 four[ROWS];
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            four[row] = *reinterpret_cast<const uint2 *>(static_cast<const u16 *>(piece.data) + begin + row * ROW);
+        }
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            x[row][0] = widen(piece.dtype, static_cast<u16>(four[row].x));
+            x[row][1] = widen(piece.dtype, static_cast<u16>(four[row].x >> 16));
+            x[row][2] = widen(piece.dtype, static_cast<u16>(four[row].y));
+            x[row][3] = widen(piece.dtype, static_cast<u16>(four[row].y >> 16));
+        }
+    }
+    // Residuals are ours, so they are aligned.
+    if (piece.residual != nullptr) {
+        float4 four[ROWS];
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            four[row] = *reinterpret_cast<const float4 *>(piece.residual + begin + row * ROW);
+        }
+#pragma unroll
+        for (u32 row = 0; row < ROWS; row++) {
+            x[row][0] += four[row].x, x[row][1] += four[row].y, x[row][2] += four[row].z, x[row][3] += four[row].w;
+        }
+    }
+#pragma unroll
+    for (u32 row = 0; row < ROWS; row++) {
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            x[row][j] = limited(piece, x[row][j]);
+        }
+    }
+}
+
+__device__ __forceinline__ void store_rows(const Piece &piece, u64 begin, bool full, const float (&x)[ROWS][4]) {
+#pragma unroll
+    for (u32 row = 0; row < ROWS; row++) {
+        if (full) {
+            *reinterpret_cast<float4 *>(piece.after + begin + row * ROW) =
+                make_float4(x[row][0], x[row][1], x[row][2], x[row][3]);
+            continue;
+        }
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            const u64 i = begin + row * ROW + j;
+            if (i < piece.len) {
+                piece.after[i] = x[row][j];
+            }
+        }
     }
 }
 

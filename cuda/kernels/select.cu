@@ -91,17 +91,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Selec
         State &state = s.states[piece.search];
         const u32 sides = search.sides, least = state.least[0], least_minus = state.least[1];
         const u64 begin = static_cast<u64>(tile - piece.first_tile) * TILE + 4 * threadIdx.x;
+        const bool full = begin - 4 * threadIdx.x + TILE <= piece.len;
         float x[ROWS][4];
-        u32 mask = 0, minus = 0;
-        for (u32 row = 0; row < ROWS; row++) {
-            read_four(piece, begin + row * ROW, x[row]);
+        read_rows(piece, begin, full, x);
+        if (piece.after != nullptr) {
+            store_rows(piece, begin, full, x);
         }
+        u32 mask = 0, minus = 0;
+#pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
+#pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const u32 bits = bits_of(x[row][j]), bit = 1u << (4 * row + j);
-                if (piece.after != nullptr && begin + row * ROW + j < piece.len) {
-                    piece.after[begin + row * ROW + j] = x[row][j];
-                }
                 mask |= key_of(bits, sides, 0) >= least ? bit : 0;
                 minus |= sides == 2 && key_of(bits, 2, 1) >= least_minus ? bit : 0;
             }
@@ -118,6 +119,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Selec
         }
         // Hits of a row before this thread's, in its warp.
         u32 before[ROWS];
+#pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
             const u32 count = __popc(both >> 4 * row & 15);
             const u32 one = __ballot_sync(ALL, count & 1), two = __ballot_sync(ALL, count & 2);
@@ -151,8 +153,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Selec
             atomicAdd(&state.reached[0], static_cast<u64>(plus));
             atomicAdd(&state.reached[1], static_cast<u64>(all - plus));
         }
+#pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
             u64 at = first + hits[row * WARPS + warp()] + before[row];
+#pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 if ((both >> (4 * row + j) & 1) != 0) {
                     if (at < search.capacity) {

@@ -154,6 +154,17 @@ pub fn blocks(
     Ok((blocks, sent))
 }
 
+/// The error for an element of a tensor that is NaN or infinite, where that is an error: of the first tensor for which a value
+/// that is not finite was kept, its first element that is not.
+pub fn non_finite(tensor: u64, index: u64) -> Error {
+    Error::input(InputErrorKind::NonFinite { index }).in_tensor(tensor)
+}
+
+/// The error for residuals or targets that do not fit the tensors; `what` says why.
+pub fn misfit(what: &'static str) -> Error {
+    Error::bad_option(what)
+}
+
 const UNKNOWN: &str = "codec: only topk, stc, threshold and sbc select outside of the library";
 
 fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
