@@ -15,6 +15,13 @@
 #include <string>
 #include <vector>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(address, bytes)
+#define ASAN_UNPOISON_MEMORY_REGION(address, bytes)
+#endif
+
 #include "../shim/shim.h"
 
 #include "../kernels/gcodec.cu"
@@ -83,7 +90,15 @@ const Allocation *find(uintptr_t at, size_t bytes) {
     return inside ? &next->second : nullptr;
 }
 
+// Under AddressSanitizer the guards are poisoned: reading them is found too, and at once.
+void poison(uintptr_t base, const Allocation &a) {
+    ASAN_POISON_MEMORY_REGION(reinterpret_cast<char *>(base) - GUARD, GUARD);
+    ASAN_POISON_MEMORY_REGION(reinterpret_cast<char *>(base) + a.bytes, a.mapped - GUARD - a.bytes);
+    (void)base, (void)a;
+}
+
 bool guard_holds(uintptr_t base, const Allocation &a) {
+    ASAN_UNPOISON_MEMORY_REGION(a.mapping, a.mapped);
     const unsigned char *before = reinterpret_cast<unsigned char *>(base) - GUARD;
     const unsigned char *after = reinterpret_cast<unsigned char *>(base) + a.bytes;
     for (size_t i = 0; i < GUARD; i++) {
@@ -91,6 +106,7 @@ bool guard_holds(uintptr_t base, const Allocation &a) {
             return false;
         }
     }
+    poison(base, a);
     return true;
 }
 
@@ -124,6 +140,7 @@ int allocate(uint64_t *out, size_t bytes, bool pinned) {
     }
     state().allocations[reinterpret_cast<uintptr_t>(base)] = {bytes, contexts.back(), pinned, mapping, mapped};
     *out = reinterpret_cast<uintptr_t>(base);
+    poison(*out, state().allocations[*out]);
     return SUCCESS;
 }
 
@@ -149,6 +166,7 @@ int release(uintptr_t at, bool pinned) {
     for (auto &[_, stream] : state().streams) {
         flush(stream);
     }
+    ASAN_UNPOISON_MEMORY_REGION(found->second.mapping, found->second.mapped);
     munmap(found->second.mapping, found->second.mapped);
     state().allocations.erase(found);
     return SUCCESS;

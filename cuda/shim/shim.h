@@ -16,8 +16,11 @@
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
 #define SHIM_SHARED
 #else
+inline void __sanitizer_start_switch_fiber(void **, const void *, size_t) {}
+inline void __sanitizer_finish_switch_fiber(void *, const void **, size_t *) {}
 #define SHIM_SHARED __attribute__((section("shim_shared")))
 extern "C" char __start_shim_shared[], __stop_shim_shared[];
 #endif
@@ -54,6 +57,8 @@ struct Warp {
 struct Fiber {
     ucontext_t context;
     jmp_buf place;
+    void *sanitizer = nullptr;
+    char *stack = nullptr;
     bool begun = false, done = false;
     Index thread = {0, 0, 0};
     Warp *warp = nullptr;
@@ -65,8 +70,11 @@ struct Block {
     std::vector<Warp> warps;
     std::vector<char> stacks;
     Fiber *current = nullptr;
-    ucontext_t scheduler;
     jmp_buf place;
+    // What AddressSanitizer wants to know of the stack that fibers are begun from.
+    void *sanitizer = nullptr;
+    const void *stack = nullptr;
+    size_t stack_bytes = 0;
     unsigned live = 0, arrived = 0, generation = 0, vote = 0, result = 0;
     bool moved = false;
     void (*body)(void *) = nullptr;
@@ -84,26 +92,21 @@ inline Block &block() {
     abort();
 }
 
-// A fiber begins as a ucontext. After that, switches are jumps, which make no system calls; AddressSanitizer understands
-// only swapcontext.
+// A fiber begins as a ucontext. After that, switches are jumps, which make no system calls.
 inline void to_scheduler() {
     Block &b = block();
     Fiber &fiber = *b.current;
-#if defined(__SANITIZE_ADDRESS__)
-    swapcontext(&fiber.context, &b.scheduler);
-#else
+    __sanitizer_start_switch_fiber(&fiber.sanitizer, b.stack, b.stack_bytes);
     if (_setjmp(fiber.place) == 0) {
         _longjmp(b.place, 1);
     }
-#endif
+    __sanitizer_finish_switch_fiber(fiber.sanitizer, nullptr, nullptr);
 }
 
 inline void run(Fiber &fiber) {
     Block &b = block();
     b.current = &fiber;
-#if defined(__SANITIZE_ADDRESS__)
-    swapcontext(&b.scheduler, &fiber.context);
-#else
+    __sanitizer_start_switch_fiber(&b.sanitizer, fiber.stack, STACK);
     if (_setjmp(b.place) == 0) {
         if (fiber.begun) {
             _longjmp(fiber.place, 1);
@@ -111,11 +114,12 @@ inline void run(Fiber &fiber) {
         fiber.begun = true;
         setcontext(&fiber.context);
     }
-#endif
+    __sanitizer_finish_switch_fiber(b.sanitizer, nullptr, nullptr);
 }
 
 inline void enter() {
     Block &b = block();
+    __sanitizer_finish_switch_fiber(nullptr, &b.stack, &b.stack_bytes);
     b.body(b.arguments);
     b.current->done = true;
     b.live--;
@@ -148,7 +152,8 @@ inline void run_block() {
         fiber.warp = &b.warps[t / LANES];
         fiber.warp->arrived = 0;
         getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = b.stacks.data() + t * STACK;
+        fiber.stack = b.stacks.data() + t * STACK;
+        fiber.context.uc_stack.ss_sp = fiber.stack;
         fiber.context.uc_stack.ss_size = STACK;
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, enter, 0);

@@ -51,6 +51,8 @@ pub struct Device {
 struct Inner {
     driver: Arc<Driver>,
     ordinal: i32,
+    /// The driver's name for it.
+    device: i32,
     name: String,
     multiprocessors: u32,
     context: usize,
@@ -96,6 +98,7 @@ impl Device {
         let mut inner = Inner {
             driver: Arc::clone(driver),
             ordinal,
+            device,
             name: String::from_utf8_lossy(&bytes).into_owned(),
             multiprocessors: u32::try_from(multiprocessors).unwrap_or(1).max(1),
             context: 0,
@@ -190,17 +193,15 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if self.module != 0
-            && self.enter().is_ok_and(|_current| {
-                // SAFETY: the module was loaded, and nothing of it is used any more.
-                unsafe { (self.driver.functions.module_unload)(self.module) };
-                true
-            })
-        {
-            self.module = 0;
+        if self.module != 0 {
+            let _current = self.enter();
+            // SAFETY: the module was loaded, and nothing of it is used any more.
+            unsafe { (self.driver.functions.module_unload)(self.module) };
         }
-        // SAFETY: it was retained once.
-        unsafe { (self.driver.functions.context_release)(self.ordinal) };
+        if self.context != 0 {
+            // SAFETY: it was retained once.
+            unsafe { (self.driver.functions.context_release)(self.device) };
+        }
     }
 }
 

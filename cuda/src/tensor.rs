@@ -10,6 +10,7 @@ use crate::error::{Result, TensorError};
 
 /// A stream of a device, in whose order work is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
 pub struct Stream(usize);
 
 impl Stream {

@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::process::Command;
+
 use common::{Fake, Memory, encode, fake, normal};
 use gcodec::block::{Block, Support};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
@@ -267,6 +269,61 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
     }
     drop(compressor);
     fake.assert_sound();
+}
+
+/// Every way through every kernel, with little work.
+#[test]
+fn small_updates() {
+    let Some(fake) = fake() else { return };
+    let values = [normal(9000, 1), vec![], vec![-1.0; 300]];
+    for (dtype, skip) in [(Dtype::F32, 0), (Dtype::F16, 2), (Dtype::Bf16, 0)] {
+        let tensors = Tensors::new(&fake, dtype, &values, skip);
+        for specs in [
+            ["topk:density=0.01,values=pow2,scope=global"; 3],
+            ["sbc:density=0.01", "topk:k=3", "threshold:at=0.5"],
+        ] {
+            tensors.agree(&fake, &specs, &Options::default()).unwrap();
+        }
+    }
+    // More than a sample, which misleads; then more that reach a threshold than there is room for.
+    let steps: Vec<f32> = (0..140_000).map(|i| if i < 70_000 { 1.0 } else { 2.0 }).collect();
+    let mut bad = steps.clone();
+    bad[135_000] = f32::NAN;
+    for (values, specs) in [(steps, ["topk:k=1500", "threshold:at=1"]), (bad, ["sbc:k=9", "topk:k=9"])] {
+        let tensors = Tensors::new(&fake, Dtype::F32, &[values], 0);
+        for spec in specs {
+            let got = tensors.agree(&fake, &[spec], &Options::default());
+            assert_eq!(got.is_err(), spec.ends_with('9'));
+        }
+    }
+}
+
+/// The kernels' reads and writes, under AddressSanitizer and UndefinedBehaviorSanitizer: [`small_updates`] in a process of
+/// its own.
+#[test]
+fn kernels_are_clean_under_sanitizers() {
+    if std::env::var_os(common::CHOSEN).is_some() {
+        return;
+    }
+    let flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let Some(fake) = common::build("sanitized.so", &flags) else { return };
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let found = Command::new(compiler).arg("-print-file-name=libasan.so").output().unwrap();
+    let runtime = String::from_utf8(found.stdout).unwrap();
+    if !runtime.starts_with('/') {
+        println!("SKIPPED: the compiler has no libasan.so, so kernels did not run under sanitizers");
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "small_updates"])
+        .env(common::CHOSEN, fake)
+        .env("LD_PRELOAD", runtime.trim())
+        // The process has Rust's own allocations, which end with it.
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
 /// Elements of a tensor whose numbers take more than 32 bits: 8 GiB of zeros, of which the system gives only what is read.

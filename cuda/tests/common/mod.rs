@@ -11,10 +11,10 @@ use gcodec_cuda::{Device, DeviceTensor, Driver, Stream};
 use libloading::Library;
 
 /// Set to the library that a test is to take, in the place of one that it builds.
-pub const CHOSEN: &str = "GCODEC_FAKE_DRIVER";
+pub(crate) const CHOSEN: &str = "GCODEC_FAKE_DRIVER";
 
 /// Builds `cuda/fake/driver.cpp`; `None`, with a message, where there is no C++ compiler.
-pub fn build(name: &str, flags: &[&str]) -> Option<PathBuf> {
+pub(crate) fn build(name: &str, flags: &[&str]) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
@@ -23,7 +23,7 @@ pub fn build(name: &str, flags: &[&str]) -> Option<PathBuf> {
         return None;
     }
     let output = Command::new(&compiler)
-        .args(["-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"])
+        .args(["-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"])
         // As nvcc compiles them: no product and sum in one rounding.
         .args(["-ffp-contract=off", "-fPIC", "-shared"])
         .args(flags)
@@ -37,27 +37,38 @@ pub fn build(name: &str, flags: &[&str]) -> Option<PathBuf> {
 }
 
 /// The stand-in. Its counts are one for all tests, so that there is one test at a time.
-pub struct Fake {
-    pub driver: Arc<Driver>,
+pub(crate) struct Fake {
+    pub(crate) driver: Arc<Driver>,
+    path: PathBuf,
     library: Library,
     _one: MutexGuard<'static, ()>,
 }
 
-pub fn fake() -> Option<Fake> {
+pub(crate) fn fake() -> Option<Fake> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     static ONE: Mutex<()> = Mutex::new(());
     let one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let path = match std::env::var_os(CHOSEN) {
         Some(path) => PathBuf::from(path),
-        None => BUILT.get_or_init(|| build("libcuda.so.1", &[])).clone()?,
+        None => BUILT.get_or_init(|| build("libcuda.so.1", &["-O3"])).clone()?,
     };
     // SAFETY: it is the stand-in.
     let (driver, library) = unsafe { (Driver::load(&path).unwrap(), Library::new(&path).unwrap()) };
-    Some(Fake { driver, library, _one: one })
+    Some(Fake { driver, path, library, _one: one })
 }
 
 impl Fake {
-    pub fn device(&self) -> Device {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// Waits for a stream.
+    pub(crate) fn finish(&self, stream: Stream) {
+        let synchronize = self.function::<extern "C" fn(Stream) -> i32>("cuStreamSynchronize");
+        assert_eq!(synchronize(stream), 0);
+    }
+
+    pub(crate) fn device(&self) -> Device {
         Device::of(&self.driver, 0).unwrap()
     }
 
@@ -67,40 +78,41 @@ impl Fake {
     }
 
     /// How often a function was called since [`Self::reset_counts`].
-    pub fn count(&self, name: &str) -> u64 {
+    pub(crate) fn count(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();
         self.function::<extern "C" fn(*const c_char) -> u64>("fake_count")(name.as_ptr())
     }
 
-    pub fn reset_counts(&self) {
+    pub(crate) fn reset_counts(&self) {
         self.function::<extern "C" fn()>("fake_reset_counts")();
     }
 
     /// Lets the call of a function after so many more fail, once; or none.
-    pub fn fail(&self, name: &str, after: Option<i64>) {
+    pub(crate) fn fail(&self, name: &str, after: Option<i64>) {
         let name = CString::new(name).unwrap();
         let after = after.unwrap_or(-1);
         self.function::<extern "C" fn(*const c_char, i64)>("fake_fail")(name.as_ptr(), after);
     }
 
-    pub fn machine(&self, devices: i32, version: i32) {
+    pub(crate) fn machine(&self, devices: i32, version: i32) {
         self.function::<extern "C" fn(i32, i32)>("fake_machine")(devices, version);
     }
 
-    pub fn allocations(&self) -> u64 {
+    pub(crate) fn allocations(&self) -> u64 {
         self.function::<extern "C" fn() -> u64>("fake_allocations")()
     }
 
     /// Fails if something was done that a driver would not have told.
-    pub fn assert_sound(&self) {
+    pub(crate) fn assert_sound(&self) {
         let fault = self.function::<extern "C" fn() -> *const c_char>("fake_fault")();
         if !fault.is_null() {
             // SAFETY: a string of the library's.
-            panic!("{}", unsafe { CStr::from_ptr(fault) }.to_string_lossy());
+            let fault = unsafe { CStr::from_ptr(fault) };
+            panic!("{}", fault.to_string_lossy());
         }
     }
 
-    pub fn stream(&self) -> Stream {
+    pub(crate) fn stream(&self) -> Stream {
         let mut stream = 0;
         let create = self.function::<extern "C" fn(*mut usize, u32) -> i32>("cuStreamCreate");
         assert_eq!(create(&raw mut stream, 1), 0);
@@ -109,7 +121,7 @@ impl Fake {
     }
 
     /// Memory of device `ordinal`.
-    pub fn memory(&self, ordinal: i32, bytes: usize) -> Memory {
+    pub(crate) fn memory(&self, ordinal: i32, bytes: usize) -> Memory {
         let mut address = 0u64;
         let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
         let pop = self.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
@@ -122,7 +134,7 @@ impl Fake {
     }
 
     /// A tensor's bytes on device 0, `skip` bytes into an allocation that ends where they do.
-    pub fn upload(&self, bytes: &[u8], skip: usize) -> Memory {
+    pub(crate) fn upload(&self, bytes: &[u8], skip: usize) -> Memory {
         let memory = self.memory(0, skip + bytes.len());
         memory.write(skip, bytes);
         memory
@@ -130,14 +142,14 @@ impl Fake {
 }
 
 /// What the stand-in takes for a device's memory is the host's.
-pub struct Memory {
-    pub address: u64,
+pub(crate) struct Memory {
+    pub(crate) address: u64,
     bytes: usize,
     free: extern "C" fn(u64) -> i32,
 }
 
 impl Memory {
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes);
         // SAFETY: inside of what was allocated.
         unsafe {
@@ -146,14 +158,14 @@ impl Memory {
         }
     }
 
-    pub fn read(&self) -> Vec<u8> {
+    pub(crate) fn read(&self) -> Vec<u8> {
         let place = std::ptr::with_exposed_provenance::<u8>(self.address as usize);
         // SAFETY: it was allocated, and filled.
         unsafe { std::slice::from_raw_parts(place, self.bytes) }.to_vec()
     }
 
     /// What begins `skip` bytes into it.
-    pub fn tensor<'a>(
+    pub(crate) fn tensor<'a>(
         &'a self,
         device: &Device,
         skip: usize,
@@ -172,14 +184,14 @@ impl Drop for Memory {
 }
 
 /// Roughly normal numbers: a sum of twelve uniform ones, less its mean.
-pub fn normal(n: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut words = vec![0; n * 3];
     gcodec::random::words(seed, 0, 0, &mut words);
     let bytes = |w: &u32| w.to_le_bytes().map(f32::from).iter().sum::<f32>();
     words.chunks(3).map(|w| (w.iter().map(bytes).sum::<f32>() - 12.0 * 127.5) / 256.0).collect()
 }
 
-pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+pub(crate) fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let mut data = vec![0; dtype.bytes_for(values.len() as u64).unwrap() as usize];
     gcodec::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
     data
