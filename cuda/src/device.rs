@@ -10,7 +10,11 @@ use crate::plan::{Plain, THREADS};
 use crate::tensor::Stream;
 
 /// The kernels, compiled by `cargo xtask cuda`.
-static IMAGE: &[u8] = include_bytes!("../kernels/gcodec.fatbin");
+static IMAGE: &Image<[u8]> = &Image(*include_bytes!("../kernels/gcodec.fatbin"));
+
+/// The driver reads words of it.
+#[repr(C, align(16))]
+struct Image<T: ?Sized>(T);
 
 const MULTIPROCESSORS: i32 = 16;
 const CAPABILITY: [i32; 2] = [75, 76];
@@ -113,7 +117,8 @@ impl Device {
             // SAFETY: the image is what nvcc made, and stays; names are null-terminated.
             unsafe {
                 let (mut module, mut kernels) = (0, [0; NAMES.len()]);
-                driver.check("cuModuleLoadData", (f.module_load)(&raw mut module, IMAGE.as_ptr().cast()))?;
+                driver
+                    .check("cuModuleLoadData", (f.module_load)(&raw mut module, IMAGE.0.as_ptr().cast()))?;
                 for (kernel, name) in kernels.iter_mut().zip(NAMES) {
                     let code = (f.module_function)(kernel, module, name.as_ptr());
                     if let Err(e) = driver.check("cuModuleGetFunction", code) {

@@ -36,6 +36,7 @@
 //! The kernels in `cuda/kernels` are compiled for sm_80 and sm_90, and run on the host, by `cuda/shim`, in every test. This crate's
 //! tests use a stand-in for the driver (`cuda/fake`) with that. Neither is a GPU.
 
+mod buffer;
 mod compressor;
 mod device;
 mod driver;
@@ -44,6 +45,7 @@ mod plan;
 mod scatter;
 mod tensor;
 
+pub use buffer::DeviceBuf;
 pub use compressor::{Compressor, Input};
 pub use device::Device;
 pub use driver::{Driver, why_not};

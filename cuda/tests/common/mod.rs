@@ -13,26 +13,45 @@ use libloading::Library;
 /// Set to the library that a test is to take, in the place of one that it builds.
 pub(crate) const CHOSEN: &str = "GCODEC_FAKE_DRIVER";
 
-/// Builds `cuda/fake/driver.cpp`; `None`, with a message, where there is no C++ compiler.
-pub(crate) fn build(name: &str, flags: &[&str]) -> Option<PathBuf> {
+/// Builds `cuda/fake/driver.cpp` if that was not done yet; `None`, with a message, where there is no C++ compiler.
+pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{name}", std::process::id()));
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    if let Err(e) = Command::new(&compiler).arg("--version").output() {
-        println!("SKIPPED: no C++ compiler ({compiler}: {e}), so no kernel was run");
-        return None;
+    let version = match Command::new(&compiler).arg("--version").output() {
+        Ok(output) => output.stdout,
+        Err(e) => {
+            println!("SKIPPED: no C++ compiler ({compiler}: {e}), so no kernel was run");
+            return None;
+        }
+    };
+    // One library for what it is made of, so that test programs share it.
+    let mut hash = blake3::Hasher::new();
+    hash.update(&version).update(flags.join(" ").as_bytes());
+    for folder in ["kernels", "shim", "fake"] {
+        let files = std::fs::read_dir(here.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        files.iter().for_each(|file| _ = hash.update(&std::fs::read(file).unwrap()));
     }
+    let name = format!("driver-{}", &hash.finalize().to_hex()[..16]);
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name).join("libcuda.so.1");
+    if out.exists() {
+        return Some(out);
+    }
+    std::fs::create_dir_all(out.parent().unwrap()).unwrap();
+    let new = out.with_extension(std::process::id().to_string());
     let output = Command::new(&compiler)
         .args(["-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"])
         // As nvcc compiles them: no product and sum in one rounding.
         .args(["-ffp-contract=off", "-fPIC", "-shared"])
         .args(flags)
         .arg("-o")
-        .arg(&out)
+        .arg(&new)
         .arg(here.join("fake/driver.cpp"))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&new, &out).unwrap();
     Some(out)
 }
 
@@ -50,7 +69,7 @@ pub(crate) fn fake() -> Option<Fake> {
     let one = ONE.lock().unwrap_or_else(|e| e.into_inner());
     let path = match std::env::var_os(CHOSEN) {
         Some(path) => PathBuf::from(path),
-        None => BUILT.get_or_init(|| build("libcuda.so.1", &["-O3"])).clone()?,
+        None => BUILT.get_or_init(|| build(&["-O3"])).clone()?,
     };
     // SAFETY: it is the stand-in.
     let (driver, library) = unsafe { (Driver::load(&path).unwrap(), Library::new(&path).unwrap()) };

@@ -1,5 +1,6 @@
 //! The tasks contributors run, in Rust: `cargo xtask --help`.
 
+mod cuda;
 mod example;
 mod measure;
 mod python;
@@ -31,6 +32,8 @@ enum Task {
     Example(example::Args),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
+    /// Compiles the kernels for CUDA devices: writes or checks the image that the crate holds, and what each kernel takes.
+    Cuda(cuda::Args),
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Task::Vectors(args) => vectors::run(&args).map(|()| true),
         Task::Example(args) => example::run(&args).map(|()| true),
         Task::Python => python::test().map(|()| true),
+        Task::Cuda(args) => cuda::compile(&args).map(|()| true),
         Task::Measure(args) => measure::run(&args),
     };
     match result {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{Result, python, root};
+use crate::{Result, cuda, python, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -27,6 +27,8 @@ enum Need {
     Python,
     /// PyTorch, JAX and the others that the Python package's tests need.
     PythonPackages,
+    /// The compiler of the kernels.
+    CudaCompiler,
     Gradients,
 }
 
@@ -73,6 +75,10 @@ const STEPS: &[Step] = &[
         )
     },
     Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
+    Step {
+        needs: Need::CudaCompiler,
+        ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"])
+    },
     Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
 
@@ -124,6 +130,7 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
             (!found).then(|| "python3 is not there".to_owned())
         }
         Need::PythonPackages => python::prepare().err(),
+        Need::CudaCompiler => cuda::prepare().err(),
         Need::Gradients => {
             let found = root.join("../shared/gradients").is_dir();
             (!found).then(|| "the public gradient set is not beside this checkout".to_owned())
