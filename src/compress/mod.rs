@@ -13,6 +13,7 @@ mod lossless;
 mod momentum;
 mod natural;
 pub mod onebit;
+pub mod outside;
 pub mod powersgd;
 mod quantize;
 mod randk;
@@ -36,6 +37,7 @@ pub use lossless::deltas;
 pub use momentum::mask_momenta;
 pub use randk::Scaling;
 pub use sbc::{Sbc, SbcOptions};
+pub use select::Chosen;
 pub use sidco::{Fit, Stages};
 pub use sign::Share;
 pub use spec::SpecError;
@@ -43,7 +45,7 @@ pub use spec::SpecError;
 use crate::block::Positions;
 use crate::block::{Block, Norm, Scope, Spacing};
 use crate::error::{Error, InputErrorKind, Result};
-use crate::tensor::TensorView;
+use crate::tensor::{Dtype, TensorView};
 use source::Source;
 
 /// A compressor and its settings. [`str::parse`] reads it from `name[:key=value,...]`, [`ToString`] writes it back.
@@ -422,7 +424,7 @@ pub fn compress(
         .collect::<Result<Vec<_>>>()?;
     let mut chosen = select::global(&mut sources, codecs)?;
     let mut blocks = Vec::new();
-    for run in runs(inputs, codecs) {
+    for run in runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype())) {
         let tensors = &mut sources[run.clone()];
         match codecs[run.start] {
             Codec::Raw => lossless::dense(&inputs[run], options, false, &mut blocks),
@@ -512,15 +514,12 @@ fn check(inputs: &[Input<'_>], codecs: &[Codec], options: &Options, by_name: boo
 }
 
 /// Inputs that one block may hold together: consecutive in the manifest, of one element type, with one codec.
-fn runs(inputs: &[Input<'_>], codecs: &[Codec]) -> Vec<Range<usize>> {
+/// `of`: number and element type of each.
+fn runs(codecs: &[Codec], of: impl Fn(usize) -> (u64, Dtype)) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for i in 0..inputs.len() {
+    for i in 0..codecs.len() {
         match runs.last_mut() {
-            Some(run)
-                if inputs[i].tensor == inputs[i - 1].tensor + 1
-                    && inputs[i].view.dtype() == inputs[i - 1].view.dtype()
-                    && codecs[i] == codecs[i - 1] =>
-            {
+            Some(run) if of(i) == (of(i - 1).0 + 1, of(i - 1).1) && codecs[i] == codecs[i - 1] => {
                 run.end = i + 1;
             }
             _ => runs.push(i..i + 1),

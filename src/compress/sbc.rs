@@ -13,8 +13,10 @@
 
 use rayon::prelude::*;
 
+use super::outside::Outline;
+use super::select::Chosen;
 use super::source::Source;
-use super::sparse::{join, mean_magnitude, tensor_groups};
+use super::sparse::{join, mean_magnitude, outlines, tensor_groups};
 use super::{Amount, Codec, Feedback, Input, Options, compress, select};
 use crate::block::{Block, Positions, ScaleFormat, Scales, Values};
 use crate::error::{Error, Result};
@@ -25,22 +27,33 @@ pub(super) fn block(tensors: &mut [Source<'_>], amount: Amount) -> Result<Block>
     let chosen = tensors
         .par_iter_mut()
         .map(|tensor| {
-            let [plus, minus] = select::both_sides(tensor, amount.of(tensor.len as u64))?;
-            let sum = |values: &[f32]| values.iter().map(|x| f64::from(x.abs())).sum::<f64>();
-            let (chosen, sign) =
-                if sum(&plus.values) >= sum(&minus.values) { (plus, 1.0) } else { (minus, -1.0) };
-            let mean = mean_magnitude(&chosen.values) * sign;
+            let sides = select::both_sides(tensor, amount.of(tensor.len as u64))?;
+            let (side, mean) = larger(&sides);
+            let [plus, minus] = sides;
+            let chosen = if side == 0 { plus } else { minus };
             tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
             Ok((chosen, mean))
         })
         .collect::<Result<Vec<_>>>()?;
     let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-    let (scope, support) = join(tensors, &chosen);
+    Ok(constant(&outlines(tensors), &chosen, &means))
+}
+
+/// Which of the largest positive and the smallest negative elements are sent, and their mean.
+pub(super) fn larger(sides: &[Chosen; 2]) -> (usize, f32) {
+    let [plus, minus] = sides.each_ref().map(|s| s.values.iter().map(|x| f64::from(x.abs())).sum::<f64>());
+    let (side, sign) = if plus >= minus { (0, 1.0) } else { (1, -1.0) };
+    (side, mean_magnitude(&sides[side].values) * sign)
+}
+
+/// The block of what is sent of a run of tensors.
+pub(super) fn constant(tensors: &[Outline], chosen: &[Chosen], means: &[f32]) -> Block {
+    let (scope, support) = join(tensors, chosen);
     let values = Values::Constant {
         groups: tensor_groups(tensors.len()),
-        scales: Scales::from_f32s(ScaleFormat::F32, &means),
+        scales: Scales::from_f32s(ScaleFormat::F32, means),
     };
-    Ok(Block { scope, add: false, support, values })
+    Block { scope, add: false, support, values }
 }
 
 /// The settings of [`Sbc`].

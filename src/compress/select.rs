@@ -19,11 +19,13 @@ use crate::arch::{self, Kernel};
 use crate::bits::pack_bits;
 use crate::error::Result;
 
-/// The elements that were kept of a tensor, ascending.
+/// The elements that were kept of a tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Chosen {
-    pub(super) positions: Vec<u64>,
-    pub(super) values: Vec<f32>,
+pub struct Chosen {
+    /// Their positions in the tensor, strictly ascending.
+    pub positions: Vec<u64>,
+    /// Their values, as many.
+    pub values: Vec<f32>,
 }
 
 /// The choice of each codec with [`Selection::Global`], one for each source; the others' are empty.

@@ -1,5 +1,6 @@
 //! Blocks of the elements that a selector kept.
 
+use super::outside::Outline;
 use super::select::Chosen;
 use super::source::Source;
 use super::{Kept, natural, quantize, whole};
@@ -16,12 +17,31 @@ const Q4_GROUP: u64 = 256;
 
 /// The block of a run of tensors and of what was kept of each.
 pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept, seed: u64) -> Result<Block> {
+    let outlines = outlines(tensors);
+    let (values, decoded) = values(&outlines, &chosen, kept, seed)?;
+    let mut decoded = decoded.as_slice();
+    for (tensor, chosen) in tensors.iter_mut().zip(&chosen) {
+        let (mine, rest) = decoded.split_at(chosen.positions.len());
+        tensor.subtract(&chosen.positions, mine.to_vec())?;
+        decoded = rest;
+    }
+    let (scope, support) = join(&outlines, &chosen);
+    Ok(Block { scope, add: false, support, values })
+}
+
+/// The values of what was kept of a run of tensors, and the floats that they stand for, one tensor's after the other.
+pub(super) fn values(
+    tensors: &[Outline],
+    chosen: &[Chosen],
+    kept: Kept,
+    seed: u64,
+) -> Result<(Values, Vec<f32>)> {
     let joint: Vec<f32> = chosen.iter().flat_map(|c| &c.values).copied().collect();
-    let (values, decoded) = match kept {
+    Ok(match kept {
         Kept::F32 | Kept::F16 | Kept::Bf16 => floats(tensors[0].dtype, kept, &joint)?,
         Kept::Pow2 => {
             let words = |stream: u64| {
-                let of_tensor = tensors.iter().zip(&chosen).flat_map(move |(tensor, chosen)| {
+                let of_tensor = tensors.iter().zip(chosen).flat_map(move |(tensor, chosen)| {
                     chosen.positions.iter().map(move |&i| random::word(seed, tensor.tensor | stream, i))
                 });
                 of_tensor.collect::<Vec<u32>>()
@@ -38,7 +58,7 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
             let negative = decoded.iter().map(|x| x.is_sign_negative()).collect();
             (Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }, decoded)
         }
-        Kept::Sign => signs(&chosen),
+        Kept::Sign => signs(chosen),
         Kept::Q4 => {
             let (scales, codes) = quantize::affine(&joint, 4, Q4_GROUP);
             let decoded = quantize::affine_values(&scales, &codes, 4, Q4_GROUP);
@@ -46,24 +66,22 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
             let groups = Groups::Len(Q4_GROUP);
             (Values::Affine { bits: 4, groups, scales, zero: Zero::Centre, codes }, decoded)
         }
-    };
-    let mut decoded = decoded.as_slice();
-    for (tensor, chosen) in tensors.iter_mut().zip(&chosen) {
-        let (mine, rest) = decoded.split_at(chosen.positions.len());
-        tensor.subtract(&chosen.positions, mine.to_vec())?;
-        decoded = rest;
-    }
-    let (scope, support) = join(tensors, &chosen);
-    Ok(Block { scope, add: false, support, values })
+    })
+}
+
+/// What a block has to know of each tensor of a run.
+pub(super) fn outlines(tensors: &[Source<'_>]) -> Vec<Outline> {
+    let outline = |t: &Source<'_>| Outline { tensor: t.tensor, dtype: t.dtype, len: t.len as u64 };
+    tensors.iter().map(outline).collect()
 }
 
 /// The scope of a run of tensors, and the positions that were kept in their joint index space.
-pub(super) fn join(tensors: &[Source<'_>], chosen: &[Chosen]) -> (Scope, Support) {
+pub(super) fn join(tensors: &[Outline], chosen: &[Chosen]) -> (Scope, Support) {
     let mut positions = Vec::with_capacity(chosen.iter().map(|c| c.positions.len()).sum());
     let mut start = 0;
     for (tensor, chosen) in tensors.iter().zip(chosen) {
         positions.extend(chosen.positions.iter().map(|p| start + p));
-        start += tensor.len as u64;
+        start += tensor.len;
     }
     (whole(tensors[0].tensor, tensors.len()), Support::Sparse(positions))
 }

@@ -145,11 +145,11 @@ impl Worker {
             (true, Choice::TopK(amount)) => {
                 let mut group: Vec<&mut Source<'_>> = sources.iter_mut().collect();
                 let chosen: Vec<Chosen> = top_k(&mut group, amount.of(self.space.len()))?;
-                Some(sparse::join(&sources, &chosen).1)
+                Some(sparse::join(&sparse::outlines(&sources), &chosen).1)
             }
             (true, Choice::TopKOfEach(amount)) => {
                 let chosen = top_k_each(&mut sources, amount)?;
-                Some(sparse::join(&sources, &chosen).1)
+                Some(sparse::join(&sparse::outlines(&sources), &chosen).1)
             }
             _ => None,
         };

@@ -15,6 +15,7 @@ const PERMISSIVE: &[&str] = &[
     "BSD-2-Clause",
     "BSD-3-Clause",
     "CC0-1.0",
+    "ISC",
     "MIT",
     "MIT-0",
     "Unicode-3.0",
@@ -26,7 +27,7 @@ const PERMISSIVE: &[&str] = &[
 const IN_TOOLS: &[&str] = &["MPL-2.0"];
 
 /// What a user builds or installs; the rest of the workspace are tools, studies and examples.
-const SHIPPED: &[&str] = &["gcodec", "gcodec-cli", "gcodec-latent", "gcodec-python"];
+const SHIPPED: &[&str] = &["gcodec", "gcodec-cli", "gcodec-cuda", "gcodec-latent", "gcodec-python"];
 
 /// A package of others: its name, version and licence.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

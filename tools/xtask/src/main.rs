@@ -1,5 +1,6 @@
 //! The tasks contributors run, in Rust: `cargo xtask --help`.
 
+mod cuda;
 mod dependencies;
 mod example;
 mod fuzz;
@@ -46,6 +47,8 @@ enum Task {
     Wireshark,
     /// Fuzzes readers, the encoder and the command line, each target for a time; needs nightly Rust.
     Fuzz(fuzz::Args),
+    /// Compiles the kernels for CUDA devices: writes or checks the image that the crate holds, and what each kernel takes.
+    Cuda(cuda::Args),
     /// Measures sizes on real gradients and compares them with what they must reach.
     Measure(measure::Args),
     /// Damage, kills, full disks, races, bombs, and time: what happens when things go wrong, tried out and counted.
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Task::Kaitai => readers::kaitai().map(|()| true),
         Task::Wireshark => readers::wireshark().map(|()| true),
         Task::Fuzz(args) => fuzz::run(&args),
+        Task::Cuda(args) => cuda::compile(&args).map(|()| true),
         Task::Measure(args) => measure::run(&args),
         Task::Torture(args) => torture::run(&args),
     };

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-use crate::{Result, fuzz, python, readers, root};
+use crate::{Result, cuda, fuzz, python, readers, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -27,6 +27,8 @@ enum Need {
     Python,
     /// PyTorch, JAX and the others that the Python package's tests need.
     PythonPackages,
+    /// The compiler of the kernels.
+    CudaCompiler,
     Gradients,
     /// Rust's standard library for another kind of machine, and programs that link and run what is built for it.
     Target(&'static str, &'static [&'static str]),
@@ -128,6 +130,10 @@ const STEPS: &[Step] = &[
         )
     },
     step("licences and duplicates of dependencies", "cargo", &["xtask", "dependencies"]),
+    Step {
+        needs: Need::CudaCompiler,
+        ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"])
+    },
     Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
 
@@ -197,6 +203,7 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
         Need::ReaderPackages => readers::python().err(),
         Need::Kaitai => readers::no_kaitai(),
         Need::Tshark => readers::no_wireshark(),
+        Need::CudaCompiler => cuda::prepare().err(),
         Need::Gradients => {
             let found = root.join("../shared/gradients").is_dir();
             (!found).then(|| "the public gradient set is not beside this checkout".to_owned())

@@ -1,0 +1,37 @@
+// Where the largest keys end, digit by digit, from how often each digit occurs.
+#pragma once
+#include "group.cuh"
+
+// The largest of the first `bins` digits such that at least `ties` keys have it or a larger one; `ties` becomes how many are
+// wanted of those that have it. False, for all threads, if there are fewer keys than that. `count(digit)` is asked once each.
+template <typename Count>
+__device__ bool pick(u32 bins, Count count, u64 *scratch, u64 *answer, u32 &digit, u64 &ties) {
+    const u32 each = bins / THREADS;
+    // Digits descend with threads, so that sums before a thread are those of larger digits.
+    const u32 top = bins - 1 - threadIdx.x * each;
+    u64 mine[BINS / THREADS];
+    u64 sum = 0;
+    for (u32 i = 0; i < each; i++) {
+        mine[i] = count(top - i);
+        sum += mine[i];
+    }
+    u64 total;
+    u64 before = block_exclusive(sum, scratch, total);
+    if (before < ties && ties <= before + sum) {
+        u32 i = 0;
+        while (before + mine[i] < ties) {
+            before += mine[i];
+            i++;
+        }
+        answer[0] = top - i;
+        answer[1] = ties - before;
+    }
+    __syncthreads();
+    if (total < ties) {
+        return false;
+    }
+    digit = static_cast<u32>(answer[0]);
+    ties = answer[1];
+    __syncthreads();
+    return true;
+}

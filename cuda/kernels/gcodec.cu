@@ -1,0 +1,3 @@
+// All kernels: what `cargo xtask cuda` compiles.
+#include "scatter.cu"
+#include "select.cu"

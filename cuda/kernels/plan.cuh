@@ -1,0 +1,169 @@
+// What the host gives the kernels and gets from them. `cuda/src/plan.rs` has the same structures: fields in the order of their
+// alignment, so that there is no padding but at the end, and sizes that both sides check.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// Threads of every block.
+constexpr u32 THREADS = 256;
+constexpr u32 WARPS = THREADS / 32;
+// Elements of a tile, what a block reads at a time: 8 rows of 4 elements for each thread.
+constexpr u32 ROWS = 8;
+constexpr u32 ROW = 4 * THREADS;
+constexpr u32 TILE = ROWS * ROW;
+// Elements of a sample; a search among no more takes all elements for candidates.
+constexpr u32 SAMPLE = 1 << 15;
+// Bins of the widest digit of a key.
+constexpr u32 BINS = 2048;
+// The key of the smallest magnitude above zero, and that of infinity.
+constexpr u32 LOWEST = 1;
+constexpr u32 INFINITE = 0x7f800000u;
+constexpr u64 NO_LIMIT = ~0ull;
+
+// Element types, by their numbers on the wire.
+constexpr u32 F32 = 2;
+constexpr u32 F16 = 3;
+constexpr u32 BF16 = 4;
+
+// At most 2^31 elements of one tensor.
+struct Piece {
+    const void *data;
+    // One 32-bit float for each element, or null.
+    const float *residual;
+    // Where the sums of element and residual go, or null.
+    float *after;
+    u64 len;
+    // The number of elements of the search before it.
+    u64 start;
+    u32 dtype;
+    u32 search;
+    u32 first_tile;
+    // Whether elements that are not finite count as zero.
+    u32 zero_non_finite;
+};
+
+// What is to be found in consecutive pieces.
+struct Search {
+    u64 elements;
+    // How many are kept of each side.
+    u64 k;
+    // The place of its candidates among all, and how many there is room for.
+    u64 candidates;
+    u64 capacity;
+    // If so many of a sample reach a key, then k of all elements do, by four standard deviations.
+    u32 rank;
+    // The place of its sample among all samples; ~0 if it has none, and `least` is where candidates begin.
+    u32 sample;
+    u32 least;
+    // Whether everything from `least` on is kept.
+    u32 exact;
+    u32 first_piece;
+    u32 pieces;
+    u32 first_tile;
+    u32 tiles;
+    // 1: magnitudes; 2: positive and negative elements apart.
+    u32 sides;
+    u32 reserved;
+};
+
+// What is known of a search while it runs; zero in the beginning.
+struct State {
+    u64 candidates;
+    // Candidates of each side.
+    u64 reached[2];
+    // How many of those with key `cut` are kept.
+    u64 ties[2];
+    // Where candidates begin.
+    u32 least[2];
+    // Keys above this are kept; while digits are counted, those that are known of it.
+    u32 cut[2];
+    // Whether fewer than k elements have a key above zero.
+    u32 all[2];
+    u32 ticket;
+    u32 reserved;
+};
+
+struct Select {
+    const Piece *pieces;
+    const Search *searches;
+    State *states;
+    // [search][side][BINS]
+    u64 *counts;
+    // [sample][SAMPLE]: bits of elements
+    u32 *samples;
+    // Of each tile: its first candidate, and how many it has.
+    u64 *tile_first;
+    u32 *tile_hits;
+    // [tile][side]: keys above the cut, and equal to it; then how many of these are kept.
+    u32 *tile_above;
+    u32 *tile_equal;
+    // [tile][side]: kept elements of the search before it.
+    u64 *tile_kept;
+    // Of each candidate: its place in its piece, and its bits.
+    u32 *candidate_places;
+    u32 *candidate_bits;
+    // [search][side]: how many were kept; [piece][side]: how many of the search before it.
+    u64 *totals;
+    u64 *piece_kept;
+    // [search][side]: where its kept elements begin.
+    u64 *bases;
+    u32 *out_places;
+    u32 *out_bits;
+    u32 *ticket;
+    u32 n_pieces;
+    u32 n_searches;
+    // The tiles to collect from: all of them, from zero.
+    u32 first_tile;
+    u32 n_tiles;
+    // The digit of the keys that is counted: its place and its width in bits.
+    u32 shift;
+    u32 width;
+};
+
+// What is taken from the residual of one piece.
+struct Taken {
+    float *after;
+    // Where its kept elements begin in `places` and `values`.
+    u64 first;
+    u64 len;
+    // Null: each of them takes `value`.
+    const float *values;
+    float value;
+    u32 reserved;
+};
+
+struct Subtract {
+    const Taken *taken;
+    const u32 *places;
+};
+
+// What one block of an update says of one tensor.
+struct Put {
+    void *data;
+    // Null: element `start + i` takes value i.
+    const u64 *positions;
+    const float *values;
+    u64 start;
+    u64 len;
+    u32 dtype;
+    // Whether values are added to what is there.
+    u32 add;
+};
+
+struct Scatter {
+    const Put *puts;
+};
+
+struct NonFinite {
+    Piece piece;
+    // The number of elements of the tensor before the piece.
+    u64 start;
+    u64 *least;
+};
+
+static_assert(sizeof(Piece) == 56 && sizeof(Search) == 72 && sizeof(State) == 72, "as in plan.rs");
+static_assert(sizeof(Select) == 18 * 8 + 24 && sizeof(Taken) == 40 && sizeof(Put) == 48, "as in plan.rs");
+static_assert(sizeof(NonFinite) == 72, "as in plan.rs");

@@ -1,0 +1,172 @@
+//! Runs on a machine with a device: compares what it makes with what the host makes, byte by byte, and measures. Prints one line for
+//! each result: a name, a number, a unit; or `ok`/`FAILED` for a comparison. `tools/gpu-check` runs it and makes a table.
+//!
+//! `gpu-check [--elements N] [--small]`
+
+use std::time::Instant;
+
+use gcodec::block::Block;
+use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
+use gcodec::{
+    BlockOptions, Codec, Dtype, EncodeOptions, Encoder, Manifest, TensorBuf, TensorInfo, UpdateHeader,
+};
+use gcodec_cuda::{Compressor, Device, DeviceBuf, Input, Stream};
+
+type AnyResult<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// Gaussian enough, and the same everywhere.
+fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
+    let mut words = vec![0; n];
+    gcodec::random::words(seed, 0, 0, &mut words);
+    // The difference of two uniform numbers, cubed: a peak at zero and long tails.
+    let value = |w: &u32| {
+        let x = ((w & 0xffff) as f32 - (w >> 16) as f32) / 65536.0;
+        x * x * x
+    };
+    let values: Vec<f32> = words.iter().map(value).collect();
+    let mut data = vec![0; dtype.bytes_for(n as u64).unwrap_or(0) as usize];
+    gcodec::element::encode_f32s(dtype, &values, 0, &mut data)?;
+    Ok(TensorBuf::new(dtype, vec![n as u64], data)?)
+}
+
+fn stream(infos: &[TensorInfo], codecs: &[Codec], blocks: &[Block]) -> AnyResult<Vec<u8>> {
+    let manifest = std::sync::Arc::new(Manifest::new(infos.to_vec())?);
+    let options =
+        |b: &Block| BlockOptions::default().with_positions(codecs[b.scope.first() as usize].positions());
+    let blocks: Vec<_> = blocks.iter().map(|b| (b, options(b))).collect();
+    let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &blocks)?;
+    encoder.finish(&mut out);
+    Ok(out)
+}
+
+/// Whether both sides make the same bytes and residuals, three updates in a row.
+fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<bool> {
+    let codecs = vec![spec.parse::<Codec>()?; lens.len()];
+    let hosts: Vec<TensorBuf> =
+        lens.iter().zip(0..).map(|(&n, seed)| gradient(dtype, n, seed)).collect::<AnyResult<_>>()?;
+    let names: Vec<String> = (0..lens.len()).map(|i| format!("t{i}")).collect();
+    let infos: Vec<TensorInfo> =
+        names.iter().zip(&hosts).map(|(n, t)| TensorInfo::new(n.as_str(), dtype, t.view().shape())).collect();
+    let buffers =
+        hosts.iter().map(|t| DeviceBuf::from_host(device, t.view())).collect::<Result<Vec<_>, _>>()?;
+    let (mut compressor, mut feedback) = (Compressor::new(device)?, Feedback::new());
+    let options = Options::default();
+    for _ in 0..3 {
+        let mut inputs = Vec::new();
+        for ((buffer, name), tensor) in buffers.iter().zip(&names).zip(0..) {
+            inputs.push(Input { tensor, name, data: buffer.tensor()? });
+        }
+        let host: Vec<HostInput<'_>> = hosts
+            .iter()
+            .zip(&names)
+            .zip(0..)
+            .map(|((t, name), tensor)| HostInput { tensor, name, view: t.view(), base: None })
+            .collect();
+        let got = compressor.compress_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?;
+        let expected = compress(&host, &codecs, &options, Some(&mut feedback))?;
+        if stream(&infos, &codecs, &got)? != stream(&infos, &codecs, &expected)? {
+            return Ok(false);
+        }
+        if compressor.residuals()?.save() != feedback.save() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The median of seven, in seconds.
+fn median(mut f: impl FnMut() -> AnyResult<()>) -> AnyResult<f64> {
+    f()?;
+    let mut times = Vec::new();
+    for _ in 0..7 {
+        let start = Instant::now();
+        f()?;
+        times.push(start.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times[3])
+}
+
+fn main() -> AnyResult<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let small = arguments.iter().any(|a| a == "--small");
+    let named = arguments.iter().position(|a| a == "--elements").and_then(|i| arguments.get(i + 1));
+    let n: usize = named.map_or(Ok(1 << 28), |n| n.parse())?;
+    let device = match Device::open(0) {
+        Ok(device) => device,
+        Err(e) => {
+            println!("SKIPPED: {e}");
+            return Ok(());
+        }
+    };
+    println!("device {}", device.name());
+    let mut failed = false;
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        for spec in [
+            "topk:density=0.001",
+            "topk:density=0.01,scope=global",
+            "topk:density=0.9",
+            "topk:density=0.01,values=pow2",
+            "stc:density=0.01",
+            "sbc:density=0.001",
+            "threshold:at=0.1",
+            "threshold:at=0.0001",
+        ] {
+            let lens: &[usize] = if small { &[40_000, 7] } else { &[5_000_000, 0, 100_000, 4096, 7] };
+            let fits = same(&device, dtype, lens, spec)?;
+            failed |= !fits;
+            println!("bytes and residuals of {spec}, {dtype}: {}", if fits { "ok" } else { "FAILED" });
+        }
+    }
+    if !small {
+        let host = gradient(Dtype::F32, n, 1)?;
+        let buffer = DeviceBuf::from_host(&device, host.view())?;
+        let infos = [TensorInfo::new("w", Dtype::F32, host.view().shape())];
+        for spec in ["topk:density=0.001", "sbc:density=0.001"] {
+            let codecs = [spec.parse::<Codec>()?];
+            let mut compressor = Compressor::new(&device)?;
+            let options = Options::default();
+            for feedback in [false, true] {
+                let mut blocks = Vec::new();
+                let seconds = median(|| {
+                    let inputs = [Input { tensor: 0, name: "w", data: buffer.tensor()? }];
+                    blocks = match feedback {
+                        true => {
+                            compressor.compress_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?
+                        }
+                        false => compressor.compress(&inputs, &codecs, &options, Stream::DEFAULT)?,
+                    };
+                    Ok(())
+                })?;
+                let with = if feedback { ", error feedback" } else { "" };
+                println!("select {spec}, {n} f32{with}: {:.3} ms", seconds * 1e3);
+                println!("select {spec}, {n} f32{with}: {:.1} GB/s of input", 4.0 * n as f64 / seconds / 1e9);
+                let seconds = median(|| stream(&infos, &codecs, &blocks).map(|_| ()))?;
+                println!("code {spec}, {n} f32{with}, on the host: {:.3} ms", seconds * 1e3);
+            }
+        }
+        // ResNet50's 161 tensors are small: one update of all of them, and one of each.
+        let hosts: Vec<TensorBuf> =
+            (0..161).map(|t| gradient(Dtype::F32, 4096, t)).collect::<AnyResult<_>>()?;
+        let buffers =
+            hosts.iter().map(|t| DeviceBuf::from_host(&device, t.view())).collect::<Result<Vec<_>, _>>()?;
+        let names: Vec<String> = (0..161).map(|t| format!("t{t}")).collect();
+        let codecs = vec!["topk:density=0.01".parse::<Codec>()?; 161];
+        let mut compressor = Compressor::new(&device)?;
+        for (what, step) in [("one update", 161), ("an update each", 1)] {
+            let seconds = median(|| {
+                for first in (0..161).step_by(step) {
+                    let mut inputs = Vec::new();
+                    for t in first..first + step {
+                        inputs.push(Input { tensor: t as u64, name: &names[t], data: buffers[t].tensor()? });
+                    }
+                    compressor.compress(&inputs, &codecs[..step], &Options::default(), Stream::DEFAULT)?;
+                }
+                Ok(())
+            })?;
+            println!("161 tensors of 4096 f32, {what}: {:.3} ms", seconds * 1e3);
+        }
+    }
+    if failed { Err("a device and the host differ".into()) } else { Ok(()) }
+}

@@ -1,0 +1,170 @@
+//! NVIDIA's driver library, loaded at run time. The declarations are those of `cuda.h` 13.0; handles and addresses are integers,
+//! which have the same form in calls.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use libloading::Library;
+
+use crate::error::{Error, Result};
+
+/// The version of CUDA that the kernels are built with.
+const NEEDED: i32 = 13000;
+
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+const NO_DEVICE: i32 = 100;
+
+macro_rules! functions {
+    ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
+        /// The driver's functions; all but `error_name` return 0, or a code of what failed.
+        pub(crate) struct Functions {
+            $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+        }
+
+        impl Functions {
+            /// # Safety
+            /// What the library has under these names is what `cuda.h` declares.
+            unsafe fn load(library: &Library) -> Result<Self> {
+                Ok(Self {
+                    $($name: {
+                        // SAFETY: the caller's promise.
+                        let found = unsafe { library.get(concat!($symbol, "\0").as_bytes()) };
+                        *found.map_err(|e| Error::NoDriver { why: format!("{}: {e}", $symbol) })?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    init: "cuInit" (c_uint);
+    version: "cuDriverGetVersion" (*mut c_int);
+    device_count: "cuDeviceGetCount" (*mut c_int);
+    device: "cuDeviceGet" (*mut c_int, c_int);
+    device_name: "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_attribute: "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    context_retain: "cuDevicePrimaryCtxRetain" (*mut usize, c_int);
+    context_release: "cuDevicePrimaryCtxRelease_v2" (c_int);
+    context_push: "cuCtxPushCurrent_v2" (usize);
+    context_pop: "cuCtxPopCurrent_v2" (*mut usize);
+    module_load: "cuModuleLoadData" (*mut usize, *const c_void);
+    module_unload: "cuModuleUnload" (usize);
+    module_function: "cuModuleGetFunction" (*mut usize, usize, *const c_char);
+    allocate: "cuMemAlloc_v2" (*mut u64, usize);
+    free: "cuMemFree_v2" (u64);
+    allocate_pinned: "cuMemHostAlloc" (*mut *mut u8, usize, c_uint);
+    free_pinned: "cuMemFreeHost" (*mut u8);
+    copy_to_device: "cuMemcpyHtoDAsync_v2" (u64, *const u8, usize, usize);
+    copy_to_host: "cuMemcpyDtoHAsync_v2" (*mut u8, u64, usize, usize);
+    fill: "cuMemsetD8Async" (u64, u8, usize, usize);
+    launch: "cuLaunchKernel"
+        (usize, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, usize, *mut *const c_void, *mut *const c_void);
+    stream_synchronize: "cuStreamSynchronize" (usize);
+    event_create: "cuEventCreate" (*mut usize, c_uint);
+    event_record: "cuEventRecord" (usize, usize);
+    event_synchronize: "cuEventSynchronize" (usize);
+    event_destroy: "cuEventDestroy_v2" (usize);
+    pointer_attribute: "cuPointerGetAttribute" (*mut c_void, c_int, u64);
+    error_name: "cuGetErrorName" (c_int, *mut *const c_char);
+}
+
+/// The driver, loaded and initialised.
+pub struct Driver {
+    pub(crate) functions: Functions,
+    devices: i32,
+    // The functions are in it.
+    _library: Library,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").field("devices", &self.devices).finish_non_exhaustive()
+    }
+}
+
+#[cfg(windows)]
+const NAMES: [&str; 1] = ["nvcuda.dll"];
+#[cfg(not(windows))]
+const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
+
+impl Driver {
+    /// The driver of this machine, loaded once.
+    ///
+    /// # Errors
+    /// [`Error::NoDriver`], [`Error::OldDriver`] or [`Error::NoDevice`]; what fails once is tried again by the next call.
+    pub fn get() -> Result<Arc<Self>> {
+        static LOADED: OnceLock<Arc<Driver>> = OnceLock::new();
+        if let Some(driver) = LOADED.get() {
+            return Ok(Arc::clone(driver));
+        }
+        let mut failures = Vec::new();
+        for name in NAMES {
+            // SAFETY: what goes by the driver's name in the system's library path is the driver, as for every CUDA program.
+            match unsafe { Self::load(Path::new(name)) } {
+                Ok(driver) => return Ok(Arc::clone(LOADED.get_or_init(|| driver))),
+                Err(Error::NoDriver { why }) => failures.push(why),
+                Err(other) => return Err(other),
+            }
+        }
+        Err(Error::NoDriver { why: failures.remove(0) })
+    }
+
+    /// The driver in a file.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    ///
+    /// # Safety
+    /// The file is NVIDIA's driver library, or one that behaves like it.
+    pub unsafe fn load(path: &Path) -> Result<Arc<Self>> {
+        // SAFETY: the caller's promise.
+        let library = unsafe { Library::new(path) }.map_err(|e| Error::NoDriver { why: e.to_string() })?;
+        // SAFETY: as above.
+        let functions = unsafe { Functions::load(&library) }?;
+        let mut driver = Self { functions, devices: 0, _library: library };
+        let (mut version, mut devices) = (0, 0);
+        // SAFETY: these take nothing but a place for their result.
+        unsafe {
+            driver.check("cuDriverGetVersion", (driver.functions.version)(&raw mut version))?;
+            if version < NEEDED {
+                return Err(Error::OldDriver { found: version, needed: NEEDED });
+            }
+            match (driver.functions.init)(0) {
+                NO_DEVICE => return Err(Error::NoDevice),
+                code => driver.check("cuInit", code)?,
+            }
+            driver.check("cuDeviceGetCount", (driver.functions.device_count)(&raw mut devices))?;
+        }
+        driver.devices = devices;
+        match devices {
+            0 => Err(Error::NoDevice),
+            _ => Ok(Arc::new(driver)),
+        }
+    }
+
+    /// The number of devices, at least 1.
+    pub fn devices(&self) -> i32 {
+        self.devices
+    }
+
+    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
+        if code == 0 {
+            return Ok(());
+        }
+        let mut name = std::ptr::null();
+        // SAFETY: it takes any code, and gives a static string or null.
+        let name = unsafe {
+            (self.functions.error_name)(code, &raw mut name);
+            if name.is_null() { "unknown error".into() } else { CStr::from_ptr(name).to_string_lossy() }
+        };
+        Err(Error::Call { call, code, name: name.into_owned() })
+    }
+}
+
+/// Why CUDA tensors cannot be taken on this machine, in words; `None` if they can.
+pub fn why_not() -> Option<String> {
+    Driver::get().err().map(|e| e.to_string())
+}

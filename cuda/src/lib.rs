@@ -1,0 +1,54 @@
+//! gcodec on CUDA devices: a gradient is selected from where it is, and only what is kept of it crosses the bus.
+//!
+//! [`Device::open`] loads the driver at run time and says why it cannot: without a driver or a device everything builds, and nothing
+//! panics. [`Compressor`] does on a device what [`gcodec::compress()`] does on the host, for the codecs that select by magnitude
+//! (`topk`, `stc`, `threshold`, `sbc`), and makes the same blocks of it, to the bit, error feedback included. [`Scatter`] puts decoded
+//! blocks into device tensors.
+//!
+//! ```no_run
+//! use gcodec::compress::Options;
+//! use gcodec::{BlockOptions, Dtype};
+//! use gcodec_cuda::{Compressor, Device, DeviceTensor, Input, Stream};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let (address, stream) = (0u64, 0usize);
+//! let device = Device::open(0)?;
+//! let mut compressor = Compressor::new(&device)?;
+//! // SAFETY: 1000 x 1000 floats begin at `address`, and nobody writes to them before `compress` returns.
+//! let tensor = unsafe { DeviceTensor::from_raw(&device, address, Dtype::F32, &[1000, 1000]) }?;
+//! let inputs = [Input { tensor: 0, name: "w", data: tensor }];
+//! let codec = "topk:density=0.001".parse()?;
+//! // SAFETY: `stream` is a stream of this device.
+//! let stream = unsafe { Stream::from_raw(stream) };
+//! let blocks = compressor.compress(&inputs, &[codec], &Options::default(), stream)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What an update costs
+//!
+//! One copy of a small table to the device, one launch sequence whatever the number of tensors, one copy of sizes and one of what
+//! was kept to the host, and a wait for each of these two; with error feedback one more copy to the device and one launch, which
+//! nobody waits for. The tensors are read once. Pinned memory and device memory are kept for the next update.
+//!
+//! # What has run where
+//!
+//! The kernels in `cuda/kernels` are compiled for sm_80 and sm_90, and run on the host, by `cuda/shim`, in every test. This crate's
+//! tests use a stand-in for the driver (`cuda/fake`) with that. Neither is a GPU.
+
+mod buffer;
+mod compressor;
+mod device;
+mod driver;
+mod error;
+mod plan;
+mod scatter;
+mod tensor;
+
+pub use buffer::DeviceBuf;
+pub use compressor::{Compressor, Input};
+pub use device::Device;
+pub use driver::{Driver, why_not};
+pub use error::{Error, Result, TensorError};
+pub use scatter::{Scatter, Target};
+pub use tensor::{DeviceTensor, Stream};

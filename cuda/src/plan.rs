@@ -1,0 +1,127 @@
+//! The structures of `cuda/kernels/plan.cuh`. Addresses are integers.
+#![allow(unsafe_code)]
+
+pub(crate) const THREADS: u32 = 256;
+pub(crate) const WARPS: u64 = 8;
+pub(crate) const TILE: u64 = 8192;
+pub(crate) const SAMPLE: u64 = 1 << 15;
+pub(crate) const BINS: u64 = 2048;
+/// The key of the smallest magnitude above zero.
+pub(crate) const LOWEST: u32 = 1;
+
+/// Has no padding, and any bytes are a value of it.
+///
+/// # Safety
+/// As it says.
+pub(crate) unsafe trait Plain: Copy {}
+
+pub(crate) fn bytes_of<T: Plain>(items: &[T]) -> &[u8] {
+    // SAFETY: there is no padding, so all bytes are written.
+    unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
+}
+
+macro_rules! structures {
+    ($($(#[$doc:meta])* $name:ident($bytes:literal) { $($field:ident: $type:ty,)* })*) => { $(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Default)]
+        #[repr(C)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $type,)*
+        }
+
+        const _: () = assert!(size_of::<$name>() == $bytes $(&& size_of::<$type>() > 0)*);
+        // No padding: the fields are as many bytes as the structure.
+        const _: () = assert!(0 $(+ size_of::<$type>())* == $bytes);
+        // SAFETY: as asserted; fields are integers, floats and such structures.
+        unsafe impl Plain for $name {}
+    )* };
+}
+
+structures! {
+    Piece(56) {
+        data: u64,
+        residual: u64,
+        after: u64,
+        len: u64,
+        start: u64,
+        dtype: u32,
+        search: u32,
+        first_tile: u32,
+        zero_non_finite: u32,
+    }
+    Search(72) {
+        elements: u64,
+        k: u64,
+        candidates: u64,
+        capacity: u64,
+        rank: u32,
+        sample: u32,
+        least: u32,
+        exact: u32,
+        first_piece: u32,
+        pieces: u32,
+        first_tile: u32,
+        tiles: u32,
+        sides: u32,
+        reserved: u32,
+    }
+    /// Only its size matters here.
+    State(72) {
+        words: [u64; 9],
+    }
+    Select(168) {
+        pieces: u64,
+        searches: u64,
+        states: u64,
+        counts: u64,
+        samples: u64,
+        tile_first: u64,
+        tile_hits: u64,
+        tile_above: u64,
+        tile_equal: u64,
+        tile_kept: u64,
+        candidate_places: u64,
+        candidate_bits: u64,
+        totals: u64,
+        piece_kept: u64,
+        bases: u64,
+        out_places: u64,
+        out_bits: u64,
+        ticket: u64,
+        n_pieces: u32,
+        n_searches: u32,
+        first_tile: u32,
+        n_tiles: u32,
+        shift: u32,
+        width: u32,
+    }
+    Taken(40) {
+        after: u64,
+        first: u64,
+        len: u64,
+        values: u64,
+        value: f32,
+        reserved: u32,
+    }
+    Subtract(16) {
+        taken: u64,
+        places: u64,
+    }
+    Put(48) {
+        data: u64,
+        positions: u64,
+        values: u64,
+        start: u64,
+        len: u64,
+        dtype: u32,
+        add: u32,
+    }
+    Puts(8) {
+        puts: u64,
+    }
+    NonFinite(72) {
+        piece: Piece,
+        start: u64,
+        least: u64,
+    }
+}

@@ -1,0 +1,117 @@
+//! What the caller has on a device.
+#![allow(unsafe_code)]
+
+use std::marker::PhantomData;
+
+use gcodec::Dtype;
+
+use crate::device::Device;
+use crate::error::{Result, TensorError};
+
+/// A stream of a device, in whose order work is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct Stream(usize);
+
+impl Stream {
+    /// The legacy default stream, with which every blocking stream keeps step.
+    pub const DEFAULT: Self = Self(0);
+
+    /// A `CUstream` or `cudaStream_t`; 0 and 1 are the legacy default stream, 2 is the thread's own.
+    ///
+    /// # Safety
+    /// It is a stream of the primary context of the device that it is used with, and is not destroyed before that use ends.
+    pub const unsafe fn from_raw(stream: usize) -> Self {
+        Self(stream)
+    }
+
+    pub(crate) fn raw(self) -> usize {
+        self.0
+    }
+}
+
+/// A row-major tensor of f32, f16 or bf16 in the memory of a device, borrowed.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceTensor<'a> {
+    address: u64,
+    dtype: Dtype,
+    shape: &'a [u64],
+    len: u64,
+    ordinal: i32,
+    borrowed: PhantomData<&'a [u8]>,
+}
+
+const KIND_OF_MEMORY: i32 = 2;
+const DEVICE_ORDINAL: i32 = 9;
+const DEVICE_MEMORY: u32 = 2;
+
+impl<'a> DeviceTensor<'a> {
+    /// The tensor that begins at `address`.
+    ///
+    /// What can be checked is: the element type, the alignment, that the first and the last byte are memory of this device.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`](crate::Error::Tensor).
+    ///
+    /// # Safety
+    /// All elements are there as long as `'a`, and what wrote them is before the use of the tensor in the order of the stream that is
+    /// used. Nothing writes to them until that use is over.
+    pub unsafe fn from_raw(device: &Device, address: u64, dtype: Dtype, shape: &'a [u64]) -> Result<Self> {
+        if !matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+            return Err(TensorError::Dtype(dtype).into());
+        }
+        let len = gcodec::tensor::elements(shape).ok_or(TensorError::Shape)?;
+        let bytes = dtype.bytes_for(len).filter(|&b| i64::try_from(b).is_ok()).ok_or(TensorError::Shape)?;
+        if bytes > 0 {
+            if !address.is_multiple_of(u64::from(dtype.bits() / 8)) {
+                return Err(TensorError::Alignment { address }.into());
+            }
+            let last = address.checked_add(bytes - 1).ok_or(TensorError::Bounds { address })?;
+            let _current = device.enter()?;
+            for address in [address, last] {
+                check_place(device, address)?;
+            }
+        }
+        Ok(Self { address, dtype, shape, len, ordinal: device.ordinal(), borrowed: PhantomData })
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> &'a [u64] {
+        self.shape
+    }
+
+    /// The number of elements.
+    pub fn elements(&self) -> u64 {
+        self.len
+    }
+
+    /// The address of the first.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(crate) fn check_device(&self, device: &Device) -> Result<()> {
+        let (found, expected) = (self.ordinal, device.ordinal());
+        if found == expected { Ok(()) } else { Err(TensorError::Device { found, expected }.into()) }
+    }
+}
+
+fn check_place(device: &Device, address: u64) -> Result<()> {
+    let (mut kind, mut ordinal) = (0u32, 0i32);
+    let attribute = device.driver().functions.pointer_attribute;
+    // SAFETY: places of the types that these two attributes have.
+    let known = unsafe {
+        attribute((&raw mut kind).cast(), KIND_OF_MEMORY, address) == 0
+            && attribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) == 0
+    };
+    if !known || kind != DEVICE_MEMORY {
+        return Err(TensorError::Bounds { address }.into());
+    }
+    let expected = device.ordinal();
+    if ordinal == expected { Ok(()) } else { Err(TensorError::Device { found: ordinal, expected }.into()) }
+}

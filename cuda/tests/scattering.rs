@@ -1,0 +1,172 @@
+//! What a device makes of a block is what [`Block::apply`] makes of it, to the bit.
+
+mod common;
+
+use common::{encode, fake, normal};
+use gcodec::block::{Block, IndexSpace, Scope, Sets, Stored, Support, Target as HostTarget, Values};
+use gcodec::compress::{Input, Options, compress};
+use gcodec::{Budget, Codec, Dtype, Limits, TensorView};
+use gcodec_cuda::{Error, Scatter, Stream, Target};
+
+#[allow(unsafe_code)]
+fn put(fake: &common::Fake, scatter: &mut Scatter, block: &Block, space: &IndexSpace, skip: u64, add: bool) {
+    let device = fake.device();
+    // Targets are larger than the scope, which begins `skip` elements into them.
+    let before: Vec<Vec<f32>> =
+        space.lens.iter().zip(90..).map(|(&n, seed)| normal((n + 2 * skip) as usize, seed)).collect();
+    let mut host: Vec<Vec<u8>> = before.iter().map(|v| encode(space.dtype, v)).collect();
+    let memories: Vec<_> = host.iter().map(|b| fake.upload(b, 0)).collect();
+    let shapes: Vec<[u64; 1]> = space.lens.iter().map(|n| [n + 2 * skip]).collect();
+    let targets: Vec<Target<'_>> = memories
+        .iter()
+        .zip(&shapes)
+        .zip(&space.lens)
+        .map(|((m, shape), &len)| Target {
+            tensor: m.tensor(&device, 0, space.dtype, shape),
+            start: skip,
+            len,
+        })
+        .collect();
+    let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
+    let stream = fake.stream();
+    // Twice, so that an addition meets its own result.
+    for _ in 0..2 {
+        // SAFETY: the memory is there until the stream was waited for.
+        unsafe { scatter.put(block, space, &sets, &budget, &targets, add, stream) }.unwrap();
+        let mut block = Block { add: block.add || add, ..block.clone() };
+        if let (true, Values::Floats { stored: Stored::Source, bytes }) = (add, &block.values) {
+            // Elements' own bits are not added on the host; as floats they are.
+            let mut numbers = vec![0.0; bytes.len() * 8 / space.dtype.bits() as usize];
+            gcodec::element::decode_f32s(space.dtype, bytes, 0, &mut numbers).unwrap();
+            block.values = Values::Floats { stored: Stored::F32, bytes: encode(Dtype::F32, &numbers) };
+        }
+        let mut targets: Vec<HostTarget<'_>> = host
+            .iter_mut()
+            .zip(&space.lens)
+            .map(|(data, &len)| HostTarget { data, start: skip, len })
+            .collect();
+        block.apply(space, &sets, &budget, &mut targets).unwrap();
+    }
+    fake.finish(stream);
+    for (memory, expected) in memories.iter().zip(&host) {
+        assert!(memory.read() == *expected, "{:?} {add} {}", block.scope, space.dtype);
+    }
+}
+
+#[test]
+fn blocks_are_put_and_added_as_on_the_host() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let mut scatter = Scatter::new(&device).unwrap();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let shapes: [[u64; 1]; 3] = [[3000], [0], [9000]];
+        let tensors: Vec<Vec<u8>> =
+            shapes.iter().zip(1..).map(|([n], s)| encode(dtype, &normal(*n as usize, s))).collect();
+        let inputs: Vec<Input<'_>> = tensors
+            .iter()
+            .zip(&shapes)
+            .zip(0..)
+            .map(|((data, shape), tensor)| {
+                let view = TensorView::new(dtype, shape, data).unwrap();
+                Input { tensor, name: "", view, base: None }
+            })
+            .collect();
+        for spec in [
+            "topk:density=0.05",
+            "topk:density=0.05,values=bf16",
+            "topk:density=0.05,values=pow2",
+            "stc:density=0.05",
+            "sbc:density=0.05",
+            "natural",
+            "int8",
+        ] {
+            let codec: Codec = spec.parse().unwrap();
+            for block in compress(&inputs, &[codec; 3], &Options::default(), None).unwrap() {
+                let first = block.scope.first() as usize;
+                let tensors = first..first + block.scope.tensors() as usize;
+                let lens = shapes[tensors].iter().map(|[n]| *n).collect();
+                let space = IndexSpace { dtype, lens, row_lens: vec![] };
+                put(&fake, &mut scatter, &block, &space, 0, false);
+                put(&fake, &mut scatter, &block, &space, 3, true);
+            }
+        }
+    }
+    drop(scatter);
+    fake.assert_sound();
+}
+
+/// Numbers around every boundary of the narrow types: ties, subnormal numbers, the largest, what is beyond.
+#[test]
+fn numbers_are_rounded_as_on_the_host() {
+    let Some(fake) = fake() else { return };
+    let mut scatter = Scatter::new(&fake.device()).unwrap();
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        let last = if dtype == Dtype::F16 { 12 } else { 15 };
+        let numbers: Vec<f32> = (0..=u16::MAX)
+            .flat_map(|high| {
+                let base = u32::from(high) << 16;
+                // Halfway, and next to it, at the type's last place and at those of its subnormal numbers.
+                (0..=last).flat_map(move |bit| {
+                    [0u32, 1, u32::MAX].map(|d| base.wrapping_add(1 << bit).wrapping_add(d))
+                })
+            })
+            .map(f32::from_bits)
+            .filter(|x| x.is_finite())
+            .step_by(5)
+            .collect();
+        let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let n = numbers.len() as u64;
+        let block = Block {
+            scope: Scope::Tensor(0),
+            add: false,
+            support: Support::Sparse((0..n).map(|i| 2 * i).collect()),
+            values: Values::Floats { stored: Stored::F32, bytes },
+        };
+        let space = IndexSpace::flat(dtype, 2 * n);
+        put(&fake, &mut scatter, &block, &space, 0, false);
+        put(&fake, &mut scatter, &block, &space, 0, true);
+    }
+    fake.assert_sound();
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn blocks_that_do_not_fit_are_refused() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let memory = fake.upload(&encode(Dtype::F32, &[1.0; 8]), 0);
+    let shape = [8];
+    let tensor = memory.tensor(&device, 0, Dtype::F32, &shape);
+    let mut scatter = Scatter::new(&device).unwrap();
+    let block = |positions: &[u64], values: &[f32]| Block {
+        scope: Scope::Tensor(0),
+        add: false,
+        support: Support::Sparse(positions.to_vec()),
+        values: Values::Floats {
+            stored: Stored::F32,
+            bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+        },
+    };
+    let good = block(&[1], &[1.0]);
+    let space = IndexSpace::flat(Dtype::F32, 4);
+    let target = Target { tensor, start: 2, len: 4 };
+    let wrong = [
+        (block(&[4], &[1.0]), &space, target),
+        (block(&[2, 1], &[1.0; 2]), &space, target),
+        (block(&[1, 1], &[1.0; 2]), &space, target),
+        (block(&[1, 2], &[1.0]), &space, target),
+        (good.clone(), &IndexSpace::flat(Dtype::F16, 4), target),
+        (good.clone(), &space, Target { len: 5, ..target }),
+        (good.clone(), &space, Target { start: 5, ..target }),
+        (good, &space, Target { start: u64::MAX, ..target }),
+    ];
+    for (block, space, target) in wrong {
+        let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
+        // SAFETY: the memory is there.
+        let got = unsafe { scatter.put(&block, space, &sets, &budget, &[target], false, Stream::DEFAULT) };
+        assert!(matches!(got, Err(Error::Codec(_))), "{block:?}");
+    }
+    fake.finish(Stream::DEFAULT);
+    assert_eq!(memory.read(), encode(Dtype::F32, &[1.0; 8]));
+    fake.assert_sound();
+}
