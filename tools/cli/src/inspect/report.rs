@@ -12,7 +12,7 @@ use gcodec::tensor::Dtype;
 use gcodec::{Block, Body, Event, Limits, SliceReader, Support, Values};
 use rayon::prelude::*;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// All that `inspect` has to say.
 #[derive(Debug, Default, Serialize)]
@@ -102,6 +102,9 @@ pub(crate) struct Update {
     pub(crate) ratio: f64,
     /// Those that a block speaks of.
     pub(crate) tensors: Vec<Tensor>,
+    /// Where they stand above, by their numbers in the manifest.
+    #[serde(skip)]
+    rows: HashMap<usize, usize>,
 }
 
 /// What an update says of a tensor.
@@ -288,6 +291,7 @@ impl Update {
             bits_per_parameter: 0.0,
             ratio: 0.0,
             tensors: Vec::new(),
+            rows: HashMap::new(),
         }
     }
 
@@ -309,9 +313,10 @@ impl Update {
             if !is_wanted(wanted, &info.name) {
                 continue;
             }
-            let row = match self.tensors.iter().rposition(|t| t.name == info.name) {
-                Some(row) => &mut self.tensors[row],
+            let row = match self.rows.get(&number) {
+                Some(&row) => &mut self.tensors[row],
                 None => {
+                    self.rows.insert(number, self.tensors.len());
                     self.tensors.push(Tensor {
                         name: info.name.clone(),
                         dtype: info.dtype.name(),
