@@ -84,7 +84,7 @@ fn blocks_are_put_and_added_as_on_the_host() {
             for block in compress(&inputs, &[codec; 3], &Options::default(), None).unwrap() {
                 let first = block.scope.first() as usize;
                 let tensors = first..first + block.scope.tensors() as usize;
-                let lens = shapes[tensors].iter().map(|[n]| *n).collect();
+                let lens = shapes[tensors].iter().map(|[n]| *n).collect::<Vec<_>>().into();
                 let space = IndexSpace { dtype, lens, row_lens: vec![] };
                 put(&fake, &mut scatter, &block, &space, 0, false);
                 put(&fake, &mut scatter, &block, &space, 3, true);
