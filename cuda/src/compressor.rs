@@ -68,7 +68,7 @@ impl Compressor {
     /// A compressor without residuals.
     ///
     /// # Errors
-    /// [`Error::Call`].
+    /// [`Error::Call`](crate::Error::Call).
     pub fn new(device: &Device) -> Result<Self> {
         let _current = device.enter()?;
         Ok(Self {
@@ -98,7 +98,7 @@ impl Compressor {
     /// `stream`; when this returns, the tensors are no longer used.
     ///
     /// # Errors
-    /// [`Error::Codec`] as [`gcodec::compress()`], and for other codecs; [`Error::Tensor`], [`Error::OutOfMemory`], [`Error::Call`].
+    /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress()`], and for other codecs; [`Error::Tensor`](crate::Error::Tensor), [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
     pub fn compress(
         &mut self,
         inputs: &[Input<'_>],
@@ -113,7 +113,7 @@ impl Compressor {
     /// and what this call leaves over is kept for the next.
     ///
     /// # Errors
-    /// As [`Self::compress`]; [`Error::Codec`] for a residual of another shape, and for two tensors of one name. Residuals are then as
+    /// As [`Self::compress`]; [`Error::Codec`](crate::Error::Codec) for a residual of another shape, and for two tensors of one name. Residuals are then as
     /// they were before.
     pub fn compress_with_feedback(
         &mut self,
@@ -426,7 +426,7 @@ impl Compressor {
     /// The residuals, for a checkpoint, or to go on with on the host: [`Feedback::load`] takes its [`Feedback::save`].
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Call`].
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
     pub fn residuals(&mut self) -> Result<Feedback> {
         let device = self.device.clone();
         let _current = device.enter()?;
@@ -450,7 +450,7 @@ impl Compressor {
     /// Takes residuals for its own, in the place of those that it has.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::Call`]; the residuals are then as they were before. [`Error::Codec`] if there is other
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call); the residuals are then as they were before. [`Error::Codec`](crate::Error::Codec) if there is other
     /// state in them than residuals.
     pub fn set_residuals(&mut self, feedback: &Feedback) -> Result<()> {
         let device = self.device.clone();
