@@ -15,25 +15,22 @@ use rayon::prelude::*;
 
 use super::source::Source;
 use super::sparse::{join, mean_magnitude, tensor_groups};
-use super::{Amount, Codec, Feedback, Input, Options, compress, select};
+use super::{Amount, Codec, Feedback, Input, Options, compress, in_order, select};
 use crate::block::{Block, Positions, ScaleFormat, Scales, Values};
 use crate::error::{Error, Result};
 use crate::tensor::TensorBuf;
 
 /// One block for a run of tensors.
 pub(super) fn block(tensors: &mut [Source<'_>], amount: Amount) -> Result<Block> {
-    let chosen = tensors
-        .par_iter_mut()
-        .map(|tensor| {
-            let [plus, minus] = select::both_sides(tensor, amount.of(tensor.len as u64))?;
-            let sum = |values: &[f32]| values.iter().map(|x| f64::from(x.abs())).sum::<f64>();
-            let (chosen, sign) =
-                if sum(&plus.values) >= sum(&minus.values) { (plus, 1.0) } else { (minus, -1.0) };
-            let mean = mean_magnitude(&chosen.values) * sign;
-            tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
-            Ok((chosen, mean))
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let chosen = in_order(tensors.par_iter_mut().map(|tensor| {
+        let [plus, minus] = select::both_sides(tensor, amount.of(tensor.len as u64))?;
+        let sum = |values: &[f32]| values.iter().map(|x| f64::from(x.abs())).sum::<f64>();
+        let (chosen, sign) =
+            if sum(&plus.values) >= sum(&minus.values) { (plus, 1.0) } else { (minus, -1.0) };
+        let mean = mean_magnitude(&chosen.values) * sign;
+        tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
+        Ok((chosen, mean))
+    }))?;
     let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
     let (scope, support) = join(tensors, &chosen);
     let values = Values::Constant {
