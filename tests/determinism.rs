@@ -87,3 +87,27 @@ fn any_number_of_threads_gives_the_same_bytes() {
         }
     }
 }
+
+/// Of several tensors that a codec cannot take the first is named, though threads come to the others sooner: it is long, and
+/// what is wrong stands at its end.
+#[test]
+fn the_first_error_is_reported_whatever_the_threads() {
+    let mut values = vec![0.5; 1 << 19];
+    values.push(f32::NAN);
+    let long = TensorBuf::from_f32(vec![values.len() as u64], &values).unwrap();
+    let short = TensorBuf::from_f32(vec![2], &[f32::NAN, f32::INFINITY]).unwrap();
+    let names: Vec<String> = (0..16).map(|i| format!("t{i}")).collect();
+    let input = |(i, name)| {
+        let view = if i == 0 { long.view() } else { short.view() };
+        Input { tensor: i as u64, name, view, base: None }
+    };
+    let inputs: Vec<Input<'_>> = names.iter().map(String::as_str).enumerate().map(input).collect();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+    for codec in ["topk", "sbc", "sidco"] {
+        let codecs = vec![codec.parse().unwrap(); inputs.len()];
+        for _ in 0..20 {
+            let error = pool.install(|| compress(&inputs, &codecs, &Options::default(), None)).unwrap_err();
+            assert!(error.to_string().ends_with("(tensor 0)"), "{codec}: {error}");
+        }
+    }
+}

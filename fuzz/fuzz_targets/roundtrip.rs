@@ -80,7 +80,8 @@ fn same<T: std::fmt::Debug + PartialEq + Send>(what: impl Fn() -> T + Sync) -> T
         let found = POOLS[pool].install(&what);
         // NaN is unlike itself.
         let same = expected == found || fingerprint(&expected) == fingerprint(&found);
-        assert!(same, "pool {pool}, kernels of width {width}");
+        let text = |of: &T| format!("{of:?}").chars().take(1000).collect::<String>();
+        assert!(same, "pool {pool}, kernels of width {width}: {} not {}", text(&found), text(&expected));
     }
     expected
 }

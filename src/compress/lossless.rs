@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use rayon::prelude::*;
 
-use super::{Input, Options, Part, parts, whole};
+use super::{Input, Options, Part, in_order, parts, whole};
 use crate::block::{Block, Scope, Stored, Support, Values};
 use crate::element::{bits_at, set_bits_at, ulp_diff};
 use crate::error::{Error, InputErrorKind, Result};
@@ -42,13 +42,10 @@ const DELTA_BLOCK: u64 = 1 << 26;
 
 /// Blocks of the elements of a run of tensors that differ from their bases.
 pub(super) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()> {
-    let differences = inputs
-        .par_iter()
-        .map(|input| {
-            let base = input.base.ok_or(Error::input(InputErrorKind::MissingBase));
-            base.and_then(|base| differences(input.view, base)).map_err(|e| e.in_tensor(input.tensor))
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let differences = in_order(inputs.par_iter().map(|input| {
+        let base = input.base.ok_or(Error::input(InputErrorKind::MissingBase));
+        base.and_then(|base| differences(input.view, base)).map_err(|e| e.in_tensor(input.tensor))
+    }))?;
     let (mut start, mut count) = (0u64, 0usize);
     let (mut positions, mut diffs) = (Vec::new(), Vec::new());
     for (i, (p, d)) in differences.into_iter().enumerate() {

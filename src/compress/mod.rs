@@ -42,6 +42,8 @@ pub use sidco::{Fit, Stages};
 pub use sign::Share;
 pub use spec::SpecError;
 
+use rayon::prelude::*;
+
 use crate::block::Positions;
 use crate::block::{Block, Norm, Scope, Spacing};
 use crate::error::{Error, InputErrorKind, Result};
@@ -511,6 +513,11 @@ fn check(inputs: &[Input<'_>], codecs: &[Codec], options: &Options, by_name: boo
         return Err(Error::bad_option("two inputs of one name"));
     }
     codecs.iter().try_for_each(Codec::check)
+}
+
+/// What all of them gave, or the first error in their order: collected as one result, any of several errors would be given.
+fn in_order<T: Send>(results: impl ParallelIterator<Item = Result<T>>) -> Result<Vec<T>> {
+    results.collect::<Vec<_>>().into_iter().collect()
 }
 
 /// Inputs that one block may hold together: consecutive in the manifest, of one element type, with one codec.

@@ -17,24 +17,21 @@ use super::outside::Outline;
 use super::select::Chosen;
 use super::source::Source;
 use super::sparse::{join, mean_magnitude, outlines, tensor_groups};
-use super::{Amount, Codec, Feedback, Input, Options, compress, select};
+use super::{Amount, Codec, Feedback, Input, Options, compress, in_order, select};
 use crate::block::{Block, Positions, ScaleFormat, Scales, Values};
 use crate::error::{Error, Result};
 use crate::tensor::TensorBuf;
 
 /// One block for a run of tensors.
 pub(super) fn block(tensors: &mut [Source<'_>], amount: Amount) -> Result<Block> {
-    let chosen = tensors
-        .par_iter_mut()
-        .map(|tensor| {
-            let sides = select::both_sides(tensor, amount.of(tensor.len as u64))?;
-            let (side, mean) = larger(&sides);
-            let [plus, minus] = sides;
-            let chosen = if side == 0 { plus } else { minus };
-            tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
-            Ok((chosen, mean))
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let chosen = in_order(tensors.par_iter_mut().map(|tensor| {
+        let sides = select::both_sides(tensor, amount.of(tensor.len as u64))?;
+        let (side, mean) = larger(&sides);
+        let [plus, minus] = sides;
+        let chosen = if side == 0 { plus } else { minus };
+        tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
+        Ok((chosen, mean))
+    }))?;
     let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
     Ok(constant(&outlines(tensors), &chosen, &means))
 }

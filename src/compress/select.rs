@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 use super::source::{CHUNK, Chunk, Source};
-use super::{Amount, Codec, Selection};
+use super::{Amount, Codec, Selection, in_order};
 use crate::arch::{self, Kernel};
 use crate::bits::pack_bits;
 use crate::error::Result;
@@ -53,13 +53,10 @@ pub(super) fn global(sources: &mut [Source<'_>], codecs: &[Codec]) -> Result<Vec
 
 /// The largest elements of each tensor.
 pub(super) fn top_k_each(sources: &mut [Source<'_>], amount: Amount) -> Result<Vec<Chosen>> {
-    sources
-        .par_iter_mut()
-        .map(|source| {
-            let k = amount.of(source.len as u64);
-            Ok(top_k(&mut [source], k)?.pop().unwrap_or_default())
-        })
-        .collect()
+    in_order(sources.par_iter_mut().map(|source| {
+        let k = amount.of(source.len as u64);
+        Ok(top_k(&mut [source], k)?.pop().unwrap_or_default())
+    }))
 }
 
 /// All elements of at least this magnitude; `at` is positive.

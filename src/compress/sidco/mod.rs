@@ -24,7 +24,7 @@ use rayon::prelude::*;
 pub use fit::Fit;
 
 use super::source::Source;
-use super::{Amount, Kept, sparse};
+use super::{Amount, Kept, in_order, sparse};
 use crate::block::Block;
 use crate::error::Result;
 
@@ -107,16 +107,13 @@ pub(super) struct Settings {
 /// One block for a run of tensors.
 pub(super) fn block(tensors: &mut [Source<'_>], settings: Settings) -> Result<Block> {
     let Settings { amount, fit, stages, values, seed } = settings;
-    let chosen = tensors
-        .par_iter_mut()
-        .map(|source| {
-            let k = amount.of(source.len as u64);
-            let state = source.stages.unwrap_or_default();
-            let (chosen, after) = stages::select(source, fit, stages, k, state)?;
-            source.stages = (stages == Stages::Authors).then_some(after);
-            Ok(chosen)
-        })
-        .collect::<Result<Vec<_>>>()?;
+    let chosen = in_order(tensors.par_iter_mut().map(|source| {
+        let k = amount.of(source.len as u64);
+        let state = source.stages.unwrap_or_default();
+        let (chosen, after) = stages::select(source, fit, stages, k, state)?;
+        source.stages = (stages == Stages::Authors).then_some(after);
+        Ok(chosen)
+    }))?;
     sparse::block(tensors, chosen, values, seed)
 }
 
