@@ -162,14 +162,14 @@ fn block(part: &UpdatePart<'_>, number: usize) {
 fn again(block: &Block, part: &UpdatePart<'_>) {
     let mut encoder = Encoder::new(EncodeOptions::default());
     let (id, set) = &AROUND.set;
-    encoder.add_index_set(*id, set, 3);
+    encoder.add_index_set(*id, set, &MANIFEST).expect("a set that fits");
     let mut out = Vec::new();
     let header = UpdateHeader::default().with_delta(part.header.delta.clone());
     let written = encoder.update(&mut out, &header, &part.manifest, &[(block, Default::default())]);
     written.expect("what was decoded can be encoded");
     encoder.finish(&mut out);
     let mut reader = SliceReader::new(&out, Limits::default());
-    reader.add_index_set(*id, set, 3);
+    reader.add_index_set(*id, set, &MANIFEST).expect("a set that fits");
     let mut found = None;
     for event in reader {
         if let Event::Frame(_, Body::Update(part)) = event.expect("what was encoded is read") {
