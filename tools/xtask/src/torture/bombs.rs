@@ -1,5 +1,5 @@
 //! The smallest inputs that declare the largest outputs, one for each kind of what no bytes pay for: refused under the default
-//! limits before they cost anything, and within their formula under small ones. The formulas are those of section 10 of the spec.
+//! limits before they cost anything, and within their formula under small ones. The formulas are those of section 10.1 of the spec.
 
 use std::path::Path;
 use std::process::Command;
@@ -386,7 +386,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
         "Bombs",
         format!(
             "The smallest input of each kind, with as much declared as limits of {} of memory, 2^28 elements, 8 MiB inflated, 2^16 tensors and 2^16 blocks allow, read in a process of its own. \
-             Measured: the most memory that the process had, less that of one that reads an empty stream; must be: at most {MOST} times the formula of section 10 of the spec, {INPUT} \
+             Measured: the most memory that the process had, less that of one that reads an empty stream; must be: at most {MOST} times the formula of section 10.1 of the spec, {INPUT} \
              bytes for each byte of input, and {} MiB. Last: the same with 2^40 declared, under the default limits, where that can be declared.",
             if quick { "16 MiB" } else { "64 MiB" },
             SLACK / MIB
