@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::bits::{self, crc32};
+use crate::bits::{check_crc, crc32};
 use crate::block::{RawBlock, Sets};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
@@ -165,7 +165,7 @@ impl<'a> File<'a> {
     /// The bytes of a part before its blocks, their CRC checked.
     fn head(&self, offset: u64, indexed: &IndexedUpdate) -> Result<&'a [u8]> {
         let head = self.slice(offset + HEADER_LEN as u64, indexed.head_len)?;
-        check_crc(head, indexed.head_crc, offset + HEADER_LEN as u64)?;
+        check_crc(indexed.head_crc, crc32(head), offset + HEADER_LEN as u64)?;
         Ok(head)
     }
 
@@ -213,7 +213,7 @@ impl<'a> File<'a> {
                 let bytes = self.slice(at, block.len)?;
                 let is_wanted = touches_wanted(block, &wanted_before);
                 if is_wanted {
-                    check_crc(bytes, block.crc, at)?;
+                    check_crc(block.crc, crc32(bytes), at)?;
                 }
                 // What the index says of a block that is not read further must be so, or something would be left out.
                 let (scope, add) = RawBlock::scope_of(bytes, at)?;
@@ -263,10 +263,6 @@ fn touches_wanted(block: &IndexedBlock, wanted_before: &[u64]) -> bool {
         wanted_before[usize::try_from(tensor).map_or(last, |t| t.min(last))]
     };
     before(block.first) < before(block.first.saturating_add(block.tensors))
-}
-
-fn check_crc(bytes: &[u8], stored: u32, offset: u64) -> Result<()> {
-    bits::check_crc(stored, crc32(bytes), offset)
 }
 
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {
@@ -341,7 +337,7 @@ fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
     if end.frame_count != index.frames.len() as u64 + 1 {
         return Err(Error::format(FormatErrorKind::CountMismatch { field: "frame_count" }, at));
     }
-    bits::check_crc(end.chain, chain.finalize(), at + 16)
+    check_crc(end.chain, chain.finalize(), at + 16)
 }
 
 /// The next event and the bytes it took; `None` if there are too few.
