@@ -209,19 +209,20 @@ impl<'a> File<'a> {
             let head = self.head(part.offset, &part.indexed).map_err(|e| e.in_frame(part.frame))?;
             let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
             let mut blocks = Vec::new();
-            for block in &part.indexed.blocks {
-                let bytes = self.slice(at, block.len)?;
+            for (block_number, block) in (0..).zip(&part.indexed.blocks) {
+                let place = |e: Error| e.in_frame(part.frame).in_block(block_number);
+                let bytes = self.slice(at, block.len).map_err(place)?;
                 let is_wanted = touches_wanted(block, &wanted_before);
                 if is_wanted {
-                    check_crc(block.crc, crc32(bytes), at)?;
+                    check_crc(block.crc, crc32(bytes), at).map_err(|e| place(e).in_tensor(block.first))?;
                 }
                 // What the index says of a block that is not read further must be so, or something would be left out.
-                let (scope, add) = RawBlock::scope_of(bytes, at)?;
+                let (scope, add) = RawBlock::scope_of(bytes, at).map_err(place)?;
                 if (scope.first(), scope.tensors()) != (block.first, block.tensors) {
-                    return Err(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at));
+                    return Err(place(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at)));
                 }
                 if !order.accept(scope, add) {
-                    return Err(Error::format(FormatErrorKind::NotAscending, at));
+                    return Err(place(Error::format(FormatErrorKind::NotAscending, at)));
                 }
                 if is_wanted {
                     blocks.push((bytes, at));
