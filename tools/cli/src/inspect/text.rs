@@ -25,11 +25,12 @@ pub(crate) fn render(report: &Report, name: &str, one_frame: bool) -> String {
         put(
             &mut out,
             format_args!(
-                "{name}: format {}.{}, {}, {} frames in {} segment{}, {updates} update{}, checks {}\n",
+                "{name}: format {}.{}, {}, {} frame{} in {} segment{}, {updates} update{}, checks {}\n",
                 report.version.map_or(0, |v| v.major),
                 report.version.map_or(0, |v| v.minor),
                 human_bytes(report.bytes),
                 report.frames.len(),
+                plural(report.frames.len() as u64),
                 report.segments,
                 plural(report.segments),
                 plural(updates as u64),
