@@ -1,10 +1,11 @@
 //! The same bytes for any number of threads (CAN-1).
 
+use gcodec::block::{Scope, Support};
 use gcodec::compress::{Input, Options, compress};
-use gcodec::frame::{Delta, tensor_digest};
+use gcodec::frame::{Delta, IndexSet, tensor_digest};
 use gcodec::{
-    BlockOptions, Codec, EncodeOptions, Encoder, Feedback, Manifest, TensorBuf, TensorInfo, UpdateHeader,
-    random,
+    BlockOptions, Body, Codec, Dtype, EncodeOptions, Encoder, Event, Feedback, Limits, Manifest, SliceReader,
+    TensorBuf, TensorInfo, UpdateHeader, random,
 };
 use std::sync::Arc;
 
@@ -110,4 +111,29 @@ fn the_first_error_is_reported_whatever_the_threads() {
             assert!(error.to_string().ends_with("(tensor 0)"), "{codec}: {error}");
         }
     }
+}
+
+/// What an error or a log says of a part must not change from run to run.
+#[test]
+fn a_part_names_its_sets_in_the_same_order_each_time() {
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, &[100])]).unwrap());
+    let (mut encoder, mut stream) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    for step in 0..8 {
+        let (scope, support) = (Scope::Tensor(0), Support::Sparse(vec![step]));
+        let set = IndexSet { manifest: manifest.id(), step, leader: 0, world: 0, scope, support };
+        encoder.index_set(&mut stream, &set, &manifest, BlockOptions::default()).unwrap();
+    }
+    encoder.update(&mut stream, &UpdateHeader::default(), &manifest, &[]).unwrap();
+    encoder.finish(&mut stream);
+    let said = || {
+        let mut reader = SliceReader::new(&stream, Limits::default());
+        while let Some(event) = reader.next_event().unwrap() {
+            if let Event::Frame(_, Body::Update(part)) = event {
+                return format!("{part:?}");
+            }
+        }
+        panic!("there is an update")
+    };
+    let first = said();
+    (0..8).for_each(|_| assert_eq!(said(), first));
 }

@@ -31,5 +31,5 @@ def command() -> str:
     """The command-line tool of this checkout."""
     found = os.environ.get("GCODEC_CLI") or shutil.which("gcodec")
     if found is None or not Path(found).exists():
-        pytest.skip("no command-line tool: set GCODEC_CLI to target/release/gcodec (`cargo xtask test` does)")
+        pytest.skip("no command-line tool: set GCODEC_CLI to target/quick/gcodec (`cargo xtask python` does)")
     return found

@@ -17,7 +17,7 @@ def test_three_libraries_train_one_network(command: str, tmp_path: Path) -> None
     pytest.importorskip("jax")
     program = os.environ.get("GCODEC_FEDERATION")
     if program is None or not Path(program).exists():
-        pytest.skip("no demonstration: set GCODEC_FEDERATION to target/release/gcodec-federation (`cargo xtask python` does)")
+        pytest.skip("no demonstration: set GCODEC_FEDERATION to target/quick/gcodec-federation (`cargo xtask python` does)")
     record = tmp_path / "federation.gcu"
     environment = {**os.environ, "GCODEC_PYTHON": sys.executable, "GCODEC_CLI": command}
     # The demonstration has its own patience for each thing that it waits for, and checks what must hold.

@@ -1172,6 +1172,8 @@ class Decoder:
             raise FormatError("truncated", len(self.data), "the input ends in a body")
         if zlib.crc32(self.data[body:end]) != crc:                               # [FRM-3]
             raise FormatError("checksum_mismatch", at + 16, "frame body")
+        if self.index_at != 0 and name != "end":                                  # [IDX-2]
+            raise FormatError("misplaced", at, "a frame between an index and its end")
         r = Reader(self.data, body, end)
         if name is None:                                                         # [FRM-4]
             self.frames.append({"kind": "skipped", "id": kind})

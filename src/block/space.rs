@@ -1,6 +1,6 @@
 //! The index space of a block, and the sets that blocks may refer to.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
@@ -104,8 +104,8 @@ pub struct SharedSet {
     pub count: u64,
 }
 
-/// Index sets by their ids.
-pub type Sets = HashMap<SetId, Arc<SharedSet>>;
+/// Index sets by their ids, in whose order they are named.
+pub type Sets = BTreeMap<SetId, Arc<SharedSet>>;
 
 /// What a block's wire form depends on beside its own bytes.
 #[derive(Debug, Clone, Copy)]

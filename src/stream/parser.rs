@@ -301,6 +301,10 @@ impl Parser {
     }
 
     fn body<'a>(&mut self, info: &FrameInfo, body: &'a [u8], offset: u64) -> Result<Body<'a>> {
+        if self.index_offset != 0 && info.header.kind != FrameKind::END {
+            let field = "frame between an index and its end";
+            return Err(Error::format(FormatErrorKind::Misplaced { field }, info.offset));
+        }
         Ok(match info.header.kind {
             FrameKind::MANIFEST => {
                 let manifest = Arc::new(Manifest::read(body, offset, &self.limits)?);

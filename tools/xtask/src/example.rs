@@ -1,6 +1,5 @@
 //! The worked example of the spec: one small stream, made and decoded byte by byte by our own tool, so that it cannot rot.
 
-use std::path::Path;
 use std::process::Command;
 
 use gcodec::compress::{Input, Options, compress};
@@ -10,6 +9,7 @@ use gcodec::{
 };
 
 use crate::Result;
+use crate::programs::cli;
 
 #[derive(clap::Args)]
 #[group(required = true)]
@@ -26,7 +26,7 @@ const PAGE: &str = "spec/examples.md";
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let root = crate::root();
-    let text = page(&root)?;
+    let text = page()?;
     let path = root.join(PAGE);
     if args.write {
         std::fs::write(&path, &text)?;
@@ -37,15 +37,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn page(root: &Path) -> Result<String> {
+fn page() -> Result<String> {
     let stream = stream()?;
     let file = std::env::temp_dir().join(format!("gcodec-example-{}.gcu", std::process::id()));
     std::fs::write(&file, &stream)?;
-    let output = Command::new("cargo")
-        .args(["run", "--quiet", "--release", "--package", "gcodec-cli", "--", "inspect", "--annotate"])
-        .arg(&file)
-        .current_dir(root)
-        .output();
+    let output = Command::new(cli()?).args(["inspect", "--annotate"]).arg(&file).output();
     std::fs::remove_file(&file)?;
     let output = output?;
     if !output.status.success() {

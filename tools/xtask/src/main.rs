@@ -5,6 +5,7 @@ mod dependencies;
 mod example;
 mod fuzz;
 mod measure;
+mod programs;
 mod python;
 mod readers;
 mod reference;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use crate::programs::{PROFILE, cli, program, target};
 use crate::{Result, root};
 
 const REQUIREMENTS: &str = "python/requirements-test.txt";
@@ -68,19 +69,16 @@ fn install(packages: &Path) -> Result<()> {
 pub(crate) fn test() -> Result<()> {
     prepare()?;
     let packages = packages().ok_or("no place for the packages")?;
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let place = target.join("python");
+    let place = target().join("python");
     // What an earlier run left is not what is tested.
     match fs::remove_dir_all(&place) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
     }
     let (wheels, fresh) = (place.join("wheels"), place.join("env"));
-    run(Command::new("cargo")
-        .args(["build", "--quiet", "--release", "--package", "gcodec-cli", "--package", "gcodec-federation"])
-        .current_dir(root()))?;
+    let (cli, federation) = (cli()?, program("gcodec-federation", "gcodec-federation")?);
     run(Command::new(packages.join("bin/maturin"))
-        .args(["build", "--release", "--quiet", "--manifest-path", "python/Cargo.toml", "--out"])
+        .args(["build", "--profile", PROFILE, "--quiet", "--manifest-path", "python/Cargo.toml", "--out"])
         .arg(&wheels)
         .arg("--interpreter")
         .arg(packages.join("bin/python"))
@@ -98,8 +96,8 @@ pub(crate) fn test() -> Result<()> {
     fs::write(Path::new(&own?).join("packages.pth"), theirs?)?;
     run(Command::new(&python)
         .args(["-m", "pytest"])
-        .env("GCODEC_CLI", target.join("release/gcodec"))
-        .env("GCODEC_FEDERATION", target.join("release/gcodec-federation"))
+        .env("GCODEC_CLI", cli)
+        .env("GCODEC_FEDERATION", federation)
         .current_dir(root().join("python/tests")))
 }
 

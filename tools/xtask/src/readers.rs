@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::programs::{cli, target};
 use crate::{Result, root};
 
 /// From the Python package index.
@@ -76,14 +77,6 @@ fn is_there(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success())
 }
 
-/// The command line program, built.
-pub(crate) fn cli() -> Result<PathBuf> {
-    run(Command::new("cargo")
-        .args(["build", "--quiet", "--release", "--package", "gcodec-cli"])
-        .current_dir(root()))?;
-    Ok(target().join("release/gcodec"))
-}
-
 /// An empty folder for what is made on the way.
 pub(crate) fn fresh(name: &str) -> Result<PathBuf> {
     let place = target().join(name);
@@ -94,10 +87,6 @@ pub(crate) fn fresh(name: &str) -> Result<PathBuf> {
     }
     fs::create_dir_all(&place)?;
     Ok(place)
-}
-
-fn target() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
 /// Runs a command that says itself what it finds.

@@ -13,6 +13,7 @@ use std::time::Instant;
 use gcodec::Codec;
 use serde_json::{Value, json};
 
+use crate::programs::cli;
 use crate::readers::{self, run};
 use crate::{Result, root};
 
@@ -142,7 +143,7 @@ struct Case {
 
 pub(crate) fn run_all(args: &Args) -> Result<()> {
     let python = readers::python()?;
-    let (gcodec, place) = (readers::cli()?, readers::fresh("reference")?);
+    let (gcodec, place) = (cli()?, readers::fresh("reference")?);
     let decoder = root().join("spec/reference/decoder.py");
     let said = run(Command::new(&python)
         .arg(&decoder)

@@ -71,9 +71,9 @@ const STEPS: &[Step] = &[
     step(
         "tests that train",
         "cargo",
-        &["test", "--profile", "train", "-p", "gcodec-latent-train", "-p", "gcodec-study"],
+        &["test", "--profile", "quick", "-p", "gcodec-latent-train", "-p", "gcodec-study"],
     ),
-    step("benchmarks, once", "cargo", &["bench", "-p", "gcodec", "--", "--test"]),
+    step("benchmarks, once", "cargo", &["bench", "--profile", "quick", "-p", "gcodec", "--", "--test"]),
     step("vectors are what the code makes", "cargo", &["xtask", "vectors", "--check"]),
     step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
     step("the worked example is what the tool prints", "cargo", &["xtask", "example", "--check"]),

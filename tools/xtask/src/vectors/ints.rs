@@ -178,6 +178,21 @@ fn tables(area: &mut Area) {
         // 2^11 + 7 * 2^8 = 3840, 2^7 + 7 * 2^4 = 240, 2^3 + 7 = 15: 4095 together.
         fields(&[(0, 8), (3, 8), (0, 8), (12, 4), (7, 3), (8, 4), (7, 3), (4, 4), (7, 3)])
     });
+    // Each frequency that a table can say, used, from its smallest exponent: fewer than three bits follow the first three.
+    for (id, exponents) in [("frequencies-below-256", 0..8), ("frequencies-from-256", 8..9)] {
+        let freqs = |e: u32| (0..1 << e.min(3)).map(move |y| (1 << e) + (y << (e - e.min(3))));
+        let freqs: Vec<u32> = exponents.flat_map(freqs).collect();
+        let rest = freqs.len() as u8;
+        let left = 4096 - freqs.iter().sum::<u32>();
+        let freqs = Freqs { freqs: (0..).zip(freqs.iter().copied().chain([left])).collect(), rest };
+        let every: Vec<u8> = (0..=rest).chain((0..=rest).rev()).collect();
+        let count = every.len() as u64;
+        area.valid(&format!("{id}-shared"), "TAB-2 INT-2", {
+            coded(count, bytes().u8(2).u8(0).v(1).raw(freqs.code(&every, 0)), &[freqs.table()])
+        });
+        let own = bytes().u8(2).u8(0).raw(freqs.segment(&every, 2));
+        area.valid(&format!("{id}-own"), "TAB-2", symbols(count, own));
+    }
     let mut refuse = |id: &str, requirements, bytes: Vec<u8>| {
         area.invalid(id, requirements, "bad_table", bytes);
     };

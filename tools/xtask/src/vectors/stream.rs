@@ -85,8 +85,13 @@ fn segments(area: &mut Area) {
         stream().frame(METADATA, 0, text("1")).index().end().frame(METADATA, 0, text("2")).done()
     })
     .notes("index_offset is about its own segment");
-    area.valid("two-indexes-in-a-segment", "END-2 IDX-1", stream().index().index().done())
-        .notes("index_offset is that of the last");
+    area.invalid("two-indexes-in-a-segment", "IDX-2", "misplaced", stream().index().index().done());
+    area.invalid("frame-after-an-index", "IDX-2", "misplaced", {
+        stream().index().frame(METADATA, 0, text("1")).done()
+    });
+    area.invalid("unknown-frame-after-an-index", "IDX-2", "misplaced", {
+        stream().index().frame(0xf000, 0, []).done()
+    });
     area.valid("segment-of-an-end-frame", "STR-6", stream().end().done()).encoded();
     area.invalid("byte-after-the-end", "STR-6", "bad_sync", stream().end().raw([0]).open());
     area.invalid("preamble-after-the-end", "STR-6", "bad_sync", stream().end().raw(stream().done()).open())
