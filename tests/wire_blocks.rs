@@ -132,7 +132,7 @@ fn what_a_reader_refuses_is_refused_before_it_is_written_or_by_decode() {
 fn manifest() -> Arc<Manifest> {
     let infos =
         [("a", Dtype::F32, 1000), ("b", Dtype::F32, 24), ("c", Dtype::I32, 8), ("d", Dtype::F32, 1 << 40)];
-    let infos = infos.map(|(name, dtype, len)| TensorInfo::new(name, dtype, &[len]));
+    let infos = infos.map(|(name, dtype, len)| TensorInfo::new(name, dtype, [len]));
     Arc::new(Manifest::new(infos.to_vec()).unwrap())
 }
 
@@ -179,7 +179,7 @@ fn as_bytes(block: &Block, options: BlockOptions) -> WireBlock<'static> {
 fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
     let mut words = vec![0; 4000];
     gcodec::random::words(seed, 0, 0, &mut words);
-    let positions: Vec<u64> = (0..1000).filter(|&i| words[i as usize] % 3 == 0).collect();
+    let positions: Vec<u64> = (0..1000).filter(|&i| words[i as usize].is_multiple_of(3)).collect();
     let m = positions.len();
     let signs = |n: usize| words[..n].iter().map(|w| w % 2 == 1).collect::<Bits>();
     let ones = |n: usize| Scales::from_f32s(ScaleFormat::F32, &vec![1.5; n]);

@@ -420,7 +420,7 @@ fn written_by_kernels(fake: &Fake, starts: &[u64], places: &[Vec<u32>], one: boo
 
 /// What the encoder writes.
 fn written_by_the_encoder(positions: Vec<u64>, n: u64, one: bool) -> Vec<u8> {
-    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, &[n])]).unwrap());
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [n])]).unwrap());
     let scales = gcodec::block::Scales::from_f32s(gcodec::block::ScaleFormat::F32, &[1.0]);
     let values = Values::Constant { groups: gcodec::block::Groups::Block, scales };
     let block = Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(positions), values };
