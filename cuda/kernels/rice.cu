@@ -41,9 +41,9 @@ __device__ __forceinline__ u32 first_tried(u64 sum, u64 len, u32 &tried) {
 __device__ inline u32 best(const u64 *sums, u64 len, u32 first, u32 tried, u64 &quotients) {
     u32 k = first;
     quotients = sums[0];
-#pragma unroll 1
-    for (u32 i = 1; i < tried; i++) {
-        if (sums[i] + len * (first + i) < quotients + len * k) {
+#pragma unroll
+    for (u32 i = 1; i < TRIED; i++) {
+        if (i < tried && sums[i] + len * (first + i) < quotients + len * k) {
             k = first + i;
             quotients = sums[i];
         }
