@@ -56,6 +56,9 @@ fn main() -> ExitCode {
     let even = TensorBuf::from_f32(shape.clone(), &noise(elements, |_| 1.0)).expect("shape fits");
     bench.codec("topk:density=0.001", even.view(), Some(0.25), Some(0.4));
     bench.codec("sbc:density=0.001", even.view(), Some(0.25), Some(0.4));
+    // What writing positions takes, by either code: `write` less what the frame takes.
+    bench.codec("sbc:density=0.001,positions=rice", even.view(), None, None);
+    bench.codec("sbc:density=0.001,positions=tokens", even.view(), None, None);
     bench.codec("natural", even.view(), Some(0.05), None);
     bench.codec("lossless", even.view(), None, None);
     bench.codec("qsgd:bits=4", even.view(), None, None);

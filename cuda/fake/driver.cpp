@@ -195,6 +195,11 @@ const std::map<std::string, Kernel> KERNELS = {
     {"gcodec_non_finite", kernel<gcodec_non_finite, NonFinite>()},
     {"gcodec_subtract", kernel<gcodec_subtract, Subtract>()},
     {"gcodec_scatter", kernel<gcodec_scatter, Scatter>()},
+    {"gcodec_rice_sides", kernel<gcodec_rice_sides, Rice>()},
+    {"gcodec_rice_rows", kernel<gcodec_rice_rows, Rice>()},
+    {"gcodec_rice_measure", kernel<gcodec_rice_measure, Rice>()},
+    {"gcodec_rice_choose", kernel<gcodec_rice_choose, Rice>()},
+    {"gcodec_rice_pack", kernel<gcodec_rice_pack, Rice>()},
 };
 
 }  // namespace

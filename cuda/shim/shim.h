@@ -270,6 +270,10 @@ inline T __shfl_up_sync(unsigned mask, T x, unsigned by) {
     return shim::from(mask, x, lane >= by ? lane - by : lane);
 }
 template <typename T>
+inline T __shfl_sync(unsigned mask, T x, unsigned lane) {
+    return shim::from(mask, x, lane % shim::LANES);
+}
+template <typename T>
 inline T __shfl_xor_sync(unsigned mask, T x, unsigned by) {
     return shim::from(mask, x, shim::own_lane() ^ by);
 }
@@ -285,6 +289,13 @@ inline T atomicMin(T *place, T x) {
     *place = x < before ? x : before;
     return before;
 }
+template <typename T>
+inline T atomicOr(T *place, T x) {
+    const T before = *place;
+    *place |= x;
+    return before;
+}
+inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __float_as_uint(float x) {
     unsigned bits;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
-use gcodec::block::Block;
+use gcodec::block::{Block, WireBlock};
 use gcodec::compress::outside::{self, Outline, Search as Task, Sent};
 use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options};
 use gcodec::{Codec, TensorBuf};
@@ -15,6 +15,7 @@ use crate::plan::{
     BINS, LOWEST, NonFinite, Piece, SAMPLE, Search, Select, State, Subtract, THREADS, TILE, Taken, WARPS,
     bytes_of,
 };
+use crate::rice::Coding;
 use crate::tensor::{DeviceTensor, Stream};
 
 /// A tensor to compress.
@@ -106,7 +107,7 @@ impl Compressor {
         options: &Options,
         stream: Stream,
     ) -> Result<Vec<Block>> {
-        self.run(inputs, codecs, options, stream, false)
+        self.run(inputs, codecs, options, stream, false, false, blocks)
     }
 
     /// As [`Self::compress`], with error feedback: what is compressed is the sum of the tensor and of what earlier calls left over,
@@ -122,17 +123,55 @@ impl Compressor {
         options: &Options,
         stream: Stream,
     ) -> Result<Vec<Block>> {
-        self.run(inputs, codecs, options, stream, true)
+        self.run(inputs, codecs, options, stream, true, false, blocks)
     }
 
-    fn run(
+    /// The same blocks, for [`Encoder::update_wire`](gcodec::Encoder::update_wire), with as much of them in wire form as the device writes:
+    /// the positions of codecs whose `positions` are `rice` or `rice-one`, but for powers of two, which are drawn by position.
+    /// Those positions do not cross the bus, but the bytes that a frame has of them do. All else are parts as [`Self::compress`] makes
+    /// them.
+    ///
+    /// With the codecs' own [positions](Codec::positions) as options the frames are byte for byte those of the blocks of
+    /// [`Self::compress`].
+    ///
+    /// # Errors
+    /// As [`Self::compress`].
+    pub fn compress_wire(
+        &mut self,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        options: &Options,
+        stream: Stream,
+    ) -> Result<Vec<WireBlock<'static>>> {
+        self.run(inputs, codecs, options, stream, false, true, wire_blocks)
+    }
+
+    /// As [`Self::compress_wire`], with error feedback as [`Self::compress_with_feedback`].
+    ///
+    /// # Errors
+    /// As [`Self::compress_with_feedback`].
+    pub fn compress_wire_with_feedback(
+        &mut self,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        options: &Options,
+        stream: Stream,
+    ) -> Result<Vec<WireBlock<'static>>> {
+        self.run(inputs, codecs, options, stream, true, true, wire_blocks)
+    }
+
+    /// `wire`: whether positions are written on the device; `make` makes blocks of what was found.
+    #[allow(clippy::too_many_arguments)]
+    fn run<T>(
         &mut self,
         inputs: &[Input<'_>],
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
         feedback: bool,
-    ) -> Result<Vec<Block>> {
+        wire: bool,
+        make: Make<T>,
+    ) -> Result<Vec<T>> {
         let outlines: Vec<Outline> = inputs
             .iter()
             .map(|i| Outline { tensor: i.tensor, dtype: i.data.dtype(), len: i.data.elements() })
@@ -145,11 +184,15 @@ impl Compressor {
         if feedback {
             self.prepare_residuals(inputs)?;
         }
-        let plan = self.plan(inputs, &tasks, options, feedback)?;
+        let mut plan = self.plan(inputs, &tasks, options, feedback)?;
+        if wire {
+            let joined = outside::joined(&outlines, codecs)?;
+            plan.coding = Coding::new(&outlines, codecs, &joined, &plan.pieces_of_inputs(inputs.len()));
+        }
         let quiet = Quiet { device: &device, stream };
-        let found = self.select(&plan, inputs.len(), stream)?;
+        let mut found = self.select(&plan, inputs.len(), stream)?;
         self.check_finite(&plan, &outlines, &found.chosen, stream)?;
-        let (blocks, sent) = outside::blocks(&outlines, codecs, &found.chosen)?;
+        let (blocks, sent) = make(&outlines, codecs, &mut found)?;
         if feedback {
             self.subtract(&plan, &found, &sent, stream)?;
             for input in inputs {
@@ -263,19 +306,27 @@ impl Compressor {
 
     /// Everything that is kept.
     fn select(&mut self, plan: &Plan, inputs: usize, stream: Stream) -> Result<FoundAll> {
-        let mut found = FoundAll { chosen: vec![Default::default(); inputs], runs: Vec::new(), total: 0 };
+        let mut found = FoundAll {
+            chosen: vec![Default::default(); inputs],
+            runs: Vec::new(),
+            total: 0,
+            supports: plan.coding.empty(),
+        };
         if plan.searches.is_empty() {
             return Ok(found);
         }
         let (layout, mut select) = plan.layout();
         self.work.grow(layout.bytes)?;
         let table = [bytes_of(&plan.pieces), bytes_of(&plan.searches)];
+        let coding = [bytes_of(&plan.coding.rows), bytes_of(&plan.coding.segments)];
         self.up.grow(layout.table.end)?;
         self.down.grow(layout.sizes.end - layout.sizes.start)?;
         // SAFETY: the event was waited for, so that no copy of it is under way.
         unsafe {
             self.up.write(0, table[0]);
             self.up.write(select.searches, table[1]);
+            self.up.write(layout.rows, coding[0]);
+            self.up.write(layout.segments, coding[1]);
         }
         select.place(self.work.address());
         self.work.copy_from(0, &self.up, layout.table.end, stream)?;
@@ -304,30 +355,50 @@ impl Compressor {
         let (totals, before) = words.split_at(2 * plan.searches.len());
         let (totals, before) = (totals.to_vec(), before.to_vec());
         found.total = totals.iter().sum();
+        let kept = |piece: u32, side: u32| plan.kept(&totals, &before, piece as usize, side as usize);
+        let coded = plan.coding.layout(8 * found.total, u64::from(n), kept);
+        // Positions that are written here stay here.
+        let copied =
+            if plan.coding.all() && !plan.coding.is_empty() { 4 * found.total } else { 0 }..coded.copied;
         if found.total > 0 {
-            self.out.grow(8 * found.total)?;
-            self.down.grow(8 * found.total)?;
+            self.out.grow(coded.bytes)?;
+            self.down.grow(copied.end - copied.start)?;
             (select.out_places, select.out_bits) = (self.out.address(), self.out.address() + 4 * found.total);
+            let tables = (self.work.address() + layout.rows, self.work.address() + layout.segments);
             // SAFETY: as above; `out` has room for what the sizes say, by which the kernel places it.
-            unsafe { self.device.launch(Kernel::Emit, (warps, 1), stream, &select)? };
-            self.out.copy_to(0, &mut self.down, 8 * found.total, stream)?;
+            unsafe {
+                self.device.launch(Kernel::Emit, (warps, 1), stream, &select)?;
+                if !plan.coding.is_empty() {
+                    plan.coding.launch(&self.device, &self.out, &coded, &select, tables, stream)?;
+                }
+            }
+            self.out.copy_to(copied.start, &mut self.down, copied.end - copied.start, stream)?;
             self.device.synchronize(stream)?;
         }
         // SAFETY: the stream was waited for.
-        let kept = unsafe { self.down.bytes(8 * found.total) };
-        let (places, bits) = kept.split_at(kept.len() / 2);
-        let (places, bits) = (places.as_chunks::<4>().0, bits.as_chunks::<4>().0);
+        let down = unsafe { self.down.bytes(if found.total > 0 { copied.end - copied.start } else { 0 }) };
+        let taken = |range: Range<u64>| match found.total {
+            0 => &[][..],
+            _ => &down[(range.start - copied.start) as usize..(range.end - copied.start) as usize],
+        };
+        let bits = taken(4 * found.total..8 * found.total).as_chunks::<4>().0;
+        let places = if copied.start == 0 { taken(0..4 * found.total).as_chunks::<4>().0 } else { &[] };
+        if found.total > 0 && !plan.coding.is_empty() {
+            found.supports = plan.coding.supports(&coded, taken(coded.written..coded.copied));
+        }
         let mut first = 0;
-        for (search, totals) in plan.searches.iter().zip(totals.chunks(2)) {
-            for (side, &total) in totals.iter().enumerate() {
+        for (search, of_search) in plan.searches.iter().zip(totals.chunks(2)) {
+            for (side, &total) in of_search.iter().enumerate() {
                 let pieces = search.first_piece as usize..(search.first_piece + search.pieces) as usize;
                 for piece in pieces.clone() {
-                    let next = if piece + 1 < pieces.end { before[2 * (piece + 1) + side] } else { total };
-                    let run = (first + before[2 * piece + side]) as usize..(first + next) as usize;
+                    let start = first + before[2 * piece + side];
+                    let run = start as usize..(start + plan.kept(&totals, &before, piece, side)) as usize;
                     let Place { input, start } = plan.places[piece];
                     let chosen = &mut found.chosen[input][side];
                     let place = |p: &[u8; 4]| start + u64::from(u32::from_ne_bytes(*p));
-                    chosen.positions.extend(places[run.clone()].iter().map(place));
+                    if !plan.coding.inputs.get(input).is_some_and(|coded| *coded) {
+                        chosen.positions.extend(places[run.clone()].iter().map(place));
+                    }
                     chosen.values.extend(bits[run.clone()].iter().map(|b| f32::from_ne_bytes(*b)));
                     found.runs.push(Run { piece, side, kept: run });
                 }
@@ -479,6 +550,25 @@ impl Compressor {
     }
 }
 
+/// How blocks, and what they send, are made of what was found.
+type Make<T> = fn(&[Outline], &[Codec], &mut FoundAll) -> gcodec::Result<(Vec<T>, Vec<Sent>)>;
+
+fn blocks(
+    outlines: &[Outline],
+    codecs: &[Codec],
+    found: &mut FoundAll,
+) -> gcodec::Result<(Vec<Block>, Vec<Sent>)> {
+    outside::blocks(outlines, codecs, &found.chosen)
+}
+
+fn wire_blocks(
+    outlines: &[Outline],
+    codecs: &[Codec],
+    found: &mut FoundAll,
+) -> gcodec::Result<(Vec<WireBlock<'static>>, Vec<Sent>)> {
+    outside::wire_blocks(outlines, codecs, &found.chosen, std::mem::take(&mut found.supports))
+}
+
 /// What one update asks of the device.
 #[derive(Debug, Default)]
 struct Plan {
@@ -489,6 +579,8 @@ struct Plan {
     tiles: u64,
     candidates: u64,
     samples: u32,
+    /// Which positions are written on the device.
+    coding: Coding,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -503,6 +595,8 @@ struct FoundAll {
     chosen: Vec<[Chosen; 2]>,
     runs: Vec<Run>,
     total: u64,
+    /// Of each block, its positions in wire form.
+    supports: Vec<Option<Vec<u8>>>,
 }
 
 #[derive(Debug)]
@@ -516,12 +610,29 @@ struct Run {
 #[derive(Debug)]
 struct Layout {
     table: Range<u64>,
+    rows: u64,
+    segments: u64,
     zeros: Range<u64>,
     sizes: Range<u64>,
     bytes: u64,
 }
 
 impl Plan {
+    /// Of each input the numbers of its pieces, and where they begin in it.
+    fn pieces_of_inputs(&self, inputs: usize) -> Vec<Vec<(u32, u64)>> {
+        let mut pieces = vec![Vec::new(); inputs];
+        self.places.iter().zip(0..).for_each(|(place, piece)| pieces[place.input].push((piece, place.start)));
+        pieces
+    }
+
+    /// How many were kept of one side of a piece. `totals`: of each search; `before`: of a piece's search before it.
+    fn kept(&self, totals: &[u64], before: &[u64], piece: usize, side: usize) -> u64 {
+        let search = self.pieces[piece].search as usize;
+        let end = (self.searches[search].first_piece + self.searches[search].pieces) as usize;
+        let next = if piece + 1 < end { before[2 * (piece + 1) + side] } else { totals[2 * search + side] };
+        next - before[2 * piece + side]
+    }
+
     /// Offsets, in the fields of a `Select` too.
     fn layout(&self) -> (Layout, Select) {
         let mut end = 0u64;
@@ -539,6 +650,8 @@ impl Plan {
             n_tiles: tiles as u32,
             ..Select::default()
         };
+        let rows = take(bytes_of(&self.coding.rows).len() as u64);
+        let segments_at = take(bytes_of(&self.coding.segments).len() as u64);
         let table = 0..take(0);
         select.states = take(size_of::<State>() as u64 * searches);
         select.counts = take(8 * 2 * BINS * searches);
@@ -557,7 +670,7 @@ impl Plan {
         select.totals = take(8 * 2 * (searches + pieces));
         select.piece_kept = select.totals + 8 * 2 * searches;
         let sizes = select.totals..select.piece_kept + 8 * 2 * pieces;
-        (Layout { table, zeros, sizes, bytes: take(0) }, select)
+        (Layout { table, rows, segments: segments_at, zeros, sizes, bytes: take(0) }, select)
     }
 
     /// Blocks of the kernel that counts digits, for each search.

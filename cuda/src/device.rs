@@ -31,9 +31,14 @@ pub(crate) enum Kernel {
     NonFinite,
     Subtract,
     Scatter,
+    RiceSides,
+    RiceRows,
+    RiceMeasure,
+    RiceChoose,
+    RicePack,
 }
 
-const NAMES: [&CStr; 9] = [
+const NAMES: [&CStr; 14] = [
     c"gcodec_sample",
     c"gcodec_collect",
     c"gcodec_digits",
@@ -43,6 +48,11 @@ const NAMES: [&CStr; 9] = [
     c"gcodec_non_finite",
     c"gcodec_subtract",
     c"gcodec_scatter",
+    c"gcodec_rice_sides",
+    c"gcodec_rice_rows",
+    c"gcodec_rice_measure",
+    c"gcodec_rice_choose",
+    c"gcodec_rice_pack",
 ];
 
 /// A CUDA device. Clones are the same device.

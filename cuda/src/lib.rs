@@ -31,6 +31,11 @@
 //! was kept to the host, and a wait for each of these two; with error feedback one more copy to the device and one launch, which
 //! nobody waits for. The tensors are read once. Pinned memory and device memory are kept for the next update.
 //!
+//! [`Compressor::compress_wire`] takes four launches more, five with `sbc`, and one more fill: gaps, parameters, chunks and both planes of
+//! positions by Rice come from the device, and the positions themselves stay there. The host does not wait for the sizes of planes: the
+//! copy is as long as they can be at most, which is 13 bits a position at a density of 0.001, where 11.52 are what random positions
+//! take (`docs/measurements.md`).
+//!
 //! # What has run where
 //!
 //! The kernels in `cuda/kernels` are compiled for sm_80 and sm_90, and run on the host, by `cuda/shim`, in every test. This crate's
@@ -42,6 +47,7 @@ mod device;
 mod driver;
 mod error;
 mod plan;
+mod rice;
 mod scatter;
 mod tensor;
 

@@ -37,6 +37,8 @@ macro_rules! structures {
     )* };
 }
 
+pub(crate) use structures;
+
 structures! {
     Piece(56) {
         data: u64,

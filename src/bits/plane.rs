@@ -136,6 +136,17 @@ impl<'a> PlaneReader<'a> {
         if width == 64 { value } else { value & ((1 << width) - 1) }
     }
 
+    /// Checks that the last byte of a plane of `count` fields of `width` bits is padded with zeros; `bytes` are as many as they take.
+    pub(crate) fn check_padding(bytes: &[u8], count: u64, width: u32, offset: u64) -> Result<()> {
+        let used = (count % 8) * u64::from(width) % 8;
+        match bytes.last() {
+            Some(last) if used != 0 && last >> used != 0 => {
+                Err(Error::format(FormatErrorKind::NonzeroPadding, offset + bytes.len() as u64 - 1))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that the plane ends here, but for zero padding to a whole byte (CNV-1).
     pub(crate) fn finish(self, field: &'static str) -> Result<()> {
         let len = self.bytes.len() as u64;

@@ -2,6 +2,7 @@
 //! [`Values`]). A compressor makes blocks, the wire carries them without loss (spec, section 5).
 
 mod dense;
+mod part;
 pub(crate) mod space;
 pub(crate) mod support;
 pub(crate) mod values;
@@ -9,10 +10,11 @@ mod wire;
 
 pub use crate::codes::CODINGS;
 pub use dense::Target;
+pub(crate) use part::WrittenBlock;
+pub use part::{Part, WireBlock};
 pub use space::{IndexSpace, Lens, Sets, SharedSet};
 pub use support::{Positions, SupportId};
-pub use values::ValuesId;
-pub(crate) use wire::WrittenBlock;
+pub use values::{Packed, ValuesId, WireValues};
 pub use wire::{BlockOptions, RawBlock};
 
 /// What one block of an update says.

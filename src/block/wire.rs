@@ -1,10 +1,11 @@
 //! Whole blocks on the wire (spec, section 5).
 
-use crate::bits::{Cursor, Output, put_varint};
+use crate::bits::{Cursor, put_varint};
+use crate::block::part::{Part, WireBlock};
 use crate::block::space::Surroundings;
 use crate::block::values::{self, ValueSpace};
-use crate::block::{Block, IndexSpace, Positions, Scope, Sets, SupportId, Values, ValuesId, support};
-use crate::codes::{Coder, Decoder, Entropy};
+use crate::block::{Block, IndexSpace, Positions, Scope, Sets, SupportId, ValuesId, support};
+use crate::codes::{Decoder, Entropy};
 use crate::error::{Error, FormatErrorKind, Result};
 
 /// How a block is written, where the format leaves a choice.
@@ -162,6 +163,20 @@ impl<'a> RawBlock<'a> {
         self.len - (self.support.len() + self.values.len()) as u64
     }
 
+    /// The block with its parts as they are, if they depend on nothing that stands elsewhere in its stream but index sets.
+    pub(crate) fn to_wire(&self, manifest: [u8; 32], sets: &Sets) -> Result<WireBlock<'a>> {
+        let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };
+        let block = WireBlock {
+            scope: self.scope,
+            add: self.add,
+            support: Part::Written { id: self.support_id, bytes: self.support.into() },
+            values: Part::Written { id: self.values_id, bytes: self.values.into() },
+        };
+        let values_offset = self.values_offset();
+        block.check_at(&around, values_offset - self.support.len() as u64, values_offset)?;
+        Ok(block)
+    }
+
     /// Decodes the block.
     pub(crate) fn decode(&self, decoder: &mut Decoder<'_>, manifest: [u8; 32], sets: &Sets) -> Result<Block> {
         let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };
@@ -196,88 +211,6 @@ impl<'a> RawBlock<'a> {
 }
 
 /// Whether values of this kind are a matrix of all elements.
-fn needs_all(id: ValuesId) -> bool {
+pub(super) fn needs_all(id: ValuesId) -> bool {
     matches!(id, ValuesId::LOW_RANK | ValuesId::DCT)
-}
-
-/// A block's bytes, before they have found their place.
-pub(crate) struct WrittenBlock {
-    /// Everything before the support.
-    head: Vec<u8>,
-    /// Support and values.
-    payload: Vec<u8>,
-}
-
-impl WrittenBlock {
-    pub(crate) fn append_to(&self, out: &mut dyn Output) {
-        out.append(&self.head);
-        out.append(&self.payload);
-    }
-}
-
-impl Block {
-    /// Writes the block.
-    ///
-    /// # Errors
-    /// [`Error::Input`] if the block does not hold together or does not fit its space.
-    pub(crate) fn write(
-        &self,
-        coder: &mut Coder<'_>,
-        options: BlockOptions,
-        around: &Surroundings<'_>,
-    ) -> Result<WrittenBlock> {
-        let n = around.space.len();
-        support::check(&self.support, n)?;
-        let count = support::count(&self.support, n, around)?;
-        let all = self.support == crate::block::Support::All;
-        if needs_all(self.values.id()) && !all {
-            return Err(Error::inconsistent("low-rank values and transforms need the support `all`"));
-        }
-        if self.add && self.values.gives_bits() {
-            return Err(Error::inconsistent("bits cannot be added"));
-        }
-        let mut payload = Vec::new();
-        let support_id = support::write(&mut payload, coder, &self.support, n, options.positions)?;
-        let mut fields = Vec::new();
-        self.scope.write(&mut fields, self.add);
-        put_varint(&mut fields, support_id.0);
-        put_varint(&mut fields, self.values.id().0);
-        put_varint(&mut fields, payload.len() as u64);
-        let row_lens = if all { around.space.row_lens.as_slice() } else { &[] };
-        let space =
-            ValueSpace { count, tensors: Some(self.scope.tensors()), dtype: around.space.dtype, row_lens };
-        values::write(&mut payload, coder, &self.values, &space)?;
-        let mut head = Vec::new();
-        put_varint(&mut head, (fields.len() + payload.len()) as u64);
-        head.extend_from_slice(&fields);
-        Ok(WrittenBlock { head, payload })
-    }
-
-    /// How many values the block holds, where that can be told without the index space; an estimate otherwise, for
-    /// cutting updates into parts.
-    pub(crate) fn weight(&self) -> u64 {
-        fn of(values: &Values) -> u64 {
-            match values {
-                Values::Floats { bytes, .. } | Values::Planes { bytes } => bytes.len() as u64,
-                Values::Constant { scales, .. } => scales.bytes.len() as u64,
-                Values::Sign { negative, .. } => negative.len() / 8,
-                Values::Pow2 { codes, .. } | Values::Affine { codes, .. } => codes.len() as u64,
-                Values::Codebook { codes, .. } | Values::Minifloat { codes, .. } => codes.len() as u64,
-                Values::Levels { levels, .. } => levels.len() as u64,
-                Values::Ulp { diffs } => diffs.len() as u64,
-                Values::Latent { codes, .. } => of(codes),
-                Values::LowRank { left, right, .. } => of(left) + of(right),
-                Values::Dct { support, coefficients, .. } => of_support(support) + of(coefficients),
-            }
-        }
-        fn of_support(support: &crate::block::Support) -> u64 {
-            match support {
-                crate::block::Support::Sparse(positions) => 2 * positions.len() as u64,
-                crate::block::Support::Chunked { positions, .. } => 4 * positions.len() as u64,
-                crate::block::Support::Rows { rows, .. } => 2 * rows.len() as u64,
-                _ => 0,
-            }
-        }
-        of(&self.values) + of_support(&self.support)
-    }
 }

@@ -8,7 +8,7 @@ use crate::codes::{Entropy, tokens};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Budget, in_memory};
 
-const PACKED: u8 = 0;
+pub(crate) const PACKED: u8 = 0;
 const TOKENS: u8 = 1;
 const SYMBOLS: u8 = 2;
 const REFERENCED: u8 = 3;
@@ -505,6 +505,75 @@ fn read_referenced(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -
     let residuals = read_plain_symbols(cursor, decoder, n)?;
     // `row_len` <= n, for which memory was found.
     Ok(Referenced { row_len: in_memory(row_len), zero_apart, rows, columns, residuals }.into_symbols())
+}
+
+/// Goes over `entropy(N)` without decoding it: over its words, but to the end of the cursor where raw bits follow whose number
+/// only the symbols tell. Its tables have to be its own.
+fn skim_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
+    let segment = |cursor: &mut Cursor<'_>| {
+        let offset = cursor.offset();
+        if cursor.varint()? != 0 {
+            return Err(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset));
+        }
+        Table::read(cursor)?;
+        rans::skim(cursor)?;
+        if raw {
+            cursor.take_rest();
+        }
+        Ok(())
+    };
+    let offset = cursor.offset();
+    match cursor.u8()? {
+        0 => segment(cursor),
+        log @ 10..=24 => {
+            if n <= 1 << log {
+                return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
+            }
+            // Each takes some bytes: a number that is too large ends where they do.
+            for _ in 0..n.div_ceil(1 << log) {
+                let len = cursor.varint()?;
+                let mut inner = cursor.sub(len, "segment")?;
+                segment(&mut inner)?;
+                inner.finish()?;
+            }
+            Ok(())
+        }
+        other => Err(Error::out_of_range("segment_log", other.into(), offset)),
+    }
+}
+
+/// As [`skim_entropy`], over tokens.
+pub(crate) fn skim_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
+    if n == 0 { Ok(()) } else { skim_entropy(cursor, n, true) }
+}
+
+/// Goes over `ints(N)` without decoding them, as [`skim_entropy`] does.
+pub(crate) fn skim_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
+    if n == 0 {
+        return Ok(());
+    }
+    let offset = cursor.offset();
+    match cursor.u8()? {
+        PACKED => {
+            let width = u32::from(cursor.u8_in("width", 0, 64)?);
+            let offset = cursor.offset();
+            let bytes = packed_bytes(n, width)
+                .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "packed integers" }, offset))?;
+            PlaneReader::check_padding(cursor.take(bytes)?, n, width, offset)
+        }
+        TOKENS => skim_entropy(cursor, n, true),
+        SYMBOLS => skim_entropy(cursor, n, false),
+        REFERENCED => {
+            let row_len = cursor.varint_in("row_len", 1, n)?;
+            let flags = cursor.flags("reference flags", 0b11)?;
+            skim_entropy(cursor, n.div_ceil(row_len), false)?;
+            if flags & 1 != 0 {
+                skim_entropy(cursor, row_len, false)?;
+            }
+            skim_entropy(cursor, n, false)
+        }
+        other => Err(Error::unsupported("coding", other.into(), offset)),
+    }
 }
 
 #[cfg(test)]

@@ -186,6 +186,18 @@ pub(crate) fn read(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut [u8]) -> Re
     }
 }
 
+/// Goes over a segment's lanes and words without decoding them.
+pub(crate) fn skim(cursor: &mut Cursor<'_>) -> Result<()> {
+    let offset = cursor.offset();
+    let lanes_log = cursor.u8()?;
+    if !matches!(lanes_log, 0 | 2 | 5) {
+        return Err(Error::out_of_range("lanes_log", lanes_log.into(), offset));
+    }
+    let word_count = cursor.varint()?;
+    cursor.take(4 << lanes_log)?;
+    cursor.take(word_count.saturating_mul(2)).map(drop)
+}
+
 fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut [u8]) -> Result<()> {
     let offset = cursor.offset();
     let bad = || Error::format(FormatErrorKind::BadCode, offset);

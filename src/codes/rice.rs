@@ -46,22 +46,35 @@ pub(crate) struct RiceRun {
     pub(crate) n: u64,
 }
 
-/// Reads a run and appends its positions; each is below `run.n` (RIC-2).
-pub(crate) fn read_run(cursor: &mut Cursor<'_>, run: &RiceRun, positions: &mut Vec<u64>) -> Result<()> {
-    let &RiceRun { len, k, unary_len, base, n } = run;
+/// Takes both planes of a run, each with its offset.
+fn take_planes<'a>(cursor: &mut Cursor<'a>, run: &RiceRun) -> Result<[(&'a [u8], u64); 2]> {
     let mismatch = |offset| Error::format(FormatErrorKind::LengthMismatch { field: "rice run" }, offset);
-    let low_len = packed_bytes(len as u64, k.into()).ok_or_else(|| mismatch(cursor.offset()))?;
     let low_offset = cursor.offset();
-    let mut low = PlaneReader::new(cursor.take(low_len)?, low_offset);
+    let low_len = packed_bytes(run.len as u64, run.k.into()).ok_or_else(|| mismatch(low_offset))?;
+    let low = cursor.take(low_len)?;
     let unary_offset = cursor.offset();
-    let unary = match unary_len {
+    let unary = match run.unary_len {
         Some(bytes) => cursor.take(bytes)?,
         None => cursor.take_rest(),
     };
     // Every gap needs a bit: this bounds what is reserved by the bytes that are there.
-    if len as u64 > unary.len() as u64 * 8 {
+    if run.len as u64 > unary.len() as u64 * 8 {
         return Err(mismatch(unary_offset));
     }
+    Ok([(low, low_offset), (unary, unary_offset)])
+}
+
+/// Goes over a run without decoding it.
+pub(crate) fn skim_run(cursor: &mut Cursor<'_>, run: &RiceRun) -> Result<()> {
+    take_planes(cursor, run).map(drop)
+}
+
+/// Reads a run and appends its positions; each is below `run.n` (RIC-2).
+pub(crate) fn read_run(cursor: &mut Cursor<'_>, run: &RiceRun, positions: &mut Vec<u64>) -> Result<()> {
+    let &RiceRun { len, k, base, n, .. } = run;
+    let mismatch = |offset| Error::format(FormatErrorKind::LengthMismatch { field: "rice run" }, offset);
+    let [(low, low_offset), (unary, unary_offset)] = take_planes(cursor, run)?;
+    let mut low = PlaneReader::new(low, low_offset);
     positions.reserve(len);
     let end = positions.len() + len;
     let mut next = base; // the smallest position that the next gap can give

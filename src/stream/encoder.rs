@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::bits::Output;
-use crate::block::{Block, BlockOptions, SetId, Sets};
+use crate::block::{Block, BlockOptions, SetId, Sets, WireBlock};
 use crate::error::{Error, Result};
 use crate::frame::{
     CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
@@ -171,6 +171,23 @@ impl Encoder {
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
         blocks: &[(&Block, BlockOptions)],
+    ) -> Result<()> {
+        let blocks: Vec<_> =
+            blocks.iter().map(|&(block, options)| (WireBlock::from(block), options)).collect();
+        self.update_wire(out, header, manifest, &blocks)
+    }
+
+    /// As [`Self::update`], of blocks whose parts may be in wire form already.
+    ///
+    /// # Errors
+    /// Those of [`Self::update`]; [`Error::Format`] or [`Error::Unsupported`], with an offset inside of the part, if a part in wire form
+    /// is not what [`WireBlock`] says is checked.
+    pub fn update_wire(
+        &mut self,
+        out: &mut dyn Output,
+        header: &UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: &[(WireBlock<'_>, BlockOptions)],
     ) -> Result<()> {
         // The parts are written where they stay; the encoder's own state, and what stands before them, follows once
         // nothing can fail any more.

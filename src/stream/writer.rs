@@ -1,7 +1,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::block::{Block, BlockOptions, SetId};
+use crate::block::{Block, BlockOptions, SetId, WireBlock};
 use crate::error::Result;
 use crate::frame::{FrameKind, IndexSet, Manifest, Metadata, Model, UpdateHeader};
 use crate::stream::{EncodeOptions, Encoder};
@@ -70,6 +70,19 @@ impl<W: Write> Writer<W> {
         blocks: &[(&Block, BlockOptions)],
     ) -> Result<()> {
         self.put(|encoder, out| encoder.update(out, header, manifest, blocks))
+    }
+
+    /// As [`Encoder::update_wire`].
+    ///
+    /// # Errors
+    /// As there, and [`Error::Io`](crate::Error::Io).
+    pub fn update_wire(
+        &mut self,
+        header: &UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: &[(WireBlock<'_>, BlockOptions)],
+    ) -> Result<()> {
+        self.put(|encoder, out| encoder.update_wire(out, header, manifest, blocks))
     }
 
     /// As [`Encoder::index_set`].

@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use gcodec::block::Block;
+use gcodec::block::{Block, WireBlock};
 use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
 use gcodec::{
     BlockOptions, Codec, Dtype, EncodeOptions, Encoder, Manifest, TensorBuf, TensorInfo, UpdateHeader,
@@ -30,12 +30,18 @@ fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
 }
 
 fn stream(infos: &[TensorInfo], codecs: &[Codec], blocks: &[Block]) -> AnyResult<Vec<u8>> {
+    wire_stream(infos, codecs, blocks.iter().map(WireBlock::from).collect())
+}
+
+fn wire_stream(infos: &[TensorInfo], codecs: &[Codec], blocks: Vec<WireBlock<'_>>) -> AnyResult<Vec<u8>> {
     let manifest = std::sync::Arc::new(Manifest::new(infos.to_vec())?);
-    let options =
-        |b: &Block| BlockOptions::default().with_positions(codecs[b.scope.first() as usize].positions());
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, options(b))).collect();
+    let options: Vec<_> = blocks
+        .iter()
+        .map(|b| BlockOptions::default().with_positions(codecs[b.scope.first() as usize].positions()))
+        .collect();
+    let blocks: Vec<_> = blocks.into_iter().zip(options).collect();
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &blocks)?;
+    encoder.update_wire(&mut out, &UpdateHeader::default(), &manifest, &blocks)?;
     encoder.finish(&mut out);
     Ok(out)
 }
@@ -51,6 +57,7 @@ fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<
     let buffers =
         hosts.iter().map(|t| DeviceBuf::from_host(device, t.view())).collect::<Result<Vec<_>, _>>()?;
     let (mut compressor, mut feedback) = (Compressor::new(device)?, Feedback::new());
+    let mut writing = Compressor::new(device)?;
     let options = Options::default();
     for _ in 0..3 {
         let mut inputs = Vec::new();
@@ -65,7 +72,13 @@ fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<
             .collect();
         let got = compressor.compress_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?;
         let expected = compress(&host, &codecs, &options, Some(&mut feedback))?;
-        if stream(&infos, &codecs, &got)? != stream(&infos, &codecs, &expected)? {
+        let expected = stream(&infos, &codecs, &expected)?;
+        if stream(&infos, &codecs, &got)? != expected {
+            return Ok(false);
+        }
+        // Positions by Rice, from the device.
+        let got = writing.compress_wire_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?;
+        if wire_stream(&infos, &codecs, got)? != expected {
             return Ok(false);
         }
         if compressor.residuals()?.save() != feedback.save() {
@@ -112,6 +125,13 @@ fn main() -> AnyResult<()> {
             "sbc:density=0.001",
             "threshold:at=0.1",
             "threshold:at=0.0001",
+            "topk:density=0.001,positions=rice",
+            "topk:density=0.9,scope=global,positions=rice",
+            "topk:density=0.01,positions=rice-one",
+            "stc:density=0.01,positions=rice",
+            "sbc:density=0.001,positions=rice",
+            "sbc:density=0.01,positions=rice-one",
+            "threshold:at=0.0001,positions=rice",
         ] {
             let lens: &[usize] = if small { &[40_000, 7] } else { &[5_000_000, 0, 100_000, 4096, 7] };
             let fits = same(&device, dtype, lens, spec)?;
@@ -144,6 +164,32 @@ fn main() -> AnyResult<()> {
                 println!("select {spec}, {n} f32{with}: {:.1} GB/s of input", 4.0 * n as f64 / seconds / 1e9);
                 let seconds = median(|| stream(&infos, &codecs, &blocks).map(|_| ()))?;
                 println!("code {spec}, {n} f32{with}, on the host: {:.3} ms", seconds * 1e3);
+            }
+        }
+        // To a finished frame: positions written by the device, and by the host.
+        for spec in ["topk:density=0.001,positions=rice", "sbc:density=0.001,positions=rice"] {
+            let codecs = [spec.parse::<Codec>()?];
+            let mut compressor = Compressor::new(&device)?;
+            let options = Options::default();
+            for by_device in [true, false] {
+                let seconds = median(|| {
+                    let inputs = [Input { tensor: 0, name: "w", data: buffer.tensor()? }];
+                    let frame = match by_device {
+                        true => {
+                            let blocks =
+                                compressor.compress_wire(&inputs, &codecs, &options, Stream::DEFAULT)?;
+                            wire_stream(&infos, &codecs, blocks)?
+                        }
+                        false => {
+                            let blocks = compressor.compress(&inputs, &codecs, &options, Stream::DEFAULT)?;
+                            stream(&infos, &codecs, &blocks)?
+                        }
+                    };
+                    std::hint::black_box(frame);
+                    Ok(())
+                })?;
+                let by = if by_device { "device" } else { "host" };
+                println!("{spec}, {n} f32, to a frame, positions by the {by}: {:.3} ms", seconds * 1e3);
             }
         }
         // ResNet50's 161 tensors are small: one update of all of them, and one of each.

@@ -55,6 +55,33 @@ pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
     Some(out)
 }
 
+/// Runs a test of the same program again with kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its
+/// own.
+pub(crate) fn under_sanitizers(test: &str) {
+    if std::env::var_os(CHOSEN).is_some() {
+        return;
+    }
+    let flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let Some(fake) = build(&flags) else { return };
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let found = Command::new(compiler).arg("-print-file-name=libasan.so").output().unwrap();
+    let runtime = String::from_utf8(found.stdout).unwrap();
+    if !runtime.starts_with('/') {
+        println!("SKIPPED: the compiler has no libasan.so, so kernels did not run under sanitizers");
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env(CHOSEN, fake)
+        .env("LD_PRELOAD", runtime.trim())
+        // The process has Rust's own allocations, which end with it.
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
 /// The stand-in. Its counts are one for all tests, so that there is one test at a time.
 pub(crate) struct Fake {
     pub(crate) driver: Arc<Driver>,
@@ -91,7 +118,7 @@ impl Fake {
         Device::of(&self.driver, 0).unwrap()
     }
 
-    fn function<T: Copy>(&self, name: &str) -> T {
+    pub(crate) fn function<T: Copy>(&self, name: &str) -> T {
         // SAFETY: the callers below give the types that `driver.cpp` declares.
         unsafe { *self.library.get::<T>(name.as_bytes()).unwrap() }
     }

@@ -74,14 +74,34 @@ pub(super) fn write(
     Ok(SupportId::CHUNKED)
 }
 
-pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
+/// The fields, and the plane of positions with its offset.
+struct Plane<'a> {
+    chunk_len: u64,
+    kept: u64,
+    count: u64,
+    bytes: &'a [u8],
+    offset: u64,
+}
+
+fn read_plane<'a>(cursor: &mut Cursor<'a>, n: u64) -> Result<Plane<'a>> {
     let chunk_len = cursor.varint_in("chunk_len", 1, MAX_CHUNK)?;
     let kept = cursor.varint_in("kept", 1, chunk_len)?;
     let offset = cursor.offset();
     let too_long = || Error::format(FormatErrorKind::LengthMismatch { field: "chunked positions" }, offset);
     let count = total(chunk_len, kept, n).ok_or_else(too_long)?;
+    let bytes = cursor.take(packed_bytes(count, width(chunk_len)).ok_or_else(too_long)?)?;
+    Ok(Plane { chunk_len, kept, count, bytes, offset })
+}
+
+/// How many positions there are.
+pub(super) fn skim(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
+    Ok(read_plane(cursor, n)?.count)
+}
+
+pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
+    let Plane { chunk_len, kept, count, bytes, offset } = read_plane(cursor, n)?;
     let width = width(chunk_len);
-    let mut plane = PlaneReader::new(cursor.take(packed_bytes(count, width).ok_or_else(too_long)?)?, offset);
+    let mut plane = PlaneReader::new(bytes, offset);
     let len = decoder.budget.reserve_items::<u32>(count, offset)?;
     // At most 32 bits each.
     let positions: Vec<u32> = (0..len).map(|_| plane.get(width) as u32).collect();

@@ -158,6 +158,50 @@ pub(crate) fn read(
     Ok((support, count))
 }
 
+/// What can be told of a support in wire form without decoding its codes.
+pub(crate) struct Skimmed {
+    /// How many elements it has.
+    pub(crate) count: u64,
+    /// What it weighs decoded.
+    pub(crate) weight: u64,
+}
+
+/// Checks what can be told of a support of kind `id`, all of `cursor`, without decoding its codes.
+///
+/// # Errors
+/// Those of [`read`] that can be told, and [`FormatErrorKind::UnknownReference`] if it refers to a shared frequency table.
+pub(crate) fn skim(mut cursor: Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Skimmed> {
+    let n = around.space.len();
+    let offset = cursor.offset();
+    let (count, weight) = match id {
+        SupportId::ALL => (n, 0),
+        SupportId::GAPS_RICE | SupportId::GAPS_TOKENS | SupportId::BITMAP => {
+            let count = sparse::skim(&mut cursor, id, n)?;
+            (count, count.saturating_mul(2))
+        }
+        SupportId::CHUNKED => {
+            let count = chunked::skim(&mut cursor, n)?;
+            (count, count.saturating_mul(4))
+        }
+        SupportId::ROWS => {
+            let (row_len, rows) = rows::skim(&mut cursor, n)?;
+            (row_len.saturating_mul(rows), rows.saturating_mul(2))
+        }
+        SupportId::SEEDED => (seeded::skim(&mut cursor, n)?, 0),
+        SupportId::SET => {
+            let id = SetId(cursor.array()?);
+            let fits = |set: &&std::sync::Arc<crate::block::SharedSet>| {
+                set.scope == around.scope && set.manifest == around.manifest
+            };
+            let set = around.sets.get(&id).filter(fits);
+            (set.ok_or(Error::input(InputErrorKind::MissingIndexSet { id: head(&id) }))?.count, 0)
+        }
+        SupportId(other) => return Err(Error::unsupported("support", other, offset)),
+    };
+    cursor.finish()?;
+    Ok(Skimmed { count, weight })
+}
+
 /// Calls `f` with every position of a support over `n` elements, ascending, in runs: first position, number.
 ///
 /// # Errors

@@ -13,14 +13,25 @@ pub(super) fn write(out: &mut Vec<u8>, count: u64, seed: u64, n: u64) -> Result<
     Ok(SupportId::SEEDED)
 }
 
-pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
+/// How many positions there are, and the seed.
+fn read_fields(cursor: &mut Cursor<'_>, n: u64) -> Result<(u64, u64)> {
     let offset = cursor.offset();
     let count = cursor.varint()?;
     if count > n {
         return Err(Error::format(FormatErrorKind::CountMismatch { field: "number of positions" }, offset));
     }
+    Ok((count, cursor.u64()?))
+}
+
+pub(super) fn skim(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
+    Ok(read_fields(cursor, n)?.0)
+}
+
+pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
+    let offset = cursor.offset();
+    let (count, seed) = read_fields(cursor, n)?;
     reserve(decoder, count, offset)?;
-    Ok(Support::Seeded { count, seed: cursor.u64()? })
+    Ok(Support::Seeded { count, seed })
 }
 
 /// Takes the memory for drawing `count` positions from the allowance.

@@ -3,8 +3,8 @@
 use crate::bits::{Cursor, put_varint, varint_len};
 use crate::block::support::SupportId;
 use crate::codes::{
-    Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, run_bits, token_cost,
-    write_entropy_tokens, write_run,
+    Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, run_bits,
+    skim_entropy_tokens, skim_run, token_cost, write_entropy_tokens, write_run,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -97,6 +97,19 @@ pub(super) fn read(
     }
 }
 
+/// How many positions there are.
+pub(super) fn skim(cursor: &mut Cursor<'_>, id: SupportId, n: u64) -> Result<u64> {
+    match id {
+        SupportId::GAPS_RICE => skim_rice(cursor, n),
+        SupportId::GAPS_TOKENS => {
+            let count = read_count(cursor, n)?;
+            skim_entropy_tokens(cursor, count)?;
+            Ok(count)
+        }
+        _ => Ok(ones(take_bitmap(cursor, n)?)),
+    }
+}
+
 // Gaps by Rice.
 
 /// Bytes of the positions in chunks of `2^chunk_log`, or in one chunk if that is 0.
@@ -161,24 +174,36 @@ fn read_count(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
     Ok(count)
 }
 
-fn read_rice(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u64>> {
+/// The runs of a support that is not empty, each with the position after its last one, as far as that is declared, and the
+/// offset of its entry in the table.
+struct Runs {
+    count: u64,
+    runs: Vec<(RiceRun, Option<u64>, u64)>,
+}
+
+/// Reads the fields before the planes.
+fn read_runs(
+    cursor: &mut Cursor<'_>,
+    n: u64,
+    reserve: impl FnOnce(u64, u64) -> Result<usize>,
+) -> Result<Runs> {
     let count = read_count(cursor, n)?;
-    let mut positions = Vec::new();
+    let mut runs = Vec::new();
     if count == 0 {
-        return Ok(positions);
+        return Ok(Runs { count, runs });
     }
     // Every position needs a bit of what is left.
     if count > (cursor.remaining() as u64).saturating_mul(8) {
         let kind = FormatErrorKind::LengthMismatch { field: "positions" };
         return Err(Error::format(kind, cursor.offset()));
     }
-    let len = decoder.budget.reserve_items::<u64>(count, cursor.offset())?;
+    let len = reserve(count, cursor.offset())?;
     let offset = cursor.offset();
     let chunk_log = match cursor.u8()? {
         0 => {
             let k = cursor.u8_in("rice parameter", 0, 63)?;
-            read_run(cursor, &RiceRun { len, k, unary_len: None, base: 0, n }, &mut positions)?;
-            return Ok(positions);
+            runs.push((RiceRun { len, k, unary_len: None, base: 0, n }, None, offset));
+            return Ok(Runs { count, runs });
         }
         log @ 7..=16 => log,
         other => return Err(Error::out_of_range("chunk_log", other.into(), offset)),
@@ -186,7 +211,7 @@ fn read_rice(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Resu
     if len <= 1 << chunk_log {
         return Err(Error::format(FormatErrorKind::NotCanonical { field: "chunk_log" }, offset));
     }
-    let mut chunks = Vec::with_capacity(len.div_ceil(1 << chunk_log).min(cursor.remaining() / 3 + 1));
+    runs.reserve(len.div_ceil(1 << chunk_log).min(cursor.remaining() / 3 + 1));
     let mut base = 0u64;
     for start in (0..len).step_by(1 << chunk_log) {
         let offset = cursor.offset();
@@ -198,11 +223,28 @@ fn read_rice(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Resu
         base = base
             .checked_add(span)
             .ok_or(Error::format(FormatErrorKind::CountMismatch { field: "span" }, offset))?;
-        chunks.push((run, base, offset));
+        runs.push((run, Some(base), offset));
     }
-    for (run, end, offset) in chunks {
+    Ok(Runs { count, runs })
+}
+
+fn skim_rice(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
+    // Bounded by the bytes that are there: nothing is taken for the positions.
+    let in_bits = |count, offset| match usize::try_from(count) {
+        Ok(len) => Ok(len),
+        Err(_) => Err(Error::format(FormatErrorKind::LengthMismatch { field: "positions" }, offset)),
+    };
+    let Runs { count, runs } = read_runs(cursor, n, in_bits)?;
+    runs.iter().try_for_each(|(run, ..)| skim_run(cursor, run))?;
+    Ok(count)
+}
+
+fn read_rice(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u64>> {
+    let reserve = |count, offset| decoder.budget.reserve_items::<u64>(count, offset);
+    let mut positions = Vec::new();
+    for (run, end, offset) in read_runs(cursor, n, reserve)?.runs {
         read_run(cursor, &run, &mut positions)?;
-        if positions.last().map(|p| p + 1) != Some(end) {
+        if end.is_some_and(|end| positions.last().map(|p| p + 1) != Some(end)) {
             return Err(Error::format(FormatErrorKind::CountMismatch { field: "span" }, offset));
         }
     }
@@ -244,13 +286,24 @@ fn write_bitmap(out: &mut Vec<u8>, positions: &[u64], n: u64) -> Result<SupportI
     Ok(SupportId::BITMAP)
 }
 
-fn read_bitmap(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u64>> {
+/// A bit for each of `n` elements.
+fn take_bitmap<'a>(cursor: &mut Cursor<'a>, n: u64) -> Result<&'a [u8]> {
     let offset = cursor.offset();
     let bytes = cursor.take(n.div_ceil(8))?;
     if !n.is_multiple_of(8) && bytes.last().is_some_and(|last| last >> (n % 8) != 0) {
         return Err(Error::format(FormatErrorKind::NonzeroPadding, offset + bytes.len() as u64 - 1));
     }
-    let count: u64 = bytes.iter().map(|b| u64::from(b.count_ones())).sum();
+    Ok(bytes)
+}
+
+fn ones(bytes: &[u8]) -> u64 {
+    bytes.iter().map(|b| u64::from(b.count_ones())).sum()
+}
+
+fn read_bitmap(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u64>> {
+    let offset = cursor.offset();
+    let bytes = take_bitmap(cursor, n)?;
+    let count = ones(bytes);
     let mut positions = Vec::with_capacity(decoder.budget.reserve_items::<u64>(count, offset)?);
     for (i, &byte) in bytes.iter().enumerate() {
         let mut bits = byte;

@@ -20,20 +20,38 @@ pub(super) fn write(
     let Values::Affine { bits, groups, scales, zero, codes } = values else {
         return Err(Error::inconsistent("values kind"));
     };
-    if !(1..=8).contains(bits) {
-        return Err(Error::bad_option("bits"));
-    }
+    check_bits(*bits)?;
     let max = max_code(*bits);
     if codes.len() as u64 != space.count || codes.iter().any(|&c| c > max) {
         return Err(Error::inconsistent("affine codes"));
     }
+    write_head(out, *bits, *groups, scales, zero, space)?;
+    write_symbols(out, coder, Role::Codes, codes, &[]);
+    Ok(())
+}
+
+fn check_bits(bits: u8) -> Result<()> {
+    if (1..=8).contains(&bits) { Ok(()) } else { Err(Error::bad_option("bits")) }
+}
+
+/// Appends the fields before the codes.
+pub(super) fn write_head(
+    out: &mut Vec<u8>,
+    bits: u8,
+    groups: Groups,
+    scales: &Scales,
+    zero: &Zero,
+    space: &ValueSpace<'_>,
+) -> Result<()> {
+    check_bits(bits)?;
+    let max = max_code(bits);
     let count = groups.count(space);
     let mode = match zero {
         Zero::Centre => 0,
         Zero::Point(_) => 1,
         Zero::Offset(_) => 2,
     };
-    out.extend([*bits, mode]);
+    out.extend([bits, mode]);
     groups.write(out, space)?;
     scales.write(out, count)?;
     match zero {
@@ -44,15 +62,18 @@ pub(super) fn write(
         Zero::Point(_) => return Err(Error::inconsistent("zero points")),
         Zero::Offset(offsets) => offsets.write(out, count)?,
     }
-    write_symbols(out, coder, Role::Codes, codes, &[]);
     Ok(())
 }
 
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
+/// The fields before the codes.
+pub(super) struct Head {
+    bits: u8,
+    groups: Groups,
+    scales: Scales,
+    zero: Zero,
+}
+
+pub(super) fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Head> {
     let bits = cursor.u8_in("bits", 1, 8)?;
     let mode = cursor.u8_in("zero", 0, 2)?;
     let groups = Groups::read(cursor, space)?;
@@ -70,6 +91,15 @@ pub(super) fn read(
         }
         _ => Zero::Offset(Scales::read(cursor, count)?),
     };
+    Ok(Head { bits, groups, scales, zero })
+}
+
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    space: &ValueSpace<'_>,
+) -> Result<Values> {
+    let Head { bits, groups, scales, zero } = read_head(cursor, space)?;
     let codes = read_symbols(cursor, decoder, space.count, max_code(bits))?;
     Ok(Values::Affine { bits, groups, scales, zero, codes })
 }

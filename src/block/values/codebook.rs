@@ -32,11 +32,15 @@ pub(super) fn write(
     Ok(())
 }
 
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
+/// The fields before the codes.
+pub(super) struct Head {
+    table: Vec<f32>,
+    groups: Groups,
+    scales: Option<Scales>,
+    shifts: Option<Scales>,
+}
+
+pub(super) fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Head> {
     let last = cursor.u8_in("codebook entries", 1, 255)?;
     let table = (0..=last).map(|_| Ok(f32::from_bits(cursor.u32()?))).collect::<Result<_>>()?;
     let flags = cursor.flags("codebook flags", 0b11)?;
@@ -45,13 +49,18 @@ pub(super) fn read(
     let mut numbers = |bit: u8| (flags & bit != 0).then(|| Scales::read(cursor, count)).transpose();
     let scales = numbers(1)?;
     let shifts = numbers(2)?;
-    Ok(Values::Codebook {
-        table,
-        groups,
-        scales,
-        shifts,
-        codes: read_symbols(cursor, decoder, space.count, last)?,
-    })
+    Ok(Head { table, groups, scales, shifts })
+}
+
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    space: &ValueSpace<'_>,
+) -> Result<Values> {
+    let Head { table, groups, scales, shifts } = read_head(cursor, space)?;
+    // At least 2 and at most 256 entries.
+    let codes = read_symbols(cursor, decoder, space.count, (table.len() - 1) as u8)?;
+    Ok(Values::Codebook { table, groups, scales, shifts, codes })
 }
 
 pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -> Result<()> {

@@ -82,15 +82,19 @@ fn work(n: u64, chunk_rows: u64, chunk_cols: u64) -> u64 {
     n.saturating_mul(chunk_rows + chunk_cols).div_ceil(STEPS)
 }
 
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
+/// The fields before the support of the coefficients.
+struct Head {
+    rows: u64,
+    cols: u64,
+    chunk_rows: u64,
+    chunk_cols: u64,
+}
+
+fn read_head(cursor: &mut Cursor<'_>, count: u64) -> Result<Head> {
     let offset = cursor.offset();
     let rows = cursor.varint()?;
     let cols = cursor.varint()?;
-    if rows.checked_mul(cols) != Some(space.count) {
+    if rows.checked_mul(cols) != Some(count) {
         return Err(Error::format(FormatErrorKind::CountMismatch { field: "rows and columns" }, offset));
     }
     let mut side = |field, dim: u64| {
@@ -103,16 +107,40 @@ pub(super) fn read(
     };
     let chunk_rows = side("chunk_rows", rows)?;
     let chunk_cols = side("chunk_cols", cols)?;
-    decoder.budget.reserve_elements(work(space.count, chunk_rows, chunk_cols), offset)?;
+    Ok(Head { rows, cols, chunk_rows, chunk_cols })
+}
+
+/// The kind of the support of the coefficients, and its bytes.
+fn take_support<'a>(cursor: &mut Cursor<'a>) -> Result<(SupportId, Cursor<'a>)> {
     let id_offset = cursor.offset();
     let id = SupportId(cursor.varint()?);
     if !(SupportId::ALL..=SupportId::SEEDED).contains(&id) {
         return Err(Error::out_of_range("support of coefficients", id.0, id_offset));
     }
     let len = cursor.varint()?;
+    Ok((id, cursor.sub(len, "support of coefficients")?))
+}
+
+/// Goes over the fields up to the coefficients, and says which there are.
+pub(super) fn skim_support(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<support::Skimmed> {
+    read_head(cursor, space.count)?;
+    let (id, inner) = take_support(cursor)?;
+    let (of_coefficients, sets) = (IndexSpace::flat(Dtype::F32, space.count), Sets::new());
+    support::skim(inner, id, &surroundings(&of_coefficients, &sets))
+}
+
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    space: &ValueSpace<'_>,
+) -> Result<Values> {
+    let offset = cursor.offset();
+    let Head { rows, cols, chunk_rows, chunk_cols } = read_head(cursor, space.count)?;
+    decoder.budget.reserve_elements(work(space.count, chunk_rows, chunk_cols), offset)?;
+    let (id, inner) = take_support(cursor)?;
     let (of_coefficients, sets) = (IndexSpace::flat(Dtype::F32, space.count), Sets::new());
     let around = surroundings(&of_coefficients, &sets);
-    let (support, count) = support::read(cursor.sub(len, "support of coefficients")?, decoder, id, &around)?;
+    let (support, count) = support::read(inner, decoder, id, &around)?;
     let id = ValuesId(cursor.varint()?);
     let len = cursor.remaining() as u64;
     let coefficients = read_nested(cursor.sub(len, "coefficients")?, decoder, id, LEAST, count, &[])?;

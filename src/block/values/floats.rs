@@ -30,7 +30,8 @@ pub(super) fn write(out: &mut Vec<u8>, stored: Stored, bytes: &[u8], space: &Val
     Ok(())
 }
 
-pub(super) fn read(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Values> {
+/// How the numbers are stored, and their bytes.
+pub(super) fn take<'a>(cursor: &mut Cursor<'a>, space: &ValueSpace<'_>) -> Result<(Stored, &'a [u8])> {
     let offset = cursor.offset();
     let stored = match cursor.u8()? {
         0 => Stored::Source,
@@ -43,12 +44,16 @@ pub(super) fn read(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Va
     let dtype = stored.dtype(space.dtype);
     let len = dtype.bytes_for(space.count);
     let bytes = cursor
-        .take(len.ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "floats" }, offset))?)?
-        .to_vec();
+        .take(len.ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "floats" }, offset))?)?;
     if dtype.bits() == 4 && space.count % 2 == 1 && bytes.last().is_some_and(|b| b >> 4 != 0) {
         return Err(Error::format(FormatErrorKind::NonzeroPadding, cursor.offset().saturating_sub(1)));
     }
-    Ok(Values::Floats { stored, bytes })
+    Ok((stored, bytes))
+}
+
+pub(super) fn read(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Values> {
+    let (stored, bytes) = take(cursor, space)?;
+    Ok(Values::Floats { stored, bytes: bytes.to_vec() })
 }
 
 pub(super) fn numbers(stored: Stored, bytes: &[u8], out: &mut [f32]) -> Result<()> {

@@ -22,27 +22,45 @@ pub(super) fn write(
     let Values::Levels { spacing, max_level, norm, groups, norms, levels } = values else {
         return Err(Error::inconsistent("values kind"));
     };
-    if !(1..=max_level_of(*spacing)).contains(max_level) {
-        return Err(Error::bad_option("max_level"));
-    }
     if levels.len() as u64 != space.count || levels.iter().any(|l| l.unsigned_abs() > *max_level) {
         return Err(Error::inconsistent("levels"));
     }
-    out.push(*spacing as u8);
-    put_varint(out, (*max_level).into());
-    out.push(*norm as u8);
-    groups.write(out, space)?;
-    norms.write(out, groups.count(space))?;
+    write_head(out, *spacing, *max_level, *norm, *groups, norms, space)?;
     let codes: Vec<u64> = levels.iter().map(|&l| zigzag(l.into())).collect();
     write_ints(out, coder, Role::Levels, &codes);
     Ok(())
 }
 
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
+/// Appends the fields before the levels.
+pub(super) fn write_head(
+    out: &mut Vec<u8>,
+    spacing: Spacing,
+    max_level: u32,
+    norm: Norm,
+    groups: Groups,
+    norms: &Scales,
     space: &ValueSpace<'_>,
-) -> Result<Values> {
+) -> Result<()> {
+    if !(1..=max_level_of(spacing)).contains(&max_level) {
+        return Err(Error::bad_option("max_level"));
+    }
+    out.push(spacing as u8);
+    put_varint(out, max_level.into());
+    out.push(norm as u8);
+    groups.write(out, space)?;
+    norms.write(out, groups.count(space))
+}
+
+/// The fields before the levels.
+pub(super) struct Head {
+    spacing: Spacing,
+    max_level: u32,
+    norm: Norm,
+    groups: Groups,
+    norms: Scales,
+}
+
+pub(super) fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Head> {
     let spacing = match cursor.u8_in("spacing", 0, 1)? {
         0 => Spacing::Uniform,
         _ => Spacing::Natural,
@@ -58,6 +76,15 @@ pub(super) fn read(
     };
     let groups = Groups::read(cursor, space)?;
     let norms = Scales::read(cursor, groups.count(space))?;
+    Ok(Head { spacing, max_level, norm, groups, norms })
+}
+
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    space: &ValueSpace<'_>,
+) -> Result<Values> {
+    let Head { spacing, max_level, norm, groups, norms } = read_head(cursor, space)?;
     let codes = read_ints(cursor, decoder, space.count, u64::from(max_level) * 2)?;
     // Beside the codes, from which they are made.
     decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;

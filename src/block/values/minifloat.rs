@@ -91,23 +91,27 @@ pub(super) fn write(
     Ok(())
 }
 
-pub(super) fn read(
+pub(super) fn read_head(
     cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
     space: &ValueSpace<'_>,
-) -> Result<Values> {
+) -> Result<(Minifloat, Groups, Scales)> {
     let offset = cursor.offset();
     let id = cursor.u8()?;
     let format = Minifloat::REGISTERED.iter().map(|(f, _)| *f).find(|f| *f as u8 == id);
     let format = format.ok_or(Error::unsupported("minifloat format", id.into(), offset))?;
     let groups = Groups::read(cursor, space)?;
     let scales = Scales::read(cursor, groups.count(space))?;
-    Ok(Values::Minifloat {
-        format,
-        groups,
-        scales,
-        codes: read_symbols(cursor, decoder, space.count, format.max_code())?,
-    })
+    Ok((format, groups, scales))
+}
+
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    space: &ValueSpace<'_>,
+) -> Result<Values> {
+    let (format, groups, scales) = read_head(cursor, space)?;
+    let codes = read_symbols(cursor, decoder, space.count, format.max_code())?;
+    Ok(Values::Minifloat { format, groups, scales, codes })
 }
 
 pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -> Result<()> {

@@ -9,10 +9,12 @@ mod latent;
 mod levels;
 mod low_rank;
 mod minifloat;
+mod packed;
 mod planes;
 pub(crate) mod pow2;
 mod scaled;
 mod scales;
+mod skim;
 mod ulp;
 
 use crate::bits::Cursor;
@@ -21,6 +23,9 @@ use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
 use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
+
+pub use packed::{Packed, WireValues};
+pub(crate) use skim::skim;
 
 /// A values kind's number in the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -3,7 +3,7 @@
 use crate::bits::Cursor;
 use crate::block::Values;
 use crate::block::values::ValueSpace;
-use crate::codes::{Coder, Decoder, Role, SymbolPlan, read_symbols};
+use crate::codes::{Coder, Decoder, Role, SymbolPlan, read_symbols, skim_ints};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
@@ -57,6 +57,20 @@ pub(super) fn write(
         }
     }
     Ok(())
+}
+
+/// Goes over the planes without decoding them; how many bytes the elements have.
+pub(super) fn skim(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<u64> {
+    let (offset, size) = (cursor.offset(), element_bytes(space.dtype));
+    let too_long = || Error::format(FormatErrorKind::LengthMismatch { field: "planes" }, offset);
+    let total = space.dtype.bytes_for(space.count).ok_or_else(too_long)?;
+    for _ in 0..size {
+        match cursor.u8_in("coded", 0, 1)? {
+            0 => _ = cursor.take(total / size as u64)?,
+            _ => skim_ints(cursor, total / size as u64)?,
+        }
+    }
+    Ok(total)
 }
 
 pub(super) fn read(

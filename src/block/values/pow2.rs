@@ -8,7 +8,7 @@ use crate::codes::{Coder, Decoder, Role, read_symbols, write_symbols};
 use crate::error::{Error, Result};
 
 /// The range of the exponent of code 1.
-const EXPONENTS: std::ops::RangeInclusive<i16> = -1074..=1023;
+pub(super) const EXPONENTS: std::ops::RangeInclusive<i16> = -1074..=1023;
 
 pub(super) fn write(
     out: &mut Vec<u8>,
@@ -81,11 +81,7 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.iter().zip(0..).fold(0, |word, (&byte, i)| word | u64::from(byte) << (8 * i))
 }
 
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
+pub(super) fn read_head(cursor: &mut Cursor<'_>) -> Result<(i16, Underflow)> {
     let offset = cursor.offset();
     let min_exponent = cursor.i16()?;
     if !EXPONENTS.contains(&min_exponent) {
@@ -96,6 +92,15 @@ pub(super) fn read(
         1 => Underflow::Zero,
         _ => Underflow::Smallest,
     };
+    Ok((min_exponent, underflow))
+}
+
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &mut Decoder<'_>,
+    space: &ValueSpace<'_>,
+) -> Result<Values> {
+    let (min_exponent, underflow) = read_head(cursor)?;
     let codes = read_symbols(cursor, decoder, space.count, 255)?;
     decoder.budget.reserve_items::<u8>(space.count.div_ceil(8), cursor.offset())?;
     let negative = read_signs(cursor, &codes)?;

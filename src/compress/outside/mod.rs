@@ -6,9 +6,11 @@
 //! their elements). Elements are 32-bit floats: those of f16 and bf16 are widened first, exactly; the residual of error
 //! feedback is added in 32 bits, and a finite sum that exceeds what the type holds is limited to that.
 
+use std::ops::Range;
+
 use super::select::Chosen;
 use super::{Codec, Selection, runs, sbc, sparse};
-use crate::block::Block;
+use crate::block::{Block, Part, SupportId, WireBlock};
 use crate::element::round_f32s;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
@@ -109,15 +111,65 @@ pub fn blocks(
     found: &[[Chosen; 2]],
 ) -> Result<(Vec<Block>, Vec<Sent>)> {
     check(tensors, codecs)?;
+    blocks_of(tensors, codecs, found, |_| false)
+}
+
+/// Which tensors share a block: for each block of [`blocks`] their range.
+///
+/// # Errors
+/// As [`searches`].
+pub fn joined(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Range<usize>>> {
+    check(tensors, codecs)?;
+    Ok(runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)))
+}
+
+/// As [`blocks`], where the supports of some blocks are in wire form already: `supports` has for each of [`joined`] the bytes of a
+/// support of kind [`SupportId::GAPS_RICE`], or nothing. Of what was found of the tensors of such a block positions are left out.
+///
+/// # Errors
+/// As [`blocks`]. Bytes are checked when they are written ([`WireBlock`]).
+pub fn wire_blocks(
+    tensors: &[Outline],
+    codecs: &[Codec],
+    found: &[[Chosen; 2]],
+    supports: Vec<Option<Vec<u8>>>,
+) -> Result<(Vec<WireBlock<'static>>, Vec<Sent>)> {
+    let joined = joined(tensors, codecs)?;
+    if supports.len() != joined.len() {
+        return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of blocks and of supports" }));
+    }
+    let mut written = vec![false; tensors.len()];
+    for (run, _) in joined.into_iter().zip(&supports).filter(|(_, support)| support.is_some()) {
+        written[run].fill(true);
+    }
+    // Of tensors there may be fewer than of what was found, which is told then.
+    let (blocks, sent) = blocks_of(tensors, codecs, found, |i| written.get(i).copied().unwrap_or_default())?;
+    let with = |(block, support): (Block, Option<Vec<u8>>)| {
+        let mut block = WireBlock::from(block);
+        if let Some(bytes) = support {
+            block.support = Part::Written { id: SupportId::GAPS_RICE, bytes: bytes.into() };
+        }
+        block
+    };
+    Ok((blocks.into_iter().zip(supports).map(with).collect(), sent))
+}
+
+/// `written`: whether a tensor's positions are elsewhere.
+fn blocks_of(
+    tensors: &[Outline],
+    codecs: &[Codec],
+    found: &[[Chosen; 2]],
+    written: impl Fn(usize) -> bool,
+) -> Result<(Vec<Block>, Vec<Sent>)> {
     if found.len() != tensors.len() {
         return Err(Error::input(InputErrorKind::Mismatch {
             what: "numbers of tensors and of what was found",
         }));
     }
-    for (tensor, sides) in tensors.iter().zip(found) {
+    for (i, (tensor, sides)) in tensors.iter().zip(found).enumerate() {
         sides
             .iter()
-            .try_for_each(|side| check_chosen(tensor, side))
+            .try_for_each(|side| check_chosen(tensor, side, written(i)))
             .map_err(|e| e.in_tensor(tensor.tensor))?;
     }
     let (mut blocks, mut sent) = (Vec::new(), Vec::with_capacity(tensors.len()));
@@ -131,7 +183,7 @@ pub fn blocks(
                 blocks.push(Block { scope, add: false, support, values });
                 let mut decoded = decoded.into_iter();
                 for (tensor, chosen) in tensors.iter().zip(&chosen) {
-                    let mut values: Vec<f32> = decoded.by_ref().take(chosen.positions.len()).collect();
+                    let mut values: Vec<f32> = decoded.by_ref().take(chosen.values.len()).collect();
                     round_f32s(tensor.dtype, &mut values)?;
                     sent.push(Sent { side: 0, values });
                 }
@@ -143,7 +195,7 @@ pub fn blocks(
                 for ((tensor, chosen), (side, mean)) in
                     tensors.iter().zip(&chosen).zip(sides.into_iter().zip(means))
                 {
-                    let mut values = vec![mean; chosen.positions.len()];
+                    let mut values = vec![mean; chosen.values.len()];
                     round_f32s(tensor.dtype, &mut values)?;
                     sent.push(Sent { side, values });
                 }
@@ -187,8 +239,16 @@ fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     Ok(())
 }
 
-fn check_chosen(tensor: &Outline, chosen: &Chosen) -> Result<()> {
+fn check_chosen(tensor: &Outline, chosen: &Chosen, written: bool) -> Result<()> {
     let Chosen { positions, values } = chosen;
+    if written {
+        return match positions.is_empty() && values.iter().all(|x| x.is_finite()) {
+            true => Ok(()),
+            false => {
+                Err(Error::inconsistent("positions beside those in wire form, or values that are not finite"))
+            }
+        };
+    }
     if positions.len() != values.len() {
         return Err(Error::inconsistent("numbers of positions and values"));
     }
@@ -303,6 +363,38 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn supports_in_wire_form_take_the_place_of_positions() {
+        let outlines =
+            [(0, 5), (1, 9), (2, 3)].map(|(tensor, len)| Outline { tensor, dtype: Dtype::F32, len });
+        let codecs = ["topk:k=2,values=sign", "topk:k=2,values=sign", "sbc:k=1"].map(|c| c.parse().unwrap());
+        assert_eq!(joined(&outlines, &codecs).unwrap(), [0..2, 2..3]);
+        let of = |positions: &[u64], values: &[f32]| Chosen {
+            positions: positions.to_vec(),
+            values: values.to_vec(),
+        };
+        let found = [
+            [of(&[1, 4], &[2.0, -3.0]), Chosen::default()],
+            [of(&[8], &[1.0]), Chosen::default()],
+            [of(&[0], &[5.0]), of(&[2], &[-6.0])],
+        ];
+        let (expected, sent) = blocks(&outlines, &codecs, &found).unwrap();
+        let mut without = found.clone();
+        without[..2].iter_mut().flatten().for_each(|side| side.positions.clear());
+        let supports = vec![Some(vec![3, 0, 1]), None];
+        let (got, sent_too) = wire_blocks(&outlines, &codecs, &without, supports.clone()).unwrap();
+        assert_eq!(sent_too, sent);
+        let bytes = Part::Written { id: SupportId::GAPS_RICE, bytes: vec![3, 0, 1].into() };
+        assert_eq!(got, [WireBlock { support: bytes, ..(&expected[0]).into() }, (&expected[1]).into()]);
+        // Positions where they are in wire form, and none where they are not; too few supports.
+        assert!(wire_blocks(&outlines, &codecs, &found, supports.clone()).is_err());
+        assert!(wire_blocks(&outlines, &codecs, &without, vec![None; 2]).is_err());
+        assert!(wire_blocks(&outlines, &codecs, &without, supports[..1].to_vec()).is_err());
+        without[1][0].values[0] = f32::NAN;
+        let error = wire_blocks(&outlines, &codecs, &without, supports).unwrap_err();
+        assert_eq!(error.name(), "input");
     }
 
     #[test]

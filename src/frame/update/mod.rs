@@ -12,7 +12,8 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, ValuesId};
+use crate::block::space::Surroundings;
+use crate::block::{Block, IndexSpace, RawBlock, Scope, Sets, ValuesId, WireBlock};
 use crate::codes::{Decoder, Table};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{Manifest, ManifestId};
@@ -333,6 +334,17 @@ impl<'a> UpdatePart<'a> {
         raw.decode(&mut decoder, self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
     }
 
+    /// One block as it is, to be written again without decoding it ([`Encoder::update_wire`](crate::Encoder::update_wire)). What is checked
+    /// of it is what [`WireBlock`] says.
+    ///
+    /// # Errors
+    /// As [`Self::decode`]; among them [`FormatErrorKind::UnknownReference`] for a block that refers to a frequency table of this
+    /// part, which another frame does not have: such a block has to be decoded.
+    pub fn wire_block(&self, block: usize) -> Result<WireBlock<'a>> {
+        let raw = self.blocks.get(block).ok_or(Error::bad_option("number of a block"))?;
+        raw.to_wire(self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
+    }
+
     /// Says in which frame, block and tensor an error is, that a block gave.
     pub(crate) fn place(&self, error: Error, block: usize) -> Error {
         let error =
@@ -349,6 +361,21 @@ impl<'a> UpdatePart<'a> {
         let blocks: Vec<Result<Block>> =
             (0..self.blocks.len()).into_par_iter().map(|i| self.decode(i, &budget)).collect();
         blocks.into_iter().collect()
+    }
+}
+
+impl WireBlock<'_> {
+    /// Decodes the block as a reader would that knows no shared frequency tables: what is wrong with a part in wire form, and
+    /// not checked before it is written, is an error here. `budget` is what it may take.
+    ///
+    /// # Errors
+    /// Those of [`UpdatePart::decode`], with an offset inside of the part; [`Error::Input`] as [`Encoder::update`](crate::Encoder::update).
+    pub fn decode(&self, manifest: &Manifest, sets: &Sets, budget: &Budget) -> Result<Block> {
+        let Ok(space) = manifest.space(self.scope, 0) else {
+            return Err(Error::inconsistent("scope outside the manifest").in_tensor(self.scope.first()));
+        };
+        let around = Surroundings { space: &space, manifest: manifest.id().0, scope: self.scope, sets };
+        self.decode_in(&around, budget).map_err(|e| e.in_tensor(self.scope.first()))
     }
 }
 

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::bits::{Output, put_varint};
 use crate::block::space::Surroundings;
 
-use crate::block::{Block, BlockOptions, Sets, WrittenBlock};
+use crate::block::{BlockOptions, Sets, ValuesId, WireBlock, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
@@ -16,7 +16,7 @@ use crate::frame::{Delta, HEADER_LEN, Manifest, UpdateHeader};
 /// A block that weighs more than this has tables of its own: it is too long to gain from shared ones.
 const LIGHT: u64 = 1 << 14;
 
-/// Values of blocks, in the measure of [`Block::weight`], that one thread writes before they are put in their place.
+/// Weight of blocks ([`WireBlock::check`]) that one thread writes before they are put in their place.
 const BATCH: u64 = 8 << 20;
 
 /// Where a part's body is, and whether it is the last.
@@ -36,12 +36,22 @@ pub(crate) fn write_parts(
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
-    blocks: &[(&Block, BlockOptions)],
+    blocks: &[(WireBlock<'_>, BlockOptions)],
     part_bytes: u64,
 ) -> Result<Vec<Part>> {
     check(header, manifest, sets, blocks)?;
+    let weighed: Vec<Result<Weighed<'_>>> = blocks
+        .par_iter()
+        .map(|(block, options)| {
+            let space = manifest.space(block.scope, 0)?;
+            let around = Surroundings { space: &space, manifest: manifest.id().0, scope: block.scope, sets };
+            let weight = block.check(&around).map_err(|e| e.in_tensor(block.scope.first()))?;
+            Ok(Weighed { block, options: *options, weight })
+        })
+        .collect();
+    let weighed = weighed.into_iter().collect::<Result<Vec<_>>>()?;
     let mut parts: Vec<Part> = Vec::new();
-    let mut rest = blocks;
+    let mut rest = weighed.as_slice();
     while !rest.is_empty() || parts.is_empty() {
         let (part, others) = rest.split_at(first_of_weight(rest, part_bytes));
         out.append(&[0; HEADER_LEN]);
@@ -53,12 +63,19 @@ pub(crate) fn write_parts(
     Ok(parts)
 }
 
+/// A block that was checked.
+struct Weighed<'a> {
+    block: &'a WireBlock<'a>,
+    options: BlockOptions,
+    weight: u64,
+}
+
 /// How many of the blocks weigh at most `weight` together; at least one, if there is one.
-fn first_of_weight(blocks: &[(&Block, BlockOptions)], weight: u64) -> usize {
+fn first_of_weight(blocks: &[Weighed<'_>], weight: u64) -> usize {
     let mut sum = 0u64;
-    let fits = |(block, _): &&(&Block, BlockOptions)| {
+    let fits = |block: &&Weighed<'_>| {
         let first = sum == 0;
-        sum = sum.saturating_add(block.weight()).saturating_add(1);
+        sum = sum.saturating_add(block.weight).saturating_add(1);
         first || sum <= weight
     };
     blocks.iter().take_while(fits).count()
@@ -68,7 +85,7 @@ fn check(
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
-    blocks: &[(&Block, BlockOptions)],
+    blocks: &[(WireBlock<'_>, BlockOptions)],
 ) -> Result<()> {
     let mut order = BlockOrder::default();
     for (block, _) in blocks {
@@ -79,8 +96,9 @@ fn check(
         if !order.accept(block.scope, block.add) {
             return Err(Error::inconsistent("blocks out of order or overlapping").in_tensor(tensor));
         }
-        if let crate::block::Support::Set(id) = &block.support {
-            let known = sets.get(id).is_some_and(|s| s.scope == block.scope && s.manifest == manifest.id().0);
+        if let Some(id) = block.set() {
+            let known =
+                sets.get(&id).is_some_and(|s| s.scope == block.scope && s.manifest == manifest.id().0);
             if !known {
                 let head = std::array::from_fn(|i| id.0[i]);
                 return Err(Error::input(InputErrorKind::MissingIndexSet { id: head }).in_tensor(tensor));
@@ -99,17 +117,17 @@ fn write_part(
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
-    blocks: &[(&Block, BlockOptions)],
+    blocks: &[Weighed<'_>],
     number: u64,
 ) -> Result<()> {
-    let light: Vec<_> = blocks.iter().filter(|(block, _)| block.weight() <= LIGHT).collect();
+    let light: Vec<_> = blocks.iter().filter(|b| b.weight <= LIGHT).collect();
     let mut segments: Vec<(Role, Counts)> = Vec::new();
     if light.len() > 1 {
         let recorded: Vec<Result<Vec<(Role, Counts)>>> = light
             .par_iter()
-            .map(|(block, options)| {
+            .map(|block| {
                 let mut record = Vec::new();
-                write_block(block, *options, manifest, sets, &[], Some(&mut record))?;
+                write_block(block, manifest, sets, &[], Some(&mut record))?;
                 Ok(record)
             })
             .collect();
@@ -130,9 +148,9 @@ fn write_part(
         let (batch, others) = rest.split_at(first_of_weight(rest, batch_weight));
         let written: Vec<Result<WrittenBlock>> = batch
             .par_iter()
-            .map(|(block, options)| {
-                let tables = if block.weight() <= LIGHT { tables.as_slice() } else { &[] };
-                write_block(block, *options, manifest, sets, tables, None)
+            .map(|block| {
+                let tables = if block.weight <= LIGHT { tables.as_slice() } else { &[] };
+                write_block(block, manifest, sets, tables, None)
             })
             .collect();
         for block in written {
@@ -144,9 +162,9 @@ fn write_part(
 }
 
 /// The entries of the delta that the blocks of a part touch.
-fn touched(header: &UpdateHeader, blocks: &[(&Block, BlockOptions)]) -> Result<Option<Vec<Delta>>> {
+fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<Delta>>> {
     let Some(delta) = &header.delta else {
-        let ulp = blocks.iter().any(|(b, _)| matches!(b.values, crate::block::Values::Ulp { .. }));
+        let ulp = blocks.iter().any(|b| b.block.values_id() == ValuesId::ULP);
         return if ulp {
             Err(Error::inconsistent("differences to a base without a delta"))
         } else {
@@ -154,7 +172,7 @@ fn touched(header: &UpdateHeader, blocks: &[(&Block, BlockOptions)]) -> Result<O
         };
     };
     let mut entries = Vec::new();
-    for (block, _) in blocks {
+    for Weighed { block, .. } in blocks {
         for tensor in block.scope.first()..block.scope.first() + block.scope.tensors() {
             let found = delta.binary_search_by_key(&tensor, |d| d.tensor);
             let found =
@@ -168,8 +186,7 @@ fn touched(header: &UpdateHeader, blocks: &[(&Block, BlockOptions)]) -> Result<O
 }
 
 fn write_block(
-    block: &Block,
-    options: BlockOptions,
+    &Weighed { block, options, .. }: &Weighed<'_>,
     manifest: &Manifest,
     sets: &Sets,
     tables: &[Table],

@@ -1,0 +1,493 @@
+//! Blocks that are handed over in wire form: the frames are those that the encoder makes of the decoded blocks.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use gcodec::block::{
+    Bits, Groups, Norm, Packed, Part, ScaleFormat, Scales, Sets, Spacing, Stored, SupportId, Underflow,
+    ValuesId, WireBlock, WireValues, Zero,
+};
+use gcodec::frame::UpdatePart;
+use gcodec::{
+    Block, BlockOptions, Body, Budget, Dtype, EncodeOptions, Encoder, Error, Event, Limits, Manifest,
+    Positions, Scope, SliceReader, Support, TensorInfo, UpdateHeader, Values,
+};
+use proptest::prelude::*;
+use serde_json::Value;
+
+fn vectors() -> Vec<Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/spec/vectors/index.json");
+    let index: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    index["vectors"].as_array().unwrap().clone()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
+}
+
+/// Calls `f` with every update part that can be read, and with an encoder that knows the stream's index sets.
+fn each_part(bytes: &[u8], limits: &Limits, mut f: impl FnMut(&UpdatePart<'_>, Encoder)) {
+    let mut manifests: Vec<Arc<Manifest>> = Vec::new();
+    let mut sets = Vec::new();
+    for event in SliceReader::new(bytes, limits.clone()).filter_map(Result::ok) {
+        match event {
+            Event::Frame(_, Body::Manifest(manifest)) => manifests.push(manifest),
+            Event::Frame(_, Body::IndexSet(set, id, _)) => sets.push((id, set)),
+            Event::Frame(_, Body::Update(part)) => {
+                let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));
+                for (id, set) in &sets {
+                    let manifest = manifests.iter().find(|m| m.id() == set.manifest).unwrap();
+                    encoder.add_index_set(*id, set, manifest).unwrap();
+                }
+                f(&part, encoder);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Two blocks that say the same: NaN is like NaN.
+fn same(a: &Block, b: &Block) -> bool {
+    format!("{a:?}") == format!("{b:?}")
+}
+
+#[test]
+fn blocks_of_every_vector_are_handed_on_as_they_are() {
+    let (mut handed, mut refused) = (0, 0);
+    for vector in vectors().iter().filter(|v| v["result"] == "valid") {
+        let (id, bytes) = (&vector["id"], unhex(vector["hex"].as_str().unwrap()));
+        each_part(&bytes, &Limits::default(), |part, mut encoder| {
+            let mut blocks = Vec::new();
+            for i in 0..part.blocks.len() {
+                // Some vectors are beyond their own limits once they are decoded.
+                let Ok(decoded) = part.decode(i, &part.budget()) else { continue };
+                match part.wire_block(i) {
+                    Ok(block) => {
+                        let again = block.decode(&part.manifest, part.sets(), &part.budget()).unwrap();
+                        assert!(same(&again, &decoded), "{id}, block {i}");
+                        blocks.push((i, block));
+                    }
+                    Err(e) => {
+                        assert!(part.table_count() > 0, "{id}, block {i}: {e}");
+                        assert_eq!(e.name(), "unknown_reference", "{id}, block {i}");
+                        refused += 1;
+                    }
+                }
+            }
+            let given: Vec<_> = blocks.iter().map(|(_, b)| (b.clone(), BlockOptions::default())).collect();
+            let mut out = Vec::new();
+            encoder.update_wire(&mut out, &part.header, &part.manifest, &given).unwrap();
+            each_part(&out, &Limits::default(), |again, _| {
+                assert_eq!((again.blocks.len(), again.table_count()), (blocks.len(), 0), "{id}");
+                for ((i, _), raw) in blocks.iter().zip(&again.blocks) {
+                    let of = |raw: &gcodec::block::RawBlock<'_>| {
+                        let parts = (raw.support.to_vec(), raw.values.to_vec());
+                        (raw.scope, raw.add, raw.support_id, raw.values_id, raw.len, parts)
+                    };
+                    assert_eq!(of(raw), of(&part.blocks[*i]), "{id}, block {i}");
+                }
+                handed += blocks.len();
+            });
+        });
+    }
+    println!("{handed} handed on, {refused} refused");
+    assert!(handed > 250 && refused > 2, "{handed} handed on, {refused} refused");
+}
+
+#[test]
+fn what_a_reader_refuses_is_refused_before_it_is_written_or_by_decode() {
+    let (mut early, mut late) = (0, 0);
+    for vector in vectors().iter().filter(|v| v["result"] == "invalid") {
+        let (id, bytes) = (&vector["id"], unhex(vector["hex"].as_str().unwrap()));
+        each_part(&bytes, &Limits::default(), |part, _| {
+            for i in 0..part.blocks.len() {
+                let Err(expected) = part.decode(i, &part.budget()) else { continue };
+                match part.wire_block(i) {
+                    Err(e) => {
+                        early += 1;
+                        // A table that is there for its own stream's reader is none for others.
+                        let other = part.table_count() > 0 && e.name() == "unknown_reference";
+                        // Parts that do not go together are the fault of who hands them over.
+                        let parts = matches!(e, Error::Input(_));
+                        // What takes nothing is held to no limit.
+                        let limit = matches!(expected, Error::Limit(_));
+                        assert!(
+                            other || parts || limit || e.name() == expected.name(),
+                            "{id}: {e}, expected {expected}"
+                        );
+                    }
+                    Ok(block) => {
+                        late += 1;
+                        let e = block.decode(&part.manifest, part.sets(), &part.budget()).unwrap_err();
+                        assert_eq!(e.name(), expected.name(), "{id}: {e}, expected {expected}");
+                    }
+                }
+            }
+        });
+    }
+    println!("{early} refused before, {late} by decode");
+    assert!(early > 50 && late > 20, "{early} refused before, {late} by decode");
+}
+
+fn manifest() -> Arc<Manifest> {
+    let infos =
+        [("a", Dtype::F32, 1000), ("b", Dtype::F32, 24), ("c", Dtype::I32, 8), ("d", Dtype::F32, 1 << 40)];
+    let infos = infos.map(|(name, dtype, len)| TensorInfo::new(name, dtype, [len]));
+    Arc::new(Manifest::new(infos.to_vec()).unwrap())
+}
+
+fn encoded(blocks: &[(WireBlock<'_>, BlockOptions)]) -> gcodec::Result<Vec<u8>> {
+    encoded_by(EncodeOptions::default(), blocks)
+}
+
+fn encoded_by(options: EncodeOptions, blocks: &[(WireBlock<'_>, BlockOptions)]) -> gcodec::Result<Vec<u8>> {
+    let (mut encoder, mut out) = (Encoder::new(options), Vec::new());
+    let written = encoder.update_wire(&mut out, &UpdateHeader::default(), &manifest(), blocks);
+    if let Err(e) = written {
+        assert!(out.is_empty() && encoder.offset() == 0, "a call that fails leaves all as it was");
+        return Err(e);
+    }
+    encoder.finish(&mut out);
+    Ok(out)
+}
+
+fn budget() -> Budget {
+    Budget::new(&Limits::default().with_max_elements(1 << 41))
+}
+
+fn floats(n: usize) -> Values {
+    Values::Floats { stored: Stored::Source, bytes: vec![7; 4 * n] }
+}
+
+fn sparse(positions: Vec<u64>) -> Support {
+    Support::Sparse(positions)
+}
+
+fn part<'a, T: Clone, Id>(id: Id, bytes: &'a [u8]) -> Part<'a, T, Id> {
+    Part::Written { id, bytes: Cow::Borrowed(bytes) }
+}
+
+/// The parts of a block as the encoder writes it.
+fn as_bytes(block: &Block, options: BlockOptions) -> WireBlock<'static> {
+    let stream = encoded(&[(block.into(), options)]).unwrap();
+    let mut found = None;
+    each_part(&stream, &Limits::default(), |part, _| found = Some(part.wire_block(0).unwrap().into_owned()));
+    found.unwrap()
+}
+
+/// Supports and values of every kind that is written without tables, decoded, and as bytes.
+fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
+    let mut words = vec![0; 4000];
+    gcodec::random::words(seed, 0, 0, &mut words);
+    let positions: Vec<u64> = (0..1000).filter(|&i| words[i as usize].is_multiple_of(3)).collect();
+    let m = positions.len();
+    let signs = |n: usize| words[..n].iter().map(|w| w % 2 == 1).collect::<Bits>();
+    let ones = |n: usize| Scales::from_f32s(ScaleFormat::F32, &vec![1.5; n]);
+    let codes = |n: usize, most: u32| words[..n].iter().map(|w| (w >> 8) % most).collect::<Vec<u32>>();
+    let bytes = |n: usize, most: u32| codes(n, most).iter().map(|&c| c as u8).collect::<Vec<u8>>();
+    let packed = BlockOptions::default().with_entropy(gcodec::Entropy::Packed);
+    let rice = |p| packed.with_positions(p);
+    let block = |scope, support, values| Block { scope, add: false, support, values };
+    let a = Scope::Tensor(0);
+    let pow2_codes = bytes(1000, 30);
+    let negative = pow2_codes.iter().zip(&words).map(|(&c, w)| c > 0 && w % 2 == 1).collect();
+    vec![
+        (block(a, sparse(positions.clone()), floats(m)), rice(Positions::Rice)),
+        (block(a, sparse(positions.clone()), floats(m)), rice(Positions::RiceOne)),
+        (block(a, sparse(positions.clone()), floats(m)), rice(Positions::Bitmap)),
+        (block(a, sparse(Vec::new()), floats(0)), rice(Positions::Rice)),
+        (
+            block(
+                a,
+                Support::All,
+                Values::Pow2 { min_exponent: -9, underflow: Underflow::Zero, codes: pow2_codes, negative },
+            ),
+            packed,
+        ),
+        (
+            block(
+                a,
+                Support::All,
+                Values::Levels {
+                    spacing: Spacing::Uniform,
+                    max_level: 7,
+                    norm: Norm::L2,
+                    groups: Groups::Len(100),
+                    norms: ones(10),
+                    levels: codes(1000, 15).iter().map(|&c| c as i32 - 7).collect(),
+                },
+            ),
+            packed,
+        ),
+        (
+            block(
+                a,
+                Support::All,
+                Values::Affine {
+                    bits: 4,
+                    groups: Groups::Len(300),
+                    scales: ones(4),
+                    zero: Zero::Offset(ones(4)),
+                    codes: bytes(1000, 11),
+                },
+            ),
+            packed,
+        ),
+        (
+            block(
+                Scope::Tensors { first: 0, count: 2 },
+                Support::All,
+                Values::Sign { groups: Groups::Tensor, scales: ones(2), negative: signs(1024) },
+            ),
+            packed,
+        ),
+        (
+            block(
+                Scope::Range { tensor: 1, start: 3, len: 20 },
+                Support::Seeded { count: 9, seed: 5 },
+                floats(9),
+            ),
+            packed,
+        ),
+        (
+            block(
+                Scope::Tensor(1),
+                Support::Rows { row_len: 8, rows: vec![0, 2] },
+                Values::Constant { groups: Groups::Len(9), scales: ones(2) },
+            ),
+            rice(Positions::Rice),
+        ),
+        (
+            block(
+                Scope::Tensor(1),
+                Support::Chunked { chunk_len: 10, kept: 2, positions: vec![1, 9, 0, 4, 2, 3] },
+                Values::Planes { bytes: vec![3; 24] },
+            ),
+            packed,
+        ),
+    ]
+}
+
+/// In every mixture of decoded parts and parts in wire form the frames are the same, and so is where parts are cut.
+#[test]
+fn frames_do_not_tell_who_wrote_the_parts() {
+    for (block, options) in pairs(1) {
+        let bytes = as_bytes(&block, options);
+        let expected = encoded(&[((&block).into(), options)]).unwrap();
+        let both = [(&block).into(), bytes.clone()] as [WireBlock<'_>; 2];
+        for support in 0..2 {
+            for values in 0..2 {
+                let mixed = WireBlock {
+                    support: both[support].support.clone(),
+                    values: both[values].values.clone(),
+                    ..bytes.clone()
+                };
+                assert_eq!(encoded(&[(mixed, options)]).unwrap(), expected, "{block:?}");
+            }
+        }
+        assert_eq!(bytes.decode(&manifest(), &Sets::new(), &budget()).unwrap(), block);
+    }
+    // Many blocks, in parts of different sizes: one tensor's blocks by `add`.
+    let add = |(block, options): (Block, BlockOptions)| (Block { add: true, ..block }, options);
+    let bits = |b: &Block| b.values.gives_bits();
+    let many: Vec<_> = (0..6).flat_map(pairs).filter(|(b, _)| !bits(b)).map(add).collect();
+    let decoded: Vec<(WireBlock<'_>, BlockOptions)> = many.iter().map(|(b, o)| (b.into(), *o)).collect();
+    let bytes: Vec<_> = many.iter().map(|(b, o)| (as_bytes(b, *o), *o)).collect();
+    let every_other: Vec<_> = decoded
+        .iter()
+        .zip(&bytes)
+        .enumerate()
+        .map(|(i, (a, b))| if i % 2 == 0 { a } else { b }.clone())
+        .collect();
+    for part_bytes in [1, 900, 3000, 1 << 20] {
+        let options = EncodeOptions::default().with_part_bytes(part_bytes);
+        let expected = encoded_by(options.clone(), &decoded).unwrap();
+        assert_eq!(encoded_by(options.clone(), &bytes).unwrap(), expected, "{part_bytes}");
+        assert_eq!(encoded_by(options, &every_other).unwrap(), expected, "{part_bytes}");
+    }
+}
+
+/// Planes made elsewhere give the bytes that the encoder packs.
+#[test]
+fn values_made_of_planes_are_those_that_the_encoder_packs() {
+    let plane = |codes: &[u64], width: u32| {
+        let mut plane = vec![0u8; (codes.len() * width as usize).div_ceil(8)];
+        for (i, code) in codes.iter().enumerate() {
+            for bit in (0..width as usize).filter(|b| code >> b & 1 == 1) {
+                plane[(i * width as usize + bit) / 8] |= 1 << ((i * width as usize + bit) % 8);
+            }
+        }
+        plane
+    };
+    let mut seen = 0;
+    for (block, options) in pairs(3) {
+        let space = WireValues { count: 1000, tensors: 1 };
+        let packed = |width, plane| Packed { width, plane };
+        let values = match &block.values {
+            Values::Sign { groups, scales, negative } => {
+                WireValues { count: 1024, tensors: 2 }.sign(*groups, scales, negative.as_bytes())
+            }
+            Values::Pow2 { min_exponent, underflow, codes, negative } => {
+                let bits = (0..1000).filter(|&i| codes[i] > 0).map(|i| u64::from(negative.get(i)));
+                let signs = plane(&bits.collect::<Vec<_>>(), 1);
+                let codes = plane(&codes.iter().map(|&c| c.into()).collect::<Vec<_>>(), 5);
+                space.pow2(*min_exponent, *underflow, packed(5, &codes), &signs)
+            }
+            Values::Levels { spacing, max_level, norm, groups, norms, levels } => {
+                let codes: Vec<u64> =
+                    levels.iter().map(|&l| if l < 0 { -2 * l - 1 } else { 2 * l } as u64).collect();
+                space.levels(*spacing, *max_level, *norm, *groups, norms, packed(4, &plane(&codes, 4)))
+            }
+            Values::Affine { bits, groups, scales, zero, codes } => {
+                let codes = plane(&codes.iter().map(|&c| c.into()).collect::<Vec<_>>(), 4);
+                space.affine(*bits, *groups, scales, zero, packed(4, &codes))
+            }
+            _ => continue,
+        };
+        seen += 1;
+        let made = WireBlock { values: values.unwrap(), ..(&block).into() };
+        assert_eq!(encoded(&[(made, options)]).unwrap(), encoded(&[((&block).into(), options)]).unwrap());
+    }
+    assert_eq!(seen, 4);
+    let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+    let space = WireValues { count: 9, tensors: 1 };
+    assert!(space.sign(Groups::Block, &scales, &[0; 2]).is_ok());
+    assert!(space.sign(Groups::Block, &scales, &[0]).is_err());
+    assert!(space.sign(Groups::Len(4), &scales, &[0; 2]).is_err());
+    let codes = |width, plane| Packed { width, plane };
+    assert!(space.affine(3, Groups::Block, &scales, &Zero::Centre, codes(3, &[0; 4])).is_ok());
+    assert!(space.affine(3, Groups::Block, &scales, &Zero::Centre, codes(3, &[0; 3])).is_err());
+    assert!(space.affine(9, Groups::Block, &scales, &Zero::Centre, codes(3, &[0; 4])).is_err());
+    assert!(space.pow2(1024, Underflow::Zero, codes(0, &[]), &[]).is_err());
+    let none = WireValues { count: 0, tensors: 1 };
+    assert!(none.pow2(0, Underflow::Zero, codes(0, &[]), &[]).is_ok());
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let a = Scope::Tensor(0);
+    let block = |support, values| WireBlock { scope: a, add: false, support, values };
+    let no_values = || Part::from(floats(0));
+    let rice = |bytes| part(SupportId::GAPS_RICE, bytes);
+    let refused = |block: WireBlock<'_>| match encoded(&[(block, BlockOptions::default())]) {
+        Err(e) => e.name().to_owned(),
+        Ok(_) => "accepted".to_owned(),
+    };
+    // Two gaps by one parameter: 5 and 0 with k = 1.
+    let good = [2, 0, 1, 0b01, 0b1100];
+    let two = || Part::from(floats(2));
+    assert_eq!(refused(block(rice(&good), two())), "accepted");
+    for (support, expected) in [
+        (rice(&[]), "length_mismatch"),
+        (rice(&[0, 0]), "length_mismatch"),
+        (rice(&good[..4]), "length_mismatch"),
+        (rice(&[2, 0, 64, 0, 0]), "out_of_range"),
+        (rice(&[2, 5, 1, 0, 0]), "out_of_range"),
+        (rice(&[2, 7, 1, 0, 0]), "not_canonical"),
+        // 1001 positions among 1000 elements; a count that no bytes can pay for.
+        (rice(&[0xe9, 7, 0, 0, 255]), "count_mismatch"),
+        (rice(&[0xe7, 7, 0, 0, 255]), "length_mismatch"),
+        (part(SupportId(9), &good), "unsupported"),
+        (part(SupportId(0), &good), "unsupported"),
+        (part(SupportId(0x8000), &good), "unsupported"),
+        (part(SupportId::ALL, &[0]), "length_mismatch"),
+        (part(SupportId::BITMAP, &[1]), "length_mismatch"),
+        (part(SupportId::BITMAP, &[1; 126]), "length_mismatch"),
+        // A set that the encoder does not know.
+        (part(SupportId::SET, &[1; 32]), "unknown_reference"),
+        (part(SupportId::SET, &[1; 31]), "length_mismatch"),
+        (part(SupportId::CHUNKED, &[10, 11]), "out_of_range"),
+        (part(SupportId::SEEDED, &[2, 0, 0, 0, 0, 0, 0, 0]), "length_mismatch"),
+        (part(SupportId::ROWS, &[3, 2, 0]), "out_of_range"),
+        // Tokens by a shared table.
+        (part(SupportId::GAPS_TOKENS, &[2, 0, 1, 0]), "unknown_reference"),
+    ] {
+        assert_eq!(refused(block(support.clone(), two())), expected, "{support:?}");
+    }
+    // The numbers of values and of elements of the support.
+    assert_eq!(refused(block(rice(&good), floats(3).into())), "input");
+    assert_eq!(refused(block(rice(&[0]), no_values())), "accepted");
+    for (id, bytes, expected) in [
+        (ValuesId::FLOATS, &[0, 1, 2, 3, 4, 5, 6, 7, 8][..], "accepted"),
+        (ValuesId::FLOATS, &[0, 1, 2, 3, 4, 5, 6, 7], "length_mismatch"),
+        (ValuesId::FLOATS, &[1, 1, 2, 3, 4, 5, 6, 7, 8], "out_of_range"),
+        (ValuesId::CONSTANT, &[0, 3, 1, 2], "accepted"),
+        (ValuesId::CONSTANT, &[0, 3, 1, 2, 3], "length_mismatch"),
+        (ValuesId::SIGN, &[0, 3, 1, 2, 3], "accepted"),
+        (ValuesId::SIGN, &[0, 3, 1, 2, 4], "nonzero_padding"),
+        (ValuesId::SIGN, &[0, 3, 1, 2], "length_mismatch"),
+        (ValuesId::POW2, &[0, 0, 0, 0, 2, 0b1001, 1], "accepted"),
+        (ValuesId::POW2, &[0, 0, 0, 0, 2, 0b1001, 1, 1], "length_mismatch"),
+        (ValuesId::POW2, &[0, 0, 0, 0, 2, 0b11001, 1], "nonzero_padding"),
+        (ValuesId::POW2, &[0, 0, 0, 2, 0, 1], "unknown_reference"),
+        (ValuesId::POW2, &[0, 0, 0, 9], "unsupported"),
+        (ValuesId::ULP, &[0, 2, 0b1001], "input"), // and no delta
+        (ValuesId::LOW_RANK, &[1, 2, 1, 1, 5, 2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0], "input"),
+        (ValuesId(14), &[0], "unsupported"),
+        (ValuesId(0), &[0], "unsupported"),
+    ] {
+        assert_eq!(refused(block(rice(&good), part(id, bytes))), expected, "{id} {bytes:?}");
+    }
+    let with = |scope, add, values| WireBlock { scope, add, support: rice(&good), values };
+    let constant = || part(ValuesId::CONSTANT, &[0, 3, 1, 2]);
+    let source = || part(ValuesId::FLOATS, &[0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(refused(with(a, true, constant())), "accepted");
+    assert_eq!(refused(with(a, true, source())), "input");
+    assert_eq!(refused(with(Scope::Tensor(2), false, source())), "accepted");
+    assert_eq!(refused(with(Scope::Tensor(2), false, constant())), "out_of_range");
+    assert_eq!(refused(with(Scope::Tensor(9), false, source())), "input");
+    // Errors say which tensor is meant.
+    let wrong = with(Scope::Tensor(1), false, part(ValuesId::FLOATS, &[0]));
+    let e = encoded(&[(wrong, BlockOptions::default())]).unwrap_err();
+    assert_eq!(e.to_string(), "length of values does not fit its bytes at byte 0x1, tensor 1");
+}
+
+proptest! {
+    #[test]
+    fn parts_of_any_bytes_are_refused_or_written(
+        support in proptest::collection::vec(any::<u8>(), 0..40),
+        values in proptest::collection::vec(any::<u8>(), 0..40),
+        id in 0u64..10,
+        kind in 0u64..15,
+        tensor in 0u64..4,
+        add: bool,
+    ) {
+        let block = WireBlock {
+            scope: Scope::Tensor(tensor),
+            add,
+            support: part(SupportId(id), &support),
+            values: part(ValuesId(kind), &values),
+        };
+        let decoded = block.decode(&manifest(), &Sets::new(), &budget());
+        match encoded(&[(block.clone(), BlockOptions::default())]) {
+            // What decodes is written, and is what it was; what is refused does not decode.
+            Ok(stream) => {
+                let mut again = None;
+                each_part(&stream, &Limits::default(), |part, _| again = Some(part.decode(0, &part.budget())));
+                match (decoded, again.unwrap()) {
+                    (Ok(a), Ok(b)) => prop_assert!(same(&a, &b)),
+                    (Err(a), Err(b)) => prop_assert_eq!(a.name(), b.name()),
+                    (a, b) => prop_assert!(false, "{a:?} {b:?}"),
+                }
+            }
+            Err(e) if kind == 10 => prop_assert_eq!(e.name() == "accepted", false),
+            Err(e) => prop_assert!(decoded.is_err(), "{e}"),
+        }
+    }
+
+    #[test]
+    fn positions_by_rice_are_handed_over_as_the_encoder_writes_them(
+        gaps in proptest::collection::vec(prop_oneof![0u64..4, 0u64..3000, 0u64..1 << 28], 0..900),
+        one: bool,
+    ) {
+        let positions: Vec<u64> =
+            gaps.iter().scan(0, |next, g| { let p = *next + g; *next = p + 1; Some(p) }).collect();
+        let positions_option = if one { Positions::RiceOne } else { Positions::Rice };
+        let options = BlockOptions::default().with_positions(positions_option);
+        let values = floats(positions.len());
+        let block = Block { scope: Scope::Tensor(3), add: false, support: sparse(positions), values };
+        let bytes = as_bytes(&block, options);
+        prop_assert_eq!(bytes.decode(&manifest(), &Sets::new(), &budget()).unwrap(), block.clone());
+        prop_assert_eq!(encoded(&[(bytes, options)]).unwrap(), encoded(&[((&block).into(), options)]).unwrap());
+    }
+}
