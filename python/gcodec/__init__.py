@@ -29,7 +29,7 @@ from gcodec.codecs import (
     Threshold,
     TopK,
 )
-from gcodec.errors import FormatError, GcodecError, InputError, IoError, LimitError, UnsupportedError
+from gcodec.errors import DeviceError, FormatError, GcodecError, InputError, IoError, LimitError, UnsupportedError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.file import File, FileUpdate
 from gcodec.limits import Limits
@@ -45,6 +45,7 @@ __all__ = [
     "Decoder",
     "Delta",
     "Demo",
+    "DeviceError",
     "Dgc",
     "Dither",
     "Feedback",
