@@ -50,5 +50,5 @@ pub use compressor::{Compressor, Input, takes};
 pub use device::Device;
 pub use driver::{Driver, why_not};
 pub use error::{Error, Result, TensorError};
-pub use scatter::{Scatter, Target};
+pub use scatter::{Part, Scatter, Target};
 pub use tensor::{DeviceTensor, Stream};

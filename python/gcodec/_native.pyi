@@ -14,6 +14,7 @@ __all__ = [
     "Tensor",
     "_load_driver",
     "canonical",
+    "cuda_apply",
     "cuda_device_of",
     "cuda_open",
     "cuda_release",
@@ -217,6 +218,9 @@ def set_num_threads(threads: int) -> None:
     """Codes with so many threads from now on; 0: as many as at first. The bytes are the same for any number."""
 
 def lend(object: Any, number: int, device: int, dtype: str | None) -> Lent: ...
+def cuda_apply(
+    data: memoryview | bytes, limits: _Limits, tensors: list[tuple[str, Lent]], add: bool, wait: bool
+) -> dict[str, Any]: ...
 def cuda_takes(spec: str) -> bool: ...
 def cuda_device_of(address: int) -> int: ...
 def cuda_open(ordinal: int | None = None) -> None: ...

@@ -52,6 +52,48 @@ def release_memory() -> None:
     _native.cuda_release()
 
 
+def apply(data: Any, tensors: Any, *, add: bool = False, stream: Any = None, limits: Limits | None = None) -> UpdateHeader:
+    """Puts the last update of a stream into CUDA tensors: in the place of what is in them, or added to it. Gives the update's header.
+
+    What crosses the bus are positions and numbers of what the update has: 12 bytes for an element of a sparse block, 4 for one of a dense
+    block. The blocks follow each other in the stream's order, so that the result is the same bits every time: those of `gcodec.decode`, or
+    with `add` of adding each block to the elements in the order of the stream, in 32-bit floats rounded to the tensors' type.
+
+    Args:
+        data: the bytes: any object with the buffer protocol.
+        tensors: a tree of tensors with the update's names, types and shapes: f32, f16 or bf16, row-major, all on one device.
+        add: whether what is in the tensors stays, and the update is added to it. Otherwise they become the update, zero where it says nothing.
+        stream: as for `Compressor.encode`. If one is given, or some tensor is PyTorch's, this returns when the work is in the stream, and the
+            tensors must stay until it is done; otherwise it is done when this returns.
+        limits: what to allow.
+
+    Raises:
+        FormatError, UnsupportedError, LimitError: as for `gcodec.decode`.
+        InputError: the update is a delta, or of other tensors; or a tensor is not on the device as `Compressor.encode` has it, or `read-only`.
+        DeviceError: too little memory. Nothing was written then; if a call of the driver fails later, a part may be.
+    """
+    named = named_tensors(tensors)
+    where = {name: devices.cuda_device(x) for name, x in named.items()}
+    for name, device in where.items():
+        if device is None:
+            raise InputError(f"tensor {name!r} is not on a CUDA device", kind="wrong-device")
+    device = next((d for d in where.values() if d is not None and d >= 0), 0)
+    for name, other in where.items():
+        if other not in (device, -1):
+            raise InputError(f"tensor {name!r} is on CUDA device {other}, another one on {device}", kind="wrong-device")
+    _native.cuda_open(device)
+    number = None if stream is None else devices.stream_number(stream)
+    lent = devices.lend(named, device, number)
+    for name, one in lent.items():
+        if one.read_only:
+            raise InputError(f"tensor {name!r} is read-only", kind="read-only")
+        if not one.contiguous:
+            raise InputError(f"tensor {name!r} does not lie row-major", kind="strides")
+    wait = number is None and not any(devices.is_torch(x) for x in named.values())
+    header = _native.cuda_apply(memoryview(data).cast("B"), limits or Limits(), list(lent.items()), add, wait)
+    return UpdateHeader(**header)
+
+
 class Compressor:
     """Memory on a device to compress in, kept from update to update. Its tensors are on this device, row-major.
 

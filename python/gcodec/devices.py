@@ -34,10 +34,14 @@ def on_device(spec: str) -> bool:
     return _native.cuda_takes(spec)
 
 
+def is_torch(x: Any) -> bool:
+    """Whether a tensor is PyTorch's."""
+    return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)
+
+
 def cuda_device(x: Any) -> int | None:
     """The number of the CUDA device that a tensor is on, -1 if it has no elements and does not say; None if it is elsewhere."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor) and not x.is_cuda:
+    if is_torch(x) and not x.is_cuda:
         return None
     if hasattr(x, "__dlpack_device__"):
         kind, number = x.__dlpack_device__()
@@ -64,14 +68,14 @@ def stream_number(stream: Any) -> int:
 def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, _native.Lent]:
     """Tensors on a device, borrowed for work in a stream: PyTorch's current one, if none is given and one of them is PyTorch's, or else
     the legacy default stream. What their libraries have still to do for them comes before."""
-    torch = sys.modules.get("torch")
-    theirs = {name for name, x in tensors.items() if torch is not None and isinstance(x, torch.Tensor)}
+    theirs = {name for name, x in tensors.items() if is_torch(x)}
     current: Any = contextlib.nullcontext()
     if theirs:
         # PyTorch shares tensors of its current device only.
-        current = torch.cuda.device(device)  # type: ignore[union-attr]
+        cuda = sys.modules["torch"].cuda
+        current = cuda.device(device)
         if stream is None:
-            stream = torch.cuda.current_stream(device).cuda_stream  # type: ignore[union-attr]
+            stream = cuda.current_stream(device).cuda_stream
     out = {}
     with current:
         for name, x in tensors.items():

@@ -5,16 +5,25 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use gcodec::block::{IndexSpace, Scope, Sets};
 use gcodec::compress::Options;
-use gcodec::{Block, Codec, Dtype};
-use gcodec_cuda::{Compressor, Device, DeviceTensor, Driver, Input, Stream, TensorError};
+use gcodec::{
+    Assembler, Block, Body, Budget, Codec, Dtype, Event, Limits, Manifest, SliceReader, TensorInfo,
+    UpdateHeader,
+};
+use gcodec_cuda::{
+    Compressor, Device, DeviceTensor, Driver, Input, Part, Scatter, Stream, Target, TensorError,
+};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::decode::{Bytes, header_dict, last_update_of};
 use crate::dlpack::{Keeper, OnDevice, is_row_major};
 use crate::encode::parse;
 use crate::errors::{self, Failure};
+use crate::limits::PyLimits;
+use crate::threads;
 
 /// What this process has opened.
 struct Opened {
@@ -23,11 +32,17 @@ struct Opened {
     devices: BTreeMap<i32, Device>,
     /// For updates that nobody gave a compressor: its memory is kept for the next.
     idle: BTreeMap<i32, Compressor>,
+    idle_scatters: BTreeMap<i32, Scatter>,
+}
+
+impl Opened {
+    const fn new(driver: Option<Arc<Driver>>) -> Self {
+        Self { driver, devices: BTreeMap::new(), idle: BTreeMap::new(), idle_scatters: BTreeMap::new() }
+    }
 }
 
 /// Nothing here is freed when the process ends: the driver may be gone by then.
-static OPENED: Mutex<Opened> =
-    Mutex::new(Opened { driver: None, devices: BTreeMap::new(), idle: BTreeMap::new() });
+static OPENED: Mutex<Opened> = Mutex::new(Opened::new(None));
 
 fn opened() -> MutexGuard<'static, Opened> {
     OPENED.lock().unwrap_or_else(PoisonError::into_inner)
@@ -55,7 +70,7 @@ pub(crate) fn load_driver(py: Python<'_>, path: Option<PathBuf>) -> PyResult<()>
     let driver = path.map(|path| unsafe { Driver::load(&path) });
     let driver = driver.transpose().map_err(|e| errors::raise_cuda(py, e, None))?;
     let mut opened = opened();
-    *opened = Opened { driver, devices: BTreeMap::new(), idle: BTreeMap::new() };
+    *opened = Opened::new(driver);
     Ok(())
 }
 
@@ -74,7 +89,9 @@ pub(crate) fn open(py: Python<'_>, ordinal: Option<i32>) -> PyResult<()> {
 #[pyfunction]
 #[pyo3(name = "cuda_release")]
 pub(crate) fn release(py: Python<'_>) {
-    let idle = std::mem::take(&mut opened().idle);
+    let mut opened = opened();
+    let idle = (std::mem::take(&mut opened.idle), std::mem::take(&mut opened.idle_scatters));
+    drop(opened);
     py.detach(|| drop(idle));
 }
 
@@ -388,4 +405,137 @@ pub(crate) fn with_residuals(
         compressors.insert(ordinal, compressor);
     }
     Ok(compressors)
+}
+
+/// Puts the last update of a stream into device tensors: each in the place of what was there, or added to it.
+#[pyfunction]
+pub(crate) fn cuda_apply<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    limits: PyLimits,
+    tensors: Vec<(String, Py<Lent>)>,
+    add: bool,
+    wait: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let bytes = Bytes::new(data)?;
+    let limits = limits.get();
+    let mut known = None;
+    let applied = threads::run(py, || apply(bytes.as_slice(), &limits, &tensors, add, wait, &mut known))?;
+    let header = applied.map_err(|e| errors::raise_failure(py, e, known.as_deref()))?;
+    header_dict(py, &header)
+}
+
+/// A decoded block, and what it speaks of.
+struct Decoded {
+    block: Block,
+    space: IndexSpace,
+    sets: Arc<Sets>,
+}
+
+fn apply(
+    bytes: &[u8],
+    limits: &Limits,
+    tensors: &[(String, Py<Lent>)],
+    add: bool,
+    wait: bool,
+    known: &mut Option<Arc<Manifest>>,
+) -> Result<UpdateHeader, Failure> {
+    let last = last_update_of(bytes, limits)?;
+    let (mut decoded, mut header, mut check) = (Vec::new(), None, None);
+    let mut reader = SliceReader::new(bytes, limits.clone());
+    while let Some(event) = reader.next_event()? {
+        let Event::Frame(info, Body::Update(part)) = event else { continue };
+        if info.number < last {
+            continue;
+        }
+        let manifest = known.insert(Arc::clone(&part.manifest));
+        if part.header.delta.is_some() {
+            let message = "the update is a delta, whose base is needed: decode it on the host";
+            return Err(Failure::Input(message.into()));
+        }
+        if part.part == 0 {
+            // It wants no tensors, but knows what the parts of an update are.
+            check = Some(Assembler::new(manifest, limits, |_| false)?);
+            header = Some(part.header.clone());
+        }
+        check.as_mut().map_or(Ok(()), |check: &mut Assembler<'_>| check.apply(&part))?;
+        let sets = Arc::new(part.sets().clone());
+        for (raw, block) in part.blocks.iter().zip(part.decode_all()?) {
+            decoded.push(Decoded { block, space: raw.space.clone(), sets: Arc::clone(&sets) });
+        }
+    }
+    let (Some(check), Some(header), Some(manifest)) = (check, header, known.as_ref()) else {
+        return Err(Failure::Input("the stream has no update".into()));
+    };
+    check.finish()?;
+    let lent = in_order(manifest, tensors)?;
+    let Some(first) = lent.first() else { return Ok(header) };
+    let (ordinal, stream) = (first.ordinal(), stream(first.stream));
+    let device = device(ordinal)?;
+    let views: Vec<DeviceTensor<'_>> = lent
+        .iter()
+        .zip(0..)
+        .map(|(lent, number)| lent.view(&device).map_err(|e| Failure::Cuda(e, Some(number))))
+        .collect::<Result<_, _>>()?;
+    let targets: Vec<Vec<Target<'_>>> = decoded
+        .iter()
+        .map(|Decoded { block, space, .. }| {
+            let start = match block.scope {
+                Scope::Range { start, .. } => start,
+                _ => 0,
+            };
+            let tensors = views[block.scope.first() as usize..].iter().zip(&space.lens);
+            tensors.map(|(&tensor, &len)| Target { tensor, start, len }).collect()
+        })
+        .collect();
+    let parts: Vec<Part<'_>> = decoded
+        .iter()
+        .zip(&targets)
+        .map(|(d, targets)| Part { block: &d.block, space: &d.space, sets: &d.sets, targets })
+        .collect();
+    let idle = opened().idle_scatters.remove(&ordinal);
+    let mut scatter = match idle {
+        Some(scatter) => scatter,
+        None => Scatter::new(&device)?,
+    };
+    let zeros: &[DeviceTensor<'_>] = if add { &[] } else { &views };
+    // SAFETY: who gave the tensors wants them written to, and they are held until this returns; if it does not wait for the stream then, it
+    // is in the order of a stream that their owner chose.
+    let put = unsafe { scatter.put_all(&parts, zeros, &Budget::new(limits), add, stream) };
+    let put = put.and_then(|()| if wait { scatter.wait() } else { Ok(()) });
+    let other = opened().idle_scatters.insert(ordinal, scatter);
+    drop(other);
+    put?;
+    Ok(header)
+}
+
+/// The tensors of a manifest, in its order: the same names, types and shapes, all of them on one device and to be written to.
+fn in_order<'a>(manifest: &Manifest, tensors: &'a [(String, Py<Lent>)]) -> Result<Vec<&'a Lent>, Failure> {
+    let mut by_name: BTreeMap<&str, &Lent> =
+        tensors.iter().map(|(name, lent)| (name.as_str(), lent.get())).collect();
+    let mut out: Vec<&Lent> = Vec::new();
+    for (info, number) in manifest.tensors().iter().zip(0u64..) {
+        let Some(lent) = by_name.remove(info.name.as_str()) else {
+            return Err(Failure::Input(format!(
+                "the update has a tensor {:?}, which was not given",
+                info.name
+            )));
+        };
+        let (dtype, shape) = lent.of();
+        if (dtype, shape) != (info.dtype, &info.shape[..]) {
+            let TensorInfo { name, dtype: theirs, shape: other, .. } = info;
+            return Err(Failure::Input(format!(
+                "tensor {name:?} is {dtype} {shape:?}, in the update {theirs} {other:?}"
+            )));
+        }
+        if let Some(first) = out.first().filter(|first| first.ordinal() != lent.ordinal()) {
+            let (found, expected) = (lent.ordinal(), first.ordinal());
+            return Err(Failure::Cuda(TensorError::Device { found, expected }.into(), Some(number)));
+        }
+        out.push(lent);
+    }
+    match by_name.keys().next() {
+        None => Ok(out),
+        Some(name) => Err(Failure::Input(format!("the update has no tensor {name:?}"))),
+    }
 }

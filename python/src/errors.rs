@@ -61,6 +61,8 @@ fn raise_with(py: Python<'_>, error: Error, manifest: Option<&Manifest>, prefix:
 #[derive(Debug)]
 pub(crate) enum Failure {
     Codec(Error),
+    /// A mistake of the caller that the library has no word for.
+    Input(String),
     /// And the number of the tensor that it is about.
     Cuda(gcodec_cuda::Error, Option<u64>),
 }
@@ -84,6 +86,7 @@ impl From<gcodec_cuda::Error> for Failure {
 pub(crate) fn raise_failure(py: Python<'_>, failure: Failure, manifest: Option<&Manifest>) -> PyErr {
     match failure {
         Failure::Codec(e) => raise(py, e, manifest),
+        Failure::Input(message) => input(py, &message),
         Failure::Cuda(e, tensor) => {
             let at = tensor.and_then(|t| Some((t, &manifest?.tensors().get(usize::try_from(t).ok()?)?.name)));
             raise_cuda(py, e, at.map(|(t, name)| (t, name.as_str())))

@@ -34,7 +34,7 @@ static ALLOCATOR: align::Aligned = align::Aligned;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::cuda::{Lent, device_of, lend, load_driver, open, release, takes};
+    use crate::cuda::{Lent, cuda_apply, device_of, lend, load_driver, open, release, takes};
     #[pymodule_export]
     use crate::decode::{Decoder, decode};
     #[pymodule_export]

@@ -210,6 +210,7 @@ class Shared:
         self.on, self.versioned, self.offset, self.strides, self.flags = on, versioned, offset, strides, flags
         self.asked: list[dict[str, Any]] = []
         self.freed = 0
+        self.type = memory.dtype.name
         self._kept: list[Any] = []
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -229,7 +230,7 @@ class Shared:
         rank = len(self.memory.shape)
         row_major = tuple(int(np.prod(self.memory.shape[d + 1 :])) for d in range(rank))
         shape, strides = ((ctypes.c_int64 * rank)(*dims) for dims in (self.memory.shape, self.strides or row_major))
-        code, bits = DLPACK[self.memory.dtype.name]
+        code, bits = DLPACK[self.type]
         data = self.memory.address - self.offset if self.memory.address else None
         tensor = _Tensor(data, _Device(2, self.memory.device), rank, _Type(code, bits, 1), shape, strides, self.offset)
 
