@@ -6,6 +6,7 @@
 `Writer` and `Reader` are for streams of updates, `File` for random access, `inspect` for people.
 """
 
+from gcodec import cuda
 from gcodec._native import Tensor, num_threads, set_num_threads
 from gcodec.codecs import (
     CODECS,
@@ -82,6 +83,7 @@ __all__ = [
     "UpdateHeader",
     "UpdateReport",
     "Writer",
+    "cuda",
     "decode",
     "encode",
     "inspect",

@@ -196,8 +196,15 @@ fn by_array_interface(
     let empty = shape.contains(&0);
     // Nothing of no elements is anywhere.
     let ordinal = if empty { otherwise } else { device_of(py, address)? };
-    if let Some(producer) = field("stream")? {
-        let producer: usize = producer.extract().map_err(|_| wrong("its stream"))?;
+    let producer: Option<usize> = match field("stream")? {
+        Some(producer) => Some(producer.extract().map_err(|_| wrong("its stream"))?),
+        // Before version 3 it could not be said: the legacy default stream is what every blocking one keeps step with.
+        None => {
+            let version: u32 = needed("version")?.extract().map_err(|_| wrong("its version"))?;
+            (version < 3).then_some(1)
+        }
+    };
+    if let Some(producer) = producer {
         if producer == 0 {
             return Err(wrong("stream 0, which does not say which default stream"));
         }

@@ -200,6 +200,10 @@ ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
 ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
+# What capsules point to: a capsule may be given back later than its object, and in no order when both are garbage.
+_LIVE: list[Any] = []
+
+
 class Shared:
     """An array as PyTorch, CuPy and JAX share it: by a DLPack capsule of a CUDA device, or copied to the host by `dl_device`."""
 
@@ -209,9 +213,13 @@ class Shared:
         self.memory, self.dtype = memory, memory.dtype
         self.on, self.versioned, self.offset, self.strides, self.flags = on, versioned, offset, strides, flags
         self.asked: list[dict[str, Any]] = []
-        self.freed = 0
         self.type = memory.dtype.name
-        self._kept: list[Any] = []
+        self._freed = [0]
+
+    @property
+    def freed(self) -> int:
+        """How many of its capsules' tensors were given back."""
+        return self._freed[0]
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, self.memory.device)
@@ -234,11 +242,14 @@ class Shared:
         data = self.memory.address - self.offset if self.memory.address else None
         tensor = _Tensor(data, _Device(2, self.memory.device), rank, _Type(code, bits, 1), shape, strides, self.offset)
 
+        held, freed = [self.memory], self._freed
+
         def delete(_: int) -> None:
-            self.freed += 1
+            held.clear()
+            freed[0] += 1
 
         deleter = _DELETER(delete)
         kind = _Versioned if self.versioned else _Legacy
         managed = _Versioned(1, 0, None, deleter, self.flags, tensor) if self.versioned else _Legacy(tensor, None, deleter)
-        self._kept.append((managed, shape, strides, deleter))
+        _LIVE.append((managed, shape, strides, deleter))
         return ctypes.pythonapi.PyCapsule_New(ctypes.addressof(managed), _NAMES[kind], None)
