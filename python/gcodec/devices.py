@@ -84,7 +84,8 @@ def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, 
                 # As on the host: no history, no lazy negation.
                 x = x.detach()
                 x = x.resolve_neg() if x.is_neg() else x
-            else:
+            elif not hasattr(x, "__dlpack_device__"):
+                # DLPack has names for all of them.
                 dtype = ML_DTYPES.get(getattr(getattr(x, "dtype", None), "name", ""))
             out[name] = _native.lend(x, stream or 0, device, dtype)
     return out

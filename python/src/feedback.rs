@@ -41,6 +41,19 @@ pub(crate) struct Kept {
     homes: BTreeMap<String, i32>,
 }
 
+/// What codecs remember beside residuals: how its names end, and the codec.
+const STATES: [(&str, &str); 2] = [("#sidco", "sidco"), ("#powersgd", "powersgd")];
+
+/// The tensor that a saved entry goes with; none for the state of a codec that does not run on devices.
+fn owner<'a>(entry: &'a str, all: &gcodec::Feedback) -> Option<&'a str> {
+    if all.get(entry).is_some() {
+        return Some(entry);
+    }
+    let (end, codec) = STATES.iter().find(|(end, _)| entry.ends_with(end))?;
+    let codec: gcodec::Codec = codec.parse().ok()?;
+    entry.strip_suffix(end).filter(|_| gcodec_cuda::takes(&codec))
+}
+
 impl Kept {
     /// Everything, as it would be had all been on the host.
     fn all(&mut self) -> Result<gcodec::Feedback, Failure> {
@@ -66,17 +79,17 @@ impl Kept {
         }
         let all = self.all()?;
         let places: BTreeMap<&str, Option<i32>> = places.iter().copied().collect();
+        let home_of = |name: &str| places.get(name).copied().unwrap_or_else(|| self.homes.get(name).copied());
         let (mut on_host, mut on_devices, mut homes) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
         for (name, tensor) in all.save() {
-            // States of codecs, which are no residuals, are the host's.
-            let residual = all.get(&name).is_some();
-            let home = places.get(name.as_str()).copied().unwrap_or_else(|| self.homes.get(&name).copied());
-            match home.filter(|_| residual) {
+            if all.get(&name).is_some()
+                && let Some(home) = home_of(&name)
+            {
+                homes.insert(name.clone(), home);
+            }
+            match owner(&name, &all).and_then(home_of) {
                 None => on_host.push((name, tensor)),
-                Some(home) => {
-                    homes.insert(name.clone(), home);
-                    on_devices.entry(home).or_insert_with(Vec::new).push((name, tensor));
-                }
+                Some(home) => on_devices.entry(home).or_insert_with(Vec::new).push((name, tensor)),
             }
         }
         let host = gcodec::Feedback::load(on_host)?;
