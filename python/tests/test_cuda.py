@@ -445,3 +445,79 @@ def test_the_files_for_a_device_run_before_the_stand_in(driver: StandIn) -> None
     assert said.count(": ok") == 3 and "FAILED" not in said, said
     measured = run(str(stand_in.ROOT / "tools/gpu-check/measure.py"), "5000")
     assert "the call's own" in measured and "a call each" in measured, measured
+
+
+def test_tensors_of_pytorch_are_lent_in_its_current_stream(
+    driver: StandIn, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a module that has of PyTorch what is asked of it: PyTorch itself has no tensors on the stand-in."""
+    import types
+
+    said: list[Any] = []
+
+    class Tensor(Shared):
+        is_cuda = True
+
+        def detach(self) -> Tensor:
+            said.append("detached")
+            return self
+
+        def is_neg(self) -> bool:
+            return False
+
+    class Device:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __enter__(self) -> None:
+            said.append(self.number)
+
+        def __exit__(self, *_: object) -> None:
+            said.append("left")
+
+    theirs = driver.stream()
+    cuda = types.SimpleNamespace(device=Device, current_stream=lambda device: types.SimpleNamespace(cuda_stream=theirs + 0 * device))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(Tensor=Tensor, cuda=cuda))  # type: ignore[arg-type]
+    expected = gcodec.encode(gradient, "topk")
+    tensor = Tensor(Memory(driver, gradient, device=1, late=theirs), on=theirs)
+    before = driver.count("cuStreamSynchronize")
+    assert gcodec.encode(tensor, "topk") == expected
+    assert said == [1, "detached", "left"] and tensor.asked[0]["stream"] == theirs
+    assert driver.count("cuStreamSynchronize") > before
+    # A stream that is given goes before the current one.
+    ours = driver.stream()
+    assert gcodec.cuda.Compressor(1).encode(tensor, "topk", stream=ours) == expected
+    assert tensor.asked[1]["stream"] == ours
+    # What is put into a tensor of PyTorch is in its current stream, and need not be done.
+    gcodec.cuda.apply(gcodec.encode(gradient, "raw"), tensor, add=True)
+    assert np.array_equal(tensor.memory.read(), gradient)
+    driver.call("cuStreamSynchronize", theirs)
+    assert np.array_equal(tensor.memory.read(), gradient + gradient)
+
+
+@pytest.mark.parametrize("kind", ["old-driver", "old-device"])
+def test_what_is_too_old_goes_by_the_host(
+    driver: StandIn, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    monkeypatch.setattr("gcodec.devices._said", set())
+
+    def too_old(_: int) -> None:
+        raise gcodec.DeviceError("too old", kind=kind, fault="world")
+
+    monkeypatch.setattr(_native, "cuda_open", too_old)
+    for _ in range(2):
+        assert gcodec.encode(Shared(Memory(driver, gradient)), "topk") == gcodec.encode(gradient, "topk")
+    assert [(r.levelname, r.getMessage().rpartition(": ")[2]) for r in caplog.records] == [("WARNING", "too old")]
+    raises(gcodec.cuda.Compressor, kind, "too old", gcodec.DeviceError)
+
+
+def test_the_interpreter_runs_on(driver: StandIn, rng: np.random.Generator) -> None:
+    large = Shared(Memory(driver, rng.standard_normal(2_000_000).astype(np.float32)))
+    turns, done = 0, threading.Event()
+    worker = threading.Thread(target=lambda: (gcodec.encode(large, "topk"), done.set()))
+    worker.start()
+    while not done.wait(0.001):
+        turns += 1
+    worker.join()
+    # The kernels take much longer than that on the CPU; without the interpreter there would have been one turn at the most.
+    assert turns > 2
