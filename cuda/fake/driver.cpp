@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -42,8 +43,21 @@ struct Allocation {
 };
 
 struct Stream {
-    int device;
-    std::vector<std::function<void()>> pending;
+    int device = -1;
+    std::deque<std::function<void()>> pending;
+    // How much was ever put into it, and how much of that is done.
+    uint64_t put = 0, done = 0;
+
+    void push_back(std::function<void()> work) {
+        pending.push_back(std::move(work));
+        put++;
+    }
+};
+
+// What was last put into a stream when it was recorded.
+struct Event {
+    void *stream = nullptr;
+    uint64_t put = 0;
 };
 
 struct State {
@@ -144,11 +158,14 @@ int allocate(uint64_t *out, size_t bytes, bool pinned) {
     return SUCCESS;
 }
 
-void flush(Stream &stream) {
-    for (auto &work : stream.pending) {
+// Does what is in a stream, up to what was put into it as number `end`.
+void flush(Stream &stream, uint64_t end = UINT64_MAX) {
+    while (!stream.pending.empty() && stream.done < end) {
+        auto work = std::move(stream.pending.front());
+        stream.pending.pop_front();
+        stream.done++;
         work();
     }
-    stream.pending.clear();
 }
 
 Stream &stream_of(void *handle) { return state().streams[handle]; }
@@ -350,7 +367,7 @@ int cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, void *stre
         fault("a copy to the device that is not from pinned memory into an allocation");
         return INVALID_VALUE;
     }
-    stream_of(stream).pending.push_back([=] { memcpy(reinterpret_cast<void *>(to), from, bytes); });
+    stream_of(stream).push_back([=] { memcpy(reinterpret_cast<void *>(to), from, bytes); });
     return SUCCESS;
 }
 int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
@@ -360,7 +377,7 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
         fault("a copy to the host that is not from an allocation into pinned memory");
         return INVALID_VALUE;
     }
-    stream_of(stream).pending.push_back([=] { memcpy(to, reinterpret_cast<void *>(from), bytes); });
+    stream_of(stream).push_back([=] { memcpy(to, reinterpret_cast<void *>(from), bytes); });
     return SUCCESS;
 }
 int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream) {
@@ -370,7 +387,7 @@ int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream
         fault("a fill outside of an allocation");
         return INVALID_VALUE;
     }
-    stream_of(stream).pending.push_back([=] { memset(reinterpret_cast<void *>(at), value, bytes); });
+    stream_of(stream).push_back([=] { memset(reinterpret_cast<void *>(at), value, bytes); });
     return SUCCESS;
 }
 int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned ty, unsigned tz, unsigned shared,
@@ -382,7 +399,7 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     }
     const Kernel kernel = *static_cast<const Kernel *>(function);
     const char *first = static_cast<const char *>(arguments[0]);
-    stream_of(stream).pending.push_back([=, copy = std::vector<char>(first, first + kernel.bytes)] {
+    stream_of(stream).push_back([=, copy = std::vector<char>(first, first + kernel.bytes)] {
         kernel.call(copy.data(), {x, y, 1}, {threads, 1, 1});
         check_guards("after a launch");
     });
@@ -406,22 +423,29 @@ int cuStreamDestroy_v2(void *stream) {
 }
 int cuEventCreate(void **event, unsigned) {
     CALL("cuEventCreate", OUT_OF_MEMORY);
-    *event = new void *(nullptr);
+    *event = new Event();
     return SUCCESS;
 }
 int cuEventRecord(void *event, void *stream) {
     CALL("cuEventRecord", INVALID_HANDLE);
-    *static_cast<void **>(event) = stream;
+    *static_cast<Event *>(event) = {stream, stream_of(stream).put};
     return SUCCESS;
 }
 int cuEventSynchronize(void *event) {
     CALL("cuEventSynchronize", LAUNCH_FAILED);
-    flush(stream_of(*static_cast<void **>(event)));
+    const Event recorded = *static_cast<Event *>(event);
+    flush(stream_of(recorded.stream), recorded.put);
+    return SUCCESS;
+}
+int cuStreamWaitEvent(void *stream, void *event, unsigned) {
+    CALL("cuStreamWaitEvent", INVALID_HANDLE);
+    const Event recorded = *static_cast<Event *>(event);
+    stream_of(stream).push_back([=] { flush(stream_of(recorded.stream), recorded.put); });
     return SUCCESS;
 }
 int cuEventDestroy_v2(void *event) {
     CALL("cuEventDestroy", INVALID_HANDLE);
-    delete static_cast<void **>(event);
+    delete static_cast<Event *>(event);
     return SUCCESS;
 }
 int cuPointerGetAttribute(void *data, int attribute, uint64_t at) {

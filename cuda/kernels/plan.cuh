@@ -149,7 +149,7 @@ struct Put {
     u64 start;
     u64 len;
     u32 dtype;
-    // Whether values are added to what is there.
+    // 0: values take the place of what is there; 1: they are added to it; 2: the low 16 bits of each are the element.
     u32 add;
 };
 

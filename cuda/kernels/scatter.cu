@@ -11,20 +11,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_subtract(const Subt
     }
 }
 
-// Rows of blocks: one for each tensor.
+// NaN has one form where arithmetic gives it, whatever the operands had in theirs; devices and hosts would differ.
+__device__ __forceinline__ float sum_of(float a, float b) {
+    const float sum = a + b;
+    return (bits_of(sum) & ~SIGN) > INFINITE ? float_of(0x7fc00000u) : sum;
+}
+
+// Rows of blocks: one for each tensor. Reads 4 bytes for each number, 8 for its position unless all elements follow each other, and an
+// element that is added to; writes an element.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_scatter(const Scatter s) {
     const Put put = s.puts[blockIdx.y];
     const u64 step = static_cast<u64>(gridDim.x) * THREADS;
     for (u64 i = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x; i < put.len; i += step) {
         const u64 at = put.positions != nullptr ? put.positions[i] : put.start + i;
-        float x = put.values[i];
+        const float x = put.values[i];
         if (put.dtype == F32) {
             float *place = static_cast<float *>(put.data) + at;
-            *place = put.add != 0 ? *place + x : x;
+            *place = put.add == 1 ? sum_of(*place, x) : x;
         } else {
             u16 *place = static_cast<u16 *>(put.data) + at;
-            x = put.add != 0 ? widen(put.dtype, *place) + x : x;
-            *place = narrow(put.dtype, x);
+            if (put.add == 2) {
+                *place = static_cast<u16>(bits_of(x));
+                continue;
+            }
+            *place = narrow(put.dtype, put.add == 1 ? sum_of(widen(put.dtype, *place), x) : x);
         }
     }
 }

@@ -36,6 +36,11 @@ const ROWS: usize = 65_535;
 /// More bits of a sample's place than there are samples.
 const NO_SAMPLE: u32 = u32::MAX;
 
+/// Whether a [`Compressor`] takes this codec. Others are for the host.
+pub fn takes(codec: &Codec) -> bool {
+    outside::searches(&[Outline { tensor: 0, dtype: gcodec::Dtype::F32, len: 1 }], &[*codec]).is_ok()
+}
+
 /// Selects on a device, in memory of its own that it keeps from update to update.
 ///
 /// With [`Compressor::compress_with_feedback`] it holds the residuals of error feedback too, on the device: two 32-bit floats for each
@@ -52,6 +57,8 @@ pub struct Compressor {
     /// The last work that nobody waited for.
     last: Event,
     residuals: BTreeMap<String, Residual>,
+    /// The residuals that the last update changed, and whether each was known before.
+    changed: Vec<(String, bool)>,
     piece_len: u64,
 }
 
@@ -81,6 +88,7 @@ impl Compressor {
             down: Pinned::new(device, 0)?,
             last: Event::new(device)?,
             residuals: BTreeMap::new(),
+            changed: Vec::new(),
             piece_len: PIECE,
         })
     }
@@ -182,6 +190,8 @@ impl Compressor {
         let _current = device.enter()?;
         self.last.wait()?;
         if feedback {
+            // The spare memory is about to be written to.
+            self.changed.clear();
             self.prepare_residuals(inputs)?;
         }
         let mut plan = self.plan(inputs, &tasks, options, feedback)?;
@@ -198,12 +208,23 @@ impl Compressor {
             for input in inputs {
                 if let Some(residual) = self.residuals.get_mut(input.name) {
                     std::mem::swap(&mut residual.values, &mut residual.spare);
-                    residual.known = true;
+                    self.changed.push((input.name.to_owned(), std::mem::replace(&mut residual.known, true)));
                 }
             }
         }
         quiet.done();
         Ok(blocks)
+    }
+
+    /// Makes the residuals what they were before the last call of [`Self::compress_with_feedback`], if that succeeded: for an update
+    /// whose other part, on the host for instance, failed. A second call does nothing.
+    pub fn undo(&mut self) {
+        for (name, known) in self.changed.drain(..) {
+            if let Some(residual) = self.residuals.get_mut(&name) {
+                std::mem::swap(&mut residual.values, &mut residual.spare);
+                residual.known = known;
+            }
+        }
     }
 
     /// Gives every input a place for its residual.
@@ -545,7 +566,7 @@ impl Compressor {
             }
             residuals.insert(name, residual);
         }
-        self.residuals = residuals;
+        (self.residuals, self.changed) = (residuals, Vec::new());
         Ok(())
     }
 }

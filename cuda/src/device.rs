@@ -190,6 +190,22 @@ impl Device {
         self.driver().check("cuLaunchKernel", code)
     }
 
+    /// Lets what is put into `later` from now on wait for what is in `earlier` by now. The host waits for nothing.
+    ///
+    /// # Errors
+    /// [`Error::Call`].
+    pub fn order(&self, earlier: Stream, later: Stream) -> Result<()> {
+        if earlier == later {
+            return Ok(());
+        }
+        let _current = self.enter()?;
+        let mut event = Event::new(self)?;
+        event.record(earlier)?;
+        // SAFETY: the event is ours, and may go before what waits for it; `Stream` promises that these are streams.
+        let code = unsafe { (self.driver().functions.stream_wait_event)(later.raw(), event.handle, 0) };
+        self.driver().check("cuStreamWaitEvent", code)
+    }
+
     pub(crate) fn synchronize(&self, stream: Stream) -> Result<()> {
         // SAFETY: `Stream` promises that it is a stream.
         let code = unsafe { (self.driver().functions.stream_synchronize)(stream.raw()) };

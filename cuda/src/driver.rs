@@ -15,6 +15,10 @@ const NEEDED: i32 = 13000;
 
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 const NO_DEVICE: i32 = 100;
+// Attributes of an address, and one of their values.
+const KIND_OF_MEMORY: i32 = 2;
+const DEVICE_ORDINAL: i32 = 9;
+const DEVICE_MEMORY: u32 = 2;
 
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
@@ -67,6 +71,7 @@ functions! {
     event_record: "cuEventRecord" (usize, usize);
     event_synchronize: "cuEventSynchronize" (usize);
     event_destroy: "cuEventDestroy_v2" (usize);
+    stream_wait_event: "cuStreamWaitEvent" (usize, usize, c_uint);
     pointer_attribute: "cuPointerGetAttribute" (*mut c_void, c_int, u64);
     error_name: "cuGetErrorName" (c_int, *mut *const c_char);
 }
@@ -148,6 +153,18 @@ impl Driver {
     /// The number of devices, at least 1.
     pub fn devices(&self) -> i32 {
         self.devices
+    }
+
+    /// The device whose memory `address` is in; `None` if it is in no device's.
+    pub fn device_of(&self, address: u64) -> Option<i32> {
+        let (mut kind, mut ordinal) = (0u32, 0i32);
+        let attribute = self.functions.pointer_attribute;
+        // SAFETY: places of the types that these two attributes have.
+        let known = unsafe {
+            attribute((&raw mut kind).cast(), KIND_OF_MEMORY, address) == 0
+                && attribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) == 0
+        };
+        (known && kind == DEVICE_MEMORY).then_some(ordinal)
     }
 
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<()> {

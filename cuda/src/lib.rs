@@ -52,9 +52,9 @@ mod scatter;
 mod tensor;
 
 pub use buffer::DeviceBuf;
-pub use compressor::{Compressor, Input};
+pub use compressor::{Compressor, Input, takes};
 pub use device::Device;
 pub use driver::{Driver, why_not};
 pub use error::{Error, Result, TensorError};
-pub use scatter::{Scatter, Target};
+pub use scatter::{Part, Scatter, Target};
 pub use tensor::{DeviceTensor, Stream};

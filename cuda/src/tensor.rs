@@ -41,10 +41,6 @@ pub struct DeviceTensor<'a> {
     borrowed: PhantomData<&'a [u8]>,
 }
 
-const KIND_OF_MEMORY: i32 = 2;
-const DEVICE_ORDINAL: i32 = 9;
-const DEVICE_MEMORY: u32 = 2;
-
 impl<'a> DeviceTensor<'a> {
     /// The tensor that begins at `address`.
     ///
@@ -102,16 +98,7 @@ impl<'a> DeviceTensor<'a> {
 }
 
 fn check_place(device: &Device, address: u64) -> Result<()> {
-    let (mut kind, mut ordinal) = (0u32, 0i32);
-    let attribute = device.driver().functions.pointer_attribute;
-    // SAFETY: places of the types that these two attributes have.
-    let known = unsafe {
-        attribute((&raw mut kind).cast(), KIND_OF_MEMORY, address) == 0
-            && attribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) == 0
-    };
-    if !known || kind != DEVICE_MEMORY {
-        return Err(TensorError::Bounds { address }.into());
-    }
+    let ordinal = device.driver().device_of(address).ok_or(TensorError::Bounds { address })?;
     let expected = device.ordinal();
     if ordinal == expected { Ok(()) } else { Err(TensorError::Device { found: ordinal, expected }.into()) }
 }

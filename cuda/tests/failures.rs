@@ -188,3 +188,55 @@ fn any_call_may_fail() {
     assert_eq!(fake.allocations(), before, "memory leaks");
     fake.assert_sound();
 }
+
+/// What other streams do first is done first; the host waits for nothing.
+#[test]
+fn one_stream_waits_for_another() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let (theirs, ours) = (fake.stream(), fake.stream());
+    let bytes = encode(Dtype::F32, &normal(500, 1));
+    let (from, to) = (fake.pinned(&bytes), fake.memory(0, bytes.len()));
+    fake.copy_late(&to, from, bytes.len(), theirs);
+    fake.reset_counts();
+    device.order(theirs, theirs).unwrap();
+    assert_eq!(fake.count("cuEventRecord"), 0);
+    device.order(theirs, ours).unwrap();
+    assert_eq!(fake.count("cuStreamSynchronize") + fake.count("cuEventSynchronize"), 0);
+    assert_ne!(to.read(), bytes);
+    fake.finish(ours);
+    assert_eq!(to.read(), bytes);
+    fake.fail("cuStreamWaitEvent", Some(0));
+    assert!(matches!(device.order(ours, theirs), Err(Error::Call { call: "cuStreamWaitEvent", .. })));
+    assert_eq!(fake.driver.device_of(to.address + 3), Some(0));
+    assert_eq!(fake.driver.device_of(from), None);
+    fake.unpin(from);
+    fake.assert_sound();
+}
+
+/// An update that is taken back leaves the residuals that were there before it, also where there were none.
+#[test]
+fn an_update_may_be_taken_back() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let (shape, codec): (_, Codec) = ([900], "topk:k=9,values=bf16".parse().unwrap());
+    let memory = fake.upload(&encode(Dtype::F32, &normal(900, 1)), 0);
+    let inputs = [Input { tensor: 0, name: "w", data: memory.tensor(&device, 0, Dtype::F32, &shape) }];
+    let mut compressor = Compressor::new(&device).unwrap();
+    let mut before = Feedback::new();
+    for _ in 0..3 {
+        let options = Options::default();
+        let mut update = || compressor.compress_with_feedback(&inputs, &[codec], &options, Stream::DEFAULT);
+        let blocks = update().unwrap();
+        compressor.undo();
+        assert_eq!(compressor.residuals().unwrap(), before);
+        compressor.undo();
+        assert_eq!(compressor.residuals().unwrap(), before);
+        let again = compressor.compress_with_feedback(&inputs, &[codec], &options, Stream::DEFAULT);
+        assert_eq!(again.unwrap(), blocks);
+        let after = compressor.residuals().unwrap();
+        assert_ne!(after, before);
+        before = after;
+    }
+    fake.assert_sound();
+}

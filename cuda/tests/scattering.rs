@@ -170,3 +170,44 @@ fn blocks_that_do_not_fit_are_refused() {
     assert_eq!(memory.read(), encode(Dtype::F32, &[1.0; 8]));
     fake.assert_sound();
 }
+
+/// NaN that arithmetic gives has one form, and elements' own bits are put as they are, signalling NaN included.
+#[test]
+#[allow(unsafe_code)]
+fn nan_is_what_it_is_on_the_host() {
+    let Some(fake) = fake() else { return };
+    let mut scatter = Scatter::new(&fake.device()).unwrap();
+    let patterns =
+        [0x7f80_0001u32, 0xffc0_0005, 0x7fff_ffff, 0xff80_0000, 0x7f80_0000, 0x3f80_0000, 0x8000_0000];
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        let width = (dtype.bits() / 8) as usize;
+        let space = IndexSpace { dtype, lens: vec![49].into(), row_lens: Vec::new() };
+        let halves = [0x7c01u16, 0xfe05, 0x7fff, 0x7f81, 0xff80, 0x7c00, 0xfc00];
+        let source = |i: usize| match width {
+            4 => patterns[i % 7].to_le_bytes().to_vec(),
+            _ => halves[i % 7].to_le_bytes().to_vec(),
+        };
+        let before: Vec<u8> = (0..49).flat_map(|i| source(i / 7)).collect();
+        let numbers = |i: usize| f32::from_bits(patterns[i % 7]).to_le_bytes();
+        let floats = Values::Floats { stored: Stored::F32, bytes: (0..49).flat_map(numbers).collect() };
+        let own = Values::Floats { stored: Stored::Source, bytes: (0..49).flat_map(source).collect() };
+        for (add, values) in [(false, floats.clone()), (true, floats), (false, own)] {
+            for support in [Support::All, Support::Sparse((0..49).collect())] {
+                let block = Block { scope: Scope::Tensor(0), add, support, values: values.clone() };
+                let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
+                let (memory, mut host) = (fake.upload(&before, 0), before.clone());
+                let shape = [49];
+                let tensor = memory.tensor(&fake.device(), 0, dtype, &shape);
+                let targets = [Target { tensor, start: 0, len: 49 }];
+                // SAFETY: the memory is there until the stream was waited for.
+                unsafe { scatter.put(&block, &space, &sets, &budget, &targets, false, Stream::DEFAULT) }
+                    .unwrap();
+                scatter.wait().unwrap();
+                let mut targets = [HostTarget { data: &mut host, start: 0, len: 49 }];
+                block.apply(&space, &sets, &budget, &mut targets).unwrap();
+                assert_eq!(memory.read(), host, "{dtype} {add} {:?}", block.values.id());
+            }
+        }
+    }
+    fake.assert_sound();
+}

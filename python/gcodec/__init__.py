@@ -6,6 +6,7 @@
 `Writer` and `Reader` are for streams of updates, `File` for random access, `inspect` for people.
 """
 
+from gcodec import cuda
 from gcodec._native import Tensor, num_threads, set_num_threads
 from gcodec.codecs import (
     CODECS,
@@ -29,7 +30,7 @@ from gcodec.codecs import (
     Threshold,
     TopK,
 )
-from gcodec.errors import FormatError, GcodecError, InputError, IoError, LimitError, UnsupportedError
+from gcodec.errors import DeviceError, FormatError, GcodecError, InputError, IoError, LimitError, UnsupportedError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.file import File, FileUpdate
 from gcodec.limits import Limits
@@ -45,6 +46,7 @@ __all__ = [
     "Decoder",
     "Delta",
     "Demo",
+    "DeviceError",
     "Dgc",
     "Dither",
     "Feedback",
@@ -81,6 +83,7 @@ __all__ = [
     "UpdateHeader",
     "UpdateReport",
     "Writer",
+    "cuda",
     "decode",
     "encode",
     "inspect",

@@ -9,15 +9,23 @@ __all__ = [
     "Encoder",
     "Feedback",
     "File",
+    "Lent",
     "ScaleCom",
     "Tensor",
+    "_load_driver",
     "canonical",
+    "cuda_apply",
+    "cuda_device_of",
+    "cuda_open",
+    "cuda_release",
+    "cuda_takes",
     "decode",
     "default_dgc",
     "default_limits",
     "head_bytes",
     "inspect",
     "is_lossy",
+    "lend",
     "library_encode",
     "num_threads",
     "reduce",
@@ -103,8 +111,9 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-_Update = tuple[_Given, list[str], Any, Any, _Given, Feedback | None, Dgc | None]
-"""Tensors, codecs (one for each or one for all), `UpdateHeader`, `EncodeSettings`, bases of deltas, and what remembers."""
+_Update = tuple[_Given, list[str], Any, Any, _Given, Feedback | None, Dgc | None, bool]
+"""Tensors (those on devices as `Lent`), codecs (one for each or one for all), `UpdateHeader`, `EncodeSettings`, bases of deltas, what
+remembers, and whether a `Feedback` does or is only lent for its memory on devices."""
 
 @final
 class Encoded:
@@ -176,6 +185,21 @@ class ScaleCom:
     def save(self) -> _Tensors: ...
     def load(self, tensors: _Given) -> None: ...
 
+@final
+class Lent:
+    """A tensor on a CUDA device, borrowed for work in a stream until this goes."""
+
+    @property
+    def device(self) -> int: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def contiguous(self) -> bool: ...
+    @property
+    def read_only(self) -> bool: ...
+
 def canonical(spec: str) -> str: ...
 def is_lossy(spec: str) -> bool: ...
 def default_limits() -> dict[str, int]: ...
@@ -192,3 +216,14 @@ def num_threads() -> int:
 
 def set_num_threads(threads: int) -> None:
     """Codes with so many threads from now on; 0: as many as at first. The bytes are the same for any number."""
+
+def lend(object: Any, number: int, device: int, dtype: str | None) -> Lent: ...
+def cuda_apply(
+    data: memoryview | bytes, limits: _Limits, tensors: list[tuple[str, Lent]], add: bool, wait: bool
+) -> dict[str, Any]: ...
+def cuda_takes(spec: str) -> bool: ...
+def cuda_device_of(address: int) -> int: ...
+def cuda_open(ordinal: int | None = None) -> None: ...
+def cuda_release() -> None: ...
+def _load_driver(path: Any) -> None:
+    """Takes the library in this file for CUDA's driver; None: the system's. For tests, which have a stand-in."""

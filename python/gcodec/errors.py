@@ -59,6 +59,15 @@ class InputError(GcodecError, ValueError):
     """An argument, an input tensor or a missing companion: base, index set, model."""
 
 
+class DeviceError(GcodecError):
+    """A CUDA device cannot do what was asked for. `kind` is one of `no-driver`, `old-driver`, `no-device` (none, or none of that
+    number), `old-device`, `out-of-memory`, and `cuda` for a call of the driver that failed.
+
+    What is wrong with a tensor that is said to be on a device is an InputError of the kind `wrong-device`, `misaligned`,
+    `not-device-memory`, `device-dtype`, `strides` or `read-only`.
+    """
+
+
 class IoError(GcodecError, OSError):
     """Reading or writing failed."""
 

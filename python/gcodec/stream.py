@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from gcodec import _native
 from gcodec._native import Tensor
 from gcodec.codecs import Codec, spec_of
+from gcodec.devices import Work, place
 from gcodec.errors import InputError, check_u64
 from gcodec.feedback import Dgc, Feedback, split
 from gcodec.limits import Limits
@@ -124,8 +125,9 @@ def native_update(
     header: UpdateHeader | None,
     non_finite: str,
     order: Order = None,
+    on: Work | None = None,
 ) -> _native._Update:
-    """An update, as the native module's encoder takes it."""
+    """An update, as the native module's encoder takes it. `on`: a device's stream and memory to work in."""
     if non_finite not in ("reject", "zero"):
         raise InputError(f"non_finite is reject or zero, not {non_finite!r}")
     tensors = ordered(named_tensors(tree), order)
@@ -143,7 +145,12 @@ def native_update(
         header = UpdateHeader(**{**header.__dict__, "label": label})
     settings = EncodeSettings(BLOCK_LEN, non_finite == "zero")
     bases = given(named_tensors(base))
-    return given(tensors), specs, header, settings, bases, native_feedback, native_dgc
+    # Deep Gradient Compression is the host's.
+    placed = given(tensors) if native_dgc is not None else place(tensors, specs, on)
+    remember = native_feedback is not None
+    if on is not None and native_feedback is None:
+        native_feedback = on.memory
+    return placed, specs, header, settings, bases, native_feedback, native_dgc, remember
 
 
 def ordered(tensors: dict[str, Any], order: Order) -> dict[str, Any]:
@@ -211,18 +218,22 @@ class Writer:
         order: Order = None,
     ) -> int:
         """Writes an update; the arguments are those of `encode`. Gives the number of its bytes."""
-        self._check()
-        update = native_update(
-            tree,
-            codec,
-            rules=rules,
-            base=base,
-            feedback=feedback,
-            header=header,
-            non_finite=non_finite,
-            order=order,
+        return self._write(
+            lambda: native_update(
+                tree,
+                codec,
+                rules=rules,
+                base=base,
+                feedback=feedback,
+                header=header,
+                non_finite=non_finite,
+                order=order,
+            )
         )
-        return self._send(self._encoder.update(update))
+
+    def _write(self, update: Callable[[], _native._Update]) -> int:
+        self._check()
+        return self._send(self._encoder.update(update()))
 
     def metadata(self, entries: Mapping[str, str]) -> None:
         """Writes keys and values, for people and tools."""

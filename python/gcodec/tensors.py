@@ -2,8 +2,8 @@
 
 gcodec depends on none of these libraries: each is imported when a tensor of it is asked for.
 
-A tensor that is not on the host (CUDA, for instance) is first copied to it by its own library, after the work that the
-library's current stream has still to do.
+A tensor that is not on the host is first copied to it by its own library, after the work that the library's current stream has still
+to do; unless it is compressed on its CUDA device (`gcodec.cuda`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ Framework = Literal["numpy", "torch", "jax"]
 _HOST = (1, 3, 11)
 
 # Element types that NumPy has from ml_dtypes and does not give through DLPack: ours, by ml_dtypes' names.
-_ML_DTYPES = {
+ML_DTYPES = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "f8e4m3fn",
     "float8_e4m3fnuz": "f8e4m3fnuz",
     "float8_e5m2": "f8e5m2",
     "float8_e5m2fnuz": "f8e5m2fnuz",
 }
-_NAMES = {ours: theirs for theirs, ours in _ML_DTYPES.items()}
+_NAMES = {ours: theirs for theirs, ours in ML_DTYPES.items()}
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is something to encode: it has DLPack's methods, or is a NumPy scalar; and is no class."""
+    """Whether `x` is something to encode: it has DLPack's methods or the CUDA Array Interface, or is a NumPy scalar; and is no class."""
     if "numpy" in sys.modules and isinstance(x, sys.modules["numpy"].generic):
         return True
-    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") and not isinstance(x, type)
+    if isinstance(x, type):
+        return False
+    return (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")) or hasattr(x, "__cuda_array_interface__")
 
 
 def framework_of(x: Any) -> Framework | None:
@@ -65,6 +67,8 @@ def readable(x: Any) -> tuple[Any, str | None]:
         framework, x = "numpy", jax.device_get(x)
     if framework == "numpy":
         return _readable_numpy(x)
+    if not hasattr(x, "__dlpack_device__"):
+        raise BufferError(f"a {type(x).__name__} of the CUDA Array Interface is not copied to the host here: copy it with its own library")
     if x.__dlpack_device__()[0] not in _HOST:
         x = _OnHost(x)
     return x, None
@@ -76,7 +80,7 @@ def _readable_numpy(x: Any) -> tuple[Any, str | None]:
     x = np.asarray(x)
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
-    dtype = _ML_DTYPES.get(x.dtype.name)
+    dtype = ML_DTYPES.get(x.dtype.name)
     if dtype is not None:
         x = x.view(np.uint8 if x.dtype.itemsize == 1 else np.uint16)
     if not x.flags.writeable and np.lib.NumpyVersion(np.__version__) < "2.1.0":

@@ -7,7 +7,7 @@
 `State` and `hook` take the place of DistributedDataParallel's all-reduce; `DiLoCo` exchanges pseudo-gradients every so many steps.
 All ranks get the same bits: each sums the same frames in the order of the ranks.
 
-Any backend of `torch.distributed` will do. With NCCL what travels is copied to the GPU and back; gradients are compressed on the host.
+Any backend of `torch.distributed` will do. With NCCL what travels is copied to the GPU and back; gradients on a GPU are compressed there, if the codec can be.
 """
 
 # No annotations as strings: DistributedDataParallel reads those of the hook.

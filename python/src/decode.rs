@@ -126,15 +126,8 @@ pub(crate) fn decode<'py>(
     Ok(tensors.into_iter().map(|(name, tensor)| (name, Tensor::of(tensor))).collect())
 }
 
-/// What the library's `decode_with` gives, but of some tensors only, or on bases. Reads the stream twice: all of its frames
-/// are checked and the last update is found before anything is decoded.
-fn last_update(
-    bytes: &[u8],
-    limits: &Limits,
-    names: Option<&HashSet<String>>,
-    base: &Arc<Vec<Named>>,
-    known: &mut Option<Arc<Manifest>>,
-) -> gcodec::Result<Vec<(String, TensorBuf)>> {
+/// The number of the frame that the last update begins with; every frame is checked.
+pub(crate) fn last_update_of(bytes: &[u8], limits: &Limits) -> gcodec::Result<u64> {
     let mut last = None;
     let mut reader = SliceReader::new(bytes, limits.clone());
     while let Some(event) = reader.next_event()? {
@@ -144,8 +137,23 @@ fn last_update(
             last = Some(info.number);
         }
     }
-    // The library says what it says of a stream without an update.
-    let Some(last) = last else { return gcodec::decode_with(bytes, limits) };
+    match last {
+        Some(last) => Ok(last),
+        // The library says what it says of a stream without an update.
+        None => gcodec::decode_with(bytes, limits).map(|_| u64::MAX),
+    }
+}
+
+/// What the library's `decode_with` gives, but of some tensors only, or on bases. Reads the stream twice: all of its frames
+/// are checked and the last update is found before anything is decoded.
+fn last_update(
+    bytes: &[u8],
+    limits: &Limits,
+    names: Option<&HashSet<String>>,
+    base: &Arc<Vec<Named>>,
+    known: &mut Option<Arc<Manifest>>,
+) -> gcodec::Result<Vec<(String, TensorBuf)>> {
+    let last = last_update_of(bytes, limits)?;
     let mut open: Option<(Arc<Manifest>, Open)> = None;
     let mut reader = SliceReader::new(bytes, limits.clone());
     while let Some(event) = reader.next_event()? {

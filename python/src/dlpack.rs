@@ -14,8 +14,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 pub(crate) const CPU: i32 = 1;
+pub(crate) const CUDA: i32 = 2;
 /// Devices whose memory the host reads as its own: CPU, CUDA's and ROCm's pinned memory.
 const HOST: [i32; 3] = [CPU, 3, 11];
+const READ_ONLY: u64 = 1;
 const MAX_RANK: usize = 32;
 const VERSION_MAJOR: u32 = 1;
 
@@ -108,6 +110,70 @@ enum Managed {
     Versioned(NonNull<Versioned>),
 }
 
+impl Managed {
+    /// What `object`, which has `__dlpack__`, gives; it is then ours. `stream`: on which it is to be ready, as DLPack numbers streams.
+    fn of(object: &Bound<'_, PyAny>, stream: Option<usize>) -> PyResult<Self> {
+        let py = object.py();
+        let keys = PyDict::new(py);
+        if let Some(stream) = stream {
+            keys.set_item("stream", stream)?;
+        }
+        let versioned = keys.copy()?;
+        versioned.set_item("max_version", (VERSION_MAJOR, 0))?;
+        let capsule = match object.call_method("__dlpack__", (), Some(&versioned)) {
+            Err(e) if e.is_instance_of::<PyTypeError>(py) => {
+                object.call_method("__dlpack__", (), Some(&keys))?
+            }
+            capsule => capsule?,
+        };
+        let pointer = capsule.as_ptr();
+        // SAFETY: `pointer` is a live object for as long as `capsule`; these calls accept any object, and a pointer that a
+        // capsule of that name holds is what the protocol says. Renaming takes the tensor over, and cannot fail for a
+        // capsule that was found valid; the names are static.
+        let managed = unsafe {
+            if ffi::PyCapsule_IsValid(pointer, VERSIONED.as_ptr()) == 1 {
+                let tensor = ffi::PyCapsule_GetPointer(pointer, VERSIONED.as_ptr()).cast::<Versioned>();
+                ffi::PyCapsule_SetName(pointer, USED_VERSIONED.as_ptr());
+                NonNull::new(tensor).map(Self::Versioned)
+            } else if ffi::PyCapsule_IsValid(pointer, LEGACY.as_ptr()) == 1 {
+                let tensor = ffi::PyCapsule_GetPointer(pointer, LEGACY.as_ptr()).cast::<Legacy>();
+                ffi::PyCapsule_SetName(pointer, USED_LEGACY.as_ptr());
+                NonNull::new(tensor).map(Self::Legacy)
+            } else {
+                None
+            }
+        };
+        managed.ok_or_else(|| PyBufferError::new_err("__dlpack__ gave no tensor"))
+    }
+
+    fn tensor(&self) -> PyResult<&RawTensor> {
+        match self {
+            // SAFETY: the tensor is ours until `self` is dropped.
+            Self::Legacy(m) => Ok(unsafe { &m.as_ref().tensor }),
+            Self::Versioned(m) => {
+                // SAFETY: as above; the version stands first in every version.
+                let major = unsafe { (&raw const (*m.as_ptr()).major).read() };
+                if major != VERSION_MAJOR {
+                    return Err(PyBufferError::new_err(format!(
+                        "DLPack {major} is not DLPack {VERSION_MAJOR}"
+                    )));
+                }
+                // SAFETY: as above.
+                Ok(unsafe { &m.as_ref().tensor })
+            }
+        }
+    }
+
+    /// Whether the producer says that it must not be written to. The older capsule cannot say it.
+    fn is_read_only(&self) -> bool {
+        match self {
+            Self::Legacy(_) => false,
+            // SAFETY: as above.
+            Self::Versioned(m) => unsafe { m.as_ref().flags & READ_ONLY != 0 },
+        }
+    }
+}
+
 impl Drop for Managed {
     fn drop(&mut self) {
         // A producer's deleter may touch Python's objects. Where there is no interpreter any more, neither is the process.
@@ -154,48 +220,11 @@ impl Borrowed {
     /// Borrows `object`, which has `__dlpack__`. `dtype`: what the elements are, where the other library has no name for
     /// that and gives unsigned integers as wide.
     pub(crate) fn new(object: &Bound<'_, PyAny>, dtype: Option<Dtype>) -> PyResult<Self> {
-        let py = object.py();
         let (device, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         check_device(device)?;
-        let keys = PyDict::new(py);
-        keys.set_item("max_version", (VERSION_MAJOR, 0))?;
-        let capsule = match object.call_method("__dlpack__", (), Some(&keys)) {
-            Err(e) if e.is_instance_of::<PyTypeError>(py) => object.call_method0("__dlpack__")?,
-            capsule => capsule?,
-        };
-        let pointer = capsule.as_ptr();
-        // SAFETY: `pointer` is a live object for as long as `capsule`; these calls accept any object, and a pointer that a
-        // capsule of that name holds is what the protocol says. Renaming takes the tensor over, and cannot fail for a
-        // capsule that was found valid; the names are static.
-        let managed = unsafe {
-            if ffi::PyCapsule_IsValid(pointer, VERSIONED.as_ptr()) == 1 {
-                let tensor = ffi::PyCapsule_GetPointer(pointer, VERSIONED.as_ptr()).cast::<Versioned>();
-                ffi::PyCapsule_SetName(pointer, USED_VERSIONED.as_ptr());
-                NonNull::new(tensor).map(Managed::Versioned)
-            } else if ffi::PyCapsule_IsValid(pointer, LEGACY.as_ptr()) == 1 {
-                let tensor = ffi::PyCapsule_GetPointer(pointer, LEGACY.as_ptr()).cast::<Legacy>();
-                ffi::PyCapsule_SetName(pointer, USED_LEGACY.as_ptr());
-                NonNull::new(tensor).map(Managed::Legacy)
-            } else {
-                None
-            }
-        };
-        let managed = managed.ok_or_else(|| PyBufferError::new_err("__dlpack__ gave no tensor"))?;
-        let raw = match &managed {
-            // SAFETY: the tensor is ours until `managed` is dropped.
-            Managed::Legacy(m) => unsafe { &m.as_ref().tensor },
-            Managed::Versioned(m) => {
-                // SAFETY: as above; the version stands first in every version.
-                let major = unsafe { (&raw const (*m.as_ptr()).major).read() };
-                if major != VERSION_MAJOR {
-                    return Err(PyBufferError::new_err(format!(
-                        "DLPack {major} is not DLPack {VERSION_MAJOR}"
-                    )));
-                }
-                // SAFETY: as above.
-                unsafe { &m.as_ref().tensor }
-            }
-        };
+        let managed = Managed::of(object, None)?;
+        let raw = managed.tensor()?;
+        check_device(raw.device.kind)?;
         let parts = Parts::read(raw, dtype)?;
         let Parts { dtype, shape, data, len, strides } = parts;
         Ok(Self { dtype, shape, data, len, strides, gathered: None, _managed: managed })
@@ -234,6 +263,59 @@ impl Borrowed {
     }
 }
 
+/// A tensor in the memory of a CUDA device, as another library says that it is: nothing of it was looked at.
+pub(crate) struct OnDevice {
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) address: u64,
+    pub(crate) ordinal: i32,
+    /// Whether the elements lie row-major.
+    pub(crate) contiguous: bool,
+    pub(crate) read_only: bool,
+    #[expect(dead_code, reason = "dropped with it")]
+    pub(crate) keeper: Keeper,
+}
+
+/// What keeps memory by being there.
+pub(crate) struct Keeper(#[expect(dead_code, reason = "dropped with it")] Held);
+
+enum Held {
+    Capsule(#[expect(dead_code, reason = "as above")] Managed),
+    Object(#[expect(dead_code, reason = "as above")] Py<PyAny>),
+}
+
+impl Keeper {
+    pub(crate) fn of(object: Py<PyAny>) -> Self {
+        Self(Held::Object(object))
+    }
+}
+
+// SAFETY: as for `Borrowed`; the address is a number here.
+unsafe impl Send for OnDevice {}
+// SAFETY: as above.
+unsafe impl Sync for OnDevice {}
+
+impl OnDevice {
+    /// Borrows `object`, which has `__dlpack__` and is on a CUDA device; what has still to be done for it is before what is put into
+    /// `stream`, by DLPack's number of it.
+    pub(crate) fn new(object: &Bound<'_, PyAny>, stream: usize) -> PyResult<Self> {
+        let managed = Managed::of(object, Some(stream))?;
+        let raw = managed.tensor()?;
+        if raw.device.kind != CUDA {
+            let kind = raw.device.kind;
+            return Err(PyBufferError::new_err(format!(
+                "__dlpack__ gave a tensor on device {kind}, not on CUDA's"
+            )));
+        }
+        let ordinal = raw.device.id;
+        let Parts { dtype, shape, data, strides, .. } = Parts::read(raw, None)?;
+        let (address, contiguous) = (data.addr() as u64, strides.is_none());
+        let read_only = managed.is_read_only();
+        let keeper = Keeper(Held::Capsule(managed));
+        Ok(Self { dtype, shape, address, ordinal, contiguous, read_only, keeper })
+    }
+}
+
 fn check_device(device: i32) -> PyResult<()> {
     match HOST.contains(&device) {
         true => Ok(()),
@@ -255,7 +337,6 @@ struct Parts {
 impl Parts {
     fn read(raw: &RawTensor, declared: Option<Dtype>) -> PyResult<Self> {
         let wrong = |what: &str| PyBufferError::new_err(format!("malformed DLPack tensor: {what}"));
-        check_device(raw.device.kind)?;
         let given = dtype_of(raw.dtype)?;
         let dtype = match declared {
             None => given,
@@ -303,7 +384,7 @@ impl Parts {
     }
 }
 
-fn is_row_major(shape: &[u64], strides: &[i64]) -> bool {
+pub(crate) fn is_row_major(shape: &[u64], strides: &[i64]) -> bool {
     if shape.contains(&0) {
         return true;
     }

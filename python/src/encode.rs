@@ -5,15 +5,20 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gcodec::compress::outside::misfit;
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::frame::{Metadata, Reduction};
-use gcodec::{Block, BlockOptions, Codec, EncodeOptions, Manifest, Output, TensorView, UpdateHeader};
+use gcodec::{
+    Block, BlockOptions, Codec, EncodeOptions, Manifest, Output, TensorInfo, TensorView, UpdateHeader,
+};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::feedback::{Dgc, Feedback};
-use crate::named::{Given, Named, borrow, manifest, views};
+use crate::cuda::{self, Lent};
+use crate::errors::Failure;
+use crate::feedback::{Dgc, Feedback, Kept};
+use crate::named::{Given, Named, borrow, views};
 use crate::reserved::Reserved;
 use crate::{errors, threads};
 
@@ -96,7 +101,9 @@ pub(crate) struct Settings {
 /// What remembers from one update to the next.
 enum Memory<'a> {
     None,
-    Feedback(&'a mut gcodec::Feedback),
+    /// Memory on devices to work in, and nothing of earlier updates.
+    Work(&'a mut Kept),
+    Feedback(&'a mut Kept),
     Dgc(&'a mut gcodec::compress::Dgc),
 }
 
@@ -185,8 +192,8 @@ impl Encoder {
     }
 }
 
-/// What an update is made of: tensors; their codecs, one for each or one for all; the header; the settings; the bases of deltas; and
-/// what remembers.
+/// What an update is made of: tensors, those on devices as [`Lent`]; their codecs, one for each or one for all; the header; the
+/// settings; the bases of deltas; what remembers; and whether a [`Feedback`] does, or is only lent for its memory on devices.
 type Arguments<'py> = (
     Given<'py>,
     Vec<String>,
@@ -195,31 +202,50 @@ type Arguments<'py> = (
     Given<'py>,
     Option<PyRef<'py, Feedback>>,
     Option<PyRef<'py, Dgc>>,
+    bool,
 );
 
 /// [`Arguments`], checked and borrowed.
 struct Prepared<'py> {
+    /// Those on the host, and each one's number.
     tensors: Vec<Named>,
+    numbers: Vec<u64>,
+    /// Those on devices, with number and name.
+    lent: Vec<(u64, String, Py<Lent>)>,
     base: Vec<Named>,
     codecs: Vec<Codec>,
     header: UpdateHeader,
     options: Options,
     feedback: Option<PyRef<'py, Feedback>>,
     dgc: Option<PyRef<'py, Dgc>>,
+    remember: bool,
 }
 
 impl<'py> Prepared<'py> {
     fn new(py: Python<'py>, arguments: Arguments<'py>) -> PyResult<Self> {
-        let (tensors, codecs, header, settings, base, feedback, dgc) = arguments;
+        let (given, codecs, header, settings, base, feedback, dgc, remember) = arguments;
+        let (mut tensors, mut numbers, mut lent) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (name, object, dtype)) in (0u64..).zip(given) {
+            match object.cast::<Lent>() {
+                Ok(found) => lent.push((number, name, found.clone().unbind())),
+                Err(_) => {
+                    tensors.push((name, object, dtype));
+                    numbers.push(number);
+                }
+            }
+        }
         let non_finite = if settings.zero_non_finite { NonFinite::Zero } else { NonFinite::Reject };
         Ok(Self {
             codecs: codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?,
             header: header.get(py)?,
             options: Options::default().with_block_len(settings.block_len).with_non_finite(non_finite),
             tensors: borrow(tensors)?,
+            numbers,
+            lent,
             base: borrow(base)?,
             feedback,
             dgc,
+            remember,
         })
     }
 
@@ -227,10 +253,13 @@ impl<'py> Prepared<'py> {
     fn reserve(&self, py: Python<'_>) -> Reserved {
         let codec = |i: usize| if self.codecs.len() == 1 { self.codecs.first() } else { self.codecs.get(i) };
         let (mut most, mut likely) = (1usize << 12, 0usize);
-        for (i, named) in self.tensors.iter().enumerate() {
-            let bytes = named.tensor.bytes();
-            most =
-                most.saturating_add(bytes).saturating_add(bytes / 64).saturating_add(256 + named.name.len());
+        let on_host = self.tensors.iter().zip(&self.numbers);
+        let on_host = on_host.map(|(named, &i)| (i as usize, named.name.len(), named.tensor.bytes()));
+        let on_devices = self.lent.iter().map(|(i, name, lent)| {
+            (*i as usize, name.len(), usize::try_from(lent.get().bytes()).unwrap_or(usize::MAX))
+        });
+        for (i, name, bytes) in on_host.chain(on_devices) {
+            most = most.saturating_add(bytes).saturating_add(bytes / 64).saturating_add(256 + name);
             if matches!(codec(i), Some(Codec::Raw | Codec::Lossless)) && self.dgc.is_none() {
                 likely = likely.saturating_add(bytes);
             }
@@ -248,7 +277,18 @@ impl Encoder {
         out: &mut (dyn Output + Send),
         finish: bool,
     ) -> PyResult<(f64, f64)> {
-        let Prepared { mut tensors, mut base, codecs, header, options, feedback, dgc } = update;
+        let Prepared {
+            mut tensors,
+            numbers,
+            lent,
+            mut base,
+            codecs,
+            header,
+            options,
+            feedback,
+            dgc,
+            remember,
+        } = update;
         let (feedback, dgc) = (feedback.as_deref(), dgc.as_deref());
         let pool = threads::pool()?;
         let inner = &mut self.inner;
@@ -259,15 +299,36 @@ impl Encoder {
             let (mut feedback, mut dgc) = (feedback.map(Feedback::lock), dgc.map(Dgc::lock));
             let memory = match (feedback.as_deref_mut(), dgc.as_deref_mut()) {
                 (_, Some(dgc)) => Memory::Dgc(dgc),
-                (Some(feedback), None) => Memory::Feedback(feedback),
+                (Some(kept), None) if remember => Memory::Feedback(kept),
+                (Some(kept), None) => Memory::Work(kept),
                 (None, None) => Memory::None,
             };
-            pool.install(|| -> gcodec::Result<(f64, f64)> {
+            pool.install(|| -> Result<(f64, f64), Failure> {
                 let start = Instant::now();
                 let (views, bases) = (views(&mut tensors)?, views(&mut base)?);
-                let manifest = known.insert(manifest(&views)?);
-                let update =
-                    Update { views: &views, bases: &bases, codecs: &codecs, header, options: &options };
+                let mut infos: Vec<(u64, TensorInfo)> = numbers
+                    .iter()
+                    .zip(&views)
+                    .map(|(&number, (name, view))| {
+                        (number, TensorInfo::new(*name, view.dtype(), view.shape()))
+                    })
+                    .collect();
+                infos.extend(lent.iter().map(|(number, name, lent)| {
+                    let (dtype, shape) = lent.get().of();
+                    (*number, TensorInfo::new(name.as_str(), dtype, shape))
+                }));
+                infos.sort_by_key(|(number, _)| *number);
+                let manifest = Manifest::new(infos.into_iter().map(|(_, info)| info).collect())?;
+                let manifest = known.insert(Arc::new(manifest));
+                let update = Update {
+                    views: &views,
+                    numbers: &numbers,
+                    lent: &lent,
+                    bases: &bases,
+                    codecs: &codecs,
+                    header,
+                    options: &options,
+                };
                 let compressing = update.encode(inner, manifest, memory, out)?;
                 if finish {
                     inner.finish(out);
@@ -276,13 +337,15 @@ impl Encoder {
                 Ok((compressing.as_secs_f64(), coding.as_secs_f64()))
             })
         });
-        result.map_err(|e| errors::raise(py, e, known.as_deref()))
+        result.map_err(|e| errors::raise_failure(py, e, known.as_deref()))
     }
 }
 
 /// An update that is about to be encoded.
 struct Update<'a> {
     views: &'a [(&'a str, TensorView<'a>)],
+    numbers: &'a [u64],
+    lent: &'a [(u64, String, Py<Lent>)],
     bases: &'a [(&'a str, TensorView<'a>)],
     codecs: &'a [Codec],
     header: UpdateHeader,
@@ -297,24 +360,29 @@ impl Update<'_> {
         manifest: &Arc<Manifest>,
         memory: Memory<'_>,
         out: &mut dyn Output,
-    ) -> gcodec::Result<Duration> {
+    ) -> Result<Duration, Failure> {
         let bases: HashMap<&str, TensorView<'_>> = self.bases.iter().copied().collect();
-        let numbered = self.views.iter().zip(0u64..);
-        let inputs: Vec<Input<'_>> = numbered
-            .map(|(&(name, view), tensor)| Input { tensor, name, view, base: bases.get(name).copied() })
+        let inputs: Vec<Input<'_>> = self
+            .views
+            .iter()
+            .zip(self.numbers)
+            .map(|(&(name, view), &tensor)| Input { tensor, name, view, base: bases.get(name).copied() })
             .collect();
+        let all = self.views.len() + self.lent.len();
         let mut codecs = match self.codecs {
-            [one] => vec![*one; inputs.len()],
+            [one] => vec![*one; all],
             all => all.to_vec(),
         };
+        if codecs.len() != all {
+            return Err(misfit("as many codecs as tensors, or one").into());
+        }
         let start = Instant::now();
         let blocks = match memory {
-            Memory::None => compress(&inputs, &codecs, self.options, None)?,
-            Memory::Feedback(feedback) => compress(&inputs, &codecs, self.options, Some(feedback))?,
             Memory::Dgc(dgc) => {
-                codecs = vec![dgc.codec(); inputs.len()];
+                codecs = vec![dgc.codec(); all];
                 dgc.step(&inputs, self.options)?
             }
+            memory => self.compress(&inputs, &codecs, memory)?,
         };
         let compressing = start.elapsed();
         let mut header = self.header;
@@ -328,5 +396,51 @@ impl Update<'_> {
         let blocks: Vec<_> = blocks.iter().map(|block| (block, positions(block))).collect();
         encoder.update(out, &header, manifest, &blocks)?;
         Ok(compressing)
+    }
+
+    /// The blocks of all tensors, wherever they are. A codec's tensors are all on one side, so that they share blocks as always.
+    fn compress(
+        &self,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        mut memory: Memory<'_>,
+    ) -> Result<Vec<Block>, Failure> {
+        let on_host: Vec<Codec> = self.numbers.iter().map(|&n| codecs[n as usize]).collect();
+        let given: Vec<cuda::Given<'_>> = self
+            .lent
+            .iter()
+            .map(|(number, name, lent)| cuda::Given {
+                number: *number,
+                name,
+                lent: lent.get(),
+                codec: codecs[*number as usize],
+            })
+            .collect();
+        if let Memory::Feedback(kept) = &mut memory {
+            let on_host = inputs.iter().map(|i| (i.name, None));
+            let on_devices = given.iter().map(|g| (g.name, Some(g.lent.ordinal())));
+            kept.settle(&on_host.chain(on_devices).collect::<Vec<_>>())?;
+        }
+        let mut blocks = match &mut memory {
+            _ if given.is_empty() => Vec::new(),
+            Memory::Feedback(kept) => cuda::compress_in(&given, self.options, &mut kept.compressors, true)?,
+            Memory::Work(kept) => cuda::compress_in(&given, self.options, &mut kept.compressors, false)?,
+            _ => cuda::compress(&given, self.options)?,
+        };
+        let host = match &mut memory {
+            Memory::Feedback(kept) => {
+                let made = compress(inputs, &on_host, self.options, Some(&mut kept.host));
+                match &made {
+                    Ok(_) => kept.note(given.iter().map(|g| (g.name, g.lent.ordinal()))),
+                    Err(_) => cuda::undo(&mut kept.compressors, &cuda::ordinals(&given)),
+                }
+                made?
+            }
+            _ => compress(inputs, &on_host, self.options, None)?,
+        };
+        blocks.extend(host);
+        // Those of one side are in order, and blocks of one tensor are on one side.
+        blocks.sort_by_key(|block| block.scope.first());
+        Ok(blocks)
     }
 }

@@ -57,6 +57,82 @@ fn raise_with(py: Python<'_>, error: Error, manifest: Option<&Manifest>, prefix:
     exception().unwrap_or_else(|e| e)
 }
 
+/// What can fail where tensors may be on devices.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Codec(Error),
+    /// A mistake of the caller that the library has no word for.
+    Input(String),
+    /// And the number of the tensor that it is about.
+    Cuda(gcodec_cuda::Error, Option<u64>),
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        Self::Codec(e)
+    }
+}
+
+impl From<gcodec_cuda::Error> for Failure {
+    fn from(e: gcodec_cuda::Error) -> Self {
+        match e {
+            gcodec_cuda::Error::Codec(e) => Self::Codec(e),
+            e => Self::Cuda(e, None),
+        }
+    }
+}
+
+/// The exception that says what `failure` says; `manifest` gives tensors their names.
+pub(crate) fn raise_failure(py: Python<'_>, failure: Failure, manifest: Option<&Manifest>) -> PyErr {
+    match failure {
+        Failure::Codec(e) => raise(py, e, manifest),
+        Failure::Input(message) => input(py, &message),
+        Failure::Cuda(e, tensor) => {
+            let at = tensor.and_then(|t| Some((t, &manifest?.tensors().get(usize::try_from(t).ok()?)?.name)));
+            raise_cuda(py, e, at.map(|(t, name)| (t, name.as_str())))
+        }
+    }
+}
+
+/// The exception for what a device says; `at`: number and name of the tensor that it is about.
+pub(crate) fn raise_cuda(py: Python<'_>, error: gcodec_cuda::Error, at: Option<(u64, &str)>) -> PyErr {
+    use gcodec_cuda::{Error as Cuda, TensorError as Tensor};
+    let (class, fault, kind) = match &error {
+        Cuda::NoDriver { .. } => ("DeviceError", "world", "no-driver"),
+        Cuda::OldDriver { .. } => ("DeviceError", "world", "old-driver"),
+        Cuda::NoDevice | Cuda::NoSuchDevice { .. } => ("DeviceError", "world", "no-device"),
+        Cuda::OldDevice { .. } => ("DeviceError", "world", "old-device"),
+        Cuda::OutOfMemory { .. } => ("DeviceError", "world", "out-of-memory"),
+        Cuda::Tensor(e) => {
+            let kind = match e {
+                Tensor::Dtype(_) => "device-dtype",
+                Tensor::Alignment { .. } => "misaligned",
+                Tensor::Bounds { .. } => "not-device-memory",
+                Tensor::Device { .. } => "wrong-device",
+                _ => "input",
+            };
+            ("InputError", "caller", kind)
+        }
+        _ => ("DeviceError", "world", "cuda"),
+    };
+    if let Cuda::Codec(e) = error {
+        return raise(py, e, None);
+    }
+    let message = match at {
+        Some((_, name)) => format!("tensor {name:?}: {error}"),
+        None => error.to_string(),
+    };
+    let exception = || -> PyResult<PyErr> {
+        let keys = PyDict::new(py);
+        keys.set_item("kind", kind)?;
+        keys.set_item("fault", fault)?;
+        keys.set_item("tensor", at.map(|(number, _)| number))?;
+        let class = py.import("gcodec.errors")?.getattr(class)?;
+        Ok(PyErr::from_value(class.call((message,), Some(&keys))?))
+    };
+    exception().unwrap_or_else(|e| e)
+}
+
 /// As [`raise`], for the error of one of several streams by its number.
 pub(crate) fn raise_in(py: Python<'_>, error: Error, stream: Option<usize>) -> PyErr {
     raise_with(py, error, None, &stream.map(|number| format!("stream {number}: ")).unwrap_or_default())

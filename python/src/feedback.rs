@@ -1,12 +1,15 @@
 //! Senders' state: the residuals of error feedback, and Deep Gradient Compression.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gcodec::TensorBuf;
 use gcodec::compress::{self, DgcOptions};
 use pyo3::prelude::*;
 
+use crate::cuda::{self, Compressors};
 use crate::encode::parse;
+use crate::errors::Failure;
 use crate::named::{Given, borrow, views};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
@@ -29,13 +32,89 @@ pub(crate) fn given_out(tensors: Vec<(String, TensorBuf)>) -> Vec<(String, Tenso
     tensors.into_iter().map(|(name, tensor)| (name, Tensor::of(tensor))).collect()
 }
 
+/// What a sender remembers: residuals on the host, and those of tensors that were compressed on devices, which stay there.
+#[derive(Default)]
+pub(crate) struct Kept {
+    pub(crate) host: gcodec::Feedback,
+    pub(crate) compressors: Compressors,
+    /// The device of each residual that is on one.
+    homes: BTreeMap<String, i32>,
+}
+
+/// What codecs remember beside residuals: how its names end, and the codec.
+const STATES: [(&str, &str); 2] = [("#sidco", "sidco"), ("#powersgd", "powersgd")];
+
+/// The tensor that a saved entry goes with; none for the state of a codec that does not run on devices.
+fn owner<'a>(entry: &'a str, all: &gcodec::Feedback) -> Option<&'a str> {
+    if all.get(entry).is_some() {
+        return Some(entry);
+    }
+    let (end, codec) = STATES.iter().find(|(end, _)| entry.ends_with(end))?;
+    let codec: gcodec::Codec = codec.parse().ok()?;
+    entry.strip_suffix(end).filter(|_| gcodec_cuda::takes(&codec))
+}
+
+impl Kept {
+    /// Everything, as it would be had all been on the host.
+    fn all(&mut self) -> Result<gcodec::Feedback, Failure> {
+        if self.homes.is_empty() {
+            return Ok(self.host.clone());
+        }
+        let mut tensors = self.host.save();
+        for compressor in self.compressors.values_mut() {
+            tensors.extend(compressor.residuals()?.save());
+        }
+        Ok(gcodec::Feedback::load(tensors)?)
+    }
+
+    /// Brings each residual to where its tensor is now: `places` has the device of each tensor of an update, or `None`. Others stay.
+    /// An error leaves everything where it was.
+    pub(crate) fn settle(&mut self, places: &[(&str, Option<i32>)]) -> Result<(), Failure> {
+        let away = |&(name, place): &(&str, Option<i32>)| match self.homes.get(name) {
+            Some(home) => place != Some(*home),
+            None => place.is_some() && self.host.get(name).is_some(),
+        };
+        if !places.iter().any(away) {
+            return Ok(());
+        }
+        let all = self.all()?;
+        let places: BTreeMap<&str, Option<i32>> = places.iter().copied().collect();
+        let home_of = |name: &str| places.get(name).copied().unwrap_or_else(|| self.homes.get(name).copied());
+        let (mut on_host, mut on_devices, mut homes) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
+        for (name, tensor) in all.save() {
+            if all.get(&name).is_some()
+                && let Some(home) = home_of(&name)
+            {
+                homes.insert(name.clone(), home);
+            }
+            match owner(&name, &all).and_then(home_of) {
+                None => on_host.push((name, tensor)),
+                Some(home) => on_devices.entry(home).or_insert_with(Vec::new).push((name, tensor)),
+            }
+        }
+        let host = gcodec::Feedback::load(on_host)?;
+        let compressors = cuda::with_residuals(on_devices)?;
+        *self = Self { host, compressors, homes };
+        Ok(())
+    }
+
+    /// Notes that these tensors' residuals are on devices now.
+    pub(crate) fn note<'a>(&mut self, places: impl Iterator<Item = (&'a str, i32)>) {
+        for (name, device) in places {
+            if self.homes.get(name) != Some(&device) {
+                self.homes.insert(name.to_owned(), device);
+            }
+        }
+    }
+}
+
 #[pyclass(frozen, module = "gcodec._native")]
 #[derive(Default)]
-pub(crate) struct Feedback(Mutex<gcodec::Feedback>);
+pub(crate) struct Feedback(Mutex<Kept>);
 
 impl Feedback {
     /// The residuals. A panic while they were held left them as they were: they change at the end of a call, at once.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, gcodec::Feedback> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -47,21 +126,26 @@ impl Feedback {
         Self::default()
     }
 
-    fn norm(&self, py: Python<'_>) -> f64 {
-        py.detach(|| self.lock().norm())
+    fn norm(&self, py: Python<'_>) -> PyResult<f64> {
+        let norm = py.detach(|| {
+            let mut kept = self.lock();
+            if kept.homes.is_empty() { Ok(kept.host.norm()) } else { kept.all().map(|all| all.norm()) }
+        });
+        norm.map_err(|e| errors::raise_failure(py, e, None))
     }
 
     fn reset(&self, py: Python<'_>) {
-        py.detach(|| self.lock().reset());
+        py.detach(|| *self.lock() = Kept::default());
     }
 
-    fn save(&self, py: Python<'_>) -> Vec<(String, Tensor)> {
-        given_out(py.detach(|| self.lock().save()))
+    fn save(&self, py: Python<'_>) -> PyResult<Vec<(String, Tensor)>> {
+        let all = py.detach(|| self.lock().all().map(|all| all.save()));
+        Ok(given_out(all.map_err(|e| errors::raise_failure(py, e, None))?))
     }
 
     fn load(&self, py: Python<'_>, tensors: Given<'_>) -> PyResult<()> {
-        let loaded = gcodec::Feedback::load(owned(py, tensors)?).map_err(|e| errors::raise(py, e, None))?;
-        py.detach(|| *self.lock() = loaded);
+        let host = gcodec::Feedback::load(owned(py, tensors)?).map_err(|e| errors::raise(py, e, None))?;
+        py.detach(|| *self.lock() = Kept { host, ..Kept::default() });
         Ok(())
     }
 }

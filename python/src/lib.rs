@@ -4,10 +4,11 @@
 
 #![allow(
     unsafe_code,
-    reason = "DLPack is a C interface, and what it hands over is raw memory: dlpack.rs, align.rs, stay.rs and threads.rs say why it is right, and so does each buffer"
+    reason = "DLPack is a C interface, and what it hands over is raw memory: cuda.rs, dlpack.rs, align.rs, stay.rs and threads.rs say why it is right, and so does each buffer"
 )]
 
 mod align;
+mod cuda;
 mod decode;
 mod dlpack;
 mod encode;
@@ -32,6 +33,8 @@ static ALLOCATOR: align::Aligned = align::Aligned;
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::cuda::{Lent, cuda_apply, device_of, lend, load_driver, open, release, takes};
     #[pymodule_export]
     use crate::decode::{Decoder, decode};
     #[pymodule_export]

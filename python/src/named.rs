@@ -1,8 +1,6 @@
 //! Tensors with their names, as they come from Python.
 
-use std::sync::Arc;
-
-use gcodec::{Dtype, Manifest, TensorInfo, TensorView};
+use gcodec::{Dtype, TensorView};
 use pyo3::prelude::*;
 
 use crate::dlpack::Borrowed;
@@ -35,10 +33,4 @@ pub(crate) fn borrow(given: Given<'_>) -> PyResult<Vec<Named>> {
 pub(crate) fn views(named: &mut [Named]) -> gcodec::Result<Vec<(&str, TensorView<'_>)>> {
     named.iter_mut().for_each(|n| n.tensor.gather());
     named.iter().map(|n| Ok((n.name.as_str(), n.tensor.view()?))).collect()
-}
-
-/// The manifest of these tensors, in this order.
-pub(crate) fn manifest(views: &[(&str, TensorView<'_>)]) -> gcodec::Result<Arc<Manifest>> {
-    let infos = views.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
-    Ok(Arc::new(Manifest::new(infos.collect())?))
 }

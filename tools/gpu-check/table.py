@@ -37,6 +37,16 @@ def page(lines, day):
     one, each = (times.get(f"161 tensors of 4096 f32, {way}") for way in ("one update", "an update each"))
     if one and each:
         lines.append(f"- 161 small tensors: an update each takes {each / one:.1f} times as long as one of all")
+    for what, own in times.items():
+        if what.startswith("torch to bytes") and what.endswith("the call's own"):
+            name = what.removesuffix(", the call's own")
+            beyond = times.get(f"{name}, selection beyond kernels and copies")
+            lines.append(f"- {name}: {1e3 * own:.0f} us of the call's own")
+            if beyond is not None:
+                lines.append(f"- with what selection takes beyond kernels and copies: {1e3 * (own + beyond):.0f} us (wanted: below 50)")
+    one, each = (times.get(f"torch, 161 tensors of 4096 f32, {way}") for way in ("one call", "a call each"))
+    if one and each:
+        lines.append(f"- 161 small tensors in Python: a call each takes {each / one:.1f} times as long as one of all (wanted: at least 5)")
     return "\n".join(text + ([""] + lines if lines else [])) + "\n"
 
 
@@ -52,6 +62,10 @@ def test():
         "torch.topk, 1 of 8 f32: 30.000 ms",
         "161 tensors of 4096 f32, one update: 1.000 ms",
         "161 tensors of 4096 f32, an update each: 7.000 ms",
+        "torch to bytes, 100 f32, the call's own: 0.0210 ms",
+        "torch to bytes, 100 f32, selection beyond kernels and copies: 0.0170 ms",
+        "torch, 161 tensors of 4096 f32, one call: 1.0000 ms",
+        "torch, 161 tensors of 4096 f32, a call each: 9.0000 ms",
     ]
     text = page(made_up, "2000-01-01")
     for expected in (
@@ -62,6 +76,9 @@ def test():
         "50.0% of the copy bandwidth",
         "15.0 times as long as ours",
         "7.0 times as long as one of all",
+        "- torch to bytes, 100 f32: 21 us of the call's own",
+        "kernels and copies: 38 us",
+        "9.0 times as long as one of all",
     ):
         assert expected in text, (expected, text)
     assert page([], "x").startswith("# no device, x")

@@ -158,6 +158,34 @@ impl Fake {
         }
     }
 
+    /// Pinned memory with these bytes.
+    pub(crate) fn pinned(&self, bytes: &[u8]) -> u64 {
+        let mut pointer = std::ptr::null_mut::<u8>();
+        let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
+        let pop = self.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
+        let allocate = self.function::<extern "C" fn(*mut *mut u8, usize, u32) -> i32>("cuMemHostAlloc");
+        assert_eq!(push(1), 0);
+        assert_eq!(allocate(&raw mut pointer, bytes.len(), 0), 0);
+        assert_eq!(pop(&mut 0), 0);
+        // SAFETY: as many bytes were allocated.
+        unsafe { pointer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        pointer.expose_provenance() as u64
+    }
+
+    pub(crate) fn unpin(&self, pinned: u64) {
+        assert_eq!(self.function::<extern "C" fn(u64) -> i32>("cuMemFreeHost")(pinned), 0);
+    }
+
+    /// A copy to a device that is done when its stream is waited for.
+    pub(crate) fn copy_late(&self, to: &Memory, from: u64, bytes: usize, stream: Stream) {
+        let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
+        let pop = self.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
+        let copy = self.function::<extern "C" fn(u64, u64, usize, Stream) -> i32>("cuMemcpyHtoDAsync_v2");
+        assert_eq!(push(1), 0);
+        assert_eq!(copy(to.address, from, bytes, stream), 0);
+        assert_eq!(pop(&mut 0), 0);
+    }
+
     pub(crate) fn stream(&self) -> Stream {
         let mut stream = 0;
         let create = self.function::<extern "C" fn(*mut usize, u32) -> i32>("cuStreamCreate");

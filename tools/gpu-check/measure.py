@@ -1,0 +1,126 @@
+"""CUDA tensors in Python: what a call takes beside its kernels and copies, and what many small tensors gain by one call. Each line is a
+name, a number and a unit; what is not there is skipped, loudly. GCODEC_FAKE_DRIVER takes the stand-in for a device, to try the file:
+what it prints then are no device's times, but what the calls themselves take is Python's own.
+"""
+
+import os
+import sys
+import time
+
+import numpy as np
+
+import gcodec
+import gcodec.cuda
+from gcodec import _native
+from gcodec.stream import PART_BYTES
+
+ELEMENTS = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000_000
+SPEC = "topk:density=0.001"
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def timed(run, wait, times=21):
+    """The median in milliseconds, after two that do not count."""
+    out = []
+    for i in range(times + 2):
+        wait()
+        start = time.perf_counter()
+        run()
+        if i > 1:
+            out.append(1e3 * (time.perf_counter() - start))
+    return median(out)
+
+
+def one_call(name, tensor, n, wait):
+    """A tensor to bytes: the whole call, the two parts of it that the library does, and the rest, which is the call's own."""
+    compressor, parts = gcodec.cuda.Compressor(), []
+    for i in range(23):
+        wait()
+        start = time.perf_counter()
+        update = compressor._update(tensor, SPEC, None, None, "reject", None, None)
+        encoded = _native.Encoder(PART_BYTES, True, True).update(update, True)
+        bytes(encoded)
+        wall = time.perf_counter() - start
+        if i > 1:
+            compressing, coding = encoded.seconds
+            parts.append((wall, compressing, coding, wall - compressing - coding))
+    for what, values in zip(("whole call", "selection and copies", "coding on the host", "the call's own"), zip(*parts), strict=True):
+        print(f"{name} to bytes, {n} f32, {what}: {1e3 * median(values):.4f} ms", flush=True)
+    return 1e3 * median([p[1] for p in parts])
+
+
+def on_the_device(run, wait):
+    """What kernels, copies and fills of one call take by the profiler's count, in milliseconds."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    wait()
+    rounds = 10
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(rounds):
+            run()
+        wait()
+    events = [e for e in found.events() if str(getattr(e, "device_type", "")).endswith("CUDA")]
+    if not events:
+        raise RuntimeError("the profiler saw no kernels")
+    return sum(e.time_range.elapsed_us() for e in events) / rounds / 1e3
+
+
+def small_tensors(name, tensors, n, wait):
+    compressor = gcodec.cuda.Compressor()
+
+    def each():
+        for key, tensor in tensors.items():
+            compressor.encode({key: tensor}, "topk:density=0.01")
+
+    one = timed(lambda: compressor.encode(tensors, "topk:density=0.01"), wait, 11)
+    print(f"{name}, {len(tensors)} tensors of {n} f32, one call: {one:.4f} ms", flush=True)
+    print(f"{name}, {len(tensors)} tensors of {n} f32, a call each: {timed(each, wait, 3):.4f} ms", flush=True)
+
+
+def with_torch():
+    import torch
+
+    if not torch.cuda.is_available():
+        print("torch in Python: SKIPPED, it sees no device")
+        return
+    wait = torch.cuda.synchronize
+    tensor = torch.randn(ELEMENTS, device="cuda") ** 3
+    wall = one_call("torch", tensor, ELEMENTS, wait)
+    compressor = gcodec.cuda.Compressor()
+    try:
+        device = on_the_device(lambda: compressor.encode(tensor, SPEC), wait)
+        print(f"torch to bytes, {ELEMENTS} f32, kernels and copies by the profiler: {device:.4f} ms", flush=True)
+        print(f"torch to bytes, {ELEMENTS} f32, selection beyond kernels and copies: {wall - device:.4f} ms", flush=True)
+    except Exception as error:  # No profiler, no number; the rest is still worth having.
+        print(f"torch's profiler: SKIPPED, {type(error).__name__}: {error}")
+    data = compressor.encode(tensor, SPEC)
+    print(f"bytes to torch, {ELEMENTS} f32: {timed(lambda: (gcodec.cuda.apply(data, tensor), wait()), wait):.4f} ms")
+    del tensor
+    small_tensors("torch", {f"t{i}": torch.randn(4096, device="cuda") for i in range(161)}, 4096, wait)
+
+
+def with_stand_in():
+    import stand_in
+
+    driver = stand_in.StandIn(stand_in.build())
+    driver.load()
+    rng = np.random.default_rng(0)
+    shared = lambda n: stand_in.Interface(stand_in.Memory(driver, rng.standard_normal(n, dtype=np.float32)))  # noqa: E731
+    n = min(ELEMENTS, 20_000)
+    one_call("stand-in", shared(n), n, lambda: None)
+    small_tensors("stand-in", {f"t{i}": shared(64) for i in range(12)}, 64, lambda: None)
+
+
+try:
+    if "GCODEC_FAKE_DRIVER" in os.environ:
+        with_stand_in()
+    elif (why := gcodec.cuda.why_not()) is not None:
+        print(f"CUDA in Python: SKIPPED, {why}")
+    else:
+        with_torch()
+except ImportError as error:
+    print(f"torch in Python: SKIPPED, {error}")
