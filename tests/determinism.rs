@@ -116,7 +116,7 @@ fn the_first_error_is_reported_whatever_the_threads() {
 /// What an error or a log says of a part must not change from run to run.
 #[test]
 fn a_part_names_its_sets_in_the_same_order_each_time() {
-    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, &[100])]).unwrap());
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [100])]).unwrap());
     let (mut encoder, mut stream) = (Encoder::new(EncodeOptions::default()), Vec::new());
     for step in 0..8 {
         let (scope, support) = (Scope::Tensor(0), Support::Sparse(vec![step]));

@@ -115,13 +115,10 @@ bool guard_holds(uintptr_t base, const Allocation &a) {
     ASAN_UNPOISON_MEMORY_REGION(a.mapping, a.mapped);
     const unsigned char *before = reinterpret_cast<unsigned char *>(base) - GUARD;
     const unsigned char *after = reinterpret_cast<unsigned char *>(base) + a.bytes;
-    for (size_t i = 0; i < GUARD; i++) {
-        if (before[i] != GUARD_BYTE || after[i] != GUARD_BYTE) {
-            return false;
-        }
-    }
+    static const std::vector<unsigned char> guard(GUARD, GUARD_BYTE);
+    const bool holds = memcmp(before, guard.data(), GUARD) == 0 && memcmp(after, guard.data(), GUARD) == 0;
     poison(base, a);
-    return true;
+    return holds;
 }
 
 void check_guards(const char *when) {
@@ -209,10 +206,14 @@ const std::map<std::string, Kernel> KERNELS = {
     {"gcodec_count", kernel<gcodec_count, Select>()},
     {"gcodec_place", kernel<gcodec_place, Select>()},
     {"gcodec_emit", kernel<gcodec_emit, Select>()},
+    {"gcodec_measure", kernel<gcodec_measure, Select>()},
+    {"gcodec_measure_logs", kernel<gcodec_measure_logs, Select>()},
+    {"gcodec_decide", kernel<gcodec_decide, Select>()},
+    {"gcodec_choose", kernel<gcodec_choose, Pack>()},
+    {"gcodec_pack", kernel<gcodec_pack, Pack>()},
     {"gcodec_non_finite", kernel<gcodec_non_finite, NonFinite>()},
     {"gcodec_subtract", kernel<gcodec_subtract, Subtract>()},
     {"gcodec_scatter", kernel<gcodec_scatter, Scatter>()},
-    {"gcodec_rice_sides", kernel<gcodec_rice_sides, Rice>()},
     {"gcodec_rice_rows", kernel<gcodec_rice_rows, Rice>()},
     {"gcodec_rice_measure", kernel<gcodec_rice_measure, Rice>()},
     {"gcodec_rice_choose", kernel<gcodec_rice_choose, Rice>()},

@@ -1,5 +1,6 @@
 // Where the largest keys end, digit by digit, from how often each digit occurs.
 #pragma once
+#include "element.cuh"
 #include "group.cuh"
 
 // The largest of the first `bins` digits such that at least `ties` keys have it or a larger one; `ties` becomes how many are
@@ -34,4 +35,28 @@ __device__ bool pick(u32 bins, Count count, u64 *scratch, u64 *answer, u32 &digi
     ties = answer[1];
     __syncthreads();
     return true;
+}
+
+// The key that the `rank` largest keys of a sample reach, for all threads: digits of 11, 10 and 10 bits. `counts` has BINS entries.
+__device__ inline u32 largest_of_sample(const u32 *bits, u64 rank, u32 sides, u32 side, u32 *counts, u64 *scratch, u64 *answer) {
+    u32 least = 0;
+    for (u32 step = 0; step < 3; step++) {
+        const u32 shift = 20 - 10 * step, width = step == 0 ? 11 : 10;
+        for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) {
+            counts[bin] = 0;
+        }
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < SAMPLE; i += THREADS) {
+            const u32 key = key_of(bits[i], sides, side);
+            if (key >> shift >> width == least) {
+                atomicAdd(&counts[key >> shift & ((1u << width) - 1)], 1u);
+            }
+        }
+        __syncthreads();
+        u32 digit = 0;
+        pick(1u << width, [&](u32 bin) { return counts[bin]; }, scratch, answer, digit, rank);
+        least = least << width | digit;
+        __syncthreads();
+    }
+    return least;
 }

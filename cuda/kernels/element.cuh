@@ -85,7 +85,8 @@ __device__ __forceinline__ float read_again(const Piece &piece, u64 i) {
     return piece.after != nullptr ? piece.after[i] : read(piece, i);
 }
 
-// The elements of a thread: in each row of a tile four from `begin` on. Zeros beyond the end.
+// The elements of a thread: in each row, which are `STEP` apart, four from `begin` on. Zeros beyond the end.
+template <u32 STEP = ROW>
 __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool full, float (&x)[ROWS][4]) {
     const u64 address = reinterpret_cast<u64>(piece.data);
     if (!full || address % (piece.dtype == F32 ? 16 : 8) != 0) {
@@ -93,7 +94,7 @@ __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool fu
         for (u32 row = 0; row < ROWS; row++) {
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                const u64 i = begin + row * ROW + j;
+                const u64 i = begin + row * STEP + j;
                 x[row][j] = i < piece.len ? read(piece, i) : 0.0f;
             }
         }
@@ -104,7 +105,7 @@ __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool fu
         float4 four[ROWS];
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
-            four[row] = *reinterpret_cast<const float4 *>(static_cast<const float *>(piece.data) + begin + row * ROW);
+            four[row] = *reinterpret_cast<const float4 *>(static_cast<const float *>(piece.data) + begin + row * STEP);
         }
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool fu
         uint2 four[ROWS];
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
-            four[row] = *reinterpret_cast<const uint2 *>(static_cast<const u16 *>(piece.data) + begin + row * ROW);
+            four[row] = *reinterpret_cast<const uint2 *>(static_cast<const u16 *>(piece.data) + begin + row * STEP);
         }
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
@@ -129,7 +130,7 @@ __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool fu
         float4 four[ROWS];
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
-            four[row] = *reinterpret_cast<const float4 *>(piece.residual + begin + row * ROW);
+            four[row] = *reinterpret_cast<const float4 *>(piece.residual + begin + row * STEP);
         }
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {

@@ -56,3 +56,7 @@ __device__ __forceinline__ u32 last_at_most(u32 n, u64 x, First first) {
     }
     return low;
 }
+
+__device__ __forceinline__ u32 piece_of_tile(const Select &s, u32 tile) {
+    return last_at_most(s.n_pieces, tile, [&](u32 p) { return s.pieces[p].first_tile; });
+}

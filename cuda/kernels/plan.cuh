@@ -22,6 +22,20 @@ constexpr u32 BINS = 2048;
 constexpr u32 LOWEST = 1;
 constexpr u32 INFINITE = 0x7f800000u;
 constexpr u64 NO_LIMIT = ~0ull;
+// How magnitudes are summed, as `src/compress/moments.rs` has it: elements of a run, runs of a tile, tiles of a chunk.
+constexpr u32 RUN = 1024;
+constexpr u32 CHUNK_TILES = 32;
+constexpr u64 CHUNK = static_cast<u64>(CHUNK_TILES) * TILE;
+
+// What an `Ask` says: sums over a search's sample, tensor, candidates or kept sides; candidates begin at `at`, or where the sample's
+// largest `rank` keys do; all that reaches `at` is kept.
+constexpr u32 SAMPLES = 1;
+constexpr u32 TENSORS = 2;
+constexpr u32 CANDIDATES = 4;
+constexpr u32 SIDES = 8;
+constexpr u32 FROM = 16;
+constexpr u32 FROM_SAMPLE = 32;
+constexpr u32 KEEP = 64;
 
 // Element types, by their numbers on the wire.
 constexpr u32 F32 = 2;
@@ -58,7 +72,7 @@ struct Search {
     // The place of its sample among all samples; ~0 if it has none, and `least` is where candidates begin.
     u32 sample;
     u32 least;
-    // Whether everything from `least` on is kept.
+    // Whether everything from `least` on is kept, which is known from the beginning.
     u32 exact;
     u32 first_piece;
     u32 pieces;
@@ -66,6 +80,31 @@ struct Search {
     u32 tiles;
     // 1: magnitudes; 2: positive and negative elements apart.
     u32 sides;
+    // Whether the host finds its threshold, by fits: 1 among candidates, 2 from the whole tensor.
+    u32 fitted;
+    // The place of its first chunk's moments; those of its second side come after (k + CHUNK - 1) / CHUNK of them.
+    u64 chunks;
+};
+
+// What the host wants to know of a search, or tells it.
+struct Ask {
+    u32 what;
+    // A key: the smallest that counts. 0: where the candidates begin, and the location is that too.
+    u32 at;
+    float location;
+    // Whether the product of mantissas is wanted.
+    u32 logs;
+    u64 rank;
+};
+
+// As `Moments` of `src/compress/moments.rs`.
+struct Moments {
+    u64 count;
+    double sum;
+    double squares;
+    double product;
+    long long exponent;
+    float max;
     u32 reserved;
 };
 
@@ -83,7 +122,8 @@ struct State {
     // Whether fewer than k elements have a key above zero.
     u32 all[2];
     u32 ticket;
-    u32 reserved;
+    // Whether everything from `cut` on is kept.
+    u32 exact;
 };
 
 struct Select {
@@ -113,14 +153,48 @@ struct Select {
     u32 *out_places;
     u32 *out_bits;
     u32 *ticket;
+    const Ask *asks;
+    // Of each chunk.
+    Moments *moments;
+    // The bits of all candidates of searches by fits, in the order of the elements.
+    u32 *list;
     u32 n_pieces;
     u32 n_searches;
-    // The tiles to collect from: all of them, from zero.
+    // The first tile to read: 0, but in tests of large tensors, whose first tiles are known to hold zeros.
     u32 first_tile;
     u32 n_tiles;
     // The digit of the keys that is counted: its place and its width in bits.
     u32 shift;
     u32 width;
+    // Which sums are taken: those of asks that say so.
+    u32 what;
+    // Whether candidates are only put in their order.
+    u32 listing;
+};
+
+// Which side a search sends, and where its elements are in what goes to the host.
+struct Choice {
+    // Of the magnitudes of each side.
+    double sums[2];
+    u64 places;
+    u64 values;
+};
+
+__device__ __forceinline__ u32 side_of(const Choice &choice) { return choice.sums[0] >= choice.sums[1] ? 0 : 1; }
+
+// What goes to the host: of searches with two sides the positions of the one with the larger sum, of others positions and values.
+struct Pack {
+    const Search *searches;
+    const u64 *totals;
+    const u64 *bases;
+    const Moments *moments;
+    const u32 *out_places;
+    const u32 *out_bits;
+    Choice *choices;
+    u32 *places;
+    u32 *bits;
+    u32 n_searches;
+    u32 reserved;
 };
 
 // What is taken from the residual of one piece.
@@ -164,6 +238,7 @@ struct NonFinite {
     u64 *least;
 };
 
-static_assert(sizeof(Piece) == 56 && sizeof(Search) == 72 && sizeof(State) == 72, "as in plan.rs");
-static_assert(sizeof(Select) == 18 * 8 + 24 && sizeof(Taken) == 40 && sizeof(Put) == 48, "as in plan.rs");
+static_assert(sizeof(Piece) == 56 && sizeof(Search) == 80 && sizeof(State) == 72, "as in plan.rs");
+static_assert(sizeof(Ask) == 24 && sizeof(Moments) == 48 && sizeof(Choice) == 32 && sizeof(Pack) == 80, "as in plan.rs");
+static_assert(sizeof(Select) == 21 * 8 + 32 && sizeof(Taken) == 40 && sizeof(Put) == 48, "as in plan.rs");
 static_assert(sizeof(NonFinite) == 72, "as in plan.rs");

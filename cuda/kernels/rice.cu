@@ -1,7 +1,6 @@
 // Positions as gaps by Rice (spec, supports/gaps-rice.md), to the bit as `src/block/support/sparse.rs` writes them, from places that
 // `emit` left in device memory:
 //
-//   sides      which side of each search is sent, where a codec chooses
 //   rows       where each segment's gaps begin in its row; how many there are
 //   measure    for each 1024 gaps: the best parameter of each chunk by each length, and what it costs
 //   choose     for each row: the length of chunks, and where everything goes: prefix sums over units
@@ -135,32 +134,6 @@ __device__ __forceinline__ bool comes_last(u32 *ticket, u32 &shared) {
     return shared != 0;
 }
 
-// A warp for each search. The sums are those of `larger` of `src/compress/sbc.rs`: one after the other, in order.
-extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_sides(const Rice r) {
-    const u32 search = blockIdx.x * WARPS + warp();
-    if (search >= r.n_searches || r.searches[search].sides != 2) {
-        return;
-    }
-    double sums[2];
-    for (u32 side = 0; side < 2; side++) {
-        const u64 count = r.totals[2 * search + side];
-        const u32 *bits = r.bits + r.bases[2 * search + side];
-        double sum = 0;
-        for (u64 i = 0; i < count; i += 32) {
-            const float mine = i + lane() < count ? __uint_as_float(bits[i + lane()] & 0x7fffffffu) : 0.0f;
-#pragma unroll 8
-            for (u32 from = 0; from < 32; from++) {
-                // Beyond the end a zero is added, which changes nothing.
-                sum += static_cast<double>(__shfl_sync(ALL, mine, from));
-            }
-        }
-        sums[side] = sum;
-    }
-    if (lane() == 0) {
-        r.sides[search] = sums[0] >= sums[1] ? 0 : 1;
-    }
-}
-
 // One block for each row.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_rows(const Rice r) {
     __shared__ u64 scratch[WARPS];
@@ -174,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_rows(const Ric
         if (here) {
             const u32 piece = r.segments[s].piece, number = r.pieces[piece].search;
             const Search &search = r.searches[number];
-            const u32 side = r.segments[s].side == CHOSEN ? r.sides[number] : r.segments[s].side;
+            const u32 side = r.segments[s].side == CHOSEN ? side_of(r.choices[number]) : r.segments[s].side;
             const u64 first = r.piece_kept[2 * piece + side];
             const bool more = piece + 1 < search.first_piece + search.pieces;
             kept = (more ? r.piece_kept[2 * (piece + 1) + side] : r.totals[2 * number + side]) - first;

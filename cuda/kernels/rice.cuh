@@ -84,9 +84,8 @@ struct Rice {
     const u64 *piece_kept;
     const u64 *bases;
     const u32 *places;
-    const u32 *bits;
     // [search]: the side that is sent, where segments ask for it.
-    u32 *sides;
+    const Choice *choices;
     const Row *rows;
     const Segment *segments;
     // Of each segment: gaps of the row before it; its first place.
@@ -104,4 +103,4 @@ struct Rice {
 };
 
 static_assert(sizeof(Segment) == 16 && sizeof(Row) == 16 && sizeof(RowState) == 48, "as in rice.rs");
-static_assert(sizeof(Unit) == 208 && sizeof(Written) == 32 && sizeof(Rice) == 17 * 8 + 8, "as in rice.rs");
+static_assert(sizeof(Unit) == 208 && sizeof(Written) == 32 && sizeof(Rice) == 16 * 8 + 8, "as in rice.rs");

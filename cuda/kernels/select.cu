@@ -9,20 +9,25 @@
 //
 // Nothing depends on the order in which blocks run: candidates of a tile lie together, but tiles in any order; counts are integers;
 // the rest is by tile.
+//
+// A search by fits has thresholds that the host finds, by `fit.cu`: `sample` only gathers, and before the cut
+//
+//   count, place, emit     put all candidates into their order
 #include "cut.cuh"
 #include "element.cuh"
-
-__device__ __forceinline__ u32 piece_of_tile(const Select &s, u32 tile) {
-    return last_at_most(s.n_pieces, tile, [&](u32 p) { return s.pieces[p].first_tile; });
-}
 
 // Whether the cut has to be found among all elements.
 __device__ __forceinline__ bool not_among_candidates(const Search &search, const State &state) {
     bool fails = state.candidates > search.capacity;
-    for (u32 side = 0; side < search.sides && search.exact == 0; side++) {
+    for (u32 side = 0; side < search.sides && state.exact == 0; side++) {
         fails |= state.least[side] != LOWEST && state.reached[side] < search.k;
     }
     return fails;
+}
+
+// Whether a search has nothing to do while candidates are put into their order.
+__device__ __forceinline__ bool rests(const Select &s, const Search &search, const State &state) {
+    return s.listing != 0 && (search.fitted != 1 || state.exact != 0 || not_among_candidates(search, state));
 }
 
 // One block for each search.
@@ -36,6 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_sample(const Select
         state.least[side] = search.least;
         state.cut[side] = search.exact != 0 ? search.least : 0;
         state.ties[side] = search.exact != 0 ? NO_LIMIT : search.k;
+        state.exact = search.exact;
     }
     if (search.sample == ALL) {
         return;
@@ -51,28 +57,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_sample(const Select
         bits[i] = bits_of(read(piece, at - piece.start));
     }
     __syncthreads();
-    for (u32 side = 0; side < search.sides; side++) {
-        u64 ties = search.rank + 1;
-        u32 least = 0;
-        for (u32 step = 0; step < 3; step++) {
-            // Digits of 11, 10 and 10 bits.
-            const u32 shift = 20 - 10 * step, width = step == 0 ? 11 : 10;
-            for (u32 bin = threadIdx.x; bin < BINS; bin += THREADS) {
-                counts[bin] = 0;
-            }
-            __syncthreads();
-            for (u32 i = threadIdx.x; i < SAMPLE; i += THREADS) {
-                const u32 key = key_of(bits[i], search.sides, side);
-                if (key >> shift >> width == least) {
-                    atomicAdd(&counts[key >> shift & ((1u << width) - 1)], 1u);
-                }
-            }
-            __syncthreads();
-            u32 digit = 0;
-            pick(1u << width, [&](u32 bin) { return counts[bin]; }, scratch, answer, digit, ties);
-            least = least << width | digit;
-            __syncthreads();
-        }
+    for (u32 side = 0; side < search.sides && search.fitted == 0; side++) {
+        const u32 least = largest_of_sample(bits, search.rank + 1, search.sides, side, counts, scratch, answer);
         if (threadIdx.x == 0) {
             state.least[side] = least < LOWEST ? LOWEST : least > INFINITE ? INFINITE : least;
         }
@@ -179,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_digits(const Select
     __shared__ u32 last;
     const Search &search = s.searches[blockIdx.y];
     State &state = s.states[blockIdx.y];
-    if (search.exact != 0) {
+    if (state.exact != 0) {
         return;
     }
     const u32 sides = search.sides, bins = 1u << s.width;
@@ -266,6 +252,9 @@ struct Items {
 
     __device__ Items(const Select &s, const Piece &piece, const Search &search, const State &state, u32 tile)
         : piece(piece), places(nullptr), bits(nullptr), begin(0), len(0) {
+        if (rests(s, search, state)) {
+            return;
+        }
         if (!not_among_candidates(search, state)) {
             len = s.tile_hits[tile];
             const u64 first = len == 0 ? 0 : search.candidates + s.tile_first[tile];
@@ -285,7 +274,7 @@ struct Items {
 
 // A warp for each tile.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_count(const Select s) {
-    for (u32 tile = blockIdx.x * WARPS + warp(); tile < s.n_tiles; tile += gridDim.x * WARPS) {
+    for (u32 tile = s.first_tile + blockIdx.x * WARPS + warp(); tile < s.n_tiles; tile += gridDim.x * WARPS) {
         const Piece &piece = s.pieces[piece_of_tile(s, tile)];
         const Search &search = s.searches[piece.search];
         const State &state = s.states[piece.search];
@@ -363,11 +352,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_place(const Select 
             s.bases[at] = before;
         }
     }
+    if (threadIdx.x == 0) {
+        *s.ticket = 0;
+    }
 }
 
 // A warp for each tile.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_emit(const Select s) {
-    for (u32 tile = blockIdx.x * WARPS + warp(); tile < s.n_tiles; tile += gridDim.x * WARPS) {
+    for (u32 tile = s.first_tile + blockIdx.x * WARPS + warp(); tile < s.n_tiles; tile += gridDim.x * WARPS) {
         const Piece &piece = s.pieces[piece_of_tile(s, tile)];
         const Search &search = s.searches[piece.search];
         const State &state = s.states[piece.search];
@@ -387,8 +379,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_emit(const Select s
                 const u32 kept_lanes = __ballot_sync(ALL, keep);
                 if (keep) {
                     const u64 place = out + __popc(kept_lanes & below());
-                    s.out_places[place] = items.place(i + lane());
-                    s.out_bits[place] = bits;
+                    if (s.listing != 0) {
+                        s.list[place] = bits;
+                    } else {
+                        s.out_places[place] = items.place(i + lane());
+                        s.out_bits[place] = bits;
+                    }
                 }
                 equals += __popc(equal_lanes);
                 out += __popc(kept_lanes);

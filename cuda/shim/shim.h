@@ -2,16 +2,19 @@
 // the other. It is a way to test the logic of kernels where there is no device, under sanitizers. It is no model of a device: it has
 // no concurrency, so it finds no races, and says nothing about speed.
 //
+// Fibers are kept from block to block, and are switched to by hand where that is known how to do (x86-64).
+//
 // Shared memory is filled with rubbish before every block (but not under AddressSanitizer, which watches its bounds instead).
 // A block whose threads do not all reach the same barrier ends the program with a message.
 #pragma once
 
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#if !defined(__x86_64__)
 #include <ucontext.h>
+#endif
 
 #include <vector>
 
@@ -29,7 +32,7 @@ extern "C" char __start_shim_shared[], __stop_shim_shared[];
 #define __device__
 #define __shared__ static SHIM_SHARED
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct float4 {
     float x, y, z, w;
@@ -55,132 +58,174 @@ struct Warp {
 };
 
 struct Fiber {
+#if defined(__x86_64__)
+    void *top = nullptr;
+#else
     ucontext_t context;
-    jmp_buf place;
+#endif
     void *sanitizer = nullptr;
     char *stack = nullptr;
-    bool begun = false, done = false;
+    bool done = false;
     Index thread = {0, 0, 0};
     Warp *warp = nullptr;
     unsigned turn = 0;
+    // It goes on once this word is no longer `seen`; null: at once.
+    const unsigned *word = nullptr;
+    unsigned seen = 0;
 };
 
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
     std::vector<char> stacks;
-    Fiber *current = nullptr;
-    jmp_buf place;
-    // What AddressSanitizer wants to know of the stack that fibers are begun from.
-    void *sanitizer = nullptr;
+    Fiber *current = nullptr, *previous = nullptr;
+    // What launched the kernel, and what AddressSanitizer wants to know of its stack.
+    Fiber main;
     const void *stack = nullptr;
     size_t stack_bytes = 0;
     unsigned live = 0, arrived = 0, generation = 0, vote = 0, result = 0;
-    bool moved = false;
     void (*body)(void *) = nullptr;
     void *arguments = nullptr;
     Index block = {0, 0, 0}, grid = {0, 0, 0}, threads = {0, 0, 0};
 };
 
-inline Block &block() {
-    static Block block;
-    return block;
-}
+inline Block the_block;
+inline Block &block() { return the_block; }
 
 [[noreturn]] inline void fail(const char *what) {
     fprintf(stderr, "shim: %s (block %u, %u)\n", what, block().block.x, block().block.y);
     abort();
 }
 
-// A fiber begins as a ucontext. After that, switches are jumps, which make no system calls.
-inline void to_scheduler() {
+#if defined(__x86_64__)
+// Registers that a call leaves as they are go to the old stack, and come from the new one: no system call, as swapcontext makes.
+__attribute__((naked, noinline)) inline void switch_stacks(void **, void *) {
+    __asm__(
+        "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+        "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+        "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n ret\n");
+}
+#endif
+
+// The first thing on the stack that was switched to.
+inline void arrive(void *sanitizer) {
     Block &b = block();
-    Fiber &fiber = *b.current;
-    __sanitizer_start_switch_fiber(&fiber.sanitizer, b.stack, b.stack_bytes);
-    if (_setjmp(fiber.place) == 0) {
-        _longjmp(b.place, 1);
+    const void *stack = nullptr;
+    size_t bytes = 0;
+    __sanitizer_finish_switch_fiber(sanitizer, &stack, &bytes);
+    if (b.previous == &b.main) {
+        b.stack = stack;
+        b.stack_bytes = bytes;
     }
-    __sanitizer_finish_switch_fiber(fiber.sanitizer, nullptr, nullptr);
 }
 
-inline void run(Fiber &fiber) {
+// From one fiber to another, and, some time, back.
+inline void go(Fiber &from, Fiber &to) {
     Block &b = block();
-    b.current = &fiber;
-    __sanitizer_start_switch_fiber(&b.sanitizer, fiber.stack, STACK);
-    if (_setjmp(b.place) == 0) {
-        if (fiber.begun) {
-            _longjmp(fiber.place, 1);
+    if (&from == &to) {
+        return;
+    }
+    b.current = &to;
+    b.previous = &from;
+    const bool home = &to == &b.main;
+    __sanitizer_start_switch_fiber(&from.sanitizer, home ? b.stack : to.stack, home ? b.stack_bytes : STACK);
+#if defined(__x86_64__)
+    switch_stacks(&from.top, to.top);
+#else
+    swapcontext(&from.context, &to.context);
+#endif
+    arrive(from.sanitizer);
+}
+
+// The next thread that has not to wait; the one after `fiber` first.
+inline Fiber &next(const Fiber &fiber) {
+    Block &b = block();
+    const unsigned n = b.threads.x;
+    for (unsigned i = 1, t = fiber.thread.x; i <= n; i++) {
+        t = t + 1 == n ? 0 : t + 1;
+        Fiber &other = b.fibers[t];
+        if (!other.done && (other.word == nullptr || *other.word != other.seen)) {
+            other.word = nullptr;
+            return other;
         }
-        fiber.begun = true;
-        setcontext(&fiber.context);
     }
-    __sanitizer_finish_switch_fiber(b.sanitizer, nullptr, nullptr);
+    fail("threads wait for each other at different barriers");
 }
 
+inline void wait_for(const unsigned *word) {
+    Fiber &fiber = *block().current;
+    fiber.word = word;
+    fiber.seen = *word;
+    go(fiber, next(fiber));
+}
+
+// A fiber is the thread of its number in all blocks.
 inline void enter() {
     Block &b = block();
-    __sanitizer_finish_switch_fiber(nullptr, &b.stack, &b.stack_bytes);
-    b.body(b.arguments);
-    b.current->done = true;
-    b.live--;
-    b.moved = true;
-    // Those who wait for the others no longer wait for this one; a kernel in which that matters does not return early.
-    if (b.live > 0 && b.arrived > 0) {
-        fail("a thread returned while others wait at a barrier");
+    arrive(nullptr);
+    for (;;) {
+        b.body(b.arguments);
+        Fiber &fiber = *b.current;
+        fiber.done = true;
+        b.live--;
+        // Those who wait for the others no longer wait for this one; a kernel in which that matters does not return early.
+        if (b.live > 0 && b.arrived > 0) {
+            fail("a thread returned while others wait at a barrier");
+        }
+        go(fiber, b.live > 0 ? next(fiber) : b.main);
     }
-    to_scheduler();
-    fail("a fiber went on after its end");
 }
 
-// The threads of a block, one after the other and over again, each to its next barrier.
+inline void make_fibers(unsigned n) {
+    Block &b = block();
+    b.fibers.resize(n);
+    b.warps.resize(n / LANES);
+    b.stacks.resize(n * STACK + 16);
+    char *first = b.stacks.data() + (16 - reinterpret_cast<uintptr_t>(b.stacks.data()) % 16) % 16;
+    for (unsigned t = 0; t < n; t++) {
+        Fiber &fiber = b.fibers[t];
+        fiber.thread = {t, 0, 0};
+        fiber.warp = &b.warps[t / LANES];
+        fiber.stack = first + t * STACK;
+#if defined(__x86_64__)
+        // As `switch_stacks` leaves it: six registers, where to go, and where nobody returns to.
+        void **top = reinterpret_cast<void **>(fiber.stack + STACK) - 8;
+        memset(top, 0, 8 * sizeof *top);
+        top[6] = reinterpret_cast<void *>(enter);
+        fiber.top = top;
+#else
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack;
+        fiber.context.uc_stack.ss_size = STACK;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, enter, 0);
+#endif
+    }
+}
+
+// The threads of a block, each to its next barrier, over and over again.
 inline void run_block() {
     Block &b = block();
 #if !defined(__SANITIZE_ADDRESS__)
     memset(__start_shim_shared, 0xa5, __stop_shim_shared - __start_shim_shared);
 #endif
     const unsigned n = b.threads.x;
-    b.fibers.resize(n);
-    b.warps.resize(n / LANES);
-    b.stacks.resize(n * STACK);
+    if (b.fibers.size() != n) {
+        make_fibers(n);
+    }
     b.live = n;
     b.arrived = b.vote = 0;
-    for (unsigned t = 0; t < n; t++) {
-        Fiber &fiber = b.fibers[t];
-        fiber.begun = fiber.done = false;
+    for (Fiber &fiber : b.fibers) {
+        fiber.done = false;
         fiber.turn = 0;
-        fiber.thread = {t, 0, 0};
-        fiber.warp = &b.warps[t / LANES];
+        fiber.word = nullptr;
         fiber.warp->arrived = 0;
-        getcontext(&fiber.context);
-        fiber.stack = b.stacks.data() + t * STACK;
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = STACK;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, enter, 0);
     }
-    while (b.live > 0) {
-        b.moved = false;
-        for (Fiber &fiber : b.fibers) {
-            if (!fiber.done) {
-                run(fiber);
-            }
-        }
-        if (!b.moved) {
-            fail("threads wait for each other at different barriers");
-        }
-    }
-}
-
-template <typename Wait>
-inline void wait_while(Wait wait) {
-    while (wait()) {
-        to_scheduler();
-    }
+    go(b.main, b.fibers[0]);
 }
 
 inline unsigned barrier(unsigned vote) {
     Block &b = block();
-    b.moved = true;
     b.vote |= vote;
     if (++b.arrived == b.threads.x) {
         b.arrived = 0;
@@ -188,8 +233,7 @@ inline unsigned barrier(unsigned vote) {
         b.vote = 0;
         b.generation++;
     } else {
-        const unsigned generation = b.generation;
-        wait_while([&] { return b.generation == generation; });
+        wait_for(&b.generation);
     }
     return b.result;
 }
@@ -204,13 +248,11 @@ inline const uint64_t *exchange(unsigned mask, uint64_t x) {
     Warp &warp = *fiber.warp;
     uint64_t *slots = warp.slots[fiber.turn++ % 2];
     slots[fiber.thread.x % LANES] = x;
-    b.moved = true;
     if (++warp.arrived == LANES) {
         warp.arrived = 0;
         warp.generation++;
     } else {
-        const unsigned generation = warp.generation;
-        wait_while([&] { return warp.generation == generation; });
+        wait_for(&warp.generation);
     }
     return slots;
 }
@@ -307,3 +349,14 @@ inline float __uint_as_float(unsigned bits) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+inline long long __double_as_longlong(double x) {
+    long long bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+inline double __longlong_as_double(long long bits) {
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+inline int __double2hiint(double x) { return static_cast<int>(__double_as_longlong(x) >> 32); }

@@ -5,17 +5,20 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use gcodec::block::{Block, WireBlock};
-use gcodec::compress::outside::{self, Outline, Search as Task, Sent};
+use gcodec::compress::outside::{
+    self, Fitting, Found, Kept, Least, Outline, Question, Search as Task, Sent, Step,
+};
 use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options};
-use gcodec::{Codec, TensorBuf};
+use gcodec::{Codec, Dtype, TensorBuf};
 
 use crate::device::{Device, Event, Kernel, Memory, Pinned, Quiet};
 use crate::error::{Result, TensorError};
 use crate::plan::{
-    BINS, LOWEST, NonFinite, Piece, SAMPLE, Search, Select, State, Subtract, THREADS, TILE, Taken, WARPS,
-    bytes_of,
+    Ask, BINS, CANDIDATES, CHUNK, Choice, FROM, FROM_SAMPLE, KEEP, LOWEST, Moments, NonFinite, Pack, Piece,
+    SAMPLE, SAMPLES, SIDES, Search, Select, State, Subtract, TENSORS, THREADS, TILE, Taken, WARPS, bytes_of,
+    items_of,
 };
-use crate::rice::Coding;
+use crate::rice::{Coding, Tables};
 use crate::tensor::{DeviceTensor, Stream};
 
 /// A tensor to compress.
@@ -35,6 +38,8 @@ const PIECE: u64 = 1 << 31;
 const ROWS: usize = 65_535;
 /// More bits of a sample's place than there are samples.
 const NO_SAMPLE: u32 = u32::MAX;
+/// Ends the name of a state of SIDCo's stage rule among residuals.
+const STAGES: &str = "#sidco";
 
 /// Whether a [`Compressor`] takes this codec. Others are for the host.
 pub fn takes(codec: &Codec) -> bool {
@@ -51,15 +56,22 @@ pub struct Compressor {
     work: Memory,
     /// Positions of what was kept, then the values.
     out: Memory,
+    /// What goes to the host, where that is not all of it.
+    packed: Memory,
     sent: Memory,
     up: Pinned,
     down: Pinned,
     /// The last work that nobody waited for.
     last: Event,
     residuals: BTreeMap<String, Residual>,
+    /// By tensor, the state of SIDCo's stage rule.
+    stages: BTreeMap<String, [i64; 3]>,
     /// The residuals that the last update changed, and whether each was known before.
     changed: Vec<(String, bool)>,
+    /// The states of the stage rule before it.
+    stages_before: BTreeMap<String, [i64; 3]>,
     piece_len: u64,
+    zeros_before: u64,
 }
 
 #[derive(Debug)]
@@ -83,13 +95,17 @@ impl Compressor {
             device: device.clone(),
             work: Memory::new(device, 0)?,
             out: Memory::new(device, 0)?,
+            packed: Memory::new(device, 0)?,
             sent: Memory::new(device, 0)?,
             up: Pinned::new(device, 0)?,
             down: Pinned::new(device, 0)?,
             last: Event::new(device)?,
             residuals: BTreeMap::new(),
+            stages: BTreeMap::new(),
             changed: Vec::new(),
+            stages_before: BTreeMap::new(),
             piece_len: PIECE,
+            zeros_before: 0,
         })
     }
 
@@ -101,9 +117,18 @@ impl Compressor {
         self
     }
 
+    /// Lets an update of one tensor take so many of its first elements for zeros, rounded down to 8192, and not read them. For tests:
+    /// positions beyond 2^32 are reached where 2^32 elements take too long to read.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_zeros_before(mut self, elements: u64) -> Self {
+        self.zeros_before = elements / TILE * TILE;
+        self
+    }
+
     /// The blocks that [`gcodec::compress()`] makes of these tensors.
     ///
-    /// `inputs`: in ascending order of their numbers; `codecs`: one for each, of `topk`, `stc`, `threshold` and `sbc`. Work is put into
+    /// `inputs`: in ascending order of their numbers; `codecs`: one for each, of `topk`, `stc`, `threshold`, `sbc` and `sidco`. Work is put into
     /// `stream`; when this returns, the tensors are no longer used.
     ///
     /// # Errors
@@ -192,6 +217,7 @@ impl Compressor {
         if feedback {
             // The spare memory is about to be written to.
             self.changed.clear();
+            self.stages_before.clone_from(&self.stages);
             self.prepare_residuals(inputs)?;
         }
         let mut plan = self.plan(inputs, &tasks, options, feedback)?;
@@ -200,8 +226,8 @@ impl Compressor {
             plan.coding = Coding::new(&outlines, codecs, &joined, &plan.pieces_of_inputs(inputs.len()));
         }
         let quiet = Quiet { device: &device, stream };
-        let mut found = self.select(&plan, inputs.len(), stream)?;
-        self.check_finite(&plan, &outlines, &found.chosen, stream)?;
+        let mut found = self.select(&mut plan, inputs.len(), stream)?;
+        self.check_finite(&plan, &outlines, &found, stream)?;
         let (blocks, sent) = make(&outlines, codecs, &mut found)?;
         if feedback {
             self.subtract(&plan, &found, &sent, stream)?;
@@ -209,6 +235,12 @@ impl Compressor {
                 if let Some(residual) = self.residuals.get_mut(input.name) {
                     std::mem::swap(&mut residual.values, &mut residual.spare);
                     self.changed.push((input.name.to_owned(), std::mem::replace(&mut residual.known, true)));
+                }
+            }
+            for Fits { input, fitting, .. } in &plan.fits {
+                let kept = found.found[*input].positions().len() as u64;
+                if let Some(state) = fitting.adaptation(kept) {
+                    self.stages.insert(inputs[*input].name.to_owned(), state);
                 }
             }
         }
@@ -225,6 +257,7 @@ impl Compressor {
                 residual.known = known;
             }
         }
+        self.stages.clone_from(&self.stages_before);
     }
 
     /// Gives every input a place for its residual.
@@ -260,7 +293,9 @@ impl Compressor {
         for task in tasks {
             let among = match task {
                 Task::Largest { among, .. } => among.as_slice(),
-                Task::BothSides { of, .. } | Task::AtLeast { of, .. } => std::slice::from_ref(of),
+                Task::BothSides { of, .. } | Task::AtLeast { of, .. } | Task::Fitted { of, .. } => {
+                    std::slice::from_ref(of)
+                }
             };
             let (first_piece, first_tile) = (plan.pieces.len(), plan.tiles);
             let mut elements = 0;
@@ -286,7 +321,18 @@ impl Compressor {
                     elements += len;
                 }
             }
+            if let Task::Fitted { of, fitting } = task {
+                let mut fitting = fitting.clone();
+                if let Some(state) = self.stages.get(inputs[*of].name).filter(|_| feedback) {
+                    fitting.set_adaptation(*state);
+                }
+                let search = (elements > 0).then_some(plan.searches.len());
+                plan.fits.push(Fits { input: *of, search, fitting });
+            }
             if elements == 0 {
+                if let Task::BothSides { of, .. } = task {
+                    plan.no_elements.push(*of);
+                }
                 continue;
             }
             let mut search = Search {
@@ -301,21 +347,40 @@ impl Compressor {
                 sides: 1,
                 ..Search::default()
             };
-            match *task {
+            let mut chunks = 0;
+            match task {
                 Task::AtLeast { at, .. } => {
                     (search.least, search.exact, search.k) = (at.to_bits(), 1, elements);
                     search.capacity = elements.min(elements / 16 + (1 << 16));
                 }
                 Task::Largest { k, .. } | Task::BothSides { k, .. } => {
-                    search.k = k;
-                    search.sides = if matches!(task, Task::BothSides { .. }) { 2 } else { 1 };
+                    search.k = *k;
+                    if matches!(task, Task::BothSides { .. }) {
+                        (search.sides, chunks) = (2, 2 * k.div_ceil(CHUNK));
+                    }
                     search.capacity = elements.min(k.saturating_mul(4).saturating_add(1 << 16));
-                    if let Some(rank) = rank(k, elements) {
+                    if let Some(rank) = rank(*k, elements) {
                         (search.rank, search.sample) = (rank, plan.samples);
                         plan.samples += 1;
                     }
                 }
+                Task::Fitted { fitting, .. } => {
+                    search.k = fitting.wanted();
+                    search.capacity = elements.min(fitting.limit());
+                    if fitting.takes_sample() {
+                        search.sample = plan.samples;
+                        plan.samples += 1;
+                    }
+                    if matches!(fitting.next(), Step::Tensor(_)) {
+                        (search.fitted, chunks) = (2, elements.div_ceil(CHUNK));
+                    } else {
+                        (search.fitted, chunks) = (1, search.capacity.div_ceil(CHUNK));
+                        plan.listed += search.capacity;
+                    }
+                }
             }
+            search.chunks = plan.chunks;
+            plan.chunks += chunks;
             plan.candidates += search.capacity;
             plan.searches.push(search);
         }
@@ -326,41 +391,52 @@ impl Compressor {
     }
 
     /// Everything that is kept.
-    fn select(&mut self, plan: &Plan, inputs: usize, stream: Stream) -> Result<FoundAll> {
+    fn select(&mut self, plan: &mut Plan, inputs: usize, stream: Stream) -> Result<FoundAll> {
         let mut found = FoundAll {
-            chosen: vec![Default::default(); inputs],
+            found: vec![Found::Elements(Chosen::default()); inputs],
+            bad: Vec::new(),
             runs: Vec::new(),
             total: 0,
             supports: plan.coding.empty(),
         };
+        for &input in &plan.no_elements {
+            found.found[input] = Found::Side { positions: Vec::new(), mean: 0.0 };
+        }
         if plan.searches.is_empty() {
             return Ok(found);
         }
         let (layout, mut select) = plan.layout();
         self.work.grow(layout.bytes)?;
-        let table = [bytes_of(&plan.pieces), bytes_of(&plan.searches)];
-        let coding = [bytes_of(&plan.coding.rows), bytes_of(&plan.coding.segments)];
         self.up.grow(layout.table.end)?;
-        self.down.grow(layout.sizes.end - layout.sizes.start)?;
+        self.down.grow((layout.sizes.end - layout.sizes.start).max(layout.sums.end - layout.sums.start))?;
         // SAFETY: the event was waited for, so that no copy of it is under way.
         unsafe {
-            self.up.write(0, table[0]);
-            self.up.write(select.searches, table[1]);
-            self.up.write(layout.rows, coding[0]);
-            self.up.write(layout.segments, coding[1]);
+            self.up.write(0, bytes_of(&plan.pieces));
+            self.up.write(select.searches, bytes_of(&plan.searches));
+            self.up.write(select.asks, bytes_of(&plan.asks()));
+            self.up.write(layout.rows, bytes_of(&plan.coding.rows));
+            self.up.write(layout.segments, bytes_of(&plan.coding.segments));
         }
         select.place(self.work.address());
         self.work.copy_from(0, &self.up, layout.table.end, stream)?;
         self.work.fill(layout.zeros.start, 0, layout.zeros.end - layout.zeros.start, stream)?;
+        if self.zeros_before > 0 {
+            select.first_tile = (self.zeros_before / TILE) as u32;
+            self.work.fill(layout.tiles.start, 0, layout.tiles.end - layout.tiles.start, stream)?;
+        }
         let (many, n) = (self.device.multiprocessors(), plan.searches.len() as u32);
         let tiles = plan.tiles as u32;
         let warps = plan.tiles.div_ceil(WARPS).min(u64::from(8 * many)) as u32;
         // SAFETY: the context is current; `select` points into `work`, which is as large as its layout, and into the tensors.
+        unsafe { self.device.launch(Kernel::Sample, (n, 1), stream, &select)? };
+        self.first_fits(plan, &layout, select, stream)?;
+        // SAFETY: as above.
+        unsafe { self.device.launch(Kernel::Collect, (tiles.min(8 * many), 1), stream, &select)? };
+        self.last_fits(plan, &layout, select, stream)?;
+        // SAFETY: as above.
         unsafe {
-            self.device.launch(Kernel::Sample, (n, 1), stream, &select)?;
-            self.device.launch(Kernel::Collect, (tiles.min(8 * many), 1), stream, &select)?;
             for (shift, width) in [(20, 11), (10, 10), (0, 10)] {
-                if plan.searches.iter().any(|s| s.exact == 0) {
+                if plan.counts_digits() {
                     (select.shift, select.width) = (shift, width);
                     self.device.launch(Kernel::Digits, (plan.counters(many), n), stream, &select)?;
                 }
@@ -372,61 +448,196 @@ impl Compressor {
         self.work.copy_to(layout.sizes.start, &mut self.down, sizes, stream)?;
         self.device.synchronize(stream)?;
         // SAFETY: the stream was waited for.
-        let words = words(unsafe { self.down.bytes(sizes) });
+        let words: Vec<u64> = items_of(unsafe { self.down.bytes(sizes) });
         let (totals, before) = words.split_at(2 * plan.searches.len());
-        let (totals, before) = (totals.to_vec(), before.to_vec());
         found.total = totals.iter().sum();
-        let kept = |piece: u32, side: u32| plan.kept(&totals, &before, piece as usize, side as usize);
-        let coded = plan.coding.layout(8 * found.total, u64::from(n), kept);
+        let payload = Payload::new(plan, totals);
+        let kept = |piece: u32, side: u32| plan.kept(totals, before, piece as usize, side as usize);
+        let coded = plan.coding.layout(payload.end, kept);
         // Positions that are written here stay here.
-        let copied =
-            if plan.coding.all() && !plan.coding.is_empty() { 4 * found.total } else { 0 }..coded.copied;
+        let copied = if plan.coding.all() { payload.choices.start } else { 0 }..coded.copied;
         if found.total > 0 {
-            self.out.grow(coded.bytes)?;
-            self.down.grow(copied.end - copied.start)?;
+            self.out.grow(if payload.is_packed() { 8 * found.total } else { coded.bytes })?;
             (select.out_places, select.out_bits) = (self.out.address(), self.out.address() + 4 * found.total);
-            let tables = (self.work.address() + layout.rows, self.work.address() + layout.segments);
             // SAFETY: as above; `out` has room for what the sizes say, by which the kernel places it.
-            unsafe {
-                self.device.launch(Kernel::Emit, (warps, 1), stream, &select)?;
-                if !plan.coding.is_empty() {
-                    plan.coding.launch(&self.device, &self.out, &coded, &select, tables, stream)?;
+            unsafe { self.device.launch(Kernel::Emit, (warps, 1), stream, &select)? };
+            self.down.grow(copied.end - copied.start)?;
+            if payload.is_packed() {
+                self.packed.grow(coded.bytes)?;
+                self.pack(plan, &payload, select, stream)?;
+            }
+            let source = if payload.is_packed() { &self.packed } else { &self.out };
+            if !plan.coding.is_empty() {
+                let tables = Tables {
+                    rows: self.work.address() + layout.rows,
+                    segments: self.work.address() + layout.segments,
+                    choices: source.address() + payload.choices.start,
+                };
+                // SAFETY: as above; `source` has room for the layout.
+                unsafe {
+                    plan.coding.launch(&self.device, source, &coded, &select, &tables, stream)?;
                 }
             }
-            self.out.copy_to(copied.start, &mut self.down, copied.end - copied.start, stream)?;
+            source.copy_to(copied.start, &mut self.down, copied.end - copied.start, stream)?;
             self.device.synchronize(stream)?;
-        }
-        // SAFETY: the stream was waited for.
-        let down = unsafe { self.down.bytes(if found.total > 0 { copied.end - copied.start } else { 0 }) };
-        let taken = |range: Range<u64>| match found.total {
-            0 => &[][..],
-            _ => &down[(range.start - copied.start) as usize..(range.end - copied.start) as usize],
-        };
-        let bits = taken(4 * found.total..8 * found.total).as_chunks::<4>().0;
-        let places = if copied.start == 0 { taken(0..4 * found.total).as_chunks::<4>().0 } else { &[] };
-        if found.total > 0 && !plan.coding.is_empty() {
-            found.supports = plan.coding.supports(&coded, taken(coded.written..coded.copied));
-        }
-        let mut first = 0;
-        for (search, of_search) in plan.searches.iter().zip(totals.chunks(2)) {
-            for (side, &total) in of_search.iter().enumerate() {
-                let pieces = search.first_piece as usize..(search.first_piece + search.pieces) as usize;
-                for piece in pieces.clone() {
-                    let start = first + before[2 * piece + side];
-                    let run = start as usize..(start + plan.kept(&totals, &before, piece, side)) as usize;
-                    let Place { input, start } = plan.places[piece];
-                    let chosen = &mut found.chosen[input][side];
-                    let place = |p: &[u8; 4]| start + u64::from(u32::from_ne_bytes(*p));
-                    if !plan.coding.inputs.get(input).is_some_and(|coded| *coded) {
-                        chosen.positions.extend(places[run.clone()].iter().map(place));
-                    }
-                    chosen.values.extend(bits[run.clone()].iter().map(|b| f32::from_ne_bytes(*b)));
-                    found.runs.push(Run { piece, side, kept: run });
-                }
-                first += total;
+            // SAFETY: the stream was waited for.
+            let down = unsafe { self.down.bytes(copied.end - copied.start) };
+            let taken = |range: Range<u64>| {
+                &down[(range.start - copied.start) as usize..(range.end - copied.start) as usize]
+            };
+            let places = if plan.coding.all() { &[] } else { taken(payload.places.clone()) };
+            let came = Came {
+                choices: items_of(taken(payload.choices.clone())),
+                places: places.as_chunks().0,
+                bits: taken(payload.bits.clone()).as_chunks().0,
+            };
+            found.take(plan, totals, before, &came);
+            if !plan.coding.is_empty() {
+                found.supports = plan.coding.supports(&coded, taken(coded.written..coded.copied));
             }
+        } else {
+            found.take(plan, totals, before, &Came { choices: Vec::new(), places: &[], bits: &[] });
         }
         Ok(found)
+    }
+
+    /// The fits before candidates are collected, of samples and of whole tensors: a wait for each, for all tensors together.
+    fn first_fits(&mut self, plan: &mut Plan, layout: &Layout, select: Select, stream: Stream) -> Result<()> {
+        if plan.fits.is_empty() {
+            return Ok(());
+        }
+        let before = |step: Step| matches!(step, Step::Sample(_) | Step::Tensor(_));
+        let mut told = false;
+        while plan.fits.iter().any(|f| f.search.is_some() && before(f.fitting.next())) {
+            if told {
+                self.tell(plan, layout, stream)?;
+            }
+            let (sums, _) = self.measure(plan, layout, select, SAMPLES | TENSORS, stream)?;
+            for Fits { search, fitting, .. } in &mut plan.fits {
+                let Some(search) = *search else { continue };
+                match fitting.next() {
+                    Step::Sample(_) => fitting.answer(&total(&sums, &plan.searches[search], 1)),
+                    Step::Tensor(_) => {
+                        let search = &plan.searches[search];
+                        fitting.answer(&total(&sums, search, search.elements.div_ceil(CHUNK)));
+                    }
+                    _ => {}
+                }
+            }
+            told = true;
+        }
+        if told {
+            self.tell(plan, layout, stream)?;
+        }
+        // SAFETY: the context is current; `select` points into `work`.
+        unsafe { self.device.launch(Kernel::Decide, (plan.searches.len() as u32, 1), stream, &select) }
+    }
+
+    /// The fits of candidates, a wait for each, for all tensors together.
+    fn last_fits(
+        &mut self,
+        plan: &mut Plan,
+        layout: &Layout,
+        mut select: Select,
+        stream: Stream,
+    ) -> Result<()> {
+        if !plan.fits.iter().any(|f| f.search.is_some() && matches!(f.fitting.next(), Step::Collect { .. })) {
+            return Ok(());
+        }
+        let n = plan.searches.len() as u32;
+        let warps = plan.tiles.div_ceil(WARPS).min(u64::from(8 * self.device.multiprocessors())) as u32;
+        select.listing = 1;
+        // SAFETY: the context is current; `select` points into `work`.
+        unsafe {
+            self.device.launch(Kernel::Count, (warps, 1), stream, &select)?;
+            self.device.launch(Kernel::Place, (n, 1), stream, &select)?;
+            self.device.launch(Kernel::Emit, (warps, 1), stream, &select)?;
+        }
+        loop {
+            let (sums, states) = self.measure(plan, layout, select, CANDIDATES, stream)?;
+            for Fits { search, fitting, .. } in &mut plan.fits {
+                let Some(search) = *search else { continue };
+                let (search, state) = (&plan.searches[search], &states[search]);
+                // Those are in no list that a fit does not help with.
+                let listed = state.candidates <= search.capacity
+                    && (state.least[0] == LOWEST || state.candidates >= search.k);
+                let chunks = if listed { state.candidates.div_ceil(CHUNK) } else { 0 };
+                match fitting.next() {
+                    Step::Collect { .. } => {
+                        let least = f32::from_bits(state.least[0]);
+                        fitting.collected(state.candidates, least, &total(&sums, search, chunks));
+                    }
+                    Step::Candidates(_) => fitting.answer(&total(&sums, search, chunks)),
+                    _ => {}
+                }
+            }
+            self.tell(plan, layout, stream)?;
+            if !plan.fits.iter().any(|f| matches!(f.fitting.next(), Step::Candidates(_))) {
+                break;
+            }
+        }
+        // SAFETY: as above.
+        unsafe { self.device.launch(Kernel::Decide, (n, 1), stream, &select) }
+    }
+
+    /// Copies to the device what fits ask and say. The stream was waited for since the last copy.
+    fn tell(&mut self, plan: &Plan, layout: &Layout, stream: Stream) -> Result<()> {
+        let asks = plan.asks();
+        // SAFETY: as it says above.
+        unsafe { self.up.write(0, bytes_of(&asks)) };
+        self.work.copy_from(layout.asks, &self.up, size_of_val(asks.as_slice()) as u64, stream)
+    }
+
+    /// The sums of each chunk that asks of this kind are for, and all states.
+    fn measure(
+        &mut self,
+        plan: &Plan,
+        layout: &Layout,
+        mut select: Select,
+        what: u32,
+        stream: Stream,
+    ) -> Result<(Vec<outside::Moments>, Vec<State>)> {
+        select.what = what;
+        let logs = plan.asks().iter().any(|ask| ask.what & what != 0 && ask.logs != 0);
+        let kernel = if logs { Kernel::MeasureLogs } else { Kernel::Measure };
+        let grid = (plan.measurers(self.device.multiprocessors()), plan.searches.len() as u32);
+        // SAFETY: the context is current; `select` points into `work`, where each chunk has a place, and into the tensors.
+        unsafe { self.device.launch(kernel, grid, stream, &select)? };
+        let bytes = layout.sums.end - layout.sums.start;
+        self.work.copy_to(layout.sums.start, &mut self.down, bytes, stream)?;
+        self.device.synchronize(stream)?;
+        // SAFETY: the stream was waited for.
+        let bytes = unsafe { self.down.bytes(bytes) };
+        let (sums, states) = bytes.split_at(bytes.len() - plan.searches.len() * size_of::<State>());
+        let sums: Vec<Moments> = items_of(&sums[..plan.chunks as usize * size_of::<Moments>()]);
+        Ok((sums.into_iter().map(moments).collect(), items_of(states)))
+    }
+
+    /// Chooses the side of searches that have two, and puts together what goes to the host.
+    fn pack(&mut self, plan: &Plan, payload: &Payload, mut select: Select, stream: Stream) -> Result<()> {
+        let (many, n) = (self.device.multiprocessors(), plan.searches.len() as u32);
+        select.what = SIDES;
+        let base = self.packed.address();
+        let pack = Pack {
+            searches: select.searches,
+            totals: select.totals,
+            bases: select.bases,
+            moments: select.moments,
+            out_places: select.out_places,
+            out_bits: select.out_bits,
+            choices: base + payload.choices.start,
+            places: base + payload.places.start,
+            bits: base + payload.bits.start,
+            n_searches: n,
+            reserved: 0,
+        };
+        let most = payload.most.div_ceil(4 * u64::from(THREADS)).clamp(1, u64::from(4 * many)) as u32;
+        // SAFETY: the context is current; all of it points into `work`, `out` and `packed`, which the sizes were counted for.
+        unsafe {
+            self.device.launch(Kernel::Measure, (plan.measurers(many), n), stream, &select)?;
+            self.device.launch(Kernel::Choose, (1, 1), stream, &pack)?;
+            self.device.launch(Kernel::Pack, (most, n), stream, &pack)
+        }
     }
 
     /// The error that the library has for a value that was kept and is not finite.
@@ -434,14 +645,21 @@ impl Compressor {
         &mut self,
         plan: &Plan,
         outlines: &[Outline],
-        chosen: &[[Chosen; 2]],
+        found: &FoundAll,
         stream: Stream,
     ) -> Result<()> {
-        let bad = |sides: &[Chosen; 2]| sides.iter().any(|s| s.values.iter().any(|x| !x.is_finite()));
-        let Some(input) = chosen.iter().position(bad) else { return Ok(()) };
+        let bad = |(input, found): (usize, &Found)| match found {
+            Found::Elements(chosen) if chosen.values.iter().any(|x| !x.is_finite()) => Some(input),
+            _ => None,
+        };
+        let bad = found.found.iter().enumerate().filter_map(bad).chain(found.bad.iter().copied()).min();
+        let Some(input) = bad else { return Ok(()) };
         self.down.grow(8)?;
         self.work.fill(0, 0xff, 8, stream)?;
-        for (piece, place) in plan.pieces.iter().zip(&plan.places).filter(|(_, p)| p.input == input) {
+        let read = |(piece, place): &(&Piece, &Place)| {
+            place.input == input && place.start + piece.len > self.zeros_before
+        };
+        for (piece, place) in plan.pieces.iter().zip(&plan.places).filter(read) {
             let blocks = piece.len.div_ceil(TILE).min(u64::from(8 * self.device.multiprocessors())) as u32;
             let arguments = NonFinite { piece: *piece, start: place.start, least: self.work.address() };
             // SAFETY: the context is current, the tensor there, and `work` has room for a word.
@@ -450,7 +668,7 @@ impl Compressor {
         self.work.copy_to(0, &mut self.down, 8, stream)?;
         self.device.synchronize(stream)?;
         // SAFETY: the stream was waited for.
-        let index = words(unsafe { self.down.bytes(8) })[0];
+        let index = items_of::<u64>(unsafe { self.down.bytes(8) })[0];
         Err(outside::non_finite(outlines[input].tensor, index).into())
     }
 
@@ -461,27 +679,29 @@ impl Compressor {
         let mut upload = Vec::new();
         // How many of a tensor's values earlier pieces had.
         let mut done = vec![0; sent.len()];
-        for Run { piece, side, kept } in &found.runs {
+        for Run { piece, kept } in found.runs.iter().filter(|run| !run.kept.is_empty()) {
             let input = plan.places[*piece].input;
-            let (sent, before) = (&sent[input], done[input]);
-            if *side != sent.side || kept.is_empty() {
-                continue;
-            }
-            let range = before..before + kept.len();
+            let range = done[input]..done[input] + kept.len();
             done[input] = range.end;
-            let (own, sent) = (&found.chosen[input][*side].values[range.clone()], &sent.values[range]);
             let mut item = Taken {
                 after: plan.pieces[*piece].after,
                 first: kept.start as u64,
                 len: kept.len() as u64,
                 ..Taken::default()
             };
-            if own.iter().zip(sent).all(|(a, b)| a.to_bits() == b.to_bits()) {
-                item.values = values;
-            } else if sent.iter().all(|x| x.to_bits() == sent[0].to_bits()) {
-                item.value = sent[0];
-            } else {
-                upload.push((taken.len(), sent));
+            match (&found.found[input], &sent[input]) {
+                (_, Sent::All(value)) => item.value = *value,
+                (Found::Elements(own), Sent::Each(sent)) => {
+                    let (own, sent) = (&own.values[range.clone()], &sent[range]);
+                    if own.iter().zip(sent).all(|(a, b)| a.to_bits() == b.to_bits()) {
+                        item.values = values;
+                    } else if sent.iter().all(|x| x.to_bits() == sent[0].to_bits()) {
+                        item.value = sent[0];
+                    } else {
+                        upload.push((taken.len(), sent));
+                    }
+                }
+                (Found::Side { .. }, Sent::Each(sent)) => upload.push((taken.len(), &sent[range])),
             }
             taken.push(item);
         }
@@ -536,6 +756,10 @@ impl Compressor {
             let floats: Vec<f32> = floats.collect();
             tensors.push((name.clone(), TensorBuf::from_f32(residual.shape.clone(), &floats)?));
         }
+        for (name, state) in &self.stages {
+            let bytes = state.iter().flat_map(|word| word.to_le_bytes()).collect();
+            tensors.push((format!("{name}{STAGES}"), TensorBuf::new(Dtype::I64, vec![3], bytes)?));
+        }
         Ok(Feedback::load(tensors)?)
     }
 
@@ -548,9 +772,15 @@ impl Compressor {
         let device = self.device.clone();
         let _current = device.enter()?;
         self.last.wait()?;
-        let mut residuals = BTreeMap::new();
+        let (mut residuals, mut stages) = (BTreeMap::new(), BTreeMap::new());
         for (name, tensor) in feedback.save() {
             let shape = tensor.view().shape();
+            if let (Dtype::I64, Some(of), ([a, b, c], [])) =
+                (tensor.dtype(), name.strip_suffix(STAGES), tensor.data().as_chunks::<8>())
+            {
+                stages.insert(of.to_owned(), [a, b, c].map(|word| i64::from_le_bytes(*word)));
+                continue;
+            }
             if feedback.get(&name).is_none() {
                 return Err(outside::misfit("state of a codec that does not run on a device").into());
             }
@@ -566,7 +796,8 @@ impl Compressor {
             }
             residuals.insert(name, residual);
         }
-        (self.residuals, self.changed) = (residuals, Vec::new());
+        (self.residuals, self.stages) = (residuals, stages);
+        (self.changed, self.stages_before) = (Vec::new(), self.stages.clone());
         Ok(())
     }
 }
@@ -579,7 +810,7 @@ fn blocks(
     codecs: &[Codec],
     found: &mut FoundAll,
 ) -> gcodec::Result<(Vec<Block>, Vec<Sent>)> {
-    outside::blocks(outlines, codecs, &found.chosen)
+    outside::blocks(outlines, codecs, &found.found)
 }
 
 fn wire_blocks(
@@ -587,7 +818,7 @@ fn wire_blocks(
     codecs: &[Codec],
     found: &mut FoundAll,
 ) -> gcodec::Result<(Vec<WireBlock<'static>>, Vec<Sent>)> {
-    outside::wire_blocks(outlines, codecs, &found.chosen, std::mem::take(&mut found.supports))
+    outside::wire_blocks(outlines, codecs, &found.found, std::mem::take(&mut found.supports))
 }
 
 /// What one update asks of the device.
@@ -602,6 +833,21 @@ struct Plan {
     samples: u32,
     /// Which positions are written on the device.
     coding: Coding,
+    fits: Vec<Fits>,
+    /// Room for the candidates of fits.
+    listed: u64,
+    /// Chunks that sums are taken of.
+    chunks: u64,
+    /// Inputs of `sbc` without elements.
+    no_elements: Vec<usize>,
+}
+
+/// A search by fits; none if there are no elements.
+#[derive(Debug)]
+struct Fits {
+    input: usize,
+    search: Option<usize>,
+    fitting: Fitting,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -610,10 +856,12 @@ struct Place {
     start: u64,
 }
 
-/// What was kept of each input, and which run of all that was kept each piece has.
+/// What was kept of each input, and which run of all that was kept on the device each piece has.
 #[derive(Debug)]
 struct FoundAll {
-    chosen: Vec<[Chosen; 2]>,
+    found: Vec<Found>,
+    /// Inputs of which what was kept is not finite, as far as its values are not here.
+    bad: Vec<usize>,
     runs: Vec<Run>,
     total: u64,
     /// Of each block, its positions in wire form.
@@ -623,8 +871,109 @@ struct FoundAll {
 #[derive(Debug)]
 struct Run {
     piece: usize,
-    side: usize,
     kept: Range<usize>,
+}
+
+/// What comes to the host of what was kept, in bytes: positions; a [`Choice`] for each search if some search has two sides; values of
+/// searches that have not. Without choices that is how everything was emitted.
+#[derive(Debug)]
+struct Payload {
+    places: Range<u64>,
+    choices: Range<u64>,
+    bits: Range<u64>,
+    end: u64,
+    /// The most elements of a search.
+    most: u64,
+}
+
+/// The same, on the host.
+struct Came<'a> {
+    choices: Vec<Choice>,
+    places: &'a [[u8; 4]],
+    bits: &'a [[u8; 4]],
+}
+
+impl Payload {
+    fn new(plan: &Plan, totals: &[u64]) -> Self {
+        let (mut places, mut values, mut most) = (0, 0, 0);
+        for (search, totals) in plan.searches.iter().zip(totals.chunks(2)) {
+            let kept = totals[0].max(totals[1]);
+            most = most.max(kept);
+            places += kept;
+            values += if search.sides == 1 { kept } else { 0 };
+        }
+        let chooses = plan.searches.iter().any(|s| s.sides == 2);
+        let places = 0..4 * places;
+        let choices = if chooses { places.end.next_multiple_of(16) } else { places.end };
+        let choices =
+            choices..choices + if chooses { (size_of::<Choice>() * plan.searches.len()) as u64 } else { 0 };
+        let bits = choices.end..choices.end + 4 * values;
+        Self { places, choices, end: bits.end, bits, most }
+    }
+
+    /// Whether it is not as it was emitted.
+    fn is_packed(&self) -> bool {
+        !self.choices.is_empty()
+    }
+}
+
+impl FoundAll {
+    fn take(&mut self, plan: &Plan, totals: &[u64], before: &[u64], came: &Came<'_>) {
+        // Of the search: its first element among all that was kept, and its first position and value among what came.
+        let (mut first, mut place, mut value) = (0, 0, 0);
+        for (i, (search, totals)) in plan.searches.iter().zip(totals.chunks(2)).enumerate() {
+            let choice = came.choices.get(i).copied().unwrap_or_default();
+            let (side, mean) = match search.sides {
+                1 => (0, None),
+                _ => {
+                    let (side, mean) = outside::larger(choice.sums, [totals[0], totals[1]]);
+                    (side, Some(mean))
+                }
+            };
+            let begin = first + if side == 1 { totals[0] } else { 0 };
+            let pieces = search.first_piece as usize..(search.first_piece + search.pieces) as usize;
+            for piece in pieces.clone() {
+                let here = before[2 * piece + side] as usize;
+                let next = if piece + 1 < pieces.end { before[2 * (piece + 1) + side] } else { totals[side] };
+                let next = next as usize;
+                let Place { input, start } = plan.places[piece];
+                let position = |p: &[u8; 4]| start + u64::from(u32::from_ne_bytes(*p));
+                let coded = plan.coding.inputs.get(input).is_some_and(|coded| *coded);
+                let places = if coded { &[] } else { &came.places[place + here..place + next] };
+                let positions = places.iter().map(position);
+                match (&mut self.found[input], mean) {
+                    (Found::Elements(chosen), None) => {
+                        chosen.positions.extend(positions);
+                        let values = &came.bits[value + here..value + next];
+                        chosen.values.extend(values.iter().map(|b| f32::from_ne_bytes(*b)));
+                    }
+                    (Found::Side { positions: all, .. }, Some(_)) => all.extend(positions),
+                    (found, Some(mean)) => {
+                        *found = Found::Side { positions: positions.collect(), mean };
+                        if choice.sums.iter().any(|sum| !sum.is_finite()) {
+                            self.bad.push(input);
+                        }
+                    }
+                    (Found::Side { .. }, None) => {}
+                }
+                self.runs.push(Run { piece, kept: begin as usize + here..begin as usize + next });
+            }
+            first += totals[0] + totals[1];
+            place += totals[side] as usize;
+            value += if mean.is_none() { totals[side] as usize } else { 0 };
+        }
+    }
+}
+
+/// The sums of a search's chunks, in their order.
+fn total(sums: &[outside::Moments], search: &Search, chunks: u64) -> outside::Moments {
+    let of_search = sums.iter().skip(search.chunks as usize).take(chunks as usize);
+    of_search.fold(outside::Moments::default(), |sum, chunk| sum.and(*chunk))
+}
+
+fn moments(m: Moments) -> outside::Moments {
+    let Moments { count, sum, squares, product, exponent, max, .. } = m;
+    outside::Moments { count, sum, squares, product, exponent, max }
 }
 
 /// Where things are in the work memory.
@@ -633,7 +982,12 @@ struct Layout {
     table: Range<u64>,
     rows: u64,
     segments: u64,
+    asks: u64,
+    /// Moments, then states.
+    sums: Range<u64>,
     zeros: Range<u64>,
+    /// Counts of each tile.
+    tiles: Range<u64>,
     sizes: Range<u64>,
     bytes: u64,
 }
@@ -673,25 +1027,79 @@ impl Plan {
         };
         let rows = take(bytes_of(&self.coding.rows).len() as u64);
         let segments_at = take(bytes_of(&self.coding.segments).len() as u64);
+        select.asks = take(size_of::<Ask>() as u64 * searches);
         let table = 0..take(0);
+        select.moments = take(size_of::<Moments>() as u64 * self.chunks);
         select.states = take(size_of::<State>() as u64 * searches);
         select.counts = take(8 * 2 * BINS * searches);
         select.ticket = take(4);
         let zeros = select.states..take(0);
+        let sums = select.moments..select.states + size_of::<State>() as u64 * searches;
         select.samples = take(4 * SAMPLE * u64::from(self.samples));
         select.tile_first = take(8 * tiles);
         select.tile_hits = take(4 * tiles);
         select.tile_above = take(4 * 2 * tiles);
         select.tile_equal = take(4 * 2 * tiles);
         select.tile_kept = take(8 * 2 * tiles);
+        let counted = select.tile_hits..take(0);
         select.candidate_places = take(4 * self.candidates);
         select.candidate_bits = take(4 * self.candidates);
+        select.list = take(4 * self.listed);
         select.bases = take(8 * 2 * searches);
         // Together, so that one copy takes both.
         select.totals = take(8 * 2 * (searches + pieces));
         select.piece_kept = select.totals + 8 * 2 * searches;
         let sizes = select.totals..select.piece_kept + 8 * 2 * pieces;
-        (Layout { table, rows, segments: segments_at, zeros, sizes, bytes: take(0) }, select)
+        let (asks, tiles, segments) = (select.asks, counted, segments_at);
+        (Layout { table, rows, segments, asks, sums, zeros, tiles, sizes, bytes: take(0) }, select)
+    }
+
+    /// What fits ask of the device, or tell it.
+    fn asks(&self) -> Vec<Ask> {
+        let question = |what, q: Question| Ask {
+            what,
+            at: q.at.to_bits(),
+            location: q.location,
+            logs: u32::from(q.logs),
+            rank: 0,
+        };
+        let sides = Ask { what: SIDES, at: LOWEST, ..Ask::default() };
+        let sides = |s: &Search| if s.sides == 2 { sides } else { Ask::default() };
+        let mut asks: Vec<Ask> = self.searches.iter().map(sides).collect();
+        for Fits { search, fitting, .. } in &self.fits {
+            let Some(search) = *search else { continue };
+            asks[search] = match fitting.next() {
+                Step::Sample(q) => question(SAMPLES, q),
+                Step::Tensor(q) => question(TENSORS, q),
+                Step::Candidates(q) => question(CANDIDATES, q),
+                Step::Collect { least: Least::At(_), question: Some(q) } => question(CANDIDATES | FROM, q),
+                Step::Collect { least: Least::InSample(rank), .. } => {
+                    Ask { what: CANDIDATES | FROM_SAMPLE, rank, ..Ask::default() }
+                }
+                Step::Collect { least: Least::At(at), question: None } => {
+                    Ask { what: CANDIDATES | FROM, at: at.to_bits(), location: at, ..Ask::default() }
+                }
+                Step::Keep(Kept::Reached(at)) => Ask { what: KEEP, at: at.to_bits(), ..Ask::default() },
+                Step::Keep(Kept::Largest) => Ask::default(),
+            };
+        }
+        asks
+    }
+
+    /// Whether some cut is not known without counting.
+    fn counts_digits(&self) -> bool {
+        let largest = |f: &Fits| f.search.is_some() && f.fitting.next() == Step::Keep(Kept::Largest);
+        self.searches.iter().any(|s| s.exact == 0 && s.fitted == 0) || self.fits.iter().any(largest)
+    }
+
+    /// Blocks of the kernel that takes sums, for each search.
+    fn measurers(&self, multiprocessors: u32) -> u32 {
+        let chunks = self.searches.iter().map(|s| match s.fitted {
+            0 => s.k.div_ceil(CHUNK),
+            1 => s.capacity.div_ceil(CHUNK),
+            _ => s.elements.div_ceil(CHUNK),
+        });
+        chunks.max().unwrap_or(0).clamp(1, u64::from(8 * multiprocessors)) as u32
     }
 
     /// Blocks of the kernel that counts digits, for each search.
@@ -723,6 +1131,9 @@ impl Select {
             &mut self.piece_kept,
             &mut self.bases,
             &mut self.ticket,
+            &mut self.asks,
+            &mut self.moments,
+            &mut self.list,
         ] {
             *field += base;
         }
@@ -734,9 +1145,4 @@ fn rank(k: u64, elements: u64) -> Option<u32> {
     let expected = k as f64 * SAMPLE as f64 / elements as f64;
     let rank = (expected + 4.0 * expected.sqrt() + 4.0) as u64;
     (elements > SAMPLE && rank < SAMPLE).then_some(rank as u32)
-}
-
-/// Numbers that a device wrote, whose byte order is the host's.
-fn words(bytes: &[u8]) -> Vec<u64> {
-    bytes.as_chunks().0.iter().map(|b| u64::from_ne_bytes(*b)).collect()
 }

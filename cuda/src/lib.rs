@@ -2,7 +2,7 @@
 //!
 //! [`Device::open`] loads the driver at run time and says why it cannot: without a driver or a device everything builds, and nothing
 //! panics. [`Compressor`] does on a device what [`gcodec::compress()`] does on the host, for the codecs that select by magnitude
-//! (`topk`, `stc`, `threshold`, `sbc`), and makes the same blocks of it, to the bit, error feedback included. [`Scatter`] puts decoded
+//! (`topk`, `stc`, `threshold`, `sbc`, `sidco`), and makes the same blocks of it, to the bit, error feedback included. [`Scatter`] puts decoded
 //! blocks into device tensors.
 //!
 //! ```no_run
@@ -31,7 +31,16 @@
 //! was kept to the host, and a wait for each of these two; with error feedback one more copy to the device and one launch, which
 //! nobody waits for. The tensors are read once. Pinned memory and device memory are kept for the next update.
 //!
-//! [`Compressor::compress_wire`] takes four launches more, five with `sbc`, and one more fill: gaps, parameters, chunks and both planes of
+//! What is kept is 8 bytes for each element. `sbc` takes both means on the device, and sends the 4 bytes of a position for each element of
+//! the side with the larger one.
+//!
+//! `sidco` fits on the host, as the logarithms are its: the device takes the sums, in an order that the host keeps too, of a sample
+//! or of what a threshold left. Each fit is one more wait, one launch, one copy of 48 bytes for each 2^18 summands and 72 for each tensor to
+//! the host, and one of 24 bytes for each tensor to the device, for all tensors together. Its guard takes at most 7 fits of samples
+//! and 7 of candidates, and reads the tensors once, or twice where the sample misled; with a number of stages there is a fit for
+//! each, which reads the tensors once more.
+//!
+//! [`Compressor::compress_wire`] takes four launches and one fill more: gaps, parameters, chunks and both planes of
 //! positions by Rice come from the device, and the positions themselves stay there. The host does not wait for the sizes of planes: the
 //! copy is as long as they can be at most, which is 13 bits a position at a density of 0.001, where 11.52 are what random positions
 //! take (`docs/measurements.md`).

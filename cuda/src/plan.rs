@@ -6,6 +6,16 @@ pub(crate) const WARPS: u64 = 8;
 pub(crate) const TILE: u64 = 8192;
 pub(crate) const SAMPLE: u64 = 1 << 15;
 pub(crate) const BINS: u64 = 2048;
+/// Elements whose sums are one.
+pub(crate) const CHUNK: u64 = 1 << 18;
+/// What an [`Ask`] says.
+pub(crate) const SAMPLES: u32 = 1;
+pub(crate) const TENSORS: u32 = 2;
+pub(crate) const CANDIDATES: u32 = 4;
+pub(crate) const SIDES: u32 = 8;
+pub(crate) const FROM: u32 = 16;
+pub(crate) const FROM_SAMPLE: u32 = 32;
+pub(crate) const KEEP: u32 = 64;
 /// The key of the smallest magnitude above zero.
 pub(crate) const LOWEST: u32 = 1;
 
@@ -15,9 +25,18 @@ pub(crate) const LOWEST: u32 = 1;
 /// As it says.
 pub(crate) unsafe trait Plain: Copy {}
 
+// SAFETY: an integer.
+unsafe impl Plain for u64 {}
+
 pub(crate) fn bytes_of<T: Plain>(items: &[T]) -> &[u8] {
     // SAFETY: there is no padding, so all bytes are written.
     unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
+}
+
+/// Items that a device wrote, whose byte order is the host's.
+pub(crate) fn items_of<T: Plain>(bytes: &[u8]) -> Vec<T> {
+    // SAFETY: any bytes are a value, and the chunk is as long as one.
+    bytes.chunks_exact(size_of::<T>()).map(|b| unsafe { b.as_ptr().cast::<T>().read_unaligned() }).collect()
 }
 
 macro_rules! structures {
@@ -51,7 +70,7 @@ structures! {
         first_tile: u32,
         zero_non_finite: u32,
     }
-    Search(72) {
+    Search(80) {
         elements: u64,
         k: u64,
         candidates: u64,
@@ -65,13 +84,36 @@ structures! {
         first_tile: u32,
         tiles: u32,
         sides: u32,
+        fitted: u32,
+        chunks: u64,
+    }
+    Ask(24) {
+        what: u32,
+        at: u32,
+        location: f32,
+        logs: u32,
+        rank: u64,
+    }
+    Moments(48) {
+        count: u64,
+        sum: f64,
+        squares: f64,
+        product: f64,
+        exponent: i64,
+        max: f32,
         reserved: u32,
     }
-    /// Only its size matters here.
     State(72) {
-        words: [u64; 9],
+        candidates: u64,
+        reached: [u64; 2],
+        ties: [u64; 2],
+        least: [u32; 2],
+        cut: [u32; 2],
+        all: [u32; 2],
+        ticket: u32,
+        exact: u32,
     }
-    Select(168) {
+    Select(200) {
         pieces: u64,
         searches: u64,
         states: u64,
@@ -90,12 +132,35 @@ structures! {
         out_places: u64,
         out_bits: u64,
         ticket: u64,
+        asks: u64,
+        moments: u64,
+        list: u64,
         n_pieces: u32,
         n_searches: u32,
         first_tile: u32,
         n_tiles: u32,
         shift: u32,
         width: u32,
+        what: u32,
+        listing: u32,
+    }
+    Choice(32) {
+        sums: [f64; 2],
+        places: u64,
+        values: u64,
+    }
+    Pack(80) {
+        searches: u64,
+        totals: u64,
+        bases: u64,
+        moments: u64,
+        out_places: u64,
+        out_bits: u64,
+        choices: u64,
+        places: u64,
+        bits: u64,
+        n_searches: u32,
+        reserved: u32,
     }
     Taken(40) {
         after: u64,

@@ -9,7 +9,7 @@ use gcodec::{Codec, Positions};
 
 use crate::device::{Device, Kernel, Memory};
 use crate::error::Result;
-use crate::plan::{Plain, Select, WARPS, structures};
+use crate::plan::{Plain, Select, structures};
 use crate::tensor::Stream;
 
 /// Gaps that a block of threads looks at at a time.
@@ -42,15 +42,14 @@ structures! {
         count: u64,
         reserved: u64,
     }
-    Rice(144) {
+    Rice(136) {
         pieces: u64,
         searches: u64,
         totals: u64,
         piece_kept: u64,
         bases: u64,
         places: u64,
-        bits: u64,
-        sides: u64,
+        choices: u64,
         rows: u64,
         segments: u64,
         segment_first: u64,
@@ -74,6 +73,13 @@ fn is_coded(codec: &Codec) -> bool {
         _ => return false,
     };
     matches!(codec.positions(), Positions::Rice | Positions::RiceOne) && values != Some(Kept::Pow2)
+}
+
+/// Where the device has the rows, their segments, and the sides of searches with two.
+pub(crate) struct Tables {
+    pub(crate) rows: u64,
+    pub(crate) segments: u64,
+    pub(crate) choices: u64,
 }
 
 /// What of an update's positions is written on the device.
@@ -130,7 +136,7 @@ impl Coding {
 
     /// Whether no input's positions have to come to the host.
     pub(crate) fn all(&self) -> bool {
-        self.inputs.iter().all(|coded| *coded)
+        !self.is_empty() && self.inputs.iter().all(|coded| *coded)
     }
 
     /// The most positions of each row. `kept`: how many were kept of each side of a piece.
@@ -147,7 +153,7 @@ impl Coding {
     }
 
     /// Where things are in memory of which `first` bytes are taken.
-    pub(crate) fn layout(&self, first: u64, searches: u64, kept: impl Fn(u32, u32) -> u64) -> Layout {
+    pub(crate) fn layout(&self, first: u64, kept: impl Fn(u32, u32) -> u64) -> Layout {
         if self.is_empty() {
             return Layout { copied: first, bytes: first, ..Layout::default() };
         }
@@ -171,7 +177,6 @@ impl Coding {
         let segment_from = take(8 * segments);
         let states = take(size_of::<RowState>() as u64 * rows);
         let units_at = take(size_of::<Unit>() as u64 * units);
-        let sides = take(4 * searches);
         let bytes = take(0);
         Layout {
             written,
@@ -183,13 +188,12 @@ impl Coding {
             segment_from,
             states,
             units: units_at,
-            sides,
             bytes,
             n_units: units,
         }
     }
 
-    /// Writes the rows, from places and bits that were emitted to the beginning of `out`; `tables`: where rows and segments are.
+    /// Writes the rows into `out`, from places that were emitted.
     ///
     /// # Safety
     /// The context is current; `select` is what places were emitted by, and what `layout` was made of is what it found.
@@ -199,7 +203,7 @@ impl Coding {
         out: &Memory,
         layout: &Layout,
         select: &Select,
-        tables: (u64, u64),
+        tables: &Tables,
         stream: Stream,
     ) -> Result<()> {
         let base = out.address();
@@ -210,10 +214,9 @@ impl Coding {
             piece_kept: select.piece_kept,
             bases: select.bases,
             places: select.out_places,
-            bits: select.out_bits,
-            sides: base + layout.sides,
-            rows: tables.0,
-            segments: tables.1,
+            choices: tables.choices,
+            rows: tables.rows,
+            segments: tables.segments,
             segment_first: base + layout.segment_first,
             segment_from: base + layout.segment_from,
             states: base + layout.states,
@@ -228,10 +231,6 @@ impl Coding {
         out.fill(layout.zeros.start, 0, layout.zeros.end - layout.zeros.start, stream)?;
         // SAFETY: the caller's promise; what the kernels write is inside of the layout.
         unsafe {
-            if self.segments.iter().any(|s| s.side == CHOSEN) {
-                let warps = u64::from(select.n_searches).div_ceil(WARPS) as u32;
-                device.launch(Kernel::RiceSides, (warps, 1), stream, &rice)?;
-            }
             device.launch(Kernel::RiceRows, (rice.n_rows, 1), stream, &rice)?;
             device.launch(Kernel::RiceMeasure, (blocks, 1), stream, &rice)?;
             device.launch(Kernel::RiceChoose, (rice.n_rows, 1), stream, &rice)?;
@@ -280,7 +279,6 @@ pub(crate) struct Layout {
     segment_from: u64,
     states: u64,
     units: u64,
-    sides: u64,
     pub(crate) bytes: u64,
     n_units: u64,
 }

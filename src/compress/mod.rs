@@ -10,6 +10,7 @@ pub mod demo;
 mod dgc;
 mod feedback;
 mod lossless;
+mod moments;
 mod momentum;
 mod natural;
 pub mod onebit;

@@ -2,7 +2,8 @@
 //! tensor those with the larger mean magnitude are kept, and all of them become that mean.
 //!
 //! Only positive elements count among the largest and only negative ones among the smallest. Where there are fewer than
-//! `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent.
+//! `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent. Sums of magnitudes are taken in the
+//! order that `moments.rs` describes.
 //!
 //! The codec is one message; [`Sbc`] is a sender of many, with the paper's communication delay:
 //!
@@ -13,10 +14,11 @@
 
 use rayon::prelude::*;
 
+use super::moments::sum_of_magnitudes;
 use super::outside::Outline;
 use super::select::Chosen;
 use super::source::Source;
-use super::sparse::{join, mean_magnitude, outlines, tensor_groups};
+use super::sparse::{join, mean, outlines, tensor_groups};
 use super::{Amount, Codec, Feedback, Input, Options, compress, in_order, select};
 use crate::block::{Block, Positions, ScaleFormat, Scales, Values};
 use crate::error::{Error, Result};
@@ -37,10 +39,14 @@ pub(super) fn block(tensors: &mut [Source<'_>], amount: Amount) -> Result<Block>
 }
 
 /// Which of the largest positive and the smallest negative elements are sent, and their mean.
-pub(super) fn larger(sides: &[Chosen; 2]) -> (usize, f32) {
-    let [plus, minus] = sides.each_ref().map(|s| s.values.iter().map(|x| f64::from(x.abs())).sum::<f64>());
-    let (side, sign) = if plus >= minus { (0, 1.0) } else { (1, -1.0) };
-    (side, mean_magnitude(&sides[side].values) * sign)
+fn larger(sides: &[Chosen; 2]) -> (usize, f32) {
+    let sums = sides.each_ref().map(|s| sum_of_magnitudes(&s.values));
+    larger_of(sums, sides.each_ref().map(|s| s.values.len() as u64))
+}
+
+/// The same by their sums of magnitudes and their numbers.
+pub(super) fn larger_of([plus, minus]: [f64; 2], [positive, negative]: [u64; 2]) -> (usize, f32) {
+    if plus >= minus { (0, mean(plus, positive)) } else { (1, -mean(minus, negative)) }
 }
 
 /// The block of what is sent of a run of tensors.

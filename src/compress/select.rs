@@ -167,7 +167,7 @@ pub(super) enum Side {
 
 impl Side {
     /// Orders the floats of this side by their magnitude; 0 for those that are never kept.
-    fn key(self, bits: u32) -> u32 {
+    pub(super) fn key(self, bits: u32) -> u32 {
         match self {
             Self::Both => bits & MAGNITUDE,
             Self::Plus => (bits as i32).max(0) as u32,
@@ -216,15 +216,7 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
         })
         .collect();
     let n = ends.last().copied().unwrap_or(0);
-    if n <= SAMPLE {
-        return None;
-    }
-    // Four standard deviations of the sample's count more than what is expected.
-    let expected = k as f64 * SAMPLE as f64 / n as f64;
-    let rank = (expected + 4.0 * expected.sqrt() + 4.0) as usize;
-    if rank >= SAMPLE as usize {
-        return None;
-    }
+    let rank = rank(k, n)? as usize;
     let stride = n / SAMPLE;
     let bits = (0..SAMPLE)
         .map(|i| {
@@ -239,6 +231,14 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
         })
         .collect();
     Some(Sample { bits, rank })
+}
+
+/// The [`Sample::rank`] for `k` of `n` elements, if there is to be a sample.
+pub(super) fn rank(k: u64, n: u64) -> Option<u64> {
+    // Four standard deviations of the sample's count more than what is expected.
+    let expected = k as f64 * SAMPLE as f64 / n as f64;
+    let rank = (expected + 4.0 * expected.sqrt() + 4.0) as u64;
+    (n > SAMPLE && rank < SAMPLE).then_some(rank)
 }
 
 /// Elements found in a chunk that starts at `start`: the index inside the chunk in the high half, the bits in the low.

@@ -120,6 +120,10 @@ fn signs(chosen: &[Chosen]) -> (Values, Vec<f32>) {
 
 /// The mean magnitude, summed in the order of the values; 0 of none.
 pub(super) fn mean_magnitude(values: &[f32]) -> f32 {
-    let sum: f64 = values.iter().map(|x| f64::from(x.abs())).sum();
-    if values.is_empty() { 0.0 } else { (sum / values.len() as f64) as f32 }
+    mean(values.iter().map(|x| f64::from(x.abs())).sum(), values.len() as u64)
+}
+
+/// A mean by its sum; 0 of none.
+pub(super) fn mean(sum: f64, count: u64) -> f32 {
+    if count == 0 { 0.0 } else { (sum / count as f64) as f32 }
 }

@@ -5,6 +5,22 @@
 //! never kept, larger keys come first, and of equal keys those with the lower index (in the order of the tensors, then of
 //! their elements). Elements are 32-bit floats: those of f16 and bf16 are widened first, exactly; the residual of error
 //! feedback is added in 32 bits, and a finite sum that exceeds what the type holds is limited to that.
+//!
+//! SIDCo's thresholds and the means of `sbc` depend on sums of 64-bit floats, so their order is defined too:
+//!
+//! | of what | how it is summed |
+//! |---|---|
+//! | a run: 1024 elements, as 8 rows of 128 columns | each column from its first row to its last; columns in fours, `(a + b) + (c + d)`; those 32 sums by halves |
+//! | a tile: 8 runs | one after the other |
+//! | a chunk: 32 tiles | by halves |
+//! | all | chunks one after the other |
+//!
+//! By halves: the sums of the second half are added to those of the first until one is left. Elements that are not there count as
+//! zeros. [`Fitting`] says of what SIDCo wants sums.
+
+mod fitting;
+
+pub use fitting::{Fitting, Kept, Least, Moments, Question, Step};
 
 use std::ops::Range;
 
@@ -50,13 +66,20 @@ pub enum Search {
         /// Positive and finite.
         at: f32,
     },
+    /// What [`Codec::Sidco`] keeps of one tensor.
+    Fitted {
+        /// The tensor.
+        of: usize,
+        /// How to find it.
+        fitting: Fitting,
+    },
 }
 
 /// The searches that these codecs begin with.
 ///
 /// # Errors
 /// [`Error::Input`] for tensors that are not in ascending order or not of floats, for options out of range, and for codecs
-/// other than [`Codec::TopK`], [`Codec::Threshold`] and [`Codec::Sbc`].
+/// other than [`Codec::TopK`], [`Codec::Threshold`], [`Codec::Sbc`] and [`Codec::Sidco`].
 pub fn searches(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Search>> {
     check(tensors, codecs)?;
     let mut searches = Vec::new();
@@ -73,6 +96,10 @@ pub fn searches(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Search>> {
             }
             Codec::Sbc { amount, .. } => searches.push(Search::BothSides { of: i, k: amount.of(tensor.len) }),
             Codec::Threshold { at, .. } => searches.push(Search::AtLeast { of: i, at }),
+            Codec::Sidco { amount, fit, stages, .. } => {
+                let fitting = Fitting::new(fit, stages, tensor.len, amount.of(tensor.len));
+                searches.push(Search::Fitted { of: i, fitting });
+            }
             _ => {}
         }
     }
@@ -84,32 +111,57 @@ impl Search {
     pub fn most(&self) -> Option<u64> {
         match *self {
             Self::Largest { k, .. } | Self::BothSides { k, .. } => Some(k),
-            Self::AtLeast { .. } => None,
+            Self::AtLeast { .. } | Self::Fitted { .. } => None,
         }
     }
 }
 
-/// What a receiver gets of the elements that were kept of one tensor.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Sent {
-    /// Which of the two lists is sent: the first but for [`Codec::Sbc`], which chooses.
-    pub side: usize,
-    /// For each element of that list what the receiver gets, in the tensor's type: error feedback takes it from the sum.
-    pub values: Vec<f32>,
+/// What was found of one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Found {
+    /// The elements that are kept.
+    Elements(Chosen),
+    /// For [`Codec::Sbc`] those of one side, which all become their mean: side and mean by [`larger`].
+    Side {
+        /// Their positions, strictly ascending.
+        positions: Vec<u64>,
+        /// Their mean, with its sign.
+        mean: f32,
+    },
+}
+
+impl Found {
+    /// Where it is.
+    pub fn positions(&self) -> &[u64] {
+        match self {
+            Self::Elements(chosen) => &chosen.positions,
+            Self::Side { positions, .. } => positions,
+        }
+    }
+}
+
+/// Which of the two sides of [`Search::BothSides`] is sent, and the mean that it becomes: `sums`: of magnitudes, each a
+/// [`Moments::sum`] of what was kept of that side, in its order; `counts`: how many these are.
+pub fn larger(sums: [f64; 2], counts: [u64; 2]) -> (usize, f32) {
+    sbc::larger_of(sums, counts)
+}
+
+/// What a receiver gets of the elements that were kept of one tensor, in the tensor's type: error feedback takes it from the sum.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Sent {
+    /// Of each of them.
+    Each(Vec<f32>),
+    /// Of all of them.
+    All(f32),
 }
 
 /// The blocks of one update, and what they send of each tensor.
 ///
-/// `found`: for each tensor what was found of it: the positive and the negative elements for [`Codec::Sbc`], all of them and
-/// nothing else for others.
+/// `found`: for each tensor what was found of it: one side for [`Codec::Sbc`], elements for others.
 ///
 /// # Errors
 /// As [`searches`]; [`Error::Input`] if what was found does not fit the tensors, or if a value is NaN or infinite.
-pub fn blocks(
-    tensors: &[Outline],
-    codecs: &[Codec],
-    found: &[[Chosen; 2]],
-) -> Result<(Vec<Block>, Vec<Sent>)> {
+pub fn blocks(tensors: &[Outline], codecs: &[Codec], found: &[Found]) -> Result<(Vec<Block>, Vec<Sent>)> {
     check(tensors, codecs)?;
     blocks_of(tensors, codecs, found, |_| false)
 }
@@ -131,7 +183,7 @@ pub fn joined(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Range<usize>>
 pub fn wire_blocks(
     tensors: &[Outline],
     codecs: &[Codec],
-    found: &[[Chosen; 2]],
+    found: &[Found],
     supports: Vec<Option<Vec<u8>>>,
 ) -> Result<(Vec<WireBlock<'static>>, Vec<Sent>)> {
     let joined = joined(tensors, codecs)?;
@@ -158,7 +210,7 @@ pub fn wire_blocks(
 fn blocks_of(
     tensors: &[Outline],
     codecs: &[Codec],
-    found: &[[Chosen; 2]],
+    found: &[Found],
     written: impl Fn(usize) -> bool,
 ) -> Result<(Vec<Block>, Vec<Sent>)> {
     if found.len() != tensors.len() {
@@ -166,18 +218,21 @@ fn blocks_of(
             what: "numbers of tensors and of what was found",
         }));
     }
-    for (i, (tensor, sides)) in tensors.iter().zip(found).enumerate() {
-        sides
-            .iter()
-            .try_for_each(|side| check_chosen(tensor, side, written(i)))
-            .map_err(|e| e.in_tensor(tensor.tensor))?;
+    for (i, ((tensor, found), codec)) in tensors.iter().zip(found).zip(codecs).enumerate() {
+        check_found(tensor, found, codec, written(i)).map_err(|e| e.in_tensor(tensor.tensor))?;
     }
     let (mut blocks, mut sent) = (Vec::new(), Vec::with_capacity(tensors.len()));
     for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
         let (tensors, found) = (&tensors[run.clone()], &found[run.clone()]);
+        let chosen = found.iter().map(|found| match found {
+            Found::Elements(chosen) => chosen.clone(),
+            Found::Side { positions, .. } => Chosen { positions: positions.clone(), values: Vec::new() },
+        });
+        let chosen: Vec<Chosen> = chosen.collect();
         match codecs[run.start] {
-            Codec::TopK { values, seed, .. } | Codec::Threshold { values, seed, .. } => {
-                let chosen: Vec<Chosen> = found.iter().map(|[both, _]| both.clone()).collect();
+            Codec::TopK { values, seed, .. }
+            | Codec::Threshold { values, seed, .. }
+            | Codec::Sidco { values, seed, .. } => {
                 let (values, decoded) = sparse::values(tensors, &chosen, values, seed)?;
                 let (scope, support) = sparse::join(tensors, &chosen);
                 blocks.push(Block { scope, add: false, support, values });
@@ -185,19 +240,17 @@ fn blocks_of(
                 for (tensor, chosen) in tensors.iter().zip(&chosen) {
                     let mut values: Vec<f32> = decoded.by_ref().take(chosen.values.len()).collect();
                     round_f32s(tensor.dtype, &mut values)?;
-                    sent.push(Sent { side: 0, values });
+                    sent.push(Sent::Each(values));
                 }
             }
             Codec::Sbc { .. } => {
-                let (sides, means): (Vec<_>, Vec<_>) = found.iter().map(sbc::larger).unzip();
-                let chosen: Vec<Chosen> = found.iter().zip(&sides).map(|(f, &s)| f[s].clone()).collect();
+                let mean = |found: &Found| if let Found::Side { mean, .. } = found { *mean } else { 0.0 };
+                let means: Vec<f32> = found.iter().map(mean).collect();
                 blocks.push(sbc::constant(tensors, &chosen, &means));
-                for ((tensor, chosen), (side, mean)) in
-                    tensors.iter().zip(&chosen).zip(sides.into_iter().zip(means))
-                {
-                    let mut values = vec![mean; chosen.values.len()];
-                    round_f32s(tensor.dtype, &mut values)?;
-                    sent.push(Sent { side, values });
+                for (tensor, mean) in tensors.iter().zip(means) {
+                    let mut value = [mean];
+                    round_f32s(tensor.dtype, &mut value)?;
+                    sent.push(Sent::All(value[0]));
                 }
             }
             _ => return Err(Error::bad_option(UNKNOWN)),
@@ -217,7 +270,7 @@ pub fn misfit(what: &'static str) -> Error {
     Error::bad_option(what)
 }
 
-const UNKNOWN: &str = "codec: only topk, stc, threshold and sbc select outside of the library";
+const UNKNOWN: &str = "codec: only topk, stc, threshold, sbc and sidco select outside of the library";
 
 fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     if tensors.len() != codecs.len() {
@@ -228,7 +281,10 @@ fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     }
     for (tensor, codec) in tensors.iter().zip(codecs) {
         codec.check()?;
-        if !matches!(codec, Codec::TopK { .. } | Codec::Threshold { .. } | Codec::Sbc { .. }) {
+        if !matches!(
+            codec,
+            Codec::TopK { .. } | Codec::Threshold { .. } | Codec::Sbc { .. } | Codec::Sidco { .. }
+        ) {
             return Err(Error::bad_option(UNKNOWN));
         }
         if !tensor.dtype.is_float() {
@@ -239,25 +295,29 @@ fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     Ok(())
 }
 
-fn check_chosen(tensor: &Outline, chosen: &Chosen, written: bool) -> Result<()> {
-    let Chosen { positions, values } = chosen;
-    if written {
-        return match positions.is_empty() && values.iter().all(|x| x.is_finite()) {
-            true => Ok(()),
-            false => {
-                Err(Error::inconsistent("positions beside those in wire form, or values that are not finite"))
-            }
-        };
-    }
-    if positions.len() != values.len() {
-        return Err(Error::inconsistent("numbers of positions and values"));
+/// `written`: whether the positions are elsewhere.
+fn check_found(tensor: &Outline, found: &Found, codec: &Codec, written: bool) -> Result<()> {
+    let positions = found.positions();
+    if written && !positions.is_empty() {
+        return Err(Error::inconsistent("positions beside those in wire form"));
     }
     if !positions.is_sorted_by(|a, b| a < b) || positions.last().is_some_and(|&p| p >= tensor.len) {
         return Err(Error::inconsistent("positions are not ascending inside the tensor"));
     }
-    match values.iter().position(|x| !x.is_finite()) {
-        Some(at) => Err(Error::input(InputErrorKind::NonFinite { index: positions[at] })),
-        None => Ok(()),
+    let non_finite = |index| Err(Error::input(InputErrorKind::NonFinite { index }));
+    match (found, codec) {
+        (Found::Side { mean, .. }, Codec::Sbc { .. }) if mean.is_finite() => Ok(()),
+        (Found::Side { .. }, Codec::Sbc { .. }) => non_finite(positions.first().copied().unwrap_or(0)),
+        (Found::Side { .. }, _) | (_, Codec::Sbc { .. }) => {
+            Err(Error::inconsistent("elements and codec: one side for sbc, values for others"))
+        }
+        (Found::Elements(chosen), _) if !written && positions.len() != chosen.values.len() => {
+            Err(Error::inconsistent("numbers of positions and values"))
+        }
+        (Found::Elements(chosen), _) => match chosen.values.iter().position(|x| !x.is_finite()) {
+            Some(at) => non_finite(positions.get(at).copied().unwrap_or(0)),
+            None => Ok(()),
+        },
     }
 }
 
@@ -267,8 +327,12 @@ mod tests {
     use super::*;
     use crate::tensor::TensorBuf;
 
-    /// The searches by sorting.
-    fn find(values: &[Vec<f32>], search: &Search, found: &mut [[Chosen; 2]]) {
+    /// The searches by sorting, and fits by what they ask.
+    fn find(values: &[Vec<f32>], search: &Search, found: &mut [Found]) {
+        if let Search::Fitted { of, fitting } = search {
+            found[*of] = Found::Elements(fitted(&values[*of], fitting.clone()));
+            return;
+        }
         let sides: &[fn(f32) -> bool] = match search {
             Search::BothSides { .. } => &[|x| x > 0.0, |x| x < 0.0],
             _ => &[|x| x != 0.0],
@@ -277,7 +341,9 @@ mod tests {
             Search::Largest { among, k } => (among.clone(), *k, 0.0),
             Search::BothSides { of, k } => (vec![*of], *k, 0.0),
             Search::AtLeast { of, at } => (vec![*of], u64::MAX, *at),
+            Search::Fitted { .. } => unreachable!("above"),
         };
+        let mut of_sides = vec![<[Chosen; 2]>::default(); values.len()];
         for (side, of_side) in sides.iter().enumerate() {
             let all = among.iter().flat_map(|&t| (0..values[t].len()).map(move |i| (t, i)));
             let mut kept: Vec<(usize, usize)> =
@@ -288,15 +354,79 @@ mod tests {
             kept.truncate(usize::try_from(k).unwrap_or(usize::MAX));
             kept.sort_unstable();
             for (t, i) in kept {
-                found[t][side].positions.push(i as u64);
-                found[t][side].values.push(values[t][i]);
+                of_sides[t][side].positions.push(i as u64);
+                of_sides[t][side].values.push(values[t][i]);
             }
+        }
+        for &t in &among {
+            found[t] = match search {
+                Search::BothSides { .. } => {
+                    let sums = of_sides[t].each_ref().map(|c| Moments::of::<false>(&c.values, all()).sum);
+                    let (side, mean) = larger(sums, of_sides[t].each_ref().map(|c| c.values.len() as u64));
+                    Found::Side { positions: of_sides[t][side].positions.clone(), mean }
+                }
+                _ => Found::Elements(std::mem::take(&mut of_sides[t][0])),
+            };
+        }
+    }
+
+    fn all() -> Question {
+        Question { at: f32::from_bits(1), location: 0.0, logs: false }
+    }
+
+    /// What a fit keeps, step by step as it says.
+    fn fitted(values: &[f32], mut fitting: Fitting) -> Chosen {
+        let n = values.len() as u64;
+        let sample = || -> Vec<f32> {
+            let place =
+                |i: u64| i * n / 32_768 + (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % (n / 32_768);
+            (0..32_768).map(|i| values[place(i) as usize]).collect()
+        };
+        let measure = |values: &[f32], question: Question| match question.logs {
+            true => Moments::of::<true>(values, question),
+            false => Moments::of::<false>(values, question),
+        };
+        let mut candidates = Vec::new();
+        let kept = loop {
+            match fitting.next() {
+                Step::Sample(question) => fitting.answer(&measure(&sample(), question)),
+                Step::Tensor(question) => fitting.answer(&measure(values, question)),
+                Step::Candidates(question) => fitting.answer(&measure(&candidates, question)),
+                Step::Collect { least, question } => {
+                    let least = match least {
+                        Least::At(at) => at,
+                        Least::InSample(rank) => {
+                            let mut sample = sample();
+                            sample.sort_by(|a, b| b.abs().total_cmp(&a.abs()));
+                            sample[rank as usize - 1].abs()
+                        }
+                    };
+                    candidates = values.iter().copied().filter(|x| x.abs() >= least).collect();
+                    let question = question.unwrap_or(Question { at: least, location: least, logs: false });
+                    let moments = measure(&candidates, question);
+                    fitting.collected(candidates.len() as u64, least, &moments);
+                }
+                Step::Keep(kept) => break kept,
+            }
+        };
+        let mut order: Vec<usize> = (0..values.len()).filter(|&i| values[i] != 0.0).collect();
+        match kept {
+            Kept::Reached(at) => order.retain(|&i| values[i].abs() >= at),
+            Kept::Largest => {
+                order.sort_by(|&i, &j| values[j].abs().total_cmp(&values[i].abs()).then(i.cmp(&j)));
+                order.truncate(fitting.wanted() as usize);
+                order.sort_unstable();
+            }
+        }
+        Chosen {
+            positions: order.iter().map(|&i| i as u64).collect(),
+            values: order.iter().map(|&i| values[i]).collect(),
         }
     }
 
     #[test]
     fn blocks_are_those_that_compress_makes() {
-        let values: Vec<Vec<f32>> = [50usize, 0, 3000, 700]
+        let values: Vec<Vec<f32>> = [50usize, 0, 90_000, 700]
             .iter()
             .zip(0..)
             .map(|(&n, t)| {
@@ -340,9 +470,15 @@ mod tests {
                 ["stc:density=0.02", "sbc:k=2", "sbc:k=30", "threshold:at=11.5"],
                 ["sbc:density=0.01"; 4],
                 ["threshold:at=12"; 4],
+                ["sidco:density=0.01"; 4],
+                ["sidco:density=0.002,fit=gamma-gp,values=bf16"; 4],
+                ["sidco:density=0.05,fit=exp", "sidco:k=1", "sidco:density=0.3", "sidco:density=0.99"],
+                ["sidco:density=0.01,stages=1"; 4],
+                ["sidco:density=0.001,stages=4,fit=gamma-gp"; 4],
+                ["sidco:density=0.01,stages=authors"; 4],
             ] {
                 let codecs: Vec<Codec> = spec.iter().map(|s| s.parse().unwrap()).collect();
-                let mut found = vec![<[Chosen; 2]>::default(); 4];
+                let mut found = vec![Found::Elements(Chosen::default()); 4];
                 for search in searches(&outlines, &codecs).unwrap() {
                     find(&read, &search, &mut found);
                 }
@@ -356,8 +492,11 @@ mod tests {
                 );
                 for (t, sent) in sent.iter().enumerate() {
                     let mut left = read[t].clone();
-                    for (&p, x) in found[t][sent.side].positions.iter().zip(&sent.values) {
-                        left[p as usize] -= x;
+                    for (i, &p) in found[t].positions().iter().enumerate() {
+                        left[p as usize] -= match sent {
+                            Sent::Each(values) => values[i],
+                            Sent::All(value) => *value,
+                        };
                     }
                     assert_eq!(feedback.get(names[t]).unwrap(), left, "{spec:?} {t}");
                 }
@@ -371,18 +510,13 @@ mod tests {
             [(0, 5), (1, 9), (2, 3)].map(|(tensor, len)| Outline { tensor, dtype: Dtype::F32, len });
         let codecs = ["topk:k=2,values=sign", "topk:k=2,values=sign", "sbc:k=1"].map(|c| c.parse().unwrap());
         assert_eq!(joined(&outlines, &codecs).unwrap(), [0..2, 2..3]);
-        let of = |positions: &[u64], values: &[f32]| Chosen {
-            positions: positions.to_vec(),
-            values: values.to_vec(),
+        let of = |positions: &[u64], values: &[f32]| {
+            Found::Elements(Chosen { positions: positions.to_vec(), values: values.to_vec() })
         };
-        let found = [
-            [of(&[1, 4], &[2.0, -3.0]), Chosen::default()],
-            [of(&[8], &[1.0]), Chosen::default()],
-            [of(&[0], &[5.0]), of(&[2], &[-6.0])],
-        ];
+        let found =
+            [of(&[1, 4], &[2.0, -3.0]), of(&[8], &[1.0]), Found::Side { positions: vec![2], mean: -6.0 }];
         let (expected, sent) = blocks(&outlines, &codecs, &found).unwrap();
-        let mut without = found.clone();
-        without[..2].iter_mut().flatten().for_each(|side| side.positions.clear());
+        let without = [of(&[], &[2.0, -3.0]), of(&[], &[1.0]), found[2].clone()];
         let supports = vec![Some(vec![3, 0, 1]), None];
         let (got, sent_too) = wire_blocks(&outlines, &codecs, &without, supports.clone()).unwrap();
         assert_eq!(sent_too, sent);
@@ -392,8 +526,8 @@ mod tests {
         assert!(wire_blocks(&outlines, &codecs, &found, supports.clone()).is_err());
         assert!(wire_blocks(&outlines, &codecs, &without, vec![None; 2]).is_err());
         assert!(wire_blocks(&outlines, &codecs, &without, supports[..1].to_vec()).is_err());
-        without[1][0].values[0] = f32::NAN;
-        let error = wire_blocks(&outlines, &codecs, &without, supports).unwrap_err();
+        let wrong = [without[0].clone(), of(&[], &[f32::NAN]), without[2].clone()];
+        let error = wire_blocks(&outlines, &codecs, &wrong, supports).unwrap_err();
         assert_eq!(error.name(), "input");
     }
 
@@ -402,7 +536,7 @@ mod tests {
         let outline = Outline { tensor: 3, dtype: Dtype::F32, len: 4 };
         let codec: Codec = "topk:k=2".parse().unwrap();
         let found = |positions: &[u64], values: &[f32]| {
-            [Chosen { positions: positions.to_vec(), values: values.to_vec() }, Chosen::default()]
+            Found::Elements(Chosen { positions: positions.to_vec(), values: values.to_vec() })
         };
         assert!(blocks(&[outline], &[codec], &[found(&[1, 3], &[1.0, -2.0])]).is_ok());
         for wrong in [found(&[1, 4], &[1.0; 2]), found(&[2, 1], &[1.0; 2]), found(&[1, 1], &[1.0; 2])] {
@@ -412,6 +546,12 @@ mod tests {
         let error = blocks(&[outline], &[codec], &[found(&[0, 2], &[1.0, f32::NAN])]).unwrap_err();
         assert_eq!(error.to_string(), "element 2 is NaN or infinite (tensor 3)");
         assert!(blocks(&[outline], &[codec], &[]).is_err());
+        let side = |mean| Found::Side { positions: vec![1], mean };
+        let sbc: Codec = "sbc:k=1".parse().unwrap();
+        assert!(blocks(&[outline], &[sbc], &[side(2.0)]).is_ok());
+        assert!(blocks(&[outline], &[sbc], &[side(f32::INFINITY)]).is_err());
+        assert!(blocks(&[outline], &[codec], &[side(2.0)]).is_err());
+        assert!(blocks(&[outline], &[sbc], &[found(&[1], &[2.0])]).is_err());
         assert!(searches(&[outline], &["natural".parse().unwrap()]).is_err());
         assert!(searches(&[outline, outline], &[codec, codec]).is_err());
         let integers = Outline { dtype: Dtype::I32, ..outline };

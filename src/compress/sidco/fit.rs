@@ -13,7 +13,7 @@
 
 use std::f64::consts::{LN_2, PI};
 
-use crate::arch::Kernel;
+use crate::compress::moments::Moments;
 
 /// Which distributions are fitted to the magnitudes of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,32 +45,7 @@ impl Fit {
     }
 }
 
-/// Sums over magnitudes above zero that reach a location, each less that.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Moments {
-    /// How many there are.
-    pub(super) count: u64,
-    /// Their sum; NaN or infinite if one of them is.
-    pub(super) sum: f64,
-    /// The sum of their squares.
-    pub(super) squares: f64,
-    /// The sum of their natural logarithms, if it was asked for; without the location.
-    pub(super) logs: f64,
-    /// The largest magnitude, without the location.
-    pub(super) max: f32,
-}
-
 impl Moments {
-    pub(super) fn and(self, other: Self) -> Self {
-        Self {
-            count: self.count + other.count,
-            sum: self.sum + other.sum,
-            squares: self.squares + other.squares,
-            logs: self.logs + other.logs,
-            max: self.max.max(other.max),
-        }
-    }
-
     /// What a part `part`, more than 0 and at most 1, of the fitted distribution exceeds, above the location; at least 0,
     /// finite for sums that are.
     pub(super) fn threshold(&self, family: Family, part: f64) -> f64 {
@@ -85,7 +60,8 @@ impl Moments {
             Family::Exp => mean * tail,
             _ if variance <= 1e-12 * mean * mean => mean,
             Family::Gamma => {
-                let shape = gamma_shape(mean.ln() - self.logs / n);
+                let logs = self.product.ln() + self.exponent as f64 * LN_2;
+                let shape = gamma_shape(mean.ln() - logs / n);
                 mean / shape * inverse_upper_gamma(shape, part)
             }
             Family::Pareto => pareto(mean, variance, tail),
@@ -171,106 +147,13 @@ fn inverse_upper_gamma(a: f64, part: f64) -> f64 {
     0.5 * (low + high)
 }
 
-/// Lanes in which sums are taken, so that they are the same for every width of vectors.
-const LANES: usize = 16;
-/// Elements of a product of mantissas: 64 in each lane, so that it stays below 2^64.
-const PRODUCT: usize = 64 * LANES;
-
-/// The [`Moments`] of those of a run of floats whose magnitude reaches a location; with logarithms if `LOGS`.
-pub(super) struct Measure<'a, T, V, const LOGS: bool> {
-    pub(super) tile: &'a [T],
-    pub(super) value: V,
-    /// At least 0.
-    pub(super) location: f32,
-}
-
-impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, LOGS> {
-    type Output = Moments;
-
-    #[inline(always)]
-    fn call(self) -> Moments {
-        let Self { tile, value, location } = self;
-        let (mut lanes, mut logs) = (Lanes::new(location), 0f64);
-        for part in tile.chunks(PRODUCT) {
-            lanes.products = [1.0; LANES];
-            lanes.exponents = [0; LANES];
-            let (rows, rest) = part.as_chunks::<LANES>();
-            for row in rows {
-                lanes.add::<LOGS>(&std::array::from_fn(|i| value(&row[i])));
-            }
-            if !rest.is_empty() {
-                lanes.add::<LOGS>(&std::array::from_fn(|i| rest.get(i).map_or(0.0, value)));
-            }
-            if LOGS {
-                let exponent: i64 = lanes.exponents.iter().sum();
-                let mantissas: f64 = lanes.products.iter().map(|p| p.ln()).sum();
-                logs += mantissas + exponent as f64 * LN_2;
-            }
-        }
-        let Lanes { sums, squares, counts, max, .. } = lanes;
-        Moments {
-            count: counts.iter().map(|&c| u64::from(c)).sum(),
-            sum: sums.iter().sum(),
-            squares: squares.iter().sum(),
-            logs,
-            max: max.iter().fold(0.0, |a, &b| a.max(b)),
-        }
-    }
-}
-
-/// The sums of a run, each element in the lane of its index.
-struct Lanes {
-    /// The smallest magnitude that counts.
-    least: f32,
-    location: f64,
-    sums: [f64; LANES],
-    squares: [f64; LANES],
-    counts: [u32; LANES],
-    max: [f32; LANES],
-    products: [f64; LANES],
-    exponents: [i64; LANES],
-}
-
-impl Lanes {
-    #[inline(always)]
-    fn new(location: f32) -> Self {
-        let zeros = [0.0; LANES];
-        Self {
-            least: location.max(f32::from_bits(1)),
-            location: location.into(),
-            sums: zeros,
-            squares: zeros,
-            counts: [0; LANES],
-            max: [0.0; LANES],
-            products: zeros,
-            exponents: [0; LANES],
-        }
-    }
-
-    #[inline(always)]
-    fn add<const LOGS: bool>(&mut self, row: &[f32; LANES]) {
-        for (i, x) in row.iter().map(|x| x.abs()).enumerate() {
-            // NaN counts as no number, but reaches the sum.
-            let y = if x < self.least { 0.0 } else { f64::from(x) - self.location };
-            self.sums[i] += y;
-            self.squares[i] += y * y;
-            self.counts[i] += u32::from(x >= self.least);
-            self.max[i] = if x > self.max[i] { x } else { self.max[i] };
-            if LOGS {
-                let bits = if x >= self.least { f64::from(x) } else { 1.0 }.to_bits();
-                self.exponents[i] += (bits >> 52) as i64 - 1023;
-                self.products[i] *= f64::from_bits(bits & ((1 << 52) - 1) | 1023 << 52);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compress::moments::Question;
 
-    fn moments(values: &[f32], location: f32) -> Moments {
-        crate::arch::run(Measure::<_, _, true> { tile: values, value: |x: &f32| *x, location })
+    fn moments(values: &[f32]) -> Moments {
+        Moments::of::<true>(values, Question::all(true))
     }
 
     #[test]
@@ -317,44 +200,15 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_sums() {
-        let values: Vec<f32> = (0..2500).map(|i| (i as f32 - 1000.0) * 0.37).collect();
-        for n in [0, 1, 15, 16, 17, 1024, 1025, 2500] {
-            let (part, got) = (&values[..n], moments(&values[..n], 0.0));
-            let each = || part.iter().filter(|x| **x != 0.0).map(|x| f64::from(x.abs()));
-            assert_eq!(got.count, each().count() as u64);
-            assert_eq!(got.max, part.iter().fold(0.0, |m, x| x.abs().max(m)));
-            for (got, expected) in [
-                (got.sum, each().sum::<f64>()),
-                (got.squares, each().map(|x| x * x).sum()),
-                (got.logs, each().map(f64::ln).sum()),
-            ] {
-                assert!((got - expected).abs() <= 1e-10 * expected.abs(), "{n}: {got} {expected}");
-            }
-        }
-        let shifted = moments(&[3.0, -4.0], 2.0);
-        assert_eq!((shifted.count, shifted.sum, shifted.squares), (2, 3.0, 5.0));
-        let exceeding = moments(&[3.0, 0.0, -1.5, -4.0, 2.5, 3.5], 2.5);
-        assert_eq!((exceeding.count, exceeding.sum, exceeding.squares), (4, 3.0, 3.5));
-        assert!(
-            moments(&[1.0, f32::NAN], 0.0).sum.is_nan() && moments(&[f32::INFINITY], 0.0).sum.is_infinite()
-        );
-        // Subnormal numbers, and far more than the range of 32-bit squares.
-        let wide = moments(&[1e-45, f32::MAX], 0.0);
-        assert!((wide.logs - (f64::from(1e-45f32).ln() + f64::from(f32::MAX).ln())).abs() < 1e-12);
-        assert!(wide.squares.is_finite());
-    }
-
-    #[test]
     fn equal_magnitudes_and_none_have_thresholds() {
-        let equal = moments(&[0.3; 1000], 0.0);
+        let equal = moments(&[0.3; 1000]);
         for family in [Family::Gamma, Family::Pareto] {
             assert!((equal.threshold(family, 0.01) - 0.3).abs() < 1e-6);
         }
         for family in [Family::Exp, Family::Gamma, Family::Pareto] {
             assert_eq!(Moments::default().threshold(family, 0.01), 0.0);
-            assert!(moments(&[1.0, 1e-30, 0.0], 0.0).threshold(family, 0.01).is_finite());
-            assert!(moments(&[7.0], 0.0).threshold(family, 0.5).is_finite());
+            assert!(moments(&[1.0, 1e-30, 0.0]).threshold(family, 0.01).is_finite());
+            assert!(moments(&[7.0]).threshold(family, 0.5).is_finite());
         }
     }
 }

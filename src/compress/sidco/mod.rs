@@ -22,6 +22,7 @@ mod stages;
 use rayon::prelude::*;
 
 pub use fit::Fit;
+pub(super) use stages::{Goal, Refined, Refining, Staging};
 
 use super::source::Source;
 use super::{Amount, Kept, in_order, sparse};
@@ -64,7 +65,7 @@ impl Adaptation {
     }
 
     /// The state after a step that kept `ratio` times its target, a part `density` of the tensor.
-    fn after(mut self, ratio: f64, density: f64) -> Self {
+    pub(super) fn after(mut self, ratio: f64, density: f64) -> Self {
         self.steps += 1;
         self.ratios += ratio;
         if self.steps < WINDOW {

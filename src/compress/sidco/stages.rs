@@ -1,10 +1,10 @@
 //! From fits to what is kept of one tensor.
 
 use super::Adaptation;
-use super::fit::{Fit, Measure, Moments};
-use crate::arch;
+use super::fit::Fit;
+use crate::compress::moments::{Moments, Question};
 use crate::compress::select::{self, Chosen, Cut, Found, LOWEST, Sample, Side};
-use crate::compress::source::{CHUNK, Chunk, Source};
+use crate::compress::source::Source;
 use crate::error::Result;
 
 /// The part that is to exceed the first of several thresholds (the authors' constant `first_ratio`).
@@ -13,28 +13,8 @@ const FIRST: f64 = 0.25;
 pub(super) const BAND: [f64; 2] = [0.8, 1.2];
 /// The guard's: an element too many costs more, here and on the wire, than one more fit.
 const GUARD: [f64; 2] = [0.9, 1.1];
-/// Fits of the guard before it bisects.
+/// Fits of the guard before it counts.
 const FITS: u32 = 6;
-
-/// The moments of what reaches `at` in a tensor: one read.
-fn measure<const LOGS: bool>(source: &mut Source<'_>, at: f32) -> Moments {
-    let of_chunks = source.scan(0..source.len, CHUNK, |chunk| measure_chunk::<LOGS>(chunk, at));
-    of_chunks.into_iter().fold(Moments::default(), Moments::and)
-}
-
-fn measure_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, location: f32) -> Moments {
-    if let Some(tile) = chunk.plain() {
-        let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
-        return arch::run(Measure::<_, _, LOGS> { tile, value, location });
-    }
-    let mut moments = Moments::default();
-    chunk.tiles(|_, tile| moments = moments.and(measure_slice::<LOGS>(tile, location)));
-    moments
-}
-
-fn measure_slice<const LOGS: bool>(tile: &[f32], location: f32) -> Moments {
-    arch::run(Measure::<_, _, LOGS> { tile, value: |x: &f32| *x, location })
-}
 
 /// All elements whose magnitude reaches `at`, by chunk; `None` if there are more than `limit`: one read.
 fn collect(source: &mut Source<'_>, at: f32, limit: usize) -> Option<Vec<Found>> {
@@ -56,41 +36,94 @@ fn rounded(threshold: f64, moments: &Moments) -> f32 {
 }
 
 /// SIDCo with a number of stages: all elements that reach the last threshold. A read for each stage, and one to collect.
+/// Also tells whether anything was fitted: not if no more than `k` are not zero.
+fn staged(source: &mut Source<'_>, fit: Fit, stages: u32, k: u64) -> Result<(Chosen, bool)> {
+    let mut staging = Staging::new(fit, stages, k);
+    let at = loop {
+        let moments = Moments::of_source(source, staging.question());
+        if !moments.sum.is_finite() {
+            return Err(source.non_finite());
+        }
+        if let Some(at) = staging.answer(&moments) {
+            break at;
+        }
+    };
+    let found = collect(source, at, usize::MAX).unwrap_or_default();
+    Ok((keep(source, found, reached(at))?, staging.fitted))
+}
+
+/// From the moments of a tensor to the threshold of its last stage.
 ///
 /// With several stages a quarter of the elements is to exceed the first threshold, and each later one takes an equal
 /// share of the rest. A threshold beyond the largest magnitude becomes that, so something is kept unless all is zero.
-/// Also tells whether anything was fitted: not if no more than `k` are not zero.
-fn staged(source: &mut Source<'_>, fit: Fit, stages: u32, k: u64) -> Result<(Chosen, bool)> {
-    let all = match fit {
-        Fit::GammaGp => measure::<true>(source, 0.0),
-        _ => measure::<false>(source, 0.0),
-    };
-    if !all.sum.is_finite() {
-        return Err(source.non_finite());
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::compress) struct Staging {
+    fit: Fit,
+    stages: u32,
+    k: u64,
+    /// The stage whose fit is next.
+    stage: u32,
+    /// What is to exceed the last threshold, of all that is not zero.
+    part: f64,
+    at: f32,
+    pub(in crate::compress) fitted: bool,
+}
+
+impl Staging {
+    pub(in crate::compress) fn new(fit: Fit, stages: u32, k: u64) -> Self {
+        Self { fit, stages, k, stage: 0, part: 1.0, at: f32::from_bits(LOWEST), fitted: false }
     }
-    let (mut at, fitted) = (f32::from_bits(LOWEST), all.count > k);
-    if fitted {
-        let part = k as f64 / all.count as f64;
-        let several = stages > 1 && part < FIRST;
-        let first = if several { FIRST } else { part };
-        at = rounded(all.threshold(fit.family(0), first), &all);
-        for stage in 1..if several { stages } else { 1 } {
-            let here = measure::<false>(source, at);
-            let each = (part / FIRST).powf(1.0 / f64::from(stages - 1));
-            let above = here.threshold(fit.family(stage), each);
-            at = rounded(f64::from(at) + above, &here).max(at);
+
+    /// What has to be known next of the whole tensor.
+    pub(in crate::compress) fn question(&self) -> Question {
+        match self.stage {
+            0 => Question::all(self.fit == Fit::GammaGp),
+            _ => Question::exceeding(self.at),
         }
     }
-    let found = collect(source, at, usize::MAX).unwrap_or_default();
-    Ok((keep(source, found, reached(at))?, fitted))
+
+    /// The last threshold, once it is known.
+    pub(in crate::compress) fn answer(&mut self, here: &Moments) -> Option<f32> {
+        let family = self.fit.family(self.stage);
+        if self.stage == 0 {
+            self.fitted = here.count > self.k;
+            if !self.fitted {
+                return Some(self.at);
+            }
+            self.part = self.k as f64 / here.count as f64;
+            let several = self.stages > 1 && self.part < FIRST;
+            self.stages = if several { self.stages } else { 1 };
+            let first = if several { FIRST } else { self.part };
+            self.at = rounded(here.threshold(family, first), here);
+        } else {
+            let each = (self.part / FIRST).powf(1.0 / f64::from(self.stages - 1));
+            let above = here.threshold(family, each);
+            self.at = rounded(f64::from(self.at) + above, here).max(self.at);
+        }
+        self.stage += 1;
+        (self.stage == self.stages).then_some(self.at)
+    }
 }
 
 /// How many magnitudes a threshold is to leave.
-#[derive(Clone, Copy)]
-struct Goal {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::compress) struct Goal {
     least: u64,
-    wanted: u64,
-    most: u64,
+    pub(in crate::compress) wanted: u64,
+    pub(in crate::compress) most: u64,
+}
+
+impl Goal {
+    /// Of a sample of which the `rank` largest are to be exceeded by `k` of all.
+    pub(in crate::compress) fn of_sample(rank: u64) -> Self {
+        Self { least: rank, wanted: rank + rank / 16, most: rank + rank / 8 }
+    }
+
+    /// Of all.
+    pub(in crate::compress) fn of_all(k: u64) -> Self {
+        let [least, most] = GUARD.map(|factor| factor * k as f64);
+        Self { least: least.ceil() as u64, wanted: k, most: most as u64 }
+    }
 }
 
 /// As many elements as the band allows. One read, and three more where the sample misled.
@@ -101,97 +134,127 @@ struct Goal {
 /// refine what was collected, so that k of all exceed the threshold
 ///
 /// refine: fit the exceedances of the threshold so far, for the next threshold
-///   enough exceed that, and not too many: done;  too many: fit those;  too few: bisect between the last two thresholds
-///   equal magnitudes that no threshold divides: the first ones, exactly as many as wanted
+///   enough exceed that, and not too many: done;  too many: fit those;  too few: exactly as many as wanted, by counting
 /// ```
+///
+/// Equal magnitudes that no threshold divides are counted too: the first ones are kept, exactly as many as wanted.
 fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
     let (mut at, mut stage) = (f32::from_bits(LOWEST), 0);
     if let Some(Sample { bits, rank }) = select::sample(&[source], k) {
-        let mut magnitudes: Vec<f32> = bits.into_iter().map(f32::from_bits).map(f32::abs).collect();
-        magnitudes.retain(|&x| select::reaches(x, at));
-        if !finite(&magnitudes) {
+        let sample: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+        let refining = Refining::new(fit, 0, at, Goal::of_sample(rank as u64));
+        let first = measure(&sample, refining.question());
+        if !first.sum.is_finite() {
             return Err(source.non_finite());
         }
-        let rank = rank as u64;
-        let goal = Goal { least: rank, wanted: rank + rank / 16, most: rank + rank / 8 };
-        if magnitudes.len() as u64 > goal.most {
-            at = f32::from_bits(refine(magnitudes, at, fit, 0, goal).least);
+        if first.count > refining.goal.most {
+            at = f32::from_bits(refine(&sample, refining, first).least);
             stage = 1;
         }
     }
     if let Some(found) = collect(source, at, select::limit(k)) {
         let here: usize = found.iter().map(Found::len).sum();
-        let [least, most] = GUARD.map(|factor| factor * k as f64);
-        let goal = Goal { least: least.ceil() as u64, wanted: k, most: most as u64 };
+        let goal = Goal::of_all(k);
         let enough = at.to_bits() == LOWEST || here as u64 >= k;
         if enough && here as u64 <= goal.most {
             return keep(source, found, reached(at));
         }
-        let mut magnitudes = Vec::with_capacity(here);
+        let mut candidates = Vec::with_capacity(here);
         for found in &found {
-            magnitudes.extend(found.values().map(f32::abs));
+            candidates.extend(found.values());
         }
-        if !finite(&magnitudes) {
+        let refining = Refining::new(fit, stage, at, goal);
+        let first = measure(&candidates, refining.question());
+        if !first.sum.is_finite() {
             return Err(source.non_finite());
         }
         if enough {
-            let cut = refine(magnitudes, at, fit, stage, goal);
-            return keep(source, found, cut);
+            return keep(source, found, refine(&candidates, refining, first));
         }
     }
     Ok(select::exactly(&mut [source], k)?.pop().unwrap_or_default())
 }
 
-fn finite(magnitudes: &[f32]) -> bool {
-    // Positive floats are ordered like their bits.
-    magnitudes.iter().fold(0, |most, x| x.to_bits().max(most)) < f32::INFINITY.to_bits()
+fn measure(values: &[f32], question: Question) -> Moments {
+    match question.logs {
+        true => Moments::of::<true>(values, question),
+        false => Moments::of::<false>(values, question),
+    }
 }
 
-/// A threshold for magnitudes of which all reach `at` and no less than `goal.least` are there, or else no more are to be
-/// had. `stage`: that of the next fit.
-fn refine(mut magnitudes: Vec<f32>, mut at: f32, fit: Fit, stage: u32, goal: Goal) -> Cut {
-    let count = |magnitudes: &[f32], at: f32| magnitudes.iter().map(|&x| u64::from(x >= at)).sum::<u64>();
-    let mut above = f32::INFINITY;
-    for stage in stage..stage + FITS {
-        let here = magnitudes.len() as u64;
-        if here <= goal.most {
-            return reached(at);
-        }
-        let part = goal.wanted as f64 / here as f64;
-        // The first stage fits all that is not zero.
-        let moments = match stage {
-            0 if fit == Fit::GammaGp => measure_slice::<true>(&magnitudes, 0.0),
-            0 => measure_slice::<false>(&magnitudes, 0.0),
-            _ => measure_slice::<false>(&magnitudes, at),
-        };
-        let location = if stage == 0 { 0.0 } else { f64::from(at) };
-        let threshold = location + moments.threshold(fit.family(stage), part);
-        let next = rounded(threshold, &moments).max(at.next_up());
-        match count(&magnitudes, next) {
-            enough if enough >= goal.least => {
-                at = next;
-                if enough <= goal.most {
-                    return reached(at);
-                }
-                magnitudes.retain(|&x| x >= at);
+/// Which of these values are kept.
+fn refine(values: &[f32], mut refining: Refining, first: Moments) -> Cut {
+    let mut moments = first;
+    loop {
+        match refining.answer(&moments) {
+            Some(Refined::Reached(at)) => return reached(at),
+            Some(Refined::Exactly) => {
+                let keys = values.iter().map(|x| Side::Both.key(x.to_bits()));
+                let mut keys: Vec<u32> = keys.filter(|&key| key > 0).collect();
+                return select::cut_of(&mut keys, refining.goal.wanted);
             }
-            _ => {
-                above = next;
-                break;
-            }
+            None => moments = measure(values, refining.question()),
         }
     }
-    let (mut low, mut high) = (at.to_bits(), above.to_bits());
-    while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        match count(&magnitudes, f32::from_bits(middle)) {
-            here if here > goal.most => low = middle,
-            here if here < goal.least => high = middle,
-            _ => return reached(f32::from_bits(middle)),
+}
+
+/// From the moments of magnitudes of which no less than `goal.least` are there, or else no more are to be had, to a threshold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::compress) struct Refining {
+    fit: Fit,
+    /// The stage whose fit is next.
+    stage: u32,
+    fits: u32,
+    pub(in crate::compress) goal: Goal,
+    /// The largest threshold known to leave enough.
+    at: f32,
+    /// What is asked about.
+    next: f32,
+}
+
+/// What is kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::compress) enum Refined {
+    /// What reaches this.
+    Reached(f32),
+    /// The largest, as many as wanted; of equal magnitudes the first ones.
+    Exactly,
+}
+
+impl Refining {
+    /// `stage`: that of the first fit; `at`: what all reach.
+    pub(in crate::compress) fn new(fit: Fit, stage: u32, at: f32, goal: Goal) -> Self {
+        Self { fit, stage, fits: 0, goal, at, next: at }
+    }
+
+    /// What has to be known next of the magnitudes.
+    pub(in crate::compress) fn question(&self) -> Question {
+        match self.stage {
+            // The first stage fits all that is not zero.
+            0 => Question::all(self.fit == Fit::GammaGp),
+            _ => Question::exceeding(self.next),
         }
     }
-    let mut keys: Vec<u32> = magnitudes.iter().map(|x| x.to_bits()).collect();
-    select::cut_of(&mut keys, goal.wanted)
+
+    /// What is kept, once it is known.
+    pub(in crate::compress) fn answer(&mut self, here: &Moments) -> Option<Refined> {
+        if self.fits > 0 && here.count < self.goal.least {
+            return Some(Refined::Exactly);
+        }
+        self.at = self.next;
+        if here.count <= self.goal.most {
+            return Some(Refined::Reached(self.at));
+        }
+        if self.fits == FITS {
+            return Some(Refined::Exactly);
+        }
+        let part = self.goal.wanted as f64 / here.count as f64;
+        let location = if self.stage == 0 { 0.0 } else { f64::from(self.at) };
+        let threshold = location + here.threshold(self.fit.family(self.stage), part);
+        self.next = rounded(threshold, here).max(self.at.next_up());
+        (self.stage, self.fits) = (self.stage + 1, self.fits + 1);
+        None
+    }
 }
 
 /// What is kept of a tensor, and the state after it.

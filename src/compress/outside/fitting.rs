@@ -1,0 +1,201 @@
+//! SIDCo's thresholds for elements that are elsewhere: what has to be known of them, and what follows of that.
+
+use crate::compress::select::{self, LOWEST};
+use crate::compress::sidco::{Adaptation, Goal, Refined, Refining, Staging};
+use crate::compress::{Fit, Stages};
+
+pub use crate::compress::moments::{Moments, Question};
+
+/// The search of one tensor by fits, in steps: [`Self::next`] says what is to be done, [`Self::answer`] or [`Self::collected`] takes
+/// what came of it.
+///
+/// ```text
+/// guard:              Sample (0 to 7 times), Collect, Candidates (0 to 6 times), Keep
+/// numbers of stages:  Tensor (once for each stage), Keep
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fitting {
+    len: u64,
+    k: u64,
+    fit: Fit,
+    /// For the authors' rule, before this search.
+    adaptation: Option<Adaptation>,
+    rank: Option<u64>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum State {
+    Staging(Staging),
+    Sample(Refining, bool),
+    Collect(Least, u32),
+    Candidates(Refining),
+    Done(Kept, bool),
+}
+
+/// What a search by fits does next.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Step {
+    /// Give the moments of the sample to [`Fitting::answer`]: 2^15 elements, those at `i n / 2^15 + (i * 0x9e3779b97f4a7c15 >> 32) mod
+    /// (n / 2^15)` for `i` from 0 on, the product modulo 2^64, and `i n / 2^15` rounded down.
+    Sample(Question),
+    /// Give the moments of all elements to [`Fitting::answer`].
+    Tensor(Question),
+    /// Collect what reaches `least`, and give to [`Fitting::collected`] how many these are, `least`, and their moments, in the order
+    /// of the elements. The moments are not asked for where there are more than [`Fitting::limit`].
+    Collect {
+        /// Where candidates begin.
+        least: Least,
+        /// Which moments; `None`: of those that exceed `least`.
+        question: Option<Question>,
+    },
+    /// Give the moments of the candidates to [`Fitting::answer`].
+    Candidates(Question),
+    /// This is what is kept.
+    Keep(Kept),
+}
+
+/// Where candidates begin.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Least {
+    /// At this magnitude.
+    At(f32),
+    /// At the sample's largest key but so many less one.
+    InSample(u64),
+}
+
+/// What a search keeps in the end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kept {
+    /// All that reach this.
+    Reached(f32),
+    /// The `k` largest of the candidates; of all elements if fewer than that are candidates, or more than the limit.
+    Largest,
+}
+
+impl Fitting {
+    /// `len`: elements of the tensor, of which about `k` are wanted.
+    pub(super) fn new(fit: Fit, stages: Stages, len: u64, k: u64) -> Self {
+        let mut fitting =
+            Self { len, k, fit, adaptation: None, rank: None, state: State::Collect(Least::At(0.0), 0) };
+        match stages {
+            Stages::Fixed(stages) => fitting.state = State::Staging(Staging::new(fit, stages.into(), k)),
+            Stages::Authors => fitting.resume(Adaptation::default()),
+            Stages::Guard => {
+                let least = f32::from_bits(LOWEST);
+                fitting.rank = select::rank(k, len);
+                fitting.state = match fitting.rank {
+                    Some(rank) => State::Sample(Refining::new(fit, 0, least, Goal::of_sample(rank)), true),
+                    None => State::Collect(Least::At(least), 0),
+                };
+            }
+        }
+        fitting
+    }
+
+    fn resume(&mut self, adaptation: Adaptation) {
+        self.adaptation = Some(adaptation);
+        self.state = State::Staging(Staging::new(self.fit, adaptation.stages(), self.k));
+    }
+
+    /// Goes on from a state of the authors' rule, as [`Self::adaptation`] gave it; other rules have none. Before the first step.
+    pub fn set_adaptation(&mut self, words: [i64; 3]) {
+        if let (Some(_), Some(adaptation)) = (self.adaptation, Adaptation::from_words(words)) {
+            self.resume(adaptation);
+        }
+    }
+
+    /// The state of the authors' rule once so many elements were kept.
+    pub fn adaptation(&self, kept: u64) -> Option<[i64; 3]> {
+        let before = self.adaptation?;
+        let after = match self.state {
+            State::Done(_, true) => {
+                before.after(kept as f64 / self.k as f64, self.k as f64 / self.len as f64)
+            }
+            _ => before,
+        };
+        Some(after.to_words())
+    }
+
+    /// Whether it begins with a sample.
+    pub fn takes_sample(&self) -> bool {
+        self.rank.is_some()
+    }
+
+    /// The most candidates that are worth collecting.
+    pub fn limit(&self) -> u64 {
+        select::limit(self.k) as u64
+    }
+
+    /// How many elements are wanted.
+    pub fn wanted(&self) -> u64 {
+        self.k
+    }
+
+    /// What to do.
+    pub fn next(&self) -> Step {
+        match self.state {
+            State::Staging(staging) => Step::Tensor(staging.question()),
+            State::Sample(refining, _) => Step::Sample(refining.question()),
+            State::Collect(least, stage) => {
+                let question = |at| Refining::new(self.fit, stage, at, Goal::of_all(self.k)).question();
+                let question = match least {
+                    Least::At(at) => Some(question(at)),
+                    Least::InSample(_) => None,
+                };
+                Step::Collect { least, question }
+            }
+            State::Candidates(refining) => Step::Candidates(refining.question()),
+            State::Done(kept, _) => Step::Keep(kept),
+        }
+    }
+
+    /// Goes on with the moments that were asked for.
+    pub fn answer(&mut self, moments: &Moments) {
+        self.state = match self.state {
+            // There is one that is not finite: it is kept, for the error that this is.
+            State::Staging(_) | State::Sample(..) if !moments.sum.is_finite() => {
+                State::Done(Kept::Reached(f32::INFINITY), false)
+            }
+            State::Staging(mut staging) => match staging.answer(moments) {
+                Some(at) => State::Done(Kept::Reached(at), staging.fitted),
+                None => State::Staging(staging),
+            },
+            State::Sample(refining, true) if moments.count <= refining.goal.most => {
+                State::Collect(Least::At(f32::from_bits(LOWEST)), 0)
+            }
+            State::Sample(mut refining, _) => match refining.answer(moments) {
+                Some(Refined::Reached(at)) => State::Collect(Least::At(at), 1),
+                Some(Refined::Exactly) => State::Collect(Least::InSample(refining.goal.wanted), 1),
+                None => State::Sample(refining, false),
+            },
+            State::Candidates(mut refining) => match refining.answer(moments) {
+                Some(Refined::Reached(at)) => State::Done(Kept::Reached(at), true),
+                Some(Refined::Exactly) => State::Done(Kept::Largest, true),
+                None => State::Candidates(refining),
+            },
+            state @ (State::Collect(..) | State::Done(..)) => state,
+        };
+    }
+
+    /// Goes on with so many candidates, all that reach `least`.
+    pub fn collected(&mut self, candidates: u64, least: f32, moments: &Moments) {
+        let State::Collect(_, stage) = self.state else { return };
+        let goal = Goal::of_all(self.k);
+        let enough = least.to_bits() == LOWEST || candidates >= self.k;
+        self.state = if candidates > self.limit() {
+            State::Done(Kept::Largest, true)
+        } else if enough && candidates <= goal.most {
+            State::Done(Kept::Reached(least), true)
+        } else if !moments.sum.is_finite() {
+            State::Done(Kept::Reached(f32::INFINITY), false)
+        } else if enough {
+            State::Candidates(Refining::new(self.fit, stage, least, goal))
+        } else {
+            State::Done(Kept::Largest, true)
+        };
+        if let State::Candidates(_) = self.state {
+            self.answer(moments);
+        }
+    }
+}
