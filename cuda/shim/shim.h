@@ -7,6 +7,7 @@
 #pragma once
 
 #include <setjmp.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,7 @@ extern "C" char __start_shim_shared[], __stop_shim_shared[];
 #define __device__
 #define __shared__ static SHIM_SHARED
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct float4 {
     float x, y, z, w;
@@ -37,6 +38,9 @@ struct float4 {
 struct uint2 {
     unsigned x, y;
 } __attribute__((aligned(8)));
+struct uint4 {
+    unsigned x, y, z, w;
+} __attribute__((aligned(16)));
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace shim {
@@ -293,6 +297,18 @@ inline unsigned __float_as_uint(float x) {
 }
 inline float __uint_as_float(unsigned bits) {
     float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline double __dsqrt_rn(double x) { return sqrt(x); }
+inline long long __double_as_longlong(double x) {
+    long long bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+inline double __longlong_as_double(long long bits) {
+    double x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }

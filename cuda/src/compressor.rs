@@ -6,11 +6,12 @@ use std::ops::Range;
 
 use gcodec::block::Block;
 use gcodec::compress::outside::{self, Outline, Search as Task, Sent};
-use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options};
+use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options, Selection};
 use gcodec::{Codec, TensorBuf};
 
+use crate::dense::{Dense, Outcome, Source};
 use crate::device::{Device, Event, Kernel, Memory, Pinned, Quiet};
-use crate::error::{Result, TensorError};
+use crate::error::{Error, Result, TensorError};
 use crate::plan::{
     BINS, LOWEST, NonFinite, Piece, SAMPLE, Search, Select, State, Subtract, THREADS, TILE, Taken, WARPS,
     bytes_of,
@@ -46,6 +47,7 @@ pub struct Compressor {
     /// Positions of what was kept, then the values.
     out: Memory,
     sent: Memory,
+    dense: Dense,
     up: Pinned,
     down: Pinned,
     /// The last work that nobody waited for.
@@ -76,6 +78,7 @@ impl Compressor {
             work: Memory::new(device, 0)?,
             out: Memory::new(device, 0)?,
             sent: Memory::new(device, 0)?,
+            dense: Dense::new(device)?,
             up: Pinned::new(device, 0)?,
             down: Pinned::new(device, 0)?,
             last: Event::new(device)?,
@@ -92,10 +95,18 @@ impl Compressor {
         self
     }
 
+    /// Sets what is added to an element's number where a word is drawn for it: a test's way to numbers beyond 2^32.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_first_element(mut self, number: u64) -> Self {
+        self.dense.first = number;
+        self
+    }
+
     /// The blocks that [`gcodec::compress()`] makes of these tensors.
     ///
-    /// `inputs`: in ascending order of their numbers; `codecs`: one for each, of `topk`, `stc`, `threshold` and `sbc`. Work is put into
-    /// `stream`; when this returns, the tensors are no longer used.
+    /// `inputs`: in ascending order of their numbers; `codecs`: one for each, of `topk`, `stc`, `threshold`, `sbc`, `natural`, `qsgd`,
+    /// `dither`, `terngrad`, `int8` and `sign`. Work is put into `stream`; when this returns, the tensors are no longer used.
     ///
     /// # Errors
     /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress()`], and for other codecs; [`Error::Tensor`](crate::Error::Tensor), [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
@@ -137,7 +148,13 @@ impl Compressor {
             .iter()
             .map(|i| Outline { tensor: i.tensor, dtype: i.data.dtype(), len: i.data.elements() })
             .collect();
-        let tasks = outside::searches(&outlines, codecs)?;
+        let dense_tasks = outside::dense::tasks(&outlines, codecs, options)?;
+        let (dense, sparse): (Vec<usize>, Vec<usize>) =
+            (0..inputs.len()).partition(|&i| outside::dense::takes(&codecs[i]));
+        let selected: Vec<Input<'_>> = sparse.iter().map(|&i| inputs[i]).collect();
+        let selected_outlines: Vec<Outline> = sparse.iter().map(|&i| outlines[i]).collect();
+        let selectors: Vec<Codec> = sparse.iter().map(|&i| codecs[i]).collect();
+        let tasks = outside::searches(&selected_outlines, &selectors)?;
         inputs.iter().try_for_each(|i| i.data.check_device(&self.device))?;
         let device = self.device.clone();
         let _current = device.enter()?;
@@ -145,13 +162,48 @@ impl Compressor {
         if feedback {
             self.prepare_residuals(inputs)?;
         }
-        let plan = self.plan(inputs, &tasks, options, feedback)?;
+        let plan = self.plan(&selected, &tasks, options, feedback)?;
+        let sources = self.sources(inputs, feedback);
         let quiet = Quiet { device: &device, stream };
-        let found = self.select(&plan, inputs.len(), stream)?;
-        self.check_finite(&plan, &outlines, &found.chosen, stream)?;
-        let (blocks, sent) = outside::blocks(&outlines, codecs, &found.chosen)?;
+        let begun = self.dense.begin(&device, dense_tasks, &sources, options, stream)?;
+        let found = self.select(&plan, selected.len(), stream)?;
+        let mut blocks = Vec::new();
+        let mut not_finite = None;
+        if let Some(begun) = begun {
+            match self.dense.finish(&device, &begun, stream)? {
+                Outcome::Blocks(of_dense) => blocks = of_dense,
+                Outcome::NotFinite { task } => {
+                    not_finite = Some(self.dense.first_non_finite(&device, &begun, task, &sources, stream)?);
+                }
+            }
+        }
+        // Which error the library would have found first: choices among all tensors are its first step.
+        let rank = |input: usize| match codecs[input] {
+            Codec::TopK { selection: Selection::Global, .. } => {
+                (codecs.iter().position(|c| *c == codecs[input]), input)
+            }
+            _ => (Some(codecs.len()), input),
+        };
+        let bad = |sides: &[Chosen; 2]| sides.iter().any(|s| s.values.iter().any(|x| !x.is_finite()));
+        let kept = (0..selected.len()).filter(|&i| bad(&found.chosen[i])).min_by_key(|&i| rank(sparse[i]));
+        match (kept, not_finite) {
+            (Some(i), Some((input, error))) if rank(input) < rank(sparse[i]) => return Err(error),
+            (Some(i), _) => return Err(self.non_finite(&plan, i, inputs[sparse[i]].tensor, stream)?),
+            (None, Some((_, error))) => return Err(error),
+            (None, None) => {}
+        }
+        if !sparse.is_empty() {
+            let (of_sparse, sent) = outside::blocks(&selected_outlines, &selectors, &found.chosen)?;
+            blocks.extend(of_sparse);
+            if !dense.is_empty() {
+                // Stable: blocks of one tensor are all of one kind, and in order.
+                blocks.sort_by_key(|block| block.scope.first());
+            }
+            if feedback {
+                self.subtract(&plan, &found, &sent, stream)?;
+            }
+        }
         if feedback {
-            self.subtract(&plan, &found, &sent, stream)?;
             for input in inputs {
                 if let Some(residual) = self.residuals.get_mut(input.name) {
                     std::mem::swap(&mut residual.values, &mut residual.spare);
@@ -161,6 +213,45 @@ impl Compressor {
         }
         quiet.done();
         Ok(blocks)
+    }
+
+    /// Quantises, without error feedback and without a copy of what comes of it to the host, and waits: for measurements.
+    ///
+    /// # Errors
+    /// As [`Self::compress`], but for elements that are not finite.
+    #[doc(hidden)]
+    pub fn quantise_only(
+        &mut self,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        options: &Options,
+        stream: Stream,
+    ) -> Result<()> {
+        let outlines: Vec<Outline> = inputs
+            .iter()
+            .map(|i| Outline { tensor: i.tensor, dtype: i.data.dtype(), len: i.data.elements() })
+            .collect();
+        let tasks = outside::dense::tasks(&outlines, codecs, options)?;
+        inputs.iter().try_for_each(|i| i.data.check_device(&self.device))?;
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        self.last.wait()?;
+        let quiet = Quiet { device: &device, stream };
+        self.dense.begin(&device, tasks, &self.sources(inputs, false), options, stream)?;
+        device.synchronize(stream)?;
+        quiet.done();
+        Ok(())
+    }
+
+    /// The inputs with the addresses of their residuals.
+    fn sources<'a>(&self, inputs: &[Input<'a>], feedback: bool) -> Vec<Source<'a>> {
+        let residual = |input: &Input<'_>| self.residuals.get(input.name).filter(|_| feedback);
+        let source = |input: &Input<'a>| Source {
+            input: *input,
+            residual: residual(input).filter(|r| r.known).map_or(0, |r| r.values.address()),
+            after: residual(input).map_or(0, |r| r.spare.address()),
+        };
+        inputs.iter().map(source).collect()
     }
 
     /// Gives every input a place for its residual.
@@ -337,16 +428,8 @@ impl Compressor {
         Ok(found)
     }
 
-    /// The error that the library has for a value that was kept and is not finite.
-    fn check_finite(
-        &mut self,
-        plan: &Plan,
-        outlines: &[Outline],
-        chosen: &[[Chosen; 2]],
-        stream: Stream,
-    ) -> Result<()> {
-        let bad = |sides: &[Chosen; 2]| sides.iter().any(|s| s.values.iter().any(|x| !x.is_finite()));
-        let Some(input) = chosen.iter().position(bad) else { return Ok(()) };
+    /// The error that the library has for a value that was kept of this input and is not finite.
+    fn non_finite(&mut self, plan: &Plan, input: usize, tensor: u64, stream: Stream) -> Result<Error> {
         self.down.grow(8)?;
         self.work.fill(0, 0xff, 8, stream)?;
         for (piece, place) in plan.pieces.iter().zip(&plan.places).filter(|(_, p)| p.input == input) {
@@ -359,7 +442,7 @@ impl Compressor {
         self.device.synchronize(stream)?;
         // SAFETY: the stream was waited for.
         let index = words(unsafe { self.down.bytes(8) })[0];
-        Err(outside::non_finite(outlines[input].tensor, index).into())
+        Ok(outside::non_finite(tensor, index).into())
     }
 
     /// Takes what is sent from the sums.

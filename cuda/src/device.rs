@@ -31,9 +31,15 @@ pub(crate) enum Kernel {
     NonFinite,
     Subtract,
     Scatter,
+    Natural,
+    Ranges,
+    Measure,
+    Scale,
+    Quantise,
+    Pack,
 }
 
-const NAMES: [&CStr; 9] = [
+const NAMES: [&CStr; 15] = [
     c"gcodec_sample",
     c"gcodec_collect",
     c"gcodec_digits",
@@ -43,6 +49,12 @@ const NAMES: [&CStr; 9] = [
     c"gcodec_non_finite",
     c"gcodec_subtract",
     c"gcodec_scatter",
+    c"gcodec_natural",
+    c"gcodec_ranges",
+    c"gcodec_measure",
+    c"gcodec_scale",
+    c"gcodec_quantise",
+    c"gcodec_pack",
 ];
 
 /// A CUDA device. Clones are the same device.
@@ -260,6 +272,10 @@ impl Memory {
 
     pub(crate) fn address(&self) -> u64 {
         self.address
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes
     }
 
     /// Copies pinned memory to `offset`, in stream order.

@@ -63,9 +63,9 @@ pub(super) fn blocks(
 
 fn mean_of_tensor(tensor: &mut Source<'_>) -> Result<f32> {
     let sums = tensor.scan(0..tensor.len, CHUNK, |chunk| {
-        let mut all = 0.0;
-        chunk.tiles(|_, tile| all += sum::tile_magnitudes(tile));
-        all
+        let mut runs = sum::Runs::default();
+        chunk.tiles(|_, tile| runs.push_magnitudes(tile));
+        runs.finish()
     });
     mean(tensor, sums.iter().fold(0.0, |all, x| all + x), tensor.len)
 }
@@ -81,7 +81,9 @@ fn means(tensor: &mut Source<'_>, range: std::ops::Range<usize>, group: u64) -> 
     let group = usize::try_from(group).unwrap_or(usize::MAX);
     let step = group.saturating_mul((CHUNK / group).max(1));
     let sums = tensor.scan(range.clone(), step, |chunk| {
-        chunk.whole(|_, values| values.chunks(group).map(|g| (sum::magnitudes(g), g.len())).collect::<Vec<_>>())
+        chunk.whole(|_, values| {
+            values.chunks(group).map(|g| (sum::magnitudes(g), g.len())).collect::<Vec<_>>()
+        })
     });
     sums.into_iter().flatten().map(|(sum, len)| mean(tensor, sum, len)).collect()
 }

@@ -1,14 +1,26 @@
 //! Sums of magnitudes and of squares in one order, which any number of threads, any vector and any device can take.
 //!
-//! Elements count from the beginning of what is summed. Of each tile of 1024 elements lane l sums the elements l, l + 128, l + 256, ..;
-//! lanes 4k to 4k + 3 become one by pairs, and those 32 sums one by adding the upper half to the lower, five times. Tiles are added in
-//! their order to the sum of their chunk of 2^18 elements, and chunks in theirs to the sum.
+//! Elements count from the beginning of what is summed; those that are not there count as zeros.
+//!
+//! | of what | how it is summed |
+//! |---|---|
+//! | a run: 1024 elements, as 8 rows of 128 columns | each column from its first row to its last; columns in fours, `(a + b) + (c + d)`; those 32 sums by halves |
+//! | a tile: 8 runs | one after the other |
+//! | a chunk: 32 tiles | by halves |
+//! | all | chunks one after the other |
+//!
+//! By halves: the sums of the second half are added to those of the first until one is left.
 
-use super::source::{CHUNK, TILE};
+use super::source::{CHUNK, TILE as RUN};
 use crate::arch::{self, Kernel};
 
-/// Lanes of a tile's sum: four for each thread of a warp.
-const LANES: usize = 128;
+/// Columns of a run: four for each thread of a warp.
+const COLUMNS: usize = 128;
+/// Elements of a tile.
+const TILE: usize = 8 * RUN;
+const TILES: usize = 32;
+
+const _: () = assert!(TILES * TILE == CHUNK && RUN == 8 * COLUMNS);
 
 /// The sum of magnitudes.
 pub(super) fn magnitudes(values: &[f32]) -> f64 {
@@ -20,20 +32,54 @@ pub(super) fn squares(values: &[f32]) -> f64 {
     in_order(values, |x| x * x)
 }
 
-/// The sum of a tile's magnitudes.
-pub(super) fn tile_magnitudes(tile: &[f32]) -> f64 {
-    arch::run(Sum { tile, term: f64::abs })
-}
-
 fn in_order(values: &[f32], term: impl Fn(f64) -> f64 + Copy) -> f64 {
     values.chunks(CHUNK).fold(0.0, |sum, chunk| {
-        sum + chunk.chunks(TILE).fold(0.0, |sum, tile| sum + arch::run(Sum { tile, term }))
+        let mut runs = Runs::default();
+        chunk.chunks(RUN).for_each(|run| runs.push(arch::run(Sum { run, term })));
+        sum + runs.finish()
     })
 }
 
-/// Of no more elements than a tile has.
+/// The runs of a chunk, one after the other.
+#[derive(Default)]
+pub(super) struct Runs {
+    tiles: [f64; TILES],
+    runs: usize,
+}
+
+impl Runs {
+    /// The magnitudes of the next run: 1024 elements, or fewer if it is the last.
+    pub(super) fn push_magnitudes(&mut self, run: &[f32]) {
+        self.push(arch::run(Sum { run, term: f64::abs }));
+    }
+
+    fn push(&mut self, run: f64) {
+        self.tiles[self.runs / 8] += run;
+        self.runs += 1;
+    }
+
+    /// The sum of the chunk.
+    pub(super) fn finish(mut self) -> f64 {
+        halve(&mut self.tiles, self.runs.div_ceil(8));
+        self.tiles[0]
+    }
+}
+
+/// Of sums of which only the first `used` are not zero, which added to others changes nothing.
+#[inline(always)]
+fn halve(sums: &mut [f64; 32], used: usize) {
+    let mut half = used.next_power_of_two();
+    while half > 1 {
+        half /= 2;
+        for i in 0..half {
+            sums[i] += sums[half + i];
+        }
+    }
+}
+
+/// Of a run.
 struct Sum<'a, T> {
-    tile: &'a [f32],
+    run: &'a [f32],
     term: T,
 }
 
@@ -42,29 +88,23 @@ impl<T: Fn(f64) -> f64> Kernel for Sum<'_, T> {
 
     #[inline(always)]
     fn call(self) -> f64 {
-        let Self { tile, term } = self;
-        let mut lanes = [0.0f64; LANES];
-        let (rows, rest) = tile.as_chunks::<LANES>();
+        let Self { run, term } = self;
+        let mut columns = [0.0f64; COLUMNS];
+        let (rows, rest) = run.as_chunks::<COLUMNS>();
         for row in rows {
-            for (lane, x) in lanes.iter_mut().zip(row) {
-                *lane += term(f64::from(*x));
+            for (column, x) in columns.iter_mut().zip(row) {
+                *column += term(f64::from(*x));
             }
         }
-        for (lane, x) in lanes.iter_mut().zip(rest) {
-            *lane += term(f64::from(*x));
+        for (column, x) in columns.iter_mut().zip(rest) {
+            *column += term(f64::from(*x));
         }
-        let mut fours = [0.0f64; LANES / 4];
-        // What has no elements is +0, which changes no sum of magnitudes or squares.
-        let mut used = tile.len().min(LANES).div_ceil(4).next_power_of_two();
-        for (four, lanes) in fours.iter_mut().zip(lanes.as_chunks::<4>().0).take(used) {
-            *four = (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
+        let mut fours = [0.0f64; COLUMNS / 4];
+        let used = run.len().min(COLUMNS).div_ceil(4);
+        for (four, of) in fours.iter_mut().zip(columns.as_chunks::<4>().0).take(used) {
+            *four = (of[0] + of[1]) + (of[2] + of[3]);
         }
-        while used > 1 {
-            used /= 2;
-            for k in 0..used {
-                fours[k] += fours[k + used];
-            }
-        }
+        halve(&mut fours, used);
         fours[0]
     }
 }
@@ -73,25 +113,24 @@ impl<T: Fn(f64) -> f64> Kernel for Sum<'_, T> {
 mod tests {
     use super::*;
 
-    /// The order as the module's first lines have it.
+    /// The order as the table has it.
     fn plainly(values: &[f32], term: fn(f64) -> f64) -> f64 {
-        let mut sum = 0.0;
-        for chunk in values.chunks(1 << 18) {
-            let mut of_chunk = 0.0;
-            for tile in chunk.chunks(1024) {
-                let mut sums: Vec<f64> = (0..128)
-                    .map(|l| tile.iter().skip(l).step_by(128).fold(0.0, |sum, &x| sum + term(f64::from(x))))
-                    .collect();
-                sums = sums.chunks(4).map(|l| (l[0] + l[1]) + (l[2] + l[3])).collect();
-                while sums.len() > 1 {
-                    let (low, high) = sums.split_at(sums.len() / 2);
-                    sums = low.iter().zip(high).map(|(a, b)| a + b).collect();
-                }
-                of_chunk += sums[0];
+        let at = |i: usize| values.get(i).map_or(0.0, |&x| term(f64::from(x)));
+        let halves = |mut sums: Vec<f64>| {
+            while sums.len() > 1 {
+                let (first, second) = sums.split_at(sums.len() / 2);
+                sums = first.iter().zip(second).map(|(a, b)| a + b).collect();
             }
-            sum += of_chunk;
-        }
-        sum
+            sums[0]
+        };
+        let of_run = |run: usize| {
+            let column = |c: usize| (0..8).fold(0.0, |sum, row| sum + at(run + 128 * row + c));
+            let four = |c: usize| (column(c) + column(c + 1)) + (column(c + 2) + column(c + 3));
+            halves((0..32).map(|i| four(4 * i)).collect())
+        };
+        let of_tile = |tile: usize| (0..8).fold(0.0, |sum, run| sum + of_run(tile + 1024 * run));
+        let of_chunk = |chunk: usize| halves((0..32).map(|i| of_tile(chunk + 8192 * i)).collect());
+        (0..values.len()).step_by(1 << 18).fold(0.0, |sum, chunk| sum + of_chunk(chunk))
     }
 
     #[test]
@@ -103,11 +142,15 @@ mod tests {
                 f32::from_bits((word & 0x807f_ffff) | (100 + word % 53) << 23)
             })
             .collect();
-        for len in (0..300).chain([1023, 1024, 1025, 5000, 1 << 18, (1 << 18) + 1, values.len()]) {
+        let lens =
+            [1, 2, 3, 4, 5, 17, 100, 127, 128, 129, 300, 1023, 1024, 1025, 8192, 8193, 70_000, 1 << 18];
+        for len in lens.into_iter().chain([0, (1 << 18) + 1, values.len()]) {
             let values = &values[..len];
             assert_eq!(magnitudes(values).to_bits(), plainly(values, f64::abs).to_bits(), "{len}");
             assert_eq!(squares(values).to_bits(), plainly(values, |x| x * x).to_bits(), "{len}");
         }
-        assert_eq!(tile_magnitudes(&values[..1024]), magnitudes(&values[..1024]));
+        let mut runs = Runs::default();
+        values[..70_000].chunks(1024).for_each(|run| runs.push_magnitudes(run));
+        assert_eq!(runs.finish(), magnitudes(&values[..70_000]));
     }
 }

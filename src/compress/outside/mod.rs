@@ -5,6 +5,10 @@
 //! never kept, larger keys come first, and of equal keys those with the lower index (in the order of the tensors, then of
 //! their elements). Elements are 32-bit floats: those of f16 and bf16 are widened first, exactly; the residual of error
 //! feedback is added in 32 bits, and a finite sum that exceeds what the type holds is limited to that.
+//!
+//! Codecs that send every element are in [`dense`].
+
+pub mod dense;
 
 use super::select::Chosen;
 use super::{Codec, Selection, runs, sbc, sparse};
@@ -165,9 +169,17 @@ pub fn misfit(what: &'static str) -> Error {
     Error::bad_option(what)
 }
 
-const UNKNOWN: &str = "codec: only topk, stc, threshold and sbc select outside of the library";
+const UNKNOWN: &str = "codec: neither one that selects outside of the library nor one that quantises there";
 
 fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
+    check_order(tensors, codecs)?;
+    let selects =
+        |codec: &Codec| matches!(codec, Codec::TopK { .. } | Codec::Threshold { .. } | Codec::Sbc { .. });
+    if codecs.iter().all(selects) { Ok(()) } else { Err(Error::bad_option(UNKNOWN)) }
+}
+
+/// What holds for all codecs.
+fn check_order(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     if tensors.len() != codecs.len() {
         return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of inputs and codecs" }));
     }
@@ -176,9 +188,6 @@ fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     }
     for (tensor, codec) in tensors.iter().zip(codecs) {
         codec.check()?;
-        if !matches!(codec, Codec::TopK { .. } | Codec::Threshold { .. } | Codec::Sbc { .. }) {
-            return Err(Error::bad_option(UNKNOWN));
-        }
         if !tensor.dtype.is_float() {
             let wrong = InputErrorKind::WrongDtype { what: "a lossy codec" };
             return Err(Error::input(wrong).in_tensor(tensor.tensor));
