@@ -195,12 +195,12 @@ const std::map<std::string, Kernel> KERNELS = {
     {"gcodec_non_finite", kernel<gcodec_non_finite, NonFinite>()},
     {"gcodec_subtract", kernel<gcodec_subtract, Subtract>()},
     {"gcodec_scatter", kernel<gcodec_scatter, Scatter>()},
-    {"gcodec_natural", kernel<dense::gcodec_natural, dense::Work>()},
-    {"gcodec_ranges", kernel<dense::gcodec_ranges, dense::Work>()},
-    {"gcodec_measure", kernel<dense::gcodec_measure, dense::Work>()},
-    {"gcodec_scale", kernel<dense::gcodec_scale, dense::Work>()},
-    {"gcodec_quantise", kernel<dense::gcodec_quantise, dense::Work>()},
-    {"gcodec_pack", kernel<dense::gcodec_pack, dense::Work>()},
+    {"gcodec_dense_round", kernel<dense::gcodec_dense_round, dense::Work>()},
+    {"gcodec_dense_ranges", kernel<dense::gcodec_dense_ranges, dense::Work>()},
+    {"gcodec_dense_measure", kernel<dense::gcodec_dense_measure, dense::Work>()},
+    {"gcodec_dense_scale", kernel<dense::gcodec_dense_scale, dense::Work>()},
+    {"gcodec_dense_quantise", kernel<dense::gcodec_dense_quantise, dense::Work>()},
+    {"gcodec_dense_pack", kernel<dense::gcodec_dense_pack, dense::Work>()},
 };
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Codecs that send every element, as `src/compress/natural.rs`, `quantize.rs` and `sign.rs` have them:
 //
-//   natural    powers of two: biased exponents and signs, the only pass over the tensors
+//   round      powers of two: biased exponents and signs, the only pass over the tensors
 //   ranges     the exponents of each block, and where its plane goes
 //   measure    buckets that a block of threads cannot hold, and tensors that share one scale: sums and maxima of tiles
 //   scale      their scales
 //   quantise   levels, integers and signs, bucket by bucket; buckets of at most 8192 elements are measured here, and so read once
-//   pack       codes into the bit planes of the wire
+//   pack       codes into the bit planes of the wire, where they could not be put there at once
 //
 // Each is one launch for all tensors. Sums are taken in the order of `src/compress/sum.rs`, in which nothing depends on which block
 // of threads does what.
@@ -68,7 +68,7 @@ __device__ __forceinline__ void block_range(u32 (&scratch)[2][WARPS], u32 &least
 }
 
 // Reads each element once, 4 bytes or 2, and 4 of its residual; writes a byte and a bit, and 4 of the residual.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_natural(const Work d) {
+extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_round(const Work d) {
     __shared__ u32 scratch[2][WARPS];
     for (u32 tile = blockIdx.x; tile < d.n_tiles; tile += gridDim.x) {
         const Span &span = d.spans[last_at_most(d.n_spans, tile, [&](u32 s) { return d.spans[s].piece.first_tile; })];
@@ -136,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_natural(const Wo
 }
 
 // One block of threads for each natural block; 8 bytes for each 8192 elements.
-extern "C" __global__ void __launch_bounds__(THREADS) gcodec_ranges(const Work d) {
+extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_ranges(const Work d) {
     __shared__ u32 range[2][WARPS];
     __shared__ u64 scratch[WARPS];
     __shared__ u32 last;
@@ -203,7 +203,7 @@ __device__ __forceinline__ u32 terms(const Quantized &block) {
 }
 
 // A warp's elements, `n` from `begin` on, zeros beyond: each thread's four of a row at `mine[row * THREADS]`, in shared memory that no
-// other thread reads; what is gained is loops that need not be unrolled, so fewer registers. `again`: where `gcodec_measure` left them.
+// other thread reads; what is gained is loops that need not be unrolled, so fewer registers. `again`: where `gcodec_dense_measure` left them.
 __device__ __forceinline__ void read_run(const Piece &piece, u64 begin, u32 n, bool again, float4 *mine) {
     const u32 first = 4 * lane();
     const bool floats = again || piece.dtype == F32;
@@ -348,7 +348,7 @@ __device__ __forceinline__ void store_four(float *to, u32 some, float4 four) {
 }
 
 // A block of threads for each tile. Reads each element once, and its residual; writes their sum where there is feedback.
-extern "C" __global__ void __launch_bounds__(THREADS) gcodec_measure(const Work d) {
+extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_measure(const Work d) {
     __shared__ float4 values[RUN_ROWS][THREADS];
     __shared__ double sums[WARPS];
     __shared__ u32 largest[WARPS];
@@ -389,7 +389,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_measure(const Work 
 }
 
 // A block of threads for each bucket that was measured; 12 bytes for each 8192 elements.
-extern "C" __global__ void __launch_bounds__(THREADS) gcodec_scale(const Work d) {
+extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_scale(const Work d) {
     __shared__ double chunks[WARPS];
     __shared__ u32 range[2][WARPS];
     const Measured &m = d.measured[last_at_most(d.n_measured, blockIdx.x, [&](u32 i) { return d.measured[i].first_bucket; })];
@@ -473,8 +473,9 @@ __device__ __forceinline__ u32 int8_code(float x, float scale, float &decoded) {
 }
 
 // A team is a block of threads with 8 runs: of one bucket, or of several. Reads each element once, from its tensor and residual, or
-// from their sum where that was measured; writes its code in one byte or two, and 4 bytes of its residual.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_quantise(const Work d) {
+// from their sum where that was measured; writes its code, in the bits that it has in the plane or in one byte or two, and 4 bytes of its
+// residual.
+extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_quantise(const Work d) {
     __shared__ float4 values[RUN_ROWS][THREADS];
     __shared__ double sums[WARPS];
     __shared__ u32 largest[WARPS];
@@ -525,20 +526,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_quantise(const W
                 }
             }
         }
-        const u32 kind = block.kind, max_level = block.max_level, wide = block.width > 8;
+        const u32 kind = block.kind, max_level = block.max_level, step = block.step;
         const u64 seed = block.seed, tensor = span.tensor, first = span.first + begin;
 #pragma unroll 1
-        for (u32 row = 0; row < RUN_ROWS; row++) {
+        for (u32 row = 0; row * RUN_ROW < n; row++) {
             const u32 at = row * RUN_ROW + 4 * lane();
-            if (at >= n) {
-                break;
-            }
             float *x = reinterpret_cast<float *>(&mine[row * THREADS]);
             u32 words[4] = {0, 0, 0, 0};
             if (kind == UNIFORM || kind == DITHER) {
                 words_of(seed, tensor, first + at, words);
             }
-            // 16 bits each, or 8. Not unrolled: that takes too many registers.
+            // Not unrolled: that takes too many registers.
             u64 codes = 0;
 #pragma unroll 1
             for (u32 j = 0; j < 4; j++) {
@@ -555,23 +553,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_quantise(const W
                     code = bits_of(x[j]) >> 31;
                     decoded = code != 0 ? -scale : scale;
                 }
-                codes |= static_cast<u64>(code) << (8 << wide) * j;
+                codes |= static_cast<u64>(code) << step * j;
                 x[j] -= rounded(piece.dtype, decoded);
             }
-            const u32 some = n - at < 4 ? n - at : 4;
-            u8 *to = span.codes + ((begin + at) << wide);
-            if (some == 4 && reinterpret_cast<u64>(to) % (4 << wide) == 0) {
-                if (wide != 0) {
-                    *reinterpret_cast<u64 *>(to) = codes;
-                } else {
-                    *reinterpret_cast<u32 *>(to) = static_cast<u32>(codes);
+            // Of zeros beyond the end the codes of few bits are zero.
+            const u32 some = at >= n ? 0 : n - at < 4 ? n - at : 4;
+            if (step < 8) {
+                // As many threads as have the codes of one word of the plane.
+                const u32 few_lanes = 8 / step;
+                u32 word = static_cast<u32>(codes) << 4 * step * (lane() % few_lanes);
+                for (u32 by = 1; by < few_lanes; by *= 2) {
+                    word |= __shfl_xor_sync(ALL, word, by);
+                }
+                if (some != 0 && lane() % few_lanes == 0) {
+                    reinterpret_cast<u32 *>(span.codes)[(begin + at) * step / 32] = word;
                 }
             } else {
-                for (u32 byte = 0; byte < some << wide; byte++) {
-                    to[byte] = static_cast<u8>(codes >> 8 * byte);
+                u8 *to = span.codes + (begin + at) * step / 8;
+                if (some == 4 && reinterpret_cast<u64>(to) % (step / 2) == 0) {
+                    if (step == 16) {
+                        *reinterpret_cast<u64 *>(to) = codes;
+                    } else {
+                        *reinterpret_cast<u32 *>(to) = static_cast<u32>(codes);
+                    }
+                } else {
+                    for (u32 byte = 0; byte < some * step / 8; byte++) {
+                        to[byte] = static_cast<u8>(codes >> 8 * byte);
+                    }
                 }
             }
-            if (piece.after != nullptr) {
+            if (piece.after != nullptr && some != 0) {
                 store_four(piece.after + begin + at, some, mine[row * THREADS]);
             }
         }
@@ -607,7 +618,7 @@ __device__ __forceinline__ u32 span_at(const Work &d, const Quantized &block, u6
 
 // Reads a byte or two for each element, and writes as many bits as its code has. Signs are read and written again where small
 // tensors share a block, or where powers became zero.
-extern "C" __global__ void __launch_bounds__(THREADS) gcodec_pack(const Work d) {
+extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_pack(const Work d) {
     __shared__ u16 codes[TILE];
     for (u32 tile = blockIdx.x; tile < d.n_packs; tile += gridDim.x) {
         const u32 number = last_at_most(d.n_blocks, tile, [&](u32 b) { return d.blocks[b].first_pack; });

@@ -34,8 +34,8 @@ struct Span {
     // The tensor's number, and that of the first element in it.
     u64 tensor;
     u64 first;
-    // Natural compression: a byte for each element, its biased exponent, then a bit for each, its sign. Others: codes, a byte each
-    // or two where codes are wider than 8 bits; if they are 8 bits, what the host gets.
+    // Natural compression: a byte for each element, its biased exponent, then a bit for each, its sign. Others: codes, of the bits
+    // that the plane has of each, where this is the plane; else of a byte or two.
     u8 *codes;
     u32 *signs;
 };
@@ -54,8 +54,9 @@ struct Quantized {
     u32 max_level;
     u32 norm;
     float clip;
-    // Bits of a code, but of natural compression.
+    // Bits of a code, but of natural compression, and bits that each takes where it is put first.
     u32 width;
+    u32 step;
     // Whether scales are there already.
     u32 known;
     u32 first_span;
@@ -67,6 +68,7 @@ struct Quantized {
     u32 first_team;
     // Tiles whose codes are packed.
     u32 first_pack;
+    u32 reserved;
 };
 
 // What was made of a block of the wire; zero in the beginning.
@@ -122,7 +124,7 @@ struct Work {
     u32 n_packs;
 };
 
-static_assert(sizeof(Span) == 88 && sizeof(Quantized) == 96 && sizeof(Made) == 24, "as in plan.rs");
+static_assert(sizeof(Span) == 88 && sizeof(Quantized) == 104 && sizeof(Made) == 24, "as in plan.rs");
 static_assert(sizeof(Measured) == 112 && sizeof(Work) == 104, "as in plan.rs");
 
 }  // namespace dense

@@ -11,9 +11,8 @@ use gcodec::compress::{NonFinite as NonFiniteRule, Options, Share};
 use crate::compressor::Input;
 use crate::device::{Device, Kernel, Memory, Pinned};
 use crate::error::{Error, Result, TensorError};
-use crate::plan::{
-    Made, Measured, NonFinite, Piece, Quantized, RUN, Span, THREADS, TILE, WARPS, Work, bytes_of,
-};
+use crate::plan::dense::{Made, Measured, Quantized, RUN, Span, Work};
+use crate::plan::{NonFinite, Piece, TILE, WARPS, bytes_of};
 use crate::tensor::Stream;
 
 /// Kinds of [`Quantized`], by their numbers in `cuda/kernels/dense.cuh`.
@@ -179,12 +178,12 @@ impl Dense {
         self.work.fill(zeros.start, 0, zeros.end - zeros.start, stream)?;
         let most = u64::from(8 * device.multiprocessors());
         for (kernel, wanted) in [
-            (Kernel::Natural, plan.tiles.min(most)),
-            (Kernel::Ranges, natural),
-            (Kernel::Measure, plan.measure.min(most)),
-            (Kernel::Scale, plan.buckets),
-            (Kernel::Quantise, plan.teams.min(most)),
-            (Kernel::Pack, plan.packs.min(most)),
+            (Kernel::DenseRound, plan.tiles.min(most)),
+            (Kernel::DenseRanges, natural),
+            (Kernel::DenseMeasure, plan.measure.min(most)),
+            (Kernel::DenseScale, plan.buckets),
+            (Kernel::DenseQuantise, plan.teams.min(most)),
+            (Kernel::DensePack, plan.packs.min(most)),
         ] {
             if wanted > 0 {
                 // SAFETY: the context is current; the tables point into `work` and `payload`, which are as large as the plan says,
@@ -430,16 +429,22 @@ impl Plan {
         }
         block.plane = self.payload.take((u128::from(len) * u128::from(width)).div_ceil(32) as u64 * 4);
         let mut span = self.span(source, of.start, len, 0);
-        // Of 8 bits, a code is what the host gets of it.
-        span.codes = match width {
-            8 => block.plane,
-            _ => self.scratch.take(len * if width > 8 { 2 } else { 1 }),
-        };
         let bucket = match task.share {
             Some(Share::Len(bucket)) => bucket.min(len).max(1),
             _ => len.max(1),
         };
         (block.bucket, block.runs) = (bucket, bucket.div_ceil(RUN));
+        // Codes go to the plane at once where no two warps have bits of one word of it.
+        let direct = match width {
+            8 | 16 => true,
+            1 | 2 | 4 => bucket >= len || bucket.is_multiple_of(32),
+            _ => false,
+        };
+        (block.step, span.codes) = match direct {
+            true => (width, block.plane),
+            false if width > 8 => (16, self.scratch.take(2 * len)),
+            false => (8, self.scratch.take(len)),
+        };
         let shared = task.share == Some(Share::Tensor);
         block.known = u32::from(shared || block.runs > WARPS);
         block.scales = match self.shared {
@@ -464,12 +469,12 @@ impl Plan {
             // The last bucket may have fewer runs; the others are as many as are counted.
             _ => (len.div_ceil(bucket) * block.runs).div_ceil(WARPS),
         };
-        if width != 8 {
+        if !direct {
             self.packs += len.div_ceil(TILE);
         }
         let plane = block.plane..block.plane + (u128::from(len) * u128::from(width)).div_ceil(8) as u64;
         self.places.push(Place { task: i, scales: block.scales, plane });
-        self.codes_in_payload.push(width == 8);
+        self.codes_in_payload.push(direct);
         self.signs_in_payload.push(false);
         self.spans.push(span);
         self.blocks.push(block);
@@ -512,5 +517,3 @@ impl Plan {
         }
     }
 }
-
-const _: () = assert!(THREADS as u64 == 32 * WARPS);

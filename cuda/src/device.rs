@@ -31,12 +31,12 @@ pub(crate) enum Kernel {
     NonFinite,
     Subtract,
     Scatter,
-    Natural,
-    Ranges,
-    Measure,
-    Scale,
-    Quantise,
-    Pack,
+    DenseRound,
+    DenseRanges,
+    DenseMeasure,
+    DenseScale,
+    DenseQuantise,
+    DensePack,
 }
 
 const NAMES: [&CStr; 15] = [
@@ -49,12 +49,12 @@ const NAMES: [&CStr; 15] = [
     c"gcodec_non_finite",
     c"gcodec_subtract",
     c"gcodec_scatter",
-    c"gcodec_natural",
-    c"gcodec_ranges",
-    c"gcodec_measure",
-    c"gcodec_scale",
-    c"gcodec_quantise",
-    c"gcodec_pack",
+    c"gcodec_dense_round",
+    c"gcodec_dense_ranges",
+    c"gcodec_dense_measure",
+    c"gcodec_dense_scale",
+    c"gcodec_dense_quantise",
+    c"gcodec_dense_pack",
 ];
 
 /// A CUDA device. Clones are the same device.

@@ -11,9 +11,10 @@ use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, Error, Input};
 
 /// Every way to quantise, with buckets of parts of a run, of runs, of several runs, and with widths from 1 to 16 bits.
-const SPECS: [&str; 13] = [
+const SPECS: [&str; 15] = [
     "natural:seed=7",
     "qsgd:bits=4,bucket=512,seed=1",
+    "qsgd:bits=4,bucket=100",
     "qsgd:bits=16,bucket=2048,norm=max,seed=2",
     "qsgd:bits=3,bucket=333,norm=l2",
     "dither:levels=8,bucket=64,norm=l1",
@@ -23,6 +24,7 @@ const SPECS: [&str; 13] = [
     "int8:group=256",
     "int8:group=8192",
     "sign",
+    "sign:group=64",
     "sign:group=100",
     "sign:group=3000",
 ];
@@ -164,6 +166,49 @@ fn large_buckets_are_summed_in_the_order_of_the_host() {
     tensors.agree(&fake, &["sign"; 2], &Options::default().with_block_len(100_001), 2).unwrap();
 }
 
+/// Sums that other orders round to other floats. Among zeros there are one large number and a few that are lost where one of them is
+/// added to it, and count where two of them were summed before. Norms are rounded up, and means lie between two floats, so that the last
+/// bit of a sum decides.
+#[test]
+fn sums_are_taken_in_the_order_of_the_host() {
+    let Some(fake) = fake() else { return };
+    let word = |seed: u64, i: u64| u64::from(gcodec::random::word(seed, 3, i));
+    let delicate = |n: u64, bucket: u64, large: f32, small: f32, seed: u64| -> Vec<f32> {
+        let value = |i: u64| match word(seed, i) % bucket {
+            _ if i % bucket == word(seed + 1, i / bucket) % bucket.min(n) => large,
+            0..4 => small,
+            _ => 0.0,
+        };
+        (0..n).map(value).collect()
+    };
+    let n = (1 << 18) + 20_000;
+    // Of squares, those just above 2: there the root has the last place of what it is the root of.
+    for (large, small, norm) in [(1.0, 2f32.powi(-53), "l1"), (1.414_213_7, 2f32.powi(-26) * 0.99, "l2")] {
+        for bucket in [7, 60, 128, 512, 2048, 8192, 8200, 70_000, 300_000] {
+            let tensors: Vec<_> =
+                if bucket < 10_000 { vec![(30_000, 1)] } else { (1..8).map(|s| (n, 2 * s)).collect() };
+            let values: Vec<_> =
+                tensors.iter().map(|&(n, seed)| delicate(n, bucket, large, small, seed)).collect();
+            let spec = format!("dither:levels=2,bucket={bucket},norm={norm}");
+            let tensors = Tensors::new(&fake, Dtype::F32, &values, 0);
+            tensors.agree(&fake, &vec![spec.as_str(); values.len()], &Options::default(), 0).unwrap();
+        }
+    }
+    // 2^24 + 1, divided by a power of two, is a tie, but for what is far smaller.
+    for (n, count) in [(1 << 10, 60), (1 << 15, 20), (1 << 19, 4)] {
+        let values: Vec<_> = (0..count)
+            .map(|seed| {
+                let mut values = delicate(n, n, 16_777_216.0, 2f32.powi(-29), 2 * seed);
+                let at = values.iter().position(|&x| x == 0.0).unwrap();
+                values[at] = 1.0;
+                values
+            })
+            .collect();
+        let tensors = Tensors::new(&fake, Dtype::F32, &values, 0);
+        tensors.agree(&fake, &vec!["sign"; values.len()], &Options::default(), 0).unwrap();
+    }
+}
+
 /// All finite floats, subnormal ones and the largest among them: powers of two that span more than a block has codes for.
 #[test]
 fn exponents_of_every_size() {
@@ -277,9 +322,10 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
     let device = fake.device();
     for (specs, launches) in [
         (&["natural"][..], 3),
-        (&["qsgd:bits=4,bucket=512"], 2),
+        (&["qsgd:bits=4,bucket=512"], 1),
+        (&["qsgd:bits=3,bucket=512"], 2),
         (&["int8:group=512"], 1),
-        (&["sign"], 4),
+        (&["sign"], 3),
         (&["natural", "sign", "dither:levels=8,bucket=64,norm=max"], 6),
     ] {
         for n in [specs.len(), 161] {

@@ -33,6 +33,9 @@ pub(super) fn squares(values: &[f32]) -> f64 {
 }
 
 fn in_order(values: &[f32], term: impl Fn(f64) -> f64 + Copy) -> f64 {
+    if values.len() <= RUN {
+        return arch::run(Sum { run: values, term });
+    }
     values.chunks(CHUNK).fold(0.0, |sum, chunk| {
         let mut runs = Runs::default();
         chunk.chunks(RUN).for_each(|run| runs.push(arch::run(Sum { run, term })));
@@ -89,6 +92,22 @@ impl<T: Fn(f64) -> f64> Kernel for Sum<'_, T> {
     #[inline(always)]
     fn call(self) -> f64 {
         let Self { run, term } = self;
+        let mut fours = [0.0f64; COLUMNS / 4];
+        let used = run.len().min(COLUMNS).div_ceil(4);
+        if run.len() <= COLUMNS {
+            let (whole, rest) = run.as_chunks::<4>();
+            for (four, of) in fours.iter_mut().zip(whole) {
+                let [a, b, c, d] = of.map(|x| term(f64::from(x)));
+                *four = (a + b) + (c + d);
+            }
+            let mut last = [0.0; 4];
+            last.iter_mut().zip(rest).for_each(|(last, x)| *last = term(f64::from(*x)));
+            if !rest.is_empty() {
+                fours[whole.len()] = (last[0] + last[1]) + (last[2] + last[3]);
+            }
+            halve(&mut fours, used);
+            return fours[0];
+        }
         let mut columns = [0.0f64; COLUMNS];
         let (rows, rest) = run.as_chunks::<COLUMNS>();
         for row in rows {
@@ -99,8 +118,6 @@ impl<T: Fn(f64) -> f64> Kernel for Sum<'_, T> {
         for (column, x) in columns.iter_mut().zip(rest) {
             *column += term(f64::from(*x));
         }
-        let mut fours = [0.0f64; COLUMNS / 4];
-        let used = run.len().min(COLUMNS).div_ceil(4);
         for (four, of) in fours.iter_mut().zip(columns.as_chunks::<4>().0).take(used) {
             *four = (of[0] + of[1]) + (of[2] + of[3]);
         }
