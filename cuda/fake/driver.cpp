@@ -218,6 +218,12 @@ const std::map<std::string, Kernel> KERNELS = {
     {"gcodec_rice_measure", kernel<gcodec_rice_measure, Rice>()},
     {"gcodec_rice_choose", kernel<gcodec_rice_choose, Rice>()},
     {"gcodec_rice_pack", kernel<gcodec_rice_pack, Rice>()},
+    {"gcodec_dense_round", kernel<dense::gcodec_dense_round, dense::Work>()},
+    {"gcodec_dense_ranges", kernel<dense::gcodec_dense_ranges, dense::Work>()},
+    {"gcodec_dense_measure", kernel<dense::gcodec_dense_measure, dense::Work>()},
+    {"gcodec_dense_scale", kernel<dense::gcodec_dense_scale, dense::Work>()},
+    {"gcodec_dense_quantise", kernel<dense::gcodec_dense_quantise, dense::Work>()},
+    {"gcodec_dense_pack", kernel<dense::gcodec_dense_pack, dense::Work>()},
 };
 
 }  // namespace

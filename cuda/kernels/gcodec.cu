@@ -1,4 +1,5 @@
 // All kernels: what `cargo xtask cuda` compiles.
+#include "dense.cu"
 #include "fit.cu"
 #include "rice.cu"
 #include "scatter.cu"

@@ -8,6 +8,7 @@
 // A block whose threads do not all reach the same barrier ends the program with a message.
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,6 +41,9 @@ struct float4 {
 struct uint2 {
     unsigned x, y;
 } __attribute__((aligned(8)));
+struct uint4 {
+    unsigned x, y, z, w;
+} __attribute__((aligned(16)));
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 namespace shim {
@@ -349,6 +353,8 @@ inline float __uint_as_float(unsigned bits) {
     memcpy(&x, &bits, sizeof x);
     return x;
 }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline double __dsqrt_rn(double x) { return sqrt(x); }
 inline long long __double_as_longlong(double x) {
     long long bits;
     memcpy(&bits, &x, sizeof bits);

@@ -8,11 +8,12 @@ use gcodec::block::{Block, WireBlock};
 use gcodec::compress::outside::{
     self, Fitting, Found, Kept, Least, Outline, Question, Search as Task, Sent, Step,
 };
-use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options};
+use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options, Selection};
 use gcodec::{Codec, Dtype, TensorBuf};
 
+use crate::dense::{Dense, Outcome, Source};
 use crate::device::{Device, Event, Kernel, Memory, Pinned, Quiet};
-use crate::error::{Result, TensorError};
+use crate::error::{Error, Result, TensorError};
 use crate::plan::{
     Ask, BINS, CANDIDATES, CHUNK, Choice, FROM, FROM_SAMPLE, KEEP, LOWEST, Moments, NonFinite, Pack, Piece,
     SAMPLE, SAMPLES, SIDES, Search, Select, State, Subtract, TENSORS, THREADS, TILE, Taken, WARPS, bytes_of,
@@ -43,7 +44,8 @@ const STAGES: &str = "#sidco";
 
 /// Whether a [`Compressor`] takes this codec. Others are for the host.
 pub fn takes(codec: &Codec) -> bool {
-    outside::searches(&[Outline { tensor: 0, dtype: gcodec::Dtype::F32, len: 1 }], &[*codec]).is_ok()
+    let outline = Outline { tensor: 0, dtype: Dtype::F32, len: 1 };
+    outside::dense::takes(codec) || outside::searches(&[outline], &[*codec]).is_ok()
 }
 
 /// Selects on a device, in memory of its own that it keeps from update to update.
@@ -59,6 +61,7 @@ pub struct Compressor {
     /// What goes to the host, where that is not all of it.
     packed: Memory,
     sent: Memory,
+    dense: Dense,
     up: Pinned,
     down: Pinned,
     /// The last work that nobody waited for.
@@ -97,6 +100,7 @@ impl Compressor {
             out: Memory::new(device, 0)?,
             packed: Memory::new(device, 0)?,
             sent: Memory::new(device, 0)?,
+            dense: Dense::new(device)?,
             up: Pinned::new(device, 0)?,
             down: Pinned::new(device, 0)?,
             last: Event::new(device)?,
@@ -126,10 +130,18 @@ impl Compressor {
         self
     }
 
+    /// Sets what is added to an element's number where a word is drawn for it: a test's way to numbers beyond 2^32.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_first_element(mut self, number: u64) -> Self {
+        self.dense.first = number;
+        self
+    }
+
     /// The blocks that [`gcodec::compress()`] makes of these tensors.
     ///
-    /// `inputs`: in ascending order of their numbers; `codecs`: one for each, of `topk`, `stc`, `threshold`, `sbc` and `sidco`. Work is put into
-    /// `stream`; when this returns, the tensors are no longer used.
+    /// `inputs`: in ascending order of their numbers; `codecs`: one for each, of `topk`, `stc`, `threshold`, `sbc`, `sidco`, `natural`,
+    /// `qsgd`, `dither`, `terngrad`, `int8` and `sign`. Work is put into `stream`; when this returns, the tensors are no longer used.
     ///
     /// # Errors
     /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress()`], and for other codecs; [`Error::Tensor`](crate::Error::Tensor), [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
@@ -140,7 +152,7 @@ impl Compressor {
         options: &Options,
         stream: Stream,
     ) -> Result<Vec<Block>> {
-        self.run(inputs, codecs, options, stream, false, false, blocks)
+        self.run(inputs, codecs, options, stream, false)
     }
 
     /// As [`Self::compress`], with error feedback: what is compressed is the sum of the tensor and of what earlier calls left over,
@@ -156,7 +168,7 @@ impl Compressor {
         options: &Options,
         stream: Stream,
     ) -> Result<Vec<Block>> {
-        self.run(inputs, codecs, options, stream, true, false, blocks)
+        self.run(inputs, codecs, options, stream, true)
     }
 
     /// The same blocks, for [`Encoder::update_wire`](gcodec::Encoder::update_wire), with as much of them in wire form as the device writes:
@@ -176,7 +188,7 @@ impl Compressor {
         options: &Options,
         stream: Stream,
     ) -> Result<Vec<WireBlock<'static>>> {
-        self.run(inputs, codecs, options, stream, false, true, wire_blocks)
+        self.run(inputs, codecs, options, stream, false)
     }
 
     /// As [`Self::compress_wire`], with error feedback as [`Self::compress_with_feedback`].
@@ -190,26 +202,28 @@ impl Compressor {
         options: &Options,
         stream: Stream,
     ) -> Result<Vec<WireBlock<'static>>> {
-        self.run(inputs, codecs, options, stream, true, true, wire_blocks)
+        self.run(inputs, codecs, options, stream, true)
     }
 
-    /// `wire`: whether positions are written on the device; `make` makes blocks of what was found.
-    #[allow(clippy::too_many_arguments)]
-    fn run<T>(
+    fn run<T: Made>(
         &mut self,
         inputs: &[Input<'_>],
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
         feedback: bool,
-        wire: bool,
-        make: Make<T>,
     ) -> Result<Vec<T>> {
         let outlines: Vec<Outline> = inputs
             .iter()
             .map(|i| Outline { tensor: i.tensor, dtype: i.data.dtype(), len: i.data.elements() })
             .collect();
-        let tasks = outside::searches(&outlines, codecs)?;
+        let dense_tasks = outside::dense::tasks(&outlines, codecs, options)?;
+        let (dense, sparse): (Vec<usize>, Vec<usize>) =
+            (0..inputs.len()).partition(|&i| outside::dense::takes(&codecs[i]));
+        let selected: Vec<Input<'_>> = sparse.iter().map(|&i| inputs[i]).collect();
+        let selected_outlines: Vec<Outline> = sparse.iter().map(|&i| outlines[i]).collect();
+        let selectors: Vec<Codec> = sparse.iter().map(|&i| codecs[i]).collect();
+        let tasks = outside::searches(&selected_outlines, &selectors)?;
         inputs.iter().try_for_each(|i| i.data.check_device(&self.device))?;
         let device = self.device.clone();
         let _current = device.enter()?;
@@ -220,17 +234,51 @@ impl Compressor {
             self.stages_before.clone_from(&self.stages);
             self.prepare_residuals(inputs)?;
         }
-        let mut plan = self.plan(inputs, &tasks, options, feedback)?;
-        if wire {
-            let joined = outside::joined(&outlines, codecs)?;
-            plan.coding = Coding::new(&outlines, codecs, &joined, &plan.pieces_of_inputs(inputs.len()));
+        let mut plan = self.plan(&selected, &tasks, options, feedback)?;
+        if T::WIRE {
+            let joined = outside::joined(&selected_outlines, &selectors)?;
+            let pieces = plan.pieces_of_inputs(selected.len());
+            plan.coding = Coding::new(&selected_outlines, &selectors, &joined, &pieces);
         }
+        let sources = self.sources(inputs, feedback);
         let quiet = Quiet { device: &device, stream };
-        let mut found = self.select(&mut plan, inputs.len(), stream)?;
-        self.check_finite(&plan, &outlines, &found, stream)?;
-        let (blocks, sent) = make(&outlines, codecs, &mut found)?;
+        let begun = self.dense.begin(&device, dense_tasks, &sources, options, stream)?;
+        let mut found = self.select(&mut plan, selected.len(), stream)?;
+        let mut blocks = Vec::new();
+        let mut not_finite = None;
+        if let Some(begun) = begun {
+            match self.dense.finish(&device, &begun, stream)? {
+                Outcome::Blocks(of_dense) => blocks.extend(of_dense.into_iter().map(T::from)),
+                Outcome::NotFinite { task } => {
+                    not_finite = Some(self.dense.first_non_finite(&device, &begun, task, &sources, stream)?);
+                }
+            }
+        }
+        // Which error the library would have found first: choices among all tensors are its first step.
+        let rank = |input: usize| match codecs[input] {
+            Codec::TopK { selection: Selection::Global, .. } => {
+                (codecs.iter().position(|c| *c == codecs[input]), input)
+            }
+            _ => (Some(codecs.len()), input),
+        };
+        match (found.not_finite().min_by_key(|&i| rank(sparse[i])), not_finite) {
+            (Some(i), Some((input, error))) if rank(input) < rank(sparse[i]) => return Err(error),
+            (Some(i), _) => return Err(self.non_finite(&plan, i, inputs[sparse[i]].tensor, stream)?),
+            (None, Some((_, error))) => return Err(error),
+            (None, None) => {}
+        }
+        if !sparse.is_empty() {
+            let (of_sparse, sent) = T::make(&selected_outlines, &selectors, &mut found)?;
+            blocks.extend(of_sparse);
+            if !dense.is_empty() {
+                // Stable: blocks of one tensor are all of one kind, and in order.
+                blocks.sort_by_key(T::first_tensor);
+            }
+            if feedback {
+                self.subtract(&plan, &found, &sent, stream)?;
+            }
+        }
         if feedback {
-            self.subtract(&plan, &found, &sent, stream)?;
             for input in inputs {
                 if let Some(residual) = self.residuals.get_mut(input.name) {
                     std::mem::swap(&mut residual.values, &mut residual.spare);
@@ -240,7 +288,7 @@ impl Compressor {
             for Fits { input, fitting, .. } in &plan.fits {
                 let kept = found.found[*input].positions().len() as u64;
                 if let Some(state) = fitting.adaptation(kept) {
-                    self.stages.insert(inputs[*input].name.to_owned(), state);
+                    self.stages.insert(selected[*input].name.to_owned(), state);
                 }
             }
         }
@@ -258,6 +306,45 @@ impl Compressor {
             }
         }
         self.stages.clone_from(&self.stages_before);
+    }
+
+    /// Quantises, without error feedback and without a copy of what comes of it to the host, and waits: for measurements.
+    ///
+    /// # Errors
+    /// As [`Self::compress`], but for elements that are not finite.
+    #[doc(hidden)]
+    pub fn quantise_only(
+        &mut self,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        options: &Options,
+        stream: Stream,
+    ) -> Result<()> {
+        let outlines: Vec<Outline> = inputs
+            .iter()
+            .map(|i| Outline { tensor: i.tensor, dtype: i.data.dtype(), len: i.data.elements() })
+            .collect();
+        let tasks = outside::dense::tasks(&outlines, codecs, options)?;
+        inputs.iter().try_for_each(|i| i.data.check_device(&self.device))?;
+        let device = self.device.clone();
+        let _current = device.enter()?;
+        self.last.wait()?;
+        let quiet = Quiet { device: &device, stream };
+        self.dense.begin(&device, tasks, &self.sources(inputs, false), options, stream)?;
+        device.synchronize(stream)?;
+        quiet.done();
+        Ok(())
+    }
+
+    /// The inputs with the addresses of their residuals.
+    fn sources<'a>(&self, inputs: &[Input<'a>], feedback: bool) -> Vec<Source<'a>> {
+        let residual = |input: &Input<'_>| self.residuals.get(input.name).filter(|_| feedback);
+        let source = |input: &Input<'a>| Source {
+            input: *input,
+            residual: residual(input).filter(|r| r.known).map_or(0, |r| r.values.address()),
+            after: residual(input).map_or(0, |r| r.spare.address()),
+        };
+        inputs.iter().map(source).collect()
     }
 
     /// Gives every input a place for its residual.
@@ -640,20 +727,8 @@ impl Compressor {
         }
     }
 
-    /// The error that the library has for a value that was kept and is not finite.
-    fn check_finite(
-        &mut self,
-        plan: &Plan,
-        outlines: &[Outline],
-        found: &FoundAll,
-        stream: Stream,
-    ) -> Result<()> {
-        let bad = |(input, found): (usize, &Found)| match found {
-            Found::Elements(chosen) if chosen.values.iter().any(|x| !x.is_finite()) => Some(input),
-            _ => None,
-        };
-        let bad = found.found.iter().enumerate().filter_map(bad).chain(found.bad.iter().copied()).min();
-        let Some(input) = bad else { return Ok(()) };
+    /// The error that the library has for a value that was kept of this input and is not finite.
+    fn non_finite(&mut self, plan: &Plan, input: usize, tensor: u64, stream: Stream) -> Result<Error> {
         self.down.grow(8)?;
         self.work.fill(0, 0xff, 8, stream)?;
         let read = |(piece, place): &(&Piece, &Place)| {
@@ -669,7 +744,7 @@ impl Compressor {
         self.device.synchronize(stream)?;
         // SAFETY: the stream was waited for.
         let index = items_of::<u64>(unsafe { self.down.bytes(8) })[0];
-        Err(outside::non_finite(outlines[input].tensor, index).into())
+        Ok(outside::non_finite(tensor, index).into())
     }
 
     /// Takes what is sent from the sums.
@@ -802,23 +877,51 @@ impl Compressor {
     }
 }
 
-/// How blocks, and what they send, are made of what was found.
-type Make<T> = fn(&[Outline], &[Codec], &mut FoundAll) -> gcodec::Result<(Vec<T>, Vec<Sent>)>;
+/// The form of the blocks that an update becomes.
+trait Made: From<Block> {
+    /// Whether the device writes positions.
+    const WIRE: bool;
 
-fn blocks(
-    outlines: &[Outline],
-    codecs: &[Codec],
-    found: &mut FoundAll,
-) -> gcodec::Result<(Vec<Block>, Vec<Sent>)> {
-    outside::blocks(outlines, codecs, &found.found)
+    /// The blocks of what was found, and what they send.
+    fn make(
+        outlines: &[Outline],
+        codecs: &[Codec],
+        found: &mut FoundAll,
+    ) -> gcodec::Result<(Vec<Self>, Vec<Sent>)>;
+
+    fn first_tensor(&self) -> u64;
 }
 
-fn wire_blocks(
-    outlines: &[Outline],
-    codecs: &[Codec],
-    found: &mut FoundAll,
-) -> gcodec::Result<(Vec<WireBlock<'static>>, Vec<Sent>)> {
-    outside::wire_blocks(outlines, codecs, &found.found, std::mem::take(&mut found.supports))
+impl Made for Block {
+    const WIRE: bool = false;
+
+    fn make(
+        outlines: &[Outline],
+        codecs: &[Codec],
+        found: &mut FoundAll,
+    ) -> gcodec::Result<(Vec<Self>, Vec<Sent>)> {
+        outside::blocks(outlines, codecs, &found.found)
+    }
+
+    fn first_tensor(&self) -> u64 {
+        self.scope.first()
+    }
+}
+
+impl Made for WireBlock<'static> {
+    const WIRE: bool = true;
+
+    fn make(
+        outlines: &[Outline],
+        codecs: &[Codec],
+        found: &mut FoundAll,
+    ) -> gcodec::Result<(Vec<Self>, Vec<Sent>)> {
+        outside::wire_blocks(outlines, codecs, &found.found, std::mem::take(&mut found.supports))
+    }
+
+    fn first_tensor(&self) -> u64 {
+        self.scope.first()
+    }
 }
 
 /// What one update asks of the device.
@@ -918,6 +1021,15 @@ impl Payload {
 }
 
 impl FoundAll {
+    /// The inputs of which something was kept that is not finite.
+    fn not_finite(&self) -> impl Iterator<Item = usize> {
+        let bad = |(input, found): (usize, &Found)| match found {
+            Found::Elements(chosen) if chosen.values.iter().any(|x| !x.is_finite()) => Some(input),
+            _ => None,
+        };
+        self.found.iter().enumerate().filter_map(bad).chain(self.bad.iter().copied())
+    }
+
     fn take(&mut self, plan: &Plan, totals: &[u64], before: &[u64], came: &Came<'_>) {
         // Of the search: its first element among all that was kept, and its first position and value among what came.
         let (mut first, mut place, mut value) = (0, 0, 0);

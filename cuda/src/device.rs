@@ -40,9 +40,15 @@ pub(crate) enum Kernel {
     RiceMeasure,
     RiceChoose,
     RicePack,
+    DenseRound,
+    DenseRanges,
+    DenseMeasure,
+    DenseScale,
+    DenseQuantise,
+    DensePack,
 }
 
-const NAMES: [&CStr; 18] = [
+const NAMES: [&CStr; 24] = [
     c"gcodec_sample",
     c"gcodec_collect",
     c"gcodec_digits",
@@ -61,6 +67,12 @@ const NAMES: [&CStr; 18] = [
     c"gcodec_rice_measure",
     c"gcodec_rice_choose",
     c"gcodec_rice_pack",
+    c"gcodec_dense_round",
+    c"gcodec_dense_ranges",
+    c"gcodec_dense_measure",
+    c"gcodec_dense_scale",
+    c"gcodec_dense_quantise",
+    c"gcodec_dense_pack",
 ];
 
 /// A CUDA device. Clones are the same device.
@@ -294,6 +306,10 @@ impl Memory {
 
     pub(crate) fn address(&self) -> u64 {
         self.address
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.bytes
     }
 
     /// Copies pinned memory to `offset`, in stream order.

@@ -2,8 +2,9 @@
 //!
 //! [`Device::open`] loads the driver at run time and says why it cannot: without a driver or a device everything builds, and nothing
 //! panics. [`Compressor`] does on a device what [`gcodec::compress()`] does on the host, for the codecs that select by magnitude
-//! (`topk`, `stc`, `threshold`, `sbc`, `sidco`), and makes the same blocks of it, to the bit, error feedback included. [`Scatter`] puts decoded
-//! blocks into device tensors.
+//! (`topk`, `stc`, `threshold`, `sbc`, `sidco`) and for those that quantise every element (`natural`, `qsgd`, `dither`, `terngrad`,
+//! `int8`, `sign`), and makes the same blocks of it, to the bit, error feedback included. [`Scatter`] puts decoded blocks into device
+//! tensors.
 //!
 //! ```no_run
 //! use gcodec::compress::Options;
@@ -27,9 +28,18 @@
 //!
 //! # What an update costs
 //!
-//! One copy of a small table to the device, one launch sequence whatever the number of tensors, one copy of sizes and one of what
-//! was kept to the host, and a wait for each of these two; with error feedback one more copy to the device and one launch, which
-//! nobody waits for. The tensors are read once. Pinned memory and device memory are kept for the next update.
+//! For what is selected, one copy of a small table to the device, one launch sequence whatever the number of tensors, one copy of
+//! sizes and one of what was kept to the host, and a wait for each of these two; with error feedback one more copy to the device and
+//! one launch, which nobody waits for. The tensors are read once.
+//!
+//! For what is quantised, again one copy to the device, one sequence of at most six launches, one copy of sizes, one of scales and bit
+//! planes, and the two waits, with error feedback or without. Codes cross the bus as the bit planes of the wire (spec, section 7.1):
+//! levels, integers and signs as wide as their range, exponents of `natural` as wide as those of their block are. The signs of `natural`
+//! are a bit for each element; what is left out for zeros is left out by the host as it writes the frame. Tensors are read once, but
+//! twice where one scale is shared by more than 8192 elements. Work memory on the device is up to 2 bytes for each element, and what
+//! crosses the bus.
+//!
+//! Pinned memory and device memory are kept for the next update.
 //!
 //! What is kept is 8 bytes for each element. `sbc` takes both means on the device, and sends the 4 bytes of a position for each element of
 //! the side with the larger one.
@@ -52,6 +62,7 @@
 
 mod buffer;
 mod compressor;
+mod dense;
 mod device;
 mod driver;
 mod error;

@@ -192,3 +192,81 @@ structures! {
         least: u64,
     }
 }
+
+/// The structures of `cuda/kernels/dense.cuh`.
+pub(crate) mod dense {
+    use super::{Piece, Plain, TILE, WARPS};
+
+    /// Elements of a run, of which a tile has [`WARPS`].
+    pub(crate) const RUN: u64 = TILE / WARPS;
+
+    structures! {
+        Span(88) {
+            piece: Piece,
+            tensor: u64,
+            first: u64,
+            codes: u64,
+            signs: u64,
+        }
+        Quantized(104) {
+            len: u64,
+            seed: u64,
+            bucket: u64,
+            runs: u64,
+            scales: u64,
+            plane: u64,
+            kind: u32,
+            max_level: u32,
+            norm: u32,
+            clip: f32,
+            width: u32,
+            step: u32,
+            known: u32,
+            first_span: u32,
+            spans: u32,
+            first_tile: u32,
+            tiles: u32,
+            first_team: u32,
+            first_pack: u32,
+            reserved: u32,
+        }
+        Made(24) {
+            plane: u64,
+            min_exponent: i32,
+            width: u32,
+            bad: u32,
+            below: u32,
+        }
+        Measured(112) {
+            piece: Piece,
+            bucket: u64,
+            tiles: u64,
+            sums: u64,
+            largest: u64,
+            scales: u64,
+            block: u32,
+            first_team: u32,
+            first_bucket: u32,
+            reserved: u32,
+        }
+        Work(104) {
+            spans: u64,
+            blocks: u64,
+            measured: u64,
+            made: u64,
+            seen: u64,
+            bytes: u64,
+            ticket: u64,
+            payload: u64,
+            base: u64,
+            n_spans: u32,
+            n_natural: u32,
+            n_blocks: u32,
+            n_measured: u32,
+            n_tiles: u32,
+            n_measure: u32,
+            n_teams: u32,
+            n_packs: u32,
+        }
+    }
+}

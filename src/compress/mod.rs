@@ -26,6 +26,7 @@ mod sign;
 mod source;
 mod sparse;
 mod spec;
+mod sum;
 
 use std::collections::HashSet;
 use std::ops::Range;

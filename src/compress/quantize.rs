@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use super::source::{Chunk, Source};
-use super::{Options, Part, parts};
+use super::{Options, Part, parts, sum};
 use crate::block::{Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero};
 use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
@@ -154,8 +154,8 @@ fn norm_of(norm: Norm, values: &[f32]) -> f32 {
         return values.iter().fold(0.0, |max, x| max.max(x.abs()));
     }
     let exact = match norm {
-        Norm::L1 => values.iter().map(|&x| f64::from(x.abs())).sum(),
-        _ => values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt(),
+        Norm::L1 => sum::magnitudes(values),
+        _ => sum::squares(values).sqrt(),
     };
     let near = exact as f32;
     if f64::from(near) < exact { near.next_up() } else { near }
@@ -198,8 +198,7 @@ fn natural_level(x: f32, norm: f32, s: u32, word: u32) -> (i32, f32) {
 
 /// Limits magnitudes to `clip` times their root mean square.
 fn limit(values: &mut [f32], clip: f32) {
-    let square =
-        values.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>() / values.len().max(1) as f64;
+    let square = sum::squares(values) / values.len().max(1) as f64;
     let most = (f64::from(clip) * square.sqrt()).min(f64::from(f32::MAX)) as f32;
     for x in values {
         *x = x.clamp(-most, most);

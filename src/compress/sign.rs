@@ -4,7 +4,7 @@
 //! next step; without it, exact zeros are better sent by another codec.
 
 use super::source::{CHUNK, Source};
-use super::{Options, Part, parts};
+use super::{Options, Part, parts, sum};
 use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
 use crate::error::Result;
 
@@ -61,18 +61,13 @@ pub(super) fn blocks(
     Ok(())
 }
 
-/// The sum of magnitudes, in an order that does not depend on threads.
-fn sum(values: &[f32]) -> f64 {
-    values.iter().map(|x| f64::from(x.abs())).sum()
-}
-
 fn mean_of_tensor(tensor: &mut Source<'_>) -> Result<f32> {
     let sums = tensor.scan(0..tensor.len, CHUNK, |chunk| {
-        let mut all = 0.0;
-        chunk.tiles(|_, tile| all += sum(tile));
-        all
+        let mut runs = sum::Runs::default();
+        chunk.tiles(|_, tile| runs.push_magnitudes(tile));
+        runs.finish()
     });
-    mean(tensor, sums.iter().sum(), tensor.len)
+    mean(tensor, sums.iter().fold(0.0, |all, x| all + x), tensor.len)
 }
 
 fn mean(tensor: &Source<'_>, sum: f64, len: usize) -> Result<f32> {
@@ -86,7 +81,9 @@ fn means(tensor: &mut Source<'_>, range: std::ops::Range<usize>, group: u64) -> 
     let group = usize::try_from(group).unwrap_or(usize::MAX);
     let step = group.saturating_mul((CHUNK / group).max(1));
     let sums = tensor.scan(range.clone(), step, |chunk| {
-        chunk.whole(|_, values| values.chunks(group).map(|g| (sum(g), g.len())).collect::<Vec<_>>())
+        chunk.whole(|_, values| {
+            values.chunks(group).map(|g| (sum::magnitudes(g), g.len())).collect::<Vec<_>>()
+        })
     });
     sums.into_iter().flatten().map(|(sum, len)| mean(tensor, sum, len)).collect()
 }

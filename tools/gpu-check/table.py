@@ -28,7 +28,7 @@ def page(lines, day):
     copies = [number for what, number, unit in rows if what.startswith("copy of") and unit.startswith("GB/s")]
     lines = []
     for what, number, unit in rows:
-        if copies and what.startswith("select") and unit.startswith("GB/s"):
+        if copies and what.startswith(("select", "quantise")) and unit.startswith("GB/s"):
             lines.append(f"- {what}: {number / copies[0]:.1%} of the copy bandwidth")
     ours = [ms for what, ms in times.items() if what.startswith("select topk") and "feedback" not in what]
     for what, ms in times.items():
@@ -58,6 +58,7 @@ def test():
         "cupy: SKIPPED, No module named 'cupy'",
         "select topk:density=0.001, 8 f32: 2.000 ms",
         "select topk:density=0.001, 8 f32: 500.0 GB/s of input",
+        "quantise natural, 8 f32, on the device: 400.0 GB/s of input",
         "copy of 8 f32: 1000.0 GB/s read and written",
         "torch.topk, 1 of 8 f32: 30.000 ms",
         "161 tensors of 4096 f32, one update: 1.000 ms",
@@ -74,6 +75,7 @@ def test():
         "- bytes and residuals of sbc, f16: FAILED",
         "- cupy: SKIPPED",
         "50.0% of the copy bandwidth",
+        "natural, 8 f32, on the device: 40.0% of the copy bandwidth",
         "15.0 times as long as ours",
         "7.0 times as long as one of all",
         "- torch to bytes, 100 f32: 21 us of the call's own",

@@ -179,6 +179,14 @@ fn main() -> AnyResult<()> {
             "sidco:density=0.01,fit=gamma-gp",
             "sidco:density=0.01,fit=gamma-gp,stages=3",
             "sidco:density=0.01,stages=authors",
+            "natural",
+            "qsgd:bits=4,bucket=512",
+            "dither:levels=8,bucket=4096",
+            "terngrad:bucket=1024,clip=2.5",
+            "int8:group=256",
+            "int8:group=100000",
+            "sign",
+            "sign:group=2048",
         ] {
             let lens: &[usize] = if small { &[40_000, 7] } else { &[5_000_000, 0, 100_000, 4096, 7] };
             let fits = same(&device, dtype, lens, spec)?;
@@ -245,6 +253,37 @@ fn main() -> AnyResult<()> {
                 let by = if by_device { "device" } else { "host" };
                 println!("{spec}, {n} f32, to a frame, positions by the {by}: {:.3} ms", seconds * 1e3);
             }
+        }
+        for spec in [
+            "natural",
+            "qsgd:bits=4,bucket=512",
+            "qsgd:bits=8,bucket=2048",
+            "dither:levels=8,bucket=1024",
+            "terngrad:bucket=1024",
+            "int8:group=256",
+            "sign",
+            "sign:group=1024",
+        ] {
+            let codecs = [spec.parse::<Codec>()?];
+            let mut compressor = Compressor::new(&device)?;
+            let options = Options::default();
+            let inputs =
+                || Ok::<_, gcodec_cuda::Error>([Input { tensor: 0, name: "w", data: buffer.tensor()? }]);
+            // On the device alone, to be held against the bandwidth of its memory; then with the bus and what the host makes of it.
+            let seconds =
+                median(|| Ok(compressor.quantise_only(&inputs()?, &codecs, &options, Stream::DEFAULT)?))?;
+            println!("quantise {spec}, {n} f32, on the device: {:.3} ms", seconds * 1e3);
+            println!(
+                "quantise {spec}, {n} f32, on the device: {:.1} GB/s of input",
+                4.0 * n as f64 / seconds / 1e9
+            );
+            let seconds = median(|| {
+                compressor
+                    .compress(&inputs()?, &codecs, &options, Stream::DEFAULT)
+                    .map(drop)
+                    .map_err(Into::into)
+            })?;
+            println!("quantise {spec}, {n} f32, as blocks on the host: {:.3} ms", seconds * 1e3);
         }
         // ResNet50's 161 tensors are small: one update of all of them, and one of each.
         let hosts: Vec<TensorBuf> =

@@ -6,6 +6,8 @@
 //! their elements). Elements are 32-bit floats: those of f16 and bf16 are widened first, exactly; the residual of error
 //! feedback is added in 32 bits, and a finite sum that exceeds what the type holds is limited to that.
 //!
+//! Codecs that send every element are in [`dense`].
+//!
 //! SIDCo's thresholds and the means of `sbc` depend on sums of 64-bit floats, so their order is defined too:
 //!
 //! | of what | how it is summed |
@@ -18,6 +20,7 @@
 //! By halves: the sums of the second half are added to those of the first until one is left. Elements that are not there count as
 //! zeros. [`Fitting`] says of what SIDCo wants sums.
 
+pub mod dense;
 mod fitting;
 
 pub use fitting::{Fitting, Kept, Least, Moments, Question, Step};
@@ -270,9 +273,21 @@ pub fn misfit(what: &'static str) -> Error {
     Error::bad_option(what)
 }
 
-const UNKNOWN: &str = "codec: only topk, stc, threshold, sbc and sidco select outside of the library";
+const UNKNOWN: &str = "codec: neither one that selects outside of the library nor one that quantises there";
 
 fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
+    check_order(tensors, codecs)?;
+    let selects = |codec: &Codec| {
+        matches!(
+            codec,
+            Codec::TopK { .. } | Codec::Threshold { .. } | Codec::Sbc { .. } | Codec::Sidco { .. }
+        )
+    };
+    if codecs.iter().all(selects) { Ok(()) } else { Err(Error::bad_option(UNKNOWN)) }
+}
+
+/// What holds for all codecs.
+fn check_order(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     if tensors.len() != codecs.len() {
         return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of inputs and codecs" }));
     }
@@ -281,12 +296,6 @@ fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     }
     for (tensor, codec) in tensors.iter().zip(codecs) {
         codec.check()?;
-        if !matches!(
-            codec,
-            Codec::TopK { .. } | Codec::Threshold { .. } | Codec::Sbc { .. } | Codec::Sidco { .. }
-        ) {
-            return Err(Error::bad_option(UNKNOWN));
-        }
         if !tensor.dtype.is_float() {
             let wrong = InputErrorKind::WrongDtype { what: "a lossy codec" };
             return Err(Error::input(wrong).in_tensor(tensor.tensor));

@@ -1,0 +1,616 @@
+//! Quantising outside of this library, where the elements are not in the host's memory: [`tasks`] says what has to be
+//! computed, and [`blocks`] makes of what was computed the blocks that [`compress`](super::super::compress()) would have made.
+//!
+//! What has to be computed is defined to the bit. An element x is read as for a [`Search`](super::Search), and with
+//! [`NonFinite::Zero`](super::super::NonFinite::Zero) is 0 where it is not finite. Its *word* is
+//! [`random::word`](crate::random::word) of the seed, its tensor's number, and its number in its tensor. Arithmetic is in 64-bit
+//! floats where nothing else is said, rounded to nearest, each operation by itself.
+//!
+//! **Sums** of magnitudes or squares are taken in this order, counted from the first element of what is summed; what is not there is
+//! zero. In each run of 1024 elements column c of 128 is the sum of the elements c, c + 128, .. in this order; columns 4k to 4k + 3 are
+//! summed as (a + b) + (c + d), and those 32 sums by halves: the second half added to the first until one is left. 8 runs, one after the
+//! other, are a tile; 32 tiles, by halves, a chunk; chunks are added one after the other.
+//!
+//! **Scales** of elements that share one, whose largest magnitude is m; 0 if m is 0:
+//! - [`Quantizer::Levels`]: with [`Norm::Max`] m, with L1 and L2 the 32-bit float that is not below the sum of magnitudes or the square
+//!   root of the sum of squares; if `clip` is finite then the least of m and of the 32-bit float nearest to `clip` times the square root
+//!   of (the sum of squares / the number of elements), or the largest 32-bit float; in any case at most the largest finite number of
+//!   the element type.
+//! - [`Quantizer::Int8`]: m / 127 in 32 bits, at least 2^-149; the next lower one if 127 times it is beyond 32-bit floats.
+//! - [`Quantizer::Sign`]: the 32-bit float nearest to the sum of magnitudes / the number of elements.
+//!
+//! **Codes**, each `width` bits in a bit plane, the first lowest (spec, section 7.1):
+//! - Uniform levels: y = |x| / scale * s, at most s; the level is floor(y), plus 1 if word < (y - floor(y)) 2^32; negative as x; its
+//!   code 2l, or -2l - 1 if it is negative. The scale 0 makes the level 0.
+//! - Natural levels: y = |x| / scale, at most 1. Below 2^(1 - s) level 0, plus 1 if word < y / 2^(1 - s) 2^32; else level e + s with
+//!   2^e the largest power that is not above y, plus 1 if word < (y / 2^e - 1) 2^32. Codes as above.
+//! - Int8: 128 + x / scale in 32 bits, rounded to an integer, ties to even, and limited to +-127; 128 if the scale is 0.
+//! - Sign: the sign bit of x.
+//! - [`Quantizer::Natural`]: e is the exponent of the largest power of two not above |x|, plus 1 if (word >> 9) < the 23 bits of
+//!   (|x| / 2^e - 1) 2^23, at most that of the largest power of the element type. Over all elements of the block that are not 0 the
+//!   smallest e and the largest one give `min_exponent`: the greater of the smallest e and the largest one less 254; 0 if all are 0. The
+//!   code is e - `min_exponent` + 1, or 0 for 0; for an e below `min_exponent` it is 1 if the element's second word < 2^(32 - (`min_exponent`
+//!   - e)), else 0, the second word being that of tensor number + 2^63. Where codes are not 0 there are signs, a bit for each element.
+//!
+//! Error feedback takes what a receiver decodes, rounded to the element type, from x; that of code 0 of natural compression has the
+//! sign of x.
+
+use rayon::prelude::*;
+
+use super::super::sign::Share;
+use super::super::{Codec, Options, Part, parts, runs, whole};
+use super::{Outline, check_order};
+use crate::bits::{PlaneReader, packed_bytes, unzigzag};
+use crate::block::{
+    Bits, Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Underflow, Values, Zero,
+};
+use crate::error::{Error, Result};
+
+/// What is made of an element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Quantizer {
+    /// A power of two at random.
+    Natural {
+        /// Of the words.
+        seed: u64,
+    },
+    /// A level at random.
+    Levels {
+        /// How levels are spaced.
+        spacing: Spacing,
+        /// The number s of the largest.
+        max_level: u32,
+        /// What the scale is made of.
+        norm: Norm,
+        /// So many root mean squares are the most that the scale is; infinite for no limit.
+        clip: f32,
+        /// Of the words.
+        seed: u64,
+    },
+    /// An integer from -127 to 127.
+    Int8,
+    /// Its sign.
+    Sign,
+}
+
+/// Elements of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// The tensor's place in the list given to [`tasks`].
+    pub input: usize,
+    /// The number of the first element.
+    pub start: u64,
+    /// How many there are.
+    pub len: u64,
+}
+
+/// What has to be computed for one block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Task {
+    /// What the block spans.
+    pub scope: Scope,
+    /// What is made of each element.
+    pub quantizer: Quantizer,
+    /// Which elements share a scale, in runs from the first of the block on; with [`Share::Tensor`] all of the tensor, also those
+    /// outside of the block. `None` for natural compression, which has no scales.
+    pub share: Option<Share>,
+    /// The elements, in this order: one span but for natural compression, which sends small neighbours together.
+    pub spans: Vec<Span>,
+}
+
+impl Task {
+    /// The number of elements.
+    pub fn elements(&self) -> u64 {
+        self.spans.iter().map(|span| span.len).sum()
+    }
+
+    /// The number of scales.
+    pub fn scales(&self) -> u64 {
+        match self.share {
+            None => 0,
+            Some(Share::Tensor) => 1,
+            Some(Share::Len(len)) => self.elements().div_ceil(len.max(1)),
+        }
+    }
+
+    /// The bits of a code; `None` for natural compression, where it is as many as the largest code has, at most 8.
+    pub fn width(&self) -> Option<u32> {
+        match self.quantizer {
+            Quantizer::Natural { .. } => None,
+            Quantizer::Levels { max_level, .. } => Some(33 - max_level.leading_zeros()),
+            Quantizer::Int8 => Some(8),
+            Quantizer::Sign => Some(1),
+        }
+    }
+}
+
+/// What was computed for one block.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Packed<'a> {
+    /// The exponent of code 1 of natural compression.
+    pub min_exponent: i16,
+    /// The bits of a code.
+    pub width: u32,
+    /// The bit plane of codes, padded with zeros to a whole byte.
+    pub codes: &'a [u8],
+    /// Natural compression: a bit for each element, 1 for minus, 0 where the code is 0, padded likewise.
+    pub negative: &'a [u8],
+    /// The scales.
+    pub scales: &'a [f32],
+}
+
+/// Whether [`tasks`] takes this codec.
+pub fn takes(codec: &Codec) -> bool {
+    matches!(
+        codec,
+        Codec::Natural { .. }
+            | Codec::Qsgd { .. }
+            | Codec::Dither { .. }
+            | Codec::TernGrad { .. }
+            | Codec::Sign { .. }
+            | Codec::Int8 { .. }
+    )
+}
+
+/// What has to be computed for the tensors whose codec is one of `natural`, `qsgd`, `dither`, `terngrad`, `sign` and `int8`; others
+/// are passed over.
+///
+/// # Errors
+/// [`Error::Input`] for tensors that are not in ascending order or not of floats, and for options out of range.
+pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result<Vec<Task>> {
+    check_order(tensors, codecs)?;
+    if options.block_len == 0 {
+        return Err(Error::bad_option("block_len"));
+    }
+    let mut tasks = Vec::new();
+    for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
+        let (first, of_run) = (run.start, &tensors[run]);
+        let (quantizer, share) = match codecs[first] {
+            Codec::Natural { seed } => (Quantizer::Natural { seed }, None),
+            Codec::Qsgd { bits, bucket, norm, seed } => {
+                let (spacing, max_level, clip) = (Spacing::Uniform, (1 << (bits - 1)) - 1, f32::INFINITY);
+                (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
+            }
+            Codec::Dither { levels, bucket, norm, seed } => {
+                let (spacing, max_level, clip) = (Spacing::Natural, levels.into(), f32::INFINITY);
+                (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
+            }
+            Codec::TernGrad { clip, bucket, seed } => {
+                let (spacing, max_level, norm) = (Spacing::Uniform, 1, Norm::Max);
+                (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
+            }
+            Codec::Int8 { group } => (Quantizer::Int8, Some(Share::Len(group))),
+            Codec::Sign { group } => (Quantizer::Sign, Some(group)),
+            _ => continue,
+        };
+        let lens: Vec<u64> = of_run.iter().map(|t| t.len).collect();
+        for part in parts(&lens, options.block_len, share.is_none()) {
+            let (scope, spans) = match part {
+                Part::Slice(i, range) => {
+                    let (start, len) = (range.start, range.end - range.start);
+                    let scope = Scope::Range { tensor: of_run[i].tensor, start, len };
+                    (scope, vec![Span { input: first + i, start, len }])
+                }
+                Part::Whole(of_part) => {
+                    let scope = whole(of_run[of_part.start].tensor, of_part.len());
+                    (scope, of_part.map(|i| Span { input: first + i, start: 0, len: lens[i] }).collect())
+                }
+            };
+            tasks.push(Task { scope, quantizer, share, spans });
+        }
+    }
+    Ok(tasks)
+}
+
+/// The blocks of these tasks, in their order: ascending in what they span.
+///
+/// # Errors
+/// [`Error::Input`] if what was computed does not fit its task: planes of another length or with bits beyond their end, codes and
+/// scales out of range, a sign where the code is 0.
+pub fn blocks(tasks: &[Task], packed: &[Packed<'_>]) -> Result<Vec<Block>> {
+    if tasks.len() != packed.len() {
+        return Err(Error::inconsistent("numbers of tasks and of what was computed"));
+    }
+    // Collected in two steps: as one result, any of several errors would be given.
+    let blocks: Vec<Result<Block>> = tasks.par_iter().zip(packed).map(|(t, p)| block(t, p)).collect();
+    blocks.into_iter().collect()
+}
+
+fn block(task: &Task, packed: &Packed<'_>) -> Result<Block> {
+    let elements = task.elements();
+    let wrong = |what| Err(Error::inconsistent(what));
+    if packed.scales.len() as u64 != task.scales() {
+        return wrong("number of scales");
+    }
+    if packed.scales.iter().any(|x| !(x.is_finite() && *x >= 0.0)) {
+        return wrong("a scale that is negative or not finite");
+    }
+    let widest = task.width().unwrap_or(8);
+    if packed.width > widest || task.width().is_some_and(|width| width != packed.width) {
+        return wrong("width of codes");
+    }
+    if packed_bytes(elements, packed.width) != Some(packed.codes.len() as u64) {
+        return wrong("length of the plane of codes");
+    }
+    let signs = if task.share.is_none() { elements.div_ceil(8) } else { 0 };
+    if packed.negative.len() as u64 != signs {
+        return wrong("length of the plane of signs");
+    }
+    let scales = || Scales::from_f32s(ScaleFormat::F32, packed.scales);
+    let groups = match task.share {
+        Some(Share::Len(len)) => Groups::Len(len),
+        _ => Groups::Block,
+    };
+    let values = match task.quantizer {
+        Quantizer::Natural { .. } => {
+            let codes = fields(packed, elements, |code| code as u8)?;
+            let most = i16::from(codes.iter().copied().max().unwrap_or(0));
+            if !(-149..=127).contains(&packed.min_exponent) || packed.min_exponent + most > 128 {
+                return wrong("an exponent that no 32-bit float has");
+            }
+            let Some(negative) = Bits::from_bytes(elements, packed.negative.to_vec()) else {
+                return wrong("padding of the plane of signs");
+            };
+            let stray = |(codes, signs): (&[u8], &u8)| {
+                codes.iter().enumerate().any(|(i, &code)| code == 0 && signs >> i & 1 != 0)
+            };
+            if codes.chunks(8).zip(packed.negative).any(stray) {
+                return wrong("sign of a zero");
+            }
+            let min_exponent = packed.min_exponent;
+            Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }
+        }
+        Quantizer::Levels { spacing, max_level, norm, .. } => {
+            let levels = fields(packed, elements, |code| unzigzag(code) as i32)?;
+            if levels.iter().any(|level| level.unsigned_abs() > max_level) {
+                return wrong("levels");
+            }
+            Values::Levels { spacing, max_level, norm, groups, norms: scales(), levels }
+        }
+        Quantizer::Int8 => {
+            let codes = fields(packed, elements, |code| code as u8)?;
+            if codes.contains(&0) {
+                return wrong("an integer below -127");
+            }
+            Values::Affine { bits: 8, groups, scales: scales(), zero: Zero::Centre, codes }
+        }
+        Quantizer::Sign => {
+            let Some(negative) = Bits::from_bytes(elements, packed.codes.to_vec()) else {
+                return wrong("padding of the plane of signs");
+            };
+            Values::Sign { groups, scales: scales(), negative }
+        }
+    };
+    Ok(Block { scope: task.scope, add: false, support: Support::All, values })
+}
+
+/// The fields of a plane whose length was checked.
+fn fields<T>(packed: &Packed<'_>, elements: u64, make: impl Fn(u64) -> T) -> Result<Vec<T>> {
+    if packed.width == 8 {
+        return Ok(packed.codes.iter().map(|&code| make(code.into())).collect());
+    }
+    let mut plane = PlaneReader::new(packed.codes, 0);
+    let fields = (0..elements).map(|_| make(plane.get(packed.width))).collect();
+    plane.finish("codes").map_err(|_| Error::inconsistent("padding of the plane of codes"))?;
+    Ok(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::{Feedback, Input, compress, sum};
+    use super::*;
+    use crate::bits::{PlaneWriter, zigzag};
+    use crate::element::{max_finite, round_f32s};
+    use crate::random::word;
+    use crate::tensor::{Dtype, TensorBuf};
+
+    #[derive(Default)]
+    struct Computed {
+        min_exponent: i16,
+        width: u32,
+        codes: Vec<u8>,
+        negative: Vec<u8>,
+        scales: Vec<f32>,
+    }
+
+    fn plane(codes: impl Iterator<Item = u64>, width: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut writer = PlaneWriter::new(&mut bytes);
+        codes.for_each(|code| writer.put(code, width));
+        writer.finish();
+        bytes
+    }
+
+    fn least_power_not_above(x: f64) -> i32 {
+        let mut e = 300;
+        while 2f64.powi(e) > x {
+            e -= 1;
+        }
+        e
+    }
+
+    /// The definition, read literally; and what a receiver decodes of each element.
+    fn compute(task: &Task, tensors: &[Outline], values: &[Vec<f32>]) -> (Computed, Vec<f32>) {
+        let mut out = Computed::default();
+        let mut decoded = Vec::new();
+        let elements: Vec<(u64, u64, f32)> = task
+            .spans
+            .iter()
+            .flat_map(|s| {
+                (s.start..s.start + s.len).map(|i| (tensors[s.input].tensor, i, values[s.input][i as usize]))
+            })
+            .collect();
+        let dtype = tensors[task.spans[0].input].dtype;
+        if let Quantizer::Natural { seed } = task.quantizer {
+            let top = least_power_not_above(max_finite(dtype).into());
+            let exponents: Vec<Option<i32>> = elements
+                .iter()
+                .map(|&(tensor, i, x)| {
+                    let x = f64::from(x.abs());
+                    let e = least_power_not_above(x);
+                    let mantissa = (x / 2f64.powi(e) - 1.0) * 2f64.powi(23);
+                    (x != 0.0)
+                        .then(|| (e + i32::from(f64::from(word(seed, tensor, i) >> 9) < mantissa)).min(top))
+                })
+                .collect();
+            let (smallest, largest) = (exponents.iter().flatten().min(), exponents.iter().flatten().max());
+            let least = smallest.map_or(0, |&e| e.max(largest.unwrap() - 254));
+            let codes: Vec<u64> = exponents
+                .iter()
+                .zip(&elements)
+                .map(|(e, &(tensor, i, _))| match *e {
+                    None => 0,
+                    Some(e) if e < least => {
+                        u64::from(f64::from(word(seed, tensor | 1 << 63, i)) < 2f64.powi(32 - (least - e)))
+                    }
+                    Some(e) => (e - least + 1) as u64,
+                })
+                .collect();
+            out.min_exponent = least as i16;
+            out.width = 64 - codes.iter().max().unwrap_or(&0).leading_zeros();
+            out.codes = plane(codes.iter().copied(), out.width);
+            let minus =
+                |(&code, &(_, _, x)): (&u64, &(u64, u64, f32))| u64::from(code != 0 && x.is_sign_negative());
+            out.negative = plane(codes.iter().zip(&elements).map(minus), 1);
+            let value = |&code: &u64| if code == 0 { 0.0 } else { 2f64.powi(least + code as i32 - 1) as f32 };
+            decoded.extend(codes.iter().map(value).zip(&elements).map(|(d, &(_, _, x))| d.copysign(x)));
+        } else {
+            let all = &values[task.spans[0].input];
+            let group = match task.share.unwrap() {
+                Share::Len(len) => len as usize,
+                Share::Tensor => usize::MAX,
+            };
+            let mut codes = Vec::new();
+            out.width = task.width().unwrap();
+            if task.share == Some(Share::Tensor) && elements.is_empty() {
+                out.scales.push(0.0);
+            }
+            for group in elements.chunks(group.min(elements.len().max(1))) {
+                let mut xs: Vec<f32> = group.iter().map(|e| e.2).collect();
+                if task.share == Some(Share::Tensor) {
+                    xs.clone_from(all);
+                }
+                let (m, n) = (xs.iter().fold(0f32, |m, x| m.max(x.abs())), xs.len() as f64);
+                let scale = match task.quantizer {
+                    Quantizer::Levels { norm, clip, .. } => {
+                        let exact = match norm {
+                            Norm::L1 => sum::magnitudes(&xs),
+                            Norm::L2 => sum::squares(&xs).sqrt(),
+                            Norm::Max => m.into(),
+                        };
+                        let mut scale = exact as f32;
+                        if f64::from(scale) < exact {
+                            scale = scale.next_up();
+                        }
+                        if clip.is_finite() {
+                            let most = f64::from(clip) * (sum::squares(&xs) / n).sqrt();
+                            scale = scale.min(most.min(f32::MAX.into()) as f32);
+                        }
+                        scale.min(max_finite(dtype))
+                    }
+                    Quantizer::Int8 if m == 0.0 => 0.0,
+                    Quantizer::Int8 => (m / 127.0).max(f32::from_bits(1)),
+                    _ => (sum::magnitudes(&xs) / n) as f32,
+                };
+                for &(tensor, i, x) in group {
+                    let (wide, s) = (f64::from(scale), f64::from(x.abs()));
+                    let (code, d) = match task.quantizer {
+                        Quantizer::Sign => (u64::from(x.is_sign_negative()), scale.copysign(x)),
+                        Quantizer::Int8 => {
+                            let of = if scale == 0.0 { 1.0 } else { scale };
+                            let code = (x / of).round_ties_even().clamp(-127.0, 127.0) as i32;
+                            ((code + 128) as u64, (wide * f64::from(code)) as f32)
+                        }
+                        Quantizer::Levels { spacing, max_level, seed, .. } => {
+                            let (max, word) = (f64::from(max_level), f64::from(word(seed, tensor, i)));
+                            let (mut y, mut level, mut rest) = (s / wide, 0.0, 0.0);
+                            if scale != 0.0 && spacing == Spacing::Uniform {
+                                y = (y * max).min(max);
+                                (level, rest) = (y.floor(), y - y.floor());
+                            } else if scale != 0.0 {
+                                y = y.min(1.0);
+                                let least = 2f64.powi(1 - max_level as i32);
+                                let e = least_power_not_above(y);
+                                (level, rest) = match y < least {
+                                    true => (0.0, y / least),
+                                    false => (f64::from(e) + max, y / 2f64.powi(e) - 1.0),
+                                };
+                            }
+                            level += f64::from(u8::from(word < rest * 2f64.powi(32)));
+                            let value = match spacing {
+                                Spacing::Uniform => wide * level / max,
+                                Spacing::Natural if level == 0.0 => 0.0,
+                                Spacing::Natural => wide * 2f64.powi((level - max) as i32),
+                            };
+                            let (signed, value) = match x.is_sign_negative() && level > 0.0 {
+                                true => (-level, -value),
+                                false => (level, value),
+                            };
+                            (zigzag(signed as i64), value as f32)
+                        }
+                        Quantizer::Natural { .. } => unreachable!("above"),
+                    };
+                    codes.push(code);
+                    decoded.push(d);
+                }
+                out.scales.push(scale);
+            }
+            out.codes = plane(codes.into_iter(), out.width);
+        }
+        round_f32s(dtype, &mut decoded).unwrap();
+        (out, decoded)
+    }
+
+    #[test]
+    fn blocks_are_those_that_compress_makes() {
+        let values: Vec<Vec<f32>> = [3000usize, 0, 4700, 1, 700]
+            .iter()
+            .zip(0..)
+            .map(|(&n, t)| {
+                // Exponents of all floats where `t` is 2; zeros of both signs.
+                let value = |i: u64| {
+                    let w = word(7, t, i);
+                    let narrow = w & 0x80ff_ffff | (100 + w % 30) << 23;
+                    if w.is_multiple_of(13) { f32::from_bits(w & 1 << 31) } else { f32::from_bits(narrow) }
+                };
+                (0..n as u64)
+                    .map(|i| match f32::from_bits(word(8, t, i)) {
+                        x if t == 2 && x.is_finite() => x,
+                        _ => value(i),
+                    })
+                    .collect()
+            })
+            .collect();
+        let names = ["a", "b", "c", "d", "e"];
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+            let tensors: Vec<TensorBuf> = values
+                .iter()
+                .map(|v| {
+                    let most = max_finite(dtype);
+                    let v: Vec<f32> = v.iter().map(|x| x.clamp(-most, most)).collect();
+                    let mut data = vec![0; dtype.bytes_for(v.len() as u64).unwrap() as usize];
+                    crate::element::encode_f32s(dtype, &v, 0, &mut data).unwrap();
+                    TensorBuf::new(dtype, vec![v.len() as u64], data).unwrap()
+                })
+                .collect();
+            let read: Vec<Vec<f32>> = tensors.iter().map(|t| t.view().to_f32().unwrap()).collect();
+            // The last stands apart: two runs.
+            let numbers = [0, 1, 2, 3, 9];
+            let outlines: Vec<Outline> = numbers
+                .iter()
+                .zip(&tensors)
+                .map(|(&tensor, t)| Outline { tensor, dtype, len: t.view().elements() })
+                .collect();
+            let inputs: Vec<Input<'_>> = numbers
+                .iter()
+                .zip(names)
+                .zip(&tensors)
+                .map(|((&tensor, name), t)| Input { tensor, name, view: t.view(), base: None })
+                .collect();
+            for spec in [
+                "natural:seed=5",
+                "qsgd:bits=4,bucket=512,seed=1",
+                "qsgd:bits=16,bucket=33,norm=max,seed=2",
+                "dither:levels=8,bucket=100,norm=l1",
+                "dither:levels=255,bucket=3000,norm=l2",
+                "terngrad:bucket=700,clip=1.5",
+                "terngrad:bucket=64,clip=inf",
+                "int8:group=256",
+                "sign",
+                "sign:group=100",
+            ] {
+                for block_len in [1 << 22, 1000] {
+                    let codecs = vec![spec.parse::<Codec>().unwrap(); 5];
+                    let options = Options::default().with_block_len(block_len);
+                    let tasks = tasks(&outlines, &codecs, &options).unwrap();
+                    let computed: Vec<_> = tasks.iter().map(|t| compute(t, &outlines, &read)).collect();
+                    let packed: Vec<_> = computed
+                        .iter()
+                        .map(|(c, _)| Packed {
+                            min_exponent: c.min_exponent,
+                            width: c.width,
+                            codes: &c.codes,
+                            negative: &c.negative,
+                            scales: &c.scales,
+                        })
+                        .collect();
+                    let got = blocks(&tasks, &packed).unwrap();
+                    let mut feedback = Feedback::new();
+                    let expected = compress(&inputs, &codecs, &options, Some(&mut feedback)).unwrap();
+                    assert!(got == expected, "{spec} {dtype} {block_len}");
+                    let mut left = read.clone();
+                    for (task, (_, decoded)) in tasks.iter().zip(&computed) {
+                        let mut decoded = decoded.iter();
+                        for span in &task.spans {
+                            let left = &mut left[span.input][span.start as usize..][..span.len as usize];
+                            left.iter_mut().zip(decoded.by_ref()).for_each(|(x, d)| *x -= d);
+                        }
+                    }
+                    for (name, left) in names.iter().zip(&left) {
+                        let bits = |v: &[f32]| v.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                        assert!(
+                            bits(feedback.get(name).unwrap()) == bits(left),
+                            "{spec} {dtype} {block_len} {name}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let outline = Outline { tensor: 3, dtype: Dtype::F32, len: 5 };
+        let task = |spec: &str| {
+            let codec: Codec = spec.parse().unwrap();
+            tasks(&[outline], &[codec], &Options::default()).unwrap().remove(0)
+        };
+        let good = |spec: &str, packed: Packed<'_>| {
+            assert!(blocks(&[task(spec)], &[packed]).is_ok(), "{spec} {packed:?}");
+        };
+        let bad = |spec: &str, packed: Packed<'_>, why: &str| {
+            let error = blocks(&[task(spec)], &[packed]).unwrap_err().to_string();
+            assert!(error.contains(why), "{spec}: {error}");
+        };
+        let natural = Packed {
+            min_exponent: 126,
+            width: 2,
+            codes: &[0b1001_0001, 0b01],
+            negative: &[0b1],
+            scales: &[],
+        };
+        good("natural", natural);
+        bad("natural", Packed { min_exponent: 127, ..natural }, "exponent");
+        bad("natural", Packed { min_exponent: -150, ..natural }, "exponent");
+        bad("natural", Packed { width: 4, ..natural }, "length of the plane of codes");
+        bad("natural", Packed { width: 9, codes: &[0; 6], ..natural }, "width");
+        bad("natural", Packed { codes: &[0b1001_0001, 0b101], ..natural }, "padding of the plane of codes");
+        bad("natural", Packed { negative: &[0b10], ..natural }, "sign of a zero");
+        bad("natural", Packed { negative: &[0b10_0001], ..natural }, "padding of the plane of signs");
+        bad("natural", Packed { negative: &[], ..natural }, "length of the plane of signs");
+        bad("natural", Packed { scales: &[1.0], ..natural }, "number of scales");
+        let levels = Packed { width: 3, codes: &[0b110_101, 0], scales: &[1.0; 3], ..Packed::default() };
+        good("qsgd:bits=3,bucket=2", levels);
+        bad("qsgd:bits=3,bucket=2", Packed { codes: &[0b111, 0], ..levels }, "levels");
+        bad("qsgd:bits=3,bucket=2", Packed { scales: &[1.0, f32::NAN, 0.0], ..levels }, "scale");
+        bad("qsgd:bits=3,bucket=2", Packed { scales: &[1.0, -1.0, 0.0], ..levels }, "scale");
+        bad("qsgd:bits=3,bucket=2", Packed { negative: &[0], ..levels }, "length of the plane of signs");
+        bad("qsgd:bits=4,bucket=2", levels, "width");
+        let int8 = Packed { width: 8, codes: &[1, 255, 128, 7, 9], scales: &[0.5], ..Packed::default() };
+        good("int8:group=5", int8);
+        bad("int8:group=5", Packed { codes: &[0, 255, 128, 7, 9], ..int8 }, "below -127");
+        let sign = Packed { width: 1, codes: &[0b1_1111], scales: &[0.5], ..Packed::default() };
+        good("sign", sign);
+        bad("sign", Packed { codes: &[0b11_1111], ..sign }, "padding");
+        assert!(blocks(&[task("sign")], &[]).is_err());
+        let tasks = |o: &[Outline], specs: &[&str], options: &Options| {
+            let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
+            tasks(o, &codecs, options)
+        };
+        let options = Options::default();
+        assert_eq!(tasks(&[outline], &["topk:k=3"], &options).unwrap(), []);
+        assert!(tasks(&[outline, outline], &["sign"; 2], &options).is_err());
+        assert!(tasks(&[outline], &["sign"], &options.clone().with_block_len(0)).is_err());
+        assert!(tasks(&[Outline { dtype: Dtype::I32, ..outline }], &["sign"], &options).is_err());
+    }
+}
