@@ -471,7 +471,7 @@ mod tests {
                 let value = |i: u64| {
                     let w = word(7, t, i);
                     let narrow = w & 0x80ff_ffff | (100 + w % 30) << 23;
-                    if w % 13 == 0 { f32::from_bits(w & 1 << 31) } else { f32::from_bits(narrow) }
+                    if w.is_multiple_of(13) { f32::from_bits(w & 1 << 31) } else { f32::from_bits(narrow) }
                 };
                 (0..n as u64)
                     .map(|i| match f32::from_bits(word(8, t, i)) {
