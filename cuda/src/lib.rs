@@ -55,6 +55,21 @@
 //! copy is as long as they can be at most, which is 13 bits a position at a density of 0.001, where 11.52 are what random positions
 //! take (`docs/measurements.md`).
 //!
+//! # Why positions by Rice come from the device, and entropy-coded tokens do not
+//!
+//! Of 2^28 elements at a density of 0.001, 268,435 are kept. On one thread of the host here, `cargo bench --bench speed -- --only
+//! sbc:density=0.001,positions=rice` (or `tokens`) wrote the 67,109 positions of 2^26 elements in 1.37 ms by Rice, which tries five lengths of
+//! chunks and six parameters for each, and in 0.42 ms by tokens: 5.5 ms and 1.7 ms for 268,435. Their places are 1.07 MB, about 0.02 ms of a
+//! bus of 50 GB/s (others' figure for PCIe 5 x16, not measured here); as Rice planes they are 0.39 MB.
+//!
+//! - Rice is what the host is slow at, and its planes need prefix sums only: it comes from the device.
+//! - Tokens by rANS on the device would save those 1.7 ms, and the 0.02 ms. They are 0.05 bits a position smaller than Rice where positions are
+//!   independent (`docs/measurements.md`), 1.5 KB an update; where they cluster, 3.2 bits in the best case seen (12.0 to 8.8, a ResNet at 0.1 % of
+//!   each tensor), 107 KB. 107 KB take 1.7 ms at 0.5 Gbit/s: on a faster network the frame by Rice, from the device, is there sooner
+//!   than one that the host codes by tokens; on a slower one the frame of 295 KB is under way for 4.7 ms or more, beside which one host
+//!   thread can code the next. A device coder would gain at most a third there, and nothing elsewhere while Rice is at hand: it does
+//!   not pay, until a use shows up whose host has no 1.7 ms.
+//!
 //! # What has run where
 //!
 //! The kernels in `cuda/kernels` are compiled for sm_80 and sm_90, and run on the host, by `cuda/shim`, in every test. This crate's
