@@ -384,6 +384,7 @@ int cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, void *stream) {
         fault("a copy to the host that is not from an allocation into pinned memory");
         return INVALID_VALUE;
     }
+    state().counts["bytes to the host"] += bytes;
     stream_of(stream).push_back([=] { memcpy(to, reinterpret_cast<void *>(from), bytes); });
     return SUCCESS;
 }

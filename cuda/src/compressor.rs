@@ -51,7 +51,7 @@ pub fn takes(codec: &Codec) -> bool {
 /// Selects on a device, in memory of its own that it keeps from update to update.
 ///
 /// With [`Compressor::compress_with_feedback`] it holds the residuals of error feedback too, on the device: two 32-bit floats for each
-/// element, as an update that fails has to leave them as they were.
+/// element, as an update that fails has to leave them as they were; and, on the host, the state of SIDCo's rule of the authors.
 #[derive(Debug)]
 pub struct Compressor {
     device: Device,

@@ -108,19 +108,21 @@ fn any_call_may_fail() {
     let Some(fake) = fake() else { return };
     let device = fake.device();
     let before = fake.allocations();
-    let (shapes, codec): ([[u64; 1]; 2], Codec) =
-        ([[10_000], [300]], "topk:k=20,values=bf16".parse().unwrap());
+    // All that an update is made of: fits, means, values that are rounded.
+    let shapes: [[u64; 1]; 3] = [[10_000], [300], [900]];
+    let codecs = ["topk:k=20,values=bf16", "sbc:k=5", "sidco:k=20,fit=gamma-gp,stages=authors"];
+    let codecs: [Codec; 3] = codecs.map(|s| s.parse().unwrap());
     let bytes: Vec<_> = shapes.iter().map(|[n]| encode(Dtype::F32, &normal(*n as usize, *n))).collect();
     let memories: Vec<_> = bytes.iter().map(|b| fake.upload(b, 0)).collect();
-    let names = ["v", "w"];
-    let inputs: Vec<_> = (0..2)
+    let names = ["v", "w", "x"];
+    let inputs: Vec<_> = (0..3)
         .map(|t| Input {
             tensor: t as u64,
             name: names[t],
             data: memories[t].tensor(&device, 0, Dtype::F32, &shapes[t]),
         })
         .collect();
-    let host: Vec<_> = (0..2)
+    let host: Vec<_> = (0..3)
         .map(|t| {
             let view = TensorView::new(Dtype::F32, &shapes[t], &bytes[t]).unwrap();
             HostInput { tensor: t as u64, name: names[t], view, base: None }
@@ -128,17 +130,17 @@ fn any_call_may_fail() {
         .collect();
     let options = Options::default();
     let mut feedback = Feedback::new();
-    compress(&host, &[codec; 2], &options, Some(&mut feedback)).unwrap();
+    compress(&host, &codecs, &options, Some(&mut feedback)).unwrap();
     let mut after = feedback.clone();
-    let expected = compress(&host, &[codec; 2], &options, Some(&mut after)).unwrap();
+    let expected = compress(&host, &codecs, &options, Some(&mut after)).unwrap();
     for (call, least) in [
-        ("cuMemAlloc", 3),
+        ("cuMemAlloc", 4),
         ("cuMemHostAlloc", 2),
-        ("cuLaunchKernel", 9),
-        ("cuMemcpyHtoD", 2),
-        ("cuMemcpyDtoH", 2),
+        ("cuLaunchKernel", 14),
+        ("cuMemcpyHtoD", 3),
+        ("cuMemcpyDtoH", 3),
         ("cuMemsetD8", 1),
-        ("cuStreamSynchronize", 2),
+        ("cuStreamSynchronize", 3),
         ("cuEventRecord", 1),
         ("cuCtxPushCurrent", 1),
     ] {
@@ -146,9 +148,8 @@ fn any_call_may_fail() {
         loop {
             let mut compressor = Compressor::new(&device).unwrap();
             compressor.set_residuals(&feedback).unwrap();
-            let mut update = |fake: &Fake| {
-                compressor.compress_with_feedback(&inputs, &[codec; 2], &options, fake.stream())
-            };
+            let mut update =
+                |fake: &Fake| compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
             fake.fail(call, Some(failures));
             let result = update(&fake);
             fake.fail(call, None);
@@ -165,7 +166,7 @@ fn any_call_may_fail() {
                 }
             }
             assert_eq!(compressor.residuals().unwrap(), feedback, "{call} {failures}");
-            let blocks = compressor.compress_with_feedback(&inputs, &[codec; 2], &options, fake.stream());
+            let blocks = compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
             assert_eq!(blocks.unwrap(), expected, "{call} {failures}");
             assert_eq!(compressor.residuals().unwrap(), after, "{call} {failures}");
             failures += 1;
@@ -178,8 +179,8 @@ fn any_call_may_fail() {
     let shape = [100, 100];
     let reshaped = Input { data: memories[0].tensor(&device, 0, Dtype::F32, &shape), ..inputs[0] };
     let twice = Input { name: "v", ..inputs[1] };
-    for wrong in [[reshaped, inputs[1]], [inputs[0], twice]] {
-        let got = compressor.compress_with_feedback(&wrong, &[codec; 2], &options, Stream::DEFAULT);
+    for wrong in [[reshaped, inputs[1], inputs[2]], [inputs[0], twice, inputs[2]]] {
+        let got = compressor.compress_with_feedback(&wrong, &codecs, &options, Stream::DEFAULT);
         assert!(matches!(got, Err(Error::Codec(_))));
         assert_eq!(compressor.residuals().unwrap(), feedback);
     }

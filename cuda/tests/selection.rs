@@ -297,6 +297,15 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
             };
             let expected = compress(&host, &codecs, &options, feedback.then_some(&mut residuals)).unwrap();
             assert_eq!(got.unwrap(), expected);
+            // Two sizes for each search and each piece; then positions and values, or positions and two sums for each tensor.
+            let kept = expected.iter().map(kept).sum::<usize>() as u64;
+            let payload = match spec.split(':').next() {
+                Some("sbc") => 4 * kept + 32 * 161,
+                _ => 8 * kept,
+            };
+            if !spec.starts_with("sidco") {
+                assert_eq!(fake.count("bytes to the host"), 32 * 161 + payload, "{spec}");
+            }
             if step == 0 {
                 continue;
             }
