@@ -106,7 +106,10 @@ class Sink:
         return len(piece)
 
 
-@pytest.mark.parametrize("spec", ["topk:density=0.05,values=bf16", "sbc:density=0.05", "stc:density=0.1"])
+REMEMBERED = ["topk:density=0.05,values=bf16", "sbc:density=0.05", "stc:density=0.1", "sidco:density=0.05,stages=authors"]
+
+
+@pytest.mark.parametrize("spec", REMEMBERED + [spec for spec in ON_DEVICE if spec not in ("topk", "sbc", "stc")])
 def test_residuals_are_the_hosts(driver: StandIn, rng: np.random.Generator, spec: str) -> None:
     on_host, on_device, of_compressor = gcodec.Feedback(), gcodec.Feedback(), gcodec.Feedback()
     compressor = gcodec.cuda.Compressor(feedback=of_compressor)
