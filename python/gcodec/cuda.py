@@ -21,6 +21,7 @@ from gcodec.errors import DeviceError, InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.limits import Limits
 from gcodec.stream import PART_BYTES, Order, UpdateHeader, Writer, native_update
+from gcodec.tensors import framework_of
 from gcodec.trees import named_tensors
 
 __all__ = ["Compressor", "apply", "available", "on_device", "release_memory", "why_not"]
@@ -53,7 +54,7 @@ def release_memory() -> None:
 
 
 def apply(data: Any, tensors: Any, *, add: bool = False, stream: Any = None, limits: Limits | None = None) -> UpdateHeader:
-    """Puts the last update of a stream into CUDA tensors: in the place of what is in them, or added to it. Gives the update's header.
+    """Puts the last update of a stream into CUDA tensors, in the place of what is in them or added to it; not into JAX's, which never change.
 
     What crosses the bus are positions and numbers of what the update has: 12 bytes for an element of a sparse block, 4 for one of a dense
     block. The blocks follow each other in the stream's order, so that the result is the same bits every time: those of `gcodec.decode`, or
@@ -67,6 +68,9 @@ def apply(data: Any, tensors: Any, *, add: bool = False, stream: Any = None, lim
             tensors must stay until it is done; otherwise it is done when this returns.
         limits: what to allow.
 
+    Returns:
+        The update's header.
+
     Raises:
         FormatError, UnsupportedError, LimitError: as for `gcodec.decode`.
         InputError: the update is a delta, or of other tensors; or a tensor is not on the device as `Compressor.encode` has it, or `read-only`.
@@ -74,6 +78,10 @@ def apply(data: Any, tensors: Any, *, add: bool = False, stream: Any = None, lim
     """
     named = named_tensors(tensors)
     where = {name: devices.cuda_device(x) for name, x in named.items()}
+    for name, x in named.items():
+        # JAX's arrays never change, which its capsules do not say.
+        if framework_of(x) == "jax":
+            raise InputError(f"tensor {name!r} is JAX's, which is not written to: give gcodec.decode's result to jax.device_put", kind="read-only")
     for name, device in where.items():
         if device is None:
             raise InputError(f"tensor {name!r} is not on a CUDA device", kind="wrong-device")

@@ -9,10 +9,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-import pytest
 
 from gcodec import _native
 
@@ -22,6 +21,14 @@ CUDA = ROOT / "cuda"
 DLPACK = {"float32": (2, 32), "float16": (2, 16), "float64": (2, 64), "int32": (0, 32), "bfloat16": (4, 16)}
 
 
+def skip(why: str) -> NoReturn:
+    try:
+        import pytest
+    except ImportError:
+        raise RuntimeError(why) from None
+    pytest.skip(why)
+
+
 def build() -> Path:
     """The stand-in's library; built if that was not done yet. Skips the test, and says so, where there is no compiler."""
     chosen = os.environ.get("GCODEC_FAKE_DRIVER")
@@ -29,9 +36,9 @@ def build() -> Path:
         return Path(chosen)
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        pytest.skip("no C++ compiler: the stand-in for CUDA's driver cannot be built")
+        skip("no C++ compiler: the stand-in for CUDA's driver cannot be built")
     if not CUDA.exists():
-        pytest.skip("cuda/ is not here: the stand-in for CUDA's driver cannot be built")
+        skip("cuda/ is not here: the stand-in for CUDA's driver cannot be built")
     hashed = hashlib.sha256(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
     for folder in ("kernels", "shim", "fake"):
         for file in sorted((CUDA / folder).iterdir()):

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -105,7 +106,10 @@ class Sink:
         return len(piece)
 
 
-@pytest.mark.parametrize("spec", ["topk:density=0.05,values=bf16", "sbc:density=0.05", "stc:density=0.1"])
+REMEMBERED = ["topk:density=0.05,values=bf16", "sbc:density=0.05", "stc:density=0.1", "sidco:density=0.05,stages=authors"]
+
+
+@pytest.mark.parametrize("spec", REMEMBERED + [spec for spec in ON_DEVICE if spec not in ("topk", "sbc", "stc")])
 def test_residuals_are_the_hosts(driver: StandIn, rng: np.random.Generator, spec: str) -> None:
     on_host, on_device, of_compressor = gcodec.Feedback(), gcodec.Feedback(), gcodec.Feedback()
     compressor = gcodec.cuda.Compressor(feedback=of_compressor)
@@ -388,6 +392,7 @@ def test_what_does_not_fit_is_not_put(driver: StandIn, rng: np.random.Generator,
     refused(there | {"v": Shared(Memory(driver, np.ones(36, np.float32)))}, "input", r'"v" is f32 \[36\], in the update f32 \[37\]')
     refused(there | {"v": Shared(Memory(driver, np.ones(37, np.float16)))}, "input", '"v" is f16')
     refused(there | {"v": Shared(Memory(driver, ones["v"]), flags=1)}, "read-only", "read-only")
+    refused(there | {"v": jax.numpy.ones(37)}, "read-only", "JAX's")
     refused(there | {"m": Shared(Memory(driver, ones["m"]), strides=(1, 50))}, "strides", "row-major")
     refused(there | {"v": Shared(Memory(driver, ones["v"], device=1))}, "wrong-device", "another one on")
     refused(there | {"v": ones["v"]}, "wrong-device", "not on a CUDA device")
