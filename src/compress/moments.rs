@@ -81,11 +81,6 @@ impl Question {
     }
 }
 
-/// The sum of the magnitudes of these values.
-pub(super) fn sum_of_magnitudes(values: &[f32]) -> f64 {
-    Moments::of::<false>(values, Question::all(false)).sum
-}
-
 fn of_slice<const LOGS: bool>(chunk: &[f32], question: Question) -> Moments {
     arch::run(Measure::<_, _, LOGS> { chunk, value: |x: &f32| *x, question })
 }
@@ -318,6 +313,6 @@ mod tests {
         let of_chunk = |chunk: usize| halves((0..32).map(|i| of_tile(chunk + 8192 * i)).collect());
         let expected = (0..n).step_by(CHUNK).fold(0.0, |sum, chunk| sum + of_chunk(chunk));
         assert_eq!(moments(&values, Question::all(false)).sum.to_bits(), expected.to_bits());
-        assert_eq!(sum_of_magnitudes(&values).to_bits(), expected.to_bits());
+        assert_eq!(super::super::sum::magnitudes(&values).to_bits(), expected.to_bits());
     }
 }

@@ -14,11 +14,11 @@
 
 use rayon::prelude::*;
 
-use super::moments::sum_of_magnitudes;
 use super::outside::Outline;
 use super::select::Chosen;
 use super::source::Source;
 use super::sparse::{join, mean, outlines, tensor_groups};
+use super::sum::magnitudes;
 use super::{Amount, Codec, Feedback, Input, Options, compress, in_order, select};
 use crate::block::{Block, Positions, ScaleFormat, Scales, Values};
 use crate::error::{Error, Result};
@@ -40,7 +40,7 @@ pub(super) fn block(tensors: &mut [Source<'_>], amount: Amount) -> Result<Block>
 
 /// Which of the largest positive and the smallest negative elements are sent, and their mean.
 fn larger(sides: &[Chosen; 2]) -> (usize, f32) {
-    let sums = sides.each_ref().map(|s| sum_of_magnitudes(&s.values));
+    let sums = sides.each_ref().map(|s| magnitudes(&s.values));
     larger_of(sums, sides.each_ref().map(|s| s.values.len() as u64))
 }
 
