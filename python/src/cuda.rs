@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gcodec::block::{IndexSpace, Scope, Sets};
+use gcodec::block::{IndexSpace, Scope, Sets, WireBlock};
 use gcodec::compress::Options;
 use gcodec::{
     Assembler, Block, Body, Budget, Codec, Dtype, Event, Limits, Manifest, SliceReader, TensorInfo,
@@ -312,7 +312,7 @@ pub(crate) fn compress_in(
     options: &Options,
     compressors: &mut Compressors,
     remember: bool,
-) -> Result<Vec<Block>, Failure> {
+) -> Result<Vec<WireBlock<'static>>, Failure> {
     let mut blocks = Vec::new();
     let mut done = Vec::new();
     for (ordinal, given) in by_device(given) {
@@ -340,7 +340,7 @@ pub(crate) fn undo(compressors: &mut Compressors, ordinals: &[i32]) {
 }
 
 /// The same without memory of earlier updates.
-pub(crate) fn compress(given: &[Given<'_>], options: &Options) -> Result<Vec<Block>, Failure> {
+pub(crate) fn compress(given: &[Given<'_>], options: &Options) -> Result<Vec<WireBlock<'static>>, Failure> {
     let mut blocks = Vec::new();
     for (ordinal, given) in by_device(given) {
         let idle = opened().idle.remove(&ordinal);
@@ -384,7 +384,7 @@ fn compress_on(
     compressor: &mut Compressor,
     ordinal: i32,
     remember: bool,
-) -> Result<Vec<Block>, Failure> {
+) -> Result<Vec<WireBlock<'static>>, Failure> {
     let device = device(ordinal)?;
     let inputs = given.iter().map(|g| {
         let data = g.lent.view(&device).map_err(|e| Failure::Cuda(e, Some(g.number)))?;
@@ -395,8 +395,8 @@ fn compress_on(
     // They were all lent for work in one stream.
     let stream = stream(given.first().map_or(0, |g| g.lent.stream));
     let blocks = match remember {
-        true => compressor.compress_with_feedback(&inputs, &codecs, options, stream)?,
-        false => compressor.compress(&inputs, &codecs, options, stream)?,
+        true => compressor.compress_wire_with_feedback(&inputs, &codecs, options, stream)?,
+        false => compressor.compress_wire(&inputs, &codecs, options, stream)?,
     };
     Ok(blocks)
 }

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gcodec::block::WireBlock;
 use gcodec::compress::outside::misfit;
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::frame::{Metadata, Reduction};
@@ -377,34 +378,39 @@ impl Update<'_> {
             return Err(misfit("as many codecs as tensors, or one").into());
         }
         let start = Instant::now();
-        let blocks = match memory {
+        let (on_devices, on_host) = match memory {
             Memory::Dgc(dgc) => {
                 codecs = vec![dgc.codec(); all];
-                dgc.step(&inputs, self.options)?
+                (Vec::new(), dgc.step(&inputs, self.options)?)
             }
             memory => self.compress(&inputs, &codecs, memory)?,
         };
         let compressing = start.elapsed();
         let mut header = self.header;
         if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {
-            header = header.with_delta(Some(deltas(&inputs, &blocks)));
+            header = header.with_delta(Some(deltas(&inputs, &on_host)));
         }
-        let positions = |block: &Block| {
+        let with_options = |block: WireBlock<'static>| {
             let codec = codecs.get(block.scope.first() as usize);
-            BlockOptions::default().with_positions(codec.map(Codec::positions).unwrap_or_default())
+            let positions = codec.map(Codec::positions).unwrap_or_default();
+            (block, BlockOptions::default().with_positions(positions))
         };
-        let blocks: Vec<_> = blocks.iter().map(|block| (block, positions(block))).collect();
-        encoder.update(out, &header, manifest, &blocks)?;
+        let blocks = on_devices.into_iter().chain(on_host.into_iter().map(WireBlock::from));
+        let mut blocks: Vec<_> = blocks.map(with_options).collect();
+        // Those of one side are in order, and blocks of one tensor are on one side.
+        blocks.sort_by_key(|(block, _)| block.scope.first());
+        encoder.update_wire(out, &header, manifest, &blocks)?;
         Ok(compressing)
     }
 
-    /// The blocks of all tensors, wherever they are. A codec's tensors are all on one side, so that they share blocks as always.
+    /// The blocks of the tensors on devices, and of those on the host. A codec's tensors are all on one side, so that they share blocks
+    /// as always.
     fn compress(
         &self,
         inputs: &[Input<'_>],
         codecs: &[Codec],
         mut memory: Memory<'_>,
-    ) -> Result<Vec<Block>, Failure> {
+    ) -> Result<(Vec<WireBlock<'static>>, Vec<Block>), Failure> {
         let on_host: Vec<Codec> = self.numbers.iter().map(|&n| codecs[n as usize]).collect();
         let given: Vec<cuda::Given<'_>> = self
             .lent
@@ -421,7 +427,7 @@ impl Update<'_> {
             let on_devices = given.iter().map(|g| (g.name, Some(g.lent.ordinal())));
             kept.settle(&on_host.chain(on_devices).collect::<Vec<_>>())?;
         }
-        let mut blocks = match &mut memory {
+        let on_devices = match &mut memory {
             _ if given.is_empty() => Vec::new(),
             Memory::Feedback(kept) => cuda::compress_in(&given, self.options, &mut kept.compressors, true)?,
             Memory::Work(kept) => cuda::compress_in(&given, self.options, &mut kept.compressors, false)?,
@@ -438,9 +444,6 @@ impl Update<'_> {
             }
             _ => compress(inputs, &on_host, self.options, None)?,
         };
-        blocks.extend(host);
-        // Those of one side are in order, and blocks of one tensor are on one side.
-        blocks.sort_by_key(|block| block.scope.first());
-        Ok(blocks)
+        Ok((on_devices, host))
     }
 }
