@@ -300,7 +300,7 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
             // Two sizes for each search and each piece; then positions and values, or positions and two sums for each tensor.
             let kept = expected.iter().map(kept).sum::<usize>() as u64;
             let payload = match spec.split(':').next() {
-                Some("sbc") => 4 * kept + 32 * 161,
+                Some("sbc") => (4 * kept).next_multiple_of(16) + 32 * 161,
                 _ => 8 * kept,
             };
             if !spec.starts_with("sidco") {
