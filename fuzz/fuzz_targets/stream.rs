@@ -4,7 +4,10 @@
 
 use std::io::{ErrorKind, Read};
 
-use gcodec::{Assembler, Body, Decoder, Event, Reader, SliceReader, TensorBuf};
+use gcodec::{
+    Assembler, BlockOptions, Body, Decoder, EncodeOptions, Encoder, Event, Reader, SliceReader, TensorBuf,
+    UpdateHeader,
+};
 use gcodec_fuzz::{POOLS, Seen, allowance, begin, fingerprint, limits, memory, widest};
 use libfuzzer_sys::fuzz_target;
 
@@ -32,6 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
     widest(2);
     tensors(bytes);
     threads(bytes);
+    handed_on(bytes);
 });
 
 fn by_slice(bytes: &[u8]) -> Seen {
@@ -123,6 +127,36 @@ fn threads(bytes: &[u8]) {
         match (&one, &many) {
             (Err(_), Err(_)) => {}
             _ => assert_eq!(fingerprint(&one), fingerprint(&many), "one thread and several"),
+        }
+    }
+}
+
+/// Blocks that are handed on undecoded are refused with nothing written, or are the same bytes in another stream.
+fn handed_on(bytes: &[u8]) {
+    for event in SliceReader::new(bytes, limits()) {
+        let Ok(Event::Frame(_, Body::Update(part))) = event else { continue };
+        for (number, raw) in part.blocks.iter().enumerate() {
+            let Ok(block) = part.wire_block(number) else { continue };
+            let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+            let blocks = [(block, BlockOptions::default())];
+            if encoder.update_wire(&mut out, &UpdateHeader::default(), &part.manifest, &blocks).is_err() {
+                assert!(out.is_empty(), "bytes of what was refused");
+                continue;
+            }
+            encoder.finish(&mut out);
+            let mut seen = 0;
+            for event in SliceReader::new(&out, limits()) {
+                if let Event::Frame(_, Body::Update(other)) = event.expect("a stream that an encoder wrote") {
+                    let again = &other.blocks[0];
+                    let same = (again.support, again.values) == (raw.support, raw.values);
+                    assert!(same && other.blocks.len() == 1, "a block handed on");
+                    let (before, after) =
+                        (part.decode(number, &part.budget()), other.decode(0, &other.budget()));
+                    assert_eq!(fingerprint(&before.ok()), fingerprint(&after.ok()), "a block handed on");
+                    seen += 1;
+                }
+            }
+            assert_eq!(seen, 1);
         }
     }
 }
