@@ -243,7 +243,7 @@ class Flower:
         subprocess.run(
             command, cwd=self.folder, env=environment, stdout=self.log, stderr=self.log, timeout=60, check=False
         )
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 300
         while not (self.result.exists() and self.result.read_text()) and time.monotonic() < deadline:
             time.sleep(0.2)
         assert self.result.exists(), (self.folder / "log").read_text()[-4000:]
