@@ -30,6 +30,10 @@ __device__ __forceinline__ bool rests(const Select &s, const Search &search, con
     return s.listing != 0 && (search.fitted != 1 || state.exact != 0 || not_among_candidates(search, state));
 }
 
+// Elements of the sample that a thread has under way at once.
+constexpr u32 GATHERED = 8;
+static_assert(SAMPLE % (GATHERED * THREADS) == 0, "no thread has fewer");
+
 // One block for each search.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_sample(const Select s) {
     __shared__ u32 counts[BINS];
@@ -48,13 +52,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_sample(const Select
     }
     u32 *bits = s.samples + static_cast<u64>(search.sample) * SAMPLE;
     const u64 stride = search.elements / SAMPLE, rest = search.elements % SAMPLE;
-    for (u32 i = threadIdx.x; i < SAMPLE; i += THREADS) {
-        // One from each stride, not always at the same place, or the sample would be a column of a matrix.
-        const u64 jitter = (i * 0x9e3779b97f4a7c15ull >> 32) % stride;
-        const u64 at = i * stride + i * rest / SAMPLE + jitter;
-        const Piece *pieces = s.pieces + search.first_piece;
-        const Piece &piece = pieces[last_at_most(search.pieces, at, [&](u32 p) { return pieces[p].start; })];
-        bits[i] = bits_of(read(piece, at - piece.start));
+    const Piece *pieces = s.pieces + search.first_piece;
+    for (u32 first = threadIdx.x; first < SAMPLE; first += GATHERED * THREADS) {
+        // All loads first: what they wait for, they wait for together.
+        u32 found[GATHERED];
+#pragma unroll
+        for (u32 j = 0; j < GATHERED; j++) {
+            const u32 i = first + j * THREADS;
+            // One from each stride, not always at the same place, or the sample would be a column of a matrix.
+            const u64 jitter = (i * 0x9e3779b97f4a7c15ull >> 32) % stride;
+            const u64 at = i * stride + i * rest / SAMPLE + jitter;
+            const Piece &piece = pieces[last_at_most(search.pieces, at, [&](u32 p) { return pieces[p].start; })];
+            found[j] = bits_of(read(piece, at - piece.start));
+        }
+#pragma unroll
+        for (u32 j = 0; j < GATHERED; j++) {
+            bits[first + j * THREADS] = found[j];
+        }
     }
     __syncthreads();
     for (u32 side = 0; side < search.sides && search.fitted == 0; side++) {
@@ -296,6 +310,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_count(const Select 
     }
 }
 
+// Tiles of a thread of the block that places them.
+constexpr u32 PLACED = 8;
+
 // One block for each search.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_place(const Select s) {
     __shared__ u64 scratch[WARPS];
@@ -304,21 +321,38 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_place(const Select 
     const State &state = s.states[blockIdx.x];
     for (u32 side = 0; side < 2; side++) {
         u64 equal_before = 0, kept_before = 0;
-        for (u32 t = 0; t < search.tiles && side < search.sides; t += THREADS) {
-            const bool here = t + threadIdx.x < search.tiles;
-            const u64 at = 2 * (static_cast<u64>(search.first_tile) + t + threadIdx.x) + side;
-            const u64 equal = here ? s.tile_equal[at] : 0;
-            u64 total;
-            const u64 before = equal_before + block_exclusive(equal, scratch, total);
+        const u64 most = state.ties[side];
+        for (u32 t = 0; t < search.tiles && side < search.sides; t += THREADS * PLACED) {
+            const u32 first = t + threadIdx.x * PLACED;
+            const u64 at = 2 * (static_cast<u64>(search.first_tile) + first) + side;
+            u32 equal[PLACED], kept[PLACED];
+            u64 equals = 0, sum = 0, total;
+#pragma unroll
+            for (u32 j = 0; j < PLACED; j++) {
+                const bool here = first + j < search.tiles;
+                equal[j] = here ? s.tile_equal[at + 2 * j] : 0;
+                kept[j] = here ? s.tile_above[at + 2 * j] : 0;
+                equals += equal[j];
+            }
+            u64 before = equal_before + block_exclusive(equals, scratch, total);
             equal_before += total;
-            const u64 left = before < state.ties[side] ? state.ties[side] - before : 0;
-            const u64 ties = equal < left ? equal : left;
-            const u64 kept = here ? s.tile_above[at] + ties : 0;
-            const u64 place = kept_before + block_exclusive(kept, scratch, total);
+#pragma unroll
+            for (u32 j = 0; j < PLACED; j++) {
+                const u64 left = before < most ? most - before : 0;
+                before += equal[j];
+                equal[j] = equal[j] < left ? equal[j] : static_cast<u32>(left);
+                kept[j] += equal[j];
+                sum += kept[j];
+            }
+            u64 place = kept_before + block_exclusive(sum, scratch, total);
             kept_before += total;
-            if (here) {
-                s.tile_equal[at] = static_cast<u32>(ties);
-                s.tile_kept[at] = place;
+#pragma unroll
+            for (u32 j = 0; j < PLACED; j++) {
+                if (first + j < search.tiles) {
+                    s.tile_equal[at + 2 * j] = equal[j];
+                    s.tile_kept[at + 2 * j] = place;
+                    place += kept[j];
+                }
             }
         }
         __syncthreads();

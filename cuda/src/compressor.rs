@@ -445,8 +445,15 @@ impl Compressor {
                     if matches!(task, Task::BothSides { .. }) {
                         (search.sides, chunks) = (2, 2 * k.div_ceil(CHUNK));
                     }
-                    search.capacity = elements.min(k.saturating_mul(4).saturating_add(1 << 16));
-                    if let Some(rank) = rank(*k, elements) {
+                    let rank = rank(*k, elements);
+                    // So many of each side reach the sample's cut, by more than it is likely to be wrong: if there is no room for
+                    // them, all elements are read again.
+                    let of_sample = |rank: u32| 2 * u64::from(rank + 1) + 8;
+                    let reached = rank.map_or(0, of_sample).saturating_mul(elements.div_ceil(SAMPLE));
+                    let reached = reached.saturating_mul(search.sides.into());
+                    let room = k.saturating_mul(4).saturating_add(1 << 16).max(reached);
+                    search.capacity = elements.min(room);
+                    if let Some(rank) = rank {
                         (search.rank, search.sample) = (rank, plan.samples);
                         plan.samples += 1;
                     }
