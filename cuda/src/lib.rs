@@ -42,7 +42,7 @@
 //! Pinned memory and device memory are kept for the next update.
 //!
 //! What is kept is 8 bytes for each element. `sbc` takes both means on the device, and sends the 4 bytes of a position for each element of
-//! the side with the larger one.
+//! the side with the larger one, by three launches more.
 //!
 //! `sidco` fits on the host, as the logarithms are its: the device takes the sums, in an order that the host keeps too, of a sample
 //! or of what a threshold left. Each fit is one more wait, one launch, one copy of 48 bytes for each 2^18 summands and 72 for each tensor to

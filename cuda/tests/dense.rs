@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::process::Command;
-
 use common::{Fake, Memory, encode, fake, normal};
 use gcodec::block::{Block, Values};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
@@ -440,26 +438,5 @@ fn small_updates() {
 /// its own.
 #[test]
 fn kernels_are_clean_under_sanitizers() {
-    if std::env::var_os(common::CHOSEN).is_some() {
-        return;
-    }
-    let flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    let Some(fake) = common::build(&flags) else { return };
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
-    let found = Command::new(compiler).arg("-print-file-name=libasan.so").output().unwrap();
-    let runtime = String::from_utf8(found.stdout).unwrap();
-    if !runtime.starts_with('/') {
-        println!("SKIPPED: the compiler has no libasan.so, so kernels did not run under sanitizers");
-        return;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "small_updates"])
-        .env(common::CHOSEN, fake)
-        .env("LD_PRELOAD", runtime.trim())
-        // The process has Rust's own allocations, which end with it.
-        .env("ASAN_OPTIONS", "detect_leaks=0")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    common::under_sanitizers("small_updates");
 }

@@ -3,7 +3,7 @@
 //!
 //! Only positive elements count among the largest and only negative ones among the smallest. Where there are fewer than
 //! `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent. Sums of magnitudes are taken in the
-//! order that `moments.rs` describes.
+//! order that [`outside`](super::outside) defines.
 //!
 //! The codec is one message; [`Sbc`] is a sender of many, with the paper's communication delay:
 //!

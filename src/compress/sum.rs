@@ -1,15 +1,5 @@
-//! Sums of magnitudes and of squares in one order, which any number of threads, any vector and any device can take.
-//!
-//! Elements count from the beginning of what is summed; those that are not there count as zeros.
-//!
-//! | of what | how it is summed |
-//! |---|---|
-//! | a run: 1024 elements, as 8 rows of 128 columns | each column from its first row to its last; columns in fours, `(a + b) + (c + d)`; those 32 sums by halves |
-//! | a tile: 8 runs | one after the other |
-//! | a chunk: 32 tiles | by halves |
-//! | all | chunks one after the other |
-//!
-//! By halves: the sums of the second half are added to those of the first until one is left.
+//! Sums of magnitudes and of squares, in the order that [`outside`](super::outside) defines, which any number of threads, any
+//! vector and any device can take. [`moments`](super::moments) takes more sums at once, in the same order.
 
 use super::source::{CHUNK, TILE as RUN};
 use crate::arch::{self, Kernel};

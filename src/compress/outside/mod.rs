@@ -8,7 +8,8 @@
 //!
 //! Codecs that send every element are in [`dense`].
 //!
-//! SIDCo's thresholds and the means of `sbc` depend on sums of 64-bit floats, so their order is defined too:
+//! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on sums of 64-bit floats, so their order is
+//! defined too. Elements count from the beginning of what is summed:
 //!
 //! | of what | how it is summed |
 //! |---|---|
