@@ -445,7 +445,7 @@ impl Compressor {
                     if matches!(task, Task::BothSides { .. }) {
                         (search.sides, chunks) = (2, 2 * k.div_ceil(CHUNK));
                     }
-                    let rank = rank(*k, elements);
+                    let rank = outside::sample_rank(*k, elements).map(|rank| rank as u32);
                     // So many of each side reach the sample's cut, by more than it is likely to be wrong: if there is no room for
                     // them, all elements are read again.
                     let of_sample = |rank: u32| 2 * u64::from(rank + 1) + 8;
@@ -1257,11 +1257,4 @@ impl Select {
             *field += base;
         }
     }
-}
-
-/// As the host's selector has it: `None` where a sample would not help.
-fn rank(k: u64, elements: u64) -> Option<u32> {
-    let expected = k as f64 * SAMPLE as f64 / elements as f64;
-    let rank = (expected + 4.0 * expected.sqrt() + 4.0) as u64;
-    (elements > SAMPLE && rank < SAMPLE).then_some(rank as u32)
 }

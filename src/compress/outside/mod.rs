@@ -29,7 +29,7 @@ pub use fitting::{Fitting, Kept, Least, Moments, Question, Step};
 use std::ops::Range;
 
 use super::select::Chosen;
-use super::{Codec, Selection, runs, sbc, sparse};
+use super::{Codec, Selection, runs, sbc, select, sparse};
 use crate::block::{Block, Part, SupportId, WireBlock};
 use crate::element::round_f32s;
 use crate::error::{Error, InputErrorKind, Result};
@@ -142,6 +142,12 @@ impl Found {
             Self::Side { positions, .. } => positions,
         }
     }
+}
+
+/// How a search may begin: among a sample of 2^15 elements, spread over all `n`, so many (which are fewer than the sample) have
+/// larger keys than the one from which on there are `k` of all, but for bad luck. `None` where a sample would not help.
+pub fn sample_rank(k: u64, n: u64) -> Option<u64> {
+    select::rank(k, n)
 }
 
 /// Which of the two sides of [`Search::BothSides`] is sent, and the mean that it becomes: `sums`: of magnitudes, each a
