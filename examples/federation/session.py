@@ -20,7 +20,7 @@ LIMITS = gcodec.Limits(max_frame_bytes=1 << 20, max_tensors=16, max_elements=1 <
 
 def shard(number: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Pixels from 0 to 1 and labels: every `count`-th digit of those to train on. Of five in a row the last is for the test."""
-    file = Path(__file__).resolve().parents[2] / "data/digits/digits.u8"
+    file = Path(__file__).resolve().parents[2] / "tools/study/digits/digits.u8"
     records = np.fromfile(file, np.uint8).reshape(-1, 65)
     records = records[np.arange(len(records)) % 5 != 4][number::count]
     return records[:, :64].astype(np.float32) / 16, records[:, 64].astype(np.int64)

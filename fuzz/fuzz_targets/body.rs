@@ -14,7 +14,7 @@ use gcodec_fuzz::frames::{self, Frame, Repair};
 use gcodec_fuzz::{allowance, begin, fingerprint, limits, memory, widest};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../tests/arbitrary/mod.rs"]
+#[path = "../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 use arbitrary::Random;
 

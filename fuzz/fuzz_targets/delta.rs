@@ -17,7 +17,7 @@ use gcodec_fuzz::frames::{self, Repair, UPDATE};
 use gcodec_fuzz::{allowance, begin, limits, memory};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../tests/arbitrary/mod.rs"]
+#[path = "../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 use arbitrary::{Random, Update};
 

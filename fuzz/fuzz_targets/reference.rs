@@ -11,7 +11,7 @@ use gcodec_fuzz::{begin, frames};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
-#[path = "../../tests/describe/mod.rs"]
+#[path = "../../tests/wire/describe/mod.rs"]
 #[allow(dead_code, reason = "others use more of it")]
 mod describe;
 

@@ -15,7 +15,7 @@ use gcodec::{
 use gcodec_fuzz::{POOLS, begin, fingerprint, widest};
 use libfuzzer_sys::{Corpus, fuzz_target};
 
-#[path = "../../tests/arbitrary/mod.rs"]
+#[path = "../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 use arbitrary::Random;
 

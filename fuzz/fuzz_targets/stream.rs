@@ -11,7 +11,7 @@ use gcodec::{
 use gcodec_fuzz::{POOLS, Seen, allowance, begin, fingerprint, limits, memory, widest};
 use libfuzzer_sys::fuzz_target;
 
-#[path = "../../tests/arbitrary/mod.rs"]
+#[path = "../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 use arbitrary::Random;
 

@@ -403,7 +403,7 @@ impl Options {
 /// # Memory
 /// Beside what it returns and the residuals: for sparse codecs at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::Encoder::update), 64 bytes for each element kept, as measured in
-/// `tests/memory.rs` at a density of 0.001; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
+/// `tests/properties/memory.rs` at a density of 0.001; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
 /// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, `dither` and `terngrad`, and a copy of the
 /// elements for `raw` and `lossless`. `demo` takes 12 bytes for each coefficient kept, and `powersgd` 4 bytes for each element of the
 /// largest tensor; both 4 more for each element of a block to see what arrives. A sender that cannot hold that compresses some tensors at a time.

@@ -1,5 +1,5 @@
 //! Sums over magnitudes, in an order that vectors, threads and devices can all keep.
-//! [`outside`](super::outside) has the order, and `cuda/kernels/fit.cu` keeps it too.
+//! [`outside`](super::outside) has the order, and `adapters/cuda/kernels/fit.cu` keeps it too.
 
 use super::source::{CHUNK, Chunk, Source};
 use crate::arch::{self, Kernel};

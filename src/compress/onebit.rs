@@ -15,7 +15,7 @@
 //! what the server sent, so all of them keep the same weights, bit for bit.
 //!
 //! The learning rate has to fall: what signs add is a part of the rate and does not vanish by itself, where Adam's steps do
-//! (`tests/onebit.rs` prints both).
+//! (`tests/compressors/onebit.rs` prints both).
 //!
 //! Two things are not in the paper. Moments have the bias correction of Adam (arXiv 1412.6980), so that a short warm-up does
 //! not leave a variance that is too small. And an element whose frozen variance is zero, one that had no gradient in all of

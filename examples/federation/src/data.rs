@@ -1,4 +1,4 @@
-//! What is learned: handwritten digits, of `data/digits`.
+//! What is learned: handwritten digits, of `tools/study/digits`.
 
 use std::path::{Path, PathBuf};
 
@@ -33,12 +33,12 @@ pub fn root() -> PathBuf {
 }
 
 impl Digits {
-    /// Reads `data/digits/digits.u8` (see the README there). Of five digits in a row the last is for the test.
+    /// Reads `tools/study/digits/digits.u8` (see the README there). Of five digits in a row the last is for the test.
     ///
     /// # Errors
     /// If the file is not there or is not what its README says.
     pub fn read() -> Result<Self> {
-        let path = root().join("data/digits/digits.u8");
+        let path = root().join("tools/study/digits/digits.u8");
         let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let (records, rest) = bytes.as_chunks::<{ PIXELS + 1 }>();
         let valid = |r: &[u8; PIXELS + 1]| r[PIXELS] < 10 && r[..PIXELS].iter().all(|&p| p <= 16);

@@ -32,7 +32,7 @@ pub enum Choice {
     TopKOfEach(Amount),
     /// The element of largest magnitude of each chunk of so many, 1 to 2^32, the first of equal ones. Chunks run through all
     /// tensors of the scope: where tensors differ in scale, give each a worker of its own. As one index space, 1 of 100 has
-    /// 0.15 (transformer) to 0.26 (ResNet) of the energy of the exact choice of as many (`tests/scalecom.rs` prints it).
+    /// 0.15 (transformer) to 0.26 (ResNet) of the energy of the exact choice of as many (`tests/compressors/scalecom.rs` prints it).
     PerChunk(u64),
 }
 

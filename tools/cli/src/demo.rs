@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// Encodes them with the codecs of the papers, then inspects, verifies, decodes and compares a stream of several steps.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The gradients are those of demo/ in the repository: a small convolutional network for digits,
+The gradients are those of tools/cli/gradients/ in the repository: a small convolutional network for digits,
 two workers at one step, and the first layers of a small ResNet at three steps.
 
 Examples:
@@ -27,7 +27,7 @@ pub(crate) struct Args {
 
 macro_rules! gradients {
     ($($name:literal)*) => {
-        [$(($name, include_bytes!(concat!("../../../demo/", $name)) as &[u8])),*]
+        [$(($name, include_bytes!(concat!("../gradients/", $name)) as &[u8])),*]
     };
 }
 

@@ -19,9 +19,9 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// Reads `data/digits/digits.u8` (see its README) and divides it at random, by a fixed seed.
+    /// Reads `tools/study/digits/digits.u8` (see its README) and divides it at random, by a fixed seed.
     pub(crate) fn read(root: &Path) -> Result<Self> {
-        let path = root.join("data/digits/digits.u8");
+        let path = root.join("tools/study/digits/digits.u8");
         let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let (records, rest) = bytes.as_chunks::<{ PIXELS + 1 }>();
         if !rest.is_empty() || records.len() <= TEST_DIGITS {
@@ -38,7 +38,7 @@ impl Digits {
         }
         let (test, train) = all.split_at(TEST_DIGITS);
         let about = format!(
-            "`data/digits/digits.u8`: {} digits for training, {} for the test; {} bytes, BLAKE3 `{}`",
+            "`tools/study/digits/digits.u8`: {} digits for training, {} for the test; {} bytes, BLAKE3 `{}`",
             train.len(),
             test.len(),
             bytes.len(),

@@ -1,4 +1,4 @@
-//! The device code of `cuda/kernels`: compiled without a device, by the compiler that its maker publishes as Python packages
+//! The device code of `adapters/cuda/kernels`: compiled without a device, by the compiler that its maker publishes as Python packages
 //! (300 MB), installed once per machine outside the tree (`$GCODEC_CUDA`, or `~/.cache/gcodec/cuda`).
 
 use std::env;
@@ -12,7 +12,7 @@ use crate::{Result, root};
 #[derive(clap::Args)]
 #[group(required = true)]
 pub(crate) struct Args {
-    /// Writes cuda/kernels/gcodec.fatbin and gcodec.sum.
+    /// Writes adapters/cuda/kernels/gcodec.fatbin and gcodec.sum.
     #[arg(long)]
     write: bool,
     /// Fails unless they are what would be written, or if a kernel is beyond its budget.
@@ -20,8 +20,8 @@ pub(crate) struct Args {
     check: bool,
 }
 
-const REQUIREMENTS: &str = "cuda/requirements.txt";
-const KERNELS: &str = "cuda/kernels";
+const REQUIREMENTS: &str = "adapters/cuda/requirements.txt";
+const KERNELS: &str = "adapters/cuda/kernels";
 const FLAGS: [&str; 14] = [
     "-std=c++17",
     "-O3",

@@ -6,9 +6,6 @@ use std::process::Command;
 
 use crate::{Result, root};
 
-/// The profile of Cargo.toml that the tasks themselves are built with, too: `.cargo/config.toml`.
-pub(crate) const PROFILE: &str = "quick";
-
 /// `gcodec`.
 pub(crate) fn cli() -> Result<PathBuf> {
     program("gcodec-cli", "gcodec")
@@ -17,9 +14,9 @@ pub(crate) fn cli() -> Result<PathBuf> {
 /// The program `name` of a package.
 pub(crate) fn program(package: &str, name: &str) -> Result<PathBuf> {
     let mut build = Command::new("cargo");
-    build.args(["build", "--quiet", "--profile", PROFILE, "--package", package]);
+    build.args(["build", "--quiet", "--package", package]);
     match build.current_dir(root()).status()?.success() {
-        true => Ok(target().join(PROFILE).join(name)),
+        true => Ok(target().join("debug").join(name)),
         false => Err(format!("failed: {build:?}").into()),
     }
 }

@@ -1,6 +1,6 @@
 //! The Python package: its wheel, built and installed into a fresh environment, and its tests there.
 //!
-//! PyTorch, JAX and the other packages of `python/requirements-test.txt` take gigabytes: they are installed once per machine,
+//! PyTorch, JAX and the other packages of `adapters/python/requirements-test.txt` take gigabytes: they are installed once per machine,
 //! outside the tree (`$GCODEC_VENV`, or `~/.cache/gcodec/venv`), and again when the requirements change.
 
 use std::env;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::programs::{PROFILE, cli, program, target};
+use crate::programs::{cli, program, target};
 use crate::{Result, root};
 
-const REQUIREMENTS: &str = "python/requirements-test.txt";
+const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
 /// In the environment of packages: the hash of the requirements that it has.
 const MARKER: &str = "gcodec-requirements";
 
@@ -78,7 +78,15 @@ pub(crate) fn test() -> Result<()> {
     let (wheels, fresh) = (place.join("wheels"), place.join("env"));
     let (cli, federation) = (cli()?, program("gcodec-federation", "gcodec-federation")?);
     run(Command::new(packages.join("bin/maturin"))
-        .args(["build", "--profile", PROFILE, "--quiet", "--manifest-path", "python/Cargo.toml", "--out"])
+        .args([
+            "build",
+            "--profile",
+            "dev",
+            "--quiet",
+            "--manifest-path",
+            "adapters/python/Cargo.toml",
+            "--out",
+        ])
         .arg(&wheels)
         .arg("--interpreter")
         .arg(packages.join("bin/python"))
@@ -98,7 +106,7 @@ pub(crate) fn test() -> Result<()> {
         .args(["-m", "pytest"])
         .env("GCODEC_CLI", cli)
         .env("GCODEC_FEDERATION", federation)
-        .current_dir(root().join("python/tests")))
+        .current_dir(root().join("adapters/python/tests")))
 }
 
 fn run(command: &mut Command) -> Result<()> {

@@ -19,16 +19,16 @@ const NPM: &[&str] = &["kaitai-struct-compiler@0.11.0", "js-yaml@4.1.0"];
 pub(crate) fn kaitai() -> Result<()> {
     let (python, modules) = (python()?, node()?);
     let (root, place) = (root(), fresh("kaitai")?);
-    let compile = root.join("tools/kaitai/compile.js");
+    let compile = root.join("tools/conformance/kaitai/compile.js");
     let source = root.join("spec/gcodec.ksy");
     run(Command::new("node").arg(compile).arg(source).arg(&place).env("NODE_PATH", modules))?;
-    show(Command::new(python).arg(root.join("tools/kaitai/check.py")).arg(place))
+    show(Command::new(python).arg(root.join("tools/conformance/kaitai/check.py")).arg(place))
 }
 
 /// Tests the Wireshark dissector with tshark.
 pub(crate) fn wireshark() -> Result<()> {
     let (python, gcodec) = (python()?, cli()?);
-    show(Command::new(python).arg(root().join("tools/wireshark/test_dissector.py")).arg(gcodec))
+    show(Command::new(python).arg(root().join("tools/conformance/wireshark/test_dissector.py")).arg(gcodec))
 }
 
 /// Why the Kaitai Struct description cannot be compiled here.

@@ -1,6 +1,6 @@
 //! The reference decoder against the library: what the command line can write from the public gradients, decoded by both.
 //!
-//! The files are those of `demo/` and cuts of the public gradient set, since the reference decoder takes some microseconds for each
+//! The files are those of `tools/cli/gradients/` and cuts of the public gradient set, since the reference decoder takes some microseconds for each
 //! element. Every name, key and choice of a codec specification must occur in a case (`uncovered`).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ use crate::{Result, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The folder of the public gradient set; without it only the files of demo/ are taken.
+    /// The folder of the public gradient set; without it only the files of tools/cli/gradients/ are taken.
     #[arg(long, default_value = "../shared/gradients")]
     gradients: PathBuf,
     /// Every file of the set with every family of codecs, and longer cuts: some minutes.
@@ -422,7 +422,7 @@ fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
             twin: None,
         }
     };
-    let demo = root().join("demo");
+    let demo = root().join("tools/cli/gradients");
     for worker in 0..2 {
         let from = demo.join(format!("digits_convnet_step0030_worker{worker}.safetensors"));
         fs::copy(&from, place.join(format!("t{worker}.safetensors")))
@@ -546,7 +546,10 @@ fn public(
     one: impl Fn(&str, &str, &str, &str) -> Case,
 ) -> Result<()> {
     if !args.gradients.is_dir() {
-        println!("SKIPPED: {} is not there: only the files of demo/ are taken", args.gradients.display());
+        println!(
+            "SKIPPED: {} is not there: only the files of tools/cli/gradients/ are taken",
+            args.gradients.display()
+        );
         return Ok(());
     }
     const SHORT: [&str; 5] = [

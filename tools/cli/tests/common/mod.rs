@@ -101,7 +101,7 @@ impl Run {
 
 /// A file of the repository's demo.
 pub fn demo(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gradients").join(name);
     path.canonicalize().unwrap().display().to_string()
 }
 

@@ -58,7 +58,7 @@ pub(crate) fn gcodec() -> Result<PathBuf> {
     let here = std::env::current_exe()?;
     let mut build = Command::new("cargo");
     build.args(["build", "--quiet", "--package", "gcodec-cli"]).current_dir(root());
-    // As this program was built: what is linked to it is there already.
+    // With the profile of this program, so that their common dependencies are not compiled twice.
     match here.parent().and_then(Path::file_name) {
         Some(profile) if profile != "debug" => build.arg("--profile").arg(profile),
         _ => &mut build,

@@ -12,12 +12,12 @@ use gcodec::{
 
 use crate::{Result, root};
 
-#[path = "../../../../tests/streams/mod.rs"]
+#[path = "../../../../tests/wire/streams/mod.rs"]
 pub(crate) mod streams;
 
 /// Floats from real images: rows of 64 pixels, `skip` images skipped.
 pub(crate) fn digits(skip: usize, rows: u64) -> Result<TensorBuf> {
-    let bytes = std::fs::read(root().join("data/digits/digits.u8"))?;
+    let bytes = std::fs::read(root().join("tools/study/digits/digits.u8"))?;
     let pixels = bytes.get(skip * 64..(skip + rows as usize) * 64).ok_or("too few digits")?;
     // Differences of neighbours: small and of both signs, as gradients are.
     let values: Vec<f32> =

@@ -1,11 +1,11 @@
 //! Conformance vectors: made by code, one module for each area of the spec, and written to `spec/vectors/index.json`.
 
-#[path = "../../../../tests/arbitrary/mod.rs"]
+#[path = "../../../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 pub(crate) mod build;
 mod coverage;
 mod delta;
-#[path = "../../../../tests/describe/mod.rs"]
+#[path = "../../../../tests/wire/describe/mod.rs"]
 mod describe;
 mod frames;
 mod fuzz;

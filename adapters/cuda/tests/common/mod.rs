@@ -1,0 +1,272 @@
+//! The stand-in for the driver, built for the tests, and tensors in what it takes for a device's memory.
+#![allow(unsafe_code, dead_code)]
+
+use std::ffi::{CStr, CString, c_char};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+
+use gcodec::Dtype;
+use gcodec_cuda::{Device, DeviceTensor, Driver, Stream};
+use libloading::Library;
+
+/// Set to the library that a test is to take, in the place of one that it builds.
+pub(crate) const CHOSEN: &str = "GCODEC_FAKE_DRIVER";
+
+/// Builds `adapters/cuda/mock_driver/driver.cpp` if that was not done yet; `None`, with a message, where there is no C++ compiler.
+pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let version = match Command::new(&compiler).arg("--version").output() {
+        Ok(output) => output.stdout,
+        Err(e) => {
+            println!("SKIPPED: no C++ compiler ({compiler}: {e}), so no kernel was run");
+            return None;
+        }
+    };
+    // One library for what it is made of, so that test programs share it.
+    let mut hash = blake3::Hasher::new();
+    hash.update(&version).update(flags.join(" ").as_bytes());
+    for folder in ["kernels", "cpu_emulator", "mock_driver"] {
+        let files = std::fs::read_dir(here.join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        let mut files: Vec<_> = files.collect();
+        files.sort();
+        files.iter().for_each(|file| _ = hash.update(&std::fs::read(file).unwrap()));
+    }
+    let name = format!("driver-{}", &hash.finalize().to_hex()[..16]);
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name).join("libcuda.so.1");
+    if out.exists() {
+        return Some(out);
+    }
+    std::fs::create_dir_all(out.parent().unwrap()).unwrap();
+    let new = out.with_extension(std::process::id().to_string());
+    let output = Command::new(&compiler)
+        .args(["-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"])
+        // As nvcc compiles them: no product and sum in one rounding.
+        .args(["-ffp-contract=off", "-fPIC", "-shared"])
+        .args(flags)
+        .arg("-o")
+        .arg(&new)
+        .arg(here.join("mock_driver/driver.cpp"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&new, &out).unwrap();
+    Some(out)
+}
+
+/// Runs a test of the same program again with kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its
+/// own.
+pub(crate) fn under_sanitizers(test: &str) {
+    if std::env::var_os(CHOSEN).is_some() {
+        return;
+    }
+    let flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    let Some(fake) = build(&flags) else { return };
+    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+    let found = Command::new(compiler).arg("-print-file-name=libasan.so").output().unwrap();
+    let runtime = String::from_utf8(found.stdout).unwrap();
+    if !runtime.starts_with('/') {
+        println!("SKIPPED: the compiler has no libasan.so, so kernels did not run under sanitizers");
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test])
+        .env(CHOSEN, fake)
+        .env("LD_PRELOAD", runtime.trim())
+        // The process has Rust's own allocations, which end with it.
+        .env("ASAN_OPTIONS", "detect_leaks=0")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+}
+
+/// The stand-in. Its counts are one for all tests, so that there is one test at a time.
+pub(crate) struct Fake {
+    pub(crate) driver: Arc<Driver>,
+    path: PathBuf,
+    library: Library,
+    _one: MutexGuard<'static, ()>,
+}
+
+pub(crate) fn fake() -> Option<Fake> {
+    static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
+    static ONE: Mutex<()> = Mutex::new(());
+    let one = ONE.lock().unwrap_or_else(|e| e.into_inner());
+    let path = match std::env::var_os(CHOSEN) {
+        Some(path) => PathBuf::from(path),
+        None => BUILT.get_or_init(|| build(&["-O3"])).clone()?,
+    };
+    // SAFETY: it is the stand-in.
+    let (driver, library) = unsafe { (Driver::load(&path).unwrap(), Library::new(&path).unwrap()) };
+    Some(Fake { driver, path, library, _one: one })
+}
+
+impl Fake {
+    pub(crate) fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    /// Waits for a stream.
+    pub(crate) fn finish(&self, stream: Stream) {
+        let synchronize = self.function::<extern "C" fn(Stream) -> i32>("cuStreamSynchronize");
+        assert_eq!(synchronize(stream), 0);
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        Device::of(&self.driver, 0).unwrap()
+    }
+
+    pub(crate) fn function<T: Copy>(&self, name: &str) -> T {
+        // SAFETY: the callers below give the types that `driver.cpp` declares.
+        unsafe { *self.library.get::<T>(name.as_bytes()).unwrap() }
+    }
+
+    /// How often a function was called since [`Self::reset_counts`].
+    pub(crate) fn count(&self, name: &str) -> u64 {
+        let name = CString::new(name).unwrap();
+        self.function::<extern "C" fn(*const c_char) -> u64>("fake_count")(name.as_ptr())
+    }
+
+    pub(crate) fn reset_counts(&self) {
+        self.function::<extern "C" fn()>("fake_reset_counts")();
+    }
+
+    /// Lets the call of a function after so many more fail, once; or none.
+    pub(crate) fn fail(&self, name: &str, after: Option<i64>) {
+        let name = CString::new(name).unwrap();
+        let after = after.unwrap_or(-1);
+        self.function::<extern "C" fn(*const c_char, i64)>("fake_fail")(name.as_ptr(), after);
+    }
+
+    pub(crate) fn machine(&self, devices: i32, version: i32) {
+        self.function::<extern "C" fn(i32, i32)>("fake_machine")(devices, version);
+    }
+
+    pub(crate) fn allocations(&self) -> u64 {
+        self.function::<extern "C" fn() -> u64>("fake_allocations")()
+    }
+
+    /// Fails if something was done that a driver would not have told.
+    pub(crate) fn assert_sound(&self) {
+        let fault = self.function::<extern "C" fn() -> *const c_char>("fake_fault")();
+        if !fault.is_null() {
+            // SAFETY: a string of the library's.
+            let fault = unsafe { CStr::from_ptr(fault) };
+            panic!("{}", fault.to_string_lossy());
+        }
+    }
+
+    /// Pinned memory with these bytes.
+    pub(crate) fn pinned(&self, bytes: &[u8]) -> u64 {
+        let mut pointer = std::ptr::null_mut::<u8>();
+        let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
+        let pop = self.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
+        let allocate = self.function::<extern "C" fn(*mut *mut u8, usize, u32) -> i32>("cuMemHostAlloc");
+        assert_eq!(push(1), 0);
+        assert_eq!(allocate(&raw mut pointer, bytes.len(), 0), 0);
+        assert_eq!(pop(&mut 0), 0);
+        // SAFETY: as many bytes were allocated.
+        unsafe { pointer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        pointer.expose_provenance() as u64
+    }
+
+    pub(crate) fn unpin(&self, pinned: u64) {
+        assert_eq!(self.function::<extern "C" fn(u64) -> i32>("cuMemFreeHost")(pinned), 0);
+    }
+
+    /// A copy to a device that is done when its stream is waited for.
+    pub(crate) fn copy_late(&self, to: &Memory, from: u64, bytes: usize, stream: Stream) {
+        let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
+        let pop = self.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
+        let copy = self.function::<extern "C" fn(u64, u64, usize, Stream) -> i32>("cuMemcpyHtoDAsync_v2");
+        assert_eq!(push(1), 0);
+        assert_eq!(copy(to.address, from, bytes, stream), 0);
+        assert_eq!(pop(&mut 0), 0);
+    }
+
+    pub(crate) fn stream(&self) -> Stream {
+        let mut stream = 0;
+        let create = self.function::<extern "C" fn(*mut usize, u32) -> i32>("cuStreamCreate");
+        assert_eq!(create(&raw mut stream, 1), 0);
+        // SAFETY: it was just made.
+        unsafe { Stream::from_raw(stream) }
+    }
+
+    /// Memory of device `ordinal`.
+    pub(crate) fn memory(&self, ordinal: i32, bytes: usize) -> Memory {
+        let mut address = 0u64;
+        let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
+        let pop = self.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
+        let allocate = self.function::<extern "C" fn(*mut u64, usize) -> i32>("cuMemAlloc_v2");
+        let mut context = 0;
+        assert_eq!(push(ordinal as usize + 1), 0);
+        assert_eq!(allocate(&raw mut address, bytes.max(1)), 0);
+        assert_eq!(pop(&raw mut context), 0);
+        Memory { address, bytes, free: self.function("cuMemFree_v2") }
+    }
+
+    /// A tensor's bytes on device 0, `skip` bytes into an allocation that ends where they do.
+    pub(crate) fn upload(&self, bytes: &[u8], skip: usize) -> Memory {
+        let memory = self.memory(0, skip + bytes.len());
+        memory.write(skip, bytes);
+        memory
+    }
+}
+
+/// What the stand-in takes for a device's memory is the host's.
+pub(crate) struct Memory {
+    pub(crate) address: u64,
+    bytes: usize,
+    free: extern "C" fn(u64) -> i32,
+}
+
+impl Memory {
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= self.bytes);
+        // SAFETY: inside of what was allocated.
+        unsafe {
+            let place = std::ptr::with_exposed_provenance_mut::<u8>(self.address as usize).add(offset);
+            place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
+    pub(crate) fn read(&self) -> Vec<u8> {
+        let place = std::ptr::with_exposed_provenance::<u8>(self.address as usize);
+        // SAFETY: it was allocated, and filled.
+        unsafe { std::slice::from_raw_parts(place, self.bytes) }.to_vec()
+    }
+
+    /// What begins `skip` bytes into it.
+    pub(crate) fn tensor<'a>(
+        &'a self,
+        device: &Device,
+        skip: usize,
+        dtype: Dtype,
+        shape: &'a [u64],
+    ) -> DeviceTensor<'a> {
+        // SAFETY: it is there as long as `self`, and tests do not write to it meanwhile.
+        unsafe { DeviceTensor::from_raw(device, self.address + skip as u64, dtype, shape) }.unwrap()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        assert_eq!((self.free)(self.address), 0);
+    }
+}
+
+/// Roughly normal numbers: a sum of twelve uniform ones, less its mean.
+pub(crate) fn normal(n: usize, seed: u64) -> Vec<f32> {
+    let mut words = vec![0; n * 3];
+    gcodec::random::words(seed, 0, 0, &mut words);
+    let bytes = |w: &u32| w.to_le_bytes().map(f32::from).iter().sum::<f32>();
+    words.chunks(3).map(|w| (w.iter().map(bytes).sum::<f32>() - 12.0 * 127.5) / 256.0).collect()
+}
+
+pub(crate) fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
+    let mut data = vec![0; dtype.bytes_for(values.len() as u64).unwrap() as usize];
+    gcodec::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
+    data
+}

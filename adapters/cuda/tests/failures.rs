@@ -1,0 +1,243 @@
+//! What goes wrong is an error that says what, and leaves state as it was.
+
+mod common;
+
+use std::path::Path;
+
+use common::{Fake, encode, fake, normal};
+use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
+use gcodec::{Codec, Dtype, TensorView};
+use gcodec_cuda::{Compressor, Device, DeviceTensor, Driver, Error, Input, Stream, TensorError, why_not};
+
+#[test]
+#[allow(unsafe_code)]
+fn without_a_driver_it_says_so() {
+    // SAFETY: there is no such file.
+    let error = unsafe { Driver::load(Path::new("/nonexistent/libcuda.so.1")) }.unwrap_err();
+    assert!(matches!(error, Error::NoDriver { .. }), "{error}");
+    assert!(error.to_string().starts_with("there is no CUDA driver here: /nonexistent"), "{error}");
+    // SAFETY: it is no library.
+    let error = unsafe { Driver::load(Path::new(file!())) }.unwrap_err();
+    assert!(matches!(error, Error::NoDriver { .. }), "{error}");
+    // Whatever this machine has, asking is no panic.
+    assert_eq!(why_not().is_some(), Driver::get().is_err());
+    assert_eq!(why_not().is_some(), Device::open(0).is_err());
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn machines_that_will_not_do_are_told_apart() {
+    let Some(fake) = fake() else { return };
+    let path = fake.path();
+    // SAFETY: the stand-in.
+    let load = || unsafe { Driver::load(&path) };
+    fake.machine(0, 13000);
+    assert!(matches!(load(), Err(Error::NoDevice)));
+    fake.machine(2, 12080);
+    let error = load().unwrap_err();
+    assert_eq!(error.to_string(), "the driver has CUDA 12.8, the kernels need 13.0");
+    fake.machine(2, 13000);
+    for ordinal in [-1, 2] {
+        let error = Device::of(&fake.driver, ordinal).unwrap_err();
+        assert!(matches!(error, Error::NoSuchDevice { count: 2, .. }), "{error}");
+    }
+    for call in ["cuInit", "cuDriverGetVersion", "cuDeviceGetCount"] {
+        fake.fail(call, Some(0));
+        assert!(load().is_err(), "{call}");
+    }
+    for call in [
+        "cuDeviceGet",
+        "cuDevicePrimaryCtxRetain",
+        "cuCtxPushCurrent",
+        "cuModuleLoadData",
+        "cuModuleGetFunction",
+    ] {
+        fake.fail(call, Some(0));
+        let error = Device::of(&fake.driver, 0).unwrap_err();
+        assert!(error.to_string().starts_with(call), "{call}: {error}");
+    }
+    assert_eq!(Device::of(&fake.driver, 1).unwrap().name(), "emulator 1");
+    fake.assert_sound();
+}
+
+#[test]
+#[allow(unsafe_code)]
+fn tensors_are_checked_before_they_are_used() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let (memory, other) = (fake.memory(0, 4096), fake.memory(1, 4096));
+    let at = memory.address;
+    let tensor = |address, dtype, shape: &[u64]| {
+        // SAFETY: it is not read.
+        match unsafe { DeviceTensor::from_raw(&device, address, dtype, shape) } {
+            Ok(_) => None,
+            Err(Error::Tensor(e)) => Some(e),
+            Err(e) => panic!("{e}"),
+        }
+    };
+    assert_eq!(tensor(at, Dtype::F32, &[32, 32]), None);
+    assert_eq!(tensor(at + 2, Dtype::Bf16, &[2047]), None);
+    assert_eq!(tensor(0, Dtype::F16, &[0, 7]), None);
+    assert_eq!(tensor(at, Dtype::F64, &[1]), Some(TensorError::Dtype(Dtype::F64)));
+    assert_eq!(tensor(at + 2, Dtype::F32, &[1]), Some(TensorError::Alignment { address: at + 2 }));
+    assert_eq!(tensor(at, Dtype::F32, &[1025]), Some(TensorError::Bounds { address: at + 4099 }));
+    assert_eq!(tensor(0, Dtype::F32, &[1]), Some(TensorError::Bounds { address: 0 }));
+    assert_eq!(tensor(u64::MAX - 3, Dtype::F32, &[2]), Some(TensorError::Bounds { address: u64::MAX - 3 }));
+    assert_eq!(tensor(at, Dtype::F32, &[1 << 33, 1 << 33]), Some(TensorError::Shape));
+    assert_eq!(tensor(at, Dtype::F32, &[1 << 62]), Some(TensorError::Shape));
+    let elsewhere = TensorError::Device { found: 1, expected: 0 };
+    assert_eq!(tensor(other.address, Dtype::F32, &[4]), Some(elsewhere));
+    // A host's memory is none of a device's.
+    let host = [0u32; 4];
+    let address = host.as_ptr().expose_provenance() as u64;
+    assert_eq!(tensor(address, Dtype::F32, &[4]), Some(TensorError::Bounds { address }));
+    // A tensor of one device, a compressor of another.
+    let shape = [4];
+    let second = Device::of(&fake.driver, 1).unwrap();
+    let data = other.tensor(&second, 0, Dtype::F32, &shape);
+    let mut compressor = Compressor::new(&device).unwrap();
+    let codec: Codec = "topk:k=1".parse().unwrap();
+    let inputs = [Input { tensor: 0, name: "w", data }];
+    let error = compressor.compress(&inputs, &[codec], &Options::default(), Stream::DEFAULT).unwrap_err();
+    assert_eq!(error.to_string(), "the tensor is on device 1, not 0");
+}
+
+/// Every call of an update that can fail does once, and every time the residuals are as they were and the next update is right.
+#[test]
+fn any_call_may_fail() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let before = fake.allocations();
+    // All that an update is made of: fits, means, values that are rounded.
+    let shapes: [[u64; 1]; 3] = [[10_000], [300], [900]];
+    let codecs = ["topk:k=20,values=bf16", "sbc:k=5", "sidco:k=20,fit=gamma-gp,stages=authors"];
+    let codecs: [Codec; 3] = codecs.map(|s| s.parse().unwrap());
+    let bytes: Vec<_> = shapes.iter().map(|[n]| encode(Dtype::F32, &normal(*n as usize, *n))).collect();
+    let memories: Vec<_> = bytes.iter().map(|b| fake.upload(b, 0)).collect();
+    let names = ["v", "w", "x"];
+    let inputs: Vec<_> = (0..3)
+        .map(|t| Input {
+            tensor: t as u64,
+            name: names[t],
+            data: memories[t].tensor(&device, 0, Dtype::F32, &shapes[t]),
+        })
+        .collect();
+    let host: Vec<_> = (0..3)
+        .map(|t| {
+            let view = TensorView::new(Dtype::F32, &shapes[t], &bytes[t]).unwrap();
+            HostInput { tensor: t as u64, name: names[t], view, base: None }
+        })
+        .collect();
+    let options = Options::default();
+    let mut feedback = Feedback::new();
+    compress(&host, &codecs, &options, Some(&mut feedback)).unwrap();
+    let mut after = feedback.clone();
+    let expected = compress(&host, &codecs, &options, Some(&mut after)).unwrap();
+    for (call, least) in [
+        ("cuMemAlloc", 4),
+        ("cuMemHostAlloc", 2),
+        ("cuLaunchKernel", 14),
+        ("cuMemcpyHtoD", 3),
+        ("cuMemcpyDtoH", 3),
+        ("cuMemsetD8", 1),
+        ("cuStreamSynchronize", 3),
+        ("cuEventRecord", 1),
+        ("cuCtxPushCurrent", 1),
+    ] {
+        let mut failures = 0;
+        loop {
+            let mut compressor = Compressor::new(&device).unwrap();
+            compressor.set_residuals(&feedback).unwrap();
+            let mut update =
+                |fake: &Fake| compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
+            fake.fail(call, Some(failures));
+            let result = update(&fake);
+            fake.fail(call, None);
+            match result {
+                Err(Error::OutOfMemory { pinned, bytes }) => {
+                    assert_eq!(pinned, call == "cuMemHostAlloc");
+                    assert!(call.starts_with("cuMem") && bytes > 0);
+                }
+                Err(Error::Call { call: said, .. }) => assert!(said.starts_with(call), "{said}"),
+                Err(other) => panic!("{call}: {other}"),
+                Ok(blocks) => {
+                    assert_eq!(blocks, expected);
+                    break;
+                }
+            }
+            assert_eq!(compressor.residuals().unwrap(), feedback, "{call} {failures}");
+            let blocks = compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
+            assert_eq!(blocks.unwrap(), expected, "{call} {failures}");
+            assert_eq!(compressor.residuals().unwrap(), after, "{call} {failures}");
+            failures += 1;
+        }
+        assert!(failures >= least, "{call}: {failures}");
+    }
+    // What an update cannot take leaves them too: a shape that changed, two tensors of one name.
+    let mut compressor = Compressor::new(&device).unwrap();
+    compressor.set_residuals(&feedback).unwrap();
+    let shape = [100, 100];
+    let reshaped = Input { data: memories[0].tensor(&device, 0, Dtype::F32, &shape), ..inputs[0] };
+    let twice = Input { name: "v", ..inputs[1] };
+    for wrong in [[reshaped, inputs[1], inputs[2]], [inputs[0], twice, inputs[2]]] {
+        let got = compressor.compress_with_feedback(&wrong, &codecs, &options, Stream::DEFAULT);
+        assert!(matches!(got, Err(Error::Codec(_))));
+        assert_eq!(compressor.residuals().unwrap(), feedback);
+    }
+    drop(compressor);
+    drop(memories);
+    assert_eq!(fake.allocations(), before, "memory leaks");
+    fake.assert_sound();
+}
+
+/// What other streams do first is done first; the host waits for nothing.
+#[test]
+fn one_stream_waits_for_another() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let (theirs, ours) = (fake.stream(), fake.stream());
+    let bytes = encode(Dtype::F32, &normal(500, 1));
+    let (from, to) = (fake.pinned(&bytes), fake.memory(0, bytes.len()));
+    fake.copy_late(&to, from, bytes.len(), theirs);
+    fake.reset_counts();
+    device.order(theirs, theirs).unwrap();
+    assert_eq!(fake.count("cuEventRecord"), 0);
+    device.order(theirs, ours).unwrap();
+    assert_eq!(fake.count("cuStreamSynchronize") + fake.count("cuEventSynchronize"), 0);
+    assert_ne!(to.read(), bytes);
+    fake.finish(ours);
+    assert_eq!(to.read(), bytes);
+    fake.fail("cuStreamWaitEvent", Some(0));
+    assert!(matches!(device.order(ours, theirs), Err(Error::Call { call: "cuStreamWaitEvent", .. })));
+    assert_eq!(fake.driver.device_of(to.address + 3), Some(0));
+    assert_eq!(fake.driver.device_of(from), None);
+    fake.unpin(from);
+    fake.assert_sound();
+}
+
+/// An update that is taken back leaves the residuals that were there before it, also where there were none.
+#[test]
+fn an_update_may_be_taken_back() {
+    let Some(fake) = fake() else { return };
+    let device = fake.device();
+    let (shape, codec): (_, Codec) = ([900], "topk:k=9,values=bf16".parse().unwrap());
+    let memory = fake.upload(&encode(Dtype::F32, &normal(900, 1)), 0);
+    let inputs = [Input { tensor: 0, name: "w", data: memory.tensor(&device, 0, Dtype::F32, &shape) }];
+    let mut compressor = Compressor::new(&device).unwrap();
+    let mut before = Feedback::new();
+    for _ in 0..3 {
+        let options = Options::default();
+        let mut update = || compressor.compress_with_feedback(&inputs, &[codec], &options, Stream::DEFAULT);
+        let blocks = update().unwrap();
+        compressor.undo();
+        assert_eq!(compressor.residuals().unwrap(), before);
+        compressor.undo();
+        assert_eq!(compressor.residuals().unwrap(), before);
+        let again = compressor.compress_with_feedback(&inputs, &[codec], &options, Stream::DEFAULT);
+        assert_eq!(again.unwrap(), blocks);
+        let after = compressor.residuals().unwrap();
+        assert_ne!(after, before);
+        before = after;
+    }
+    fake.assert_sound();
+}

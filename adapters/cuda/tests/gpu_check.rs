@@ -1,0 +1,31 @@
+//! What `tools/gpu-check` runs on a machine with a device, here: without one, and before the stand-in for its driver.
+
+mod common;
+
+use std::process::Command;
+
+fn gpu_check(library_path: &std::path::Path) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
+        .arg("--small")
+        .env("LD_LIBRARY_PATH", library_path)
+        .output()
+        .unwrap();
+    (output.status.success(), String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn without_a_device_it_says_so() {
+    if gcodec_cuda::why_not().is_none() {
+        return;
+    }
+    let (success, text) = gpu_check(std::path::Path::new("/nonexistent"));
+    assert!(success && text.starts_with("SKIPPED: there is no CUDA driver here"), "{text}");
+}
+
+#[test]
+fn every_comparison_holds_before_the_stand_in() {
+    let Some(library) = common::build(&["-O3"]) else { return };
+    let (success, text) = gpu_check(library.parent().unwrap());
+    assert!(success && text.starts_with("device emulator 0\n"), "{text}");
+    assert_eq!(text.lines().filter(|line| line.ends_with(": ok")).count(), 81, "{text}");
+}

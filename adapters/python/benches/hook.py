@@ -1,0 +1,71 @@
+"""Where the time of a step's exchange goes: two processes on this machine, by gloo, plain and by each codec.
+
+python adapters/python/benches/hook.py [PARAMETERS]
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import gcodec
+import gcodec.torch
+
+CODECS = {
+    "plain": None,
+    "topk:density=0.01": "topk:density=0.01",
+    "topk:density=0.001": "topk:density=0.001",
+    "sbc": "sbc",
+    "natural": "natural",
+    "int8": "int8",
+    "raw": "raw",
+    "scalecom, density 0.01": gcodec.torch.ScaleCom(0.01),
+}
+WARM, STEPS = 3, 12
+
+
+def rank(number: int, folder: str, width: int) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    gcodec.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
+    if number == 0:
+        columns = ("selection", "coding", "communication", "other")
+        print(f"2 ranks, {4 * width * width:,} parameters, {STEPS} steps each, one thread a rank; milliseconds and bytes a step")
+        print(f"{'codec':24}{'step':>10}" + "".join(f"{c:>15}" for c in columns) + f"{'sent':>14}{'received':>14}")
+    for name, codec in CODECS.items():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(4)))
+        ddp = DistributedDataParallel(model)
+        state = None if codec is None else gcodec.torch.State(model, codec)
+        if state is not None:
+            ddp.register_comm_hook(state, gcodec.torch.hook)
+        for step in range(WARM + STEPS):
+            if step == WARM:
+                dist.barrier()
+                before = dict(vars(state.profile)) if state else {}
+                start = time.perf_counter()
+            ddp(torch.randn(8, width)).square().mean().backward()
+        seconds = (time.perf_counter() - start) / STEPS
+        row = f"{name:24}{1e3 * seconds:10.1f}"
+        if state is not None:
+            each = {key: (value - before[key]) / STEPS for key, value in vars(state.profile).items()}
+            row += "".join(f"{1e3 * each[c]:15.2f}" for c in ("selection", "coding", "communication", "other"))
+            row += f"{each['sent']:14,.0f}{each['received']:14,.0f}"
+        if number == 0:
+            print(row, flush=True)
+        dist.barrier()
+        del ddp
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parameters = int(sys.argv[1]) if len(sys.argv) > 1 else 1 << 22
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(rank, (folder, round((parameters / 4) ** 0.5)), nprocs=2)

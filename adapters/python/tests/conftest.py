@@ -1,0 +1,35 @@
+"""What the tests share. A part of the environment that is missing is said in the summary of skipped tests, never passed over."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+# Of forks while JAX has threads: what the tests do on purpose.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20260101)
+
+
+@pytest.fixture
+def gradient(rng: np.random.Generator) -> np.ndarray:
+    """Heavy-tailed numbers, as gradients are."""
+    return (rng.standard_normal((300, 401)) ** 3).astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def command() -> str:
+    """The command-line tool of this checkout."""
+    found = os.environ.get("GCODEC_CLI") or shutil.which("gcodec")
+    if found is None or not Path(found).exists():
+        pytest.skip("no command-line tool: set GCODEC_CLI to target/quick/gcodec (`cargo xtask python` does)")
+    return found

@@ -1,0 +1,9 @@
+//! The compressors, against the definitions of their papers and small models of them.
+
+mod codecs;
+mod demo;
+mod natural;
+mod onebit;
+mod powersgd;
+mod scalecom;
+mod senders;

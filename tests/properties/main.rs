@@ -1,0 +1,8 @@
+//! Properties that hold for any input: round trips, equal bytes for any number of threads, sums, and the layers of `src/`.
+
+mod determinism;
+mod layering;
+mod reduce;
+mod roundtrip;
+#[path = "../wire/streams/mod.rs"]
+mod streams;

@@ -1,0 +1,177 @@
+//! Damaged and cut-off streams: always a typed error with a place, never a wrong result, never a panic.
+
+use std::sync::Arc;
+
+use gcodec::file::recover;
+use gcodec::frame::IndexSet;
+use gcodec::{
+    BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Error, Event, Limits, Manifest, Scope,
+    SliceReader, Support, TensorInfo,
+};
+use proptest::prelude::*;
+
+/// Reads a stream and decodes every block of it.
+fn read_all(bytes: &[u8], limits: &Limits) -> Result<usize, Error> {
+    let mut blocks = 0;
+    for event in SliceReader::new(bytes, limits.clone()) {
+        if let Event::Frame(_, Body::Update(part)) = event? {
+            blocks += part.decode_all()?.len();
+        }
+    }
+    Ok(blocks)
+}
+
+fn small_limits() -> Limits {
+    Limits::default()
+        .with_max_alloc_bytes(1 << 20)
+        .with_max_elements(1 << 20)
+        .with_max_inflated_bytes(1 << 20)
+}
+
+#[test]
+fn every_truncation_is_noticed() {
+    let stream = crate::streams::sample();
+    assert_eq!(read_all(&stream, &small_limits()).unwrap(), 5);
+    for len in 0..stream.len() {
+        let e = read_all(&stream[..len], &small_limits()).unwrap_err();
+        assert_eq!((e.name(), e.location().unwrap().offset), ("truncated", len as u64));
+        let mut decoder = Decoder::new(small_limits());
+        decoder.feed(&stream[..len]);
+        while decoder.next_event().unwrap().is_some() {}
+        assert_eq!(decoder.finish().unwrap_err().name(), "truncated");
+    }
+}
+
+#[test]
+fn every_flipped_bit_is_noticed() {
+    let stream = crate::streams::sample();
+    for bit in 0..stream.len() * 8 {
+        let mut damaged = stream.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        let e = read_all(&damaged, &small_limits()).unwrap_err();
+        let at = e.location().expect("a place").offset;
+        assert!(at <= stream.len() as u64, "bit {bit}: {e}");
+    }
+}
+
+#[test]
+fn exchanged_repeated_and_lost_frames_are_noticed() {
+    let stream = crate::streams::sample();
+    let mut frames = Vec::new();
+    for event in SliceReader::new(&stream, Limits::default()) {
+        if let Event::Frame(info, _) = event.unwrap() {
+            frames.push(stream[info.offset as usize..(info.offset + info.len()) as usize].to_vec());
+        }
+    }
+    let build = |order: &[usize]| {
+        let body = order.iter().flat_map(|&i| frames[i].clone());
+        stream[..16].iter().copied().chain(body).collect::<Vec<u8>>()
+    };
+    let all: Vec<usize> = (0..frames.len()).collect();
+    assert_eq!(build(&all), stream);
+    for i in 0..all.len() - 1 {
+        let mut lost = all.clone();
+        lost.remove(i);
+        assert!(read_all(&build(&lost), &small_limits()).is_err(), "lost {i}");
+        let mut repeated = all.clone();
+        repeated.insert(i, i);
+        assert!(read_all(&build(&repeated), &small_limits()).is_err(), "repeated {i}");
+        let mut exchanged = all.clone();
+        exchanged.swap(i, i + 1);
+        assert!(read_all(&build(&exchanged), &small_limits()).is_err(), "exchanged {i}");
+    }
+}
+
+#[test]
+fn what_is_whole_can_be_recovered() {
+    let stream = crate::streams::sample();
+    let whole = recover(&stream, &Limits::default()).unwrap();
+    assert_eq!((whole.updates_kept, whole.frames_dropped, whole.bytes_lost), (2, 0, 0));
+    let kept = whole.frames_kept;
+    assert_eq!(read_all(&whole.stream, &small_limits()).unwrap(), 5);
+    for len in 0..stream.len() {
+        let saved = recover(&stream[..len], &Limits::default()).unwrap();
+        assert!(saved.frames_kept <= kept);
+        read_all(&saved.stream, &small_limits()).unwrap();
+    }
+    for at in (0..stream.len()).step_by(7) {
+        let mut damaged = stream.clone();
+        damaged[at] ^= 0x10;
+        let saved = recover(&damaged, &Limits::default()).unwrap();
+        // One frame is lost, and with it what refers to it.
+        assert!(saved.frames_kept + 8 >= kept, "byte {at}: {saved:?}");
+        read_all(&saved.stream, &small_limits()).unwrap();
+    }
+}
+
+/// A frame of no use between the parts of an update does not cost the update: neither a part that stands there twice, nor
+/// an index set whose manifest is lost.
+#[test]
+fn an_update_is_recovered_around_a_frame_of_no_use() {
+    let stream = crate::streams::sample();
+    let mut frames = Vec::new();
+    for event in SliceReader::new(&stream, Limits::default()) {
+        if let Event::Frame(info, body) = event.unwrap() {
+            let bytes = &stream[info.offset as usize..(info.offset + info.len()) as usize];
+            frames.push((bytes, matches!(&body, Body::Update(part) if part.part == 1)));
+        }
+    }
+    let second = frames.iter().position(|(_, second)| *second).expect("an update in parts");
+    let other = TensorInfo::new("other", Dtype::F32, [4]);
+    let other = Arc::new(Manifest::new(vec![other]).unwrap());
+    let (scope, support) = (Scope::Tensor(0), Support::Sparse(vec![1]));
+    let set = IndexSet { manifest: other.id(), step: 0, leader: 0, world: 0, scope, support };
+    let mut lost = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    encoder.manifest(&mut lost, &other);
+    let start = lost.len();
+    encoder.index_set(&mut lost, &set, &other, BlockOptions::default()).unwrap();
+    for useless in [frames[second].0, frames[second + 1].0, &lost[start..]] {
+        let before = frames[..=second].iter().flat_map(|(bytes, _)| *bytes);
+        let after = frames[second + 1..].iter().flat_map(|(bytes, _)| *bytes);
+        let damaged: Vec<u8> =
+            stream[..16].iter().chain(before).chain(useless).chain(after).copied().collect();
+        let saved = recover(&damaged, &Limits::default()).unwrap();
+        assert_eq!((saved.updates_kept, saved.frames_dropped), (2, 1));
+        assert_eq!(read_all(&saved.stream, &small_limits()).unwrap(), 5);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Bodies are damaged and their checksums made right again, so that the layers below the frames are reached.
+    #[test]
+    fn damage_behind_right_checksums_is_an_error_or_a_value(seed: u64, flips in 1usize..6) {
+        let stream = crate::streams::sample();
+        let mut damaged = stream.clone();
+        let mut at = 16;
+        let mut state = seed;
+        while at < stream.len() {
+            let len = u64::from_le_bytes(stream[at + 8..at + 16].try_into().unwrap()) as usize;
+            let body = at + 24..at + 24 + len;
+            for _ in 0..flips {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                if len > 0 && state >> 62 == 0 {
+                    damaged[body.start + (state >> 20) as usize % len] ^= 1 << (state >> 17 & 7);
+                }
+            }
+            let crc = crc32fast::hash(&damaged[body.clone()]);
+            damaged[at + 16..at + 20].copy_from_slice(&crc.to_le_bytes());
+            let crc = crc32fast::hash(&damaged[at..at + 20]);
+            damaged[at + 20..at + 24].copy_from_slice(&crc.to_le_bytes());
+            at = body.end;
+        }
+        if let Err(e) = read_all(&damaged, &small_limits()) {
+            let at = e.location().expect("a place");
+            prop_assert!(at.frame.is_some() && at.offset <= stream.len() as u64, "{e}");
+        }
+        let saved = recover(&damaged, &small_limits()).unwrap();
+        read_all(&saved.stream, &small_limits()).unwrap();
+    }
+
+    #[test]
+    fn any_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(read_all(&bytes, &small_limits()).is_err());
+    }
+}

@@ -1,0 +1,95 @@
+//! `spec/registry.toml` against the library's constants, in both directions.
+
+use std::collections::BTreeMap;
+
+use gcodec::Dtype;
+use gcodec::block::{CODINGS, Minifloat, ScaleFormat, SupportId, ValuesId};
+use gcodec::frame::{AttributeId, FrameKind, VERSION_MAJOR, VERSION_MINOR};
+
+/// The registry's tables: for each the entries, each a set of keys and values. All that this file uses of TOML.
+fn registry() -> BTreeMap<String, Vec<BTreeMap<String, String>>> {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/spec/registry.toml")).unwrap();
+    let mut tables: BTreeMap<String, Vec<BTreeMap<String, String>>> = BTreeMap::new();
+    let mut table = String::new();
+    for line in text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#')) {
+        if line.starts_with('[') {
+            table = line.trim_matches(['[', ']']).to_owned();
+            tables.entry(table.clone()).or_default().push(BTreeMap::new());
+        } else {
+            let (key, value) = line.split_once('=').unwrap();
+            let entry = tables.get_mut(&table).and_then(|t| t.last_mut()).unwrap();
+            let value = value.trim().trim_matches('"').to_owned();
+            assert_eq!(entry.insert(key.trim().to_owned(), value), None, "{line} twice in [[{table}]]");
+        }
+    }
+    tables
+}
+
+fn number(text: &str) -> u64 {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).unwrap(),
+        None => text.parse().unwrap(),
+    }
+}
+
+/// Ids and names of a table, in the order of the ids.
+fn ids(table: &str) -> Vec<(u64, String)> {
+    let mut ids: Vec<_> = registry()[table].iter().map(|e| (number(&e["id"]), e["name"].clone())).collect();
+    ids.sort();
+    ids
+}
+
+/// Compares a table with the constants, each an id and a name.
+fn holds<'n>(table: &str, constants: impl IntoIterator<Item = (u64, &'n str)>) {
+    let mut constants: Vec<_> = constants.into_iter().map(|(id, name)| (id, name.to_owned())).collect();
+    constants.sort();
+    assert_eq!(ids(table), constants, "table {table}");
+    let mut unique = constants.clone();
+    unique.dedup_by_key(|(id, _)| *id);
+    assert_eq!(unique, constants, "an id twice in table {table}");
+}
+
+#[test]
+fn every_id_is_registered_and_every_registered_id_is_known() {
+    holds("frame", FrameKind::REGISTERED.map(|(id, name)| (id.0.into(), name)));
+    holds("attribute", AttributeId::REGISTERED.map(|(id, name)| (id.0, name)));
+    holds("support", SupportId::REGISTERED.map(|(id, name)| (id.0, name)));
+    holds("values", ValuesId::REGISTERED.map(|(id, name)| (id.0, name)));
+    holds("coding", CODINGS.map(|(id, name)| (id.into(), name)));
+    holds("dtype", Dtype::ALL.map(|d| (d.id().into(), d.name())));
+    holds("scale", ScaleFormat::REGISTERED.map(|(f, name)| (f as u64, name)));
+    holds("minifloat", Minifloat::REGISTERED.map(|(f, name)| (f as u64, name)));
+    let tables: Vec<_> = registry().into_keys().collect();
+    let known =
+        ["attribute", "coding", "dtype", "format", "frame", "minifloat", "scale", "support", "values"];
+    assert_eq!(tables, known);
+}
+
+#[test]
+fn widths_and_version_agree() {
+    let registry = registry();
+    let bits = |table: &str, name: &str| {
+        let entry = registry[table].iter().find(|e| e["name"] == name).unwrap();
+        number(&entry["bits"])
+    };
+    Dtype::ALL.iter().for_each(|d| assert_eq!(bits("dtype", d.name()), u64::from(d.bits()), "{d}"));
+    for (format, name) in ScaleFormat::REGISTERED {
+        assert_eq!(bits("scale", name), 8 * format.bytes() as u64, "{name}");
+    }
+    for (format, name) in Minifloat::REGISTERED {
+        assert_eq!(bits("minifloat", name), u64::from(format.bits()), "{name}");
+    }
+    let format = &registry["format"][0];
+    let version = (number(&format["major"]), number(&format["minor"]));
+    assert_eq!(version, (VERSION_MAJOR.into(), VERSION_MINOR.into()));
+}
+
+#[test]
+fn every_page_exists() {
+    for (table, entries) in registry() {
+        for entry in entries.iter().filter(|e| e.contains_key("page")) {
+            let page = format!("{}/spec/{}", env!("CARGO_MANIFEST_DIR"), entry["page"]);
+            assert!(std::path::Path::new(&page).is_file(), "[[{table}]] {}: no page {page}", entry["name"]);
+        }
+    }
+}

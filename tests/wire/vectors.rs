@@ -1,0 +1,80 @@
+//! The conformance vectors of `spec/vectors` through the library's public API.
+
+use crate::describe::{describe_in_pieces, limits, outcome, reencode, unhex};
+use serde_json::Value;
+
+fn vectors() -> Vec<Value> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/spec/vectors/index.json");
+    let index: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    index["vectors"].as_array().unwrap().clone()
+}
+
+/// Runs `check` on the vectors with this result, and says at the end which ones failed it and why.
+fn each(result: &str, check: impl Fn(&Value, &[u8]) -> Result<(), String>) {
+    let mut checked = 0;
+    let mut wrong = Vec::new();
+    for vector in vectors().iter().filter(|v| v["result"] == result) {
+        checked += 1;
+        if let Err(e) = check(vector, &unhex(vector["hex"].as_str().unwrap())) {
+            wrong.push(format!("{}: {e}", vector["id"]));
+        }
+    }
+    assert!(checked > 100, "only {checked} {result} vectors");
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+fn same(what: &str, found: &Value, expected: &Value) -> Result<(), String> {
+    if found == expected { Ok(()) } else { Err(format!("{what}: {found}, expected {expected}")) }
+}
+
+#[test]
+fn valid_vectors_say_what_they_should() {
+    each("valid", |vector, bytes| {
+        let (described, tensors) = outcome(vector, bytes).map_err(|e| e.to_string())?;
+        same("frames", &described, &vector["expected"])?;
+        tensors.map_or(Ok(()), |tensors| same("tensors", &tensors, &vector["tensors"]))
+    });
+}
+
+#[test]
+fn valid_vectors_do_not_depend_on_how_they_are_cut() {
+    each("valid", |vector, bytes| {
+        for piece in [1, 7] {
+            let described = describe_in_pieces(bytes, &limits(vector), piece).map_err(|e| e.to_string())?;
+            same("frames in pieces", &described, &vector["expected"])?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn invalid_vectors_are_refused_for_the_right_reason() {
+    each("invalid", |vector, bytes| {
+        let expected = vector["error"]["kind"].as_str().unwrap();
+        match outcome(vector, bytes) {
+            Err(e) if e.name() == expected => {}
+            Err(e) => return Err(format!("{expected} expected, {}: {e}", e.name())),
+            Ok(_) => return Err(format!("{expected} expected, accepted")),
+        }
+        // A byte at a time the error is the same, and comes at the same place.
+        let whole = crate::describe::describe(bytes, &limits(vector));
+        match (whole, describe_in_pieces(bytes, &limits(vector), 1)) {
+            (Err(whole), Err(pieces)) if whole.to_string() == pieces.to_string() => Ok(()),
+            (Ok(_), Ok(_)) if vector["error"]["stage"] == "tensors" => Ok(()),
+            (whole, pieces) => Err(format!("as a whole {:?}, byte by byte {:?}", whole.err(), pieces.err())),
+        }
+    });
+}
+
+#[test]
+fn vectors_by_default_choices_are_encoded_again_to_the_same_bytes() {
+    each("valid", |vector, bytes| {
+        if vector["roundtrip"] != true {
+            return Ok(());
+        }
+        match reencode(bytes, &limits(vector)) {
+            Some(again) if again == bytes => Ok(()),
+            _ => Err("other bytes".to_owned()),
+        }
+    });
+}
