@@ -1,5 +1,5 @@
 """CUDA tensors in Python: what a call takes beside its kernels and copies, and what many small tensors gain by one call. Each line is a
-name, a number and a unit; what is not there is skipped, loudly. GCODEC_FAKE_DRIVER takes the stand-in for a device, to try the file:
+name, a number and a unit; what is not there is skipped, loudly. GCODEC_MOCK_DRIVER takes the mock driver for a device, to try the file:
 what it prints then are no device's times, but what the calls themselves take is Python's own.
 """
 
@@ -103,21 +103,21 @@ def with_torch():
     small_tensors("torch", {f"t{i}": torch.randn(4096, device="cuda") for i in range(161)}, 4096, wait)
 
 
-def with_stand_in():
-    import stand_in
+def with_mock_driver():
+    import mock_driver
 
-    driver = stand_in.StandIn(stand_in.build())
+    driver = mock_driver.MockDriver(mock_driver.build())
     driver.load()
     rng = np.random.default_rng(0)
-    shared = lambda n: stand_in.Interface(stand_in.Memory(driver, rng.standard_normal(n, dtype=np.float32)))  # noqa: E731
+    shared = lambda n: mock_driver.Interface(mock_driver.Memory(driver, rng.standard_normal(n, dtype=np.float32)))  # noqa: E731
     n = min(ELEMENTS, 20_000)
-    one_call("stand-in", shared(n), n, lambda: None)
-    small_tensors("stand-in", {f"t{i}": shared(64) for i in range(12)}, 64, lambda: None)
+    one_call("mock driver", shared(n), n, lambda: None)
+    small_tensors("mock driver", {f"t{i}": shared(64) for i in range(12)}, 64, lambda: None)
 
 
 try:
-    if "GCODEC_FAKE_DRIVER" in os.environ:
-        with_stand_in()
+    if "GCODEC_MOCK_DRIVER" in os.environ:
+        with_mock_driver()
     elif (why := gcodec.cuda.why_not()) is not None:
         print(f"CUDA in Python: SKIPPED, {why}")
     else:

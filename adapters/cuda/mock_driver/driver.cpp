@@ -1,4 +1,4 @@
-// A stand-in for NVIDIA's driver library, for tests on machines without one: the functions that `adapters/cuda/src/driver.rs` loads, with the
+// A mock of NVIDIA's driver library, for tests on machines without one: the functions that `adapters/cuda/src/driver.rs` loads, with the
 // host's memory for a device's and the kernels run by the emulator. It checks what a driver would not: that copies and kernels stay
 // inside of allocations (guard zones), that nothing is freed twice or leaks, that a context is current; it counts calls and fails on
 // request. It is not a GPU.
@@ -238,30 +238,30 @@ const std::map<std::string, Kernel> KERNELS = {
 extern "C" {
 
 // For tests.
-uint64_t fake_count(const char *name) {
+uint64_t mock_driver_count(const char *name) {
     LOCK;
     return state().counts[name];
 }
-void fake_reset_counts() {
+void mock_driver_reset_counts() {
     LOCK;
     state().counts.clear();
 }
 // The call of this name after so many more fails; negative: none does.
-void fake_fail(const char *name, int64_t after) {
+void mock_driver_fail(const char *name, int64_t after) {
     LOCK;
     state().fail_after[name] = after;
 }
-void fake_machine(int devices, int version) {
+void mock_driver_machine(int devices, int version) {
     LOCK;
     state().devices = devices;
     state().version = version;
 }
-uint64_t fake_allocations() {
+uint64_t mock_driver_allocations() {
     LOCK;
     return state().allocations.size();
 }
 // What went wrong that a driver would not have told; null if nothing did.
-const char *fake_fault() {
+const char *mock_driver_fault() {
     LOCK;
     check_guards("at the end");
     return state().fault.empty() ? nullptr : state().fault.c_str();

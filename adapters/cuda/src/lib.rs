@@ -73,7 +73,7 @@
 //! # What has run where
 //!
 //! The kernels in `adapters/cuda/kernels` are compiled for sm_80 and sm_90, and run on the host, by `adapters/cuda/cpu_emulator`, in every test. This crate's
-//! tests use a stand-in for the driver (`adapters/cuda/mock_driver`) with that. Neither is a GPU.
+//! tests use a mock driver (`adapters/cuda/mock_driver`) with that. Neither is a GPU.
 
 mod buffer;
 mod compressor;

@@ -1,8 +1,8 @@
-//! What a device quantises is what the host quantises, to the bit: the kernels, run by the emulator, behind the stand-in for the driver.
+//! What a device quantises is what the host quantises, to the bit: the kernels, run by the emulator, behind the mock driver.
 
 mod common;
 
-use common::{Fake, Memory, encode, fake, normal};
+use common::{Memory, MockDriver, encode, mock_driver, normal};
 use gcodec::block::{Block, Values};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{Codec, Dtype, TensorView};
@@ -38,11 +38,11 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn new(fake: &Fake, dtype: Dtype, values: &[Vec<f32>], skip: usize) -> Self {
+    fn new(mock: &MockDriver, dtype: Dtype, values: &[Vec<f32>], skip: usize) -> Self {
         let bytes: Vec<_> = values.iter().map(|v| encode(dtype, v)).collect();
         let shapes = values.iter().map(|v| [v.len() as u64]).collect();
         let names = (0..values.len()).map(|t| format!("t{t}")).collect();
-        let memories = bytes.iter().map(|b| fake.upload(b, skip)).collect();
+        let memories = bytes.iter().map(|b| mock.upload(b, skip)).collect();
         Self { dtype, skip, bytes, shapes, names, memories }
     }
 
@@ -69,30 +69,30 @@ impl Tensors {
     /// Both sides' blocks, with and without feedback, some steps in a row; the same, or the same error.
     fn agree(
         &self,
-        fake: &Fake,
+        mock: &MockDriver,
         specs: &[&str],
         options: &Options,
         steps: usize,
     ) -> Result<Vec<Block>, String> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
-        let device = fake.device();
+        let device = mock.device();
         let mut compressor = Compressor::new(&device).unwrap();
         let expected = compress(&self.on_host(), &codecs, options, None).map_err(|e| e.to_string());
-        let got = compressor.compress(&self.on_device(&device), &codecs, options, fake.stream());
+        let got = compressor.compress(&self.on_device(&device), &codecs, options, mock.stream());
         let what = format!("{specs:?} {} {}", self.dtype, options.block_len);
         assert!(got.map_err(|e| e.to_string()) == expected, "{what}");
         let mut feedback = Feedback::new();
         for step in 0..steps {
             let codecs: Vec<Codec> = codecs.iter().map(|c| c.later(step as u64)).collect();
             let got =
-                compressor.compress_with_feedback(&self.on_device(&device), &codecs, options, fake.stream());
+                compressor.compress_with_feedback(&self.on_device(&device), &codecs, options, mock.stream());
             let host = compress(&self.on_host(), &codecs, options, Some(&mut feedback));
             assert!(got.map_err(|e| e.to_string()) == host.map_err(|e| e.to_string()), "{what}, step {step}");
             if expected.is_ok() {
                 same(&compressor.residuals().unwrap(), &feedback, &what);
             }
         }
-        fake.assert_sound();
+        mock.assert_sound();
         expected
     }
 }
@@ -112,14 +112,14 @@ fn some() -> Vec<Vec<f32>> {
 
 #[test]
 fn blocks_and_residuals_are_those_of_the_host() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     for (dtype, skip) in [(Dtype::F32, 0), (Dtype::F32, 4), (Dtype::F16, 2), (Dtype::Bf16, 0)] {
-        let tensors = Tensors::new(&fake, dtype, &some(), skip);
+        let tensors = Tensors::new(&mock, dtype, &some(), skip);
         for spec in SPECS {
-            tensors.agree(&fake, &[spec; 9], &Options::default(), 2).unwrap();
+            tensors.agree(&mock, &[spec; 9], &Options::default(), 2).unwrap();
             // Blocks that begin at elements that four does not divide.
             if skip == 4 {
-                tensors.agree(&fake, &[spec; 9], &Options::default().with_block_len(3001), 2).unwrap();
+                tensors.agree(&mock, &[spec; 9], &Options::default().with_block_len(3001), 2).unwrap();
             }
         }
     }
@@ -127,7 +127,7 @@ fn blocks_and_residuals_are_those_of_the_host() {
 
 #[test]
 fn codecs_of_all_kinds_in_one_update() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let specs = [
         "natural",
         "natural",
@@ -140,17 +140,17 @@ fn codecs_of_all_kinds_in_one_update() {
         "terngrad:bucket=512,clip=2.5",
     ];
     for dtype in [Dtype::F32, Dtype::F16] {
-        let tensors = Tensors::new(&fake, dtype, &some(), 0);
-        tensors.agree(&fake, &specs, &Options::default(), 3).unwrap();
+        let tensors = Tensors::new(&mock, dtype, &some(), 0);
+        tensors.agree(&mock, &specs, &Options::default(), 3).unwrap();
     }
 }
 
 /// Buckets of more than a block of threads holds, and sums of more than a chunk.
 #[test]
 fn large_buckets_are_summed_in_the_order_of_the_host() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let values = [normal(20_000, 1), normal((1 << 18) + 9001, 2)];
-    let tensors = Tensors::new(&fake, Dtype::F32, &values, 0);
+    let tensors = Tensors::new(&mock, Dtype::F32, &values, 0);
     for spec in [
         "qsgd:bits=4,bucket=8193",
         "dither:levels=4,bucket=1000000,norm=l1",
@@ -159,9 +159,9 @@ fn large_buckets_are_summed_in_the_order_of_the_host() {
         "sign",
         "sign:group=262145",
     ] {
-        tensors.agree(&fake, &[spec; 2], &Options::default(), 2).unwrap();
+        tensors.agree(&mock, &[spec; 2], &Options::default(), 2).unwrap();
     }
-    tensors.agree(&fake, &["sign"; 2], &Options::default().with_block_len(100_001), 2).unwrap();
+    tensors.agree(&mock, &["sign"; 2], &Options::default().with_block_len(100_001), 2).unwrap();
 }
 
 /// Sums that other orders round to other floats. Among zeros there are one large number and a few that are lost where one of them is
@@ -169,7 +169,7 @@ fn large_buckets_are_summed_in_the_order_of_the_host() {
 /// bit of a sum decides.
 #[test]
 fn sums_are_taken_in_the_order_of_the_host() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let word = |seed: u64, i: u64| u64::from(gcodec::random::word(seed, 3, i));
     let delicate = |n: u64, bucket: u64, large: f32, small: f32, seed: u64| -> Vec<f32> {
         let value = |i: u64| match word(seed, i) % bucket {
@@ -188,8 +188,8 @@ fn sums_are_taken_in_the_order_of_the_host() {
             let values: Vec<_> =
                 tensors.iter().map(|&(n, seed)| delicate(n, bucket, large, small, seed)).collect();
             let spec = format!("dither:levels=2,bucket={bucket},norm={norm}");
-            let tensors = Tensors::new(&fake, Dtype::F32, &values, 0);
-            tensors.agree(&fake, &vec![spec.as_str(); values.len()], &Options::default(), 0).unwrap();
+            let tensors = Tensors::new(&mock, Dtype::F32, &values, 0);
+            tensors.agree(&mock, &vec![spec.as_str(); values.len()], &Options::default(), 0).unwrap();
         }
     }
     // 2^24 + 1, divided by a power of two, is a tie, but for what is far smaller.
@@ -202,15 +202,15 @@ fn sums_are_taken_in_the_order_of_the_host() {
                 values
             })
             .collect();
-        let tensors = Tensors::new(&fake, Dtype::F32, &values, 0);
-        tensors.agree(&fake, &vec!["sign"; values.len()], &Options::default(), 0).unwrap();
+        let tensors = Tensors::new(&mock, Dtype::F32, &values, 0);
+        tensors.agree(&mock, &vec!["sign"; values.len()], &Options::default(), 0).unwrap();
     }
 }
 
 /// All finite floats, subnormal ones and the largest among them: powers of two that span more than a block has codes for.
 #[test]
 fn exponents_of_every_size() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let wild = |n: u64, seed: u64, least: u32| -> Vec<f32> {
         let word = |i| gcodec::random::word(seed, 1, i);
         let float = |i: u64| match (word(i), i % 7) {
@@ -234,51 +234,51 @@ fn exponents_of_every_size() {
         vec![vec![-f32::MAX; 5000], vec![f32::MIN_POSITIVE; 5000], vec![1e-45; 5000]],
     ];
     for values in cases {
-        let tensors = Tensors::new(&fake, Dtype::F32, &values, 0);
+        let tensors = Tensors::new(&mock, Dtype::F32, &values, 0);
         for spec in SPECS {
-            tensors.agree(&fake, &[spec; 3], &Options::default(), 3).unwrap();
+            tensors.agree(&mock, &[spec; 3], &Options::default(), 3).unwrap();
         }
-        tensors.agree(&fake, &["natural"; 3], &Options::default().with_block_len(4097), 2).unwrap();
+        tensors.agree(&mock, &["natural"; 3], &Options::default().with_block_len(4097), 2).unwrap();
     }
     // Sums that a narrow type cannot hold are limited.
     for dtype in [Dtype::F16, Dtype::Bf16] {
         let most = gcodec::element::max_finite(dtype);
         let values = [vec![most; 300], vec![-most; 3000], (0..999).map(|i| i as f32 * 1e-7).collect()];
-        let tensors = Tensors::new(&fake, dtype, &values, 0);
+        let tensors = Tensors::new(&mock, dtype, &values, 0);
         for spec in SPECS {
-            tensors.agree(&fake, &[spec; 3], &Options::default(), 3).unwrap();
+            tensors.agree(&mock, &[spec; 3], &Options::default(), 3).unwrap();
         }
     }
 }
 
 #[test]
 fn what_is_not_finite_is_the_error_that_the_host_has() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let zero = Options::default().with_non_finite(NonFinite::Zero);
     for (dtype, bad) in
         [(Dtype::F32, f32::NAN), (Dtype::F16, f32::INFINITY), (Dtype::Bf16, f32::NEG_INFINITY)]
     {
         let mut values = vec![normal(100, 1), normal(30, 2), normal(12_000, 3), normal(9, 4)];
         (values[2][10_000], values[2][11_500], values[3][2]) = (bad, bad, bad);
-        let tensors = Tensors::new(&fake, dtype, &values, 0);
+        let tensors = Tensors::new(&mock, dtype, &values, 0);
         for spec in SPECS.into_iter().chain(["qsgd:bits=4,bucket=9000"]) {
-            let error = tensors.agree(&fake, &[spec; 4], &Options::default(), 1).unwrap_err();
+            let error = tensors.agree(&mock, &[spec; 4], &Options::default(), 1).unwrap_err();
             assert_eq!(error, "element 10000 is NaN or infinite (tensor 2)", "{spec}");
-            tensors.agree(&fake, &[spec; 4], &Options::default().with_block_len(5000), 1).unwrap_err();
-            tensors.agree(&fake, &[spec; 4], &zero, 2).unwrap();
+            tensors.agree(&mock, &[spec; 4], &Options::default().with_block_len(5000), 1).unwrap_err();
+            tensors.agree(&mock, &[spec; 4], &zero, 2).unwrap();
         }
         // A choice among all tensors comes before everything else.
         let mixed = ["natural", "topk:k=3,scope=global", "natural", "topk:k=3,scope=global"];
-        let error = tensors.agree(&fake, &mixed, &Options::default(), 1).unwrap_err();
+        let error = tensors.agree(&mock, &mixed, &Options::default(), 1).unwrap_err();
         assert_eq!(error, "element 2 is NaN or infinite (tensor 3)");
         let mixed = ["natural", "topk:k=3", "natural", "topk:k=3"];
-        let error = tensors.agree(&fake, &mixed, &Options::default(), 1).unwrap_err();
+        let error = tensors.agree(&mock, &mixed, &Options::default(), 1).unwrap_err();
         assert_eq!(error, "element 10000 is NaN or infinite (tensor 2)");
         // Small tensors of one block: the second is the one.
         let mut small = vec![normal(10, 1), normal(20, 2), normal(30, 3)];
         small[1][7] = bad;
-        let tensors = Tensors::new(&fake, dtype, &small, 0);
-        let error = tensors.agree(&fake, &["natural"; 3], &Options::default(), 1).unwrap_err();
+        let tensors = Tensors::new(&mock, dtype, &small, 0);
+        let error = tensors.agree(&mock, &["natural"; 3], &Options::default(), 1).unwrap_err();
         assert_eq!(error, "element 7 is NaN or infinite (tensor 1)");
     }
 }
@@ -286,16 +286,16 @@ fn what_is_not_finite_is_the_error_that_the_host_has() {
 /// Numbers of elements that take more than 32 bits, and quotients by four that do.
 #[test]
 fn words_of_elements_beyond_32_bits() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
     let n = 9000u64;
-    let tensors = Tensors::new(&fake, Dtype::F32, &[vec![1.25; n as usize]], 0);
+    let tensors = Tensors::new(&mock, Dtype::F32, &[vec![1.25; n as usize]], 0);
     for first in [(1u64 << 32) - 5, (1 << 34) - 4096, (1 << 34) + 3, u64::MAX - 20_000] {
         let mut compressor = Compressor::new(&device).unwrap().with_first_element(first);
         let mut blocks = |spec: &str| {
             let codecs = [spec.parse::<Codec>().unwrap()];
             compressor
-                .compress(&tensors.on_device(&device), &codecs, &Options::default(), fake.stream())
+                .compress(&tensors.on_device(&device), &codecs, &Options::default(), mock.stream())
                 .unwrap()
         };
         let word = |i: u64| gcodec::random::word(11, 0, first + i);
@@ -310,14 +310,14 @@ fn words_of_elements_beyond_32_bits() {
         let half = (0..n).map(|i| i32::from(word(i) < 1 << 31));
         assert!(levels.iter().copied().eq(half), "{first}");
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 /// The same number of copies, launches and waits for one tensor and for 161.
 #[test]
 fn calls_do_not_depend_on_the_number_of_tensors() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
     for (specs, launches) in [
         (&["natural"][..], 3),
         (&["qsgd:bits=4,bucket=512"], 1),
@@ -328,13 +328,13 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
     ] {
         for n in [specs.len(), 161] {
             let values: Vec<Vec<f32>> = (0..n).map(|t| normal(16 + 37 * t, t as u64)).collect();
-            let tensors = Tensors::new(&fake, Dtype::F32, &values, 0);
+            let tensors = Tensors::new(&mock, Dtype::F32, &values, 0);
             let codecs: Vec<Codec> = (0..n).map(|t| specs[t % specs.len()].parse().unwrap()).collect();
             let mut compressor = Compressor::new(&device).unwrap();
-            let (stream, options) = (fake.stream(), Options::default());
+            let (stream, options) = (mock.stream(), Options::default());
             let mut feedback = Feedback::new();
             for step in 0..3 {
-                fake.reset_counts();
+                mock.reset_counts();
                 let inputs = tensors.on_device(&device);
                 let got = compressor.compress_with_feedback(&inputs, &codecs, &options, stream).unwrap();
                 let expected = compress(&tensors.on_host(), &codecs, &options, Some(&mut feedback)).unwrap();
@@ -350,20 +350,20 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
                 ("cuMemAlloc", 0),
                 ("cuMemHostAlloc", 0),
             ] {
-                assert_eq!(fake.count(call), expected, "{call}, {specs:?}, {n} tensors");
+                assert_eq!(mock.count(call), expected, "{call}, {specs:?}, {n} tensors");
             }
         }
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 /// Every call of an update that can fail does once, and every time the residuals are as they were and the next update is right.
 #[test]
 fn any_call_may_fail() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
-    let before = fake.allocations();
-    let tensors = Tensors::new(&fake, Dtype::F32, &[normal(9000, 1), normal(300, 2), normal(2000, 3)], 0);
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
+    let before = mock.allocations();
+    let tensors = Tensors::new(&mock, Dtype::F32, &[normal(9000, 1), normal(300, 2), normal(2000, 3)], 0);
     let codecs: Vec<Codec> = ["natural", "sign", "topk:k=5"].iter().map(|s| s.parse().unwrap()).collect();
     let options = Options::default();
     let mut feedback = Feedback::new();
@@ -383,10 +383,10 @@ fn any_call_may_fail() {
         loop {
             let mut compressor = Compressor::new(&device).unwrap();
             compressor.set_residuals(&feedback).unwrap();
-            fake.fail(call, Some(failures));
+            mock.fail(call, Some(failures));
             let inputs = tensors.on_device(&device);
-            let result = compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
-            fake.fail(call, None);
+            let result = compressor.compress_with_feedback(&inputs, &codecs, &options, mock.stream());
+            mock.fail(call, None);
             match result {
                 Err(Error::OutOfMemory { .. }) => assert!(call.starts_with("cuMem")),
                 Err(Error::Call { call: said, .. }) => assert!(said.starts_with(call), "{said}"),
@@ -397,7 +397,7 @@ fn any_call_may_fail() {
                 }
             }
             same(&compressor.residuals().unwrap(), &feedback, call);
-            let blocks = compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
+            let blocks = compressor.compress_with_feedback(&inputs, &codecs, &options, mock.stream());
             assert_eq!(blocks.unwrap(), expected, "{call} {failures}");
             same(&compressor.residuals().unwrap(), &after, call);
             failures += 1;
@@ -405,14 +405,14 @@ fn any_call_may_fail() {
         assert!(failures >= least, "{call}: {failures}");
     }
     drop(tensors);
-    assert_eq!(fake.allocations(), before, "memory leaks");
-    fake.assert_sound();
+    assert_eq!(mock.allocations(), before, "memory leaks");
+    mock.assert_sound();
 }
 
 /// Every way through every kernel, with little work.
 #[test]
 fn small_updates() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let mut odd = normal(8300, 1);
     (odd[5], odd[7], odd[8250]) = (1e-45, -f32::MAX, 3e-39);
     // Whole tiles once, then parts of runs.
@@ -421,16 +421,16 @@ fn small_updates() {
     {
         let most = gcodec::element::max_finite(dtype);
         let odd: Vec<f32> = odd[..n].iter().map(|x| x.clamp(-most, most)).collect();
-        let tensors = Tensors::new(&fake, dtype, &[odd.clone(), vec![], odd[..301].to_vec()], skip);
+        let tensors = Tensors::new(&mock, dtype, &[odd.clone(), vec![], odd[..301].to_vec()], skip);
         for spec in SPECS.into_iter().step_by(part).chain(["qsgd:bits=4,bucket=8193"]) {
-            tensors.agree(&fake, &[spec; 3], &Options::default(), 1).unwrap();
+            tensors.agree(&mock, &[spec; 3], &Options::default(), 1).unwrap();
         }
         let mixed = ["natural", "int8:group=7", "topk:k=3"];
-        tensors.agree(&fake, &mixed, &Options::default().with_block_len(4099), 1).unwrap();
+        tensors.agree(&mock, &mixed, &Options::default().with_block_len(4099), 1).unwrap();
     }
-    let tensors = Tensors::new(&fake, Dtype::F32, &[vec![f32::NAN; 1100]], 0);
+    let tensors = Tensors::new(&mock, Dtype::F32, &[vec![f32::NAN; 1100]], 0);
     for spec in SPECS {
-        tensors.agree(&fake, &[spec], &Options::default(), 1).unwrap_err();
+        tensors.agree(&mock, &[spec], &Options::default(), 1).unwrap_err();
     }
 }
 

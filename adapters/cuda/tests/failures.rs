@@ -4,7 +4,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{Fake, encode, fake, normal};
+use common::{MockDriver, encode, mock_driver, normal};
 use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
 use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, DeviceTensor, Driver, Error, Input, Stream, TensorError, why_not};
@@ -27,22 +27,22 @@ fn without_a_driver_it_says_so() {
 #[test]
 #[allow(unsafe_code)]
 fn machines_that_will_not_do_are_told_apart() {
-    let Some(fake) = fake() else { return };
-    let path = fake.path();
-    // SAFETY: the stand-in.
+    let Some(mock) = mock_driver() else { return };
+    let path = mock.path();
+    // SAFETY: the mock driver.
     let load = || unsafe { Driver::load(&path) };
-    fake.machine(0, 13000);
+    mock.machine(0, 13000);
     assert!(matches!(load(), Err(Error::NoDevice)));
-    fake.machine(2, 12080);
+    mock.machine(2, 12080);
     let error = load().unwrap_err();
     assert_eq!(error.to_string(), "the driver has CUDA 12.8, the kernels need 13.0");
-    fake.machine(2, 13000);
+    mock.machine(2, 13000);
     for ordinal in [-1, 2] {
-        let error = Device::of(&fake.driver, ordinal).unwrap_err();
+        let error = Device::of(&mock.driver, ordinal).unwrap_err();
         assert!(matches!(error, Error::NoSuchDevice { count: 2, .. }), "{error}");
     }
     for call in ["cuInit", "cuDriverGetVersion", "cuDeviceGetCount"] {
-        fake.fail(call, Some(0));
+        mock.fail(call, Some(0));
         assert!(load().is_err(), "{call}");
     }
     for call in [
@@ -52,20 +52,20 @@ fn machines_that_will_not_do_are_told_apart() {
         "cuModuleLoadData",
         "cuModuleGetFunction",
     ] {
-        fake.fail(call, Some(0));
-        let error = Device::of(&fake.driver, 0).unwrap_err();
+        mock.fail(call, Some(0));
+        let error = Device::of(&mock.driver, 0).unwrap_err();
         assert!(error.to_string().starts_with(call), "{call}: {error}");
     }
-    assert_eq!(Device::of(&fake.driver, 1).unwrap().name(), "emulator 1");
-    fake.assert_sound();
+    assert_eq!(Device::of(&mock.driver, 1).unwrap().name(), "emulator 1");
+    mock.assert_sound();
 }
 
 #[test]
 #[allow(unsafe_code)]
 fn tensors_are_checked_before_they_are_used() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
-    let (memory, other) = (fake.memory(0, 4096), fake.memory(1, 4096));
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
+    let (memory, other) = (mock.memory(0, 4096), mock.memory(1, 4096));
     let at = memory.address;
     let tensor = |address, dtype, shape: &[u64]| {
         // SAFETY: it is not read.
@@ -93,7 +93,7 @@ fn tensors_are_checked_before_they_are_used() {
     assert_eq!(tensor(address, Dtype::F32, &[4]), Some(TensorError::Bounds { address }));
     // A tensor of one device, a compressor of another.
     let shape = [4];
-    let second = Device::of(&fake.driver, 1).unwrap();
+    let second = Device::of(&mock.driver, 1).unwrap();
     let data = other.tensor(&second, 0, Dtype::F32, &shape);
     let mut compressor = Compressor::new(&device).unwrap();
     let codec: Codec = "topk:k=1".parse().unwrap();
@@ -105,15 +105,15 @@ fn tensors_are_checked_before_they_are_used() {
 /// Every call of an update that can fail does once, and every time the residuals are as they were and the next update is right.
 #[test]
 fn any_call_may_fail() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
-    let before = fake.allocations();
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
+    let before = mock.allocations();
     // All that an update is made of: fits, means, values that are rounded.
     let shapes: [[u64; 1]; 3] = [[10_000], [300], [900]];
     let codecs = ["topk:k=20,values=bf16", "sbc:k=5", "sidco:k=20,fit=gamma-gp,stages=authors"];
     let codecs: [Codec; 3] = codecs.map(|s| s.parse().unwrap());
     let bytes: Vec<_> = shapes.iter().map(|[n]| encode(Dtype::F32, &normal(*n as usize, *n))).collect();
-    let memories: Vec<_> = bytes.iter().map(|b| fake.upload(b, 0)).collect();
+    let memories: Vec<_> = bytes.iter().map(|b| mock.upload(b, 0)).collect();
     let names = ["v", "w", "x"];
     let inputs: Vec<_> = (0..3)
         .map(|t| Input {
@@ -148,11 +148,12 @@ fn any_call_may_fail() {
         loop {
             let mut compressor = Compressor::new(&device).unwrap();
             compressor.set_residuals(&feedback).unwrap();
-            let mut update =
-                |fake: &Fake| compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
-            fake.fail(call, Some(failures));
-            let result = update(&fake);
-            fake.fail(call, None);
+            let mut update = |mock: &MockDriver| {
+                compressor.compress_with_feedback(&inputs, &codecs, &options, mock.stream())
+            };
+            mock.fail(call, Some(failures));
+            let result = update(&mock);
+            mock.fail(call, None);
             match result {
                 Err(Error::OutOfMemory { pinned, bytes }) => {
                     assert_eq!(pinned, call == "cuMemHostAlloc");
@@ -166,7 +167,7 @@ fn any_call_may_fail() {
                 }
             }
             assert_eq!(compressor.residuals().unwrap(), feedback, "{call} {failures}");
-            let blocks = compressor.compress_with_feedback(&inputs, &codecs, &options, fake.stream());
+            let blocks = compressor.compress_with_feedback(&inputs, &codecs, &options, mock.stream());
             assert_eq!(blocks.unwrap(), expected, "{call} {failures}");
             assert_eq!(compressor.residuals().unwrap(), after, "{call} {failures}");
             failures += 1;
@@ -186,42 +187,42 @@ fn any_call_may_fail() {
     }
     drop(compressor);
     drop(memories);
-    assert_eq!(fake.allocations(), before, "memory leaks");
-    fake.assert_sound();
+    assert_eq!(mock.allocations(), before, "memory leaks");
+    mock.assert_sound();
 }
 
 /// What other streams do first is done first; the host waits for nothing.
 #[test]
 fn one_stream_waits_for_another() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
-    let (theirs, ours) = (fake.stream(), fake.stream());
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
+    let (theirs, ours) = (mock.stream(), mock.stream());
     let bytes = encode(Dtype::F32, &normal(500, 1));
-    let (from, to) = (fake.pinned(&bytes), fake.memory(0, bytes.len()));
-    fake.copy_late(&to, from, bytes.len(), theirs);
-    fake.reset_counts();
+    let (from, to) = (mock.pinned(&bytes), mock.memory(0, bytes.len()));
+    mock.copy_late(&to, from, bytes.len(), theirs);
+    mock.reset_counts();
     device.order(theirs, theirs).unwrap();
-    assert_eq!(fake.count("cuEventRecord"), 0);
+    assert_eq!(mock.count("cuEventRecord"), 0);
     device.order(theirs, ours).unwrap();
-    assert_eq!(fake.count("cuStreamSynchronize") + fake.count("cuEventSynchronize"), 0);
+    assert_eq!(mock.count("cuStreamSynchronize") + mock.count("cuEventSynchronize"), 0);
     assert_ne!(to.read(), bytes);
-    fake.finish(ours);
+    mock.finish(ours);
     assert_eq!(to.read(), bytes);
-    fake.fail("cuStreamWaitEvent", Some(0));
+    mock.fail("cuStreamWaitEvent", Some(0));
     assert!(matches!(device.order(ours, theirs), Err(Error::Call { call: "cuStreamWaitEvent", .. })));
-    assert_eq!(fake.driver.device_of(to.address + 3), Some(0));
-    assert_eq!(fake.driver.device_of(from), None);
-    fake.unpin(from);
-    fake.assert_sound();
+    assert_eq!(mock.driver.device_of(to.address + 3), Some(0));
+    assert_eq!(mock.driver.device_of(from), None);
+    mock.unpin(from);
+    mock.assert_sound();
 }
 
 /// An update that is taken back leaves the residuals that were there before it, also where there were none.
 #[test]
 fn an_update_may_be_taken_back() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
     let (shape, codec): (_, Codec) = ([900], "topk:k=9,values=bf16".parse().unwrap());
-    let memory = fake.upload(&encode(Dtype::F32, &normal(900, 1)), 0);
+    let memory = mock.upload(&encode(Dtype::F32, &normal(900, 1)), 0);
     let inputs = [Input { tensor: 0, name: "w", data: memory.tensor(&device, 0, Dtype::F32, &shape) }];
     let mut compressor = Compressor::new(&device).unwrap();
     let mut before = Feedback::new();
@@ -239,5 +240,5 @@ fn an_update_may_be_taken_back() {
         assert_ne!(after, before);
         before = after;
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }

@@ -1,4 +1,4 @@
-//! What `tools/gpu-check` runs on a machine with a device, here: without one, and before the stand-in for its driver.
+//! What `tools/gpu-check` runs on a machine with a device, here: without one, and before the mock driver.
 
 mod common;
 
@@ -23,7 +23,7 @@ fn without_a_device_it_says_so() {
 }
 
 #[test]
-fn every_comparison_holds_before_the_stand_in() {
+fn every_comparison_holds_with_the_mock_driver() {
     let Some(library) = common::build(&["-O3"]) else { return };
     let (success, text) = gpu_check(library.parent().unwrap());
     assert!(success && text.starts_with("device emulator 0\n"), "{text}");

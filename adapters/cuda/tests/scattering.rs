@@ -2,20 +2,27 @@
 
 mod common;
 
-use common::{encode, fake, normal};
+use common::{encode, mock_driver, normal};
 use gcodec::block::{Block, IndexSpace, Scope, Sets, Stored, Support, Target as HostTarget, Values};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::{Budget, Codec, Dtype, Limits, TensorView};
 use gcodec_cuda::{Error, Scatter, Stream, Target};
 
 #[allow(unsafe_code)]
-fn put(fake: &common::Fake, scatter: &mut Scatter, block: &Block, space: &IndexSpace, skip: u64, add: bool) {
-    let device = fake.device();
+fn put(
+    mock: &common::MockDriver,
+    scatter: &mut Scatter,
+    block: &Block,
+    space: &IndexSpace,
+    skip: u64,
+    add: bool,
+) {
+    let device = mock.device();
     // Targets are larger than the scope, which begins `skip` elements into them.
     let before: Vec<Vec<f32>> =
         space.lens.iter().zip(90..).map(|(&n, seed)| normal((n + 2 * skip) as usize, seed)).collect();
     let mut host: Vec<Vec<u8>> = before.iter().map(|v| encode(space.dtype, v)).collect();
-    let memories: Vec<_> = host.iter().map(|b| fake.upload(b, 0)).collect();
+    let memories: Vec<_> = host.iter().map(|b| mock.upload(b, 0)).collect();
     let shapes: Vec<[u64; 1]> = space.lens.iter().map(|n| [n + 2 * skip]).collect();
     let targets: Vec<Target<'_>> = memories
         .iter()
@@ -28,7 +35,7 @@ fn put(fake: &common::Fake, scatter: &mut Scatter, block: &Block, space: &IndexS
         })
         .collect();
     let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
-    let stream = fake.stream();
+    let stream = mock.stream();
     // Twice, so that an addition meets its own result.
     for _ in 0..2 {
         // SAFETY: the memory is there until the stream was waited for.
@@ -47,7 +54,7 @@ fn put(fake: &common::Fake, scatter: &mut Scatter, block: &Block, space: &IndexS
             .collect();
         block.apply(space, &sets, &budget, &mut targets).unwrap();
     }
-    fake.finish(stream);
+    mock.finish(stream);
     for (memory, expected) in memories.iter().zip(&host) {
         assert!(memory.read() == *expected, "{:?} {add} {}", block.scope, space.dtype);
     }
@@ -55,8 +62,8 @@ fn put(fake: &common::Fake, scatter: &mut Scatter, block: &Block, space: &IndexS
 
 #[test]
 fn blocks_are_put_and_added_as_on_the_host() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
     let mut scatter = Scatter::new(&device).unwrap();
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         let shapes: [[u64; 1]; 3] = [[3000], [0], [9000]];
@@ -86,20 +93,20 @@ fn blocks_are_put_and_added_as_on_the_host() {
                 let tensors = first..first + block.scope.tensors() as usize;
                 let lens = shapes[tensors].iter().map(|[n]| *n).collect::<Vec<_>>().into();
                 let space = IndexSpace { dtype, lens, row_lens: vec![] };
-                put(&fake, &mut scatter, &block, &space, 0, false);
-                put(&fake, &mut scatter, &block, &space, 3, true);
+                put(&mock, &mut scatter, &block, &space, 0, false);
+                put(&mock, &mut scatter, &block, &space, 3, true);
             }
         }
     }
     drop(scatter);
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 /// Numbers around every boundary of the narrow types: ties, subnormal numbers, the largest, what is beyond.
 #[test]
 fn numbers_are_rounded_as_on_the_host() {
-    let Some(fake) = fake() else { return };
-    let mut scatter = Scatter::new(&fake.device()).unwrap();
+    let Some(mock) = mock_driver() else { return };
+    let mut scatter = Scatter::new(&mock.device()).unwrap();
     for dtype in [Dtype::F16, Dtype::Bf16] {
         let last = if dtype == Dtype::F16 { 12 } else { 15 };
         let numbers: Vec<f32> = (0..=u16::MAX)
@@ -123,18 +130,18 @@ fn numbers_are_rounded_as_on_the_host() {
             values: Values::Floats { stored: Stored::F32, bytes },
         };
         let space = IndexSpace::flat(dtype, 2 * n);
-        put(&fake, &mut scatter, &block, &space, 0, false);
-        put(&fake, &mut scatter, &block, &space, 0, true);
+        put(&mock, &mut scatter, &block, &space, 0, false);
+        put(&mock, &mut scatter, &block, &space, 0, true);
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 #[test]
 #[allow(unsafe_code)]
 fn blocks_that_do_not_fit_are_refused() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
-    let memory = fake.upload(&encode(Dtype::F32, &[1.0; 8]), 0);
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
+    let memory = mock.upload(&encode(Dtype::F32, &[1.0; 8]), 0);
     let shape = [8];
     let tensor = memory.tensor(&device, 0, Dtype::F32, &shape);
     let mut scatter = Scatter::new(&device).unwrap();
@@ -166,17 +173,17 @@ fn blocks_that_do_not_fit_are_refused() {
         let got = unsafe { scatter.put(&block, space, &sets, &budget, &[target], false, Stream::DEFAULT) };
         assert!(matches!(got, Err(Error::Codec(_))), "{block:?}");
     }
-    fake.finish(Stream::DEFAULT);
+    mock.finish(Stream::DEFAULT);
     assert_eq!(memory.read(), encode(Dtype::F32, &[1.0; 8]));
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 /// NaN that arithmetic gives has one form, and elements' own bits are put as they are, signalling NaN included.
 #[test]
 #[allow(unsafe_code)]
 fn nan_is_what_it_is_on_the_host() {
-    let Some(fake) = fake() else { return };
-    let mut scatter = Scatter::new(&fake.device()).unwrap();
+    let Some(mock) = mock_driver() else { return };
+    let mut scatter = Scatter::new(&mock.device()).unwrap();
     let patterns =
         [0x7f80_0001u32, 0xffc0_0005, 0x7fff_ffff, 0xff80_0000, 0x7f80_0000, 0x3f80_0000, 0x8000_0000];
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
@@ -195,9 +202,9 @@ fn nan_is_what_it_is_on_the_host() {
             for support in [Support::All, Support::Sparse((0..49).collect())] {
                 let block = Block { scope: Scope::Tensor(0), add, support, values: values.clone() };
                 let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
-                let (memory, mut host) = (fake.upload(&before, 0), before.clone());
+                let (memory, mut host) = (mock.upload(&before, 0), before.clone());
                 let shape = [49];
-                let tensor = memory.tensor(&fake.device(), 0, dtype, &shape);
+                let tensor = memory.tensor(&mock.device(), 0, dtype, &shape);
                 let targets = [Target { tensor, start: 0, len: 49 }];
                 // SAFETY: the memory is there until the stream was waited for.
                 unsafe { scatter.put(&block, &space, &sets, &budget, &targets, false, Stream::DEFAULT) }
@@ -209,5 +216,5 @@ fn nan_is_what_it_is_on_the_host() {
             }
         }
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }

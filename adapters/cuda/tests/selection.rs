@@ -1,8 +1,8 @@
-//! What a device selects is what the host selects, to the bit: the kernels, run by the emulator, behind the stand-in for the driver.
+//! What a device selects is what the host selects, to the bit: the kernels, run by the emulator, behind the mock driver.
 
 mod common;
 
-use common::{Fake, Memory, encode, fake, normal};
+use common::{Memory, MockDriver, encode, mock_driver, normal};
 use gcodec::block::{Block, Support};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{Codec, Dtype, TensorView};
@@ -20,13 +20,13 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn new(fake: &Fake, dtype: Dtype, values: &[Vec<f32>], skip: usize) -> Self {
-        Self::of_bytes(fake, dtype, values.iter().map(|v| encode(dtype, v)).collect(), skip)
+    fn new(mock: &MockDriver, dtype: Dtype, values: &[Vec<f32>], skip: usize) -> Self {
+        Self::of_bytes(mock, dtype, values.iter().map(|v| encode(dtype, v)).collect(), skip)
     }
 
-    fn of_bytes(fake: &Fake, dtype: Dtype, bytes: Vec<Vec<u8>>, skip: usize) -> Self {
+    fn of_bytes(mock: &MockDriver, dtype: Dtype, bytes: Vec<Vec<u8>>, skip: usize) -> Self {
         let shapes = bytes.iter().map(|b| [b.len() as u64 * 8 / u64::from(dtype.bits())]).collect();
-        let memories = bytes.iter().map(|b| fake.upload(b, skip)).collect();
+        let memories = bytes.iter().map(|b| mock.upload(b, skip)).collect();
         Self { dtype, skip, bytes, shapes, memories }
     }
 
@@ -51,19 +51,19 @@ impl Tensors {
     }
 
     /// Both sides' blocks, with and without feedback; the same, or the same error.
-    fn agree(&self, fake: &Fake, specs: &[&str], options: &Options) -> Result<Vec<Block>, String> {
+    fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Result<Vec<Block>, String> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
-        let device = fake.device();
+        let device = mock.device();
         let mut compressor = Compressor::new(&device).unwrap();
         let expected = compress(&self.on_host(), &codecs, options, None).map_err(|e| e.to_string());
         for piece_len in [u64::MAX, 8192] {
             compressor = compressor.with_piece_len(piece_len);
-            let got = compressor.compress(&self.on_device(&device), &codecs, options, fake.stream());
+            let got = compressor.compress(&self.on_device(&device), &codecs, options, mock.stream());
             assert_eq!(got.map_err(|e| e.to_string()), expected, "{specs:?} {piece_len} {}", self.dtype);
         }
         let mut feedback = Feedback::new();
         for step in 0..3 {
-            let stream = fake.stream();
+            let stream = mock.stream();
             let got = compressor.compress_with_feedback(&self.on_device(&device), &codecs, options, stream);
             let host = compress(&self.on_host(), &codecs, options, Some(&mut feedback));
             assert_eq!(
@@ -76,7 +76,7 @@ impl Tensors {
                 same(&residuals, &feedback, specs);
             }
         }
-        fake.assert_sound();
+        mock.assert_sound();
         expected
     }
 }
@@ -96,11 +96,11 @@ fn kept(block: &Block) -> usize {
 
 #[test]
 fn blocks_and_residuals_are_those_of_the_host() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let values: Vec<_> =
         [(70_001, 1), (0, 2), (8192, 3), (5, 4), (40_000, 5)].map(|(n, seed)| normal(n, seed)).into();
     for (dtype, skip) in [(Dtype::F32, 0), (Dtype::F32, 4), (Dtype::F16, 0), (Dtype::Bf16, 2)] {
-        let tensors = Tensors::new(&fake, dtype, &values, skip);
+        let tensors = Tensors::new(&mock, dtype, &values, skip);
         for specs in [
             ["topk:density=0.001"; 5],
             ["topk:density=0.01,scope=global"; 5],
@@ -108,7 +108,7 @@ fn blocks_and_residuals_are_those_of_the_host() {
             ["threshold:at=2.5"; 5],
             ["topk:k=20,values=pow2,seed=3", "stc:density=0.01", "sbc:k=3", "topk:k=9", "threshold:at=1"],
         ] {
-            let blocks = tensors.agree(&fake, &specs, &Options::default()).unwrap();
+            let blocks = tensors.agree(&mock, &specs, &Options::default()).unwrap();
             assert!(kept(&blocks[0]) > 0);
         }
     }
@@ -122,11 +122,11 @@ fn heavy(n: usize, seed: u64) -> Vec<f32> {
 /// Thresholds that the host fits to sums that the device takes, in the host's order: of samples, of candidates, of whole tensors.
 #[test]
 fn fits_are_those_of_the_host() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     // More than a chunk of 2^18 elements, more than a sample, less than one, a run, nothing.
     let values = [heavy(300_001, 1), normal(50_001, 2), vec![], heavy(1024, 3), heavy(20_000, 4)];
     for (dtype, skip) in [(Dtype::F32, 4), (Dtype::F16, 0), (Dtype::Bf16, 2)] {
-        let tensors = Tensors::new(&fake, dtype, &values, skip);
+        let tensors = Tensors::new(&mock, dtype, &values, skip);
         for specs in [
             ["sidco:density=0.001"; 5],
             ["sidco:density=0.01,fit=gamma-gp,values=bf16"; 5],
@@ -134,7 +134,7 @@ fn fits_are_those_of_the_host() {
             ["sidco:density=0.001,fit=gamma-gp,stages=authors"; 5],
             ["sidco:density=0.3", "topk:k=9", "sbc:k=4", "sidco:k=20,stages=7", "sidco:density=1"],
         ] {
-            let blocks = tensors.agree(&fake, &specs, &Options::default()).unwrap();
+            let blocks = tensors.agree(&mock, &specs, &Options::default()).unwrap();
             assert!(kept(&blocks[0]) > 0);
         }
     }
@@ -142,20 +142,20 @@ fn fits_are_those_of_the_host() {
 
 #[test]
 fn every_kind_of_value_leaves_the_residual_of_the_host() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let values = [normal(9000, 1), normal(3000, 2)];
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-        let tensors = Tensors::new(&fake, dtype, &values, 0);
+        let tensors = Tensors::new(&mock, dtype, &values, 0);
         for kept in ["f32", "f16", "bf16", "pow2", "sign", "q4"] {
             let spec = format!("topk:density=0.02,values={kept}");
-            tensors.agree(&fake, &[spec.as_str(); 2], &Options::default()).unwrap();
+            tensors.agree(&mock, &[spec.as_str(); 2], &Options::default()).unwrap();
         }
     }
 }
 
 #[test]
 fn ties_zeros_and_extremes_are_cut_where_the_host_cuts() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let n = 50_000;
     let subnormal = |i: usize| f32::from_bits(1 + (i as u32 * 7919) % 1000);
     let cases: [Vec<f32>; 7] = [
@@ -170,7 +170,7 @@ fn ties_zeros_and_extremes_are_cut_where_the_host_cuts() {
         (0..n).map(|i| if i == n - 1 { -3.0 } else { 0.0 }).collect(),
     ];
     for values in cases {
-        let tensors = Tensors::new(&fake, Dtype::F32, &[values.clone(), values], 0);
+        let tensors = Tensors::new(&mock, Dtype::F32, &[values.clone(), values], 0);
         for spec in [
             "topk:k=777",
             "topk:k=777,scope=global",
@@ -181,7 +181,7 @@ fn ties_zeros_and_extremes_are_cut_where_the_host_cuts() {
             "sidco:k=777",
             "sidco:k=777,fit=gamma-gp,stages=3",
         ] {
-            tensors.agree(&fake, &[spec; 2], &Options::default()).unwrap();
+            tensors.agree(&mock, &[spec; 2], &Options::default()).unwrap();
         }
     }
 }
@@ -189,24 +189,24 @@ fn ties_zeros_and_extremes_are_cut_where_the_host_cuts() {
 /// Where the sample is wrong about the tensor, the cut comes from all elements.
 #[test]
 fn a_sample_that_misleads_costs_time_only() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     // Larger than its sample by far, and nearly all of it in one place that the sample hits in proportion; the keys that the
     // sample has are far above what k asks for, or far below.
     let n = 1 << 18;
     let few: Vec<f32> = (0..n).map(|i| if i % 16 == 5 { 1.0 + i as f32 } else { 0.0 }).collect();
     let steps: Vec<f32> = (0..n).map(|i| if i < n / 2 { 1.0 } else { 2.0 }).collect();
     for values in [few, steps] {
-        let tensors = Tensors::new(&fake, Dtype::F32, &[values], 0);
+        let tensors = Tensors::new(&mock, Dtype::F32, &[values], 0);
         for spec in ["topk:k=100", "topk:density=0.07", "topk:density=0.6", "sbc:density=0.4", "sidco:k=100"]
         {
-            tensors.agree(&fake, &[spec], &Options::default()).unwrap();
+            tensors.agree(&mock, &[spec], &Options::default()).unwrap();
         }
     }
 }
 
 #[test]
 fn what_is_not_finite_is_the_error_that_the_host_has() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let dtypes = match (bad.is_nan(), bad.is_sign_negative()) {
             (true, false) | (false, false) => vec![Dtype::F32],
@@ -216,7 +216,7 @@ fn what_is_not_finite_is_the_error_that_the_host_has() {
         for dtype in dtypes {
             let mut values = normal(40_000, 9);
             (values[39_000], values[39_500]) = (bad, bad);
-            let tensors = Tensors::new(&fake, dtype, &[normal(100, 1), values], 0);
+            let tensors = Tensors::new(&mock, dtype, &[normal(100, 1), values], 0);
             for spec in [
                 "topk:k=10",
                 "topk:k=1,scope=global",
@@ -225,10 +225,10 @@ fn what_is_not_finite_is_the_error_that_the_host_has() {
                 "sidco:k=9",
                 "sidco:k=9,stages=2",
             ] {
-                let error = tensors.agree(&fake, &[spec; 2], &Options::default()).unwrap_err();
+                let error = tensors.agree(&mock, &[spec; 2], &Options::default()).unwrap_err();
                 assert_eq!(error, "element 39000 is NaN or infinite (tensor 1)", "{spec}");
                 let zero = Options::default().with_non_finite(NonFinite::Zero);
-                tensors.agree(&fake, &[spec; 2], &zero).unwrap();
+                tensors.agree(&mock, &[spec; 2], &zero).unwrap();
             }
         }
     }
@@ -237,12 +237,12 @@ fn what_is_not_finite_is_the_error_that_the_host_has() {
 /// Every bit pattern of the narrow types is widened as the host widens it.
 #[test]
 fn all_narrow_elements_are_read_as_on_the_host() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     for dtype in [Dtype::F16, Dtype::Bf16] {
         let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
-        let tensors = Tensors::of_bytes(&fake, dtype, vec![bytes], 0);
+        let tensors = Tensors::of_bytes(&mock, dtype, vec![bytes], 0);
         let zero = Options::default().with_non_finite(NonFinite::Zero);
-        let blocks = tensors.agree(&fake, &["topk:density=1"], &zero).unwrap();
+        let blocks = tensors.agree(&mock, &["topk:density=1"], &zero).unwrap();
         // All but two zeros, two infinities and the NaNs.
         let nans = if dtype == Dtype::F16 { 2 * 1023 } else { 2 * 127 };
         assert_eq!(kept(&blocks[0]), 65_536 - 4 - nans);
@@ -251,11 +251,11 @@ fn all_narrow_elements_are_read_as_on_the_host() {
 
 #[test]
 fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
     let values: Vec<Vec<f32>> = (0..161).map(|t| normal(64 + 37 * t as usize, t)).collect();
     let bytes: Vec<Vec<u8>> = values.iter().map(|v| encode(Dtype::F32, v)).collect();
-    let memories: Vec<Memory> = bytes.iter().map(|b| fake.upload(b, 0)).collect();
+    let memories: Vec<Memory> = bytes.iter().map(|b| mock.upload(b, 0)).collect();
     let shapes: Vec<[u64; 1]> = values.iter().map(|v| [v.len() as u64]).collect();
     let names: Vec<String> = (0..161).map(|t| format!("t{t}")).collect();
     let inputs: Vec<Input<'_>> = memories
@@ -280,7 +280,7 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
         })
         .collect();
     let mut compressor = Compressor::new(&device).unwrap();
-    let (stream, options) = (fake.stream(), Options::default());
+    let (stream, options) = (mock.stream(), Options::default());
     // With launches: three more for means, and for fits as many waits and small copies as there are rounds of them.
     let kinds = [("topk:density=0.01", 8, 0), ("sbc:density=0.01", 11, 0), ("sidco:density=0.01", 13, 7)];
     for (spec, launches, rounds, feedback) in
@@ -290,7 +290,7 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
         compressor.set_residuals(&Feedback::new()).unwrap();
         let mut residuals = Feedback::new();
         for step in 0..3 {
-            fake.reset_counts();
+            mock.reset_counts();
             let got = match feedback {
                 true => compressor.compress_with_feedback(&inputs, &codecs, &options, stream),
                 false => compressor.compress(&inputs, &codecs, &options, stream),
@@ -304,13 +304,13 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
                 _ => 8 * kept,
             };
             if !spec.starts_with("sidco") {
-                assert_eq!(fake.count("bytes to the host"), 32 * 161 + payload, "{spec}");
+                assert_eq!(mock.count("bytes to the host"), 32 * 161 + payload, "{spec}");
             }
             if step == 0 {
                 continue;
             }
             let more = u64::from(feedback);
-            let fits = fake.count("cuStreamSynchronize") - 2;
+            let fits = mock.count("cuStreamSynchronize") - 2;
             assert!(fits <= rounds && (fits > 0) == (rounds > 0), "{spec}: {fits} rounds of fits");
             for (call, expected) in [
                 ("cuMemcpyHtoD", 1 + more + fits),
@@ -323,27 +323,27 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
                 ("cuMemAlloc", 0),
                 ("cuMemHostAlloc", 0),
             ] {
-                assert_eq!(fake.count(call), expected, "{call}, feedback {feedback}, step {step}");
+                assert_eq!(mock.count(call), expected, "{call}, feedback {feedback}, step {step}");
             }
         }
     }
     drop(compressor);
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 /// Every way through every kernel, with little work.
 #[test]
 fn small_updates() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let values = [normal(9000, 1), vec![], vec![-1.0; 300]];
     for (dtype, skip) in [(Dtype::F32, 0), (Dtype::F16, 2), (Dtype::Bf16, 0)] {
-        let tensors = Tensors::new(&fake, dtype, &values, skip);
+        let tensors = Tensors::new(&mock, dtype, &values, skip);
         for specs in [
             ["topk:density=0.01,values=pow2,scope=global"; 3],
             ["sbc:density=0.01", "topk:k=3", "threshold:at=0.5"],
             ["sidco:density=0.01", "sidco:density=0.1,fit=gamma-gp,stages=2", "sidco:k=3,stages=authors"],
         ] {
-            tensors.agree(&fake, &specs, &Options::default()).unwrap();
+            tensors.agree(&mock, &specs, &Options::default()).unwrap();
         }
     }
     // More than a sample, which misleads; then more that reach a threshold than there is room for.
@@ -355,9 +355,9 @@ fn small_updates() {
         (heavy(40_000, 1), ["sidco:k=300", "sbc:k=20", "sidco:k=30,fit=gamma-gp"]),
         (bad, ["sbc:k=9", "topk:k=9", "sidco:k=9"]),
     ] {
-        let tensors = Tensors::new(&fake, Dtype::F32, &[values], 0);
+        let tensors = Tensors::new(&mock, Dtype::F32, &[values], 0);
         for spec in specs {
-            let got = tensors.agree(&fake, &[spec], &Options::default());
+            let got = tensors.agree(&mock, &[spec], &Options::default());
             assert_eq!(got.is_err(), spec.ends_with('9'));
         }
     }
@@ -374,16 +374,16 @@ fn kernels_are_clean_under_sanitizers() {
 /// of which only the last are.
 #[test]
 fn positions_beyond_32_bits() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     if std::env::var_os(common::CHOSEN).is_some() {
         return; // minutes under a sanitizer
     }
-    let device = fake.device();
+    let device = mock.device();
     let options = Options::default();
     for (power, dtype, piece_len) in [(31, Dtype::F16, u64::MAX), (32, Dtype::Bf16, 1 << 20)] {
         let (n, first) = ((1u64 << power) + 5, (1 << power) - 20_000);
         let planted = [first + 9000, (1 << power) - 1, 1 << power, n - 1];
-        let memory = fake.memory(0, 2 * n as usize);
+        let memory = mock.memory(0, 2 * n as usize);
         for (i, &at) in planted.iter().enumerate() {
             memory.write(2 * at as usize, &encode(dtype, &[i as f32 + 0.5]));
         }
@@ -395,13 +395,13 @@ fn positions_beyond_32_bits() {
         {
             let codec: Codec = spec.parse().unwrap();
             let mut compressor = compressor();
-            let blocks = compressor.compress(&inputs, &[codec], &options, fake.stream()).unwrap();
+            let blocks = compressor.compress(&inputs, &[codec], &options, mock.stream()).unwrap();
             assert_eq!(blocks[0].support, Support::Sparse(planted.to_vec()), "{spec}");
         }
         // A cut between them: the two largest, 2.5 and 3.5; then, of sums with what that left, 3 and 3.5.
         let (mut compressor, codec) = (compressor(), "topk:k=2".parse().unwrap());
         for expected in [[planted[2], planted[3]], [planted[1], planted[3]]] {
-            let blocks = compressor.compress_with_feedback(&inputs, &[codec], &options, fake.stream());
+            let blocks = compressor.compress_with_feedback(&inputs, &[codec], &options, mock.stream());
             assert_eq!(blocks.unwrap()[0].support, Support::Sparse(expected.to_vec()));
         }
         memory.write(2 * (n - 1) as usize, &encode(dtype, &[f32::NAN]));
@@ -409,7 +409,7 @@ fn positions_beyond_32_bits() {
             let codec: Codec = spec.parse().unwrap();
             let mut compressor =
                 Compressor::new(&device).unwrap().with_piece_len(1 << 20).with_zeros_before(first);
-            let error = compressor.compress(&inputs, &[codec], &options, fake.stream()).unwrap_err();
+            let error = compressor.compress(&inputs, &[codec], &options, mock.stream()).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 format!("element {} is NaN or infinite (tensor 0)", n - 1),
@@ -417,21 +417,21 @@ fn positions_beyond_32_bits() {
             );
         }
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 #[test]
 fn codecs_that_do_not_run_on_a_device_are_refused() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
-    let tensors = Tensors::new(&fake, Dtype::F32, &[normal(10, 1)], 0);
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
+    let tensors = Tensors::new(&mock, Dtype::F32, &[normal(10, 1)], 0);
     let mut compressor = Compressor::new(&device).unwrap();
     for spec in ["raw", "powersgd", "randk"] {
         let got = compressor.compress(
             &tensors.on_device(&device),
             &[spec.parse().unwrap()],
             &Options::default(),
-            fake.stream(),
+            mock.stream(),
         );
         assert!(matches!(got, Err(Error::Codec(_))), "{spec}");
     }

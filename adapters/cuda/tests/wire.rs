@@ -1,4 +1,4 @@
-//! Positions that a device writes are those that the encoder writes, to the bit: the kernels, run by the emulator, behind the stand-in for the
+//! Positions that a device writes are those that the encoder writes, to the bit: the kernels, run by the emulator, behind the mock driver for the
 //! driver.
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use common::{Fake, Memory, encode, fake, normal};
+use common::{Memory, MockDriver, encode, mock_driver, normal};
 use gcodec::block::{Block, Part, SupportId, WireBlock};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{
@@ -27,12 +27,12 @@ struct Tensors {
 }
 
 impl Tensors {
-    fn new(fake: &Fake, dtype: Dtype, values: &[Vec<f32>]) -> Self {
+    fn new(mock: &MockDriver, dtype: Dtype, values: &[Vec<f32>]) -> Self {
         let bytes: Vec<Vec<u8>> = values.iter().map(|v| encode(dtype, v)).collect();
         let shapes: Vec<[u64; 1]> = values.iter().map(|v| [v.len() as u64]).collect();
         let infos = shapes.iter().zip(NAMES).map(|(shape, name)| TensorInfo::new(name, dtype, shape));
         let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
-        let memories = bytes.iter().map(|b| fake.upload(b, 0)).collect();
+        let memories = bytes.iter().map(|b| mock.upload(b, 0)).collect();
         Self { dtype, bytes, shapes, memories, manifest }
     }
 
@@ -70,9 +70,9 @@ impl Tensors {
     }
 
     /// The device's blocks, whose frame is the host's, with and without feedback.
-    fn agree(&self, fake: &Fake, specs: &[&str], options: &Options) -> Vec<WireBlock<'static>> {
+    fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Vec<WireBlock<'static>> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
-        let device = fake.device();
+        let device = mock.device();
         let mut compressor = Compressor::new(&device).unwrap();
         let expected = compress(&self.on_host(), &codecs, options, None).unwrap();
         let stream = self.stream(&codecs, &wire(&expected));
@@ -80,14 +80,14 @@ impl Tensors {
         for piece_len in [u64::MAX, 8192] {
             compressor = compressor.with_piece_len(piece_len);
             found =
-                compressor.compress_wire(&self.on_device(&device), &codecs, options, fake.stream()).unwrap();
+                compressor.compress_wire(&self.on_device(&device), &codecs, options, mock.stream()).unwrap();
             assert!(self.stream(&codecs, &found) == stream, "{specs:?} {piece_len} {}", self.dtype);
         }
         let mut feedback = Feedback::new();
         for step in 0..2 {
             let inputs = self.on_device(&device);
             let got =
-                compressor.compress_wire_with_feedback(&inputs, &codecs, options, fake.stream()).unwrap();
+                compressor.compress_wire_with_feedback(&inputs, &codecs, options, mock.stream()).unwrap();
             let host = compress(&self.on_host(), &codecs, options, Some(&mut feedback)).unwrap();
             assert!(self.stream(&codecs, &got) == self.stream(&codecs, &wire(&host)), "{specs:?} {step}");
             let words = |f: &Feedback| {
@@ -95,7 +95,7 @@ impl Tensors {
             };
             assert!(words(&compressor.residuals().unwrap()) == words(&feedback), "{specs:?} {step}");
         }
-        fake.assert_sound();
+        mock.assert_sound();
         found
     }
 }
@@ -134,12 +134,12 @@ const SPECS: [[&str; 4]; 6] = [
 
 #[test]
 fn frames_are_those_of_the_host_for_every_codec_and_type() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let values = [normal(3000, 1), vec![], vec![-1.0; 300], normal(700, 2)];
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-        let tensors = Tensors::new(&fake, dtype, &values);
+        let tensors = Tensors::new(&mock, dtype, &values);
         for specs in SPECS {
-            let blocks = tensors.agree(&fake, &specs, &Options::default());
+            let blocks = tensors.agree(&mock, &specs, &Options::default());
             assert!(blocks.iter().all(|b| written(b).is_some()), "{specs:?}");
         }
     }
@@ -148,12 +148,12 @@ fn frames_are_those_of_the_host_for_every_codec_and_type() {
 /// Every way through every kernel, with little work.
 #[test]
 fn small_updates() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let values = [normal(8500, 1), vec![], vec![-1.0; 300], normal(700, 2)];
     for (specs, dtype) in [(SPECS[0], Dtype::F16), (SPECS[2], Dtype::F32), (SPECS[5], Dtype::Bf16)] {
-        Tensors::new(&fake, dtype, &values).agree(&fake, &specs, &Options::default());
+        Tensors::new(&mock, dtype, &values).agree(&mock, &specs, &Options::default());
     }
-    let tensors = Tensors::new(&fake, Dtype::F32, &values);
+    let tensors = Tensors::new(&mock, Dtype::F32, &values);
     // What the device does not write, beside what it does.
     let specs = [
         "topk:k=90,positions=rice",
@@ -161,17 +161,17 @@ fn small_updates() {
         "topk:k=7,values=pow2,positions=rice",
         "sbc:k=40,positions=tokens",
     ];
-    let blocks = tensors.agree(&fake, &specs, &Options::default());
+    let blocks = tensors.agree(&mock, &specs, &Options::default());
     let on_device: Vec<bool> = blocks.iter().map(|b| written(b).is_some()).collect();
     assert_eq!(on_device, [true, false, false, false]);
-    let zeros = Tensors::new(&fake, Dtype::F32, &[vec![0.0; 500], vec![-0.0; 20], vec![]]);
+    let zeros = Tensors::new(&mock, Dtype::F32, &[vec![0.0; 500], vec![-0.0; 20], vec![]]);
     for spec in ["topk:k=5,positions=rice", "sbc:k=5,positions=rice", "threshold:at=1,positions=rice-one"] {
-        let blocks = zeros.agree(&fake, &[spec; 3], &Options::default());
+        let blocks = zeros.agree(&mock, &[spec; 3], &Options::default());
         assert_eq!(written(&blocks[0]), Some(&[0][..]));
     }
-    let none = Tensors::new(&fake, Dtype::F32, &[vec![]]);
+    let none = Tensors::new(&mock, Dtype::F32, &[vec![]]);
     assert_eq!(
-        written(&none.agree(&fake, &["topk:k=5,positions=rice"], &Options::default())[0]),
+        written(&none.agree(&mock, &["topk:k=5,positions=rice"], &Options::default())[0]),
         Some(&[0][..])
     );
 }
@@ -194,16 +194,16 @@ fn clustered(n: usize, every: usize, seed: u64) -> Vec<f32> {
 
 #[test]
 fn chunks_of_every_length_are_chosen_where_the_encoder_chooses_them() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     if std::env::var_os(common::CHOSEN).is_some() {
         return; // minutes under a sanitizer
     }
     let mut logs = BTreeSet::new();
     for (n, every) in [(20_000, 100), (20_000, 700), (20_000, 12_000), (60_000, 25_000), (60_000, 50_000)] {
         let values = [clustered(n, every, 1), clustered(300, every, 2)];
-        let tensors = Tensors::new(&fake, Dtype::F16, &values);
+        let tensors = Tensors::new(&mock, Dtype::F16, &values);
         for spec in ["topk:density=1,positions=rice", "topk:density=1,positions=rice-one"] {
-            let blocks = tensors.agree(&fake, &[spec; 2], &Options::default());
+            let blocks = tensors.agree(&mock, &[spec; 2], &Options::default());
             let log = chunk_log(written(&blocks[0]).unwrap());
             assert!(spec.ends_with("rice") || log == 0);
             logs.insert(log);
@@ -215,20 +215,20 @@ fn chunks_of_every_length_are_chosen_where_the_encoder_chooses_them() {
 /// A gap so long that its zeros do not fit what a block composes at a time.
 #[test]
 fn a_gap_of_many_zeros() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     if std::env::var_os(common::CHOSEN).is_some() {
         return; // minutes under a sanitizer
     }
     let mut values = vec![0.0; 1_300_000];
     (0..60_000).for_each(|i| values[i] = 1.0);
     (1_240_001..1_300_000).for_each(|i| values[i] = 1.0);
-    let tensors = Tensors::new(&fake, Dtype::F16, &[values]);
-    let device = fake.device();
+    let tensors = Tensors::new(&mock, Dtype::F16, &[values]);
+    let device = mock.device();
     let codecs = ["threshold:at=1,positions=rice-one".parse::<Codec>().unwrap()];
     let mut compressor = Compressor::new(&device).unwrap();
     let options = Options::default();
     let got =
-        compressor.compress_wire(&tensors.on_device(&device), &codecs, &options, fake.stream()).unwrap();
+        compressor.compress_wire(&tensors.on_device(&device), &codecs, &options, mock.stream()).unwrap();
     let expected = compress(&tensors.on_host(), &codecs, &options, None).unwrap();
     assert!(tensors.stream(&codecs, &got) == tensors.stream(&codecs, &wire(&expected)));
     // Of 119,999 gaps one is 1,180,001: by k = 3 it takes 147,500 zeros.
@@ -236,36 +236,36 @@ fn a_gap_of_many_zeros() {
     assert_eq!(support[4], 3);
     let zeros = support[5..].windows(10_000).any(|w| w.iter().all(|b| *b == 0));
     assert!(zeros);
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 #[test]
 fn what_is_not_finite_is_the_error_that_the_host_has() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let mut values = normal(3000, 9);
     (values[2500], values[2600]) = (f32::NAN, f32::INFINITY);
-    let tensors = Tensors::new(&fake, Dtype::F32, &[normal(100, 1), values]);
-    let device = fake.device();
+    let tensors = Tensors::new(&mock, Dtype::F32, &[normal(100, 1), values]);
+    let device = mock.device();
     let mut compressor = Compressor::new(&device).unwrap();
     for spec in ["topk:k=10,positions=rice", "sbc:k=4,positions=rice", "threshold:at=100,positions=rice-one"]
     {
         let codecs = [spec.parse::<Codec>().unwrap(); 2];
         let inputs = tensors.on_device(&device);
         let error =
-            compressor.compress_wire(&inputs, &codecs, &Options::default(), fake.stream()).unwrap_err();
+            compressor.compress_wire(&inputs, &codecs, &Options::default(), mock.stream()).unwrap_err();
         assert_eq!(error.to_string(), "element 2500 is NaN or infinite (tensor 1)", "{spec}");
-        tensors.agree(&fake, &[spec; 2], &Options::default().with_non_finite(NonFinite::Zero));
+        tensors.agree(&mock, &[spec; 2], &Options::default().with_non_finite(NonFinite::Zero));
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 #[test]
 fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
-    let Some(fake) = fake() else { return };
-    let device = fake.device();
+    let Some(mock) = mock_driver() else { return };
+    let device = mock.device();
     let values: Vec<Vec<f32>> = (0..161).map(|t| normal(64 + 7 * t as usize, t)).collect();
     let bytes: Vec<Vec<u8>> = values.iter().map(|v| encode(Dtype::F32, v)).collect();
-    let memories: Vec<Memory> = bytes.iter().map(|b| fake.upload(b, 0)).collect();
+    let memories: Vec<Memory> = bytes.iter().map(|b| mock.upload(b, 0)).collect();
     let shapes: Vec<[u64; 1]> = values.iter().map(|v| [v.len() as u64]).collect();
     let names: Vec<String> = (0..161).map(|t| format!("t{t}")).collect();
     let mut inputs = Vec::new();
@@ -273,11 +273,11 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
         inputs.push(Input { tensor, name, data: m.tensor(&device, 0, Dtype::F32, shape) });
     }
     let mut compressor = Compressor::new(&device).unwrap();
-    let (stream, options) = (fake.stream(), Options::default());
+    let (stream, options) = (mock.stream(), Options::default());
     for (spec, chosen) in [("topk:density=0.1,positions=rice", 0), ("sbc:density=0.1,positions=rice", 3)] {
         for tensors in [161, 161, 1] {
             let codecs: Vec<Codec> = vec![spec.parse().unwrap(); tensors];
-            fake.reset_counts();
+            mock.reset_counts();
             let blocks = compressor.compress_wire(&inputs[..tensors], &codecs, &options, stream).unwrap();
             assert!(blocks.len() == 1 && written(&blocks[0]).is_some());
             for (call, expected) in [
@@ -288,31 +288,31 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
                 ("cuLaunchKernel", 8 + 4 + chosen),
                 ("cuStreamSynchronize", 2),
             ] {
-                assert_eq!(fake.count(call), expected, "{call}, {spec}, {tensors} tensors");
+                assert_eq!(mock.count(call), expected, "{call}, {spec}, {tensors} tensors");
             }
         }
     }
     drop(compressor);
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 /// A call that fails leaves nothing behind, and residuals as they were.
 #[test]
 fn failures_leave_residuals_as_they_were() {
-    let Some(fake) = fake() else { return };
-    let tensors = Tensors::new(&fake, Dtype::F32, &[normal(3000, 1), normal(500, 2)]);
-    let device = fake.device();
+    let Some(mock) = mock_driver() else { return };
+    let tensors = Tensors::new(&mock, Dtype::F32, &[normal(3000, 1), normal(500, 2)]);
+    let device = mock.device();
     let codecs = ["sbc:density=0.1,positions=rice".parse::<Codec>().unwrap(); 2];
     let mut compressor = Compressor::new(&device).unwrap();
-    let (options, stream) = (Options::default(), fake.stream());
+    let (options, stream) = (Options::default(), mock.stream());
     let mut feedback = Feedback::new();
     let (mut failed, mut step) = (0, 0);
     for call in ["cuLaunchKernel", "cuMemsetD8", "cuMemcpyDtoH", "cuStreamSynchronize", "cuMemAlloc"] {
         for after in 0..20 {
             let inputs = tensors.on_device(&device);
-            fake.fail(call, Some(after));
+            mock.fail(call, Some(after));
             let got = compressor.compress_wire_with_feedback(&inputs, &codecs, &options, stream);
-            fake.fail(call, None);
+            mock.fail(call, None);
             if got.is_ok() {
                 compress(&tensors.on_host(), &codecs, &options, Some(&mut feedback)).unwrap();
                 step += 1;
@@ -328,7 +328,7 @@ fn failures_leave_residuals_as_they_were() {
         .unwrap();
     assert!(tensors.stream(&codecs, &got) == tensors.stream(&codecs, &wire(&expected)));
     assert!(compressor.residuals().unwrap().save() == feedback.save());
-    fake.assert_sound();
+    mock.assert_sound();
 }
 
 // The kernels by themselves, on index spaces that no machine holds.
@@ -341,14 +341,14 @@ struct Rice {
     n_searches: u32,
 }
 
-fn launch(fake: &Fake, kernel: &str, grid: u32, arguments: &Rice, stream: Stream) {
+fn launch(mock: &MockDriver, kernel: &str, grid: u32, arguments: &Rice, stream: Stream) {
     type Get = extern "C" fn(*mut usize, usize, *const std::ffi::c_char) -> i32;
     type Launch = extern "C" fn(usize, u32, u32, u32, u32, u32, u32, u32, Stream, *mut usize, usize) -> i32;
     let name = std::ffi::CString::new(kernel).unwrap();
     let mut function = 0;
-    assert_eq!(fake.function::<Get>("cuModuleGetFunction")(&raw mut function, 0, name.as_ptr()), 0);
+    assert_eq!(mock.function::<Get>("cuModuleGetFunction")(&raw mut function, 0, name.as_ptr()), 0);
     let mut pointers = [(&raw const *arguments).expose_provenance()];
-    let launch = fake.function::<Launch>("cuLaunchKernel");
+    let launch = mock.function::<Launch>("cuLaunchKernel");
     assert_eq!(launch(function, grid, 1, 1, 256, 1, 1, 0, stream, pointers.as_mut_ptr(), 0), 0);
 }
 
@@ -361,7 +361,7 @@ fn halves(values: &[u32]) -> Vec<u8> {
 }
 
 /// What the kernels write of places in pieces that begin where `starts` says.
-fn written_by_kernels(fake: &Fake, starts: &[u64], places: &[Vec<u32>], one: bool) -> Vec<u8> {
+fn written_by_kernels(mock: &MockDriver, starts: &[u64], places: &[Vec<u32>], one: bool) -> Vec<u8> {
     let total: u64 = places.iter().map(|p| p.len() as u64).sum();
     let units = total / 1024 + 1;
     // One search of as many pieces; of these kernels none reads more of either.
@@ -382,34 +382,34 @@ fn written_by_kernels(fake: &Fake, starts: &[u64], places: &[Vec<u32>], one: boo
     let all: Vec<u32> = places.concat();
     let payload_bytes = 16 * total as usize + 64;
     let memories = [
-        fake.upload(&pieces, 0),
-        fake.upload(&search, 0),
-        fake.upload(&words(&[total, 0]), 0),
-        fake.upload(&words(&kept), 0),
-        fake.upload(&words(&[0, total]), 0),
-        fake.upload(&halves(&all), 0),
-        fake.upload(&[0; 32], 0),
-        fake.upload(&halves(&[0, starts.len() as u32, u32::from(one), 0]), 0),
-        fake.upload(&segments, 0),
-        fake.memory(0, 8 * starts.len()),
-        fake.memory(0, 8 * starts.len()),
-        fake.memory(0, 48),
-        fake.memory(0, 208 * units as usize),
-        fake.memory(0, 32),
-        fake.upload(&vec![0; payload_bytes], 0),
-        fake.upload(&[0; 8], 0),
+        mock.upload(&pieces, 0),
+        mock.upload(&search, 0),
+        mock.upload(&words(&[total, 0]), 0),
+        mock.upload(&words(&kept), 0),
+        mock.upload(&words(&[0, total]), 0),
+        mock.upload(&halves(&all), 0),
+        mock.upload(&[0; 32], 0),
+        mock.upload(&halves(&[0, starts.len() as u32, u32::from(one), 0]), 0),
+        mock.upload(&segments, 0),
+        mock.memory(0, 8 * starts.len()),
+        mock.memory(0, 8 * starts.len()),
+        mock.memory(0, 48),
+        mock.memory(0, 208 * units as usize),
+        mock.memory(0, 32),
+        mock.upload(&vec![0; payload_bytes], 0),
+        mock.upload(&[0; 8], 0),
     ];
     let arguments = Rice { addresses: memories.each_ref().map(|m| m.address), n_rows: 1, n_searches: 1 };
-    let stream = fake.stream();
-    let push = fake.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
-    let pop = fake.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
+    let stream = mock.stream();
+    let push = mock.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
+    let pop = mock.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
     let mut context = 0;
     assert_eq!(push(1), 0);
-    launch(fake, "gcodec_rice_rows", 1, &arguments, stream);
-    launch(fake, "gcodec_rice_measure", 3, &arguments, stream);
-    launch(fake, "gcodec_rice_choose", 1, &arguments, stream);
-    launch(fake, "gcodec_rice_pack", 3, &arguments, stream);
-    fake.finish(stream);
+    launch(mock, "gcodec_rice_rows", 1, &arguments, stream);
+    launch(mock, "gcodec_rice_measure", 3, &arguments, stream);
+    launch(mock, "gcodec_rice_choose", 1, &arguments, stream);
+    launch(mock, "gcodec_rice_pack", 3, &arguments, stream);
+    mock.finish(stream);
     assert_eq!(pop(&raw mut context), 0);
     let told = memories[13].read();
     let word = |i: usize| u64::from_ne_bytes(std::array::from_fn(|j| told[8 * i + j]));
@@ -437,7 +437,7 @@ fn written_by_the_encoder(positions: Vec<u64>, n: u64, one: bool) -> Vec<u8> {
 
 #[test]
 fn positions_beyond_32_bits() {
-    let Some(fake) = fake() else { return };
+    let Some(mock) = mock_driver() else { return };
     let draws = |seed: u64, n: usize, most: u32| -> Vec<u32> {
         let mut words = vec![0; n];
         gcodec::random::words(seed, 0, 0, &mut words);
@@ -460,9 +460,9 @@ fn positions_beyond_32_bits() {
         assert!(positions.is_sorted_by(|a, b| a < b));
         for one in [false, true] {
             let expected = written_by_the_encoder(positions.clone(), 1 << 58, one);
-            let got = written_by_kernels(&fake, &starts, &places, one);
+            let got = written_by_kernels(&mock, &starts, &places, one);
             assert!(got == expected, "{seed} {one}: {} and {} bytes", got.len(), expected.len());
         }
     }
-    fake.assert_sound();
+    mock.assert_sound();
 }

@@ -62,7 +62,7 @@ fn device(ordinal: i32) -> gcodec_cuda::Result<Device> {
     Ok(opened().devices.entry(ordinal).or_insert(device).clone())
 }
 
-/// Takes the library in this file for the driver from now on; for tests, with the stand-in of `adapters/cuda/mock_driver`. `None`: the system's.
+/// Takes the library in this file for the driver from now on; for tests, with the mock driver of `adapters/cuda/mock_driver`. `None`: the system's.
 #[pyfunction]
 #[pyo3(name = "_load_driver")]
 pub(crate) fn load_driver(py: Python<'_>, path: Option<PathBuf>) -> PyResult<()> {

@@ -1,4 +1,4 @@
-"""CUDA tensors, on machines without CUDA: the stand-in for the driver runs the kernels on the CPU. What it cannot show is in test_device.py."""
+"""CUDA tensors, on machines without CUDA: the mock driver runs the kernels on the CPU. What it cannot show is in test_device.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import ml_dtypes
+import mock_driver
 import numpy as np
 import pytest
-import stand_in
-from stand_in import Interface, Memory, Shared, StandIn
+from mock_driver import Interface, Memory, MockDriver, Shared
 
 import gcodec
 import gcodec.cuda
@@ -31,7 +31,7 @@ SPECS = [codec.name for codec in gcodec.CODECS if codec is not gcodec.Delta] + [
 ]
 ON_DEVICE = [spec for spec in SPECS if gcodec.cuda.on_device(spec)]
 
-driver = pytest.fixture(scope="module")(stand_in.stand_in)
+driver = pytest.fixture(scope="module")(mock_driver.loaded)
 
 
 def arrays(rng: np.random.Generator, dtype: Any = np.float32) -> dict[str, np.ndarray]:
@@ -40,7 +40,7 @@ def arrays(rng: np.random.Generator, dtype: Any = np.float32) -> dict[str, np.nd
     return {"m": cube(50, 61), "v": cube(37), "e": np.zeros((0, 4), dtype), "s": cube(), "z": np.zeros(300, dtype)}
 
 
-def shared(driver: StandIn, arrays: dict[str, np.ndarray], **how: Any) -> dict[str, Any]:
+def shared(driver: MockDriver, arrays: dict[str, np.ndarray], **how: Any) -> dict[str, Any]:
     return {name: Shared(Memory(driver, array), **how) for name, array in arrays.items()}
 
 
@@ -82,7 +82,7 @@ def test_the_library_says_which_codecs_run_there() -> None:
     ("spec", "dtype"),
     [(spec, dtype) for spec in SPECS for dtype in ("float32", "float16", "bfloat16") if dtype != "bfloat16" or spec in ON_DEVICE],
 )
-def test_the_bytes_are_the_hosts(driver: StandIn, rng: np.random.Generator, spec: str, dtype: str) -> None:
+def test_the_bytes_are_the_hosts(driver: MockDriver, rng: np.random.Generator, spec: str, dtype: str) -> None:
     own = arrays(rng, getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
     expected, before = gcodec.encode(own, spec), driver.count("cuLaunchKernel")
     assert gcodec.encode(shared(driver, own), spec) == expected
@@ -110,7 +110,7 @@ REMEMBERED = ["topk:density=0.05,values=bf16", "sbc:density=0.05", "stc:density=
 
 
 @pytest.mark.parametrize("spec", REMEMBERED + [spec for spec in ON_DEVICE if spec not in ("topk", "sbc", "stc")])
-def test_residuals_are_the_hosts(driver: StandIn, rng: np.random.Generator, spec: str) -> None:
+def test_residuals_are_the_hosts(driver: MockDriver, rng: np.random.Generator, spec: str) -> None:
     on_host, on_device, of_compressor = gcodec.Feedback(), gcodec.Feedback(), gcodec.Feedback()
     compressor = gcodec.cuda.Compressor(feedback=of_compressor)
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_residuals_are_the_hosts(driver: StandIn, rng: np.random.Generator, spec
     assert on_device.norm == 0 and on_device.state_dict() == {}
 
 
-def test_one_update_of_both_sides(driver: StandIn, rng: np.random.Generator) -> None:
+def test_one_update_of_both_sides(driver: MockDriver, rng: np.random.Generator) -> None:
     """Codecs with and without a way of their own on devices, tensors here and there: one stream, and one set of residuals."""
     own = {f"layer.{i}.{part}": (rng.standard_normal(shape) ** 3).astype(np.float32) for i in range(3) for part, shape in
            {"weight": (30, 41), "bias": (30,), "scale": (7, 3)}.items()}
@@ -162,7 +162,7 @@ def test_one_update_of_both_sides(driver: StandIn, rng: np.random.Generator) -> 
 
 
 def test_what_goes_by_the_host_is_said_once(
-    driver: StandIn, gradient: np.ndarray, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    driver: MockDriver, gradient: np.ndarray, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gcodec.devices._said", set())
     caplog.set_level(logging.DEBUG, "gcodec.cuda")
@@ -179,7 +179,7 @@ def test_what_goes_by_the_host_is_said_once(
     ]
 
 
-def test_work_waits_for_what_wrote_the_tensors(driver: StandIn, gradient: np.ndarray) -> None:
+def test_work_waits_for_what_wrote_the_tensors(driver: MockDriver, gradient: np.ndarray) -> None:
     expected = gcodec.encode(gradient, "topk")
     compressor = gcodec.cuda.Compressor()
     for stream in (None, 1, 2, driver.stream()):
@@ -203,7 +203,7 @@ def test_work_waits_for_what_wrote_the_tensors(driver: StandIn, gradient: np.nda
         gcodec.encode(Interface(Memory(driver, gradient), stream=0), "topk")
 
 
-def test_streams_of_other_libraries(driver: StandIn, gradient: np.ndarray) -> None:
+def test_streams_of_other_libraries(driver: MockDriver, gradient: np.ndarray) -> None:
     stream, compressor = driver.stream(), gcodec.cuda.Compressor()
 
     class Protocol:
@@ -220,7 +220,7 @@ def test_streams_of_other_libraries(driver: StandIn, gradient: np.ndarray) -> No
             compressor.encode(Shared(Memory(driver, gradient)), "topk", stream=wrong)
 
 
-def test_tensors_are_held_until_the_call_is_over(driver: StandIn, gradient: np.ndarray) -> None:
+def test_tensors_are_held_until_the_call_is_over(driver: MockDriver, gradient: np.ndarray) -> None:
     tensor = Shared(Memory(driver, gradient))
     gcodec.encode(tensor, "topk")
     assert tensor.freed == 1
@@ -237,7 +237,7 @@ def raises(use: Any, kind: str, match: str | None, error: type[Exception] = gcod
     assert raised.value.kind == kind  # type: ignore[attr-defined]
 
 
-def test_errors_say_what_is_wrong(driver: StandIn, gradient: np.ndarray) -> None:
+def test_errors_say_what_is_wrong(driver: MockDriver, gradient: np.ndarray) -> None:
     compressor = gcodec.cuda.Compressor()
     memory = Memory(driver, gradient, device=1)
     raises(lambda: compressor.encode({"w": Shared(memory)}, "topk"), "wrong-device", "'w' is on CUDA device 1, the compressor on 0")
@@ -276,7 +276,7 @@ def copied(feedback: gcodec.Feedback) -> gcodec.Feedback:
     return out
 
 
-def test_what_fails_leaves_the_residuals(driver: StandIn, rng: np.random.Generator) -> None:
+def test_what_fails_leaves_the_residuals(driver: MockDriver, rng: np.random.Generator) -> None:
     own, feedback, on_host = arrays(rng), gcodec.Feedback(), gcodec.Feedback()
     spec = "topk:density=0.05,values=bf16"
     for f, given in ((feedback, shared(driver, own)), (on_host, own)):
@@ -309,14 +309,14 @@ def test_what_fails_leaves_the_residuals(driver: StandIn, rng: np.random.Generat
     same(feedback.state_dict(), on_host.state_dict())
 
 
-def test_many_small_tensors_cost_what_one_costs(driver: StandIn, rng: np.random.Generator) -> None:
+def test_many_small_tensors_cost_what_one_costs(driver: MockDriver, rng: np.random.Generator) -> None:
     compressor = gcodec.cuda.Compressor()
     calls = ("cuLaunchKernel", "cuMemcpyHtoD", "cuMemcpyDtoH", "cuMemsetD8", "cuStreamSynchronize", "cuMemAlloc", "cuMemHostAlloc")
     counts = []
     for tensors in (161, 161, 1):
         own = {f"t{i}": rng.standard_normal(40).astype(np.float32) for i in range(tensors)}
         given = shared(driver, own)
-        driver.library.fake_reset_counts()
+        driver.library.mock_driver_reset_counts()
         assert compressor.encode(given, "topk:density=0.1") == gcodec.encode(own, "topk:density=0.1")
         counts.append([driver.count(call) for call in calls])
     # Memory is taken once; all else does not depend on how many there are.
@@ -324,24 +324,24 @@ def test_many_small_tensors_cost_what_one_costs(driver: StandIn, rng: np.random.
     assert counts[1][2] <= 2 and counts[1][1] == 1, counts
 
 
-def test_memory_is_kept_and_given_back(driver: StandIn, gradient: np.ndarray) -> None:
+def test_memory_is_kept_and_given_back(driver: MockDriver, gradient: np.ndarray) -> None:
     tensor = Shared(Memory(driver, gradient))
     gcodec.encode(tensor, "topk")
     gcodec.cuda.release_memory()
-    before = driver.library.fake_allocations()
+    before = driver.library.mock_driver_allocations()
     gcodec.encode(tensor, "topk")
-    kept = driver.library.fake_allocations()
+    kept = driver.library.mock_driver_allocations()
     gcodec.encode(tensor, "topk")
-    assert kept == driver.library.fake_allocations() > before
+    assert kept == driver.library.mock_driver_allocations() > before
     gcodec.cuda.release_memory()
-    assert driver.library.fake_allocations() == before
+    assert driver.library.mock_driver_allocations() == before
     compressor = gcodec.cuda.Compressor(feedback=gcodec.Feedback())
     compressor.encode(tensor, "topk")
     del compressor
-    assert driver.library.fake_allocations() == before
+    assert driver.library.mock_driver_allocations() == before
 
 
-def test_threads_take_turns(driver: StandIn, rng: np.random.Generator) -> None:
+def test_threads_take_turns(driver: MockDriver, rng: np.random.Generator) -> None:
     own = [arrays(rng) for _ in range(4)]
     expected = [gcodec.encode(a, "topk") for a in own]
     given, out = [shared(driver, a) for a in own], [b""] * 4
@@ -355,7 +355,7 @@ def test_threads_take_turns(driver: StandIn, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_updates_are_put_and_added(driver: StandIn, rng: np.random.Generator, dtype: str) -> None:
+def test_updates_are_put_and_added(driver: MockDriver, rng: np.random.Generator, dtype: str) -> None:
     own, before = arrays(rng, dtype), arrays(rng, dtype)
     for spec in SPECS:
         data = gcodec.encode(own, spec, rules={"z": "raw"})
@@ -375,7 +375,7 @@ def test_updates_are_put_and_added(driver: StandIn, rng: np.random.Generator, dt
                 assert np.array_equal(there[name].memory.read(), total), (spec, name)
 
 
-def test_what_does_not_fit_is_not_put(driver: StandIn, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_not_put(driver: MockDriver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     own = arrays(rng)
     data = gcodec.encode(own, "topk")
     ones = {name: np.ones_like(array) for name, array in own.items()}
@@ -413,17 +413,17 @@ def test_what_does_not_fit_is_not_put(driver: StandIn, rng: np.random.Generator,
     driver.fail("cuMemAlloc", -1)
 
 
-def test_many_tensors_are_put_at_once(driver: StandIn, rng: np.random.Generator) -> None:
+def test_many_tensors_are_put_at_once(driver: MockDriver, rng: np.random.Generator) -> None:
     own = {f"t{i}": rng.standard_normal(40).astype(np.float32) for i in range(161)}
     data, there = gcodec.encode(own, "topk:density=0.1"), shared(driver, own)
     gcodec.cuda.apply(data, there)
-    driver.library.fake_reset_counts()
+    driver.library.mock_driver_reset_counts()
     gcodec.cuda.apply(data, there)
     counts = [driver.count(call) for call in ("cuLaunchKernel", "cuMemcpyHtoD", "cuMemAlloc", "cuMemHostAlloc", "cuMemsetD8")]
     assert counts == [1, 1, 0, 0, 161], counts
 
 
-def test_what_is_put_comes_after_what_wrote_the_tensor(driver: StandIn, gradient: np.ndarray) -> None:
+def test_what_is_put_comes_after_what_wrote_the_tensor(driver: MockDriver, gradient: np.ndarray) -> None:
     data = gcodec.encode(gradient, "topk")
     expected = (gradient + gcodec.decode(data)["tensor"].numpy()).tobytes()
     for stream in (None, driver.stream()):
@@ -437,9 +437,9 @@ def test_what_is_put_comes_after_what_wrote_the_tensor(driver: StandIn, gradient
         assert tensor.memory.read().tobytes() == expected
 
 
-def test_the_files_for_a_device_run_before_the_stand_in(driver: StandIn) -> None:
+def test_the_files_for_a_device_run_with_the_mock_driver(driver: MockDriver) -> None:
     tests = Path(__file__).parent
-    environment = {**os.environ, "GCODEC_FAKE_DRIVER": str(driver.path), "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
+    environment = {**os.environ, "GCODEC_MOCK_DRIVER": str(driver.path), "PYTHONPATH": os.pathsep.join([str(tests), *sys.path])}
 
     def run(*command: str) -> str:
         out = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
@@ -448,14 +448,14 @@ def test_the_files_for_a_device_run_before_the_stand_in(driver: StandIn) -> None
 
     said = run(str(tests / "test_device.py"))
     assert said.count(": ok") == 3 and "FAILED" not in said, said
-    measured = run(str(stand_in.ROOT / "tools/gpu-check/measure.py"), "5000")
+    measured = run(str(mock_driver.ROOT / "tools/gpu-check/measure.py"), "5000")
     assert "the call's own" in measured and "a call each" in measured, measured
 
 
 def test_tensors_of_pytorch_are_lent_in_its_current_stream(
-    driver: StandIn, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    driver: MockDriver, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a module that has of PyTorch what is asked of it: PyTorch itself has no tensors on the stand-in."""
+    """By a module that has of PyTorch what is asked of it: PyTorch itself has no tensors on the mock driver."""
     import types
 
     said: list[Any] = []
@@ -502,7 +502,7 @@ def test_tensors_of_pytorch_are_lent_in_its_current_stream(
 
 @pytest.mark.parametrize("kind", ["old-driver", "old-device"])
 def test_what_is_too_old_goes_by_the_host(
-    driver: StandIn, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+    driver: MockDriver, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     monkeypatch.setattr("gcodec.devices._said", set())
 
@@ -516,7 +516,7 @@ def test_what_is_too_old_goes_by_the_host(
     raises(gcodec.cuda.Compressor, kind, "too old", gcodec.DeviceError)
 
 
-def test_the_interpreter_runs_on(driver: StandIn, rng: np.random.Generator) -> None:
+def test_the_interpreter_runs_on(driver: MockDriver, rng: np.random.Generator) -> None:
     large = Shared(Memory(driver, rng.standard_normal(2_000_000).astype(np.float32)))
     turns, done = 0, threading.Event()
     worker = threading.Thread(target=lambda: (gcodec.encode(large, "topk"), done.set()))

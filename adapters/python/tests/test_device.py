@@ -1,5 +1,5 @@
-"""CUDA tensors on a CUDA device: what the stand-in cannot show. `tools/gpu-check` runs this file by itself, as pytest may not be there:
-`python3 test_device.py [VECTORS]`. What is not there is skipped, and said. GCODEC_FAKE_DRIVER takes the stand-in for a device, to try the file.
+"""CUDA tensors on a CUDA device: what the mock driver cannot show. `tools/gpu-check` runs this file by itself, as pytest may not be there:
+`python3 test_device.py [VECTORS]`. What is not there is skipped, and said. GCODEC_MOCK_DRIVER takes the mock driver for a device, to try the file.
 """
 
 from __future__ import annotations
@@ -121,17 +121,17 @@ class Jax:
         raise SkipError("jax's arrays are not written to")
 
 
-class StandIn:
+class MockDriver:
     """Not a device."""
 
-    name = "the stand-in"
+    name = "the mock driver"
 
     def __init__(self) -> None:
-        if "GCODEC_FAKE_DRIVER" not in os.environ:
-            raise SkipError("GCODEC_FAKE_DRIVER is not set")
-        import stand_in
+        if "GCODEC_MOCK_DRIVER" not in os.environ:
+            raise SkipError("GCODEC_MOCK_DRIVER is not set")
+        import mock_driver
 
-        self.module, self.driver = stand_in, stand_in.StandIn(stand_in.build())
+        self.module, self.driver = mock_driver, mock_driver.MockDriver(mock_driver.build())
         self.driver.load()
 
     def put(self, array: np.ndarray, dtype: str) -> Any:
@@ -144,7 +144,7 @@ class StandIn:
 
 
 def libraries() -> Iterator[Any]:
-    for library in (StandIn,) if "GCODEC_FAKE_DRIVER" in os.environ else (Torch, Cupy, CupyInterface, Jax):
+    for library in (MockDriver,) if "GCODEC_MOCK_DRIVER" in os.environ else (Torch, Cupy, CupyInterface, Jax):
         try:
             yield library()
         except (ImportError, RuntimeError, SkipError) as e:
@@ -161,8 +161,8 @@ def skip(why: str) -> None:
 
 
 def needs_a_device() -> None:
-    if "GCODEC_FAKE_DRIVER" in os.environ:
-        _native._load_driver(os.environ["GCODEC_FAKE_DRIVER"])
+    if "GCODEC_MOCK_DRIVER" in os.environ:
+        _native._load_driver(os.environ["GCODEC_MOCK_DRIVER"])
     elif (why := gcodec.cuda.why_not()) is not None:
         raise SkipError(why)
 
@@ -170,7 +170,7 @@ def needs_a_device() -> None:
 @functools.cache
 def gradients(dtype: str, seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    large = 4000 if "GCODEC_FAKE_DRIVER" in os.environ else 3_000_000
+    large = 4000 if "GCODEC_MOCK_DRIVER" in os.environ else 3_000_000
     shapes = {"w": (large // 200, 200), "b": (37,), "e": (0, 3), "s": (), "z": (9000,)}
     return {n: Numpy.rounded((rng.standard_normal(s) ** 3).astype(np.float32), dtype) for n, s in shapes.items()}
 
@@ -283,8 +283,8 @@ def test_vectors_are_put_as_they_are_decoded() -> None:
 
 def test_torch_streams_and_views() -> None:
     needs_a_device()
-    if "GCODEC_FAKE_DRIVER" in os.environ:
-        raise SkipError("torch has no tensors on the stand-in")
+    if "GCODEC_MOCK_DRIVER" in os.environ:
+        raise SkipError("torch has no tensors on the mock driver")
     try:
         torch = Torch().torch
     except ImportError as e:

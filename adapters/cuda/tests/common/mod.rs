@@ -1,4 +1,4 @@
-//! The stand-in for the driver, built for the tests, and tensors in what it takes for a device's memory.
+//! the mock driver for the driver, built for the tests, and tensors in what it takes for a device's memory.
 #![allow(unsafe_code, dead_code)]
 
 use std::ffi::{CStr, CString, c_char};
@@ -11,7 +11,7 @@ use gcodec_cuda::{Device, DeviceTensor, Driver, Stream};
 use libloading::Library;
 
 /// Set to the library that a test is to take, in the place of one that it builds.
-pub(crate) const CHOSEN: &str = "GCODEC_FAKE_DRIVER";
+pub(crate) const CHOSEN: &str = "GCODEC_MOCK_DRIVER";
 
 /// Builds `adapters/cuda/mock_driver/driver.cpp` if that was not done yet; `None`, with a message, where there is no C++ compiler.
 pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
@@ -62,7 +62,7 @@ pub(crate) fn under_sanitizers(test: &str) {
         return;
     }
     let flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
-    let Some(fake) = build(&flags) else { return };
+    let Some(mock) = build(&flags) else { return };
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
     let found = Command::new(compiler).arg("-print-file-name=libasan.so").output().unwrap();
     let runtime = String::from_utf8(found.stdout).unwrap();
@@ -72,7 +72,7 @@ pub(crate) fn under_sanitizers(test: &str) {
     }
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test])
-        .env(CHOSEN, fake)
+        .env(CHOSEN, mock)
         .env("LD_PRELOAD", runtime.trim())
         // The process has Rust's own allocations, which end with it.
         .env("ASAN_OPTIONS", "detect_leaks=0")
@@ -82,15 +82,15 @@ pub(crate) fn under_sanitizers(test: &str) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// The stand-in. Its counts are one for all tests, so that there is one test at a time.
-pub(crate) struct Fake {
+/// the mock driver. Its counts are one for all tests, so that there is one test at a time.
+pub(crate) struct MockDriver {
     pub(crate) driver: Arc<Driver>,
     path: PathBuf,
     library: Library,
     _one: MutexGuard<'static, ()>,
 }
 
-pub(crate) fn fake() -> Option<Fake> {
+pub(crate) fn mock_driver() -> Option<MockDriver> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     static ONE: Mutex<()> = Mutex::new(());
     let one = ONE.lock().unwrap_or_else(|e| e.into_inner());
@@ -98,12 +98,12 @@ pub(crate) fn fake() -> Option<Fake> {
         Some(path) => PathBuf::from(path),
         None => BUILT.get_or_init(|| build(&["-O3"])).clone()?,
     };
-    // SAFETY: it is the stand-in.
+    // SAFETY: it is the mock driver.
     let (driver, library) = unsafe { (Driver::load(&path).unwrap(), Library::new(&path).unwrap()) };
-    Some(Fake { driver, path, library, _one: one })
+    Some(MockDriver { driver, path, library, _one: one })
 }
 
-impl Fake {
+impl MockDriver {
     pub(crate) fn path(&self) -> PathBuf {
         self.path.clone()
     }
@@ -126,31 +126,31 @@ impl Fake {
     /// How often a function was called since [`Self::reset_counts`].
     pub(crate) fn count(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();
-        self.function::<extern "C" fn(*const c_char) -> u64>("fake_count")(name.as_ptr())
+        self.function::<extern "C" fn(*const c_char) -> u64>("mock_driver_count")(name.as_ptr())
     }
 
     pub(crate) fn reset_counts(&self) {
-        self.function::<extern "C" fn()>("fake_reset_counts")();
+        self.function::<extern "C" fn()>("mock_driver_reset_counts")();
     }
 
     /// Lets the call of a function after so many more fail, once; or none.
     pub(crate) fn fail(&self, name: &str, after: Option<i64>) {
         let name = CString::new(name).unwrap();
         let after = after.unwrap_or(-1);
-        self.function::<extern "C" fn(*const c_char, i64)>("fake_fail")(name.as_ptr(), after);
+        self.function::<extern "C" fn(*const c_char, i64)>("mock_driver_fail")(name.as_ptr(), after);
     }
 
     pub(crate) fn machine(&self, devices: i32, version: i32) {
-        self.function::<extern "C" fn(i32, i32)>("fake_machine")(devices, version);
+        self.function::<extern "C" fn(i32, i32)>("mock_driver_machine")(devices, version);
     }
 
     pub(crate) fn allocations(&self) -> u64 {
-        self.function::<extern "C" fn() -> u64>("fake_allocations")()
+        self.function::<extern "C" fn() -> u64>("mock_driver_allocations")()
     }
 
     /// Fails if something was done that a driver would not have told.
     pub(crate) fn assert_sound(&self) {
-        let fault = self.function::<extern "C" fn() -> *const c_char>("fake_fault")();
+        let fault = self.function::<extern "C" fn() -> *const c_char>("mock_driver_fault")();
         if !fault.is_null() {
             // SAFETY: a string of the library's.
             let fault = unsafe { CStr::from_ptr(fault) };
@@ -215,7 +215,7 @@ impl Fake {
     }
 }
 
-/// What the stand-in takes for a device's memory is the host's.
+/// What the mock driver takes for a device's memory is the host's.
 pub(crate) struct Memory {
     pub(crate) address: u64,
     bytes: usize,

@@ -1,4 +1,4 @@
-"""The stand-in for CUDA's driver (adapters/cuda/mock_driver), and tensors in what it takes for a device's memory, as other libraries would share them."""
+"""The mock of the CUDA driver (adapters/cuda/mock_driver), and tensors in its device memory, shared as other libraries do."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def skip(why: str) -> NoReturn:
 
 
 def build() -> Path:
-    """The stand-in's library; built if that was not done yet. Skips the test, and says so, where there is no compiler."""
-    chosen = os.environ.get("GCODEC_FAKE_DRIVER")
+    """Builds the mock driver unless it is built already. Skips the test, with a message, without a C++ compiler."""
+    chosen = os.environ.get("GCODEC_MOCK_DRIVER")
     if chosen:
         return Path(chosen)
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
-        skip("no C++ compiler: the stand-in for CUDA's driver cannot be built")
+        skip("no C++ compiler: the mock of the CUDA driver cannot be built")
     if not CUDA.exists():
-        skip("cuda/ is not here: the stand-in for CUDA's driver cannot be built")
+        skip("adapters/cuda is not here: the mock of the CUDA driver cannot be built")
     hashed = hashlib.sha256(subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout)
     for folder in ("kernels", "cpu_emulator", "mock_driver"):
         for file in sorted((CUDA / folder).iterdir()):
             hashed.update(file.read_bytes())
     target = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    out = target / "stand-in" / hashed.hexdigest()[:16] / "libcuda.so.1"
+    out = target / "mock-driver" / hashed.hexdigest()[:16] / "libcuda.so.1"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         new = out.with_suffix(f".{os.getpid()}")
@@ -54,14 +54,14 @@ def build() -> Path:
     return out
 
 
-class StandIn:
-    """The stand-in, as the package's driver."""
+class MockDriver:
+    """The mock driver, loaded as the package's driver."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.library = path, ctypes.CDLL(str(path))
-        self.library.fake_count.restype = self.library.fake_allocations.restype = ctypes.c_uint64
-        self.library.fake_fault.restype = ctypes.c_char_p
-        self.library.fake_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+        self.library.mock_driver_count.restype = self.library.mock_driver_allocations.restype = ctypes.c_uint64
+        self.library.mock_driver_fault.restype = ctypes.c_char_p
+        self.library.mock_driver_fail.argtypes = [ctypes.c_char_p, ctypes.c_int64]
         for name, arguments in {
             "cuCtxPushCurrent_v2": [ctypes.c_size_t],
             "cuMemAlloc_v2": [ctypes.c_void_p, ctypes.c_size_t],
@@ -83,13 +83,13 @@ class StandIn:
         assert code == 0, f"{name}: {code}"
 
     def count(self, name: str) -> int:
-        return int(self.library.fake_count(name.encode()))
+        return int(self.library.mock_driver_count(name.encode()))
 
     def fail(self, name: str, after: int) -> None:
-        self.library.fake_fail(name.encode(), after)
+        self.library.mock_driver_fail(name.encode(), after)
 
     def machine(self, devices: int, version: int) -> None:
-        self.library.fake_machine(devices, version)
+        self.library.mock_driver_machine(devices, version)
 
     def load(self) -> None:
         _native._load_driver(self.path)
@@ -115,21 +115,21 @@ class StandIn:
         self.call("cuEventDestroy_v2", event)
 
 
-def stand_in() -> Iterator[StandIn]:
-    """The stand-in, as the driver of the tests of a module, which leave it sound."""
-    driver = StandIn(build())
+def loaded() -> Iterator[MockDriver]:
+    """The mock driver, as the driver of the tests of a module, which leave it sound."""
+    driver = MockDriver(build())
     driver.machine(2, 13000)
     driver.load()
     yield driver
-    fault = driver.library.fake_fault()
+    fault = driver.library.mock_driver_fault()
     _native._load_driver(None)
     assert fault is None, fault
 
 
 class Memory:
-    """An array in a device's memory, which the stand-in has on the host. `late`: a stream in which it is written when that is waited for."""
+    """An array in a device's memory, which the mock driver has on the host. `late`: a stream in which it is written when that is waited for."""
 
-    def __init__(self, driver: StandIn, array: np.ndarray, *, device: int = 0, skip: int = 0, late: int | None = None) -> None:
+    def __init__(self, driver: MockDriver, array: np.ndarray, *, device: int = 0, skip: int = 0, late: int | None = None) -> None:
         self.driver, self.device = driver, device
         self.shape, self.dtype, self.size = array.shape, array.dtype, array.nbytes
         self.base = driver.allocate(skip + array.nbytes, device)
