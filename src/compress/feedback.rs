@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::powersgd::Factor;
-use super::sidco::Adaptation;
+use super::codecs::powersgd::Factor;
+use super::codecs::sidco::Adaptation;
 use crate::element::decode_f32s;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::{Dtype, TensorBuf, elements};

@@ -5,24 +5,13 @@
 //! threads the blocks are the same: sums are taken in a fixed order, and random numbers belong to their element
 //! ([`crate::random`]).
 
-mod chunked;
-pub mod demo;
-mod dgc;
+mod codecs;
+#[doc(hidden)]
+pub mod device;
 mod feedback;
-mod lossless;
 mod moments;
-mod momentum;
-mod natural;
-pub mod onebit;
-pub mod outside;
-pub mod powersgd;
-mod quantize;
-mod randk;
-mod sbc;
-pub mod scalecom;
 mod select;
-mod sidco;
-mod sign;
+pub mod senders;
 mod source;
 mod sparse;
 mod spec;
@@ -31,17 +20,13 @@ mod sum;
 use std::collections::HashSet;
 use std::ops::Range;
 
-pub use chunked::ChunkValues;
-pub use demo::{DeMo, DeMoOptions};
-pub use dgc::{Dgc, DgcOptions};
+pub use codecs::chunked::ChunkValues;
+pub use codecs::lossless::deltas;
+pub use codecs::randk::Scaling;
+pub use codecs::sidco::{Fit, Stages};
+pub use codecs::sign::Share;
 pub use feedback::Feedback;
-pub use lossless::deltas;
-pub use momentum::mask_momenta;
-pub use randk::Scaling;
-pub use sbc::{Sbc, SbcOptions};
 pub use select::Chosen;
-pub use sidco::{Fit, Stages};
-pub use sign::Share;
 pub use spec::SpecError;
 
 use rayon::prelude::*;
@@ -50,6 +35,7 @@ use crate::block::Positions;
 use crate::block::{Block, Norm, Scope, Spacing};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::{Dtype, TensorView};
+use codecs::{chunked, demo, lossless, natural, powersgd, quantize, randk, sbc, sidco, sign};
 use source::Source;
 
 /// A compressor and its settings. [`str::parse`] reads it from `name[:key=value,...]`, [`ToString`] writes it back.
@@ -127,7 +113,8 @@ pub enum Codec {
         /// `values`: `sign` or `code2`, what is sent of them.
         values: ChunkValues,
     },
-    /// `demo`: the largest coefficients of a cosine transform of each chunk (DeMo, arXiv 2411.19870): see [`demo`].
+    /// `demo`: the largest coefficients of a cosine transform of each chunk (DeMo, arXiv 2411.19870): see
+    /// [`senders::demo`].
     Demo {
         /// `chunk`: the longest side of a chunk, 1 to 128.
         chunk: u64,
@@ -136,7 +123,8 @@ pub enum Codec {
         /// `values`: `sign`, `f32`, `f16` or `bf16`, what is sent of them.
         values: Kept,
     },
-    /// `powersgd`: each matrix as two factors of few columns (PowerSGD, arXiv 1905.13727): see [`powersgd`].
+    /// `powersgd`: each matrix as two factors of few columns (PowerSGD, arXiv 1905.13727): see
+    /// [`senders::powersgd`].
     PowerSgd {
         /// `rank`: columns of a factor, at least 1.
         rank: u64,

@@ -1,5 +1,5 @@
 //! Sums over magnitudes, in an order that vectors, threads and devices can all keep.
-//! [`outside`](super::outside) has the order, and `adapters/cuda/kernels/fit.cu` keeps it too.
+//! [`device`](super::device) has the order, and `adapters/cuda/kernels/fit.cu` keeps it too.
 
 use super::source::{CHUNK, Chunk, Source};
 use crate::arch::{self, Kernel};
@@ -43,13 +43,13 @@ impl Moments {
     }
 
     /// Those of the values of a list.
-    pub(super) fn of<const LOGS: bool>(values: &[f32], question: Question) -> Self {
+    pub(super) fn of<const LOGS: bool>(values: &[f32], question: MomentQuery) -> Self {
         let chunks = values.chunks(CHUNK);
         chunks.map(|chunk| of_slice::<LOGS>(chunk, question)).fold(Self::default(), Self::and)
     }
 
     /// Those of the elements of a tensor, which is read once.
-    pub(super) fn of_source(source: &mut Source<'_>, question: Question) -> Self {
+    pub(super) fn of_source(source: &mut Source<'_>, question: MomentQuery) -> Self {
         let of_chunks = source.scan(0..source.len, CHUNK, |chunk| match question.logs {
             true => of_chunk::<true>(chunk, question),
             false => of_chunk::<false>(chunk, question),
@@ -60,7 +60,7 @@ impl Moments {
 
 /// Which [`Moments`] are asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Question {
+pub struct MomentQuery {
     /// The smallest magnitude that counts, above 0.
     pub at: f32,
     /// What each is taken less of.
@@ -69,7 +69,7 @@ pub struct Question {
     pub logs: bool,
 }
 
-impl Question {
+impl MomentQuery {
     /// All magnitudes above zero, as they are.
     pub(super) fn all(logs: bool) -> Self {
         Self { at: f32::from_bits(1), location: 0.0, logs }
@@ -81,11 +81,11 @@ impl Question {
     }
 }
 
-fn of_slice<const LOGS: bool>(chunk: &[f32], question: Question) -> Moments {
+fn of_slice<const LOGS: bool>(chunk: &[f32], question: MomentQuery) -> Moments {
     arch::run(Measure::<_, _, LOGS> { chunk, value: |x: &f32| *x, question })
 }
 
-fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, question: Question) -> Moments {
+fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, question: MomentQuery) -> Moments {
     if let Some(chunk) = chunk.plain() {
         let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
         return arch::run(Measure::<_, _, LOGS> { chunk, value, question });
@@ -145,7 +145,7 @@ impl Runs {
 struct Measure<'a, T, V, const LOGS: bool> {
     chunk: &'a [T],
     value: V,
-    question: Question,
+    question: MomentQuery,
 }
 
 impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, LOGS> {
@@ -172,7 +172,7 @@ impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, 
 
 /// Of a run of magnitudes of which the first `len` are there, and the others are zeros.
 #[inline(always)]
-fn of_run<const LOGS: bool>(run: &[f32; RUN], len: usize, question: Question) -> Moments {
+fn of_run<const LOGS: bool>(run: &[f32; RUN], len: usize, question: MomentQuery) -> Moments {
     let (at, location) = (question.at, f64::from(question.location));
     let (mut counts, mut max, mut exponents) = ([0u32; GROUP], [0f32; GROUP], [0i64; GROUP]);
     let [mut sums, mut squares, mut products] =
@@ -246,7 +246,7 @@ fn exponent(x: f64) -> i64 {
 mod tests {
     use super::*;
 
-    fn moments(values: &[f32], question: Question) -> Moments {
+    fn moments(values: &[f32], question: MomentQuery) -> Moments {
         Moments::of::<true>(values, question)
     }
 
@@ -254,7 +254,7 @@ mod tests {
     fn moments_are_sums() {
         let values: Vec<f32> = (0..600_000).map(|i| (i as f32 - 1000.0) * 0.37).collect();
         for n in [0, 1, 127, 128, 129, 1023, 1024, 1025, 8191, 8193, 40_000, CHUNK, CHUNK + 1, 600_000] {
-            let (part, got) = (&values[..n], moments(&values[..n], Question::all(true)));
+            let (part, got) = (&values[..n], moments(&values[..n], MomentQuery::all(true)));
             let each = || part.iter().filter(|x| **x != 0.0).map(|x| f64::from(x.abs()));
             assert_eq!(got.count, each().count() as u64);
             assert_eq!(got.max, part.iter().fold(0.0, |m, x| x.abs().max(m)));
@@ -266,11 +266,11 @@ mod tests {
                 assert!((got - expected).abs() <= 1e-10 * expected.abs(), "{n}: {got} {expected}");
             }
         }
-        let shifted = moments(&[3.0, -4.0], Question { at: 2.0, location: 2.0, logs: true });
+        let shifted = moments(&[3.0, -4.0], MomentQuery { at: 2.0, location: 2.0, logs: true });
         assert_eq!((shifted.count, shifted.sum, shifted.squares), (2, 3.0, 5.0));
-        let exceeding = moments(&[3.0, 0.0, -1.5, -4.0, 2.5, 3.5], Question::exceeding(2.5));
+        let exceeding = moments(&[3.0, 0.0, -1.5, -4.0, 2.5, 3.5], MomentQuery::exceeding(2.5));
         assert_eq!((exceeding.count, exceeding.sum, exceeding.squares), (4, 3.0, 3.5));
-        let all = Question::all(true);
+        let all = MomentQuery::all(true);
         assert!(moments(&[1.0, f32::NAN], all).sum.is_nan());
         assert!(moments(&[f32::INFINITY], all).sum.is_infinite());
         // Subnormal numbers, and far more than the range of 32-bit squares.
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn products_stay_in_range() {
         let largest = f32::from_bits(0x3fff_ffff);
-        let got = moments(&[largest; 5000], Question::all(true));
+        let got = moments(&[largest; 5000], MomentQuery::all(true));
         let expected = 5000.0 * f64::from(largest).ln();
         assert!((got.product.ln() + got.exponent as f64 * 2f64.ln() - expected).abs() < 1e-9 * expected);
     }
@@ -312,7 +312,7 @@ mod tests {
         let of_tile = |tile: usize| (0..8).fold(0.0, |sum, run| sum + of_run(tile + 1024 * run));
         let of_chunk = |chunk: usize| halves((0..32).map(|i| of_tile(chunk + 8192 * i)).collect());
         let expected = (0..n).step_by(CHUNK).fold(0.0, |sum, chunk| sum + of_chunk(chunk));
-        assert_eq!(moments(&values, Question::all(false)).sum.to_bits(), expected.to_bits());
+        assert_eq!(moments(&values, MomentQuery::all(false)).sum.to_bits(), expected.to_bits());
         assert_eq!(super::super::sum::magnitudes(&values).to_bits(), expected.to_bits());
     }
 }

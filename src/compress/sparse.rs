@@ -1,6 +1,6 @@
 //! Blocks of the elements that a selector kept.
 
-use super::outside::Outline;
+use super::device::Outline;
 use super::select::Chosen;
 use super::source::Source;
 use super::{Kept, natural, quantize, whole};

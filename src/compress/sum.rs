@@ -1,4 +1,4 @@
-//! Sums of magnitudes and of squares, in the order that [`outside`](super::outside) defines, which any number of threads, any
+//! Sums of magnitudes and of squares, in the order that [`device`](super::device) defines, which any number of threads, any
 //! vector and any device can take. [`moments`](super::moments) takes more sums at once, in the same order.
 
 use super::source::{CHUNK, TILE as RUN};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use gcodec::block::BlockOptions;
-use gcodec::compress::{Dgc, DgcOptions, Input, Options, compress};
+use gcodec::compress::senders::{Dgc, DgcOptions};
+use gcodec::compress::{Input, Options, compress};
 use gcodec::element::{decode_f32s, encode_f32s};
 use gcodec::random::word;
 use gcodec::{

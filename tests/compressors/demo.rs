@@ -1,7 +1,8 @@
 //! DeMo: what its codec keeps, what its sender remembers, what its receivers step along, and what a step costs.
 
 use gcodec::block::{IndexSpace, Sets, Stored};
-use gcodec::compress::{DeMo, DeMoOptions, Input, Kept, Options, compress, demo};
+use gcodec::compress::senders::{DeMo, DeMoOptions, demo};
+use gcodec::compress::{Input, Kept, Options, compress};
 use gcodec::error::InputErrorKind;
 use gcodec::reduce::{Sum, SumOptions, add};
 use gcodec::{

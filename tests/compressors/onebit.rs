@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gcodec::block::BlockOptions;
-use gcodec::compress::onebit::{Server, Settings, Worker};
+use gcodec::compress::senders::onebit::{Server, Settings, Worker};
 use gcodec::compress::{Input, Options, Share};
 use gcodec::random::words;
 use gcodec::reduce::{Sum, SumOptions};

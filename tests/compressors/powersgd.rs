@@ -1,7 +1,7 @@
 //! PowerSGD: what its factors say, the protocol between many workers, and what a step of a ResNet18 costs.
 
 use gcodec::block::{IndexSpace, Sets};
-use gcodec::compress::powersgd::{Settings, Worker};
+use gcodec::compress::senders::powersgd::{Settings, Worker};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::error::InputErrorKind;
 use gcodec::reduce::{Sum, SumOptions, add};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gcodec::block::{SetId, Sets, SharedSet};
-use gcodec::compress::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
 use gcodec::compress::{Amount, Feedback, Kept};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{IndexSet, Reduction};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use gcodec::block::{BlockOptions, Positions, SupportId};
-use gcodec::compress::{Amount, Input, Options, Sbc, SbcOptions, compress, mask_momenta};
+use gcodec::compress::senders::{Sbc, SbcOptions, mask_momenta};
+use gcodec::compress::{Amount, Input, Options, compress};
 use gcodec::element::decode_f32s;
 use gcodec::random::words;
 use gcodec::{

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 
 use gcodec::block::{Block, WireBlock};
-use gcodec::compress::outside::{
-    self, Fitting, Found, Kept, Least, Outline, Question, Search as Task, Sent, Step,
+use gcodec::compress::device::{
+    self, Fitting, Found, Kept, Least, MomentQuery, Outline, Search as Task, Sent, Step,
 };
 use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options, Selection};
 use gcodec::{Codec, Dtype, TensorBuf};
@@ -45,7 +45,7 @@ const STAGES: &str = "#sidco";
 /// Whether a [`Compressor`] takes this codec. Others are for the host.
 pub fn takes(codec: &Codec) -> bool {
     let outline = Outline { tensor: 0, dtype: Dtype::F32, len: 1 };
-    outside::dense::takes(codec) || outside::searches(&[outline], &[*codec]).is_ok()
+    device::dense::takes(codec) || device::searches(&[outline], &[*codec]).is_ok()
 }
 
 /// Selects on a device, in memory of its own that it keeps from update to update.
@@ -217,13 +217,13 @@ impl Compressor {
             .iter()
             .map(|i| Outline { tensor: i.tensor, dtype: i.data.dtype(), len: i.data.elements() })
             .collect();
-        let dense_tasks = outside::dense::tasks(&outlines, codecs, options)?;
+        let dense_tasks = device::dense::tasks(&outlines, codecs, options)?;
         let (dense, sparse): (Vec<usize>, Vec<usize>) =
-            (0..inputs.len()).partition(|&i| outside::dense::takes(&codecs[i]));
+            (0..inputs.len()).partition(|&i| device::dense::takes(&codecs[i]));
         let selected: Vec<Input<'_>> = sparse.iter().map(|&i| inputs[i]).collect();
         let selected_outlines: Vec<Outline> = sparse.iter().map(|&i| outlines[i]).collect();
         let selectors: Vec<Codec> = sparse.iter().map(|&i| codecs[i]).collect();
-        let tasks = outside::searches(&selected_outlines, &selectors)?;
+        let tasks = device::searches(&selected_outlines, &selectors)?;
         inputs.iter().try_for_each(|i| i.data.check_device(&self.device))?;
         let device = self.device.clone();
         let _current = device.enter()?;
@@ -236,7 +236,7 @@ impl Compressor {
         }
         let mut plan = self.plan(&selected, &tasks, options, feedback)?;
         if T::WIRE {
-            let joined = outside::joined(&selected_outlines, &selectors)?;
+            let joined = device::joined(&selected_outlines, &selectors)?;
             let pieces = plan.pieces_of_inputs(selected.len());
             plan.coding = Coding::new(&selected_outlines, &selectors, &joined, &pieces);
         }
@@ -324,7 +324,7 @@ impl Compressor {
             .iter()
             .map(|i| Outline { tensor: i.tensor, dtype: i.data.dtype(), len: i.data.elements() })
             .collect();
-        let tasks = outside::dense::tasks(&outlines, codecs, options)?;
+        let tasks = device::dense::tasks(&outlines, codecs, options)?;
         inputs.iter().try_for_each(|i| i.data.check_device(&self.device))?;
         let device = self.device.clone();
         let _current = device.enter()?;
@@ -351,12 +351,12 @@ impl Compressor {
     fn prepare_residuals(&mut self, inputs: &[Input<'_>]) -> Result<()> {
         let mut names = HashSet::new();
         if !inputs.iter().all(|i| names.insert(i.name)) {
-            return Err(outside::misfit("two inputs of one name").into());
+            return Err(device::misfit("two inputs of one name").into());
         }
         for input in inputs {
             let residual = self.residuals.get(input.name);
             if residual.is_some_and(|r| r.known && r.shape != input.data.shape()) {
-                return Err(outside::misfit("shapes of tensor and residual differ").into());
+                return Err(device::misfit("shapes of tensor and residual differ").into());
             }
         }
         let fits = |i: &Input<'_>| self.residuals.get(i.name).is_some_and(|r| r.shape == i.data.shape());
@@ -445,7 +445,7 @@ impl Compressor {
                     if matches!(task, Task::BothSides { .. }) {
                         (search.sides, chunks) = (2, 2 * k.div_ceil(CHUNK));
                     }
-                    let rank = outside::sample_rank(*k, elements).map(|rank| rank as u32);
+                    let rank = device::sample_rank(*k, elements).map(|rank| rank as u32);
                     // So many of each side reach the sample's cut, by more than it is likely to be wrong: if there is no room for
                     // them, all elements are read again.
                     let of_sample = |rank: u32| 2 * u64::from(rank + 1) + 8;
@@ -690,7 +690,7 @@ impl Compressor {
         mut select: Select,
         what: u32,
         stream: Stream,
-    ) -> Result<(Vec<outside::Moments>, Vec<State>)> {
+    ) -> Result<(Vec<device::Moments>, Vec<State>)> {
         select.what = what;
         let logs = plan.asks().iter().any(|ask| ask.what & what != 0 && ask.logs != 0);
         let kernel = if logs { Kernel::MeasureLogs } else { Kernel::Measure };
@@ -751,7 +751,7 @@ impl Compressor {
         self.device.synchronize(stream)?;
         // SAFETY: the stream was waited for.
         let index = items_of::<u64>(unsafe { self.down.bytes(8) })[0];
-        Ok(outside::non_finite(tensor, index).into())
+        Ok(device::non_finite(tensor, index).into())
     }
 
     /// Takes what is sent from the sums.
@@ -864,7 +864,7 @@ impl Compressor {
                 continue;
             }
             if feedback.get(&name).is_none() {
-                return Err(outside::misfit("state of a codec that does not run on a device").into());
+                return Err(device::misfit("state of a codec that does not run on a device").into());
             }
             let mut residual = self.new_residual(shape)?;
             residual.known = true;
@@ -907,7 +907,7 @@ impl Made for Block {
         codecs: &[Codec],
         found: &mut FoundAll,
     ) -> gcodec::Result<(Vec<Self>, Vec<Sent>)> {
-        outside::blocks(outlines, codecs, &found.found)
+        device::blocks(outlines, codecs, &found.found)
     }
 
     fn first_tensor(&self) -> u64 {
@@ -923,7 +923,7 @@ impl Made for WireBlock<'static> {
         codecs: &[Codec],
         found: &mut FoundAll,
     ) -> gcodec::Result<(Vec<Self>, Vec<Sent>)> {
-        outside::wire_blocks(outlines, codecs, &found.found, std::mem::take(&mut found.supports))
+        device::wire_blocks(outlines, codecs, &found.found, std::mem::take(&mut found.supports))
     }
 
     fn first_tensor(&self) -> u64 {
@@ -1045,7 +1045,7 @@ impl FoundAll {
             let (side, mean) = match search.sides {
                 1 => (0, None),
                 _ => {
-                    let (side, mean) = outside::larger(choice.sums, [totals[0], totals[1]]);
+                    let (side, mean) = device::larger_side(choice.sums, [totals[0], totals[1]]);
                     (side, Some(mean))
                 }
             };
@@ -1085,14 +1085,14 @@ impl FoundAll {
 }
 
 /// The sums of a search's chunks, in their order.
-fn total(sums: &[outside::Moments], search: &Search, chunks: u64) -> outside::Moments {
+fn total(sums: &[device::Moments], search: &Search, chunks: u64) -> device::Moments {
     let of_search = sums.iter().skip(search.chunks as usize).take(chunks as usize);
-    of_search.fold(outside::Moments::default(), |sum, chunk| sum.and(*chunk))
+    of_search.fold(device::Moments::default(), |sum, chunk| sum.and(*chunk))
 }
 
-fn moments(m: Moments) -> outside::Moments {
+fn moments(m: Moments) -> device::Moments {
     let Moments { count, sum, squares, product, exponent, max, .. } = m;
-    outside::Moments { count, sum, squares, product, exponent, max }
+    device::Moments { count, sum, squares, product, exponent, max }
 }
 
 /// Where things are in the work memory.
@@ -1175,7 +1175,7 @@ impl Plan {
 
     /// What fits ask of the device, or tell it.
     fn asks(&self) -> Vec<Ask> {
-        let question = |what, q: Question| Ask {
+        let question = |what, q: MomentQuery| Ask {
             what,
             at: q.at.to_bits(),
             location: q.location,

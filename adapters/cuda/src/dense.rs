@@ -1,11 +1,11 @@
-//! Codecs that send every element: what [`gcodec::compress::outside::dense`] asks for, on a device.
+//! Codecs that send every element: what [`gcodec::compress::device::dense`] asks for, on a device.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use gcodec::block::{Block, Spacing};
-use gcodec::compress::outside::dense::{Packed, Quantizer, Task, blocks};
-use gcodec::compress::outside::{misfit, non_finite};
+use gcodec::compress::device::dense::{Packed, Quantizer, Task, blocks};
+use gcodec::compress::device::{misfit, non_finite};
 use gcodec::compress::{NonFinite as NonFiniteRule, Options, Share};
 
 use crate::compressor::Input;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use gcodec::compress::Kept;
-use gcodec::compress::outside::Outline;
+use gcodec::compress::device::Outline;
 use gcodec::{Codec, Positions};
 
 use crate::device::{Device, Kernel, Memory};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gcodec::block::WireBlock;
-use gcodec::compress::outside::misfit;
+use gcodec::compress::device::misfit;
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::frame::{Metadata, Reduction};
 use gcodec::{
@@ -105,7 +105,7 @@ enum Memory<'a> {
     /// Memory on devices to work in, and nothing of earlier updates.
     Work(&'a mut Kept),
     Feedback(&'a mut Kept),
-    Dgc(&'a mut gcodec::compress::Dgc),
+    Dgc(&'a mut gcodec::compress::senders::Dgc),
 }
 
 /// Frames that were encoded, with the buffer protocol: written to a file or a socket without a copy.

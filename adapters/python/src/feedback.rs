@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gcodec::TensorBuf;
-use gcodec::compress::{self, DgcOptions};
+use gcodec::compress;
+use gcodec::compress::senders::DgcOptions;
 use pyo3::prelude::*;
 
 use crate::cuda::{self, Compressors};
@@ -181,10 +182,10 @@ impl Settings {
 }
 
 #[pyclass(frozen, module = "gcodec._native")]
-pub(crate) struct Dgc(Mutex<compress::Dgc>);
+pub(crate) struct Dgc(Mutex<compress::senders::Dgc>);
 
 impl Dgc {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, compress::Dgc> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, compress::senders::Dgc> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -193,7 +194,8 @@ impl Dgc {
 impl Dgc {
     #[new]
     fn new(py: Python<'_>, settings: Settings) -> PyResult<Self> {
-        let dgc = compress::Dgc::new(settings.options(py)?).map_err(|e| errors::raise(py, e, None))?;
+        let dgc =
+            compress::senders::Dgc::new(settings.options(py)?).map_err(|e| errors::raise(py, e, None))?;
         Ok(Self(Mutex::new(dgc)))
     }
 
@@ -214,7 +216,7 @@ impl Dgc {
     }
 
     fn load(&self, py: Python<'_>, settings: Settings, steps: u64, tensors: Given<'_>) -> PyResult<()> {
-        let loaded = compress::Dgc::load(settings.options(py)?, steps, owned(py, tensors)?);
+        let loaded = compress::senders::Dgc::load(settings.options(py)?, steps, owned(py, tensors)?);
         let loaded = loaded.map_err(|e| errors::raise(py, e, None))?;
         py.detach(|| *self.lock() = loaded);
         Ok(())

@@ -1,7 +1,7 @@
 //! Limits and defaults, as the library has them.
 
 use gcodec::Limits;
-use gcodec::compress::DgcOptions;
+use gcodec::compress::senders::DgcOptions;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gcodec::block::{SetId, Sets, Stored, Target};
 use gcodec::compress::Selection;
-use gcodec::compress::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
 use gcodec::frame::IndexSet;
 use gcodec::{
     Block, BlockOptions, Body, Budget, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, Scope,

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use gcodec::block::SetId;
-use gcodec::compress::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
+use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
 use gcodec::compress::{Codec, Input, Kept, Options, Selection, compress};
 use gcodec::element::decode_f32s;
 use gcodec::frame::IndexSet;

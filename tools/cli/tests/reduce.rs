@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{Dir, step, worker};
 use gcodec::compress::Amount;
-use gcodec::compress::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
 use gcodec::{
     BlockOptions, Dtype, EncodeOptions, Encoder, Manifest, Scope, TensorBuf, TensorInfo, UpdateHeader, random,
 };

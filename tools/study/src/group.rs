@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gcodec::block::Sets;
-use gcodec::compress::{Options, onebit, scalecom};
+use gcodec::compress::Options;
+use gcodec::compress::senders::{onebit, scalecom};
 use gcodec::frame::Reduction;
 use gcodec::reduce::{self, Sum, SumOptions};
 use gcodec::{

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use gcodec::compress::scalecom::{Choice, Settings};
-use gcodec::compress::{Amount, DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit};
+use gcodec::compress::Amount;
+use gcodec::compress::senders::scalecom::{Choice, Settings};
+use gcodec::compress::senders::{DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit};
 use gcodec::{Codec, Manifest, Positions};
 
 use crate::Result;

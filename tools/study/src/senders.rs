@@ -1,6 +1,7 @@
 //! What one worker does with its update before it becomes bytes. A new compressor is a codec's name, or a [`Sender`].
 
-use gcodec::compress::{DeMo, Dgc, DgcOptions, Input, Options, Sbc, mask_momenta};
+use gcodec::compress::senders::{DeMo, Dgc, DgcOptions, Sbc, mask_momenta};
+use gcodec::compress::{Input, Options};
 use gcodec::{Block, Codec, Feedback, Positions, TensorBuf, compress};
 
 use crate::Result;

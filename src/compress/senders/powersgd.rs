@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Factor, basis, elements, left_factor, matrix, numbers, product, times, transposed_times};
 use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::compress::codecs::demo;
+use crate::compress::codecs::powersgd::{
+    Factor, basis, bytes, elements, left_factor, matrix, numbers, product, times, transposed_times,
+};
 use crate::compress::source::Source;
-use crate::compress::{Codec, Feedback, Input, Kept, Options, demo, sparse};
+use crate::compress::{Codec, Feedback, Input, Kept, Options, sparse};
 use crate::element::round_f32s;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Manifest, TensorInfo};
@@ -292,7 +295,7 @@ fn finite(views: &[TensorView<'_>]) -> Result<Vec<Vec<f32>>> {
 }
 
 fn of_numbers(numbers: &[f32]) -> Values {
-    Values::Floats { stored: Stored::Source, bytes: super::bytes(numbers) }
+    Values::Floats { stored: Stored::Source, bytes: bytes(numbers) }
 }
 
 fn dense(tensor: u64, values: Values) -> Block {

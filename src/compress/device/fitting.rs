@@ -1,10 +1,10 @@
 //! SIDCo's thresholds for elements that are elsewhere: what has to be known of them, and what follows of that.
 
+use crate::compress::codecs::sidco::{Adaptation, Goal, Refined, Refining, Staging};
 use crate::compress::select::{self, LOWEST};
-use crate::compress::sidco::{Adaptation, Goal, Refined, Refining, Staging};
 use crate::compress::{Fit, Stages};
 
-pub use crate::compress::moments::{Moments, Question};
+pub use crate::compress::moments::{MomentQuery, Moments};
 
 /// The search of one tensor by fits, in steps: [`Self::next`] says what is to be done, [`Self::answer`] or [`Self::collected`] takes
 /// what came of it.
@@ -38,19 +38,19 @@ enum State {
 pub enum Step {
     /// Give the moments of the sample to [`Fitting::answer`]: 2^15 elements, those at `i n / 2^15 + (i * 0x9e3779b97f4a7c15 >> 32) mod
     /// (n / 2^15)` for `i` from 0 on, the product modulo 2^64, and `i n / 2^15` rounded down.
-    Sample(Question),
+    Sample(MomentQuery),
     /// Give the moments of all elements to [`Fitting::answer`].
-    Tensor(Question),
+    Tensor(MomentQuery),
     /// Collect what reaches `least`, and give to [`Fitting::collected`] how many these are, `least`, and their moments, in the order
     /// of the elements. The moments are not asked for where there are more than [`Fitting::limit`].
     Collect {
         /// Where candidates begin.
         least: Least,
         /// Which moments; `None`: of those that exceed `least`.
-        question: Option<Question>,
+        question: Option<MomentQuery>,
     },
     /// Give the moments of the candidates to [`Fitting::answer`].
-    Candidates(Question),
+    Candidates(MomentQuery),
     /// This is what is kept.
     Keep(Kept),
 }

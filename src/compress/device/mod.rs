@@ -24,12 +24,13 @@
 pub mod dense;
 mod fitting;
 
-pub use fitting::{Fitting, Kept, Least, Moments, Question, Step};
+pub use fitting::{Fitting, Kept, Least, MomentQuery, Moments, Step};
 
 use std::ops::Range;
 
+use super::codecs::sbc;
 use super::select::Chosen;
-use super::{Codec, Selection, runs, sbc, select, sparse};
+use super::{Codec, Selection, runs, select, sparse};
 use crate::block::{Block, Part, SupportId, WireBlock};
 use crate::element::round_f32s;
 use crate::error::{Error, InputErrorKind, Result};
@@ -125,7 +126,7 @@ impl Search {
 pub enum Found {
     /// The elements that are kept.
     Elements(Chosen),
-    /// For [`Codec::Sbc`] those of one side, which all become their mean: side and mean by [`larger`].
+    /// For [`Codec::Sbc`] those of one side, which all become their mean: side and mean by [`larger_side`].
     Side {
         /// Their positions, strictly ascending.
         positions: Vec<u64>,
@@ -152,7 +153,7 @@ pub fn sample_rank(k: u64, n: u64) -> Option<u64> {
 
 /// Which of the two sides of [`Search::BothSides`] is sent, and the mean that it becomes: `sums`: of magnitudes, each a
 /// [`Moments::sum`] of what was kept of that side, in its order; `counts`: how many these are.
-pub fn larger(sums: [f64; 2], counts: [u64; 2]) -> (usize, f32) {
+pub fn larger_side(sums: [f64; 2], counts: [u64; 2]) -> (usize, f32) {
     sbc::larger_of(sums, counts)
 }
 
@@ -378,7 +379,8 @@ mod tests {
             found[t] = match search {
                 Search::BothSides { .. } => {
                     let sums = of_sides[t].each_ref().map(|c| Moments::of::<false>(&c.values, all()).sum);
-                    let (side, mean) = larger(sums, of_sides[t].each_ref().map(|c| c.values.len() as u64));
+                    let (side, mean) =
+                        larger_side(sums, of_sides[t].each_ref().map(|c| c.values.len() as u64));
                     Found::Side { positions: of_sides[t][side].positions.clone(), mean }
                 }
                 _ => Found::Elements(std::mem::take(&mut of_sides[t][0])),
@@ -386,8 +388,8 @@ mod tests {
         }
     }
 
-    fn all() -> Question {
-        Question { at: f32::from_bits(1), location: 0.0, logs: false }
+    fn all() -> MomentQuery {
+        MomentQuery { at: f32::from_bits(1), location: 0.0, logs: false }
     }
 
     /// What a fit keeps, step by step as it says.
@@ -398,7 +400,7 @@ mod tests {
                 |i: u64| i * n / 32_768 + (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % (n / 32_768);
             (0..32_768).map(|i| values[place(i) as usize]).collect()
         };
-        let measure = |values: &[f32], question: Question| match question.logs {
+        let measure = |values: &[f32], question: MomentQuery| match question.logs {
             true => Moments::of::<true>(values, question),
             false => Moments::of::<false>(values, question),
         };
@@ -418,7 +420,8 @@ mod tests {
                         }
                     };
                     candidates = values.iter().copied().filter(|x| x.abs() >= least).collect();
-                    let question = question.unwrap_or(Question { at: least, location: least, logs: false });
+                    let question =
+                        question.unwrap_or(MomentQuery { at: least, location: least, logs: false });
                     let moments = measure(&candidates, question);
                     fitting.collected(candidates.len() as u64, least, &moments);
                 }

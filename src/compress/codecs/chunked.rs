@@ -5,10 +5,10 @@
 //! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of equal
 //! magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
 
-use super::source::{CHUNK, Source};
-use super::sparse::mean_magnitude;
 use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
 use crate::codes::{best_parameter, run_bits};
+use crate::compress::source::{CHUNK, Source};
+use crate::compress::sparse::mean_magnitude;
 use crate::element::max_finite;
 use crate::error::Result;
 
@@ -23,7 +23,7 @@ pub enum ChunkValues {
 }
 
 /// One block for each tensor of a run.
-pub(super) fn blocks(
+pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     chunk_len: u64,
     kept: u64,
@@ -62,7 +62,7 @@ pub(super) fn blocks(
 
 /// The smaller of a fixed number of bits for each position and one Rice parameter for all gaps; the wire may find something
 /// smaller still for gaps. `positions` are `kept` of each chunk of `chunk_len` of `n` elements.
-pub(super) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64) -> Support {
+pub(crate) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64) -> Support {
     if kept >= chunk_len {
         return Support::All;
     }
@@ -77,7 +77,7 @@ pub(super) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64)
 }
 
 /// The positions in a chunk, ascending, of its `kept` largest magnitudes, and the elements there.
-pub(super) fn largest(chunk: &[f32], kept: u64) -> (Vec<u32>, Vec<f32>) {
+pub(crate) fn largest(chunk: &[f32], kept: u64) -> (Vec<u32>, Vec<f32>) {
     // Larger magnitudes first, then lower positions; a chunk has at most 2^32 elements.
     let mut keys: Vec<(u32, u32)> = chunk.iter().map(|x| !(x.to_bits() & 0x7fff_ffff)).zip(0..).collect();
     let kept = usize::try_from(kept).unwrap_or(usize::MAX).min(keys.len());

@@ -1,9 +1,9 @@
 //! Random elements, the same for every sender that has the seed (random-k; Stich et al., arXiv 1809.07599, section 2.1):
 //! positions cost nothing, and equal supports can be summed.
 
-use super::source::{CHUNK, Source};
-use super::{Amount, Kept, sparse};
 use crate::block::{Block, Scope, Support};
+use crate::compress::source::{CHUNK, Source};
+use crate::compress::{Amount, Kept, sparse};
 use crate::error::Result;
 use crate::random;
 
@@ -17,7 +17,7 @@ pub enum Scaling {
 }
 
 /// One block for each tensor of a run.
-pub(super) fn blocks(
+pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     amount: Amount,
     scaling: Scaling,

@@ -3,29 +3,29 @@
 
 use std::ops::Range;
 
-use super::source::{Chunk, Source};
-use super::{Options, Part, parts, sum};
 use crate::block::{Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero};
+use crate::compress::source::{Chunk, Source};
+use crate::compress::{Options, Part, parts, sum};
 use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
 use crate::random;
 
 /// The settings of [`levels`].
 #[derive(Clone, Copy)]
-pub(super) struct Levels {
-    pub(super) spacing: Spacing,
+pub(crate) struct Levels {
+    pub(crate) spacing: Spacing,
     /// The number s of the largest level, within the wire's range.
-    pub(super) max_level: u32,
-    pub(super) bucket: u64,
-    pub(super) norm: Norm,
+    pub(crate) max_level: u32,
+    pub(crate) bucket: u64,
+    pub(crate) norm: Norm,
     /// Magnitudes are first limited to so many root mean squares of their bucket; infinite for no limit.
-    pub(super) clip: f32,
-    pub(super) seed: u64,
+    pub(crate) clip: f32,
+    pub(crate) seed: u64,
 }
 
 /// Each element as its bucket's norm times a level, rounded at random so that the mean is right. Level l is l / s, or for
 /// natural spacing 2^(l - s) with 0 for l = 0.
-pub(super) fn levels(
+pub(crate) fn levels(
     tensors: &mut [Source<'_>],
     settings: Levels,
     options: &Options,
@@ -74,7 +74,7 @@ pub(super) fn levels(
 }
 
 /// Each element as its group's scale times an integer from -127 to 127.
-pub(super) fn int8(
+pub(crate) fn int8(
     tensors: &mut [Source<'_>],
     group: u64,
     options: &Options,
@@ -107,7 +107,7 @@ pub(super) fn int8(
 }
 
 /// A scale for each `group` of values, and codes `round(x / scale) + 2^(bits-1)`.
-pub(super) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>) {
+pub(crate) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>) {
     let (centre, largest) = (1i32 << (bits - 1), (1i32 << (bits - 1)) - 1);
     let group = usize::try_from(group).unwrap_or(usize::MAX);
     let mut codes = vec![0; values.len()];
@@ -128,7 +128,7 @@ pub(super) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>
 const ROUNDER: f32 = 12_582_912.0;
 
 /// What the receiver gets for the codes of [`affine`].
-pub(super) fn affine_values(scales: &[f32], codes: &[u8], bits: u8, group: u64) -> Vec<f32> {
+pub(crate) fn affine_values(scales: &[f32], codes: &[u8], bits: u8, group: u64) -> Vec<f32> {
     let centre = 1 << (bits - 1);
     let groups = codes.chunks(usize::try_from(group).unwrap_or(usize::MAX)).zip(scales);
     groups

@@ -4,15 +4,15 @@ use std::collections::HashSet;
 
 use rayon::prelude::*;
 
-use super::{Input, Options, Part, in_order, parts, whole};
 use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::compress::{Input, Options, Part, in_order, parts, whole};
 use crate::element::{bits_at, set_bits_at, ulp_diff};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, tensor_digest};
 use crate::tensor::{Dtype, TensorView};
 
 /// Dense blocks of a run of tensors, as byte planes if `planes`.
-pub(super) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, blocks: &mut Vec<Block>) {
+pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, blocks: &mut Vec<Block>) {
     let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
     for part in parts(&lens, options.block_len, true) {
         let (scope, bytes) = match part {
@@ -41,7 +41,7 @@ pub(super) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, block
 const DELTA_BLOCK: u64 = 1 << 26;
 
 /// Blocks of the elements of a run of tensors that differ from their bases.
-pub(super) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()> {
+pub(crate) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()> {
     let differences = in_order(inputs.par_iter().map(|input| {
         let base = input.base.ok_or(Error::input(InputErrorKind::MissingBase));
         base.and_then(|base| differences(input.view, base)).map_err(|e| e.in_tensor(input.tensor))

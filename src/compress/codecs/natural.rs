@@ -1,18 +1,18 @@
 //! Natural compression (Horvath et al., arXiv 1905.10988): each element becomes one of the two powers of two around its
 //! magnitude, the upper one with the probability that makes the mean right: its mantissa.
 
-use super::source::{Chunk, Source, TILE};
-use super::{Options, Part, parts, whole};
 use crate::arch::{self, Kernel};
 use crate::bits::pack_bits;
 use crate::block::{Bits, Block, Scope, Support, Underflow, Values};
+use crate::compress::source::{Chunk, Source, TILE};
+use crate::compress::{Options, Part, parts, whole};
 use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
 
 /// Dense blocks of a run of tensors.
-pub(super) fn blocks(
+pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     seed: u64,
     options: &Options,
@@ -43,7 +43,7 @@ pub(super) fn blocks(
 
 /// The exponent of the power of two that a finite float of these bits is rounded to, [`ZERO`] for zero.
 /// Magnitudes that would round to more than `2^top` become that.
-pub(super) fn round(bits: u32, word: u32, top: i16) -> i16 {
+pub(crate) fn round(bits: u32, word: u32, top: i16) -> i16 {
     let magnitude = bits & 0x7fff_ffff;
     if magnitude == 0 {
         return ZERO;
@@ -57,19 +57,19 @@ pub(super) fn round(bits: u32, word: u32, top: i16) -> i16 {
 }
 
 /// The exponent of the largest power of two that elements of a type hold.
-pub(super) fn top(dtype: Dtype) -> i16 {
+pub(crate) fn top(dtype: Dtype) -> i16 {
     (max_finite(dtype).to_bits() >> 23) as i16 - 127
 }
 
 /// What [`round`] gives for zero.
-pub(super) const ZERO: i16 = i16::MIN;
+pub(crate) const ZERO: i16 = i16::MIN;
 
 /// Added to a tensor's number for the words of the second draw.
-pub(super) const SECOND_STREAM: u64 = 1 << 63;
+pub(crate) const SECOND_STREAM: u64 = 1 << 63;
 
 /// The smallest exponent that has a code, and a code for each exponent that [`round`] gave. `words` draws a second word
 /// for each element; it is asked only if the exponents span more than 255.
-pub(super) fn codes(exponents: &[i16], words: impl FnOnce() -> Vec<u32>) -> (i16, Vec<u8>) {
+pub(crate) fn codes(exponents: &[i16], words: impl FnOnce() -> Vec<u32>) -> (i16, Vec<u8>) {
     let nonzero = || exponents.iter().copied().filter(|&e| e != ZERO);
     let (Some(smallest), Some(largest)) = (nonzero().min(), nonzero().max()) else {
         return (0, vec![0; exponents.len()]);
@@ -86,7 +86,7 @@ pub(super) fn codes(exponents: &[i16], words: impl FnOnce() -> Vec<u32>) -> (i16
 }
 
 /// The magnitude of a code, for exponents that 32-bit floats have.
-pub(super) fn value(min_exponent: i16, code: u8) -> f32 {
+pub(crate) fn value(min_exponent: i16, code: u8) -> f32 {
     let exponent = i32::from(min_exponent) + i32::from(code) - 1;
     match code {
         0 => 0.0,

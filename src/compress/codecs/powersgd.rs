@@ -6,23 +6,19 @@
 //! Q = M^T P                                          the receiver makes P Q^T, and M - P Q^T is left over
 //! ```
 //!
-//! [`Codec::PowerSgd`](super::Codec::PowerSgd) is this for one sender; [`Worker`] for many, whose P and Q are averaged as they
+//! [`Codec::PowerSgd`](crate::compress::Codec::PowerSgd) is this for one sender; [`Worker`](crate::compress::senders::powersgd::Worker) for many, whose P and Q are averaged as they
 //! are. Vectors, and matrices whose factors would take no fewer bytes, are sent as they are, as the paper does with vectors.
 //!
 //! Sums are taken in binary64 in the order of the elements, so that nodes and threads agree. The paper begins with normally
 //! distributed numbers; here they are uniform between -1 and 1, which needs no logarithm: only the space that they span
 //! counts. Like the authors' code, the last step's Q is orthonormalised before it is used, which changes no space either.
 
-mod worker;
-
-pub use worker::{Settings, Worker};
-
 use rayon::prelude::*;
 
 use super::demo::{finite, numbers_of};
-use super::source::{CHUNK, Source};
-use super::{Input, Kept, Options, sparse};
 use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::compress::source::{CHUNK, Source};
+use crate::compress::{Input, Kept, Options, sparse};
 use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
 use crate::random;
@@ -30,14 +26,14 @@ use crate::tensor::Dtype;
 
 /// The last Q of a tensor, cols x rank, row-major.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Factor {
-    pub(super) rank: u64,
-    pub(super) values: Vec<f32>,
+pub(crate) struct Factor {
+    pub(crate) rank: u64,
+    pub(crate) values: Vec<f32>,
 }
 
 /// Rows and columns of a tensor that is sent as factors; `None` if it is sent as it is: of fewer than two dimensions, or its
 /// factors, 32 bits a number, would take as many bytes or more.
-fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, usize)> {
+pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, usize)> {
     let [rows, rest @ ..] = shape else { return None };
     let cols: u64 = rest.iter().product();
     let factors = rows.checked_add(cols)?.checked_mul(rank)?.checked_mul(32)?;
@@ -47,7 +43,7 @@ fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, usize)> {
 }
 
 /// Blocks of a run of tensors.
-pub(super) fn blocks(
+pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     inputs: &[Input<'_>],
     rank: u64,
@@ -81,7 +77,7 @@ pub(super) fn blocks(
 }
 
 /// All elements of a tensor with what was left over, which must be finite.
-fn elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
+pub(crate) fn elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
     let parts = tensor.scan(0..tensor.len, CHUNK, |chunk| chunk.whole(|_, values| values.to_vec()));
     let sums = parts.concat();
     if sums.iter().all(|x| x.is_finite()) { Ok(sums) } else { Err(tensor.non_finite()) }
@@ -107,7 +103,7 @@ fn plain(tensor: &mut Source<'_>, sums: &[f32], options: &Options, blocks: &mut 
 
 /// The columns that M is multiplied by, cols x rank: those of the last step, orthonormalised; where there are none, or one
 /// is zero or not finite, those that the seed gives.
-fn basis(before: Option<&[f32]>, cols: usize, rank: usize, seed: u64, tensor: u64) -> Vec<f64> {
+pub(crate) fn basis(before: Option<&[f32]>, cols: usize, rank: usize, seed: u64, tensor: u64) -> Vec<f64> {
     let before = before.filter(|b| b.len() == cols * rank);
     let mut basis = match before {
         Some(before) => before.iter().map(|&x| f64::from(x)).collect(),
@@ -151,7 +147,7 @@ fn orthonormalise(matrix: &mut [f64], rank: usize) {
 }
 
 /// M Q, rows x rank: each sum in the order of the columns.
-fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
+pub(crate) fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
     let rank = basis.len() / cols;
     let rows = matrix.par_chunks_exact(cols).map(|row| {
         let mut sums = vec![0.0; rank];
@@ -164,7 +160,7 @@ fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
 }
 
 /// M^T P, cols x rank: each sum in the order of the rows.
-fn transposed_times(matrix: &[f32], cols: usize, left: &[f32], rank: usize) -> Vec<f64> {
+pub(crate) fn transposed_times(matrix: &[f32], cols: usize, left: &[f32], rank: usize) -> Vec<f64> {
     /// Columns that a thread takes at a time.
     const STRIP: usize = 256;
     let strips = (0..cols).into_par_iter().step_by(STRIP).map(|first| {
@@ -181,17 +177,17 @@ fn transposed_times(matrix: &[f32], cols: usize, left: &[f32], rank: usize) -> V
 }
 
 /// P as it is sent: orthonormal columns.
-fn left_factor(mut product: Vec<f64>, rank: usize) -> Vec<f32> {
+pub(crate) fn left_factor(mut product: Vec<f64>, rank: usize) -> Vec<f32> {
     orthonormalise(&mut product, rank);
     product.into_iter().map(|x| x as f32).collect()
 }
 
 /// Binary32 numbers, none beyond the largest.
-fn numbers(values: &[f64]) -> Vec<f32> {
+pub(crate) fn numbers(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&x| finite(x as f32)).collect()
 }
 
-fn bytes(numbers: &[f32]) -> Vec<u8> {
+pub(crate) fn bytes(numbers: &[f32]) -> Vec<u8> {
     numbers.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
@@ -200,7 +196,12 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 /// The values P Q^T, and what receivers whose elements are of this type make of them: finite numbers.
-fn product(left: Vec<f32>, mut right: Vec<f32>, rank: u64, dtype: Dtype) -> Result<(Values, Vec<f32>)> {
+pub(crate) fn product(
+    left: Vec<f32>,
+    mut right: Vec<f32>,
+    rank: u64,
+    dtype: Dtype,
+) -> Result<(Values, Vec<f32>)> {
     let factor = |numbers: &[f32]| Box::new(Values::Floats { stored: Stored::F32, bytes: bytes(numbers) });
     let (rows, cols) = (left.len() as u64 / rank, right.len() as u64 / rank);
     loop {

@@ -2,7 +2,7 @@
 
 use super::Adaptation;
 use super::fit::Fit;
-use crate::compress::moments::{Moments, Question};
+use crate::compress::moments::{MomentQuery, Moments};
 use crate::compress::select::{self, Chosen, Cut, Found, LOWEST, Sample, Side};
 use crate::compress::source::Source;
 use crate::error::Result;
@@ -75,10 +75,10 @@ impl Staging {
     }
 
     /// What has to be known next of the whole tensor.
-    pub(in crate::compress) fn question(&self) -> Question {
+    pub(in crate::compress) fn question(&self) -> MomentQuery {
         match self.stage {
-            0 => Question::all(self.fit == Fit::GammaGp),
-            _ => Question::exceeding(self.at),
+            0 => MomentQuery::all(self.fit == Fit::GammaGp),
+            _ => MomentQuery::exceeding(self.at),
         }
     }
 
@@ -175,7 +175,7 @@ fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
     Ok(select::exactly(&mut [source], k)?.pop().unwrap_or_default())
 }
 
-fn measure(values: &[f32], question: Question) -> Moments {
+fn measure(values: &[f32], question: MomentQuery) -> Moments {
     match question.logs {
         true => Moments::of::<true>(values, question),
         false => Moments::of::<false>(values, question),
@@ -228,11 +228,11 @@ impl Refining {
     }
 
     /// What has to be known next of the magnitudes.
-    pub(in crate::compress) fn question(&self) -> Question {
+    pub(in crate::compress) fn question(&self) -> MomentQuery {
         match self.stage {
             // The first stage fits all that is not zero.
-            0 => Question::all(self.fit == Fit::GammaGp),
-            _ => Question::exceeding(self.next),
+            0 => MomentQuery::all(self.fit == Fit::GammaGp),
+            _ => MomentQuery::exceeding(self.next),
         }
     }
 

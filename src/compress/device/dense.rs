@@ -37,7 +37,7 @@
 
 use rayon::prelude::*;
 
-use super::super::sign::Share;
+use super::super::codecs::sign::Share;
 use super::super::{Codec, Options, Part, parts, runs, whole};
 use super::{Outline, check_order};
 use crate::bits::{PlaneReader, packed_bytes, unzigzag};

@@ -19,8 +19,8 @@ mod worker;
 
 pub use worker::{Role, Worker};
 
-use super::{Amount, Codec, Kept, Selection};
 use crate::block::Positions;
+use crate::compress::{Amount, Codec, Kept, Selection};
 use crate::error::{Error, Result};
 
 /// How the leader chooses.

@@ -22,11 +22,11 @@ mod stages;
 use rayon::prelude::*;
 
 pub use fit::Fit;
-pub(super) use stages::{Goal, Refined, Refining, Staging};
+pub(in crate::compress) use stages::{Goal, Refined, Refining, Staging};
 
-use super::source::Source;
-use super::{Amount, Kept, in_order, sparse};
 use crate::block::Block;
+use crate::compress::source::Source;
+use crate::compress::{Amount, Kept, in_order, sparse};
 use crate::error::Result;
 
 /// How the number of stages is chosen.
@@ -35,7 +35,7 @@ pub enum Stages {
     /// As many fits as it takes to keep 0.9 to 1.1 times the target; equal magnitudes are cut at exactly the target.
     Guard,
     /// The authors' rule: begin with one stage; whenever the mean of k'/k over five steps is more than 1.2, one less, or
-    /// less than 0.8, one more; from 1 to ceil(log2(n/k)). The state lives in the sender's [`Feedback`](super::Feedback);
+    /// less than 0.8, one more; from 1 to ceil(log2(n/k)). The state lives in the sender's [`Feedback`](crate::compress::Feedback);
     /// without one every call begins anew.
     Authors,
     /// So many, at least 1.
@@ -47,7 +47,7 @@ const WINDOW: u32 = 5;
 
 /// The state of the authors' rule for one tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Adaptation {
+pub(crate) struct Adaptation {
     stages: u32,
     steps: u32,
     ratios: f64,
@@ -60,12 +60,12 @@ impl Default for Adaptation {
 }
 
 impl Adaptation {
-    pub(super) fn stages(self) -> u32 {
+    pub(crate) fn stages(self) -> u32 {
         self.stages
     }
 
     /// The state after a step that kept `ratio` times its target, a part `density` of the tensor.
-    pub(super) fn after(mut self, ratio: f64, density: f64) -> Self {
+    pub(crate) fn after(mut self, ratio: f64, density: f64) -> Self {
         self.steps += 1;
         self.ratios += ratio;
         if self.steps < WINDOW {
@@ -82,12 +82,12 @@ impl Adaptation {
     }
 
     /// Three integers for a checkpoint.
-    pub(super) fn to_words(self) -> [i64; 3] {
+    pub(crate) fn to_words(self) -> [i64; 3] {
         [i64::from(self.stages), i64::from(self.steps), self.ratios.to_bits() as i64]
     }
 
     /// What [`Self::to_words`] gave; `None` if the words are no state.
-    pub(super) fn from_words([stages, steps, ratios]: [i64; 3]) -> Option<Self> {
+    pub(crate) fn from_words([stages, steps, ratios]: [i64; 3]) -> Option<Self> {
         let (stages, steps) = (u32::try_from(stages).ok()?, u32::try_from(steps).ok()?);
         let ratios = f64::from_bits(ratios as u64);
         let fits = (1..=64).contains(&stages) && steps < WINDOW && ratios.is_finite() && ratios >= 0.0;
@@ -97,16 +97,16 @@ impl Adaptation {
 
 /// The settings of [`block`].
 #[derive(Clone, Copy)]
-pub(super) struct Settings {
-    pub(super) amount: Amount,
-    pub(super) fit: Fit,
-    pub(super) stages: Stages,
-    pub(super) values: Kept,
-    pub(super) seed: u64,
+pub(crate) struct Settings {
+    pub(crate) amount: Amount,
+    pub(crate) fit: Fit,
+    pub(crate) stages: Stages,
+    pub(crate) values: Kept,
+    pub(crate) seed: u64,
 }
 
 /// One block for a run of tensors.
-pub(super) fn block(tensors: &mut [Source<'_>], settings: Settings) -> Result<Block> {
+pub(crate) fn block(tensors: &mut [Source<'_>], settings: Settings) -> Result<Block> {
     let Settings { amount, fit, stages, values, seed } = settings;
     let chosen = in_order(tensors.par_iter_mut().map(|source| {
         let k = amount.of(source.len as u64);

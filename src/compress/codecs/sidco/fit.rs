@@ -150,10 +150,10 @@ fn inverse_upper_gamma(a: f64, part: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compress::moments::Question;
+    use crate::compress::moments::MomentQuery;
 
     fn moments(values: &[f32]) -> Moments {
-        Moments::of::<true>(values, Question::all(true))
+        Moments::of::<true>(values, MomentQuery::all(true))
     }
 
     #[test]

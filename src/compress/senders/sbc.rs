@@ -1,63 +1,15 @@
-//! Sparse Binary Compression (Sattler et al., arXiv 1805.08768): of the `k` largest and the `k` smallest elements of a
-//! tensor those with the larger mean magnitude are kept, and all of them become that mean.
-//!
-//! Only positive elements count among the largest and only negative ones among the smallest. Where there are fewer than
-//! `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent. Sums of magnitudes are taken in the
-//! order that [`outside`](super::outside) defines.
-//!
-//! The codec is one message; [`Sbc`] is a sender of many, with the paper's communication delay:
+//! A sender of Sparse Binary Compression (Sattler et al., arXiv 1805.08768), with the paper's communication delay:
 //!
 //! ```text
 //! every step            r <- r + local update
 //! every `delay` steps   send sbc(r), r <- r - what was sent      and mask_momenta(what was sent)
 //! ```
 
-use rayon::prelude::*;
-
-use super::outside::Outline;
-use super::select::Chosen;
-use super::source::Source;
-use super::sparse::{join, mean, outlines, tensor_groups};
-use super::sum::magnitudes;
-use super::{Amount, Codec, Feedback, Input, Options, compress, in_order, select};
-use crate::block::{Block, Positions, ScaleFormat, Scales, Values};
+use crate::block::{Block, Positions};
+use crate::compress::source::Source;
+use crate::compress::{Amount, Codec, Feedback, Input, Options, compress};
 use crate::error::{Error, Result};
 use crate::tensor::TensorBuf;
-
-/// One block for a run of tensors.
-pub(super) fn block(tensors: &mut [Source<'_>], amount: Amount) -> Result<Block> {
-    let chosen = in_order(tensors.par_iter_mut().map(|tensor| {
-        let sides = select::both_sides(tensor, amount.of(tensor.len as u64))?;
-        let (side, mean) = larger(&sides);
-        let [plus, minus] = sides;
-        let chosen = if side == 0 { plus } else { minus };
-        tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
-        Ok((chosen, mean))
-    }))?;
-    let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-    Ok(constant(&outlines(tensors), &chosen, &means))
-}
-
-/// Which of the largest positive and the smallest negative elements are sent, and their mean.
-fn larger(sides: &[Chosen; 2]) -> (usize, f32) {
-    let sums = sides.each_ref().map(|s| magnitudes(&s.values));
-    larger_of(sums, sides.each_ref().map(|s| s.values.len() as u64))
-}
-
-/// The same by their sums of magnitudes and their numbers.
-pub(super) fn larger_of([plus, minus]: [f64; 2], [positive, negative]: [u64; 2]) -> (usize, f32) {
-    if plus >= minus { (0, mean(plus, positive)) } else { (1, -mean(minus, negative)) }
-}
-
-/// The block of what is sent of a run of tensors.
-pub(super) fn constant(tensors: &[Outline], chosen: &[Chosen], means: &[f32]) -> Block {
-    let (scope, support) = join(tensors, chosen);
-    let values = Values::Constant {
-        groups: tensor_groups(tensors.len()),
-        scales: Scales::from_f32s(ScaleFormat::F32, means),
-    };
-    Block { scope, add: false, support, values }
-}
 
 /// The settings of [`Sbc`].
 #[derive(Debug, Clone, PartialEq)]
@@ -102,7 +54,7 @@ impl SbcOptions {
 
 /// The state of one sender of Sparse Binary Compression (arXiv 1805.08768, algorithm 1).
 ///
-/// The momentum of the local optimiser is the caller's: clear it with [`mask_momenta`](super::mask_momenta) where a message
+/// The momentum of the local optimiser is the caller's: clear it with [`mask_momenta`](crate::compress::senders::mask_momenta) where a message
 /// sent something, as the paper does.
 ///
 /// Memory: 4 bytes for each element, 8 inside a step.
@@ -154,7 +106,7 @@ impl Sbc {
     }
 
     fn accumulate(&mut self, inputs: &[Input<'_>], codecs: &[Codec], options: &Options) -> Result<()> {
-        super::check(inputs, codecs, options, true)?;
+        crate::compress::check(inputs, codecs, options, true)?;
         let mut sums = Vec::with_capacity(inputs.len());
         for (input, codec) in inputs.iter().zip(codecs) {
             let source = Source::new(input, *codec, options, Some(&self.residuals));

@@ -21,9 +21,9 @@
 //! not leave a variance that is too small. And an element whose frozen variance is zero, one that had no gradient in all of
 //! the warm-up, does not move: its sign would be plus or minus the scale of its neighbours, divided by epsilon.
 
-use super::source::checked_f32s;
-use super::{Codec, Feedback, Input, Options, Share, compress};
 use crate::block::Block;
+use crate::compress::source::checked_f32s;
+use crate::compress::{Codec, Feedback, Input, Options, Share, compress};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::TensorBuf;
 

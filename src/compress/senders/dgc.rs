@@ -8,10 +8,10 @@
 //!
 //! The share that is sent falls from warm-up stage to warm-up stage to its final value.
 
-use super::source::checked_f32s;
-use super::{Codec, Feedback, Input, Kept, Options, Selection, compress, mask_momenta};
+use super::mask_momenta;
 use crate::block::{Block, Positions};
-use crate::compress::Amount;
+use crate::compress::source::checked_f32s;
+use crate::compress::{Amount, Codec, Feedback, Input, Kept, Options, Selection, compress};
 use crate::error::{Error, Result};
 use crate::tensor::TensorBuf;
 

@@ -3,9 +3,9 @@
 //! The sign of a zero is its own: +0 becomes plus the scale, -0 minus the scale. Error feedback takes that back in the
 //! next step; without it, exact zeros are better sent by another codec.
 
-use super::source::{CHUNK, Source};
-use super::{Options, Part, parts, sum};
 use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::compress::source::{CHUNK, Source};
+use crate::compress::{Options, Part, parts, sum};
 use crate::error::Result;
 
 /// Which elements share a scale.
@@ -18,7 +18,7 @@ pub enum Share {
 }
 
 /// Dense blocks of a run of tensors; the tensors are read twice, for the means and for the signs.
-pub(super) fn blocks(
+pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     share: Share,
     options: &Options,

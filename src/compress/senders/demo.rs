@@ -1,0 +1,177 @@
+//! DeMo, decoupled momentum (Peng et al., arXiv 2411.19870): the momentum's largest cosine coefficients travel, the rest of
+//! the momentum stays with its sender.
+//!
+//! ```text
+//! m <- decay m + g                                  every sender
+//! q = the largest coefficients of each chunk of the DCT-II of m
+//! m <- m - what the receivers make of q
+//! Q = the mean of each coefficient over the senders that sent it; step along the sign of its inverse
+//! ```
+
+use crate::block::values::dct::coefficients_of;
+use crate::block::{Block, Sets, Stored, Support, Values, support};
+use crate::compress::codecs::demo::numbers_of;
+use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
+use crate::error::{Error, InputErrorKind, Result};
+
+/// The settings of [`DeMo`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct DeMoOptions {
+    /// The longest side of a chunk: 1 to 128. Default: 64, as the authors' code.
+    pub chunk: u64,
+    /// Coefficients kept of each chunk, at least 1. Default: 32, as the authors' code.
+    pub kept: u64,
+    /// What is sent of a coefficient: [`Kept::Sign`], [`Kept::F32`], [`Kept::F16`] or [`Kept::Bf16`]. Default: its sign, and
+    /// the mean magnitude once for each block.
+    pub values: Kept,
+    /// What is left of the momentum from step to step: 0 to 1. Default: 0.999, as the authors' code.
+    pub decay: f32,
+}
+
+impl Default for DeMoOptions {
+    fn default() -> Self {
+        Self { chunk: 64, kept: 32, values: Kept::Sign, decay: 0.999 }
+    }
+}
+
+impl DeMoOptions {
+    /// Sets [`DeMoOptions::chunk`].
+    #[must_use]
+    pub fn with_chunk(mut self, chunk: u64) -> Self {
+        self.chunk = chunk;
+        self
+    }
+
+    /// Sets [`DeMoOptions::kept`].
+    #[must_use]
+    pub fn with_kept(mut self, kept: u64) -> Self {
+        self.kept = kept;
+        self
+    }
+
+    /// Sets [`DeMoOptions::values`].
+    #[must_use]
+    pub fn with_values(mut self, values: Kept) -> Self {
+        self.values = values;
+        self
+    }
+
+    /// Sets [`DeMoOptions::decay`].
+    #[must_use]
+    pub fn with_decay(mut self, decay: f32) -> Self {
+        self.decay = decay;
+        self
+    }
+}
+
+/// The state of one sender: its momentum, by tensor. Receivers have none: see [`direction`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeMo {
+    options: DeMoOptions,
+    momenta: Feedback,
+}
+
+impl DeMo {
+    /// A sender without momentum.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if an option is out of its range.
+    pub fn new(options: DeMoOptions) -> Result<Self> {
+        if !(0.0..=1.0).contains(&options.decay) {
+            return Err(Error::bad_option("decay"));
+        }
+        let demo = Self { options, momenta: Feedback::new() };
+        demo.codec().check()?;
+        Ok(demo)
+    }
+
+    /// The codec of a step.
+    pub fn codec(&self) -> Codec {
+        let DeMoOptions { chunk, kept, values, .. } = self.options;
+        Codec::Demo { chunk, kept, values }
+    }
+
+    /// The blocks of one step. `inputs`: gradients, times the learning rate as the authors' code has it, or not: signs do
+    /// not depend on it while it is constant.
+    ///
+    /// # Errors
+    /// Those of [`compress`]; the state is then as it was.
+    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
+        let mut momenta = self.momenta.clone();
+        for input in inputs {
+            let before = self.momenta.of(input.name, input.view.shape());
+            if let Some(momentum) = before.map_err(|e| e.in_tensor(input.tensor))? {
+                let decayed = momentum.iter().map(|m| self.options.decay * m).collect();
+                momenta.set(input.name, input.view.shape(), decayed);
+            }
+        }
+        let blocks = compress(inputs, &vec![self.codec(); inputs.len()], options, Some(&mut momenta))?;
+        self.momenta = momenta;
+        Ok(blocks)
+    }
+
+    /// The momentum, for a checkpoint. It never travels.
+    pub fn momenta(&self) -> &Feedback {
+        &self.momenta
+    }
+
+    /// Takes up the momentum of a checkpoint.
+    pub fn set_momenta(&mut self, momenta: Feedback) {
+        self.momenta = momenta;
+    }
+}
+
+/// What all receivers step along, once they have the senders' blocks of one scope: -1, 0 or 1 for each element of the scope.
+///
+/// Each coefficient becomes the mean of those that were sent for it, added in the order of `blocks`: give them in the order of
+/// their senders' numbers, and all receivers get the same bits. That is the authors' rule; [`reduce::Sum`](crate::reduce::Sum)
+/// divides by the number of all senders instead, and its signs may differ.
+///
+/// # Errors
+/// [`Error::Input`] if there is no block, one is not of [`Values::Dct`], or they differ in scope or layout.
+pub fn direction(blocks: &[&Block]) -> Result<Vec<f32>> {
+    let wrong = |i: usize| Error::cannot_reduce("it is no transform of the same chunks").of_sender(i as u64);
+    let Some(Block { scope, values: Values::Dct { rows, cols, chunk_rows, chunk_cols, .. }, .. }) =
+        blocks.first()
+    else {
+        return Err(wrong(0));
+    };
+    let n = rows.checked_mul(*cols).ok_or_else(|| wrong(0))?;
+    let len = usize::try_from(n).map_err(|_| wrong(0))?;
+    let (mut sums, mut counts) = (vec![0.0f64; len], vec![0u32; len]);
+    for (i, block) in blocks.iter().enumerate() {
+        let Values::Dct { rows: r, cols: c, chunk_rows: a, chunk_cols: b, support, coefficients } =
+            &block.values
+        else {
+            return Err(wrong(i));
+        };
+        if block.scope != *scope || (r, c, a, b) != (rows, cols, chunk_rows, chunk_cols) {
+            return Err(wrong(i));
+        }
+        let numbers = numbers_of(coefficients, coefficients_of(&block.values, n)?)?;
+        let mut rest = numbers.as_slice();
+        support::for_each_run(support, n, &Sets::new(), &mut |start, len| {
+            let (mine, others) = rest.split_at(len as usize);
+            for (at, x) in (start as usize..).zip(mine) {
+                sums[at] += f64::from(*x);
+                counts[at] += 1;
+            }
+            rest = others;
+            Ok(())
+        })?;
+    }
+    let means = sums.iter().zip(&counts).map(|(s, &c)| (s / f64::from(c.max(1))) as f32);
+    let bytes = means.flat_map(f32::to_le_bytes).collect();
+    let coefficients = Box::new(Values::Floats { stored: Stored::F32, bytes });
+    let (rows, cols, chunk_rows, chunk_cols) = (*rows, *cols, *chunk_rows, *chunk_cols);
+    let mean = Values::Dct { rows, cols, chunk_rows, chunk_cols, support: Support::All, coefficients };
+    let mut direction = numbers_of(&mean, n)?;
+    for (index, x) in direction.iter_mut().enumerate() {
+        if x.is_nan() {
+            return Err(Error::input(InputErrorKind::NonFinite { index: index as u64 }));
+        }
+        *x = if *x == 0.0 { 0.0 } else { 1f32.copysign(*x) };
+    }
+    Ok(direction)
+}

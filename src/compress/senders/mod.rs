@@ -1,0 +1,14 @@
+//! Senders that keep state from step to step, one file for each paper.
+
+pub mod demo;
+pub mod dgc;
+mod momentum;
+pub mod onebit;
+pub mod powersgd;
+pub mod sbc;
+pub mod scalecom;
+
+pub use demo::{DeMo, DeMoOptions};
+pub use dgc::{Dgc, DgcOptions};
+pub use momentum::mask_momenta;
+pub use sbc::{Sbc, SbcOptions};
