@@ -3,7 +3,8 @@
     data = gcodec.encode({"w": gradient}, gcodec.TopK(density=0.01, values="bf16"))
     tensors = gcodec.decode(data, framework="torch")
 
-`Writer` and `Reader` are for streams of updates, `File` for random access, `inspect` for people.
+`Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream.
+`Options` holds the options of everything that compresses.
 """
 
 from gcodec import cuda
@@ -33,11 +34,13 @@ from gcodec.codecs import (
 from gcodec.errors import DeviceError, FormatError, GcodecError, InputError, IoError, LimitError, UnsupportedError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.file import File, FileUpdate
+from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
+from gcodec.options import OptionKeywords, Options
 from gcodec.reduction import reduce
 from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
-from gcodec.stream import Decoder, Reader, Update, UpdateHeader, Writer
+from gcodec.stream import Decoder, Reader, Update, Writer
 
 __all__ = [
     "CODECS",
@@ -63,6 +66,8 @@ __all__ = [
     "Lossless",
     "ManifestReport",
     "Natural",
+    "OptionKeywords",
+    "Options",
     "PowerSgd",
     "Qsgd",
     "RandK",

@@ -1,8 +1,8 @@
-"""Codecs: a compressor and its settings, under the library's names and with its defaults.
+"""Codecs: a compressor and its settings, with the names and defaults of the Rust library.
 
-Each is a small immutable value, to be compared, hashed, pickled, and written as `name:key=value,...`, which every function
-takes as well. To round at random differently at each step, take another seed for each:
-`dataclasses.replace(codec, seed=step)`.
+A codec is a small immutable value that can be compared, hashed and pickled. Every function also takes its
+specification, the text `name:key=value,...`. A codec that rounds or draws at random uses `seed`; for other
+draws at each step use `dataclasses.replace(codec, seed=step)`.
 """
 
 from __future__ import annotations
@@ -16,61 +16,61 @@ from gcodec.errors import InputError
 
 @dataclass(frozen=True)
 class Codec:
-    """Any codec."""
+    """Base of all codecs."""
 
     name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if getattr(self, "k", None) is not None:
-            # A count takes the place of the density.
+            # A count replaces the density.
             object.__setattr__(self, "density", None)
         for f in fields(self):
             if {",", "="} & set(str(getattr(self, f.name))):
-                raise InputError(f"key `{f.name}` of `{self.name}` is `{getattr(self, f.name)}`: one setting, not several")
+                raise InputError(f"key `{f.name}` of `{self.name}` is `{getattr(self, f.name)}`: give one setting")
         _native.canonical(self.spec)
 
     @property
     def spec(self) -> str:
-        """What the library reads: the settings that differ from its defaults."""
+        """The specification: the name, and the settings that differ from the defaults."""
         given = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         keys = ",".join(f"{name}={value}" for name, value in given if value is not None)
         return f"{self.name}:{keys}" if keys else self.name
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the receiver may get other values than the sender had."""
+        """Whether the decoded values may differ from the encoded ones."""
         return _native.is_lossy(self.spec)
 
     def __str__(self) -> str:
-        """The specification as the library writes it."""
+        """Returns the specification in the library's canonical form."""
         return _native.canonical(self.spec)
 
 
 @dataclass(frozen=True)
 class Raw(Codec):
-    """The elements as they are."""
+    """The elements, unchanged."""
 
     name: ClassVar[str] = "raw"
 
 
 @dataclass(frozen=True)
 class Lossless(Codec):
-    """The elements' byte planes, entropy coded."""
+    """The byte planes of the elements, entropy coded."""
 
     name: ClassVar[str] = "lossless"
 
 
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The elements of largest magnitude (Deep Gradient Compression, arXiv 1712.01887, and before).
+    """Top-k: the elements of largest magnitude (Deep Gradient Compression, arXiv 1712.01887, and earlier).
 
     Attributes:
-        density: the part of them that is kept, more than 0, at most 1; or
-        k: how many.
-        values: what is sent of them: `f32`, `f16`, `bf16`, `pow2`, `sign`, `q4`.
-        scope: among which they are the largest: `tensor` or `global`.
-        seed: of the rounding to powers of two.
-        positions: how positions are written: `auto`, `rice`, `rice-one`, `tokens`, `bitmap`.
+        density: part of the elements that is kept, more than 0, at most 1; or
+        k: number of elements that are kept, at least 1. It replaces `density`.
+        values: encoding of the kept values: `f32`, `f16`, `bf16`, `pow2`, `sign` or `q4`.
+        scope: selection within each `tensor`, or `global`, over all tensors of the codec.
+        seed: seed of the rounding to powers of two, 0 to 2^64 - 1.
+        positions: encoding of positions: `auto`, `rice`, `rice-one`, `tokens` or `bitmap`.
     """
 
     name: ClassVar[str] = "topk"
@@ -84,7 +84,11 @@ class TopK(Codec):
 
 @dataclass(frozen=True)
 class Stc(Codec):
-    """Sparse Ternary Compression (arXiv 1903.02891): the largest elements, their signs and one mean magnitude."""
+    """Sparse Ternary Compression (arXiv 1903.02891): positions and signs of the largest elements, and one
+    magnitude.
+
+    `density`, `k`, `positions` as in `TopK`. The magnitude is the mean over the kept elements.
+    """
 
     name: ClassVar[str] = "stc"
     density: float | None = 0.01
@@ -94,7 +98,10 @@ class Stc(Codec):
 
 @dataclass(frozen=True)
 class Threshold(Codec):
-    """The elements whose magnitude is at least `at`; `values`, `seed`, `positions` as in `TopK`."""
+    """The elements whose magnitude is at least `at`.
+
+    `values`, `seed`, `positions` as in `TopK`.
+    """
 
     name: ClassVar[str] = "threshold"
     at: float = 0.001
@@ -105,7 +112,10 @@ class Threshold(Codec):
 
 @dataclass(frozen=True)
 class Sbc(Codec):
-    """Sparse Binary Compression (arXiv 1805.08768): one value for the largest elements of one sign."""
+    """Sparse Binary Compression (arXiv 1805.08768): one value for the largest elements of one sign.
+
+    `density`, `k`, `positions` as in `TopK`.
+    """
 
     name: ClassVar[str] = "sbc"
     density: float | None = 0.001
@@ -115,11 +125,13 @@ class Sbc(Codec):
 
 @dataclass(frozen=True)
 class Sidco(Codec):
-    """About as many elements of largest magnitude as asked for, by a fitted threshold (SIDCo, arXiv 2101.10761).
+    """SIDCo (arXiv 2101.10761): elements above a threshold from a distribution fitted to the magnitudes.
+
+    The number of kept elements is approximate.
 
     Attributes:
-        fit: what is fitted to the magnitudes: `gp`, `gamma-gp`, `exp`.
-        stages: `guard`, `authors`, or a number from 1 to 64.
+        fit: the fitted distributions: `gp`, `gamma-gp` or `exp`.
+        stages: number of fits in a row: `guard`, `authors`, or 1 to 64.
         density, k, values, seed, positions: as in `TopK`.
     """
 
@@ -135,12 +147,12 @@ class Sidco(Codec):
 
 @dataclass(frozen=True)
 class RandK(Codec):
-    """Elements drawn at random from a seed that stands for their positions (arXiv 1809.07599).
+    """Random-k (arXiv 1809.07599): elements drawn at random. The stream holds the seed instead of positions.
 
     Attributes:
-        scale: what they are multiplied by: `n/k`, without bias, or `1`.
-        values: `f32`, `f16` or `bf16`.
-        seed: of the draw.
+        scale: factor of the values: `n/k`, which is unbiased, or `1`.
+        values: encoding of the values: `f32`, `f16` or `bf16`.
+        seed: seed of the draw, 0 to 2^64 - 1.
         density, k: as in `TopK`.
     """
 
@@ -154,12 +166,12 @@ class RandK(Codec):
 
 @dataclass(frozen=True)
 class Chunked(Codec):
-    """As many elements of largest magnitude of each chunk (SparseLoCo, arXiv 2508.15706).
+    """The same number of largest elements in each chunk (SparseLoCo, arXiv 2508.15706).
 
     Attributes:
-        chunk: consecutive elements of a chunk, 1 to 2^32.
-        kept: how many are kept of each, 1 to `chunk`.
-        values: `code2` or `sign`.
+        chunk: consecutive elements in a chunk, 1 to 2^32.
+        kept: elements kept in each chunk, 1 to `chunk`.
+        values: encoding of the values: `code2` or `sign`.
     """
 
     name: ClassVar[str] = "chunked"
@@ -173,9 +185,10 @@ class Demo(Codec):
     """DeMo's transform (arXiv 2411.19870): the largest cosine coefficients of each chunk.
 
     Attributes:
-        chunk: the longest side of a chunk, 1 to 128: the side is the largest divisor of a dimension that is not longer.
-        kept: how many coefficients are kept of each, at least 1.
-        values: what is sent of them: `sign`, `f32`, `f16` or `bf16`.
+        chunk: longest side of a chunk, 1 to 128. The side is the largest divisor of a dimension up to this
+            length.
+        kept: coefficients kept in each chunk, at least 1.
+        values: encoding of the coefficients: `sign`, `f32`, `f16` or `bf16`.
     """
 
     name: ClassVar[str] = "demo"
@@ -186,11 +199,11 @@ class Demo(Codec):
 
 @dataclass(frozen=True)
 class PowerSgd(Codec):
-    """PowerSGD's factors (arXiv 1905.13727): the product of two matrices of `rank` columns.
+    """PowerSGD (arXiv 1905.13727): each matrix as the product of two factors.
 
     Attributes:
         rank: columns of a factor, at least 1.
-        seed: of the matrix that the power iteration begins with.
+        seed: seed of the matrix from which the power iteration starts, 0 to 2^64 - 1.
     """
 
     name: ClassVar[str] = "powersgd"
@@ -200,7 +213,10 @@ class PowerSgd(Codec):
 
 @dataclass(frozen=True)
 class Natural(Codec):
-    """Natural compression (arXiv 1905.10988): each element rounded at random to a power of two, without bias."""
+    """Natural compression (arXiv 1905.10988): elements rounded at random to powers of two, without bias.
+
+    `seed`: seed of the rounding, 0 to 2^64 - 1.
+    """
 
     name: ClassVar[str] = "natural"
     seed: int = field(default=1, kw_only=True)
@@ -208,13 +224,13 @@ class Natural(Codec):
 
 @dataclass(frozen=True)
 class Qsgd(Codec):
-    """QSGD (arXiv 1610.02132): each element rounded at random, without bias, to a multiple of its bucket's norm.
+    """QSGD (arXiv 1610.02132): elements rounded at random, without bias, to levels of their bucket's norm.
 
     Attributes:
-        bits: of a level with its sign, 2 to 16.
+        bits: bits of a level including its sign, 2 to 16.
         bucket: elements that share a norm, at least 2.
         norm: `l2` or `max`.
-        seed: of the rounding.
+        seed: seed of the rounding, 0 to 2^64 - 1.
     """
 
     name: ClassVar[str] = "qsgd"
@@ -226,13 +242,13 @@ class Qsgd(Codec):
 
 @dataclass(frozen=True)
 class Dither(Codec):
-    """Natural dithering (arXiv 1905.10988): each element rounded at random to zero or a power of two of its bucket's norm.
+    """Natural dithering (arXiv 1905.10988): elements rounded at random to zero or a power of two of a norm.
 
     Attributes:
-        levels: how many powers, 1 to 255.
+        levels: number of powers of two, 1 to 255.
         bucket: elements that share a norm, at least 2.
         norm: `l1`, `l2` or `max`.
-        seed: of the rounding.
+        seed: seed of the rounding, 0 to 2^64 - 1.
     """
 
     name: ClassVar[str] = "dither"
@@ -244,12 +260,14 @@ class Dither(Codec):
 
 @dataclass(frozen=True)
 class TernGrad(Codec):
-    """TernGrad (arXiv 1705.07878): each element rounded at random to zero or plus or minus its bucket's largest magnitude.
+    """TernGrad (arXiv 1705.07878): elements rounded at random to zero or plus or minus one magnitude.
+
+    The magnitude is the largest in the bucket.
 
     Attributes:
-        clip: root mean squares of a bucket that magnitudes are limited to, at least 1; `inf` for no limit.
+        clip: limit on magnitudes, in root mean squares of the bucket, at least 1; `inf` is no limit.
         bucket: elements that share a magnitude, at least 2.
-        seed: of the rounding.
+        seed: seed of the rounding, 0 to 2^64 - 1.
     """
 
     name: ClassVar[str] = "terngrad"
@@ -260,7 +278,10 @@ class TernGrad(Codec):
 
 @dataclass(frozen=True)
 class Sign(Codec):
-    """The sign of each element and the mean magnitude (arXiv 1901.09847); `group`: `tensor`, or how many share a mean."""
+    """The sign of each element and the mean magnitude (arXiv 1901.09847).
+
+    `group`: elements that share a mean, or `tensor`.
+    """
 
     name: ClassVar[str] = "sign"
     group: str | int = "tensor"
@@ -268,7 +289,10 @@ class Sign(Codec):
 
 @dataclass(frozen=True)
 class Int8(Codec):
-    """Each element rounded to a multiple of its group's largest magnitude / 127; `group`: at least 2."""
+    """Elements rounded to multiples of 1/127 of their group's largest magnitude.
+
+    `group`: elements that share a magnitude, at least 2.
+    """
 
     name: ClassVar[str] = "int8"
     group: int = 256
@@ -276,7 +300,7 @@ class Int8(Codec):
 
 @dataclass(frozen=True)
 class Delta(Codec):
-    """The elements that differ from a base, losslessly; `positions` as in `TopK`."""
+    """The elements that differ from a base, lossless; `positions` as in `TopK`."""
 
     name: ClassVar[str] = "delta"
     positions: str = field(default="auto", kw_only=True)
@@ -285,18 +309,20 @@ class Delta(Codec):
 CODECS: tuple[type[Codec], ...] = (
     Raw, Lossless, TopK, Stc, Threshold, Sbc, Sidco, RandK, Chunked, Demo, PowerSgd, Natural, Qsgd, Dither, TernGrad, Sign, Int8, Delta
 )  # fmt: skip
-"""Every codec, in the library's order."""
+"""All codecs, in the library's order."""
 
 
 def spec_of(codec: Codec | str) -> str:
-    """A codec's specification, as the library writes it."""
+    """Returns the specification of a codec in canonical form."""
     return _native.canonical(codec.spec if isinstance(codec, Codec) else codec)
 
 
 def numbered(codec: Codec | str, number: int) -> Codec | str:
-    """The codec as it rounds and draws in the exchange of this number: independently of the others. Seeds wrap at 2^64.
+    """Returns the codec with its seed advanced by `number`, modulo 2^64, for independent draws in each
+    exchange.
 
-    PowerSGD's seed stays: it is where a power iteration begins, and nothing is drawn from it that has a bias.
+    PowerSGD keeps its seed, which only starts its power iteration. Codecs without a seed are returned
+    unchanged.
     """
     text = codec.spec if isinstance(codec, Codec) else codec
     name, _, rest = text.partition(":")

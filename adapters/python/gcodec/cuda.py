@@ -1,35 +1,42 @@
-"""CUDA tensors, compressed where they are: what crosses the bus is what is kept of them.
+"""Compression of CUDA tensors on their device, so that only compressed data leaves the GPU.
 
     compressor = gcodec.cuda.Compressor(feedback=gcodec.Feedback())
     data = compressor.encode({"w": gradient}, gcodec.TopK(density=0.001))
 
-`gcodec.encode` and `Writer` do this by themselves for tensors of PyTorch, CuPy, JAX and any other with `__dlpack__` or
-`__cuda_array_interface__`; a `Compressor` keeps its memory on the device to itself, takes a stream, and refuses what would have to be
-copied. The bytes are those that the same tensors make on the host, and so are the residuals of `Feedback`.
+`gcodec.encode` and `Writer` do this too, for tensors of PyTorch, CuPy, JAX and any other library with
+`__dlpack__` or `__cuda_array_interface__`. A `Compressor` adds device memory of its own, a choice of stream,
+and errors instead of copies to the host. The bytes, and the residuals of a `Feedback`, are those that the
+same tensors give on the host.
 
-No CUDA is needed to import this. It has not run on a device yet: README.md says what was tested how.
+Importing this module does not need CUDA. The module has not run on a GPU; docs/python.md says how it was
+tested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Unpack
 
 from gcodec import _native, devices
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import DeviceError, InputError
 from gcodec.feedback import Dgc, Feedback
+from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.stream import PART_BYTES, Order, UpdateHeader, Writer, native_update
+from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.stream import Writer
 from gcodec.tensors import framework_of
 from gcodec.trees import named_tensors
+from gcodec.update import PART_BYTES, native_update
 
 __all__ = ["Compressor", "apply", "available", "on_device", "release_memory", "why_not"]
 
 
 def why_not() -> str | None:
-    """Why there is no CUDA here, in words: no driver, one older than the kernels, no device. None if there is. Whether a device is new
-    enough is said when it is first used."""
+    """Returns why CUDA cannot be used (no driver, an old driver, no device), or None if it can.
+
+    The age of a device is checked when the device is first used.
+    """
     try:
         _native.cuda_open()
     except DeviceError as e:
@@ -38,50 +45,76 @@ def why_not() -> str | None:
 
 
 def available() -> bool:
-    """Whether there is a driver, and a device."""
+    """Whether a CUDA driver and a device are present."""
     return why_not() is None
 
 
 def on_device(codec: Codec | str) -> bool:
-    """Whether tensors of this codec are compressed on the device that they are on; if not, they are copied to the host first."""
+    """Whether CUDA tensors are compressed on their device with this codec. Otherwise they are copied to the
+    host."""
     return devices.on_device(spec_of(codec))
 
 
 def release_memory() -> None:
-    """Frees the memory on devices that `gcodec.encode` and `Writer` keep for the next update, one for each device; not what a
-    `Feedback` or a `Compressor` has."""
+    """Frees the device memory that `gcodec.encode` and `Writer` keep for the next update.
+
+    The memory of a `Feedback` or a `Compressor` stays.
+    """
     _native.cuda_release()
 
 
 def apply(data: Any, tensors: Any, *, add: bool = False, stream: Any = None, limits: Limits | None = None) -> UpdateHeader:
-    """Puts the last update of a stream into CUDA tensors, in the place of what is in them or added to it; not into JAX's, which never change.
+    """Writes the last update of a stream into CUDA tensors, or adds it to them.
 
-    What crosses the bus are positions and numbers of what the update has: 12 bytes for an element of a sparse block, 4 for one of a dense
-    block. The blocks follow each other in the stream's order, so that the result is the same bits every time: those of `gcodec.decode`, or
-    with `add` of adding each block to the elements in the order of the stream, in 32-bit floats rounded to the tensors' type.
+    Positions and values cross the bus: 12 bytes for each element of a sparse block, 4 bytes for each element
+    of a dense block. Blocks are applied in the order of the stream, so the bits are the same every time:
+    those of `gcodec.decode`; or with `add`, those of adding each block to the elements in f32, rounded to the
+    tensor's type.
 
     Args:
         data: the bytes: any object with the buffer protocol.
-        tensors: a tree of tensors with the update's names, types and shapes: f32, f16 or bf16, row-major, all on one device.
-        add: whether what is in the tensors stays, and the update is added to it. Otherwise they become the update, zero where it says nothing.
-        stream: as for `Compressor.encode`. If one is given, or some tensor is PyTorch's, this returns when the work is in the stream, and the
-            tensors must stay until it is done; otherwise it is done when this returns.
-        limits: what to allow.
+        tensors: a tree of tensors with the names, types and shapes of the update: f32, f16 or bf16,
+            row-major, on one device, not of JAX (its arrays are immutable).
+        add: add the update to the tensors. Otherwise they become the update, with 0 for the elements that it
+            does not have.
+        stream: as in `Compressor.encode`. With a stream, or if a tensor is PyTorch's, the call returns when
+            the work is queued in the stream, and the tensors must live until the work is done. Otherwise it
+            returns when the work is done.
+        limits: limits on the stream of updates. Default: `Limits()`.
 
     Returns:
-        The update's header.
+        The header of the update.
 
     Raises:
-        FormatError, UnsupportedError, LimitError: as for `gcodec.decode`.
-        InputError: the update is a delta, or of other tensors; or a tensor is not on the device as `Compressor.encode` has it, or `read-only`.
-        DeviceError: too little memory. Nothing was written then; if a call of the driver fails later, a part may be.
+        FormatError, UnsupportedError, LimitError: as in `gcodec.decode`.
+        InputError: the update is a delta or has other tensors, or a tensor is not as above (`wrong-device`,
+            `strides`, `misaligned`, `not-device-memory`, `read-only`).
+        DeviceError: device memory is exhausted, in which case the tensors are unchanged; or a driver call
+            failed, in which case they may be partly written.
     """
     named = named_tensors(tensors)
-    where = {name: devices.cuda_device(x) for name, x in named.items()}
+    device = _one_device(named)
+    _native.cuda_open(device)
+    number = None if stream is None else devices.stream_number(stream)
+    lent = devices.lend(named, device, number)
+    for name, one in lent.items():
+        if one.read_only:
+            raise InputError(f"tensor {name!r} is read-only: give a writable tensor", kind="read-only")
+        if not one.contiguous:
+            raise InputError(f"tensor {name!r} is not row-major: give a contiguous tensor", kind="strides")
+    wait = number is None and not any(devices.is_torch(x) for x in named.values())
+    header = _native.cuda_apply(memoryview(data).cast("B"), limits or Limits(), list(lent.items()), add, wait)
+    return UpdateHeader(**header)
+
+
+def _one_device(named: dict[str, Any]) -> int:
+    """Returns the device of all tensors, which may be written to."""
     for name, x in named.items():
-        # JAX's arrays never change, which its capsules do not say.
+        # A DLPack capsule of JAX does not say that the array is immutable.
         if framework_of(x) == "jax":
-            raise InputError(f"tensor {name!r} is JAX's, which is not written to: give gcodec.decode's result to jax.device_put", kind="read-only")
+            message = f"tensor {name!r} is a JAX array, which is immutable: give gcodec.decode's result to jax.device_put"
+            raise InputError(message, kind="read-only")
+    where = {name: devices.cuda_device(x) for name, x in named.items()}
     for name, device in where.items():
         if device is None:
             raise InputError(f"tensor {name!r} is not on a CUDA device", kind="wrong-device")
@@ -89,32 +122,22 @@ def apply(data: Any, tensors: Any, *, add: bool = False, stream: Any = None, lim
     for name, other in where.items():
         if other not in (device, -1):
             raise InputError(f"tensor {name!r} is on CUDA device {other}, another one on {device}", kind="wrong-device")
-    _native.cuda_open(device)
-    number = None if stream is None else devices.stream_number(stream)
-    lent = devices.lend(named, device, number)
-    for name, one in lent.items():
-        if one.read_only:
-            raise InputError(f"tensor {name!r} is read-only", kind="read-only")
-        if not one.contiguous:
-            raise InputError(f"tensor {name!r} does not lie row-major", kind="strides")
-    wait = number is None and not any(devices.is_torch(x) for x in named.values())
-    header = _native.cuda_apply(memoryview(data).cast("B"), limits or Limits(), list(lent.items()), add, wait)
-    return UpdateHeader(**header)
+    return device
 
 
 class Compressor:
-    """Memory on a device to compress in, kept from update to update. Its tensors are on this device, row-major.
+    """A compressor for row-major tensors on one CUDA device, which keeps its device memory between updates.
 
-    A call puts its work into the stream, after what wrote the tensors, and returns when it is done with them. It may be used from several
-    threads, which take turns.
+    A call queues its work in the stream, after the work that writes the tensors, and returns when it has
+    finished with them. Threads may share a compressor; they take turns.
 
     Args:
-        device: the number of the device.
-        feedback: what lossy codecs leave out of one update and add to the next; it stays on the device until it is asked for, two
-            32-bit floats for each element. None: nothing is remembered.
+        device: number of the device. Default: 0.
+        feedback: residuals of error feedback, which stay on the device until they are read: 8 bytes for each
+            element. Default: None, no error feedback.
 
     Raises:
-        DeviceError: there is no driver, an older one than the kernels need, no such device, or one older than the kernels.
+        DeviceError: the driver or the device is missing, or older than the kernels need.
     """
 
     def __init__(self, device: int = 0, *, feedback: Feedback | None = None) -> None:
@@ -127,29 +150,30 @@ class Compressor:
         self,
         tree: Any,
         codec: Codec | str,
+        options: Options | None = None,
         *,
-        rules: Mapping[str, Codec | str] | None = None,
-        header: UpdateHeader | None = None,
-        non_finite: Literal["reject", "zero"] = "reject",
-        order: Order = None,
         stream: Any = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> bytes:
-        """A stream of one update: the bytes of `gcodec.encode`.
+        """Encodes a tree of tensors as a stream of one update: the bytes of `gcodec.encode`.
 
-        Tensors on the host, and those whose codec is not `on_device`, are compressed on the host.
+        Tensors on the host, and tensors of a codec that is not `on_device`, are compressed on the host.
 
         Args:
-            tree, codec, rules, header, non_finite, order: as in `gcodec.encode`.
-            stream: in which the work is done: a CUDA stream's number (0 and 1: the legacy default stream), or a stream of PyTorch,
-                CuPy, Numba, or with `__cuda_stream__`. None is PyTorch's current stream for its tensors, or else the legacy default
-                stream. The tensors' own libraries are asked to let it wait for what they have still to do.
+            tree, codec: as in `gcodec.encode`.
+            options, keywords: see `gcodec.Options`. Used: rules, header, non_finite, order.
+            stream: the stream to work in: a CUDA stream's number (0 and 1 are the legacy default stream), or
+                a stream of PyTorch, CuPy, Numba, or with `__cuda_stream__`. It waits for the libraries that
+                still write the tensors. Default: PyTorch's current stream for its tensors, otherwise the
+                legacy default stream.
 
         Raises:
-            InputError: a tensor on another device (`wrong-device`), not row-major (`strides`), not aligned to its elements
-                (`misaligned`), or not in the device's memory (`not-device-memory`); and as `gcodec.encode`. The feedback is as it was.
-            DeviceError: too little memory, or a call of the driver that failed. The feedback is as it was.
+            InputError: a tensor is on another device (`wrong-device`), not row-major (`strides`), not aligned
+                to its elements (`misaligned`), or not in device memory (`not-device-memory`); or as in
+                `gcodec.encode`. The feedback is unchanged.
+            DeviceError: device memory is exhausted, or a driver call failed. The feedback is unchanged.
         """
-        update = self._update(tree, codec, rules, header, non_finite, order, stream)
+        update = self._update("Compressor.encode", tree, codec, options, keywords, stream)
         return _native.Encoder(PART_BYTES, True, True).whole(update)
 
     def write(
@@ -157,39 +181,24 @@ class Compressor:
         writer: Writer,
         tree: Any,
         codec: Codec | str,
+        options: Options | None = None,
         *,
-        rules: Mapping[str, Codec | str] | None = None,
-        header: UpdateHeader | None = None,
-        non_finite: Literal["reject", "zero"] = "reject",
-        order: Order = None,
         stream: Any = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> int:
-        """Writes an update into a `Writer`; the arguments are those of `encode`. Gives the number of its bytes."""
-        return writer._write(lambda: self._update(tree, codec, rules, header, non_finite, order, stream))
+        """Writes an update to a `Writer` and returns its size in bytes. The other arguments are those of
+        `encode`."""
+        return writer._write(lambda: self._update("Compressor.write", tree, codec, options, keywords, stream))
 
     def _update(
-        self,
-        tree: Any,
-        codec: Codec | str,
-        rules: Mapping[str, Codec | str] | None,
-        header: UpdateHeader | None,
-        non_finite: str,
-        order: Order,
-        stream: Any,
+        self, where: str, tree: Any, codec: Codec | str, options: Options | None, keywords: OptionKeywords, stream: Any
     ) -> _native._Update:
         if isinstance(codec, Dgc):
-            raise InputError("Deep Gradient Compression is the host's: give it to gcodec.encode")
+            raise InputError("Deep Gradient Compression runs on the host: give it to gcodec.encode")
+        chosen = resolve(where, ("rules", "header", "non_finite", "order"), options, keywords)
         number = None if stream is None else devices.stream_number(stream)
-        return native_update(
-            tree,
-            codec,
-            rules=rules,
-            feedback=self.feedback,
-            header=header,
-            non_finite=non_finite,
-            order=order,
-            on=devices.Work(self.device, number, self._memory),
-        )
+        on = devices.Work(self.device, number, self._memory)
+        return native_update(where, tree, codec, replace(chosen, feedback=self.feedback), on)
 
     def __repr__(self) -> str:
         return f"Compressor(device={self.device}, feedback={self.feedback!r})"

@@ -1,4 +1,4 @@
-"""Which tensors of an update are compressed on the CUDA device that they are on, and which are copied to the host for it."""
+"""The choice between compressing CUDA tensors on their device and copying them to the host."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from gcodec import _native
 from gcodec.errors import DeviceError, InputError
 from gcodec.tensors import ML_DTYPES, given, readable
 
-_CUDA = 2  # DLPack's
-# What kernels take.
+# DLPack's device type of CUDA.
+_CUDA = 2
+# Element types that the kernels take.
 _DTYPES = ("f32", "f16", "bf16")
 _log = logging.getLogger("gcodec.cuda")
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True)
 class Work:
-    """Where work is done: a device, a stream of it, and the native module's memory on it."""
+    """A device, a stream on it, and the native module's memory there."""
 
     device: int
     stream: int | None
@@ -30,17 +31,18 @@ class Work:
 
 
 def on_device(spec: str) -> bool:
-    """Whether a codec has a way of its own on devices."""
+    """Whether a codec runs on CUDA devices."""
     return _native.cuda_takes(spec)
 
 
 def is_torch(x: Any) -> bool:
-    """Whether a tensor is PyTorch's."""
+    """Whether `x` is a PyTorch tensor."""
     return "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor)
 
 
 def cuda_device(x: Any) -> int | None:
-    """The number of the CUDA device that a tensor is on, -1 if it has no elements and does not say; None if it is elsewhere."""
+    """Returns the number of a tensor's CUDA device; -1 for an unknown one (no elements); None for the
+    host."""
     if is_torch(x) and not x.is_cuda:
         return None
     if hasattr(x, "__dlpack_device__"):
@@ -53,25 +55,32 @@ def cuda_device(x: Any) -> int | None:
 
 
 def stream_number(stream: Any) -> int:
-    """The number of a stream: an int, or a stream of PyTorch, CuPy, Numba, or with `__cuda_stream__`."""
+    """Returns the driver's number of a stream.
+
+    stream: an int, or a stream of PyTorch, CuPy, Numba, or with `__cuda_stream__`. Others are a TypeError.
+    """
     if hasattr(stream, "__cuda_stream__"):
         stream = stream.__cuda_stream__()[1]
     for attribute in ("cuda_stream", "ptr", "handle"):
         stream = getattr(stream, attribute, stream)
-    # Numba's handle is a C pointer, whose null has the value None.
+    # Numba's handle is a C pointer; the value of a null pointer is None.
     stream = (stream.value or 0) if hasattr(stream, "value") else stream
     if not isinstance(stream, int) or isinstance(stream, bool) or stream < 0:
-        raise TypeError(f"a {type(stream).__name__} is no stream: a number, or a stream of PyTorch, CuPy, Numba or with __cuda_stream__")
+        raise TypeError(
+            f"stream is a {type(stream).__name__}: give a number, or a stream of PyTorch, CuPy, Numba or with __cuda_stream__"
+        )
     return stream
 
 
 def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, _native.Lent]:
-    """Tensors on a device, borrowed for work in a stream: PyTorch's current one, if none is given and one of them is PyTorch's, or else
-    the legacy default stream. What their libraries have still to do for them comes before."""
+    """Borrows tensors on a device for work in a stream, which waits for the libraries that still write them.
+
+    stream: None is PyTorch's current stream if a tensor is PyTorch's, otherwise the legacy default stream.
+    """
     theirs = {name for name, x in tensors.items() if is_torch(x)}
     current: Any = contextlib.nullcontext()
     if theirs:
-        # PyTorch shares tensors of its current device only.
+        # PyTorch exports only tensors on its current device.
         cuda = sys.modules["torch"].cuda
         current = cuda.device(device)
         if stream is None:
@@ -81,20 +90,20 @@ def lend(tensors: dict[str, Any], device: int, stream: int | None) -> dict[str, 
         for name, x in tensors.items():
             dtype = None
             if name in theirs:
-                # As on the host: no history, no lazy negation.
+                # As on the host: without history and lazy negation.
                 x = x.detach()
                 x = x.resolve_neg() if x.is_neg() else x
             elif not hasattr(x, "__dlpack_device__"):
-                # DLPack has names for all of them.
+                # Only the CUDA Array Interface lacks names for some types.
                 dtype = ML_DTYPES.get(getattr(getattr(x, "dtype", None), "name", ""))
             out[name] = _native.lend(x, stream or 0, device, dtype)
     return out
 
 
 def place(tensors: dict[str, Any], specs: list[str], on: Work | None = None) -> list[tuple[str, Any, str | None]]:
-    """Named tensors as the native module's encoder takes them: each where it is, or on the host.
+    """Returns named tensors as the native module's encoder takes them: on their device, or on the host.
 
-    All tensors of one codec go the same way, as they share blocks: so the bytes are the same whichever it is.
+    Tensors of one codec share blocks. They go the same way together, so the bytes do not depend on it.
     """
     where = {name: number for name, x in tensors.items() if (number := cuda_device(x)) is not None}
     if not where:
@@ -108,45 +117,45 @@ def place(tensors: dict[str, Any], specs: list[str], on: Work | None = None) -> 
 
 
 def _lend_all(spec: str, tensors: dict[str, Any], where: dict[str, int], on: Work | None) -> dict[str, _native.Lent]:
-    """All tensors of a codec, borrowed; none if they go by the host."""
+    """Borrows all tensors of a codec; returns none if they are to be copied to the host."""
 
-    def by_host(why: str) -> dict[str, _native.Lent]:
-        _say(_log.debug, f"{spec.partition(':')[0]}: CUDA tensors are copied to the host and compressed there: {why}")
+    def to_host(why: str) -> dict[str, _native.Lent]:
+        _log_once(_log.debug, f"{spec.partition(':')[0]}: CUDA tensors are copied to the host and compressed there: {why}")
         return {}
 
     if not on_device(spec):
-        return by_host("the codec has no way of its own on devices")
+        return to_host("the codec does not run on devices")
     devices = {where.get(name) for name in tensors} - {-1}
     if on is not None:
         wrong = [name for name in tensors if where.get(name, -1) not in (-1, on.device)]
         if wrong:
             number = where[wrong[0]]
-            raise InputError(f"tensor {wrong[0]!r} is on CUDA device {number}, the compressor on {on.device}", kind="wrong-device")
+            raise InputError(f"tensor {wrong[0]!r} is on CUDA device {number}, but the compressor on {on.device}", kind="wrong-device")
     if None in devices:
-        return by_host("others that share its blocks are on the host")
+        return to_host("tensors that share its blocks are on the host")
     if len(devices) > 1:
-        return by_host("those that share its blocks are on several devices")
+        return to_host("tensors that share its blocks are on several devices")
     device = next((d for d in devices if d is not None), on.device if on is not None else 0)
     try:
         _native.cuda_open(device)
     except DeviceError as e:
         if e.kind not in ("old-driver", "old-device") or on is not None:
             raise
-        _say(_log.warning, f"CUDA tensors are copied to the host and compressed there: {e}")
+        _log_once(_log.warning, f"CUDA tensors are copied to the host and compressed there: {e}")
         return {}
     lent = lend(tensors, device, None if on is None else on.stream)
     for name, one in lent.items():
         if one.dtype not in _DTYPES:
-            return by_host(f"kernels do not take {one.dtype}")
+            return to_host(f"the kernels do not take {one.dtype}")
         if not one.contiguous:
             if on is not None:
-                raise InputError(f"tensor {name!r} does not lie row-major: give a contiguous copy of it", kind="strides")
-            return by_host("a tensor does not lie row-major")
+                raise InputError(f"tensor {name!r} is not row-major: give a contiguous copy", kind="strides")
+            return to_host("a tensor is not row-major")
     return lent
 
 
-def _say(level: Callable[[str], None], message: str) -> None:
+def _log_once(level: Callable[[str], None], message: str) -> None:
     """Logs a message once."""
-    if message not in _said:
-        _said.add(message)
+    if message not in _logged:
+        _logged.add(message)
         level(message)

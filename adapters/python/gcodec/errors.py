@@ -1,7 +1,7 @@
-"""What went wrong, where, and whose fault it is: one tree, the library's.
+"""The exceptions of gcodec: one tree, which mirrors the errors of the Rust library.
 
-`fault` is one of `world` (reading or writing failed), `bytes` (they are not what the format allows), `newer writer` (they need
-a reader that knows more), `limits` (they ask for more than the reader allows) and `caller`.
+`fault` names the cause: `world` (reading or writing failed), `bytes` (they violate the format),
+`newer writer` (they need a newer reader), `limits` (they exceed the reader's limits) or `caller`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from typing import Any
 
 
 class GcodecError(Exception):
-    """Any error of gcodec.
+    """Base of all errors of gcodec.
 
     Attributes:
-        kind: its name in the specification's vectors, such as `truncated`; or `unsupported`, `limit`, `io`, `input`.
-        fault: whose fault it is.
+        kind: the name of the error in the specification's vectors, such as `truncated`; or `unsupported`,
+            `limit`, `io`, `input`.
+        fault: the cause, as listed in `gcodec.errors`.
         offset: byte offset from the beginning of the stream, or None.
-        frame, block, tensor: their numbers, the first is 0, or None.
+        frame, block, tensor: number of the frame, block or tensor, from 0, or None.
     """
 
     def __init__(
@@ -39,32 +40,34 @@ class GcodecError(Exception):
         self.tensor = tensor
 
     def __reduce__(self) -> Any:
-        # Keyword arguments are not among `args`: they travel as attributes.
+        # Pickling an exception keeps `args` only. The keyword arguments travel as attributes.
         return (type(self), (str(self),), self.__dict__)
 
 
 class FormatError(GcodecError):
-    """The bytes are not what the format allows."""
+    """The bytes violate the format: they are corrupt or truncated."""
 
 
 class UnsupportedError(GcodecError):
-    """The bytes may be well formed, but need a reader that knows more than this one."""
+    """The bytes need a newer reader. They may be well formed."""
 
 
 class LimitError(GcodecError):
-    """The bytes ask for more than the reader's limits allow."""
+    """The bytes exceed a limit of the reader."""
 
 
 class InputError(GcodecError, ValueError):
-    """An argument, an input tensor or a missing companion: base, index set, model."""
+    """An argument or an input tensor is wrong, or a base, index set or model is missing."""
 
 
 class DeviceError(GcodecError):
-    """A CUDA device cannot do what was asked for. `kind` is one of `no-driver`, `old-driver`, `no-device` (none, or none of that
-    number), `old-device`, `out-of-memory`, and `cuda` for a call of the driver that failed.
+    """A CUDA device cannot do the work.
 
-    What is wrong with a tensor that is said to be on a device is an InputError of the kind `wrong-device`, `misaligned`,
-    `not-device-memory`, `device-dtype`, `strides` or `read-only`.
+    `kind` is `no-driver`, `old-driver`, `no-device` (no device, or none with that number), `old-device`,
+    `out-of-memory`, or `cuda` for a driver call that failed.
+
+    A wrong tensor on a device is an InputError of the kind `wrong-device`, `misaligned`, `not-device-memory`,
+    `device-dtype`, `strides` or `read-only`.
     """
 
 
@@ -80,6 +83,6 @@ class IoError(GcodecError, OSError):
 
 
 def check_u64(owner: str, name: str, value: Any) -> None:
-    """Raises InputError for what is not a whole number of 64 bits."""
+    """Raises InputError unless `value` is an integer from 0 to 2^64 - 1."""
     if not isinstance(value, int) or not 0 <= value < 1 << 64:
-        raise InputError(f"{name} of {owner} is {value!r}: a whole number from 0 to 2^64 - 1")
+        raise InputError(f"{name} of {owner} is {value!r}: use a whole number from 0 to 2^64 - 1")

@@ -1,4 +1,4 @@
-"""What a sender remembers from one update to the next."""
+"""The state that a sender keeps between updates: residuals and momenta."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def _save(native: _native.Feedback | _native.Dgc, framework: Framework | None) -
 
 
 class Feedback:
-    """Error feedback: what a lossy codec left out of an update is added to the next.
+    """Error feedback: the residual of a lossy codec is added to the next update.
 
-    It holds one residual for each tensor, by name, in 32-bit floats. A call that fails leaves it as it was. It may be used from
-    several threads; each sender has its own.
+    It holds one residual for each tensor, by name, in f32. A call that fails leaves it unchanged. Threads may
+    share it. Each sender needs its own.
     """
 
     def __init__(self) -> None:
@@ -29,19 +29,19 @@ class Feedback:
 
     @property
     def norm(self) -> float:
-        """The Euclidean norm of all residuals together."""
+        """The Euclidean norm over all residuals."""
         return self._native.norm()
 
     def reset(self) -> None:
-        """Forgets everything."""
+        """Drops all residuals."""
         self._native.reset()
 
     def state_dict(self, framework: Framework | None = None) -> dict[str, Any]:
-        """The residuals by name, for a checkpoint; beside them what SIDCo's rule `stages=authors` remembers."""
+        """Returns the residuals by name, for a checkpoint, with the codecs' own state (SIDCo, PowerSGD)."""
         return _save(self._native, framework)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the residuals that `state_dict` gave."""
+        """Restores what `state_dict` returned."""
         self._native.load(given(dict(state)))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -56,25 +56,25 @@ class Feedback:
 
 
 class _DgcSettings:
-    """What the native module reads of a `Dgc`."""
+    """The attributes of a `Dgc` that the native module reads."""
 
     def __init__(self, **settings: Any) -> None:
         self.__dict__.update(settings)
 
 
 class Dgc:
-    """Deep Gradient Compression (arXiv 1712.01887): top-k with momentum correction, masking, clipping and warm-up.
+    """Deep Gradient Compression (arXiv 1712.01887): top-k with momentum correction, clipping and warm-up.
 
-    It takes the place of a codec: `encode(gradients, dgc)`, `writer.write(gradients, dgc)`; each such call is one step. Its
-    tensors are gradients in f32, not multiplied by a learning rate.
+    It replaces a codec: `encode(gradients, dgc)`, `writer.write(gradients, dgc)`. Each such call is one step.
+    Tensors are f32 gradients, before the learning rate is applied.
 
     Args:
-        density: the part of each tensor that is sent after the warm-up.
-        warm_up: the densities of the warm-up's stages.
-        warm_up_steps: steps of each stage; 0 is no warm-up.
-        momentum: at least 0, less than 1.
-        clip: the largest norm of the gradients of all workers together, or None.
-        workers: how many there are, for clipping.
+        density: part of each tensor that is sent after the warm-up, more than 0, at most 1. Default: 0.001.
+        warm_up: densities of the warm-up's stages.
+        warm_up_steps: steps in each stage; 0 is no warm-up. Default: 0.
+        momentum: at least 0, less than 1. Default: 0.9.
+        clip: largest norm of the gradients of all workers together, or None. Default: None.
+        workers: number of workers, for clipping, at least 1. Default: 1.
         values, positions: as in `TopK`.
     """
 
@@ -103,25 +103,25 @@ class Dgc:
 
     @property
     def spec(self) -> str:
-        """The codec of the next step."""
+        """Specification of the codec for the next step."""
         return self._native.codec()
 
     @property
     def steps(self) -> int:
-        """The steps that were made."""
+        """Number of steps so far."""
         return self._native.steps()
 
     @property
     def norm(self) -> float:
-        """The Euclidean norm of all residuals together."""
+        """The Euclidean norm over all residuals."""
         return self._native.norm()
 
     def state_dict(self, framework: Framework | None = None) -> dict[str, Any]:
-        """`steps`, and under `tensors` the residuals and momenta by name, for a checkpoint."""
+        """Returns `steps`, and under `tensors` the residuals and momenta by name, for a checkpoint."""
         return {"steps": self.steps, "tensors": _save(self._native, framework)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the state that `state_dict` gave; the settings stay this object's."""
+        """Restores what `state_dict` returned. The settings of this object stay."""
         self._native.load(self._settings, state["steps"], given(dict(state["tensors"])))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -137,9 +137,9 @@ class Dgc:
 
 
 def split(codec: Codec | str | Dgc, feedback: Feedback | None) -> tuple[Codec | str, Any, Any]:
-    """A codec, and what remembers: the native feedback or the native Dgc."""
+    """Returns the codec, the native feedback and the native Dgc; at most one of the latter is not None."""
     if isinstance(codec, Dgc):
         if feedback is not None:
-            raise InputError("Deep Gradient Compression has its own residuals: it takes no feedback")
+            raise InputError("Deep Gradient Compression holds its own residuals: it takes no feedback")
         return codec.spec, None, codec._native
     return codec, None if feedback is None else feedback._native, None

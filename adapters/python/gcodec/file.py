@@ -9,19 +9,19 @@ from typing import Any, overload
 from gcodec import _native
 from gcodec._native import Tensor
 from gcodec.errors import InputError
+from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.stream import UpdateHeader
 from gcodec.tensors import Framework, convert, given
 from gcodec.trees import named_tensors
 
 
 class FileUpdate(Mapping[str, Tensor]):
-    """An update of a file; `update[name]` reads and checks the blocks of that tensor and no others.
+    """An update in a file. `update[name]` reads and checks only the blocks of that tensor.
 
     Attributes:
-        header: who says it, when, and for whom.
-        dtypes, shapes: of the tensors, by name.
-        bytes: of its frames.
+        header: the `UpdateHeader`.
+        dtypes, shapes: element types and dimensions by tensor name.
+        bytes: size of the update's frames, in bytes.
     """
 
     def __init__(self, file: _native.File, number: int, base: Any = None) -> None:
@@ -43,11 +43,11 @@ class FileUpdate(Mapping[str, Tensor]):
         return len(self.shapes)
 
     def tensors(self, names: set[str] | None = None, *, framework: Framework | None = None) -> dict[str, Any]:
-        """The tensors of these names, or all, as `framework`'s."""
+        """Returns the tensors of these names, or all, as tensors of `framework`."""
         return {name: convert(tensor, framework) for name, tensor in self._read(names).items()}
 
     def on(self, base: Any) -> FileUpdate:
-        """The same update with the tensors that it changes, if it is a delta."""
+        """Returns this update with `base`, the tree of tensors that a delta changes."""
         return FileUpdate(self._file, self._number, base)
 
     def _read(self, names: set[str] | None) -> dict[str, Tensor]:
@@ -58,9 +58,14 @@ class FileUpdate(Mapping[str, Tensor]):
 
 
 class File(Sequence[FileUpdate]):
-    """A finished stream: a path, which is mapped into memory, or bytes. A sequence of its updates.
+    """A finished stream as a sequence of its updates.
 
-    Only its end, its index and what updates refer to are read at first. Do not change a file while it is open here.
+    Opening reads the end of the stream, its index, and the definitions that updates refer to. Do not change a
+    file while it is open here.
+
+    Args:
+        source: a path, which is mapped into memory, or an object with the buffer protocol.
+        limits: limits on the stream. Default: `Limits()`.
     """
 
     def __init__(self, source: Any, *, limits: Limits | None = None) -> None:
@@ -80,14 +85,14 @@ class File(Sequence[FileUpdate]):
             return [self[i] for i in range(*number.indices(len(self)))]
         at = number + len(self) if number < 0 else number
         if not 0 <= at < len(self):
-            raise IndexError(f"update {number} of a file of {len(self)}")
+            raise IndexError(f"update {number} of a file with {len(self)} updates")
         return FileUpdate(self._native, at)
 
     def step(self, step: int) -> FileUpdate:
-        """The update of this step, the last of several."""
+        """Returns the last update of a step. A step that the file does not have is an InputError."""
         number = self._native.find(step)
         if number is None:
-            raise InputError(f"no update has step {step}")
+            raise InputError(f"the file has no update of step {step}")
         return FileUpdate(self._native, number)
 
     def __repr__(self) -> str:

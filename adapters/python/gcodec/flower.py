@@ -1,17 +1,18 @@
-"""Flower with frames instead of arrays of floats.
+"""Flower with compressed arrays.
 
     app = ClientApp(mods=[gcodec.flower.mod(gcodec.TopK(density=0.01))])        # the client
     strategy = gcodec.flower.Compressed(FedAvg(), gcodec.Int8())                # the server
 
-A client then sends what training changed, compressed, with error feedback; a server sends its arrays compressed. Either side alone
-works too if the other one is compressed or plain: clients that send plain arrays are left as they are.
+The client sends the changes of training, compressed with error feedback. The server sends its arrays
+compressed. Either side also works with an uncompressed other side: the arrays of plain clients pass
+unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from logging import WARNING
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -22,14 +23,15 @@ from flwr.serverapp.strategy import Strategy
 from gcodec.codecs import Codec, numbered, spec_of
 from gcodec.errors import GcodecError, InputError
 from gcodec.feedback import Feedback
+from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
-from gcodec.stream import UpdateHeader
+from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
 
 __all__ = ["STYPE", "Compressed", "Mod", "mod"]
 
 STYPE = "gcodec"
-"""How an `Array` says that its bytes are a stream; it is the only one of its `ArrayRecord`, under this key."""
+"""Type of an `Array` whose bytes are a stream, and its key in the `ArrayRecord`, which holds no other."""
 
 _STATE = "gcodec"
 
@@ -60,11 +62,11 @@ def _record(arrays: Mapping[str, Any]) -> ArrayRecord:
 
 
 def _rules(arrays: Mapping[str, Any], rules: Mapping[str, Codec | str], number: int) -> dict[str, Codec | str]:
-    """The caller's rules; and integers without loss, whatever those say."""
+    """Returns the caller's rules for this exchange. Integers are lossless, whatever the rules say."""
     out = {glob: numbered(rule, number) for glob, rule in rules.items()}
     for name, array in arrays.items():
         if not _is_float(array):
-            # As a pattern: what has a meaning in patterns stands for itself.
+            # The name as a pattern, with its special characters quoted.
             literal = "".join(f"[{c}]" if c in "*?[" else c for c in name)
             out[literal] = "lossless"
     return out
@@ -75,42 +77,42 @@ def _is_float(array: Any) -> bool:
 
 
 def _is_changed(base: Any, array: Any) -> bool:
-    """Whether a difference says what an array is. FedAvg makes floats of integers, which clients then make integers again."""
+    """Whether an array is sent as its difference from `base`: floats of the same type as the base.
+
+    FedAvg turns integers into floats, and clients turn them back.
+    """
     return _is_float(array) and bool(array.dtype == base.dtype)
 
 
 def _checked(codec: Codec | str, rules: Mapping[str, Codec | str] | None) -> dict[str, Codec | str]:
     for one in (codec, *(rules or {}).values()):
         if spec_of(one).partition(":")[0] == "delta":
-            raise InputError("the codec delta needs a base that both sides have: take another")
+            raise InputError("the codec delta needs a base that both sides have: use another codec")
     return dict(rules or {})
 
 
-def mod(
-    codec: Codec | str,
-    *,
-    rules: Mapping[str, Codec | str] | None = None,
-    feedback: bool = True,
-    limits: Limits | None = None,
-) -> Mod:
-    """A client mod: the app gets arrays, whatever the server sent, and of the arrays that it answers with the changes are sent.
+def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[OptionKeywords]) -> Mod:
+    """Returns a client mod: the app gets plain arrays, and the changes in the arrays of its reply are sent
+    compressed.
 
-    Floats are sent as their difference from what came, under the same names; integers, and what came as another type, as they are. What a lossy codec leaves
-    out is kept in the context's state and added in the next round. Answers without arrays of the names that came, such as those
-    of an evaluation, pass as they are.
+    A float array is sent as its difference from the array of that name that came. Integers, and arrays that
+    came as another type, are sent whole. The residuals of a lossy codec are kept in the context's state.
+    Replies without arrays of the names that came, such as those of an evaluation, pass unchanged.
 
     Args:
-        codec: any codec but `Delta`. Those that round or draw at random do so independently at each round and node.
-        rules: other codecs for the arrays whose names match a pattern (`*.bias`); the last that matches counts.
-        feedback: whether what is left out is added in the next round.
-        limits: what to allow to the server.
+        codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each round
+            and node.
+        options, keywords: see `gcodec.Options`. Used: rules, feedback (True or False; default True),
+            non_finite, limits (on the server's streams).
     """
-    own = _checked(codec, rules)
+    chosen = resolve("gcodec.flower.mod", ("rules", "feedback", "non_finite", "limits"), options, keywords)
+    own = _checked(codec, chosen.rules)
+    feedback = trainers_feedback("gcodec.flower.mod", chosen.feedback)
 
     def compressing(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         came: dict[str, dict[str, Any]] = {}
         for key, record in message.content.array_records.items():
-            came[key] = _decoded(record, limits) if _is_stream(record) else _arrays(record)
+            came[key] = _decoded(record, chosen.limits) if _is_stream(record) else _arrays(record)
             message.content[key] = _record(came[key])
         reply = call_next(message, context)
         if reply.has_error():
@@ -124,7 +126,7 @@ def mod(
     def _update(arrays: dict[str, Any], base: dict[str, Any], context: Context) -> bytes:
         for name, array in arrays.items():
             if array.shape != base[name].shape:
-                raise InputError(f"array {name!r} has shape {array.shape}, where {base[name].shape} came")
+                raise InputError(f"the app returns array {name!r} of shape {array.shape}; the server sent {base[name].shape}")
         changes = {n: a - base[n] if _is_changed(base[n], a) else a for n, a in arrays.items()}
         memory, kept = Feedback(), f"{_STATE}.residuals"
         if feedback and kept in context.state:
@@ -138,6 +140,7 @@ def mod(
             rules=_rules(changes, own, number),
             feedback=memory if feedback else None,
             header=UpdateHeader(round=rounds, sender=context.node_id % (1 << 64)),
+            non_finite=chosen.non_finite,
         )
         if feedback:
             context.state[kept] = _record(memory.state_dict("numpy"))
@@ -148,39 +151,40 @@ def mod(
 
 
 class Compressed(Strategy):  # type: ignore[misc]
-    """A strategy that sends its arrays compressed and takes compressed changes: around any strategy that aggregates arrays.
+    """A strategy that sends arrays compressed and takes compressed changes, around any strategy that
+    aggregates arrays.
 
-    The strategy inside sees plain arrays: its own, to which the changes of a client were added. So its weighting and its state
-    are its own affair. A client's answer that is not a stream within the limits, or does not fit the arrays that were sent, is left
-    out with a warning, as one that did not come.
+    The inner strategy sees plain arrays: its own arrays with the changes of a client added. Its weighting and
+    its state are not affected. A client's reply that is not a stream within the limits, or does not fit the
+    arrays that were sent, is left out with a warning, as if it had not come.
 
     Args:
-        strategy: Flower's `FedAvg`, for instance.
-        codec: how arrays travel to the clients: `lossless`, or `Int8()` at a quarter of the bytes. The changes are added to the
-            arrays as they were before that, so its losses do not add up.
-        rules: other codecs for the arrays whose names match a pattern (`*.bias`); the last that matches counts.
-        limits: what to allow to clients.
+        strategy: the inner strategy, for instance Flower's `FedAvg`.
+        codec: codec of the arrays that clients get: `lossless`, or `Int8()` at a quarter of the bytes.
+            Changes are added to the arrays before compression, so losses do not accumulate. Default:
+            `lossless`.
+        options, keywords: see `gcodec.Options`. Used: rules, non_finite, limits (on the clients' streams).
     """
 
     def __init__(
         self,
         strategy: Strategy,
         codec: Codec | str = "lossless",
-        *,
-        rules: Mapping[str, Codec | str] | None = None,
-        limits: Limits | None = None,
+        options: Options | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
-        self._strategy, self._codec, self._rules, self._limits = strategy, codec, _checked(codec, rules), limits
+        self._options = resolve("gcodec.flower.Compressed", ("rules", "non_finite", "limits"), options, keywords)
+        self._strategy, self._codec, self._rules = strategy, codec, _checked(codec, self._options.rules)
         self._sent: list[dict[str, Any]] = []
 
     def summary(self) -> None:
-        """Says what the strategy inside says."""
+        """Logs the summary of the inner strategy."""
         self._strategy.summary()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the strategy inside, compressed."""
+        """Returns the messages of the inner strategy, compressed."""
         messages = list(self._strategy.configure_train(server_round, arrays, config, grid))
         self._sent = self._compress(messages, server_round)
         return messages
@@ -188,7 +192,7 @@ class Compressed(Strategy):  # type: ignore[misc]
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """What the strategy inside makes of the clients' arrays."""
+        """Returns the result of the inner strategy for the clients' arrays."""
         left = [reply for reply in replies if self._expand(reply)]
         arrays, metrics = self._strategy.aggregate_train(server_round, left)
         return arrays, metrics
@@ -196,17 +200,17 @@ class Compressed(Strategy):  # type: ignore[misc]
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The messages of the strategy inside, compressed."""
+        """Returns the messages of the inner strategy, compressed."""
         messages = list(self._strategy.configure_evaluate(server_round, arrays, config, grid))
         self._compress(messages, server_round)
         return messages
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """What the strategy inside makes of it."""
+        """Returns the result of the inner strategy."""
         return self._strategy.aggregate_evaluate(server_round, replies)
 
     def _compress(self, messages: list[Message], server_round: int) -> list[dict[str, Any]]:
-        """Compresses the arrays of messages, each record once; gives them as they were."""
+        """Compresses the arrays of messages, each record once, and returns the arrays before compression."""
         sent: dict[int, tuple[ArrayRecord, dict[str, Any], ArrayRecord]] = {}
         for message in messages:
             content = RecordDict(dict(message.content))
@@ -218,6 +222,7 @@ class Compressed(Strategy):  # type: ignore[misc]
                         numbered(self._codec, server_round),
                         rules=_rules(arrays, self._rules, server_round),
                         header=UpdateHeader(round=server_round),
+                        non_finite=self._options.non_finite,
                     )
                     sent[id(record)] = (record, arrays, _stream(data))
                 content[key] = sent[id(record)][2]
@@ -225,16 +230,16 @@ class Compressed(Strategy):  # type: ignore[misc]
         return [arrays for _, arrays, _ in sent.values()]
 
     def _expand(self, reply: Message) -> bool:
-        """Makes arrays of a client's changes; False if they are none."""
+        """Replaces a client's changes by arrays. Returns False if the reply is not usable."""
         if reply.has_error():
             return True
         try:
             for key, record in reply.content.array_records.items():
                 if _is_stream(record):
-                    changes = _decoded(record, self._limits)
+                    changes = _decoded(record, self._options.limits)
                     base = next((arrays for arrays in self._sent if set(arrays) == set(changes)), None)
                     if base is None:
-                        raise InputError("its arrays have other names than those that were sent")
+                        raise InputError("its arrays do not have the names that were sent")
                     reply.content[key] = _record(_added(base, changes))
         except GcodecError as e:
             log(WARNING, "gcodec: the reply of node %s is left out: %s", reply.metadata.src_node_id, e)
@@ -245,5 +250,5 @@ class Compressed(Strategy):  # type: ignore[misc]
 def _added(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     for name, array in base.items():
         if array.shape != changes[name].shape:
-            raise InputError(f"array {name!r} has shape {changes[name].shape}, where {array.shape} was sent")
+            raise InputError(f"the client's array {name!r} has shape {changes[name].shape}; {array.shape} was sent")
     return {n: a + changes[n] if _is_changed(a, changes[n]) else changes[n] for n, a in base.items()}

@@ -1,91 +1,95 @@
-"""Compressed updates in JAX: a transformation for optax, and an exchange between processes.
+"""Compressed updates in JAX: an optax transformation, and an exchange between processes.
 
     optimizer = optax.chain(gcodec.jax.compress(gcodec.TopK(density=0.01)), optax.sgd(0.1))
 
-`gcodec.encode` and `gcodec.decode` take and give pytrees; nothing here is needed for that.
+`gcodec.encode` and `gcodec.decode` handle pytrees without this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from gcodec.codecs import Codec, numbered, spec_of
 from gcodec.errors import InputError
-from gcodec.limits import Limits
+from gcodec.header import UpdateHeader
 from gcodec.oneshot import decode, encode
+from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
 from gcodec.reduction import reduce
-from gcodec.stream import Order, UpdateHeader
 
 __all__ = ["CompressState", "Exchange", "compress", "process_exchange"]
 
 Exchange = Callable[[bytes], Sequence[bytes]]
-"""Gives this process's stream to all, and gives all streams, in the same order everywhere."""
+"""A function that sends this process's stream to all, and returns all streams in the same order
+everywhere."""
 
 
 class CompressState(NamedTuple):
     """The state of `compress`: a pytree, for checkpoints and `jax.jit`."""
 
     count: Any
-    """Updates so far: a scalar."""
+    """Number of updates so far: a scalar."""
     residual: Any
-    """What was left out so far: a tree such as the updates, of f32; or `()` without error feedback."""
+    """Residuals: a tree with the structure of the updates, in f32; `()` without error feedback."""
 
 
 def compress(
     codec: Codec | str,
+    options: Options | None = None,
     *,
-    rules: Mapping[str, Codec | str] | None = None,
-    feedback: bool = True,
     exchange: Exchange | None = None,
-    order: Order = None,
-    limits: Limits | None = None,
+    **keywords: Unpack[OptionKeywords],
 ) -> Any:
-    """An `optax.GradientTransformation`: updates as a receiver gets them, with error feedback.
+    """Returns an `optax.GradientTransformation` that gives each update as a receiver decodes it, with error
+    feedback.
 
-    Put it first in an `optax.chain`. Without `exchange` it does to training what compression does, in one process, also inside
-    `jax.jit`. With it, the result is the mean of all processes' updates, the same bits everywhere; it is then to be called
-    outside of `jax.jit`, as an exchange takes place on the host.
+    Put it first in an `optax.chain`. Without `exchange` it shows the effect of compression on training in one
+    process, also inside `jax.jit`. With `exchange` the result is the mean of the updates of all processes,
+    the same bits everywhere; call it outside `jax.jit`, because the exchange runs on the host.
 
     Args:
-        codec: any codec but `Delta`. Those that round or draw at random do so independently at each step and process.
-        rules: other codecs for the tensors whose names match a pattern (`*.bias`); the last that matches counts.
-        feedback: whether what a lossy codec leaves out is added at the next step.
-        exchange: how streams travel, for instance `process_exchange`.
-        order: of the tensors in the stream, as in `encode`: for an exchange with trainers that do not sort names as JAX does.
-        limits: what to allow to other processes.
+        codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each step and
+            process.
+        options, keywords: see `gcodec.Options`. Used: rules, feedback (True or False; default True), order,
+            limits (on the streams of other processes).
+        exchange: how streams travel, for instance `process_exchange`. Default: None, one process.
 
     Raises:
-        InputError: the codec `Delta`; `exchange` inside a traced function; updates that the codec cannot take.
+        InputError: the codec is `Delta`; `exchange` is called inside a traced function; or the codec cannot
+            take an update.
     """
     import optax  # type: ignore[import-untyped]
 
-    for one in (codec, *(rules or {}).values()):
+    chosen = resolve("gcodec.jax.compress", ("rules", "feedback", "order", "limits"), options, keywords)
+    feedback = trainers_feedback("gcodec.jax.compress", chosen.feedback)
+    rules = chosen.rules or {}
+    for one in (codec, *rules.values()):
         if spec_of(one).partition(":")[0] == "delta":
-            raise InputError("the codec delta needs a base: an update has none")
+            raise InputError("the codec delta needs a base, which an update does not have: use another codec")
 
     def init(params: Any) -> CompressState:
         zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
         return CompressState(jnp.zeros((), jnp.int32), zeros if feedback else ())
 
     def host(count: Any, updates: Any) -> tuple[Any, Any]:
-        """What this process's update is to a receiver, and the mean of all: of NumPy."""
+        """Returns this process's update as a receiver decodes it, and the mean of all processes: NumPy
+        arrays."""
         sender, world = (jax.process_index(), jax.process_count()) if exchange else (0, 1)
         number = int(count) * world + sender
         data = encode(
             updates,
             numbered(codec, number),
-            rules={glob: numbered(rule, number) for glob, rule in (rules or {}).items()},
+            rules={glob: numbered(rule, number) for glob, rule in rules.items()},
             header=UpdateHeader(step=int(count), sender=sender),
-            order=order,
+            order=chosen.order,
         )
         own = decode(data, like=updates, framework="numpy")
         if exchange is None:
             return own, own
-        return own, reduce(exchange(data), mean=True, limits=limits).tree(updates, "numpy")
+        return own, reduce(exchange(data), mean=True, limits=chosen.limits).tree(updates, "numpy")
 
     def callback(count: Any, updates: Any) -> Any:
         return host(count, jax.tree.map(jax.device_get, updates))[0]
@@ -100,7 +104,7 @@ def compress(
             shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), wanted)
             own = mean = jax.pure_callback(callback, shapes, state.count, wanted)
         elif traced:
-            raise InputError("updates are exchanged on the host: call update outside of jax.jit")
+            raise InputError("the exchange runs on the host: call update outside jax.jit")
         else:
             own, mean = host(state.count, wanted)
         residual = jax.tree.map(jnp.subtract, wanted, own) if feedback else ()
@@ -111,7 +115,7 @@ def compress(
 
 
 def process_exchange(data: bytes) -> list[bytes]:
-    """An exchange between the processes of `jax.distributed`, in their order."""
+    """Exchanges streams between the processes of `jax.distributed`, in the order of their numbers."""
     import numpy as np
     from jax.experimental import multihost_utils
 

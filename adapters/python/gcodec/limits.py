@@ -1,4 +1,4 @@
-"""What a reader allows a stranger to ask for."""
+"""Limits on the resources that a stream may make a reader use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _DEFAULT = _native.default_limits()
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a reader allows; each is checked before the memory or the time is spent. The defaults are the library's."""
+    """Limits of a reader, each 0 to 2^64 - 1 and checked before the memory or the time is spent.
+
+    The defaults are those of the Rust library. A stream that exceeds a limit is a LimitError.
+    """
 
     max_frame_bytes: int = _DEFAULT["max_frame_bytes"]
     """Bytes in the body of one frame."""
@@ -23,16 +26,17 @@ class Limits:
     max_name_bytes: int = _DEFAULT["max_name_bytes"]
     """Bytes in one tensor name."""
     max_elements: int = _DEFAULT["max_elements"]
-    """Elements that all blocks of one part of an update may span together."""
+    """Elements that all blocks in one part of an update may span together."""
     max_alloc_bytes: int = _DEFAULT["max_alloc_bytes"]
-    """Bytes of memory that decoding may take for what a frame declares beyond the bytes that have arrived; and of the tensors
-    that are put together."""
+    """Bytes that decoding may allocate: for what a frame declares beyond the bytes that have arrived, and for
+    the decoded tensors."""
     max_blocks: int = _DEFAULT["max_blocks"]
-    """Blocks in one part of an update, each counted once for every tensor that it touches."""
+    """Blocks in one part of an update. A block counts once for each tensor that it spans."""
     max_inflated_bytes: int = _DEFAULT["max_inflated_bytes"]
-    """Bytes that compressed metadata, a model or all names of a manifest may grow to."""
+    """Bytes of compressed metadata, of a model, or of all names in a manifest after decompression."""
     max_definitions: int = _DEFAULT["max_definitions"]
-    """Manifests, index sets and models that are remembered of one stream, each."""
+    """Manifests, index sets and models that a reader keeps of one stream; the limit applies to each of the
+    three."""
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -1,4 +1,4 @@
-"""Many senders' updates into one."""
+"""Sums of the updates of several senders."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any, Literal
 
 from gcodec import _native
 from gcodec.errors import InputError
+from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.stream import Update, UpdateHeader
+from gcodec.stream import Update
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """What the native module reads."""
+    """Settings that the native module reads."""
 
     mean: bool
     f64: bool
@@ -30,30 +31,33 @@ def reduce(
     by_input: bool = False,
     limits: Limits | None = None,
 ) -> Update:
-    """The sum of many senders' updates, element by element: the same bits on every node that has the same streams.
+    """Sums the last updates of several streams, element by element.
 
-    It is taken in the order of the senders' numbers, whatever the order of the streams. Of each stream the last update counts;
-    its codec may be any, but a delta has no sum. The result's header says how many contributed.
+    The terms are added in the order of the senders' numbers, so every node that has the same streams gets the
+    same bits, in whatever order it has them. Codecs may differ between streams, but a delta cannot be summed.
+    The result's header gives the number of contributors.
 
     Args:
-        streams: each sender's stream, whole: any objects with the buffer protocol.
-        weights: how much each counts, more than 0, for instance its number of samples; 1 without.
-        mean: divide by the sum of the weights.
-        precision: in what floats are added: `f32`, rounded after each sender, or `f64`, rounded once; f64 tensors always in that.
-        by_input: number the senders in the order of `streams`, instead of by what their headers say.
-        limits: what to allow, for each stream and for the sum.
+        streams: one whole stream of each sender: objects with the buffer protocol.
+        weights: the weight of each stream, more than 0, such as its number of samples. Default: 1 for each.
+        mean: divide the sum by the sum of the weights.
+        precision: the type in which floats are added: `f32` rounds after each sender, `f64` rounds once. f64
+            tensors are always added in f64.
+        by_input: number the senders in the order of `streams` instead of by their headers.
+        limits: limits on each stream and on the sum. Default: `Limits()`.
 
     Raises:
-        FormatError, UnsupportedError, LimitError: a stream, which the message numbers, is not a complete one within the limits.
-        InputError: updates that have no sum: other tensors, another step or round, one sender twice, a delta, a mean; a weight
-            or a mean of integer tensors.
+        FormatError, UnsupportedError, LimitError: a stream is not complete and within the limits. The message
+            gives its number.
+        InputError: the updates cannot be summed: their tensors, steps or rounds differ, a sender occurs
+            twice, one is a delta or a mean; or integer tensors have a weight or a mean.
     """
     streams = [memoryview(stream).cast("B") for stream in streams]
     weights = [1.0] * len(streams) if weights is None else [float(weight) for weight in weights]
     if len(weights) != len(streams):
-        raise InputError(f"{len(weights)} weights for {len(streams)} streams")
+        raise InputError(f"reduce has {len(weights)} weights for {len(streams)} streams: give one for each")
     if precision not in ("f32", "f64"):
-        raise InputError(f"precision is f32 or f64, not {precision!r}")
+        raise InputError(f"precision is {precision!r}: use f32 or f64")
     settings = _Settings(mean, precision == "f64", by_input)
     header, tensors = _native.reduce(streams, weights, settings, limits or Limits())
     return Update(UpdateHeader(**header), dict(tensors))

@@ -1,4 +1,4 @@
-"""What there is to say of a stream, as data and as a table. The names are those of `gcodec inspect --json`."""
+"""Reports on streams, as data and as a table. The names are those of `gcodec inspect --json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gcodec.limits import Limits
 
 @dataclass(frozen=True)
 class FrameReport:
-    """A frame: its number, kind, offset in the stream, and bytes."""
+    """A frame: number, kind, offset in the stream and size, both in bytes."""
 
     number: int
     kind: str
@@ -23,7 +23,7 @@ class FrameReport:
 
 @dataclass(frozen=True)
 class ManifestReport:
-    """A manifest: the number of its frame, its id, and how many tensors and elements it has."""
+    """A manifest: number of its frame, id, number of tensors and of elements."""
 
     frame: int
     id: str
@@ -33,7 +33,10 @@ class ManifestReport:
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What an update says of a tensor. Bits of blocks that span several tensors are shared out by kept values."""
+    """A tensor in an update.
+
+    The bits of a block that spans several tensors are divided in proportion to their kept values.
+    """
 
     name: str
     dtype: str
@@ -49,18 +52,18 @@ class TensorReport:
 
     @property
     def density(self) -> float:
-        """Kept values by elements."""
+        """Kept values divided by elements."""
         return self.kept / max(self.elements, 1)
 
     @property
     def bits_per_parameter(self) -> float:
-        """All bits by elements."""
+        """All bits divided by elements."""
         return (self.position_bits + self.value_bits + self.overhead_bits) / max(self.elements, 1)
 
 
 @dataclass(frozen=True, repr=False)
 class UpdateReport:
-    """An update, all its parts together. `tensors`: those that a block speaks of."""
+    """An update with all its parts. `tensors` lists the tensors that a block covers."""
 
     step: int
     round: int
@@ -82,17 +85,17 @@ class UpdateReport:
 
     @property
     def density(self) -> float:
-        """Kept values by elements."""
+        """Kept values divided by elements."""
         return self.kept / max(self.elements, 1)
 
     @property
     def bits_per_parameter(self) -> float:
-        """All bits, headers too, by elements."""
+        """All bits, including headers, divided by elements."""
         return self.bytes * 8 / max(self.elements, 1)
 
     @property
     def ratio(self) -> float:
-        """Bytes of the tensors by bytes of the update."""
+        """Bytes of the tensors divided by bytes of the update."""
         return self.source_bytes / self.bytes
 
     def __repr__(self) -> str:
@@ -115,7 +118,10 @@ class UpdateReport:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """A stream. `error`: what ended the reading, or was wrong with a block; what was read is there all the same."""
+    """A stream.
+
+    `error`: the first error, in the stream or in a block, or None. The other fields hold what could be read.
+    """
 
     bytes: int
     version: tuple[int, int] | None
@@ -129,7 +135,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether everything was read and is right."""
+        """Whether the whole stream was read without an error."""
         return self.error is None
 
     def __repr__(self) -> str:
@@ -148,9 +154,14 @@ class Report:
 
 
 def inspect(source: Any, *, limits: Limits | None = None) -> Report:
-    """Reads and checks a whole stream: a path, or an object with the buffer protocol.
+    """Reads and checks a whole stream, and returns a report.
 
-    What is wrong with it stands in the report's `error`; a path that cannot be read is an OSError.
+    Args:
+        source: a path, or an object with the buffer protocol.
+        limits: limits on the stream. Default: `Limits()`.
+
+    Raises:
+        OSError: the path cannot be read. Errors in the stream are not raised: see `Report.error`.
     """
     if isinstance(source, (str, os.PathLike)):
         with open(source, "rb") as file:

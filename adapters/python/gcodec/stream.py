@@ -1,66 +1,30 @@
-"""Streams of updates, written and read one by one: files, sockets, any object that reads or writes bytes."""
+"""Streams of updates, written and read one update at a time: files, sockets, any object that moves bytes."""
 
 from __future__ import annotations
 
-import fnmatch
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from gcodec import _native
 from gcodec._native import Tensor
-from gcodec.codecs import Codec, spec_of
-from gcodec.devices import Work, place
-from gcodec.errors import InputError, check_u64
-from gcodec.feedback import Dgc, Feedback, split
+from gcodec.codecs import Codec
+from gcodec.errors import InputError
+from gcodec.feedback import Dgc
+from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.tensors import Framework, convert, given
+from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.tensors import Framework, convert, framework_of, given
 from gcodec.trees import named_tensors, rebuild
+from gcodec.update import ENCODE_OPTIONS, PART_BYTES, native_update
 
-Order = Literal["name"] | Iterable[str] | None
-"""In which order a stream has the tensors of a tree: `name`, all names in a row, or None, that of the tree."""
-
-# The library's defaults of its EncodeOptions and of its compressors' Options.
-PART_BYTES = 64 << 20
-BLOCK_LEN = 1 << 22
 # Bytes read at once.
 _CHUNK = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateHeader:
-    """Who says it, when, and for whom."""
-
-    step: int = 0
-    """Optimizer updates before this one."""
-    round: int = 0
-    """Communication rounds before this one."""
-    sender: int = 0
-    """Number of the sender."""
-    world: int = 0
-    """Number of senders, 0 if unknown."""
-    contributors: int = 0
-    """Senders whose updates are in this one, 0 if unknown."""
-    inner_steps: int = 0
-    """Local steps that the update covers, 0 if unknown."""
-    reduction: Literal["none", "sum", "mean"] = "none"
-    """Whether the update is a sum or a mean of several."""
-    label: str = ""
-    """How the sender compressed, for people."""
-    delta: bool = False
-    """Whether it is a delta against a base. Written for what the codec makes, whatever stands here."""
-
-    def __post_init__(self) -> None:
-        for name in ("step", "round", "sender", "world", "contributors", "inner_steps"):
-            check_u64("UpdateHeader", name, getattr(self, name))
-        if self.reduction not in ("none", "sum", "mean"):
-            raise InputError(f"reduction of UpdateHeader is {self.reduction!r}: none, sum or mean")
-
-
 class Update(Mapping[str, Tensor]):
-    """A decoded update: its tensors by name, and its `header`."""
+    """A decoded update: a mapping from names to tensors, with a `header`."""
 
     def __init__(self, header: UpdateHeader, tensors: Mapping[str, Tensor]) -> None:
         self.header = header
@@ -76,13 +40,14 @@ class Update(Mapping[str, Tensor]):
         return len(self._tensors)
 
     def tensors(self, framework: Framework | None = None) -> dict[str, Any]:
-        """All tensors by name, as `framework`'s."""
+        """Returns all tensors by name, as tensors of `framework`."""
         return {name: convert(tensor, framework) for name, tensor in self._tensors.items()}
 
     def tree(self, like: Any, framework: Framework | None = None) -> Any:
-        """A tree such as `like`, whose tensors this update's take the place of.
+        """Returns a tree with the structure of `like` and the tensors of this update.
 
-        Each is of the library that the tensor of `like` is of, or of `framework`. What the update does not have is an InputError.
+        Each tensor belongs to `framework`, or to the library of its counterpart in `like`. A tensor that the
+        update does not have, or has with another shape, is an InputError.
         """
         return as_tree(self._tensors, like, framework)
 
@@ -93,98 +58,35 @@ class Update(Mapping[str, Tensor]):
 
 
 def as_tree(tensors: Mapping[str, Tensor], like: Any, framework: Framework | None) -> Any:
-    """A tree such as `like` of these tensors."""
-    from gcodec.tensors import framework_of
+    """Returns a tree with the structure of `like` and these tensors; see `Update.tree`."""
 
     def leaf(name: str, old: Any) -> Any:
         if name not in tensors:
             raise InputError(f"the update has no tensor {name!r}")
         new = tensors[name]
         if tuple(old.shape) != new.shape:
-            raise InputError(f"tensor {name!r} has shape {new.shape}, where {tuple(old.shape)} was expected")
+            raise InputError(f"tensor {name!r} has shape {new.shape}, where the tree has {tuple(old.shape)}")
         return convert(new, framework or framework_of(old))
 
     return rebuild(like, leaf)
 
 
-@dataclass(frozen=True)
-class EncodeSettings:
-    """What the native module reads: how to compress, apart from the codec."""
-
-    block_len: int
-    zero_non_finite: bool
-
-
-def native_update(
-    tree: Any,
-    codec: Codec | str | Dgc,
-    *,
-    rules: Mapping[str, Codec | str] | None,
-    base: Any = None,
-    feedback: Feedback | None,
-    header: UpdateHeader | None,
-    non_finite: str,
-    order: Order = None,
-    on: Work | None = None,
-) -> _native._Update:
-    """An update, as the native module's encoder takes it. `on`: a device's stream and memory to work in."""
-    if non_finite not in ("reject", "zero"):
-        raise InputError(f"non_finite is reject or zero, not {non_finite!r}")
-    tensors = ordered(named_tensors(tree), order)
-    chosen, native_feedback, native_dgc = split(codec, feedback)
-    default = spec_of(chosen)
-    specs, label = [default], default
-    if rules:
-        if native_dgc is not None:
-            raise InputError("Deep Gradient Compression takes no rules")
-        ruled = [(glob, spec_of(rule)) for glob, rule in rules.items()]
-        specs = [_ruled(name, default, ruled) for name in tensors]
-        label = "; ".join([default, *(f"{glob}={spec}" for glob, spec in ruled)])
-    header = header or UpdateHeader()
-    if not header.label:
-        header = UpdateHeader(**{**header.__dict__, "label": label})
-    settings = EncodeSettings(BLOCK_LEN, non_finite == "zero")
-    bases = given(named_tensors(base))
-    # Deep Gradient Compression is the host's.
-    placed = given(tensors) if native_dgc is not None else place(tensors, specs, on)
-    remember = native_feedback is not None
-    if on is not None and native_feedback is None:
-        native_feedback = on.memory
-    return placed, specs, header, settings, bases, native_feedback, native_dgc, remember
-
-
-def ordered(tensors: dict[str, Any], order: Order) -> dict[str, Any]:
-    """Tensors in another order."""
-    if order is None:
-        return tensors
-    if isinstance(order, str):
-        if order != "name":
-            raise InputError(f"order is 'name' or the names of all tensors, not {order!r}")
-        names = sorted(tensors)
-    else:
-        names = list(order)
-    if len(names) != len(tensors) or set(names) != set(tensors):
-        wrong = sorted(set(names) ^ set(tensors)) or sorted({name for name in names if names.count(name) > 1})
-        raise InputError(f"order and the tree do not have the same names: {', '.join(map(repr, wrong[:8]))}")
-    return {name: tensors[name] for name in names}
-
-
-def _ruled(name: str, default: str, rules: list[tuple[str, str]]) -> str:
-    """The codec of a tensor: that of the last rule that means it."""
-    return next((spec for glob, spec in reversed(rules) if fnmatch.fnmatchcase(name, glob)), default)
-
-
 class Writer:
-    """Writes a stream of updates to anything with `write` (a file) or `sendall` (a socket); it never seeks.
+    """Writes a stream of updates to a path, or to an object with `write` (a file) or `sendall` (a socket).
 
-    A path is opened and closed again; what was given open stays open. If the target raises, a frame may have been written in part: the
-    writer refuses to go on, and a socket is of no more use (a new one takes a new stream). Leaving a `with` block ends the stream; leaving it by an
-    exception does not, so that readers notice. Without its end a stream is readable up to its last whole frame.
+    The writer opens and closes a path; an object stays open. It never seeks.
+
+    Leaving a `with` block ends the stream. Leaving it by an exception does not: readers then see a truncated
+    stream, which they can read up to its last whole frame.
+
+    If the target raises, part of a frame may have been written. The writer then refuses further calls; open a
+    new connection and begin a new stream.
 
     Args:
         target: a path, or an object to write to.
-        index: whether the stream ends in an index, for random access. It takes memory for each block until then.
-        part_bytes: about how many bytes of values one part of an update holds.
+        index: whether the stream ends with an index, for random access. The index takes memory for each
+            block.
+        part_bytes: bytes of values in one part of an update, approximately. Default: 64 MiB.
         compress: whether metadata may be compressed.
     """
 
@@ -202,52 +104,37 @@ class Writer:
 
     @property
     def offset(self) -> int:
-        """Bytes that were put out."""
+        """Bytes written so far."""
         return self._encoder.offset
 
     def write(
         self,
         tree: Any,
         codec: Codec | str | Dgc,
-        *,
-        rules: Mapping[str, Codec | str] | None = None,
-        base: Any = None,
-        feedback: Feedback | None = None,
-        header: UpdateHeader | None = None,
-        non_finite: Literal["reject", "zero"] = "reject",
-        order: Order = None,
+        options: Options | None = None,
+        **keywords: Unpack[OptionKeywords],
     ) -> int:
-        """Writes an update; the arguments are those of `encode`. Gives the number of its bytes."""
-        return self._write(
-            lambda: native_update(
-                tree,
-                codec,
-                rules=rules,
-                base=base,
-                feedback=feedback,
-                header=header,
-                non_finite=non_finite,
-                order=order,
-            )
-        )
+        """Writes an update and returns its size in bytes. The arguments are those of `encode`."""
+        chosen = resolve("Writer.write", ENCODE_OPTIONS, options, keywords)
+        return self._write(lambda: native_update("Writer.write", tree, codec, chosen))
 
     def _write(self, update: Callable[[], _native._Update]) -> int:
         self._check()
         return self._send(self._encoder.update(update()))
 
     def metadata(self, entries: Mapping[str, str]) -> None:
-        """Writes keys and values, for people and tools."""
+        """Writes a metadata frame: keys and values for people and tools."""
         self._check()
         self._send(self._encoder.metadata(dict(entries)))
 
     def flush(self) -> None:
-        """Flushes the target, if it has a `flush`. Does not end the stream."""
+        """Flushes the target, if it has a `flush`. The stream stays open."""
         flush = getattr(self._target, "flush", None)
         if flush is not None:
             flush()
 
     def close(self) -> None:
-        """Ends the stream. A second call does nothing."""
+        """Ends the stream. Further calls do nothing."""
         if self._state == "open":
             self._send(self._encoder.finish())
             self._state = "closed"
@@ -257,15 +144,15 @@ class Writer:
 
     def _check(self) -> None:
         if self._state != "open":
-            raise InputError(f"the writer is {self._state}")
+            raise InputError(f"the writer is {self._state}: begin a new stream with a new writer")
 
     def _send(self, data: _native.Encoded | bytes) -> int:
-        # What follows a frame that was written in part would be lost to every reader.
+        # No reader gets past a frame that was written in part, so an exception leaves the state at `failed`.
         self._state = "failed"
         rest = whole = memoryview(data)
         while rest:
             written = self._put(rest)
-            # Raw files may take less than all; sockets' sendall and buffered files take everything.
+            # A raw file may take a part of the bytes; sendall and buffered files take all.
             if not isinstance(written, int) or written >= len(rest):
                 break
             rest = rest[written:]
@@ -285,23 +172,26 @@ class Writer:
 
 
 class Reader:
-    """Reads a stream of updates from anything with `readinto`, `recv_into`, `read` or `recv`, or from a path; iterate over it.
-
-    It reads no byte beyond the frame that it needs, so that what follows on a socket is left alone.
+    """Iterates over the updates of a stream: a path, or an object with `readinto`, `recv_into`, `read` or
+    `recv`.
 
         for update in gcodec.Reader("run.gcu"):
             print(update.header.step, update["w"].numpy())
 
-    What the source raises goes through. After a `TimeoutError` (a socket's, of `settimeout`) or a `BlockingIOError` the reader stands where it stood:
-    `next(reader)` waits again, for the rest of an update too. After anything else it gives no more. A source that ends within a stream
-    is a FormatError of the kind `truncated`; the updates that came before it are whole.
+    It reads no byte beyond the frame that it needs, so later bytes on a socket stay there.
+
+    Exceptions of the source pass through. After a `TimeoutError` (a socket with `settimeout`) or a
+    `BlockingIOError` the reader keeps its state: `next(reader)` continues, also in the middle of an update.
+    After any other exception it ends. A source that ends within a stream is a FormatError of the kind
+    `truncated`; the updates before it are whole.
 
     Args:
         source: a path, or an object to read from.
-        limits: what to allow.
-        names: the tensors that are wanted; the others are not put together. None: all.
-        base: for deltas, the tensors that they change: a tree. Set `base` again as they change.
-        until_end: stop at the end of the first segment, where a socket stays open, instead of at the end of the bytes.
+        limits: limits on the stream. Default: `Limits()`.
+        names: the tensors to decode. Default: all.
+        base: for deltas, the tree of tensors that they change. Assign to `base` when those tensors change.
+        until_end: stop at the end of the first segment, which a socket that stays open needs, instead of at
+            the end of the bytes.
     """
 
     def __init__(
@@ -320,14 +210,14 @@ class Reader:
         self._until_end = until_end
         self._done = False
         self.metadata: dict[str, str] = {}
-        """Keys and values that the stream had so far."""
+        """Keys and values of the metadata frames read so far."""
         if base is not None:
             self.base = base
 
     @property
     def base(self) -> Any:
-        """The tensors that deltas change, to be set."""
-        raise AttributeError("the base can only be set")
+        """The tree of tensors that later deltas change; write-only."""
+        raise AttributeError("base is write-only")
 
     @base.setter
     def base(self, tree: Any) -> None:
@@ -352,10 +242,10 @@ class Reader:
                 elif self._until_end:
                     self._done = True
         except (TimeoutError, BlockingIOError):
-            # Nothing came, and nothing is lost.
+            # No bytes came: the decoder is unchanged, and the caller may continue.
             raise
         except BaseException:
-            # Where the stream stands is not known any more.
+            # The position in the stream is unknown from here on.
             self._done = True
             self.close()
             raise
@@ -363,13 +253,14 @@ class Reader:
         raise StopIteration
 
     def _fill(self) -> bool:
-        """Reads some of what the next event needs; False at the end of a complete stream."""
+        """Feeds the decoder some of the bytes that it needs. Returns False at the end of a complete
+        stream."""
         size = min(self._decoder.needed(), _CHUNK)
         if len(self._buffer) < size:
             self._buffer = memoryview(bytearray(_CHUNK))
         read = self._read_into(self._buffer[:size])
         if read is None:
-            raise BlockingIOError("the source has no bytes yet: a Reader needs one that waits; feed a Decoder otherwise")
+            raise BlockingIOError("the source has no bytes yet: use a blocking source, or feed a gcodec.Decoder")
         if read == 0:
             self._decoder.finish()
             return False
@@ -377,7 +268,7 @@ class Reader:
         return True
 
     def close(self) -> None:
-        """Closes the file, if a path was given."""
+        """Ends the iteration, and closes the file if the source was a path."""
         self._done = True
         if self._owned is not None:
             self._owned.close()
@@ -390,7 +281,7 @@ class Reader:
 
 
 def _reading(source: Any) -> Any:
-    """A function that fills a buffer from the source and says with how many bytes."""
+    """Returns a function that fills a buffer from the source and returns the number of bytes."""
     into = getattr(source, "readinto", None) or getattr(source, "recv_into", None)
     if into is not None:
         return into
@@ -403,7 +294,7 @@ def _reading(source: Any) -> Any:
         if data is None:
             return None
         if len(data) > len(buffer):
-            raise InputError(f"read({len(buffer)}) gave {len(data)} bytes")
+            raise InputError(f"the source returned {len(data)} bytes from read({len(buffer)})")
         buffer[: len(data)] = data
         return len(data)
 
@@ -411,22 +302,27 @@ def _reading(source: Any) -> Any:
 
 
 class Decoder:
-    """Decodes a stream that arrives in pieces, without reading anything itself.
+    """Decodes a stream that arrives in pieces, without doing input or output.
 
         decoder.feed(piece)
-        for update in decoder:  # those that are complete
+        for update in decoder:  # the updates that are complete
             ...
+
+    Args:
+        limits: limits on the stream. Default: `Limits()`.
+        names: the tensors to decode. Default: all.
+        base: for deltas, the tree of tensors that they change.
     """
 
     def __init__(self, *, limits: Limits | None = None, names: set[str] | None = None, base: Any = None) -> None:
         self._native = _native.Decoder(limits or Limits(), names)
         self.metadata: dict[str, str] = {}
-        """Keys and values that the stream had so far."""
+        """Keys and values of the metadata frames read so far."""
         if base is not None:
             self.set_base(base)
 
     def set_base(self, tree: Any) -> None:
-        """The tensors that deltas change that begin from now on."""
+        """Sets the tree of tensors that later deltas change."""
         self._native.set_base(given(named_tensors(tree)))
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -434,7 +330,7 @@ class Decoder:
         self._native.feed(memoryview(data).cast("B"))
 
     def next_update(self) -> Update | None:
-        """The next update, or None if more bytes are needed first."""
+        """Returns the next update, or None if it needs more bytes."""
         while (found := self._native.next()) is not None:
             kind, value = found
             if kind == "update":
@@ -449,5 +345,5 @@ class Decoder:
             yield update
 
     def finish(self) -> None:
-        """Checks that the stream is complete: FormatError if it is not."""
+        """Checks that the stream is complete. A truncated one is a FormatError."""
         self._native.finish()

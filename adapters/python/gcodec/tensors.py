@@ -1,9 +1,9 @@
-"""Tensors of other libraries for ours, and ours for them, through DLPack: on the host nobody copies.
+"""Exchange of tensors with NumPy, PyTorch, JAX and others through DLPack, without a copy on the host.
 
-gcodec depends on none of these libraries: each is imported when a tensor of it is asked for.
+gcodec depends on none of these libraries. Each is imported when one of its tensors is requested.
 
-A tensor that is not on the host is first copied to it by its own library, after the work that the library's current stream has still
-to do; unless it is compressed on its CUDA device (`gcodec.cuda`).
+A tensor on another device is copied to the host by its own library, in the order of that library's current
+stream, unless it is compressed on its CUDA device (`gcodec.cuda`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gcodec._native import Tensor
 from gcodec.errors import InputError
 
 Framework = Literal["numpy", "torch", "jax"]
-"""Whose tensors to give out."""
+"""The library of resulting tensors."""
 
-# DLPack's devices whose memory the host reads: CPU, and CUDA's and ROCm's pinned memory.
+# DLPack devices whose memory the host can read: CPU, and the pinned memory of CUDA and ROCm.
 _HOST = (1, 3, 11)
 
-# Element types that NumPy has from ml_dtypes and does not give through DLPack: ours, by ml_dtypes' names.
+# Element types of ml_dtypes, which NumPy does not export through DLPack, and their names here.
 ML_DTYPES = {
     "bfloat16": "bf16",
     "float8_e4m3fn": "f8e4m3fn",
@@ -32,7 +32,7 @@ _NAMES = {ours: theirs for theirs, ours in ML_DTYPES.items()}
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is something to encode: it has DLPack's methods or the CUDA Array Interface, or is a NumPy scalar; and is no class."""
+    """Whether `x` is an object with DLPack or the CUDA Array Interface, or a NumPy scalar."""
     if "numpy" in sys.modules and isinstance(x, sys.modules["numpy"].generic):
         return True
     if isinstance(x, type):
@@ -41,7 +41,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def framework_of(x: Any) -> Framework | None:
-    """Whose tensor `x` is; None for gcodec's own, and for others that are not known here."""
+    """Returns the library of a tensor; None for `gcodec.Tensor` and for other libraries."""
     module = type(x).__module__.partition(".")[0]
     if module in ("jaxlib", "jax"):
         return "jax"
@@ -51,10 +51,11 @@ def framework_of(x: Any) -> Framework | None:
 
 
 def readable(x: Any) -> tuple[Any, str | None]:
-    """What the native module can borrow in place of `x`, and what its elements are if DLPack cannot say it there."""
+    """Returns an object that the native module can borrow for `x`, and the element type if DLPack has no code
+    for it."""
     framework = framework_of(x)
     if framework == "torch":
-        # A gradient's history is not encoded; torch refuses to share a tensor that has one.
+        # PyTorch does not export a tensor with a history.
         x = x.detach()
         if x.is_conj() or x.is_neg():
             x = x.resolve_conj().resolve_neg()
@@ -68,7 +69,10 @@ def readable(x: Any) -> tuple[Any, str | None]:
     if framework == "numpy":
         return _readable_numpy(x)
     if not hasattr(x, "__dlpack_device__"):
-        raise BufferError(f"a {type(x).__name__} of the CUDA Array Interface is not copied to the host here: copy it with its own library")
+        raise BufferError(
+            f"a {type(x).__name__} has the CUDA Array Interface only, so gcodec cannot copy it to the host: copy it with its "
+            "own library"
+        )
     if x.__dlpack_device__()[0] not in _HOST:
         x = _OnHost(x)
     return x, None
@@ -84,13 +88,13 @@ def _readable_numpy(x: Any) -> tuple[Any, str | None]:
     if dtype is not None:
         x = x.view(np.uint8 if x.dtype.itemsize == 1 else np.uint16)
     if not x.flags.writeable and np.lib.NumpyVersion(np.__version__) < "2.1.0":
-        # Before that NumPy shares no read-only arrays.
+        # NumPy before 2.1 does not export read-only arrays.
         x = x.copy()
     return x, dtype
 
 
 class _OnHost:
-    """A tensor of another device as its library copies it to the host."""
+    """A tensor on another device, exported as the copy on the host that its library makes."""
 
     def __init__(self, x: Any) -> None:
         self._x = x
@@ -102,7 +106,7 @@ class _OnHost:
         try:
             return self._x.__dlpack__(max_version=max_version, dl_device=(1, 0), copy=True)
         except TypeError:
-            # BufferError: a TypeError would be taken for a producer that is too old for `max_version`.
+            # A TypeError would mean a producer without `max_version`.
             raise BufferError(
                 f"a {type(self._x).__name__} on DLPack device {self._x.__dlpack_device__()[0]} cannot be copied to the "
                 "host through DLPack: copy it with its own library"
@@ -110,12 +114,12 @@ class _OnHost:
 
 
 def given(tensors: dict[str, Any]) -> list[tuple[str, Any, str | None]]:
-    """Named tensors as the native module takes them."""
+    """Returns named tensors as the native module takes them."""
     return [(name, *readable(x)) for name, x in tensors.items()]
 
 
 def convert(tensor: Tensor, framework: Framework | None) -> Any:
-    """A tensor of `framework` in the same memory; the tensor itself for None."""
+    """Returns a tensor of `framework` in the same memory, or `tensor` itself if `framework` is None."""
     if framework is None:
         return tensor
     if framework == "numpy":
@@ -124,11 +128,11 @@ def convert(tensor: Tensor, framework: Framework | None) -> Any:
         return to_torch(tensor)
     if framework == "jax":
         return to_jax(tensor)
-    raise InputError(f"framework is numpy, torch, jax or None, not {framework!r}")
+    raise InputError(f"framework is {framework!r}: use numpy, torch, jax or None")
 
 
 def to_numpy(tensor: Tensor) -> Any:
-    """A NumPy array in the same memory; bf16 and 8-bit floats by ml_dtypes."""
+    """Returns a NumPy array in the same memory. bf16 and 8-bit floats need ml_dtypes."""
     import numpy as np
 
     if tensor.dtype not in _NAMES:
@@ -144,17 +148,17 @@ def to_numpy(tensor: Tensor) -> Any:
 
 
 def to_torch(tensor: Tensor) -> Any:
-    """A PyTorch tensor on the CPU in the same memory."""
+    """Returns a PyTorch tensor on the CPU in the same memory."""
     from torch.utils.dlpack import from_dlpack
 
     return from_dlpack(_shareable(tensor, "PyTorch"))
 
 
 def to_jax(tensor: Tensor) -> Any:
-    """A JAX array on the CPU, in the same memory where JAX allows it.
+    """Returns a JAX array on the CPU, in the same memory where JAX allows it.
 
-    JAX takes nothing of fewer than 1024 bytes without a copy, and turns 64-bit elements into 32-bit ones unless
-    `jax_enable_x64` is set: as `jax.numpy.asarray` does.
+    JAX copies tensors of fewer than 1024 bytes. Like `jax.numpy.asarray`, it narrows 64-bit elements to 32
+    bits unless `jax_enable_x64` is set.
     """
     import jax
     import jax.numpy as jnp
@@ -167,5 +171,5 @@ def to_jax(tensor: Tensor) -> Any:
 
 def _shareable(tensor: Tensor, whose: str) -> Tensor:
     if tensor.dtype == "f4e2m1":
-        raise TypeError(f"{whose} cannot take {tensor.dtype}: bits() gives the bytes, two elements in each")
+        raise TypeError(f"{whose} has no element type for {tensor.dtype}: take bits(), the bytes with two elements in each")
     return tensor

@@ -1,22 +1,24 @@
-"""Compressed gradients between PyTorch's processes.
+"""Compressed gradients between the processes of PyTorch.
 
     ddp = DistributedDataParallel(model)
     state = gcodec.torch.State(model, gcodec.TopK(density=0.01))
     ddp.register_comm_hook(state, gcodec.torch.hook)
 
-`State` and `hook` take the place of DistributedDataParallel's all-reduce; `DiLoCo` exchanges pseudo-gradients every so many steps.
-All ranks get the same bits: each sums the same frames in the order of the ranks.
+`State` and `hook` replace DistributedDataParallel's all-reduce. `DiLoCo` exchanges pseudo-gradients after a
+number of local steps. Each rank sums the same frames in the order of the ranks, so all ranks get the same
+bits.
 
-Any backend of `torch.distributed` will do. With NCCL what travels is copied to the GPU and back; gradients on a GPU are compressed there, if the codec can be.
+Any backend of `torch.distributed` works. With NCCL, frames are copied to the GPU to travel, and back.
+Gradients on a GPU are compressed there if the codec runs on devices.
 """
 
-# No annotations as strings: DistributedDataParallel reads those of the hook.
+# DistributedDataParallel reads the hook's annotations, which therefore are not strings.
 
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -25,24 +27,27 @@ from gcodec import _native
 from gcodec.codecs import Codec, TopK, numbered, spec_of
 from gcodec.errors import GcodecError, InputError
 from gcodec.feedback import Dgc, Feedback
+from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
+from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.reduction import reduce
-from gcodec.stream import PART_BYTES, UpdateHeader, native_update
 from gcodec.tensors import convert, given
+from gcodec.update import PART_BYTES, native_update
 
 __all__ = ["DiLoCo", "Profile", "ScaleCom", "State", "hook"]
 
 
 @dataclass(frozen=True)
 class ScaleCom:
-    """ScaleCom's CLT-k (arXiv 2104.11125): one rank in turn chooses the elements, and all sum their values on them.
+    """ScaleCom's CLT-k (arXiv 2104.11125): one rank in turn chooses elements, and all ranks sum their values
+    there.
 
-    It takes the place of a codec. The positions travel once, in the frame of an index set; the values by an all-reduce, so that
-    what travels does not grow with the number of ranks. Gradients of f32 only.
+    It replaces a codec. The positions travel once, in the frame of an index set, and the values by an
+    all-reduce, so traffic per rank does not grow with the number of ranks. Gradients are f32.
 
     Attributes:
-        density, k, scope: how many elements the leader chooses and among which, as in `TopK`.
-        beta: weight of what is left over in the memory, more than 0, at most 1; 1 is plain error feedback.
+        density, k, scope: number of chosen elements, and the scope of the choice, as in `TopK`.
+        beta: weight of the residual in the memory, more than 0, at most 1; 1 is plain error feedback.
     """
 
     density: float | None = 0.01
@@ -52,27 +57,29 @@ class ScaleCom:
 
     @property
     def spec(self) -> str:
-        """The choice, as a codec."""
+        """Specification of the top-k codec that makes the choice."""
         return spec_of(TopK(self.density, k=self.k, scope=self.scope))
 
 
 @dataclass
 class Profile:
-    """Where the time of the exchanges of one rank went, in seconds, and what it sent and received, in bytes."""
+    """Times and traffic of the exchanges of one rank: sums over all exchanges, in seconds and bytes."""
 
     exchanges: int = 0
+    """Number of exchanges."""
     selection: float = 0.0
-    """Making blocks of gradients: error feedback, choosing elements, quantising."""
+    """Seconds for making blocks: error feedback, selection, quantisation."""
     coding: float = 0.0
-    """Frames of blocks, and sums of frames."""
+    """Seconds for writing frames and for summing them."""
     communication: float = 0.0
-    """Collectives, and waiting in them for other ranks."""
+    """Seconds in collectives, including the wait for other ranks."""
     other: float = 0.0
-    """The rest: copies, and Python."""
+    """Seconds for the rest: copies, and Python."""
     sent: int = 0
-    """Frames that this rank made, and the values of its all-reduces."""
+    """Bytes of this rank's frames, and of the values of its all-reduces."""
     received: int = 0
-    """What came from other ranks: sizes, padded frames, and what a ring all-reduce moves, 2 (n - 1) / n of its values."""
+    """Bytes from other ranks: sizes, padded frames, and 2 (n - 1) / n of the values of an all-reduce, as in a
+    ring."""
 
     def __str__(self) -> str:
         times = ", ".join(
@@ -86,43 +93,47 @@ class Profile:
 
 
 class _Exchange:
-    """The mean of all ranks' tensors, compressed."""
+    """The mean over ranks of named tensors, exchanged compressed."""
 
     def __init__(
         self,
         codec: Codec | str | Dgc | ScaleCom,
-        rules: Mapping[str, Codec | str] | None,
-        feedback: bool,
+        options: Options,
         group: dist.ProcessGroup | None,
-        non_finite: Literal["reject", "zero"],
-        limits: Limits | None,
         profile: int,
     ) -> None:
-        self._codec, self._rules, self._group = codec, dict(rules or {}), group
-        self._non_finite, self._limits, self._every = non_finite, limits or Limits(), profile
-        self._feedback = Feedback() if feedback and not isinstance(codec, (Dgc, ScaleCom)) else None
-        # A worker of ScaleCom's needs the names and shapes, and takes up its memory when it has them.
+        self._codec, self._options, self._group, self._every = codec, options, group, profile
+        self._rules, self._limits = dict(options.rules or {}), options.limits or Limits()
+        self._feedback: Feedback | None = None
+        if isinstance(codec, (Dgc, ScaleCom)):
+            if isinstance(options.feedback, Feedback):
+                raise InputError(f"{type(codec).__name__} holds its own residuals: it takes no feedback")
+        elif options.feedback is not False:
+            self._feedback = options.feedback if isinstance(options.feedback, Feedback) else Feedback()
+        # A ScaleCom worker is made at the first exchange, which brings names and shapes. It then loads its
+        # memory.
         self._scalecom: _native.ScaleCom | None = None
         self._memory: dict[str, Any] = {}
         if isinstance(codec, ScaleCom):
             if self._rules:
-                raise InputError("ScaleCom takes no rules: its elements are those of one choice")
+                raise InputError("ScaleCom takes no rules: one choice gives the elements of all tensors")
             if not 0 < codec.beta <= 1:
-                raise InputError(f"beta of ScaleCom is {codec.beta}: more than 0, at most 1")
+                raise InputError(f"beta of ScaleCom is {codec.beta}: use more than 0, at most 1")
             _ = codec.spec
         elif not isinstance(codec, Dgc):
             for one in (codec, *self._rules.values()):
                 if spec_of(one).partition(":")[0] == "delta":
-                    raise InputError("the codec delta needs a base, and differences from a base have no mean")
+                    raise InputError("deltas have no mean: use another codec than delta")
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.step = 0
         self.profile = Profile()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._group is not None:
-            raise TypeError("only with the default process group it is pickled or copied, as DistributedDataParallel: save its state_dict()")
-        # The codec has its own state in `kept`, or none.
-        settings = (self._codec, self._rules, self._feedback is not None, None, self._non_finite, self._limits, self._every)
+            raise TypeError("a process group cannot be pickled or copied: use the default group, or save state_dict()")
+        # `kept` has the residuals and the codec's state.
+        options = replace(self._options, feedback=self._feedback is not None)
+        settings = (self._codec, options, None, self._every)
         return {"settings": settings, "kept": self.state_dict(), "profile": self.profile}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -131,9 +142,11 @@ class _Exchange:
         self.profile = state["profile"]
 
     def mean(self, tensors: dict[str, torch.Tensor], inner_steps: int = 0) -> dict[str, torch.Tensor]:
+        """Returns the mean over all ranks of tensors of the same names. `inner_steps`: local steps that they
+        cover."""
         start, known = time.perf_counter(), self._accounted()
         on = next(iter(tensors.values())).device
-        # NCCL moves what is on its device; gloo what is on the host.
+        # NCCL sends from device memory, gloo from host memory.
         self._device = on if "nccl" in str(dist.get_backend(self._group)) else torch.device("cpu")
         if isinstance(self._codec, ScaleCom):
             out = self._by_set(self._codec, tensors)
@@ -153,7 +166,26 @@ class _Exchange:
         self, codec: Codec | str | Dgc, tensors: dict[str, torch.Tensor], inner_steps: int
     ) -> dict[str, torch.Tensor]:
         encoded, error = None, None
-        # Ranks and steps round at random, and draw, independently.
+        try:
+            encoded = self._encoded(codec, tensors, inner_steps)
+        except (GcodecError, TypeError) as e:
+            error = e
+        # The preamble and the manifest are the same on all ranks, so they are not sent. If a rank's manifest
+        # differs, decoding fails because the update names another one.
+        frames = memoryview(encoded or b"")
+        head = bytes(frames[: _native.head_bytes(frames)]) if encoded else b""
+        sizes = self._sizes(len(frames) - len(head), error)
+        streams = self._gathered(head, frames[len(head) :], sizes)
+        start = time.perf_counter()
+        mean = reduce(streams, mean=True, limits=self._limits)
+        self.profile.coding += time.perf_counter() - start
+        return mean.tensors("torch")
+
+    def _encoded(
+        self, codec: Codec | str | Dgc, tensors: dict[str, torch.Tensor], inner_steps: int
+    ) -> _native.Encoded:
+        """Returns this rank's frames."""
+        # Ranks and steps round and draw independently.
         number = self.step * self.world + self.rank
         chosen = codec if isinstance(codec, Dgc) else numbered(codec, number)
         header = UpdateHeader(
@@ -163,30 +195,22 @@ class _Exchange:
             inner_steps=inner_steps,
             label="dgc" if isinstance(codec, Dgc) else spec_of(codec).partition(":")[0],
         )
-        try:
-            update = native_update(
-                tensors,
-                chosen,
-                rules={glob: numbered(rule, number) for glob, rule in self._rules.items()},
-                feedback=self._feedback,
-                header=header,
-                non_finite=self._non_finite,
-            )
-            encoded = _native.Encoder(PART_BYTES, False, True).update(update, finish=True)
-        except (GcodecError, TypeError) as e:
-            error = e
-        if encoded is not None:
-            self.profile.selection += encoded.seconds[0]
-            self.profile.coding += encoded.seconds[1]
-        # The preamble and the manifest are the same on all ranks: they stay at home, and a reader would notice another one.
-        frames = memoryview(encoded or b"")
-        head = bytes(frames[: _native.head_bytes(frames)]) if encoded else b""
-        sizes = self._sizes(len(frames) - len(head), error)
+        rules = {glob: numbered(rule, number) for glob, rule in self._rules.items()}
+        options = replace(self._options, rules=rules, feedback=self._feedback, header=header)
+        update = native_update("gcodec.torch", tensors, chosen, options)
+        encoded = _native.Encoder(PART_BYTES, False, True).update(update, finish=True)
+        self.profile.selection += encoded.seconds[0]
+        self.profile.coding += encoded.seconds[1]
+        return encoded
+
+    def _gathered(self, head: bytes, frames: memoryview, sizes: list[int]) -> list[memoryview]:
+        """Sends this rank's frames, and returns the streams of all ranks, each with `head` before its
+        frames."""
         buffers = [bytearray(len(head) + max(sizes)) for _ in sizes]
         for buffer in buffers:
             buffer[: len(head)] = head
         bodies = [torch.frombuffer(buffer, dtype=torch.uint8, offset=len(head)) for buffer in buffers]
-        bodies[self.rank][: sizes[self.rank]] = torch.frombuffer(bytearray(frames[len(head) :]), dtype=torch.uint8)
+        bodies[self.rank][: sizes[self.rank]] = torch.frombuffer(bytearray(frames), dtype=torch.uint8)
         start = time.perf_counter()
         moved = [body.to(self._device) for body in bodies]
         dist.all_gather(moved, moved[self.rank].clone(), group=self._group)
@@ -196,11 +220,7 @@ class _Exchange:
         self.profile.communication += time.perf_counter() - start
         self.profile.sent += sizes[self.rank]
         self.profile.received += (self.world - 1) * max(sizes)
-        start = time.perf_counter()
-        streams = [memoryview(buffer)[: len(head) + size] for buffer, size in zip(buffers, sizes, strict=True)]
-        mean = reduce(streams, mean=True, limits=self._limits)
-        self.profile.coding += time.perf_counter() - start
-        return mean.tensors("torch")
+        return [memoryview(buffer)[: len(head) + size] for buffer, size in zip(buffers, sizes, strict=True)]
 
     def _by_set(self, codec: ScaleCom, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         found, error = None, None
@@ -212,28 +232,11 @@ class _Exchange:
             error = e
         self.profile.selection += time.perf_counter() - start
         try:
-            frames = memoryview(found or b"")
-            leader = self.step % self.world
-            size = self._sizes(len(frames), error)[leader]
-            buffer = bytearray(frames) if self.rank == leader else bytearray(size)
+            index_set = self._broadcast(memoryview(found or b""), error)
             start = time.perf_counter()
-            there = torch.frombuffer(buffer, dtype=torch.uint8)
-            moved = there.to(self._device)
-            source = leader if self._group is None else dist.get_global_rank(self._group, leader)
-            dist.broadcast(moved, source, group=self._group)
-            there.copy_(moved)
-            self.profile.communication += time.perf_counter() - start
-            start = time.perf_counter()
-            values: torch.Tensor = worker.take_set(buffer, self._limits).torch()
+            values: torch.Tensor = worker.take_set(index_set, self._limits).torch()
             self.profile.coding += time.perf_counter() - start
-            start = time.perf_counter()
-            total = values.to(self._device, copy=True)
-            dist.all_reduce(total, group=self._group)
-            mean = (total / self.world).cpu()
-            self.profile.communication += time.perf_counter() - start
-            self.profile.sent += len(frames) + values.nbytes
-            moved_values = 2 * (self.world - 1) * values.nbytes // self.world
-            self.profile.received += moved_values + (0 if self.rank == leader else size)
+            mean = self._mean_of(values)
             start = time.perf_counter()
             out = {name: convert(tensor, "torch") for name, tensor in worker.finish(given({"mean": mean}))}
             self.profile.coding += time.perf_counter() - start
@@ -242,6 +245,33 @@ class _Exchange:
             if self._scalecom is not None:
                 self._scalecom.abort()
             raise
+
+    def _broadcast(self, frames: memoryview, error: Exception | None) -> bytearray:
+        """Returns the frames of the step's leader, whose own are `frames`."""
+        leader = self.step % self.world
+        size = self._sizes(len(frames), error)[leader]
+        buffer = bytearray(frames) if self.rank == leader else bytearray(size)
+        start = time.perf_counter()
+        there = torch.frombuffer(buffer, dtype=torch.uint8)
+        moved = there.to(self._device)
+        source = leader if self._group is None else dist.get_global_rank(self._group, leader)
+        dist.broadcast(moved, source, group=self._group)
+        there.copy_(moved)
+        self.profile.communication += time.perf_counter() - start
+        self.profile.sent += len(frames)
+        self.profile.received += 0 if self.rank == leader else size
+        return buffer
+
+    def _mean_of(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the mean over all ranks of one tensor, by an all-reduce."""
+        start = time.perf_counter()
+        total = values.to(self._device, copy=True)
+        dist.all_reduce(total, group=self._group)
+        mean = (total / self.world).cpu()
+        self.profile.communication += time.perf_counter() - start
+        self.profile.sent += values.nbytes
+        self.profile.received += 2 * (self.world - 1) * values.nbytes // self.world
+        return mean
 
     def _worker(self, codec: ScaleCom, tensors: dict[str, torch.Tensor]) -> _native.ScaleCom:
         if self._scalecom is None:
@@ -252,7 +282,10 @@ class _Exchange:
         return self._scalecom
 
     def _sizes(self, size: int, error: Exception | None) -> list[int]:
-        """What every rank will send. A rank that cannot says so, and all ranks raise: none waits for it."""
+        """Returns the number of bytes that each rank sends.
+
+        If `error` is set on one rank, all ranks raise, so that none waits for it.
+        """
         start = time.perf_counter()
         mine = torch.tensor([size if error is None else -1], dtype=torch.int64, device=self._device)
         all_sizes = [torch.empty_like(mine) for _ in range(self.world)]
@@ -264,7 +297,7 @@ class _Exchange:
             raise error
         failed = [rank for rank, size in enumerate(sizes) if size < 0]
         if failed:
-            raise InputError(f"rank {failed[0]} could not compress its tensors: the cause is in its own error")
+            raise InputError(f"rank {failed[0]} could not compress its tensors: see the error on that rank")
         return sizes
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,7 +316,7 @@ class _Exchange:
         kinds["scalecom"] = isinstance(self._codec, ScaleCom)
         expected = {"step"} | {kind for kind, used in kinds.items() if used}
         if set(state) != expected:
-            raise InputError(f"a state of {sorted(state)}, where this codec has {sorted(expected)}")
+            raise InputError(f"the state has {sorted(state)}, but this codec needs {sorted(expected)}: use the codec that saved it")
         if self._feedback is not None:
             self._feedback.load_state_dict(state["feedback"])
         elif isinstance(self._codec, Dgc):
@@ -298,60 +331,64 @@ class _Exchange:
 
 
 def _names(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The parameters that are trained, by their names in the model inside DistributedDataParallel."""
+    """Returns the trainable parameters, by their names in the model inside DistributedDataParallel."""
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
         model = model.module
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
+_USED = ("rules", "feedback", "non_finite", "limits")
+"""The options that `State` and `DiLoCo` use."""
+
+
 class State:
-    """What `hook` keeps for a model: the codec, the residuals of error feedback by parameter name, and a profile.
+    """The state of `hook` for a model: the codec, the residuals by parameter name, and a profile.
 
-    All gradients of a step are one update, sent when the last bucket is ready: so residuals, `scope="global"` and Deep Gradient
-    Compression mean the whole model, and it does not matter how DistributedDataParallel arranges its buckets. Compression does not
-    overlap with the backward pass.
+    All gradients of a step form one update, which is sent when the last bucket is ready. So residuals,
+    `scope="global"` and Deep Gradient Compression cover the whole model, and the arrangement of buckets has
+    no effect. Compression does not overlap with the backward pass.
 
-    For a checkpoint save `state_dict()`. It is also pickled and copied: DistributedDataParallel keeps a hook's state, so that saving or copying that whole does
-    so (its hook is then to be registered anew). A copy belongs to the parameters that were copied with it.
+    Save `state_dict()` in a checkpoint. The object can also be pickled and copied, as part of a
+    DistributedDataParallel model, which holds it; register the hook again afterwards. A copy belongs to the
+    copied parameters.
 
     Args:
-        model: the model, before or after DistributedDataParallel has it.
-        codec: any codec but `Delta`; a `Dgc` of this rank; or a `ScaleCom`. Codecs that round or draw at random do so independently
-            at each step and rank.
-        rules: other codecs for the parameters whose names match a pattern (`*.bias`); the last that matches counts.
-        feedback: whether what a lossy codec leaves out is added at the next step. `Dgc` and `ScaleCom` have their own way.
-        group: the process group; None is the default one.
-        non_finite: what a lossy codec does with NaN and infinity: `reject` them, at which all ranks raise, or take them for `zero`.
-        limits: what to allow to other ranks.
-        profile: on rank 0, print the profile to standard error every so many steps; 0: never.
+        model: the model, with or without DistributedDataParallel around it.
+        codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`. Codecs that round or draw at
+            random do so independently at each step and rank.
+        options, keywords: see `gcodec.Options`. Used: rules, feedback (True, False, or a `Feedback` to use;
+            default True; `Dgc` and `ScaleCom` hold their own residuals), non_finite (on `reject` all ranks
+            raise), limits (on the streams of other ranks).
+        group: the process group. Default: None, the default group.
+        profile: number of steps between prints of the profile, on rank 0, to standard error. Default: 0,
+            never.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         codec: Codec | str | Dgc | ScaleCom,
+        options: Options | None = None,
         *,
-        rules: Mapping[str, Codec | str] | None = None,
-        feedback: bool = True,
         group: dist.ProcessGroup | None = None,
-        non_finite: Literal["reject", "zero"] = "reject",
-        limits: Limits | None = None,
         profile: int = 0,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
-        self._exchange = _Exchange(codec, rules, feedback, group, non_finite, limits, profile)
-        self._of(_names(model))
+        chosen = resolve("gcodec.torch.State", _USED, options, keywords)
+        self._exchange = _Exchange(codec, chosen, group, profile)
+        self._watch(_names(model))
 
     @property
     def profile(self) -> Profile:
-        """Where the time went so far."""
+        """Times and traffic so far."""
         return self._exchange.profile
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, for its part of a checkpoint: each rank has its own."""
+        """Returns this rank's residuals and step, for its part of a checkpoint."""
         return self._exchange.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave on this rank."""
+        """Restores what `state_dict` returned on this rank."""
         self._exchange.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -359,9 +396,9 @@ class State:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._exchange = state["exchange"]
-        self._of(state["parameters"])
+        self._watch(state["parameters"])
 
-    def _of(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+    def _watch(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         self._parameters = parameters
         self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(parameters.items())}
         self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
@@ -370,14 +407,14 @@ class State:
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if bucket.index() == 0:
-            # What a backward pass that failed has left.
+            # An earlier backward pass that failed may have left gradients.
             self._waiting, self._gradients = [], []
         devices = [buffer.device] if buffer.device.type != "cpu" else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._waiting.append((future, buffer))
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             if id(parameter) not in self._order:
-                raise InputError("DistributedDataParallel has a parameter that is not of the model given to State: make a State for it")
+                raise InputError("a parameter of DistributedDataParallel is not in the model given to State: give it this model")
             self._gradients.append((*self._order[id(parameter)], gradient.view(parameter.shape)))
         if bucket.is_last():
             waiting, gradients = self._waiting, sorted(self._gradients, key=lambda entry: entry[0])
@@ -396,28 +433,30 @@ class State:
 
 
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook of DistributedDataParallel: `ddp.register_comm_hook(state, gcodec.torch.hook)`."""
+    """The communication hook for DistributedDataParallel:
+    `ddp.register_comm_hook(state, gcodec.torch.hook)`."""
     return state._take(bucket)
 
 
 class DiLoCo:
-    """Exchanges pseudo-gradients every so many steps (DiLoCo, arXiv 2311.08105, algorithm 1).
+    """Exchanges pseudo-gradients after a number of local steps (DiLoCo, arXiv 2311.08105, algorithm 1).
 
-    Each rank trains by itself with an inner optimizer. At every `every`-th `step()` each rank's pseudo-gradient, where the
-    parameters were at the last exchange less where they are now, is compressed; the outer optimizer takes the mean of all ranks from
-    where they were. After that all ranks have the same parameters. Buffers, such as running means, are each rank's own.
+    Each rank trains alone with an inner optimizer. The pseudo-gradient of a rank is its parameters at the
+    last exchange minus its parameters now. At every `every`-th `step()` the pseudo-gradients are compressed
+    and exchanged, and the outer optimizer applies their mean to the parameters of the last exchange. All
+    ranks then have the same parameters. Buffers, such as running means, are not exchanged.
 
         outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
         diloco = gcodec.torch.DiLoCo(model, outer, gcodec.Chunked(), every=50)
         for batch in data:
             ...; inner.step(); diloco.step()
 
-    The model is not in DistributedDataParallel. All ranks must begin with the same parameters.
+    The model is not in DistributedDataParallel. All ranks must start with the same parameters.
 
     Args:
         model: the model.
-        outer: an optimizer of PyTorch's over the model's parameters.
-        codec, rules, feedback, group, non_finite, limits, profile: as in `State`.
+        outer: a PyTorch optimizer over the model's parameters.
+        codec, options, keywords, group, profile: as in `State`.
         every: inner steps between exchanges, at least 1.
     """
 
@@ -426,22 +465,21 @@ class DiLoCo:
         model: torch.nn.Module,
         outer: torch.optim.Optimizer,
         codec: Codec | str | Dgc | ScaleCom,
+        options: Options | None = None,
         *,
         every: int,
-        rules: Mapping[str, Codec | str] | None = None,
-        feedback: bool = True,
         group: dist.ProcessGroup | None = None,
-        non_finite: Literal["reject", "zero"] = "reject",
-        limits: Limits | None = None,
         profile: int = 0,
+        **keywords: Unpack[OptionKeywords],
     ) -> None:
         if every < 1:
-            raise InputError(f"every of DiLoCo is {every}: at least 1")
-        self._exchange = _Exchange(codec, rules, feedback, group, non_finite, limits, profile)
+            raise InputError(f"every of DiLoCo is {every}: use at least 1")
+        chosen = resolve("gcodec.torch.DiLoCo", _USED, options, keywords)
+        self._exchange = _Exchange(codec, chosen, group, profile)
         self._parameters, self._outer, self._every = _names(model), outer, every
         mine = {id(p) for p in self._parameters.values()}
         if mine != {id(p) for settings in outer.param_groups for p in settings["params"] if p.requires_grad}:
-            raise InputError("the outer optimizer is not over the model's parameters")
+            raise InputError("the outer optimizer does not have exactly the model's trainable parameters")
         self._anchor = self._now()
         self._inner = 0
 
@@ -450,14 +488,15 @@ class DiLoCo:
 
     @property
     def profile(self) -> Profile:
-        """Where the time went so far."""
+        """Times and traffic so far."""
         return self._exchange.profile
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self) -> bool:
-        """After each step of the inner optimizer. Whether there was an exchange: gradients are None then.
+        """Counts a step of the inner optimizer, and exchanges after every `every`-th. Returns whether it
+        exchanged.
 
-        If it raises, the parameters are where the inner optimizer left them.
+        An exchange sets the gradients to None. If it raises, the parameters are those of the inner optimizer.
         """
         self._inner += 1
         if self._inner < self._every:
@@ -478,15 +517,15 @@ class DiLoCo:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's part of a checkpoint, beside the model's and the optimizers' own."""
+        """Returns this rank's part of a checkpoint, apart from the model's and the optimizers' states."""
         return {"exchange": self._exchange.state_dict(), "anchor": dict(self._anchor), "inner": self._inner}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave on this rank."""
+        """Restores what `state_dict` returned on this rank."""
         anchor = state["anchor"]
         wrong = [n for n, p in self._parameters.items() if n not in anchor or anchor[n].shape != p.shape]
         if wrong or len(anchor) != len(self._parameters):
-            raise InputError(f"a state of another model: {wrong or sorted(anchor)}")
+            raise InputError(f"the state is of another model: {wrong or sorted(anchor)}")
         self._exchange.load_state_dict(state["exchange"])
         self._anchor = {name: anchor[name].to(p.device, copy=True) for name, p in self._parameters.items()}
         self._inner = int(state["inner"])

@@ -1,8 +1,8 @@
-"""Nested containers of tensors as named tensors and back.
+"""Trees of tensors: nested containers to named tensors, and back.
 
-The name of a tensor is the way to it: `layers.0.weight` is `tree["layers"][0]["weight"]`. A flat dict keeps its names and
-their order. Dicts, lists, tuples, named tuples and None are known here; what else JAX knows as a pytree is asked of JAX, if the
-program has imported it.
+The name of a tensor is its path: `layers.0.weight` is `tree["layers"][0]["weight"]`. A flat dict keeps its
+names and their order. Dicts, lists, tuples, named tuples and None are known here. JAX decides about other
+types, if the program has imported JAX: its pytrees are containers too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gcodec.errors import InputError
 from gcodec.tensors import is_tensor
 
 ROOT = "tensor"
-"""The name of a tensor that is encoded by itself."""
+"""The name of a tensor that is encoded by itself, without a container."""
 
 
 def named_tensors(tree: Any) -> dict[str, Any]:
-    """The tensors of a tree by their names."""
+    """Returns the tensors of a tree by name."""
     out: dict[str, Any] = {}
     for path, leaf in _walk(tree, ()):
         name = ".".join(path) or ROOT
@@ -39,16 +39,19 @@ def _walk(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], A
     children = _children(tree)
     if children is None:
         at = ".".join(path) or "the tree"
-        raise TypeError(f"{at} is a {type(tree).__name__}: neither a tensor (with __dlpack__) nor a container of tensors")
+        raise TypeError(f"{at} is a {type(tree).__name__}: give tensors (with __dlpack__) or a container of tensors")
     for key, child in children[0]:
         yield from _walk(child, (*path, key))
 
 
-Children = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]
+_Children = tuple[list[tuple[str, Any]], Callable[[list[Any]], Any]]
 
 
-def _children(tree: Any) -> Children | None:
-    """A container's parts with their keys, and what makes a container of new ones; None if it is no container."""
+def _children(tree: Any) -> _Children | None:
+    """Returns a container's children with their keys, and a function that builds it from new children.
+
+    None if `tree` is not a container.
+    """
     if isinstance(tree, Mapping):
         keys = list(tree)
         return [(str(key), tree[key]) for key in keys], lambda new: _like_mapping(tree, dict(zip(keys, new, strict=True)))
@@ -59,7 +62,7 @@ def _children(tree: Any) -> Children | None:
     if "jax" in sys.modules:
         from jax import tree_util
 
-        # One level: everything below the tree itself is a leaf.
+        # Flatten one level: every child of the tree is a leaf.
         pairs, definition = tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
         if not tree_util.treedef_is_leaf(definition):
             keys = [_key(path) for path, _ in pairs]
@@ -73,26 +76,26 @@ def _like_mapping(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
         return new
     if not isinstance(old, MutableMapping):
         return type(old)(new)  # type: ignore[call-arg]
-    # A copy, so that what the type holds beside its entries (a default factory, for instance) stays.
+    # A copy keeps what the type holds beside its entries, such as a default factory.
     out = copy.copy(old)
     out.update(new)
     return out
 
 
 def _key(path: tuple[Any, ...]) -> str:
-    """A key of JAX's as text."""
+    """Returns a JAX key path as text."""
     parts = [getattr(key, "name", getattr(key, "key", getattr(key, "idx", key))) for key in path]
     return ".".join(str(part) for part in parts)
 
 
 def rebuild(like: Any, leaf: Callable[[str, Any], Any], path: tuple[str, ...] = ()) -> Any:
-    """A tree such as `like`, in which `leaf(name, old)` takes the place of each tensor."""
+    """Returns a tree with the structure of `like`, in which `leaf(name, old)` replaces each tensor."""
     if is_tensor(like):
         return leaf(".".join(path) or ROOT, like)
     if like is None:
         return None
     children = _children(like)
     if children is None:
-        raise TypeError(f"a {type(like).__name__} is neither a tensor nor a container of tensors")
+        raise TypeError(f"`like` holds a {type(like).__name__}: use tensors and containers of tensors")
     parts, build = children
     return build([rebuild(child, leaf, (*path, key)) for key, child in parts])

@@ -1,4 +1,4 @@
-"""The type stubs are those of the module, and the package is typed."""
+"""The type stubs match the native module, and the package passes a strict type check."""
 
 from __future__ import annotations
 
@@ -37,10 +37,15 @@ def test_a_program_is_checked_against_it(tmp_path: Path) -> None:
     right.write_text(
         "import gcodec\n"
         "data: bytes = gcodec.encode({}, gcodec.TopK(k=3, values='bf16'))\n"
+        "options = gcodec.Options(rules={'b': 'raw'})\n"
+        "gcodec.encode({}, 'topk', options, feedback=gcodec.Feedback(), order='name')\n"
         "for update in gcodec.Reader('x'):\n    step: int = update.header.step\n    shape: tuple[int, ...] = update['w'].shape\n"
     )
     run("mypy", "--strict", str(right), cwd=tmp_path)
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("import gcodec\ngcodec.TopK(densty=3)\ngcodec.decode(b'', framework='keras')\n")
+    wrong.write_text(
+        "import gcodec\ngcodec.TopK(densty=3)\ngcodec.decode(b'', framework='keras')\n"
+        "gcodec.encode({}, 'topk', rule={})\ngcodec.encode({}, 'topk', non_finite='ignore')\n"
+    )
     out = subprocess.run([sys.executable, "-m", "mypy", str(wrong)], cwd=tmp_path, capture_output=True, text=True)
-    assert "Found 2 errors" in out.stdout, out.stdout
+    assert "Found 4 errors" in out.stdout, out.stdout

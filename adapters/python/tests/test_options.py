@@ -1,0 +1,121 @@
+"""`gcodec.Options` is accepted by everything that compresses, as a value and as keywords."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optax
+import pytest
+import torch
+from flwr.serverapp.strategy import FedAvg
+
+import gcodec
+import gcodec.flower
+import gcodec.jax
+import gcodec.torch
+
+TREE = {"w": np.arange(40, dtype="f") - 20, "b": np.arange(5, dtype="f")}
+RULES = {"b": "lossless"}
+
+
+def written(*arguments: Any, **keywords: Any) -> bytes:
+    out = io.BytesIO()
+    with gcodec.Writer(out, index=True) as writer:
+        writer.write(TREE, "topk", *arguments, **keywords)
+    return out.getvalue()
+
+
+def state(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """A trainer's state in a process group of one rank."""
+
+    def make(*arguments: Any, **keywords: Any) -> Any:
+        model = torch.nn.Linear(3, 2)
+        if kind is gcodec.torch.State:
+            return kind(model, "topk", *arguments, **keywords)
+        return kind(model, torch.optim.SGD(model.parameters(), 0.1), "topk", *arguments, every=2, **keywords)
+
+    return make
+
+
+ENTRY_POINTS: dict[str, tuple[Callable[..., Any], str]] = {
+    "encode": (lambda *a, **k: gcodec.encode(TREE, "topk", *a, **k), "limits"),
+    "Writer.write": (written, "limits"),
+    "gcodec.torch.State": (state(gcodec.torch.State), "header"),
+    "gcodec.torch.DiLoCo": (state(gcodec.torch.DiLoCo), "order"),
+    "gcodec.jax.compress": (lambda *a, **k: gcodec.jax.compress("topk", *a, **k), "non_finite"),
+    "gcodec.flower.mod": (lambda *a, **k: gcodec.flower.mod("topk", *a, **k), "base"),
+    "gcodec.flower.Compressed": (lambda *a, **k: gcodec.flower.Compressed(FedAvg(), "topk", *a, **k), "feedback"),
+}
+UNUSED: dict[str, Any] = {
+    "limits": gcodec.Limits(),
+    "header": gcodec.UpdateHeader(),
+    "order": "name",
+    "non_finite": "zero",
+    "base": TREE,
+    "feedback": True,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> typing.Iterator[None]:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_the_keywords_are_the_fields() -> None:
+    fields = typing.get_type_hints(gcodec.Options)
+    assert typing.get_type_hints(gcodec.OptionKeywords) == fields
+    assert [f.name for f in dataclasses.fields(gcodec.Options)] == list(fields)
+
+
+@pytest.mark.parametrize("where", ENTRY_POINTS)
+def test_every_entry_point_accepts_options(where: str) -> None:
+    entry, unused = ENTRY_POINTS[where]
+    values = [entry(gcodec.Options(rules=RULES)), entry(options=gcodec.Options(rules=RULES)), entry(rules=RULES)]
+    # A keyword replaces the field.
+    values.append(entry(gcodec.Options(rules={"*": "raw"}), rules=RULES))
+    if isinstance(values[0], bytes):
+        assert all(value == values[0] for value in values) and values[0] != entry()
+    with pytest.raises(gcodec.InputError, match=f"{where} does not use the option {unused}: it uses .*rules"):
+        entry(gcodec.Options(**{unused: UNUSED[unused]}))
+    with pytest.raises(gcodec.InputError, match=f"does not use the option {unused}"):
+        entry(**{unused: UNUSED[unused]})
+    with pytest.raises(TypeError, match=f"options of {where} is a dict: give a gcodec.Options"):
+        entry(RULES)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'rule'"):
+        entry(rule=RULES)
+
+
+def test_options_are_values() -> None:
+    options = gcodec.Options(rules=RULES, non_finite="zero", header=gcodec.UpdateHeader(step=3))
+    assert options == copy.copy(options) == gcodec.Options(rules=RULES, non_finite="zero", header=options.header)
+    assert options != gcodec.Options(rules=RULES)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.rules = None  # type: ignore[misc]
+    with pytest.raises(gcodec.InputError, match="non_finite is 'ignore'"):
+        gcodec.Options(non_finite="ignore")  # type: ignore[arg-type]
+
+
+def test_feedback_belongs_to_the_caller_or_to_the_trainer() -> None:
+    with pytest.raises(gcodec.InputError, match=r"feedback of encode is True: give a gcodec\.Feedback"):
+        gcodec.encode(TREE, "topk", feedback=True)
+    assert gcodec.encode(TREE, "topk", feedback=False) == gcodec.encode(TREE, "topk")
+    for trainer in (gcodec.jax.compress, gcodec.flower.mod):
+        with pytest.raises(gcodec.InputError, match="holds its own residuals"):
+            trainer("topk", feedback=gcodec.Feedback())
+    without, with_residuals = (gcodec.jax.compress("topk", feedback=f).init({"w": np.ones(3)}) for f in (False, None))
+    assert without.residual == () and with_residuals.residual["w"].shape == (3,)
+    assert isinstance(optax.chain(gcodec.jax.compress("topk", gcodec.Options(feedback=False))), tuple)
+    given = gcodec.Feedback()
+    made = state(gcodec.torch.State)(feedback=given)
+    made._exchange.mean({"w": torch.arange(200, dtype=torch.float32)})
+    assert given.norm > 0 and made.state_dict()["feedback"].keys() == {"w"}
+    with pytest.raises(gcodec.InputError, match="Dgc holds its own residuals"):
+        gcodec.torch.State(torch.nn.Linear(3, 2), gcodec.Dgc(), feedback=given)
