@@ -1,28 +1,23 @@
-//! The tasks contributors run, in Rust: `cargo xtask --help`.
+//! The tasks that contributors run: `cargo xtask --help`.
 
 mod cuda;
 mod dependencies;
-mod example;
 mod fuzz;
-mod measure;
 mod programs;
 mod python;
-mod readers;
-mod reference;
 mod test;
-mod torture;
-mod vectors;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use programs::Forwarded;
 
-/// Any error: a task tells its caller what went wrong and stops.
+/// Any error: a task prints it and stops.
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "The tasks contributors run")]
+#[command(name = "cargo xtask", about = "The tasks that contributors run")]
 struct Cli {
     #[command(subcommand)]
     task: Task,
@@ -30,50 +25,57 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything a contributor should run, and what CI runs.
+    /// Runs all tests: what to run before a commit, and what CI runs.
     Test(test::Args),
-    /// The conformance vectors in spec/vectors: write, check, list what they leave uncovered, fuzz both decoders.
-    Vectors(vectors::Arguments),
-    /// The worked example in spec/examples.md: write or check.
-    Example(example::Args),
+    /// Writes or checks the conformance vectors, lists uncovered requirements, fuzzes both decoders.
+    #[command(disable_help_flag = true)]
+    Vectors(Forwarded),
+    /// Writes or checks the worked example in spec/examples.md.
+    #[command(disable_help_flag = true)]
+    Example(Forwarded),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
-    /// Looks at the licences of all dependencies, and whether what is shipped has one twice.
+    /// Checks the licences of all dependencies, and that nothing is shipped in two versions.
     Dependencies,
-    /// The reference decoder against the library, on what the command line writes from the public gradients.
-    Reference(reference::Args),
-    /// The Kaitai Struct description: compiled, and every vector parsed by it; and what file(1) says.
-    Kaitai,
-    /// The Wireshark dissector, with tshark.
-    Wireshark,
+    /// Compares the reference decoder with the library on files that the command line writes.
+    #[command(disable_help_flag = true)]
+    Reference(Forwarded),
+    /// Compiles the Kaitai Struct description and parses every vector with it; tests file(1).
+    #[command(disable_help_flag = true)]
+    Kaitai(Forwarded),
+    /// Tests the Wireshark dissector with tshark.
+    #[command(disable_help_flag = true)]
+    Wireshark(Forwarded),
     /// Fuzzes readers, the encoder and the command line, each target for a time; needs nightly Rust.
     Fuzz(fuzz::Args),
-    /// Compiles the kernels for CUDA devices: writes or checks the image that the crate holds, and what each kernel takes.
+    /// Compiles the CUDA kernels, writes or checks the image in the crate, and prints each kernel's registers.
     Cuda(cuda::Args),
-    /// Measures sizes on real gradients and compares them with what they must reach.
-    Measure(measure::Args),
-    /// Damage, kills, full disks, races, bombs, and time: what happens when things go wrong, tried out and counted.
-    Torture(torture::Args),
+    /// Measures sizes on real gradients and compares them with their targets.
+    #[command(disable_help_flag = true)]
+    Measure(Forwarded),
+    /// Tries corruption, kills, full disks, races, bombs and large inputs, and counts the outcomes.
+    #[command(disable_help_flag = true)]
+    Torture(Forwarded),
 }
 
 fn main() -> ExitCode {
+    let end = |passed: bool| if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let result = match Cli::parse().task {
-        Task::Test(args) => test::run(&args),
-        Task::Vectors(args) => vectors::run(&args).map(|()| true),
-        Task::Example(args) => example::run(&args).map(|()| true),
-        Task::Dependencies => dependencies::run(),
-        Task::Python => python::test().map(|()| true),
-        Task::Reference(args) => reference::run_all(&args).map(|()| true),
-        Task::Kaitai => readers::kaitai().map(|()| true),
-        Task::Wireshark => readers::wireshark().map(|()| true),
-        Task::Fuzz(args) => fuzz::run(&args),
-        Task::Cuda(args) => cuda::compile(&args).map(|()| true),
-        Task::Measure(args) => measure::run(&args),
-        Task::Torture(args) => torture::run(&args),
+        Task::Test(args) => test::run(&args).map(end),
+        Task::Vectors(args) => args.run("vectors"),
+        Task::Example(args) => args.run("example"),
+        Task::Dependencies => dependencies::run().map(end),
+        Task::Python => python::test().map(|()| end(true)),
+        Task::Reference(args) => args.run("reference"),
+        Task::Kaitai(args) => args.run("kaitai"),
+        Task::Wireshark(args) => args.run("wireshark"),
+        Task::Fuzz(args) => fuzz::run(&args).map(end),
+        Task::Cuda(args) => cuda::compile(&args).map(|()| end(true)),
+        Task::Measure(args) => args.run("measure"),
+        Task::Torture(args) => args.run("torture"),
     };
     match result {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(code) => code,
         Err(e) => {
             eprintln!("xtask: {e}");
             ExitCode::FAILURE

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::programs::{cli, program, target};
+use crate::programs::{build, target};
 use crate::{Result, root};
 
 const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
@@ -76,7 +76,7 @@ pub(crate) fn test() -> Result<()> {
         _ => {}
     }
     let (wheels, fresh) = (place.join("wheels"), place.join("env"));
-    let (cli, federation) = (cli()?, program("gcodec-federation", "gcodec-federation")?);
+    let (cli, federation) = (build("gcodec")?, build("gcodec-federation")?);
     run(Command::new(packages.join("bin/maturin"))
         .args([
             "build",

@@ -1,10 +1,15 @@
-//! Everything a contributor should run before a commit, and what CI runs: one list, here.
+//! All tests: what a contributor runs before a commit, and what CI runs. The list is here, nowhere else.
 
+use std::cmp::Reverse;
+use std::fs::{self, File};
 use std::path::Path;
-use std::process::Command;
-use std::time::Instant;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use crate::{Result, cuda, fuzz, python, readers, root};
+use crate::programs::{SKIPPED, cpu_seconds, target};
+use crate::{Result, cuda, fuzz, python, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -18,34 +23,31 @@ struct Step {
     program: &'static str,
     args: &'static [&'static str],
     env: &'static [(&'static str, &'static str)],
-    /// Needed beside Cargo: without it the step is skipped, loudly.
-    needs: Need,
+    need: Need,
 }
 
+/// A tool or data without which a step is skipped.
+#[derive(Clone, Copy)]
 enum Need {
     Nothing,
     Python,
-    /// PyTorch, JAX and the others that the Python package's tests need.
+    /// PyTorch, JAX and the other packages for the tests of the Python package.
     PythonPackages,
     /// The compiler of the kernels.
     CudaCompiler,
     Gradients,
-    /// Rust's standard library for another kind of machine, and programs that link and run what is built for it.
+    /// Rust's standard library for another target, and programs that link and run its binaries.
     Target(&'static str, &'static [&'static str]),
     Miri,
-    /// zstd for the reference decoder.
-    ReaderPackages,
-    Kaitai,
-    Tshark,
     /// Nightly Rust and cargo-fuzz.
     Fuzzer,
 }
 
 const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
-    Step { name, program, args, env: &[], needs: Need::Nothing }
+    Step { name, program, args, env: &[], need: Need::Nothing }
 }
 
-/// The tests that say what bytes mean, on another kind of machine.
+/// The tests of the wire format, on another target.
 macro_rules! foreign {
     ($target:literal) => {
         &[
@@ -68,30 +70,78 @@ macro_rules! foreign {
     };
 }
 
-const STEPS: &[Step] = &[
+/// Steps that compile for both cores: one after another, so that a mistake shows early.
+///
+/// Every step that builds a part of the workspace selects it with `--workspace`. With `-p`, Cargo would resolve other
+/// features and compile the dependencies a second time.
+const BUILDS: &[Step] = &[
     step("format", "cargo", &["fmt", "--all", "--check"]),
     step("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
     Step {
         env: &[("RUSTDOCFLAGS", "-D warnings")],
-        ..step("docs", "cargo", &["doc", "--workspace", "--no-deps", "--quiet"])
+        // `--examples` selects the features of the tests, which `lints` has checked the dependencies with.
+        ..step(
+            "docs",
+            "cargo",
+            &[
+                "doc",
+                "--workspace",
+                "--no-deps",
+                "--quiet",
+                "--lib",
+                "--examples",
+                "--bin",
+                "gcodec",
+                "--bin",
+                "gcodec-conformance",
+                "--bin",
+                "gcodec-study",
+                "--bin",
+                "xtask",
+            ],
+        )
     },
+    step("build", "cargo", &["build", "--workspace", "--all-targets", "--quiet"]),
+];
+
+/// Steps that mostly keep one core busy: two at a time, the longest first.
+const TESTS: &[Step] = &[
     step("tests", "cargo", &["test", "--workspace"]),
-    step("benchmarks, once", "cargo", &["bench", "--profile", "dev", "-p", "gcodec", "--", "--test"]),
-    step("vectors are what the code makes", "cargo", &["xtask", "vectors", "--check"]),
-    step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
-    step("the worked example is what the tool prints", "cargo", &["xtask", "example", "--check"]),
-    // About a minute; its long form is `cargo xtask torture`.
-    step("torture, quick", "cargo", &["xtask", "torture", "--quick"]),
+    Step { need: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
+    step("reference decoder: files of the CLI", "cargo", &["xtask", "reference"]),
     Step {
-        needs: Need::Python,
-        ..step("reference decoder: its own tests", "python3", &["spec/reference/test_decoder.py"])
+        need: Need::Miri,
+        env: &[("MIRIFLAGS", "-Zmiri-disable-isolation")],
+        ..step(
+            "Miri",
+            "cargo",
+            // Miri cannot call zstd, which is C.
+            &[
+                "+nightly", "miri", "test", "-p", "gcodec", "--lib", "--", "arch::", "bits::", "codes::",
+                "block::",
+            ],
+        )
+    },
+    Step { need: Need::CudaCompiler, ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"]) },
+    Step { need: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
+    // Few machines have the tools of the two foreign targets; `tests/properties/layering.rs` holds the code to fixed
+    // widths and byte order everywhere.
+    Step {
+        need: Need::Target("i686-unknown-linux-gnu", &["cc"]),
+        ..step("32-bit target", "cargo", foreign!("i686-unknown-linux-gnu"))
     },
     Step {
-        needs: Need::Python,
-        ..step("reference of lgc-conv1d", "python3", &["spec/reference/test_lgc_conv1d.py"])
+        need: Need::Target("s390x-unknown-linux-gnu", &["s390x-linux-gnu-gcc", "qemu-s390x"]),
+        env: &[
+            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_LINKER", "s390x-linux-gnu-gcc"),
+            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_RUNNER", "qemu-s390x -L /usr/s390x-linux-gnu"),
+        ],
+        ..step("big-endian target", "cargo", foreign!("s390x-unknown-linux-gnu"))
     },
+    step("kaitai", "cargo", &["xtask", "kaitai"]),
+    step("wireshark", "cargo", &["xtask", "wireshark"]),
     Step {
-        needs: Need::Python,
+        need: Need::Python,
         ..step(
             "reference decoder: vectors",
             "python3",
@@ -99,94 +149,179 @@ const STEPS: &[Step] = &[
         )
     },
     Step {
-        needs: Need::ReaderPackages,
-        ..step("reference decoder: what the CLI writes", "cargo", &["xtask", "reference"])
-    },
-    Step { needs: Need::Kaitai, ..step("kaitai", "cargo", &["xtask", "kaitai"]) },
-    Step { needs: Need::Tshark, ..step("wireshark", "cargo", &["xtask", "wireshark"]) },
-    Step { needs: Need::Fuzzer, ..step("fuzz", "cargo", &["xtask", "fuzz", "--seconds", "30"]) },
-    Step { needs: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
-    // Few machines have what these three need; the format's code is held to fixed widths and byte order by `tests/properties/layering.rs`.
-    Step {
-        needs: Need::Target("i686-unknown-linux-gnu", &["cc"]),
-        ..step("a 32-bit machine", "cargo", foreign!("i686-unknown-linux-gnu"))
+        need: Need::Python,
+        ..step("reference decoder: its own tests", "python3", &["spec/reference/test_decoder.py"])
     },
     Step {
-        needs: Need::Target("s390x-unknown-linux-gnu", &["s390x-linux-gnu-gcc", "qemu-s390x"]),
-        env: &[
-            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_LINKER", "s390x-linux-gnu-gcc"),
-            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_RUNNER", "qemu-s390x -L /usr/s390x-linux-gnu"),
-        ],
-        ..step("a big-endian machine", "cargo", foreign!("s390x-unknown-linux-gnu"))
+        need: Need::Python,
+        ..step("reference of lgc-conv1d", "python3", &["spec/reference/test_lgc_conv1d.py"])
     },
-    Step {
-        needs: Need::Miri,
-        env: &[("MIRIFLAGS", "-Zmiri-disable-isolation")],
-        ..step(
-            "Miri",
-            "cargo",
-            // What calls zstd, which is C, is beyond it.
-            &[
-                "+nightly", "miri", "test", "-p", "gcodec", "--lib", "--", "arch::", "bits::", "codes::",
-                "block::",
-            ],
-        )
-    },
+    step("benchmarks, once", "cargo", &["test", "--workspace", "--bench", "speed", "--", "--test"]),
+    step("vectors are up to date", "cargo", &["xtask", "vectors", "--check"]),
+    step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
+    step("the worked example is up to date", "cargo", &["xtask", "example", "--check"]),
     step("licences and duplicates of dependencies", "cargo", &["xtask", "dependencies"]),
-    Step {
-        needs: Need::CudaCompiler,
-        ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"])
-    },
-    Step { needs: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
 ];
 
-/// Runs the steps one after the other, all of them even if one fails; true if none failed.
-pub(crate) fn run(args: &Args) -> Result<bool> {
-    let root = root();
-    let (mut passed, mut failed, mut skipped) = (0, Vec::new(), Vec::new());
-    let wanted = |s: &&Step| args.only.as_ref().is_none_or(|only| s.name.contains(only.as_str()));
-    for step in STEPS.iter().filter(wanted) {
-        if let Some(why) = missing(&step.needs, &root) {
-            println!("== {} == SKIPPED: {why}", step.name);
-            skipped.push(step.name);
-            continue;
-        }
-        println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
-        let start = Instant::now();
-        let status = Command::new(step.program)
-            .args(step.args)
-            .envs(step.env.iter().copied())
-            .current_dir(&root)
-            .status()?;
-        println!(
-            "== {} == {} in {:.1?}",
-            step.name,
-            if status.success() { "ok" } else { "FAILED" },
-            start.elapsed()
-        );
-        if status.success() {
-            passed += 1;
-        } else {
-            failed.push(step.name);
-        }
-    }
-    for name in &skipped {
-        println!("skipped: {name}");
-    }
-    for name in &failed {
-        println!("failed: {name}");
-    }
-    println!("{passed} passed, {} failed, {} skipped", failed.len(), skipped.len());
-    Ok(failed.is_empty() && passed > 0)
+/// Steps that measure time or use both cores for a fixed time: one after another.
+const LAST: &[Step] = &[
+    // About a minute; the long form is `cargo xtask torture`.
+    step("torture, quick", "cargo", &["xtask", "torture", "--quick"]),
+    Step { need: Need::Fuzzer, ..step("fuzz", "cargo", &["xtask", "fuzz", "--seconds", "30"]) },
+];
+
+/// How many steps of `TESTS` run at once.
+const AT_ONCE: usize = 2;
+
+/// Result of a step.
+struct Done {
+    name: &'static str,
+    end: End,
+    wall: Duration,
+    /// Seconds that the step's processes computed, where the system counts them.
+    cpu: Option<f64>,
 }
 
-fn missing(need: &Need, root: &Path) -> Option<String> {
+#[derive(Clone, PartialEq)]
+enum End {
+    Passed,
+    Failed,
+    Skipped(Option<String>),
+}
+
+/// Runs all steps, also after a failure; true if none failed and at least one passed.
+pub(crate) fn run(args: &Args) -> Result<bool> {
+    let wanted = |step: &&Step| args.only.as_ref().is_none_or(|only| step.name.contains(only.as_str()));
+    let start = Instant::now();
+    let mut done = Vec::new();
+    for step in BUILDS.iter().filter(wanted) {
+        done.push(run_in_foreground(step)?);
+    }
+    done.extend(run_together(&TESTS.iter().filter(wanted).collect::<Vec<_>>())?);
+    for step in LAST.iter().filter(wanted) {
+        done.push(run_in_foreground(step)?);
+    }
+    report(&done, start.elapsed());
+    Ok(done.iter().all(|d| d.end != End::Failed) && done.iter().any(|d| d.end == End::Passed))
+}
+
+/// Runs a step whose output goes to the terminal.
+fn run_in_foreground(step: &Step) -> Result<Done> {
+    println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
+    let done = step.run(Stdio::inherit(), Stdio::inherit())?;
+    println!("{}", done.line());
+    Ok(done)
+}
+
+/// Runs the steps, some at once; each one's output is printed when it ends.
+fn run_together(steps: &[&Step]) -> Result<Vec<Done>> {
+    let logs = target().join("xtask");
+    fs::create_dir_all(&logs)?;
+    let waiting = Mutex::new(steps.iter().enumerate());
+    let done = Mutex::new(Vec::new());
+    let work = || -> Result<(), String> {
+        loop {
+            let next = waiting.lock().map_err(|e| e.to_string())?.next();
+            let Some((number, step)) = next else { return Ok(()) };
+            let one = run_into_log(step, &logs.join(format!("{number}.log")));
+            let (one, text) = one.map_err(|e| format!("{}: {e}", step.name))?;
+            let mut done = done.lock().map_err(|e| e.to_string())?;
+            println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
+            print!("{text}");
+            println!("{}", one.line());
+            done.push((number, one));
+        }
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|t| t.join().map_err(|_| "a thread panicked".to_owned())?)
+    })?;
+    let mut done = done.into_inner()?;
+    done.sort_by_key(|(number, _)| *number);
+    Ok(done.into_iter().map(|(_, one)| one).collect())
+}
+
+/// Runs a step and returns what it printed.
+fn run_into_log(step: &Step, path: &Path) -> Result<(Done, String)> {
+    let log = File::create(path)?;
+    let done = step.run(log.try_clone()?.into(), log.into())?;
+    Ok((done, String::from_utf8_lossy(&fs::read(path)?).into_owned()))
+}
+
+/// Prints a line for each step, the longest first, and the totals.
+fn report(done: &[Done], wall: Duration) {
+    let mut rows: Vec<&Done> = done.iter().collect();
+    rows.sort_by_key(|d| Reverse(d.wall));
+    println!("\n| step | result | seconds | CPU seconds |\n|---|---|---:|---:|");
+    for d in rows {
+        let cpu = d.cpu.map_or_else(|| "?".to_owned(), |seconds| format!("{seconds:.0}"));
+        println!("| {} | {} | {:.0} | {cpu} |", d.name, d.end.word(), d.wall.as_secs_f64());
+    }
+    let cpu: f64 = done.iter().filter_map(|d| d.cpu).sum();
+    println!("| all | | {:.0} | {cpu:.0} |\n", wall.as_secs_f64());
+    let count = |word: &str| done.iter().filter(|d| d.end.word() == word).count();
+    println!("{} passed, {} failed, {} skipped", count("ok"), count("FAILED"), count("skipped"));
+}
+
+impl Step {
+    fn run(&self, stdout: Stdio, stderr: Stdio) -> Result<Done> {
+        let start = Instant::now();
+        if let Some(reason) = missing(self.need, &root()) {
+            let end = End::Skipped(Some(reason));
+            return Ok(Done { name: self.name, end, wall: start.elapsed(), cpu: None });
+        }
+        let mut command = Command::new(self.program);
+        command.args(self.args).envs(self.env.iter().copied()).current_dir(root());
+        let mut child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn()?;
+        let mut cpu = None;
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            // The system forgets the count with the process.
+            cpu = cpu_seconds(&child).or(cpu);
+            thread::sleep(Duration::from_millis(50));
+        };
+        Ok(Done { name: self.name, end: End::of(status), wall: start.elapsed(), cpu })
+    }
+}
+
+impl Done {
+    fn line(&self) -> String {
+        let reason = match &self.end {
+            End::Skipped(Some(reason)) => format!(": {reason}"),
+            _ => String::new(),
+        };
+        format!("== {} == {} in {:.1?}{reason}", self.name, self.end.word(), self.wall)
+    }
+}
+
+impl End {
+    fn of(status: ExitStatus) -> Self {
+        match status.code() {
+            Some(0) => Self::Passed,
+            Some(SKIPPED) => Self::Skipped(None),
+            _ => Self::Failed,
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Passed => "ok",
+            Self::Failed => "FAILED",
+            Self::Skipped(_) => "skipped",
+        }
+    }
+}
+
+/// Returns why a step cannot run on this machine.
+fn missing(need: Need, root: &Path) -> Option<String> {
+    let succeeds = |program: &str, args: &[&str]| {
+        Command::new(program).args(args).output().is_ok_and(|o| o.status.success())
+    };
     match need {
         Need::Nothing => None,
-        Need::Python => {
-            let found = Command::new("python3").arg("--version").output().is_ok_and(|o| o.status.success());
-            (!found).then(|| "python3 is not there".to_owned())
-        }
+        Need::Python => (!succeeds("python3", &["--version"])).then(|| "python3 is missing".to_owned()),
         Need::Target(target, programs) => {
             let output =
                 Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
@@ -195,21 +330,14 @@ fn missing(need: &Need, root: &Path) -> Option<String> {
                 return Some(format!("Rust's standard library for {target} is not installed"));
             }
             let found = |program: &&str| Command::new(program).arg("--version").output().is_ok();
-            programs.iter().find(|p| !found(p)).map(|program| format!("{program} is not there"))
+            programs.iter().find(|p| !found(p)).map(|program| format!("{program} is missing"))
         }
-        Need::Miri => {
-            let found = Command::new("cargo").args(["+nightly", "miri", "--version"]).output();
-            (!found.is_ok_and(|o| o.status.success())).then(|| "Miri is not installed".to_owned())
-        }
+        Need::Miri => (!succeeds("cargo", &["+nightly", "miri", "--version"]))
+            .then(|| "Miri is not installed".to_owned()),
         Need::Fuzzer => fuzz::prepare().err(),
         Need::PythonPackages => python::prepare().err(),
-        Need::ReaderPackages => readers::python().err(),
-        Need::Kaitai => readers::no_kaitai(),
-        Need::Tshark => readers::no_wireshark(),
         Need::CudaCompiler => cuda::prepare().err(),
-        Need::Gradients => {
-            let found = root.join("../shared/gradients").is_dir();
-            (!found).then(|| "the public gradient set is not beside this checkout".to_owned())
-        }
+        Need::Gradients => (!root.join("../shared/gradients").is_dir())
+            .then(|| "the public gradient set is not beside this checkout".to_owned()),
     }
 }

@@ -1,16 +1,15 @@
 //! Fuzzing: builds the targets of `fuzz/`, gives them seeds and a dictionary, runs them for a time, and says what came of it.
 
 mod coverage;
-mod dictionary;
-mod seeds;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::programs::{conformance, cpu_seconds};
 use crate::{Result, root};
 
 /// What is installed if there is none.
@@ -18,32 +17,21 @@ const CARGO_FUZZ: &str = "0.13.2";
 /// How many targets run at once.
 const AT_ONCE: usize = 2;
 
-/// What a target takes: how its seeds are made, and how long its inputs may be.
+/// A file of `fuzz/fuzz_targets`, and the longest input that it gets, in bytes.
 struct Target {
     name: &'static str,
-    food: Food,
     max_len: u32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Food {
-    /// Streams: the vectors.
-    Streams,
-    /// Choices and a block: the blocks of the vectors.
-    Blocks,
-    /// Choices.
-    Choices,
-}
-
 const TARGETS: &[Target] = &[
-    Target { name: "stream", food: Food::Streams, max_len: 4096 },
-    Target { name: "body", food: Food::Blocks, max_len: 512 },
-    Target { name: "file", food: Food::Streams, max_len: 4096 },
-    Target { name: "roundtrip", food: Food::Choices, max_len: 512 },
-    Target { name: "inspect", food: Food::Streams, max_len: 2048 },
-    Target { name: "recover", food: Food::Streams, max_len: 4096 },
-    Target { name: "delta", food: Food::Choices, max_len: 512 },
-    Target { name: "reference", food: Food::Streams, max_len: 2048 },
+    Target { name: "stream", max_len: 4096 },
+    Target { name: "body", max_len: 512 },
+    Target { name: "file", max_len: 4096 },
+    Target { name: "roundtrip", max_len: 512 },
+    Target { name: "inspect", max_len: 2048 },
+    Target { name: "recover", max_len: 4096 },
+    Target { name: "delta", max_len: 512 },
+    Target { name: "reference", max_len: 2048 },
 ];
 
 #[derive(clap::Args)]
@@ -65,13 +53,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<bool> {
-    let dictionary = folder().join("gcodec.dict");
-    let text = dictionary::text()?;
     if args.write {
-        return Ok(fs::write(dictionary, text).map(|()| true)?);
-    }
-    if fs::read_to_string(&dictionary).ok() != Some(text) {
-        return Err("fuzz/gcodec.dict is not up to date: cargo xtask fuzz --write".into());
+        return conformance(&["seeds", "--write"]);
     }
     if let Some(unknown) = args.targets.iter().find(|t| TARGETS.iter().all(|known| known.name != **t)) {
         let names: Vec<_> = TARGETS.iter().map(|t| t.name).collect();
@@ -80,8 +63,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |t: &&Target| args.targets.is_empty() || args.targets.iter().any(|name| name == t.name);
     let targets: Vec<&Target> = TARGETS.iter().filter(wanted).collect();
     prepare()?;
-    for target in &targets {
-        seeds::write(target)?;
+    let names = targets.iter().map(|t| t.name);
+    if !conformance(&["seeds"].into_iter().chain(names).collect::<Vec<_>>())? {
+        return Ok(false);
     }
     if args.coverage {
         return coverage::run(&targets).map(|()| true);
@@ -235,15 +219,6 @@ fn run_one(target: &Target, budget: Budget) -> Result<Outcome> {
     Ok(outcome)
 }
 
-/// Seconds that a process has spent computing, as Linux counts them, in hundredths.
-fn cpu_seconds(child: &Child) -> Option<f64> {
-    let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
-    // Behind the name, which stands in brackets: state is field 3, user and system time are 14 and 15.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |i: usize| fields.get(i)?.parse::<u64>().ok();
-    Some((ticks(11)? + ticks(12)?) as f64 / 100.0)
-}
-
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(Vec::new()) };
     Ok(entries.map(|e| e.map(|e| e.path())).collect::<std::io::Result<_>>()?)
@@ -292,12 +267,6 @@ fn report(outcomes: &[Outcome]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_dictionary_is_what_the_registry_says() {
-        let written = fs::read_to_string(folder().join("gcodec.dict")).unwrap();
-        assert_eq!(written, dictionary::text().unwrap(), "cargo xtask fuzz --write");
-    }
 
     #[test]
     fn every_target_has_a_file_and_every_file_is_a_target() {

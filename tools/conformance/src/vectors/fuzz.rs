@@ -11,13 +11,14 @@ use serde_json::{Value, json};
 
 use super::arbitrary::{self, Random};
 use super::build::{self, Stream};
-use super::{Outcome, describe, repository};
+use super::describe;
+use crate::{Result, root};
 
 /// Both decoders' limits: what the reference decoder can do in a short time.
 const ELEMENTS: u64 = 1 << 14;
 const MEMORY: u64 = 1 << 22;
 
-pub(crate) fn run(count: u64) -> Outcome {
+pub(crate) fn run(count: u64) -> Result<()> {
     let mut vectors = Vec::new();
     let (mut taken, mut refused) = (0, 0);
     for seed in 0..count {
@@ -35,7 +36,7 @@ pub(crate) fn run(count: u64) -> Outcome {
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join("index.json"), serde_json::to_vec(&json!({ "vectors": vectors }))?)?;
     println!("{count} streams; of as many damaged ones the library takes {taken} and refuses {refused}");
-    let decoder = repository().join("spec/reference/decoder.py");
+    let decoder = root().join("spec/reference/decoder.py");
     let agreed = Command::new("python3").arg(decoder).arg("--vectors").arg(&folder).status()?.success();
     if !agreed {
         return Err(format!("the decoders disagree: see {}", folder.display()).into());
@@ -44,7 +45,7 @@ pub(crate) fn run(count: u64) -> Outcome {
 }
 
 /// The stream and what the library makes of it, which must not depend on how it arrives.
-fn vector(id: String, bytes: &[u8]) -> Outcome<Value> {
+fn vector(id: String, bytes: &[u8]) -> Result<Value> {
     let limits = json!({ "max_elements": ELEMENTS, "max_alloc_bytes": MEMORY });
     let mut out = json!({ "id": id, "hex": describe::hex(bytes), "limits": limits });
     let limits: Limits = describe::limits(&out);

@@ -9,7 +9,7 @@ use gcodec::{
 };
 
 use crate::Result;
-use crate::programs::cli;
+use crate::programs::gcodec;
 
 #[derive(clap::Args)]
 #[group(required = true)]
@@ -41,7 +41,7 @@ fn page() -> Result<String> {
     let stream = stream()?;
     let file = std::env::temp_dir().join(format!("gcodec-example-{}.gcu", std::process::id()));
     std::fs::write(&file, &stream)?;
-    let output = Command::new(cli()?).args(["inspect", "--annotate"]).arg(&file).output();
+    let output = Command::new(gcodec()?).args(["inspect", "--annotate"]).arg(&file).output();
     std::fs::remove_file(&file)?;
     let output = output?;
     if !output.status.success() {

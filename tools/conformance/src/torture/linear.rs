@@ -13,9 +13,10 @@ use gcodec::{
     Manifest, Positions, Scope, SliceReader, Support, TensorInfo, TensorView, UpdateHeader, Values,
 };
 
-use super::scratch::{Scratch, gcodec};
+use super::scratch::Scratch;
 use super::{Section, thousands};
 use crate::Result;
+use crate::programs::gcodec;
 
 /// Makes a stream of a size. Bases of deltas are zeros, four to a tensor.
 type Make = fn(u64) -> Result<Vec<u8>>;

@@ -1,4 +1,4 @@
-//! A dictionary for libFuzzer: the format's constants and the ids of its registry.
+//! The dictionary of libFuzzer: the format's constants and the ids of its registry.
 
 use std::fmt::Write;
 
@@ -6,8 +6,8 @@ use gcodec::frame::{MAGIC, SYNC};
 
 use crate::{Result, root};
 
-/// The text of `fuzz/gcodec.dict`.
-pub(super) fn text() -> Result<String> {
+/// Returns the text of `fuzz/gcodec.dict`.
+pub(crate) fn text() -> Result<String> {
     let registry = std::fs::read_to_string(root().join("spec/registry.toml"))?;
     let mut out =
         "# The format's constants and the ids of spec/registry.toml: cargo xtask fuzz --write\n".to_owned();

@@ -1,9 +1,9 @@
-//! A folder of one part's own, and the command line built beside this program.
+//! A temporary folder for one part, and commands run in it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::{Result, root};
+use crate::Result;
 
 /// A new folder, removed with all it holds when dropped.
 pub(crate) struct Scratch(PathBuf);
@@ -51,22 +51,6 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// Builds the command line and says where it is.
-pub(crate) fn gcodec() -> Result<PathBuf> {
-    let here = std::env::current_exe()?;
-    let mut build = Command::new("cargo");
-    build.args(["build", "--quiet", "--package", "gcodec-cli"]).current_dir(root());
-    // With the profile of this program, so that their common dependencies are not compiled twice.
-    match here.parent().and_then(Path::file_name) {
-        Some(profile) if profile != "debug" => build.arg("--profile").arg(profile),
-        _ => &mut build,
-    };
-    if !build.status()?.success() {
-        return Err("the command line does not build".into());
-    }
-    Ok(here.with_file_name("gcodec"))
 }
 
 /// Runs a command in a folder and expects it to end well.

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{Outcome, Vector};
+use super::Vector;
+use crate::{Result, root};
 
-pub(crate) fn run(repository: &Path, vectors: &[Vector]) -> Outcome {
-    let wanted = requirements(&repository.join("spec"))?;
+pub(crate) fn run(vectors: &[Vector]) -> Result<()> {
+    let wanted = requirements(&root().join("spec"))?;
     let covered: BTreeSet<&str> = vectors.iter().flat_map(|v| v.requirements.iter().copied()).collect();
     let unknown: Vec<_> = covered.iter().filter(|r| !wanted.contains(**r)).copied().collect();
     let missing: Vec<_> = wanted.iter().filter(|r| !covered.contains(r.as_str())).cloned().collect();
@@ -21,7 +22,7 @@ pub(crate) fn run(repository: &Path, vectors: &[Vector]) -> Outcome {
 }
 
 /// The identifiers in bold brackets of all pages below `folder`.
-fn requirements(folder: &Path) -> Outcome<BTreeSet<String>> {
+fn requirements(folder: &Path) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for page in pages(folder)? {
         let text = std::fs::read_to_string(page)?;
@@ -31,7 +32,7 @@ fn requirements(folder: &Path) -> Outcome<BTreeSet<String>> {
     Ok(found)
 }
 
-fn pages(folder: &Path) -> Outcome<Vec<PathBuf>> {
+fn pages(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut pages = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

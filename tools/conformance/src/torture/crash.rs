@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use gcodec::file::recover;
 use gcodec::{Event, File, Limits, SliceReader};
 
-use super::scratch::{Scratch, gcodec, has, must};
+use super::scratch::{Scratch, has, must};
 use super::{Section, sources, thousands};
 use crate::Result;
+use crate::programs::gcodec;
 
 /// A command and what it writes to.
 pub(crate) struct Job {

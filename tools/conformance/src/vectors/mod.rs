@@ -18,12 +18,10 @@ mod update;
 mod values;
 
 use std::collections::BTreeSet;
-use std::error::Error;
-use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+use crate::{Result, root};
 
 /// What to do with the vectors; without a choice, `--check`.
 #[derive(clap::Args)]
@@ -44,27 +42,22 @@ pub(crate) struct Arguments {
     fuzz: Option<u64>,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Outcome {
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(count) = arguments.fuzz {
         return fuzz::run(count);
     }
     if arguments.uncovered {
-        return coverage::run(&repository(), &all()?);
+        return coverage::run(&all()?);
     }
     let text = index(&all()?)?;
-    let path = repository().join("spec/vectors/index.json");
+    let path = root().join("spec/vectors/index.json");
     if arguments.write {
         return Ok(std::fs::write(path, text)?);
     }
     match std::fs::read_to_string(&path) {
         Ok(found) if found == text => Ok(()),
-        _ => Err("spec/vectors/index.json is not up to date: cargo xtask vectors --write".into()),
+        _ => Err("spec/vectors/index.json is out of date: cargo xtask vectors --write".into()),
     }
-}
-
-fn repository() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
 /// A stream and what a reader must make of it.
@@ -120,7 +113,7 @@ impl Vector {
     }
 
     /// As JSON; what the library makes of it is filled in, and must be what the vector is there for.
-    fn to_json(&self) -> Outcome<Value> {
+    fn to_json(&self) -> Result<Value> {
         let mut out = json!({
             "id": self.id, "requirements": self.requirements, "hex": describe::hex(&self.bytes),
             "result": if self.error.is_some() { "invalid" } else { "valid" },
@@ -208,7 +201,7 @@ impl Area {
 }
 
 /// All vectors, in the order of the spec.
-fn all() -> Outcome<Vec<Vector>> {
+fn all() -> Result<Vec<Vector>> {
     let mut vectors = Vec::new();
     let mut area = |name, add: fn(&mut Area)| {
         let mut area = Area { name, vectors: Vec::new() };
@@ -232,7 +225,7 @@ fn all() -> Outcome<Vec<Vector>> {
 }
 
 /// The file's text: a vector to a line, so that differences are readable.
-fn index(vectors: &[Vector]) -> Outcome<String> {
+fn index(vectors: &[Vector]) -> Result<String> {
     let (made, wrong): (Vec<_>, Vec<_>) = vectors.iter().map(Vector::to_json).partition(Result::is_ok);
     if !wrong.is_empty() {
         let lines: Vec<_> = wrong.into_iter().filter_map(Result::err).map(|e| e.to_string()).collect();

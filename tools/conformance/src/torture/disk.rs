@@ -4,9 +4,10 @@ use std::path::Path;
 use std::process::Command;
 
 use super::crash::{Job, jobs};
-use super::scratch::{Scratch, gcodec, has};
+use super::scratch::{Scratch, has};
 use super::{Section, thousands};
 use crate::Result;
+use crate::programs::gcodec;
 
 /// The exit code for failures of reading and writing.
 const IO: i32 = 74;

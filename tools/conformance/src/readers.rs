@@ -1,23 +1,27 @@
-//! Other readers of the format: the Kaitai Struct description, file(1) and the Wireshark dissector; and the packages that they and
-//! the reference decoder need. These are installed once per machine, outside the tree (`$GCODEC_READERS`, or
-//! `~/.cache/gcodec/readers`), and again when a version here changes.
+//! Other readers of the format: the Kaitai Struct description, file(1) and the Wireshark dissector.
+//!
+//! The packages that they and the reference decoder need are installed once per machine, outside the tree
+//! (`$GCODEC_READERS`, or `~/.cache/gcodec/readers`), and again when a version here changes.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::programs::{cli, target};
-use crate::{Result, root};
+use crate::programs::{gcodec, target};
+use crate::{Outcome, Result, root};
 
-/// From the Python package index.
+/// Packages from the Python package index.
 const PIP: &[&str] = &["backports.zstd==1.8.0", "kaitaistruct==0.11"];
-/// From npm.
+/// Packages from npm.
 const NPM: &[&str] = &["kaitai-struct-compiler@0.11.0", "js-yaml@4.1.0"];
 
-/// Compiles spec/gcodec.ksy, parses every vector by it, and asks file(1).
-pub(crate) fn kaitai() -> Result<()> {
-    let (python, modules) = (python()?, node()?);
+/// Compiles spec/gcodec.ksy, parses every vector with it, and tests spec/gcodec.magic with file(1).
+pub(crate) fn kaitai() -> Result<Outcome> {
+    let (python, modules) = match python().and_then(|python| Ok((python, node()?))) {
+        Ok(both) => both,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
     let (root, place) = (root(), fresh("kaitai")?);
     let compile = root.join("tools/conformance/kaitai/compile.js");
     let source = root.join("spec/gcodec.ksy");
@@ -26,26 +30,23 @@ pub(crate) fn kaitai() -> Result<()> {
 }
 
 /// Tests the Wireshark dissector with tshark.
-pub(crate) fn wireshark() -> Result<()> {
-    let (python, gcodec) = (python()?, cli()?);
-    show(Command::new(python).arg(root().join("tools/conformance/wireshark/test_dissector.py")).arg(gcodec))
-}
-
-/// Why the Kaitai Struct description cannot be compiled here.
-pub(crate) fn no_kaitai() -> Option<String> {
-    python().err().or_else(|| node().err())
-}
-
-/// Why the dissector cannot be tested here.
-pub(crate) fn no_wireshark() -> Option<String> {
-    match is_there("tshark") {
-        false => Some("tshark is not there (apt-get install tshark)".into()),
-        true => python().err(),
+pub(crate) fn wireshark() -> Result<Outcome> {
+    if !starts("tshark") {
+        return Ok(Outcome::Skipped("tshark is missing (apt-get install tshark)".into()));
     }
+    let python = match python() {
+        Ok(python) => python,
+        Err(reason) => return Ok(Outcome::Skipped(reason)),
+    };
+    let test = root().join("tools/conformance/wireshark/test_dissector.py");
+    show(Command::new(python).arg(test).arg(gcodec()?))
 }
 
-/// A Python that has the packages; or why there is none.
-pub(crate) fn python() -> std::result::Result<PathBuf, String> {
+/// Returns a Python that has the packages, or the reason why it cannot be made.
+pub(crate) fn python() -> Result<PathBuf, String> {
+    if !starts("python3") {
+        return Err("python3 is missing".into());
+    }
     let place = place()?.join("python");
     let python = place.join("bin/python");
     install(&place, PIP, || {
@@ -57,10 +58,10 @@ pub(crate) fn python() -> std::result::Result<PathBuf, String> {
     Ok(python)
 }
 
-/// The `node_modules` folder that has the packages; or why there is none.
-fn node() -> std::result::Result<PathBuf, String> {
-    if !is_there("node") || !is_there("npm") {
-        return Err("node and npm are not there".into());
+/// Returns the `node_modules` folder that has the packages, or the reason why it cannot be made.
+fn node() -> Result<PathBuf, String> {
+    if !starts("node") || !starts("npm") {
+        return Err("node or npm is missing".into());
     }
     let place = place()?.join("node");
     install(&place, NPM, || {
@@ -72,15 +73,15 @@ fn node() -> std::result::Result<PathBuf, String> {
     Ok(place.join("node_modules"))
 }
 
-/// Whether a program starts.
-fn is_there(program: &str) -> bool {
+/// Whether a program is installed.
+fn starts(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success())
 }
 
-/// An empty folder for what is made on the way.
+/// Returns an empty folder below cargo's target folder.
 pub(crate) fn fresh(name: &str) -> Result<PathBuf> {
     let place = target().join(name);
-    // What an earlier run left is not what is tested.
+    // Files of an earlier run must not be tested.
     match fs::remove_dir_all(&place) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
@@ -89,15 +90,15 @@ pub(crate) fn fresh(name: &str) -> Result<PathBuf> {
     Ok(place)
 }
 
-/// Runs a command that says itself what it finds.
-fn show(command: &mut Command) -> Result<()> {
+/// Runs a command that prints its own findings.
+fn show(command: &mut Command) -> Result<Outcome> {
     match command.status().map_err(|e| format!("{command:?}: {e}"))?.success() {
-        true => Ok(()),
+        true => Ok(Outcome::Passed),
         false => Err(format!("failed: {command:?}").into()),
     }
 }
 
-/// Runs a command; its output is an error's text.
+/// Runs a command and returns its output, which on failure becomes the error's text.
 pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>> {
     let output = command.output().map_err(|e| format!("{command:?}: {e}"))?;
     match output.status.success() {
@@ -109,10 +110,10 @@ pub(crate) fn run(command: &mut Command) -> Result<Vec<u8>> {
     }
 }
 
-fn place() -> std::result::Result<PathBuf, String> {
+fn place() -> Result<PathBuf, String> {
     let chosen = env::var_os("GCODEC_READERS").map(PathBuf::from);
     let home = || Some(PathBuf::from(env::var_os("HOME")?).join(".cache/gcodec/readers"));
-    chosen.or_else(home).ok_or_else(|| "neither GCODEC_READERS nor HOME says where packages are to be".into())
+    chosen.or_else(home).ok_or_else(|| "no place for packages: set GCODEC_READERS or HOME".into())
 }
 
 fn install<T>(place: &Path, packages: &[&str], how: impl FnOnce() -> Result<T>) -> Result<()> {
