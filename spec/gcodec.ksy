@@ -7,11 +7,12 @@ meta:
   endian: le
   bit-endian: le
 doc: |
-  Everything byte-aligned of a gcodec stream: gcodec.md is the format, and the sections named here are its sections.
+  The byte-aligned structure of a gcodec stream. gcodec.md defines the format; section numbers refer to it.
 
-  What needs more than one frame, or a decoded integer, to be measured is raw bytes here: bit planes, entropy-coded integers, scales of more
-  than one group (their number needs the manifest), what zstd compressed. Checksums, hashes, limits and the order of things are not checked:
-  who reads bytes of strangers uses a reader.
+  A structure is raw bytes here if its length depends on another frame or on decoded integers: bit planes,
+  entropy-coded integers, scales of more than one group (their number depends on the manifest), and the
+  content of zstd frames. This description does not check checksums, hashes, limits or the order of frames;
+  for untrusted input, use a reader.
 doc-ref: gcodec.md
 seq:
   - id: preamble
@@ -21,9 +22,9 @@ seq:
     repeat: until
     repeat-until: _io.eof
 types:
-  # -------------------------------------------------------------------------------------------------------- 1. Conventions
+  # ---------------------------------------------------------------------------------------- 1. Conventions
   varint:
-    doc: 'Section 1: groups of seven bits, least significant first, at most ten.'
+    doc: 'Section 1: at most ten groups of seven bits, least significant group first.'
     seq:
       - id: groups
         type: varint_group
@@ -68,7 +69,7 @@ types:
     seq:
       - id: bytes
         size: 32
-  # -------------------------------------------------------------------------------------------------------- 3. Stream
+  # ---------------------------------------------------------------------------------------- 3. Stream
   preamble:
     seq:
       - id: magic
@@ -83,15 +84,15 @@ types:
         valid: 0
       - id: crc
         type: u4
-        doc: CRC-32 of the twelve bytes before it.
+        doc: CRC-32 of the previous twelve bytes.
   segment:
-    doc: Frames up to and with an end frame.
+    doc: Frames up to and including an end frame.
     seq:
       - id: frames
         type: frame
         repeat: until
         repeat-until: _.header.kind == frame_kind::end
-  # -------------------------------------------------------------------------------------------------------- 4. Frames
+  # ---------------------------------------------------------------------------------------- 4. Frames
   frame:
     seq:
       - id: header
@@ -116,7 +117,9 @@ types:
       - id: kind
         type: u2
         enum: frame_kind
-        doc: Bit 15 set means ancillary, to be skipped where it is not known; 0x7000 to 0x7fff and 0xf000 to 0xffff are private.
+        doc: |
+          If bit 15 is set, the frame is ancillary and a reader that does not know the kind skips it.
+          0x7000 to 0x7fff and 0xf000 to 0xffff are private.
       - id: flags
         type: u2
         doc: Bit 0 of an update is `last`.
@@ -127,13 +130,13 @@ types:
         doc: CRC-32 of the body.
       - id: header_crc
         type: u4
-        doc: CRC-32 of the twenty bytes before it.
+        doc: CRC-32 of the previous twenty bytes.
   opaque:
     seq:
       - id: bytes
         size-eos: true
   manifest:
-    doc: Section 4.1. The frame's id is the hash of its body.
+    doc: Section 4.1. The id of the frame is the hash of its body.
     seq:
       - id: tensor_count
         type: varint
@@ -145,12 +148,12 @@ types:
     seq:
       - id: len_prefix
         type: varint
-        doc: Bytes taken from the beginning of the previous tensor's name.
+        doc: Number of bytes taken from the beginning of the previous tensor's name.
       - id: len_suffix
         type: varint
       - id: suffix
         size: len_suffix.value
-        doc: The rest of the name; the cut may fall inside a UTF-8 character.
+        doc: The rest of the name; the split may fall inside a UTF-8 character.
       - id: dtype
         type: u1
         enum: dtype
@@ -269,7 +272,7 @@ types:
       - id: result
         size: 16
   index_set:
-    doc: Section 4.3. The frame's id is the hash of its body.
+    doc: Section 4.3. The id of the frame is the hash of its body.
     seq:
       - id: manifest_id
         type: hash
@@ -306,7 +309,7 @@ types:
       - id: weights
         size-eos: true
         if: storage != model_storage::by_reference
-        doc: The weights, or the zstd frame that grows to them.
+        doc: The weights, or the zstd frame that contains them.
   metadata:
     doc: Section 4.5.
     seq:
@@ -319,7 +322,7 @@ types:
       - id: compressed
         size-eos: true
         if: storage == metadata_storage::zstd
-        doc: A zstd frame; it grows to what `plain_metadata` describes.
+        doc: A zstd frame; its content has the type `plain_metadata`.
       - id: plain
         type: plain_metadata
         if: storage == metadata_storage::plain
@@ -338,7 +341,7 @@ types:
       - id: value
         type: text
   index:
-    doc: Section 4.6. After the frames comes an entry for each of them of kind update.
+    doc: Section 4.6. After the frames, each frame of kind update has an entry.
     seq:
       - id: frame_count
         type: varint
@@ -392,13 +395,13 @@ types:
         type: u8
       - id: ofs_index
         type: u8
-        doc: From the start of the stream; 0 if the segment has no index.
+        doc: In bytes from the start of the stream; 0 if the segment has no index.
       - id: chain
         type: u4
-        doc: CRC-32 of the first twenty bytes of the headers of all frames before.
+        doc: CRC-32 of the first twenty bytes of the headers of all previous frames.
       - id: tail
         contents: GCUE
-  # -------------------------------------------------------------------------------------------------------- 5. Blocks
+  # ---------------------------------------------------------------------------------------- 5. Blocks
   block:
     seq:
       - id: len
@@ -450,7 +453,7 @@ types:
       - id: len
         type: varint
         if: form == scope_form::range
-  # -------------------------------------------------------------------------------------------------------- supports/
+  # ---------------------------------------------------------------------------------------- supports/
   support:
     params:
       - id: number
@@ -495,7 +498,9 @@ types:
         repeat-expr: chunk_count
         if: m.value > 0 and chunk_log > 0
       - id: runs
-        type: 'rice_run(chunks[_index].k, chunks[_index].len_unary.value, _index + 1 == chunk_count ? gaps_of_last : 1 << chunk_log)'
+        type: >-
+          rice_run(chunks[_index].k, chunks[_index].len_unary.value,
+          _index + 1 == chunk_count ? gaps_of_last : 1 << chunk_log)
         repeat: expr
         repeat-expr: chunk_count
         if: m.value > 0 and chunk_log > 0
@@ -554,7 +559,7 @@ types:
         type: varint
       - id: seed
         type: u8
-  # -------------------------------------------------------------------------------------------------------- values/
+  # ---------------------------------------------------------------------------------------- values/
   values:
     params:
       - id: number
@@ -584,7 +589,8 @@ types:
         enum: values_kind
   scales:
     doc: |
-      Section 5.1. The number of groups is 1 only where `groups` is 0; else it needs the manifest or m, and the numbers are in the raw bytes that follow.
+      Section 5.1. If `groups` is 0, there is one group. Otherwise the number of groups depends on the
+      manifest or on m, and the numbers are in the raw bytes that follow.
     seq:
       - id: groups
         type: varint
@@ -598,11 +604,11 @@ types:
     seq:
       - id: stored
         type: u1
-        doc: 0 for the tensor's own element type, else f32, f16 or bf16.
+        doc: 0 for the element type of the tensor, else f32, f16 or bf16.
       - id: numbers
         size-eos: true
   constant:
-    doc: Kinds constant and sign; sign has a bit plane after the scales.
+    doc: For the kinds constant and sign; sign has a bit plane after the scales.
     seq:
       - id: scales
         type: scales
@@ -616,7 +622,7 @@ types:
         type: u1
       - id: codes
         type: maybe_ints
-        doc: Then a bit plane of signs.
+        doc: The codes and, after them, a bit plane of signs.
   levels:
     seq:
       - id: spacing
@@ -639,7 +645,7 @@ types:
         type: scales
       - id: codes
         type: 'grouped_ints(zero == 0 ? scales.groups.value : 1)'
-        doc: With zero points or offsets these come first, so that all of it is raw.
+        doc: Zero points or offsets come before the codes; if there are any, all of this is raw bytes.
   codebook:
     seq:
       - id: last
@@ -659,7 +665,7 @@ types:
         type: varint
       - id: rest
         type: opaque
-        doc: Scales, shifts, coded integers.
+        doc: Scales, shifts and coded integers.
   minifloat:
     seq:
       - id: format
@@ -673,7 +679,7 @@ types:
     seq:
       - id: coded
         type: u1
-        doc: Of the lowest plane. The planes' lengths need m.
+        doc: Coding of the lowest plane. The lengths of the planes depend on m.
       - id: rest
         type: opaque
   latent:
@@ -730,15 +736,15 @@ types:
         type: varint
       - id: values
         type: values(values_id.value)
-  # -------------------------------------------------------------------------------------------------------- 7. Integer codes
+  # ---------------------------------------------------------------------------------------- 7. Integer codes
   maybe_ints:
-    doc: Coded integers to the end; nothing if there are none.
+    doc: Coded integers to the end; empty if there are none.
     seq:
       - id: ints
         type: ints
         if: not _io.eof
   grouped_ints:
-    doc: Coded integers, unless scales stand before them.
+    doc: Coded integers; raw bytes if scales come before them.
     params:
       - id: groups
         type: u8
@@ -750,7 +756,7 @@ types:
         type: opaque
         if: groups != 0
   ints:
-    doc: Section 7.1, as far as it goes without the number of integers.
+    doc: Section 7.1, as far as it can be parsed without the number of integers.
     seq:
       - id: coding
         type: u1
@@ -787,7 +793,7 @@ types:
       - id: rest
         type: opaque
   some_entropy:
-    doc: Entropy-coded integers, their number unknown here.
+    doc: Entropy-coded integers whose number is not known here.
     seq:
       - id: segment_log
         type: u1
@@ -824,7 +830,7 @@ types:
     seq:
       - id: table
         type: varint
-        doc: 0 for a table here, j for the update's shared table j - 1.
+        doc: 0 if a table follows, j for the shared table j - 1 of the update.
       - id: own_table
         type: frequency_table
         if: table.value == 0
@@ -838,12 +844,12 @@ types:
         repeat-expr: 1 << lanes_log
       - id: words
         size: 2 * word_count.value
-        doc: Little-endian numbers of 16 bits.
+        doc: Little-endian 16-bit numbers.
       - id: raw
         size-eos: true
-        doc: The raw bits of tokens; where nothing says how long they are, what follows is here too.
+        doc: The raw bits of tokens; if their length is not known, also the bytes that follow them.
   frequency_table:
-    doc: Section 7.2, a bit plane.
+    doc: Section 7.2. A bit plane.
     seq:
       - id: first
         type: u1
@@ -855,7 +861,9 @@ types:
         type: frequency
         repeat: expr
         repeat-expr: last_minus_first
-        doc: Of all symbols from `first` to `last` but `rest`, which has what they leave of 4096.
+        doc: |
+          The frequencies of all symbols from `first` to `last` except `rest`, which has the remainder of
+          4096.
   frequency:
     seq:
       - id: x

@@ -1,4 +1,7 @@
-"""BLAKE3 (unkeyed, 32 bytes of output) in plain Python. Slow and short; see https://github.com/BLAKE3-team/BLAKE3-specs."""
+"""BLAKE3 (unkeyed, 32 bytes of output) in plain Python. Slow and short.
+
+The specification is at https://github.com/BLAKE3-team/BLAKE3-specs.
+"""
 
 MASK = 0xFFFFFFFF
 IV = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19)
@@ -59,12 +62,13 @@ def _words(cv):
 def _tree(data, counter, root):
     if len(data) <= CHUNK_LEN:
         return _chunk(data, counter, root)
-    chunks = (len(data) - 1) // CHUNK_LEN           # full chunks that can go left, leaving at least one byte right
+    chunks = (len(data) - 1) // CHUNK_LEN           # one byte or more is left for the right side
     left = CHUNK_LEN << (chunks.bit_length() - 1)
-    pair = _words(_tree(data[:left], counter, False)) + _words(_tree(data[left:], counter + left // CHUNK_LEN, False))
+    right = _tree(data[left:], counter + left // CHUNK_LEN, False)
+    pair = _words(_tree(data[:left], counter, False)) + _words(right)
     return _compress(IV, pair, 0, BLOCK_LEN, PARENT | (ROOT if root else 0))
 
 
 def blake3(data):
-    """The 32-byte hash of `data`."""
+    """Returns the 32-byte hash of `data`."""
     return _words(_tree(bytes(data), 0, True))

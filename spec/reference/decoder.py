@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """A reference decoder of the gcodec wire format, written from the text in `spec/` alone.
 
-It is slow on purpose: it follows the order of `gcodec.md`, and each check names the requirement it is there for.
-Where the text leaves a question open the comment says `OPEN` and which answer was taken.
+It is slow on purpose. It follows the order of `gcodec.md`, and each check names its requirement.
+Where the text leaves a question open, the comment says `OPEN` and states the answer chosen here.
 
-    python3 decoder.py FILE              the stream as JSON
-    python3 decoder.py --tensors FILE    the dense tensors after the last update
+    python3 decoder.py FILE              prints the stream as JSON
+    python3 decoder.py --tensors FILE    prints the dense tensors after the last update
     python3 decoder.py --vectors DIR     runs DIR/index.json; --offsets compares the offsets of errors too
 
-Python 3.11 or later, standard library only. zstd is there from Python 3.14; before, `backports.zstd` has the same module. Without
-either, a frame that holds zstd gives `unsupported_here`.
+Needs Python 3.11 or later and only its standard library, which contains zstd from Python 3.14. For earlier
+versions the package `backports.zstd` has the same module. Without either, a frame that holds zstd gives
+`unsupported_here`.
 """
 
 import argparse
@@ -31,35 +32,35 @@ except ImportError:
     except ImportError:
         zstd = None
 
-LIMITS = {                            # [LIM-1]; the numbers are this reader's own
+LIMITS = {                            # [LIM-1]; the values are this reader's choice
     "max_frame_bytes": 1 << 30,       # bytes of a body
     "max_tensors": 1 << 20,           # tensors of a manifest
     "max_elements": 1 << 26,          # elements that the blocks of an update part (or an index set) span
-    "max_alloc_bytes": 1 << 30,       # memory for what is declared beyond the bytes received
-    "max_inflated_bytes": 1 << 28,    # bytes that zstd grows to, and of its window
+    "max_alloc_bytes": 1 << 30,       # memory for declared data beyond the bytes received
+    "max_inflated_bytes": 1 << 28,    # decompressed bytes of a zstd frame; also the size of its window
     "max_blocks": 1 << 20,            # blocks of a part
-    "max_definitions": 1 << 16,       # manifests remembered, index sets and models too, each
+    "max_definitions": 1 << 16,       # remembered definitions of each kind: manifests, index sets, models
 }
 
 
 class FormatError(Exception):
-    """A violation: its kind is the word after the arrow in the text."""
+    """A violation of the format. `kind` is the word after the arrow in the text."""
 
     def __init__(self, kind, offset, what):
         super().__init__(f"{kind} at byte {offset}: {what}")
         self.kind, self.offset, self.what = kind, offset, what
 
 
-# ------------------------------------------------------------------------------------------------- 1. Conventions
+# --------------------------------------------------------------------------------------------- 1. Conventions
 
 def padding(plane, bits, offset):
-    """[CNV-1]"""
+    """Checks that the bits after the first `bits` bits of `plane` are zero: [CNV-1]."""
     if bits % 8 and plane[-1] >> (bits % 8):
-        raise FormatError("nonzero_padding", offset + len(plane) - 1, "the bits after the last of a plane are not zero")
+        raise FormatError("nonzero_padding", offset + len(plane) - 1, "padding bits of a plane are not zero")
 
 
 class Plane:
-    """A bit plane of `bits` bits, read a field at a time."""
+    """A bit plane, read one field at a time."""
 
     def __init__(self, data):
         self.data, self.at = data, 0
@@ -82,12 +83,12 @@ class Reader:
 
     def take(self, count):
         if count > self.left():                                                  # [CNV-6] [LIM-2]
-            raise FormatError("length_mismatch", self.at, f"{count} bytes wanted, {self.left()} left")
+            raise FormatError("length_mismatch", self.at, f"{count} bytes needed, {self.left()} left")
         self.at += count
         return self.data[self.at - count:self.at]
 
     def part(self, length):
-        """A structure inside this one."""
+        """Returns a reader of the next `length` bytes, a structure inside this one."""
         start = self.at
         if length > self.left():                                                 # [CNV-6]
             raise FormatError("length_mismatch", start, f"a structure of {length} bytes, {self.left()} left")
@@ -105,7 +106,7 @@ class Reader:
         at = self.at
         value = self.uint(1)
         if allowed is not None and value not in allowed:                         # [CNV-4]
-            raise FormatError("out_of_range", at, f"{value} is not a value of this field")
+            raise FormatError("out_of_range", at, f"{value} is not an allowed value of this field")
         return value
 
     def flags(self, defined):
@@ -155,7 +156,7 @@ def unzigzag(u):
     return u >> 1 if u % 2 == 0 else -(u + 1 >> 1)
 
 
-# ------------------------------------------------------------------------------------------------- the registry
+# ----------------------------------------------------------------------------------------------- the registry
 
 FRAMES = {1: "manifest", 2: "update", 3: "index_set", 4: "model", 5: "end", 0x8001: "metadata", 0x8002: "index"}
 SUPPORTS = {1: "all", 2: "gaps-rice", 3: "gaps-tokens", 4: "bitmap", 5: "chunked", 6: "rows", 7: "seeded", 8: "set"}
@@ -172,37 +173,41 @@ MINIFLOATS = {5: ("f8e4m3fn", 8), 6: ("f8e5m2", 8), 7: ("f8e4m3fnuz", 8), 8: ("f
               65: ("f6e3m2", 6), 66: ("f6e2m3", 6), 67: ("f4e3m0", 4), 68: ("int8", 8)}
 
 
-# ------------------------------------------------------------------------------------------------- numbers
+# ---------------------------------------------------------------------------------------------------- numbers
 #
-# A number is its binary32 pattern, an int. A binary64 is a Python float. Conversions are made of integers, so that
-# nothing hangs on the machine's float environment.
+# A number is its binary32 pattern, an int. A binary64 is a Python float. Conversions use integers, so the
+# result does not depend on the machine's float environment.
 
 LAYOUT = {  # exponent bits, mantissa bits, bias
     "f64": (11, 52, 1023), "f32": (8, 23, 127), "f16": (5, 10, 15), "bf16": (8, 7, 127),
     "f8e4m3fn": (4, 3, 7), "f8e5m2": (5, 2, 15), "f8e4m3fnuz": (4, 3, 8), "f8e5m2fnuz": (5, 2, 16),
     "f6e3m2": (3, 2, 3), "f6e2m3": (2, 3, 1), "f4e2m1": (2, 1, 1), "f4e3m0": (3, 0, 3),
 }
-IEEE = ("f64", "f32", "f16", "bf16", "f8e5m2")      # all-ones exponent: infinity and NaN
+IEEE = ("f64", "f32", "f16", "bf16", "f8e5m2")      # an exponent of all ones is infinity or NaN
 QUIET_NAN = 0x7FC00000
 
 
 def split(kind, code):
-    """A pattern as (class, sign, a, b): ("finite", s, M, E) is M * 2^E, ("inf", s, 0, 0), ("nan", s, payload, payload bits)."""
+    """Returns a pattern as (class, sign, a, b).
+
+    ("finite", sign, M, E) is M * 2^E. The others are ("inf", sign, 0, 0) and
+    ("nan", sign, payload, payload bits).
+    """
     eb, mb, bias = LAYOUT[kind]
     sign, exponent, mantissa = code >> (eb + mb), code >> mb & ((1 << eb) - 1), code & ((1 << mb) - 1)
     if kind in IEEE and exponent == (1 << eb) - 1:
         return ("nan", sign, mantissa, mb) if mantissa else ("inf", sign, 0, 0)
     if kind == "f8e4m3fn" and code & 0x7F == 0x7F:
-        return "nan", sign, 1 << (mb - 1), mb       # its payload never shows: only arithmetic reads this type
+        return "nan", sign, 1 << (mb - 1), mb       # payload unused: only arithmetic reads this type
     if kind.endswith("fnuz") and code == 0x80:
-        return "nan", 0, 1 << (mb - 1), mb          # the same
+        return "nan", 0, 1 << (mb - 1), mb          # payload unused
     if exponent == 0:
         return "finite", sign, mantissa, 1 - bias - mb
     return "finite", sign, mantissa | 1 << mb, exponent - bias - mb
 
 
 def round_shift(m, by):
-    """m * 2^-by, rounded to nearest, ties to even."""
+    """Returns m * 2^-by, rounded to nearest, ties to even."""
     if by <= 0:
         return m << -by
     low, m = m & ((1 << by) - 1), m >> by
@@ -211,12 +216,12 @@ def round_shift(m, by):
 
 
 def join(kind, cls, sign, a, b):
-    """The nearest pattern of `kind`: section 5."""
+    """Returns the nearest pattern of `kind`; the inverse of `split`. Section 5."""
     eb, mb, bias = LAYOUT[kind]
     top = sign << (eb + mb)
     infinity = ((1 << eb) - 1) << mb
     if cls == "nan":
-        if kind in IEEE:                            # keeps its sign and the leading bits of its payload, becomes quiet
+        if kind in IEEE:                            # keeps sign and leading payload bits, becomes quiet
             payload = a >> (b - mb) if b > mb else a << (mb - b)
             return top | infinity | 1 << (mb - 1) | payload
         if kind == "f8e4m3fn":
@@ -245,7 +250,7 @@ def convert(source, target, code):
 
 
 def to_double(kind, code):
-    """A pattern as a binary64; exact."""
+    """Returns the exact value of a pattern as a binary64."""
     if kind == "int8":
         return (code - 256 if code >= 128 else code) / 64
     if kind == "f4e3m0":
@@ -259,9 +264,9 @@ def to_double(kind, code):
 
 
 def to_number(x):
-    """A binary64 that came out of arithmetic, rounded to binary32."""
+    """Rounds a binary64 result of arithmetic to binary32."""
     if x != x:
-        return QUIET_NAN                            # "a NaN that arithmetic gives is 7fc00000"
+        return QUIET_NAN                            # "A NaN that results from arithmetic is 7fc00000."
     sign = 1 if str(x)[0] == "-" else 0
     if x in (float("inf"), float("-inf")):
         return join("f32", "inf", sign, 0, 0)
@@ -270,7 +275,7 @@ def to_number(x):
 
 
 def stored_number(kind, code):
-    """A stored f32, f16, bf16 or e8m0 as a number."""
+    """Converts a stored f32, f16, bf16 or e8m0 to a number."""
     if kind == "f32":
         return code
     if kind == "e8m0":                              # 5.1: 2^(code - 127), 255 is NaN
@@ -279,19 +284,19 @@ def stored_number(kind, code):
 
 
 def number_to_element(dtype, number):
-    return number if dtype == "f32" else convert("f32", dtype, number)     # f32 keeps all bits
+    return number if dtype == "f32" else convert("f32", dtype, number)     # an f32 element keeps all bits
 
 
 def element_plus_number(dtype, element, number):
-    """`add`: the element converted to binary32, a binary32 sum, the sum converted back."""
+    """`add`: converts the element to binary32, adds in binary32, and converts the sum back."""
     total = to_double("f32", convert(dtype, "f32", element)) + to_double("f32", number)
-    return number_to_element(dtype, to_number(total))   # rounding a binary32 sum through binary64 changes nothing
+    return number_to_element(dtype, to_number(total))   # rounding to binary64 first does not change the sum
 
 
-# ------------------------------------------------------------------------------------------------- 7. Integer codes
+# ------------------------------------------------------------------------------------------- 7. Integer codes
 
 class Budget:
-    """[LIM-1] what a frame may declare beyond its bytes."""
+    """Counts what a frame declares beyond its bytes, and compares it with the limits: [LIM-1]."""
 
     def __init__(self, limits):
         self.limits, self.bytes, self.elements = limits, 0, 0
@@ -308,7 +313,7 @@ class Budget:
 
 
 class Table:
-    """7.2 Frequency tables"""
+    """A frequency table: section 7.2."""
 
     def __init__(self, r):
         start = r.at
@@ -342,7 +347,7 @@ class Table:
 
 
 class Bits:
-    """A bit plane whose length shows only while it is read."""
+    """A bit plane whose length is known only after it has been read."""
 
     def __init__(self, r):
         self.r, self.have, self.bits = r, 0, 0
@@ -358,7 +363,7 @@ class Bits:
 
     def finish(self):
         if self.have:                                                            # [CNV-1]
-            raise FormatError("nonzero_padding", self.r.at - 1, "the bits after a table are not zero")
+            raise FormatError("nonzero_padding", self.r.at - 1, "padding bits of a table are not zero")
 
 
 def segment(r, count, tokens, tables):
@@ -388,11 +393,11 @@ def segment(r, count, tokens, tables):
         x = table.freq[s] * (x // 4096) + slot - table.start[s]
         if x < 1 << 16:
             if taken == word_count:                                              # [ANS-2]
-                raise FormatError("bad_code", words_at + 2 * taken, "a word is needed and not there")
+                raise FormatError("bad_code", words_at + 2 * taken, "a needed word is missing")
             x = x << 16 | int.from_bytes(words[2 * taken:2 * taken + 2], "little")
             taken += 1
         states[i % lanes] = x
-        if tokens and s >= 128:                                                  # [INT-4], of an integer
+        if tokens and s >= 128:                                                  # [INT-4]
             raise FormatError("out_of_range", words_at, f"token {s}")
         symbols.append(s)
     if taken != word_count or any(x != 1 << 16 for x in states):                 # [ANS-2]
@@ -420,7 +425,7 @@ def entropy(r, count, tokens, tables, budget):
 
 
 def ints(r, count, tables, budget, highest=None):
-    """7.1 Coded integers; [INT-3] each is at most `highest`."""
+    """Decodes `count` coded integers, each at most `highest`: section 7.1, [INT-3]."""
     if count == 0:
         return []
     start = r.at
@@ -450,19 +455,19 @@ def ints(r, count, tables, budget, highest=None):
                 out.append(0 if s == 0 else 1 + (s - 1 + reference) % 255)
             else:
                 out.append((s + reference) % 256)
-    else:                                                                        # [CNV-4]: a table of the registry
+    else:                                           # [CNV-4]: the allowed values are a table of the registry
         raise FormatError("unsupported", start, f"coding {coding}")
     if highest is not None:
         for v in out:
             if v > highest:                                                      # [INT-3]
-                raise FormatError("out_of_range", start, f"the integer {v}, at most {highest} is allowed")
+                raise FormatError("out_of_range", start, f"integer {v} is more than {highest}")
     return out
 
 
-# ------------------------------------------------------------------------------------------------- 8. Random numbers
+# ------------------------------------------------------------------------------------------ 8. Random numbers
 
 def philox(counter, key):
-    """Philox4x32-10: four words and two words to four words."""
+    """Philox4x32-10: maps a counter of four words and a key of two words to four words."""
     c, k = list(counter), list(key)
     for _ in range(10):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
@@ -471,16 +476,19 @@ def philox(counter, key):
     return c
 
 
-# ------------------------------------------------------------------------------------------------- supports
+# --------------------------------------------------------------------------------------------------- supports
 
 def support_all(r, n, cx):
     if r.left():                                                                 # [ALL-1]
-        raise FormatError("length_mismatch", r.at, "the support `all` has bytes")
+        raise FormatError("length_mismatch", r.at, "the support `all` is not empty")
     return range(n)
 
 
 def rice_run(r, count, low_bits, unary_len):
-    """7.4: a run of gaps; the second plane has `unary_len` bytes, or goes to the end."""
+    """Decodes a run of gaps: section 7.4.
+
+    The second plane has `unary_len` bytes; if `unary_len` is None, it is the rest of the support.
+    """
     if count > 8 * r.left():                                                     # [LIM-2]
         raise FormatError("length_mismatch", r.at, f"{count} gaps in {r.left()} bytes")
     low = r.plane(count * low_bits)
@@ -531,7 +539,7 @@ def support_rice(r, n, cx):
                 raise FormatError("position_out_of_range", at, f"position {last} of {n}")
             positions.append(last)
         if span is not None and span != last - before:                           # [RIC-5]
-            raise FormatError("count_mismatch", at, f"span {span}, is {last - before}")
+            raise FormatError("count_mismatch", at, f"span {span}, not {last - before}")
     return positions
 
 
@@ -622,7 +630,7 @@ def support_set(r, n, cx):
     if known is None:                                                            # [SET-1]
         raise FormatError("unknown_reference", at, f"index set {identity.hex()}")
     if known["manifest"] != cx.manifest_id or known["scope"].key() != cx.scope.key():        # [SET-2]
-        raise FormatError("count_mismatch", at, "the index set is of another scope or manifest")
+        raise FormatError("count_mismatch", at, "the index set has another scope or manifest")
     return known["positions"]
 
 
@@ -630,7 +638,7 @@ SUPPORT_READERS = {1: support_all, 2: support_rice, 3: support_tokens, 4: suppor
                    6: support_rows, 7: support_seeded, 8: support_set}
 
 
-# ------------------------------------------------------------------------------------------------- 5. Blocks
+# -------------------------------------------------------------------------------------------------- 5. Blocks
 
 class Tensor:
     """One entry of a manifest."""
@@ -653,11 +661,11 @@ class Tensor:
 class Scope:
     def __init__(self, r, manifest, add_allowed=True):
         at = r.at
-        self.flags = r.flags(0b111 if add_allowed else 0b011)                    # [CNV-5] [ISF-1]: `add` is reserved in a set
+        self.flags = r.flags(0b111 if add_allowed else 0b011)                    # [CNV-5] [ISF-1]
         self.add = self.flags >> 2 & 1
         form = self.flags & 3
         if form == 3:                                                            # [CNV-4]
-            raise FormatError("out_of_range", at, "flags bits 0 and 1 are 3")
+            raise FormatError("out_of_range", at, "bits 0 and 1 of the flags are 3")
         self.tensor, self.tensors, self.start, self.length = r.varint(), 1, 0, None
         if form == 1:
             self.tensors = r.varint(2)                                           # [BLK-2]
@@ -671,7 +679,7 @@ class Scope:
             raise FormatError("out_of_range", at, "tensors of several element types")
         if form == 2:
             if not 1 <= self.length < mine[0].count:                             # [BLK-2]
-                raise FormatError("out_of_range", at, f"a range of {self.length} of {mine[0].count} elements")
+                raise FormatError("out_of_range", at, f"a range of {self.length} in {mine[0].count} elements")
             if self.start + self.length > mine[0].count:                         # [BLK-1]
                 raise FormatError("out_of_range", at, "a range beyond the tensor")
             self.counts = [self.length]
@@ -694,7 +702,7 @@ class Scope:
         return [self.flags, self.tensor, *extra]
 
     def tensor_of(self, positions):
-        """For each position, which tensor of the scope it is in."""
+        """Returns, for each position, the number of its tensor within the scope."""
         out, t, end = [], 0, self.counts[0]
         for p in positions:
             while p >= end:
@@ -705,10 +713,11 @@ class Scope:
 
 
 class Context:
-    """What a support or values page may refer to."""
+    """The state that a support or values page may refer to."""
 
     def __init__(self, decoder, manifest_id, scope, tables, budget, is_index_set=False, has_delta=False):
-        self.decoder, self.manifest_id, self.scope, self.tables, self.budget = decoder, manifest_id, scope, tables, budget
+        self.decoder, self.manifest_id, self.scope = decoder, manifest_id, scope
+        self.tables, self.budget = tables, budget
         self.is_index_set, self.has_delta = is_index_set, has_delta
         self.support_id = self.positions = None
 
@@ -720,7 +729,7 @@ def read_support(r, support_id, length, cx):
     return positions
 
 
-# ------------------------------------------------------------------------------------------------- 5.1 Groups and scales
+# -------------------------------------------------------------------------------------- 5.1 Groups and scales
 
 class Groups:
     def __init__(self, r, m, cx):
@@ -740,24 +749,24 @@ class Groups:
 
 
 def read_scales(r, groups):
-    """One number per group."""
+    """Reads one number per group."""
     at = r.at
     kind = SCALES.get(r.u8())
-    if kind is None:                                                             # [CNV-4]: a table of the registry
+    if kind is None:                                # [CNV-4]: the allowed values are a table of the registry
         raise FormatError("unsupported", at, "unknown scale format")
     size = {"f32": 4, "f16": 2, "bf16": 2, "e8m0": 1}[kind]
     data = r.take(size * groups.number)
     return [stored_number(kind, int.from_bytes(data[i:i + size], "little")) for i in range(0, len(data), size)]
 
 
-# ------------------------------------------------------------------------------------------------- values
+# ----------------------------------------------------------------------------------------------------- values
 #
-# Each reader has the rest of the block, m, and the context; cx is None for nested values. It gives ("bits", elements),
-# ("numbers", binary32 patterns), ("diffs", integers) or ("latent", description).
+# Each function takes a reader of the rest of the block, m, and the context; `cx` is None for nested values.
+# It returns ("bits", elements), ("numbers", binary32 patterns), ("diffs", integers) or ("latent", codes).
 
 def rest_is(r, size, what):
     if r.left() != size:
-        raise FormatError("length_mismatch", r.at, f"{what}: {size} bytes wanted, {r.left()} left")
+        raise FormatError("length_mismatch", r.at, f"{what}: {size} bytes needed, {r.left()} left")
 
 
 def values_floats(r, m, cx, tables, budget):
@@ -774,7 +783,8 @@ def values_floats(r, m, cx, tables, budget):
     size = 4 if kind == "f32" else 2
     rest_is(r, m * size, "numbers")                                              # [FLT-1]
     data = r.take(m * size)
-    return "numbers", [stored_number(kind, int.from_bytes(data[i:i + size], "little")) for i in range(0, len(data), size)]
+    patterns = [int.from_bytes(data[i:i + size], "little") for i in range(0, len(data), size)]
+    return "numbers", [stored_number(kind, pattern) for pattern in patterns]
 
 
 def values_constant(r, m, cx, tables, budget):
@@ -901,7 +911,7 @@ def values_planes(r, m, cx, tables, budget):
         else:
             out = [v | s << (8 * plane) for v, s in zip(out, symbols)]
     rest_is(r, 0, "planes")                                                      # [PLN-1]
-    if dtype in ("f64", "f32", "f16", "bf16"):      # back: one bit to the right
+    if dtype in ("f64", "f32", "f16", "bf16"):      # undo the rotation: one bit to the right
         out = [v >> 1 | (v & 1) << (width - 1) for v in out]
     return "bits", out
 
@@ -909,7 +919,7 @@ def values_planes(r, m, cx, tables, budget):
 def values_ulp(r, m, cx, tables, budget):
     at = r.at
     if not cx.has_delta:                                                         # [DEL-3]
-        raise FormatError("unknown_reference", at, "ulp without the attribute delta")
+        raise FormatError("unknown_reference", at, "values of kind ulp without the attribute delta")
     width = BITS[cx.scope.dtype]
     out = [unzigzag(u) for u in ints(r, m, tables, budget)]
     for d in out:
@@ -919,7 +929,10 @@ def values_ulp(r, m, cx, tables, budget):
 
 
 def nested(r, count, tables, budget, with_length=False, kinds=(1, 4, 5, 6, 7, 8)):
-    """Values inside values, without a scope: id, length if they do not go to the end, values. They give numbers."""
+    """Reads values inside values, which have no scope and give numbers.
+
+    Their length is stored only if they are not the rest of the block.
+    """
     at = r.at
     kind = r.varint()
     if kind not in kinds:                                                        # [LAT-1] [LRK-2] [DCT-4]
@@ -936,7 +949,7 @@ def values_latent(r, m, cx, tables, budget):
     count = 1
     for dim in shape:
         count *= dim
-    if count >> 64:                                 # OPEN: the text names no bound; that of [LRK-3] here
+    if count >> 64:                                 # OPEN: the text gives no bound; this is that of [LRK-3]
         raise FormatError("out_of_range", r.at, "2^64 codes or more")
     budget.alloc(count, 4, r.at)                                                 # [LIM-2]
     codes = nested(r, count, tables, budget)
@@ -964,12 +977,12 @@ def values_low_rank(r, m, cx, tables, budget):
     return "numbers", out
 
 
-FIXED = 256                                         # bits after the point of the integers below
+FIXED = 256                                         # bits after the binary point in the integers below
 
 
 @functools.cache
 def fixed_pi():
-    """Machin: pi = 16 arctan(1/5) - 4 arctan(1/239)."""
+    """Returns pi in fixed point, by Machin's formula: pi = 16 arctan(1/5) - 4 arctan(1/239)."""
     def arctan_of_inverse(x):
         total, power, i = 0, (1 << FIXED + 16) // x, 1
         while power:
@@ -982,7 +995,10 @@ def fixed_pi():
 
 @functools.cache
 def dct_numbers(n):
-    """values/dct.md: sqrt(1/n), then sqrt(2/n) cos(pi k / 2n) for k = 0 .. n-1, each the nearest binary64."""
+    """Returns sqrt(1/n), then sqrt(2/n) cos(pi k / 2n) for k = 0 .. n-1: values/dct.md.
+
+    Each is the nearest binary64.
+    """
     def nearest(x, bits):
         return x / (1 << bits)                      # Python divides integers with one rounding
 
@@ -995,7 +1011,7 @@ def dct_numbers(n):
             cosine += term
             term = -(term * x * x // ((i + 1) * (i + 2))) >> 2 * FIXED
             i += 2
-            if term == -1:                          # what rounding down leaves of a negative number
+            if term == -1:                          # rounding down turns a vanishing negative term into -1
                 break
         out.append(nearest(root * cosine, 2 * FIXED))
     return out
@@ -1003,7 +1019,7 @@ def dct_numbers(n):
 
 @functools.cache
 def dct_basis(n):
-    """c(n, u, i), as rows u."""
+    """Returns c(n, u, i) as a list of rows u."""
     numbers = dct_numbers(n)
     scaled = {k: numbers[1 + k] for k in range(n)}
     scaled[n] = 0.0
@@ -1106,10 +1122,10 @@ class Block:
                 "positions": None if self.support_id == 1 else list(self.positions), "numbers": numbers}
 
 
-# ------------------------------------------------------------------------------------------------- 4. Frames
+# -------------------------------------------------------------------------------------------------- 4. Frames
 
 class Update:
-    """The parts of one update, as far as they have come."""
+    """The parts of one update that have arrived so far."""
 
     def __init__(self, fields):
         self.fields, self.next_part, self.end = fields, 0, (0, 0)
@@ -1139,7 +1155,7 @@ class Decoder:
             raise FormatError("truncated", len(data), "the input ends in the preamble")
         if zlib.crc32(data[:12]) != int.from_bytes(data[12:16], "little"):       # [STR-2]
             raise FormatError("checksum_mismatch", 12, "preamble")
-        if data[8] != 1:                                                         # [STR-3]; [STR-4]: any minor version
+        if data[8] != 1:                                                         # [STR-3] [STR-4]
             raise FormatError("unsupported", 8, f"version {data[8]}")
         if data[10:12] != b"\0\0":                                               # [CNV-5]
             raise FormatError("reserved_bits", 10, "flags of the stream")
@@ -1155,7 +1171,7 @@ class Decoder:
         if header[:4] != b"\xd3gcf"[:len(header)]:                               # [FRM-1] [STR-6]
             raise FormatError("bad_sync", at, "no sync word")
         if len(header) < 24:                                                     # [STR-5]
-            raise FormatError("truncated", len(self.data), "the input ends in a header, or where one must be")
+            raise FormatError("truncated", len(self.data), "the input ends in a header, or where one is needed")
         if zlib.crc32(header[:20]) != int.from_bytes(header[20:24], "little"):   # [FRM-2]
             raise FormatError("checksum_mismatch", at + 20, "frame header")
         kind, flags = int.from_bytes(header[4:6], "little"), int.from_bytes(header[6:8], "little")
@@ -1172,8 +1188,8 @@ class Decoder:
             raise FormatError("truncated", len(self.data), "the input ends in a body")
         if zlib.crc32(self.data[body:end]) != crc:                               # [FRM-3]
             raise FormatError("checksum_mismatch", at + 16, "frame body")
-        if self.index_at != 0 and name != "end":                                  # [IDX-2]
-            raise FormatError("misplaced", at, "a frame between an index and its end")
+        if self.index_at != 0 and name != "end":                                 # [IDX-2]
+            raise FormatError("misplaced", at, "a frame between an index frame and its end frame")
         r = Reader(self.data, body, end)
         if name is None:                                                         # [FRM-4]
             self.frames.append({"kind": "skipped", "id": kind})
@@ -1205,7 +1221,7 @@ class Decoder:
             at = r.at
             prefix_len = r.varint()
             if prefix_len > len(previous):                                       # [MAN-3]
-                raise FormatError("out_of_range", at, f"a prefix of {prefix_len}, the previous name has {len(previous)}")
+                raise FormatError("out_of_range", at, f"a prefix of {prefix_len} of {len(previous)} bytes")
             suffix = r.take(r.varint())
             raw = previous[:prefix_len] + suffix
             if not 1 <= len(raw) <= 4096:                                        # [MAN-1]
@@ -1213,7 +1229,7 @@ class Decoder:
             name = utf8(raw, at)                                                 # [MAN-1]
             common = len(os.path.commonprefix([raw, previous]))
             if prefix_len != common:                                             # [MAN-3]
-                raise FormatError("not_canonical", at, f"a prefix of {prefix_len}, {common} are shared")
+                raise FormatError("not_canonical", at, f"a prefix of {prefix_len}, but {common} bytes are shared")
             if name in names:                                                    # [MAN-2]
                 raise FormatError("duplicate_name", at, name)
             names.add(name)
@@ -1234,14 +1250,14 @@ class Decoder:
                 at = r.at
                 tensor.matrix = [r.varint(), r.varint()]
                 if tensor.matrix[0] * tensor.matrix[1] != tensor.count:          # [MAN-6]
-                    raise FormatError("out_of_range", at, "the matrix view has another number of elements")
+                    raise FormatError("out_of_range", at, "the matrix view has a different number of elements")
             if extras & 2:
                 tensor.shard = []
                 for dim in shape:
                     at = r.at
                     tensor.shard.append([r.varint(), r.varint()])
                     if tensor.shard[-1][1] + dim > tensor.shard[-1][0]:          # [MAN-6]
-                        raise FormatError("out_of_range", at, "the shard goes beyond the tensor")
+                        raise FormatError("out_of_range", at, "the shard extends beyond the tensor")
             tensors.append(tensor)
         identity = blake3(r.data[body:r.end])
         self.define(self.manifests, identity, tensors, body)
@@ -1288,7 +1304,7 @@ class Decoder:
             elif number % 2 == 0:                                                # [UPD-5]
                 raise FormatError("unsupported", at, f"attribute {number}")
         if part > 0 and (delta is not None) != update.is_delta:                  # [UPD-3]
-            raise FormatError("misplaced", body, "a delta in some of its parts only")
+            raise FormatError("misplaced", body, "only some parts of the update have a delta")
         tables = [Table(r) for _ in range(r.varint(0, 64))]
         at = r.at
         block_count = r.varint()
@@ -1303,12 +1319,12 @@ class Decoder:
             budget.span(scope.n, offset)                                         # [LIM-1]
             if not scope.add:
                 if scope.begin() < update.end:                                   # [UPD-6]
-                    raise FormatError("not_ascending", offset, "blocks that are not in order, or overlap")
+                    raise FormatError("not_ascending", offset, "blocks are not in order, or overlap")
                 update.end = scope.end()
             if delta is not None:
                 for t in range(scope.tensor, scope.tensor + scope.tensors):
                     if t not in delta:                                           # [DEL-2]
-                        raise FormatError("unknown_reference", offset, f"tensor {t} is not in the delta")
+                        raise FormatError("unknown_reference", offset, f"tensor {t} is not listed in the delta")
             return Context(self, identity, scope, tables, budget, has_delta=delta is not None)
 
         blocks = [Block(r, manifest, cx_of) for _ in range(block_count)]
@@ -1321,7 +1337,8 @@ class Decoder:
         self.open = None if last else update
         if last:
             self.updates.append((identity, update))
-        listed = [(b.scope.tensor, b.scope.tensors, b.length, zlib.crc32(self.data[b.at:b.at + b.length])) for b in blocks]
+        listed = [(b.scope.tensor, b.scope.tensors, b.length, zlib.crc32(self.data[b.at:b.at + b.length]))
+                  for b in blocks]
         self.met_updates.append((fields["step"], fields["sender"], len(head), zlib.crc32(head), listed))
         return out
 
@@ -1332,7 +1349,7 @@ class Decoder:
         for _ in range(r.varint()):
             at = r.at
             tensor = r.varint()
-            if tensor >= len(manifest):             # OPEN: the text names no error
+            if tensor >= len(manifest):                                          # [DEL-1]
                 raise FormatError("out_of_range", at, f"tensor {tensor} of {len(manifest)}")
             if tensor <= previous:                                               # [DEL-1]
                 raise FormatError("not_ascending", at, f"tensor {tensor} after {previous}")
@@ -1381,42 +1398,46 @@ class Decoder:
                 raise FormatError("length_mismatch", r.at, f"{r.left()} bytes of weights, not {weights_len}")
             at = r.at
             if blake3(r.take(weights_len)) != identity:                          # [MOD-1]
-                raise FormatError("not_canonical", at, "the weights have another hash")
+                raise FormatError("not_canonical", at, "the weights have a different hash")
         else:
             plain, at = self.inflate(r, weights_len, len_at)
             if blake3(plain) != identity:                                        # [MOD-1]
-                raise FormatError("not_canonical", at, "the weights have another hash")
-            out["storage"] = 1                      # vectors/README.md: inline is inline
+                raise FormatError("not_canonical", at, "the weights have a different hash")
+            out["storage"] = 1                      # vectors/README.md: 1 means inline, compressed or not
         self.define(self.models, identity, True, body)
         return out
 
     def inflate(self, r, length, length_at):
-        """4.5: one zstd frame to the end of the body, which grows to `length` bytes; and where it is."""
+        """Decompresses the zstd frame that is the rest of the body, to `length` bytes: section 4.5.
+
+        Returns the bytes and the offset of the zstd frame.
+        """
         limit = self.limits["max_inflated_bytes"]
         if length > limit:                                                       # [LIM-1]
-            raise FormatError("limit", length_at, f"zstd to {length} bytes")
+            raise FormatError("limit", length_at, f"zstd declares {length} bytes")
         at = r.at
         data = r.take(r.left())
         if zstd is None:
-            raise FormatError("unsupported_here", at, "zstd needs Python 3.14, or backports.zstd")
+            raise FormatError("unsupported_here", at, "zstd needs Python 3.14 or backports.zstd")
         window = zstd_window(data)
         if window is None:                                                       # [MET-2]
             raise FormatError("length_mismatch", at, "not a zstd frame")
         if window > limit:                                                       # [LIM-1]
             raise FormatError("limit", at, f"a zstd window of {window} bytes")
         largest = zstd.DecompressionParameter.window_log_max
-        inflater = zstd.ZstdDecompressor(options={largest: largest.bounds()[1]})     # the window has been looked at
-        try:                                        # one byte more than declared shows a frame that grows beyond it
+        # The window has its own limit above; one byte more than `length` detects a frame that is too long.
+        inflater = zstd.ZstdDecompressor(options={largest: largest.bounds()[1]})
+        try:
             plain = inflater.decompress(data, length + 1)
             while len(plain) <= length and not inflater.eof:
                 more = inflater.decompress(b"", length + 1 - len(plain))
                 if not more and not inflater.eof:
-                    break                           # it waits for bytes that are not there
+                    break                           # the zstd frame is truncated
                 plain += more
         except zstd.ZstdError as e:                                              # [MET-2]
-            raise FormatError("length_mismatch", at, f"damaged zstd: {e}") from None
+            raise FormatError("length_mismatch", at, f"corrupt zstd: {e}") from None
         if len(plain) != length or not inflater.eof or inflater.unused_data:     # [MET-2] [MOD-1]
-            raise FormatError("length_mismatch", at, f"zstd that does not grow to {length} bytes exactly")
+            raise FormatError("length_mismatch", at, f"zstd that does not decompress to exactly {length} bytes")
         return plain, at
 
     # 4.5 Metadata
@@ -1429,7 +1450,7 @@ class Decoder:
                 inner = Reader(plain, 0, len(plain))
                 out = self.entries(inner)
                 inner.finish()                                                   # [CNV-6]
-            except FormatError as e:                # an offset in what was inflated is none in the stream
+            except FormatError as e:                # decompressed bytes have no offset in the stream
                 raise FormatError(e.kind, at, e.what) from None
             return out
         return self.entries(r)
@@ -1455,8 +1476,8 @@ class Decoder:
         start = r.at
 
         def same(at, got, want, what):
-            if got != want:                                                      # [IDX-1] OPEN: all of it is compared
-                raise FormatError("not_canonical", at, f"{what}: {got}, met {want}")
+            if got != want:                                                      # [IDX-1]
+                raise FormatError("not_canonical", at, f"{what}: the index says {got}, the stream has {want}")
 
         same(start, r.varint(), len(self.met), "frame count")
         frames = []
@@ -1478,26 +1499,26 @@ class Decoder:
 
     def end(self, r):
         if self.open is not None:                                                # [UPD-2]
-            raise FormatError("misplaced", self.frame_at, "an end frame inside an update")
+            raise FormatError("misplaced", self.frame_at, "an end frame before the last part of an update")
         at = r.at
         count, index_at, chain, tail = r.uint(8), r.uint(8), r.uint(4), r.take(4)
         if tail != b"GCUE":                                                      # [CNV-4]
-            raise FormatError("out_of_range", at + 20, "tail")
+            raise FormatError("out_of_range", at + 20, "the tail is not GCUE")
         if count != len(self.met):                                               # [END-1]
-            raise FormatError("count_mismatch", at, f"{count} frames, met {len(self.met)}")
+            raise FormatError("count_mismatch", at, f"{count} frames, the stream has {len(self.met)}")
         if index_at != self.index_at:                                            # [END-2]
-            raise FormatError("out_of_range", at + 8, f"index at {index_at}, met at {self.index_at}")
+            raise FormatError("out_of_range", at + 8, f"index_offset {index_at}, not {self.index_at}")
         if chain != self.chain:                                                  # [END-1]
             raise FormatError("checksum_mismatch", at + 16, "chain of headers")
         self.index_at = 0
         return {"kind": "end", "frame_count": count, "index_offset": index_at}
 
-    # 5. What a reader makes of an update
+    # 5. Applying an update
 
     def apply(self, step, base):
         updates = [u for u in self.updates if step is None or u[1].fields["step"] == step]
         if not updates:
-            raise FormatError("unknown_reference", len(self.data), "there is no such update")
+            raise FormatError("unknown_reference", len(self.data), "no such update")
         identity, update = updates[-1]
         manifest = self.manifests[identity]
         size = sum(t.count for t in manifest)
@@ -1522,11 +1543,12 @@ class Decoder:
             for i, (_, digest) in delta.items():
                 if tensor_digest(manifest[i], after[i]) != digest:               # [DEL-4]
                     raise FormatError("checksum_mismatch", 0, f"result of {manifest[i].name}")
-        return {t.name: {"dtype": t.dtype, "shape": t.shape, "data": pack(t, x).hex()} for t, x in zip(manifest, after)}
+        return {t.name: {"dtype": t.dtype, "shape": t.shape, "data": pack(t, x).hex()}
+                for t, x in zip(manifest, after)}
 
 
 def pack(tensor, values):
-    """A row of elements: section 1."""
+    """Returns the row of elements of a tensor: section 1."""
     width = BITS[tensor.dtype]
     if width >= 8:
         return b"".join(v.to_bytes(width // 8, "little") for v in values)
@@ -1543,10 +1565,13 @@ def unpack(tensor, data):
 
 
 def zstd_window(frame):
-    """The window that a zstd frame asks for in bytes: RFC 8878, 3.1.1.1.2; 0 if it is the content, None if this is no frame."""
+    """Returns the window size that a zstd frame demands, in bytes: RFC 8878, section 3.1.1.1.2.
+
+    Returns 0 if the window is the content, and None if `frame` is not a zstd frame.
+    """
     if frame[:4] != bytes.fromhex("28b52ffd") or len(frame) < 6:
         return None
-    if frame[4] & 0x20:                             # single segment: the content's size stands in the window's place
+    if frame[4] & 0x20:                             # single segment: the content size replaces the window
         return 0
     base = 1 << 10 + (frame[5] >> 3)
     return base + base // 8 * (frame[5] & 7)
@@ -1562,12 +1587,13 @@ def varint_bytes(value):
 
 
 def tensor_digest(tensor, values):
-    head = bytes([DTYPE_IDS[tensor.dtype]]) + varint_bytes(len(tensor.shape)) + b"".join(map(varint_bytes, tensor.shape))
+    dims = [len(tensor.shape), *tensor.shape]
+    head = bytes([DTYPE_IDS[tensor.dtype]]) + b"".join(map(varint_bytes, dims))
     return blake3(head + pack(tensor, values))[:16]
 
 
 def ulp_order(u, width, is_float):
-    """o(u) of values/ulp.md."""
+    """Returns o(u) of values/ulp.md."""
     top, mask = 1 << (width - 1), (1 << width) - 1
     if not is_float:
         return u
@@ -1575,6 +1601,7 @@ def ulp_order(u, width, is_float):
 
 
 def ulp_unorder(o, width, is_float):
+    """Returns the u with o(u) = o."""
     top, mask = 1 << (width - 1), (1 << width) - 1
     if not is_float:
         return o
@@ -1601,22 +1628,26 @@ def apply_block(manifest, after, block):
         after[scope.tensor + t][at] = v
 
 
-# ------------------------------------------------------------------------------------------------- interface
+# -------------------------------------------------------------------------------------------------- interface
 
 def decode(data, limits=None, known=None):
-    """A description of the stream. `known`: {"manifests": [body, ..], "index_sets": [body, ..]} from elsewhere."""
+    """Returns a description of the stream.
+
+    `known` holds bodies of frames that do not come from the stream:
+    {"manifests": [body, ..], "index_sets": [body, ..]}.
+    """
     return Decoder(data, limits, known).stream()
 
 
 def tensors(data, step=None, base=None, limits=None, known=None):
-    """The dense tensors after the last update, or the last one of `step`."""
+    """Returns the dense tensors after the last update, or after the last update of `step`."""
     decoder = Decoder(data, limits, known)
     decoder.stream()
     return decoder.apply(step, base)
 
 
 def run_vector(vector, offsets):
-    """None if the vector passes, else what is wrong."""
+    """Returns None if the vector passes, else a description of the failure."""
     data, limits = bytes.fromhex(vector["hex"]), vector.get("limits")
     try:
         got = decode(data, limits)
@@ -1630,35 +1661,35 @@ def run_vector(vector, offsets):
             return f"refused: {e}"
         want = vector["error"]
         if "kind" in want and e.kind != want["kind"]:
-            return f"wanted {want['kind']}, got {e}"
+            return f"expected {want['kind']}, got {e}"
         if offsets and want.get("offset") is not None and want["offset"] != e.offset:
-            return f"wanted byte {want['offset']}, got {e}"
+            return f"expected an error at byte {want['offset']}, got {e}"
         return None
     if vector["result"] == "invalid":
-        return f"accepted, wanted {vector['error'].get('kind', 'a refusal')}"
+        return f"accepted, expected {vector['error'].get('kind', 'an error')}"
     got = json.loads(json.dumps(got))
     if "expected" in vector and got != vector["expected"]:
-        return "another description: " + difference(got, vector["expected"])
+        return "different description: " + difference(got, vector["expected"])
     if "tensors" in vector and made != vector["tensors"]:
-        return "other tensors: " + difference(made, vector["tensors"])
+        return "different tensors: " + difference(made, vector["tensors"])
     return None
 
 
 def difference(got, want, path="$"):
-    """Where two JSON values part."""
+    """Describes the first difference between two JSON values."""
     if isinstance(got, dict) and isinstance(want, dict):
         for key in sorted(set(got) | set(want)):
             if key not in got or key not in want:
-                return f"{path}.{key} only in what was {'wanted' if key in want else 'got'}"
+                return f"{path}.{key} is only in the {'expected' if key in want else 'actual'} value"
             if got[key] != want[key]:
                 return difference(got[key], want[key], f"{path}.{key}")
     if isinstance(got, list) and isinstance(want, list):
         if len(got) != len(want):
-            return f"{path}: {len(got)} items, wanted {len(want)}"
+            return f"{path}: got {len(got)} items, expected {len(want)}"
         for i, (a, b) in enumerate(zip(got, want)):
             if a != b:
                 return difference(a, b, f"{path}[{i}]")
-    return f"{path}: got {got!r}, wanted {want!r}"
+    return f"{path}: got {got!r}, expected {want!r}"
 
 
 def run_vectors(folder, offsets, strict=False):
@@ -1672,7 +1703,7 @@ def run_vectors(folder, offsets, strict=False):
             skipped += 1
             print(f"SKIP {vector['id']}: {e.what}")
             continue
-        except Exception as e:  # a decoder that falls over has failed the vector, not the run
+        except Exception as e:  # a crash of the decoder fails this vector, not the whole run
             wrong = f"{type(e).__name__}: {e}"
         if wrong is None:
             passed += 1
@@ -1684,15 +1715,15 @@ def run_vectors(folder, offsets, strict=False):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="reference decoder of the gcodec wire format")
-    parser.add_argument("path")
+    parser = argparse.ArgumentParser(description="Reference decoder of the gcodec wire format.")
+    parser.add_argument("path", metavar="PATH", help="a stream, or with --vectors a folder with index.json")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--tensors", action="store_true", help="print the dense tensors after the last update")
-    which.add_argument("--vectors", action="store_true", help="PATH is a folder with index.json: run its vectors")
+    which.add_argument("--vectors", action="store_true", help="run the vectors of PATH/index.json")
     parser.add_argument("--offsets", action="store_true", help="with --vectors: compare the offsets of errors too")
-    parser.add_argument("--no-skips", action="store_true", help="with --vectors: a vector that had to be skipped is a failure")
-    parser.add_argument("--step", type=int, help="with --tensors: the last update of this step")
-    parser.add_argument("--base", help="with --tensors: a JSON file with the tensors that a delta changes")
+    parser.add_argument("--no-skips", action="store_true", help="with --vectors: count a skipped vector as a failure")
+    parser.add_argument("--step", type=int, help="with --tensors: use the last update of this step")
+    parser.add_argument("--base", help="with --tensors: JSON file with the tensors that a delta changes")
     args = parser.parse_args()
     if args.vectors:
         return run_vectors(args.path, args.offsets, args.no_skips)

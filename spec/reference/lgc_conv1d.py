@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Models of format lgc-conv1d/1 (models/lgc-conv1d.md), written from that page alone: a second implementation.
+"""Models of format lgc-conv1d/1: a second implementation, written from models/lgc-conv1d.md alone.
 
 Python's floats are binary64, and struct rounds them to binary32: no other arithmetic is needed. Slow.
 """
@@ -9,7 +9,7 @@ import struct
 
 
 class Bad(Exception):
-    """The bytes are no model, or what is asked of it does not fit."""
+    """The bytes are not a model, or the arguments do not fit the model."""
 
 
 def need(condition, what):
@@ -18,7 +18,7 @@ def need(condition, what):
 
 
 def f32(x):
-    """Rounds to binary32; what is not finite is an error of the model."""
+    """Rounds to binary32. A result that is not finite is an error of the model."""
     try:
         y = struct.unpack("<f", struct.pack("<f", x))[0]
     except OverflowError:
@@ -32,7 +32,7 @@ class Reader:
         self.data, self.at = data, 0
 
     def take(self, n):
-        need(self.at + n <= len(self.data), "it ends too early")
+        need(self.at + n <= len(self.data), "the model is truncated")
         self.at += n
         return self.data[self.at - n:self.at]
 
@@ -41,7 +41,7 @@ class Reader:
 
     def one(self, fmt, low, high):
         (x,) = self.numbers(fmt)
-        need(low <= x <= high, "a field out of its range")
+        need(low <= x <= high, "a field is out of range")
         return x
 
 
@@ -115,7 +115,7 @@ class Model:
                 channels = layer[1]
             need(kind != 1 or layer[3] == 1, "stride")
             if kind == 2:
-                need(not cropped, "a transposed convolution behind the crop")
+                need(not cropped, "a transposed convolution after the crop")
                 grown *= layer[3]
             if kind == 4:
                 need(not cropped, "a second crop")
@@ -145,7 +145,11 @@ class Model:
         return [v for row in rows for v in row]
 
     def decode(self, sender, codes, values, innovation=()):
-        """`innovation`: pairs of place and number."""
+        """Returns the values that `codes` stand for.
+
+        `sender` selects the decoder, `values` is the number of values, and `innovation` holds pairs of place and
+        number.
+        """
         number = 0 if len(self.decoders) == 1 else sender
         need(number < len(self.decoders), "the sender has no decoder")
         columns = -(-values // self.unit)

@@ -1,4 +1,7 @@
-"""Checks of the decoder that need no encoder but the few lines here: python3 -m unittest test_decoder"""
+"""Tests of the decoder; the only encoder is the few functions in this file.
+
+    python3 -m unittest test_decoder
+"""
 
 import os
 import random
@@ -28,7 +31,7 @@ def text(s):
 
 
 def plane(fields):
-    """A bit plane of (value, width) fields."""
+    """Returns a bit plane of (value, width) fields."""
     value = at = 0
     for x, width in fields:
         value |= x << at
@@ -37,7 +40,7 @@ def plane(fields):
 
 
 def table(freq, rest):
-    """7.2; `freq` maps symbols to representable frequencies."""
+    """Returns the frequency table of `freq`, which maps symbols to representable frequencies: section 7.2."""
     first, last = min(freq), max(freq)
     fields = [(first, 8), (last - first, 8), (rest - first, 8)]
     for s in range(first, last + 1):
@@ -55,7 +58,7 @@ def table(freq, rest):
 
 
 def rans(symbols, freq, lanes_log):
-    """The writer of 7.3: states and words."""
+    """Encodes `symbols` and returns the states and the words: section 7.3."""
     starts, total = {}, 0
     for s in sorted(freq):
         starts[s], total = total, total + freq[s]
@@ -93,7 +96,7 @@ def frame(kind, body, flags=0):
 
 
 def stream(*frames):
-    """`frames` with preamble and end frame."""
+    """Returns a stream of `frames`, with preamble and end frame."""
     pre = b"\x89GCU\r\n\x1a\n" + bytes([1, 0, 0, 0])
     chain = 0
     for f in frames:
@@ -103,7 +106,7 @@ def stream(*frames):
 
 
 def manifest(*tensors):
-    """(name, dtype id, shape)"""
+    """Returns the body of a manifest; each tensor is (name, dtype id, shape)."""
     body, previous = v(len(tensors)), b""
     for name, dtype, shape in tensors:
         raw = name.encode()
@@ -188,7 +191,7 @@ class Numbers(Case):
         self.assertEqual(d.to_number(-0.0), 0x80000000)
         self.assertEqual(d.to_number(2.0 ** -150), 0)
         self.assertEqual(d.to_number(float("nan")), 0x7FC00000)
-        self.assertEqual(d.to_number(3.4028235677973366e38), 0x7F800000)       # half a step beyond the greatest
+        self.assertEqual(d.to_number(3.4028235677973366e38), 0x7F800000)       # half a step above the maximum
         self.assertEqual(d.to_number(3.4028235677973362e38), 0x7F7FFFFF)
 
     def test_f16(self):
@@ -404,7 +407,7 @@ class Stream(Case):
         base, result = [0x3F80, 0x0000, 0xBF80], [0x3F81, 0x8000, 0xBF80]
         body = v(1) + v(0) + d.tensor_digest(tensor, base) + d.tensor_digest(tensor, result)
         attributes = v(1) + v(2) + v(len(body)) + body
-        # +1 from 1.0; +0 to -0 is one step down
+        # 1.0 goes one step up; from +0 to -0 is one step down
         made = block(b"\0\0", 1, b"", 10, b"\0\x02" + plane([(2, 2), (1, 2), (0, 2)]))
         data = stream(frame(1, man), frame(2, update(man, [made], attributes=attributes), 1))
         given = {"w": {"dtype": "bf16", "shape": [3], "data": d.pack(tensor, base).hex()}}
@@ -443,11 +446,11 @@ class Stream(Case):
         self.addCleanup(setattr, d, "zstd", found)
         self.refuses("unsupported_here", d.decode, stream(frame(0x8001, b"\1\5rest")))
 
-    @unittest.skipUnless(d.zstd, "zstd needs Python 3.14, or backports.zstd")
+    @unittest.skipUnless(d.zstd, "zstd needs Python 3.14 or backports.zstd")
     def test_zstd(self):
         entries = v(2) + text("a") + text("x" * 90) + text("b") + text("")
         magic, raw = bytes.fromhex("28b52ffd"), (len(entries) << 3 | 1).to_bytes(3, "little") + entries
-        single = magic + bytes([0x20, len(entries)]) + raw              # RFC 8878, 3.1.1: one raw block, the last
+        single = magic + bytes([0x20, len(entries)]) + raw              # RFC 8878, 3.1.1: one raw block
         def made(zstd, length=len(entries)):
             return stream(frame(0x8001, b"\1" + v(length) + zstd))
         def windowed(exponent, mantissa):
@@ -462,12 +465,12 @@ class Stream(Case):
                 ("length_mismatch", made(bytes.fromhex("502a4d18") + v(4) + bytes(7) + single)),
                 ("limit", made(windowed(18, 1))), ("limit", made(windowed(31, 7))), ("limit", made(single, 1 << 40))]:
             self.refuses(kind, d.decode, data)
-        # The limit is of the window, to the byte: 1 MiB and an eighth.
+        # The limit applies to the window, exactly: 1 MiB and an eighth.
         limit = {"max_inflated_bytes": (1 << 20) + (1 << 17)}
         self.assertEqual(d.decode(made(windowed(10, 1)), limit)["frames"][0]["entries"], want)
         self.refuses("limit", d.decode, made(windowed(10, 2)), limit)
         self.refuses("limit", d.decode, made(windowed(10, 1)), {"max_inflated_bytes": limit["max_inflated_bytes"] - 1})
-        # What is wrong inside is reported where the zstd frame begins.
+        # An error inside is reported at the start of the zstd frame.
         bad = d.zstd.compress(v(1) + text("a"))
         with self.assertRaises(d.FormatError) as caught:
             d.decode(made(bad, 3))
@@ -537,18 +540,18 @@ class Stream(Case):
                 ("count_mismatch", 7, b"\x0d" + bytes(8)), ("length_mismatch", 4, b"\0"), ("nonzero_padding", 4, b"\0\x10")]:
             self.refuses(kind, positions, support_id, support)
 
-    def test_the_cosines_are_those_of_the_page(self):
+    def test_cosines_have_the_hash_on_the_page(self):
         numbers = [x for n in range(1, 129) for x in d.dct_numbers(n)]
         self.assertEqual(len(numbers), 8384)
         page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "values", "dct.md")
         with open(page, encoding="utf-8") as f:
             self.assertIn(blake3(struct.pack("<8384d", *numbers)).hex(), f.read())
 
-    def test_a_transform_of_one_chunk(self):
+    def test_transform_of_one_chunk(self):
         man = manifest(("w", 2, [2, 2]))
         values = v(2) + v(2) + v(2) + v(2) + v(1) + v(0) + v(1) + b"\2" + struct.pack("<4f", 4, 0, 2, 0)
         data = stream(frame(1, man), frame(2, update(man, [block(b"\0\0", 1, b"", 13, values)]), 1))
-        # Coefficient (0, 0) is twice the mean; (1, 0) is the difference of the two rows.
+        # Coefficient (0, 0) is twice the mean; (1, 0) is the difference between the two rows.
         out = d.decode(data)["frames"][1]["blocks"][0]["numbers"]
         self.assertEqual([struct.unpack(">f", bytes.fromhex(x))[0] for x in out], [3.0, 3.0, 1.0, 1.0])
 

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Tests of lgc_conv1d.py: a model of whole numbers, made by hand; its values and its id are those of latent/tests/inference.rs."""
+"""Tests of lgc_conv1d.py with a handwritten model of whole numbers.
+
+The expected values and the model's id are those of latent/tests/inference.rs.
+"""
 
 import struct
 import unittest

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Holds spec/gcodec.ksy and spec/gcodec.magic against the vectors and the reference decoder.
+"""Compares spec/gcodec.ksy and spec/gcodec.magic with the vectors and the reference decoder.
 
     python3 check.py FOLDER      FOLDER/gcodec.py is the compiled description (compile.js)
 
-Every valid vector is parsed: the fields must say what the vector expects and what the reference decoder met, and every byte must belong
-to a field. Of the invalid ones those that break what the description can see must be refused, and none may do worse than be refused.
+Every valid vector is parsed. Its fields must have the values that the vector expects and that the reference
+decoder read, and every byte must belong to a field. An invalid vector must be refused if the description can
+detect the violation; no invalid vector may cause anything but a refusal.
 """
 
 import io
@@ -26,9 +27,10 @@ from kaitaistruct import KaitaiStream, KaitaiStruct, KaitaiStructError  # noqa: 
 
 from gcodec import Gcodec  # noqa: E402
 
-# What the generated code raises for bytes that it does not take.
+# Exceptions by which the generated code refuses bytes.
 REFUSALS = (KaitaiStructError, EOFError, UnicodeDecodeError)
-# Errors that the description must see in any vector: the others need checksums, other frames or decoded integers.
+# Errors that the description must detect in every vector. The others need checksums, other frames or decoded
+# integers.
 SEEN = {"bad_magic", "bad_sync", "truncated"}
 
 
@@ -40,13 +42,13 @@ def parse(data):
 
 def same(what, got, want):
     if got != want:
-        raise AssertionError(f"{what}: {got!r}, wanted {want!r}")
+        raise AssertionError(f"{what}: got {got!r}, expected {want!r}")
 
 
 def leaves(struct, base=0):
-    """The (from, to, name) of every field that is no structure, in bytes of the stream."""
+    """Yields (first byte, end, name) of every field that is not a structure, as offsets in the stream."""
     for name in struct.SEQ_FIELDS:
-        if name not in struct._debug:               # its `if` is false
+        if name not in struct._debug:               # the field is absent: its `if` is false
             continue
         value, place = getattr(struct, name), struct._debug[name]
         several = isinstance(value, list)
@@ -63,13 +65,13 @@ def check_places(stream, data):
     at = 0
     for first, last, name in leaves(stream):
         if first > at:
-            raise AssertionError(f"bytes {at} to {first} belong to no field; {name} is the next")
+            raise AssertionError(f"bytes {at} to {first}, before {name}, belong to no field")
         at = max(at, last)
     same("bytes of all fields", at, len(data))
 
 
 def name_of(value):
-    """The registry's spelling of an enum's member; a number that is none stays."""
+    """Returns the name of an enum member; a number outside the enum is returned unchanged."""
     return value.name if hasattr(value, "name") else value
 
 
@@ -100,7 +102,7 @@ def scope_of(scope):
 
 
 def check_support(support, positions, name):
-    """Counts of positions, and what can be told of the kind."""
+    """Checks the number of positions, and the fields that can be checked for the kind."""
     kind = name_of(support.kind).replace("_", "-")
     if name is not None:
         same("support", kind, name)
@@ -114,8 +116,9 @@ def check_support(support, positions, name):
         same("runs", [len(r.unary) for r in support.body.runs], [c.len_unary.value for c in support.body.chunks])
     if kind == "gaps-tokens" and positions:
         gaps = [b - a - 1 for a, b in zip([-1, *positions], positions)]
-        runs = [support.body.gaps.segment] if hasattr(support.body.gaps, "segment") else [s.segment for s in support.body.gaps.segments]
-        length = 1 << support.body.gaps.segment_log if len(runs) > 1 else len(gaps)
+        coded = support.body.gaps
+        runs = [coded.segment] if hasattr(coded, "segment") else [s.segment for s in coded.segments]
+        length = 1 << coded.segment_log if len(runs) > 1 else len(gaps)
         for i, run in enumerate(runs):
             bits = sum(max(0, gap.bit_length() - 2) for gap in gaps[i * length:(i + 1) * length])
             same("bytes of raw bits", len(run.raw), (bits + 7) // 8)
@@ -167,19 +170,21 @@ def check_update(body, frame, met):
 
 
 def check_table(table):
-    """Its frequencies are a table's: those of all symbols but `rest` fit 4096, and the last one is there."""
+    """Checks that the frequencies leave some of 4096 for `rest`, and that the last symbol has one."""
     freq = [f.value for f in table.frequencies]
     if sum(freq) > 4095 or freq and table.rest_minus_first != table.last_minus_first and freq[-1] == 0:
         raise AssertionError(f"frequencies {freq}")
 
 
 def check_tables():
-    """Tables of frequencies of every length in bits, one after the other."""
+    """Checks consecutive frequency tables of every length in bits."""
     small = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 15, 16, 18, 240, 256]
-    wanted = [{**dict(enumerate(small[:n])), n: 1000} for n in range(2, len(small))] + [{0: f, 1: 1000} for f in small[1:]]
+    wanted = [{**dict(enumerate(small[:n])), n: 1000} for n in range(2, len(small))]
+    wanted += [{0: f, 1: 1000} for f in small[1:]]
     for first in range(0, len(wanted), 8):
         group = [(freq, max(freq)) for freq in wanted[first:first + 8]]
-        update = made.update(made.MAN, [made.block(b"\0\1", 1, b"", 2, made.CONSTANT)], tables=[made.table(*t) for t in group])
+        block = made.block(b"\0\1", 1, b"", 2, made.CONSTANT)
+        update = made.update(made.MAN, [block], tables=[made.table(*t) for t in group])
         data = made.stream(made.frame(1, made.MAN), made.frame(2, update, 1))
         stream = parse(data)
         check_places(stream, data)
@@ -212,7 +217,7 @@ def check_model(body, frame, _):
 
 def check_metadata(body, frame, _):
     if name_of(body.storage) == "zstd":
-        same("zstd's magic", body.compressed[:4].hex(), "28b52ffd")
+        same("magic of zstd", body.compressed[:4].hex(), "28b52ffd")
         text = decoder.zstd.decompress(body.compressed)
         same("plain_len", body.len_plain.value, len(text))
         body.plain = Gcodec.PlainMetadata(KaitaiStream(io.BytesIO(text)))
@@ -271,7 +276,10 @@ def check_vector(vector):
 
 
 def check_enums():
-    """The enums of the description have the ids of registry.toml, all of them."""
+    """Checks that the enums of the description have exactly the ids of registry.toml.
+
+    Returns the number of ids.
+    """
     with open(os.path.join(SPEC, "registry.toml"), "rb") as f:
         registry = tomllib.load(f)
     enums = {"frame": Gcodec.FrameKind, "attribute": Gcodec.AttributeKind, "support": Gcodec.SupportKind,
@@ -297,22 +305,22 @@ def check_vectors():
                 try:
                     parse(bytes.fromhex(vector["hex"]))
                     if vector["error"]["kind"] in SEEN:
-                        raise AssertionError(f"accepted, wanted {vector['error']['kind']}")
+                        raise AssertionError(f"accepted, expected {vector['error']['kind']}")
                 except REFUSALS:
                     refused += 1
             counts[vector["result"]] += 1
-        except Exception as e:  # whatever the generated code does, it is this vector that fails
+        except Exception as e:  # a crash of the generated code fails this vector only
             failed += 1
             print(f"FAIL {vector['id']}: {type(e).__name__}: {e}")
     print(f"gcodec.ksy: {counts['valid']} valid vectors parsed, every byte in a field, every field as expected; "
-          f"{refused} of {counts['invalid']} invalid ones refused; {failed} failed")
+          f"{refused} of {counts['invalid']} invalid vectors refused; {failed} failed")
     return failed
 
 
 def check_magic():
-    """What file(1) says of streams, and of what is none."""
+    """Checks how file(1) describes streams, and a text that is not a stream."""
     if shutil.which("file") is None:
-        print("SKIPPED: gcodec.magic: file(1) is not there (apt-get install file)")
+        print("SKIPPED: gcodec.magic: file(1) is not installed (apt-get install file)")
         return
     preamble = bytes.fromhex("894743550d0a1a0a010000004e33b45b")
     later = preamble[:9] + b"\x07" + preamble[10:]
@@ -326,8 +334,8 @@ def check_magic():
 
             def ask(*options):
                 magic = os.path.join(SPEC, "gcodec.magic")
-                done = subprocess.run(["file", "-m", magic, "-b", *options, path], check=True, capture_output=True, text=True)
-                return done.stdout.strip()
+                command = ["file", "-m", magic, "-b", *options, path]
+                return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
             if want is None:
                 assert "gcodec" not in ask() + ask("--mime-type"), ask()
                 continue
@@ -335,11 +343,11 @@ def check_magic():
             same("file --mime-type", ask("--mime-type"), "application/vnd.gcodec")
             same("file --extension", ask("--extension"), "gcu")
     version = subprocess.run(["file", "--version"], capture_output=True, text=True).stdout
-    print(f"gcodec.magic: as it should be, by {re.sub(chr(10) + '.*', '', version, flags=re.S)}")
+    print(f"gcodec.magic: all answers as expected, by {re.sub(chr(10) + '.*', '', version, flags=re.S)}")
 
 
 def main():
-    print(f"gcodec.ksy: {check_enums()} ids are those of registry.toml")
+    print(f"gcodec.ksy: {check_enums()} ids match registry.toml")
     check_tables()
     failed = check_vectors()
     check_magic()

@@ -1,4 +1,6 @@
-// node compile.js SOURCE.ksy FOLDER: the description compiled to Python, with the place of every field, into FOLDER/gcodec.py.
+// Compiles a Kaitai Struct description to Python code that records the place of every field.
+//
+//     node compile.js SOURCE.ksy FOLDER      writes FOLDER/gcodec.py
 'use strict';
 const fs = require('fs');
 const path = require('path');
