@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A capture of a stream on TCP, written by hand: no network is needed, nor the right to listen to one.
+"""Writes a capture of a stream on TCP. It needs neither a network nor the permission to capture.
 
     python3 capture.py STREAM.gcu CAPTURE.pcap [PORT]
 """
@@ -11,7 +11,7 @@ import sys
 
 
 def sum16(data):
-    """RFC 1071."""
+    """Returns the Internet checksum of `data`: RFC 1071."""
     data += b"\0" * (len(data) % 2)
     total = sum(struct.unpack(f">{len(data) // 2}H", data))
     while total >> 16:
@@ -20,10 +20,11 @@ def sum16(data):
 
 
 def packet(source, target, seq, ack, flags, payload=b""):
-    """Ethernet, IPv4 and TCP around `payload`; source and target are (address, port)."""
+    """Returns `payload` in a TCP, IPv4 and Ethernet packet; `source` and `target` are (address, port)."""
     (src, sport), (dst, dport) = source, target
     src, dst = ipaddress.ip_address(src).packed, ipaddress.ip_address(dst).packed
-    tcp = struct.pack(">HHIIBBHHH", sport, dport, seq & 0xFFFFFFFF, ack & 0xFFFFFFFF, 5 << 4, flags, 65535, 0, 0) + payload
+    tcp = struct.pack(">HHII", sport, dport, seq & 0xFFFFFFFF, ack & 0xFFFFFFFF)
+    tcp += struct.pack(">BBHHH", 5 << 4, flags, 65535, 0, 0) + payload
     check = sum16(src + dst + struct.pack(">BBH", 0, 6, len(tcp)) + tcp)
     tcp = tcp[:16] + struct.pack(">H", check) + tcp[18:]
     ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, 6, 0) + src + dst
@@ -32,7 +33,10 @@ def packet(source, target, seq, ack, flags, payload=b""):
 
 
 def pieces(data, seed):
-    """`data` in odd pieces: of one byte, of some, of a packet's worth. The first has half the magic, which is what the heuristic needs."""
+    """Yields `data` in pieces of irregular sizes, from one byte to a full packet.
+
+    The first piece has at least half of the magic, which the dissector's heuristic needs.
+    """
     rng, at = random.Random(seed), 0
     while at < len(data):
         size = rng.choice((1, 3, 17, 40, 333, 1400)) if at else rng.choice((4, 7, 11, 16, 50, 900))
@@ -41,7 +45,10 @@ def pieces(data, seed):
 
 
 def conversation(data, number, port, finish=True, start=True):
-    """The packets of one connection that carries `data`, which may be in pieces already; without `start` its beginning was not captured."""
+    """Yields the packets of one connection that carries `data`, a byte string or a list of pieces.
+
+    Without `start`, the packets that open the connection are missing; without `finish`, those that close it.
+    """
     FIN, SYN, ACK = 1, 2, 16
     a, b = ("10.0.0.1", 20000 + number), ("10.0.0.2", port)
     seq, ack = 1000, 5000

@@ -1,9 +1,9 @@
--- A Wireshark dissector for gcodec streams over TCP: spec/gcodec.md is the format, and the sections named here are its sections.
--- README.md beside this file says how to install it. Wireshark 4.0 or later.
+-- A Wireshark dissector for gcodec streams over TCP. Section numbers refer to spec/gcodec.md, which defines
+-- the format. README.md in this folder describes the installation. Needs Wireshark 4.0 or later.
 
 local gcodec = Proto("gcodec", "gcodec stream of model updates")
 
--- ---------------------------------------------------------------------------------------------------- the registry
+-- ---------------------------------------------------------------------------------------------- the registry
 
 local FRAMES = { [1] = "manifest", [2] = "update", [3] = "index set", [4] = "model", [5] = "end",
   [0x8001] = "metadata", [0x8002] = "index" }
@@ -17,7 +17,7 @@ local ATTRIBUTES = { "label", "delta" }
 local REDUCTIONS = { [0] = "none", [1] = "sum", [2] = "mean" }
 local MODEL_STORAGE = { [0] = "by reference", [1] = "inline", [2] = "inline, zstd" }
 local METADATA_STORAGE = { [0] = "plain", [1] = "zstd" }
-local CHECKED = { [0] = "wrong", [1] = "right" }
+local CHECKED = { [0] = "wrong", [1] = "correct" }
 
 -- ---------------------------------------------------------------------------------------------------- fields
 
@@ -34,14 +34,14 @@ field("minor", "uint8", "Minor version")
 field("flags", "uint16", "Flags", base.HEX)
 field("crc", "uint32", "CRC-32", base.HEX)
 field("crc.status", "uint8", "CRC-32 is", base.DEC, CHECKED)
-field("skipped", "bytes", "Bytes of no frame")
+field("skipped", "bytes", "Bytes outside a frame")
 field("frame.number", "uint64", "Number in the stream")
 field("frame.offset", "uint64", "Offset in the stream")
 field("frame.sync", "bytes", "Sync word")
 field("frame.kind", "uint16", "Kind", base.HEX, FRAMES)
 field("frame.flags", "uint16", "Flags", base.HEX)
 field("frame.last", "bool", "Last part of its update", 16, nil, 1)
-field("frame.body_len", "uint64", "Length of the body")
+field("frame.body_len", "uint64", "Body length")
 field("frame.body_crc", "uint32", "CRC-32 of the body", base.HEX)
 field("frame.body_crc.status", "uint8", "CRC-32 of the body is", base.DEC, CHECKED)
 field("frame.header_crc", "uint32", "CRC-32 of the header", base.HEX)
@@ -58,20 +58,20 @@ field("tensor.shard", "string", "Shard")
 field("update.step", "uint64", "Step")
 field("update.round", "uint64", "Round")
 field("update.sender", "uint64", "Sender")
-field("update.world", "uint64", "Senders in all")
+field("update.world", "uint64", "Number of senders")
 field("update.contributors", "uint64", "Contributors")
 field("update.inner_steps", "uint64", "Inner steps")
 field("update.reduction", "uint8", "Reduction", base.DEC, REDUCTIONS)
 field("update.part", "uint64", "Part")
 field("update.attribute", "uint64", "Attribute")
 field("update.label", "string", "Label")
-field("update.delta_tensors", "uint64", "Tensors of the delta")
+field("update.delta_tensors", "uint64", "Tensors in the delta")
 field("update.table_count", "uint64", "Shared tables")
 field("update.table", "bytes", "Shared table")
 field("update.block_count", "uint64", "Blocks")
 field("delta.tensor", "uint64", "Tensor")
-field("delta.base", "bytes", "Digest of the base")
-field("delta.result", "bytes", "Digest of the result")
+field("delta.base", "bytes", "Base digest")
+field("delta.result", "bytes", "Result digest")
 field("block.len", "uint64", "Length")
 field("block.add", "bool", "Add", 8, nil, 4)
 field("block.tensor", "uint64", "Tensor")
@@ -82,8 +82,8 @@ field("block.name", "string", "Name")
 field("block.support", "uint32", "Support", base.DEC, SUPPORTS)
 field("block.values", "uint32", "Values", base.DEC, VALUES)
 field("block.positions", "uint64", "Positions")
-field("block.support_bytes", "bytes", "Support's bytes")
-field("block.values_bytes", "bytes", "Values' bytes")
+field("block.support_bytes", "bytes", "Bytes of the support")
+field("block.values_bytes", "bytes", "Bytes of the values")
 field("set.leader", "uint64", "Leader")
 field("model.id", "bytes", "Model id")
 field("model.format", "string", "Format")
@@ -93,7 +93,7 @@ field("model.storage", "uint8", "Storage", base.DEC, MODEL_STORAGE)
 field("model.location", "string", "Location")
 field("model.weights", "bytes", "Weights")
 field("metadata.storage", "uint8", "Storage", base.DEC, METADATA_STORAGE)
-field("metadata.plain_len", "uint64", "Bytes that it grows to")
+field("metadata.plain_len", "uint64", "Decompressed length")
 field("metadata.compressed", "bytes", "zstd frame")
 field("metadata.count", "uint64", "Entries")
 field("metadata.key", "string", "Key")
@@ -101,7 +101,7 @@ field("metadata.value", "string", "Value")
 field("index.frame_count", "uint64", "Frames")
 field("index.frame", "string", "Frame")
 field("index.update", "string", "Update")
-field("end.frame_count", "uint64", "Frames before it")
+field("end.frame_count", "uint64", "Frames before this one")
 field("end.index_offset", "uint64", "Offset of the index")
 field("end.chain", "uint32", "Chain of headers", base.HEX)
 field("end.chain.status", "uint8", "Chain of headers is", base.DEC, CHECKED)
@@ -113,28 +113,31 @@ local MALFORMED, CHECKSUM, UNDECODED, REASSEMBLE =
   expert.group.MALFORMED, expert.group.CHECKSUM, expert.group.UNDECODED, expert.group.REASSEMBLE
 local e = {
   preamble_crc = ProtoExpert.new("gcodec.expert.preamble_crc", "The CRC-32 of the preamble is wrong", CHECKSUM, ERROR),
-  body_crc = ProtoExpert.new("gcodec.expert.body_crc", "The CRC-32 of the body is wrong: the frame is damaged", CHECKSUM, ERROR),
+  body_crc = ProtoExpert.new("gcodec.expert.body_crc", "The CRC-32 of the body is wrong: the frame is corrupt", CHECKSUM,
+    ERROR),
   no_frame = ProtoExpert.new("gcodec.expert.no_frame",
-    "No frame begins here: damage, or a capture that began in the middle of a frame", MALFORMED, ERROR),
-  version = ProtoExpert.new("gcodec.expert.version", "Another major version", UNDECODED, WARN),
+    "No frame begins here: the data is corrupt, or the capture began in the middle of a frame", MALFORMED, ERROR),
+  version = ProtoExpert.new("gcodec.expert.version", "Unsupported major version", UNDECODED, WARN),
   reserved = ProtoExpert.new("gcodec.expert.reserved", "Reserved bits are set", MALFORMED, WARN),
   unknown = ProtoExpert.new("gcodec.expert.unknown", "A critical frame of an unknown kind", UNDECODED, WARN),
-  malformed = ProtoExpert.new("gcodec.expert.malformed", "The body breaks the format", MALFORMED, ERROR),
-  truncated = ProtoExpert.new("gcodec.expert.truncated", "The rest of a frame is not here: TCP streams are not reassembled", REASSEMBLE, WARN),
-  too_large = ProtoExpert.new("gcodec.expert.too_large", "The body is larger than the preference allows to reassemble",
+  malformed = ProtoExpert.new("gcodec.expert.malformed", "The body violates the format", MALFORMED, ERROR),
+  truncated = ProtoExpert.new("gcodec.expert.truncated", "The rest of a frame is missing: TCP streams are not reassembled",
+    REASSEMBLE, WARN),
+  too_large = ProtoExpert.new("gcodec.expert.too_large", "The body is larger than the preference allows",
     REASSEMBLE, NOTE),
-  lost = ProtoExpert.new("gcodec.expert.lost", "Frames are missing, or are more than the end frame says", MALFORMED, ERROR),
+  lost = ProtoExpert.new("gcodec.expert.lost", "The number of frames differs from the end frame's count", MALFORMED, ERROR),
   chain = ProtoExpert.new("gcodec.expert.chain", "The chain of headers is wrong: a frame was lost, repeated or exchanged",
     CHECKSUM, ERROR),
 }
 gcodec.experts = { e.preamble_crc, e.body_crc, e.no_frame, e.version, e.reserved, e.unknown, e.malformed, e.truncated,
   e.too_large, e.lost, e.chain }
 
-gcodec.prefs.port = Pref.uint("TCP port", 0, "Streams on this port are of gcodec even if their beginning was not captured; 0 for none")
+gcodec.prefs.port = Pref.uint("TCP port", 0,
+  "Dissect this port as gcodec, even if the beginning of a stream was not captured; 0 for none")
 gcodec.prefs.max_body = Pref.uint("Largest body, in MiB", 256, "Frames with larger bodies are not reassembled")
-gcodec.prefs.check_bodies = Pref.bool("Check the CRC-32 of bodies", true, "In Lua that takes about 0.1 s for each MiB")
+gcodec.prefs.check_bodies = Pref.bool("Check the CRC-32 of bodies", true, "Takes about 0.1 s per MiB in Lua")
 
--- ---------------------------------------------------------------------------------------------------- checksums and hashes
+-- -------------------------------------------------------------------------------------- checksums and hashes
 
 local band, bxor, rshift, bor, lshift, tobit = bit.band, bit.bxor, bit.rshift, bit.bor, bit.lshift, bit.tobit
 local WORD = 2 ^ 32
@@ -148,7 +151,7 @@ for i = 0, 255 do
   CRC_TABLE[i] = crc
 end
 
--- The CRC-32 of a string, going on from `before`.
+-- Returns the CRC-32 of a string. `before` is the CRC-32 of the preceding bytes, nil if there are none.
 local function crc32(data, before)
   local crc = bxor(before or 0, 0xffffffff)
   for i = 1, #data do
@@ -157,7 +160,7 @@ local function crc32(data, before)
   return bxor(crc, 0xffffffff) % WORD
 end
 
--- BLAKE3, 32 bytes, unkeyed: a manifest's id is the hash of its body (section 4.1).
+-- BLAKE3, unkeyed, 32 bytes: the id of a manifest is the hash of its body (section 4.1).
 local IV = { 0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19 }
 local PERMUTED = { 3, 7, 4, 11, 8, 1, 5, 14, 2, 12, 13, 6, 10, 15, 16, 9 }
 local CHUNK_START, CHUNK_END, PARENT, ROOT = 1, 2, 4, 8
@@ -235,9 +238,9 @@ local function blake3(data)
   return table.concat(out)
 end
 
--- ---------------------------------------------------------------------------------------------------- reading bodies
+-- -------------------------------------------------------------------------------------------- reading bodies
 
--- A whole number as text; those beyond 2^53 are rounded, but none is too large.
+-- Formats an integer as text. Integers above 2^53 are rounded.
 local function dec(number)
   return string.format("%.0f", number)
 end
@@ -253,7 +256,7 @@ local function counted(count, noun)
   return dec(count) .. " " .. noun .. (count == 1 and "" or "s")
 end
 
--- Text for the tree from bytes that may be anything: what is not UTF-8, or would not show, becomes U+FFFD.
+-- Returns text for the tree from any bytes: bytes that are not UTF-8 and control characters become U+FFFD.
 local UTF8 = { "^[\32-\126]+", "^[\xc2-\xdf][\x80-\xbf]", "^\xe0[\xa0-\xbf][\x80-\xbf]", "^\xed[\x80-\x9f][\x80-\xbf]",
   "^[\xe1-\xec\xee\xef][\x80-\xbf][\x80-\xbf]", "^\xf0[\x90-\xbf][\x80-\xbf][\x80-\xbf]",
   "^[\xf1-\xf3][\x80-\xbf][\x80-\xbf][\x80-\xbf]", "^\xf4[\x80-\x8f][\x80-\xbf][\x80-\xbf]" }
@@ -268,7 +271,7 @@ local function readable(raw)
   return table.concat(out)
 end
 
--- What a body that breaks the format raises.
+-- Raises the error for a body that violates the format.
 local function malformed(what)
   error({ malformed = what }, 0)
 end
@@ -284,15 +287,16 @@ function Cursor:left()
   return self.last - self.at
 end
 
--- The next bytes, as a range; nil for none of them.
+-- Returns the next `count` bytes as a range, or nil if `count` is 0.
 function Cursor:take(count, what)
-  if count > self:left() then malformed(what .. " goes beyond what holds it") end
+  if count > self:left() then malformed(what .. " extends beyond its structure") end
   self.at = self.at + count
   return count > 0 and self.tvb:range(self.at - count, count) or nil
 end
 
+-- Returns a cursor over the next `count` bytes.
 function Cursor:part(count, what)
-  if count > self:left() then malformed(what .. " goes beyond what holds it") end
+  if count > self:left() then malformed(what .. " extends beyond its structure") end
   self.at = self.at + count
   return cursor(self.tvb, self.at - count, self.at)
 end
@@ -306,7 +310,7 @@ function Cursor:u8(what)
   return range:uint(), range
 end
 
--- Section 1: its value as a number and as a UInt64, and its range.
+-- Reads a varint (section 1). Returns its value as a number and as a UInt64, and its range.
 function Cursor:varint(what)
   local first, low, high = self.at, 0, 0
   for i = 0, 9 do
@@ -324,14 +328,14 @@ function Cursor:varint(what)
       high = high + bits * 2 ^ 31
     end
     if byte < 128 then
-      if byte == 0 and i > 0 then malformed(what .. " has more bytes than it needs") end
+      if byte == 0 and i > 0 then malformed(what .. " has more bytes than its value needs") end
       return low + high * WORD, UInt64(low, high), self.tvb:range(first, self.at - first)
     end
   end
   malformed(what .. " has more than ten bytes")
 end
 
--- A varint that is shown as a field.
+-- Reads a varint and shows it as a field.
 function Cursor:show(tree, name, what)
   local value, exact, range = self:varint(what or name)
   tree:add(f[name], range, exact)
@@ -344,12 +348,12 @@ function Cursor:text(what)
   return range and readable(range:raw()) or "", range
 end
 
--- A string's field; a range has at least one byte, an empty text none.
+-- Adds a string field. An empty text has no range, because a range has at least one byte.
 local function add_text(tree, name, range, text)
   if range then tree:add(f[name], range, text) else tree:add(f[name], text) end
 end
 
--- Section 7.2: a bit plane whose length shows only while it is read.
+-- Reads a frequency table (section 7.2), a bit plane whose length depends on its content.
 local function frequency_table(c)
   local first = c.at
   c:take(1, "a table")
@@ -366,13 +370,13 @@ local function frequency_table(c)
   end
   for _ = 1, others do
     local x = next_bits(4)
-    if x > 12 then malformed("the exponent of a table is " .. dec(x)) end
+    if x > 12 then malformed("an exponent code of a table is " .. dec(x)) end
     if x > 1 then next_bits(math.min(x - 1, 3)) end
   end
   return c.tvb:range(first, c.at - first)
 end
 
--- Section 5, scope.
+-- Shows a scope (section 5) and returns its text.
 local function scope(c, tree, tensors)
   local flags, range = c:u8("the scope")
   local form = flags % 4
@@ -393,11 +397,12 @@ local function scope(c, tree, tensors)
   return name
 end
 
+-- Shows the number of positions, for the support kinds that store it.
 local function positions(c, tree, support_id)
   if support_id == 2 or support_id == 3 or support_id == 7 then c:show(tree, "block.positions") end
 end
 
--- Section 5.
+-- Shows a block (section 5).
 local function block(c, tree, number, tensors)
   local first = c.at
   local length, exact, length_range = c:varint("a block's length")
@@ -418,13 +423,14 @@ local function block(c, tree, number, tensors)
   end
   local values_bytes = inner:left()
   if values_bytes > 0 then sub:add(f["block.values_bytes"], inner:take(values_bytes, "the values")) end
-  sub:append_text(string.format(": %s, %s, %s, %s", name, SUPPORTS[support_id] or dec(support_id), VALUES[values_id] or dec(values_id),
-    human(length)))
+  sub:append_text(string.format(": %s, %s, %s, %s", name, SUPPORTS[support_id] or dec(support_id),
+    VALUES[values_id] or dec(values_id), human(length)))
 end
 
 -- ---------------------------------------------------------------------------------------------------- bodies
 --
--- Each has the cursor of the body, the tree and what is known of the stream, and gives the text for the info column.
+-- Each function takes the cursor of the body, the tree and the state of the stream, and returns the text for
+-- the info column.
 
 local bodies = {}
 
@@ -437,7 +443,7 @@ bodies[1] = function(c, tree, stream)
   for i = 1, count do
     local first = c.at
     local prefix = c:varint("prefix_len")
-    if prefix > #previous then malformed("a name shares more than the previous one has") end
+    if prefix > #previous then malformed("prefix_len exceeds the previous name") end
     local suffix = c:take(c:varint("suffix_len"), "a name")
     previous = previous:sub(1, prefix) .. (suffix and suffix:raw() or "")
     local name = readable(previous)
@@ -620,11 +626,13 @@ bodies[5] = function(c, tree, stream, memo)
   count = count:le_uint64():tonumber()
   if memo.number then
     if count ~= memo.number then
-      item:add_proto_expert_info(e.lost, dec(memo.number) .. " frames came before this one")
+      item:add_proto_expert_info(e.lost, "The stream has " .. counted(memo.number, "frame") .. " before this one")
     end
-    local right = chain:le_uint() == memo.chain
-    tree:add(f["end.chain.status"], chain, right and 1 or 0):set_generated()
-    if not right then chain_item:add_proto_expert_info(e.chain, string.format("The headers' chain is 0x%08x", memo.chain)) end
+    local correct = chain:le_uint() == memo.chain
+    tree:add(f["end.chain.status"], chain, correct and 1 or 0):set_generated()
+    if not correct then
+      chain_item:add_proto_expert_info(e.chain, string.format("The chain of the headers is 0x%08x", memo.chain))
+    end
   end
   return "end of " .. counted(count, "frame")
 end
@@ -634,8 +642,8 @@ end
 local MAGIC, SYNC = "\x89GCU\r\n\x1a\n", "\xd3gcf"
 local PREAMBLE_LEN, HEADER_LEN = 16, 24
 
--- Streams by TCP stream and direction, and what was found out about their units when they came in order:
--- a packet may be shown again in any order later.
+-- Streams by TCP stream and direction, and the results of the first pass, in which units come in order.
+-- Wireshark may show a packet again later, in any order.
 local streams, memos = {}, {}
 local tcp_stream, tcp_srcport = Field.new("tcp.stream"), Field.new("tcp.srcport")
 
@@ -649,12 +657,14 @@ local function little(data, first, count)
   return value
 end
 
-local function header_is_right(data, first)
+local function header_is_correct(data, first)
   return data:sub(first, first + 3) == SYNC and #data >= first + HEADER_LEN - 1
     and crc32(data:sub(first, first + 19)) == little(data, first + 20, 4)
 end
 
--- What is at a place of the bytes (from 1), and how long it is; or nil, and how many bytes it takes to tell, 0 for some.
+-- Finds the unit that begins at byte `first` (from 1). Returns its kind ("preamble", "header", "frame" or
+-- "corrupt") and its length. If more bytes are needed, returns nil, their number and, if it is known, the
+-- length of the whole unit.
 local function unit(data, first)
   local left = #data - first + 1
   local head = data:sub(first, first + 7)
@@ -664,32 +674,32 @@ local function unit(data, first)
   end
   if head:sub(1, 4) == SYNC:sub(1, math.min(4, #head)) then
     if left < HEADER_LEN then return nil, HEADER_LEN - left end
-    if header_is_right(data, first) then
+    if header_is_correct(data, first) then
       local body = little(data, first + 8, 8)
       if body > gcodec.prefs.max_body * 2 ^ 20 then return "header", HEADER_LEN end
       if left < HEADER_LEN + body then return nil, HEADER_LEN + body - left, HEADER_LEN + body end
       return "frame", HEADER_LEN + body
     end
   end
-  -- Section 4: the next frame is the next sync word whose header is right; one at the end may be right when more has come.
+  -- Section 4: the next frame begins at the next sync word with a correct header. A header that is cut at the
+  -- end may turn out to be correct when more bytes have come.
   local at = first
   while true do
     local sync, magic = data:find("\xd3", at + 1, true), data:find("\x89", at + 1, true)
     at = math.min(sync or math.huge, magic or math.huge)
-    if at == math.huge then return "damage", left end
+    if at == math.huge then return "corrupt", left end
     local rest = data:sub(at, at + 7)
     local may_be = #rest < 8 and (rest:sub(1, 4) == SYNC:sub(1, #rest) or rest == MAGIC:sub(1, #rest))
       or rest:sub(1, 4) == SYNC and #data - at + 1 < HEADER_LEN
-    if may_be or rest == MAGIC or header_is_right(data, at) then return "damage", at - first end
+    if may_be or rest == MAGIC or header_is_correct(data, at) then return "corrupt", at - first end
   end
 end
 
 local function check_crc(tree, range, name, data, expert_info)
-  local right = crc32(data) == range:le_uint()
+  local correct = crc32(data) == range:le_uint()
   local item = tree:add_le(f[name], range)
-  tree:add(f[name .. ".status"], range, right and 1 or 0):set_generated()
-  if not right then item:add_proto_expert_info(expert_info) end
-  return right
+  tree:add(f[name .. ".status"], range, correct and 1 or 0):set_generated()
+  if not correct then item:add_proto_expert_info(expert_info) end
 end
 
 local function show_preamble(tvb, first, root)
@@ -706,7 +716,7 @@ local function show_preamble(tvb, first, root)
   return "gcodec " .. version
 end
 
--- A frame's header, and its body if it is there; the text for the info column.
+-- Shows the header of a frame, and its body if it is present. Returns the text for the info column.
 local function show_frame(tvb, first, length, root, stream, memo)
   local function at(offset, count) return tvb:range(first + offset, count) end
   local kind, flags = at(4, 2):le_uint(), at(6, 2):le_uint()
@@ -728,17 +738,17 @@ local function show_frame(tvb, first, length, root, stream, memo)
   tree:add(f["frame.header_crc.status"], at(20, 4), 1):set_generated()
   local size = at(8, 8):le_uint64():tonumber()
   if length == HEADER_LEN and size > 0 then
-    tree:add_proto_expert_info(e.too_large, string.format("%s of body are not reassembled", human(size)))
+    tree:add_proto_expert_info(e.too_large, string.format("A body of %s is not reassembled", human(size)))
     return name .. ", " .. human(size)
   end
   if gcodec.prefs.check_bodies then
     local body = size > 0 and at(HEADER_LEN, size):raw() or ""
-    local right = crc32(body) == at(16, 4):le_uint()
-    tree:add(f["frame.body_crc.status"], at(16, 4), right and 1 or 0):set_generated()
-    if not right then
+    local correct = crc32(body) == at(16, 4):le_uint()
+    tree:add(f["frame.body_crc.status"], at(16, 4), correct and 1 or 0):set_generated()
+    if not correct then
       tree:add_proto_expert_info(e.body_crc)
       if size > 0 then tree:add(f["frame.body"], at(HEADER_LEN, size)) end
-      return name .. ", damaged"
+      return name .. ", corrupt"
     end
   end
   local read = bodies[kind]
@@ -752,21 +762,23 @@ local function show_frame(tvb, first, length, root, stream, memo)
   end
   local c = cursor(tvb, first + HEADER_LEN, first + HEADER_LEN + size)
   stream.last = flags % 2 == 1
-  local well, text = pcall(function()
+  local ok, text = pcall(function()
     local text = read(c, tree, stream, memo)
     c:finish("the body")
     return text
   end)
-  if not well then
-    -- Anything else is a fault of this file; it is shown too.
-    tree:add_proto_expert_info(e.malformed, type(text) == "table" and "The body breaks the format: " .. text.malformed or tostring(text))
+  if not ok then
+    -- An error that is not a table is a bug in this file; it is shown too.
+    local message = type(text) == "table" and "The body violates the format: " .. text.malformed or tostring(text)
+    tree:add_proto_expert_info(e.malformed, message)
     return name .. ", malformed"
   end
   tree:set_text("gcodec " .. text)
   return text
 end
 
--- What the first look at a unit finds out: its number and place in the stream, and the chain of headers before it.
+-- Returns the results of the first pass for a unit: its number and offset in the stream, and the chain of the
+-- headers before it.
 local function remember(pinfo, stream, what, data, first, length)
   local count = tonumber(pinfo.private["gcodec_units"] or "0") + 1
   pinfo.private["gcodec_units"] = tostring(count)
@@ -784,7 +796,7 @@ local function remember(pinfo, stream, what, data, first, length)
       stream.number = stream.number + 1
       stream.chain = crc32(data:sub(first, first + 19), stream.chain)
     else
-      -- Where frames were lost the numbers that follow would be guesses.
+      -- After lost frames, the numbers of later frames are unknown.
       stream.number = nil
     end
   end
@@ -792,7 +804,7 @@ local function remember(pinfo, stream, what, data, first, length)
   return memo
 end
 
--- `may_wait`: Wireshark will bring the rest of a frame, together with what was not taken.
+-- `may_wait`: whether Wireshark can deliver the rest of a frame later, with the bytes that were not consumed.
 local function dissect(tvb, pinfo, root, may_wait)
   if tvb:captured_len() < tvb:reported_len() then return 0 end
   local data = tvb:range():raw()
@@ -811,18 +823,19 @@ local function dissect(tvb, pinfo, root, may_wait)
       local rest = tvb:range(at)
       local tree = root:add(gcodec, rest, "gcodec: the beginning of a frame")
       tree:add(f["skipped"], rest)
-      tree:add_proto_expert_info(e.truncated, "The rest of a frame is not here: " .. dec(length) .. " bytes or more")
-      texts[#texts + 1] = "cut off"
+      tree:add_proto_expert_info(e.truncated, "The rest of a frame is missing: at least " .. counted(length, "byte"))
+      texts[#texts + 1] = "truncated"
       break
     end
     local memo = remember(pinfo, stream, what, data, at + 1, length)
     if what == "preamble" then
       texts[#texts + 1] = show_preamble(tvb, at, root)
-    elseif what == "damage" then
-      local tree = root:add(gcodec, tvb:range(at, length), "gcodec: " .. counted(length, "byte") .. " of no frame")
+    elseif what == "corrupt" then
+      local text = counted(length, "byte") .. " outside a frame"
+      local tree = root:add(gcodec, tvb:range(at, length), "gcodec: " .. text)
       tree:add(f["skipped"], tvb:range(at, length))
       tree:add_proto_expert_info(e.no_frame)
-      texts[#texts + 1] = counted(length, "byte") .. " of no frame"
+      texts[#texts + 1] = text
     else
       texts[#texts + 1] = show_frame(tvb, at, length, root, stream, memo)
     end
@@ -830,7 +843,7 @@ local function dissect(tvb, pinfo, root, may_wait)
   end
   if #texts > 0 then
     pinfo.cols.protocol = "gcodec"
-    -- A packet that ends one reassembled frame and holds others comes here more than once.
+    -- A packet that ends one reassembled frame and contains others is dissected more than once.
     local more = pinfo.private["gcodec_info"] and "; " or ""
     pinfo.private["gcodec_info"] = "1"
     pinfo.cols.info:set(more .. table.concat(texts, "; "))
@@ -843,12 +856,13 @@ function gcodec.dissector(tvb, pinfo, root)
   return dissect(tvb, pinfo, root, pinfo.can_desegment > 0)
 end
 
--- Any TCP connection whose first bytes are the magic: half of it will do.
+-- Accepts a TCP connection whose first bytes are the magic, or at least the first half of it.
 local function by_magic(tvb, pinfo, root)
   local count = math.min(tvb:captured_len(), #MAGIC)
   if count < 4 or tvb:range(0, count):raw() ~= MAGIC:sub(1, count) then return false end
   pinfo.conversation = gcodec
-  dissect(tvb, pinfo, root, true)                -- heuristics are told that they may not wait, and yet they may
+  -- Wireshark tells a heuristic that it cannot wait for more bytes, but waiting works.
+  dissect(tvb, pinfo, root, true)
   return true
 end
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Holds gcodec.lua against `gcodec inspect --json` and the reference decoder, with tshark.
+"""Compares gcodec.lua with `gcodec inspect --json` and the reference decoder, using tshark.
 
     python3 test_dissector.py GCODEC      GCODEC is the command line program
 
-A stream of several updates goes through 127.0.0.1 in odd pieces and is captured there (where capturing is allowed; that it is not is said).
-The same stream, every vector, and streams that were damaged are written as captures by hand, cut into pieces as odd: tshark reads them all.
+A stream of several updates is sent through 127.0.0.1 in irregular pieces and captured there, if the machine
+allows capturing; otherwise this test is skipped with a message. The same stream, every vector and corrupted
+streams are also written as captures without a network, in irregular pieces. tshark reads all of them.
 """
 
 import json
@@ -32,16 +33,16 @@ GCODEC = os.path.abspath(sys.argv.pop(1)) if __name__ == "__main__" else "gcodec
 KINDS = {1: "manifest", 2: "update", 3: "index_set", 4: "model", 5: "end", 0x8001: "metadata", 0x8002: "index"}
 
 
-# ------------------------------------------------------------------------------------------------- what tshark says
+# ------------------------------------------------------------------------------------------- output of tshark
 
 class Tree:
-    """A field of the dissection and those below it."""
+    """A field of the dissection and the fields below it."""
 
     def __init__(self, element):
         self.element = element
 
     def all(self, name):
-        """Values of all fields of this name, in order."""
+        """Returns the values of all fields with this name, in order."""
         return [e.get("show") for e in self.element.iter("field") if e.get("name") == "gcodec." + name]
 
     def one(self, name):
@@ -53,25 +54,27 @@ class Tree:
         return int(self.one(name), 0)
 
     def experts(self):
-        """Names of the expert information, without their prefix."""
+        """Returns the names of the expert information items, without their prefix."""
         names = (e.get("name") for e in self.element.iter("field"))
         return [n.removeprefix("gcodec.expert.") for n in names if n.startswith("gcodec.expert.")]
 
 
 def tshark(*args):
-    """What tshark prints; a fault of the dissector's own fails here."""
+    """Runs tshark and returns its output. A Lua error in the dissector fails here."""
     command = ["tshark", "-n", "-X", f"lua_script:{os.path.join(HERE, 'gcodec.lua')}", *args]
     done = subprocess.run(command, capture_output=True, encoding="utf-8")
-    faults = [line for line in (done.stdout + done.stderr).splitlines() if "Lua:" in line or "gcodec.lua:" in line]
-    if done.returncode or faults:
-        raise AssertionError(f"{command} gave {done.returncode}: {faults or done.stderr}")
+    lines = (done.stdout + done.stderr).splitlines()
+    errors = [line for line in lines if "Lua:" in line or "gcodec.lua:" in line]
+    if done.returncode or errors:
+        raise AssertionError(f"{command} exited with {done.returncode}: {errors or done.stderr}")
     return done.stdout
 
 
 def dissect(capture, *options):
-    """For each TCP stream the top trees of the dissection, in order."""
+    """Returns, for each TCP stream, the top-level trees of the dissection, in order."""
     out = {}
-    for element in ElementTree.fromstring(tshark("-r", capture, "-Y", "gcodec", "-J", "tcp gcodec", "-T", "pdml", *options)):
+    pdml = tshark("-r", capture, "-Y", "gcodec", "-J", "tcp gcodec", "-T", "pdml", *options)
+    for element in ElementTree.fromstring(pdml):
         protos = {}
         for proto in element:
             protos.setdefault(proto.get("name"), []).append(proto)
@@ -86,11 +89,11 @@ def frames_of(trees):
 
 
 def plain(data):
-    """Bytes as tshark prints them."""
+    """Removes the colons that tshark prints between bytes."""
     return data.replace(":", "")
 
 
-# ------------------------------------------------------------------------------------------------- tests
+# ------------------------------------------------------------------------------------------------------ tests
 
 class Dissector(unittest.TestCase):
     maxDiff = None
@@ -103,7 +106,8 @@ class Dissector(unittest.TestCase):
         print(tshark("--version").splitlines()[0])
         with open(os.path.join(ROOT, "spec", "vectors", "index.json"), encoding="utf-8") as f:
             cls.vectors = json.load(f)["vectors"]
-        demo = [os.path.join(ROOT, "tools", "cli", "gradients", f"digits_convnet_step0030_worker{w}.safetensors") for w in (0, 1)]
+        gradients = os.path.join(ROOT, "tools", "cli", "gradients")
+        demo = [os.path.join(gradients, f"digits_convnet_step0030_worker{w}.safetensors") for w in (0, 1)]
         cls.file = os.path.join(cls.folder, "run.gcu")
 
         def encode(*args):
@@ -112,25 +116,26 @@ class Dissector(unittest.TestCase):
                "--sender", "3", "--world", "8", "--rule", "*.bias=lossless", "--rule", "*1.weight=sbc:density=0.01")
         encode("--append", demo[0], "--codec", "delta", "--base", demo[1], "--step", "300")
         encode("--append", demo[0], "--codec", "natural", "--step", "20000")
-        said = subprocess.run([GCODEC, "inspect", "--json", cls.file], check=True, capture_output=True)
-        cls.inspected = json.loads(said.stdout)
+        done = subprocess.run([GCODEC, "inspect", "--json", cls.file], check=True, capture_output=True)
+        cls.inspected = json.loads(done.stdout)
         with open(cls.file, "rb") as f:
             cls.data = f.read()
 
     def path(self, name):
         return os.path.join(self.folder, name)
 
-    def by_hand(self, data, name="hand.pcap", options=(), port=47001, **more):
-        """The trees of one connection that carries `data`."""
+    def written(self, data, name="written.pcap", options=(), port=47001, **more):
+        """Writes a capture of one connection that carries `data`, and returns its trees."""
         path = self.path(name)
         write_capture(path, conversation(data, 0, port, **more))
         return dissect(path, *options).get(0, [])
 
-    def as_inspected(self, trees):
-        """The trees of the file say what `gcodec inspect --json` says."""
+    def assert_as_inspected(self, trees):
+        """Checks that the trees of the file agree with `gcodec inspect --json`."""
         want = self.inspected
         self.assertEqual([t.experts() for t in trees], [[]] * len(trees))
-        self.assertEqual((trees[0].number("major"), trees[0].number("minor")), (want["version"]["major"], want["version"]["minor"]))
+        version = {"major": trees[0].number("major"), "minor": trees[0].number("minor")}
+        self.assertEqual(version, {part: want["version"][part] for part in ("major", "minor")})
         self.assertEqual(trees[0].one("crc.status"), "1")
         frames = frames_of(trees)
         got = [{"number": t.number("frame.number"), "kind": KINDS[t.number("frame.kind")], "offset": t.number("frame.offset"),
@@ -152,7 +157,7 @@ class Dissector(unittest.TestCase):
             self.assertEqual(len(tree.all("block.len")), update["blocks"])
             self.assertEqual(["none", "sum", "mean"][tree.number("update.reduction")], update["reduction"])
             self.assertEqual(bool(tree.all("update.delta_tensors")), update["delta"])
-            # One block for each tensor or one for many: the first tensor of each is one that inspect lists.
+            # A block covers one tensor or several; inspect lists the first tensor of each block.
             names = [t["name"] for t in update["tensors"]]
             self.assertLessEqual(set(tree.all("block.name")), set(names))
             self.assertEqual(len(tree.all("block.name")), update["blocks"])
@@ -160,14 +165,14 @@ class Dissector(unittest.TestCase):
         self.assertEqual(sorted(of["manifest"][0].all("tensor.name")), sorted(names))
         self.assertEqual([t.one("end.chain.status") for t in of["end"]], ["1"] * want["segments"])
 
-    def test_by_hand(self):
-        self.as_inspected(self.by_hand(self.data))
-        # As the window does it: all packets once in order, and then again for their trees.
-        self.as_inspected(self.by_hand(self.data, options=("-2",)))
-        # With the preference the beginning needs no heuristic.
+    def test_written_capture(self):
+        self.assert_as_inspected(self.written(self.data))
+        # Two passes, like the Wireshark window: all packets once in order, then again for their trees.
+        self.assert_as_inspected(self.written(self.data, options=("-2",)))
+        # With the port preference, the heuristic is not needed, so the first packets may be of one byte.
         options = ("-o", "gcodec.port:47001")
         cut = [self.data[i:i + 1] for i in range(200)] + list(pieces(self.data[200:], 1))
-        self.as_inspected(self.by_hand(cut, options=options))
+        self.assert_as_inspected(self.written(cut, options=options))
 
     def test_loopback(self):
         path = self.path("loopback.pcapng")
@@ -175,21 +180,21 @@ class Dissector(unittest.TestCase):
         port = server.getsockname()[1]
         command = ["tshark", "-n", "-i", "lo", "-f", f"tcp port {port}", "-w", path]
         capture = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        said, ready = [], threading.Event()
+        log, ready = [], threading.Event()
 
         def listen():
             for line in capture.stderr:
-                said.append(line)
+                log.append(line)
                 if "Capturing on" in line:
                     ready.set()
             ready.set()
         listener = threading.Thread(target=listen)
         listener.start()
         ready.wait(20)
-        time.sleep(1)                               # "Capturing on" is said a little before it is so
+        time.sleep(1)                               # tshark prints "Capturing on" shortly before it captures
         if capture.poll() is not None:
             listener.join()
-            print(f"SKIPPED: the loopback capture: {''.join(said).strip()}")
+            print(f"SKIPPED: the loopback capture: {''.join(log).strip()}")
             self.skipTest("capturing on lo is not allowed")
         received = []
 
@@ -214,18 +219,18 @@ class Dissector(unittest.TestCase):
         listener.join()
         capture.stderr.close()
         [trees] = dissect(path).values()
-        self.as_inspected(trees)
-        print(f"captured on lo: {os.path.getsize(path)} bytes of packets for {len(self.data)} of a stream")
+        self.assert_as_inspected(trees)
+        print(f"captured on lo: {os.path.getsize(path)} bytes of packets for a stream of {len(self.data)} bytes")
 
     def test_info_column(self):
         write_capture(self.path("info.pcap"), conversation(self.data, 0, 47001))
-        said = tshark("-r", self.path("info.pcap"), "-Y", "gcodec", "-T", "fields", "-e", "_ws.col.Info")
-        for want in ("gcodec 1.0", "metadata of 2 entries", "manifest of 10 tensors", "update step 7, ", "update step 300, delta, ",
-                     "index of ", "end of "):
-            self.assertIn(want, said)
+        info = tshark("-r", self.path("info.pcap"), "-Y", "gcodec", "-T", "fields", "-e", "_ws.col.Info")
+        for want in ("gcodec 1.0", "metadata of 2 entries", "manifest of 10 tensors", "update step 7, ",
+                     "update step 300, delta, ", "index of ", "end of "):
+            self.assertIn(want, info)
 
     def test_vectors(self):
-        """Every valid vector is a connection; the reference decoder says what is in it."""
+        """Compares every valid vector, one per connection, with the reference decoder."""
         valid = [v for v in self.vectors if v["result"] == "valid"]
         path = self.path("vectors.pcap")
         packets = (p for i, v in enumerate(valid) for p in conversation(bytes.fromhex(v["hex"]), i, 47001))
@@ -234,10 +239,10 @@ class Dissector(unittest.TestCase):
         self.assertEqual(len(streams), len(valid))
         for i, vector in enumerate(valid):
             with self.subTest(vector["id"]):
-                self.as_expected(streams[i], vector)
+                self.assert_as_expected(streams[i], vector)
         print(f"{len(valid)} valid vectors")
 
-    def as_expected(self, trees, vector):
+    def assert_as_expected(self, trees, vector):
         self.assertEqual([t.experts() for t in trees], [[]] * len(trees))
         frames = frames_of(trees)
         reader = decoder.Decoder(bytes.fromhex(vector["hex"]), vector.get("limits"))
@@ -282,7 +287,7 @@ class Dissector(unittest.TestCase):
                                  (want["frame_count"], want["index_offset"], "1"))
 
     def test_tables(self):
-        """Tables of frequencies of every length in bits, one after the other: the block behind them is found."""
+        """Checks that the block after frequency tables is found, for tables of every length in bits."""
         small = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 14, 15, 16, 18, 240, 256]
         tables = [made.table({**dict(enumerate(small[:n])), n: 1000}, n) for n in range(2, len(small))]
         tables += [made.table({3: f, 9: 1000}, 9) for f in small[1:]]
@@ -290,12 +295,12 @@ class Dissector(unittest.TestCase):
             group = tables[first:first + 8]
             update = made.update(made.MAN, [made.block(b"\0\1", 1, b"", 2, made.CONSTANT)], tables=group)
             data = made.stream(made.frame(1, made.MAN), made.frame(2, update, 1))
-            tree = frames_of(self.by_hand(data))[1]
+            tree = frames_of(self.written(data))[1]
             self.assertEqual([plain(t) for t in tree.all("update.table")], [t.hex() for t in group])
             self.assertEqual((tree.experts(), tree.one("block.name")), ([], "layer.b"))
 
     def test_invalid_vectors(self):
-        """Whatever is in them, the dissector is none the worse; and what breaks a frame as such is marked."""
+        """Checks that no invalid vector causes a Lua error, and that a broken frame or preamble is marked."""
         invalid = [v for v in self.vectors if v["result"] == "invalid" and v["hex"]]
         path = self.path("invalid.pcap")
         packets = (p for i, v in enumerate(invalid) for p in conversation(bytes.fromhex(v["hex"]), i, 47001))
@@ -305,64 +310,64 @@ class Dissector(unittest.TestCase):
         for i, vector in enumerate(invalid):
             experts = {e for t in streams.get(i, []) for e in t.experts()}
             marked += bool(experts)
-            # After the end of a stream a connection may carry another one; a file may not.
+            # A connection may carry another stream after the end of the first; a file may not.
             if vector["error"]["kind"] in ("bad_magic", "bad_sync") and vector["id"] != "stream/preamble-after-the-end":
                 self.assertTrue(experts, vector["id"])
         print(f"{len(invalid)} invalid vectors, {marked} of them marked")
 
-    def test_damage(self):
+    def test_corruption(self):
         frames = self.inspected["frames"]
         update = next(f for f in frames if f["kind"] == "update")
-        # In a body: this frame is marked, the others are as they were.
+        # A flipped bit in a body: this frame is marked, the others are not.
         body = bytearray(self.data)
         body[update["offset"] + 24 + 40] ^= 1
-        trees = self.by_hand(bytes(body))
+        trees = self.written(bytes(body))
         got = {t.number("frame.number"): t.experts() for t in frames_of(trees)}
         self.assertEqual(got, {f["number"]: ["body_crc"] if f is update else [] for f in frames})
-        # In a header: its frame is lost, and the next one is found; the end frame's chain counts from there no more.
+        # A flipped bit in a header: its frame is lost, the next one is found, and the chain is not checked.
         header = bytearray(self.data)
         header[update["offset"] + 9] ^= 1
-        trees = self.by_hand(bytes(header))
+        trees = self.written(bytes(header))
         self.assertEqual({e for t in trees for e in t.experts()}, {"no_frame"})
         lost = [plain(t.one("skipped")) for t in trees if t.all("skipped")]
         self.assertEqual("".join(lost), header[update["offset"]:update["offset"] + update["bytes"]].hex())
         self.assertEqual(len(frames_of(trees)), len(frames) - 1)
-        # A frame that is not there: the end frame says so.
+        # A missing frame: the end frame is marked.
         cut = self.data[:update["offset"]] + self.data[update["offset"] + update["bytes"]:]
-        first = [t.experts() for t in self.by_hand(cut) if t.experts()]
+        first = [t.experts() for t in self.written(cut) if t.experts()]
         self.assertEqual(sorted(first[0]), ["chain", "lost"])
-        # The preamble.
+        # A flipped bit in the preamble.
         preamble = bytearray(self.data)
         preamble[9] ^= 4
-        self.assertEqual(self.by_hand(bytes(preamble))[0].experts(), ["preamble_crc"])
-        # The stream ends in the middle of a frame.
-        trees = self.by_hand(self.data[:update["offset"] + 100])
+        self.assertEqual(self.written(bytes(preamble))[0].experts(), ["preamble_crc"])
+        # A stream that ends in the middle of a frame.
+        trees = self.written(self.data[:update["offset"] + 100])
         self.assertEqual(len(frames_of(trees)), update["number"])
-        # Without reassembly a frame is shown where it fits a packet, and what does not is marked.
-        alone = self.by_hand(self.data, options=("-o", "tcp.desegment_tcp_streams:FALSE", "-o", "gcodec.port:47001"))
+        # Without reassembly, a frame that fits in one packet is shown, and any other frame is marked.
+        alone = self.written(self.data, options=("-o", "tcp.desegment_tcp_streams:FALSE", "-o", "gcodec.port:47001"))
         self.assertIn("truncated", {e for t in alone for e in t.experts()})
 
-    def test_begun_in_the_middle(self):
-        """A capture without the connection's beginning, by the preference for a port or by "Decode As"."""
+    def test_capture_that_begins_in_a_frame(self):
+        """Reads a capture without the start of the connection, by port preference or by "Decode As"."""
         update = [f for f in self.inspected["frames"] if f["kind"] == "update"][1]
         rest = self.data[update["offset"] - 50:]
         for options in (("-o", "gcodec.port:47001"), ("-d", "tcp.port==47001,gcodec")):
-            trees = self.by_hand(rest, options=options, start=False)
+            trees = self.written(rest, options=options, start=False)
             self.assertEqual(trees[0].experts(), ["no_frame"])
             got = [KINDS[t.number("frame.kind")] for t in frames_of(trees)]
             self.assertEqual(got, [f["kind"] for f in self.inspected["frames"] if f["offset"] >= update["offset"] - 50])
             self.assertEqual([t.all("frame.number") for t in frames_of(trees)], [[]] * len(got))
-        self.assertEqual(self.by_hand(rest, start=False), [])
+        self.assertEqual(self.written(rest, start=False), [])
 
     def test_large_bodies(self):
-        """A body beyond the preference is not waited for."""
+        """Checks that a body larger than the preference allows is not reassembled."""
         body = random.Random(5).randbytes((1 << 20) + 5)
         header = struct.pack("<4sHHQI", b"\xd3gcf", 0xF123, 0, len(body), zlib.crc32(body))
         end_at = self.data.rindex(b"\xd3gcf")
         data = self.data[:16] + header + struct.pack("<I", zlib.crc32(header)) + body + self.data[end_at:]
-        [frame, _] = frames_of(self.by_hand(data))
+        [frame, _] = frames_of(self.written(data))
         self.assertEqual((frame.experts(), frame.one("frame.body_crc.status")), ([], "1"))
-        trees = self.by_hand(data, options=("-o", "gcodec.max_body:1"))
+        trees = self.written(data, options=("-o", "gcodec.max_body:1"))
         self.assertEqual([t.experts()[0] for t in trees if t.experts()][:2], ["too_large", "no_frame"])
 
 
