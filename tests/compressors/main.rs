@@ -7,3 +7,4 @@ mod onebit;
 mod powersgd;
 mod scalecom;
 mod senders;
+mod table;
