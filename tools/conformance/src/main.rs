@@ -44,6 +44,8 @@ enum Command {
     Wireshark,
     /// Measures sizes on real gradients and compares them with their targets.
     Measure(measure::Args),
+    /// Draws docs/sizes.svg from the sizes of one committed gradient, or checks it.
+    Picture(measure::picture::Args),
     /// Tries corruption, kills, full disks, races, bombs and large inputs, and counts the outcomes.
     Torture(torture::Args),
     /// Writes the seeds of the fuzz targets, and writes or checks their dictionary.
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
         Command::Kaitai => readers::kaitai(),
         Command::Wireshark => readers::wireshark(),
         Command::Measure(args) => measure::run(&args).map(Outcome::from),
+        Command::Picture(args) => measure::picture::run(&args).map(passed),
         Command::Torture(args) => torture::run(&args).map(Outcome::from),
         Command::Seeds(args) => seeds::run(&args).map(passed),
     };

@@ -3,6 +3,7 @@
 mod cuda;
 mod dependencies;
 mod fuzz;
+mod links;
 mod programs;
 mod python;
 mod test;
@@ -53,6 +54,11 @@ enum Task {
     /// Measures sizes on real gradients and compares them with their targets.
     #[command(disable_help_flag = true)]
     Measure(Forwarded),
+    /// Draws docs/sizes.svg from the sizes of one committed gradient, or checks it.
+    #[command(disable_help_flag = true)]
+    Picture(Forwarded),
+    /// Checks that every relative link in a Markdown page leads to a file.
+    Links,
     /// Tries corruption, kills, full disks, races, bombs and large inputs, and counts the outcomes.
     #[command(disable_help_flag = true)]
     Torture(Forwarded),
@@ -72,6 +78,8 @@ fn main() -> ExitCode {
         Task::Fuzz(args) => fuzz::run(&args).map(end),
         Task::Cuda(args) => cuda::compile(&args).map(|()| end(true)),
         Task::Measure(args) => args.run("measure"),
+        Task::Picture(args) => args.run("picture"),
+        Task::Links => links::check().map(end),
         Task::Torture(args) => args.run("torture"),
     };
     match result {

@@ -160,6 +160,8 @@ const TESTS: &[Step] = &[
     step("vectors are up to date", "cargo", &["xtask", "vectors", "--check"]),
     step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
     step("the worked example is up to date", "cargo", &["xtask", "example", "--check"]),
+    step("the picture of sizes is up to date", "cargo", &["xtask", "picture", "--check"]),
+    step("links of the pages", "cargo", &["xtask", "links"]),
     step("licences and duplicates of dependencies", "cargo", &["xtask", "dependencies"]),
 ];
 

@@ -5,6 +5,7 @@
 
 mod compressors;
 mod dumps;
+pub(crate) mod picture;
 mod report;
 mod sizes;
 
