@@ -1,8 +1,10 @@
-//! How fast whole paths are, tensor to encoded bytes and back, against what the memory of this machine gives.
+//! Measures the throughput of encoding and decoding, from tensor to bytes and back, relative to the memory
+//! bandwidth of this machine.
 //!
-//! `cargo bench --bench speed` runs on one thread with 64 Mi elements (`-- --elements N` for another number,
-//! `-- --only CODEC` for one codec, `-- --only sidco` for its thresholds beside exact selection); a floor that
-//! is missed is reported and fails the run. Under `cargo test --benches` it runs once on a small tensor and reports only.
+//! `cargo bench --bench speed` runs on one thread with 64 Mi elements. `-- --elements N` sets another number,
+//! `-- --only CODEC` selects one codec, and `-- --only sidco` compares SIDCo's thresholds with exact selection.
+//! A result below its floor is reported and fails the run. Under `cargo test --benches` the program runs once on
+//! a small tensor and never fails for a floor.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -14,12 +16,12 @@ use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{BlockOptions, Codec, Limits, TensorBuf, TensorView, random};
 
-/// What a ratio is taken against.
+/// The baseline of a ratio.
 #[derive(Clone, Copy)]
 enum Against {
     Read,
     Fill,
-    /// Exact top-k of as many elements.
+    /// Exact top-k with the same number of elements.
     TopK,
 }
 
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
     let even = TensorBuf::from_f32(shape.clone(), &noise(elements, |_| 1.0)).expect("shape fits");
     bench.codec("topk:density=0.001", even.view(), Some(0.25), Some(0.4));
     bench.codec("sbc:density=0.001", even.view(), Some(0.25), Some(0.4));
-    // What writing positions takes, by either code: `write` less what the frame takes.
+    // The cost of writing positions with either code: `write` minus the cost of the frame.
     bench.codec("sbc:density=0.001,positions=rice", even.view(), None, None);
     bench.codec("sbc:density=0.001,positions=tokens", even.view(), None, None);
     bench.codec("natural", even.view(), Some(0.05), None);
@@ -65,7 +67,7 @@ fn main() -> ExitCode {
     bench.codec("int8", even.view(), None, None);
     bench.thresholds(even.view());
     drop(even);
-    // A tensor whose rows and columns have scales of their own, as gradients of matrices do.
+    // A tensor with a scale per row and column, like the gradient of a matrix.
     let scale = |i: usize| {
         let (row, column) = (i as u64 / columns, i as u64 % columns);
         0.5f32.powi((row * 0x9e37 / 64 % 7) as i32) * (1.0 + (column * 0x85eb / 32 % 5) as f32)
@@ -79,8 +81,9 @@ fn main() -> ExitCode {
 }
 
 impl Bench {
-    /// Takes the speeds that everything else is compared with: summing a tensor, and filling one that was touched before.
-    /// Again before each codec, the best so far, since a machine that is shared is not always as fast.
+    /// Measures the baselines: summing a tensor, and filling a tensor whose memory was touched before. This
+    /// is repeated before each codec and keeps the best result so far, because the speed of a shared machine
+    /// varies.
     fn memory(&mut self, view: TensorView<'_>) {
         let words = view.data().as_chunks::<4>().0;
         let sum = |row: &[[u8; 4]; 64]| row.iter().fold(0u32, |s, w| s.wrapping_add(u32::from_le_bytes(*w)));
@@ -131,8 +134,9 @@ impl Bench {
         println!("{:<40}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
     }
 
-    /// SIDCo's thresholds beside exact top-k, and beside exact top-k as it is usually written: a quickselect of all
-    /// magnitudes, and a pass for what reaches the one it finds. All in turn, so that a machine that is busy is so for all.
+    /// Compares SIDCo's thresholds with exact top-k, and with the usual implementation of exact top-k: a
+    /// quickselect of all magnitudes, and a pass that selects by the magnitude found. The measurements
+    /// alternate, so that load from other programs affects all of them.
     fn thresholds(&mut self, view: TensorView<'_>) {
         if self.only.as_ref().is_some_and(|only| only != "sidco") {
             return;
@@ -148,7 +152,7 @@ impl Bench {
                     "guard" => format!("sidco:density={density},fit={fit}"),
                     _ => format!("sidco:density={density},fit={fit},stages={stages}"),
                 };
-                // As fast as exact selection, within what two measurements of one thing differ by.
+                // As fast as exact selection, within the variation between two measurements of the same code.
                 let floor = (stages == "guard").then_some(0.9);
                 rows.extend(fits.iter().map(|fit| (spec(fit), floor)));
             }
@@ -193,14 +197,14 @@ impl Bench {
     }
 }
 
-/// Seconds.
+/// Returns the seconds that `f` takes.
 fn once(f: impl FnOnce()) -> f64 {
     let start = Instant::now();
     f();
     start.elapsed().as_secs_f64()
 }
 
-/// The positions of the `k` largest magnitudes, and of all that equal the smallest of them.
+/// Returns the positions of the `k` largest magnitudes, and of all magnitudes equal to the smallest of these.
 fn quickselected(view: TensorView<'_>, k: usize) -> Vec<u64> {
     let words = view.data().as_chunks::<4>().0;
     let magnitude = |word: &[u8; 4]| u32::from_le_bytes(*word) & 0x7fff_ffff;
@@ -227,15 +231,15 @@ fn write(manifest: &Arc<Manifest>, codec: &Codec, blocks: &[gcodec::Block]) -> V
 
 fn decode(bytes: &[u8], mut assembler: Assembler<'_>) -> Vec<(u64, TensorBuf)> {
     let mut reader = SliceReader::new(bytes, Limits::default());
-    while let Some(event) = reader.next_event().expect("what was encoded") {
+    while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
         if let Event::Frame(_, Body::Update(part)) = event {
-            assembler.apply(&part).expect("what was encoded");
+            assembler.apply(&part).expect("an encoded stream decodes");
         }
     }
     assembler.finish().expect("complete")
 }
 
-/// About normal numbers, each times its scale: sums of four uniform ones.
+/// Returns approximately normal numbers, each times its scale: sums of four uniform numbers.
 fn noise(elements: usize, scale: impl Fn(usize) -> f32) -> Vec<f32> {
     let mut words = vec![0; 2 << 16];
     let mut out = Vec::with_capacity(elements);
@@ -244,7 +248,7 @@ fn noise(elements: usize, scale: impl Fn(usize) -> f32) -> Vec<f32> {
         for (i, pair) in words.chunks(2).enumerate().take(elements - start) {
             let uniforms = [pair[0] & 0xffff, pair[0] >> 16, pair[1] & 0xffff, pair[1] >> 16];
             let sum = uniforms.iter().sum::<u32>() as f32 - 131_070.0;
-            // Finer than a step of the sum, so that there are no zeros.
+            // A fraction of the sum's step, so that no number is zero.
             let fine = ((pair[0] ^ pair[1]) & 0xff) as f32 / 256.0 + 1.0 / 512.0;
             out.push((sum + fine) * 1e-6 * scale(start + i));
         }

@@ -1,4 +1,4 @@
-//! The same bytes for any number of threads (CAN-1).
+//! Results do not depend on the number of threads (CAN-1) and do not change from run to run.
 
 use gcodec::block::{Scope, Support};
 use gcodec::compress::{Input, Options, compress};
@@ -89,8 +89,8 @@ fn any_number_of_threads_gives_the_same_bytes() {
     }
 }
 
-/// Of several tensors that a codec cannot take the first is named, though threads come to the others sooner: it is long, and
-/// what is wrong stands at its end.
+/// If a codec cannot compress several tensors, the error names the first of them. Threads reach the errors of
+/// the others sooner, because the first tensor is long and has its error at the end.
 #[test]
 fn the_first_error_is_reported_whatever_the_threads() {
     let mut values = vec![0.5; 1 << 19];
@@ -113,7 +113,7 @@ fn the_first_error_is_reported_whatever_the_threads() {
     }
 }
 
-/// What an error or a log says of a part must not change from run to run.
+/// The `Debug` text of a part must not change from run to run, because errors and logs contain it.
 #[test]
 fn a_part_names_its_sets_in_the_same_order_each_time() {
     let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [100])]).unwrap());
@@ -125,15 +125,15 @@ fn a_part_names_its_sets_in_the_same_order_each_time() {
     }
     encoder.update(&mut stream, &UpdateHeader::default(), &manifest, &[]).unwrap();
     encoder.finish(&mut stream);
-    let said = || {
+    let debug = || {
         let mut reader = SliceReader::new(&stream, Limits::default());
         while let Some(event) = reader.next_event().unwrap() {
             if let Event::Frame(_, Body::Update(part)) = event {
                 return format!("{part:?}");
             }
         }
-        panic!("there is an update")
+        panic!("the stream has no update")
     };
-    let first = said();
-    (0..8).for_each(|_| assert_eq!(said(), first));
+    let first = debug();
+    (0..8).for_each(|_| assert_eq!(debug(), first));
 }

@@ -1,8 +1,9 @@
-//! Which way modules may look: each uses only those that stand before it here, and `arch` is the only one with unsafe code.
+//! Dependencies between modules: each module uses only modules of lower layers, and only `arch` has unsafe
+//! code.
 
 use std::path::{Path, PathBuf};
 
-/// Modules in the order of their layers. Those in one row are of one layer and do not use each other.
+/// Modules by layer, lowest layer first. The modules of one layer do not use each other.
 const LAYERS: &[&[&str]] = &[
     &["error"],
     &["limits", "tensor"],
@@ -50,24 +51,24 @@ fn all_sources() -> Vec<(String, String)> {
         .collect()
 }
 
-/// The text outside comments, up to the tests at its end.
+/// Returns the lines of a source text without comments, up to the unit tests at its end.
 fn code(text: &str) -> impl Iterator<Item = &str> {
     let end = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
     text[..end].lines().map(|line| line.split("//").next().unwrap_or(""))
 }
 
 #[test]
-fn no_module_looks_up() {
+fn no_module_uses_a_higher_layer() {
     for (module, text) in all_sources() {
         for line in code(&text) {
             for used in line.split("crate::").skip(1) {
                 let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
                 assert!(
                     !used.is_empty() && used.starts_with(char::is_lowercase),
-                    "{module}: {line}: name its module"
+                    "{module}: use the full path with its module: {line}"
                 );
                 let fits = used == module || layer(&used) < layer(&module);
-                assert!(fits, "`{module}` uses `{used}`, which stands above or beside it: {line}");
+                assert!(fits, "`{module}` uses `{used}`, which is not in a lower layer: {line}");
             }
         }
     }
@@ -90,17 +91,18 @@ fn no_native_byte_order() {
     }
 }
 
-/// Modules whose code says what bytes mean.
+/// Modules that implement the wire format.
 const FORMAT: &[&str] = &["random", "element", "bits", "codes", "block", "frame", "stream", "file"];
 
-/// A number of 64 bits cast to a `usize` is another number on a machine of 32: `limits::in_memory` is the one way.
+/// On a 32-bit machine, casting a 64-bit number to `usize` can change it. The wire format uses
+/// `limits::in_memory` instead.
 #[test]
 fn the_format_casts_to_no_native_width() {
-    let mut looked_at = 0;
+    let mut files = 0;
     for (module, text) in all_sources().into_iter().filter(|(module, _)| FORMAT.contains(&module.as_str())) {
-        looked_at += 1;
+        files += 1;
         let native = code(&text).find(|line| line.contains(" as usize") || line.contains(" as isize"));
         assert_eq!(native, None, "`{module}` depends on the width of this machine's words");
     }
-    assert!(looked_at > FORMAT.len());
+    assert!(files > FORMAT.len());
 }

@@ -1,4 +1,5 @@
-//! Properties that hold for any input: round trips, equal bytes for any number of threads, sums, and the layers of `src/`.
+//! Properties that hold for every input: round trips, equal bytes for any number of threads, sums; and the
+//! layers of `src/`.
 
 mod determinism;
 mod layering;

@@ -1,5 +1,5 @@
-//! What encoding and decoding take beyond their input and output, measured by an allocator that counts: a constant, and a
-//! few bytes for each element that is kept.
+//! Memory of encoding and decoding beyond their input and output, measured by a counting allocator: a
+//! constant plus a few bytes per kept element.
 
 #![allow(unsafe_code)] // an allocator that counts
 
@@ -13,31 +13,31 @@ use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{BlockOptions, Codec, Dtype, Limits, TensorBuf, random};
 
-/// Counts the bytes that are in use, and the most that ever were.
+/// An allocator that counts the bytes in use, and their maximum.
 struct Counting;
 
 static USED: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it came.
+// SAFETY: every call is passed to the system's allocator unchanged.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let used = USED.fetch_add(layout.size(), SeqCst) + layout.size();
         MOST.fetch_max(used, SeqCst);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller fulfils the same conditions that `System` requires.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         let used = USED.fetch_add(layout.size(), SeqCst) + layout.size();
         MOST.fetch_max(used, SeqCst);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller fulfils the same conditions that `System` requires.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         USED.fetch_sub(layout.size(), SeqCst);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller fulfils the same conditions that `System` requires.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -45,7 +45,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `f` gives, and how much more than before was in use at its worst moment, its result counted.
+/// Returns the result of `f`, and the maximum of bytes in use during `f` above those in use before, including
+/// its result.
 fn measured<T>(f: impl FnOnce() -> T) -> (T, usize) {
     let before = USED.load(SeqCst);
     MOST.store(before, SeqCst);
@@ -91,7 +92,7 @@ fn decode(bytes: &[u8], manifest: &Arc<Manifest>, buffer: TensorBuf) -> TensorBu
     assembler.finish().unwrap().remove(0).1
 }
 
-/// An update of `parts` parts, each of one block that touches `tensors` tensors without elements.
+/// Encodes an update of `parts` parts, each with one block that touches `tensors` tensors without elements.
 fn encode_wide(tensors: u64, parts: usize) -> Vec<u8> {
     let infos = (0..tensors).map(|i| TensorInfo::new(i.to_string(), Dtype::F32, [0]));
     let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
@@ -110,20 +111,21 @@ fn encode_wide(tensors: u64, parts: usize) -> Vec<u8> {
     out
 }
 
-/// One test, since the counters are of the whole process; one thread, since some of the constant is for each thread.
+/// There is one test because the counters cover the whole process, and one thread because part of the
+/// constant is per thread.
 #[test]
 fn memory_is_bounded_by_what_is_kept() {
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
     let (manifest, tensor) = (manifest(), tensor());
     let kept = ELEMENTS / 1000;
-    // (codec, for encoding beyond the output, for decoding beyond the tensor)
+    // (codec, bytes for encoding beyond the output, bytes for decoding beyond the tensor)
     let dense_block = 4 << 20;
     let cases = [
         ("topk:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
         ("sbc:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
         ("sidco:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
-        // A byte and a bit for each element is what `compress` gives; writing takes two blocks' bytes at a time, and the
-        // output's own vector grows by doubling.
+        // `compress` returns a byte and a bit per element. Writing holds the bytes of two blocks at a time, and
+        // the output vector grows by doubling.
         ("natural", ELEMENTS + ELEMENTS / 8 + 6 * dense_block, 3 * dense_block),
     ];
     for (spec, encode_most, decode_most) in cases {
@@ -135,7 +137,8 @@ fn memory_is_bounded_by_what_is_kept() {
         println!("{spec}: {} bytes, encoding {encoding}, decoding {decoding}", bytes.len());
         assert!(encoding <= encode_most, "{spec}: encoding takes {encoding}, more than {encode_most}");
         assert!(decoding <= decode_most, "{spec}: decoding takes {decoding}, more than {decode_most}");
-    } // What the blocks of one part need is given back before the next part's.
+    }
+    // The memory for the blocks of a part is released before the next part.
     let wide = encode_wide(10_000, 400);
     let (_, used) = measured(|| gcodec::decode(&wide).unwrap());
     assert!(used <= 8 * MIB, "decoding {} bytes takes {used}", wide.len());

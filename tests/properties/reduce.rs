@@ -1,4 +1,4 @@
-//! Sums of many workers' updates: what they are, that every node gets the same bits, and what is refused.
+//! Sums of the updates of several workers: their values, equal bits on every node, and refused combinations.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ fn why(error: Error) -> (&'static str, Option<u64>) {
     }
 }
 
-/// An update as it travels.
+/// Returns a stream with one update.
 fn stream(header: &UpdateHeader, manifest: &Arc<Manifest>, blocks: &[Block], part_bytes: u64) -> Vec<u8> {
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
     let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
@@ -59,7 +59,7 @@ fn stream(header: &UpdateHeader, manifest: &Arc<Manifest>, blocks: &[Block], par
     out
 }
 
-/// Gives the sum every part of a stream.
+/// Adds every update part of a stream to the sum.
 fn take(sum: &mut Sum, stream: &[u8], weight: f64) -> gcodec::Result<()> {
     for event in SliceReader::new(stream, Limits::default()) {
         if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
@@ -69,10 +69,10 @@ fn take(sum: &mut Sum, stream: &[u8], weight: f64) -> gcodec::Result<()> {
     Ok(())
 }
 
-/// A worker's stream, and the numbers that a reader gets.
+/// The stream of a worker, and the numbers that a reader decodes from it.
 type Sent = (Vec<u8>, Vec<f32>);
 
-/// Three senders of different codecs and what a reader makes of each.
+/// Returns the streams of three senders with different codecs.
 fn workers() -> (Arc<Manifest>, Vec<Sent>) {
     let manifest = manifest(Dtype::F32);
     let codecs = ["topk:k=50", "natural:seed=3", "raw"];
@@ -90,7 +90,7 @@ fn workers() -> (Arc<Manifest>, Vec<Sent>) {
 }
 
 #[test]
-fn a_sum_is_that_of_what_readers_get_in_any_order_of_arrival() {
+fn a_sum_equals_the_sum_of_decoded_numbers_in_any_order_of_arrival() {
     let (manifest, workers) = workers();
     let reduced = |order: &[usize], options: SumOptions, mean| {
         let mut sum = Sum::new(&manifest, options);
@@ -115,7 +115,7 @@ fn a_sum_is_that_of_what_readers_get_in_any_order_of_arrival() {
     assert_eq!(f32s(mean.tensors().unwrap()[0].data()), (0..N).map(exact).collect::<Vec<_>>());
     assert_eq!(mean.header.reduction, Reduction::Mean);
 
-    // What was summed travels, and sums can be summed.
+    // A sum can be sent as an update, and sums can be added.
     let again = stream(&first.header, &manifest, &first.blocks().unwrap(), 1 << 20);
     assert_eq!(f32s(gcodec::decode(&again).unwrap()[0].1.data()), expected);
     let mut sum = Sum::new(&manifest, SumOptions::default());
@@ -154,7 +154,7 @@ fn integers_are_exact_or_refused() {
         }
         sum.finish(false).unwrap().tensors()
     };
-    // The running sum leaves the type and comes back.
+    // The running sum overflows the type and returns into its range.
     assert_eq!(total(&[100, 100, -128]).unwrap()[0].data(), [72; N]);
     assert!(why(total(&[100, 100]).unwrap_err()).0.contains("does not fit"));
     let space = IndexSpace::flat(Dtype::I8, N as u64);
@@ -168,7 +168,7 @@ fn integers_are_exact_or_refused() {
 }
 
 #[test]
-fn mixtures_without_meaning_are_refused_and_change_nothing() {
+fn invalid_combinations_are_refused_and_change_nothing() {
     let manifest = manifest(Dtype::F32);
     let ones = || vec![floats(Support::All, &[1.0; N])];
     let base = || UpdateHeader::default().with_step(3).with_world(4);
@@ -218,7 +218,7 @@ fn mixtures_without_meaning_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn parts_come_in_order_and_all_of_them() {
+fn parts_must_be_complete_and_in_order() {
     let manifest = manifest(Dtype::F32);
     let half = N as u64 / 2;
     let range = |start| Block {
@@ -274,7 +274,7 @@ fn blocks_of_one_support_are_added_in_every_linear_storage() {
         let sum = add(&a, &b, &space, &sets).unwrap();
         assert_eq!(sum, floats(support, &vec![0.1 + 0.2; count]));
     }
-    // f16 numbers whose sum is no f16 number are summed without loss, as the f32 of the tensor.
+    // The sum of these f16 numbers is not an f16 number. It is exact, stored as the f32 of the tensor.
     let half = |bits: u16| {
         block(Support::All, Values::Floats { stored: Stored::F16, bytes: bits.to_le_bytes().repeat(8) })
     };

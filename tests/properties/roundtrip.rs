@@ -1,4 +1,4 @@
-//! Every block comes back as it was: every kind, every way of writing it, and arbitrary ones.
+//! Every block decodes to the block that was encoded: every kind, with every option, and arbitrary blocks.
 
 use gcodec::block::{Groups, Minifloat, Norm, ScaleFormat, Scales, Spacing, Stored, Underflow, Zero};
 use gcodec::{
@@ -35,11 +35,11 @@ fn every_option() -> Vec<BlockOptions> {
 }
 
 #[test]
-fn every_kind_comes_back_however_it_is_written() {
+fn every_kind_round_trips_with_every_option() {
     for block in crate::streams::blocks() {
         for options in every_option() {
             let bytes = encode(&block, options, &crate::streams::header_for(&block)).unwrap();
-            // NaN is unlike itself: bytes are compared instead.
+            // NaN does not equal NaN, so the texts and the bytes are compared.
             let again = decode(&bytes);
             assert_eq!(format!("{again:?}"), format!("{block:?}"), "{options:?}");
             assert_eq!(encode(&again, options, &crate::streams::header_for(&again)).unwrap(), bytes);
@@ -48,7 +48,7 @@ fn every_kind_comes_back_however_it_is_written() {
 }
 
 #[test]
-fn blocks_that_do_not_hold_together_are_refused() {
+fn inconsistent_blocks_are_refused() {
     let halves = |n: usize| Values::Floats { stored: Stored::F16, bytes: vec![0; 2 * n] };
     let embed = Scope::Tensor(0);
     let all = |values| (embed, Support::All, values);
@@ -127,7 +127,7 @@ fn transform(sizes: [u64; 4], support: Support, coefficients: Values) -> Values 
     Values::Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients: Box::new(coefficients) }
 }
 
-/// Values of any kind for `m` elements of a tensor of type f32.
+/// Returns a strategy for values of any kind, for `m` elements of type f32.
 fn any_values(m: usize, tensors: usize) -> BoxedStrategy<Values> {
     let groups = prop_oneof![Just(Groups::Block), Just(Groups::Tensor), (2u64..40).prop_map(Groups::Len)];
     let grouped = groups.prop_flat_map(move |groups| {
@@ -161,7 +161,7 @@ fn any_values(m: usize, tensors: usize) -> BoxedStrategy<Values> {
         (-1074i16..=1023, codes.clone(), signs).prop_map(|(min_exponent, codes, signs)| Values::Pow2 {
             min_exponent,
             underflow: Underflow::Zero,
-            // A zero has no sign.
+            // A zero has no sign bit.
             negative: codes.iter().enumerate().map(|(i, &code)| code != 0 && signs.get(i)).collect(),
             codes,
         }),
@@ -249,7 +249,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn arbitrary_blocks_come_back(block in any_block(), option in 0usize..10) {
+    fn arbitrary_blocks_round_trip(block in any_block(), option in 0usize..10) {
         let options = every_option()[option];
         let bytes = encode(&block, options, &UpdateHeader::default()).unwrap();
         prop_assert_eq!(decode(&bytes), block);

@@ -1,4 +1,4 @@
-//! Blocks that are handed over in wire form: the frames are those that the encoder makes of the decoded blocks.
+//! Blocks in wire form: the encoder writes the same frames for them as for the decoded blocks.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect()
 }
 
-/// Calls `f` with every update part that can be read, and with an encoder that knows the stream's index sets.
+/// Calls `f` with every readable update part, and with an encoder that knows the index sets of the stream.
 fn each_part(bytes: &[u8], limits: &Limits, mut f: impl FnMut(&UpdatePart<'_>, Encoder)) {
     let mut manifests: Vec<Arc<Manifest>> = Vec::new();
     let mut sets = Vec::new();
@@ -46,20 +46,20 @@ fn each_part(bytes: &[u8], limits: &Limits, mut f: impl FnMut(&UpdatePart<'_>, E
     }
 }
 
-/// Two blocks that say the same: NaN is like NaN.
+/// Whether two blocks are equal, compared by their `Debug` text, in which a NaN equals itself.
 fn same(a: &Block, b: &Block) -> bool {
     format!("{a:?}") == format!("{b:?}")
 }
 
 #[test]
-fn blocks_of_every_vector_are_handed_on_as_they_are() {
+fn blocks_of_every_vector_are_copied_unchanged() {
     let (mut handed, mut refused) = (0, 0);
     for vector in vectors().iter().filter(|v| v["result"] == "valid") {
         let (id, bytes) = (&vector["id"], unhex(vector["hex"].as_str().unwrap()));
         each_part(&bytes, &Limits::default(), |part, mut encoder| {
             let mut blocks = Vec::new();
             for i in 0..part.blocks.len() {
-                // Some vectors are beyond their own limits once they are decoded.
+                // Decoding exceeds the limits of some vectors.
                 let Ok(decoded) = part.decode(i, &part.budget()) else { continue };
                 match part.wire_block(i) {
                     Ok(block) => {
@@ -95,7 +95,7 @@ fn blocks_of_every_vector_are_handed_on_as_they_are() {
 }
 
 #[test]
-fn what_a_reader_refuses_is_refused_before_it_is_written_or_by_decode() {
+fn invalid_blocks_are_refused_by_the_encoder_or_by_decode() {
     let (mut early, mut late) = (0, 0);
     for vector in vectors().iter().filter(|v| v["result"] == "invalid") {
         let (id, bytes) = (&vector["id"], unhex(vector["hex"].as_str().unwrap()));
@@ -105,11 +105,11 @@ fn what_a_reader_refuses_is_refused_before_it_is_written_or_by_decode() {
                 match part.wire_block(i) {
                     Err(e) => {
                         early += 1;
-                        // A table that is there for its own stream's reader is none for others.
+                        // A shared table of the original stream does not exist in the new one.
                         let other = part.table_count() > 0 && e.name() == "unknown_reference";
-                        // Parts that do not go together are the fault of who hands them over.
+                        // Parts that do not fit each other are an error of the caller.
                         let parts = matches!(e, Error::Input(_));
-                        // What takes nothing is held to no limit.
+                        // Copying allocates nothing, so no limit applies.
                         let limit = matches!(expected, Error::Limit(_));
                         assert!(
                             other || parts || limit || e.name() == expected.name(),
@@ -144,7 +144,7 @@ fn encoded_by(options: EncodeOptions, blocks: &[(WireBlock<'_>, BlockOptions)]) 
     let (mut encoder, mut out) = (Encoder::new(options), Vec::new());
     let written = encoder.update_wire(&mut out, &UpdateHeader::default(), &manifest(), blocks);
     if let Err(e) = written {
-        assert!(out.is_empty() && encoder.offset() == 0, "a call that fails leaves all as it was");
+        assert!(out.is_empty() && encoder.offset() == 0, "a failed call changes nothing");
         return Err(e);
     }
     encoder.finish(&mut out);
@@ -167,7 +167,7 @@ fn part<'a, T: Clone, Id>(id: Id, bytes: &'a [u8]) -> Part<'a, T, Id> {
     Part::Written { id, bytes: Cow::Borrowed(bytes) }
 }
 
-/// The parts of a block as the encoder writes it.
+/// Returns a block in wire form, as the encoder writes it.
 fn as_bytes(block: &Block, options: BlockOptions) -> WireBlock<'static> {
     let stream = encoded(&[(block.into(), options)]).unwrap();
     let mut found = None;
@@ -175,7 +175,8 @@ fn as_bytes(block: &Block, options: BlockOptions) -> WireBlock<'static> {
     found.unwrap()
 }
 
-/// Supports and values of every kind that is written without tables, decoded, and as bytes.
+/// Returns decoded blocks with supports and values of every kind that is written without tables, and their
+/// options.
 fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
     let mut words = vec![0; 4000];
     gcodec::random::words(seed, 0, 0, &mut words);
@@ -268,9 +269,9 @@ fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
     ]
 }
 
-/// In every mixture of decoded parts and parts in wire form the frames are the same, and so is where parts are cut.
+/// Every mixture of decoded parts and parts in wire form gives the same frames, split into the same parts.
 #[test]
-fn frames_do_not_tell_who_wrote_the_parts() {
+fn decoded_parts_and_parts_in_wire_form_give_the_same_frames() {
     for (block, options) in pairs(1) {
         let bytes = as_bytes(&block, options);
         let expected = encoded(&[((&block).into(), options)]).unwrap();
@@ -287,7 +288,7 @@ fn frames_do_not_tell_who_wrote_the_parts() {
         }
         assert_eq!(bytes.decode(&manifest(), &Sets::new(), &budget()).unwrap(), block);
     }
-    // Many blocks, in parts of different sizes: one tensor's blocks by `add`.
+    // Many blocks in update parts of different sizes; `add` allows several blocks of one tensor.
     let add = |(block, options): (Block, BlockOptions)| (Block { add: true, ..block }, options);
     let bits = |b: &Block| b.values.gives_bits();
     let many: Vec<_> = (0..6).flat_map(pairs).filter(|(b, _)| !bits(b)).map(add).collect();
@@ -307,9 +308,9 @@ fn frames_do_not_tell_who_wrote_the_parts() {
     }
 }
 
-/// Planes made elsewhere give the bytes that the encoder packs.
+/// Values built from given bit planes have the same bytes as values that the encoder packs.
 #[test]
-fn values_made_of_planes_are_those_that_the_encoder_packs() {
+fn values_from_planes_equal_packed_values() {
     let plane = |codes: &[u64], width: u32| {
         let mut plane = vec![0u8; (codes.len() * width as usize).div_ceil(8)];
         for (i, code) in codes.iter().enumerate() {
@@ -364,7 +365,7 @@ fn values_made_of_planes_are_those_that_the_encoder_packs() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn inconsistent_parts_are_refused() {
     let a = Scope::Tensor(0);
     let block = |support, values| WireBlock { scope: a, add: false, support, values };
     let no_values = || Part::from(floats(0));
@@ -373,7 +374,7 @@ fn what_does_not_fit_is_refused() {
         Err(e) => e.name().to_owned(),
         Ok(_) => "accepted".to_owned(),
     };
-    // Two gaps by one parameter: 5 and 0 with k = 1.
+    // Two gaps, 5 and 0, in one chunk with k = 1.
     let good = [2, 0, 1, 0b01, 0b1100];
     let two = || Part::from(floats(2));
     assert_eq!(refused(block(rice(&good), two())), "accepted");
@@ -384,7 +385,7 @@ fn what_does_not_fit_is_refused() {
         (rice(&[2, 0, 64, 0, 0]), "out_of_range"),
         (rice(&[2, 5, 1, 0, 0]), "out_of_range"),
         (rice(&[2, 7, 1, 0, 0]), "not_canonical"),
-        // 1001 positions among 1000 elements; a count that no bytes can pay for.
+        // 1001 positions in 1000 elements; then more positions than the bytes can hold.
         (rice(&[0xe9, 7, 0, 0, 255]), "count_mismatch"),
         (rice(&[0xe7, 7, 0, 0, 255]), "length_mismatch"),
         (part(SupportId(9), &good), "unsupported"),
@@ -393,18 +394,18 @@ fn what_does_not_fit_is_refused() {
         (part(SupportId::ALL, &[0]), "length_mismatch"),
         (part(SupportId::BITMAP, &[1]), "length_mismatch"),
         (part(SupportId::BITMAP, &[1; 126]), "length_mismatch"),
-        // A set that the encoder does not know.
+        // An index set that the encoder does not know.
         (part(SupportId::SET, &[1; 32]), "unknown_reference"),
         (part(SupportId::SET, &[1; 31]), "length_mismatch"),
         (part(SupportId::CHUNKED, &[10, 11]), "out_of_range"),
         (part(SupportId::SEEDED, &[2, 0, 0, 0, 0, 0, 0, 0]), "length_mismatch"),
         (part(SupportId::ROWS, &[3, 2, 0]), "out_of_range"),
-        // Tokens by a shared table.
+        // Tokens with a shared table.
         (part(SupportId::GAPS_TOKENS, &[2, 0, 1, 0]), "unknown_reference"),
     ] {
         assert_eq!(refused(block(support.clone(), two())), expected, "{support:?}");
     }
-    // The numbers of values and of elements of the support.
+    // The number of values differs from the number of positions.
     assert_eq!(refused(block(rice(&good), floats(3).into())), "input");
     assert_eq!(refused(block(rice(&[0]), no_values())), "accepted");
     for (id, bytes, expected) in [
@@ -421,7 +422,7 @@ fn what_does_not_fit_is_refused() {
         (ValuesId::POW2, &[0, 0, 0, 0, 2, 0b11001, 1], "nonzero_padding"),
         (ValuesId::POW2, &[0, 0, 0, 2, 0, 1], "unknown_reference"),
         (ValuesId::POW2, &[0, 0, 0, 9], "unsupported"),
-        (ValuesId::ULP, &[0, 2, 0b1001], "input"), // and no delta
+        (ValuesId::ULP, &[0, 2, 0b1001], "input"), // no delta
         (ValuesId::LOW_RANK, &[1, 2, 1, 1, 5, 2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0, 0], "input"),
         (ValuesId(14), &[0], "unsupported"),
         (ValuesId(0), &[0], "unsupported"),
@@ -436,7 +437,7 @@ fn what_does_not_fit_is_refused() {
     assert_eq!(refused(with(Scope::Tensor(2), false, source())), "accepted");
     assert_eq!(refused(with(Scope::Tensor(2), false, constant())), "out_of_range");
     assert_eq!(refused(with(Scope::Tensor(9), false, source())), "input");
-    // Errors say which tensor is meant.
+    // Errors name the tensor.
     let wrong = with(Scope::Tensor(1), false, part(ValuesId::FLOATS, &[0]));
     let e = encoded(&[(wrong, BlockOptions::default())]).unwrap_err();
     assert_eq!(e.to_string(), "length of values does not fit its bytes at byte 0x1, tensor 1");
@@ -444,7 +445,7 @@ fn what_does_not_fit_is_refused() {
 
 proptest! {
     #[test]
-    fn parts_of_any_bytes_are_refused_or_written(
+    fn parts_of_random_bytes_are_refused_or_written(
         support in proptest::collection::vec(any::<u8>(), 0..40),
         values in proptest::collection::vec(any::<u8>(), 0..40),
         id in 0u64..10,
@@ -460,7 +461,7 @@ proptest! {
         };
         let decoded = block.decode(&manifest(), &Sets::new(), &budget());
         match encoded(&[(block.clone(), BlockOptions::default())]) {
-            // What decodes is written, and is what it was; what is refused does not decode.
+            // A written block decodes as before; a refused block does not decode.
             Ok(stream) => {
                 let mut again = None;
                 each_part(&stream, &Limits::default(), |part, _| again = Some(part.decode(0, &part.budget())));
@@ -476,7 +477,7 @@ proptest! {
     }
 
     #[test]
-    fn positions_by_rice_are_handed_over_as_the_encoder_writes_them(
+    fn rice_positions_in_wire_form_equal_those_of_the_encoder(
         gaps in proptest::collection::vec(prop_oneof![0u64..4, 0u64..3000, 0u64..1 << 28], 0..900),
         one: bool,
     ) {

@@ -1,4 +1,5 @@
-//! Decoding into buffers that are there already gives what decoding into new ones gives, whatever the buffers held.
+//! Decoding into existing buffers gives the same tensors as decoding into new ones, whatever the buffers
+//! contained.
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use gcodec::{
     SliceReader, TensorBuf, TensorInfo, UpdateHeader,
 };
 
-/// The tensors of a stream's only update, in new memory or in buffers full of ones.
+/// Returns the tensors of a stream's only update, in new memory or, if `dirty`, in buffers full of one bits.
 fn assemble(stream: &[u8], manifest: &Arc<Manifest>, dirty: bool) -> Vec<(u64, TensorBuf)> {
     let mut assembler = match dirty {
         false => Assembler::new(manifest, &Limits::default(), |_| true).unwrap(),
@@ -38,7 +39,7 @@ fn encode(manifest: &Arc<Manifest>, blocks: &[Block]) -> Vec<u8> {
 }
 
 #[test]
-fn every_kind_of_block_cleans_what_it_does_not_speak_of() {
+fn every_kind_of_block_zeroes_the_other_elements() {
     let manifest = crate::streams::manifest();
     for block in crate::streams::blocks() {
         let latent = matches!(block.values, gcodec::Values::Latent { .. });
@@ -84,7 +85,7 @@ fn ranges_and_parts_leave_no_gaps() {
     ] {
         let codecs = vec![codec.parse::<Codec>().unwrap(); inputs.len()];
         let blocks = compress(&inputs, &codecs, &Options::default().with_block_len(300), None).unwrap();
-        // All blocks, and all but every third: what is left out is zero.
+        // All blocks, then two of every three: elements without a block are zero.
         let some: Vec<Block> =
             blocks.iter().enumerate().filter(|(i, _)| i % 3 != 1).map(|(_, b)| b.clone()).collect();
         for blocks in [blocks, some] {

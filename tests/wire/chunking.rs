@@ -1,4 +1,4 @@
-//! How a stream's bytes are cut into pieces makes no difference to its events.
+//! The events of a stream do not depend on how its bytes are split into pieces.
 
 use std::io::Read;
 
@@ -23,7 +23,7 @@ fn by_pieces<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Vec<String> {
     events
 }
 
-/// Gives a few bytes at a time, and an interruption between them.
+/// A source that returns a few bytes at a time, with interruptions between them.
 struct Trickle<'a>(&'a [u8], usize, bool);
 
 impl Read for Trickle<'_> {
@@ -54,7 +54,7 @@ fn pieces_of_every_size_give_the_same_events() {
     }
 }
 
-/// A socket whose time is up before each few bytes.
+/// A source that times out before each piece of a few bytes, like a socket.
 struct Late<'a>(Trickle<'a>, bool);
 
 impl Read for Late<'_> {
@@ -73,7 +73,7 @@ impl Read for Late<'_> {
 }
 
 #[test]
-fn after_a_timeout_a_reader_goes_on() {
+fn a_reader_continues_after_a_timeout() {
     let stream = crate::streams::sample();
     let mut reader = Reader::new(Late(Trickle(&stream, 1000, false), false), Limits::default());
     let (mut events, mut timeouts) = (Vec::new(), 0);
@@ -90,13 +90,13 @@ fn after_a_timeout_a_reader_goes_on() {
 }
 
 #[test]
-fn a_reader_notices_the_end_of_a_cut_off_stream() {
+fn a_reader_reports_a_truncated_stream() {
     let stream = crate::streams::sample();
     let mut reader = Reader::new(&stream[..stream.len() - 1], Limits::default());
     let error = loop {
         match reader.next_event() {
             Ok(Some(_)) => {}
-            Ok(None) => panic!("a cut-off stream ended well"),
+            Ok(None) => panic!("a truncated stream was accepted"),
             Err(e) => break e,
         }
     };

@@ -1,4 +1,4 @@
-//! Finished files: random access, appending, and what happens when it fails.
+//! Finished files: random access, appending, and recovery after a failed append.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -12,7 +12,7 @@ use gcodec::{
     Support, TensorBuf, UpdateHeader, Values,
 };
 
-/// A folder that is removed with everything in it.
+/// A temporary folder that is removed with its content on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -39,7 +39,7 @@ fn bias(value: f32) -> Block {
 }
 
 #[test]
-fn one_tensor_of_one_step_is_found_without_the_rest() {
+fn one_tensor_of_one_step_is_read_without_the_rest() {
     let mut stream = crate::streams::sample();
     let file = File::open(&stream, Limits::default()).unwrap();
     assert_eq!(file.updates().len(), 2);
@@ -52,7 +52,7 @@ fn one_tensor_of_one_step_is_found_without_the_rest() {
     let mut expected = vec![0.0; 32];
     (expected[1], expected[30]) = (1.0, -1.0);
     assert_eq!(on_set, TensorBuf::from_f32(vec![8, 4], &expected).unwrap());
-    // Damage in a block that is not asked for goes unnoticed; in the one asked for it does not.
+    // Corruption is reported if it is in the requested block, and does not matter in any other block.
     let blocks = SliceReader::new(&stream, Limits::default()).find_map(|event| match event.unwrap() {
         Event::Frame(_, Body::Update(part)) if part.header.step == 2 => {
             Some(part.blocks[0].offset + part.blocks[0].len - 1)
@@ -63,7 +63,7 @@ fn one_tensor_of_one_step_is_found_without_the_rest() {
     let file = File::open(&stream, Limits::default()).unwrap();
     let error = file.tensor(1, "embed.bias", &none).unwrap_err();
     let at = error.location().unwrap();
-    // The first tensor of the block's scope.
+    // The error names the first tensor in the scope of the block.
     assert_eq!((error.name(), at.block, at.tensor), ("checksum_mismatch", Some(0), Some(0)));
     assert!(at.frame.is_some());
     assert!(file.tensor(1, "steps", &none).is_ok());
@@ -71,7 +71,7 @@ fn one_tensor_of_one_step_is_found_without_the_rest() {
 }
 
 #[test]
-fn parts_are_put_together_in_their_order_only() {
+fn parts_are_assembled_in_order_only() {
     let stream = crate::streams::sample();
     let mut parts = Vec::new();
     for event in SliceReader::new(&stream, Limits::default()) {
@@ -79,7 +79,7 @@ fn parts_are_put_together_in_their_order_only() {
             parts.push(part);
         }
     }
-    // The first update is of one part, the second of several.
+    // The first update has one part, the second several.
     assert!(parts.len() > 2 && parts[1].part == 0 && parts[2].part == 1);
     for wrong in [&[2, 1][..], &[1, 1], &[1, 3, 2], &[0, 1], &[0, 0]] {
         let mut assembler = Assembler::new(&parts[0].manifest, &Limits::default(), |_| true).unwrap();
@@ -97,7 +97,7 @@ fn a_file_without_its_end_does_not_open() {
 }
 
 #[test]
-fn a_finished_file_grows_and_a_cut_off_append_loses_nothing() {
+fn append_extends_a_file_and_an_interrupted_append_loses_nothing() {
     let folder = Folder::new("append");
     let path = folder.0.join("a.gcu");
     std::fs::write(&path, crate::streams::sample()).unwrap();
@@ -117,7 +117,7 @@ fn a_finished_file_grows_and_a_cut_off_append_loses_nothing() {
     let manifests = SliceReader::new(&bytes, Limits::default())
         .filter(|e| matches!(e.as_ref().unwrap(), Event::Frame(_, Body::Manifest(_))));
     assert_eq!(manifests.count(), 1);
-    // The process dies while it appends.
+    // Dropping the writer without `finish` stands for a process that dies while it appends.
     let mut writer = append(&path, EncodeOptions::default()).unwrap();
     writer.update(&UpdateHeader::default(), &manifest, &[bias(9.0)], BlockOptions::default()).unwrap();
     drop(writer);
@@ -128,7 +128,7 @@ fn a_finished_file_grows_and_a_cut_off_append_loses_nothing() {
 }
 
 #[test]
-fn a_delta_is_applied_whole_or_not_at_all() {
+fn a_delta_is_applied_completely_or_not_at_all() {
     let manifest = crate::streams::manifest();
     let base = TensorBuf::from_f32(vec![4], &[1.0, 2.0, 3.0, 4.0]).unwrap();
     let next = TensorBuf::from_f32(vec![4], &[1.0, 2.5, 3.0, 4.0]).unwrap();
@@ -159,7 +159,7 @@ fn a_delta_is_applied_whole_or_not_at_all() {
     assert_eq!(apply(&stream, Some(&next)).unwrap_err().name(), "checksum_mismatch");
     let wrong = encode(Delta { result: entry.base, ..entry });
     assert_eq!(apply(&wrong, Some(&base)).unwrap_err().name(), "checksum_mismatch");
-    // An update that says nothing of a tensor leaves it as the base has it.
+    // A tensor without blocks in the update keeps the values of the base.
     let manifest = crate::streams::manifest();
     let mut assembler = Assembler::new(&manifest, &Limits::default(), |n| n == "scale").unwrap();
     let scale = TensorBuf::from_f32(vec![], &[7.0]).unwrap();
@@ -173,7 +173,7 @@ fn a_delta_is_applied_whole_or_not_at_all() {
 }
 
 #[test]
-fn an_atomic_file_is_there_whole_or_not_at_all() {
+fn an_atomic_file_replaces_the_old_file_completely_or_not_at_all() {
     let folder = Folder::new("atomic");
     let path = folder.0.join("x");
     std::fs::write(&path, "old").unwrap();

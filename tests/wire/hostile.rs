@@ -1,4 +1,5 @@
-//! Streams that are made to hurt: right checksums and declarations out of all proportion. What they cost stays bounded.
+//! Hostile streams: their checksums are correct and their declarations are huge. Their cost in memory and
+//! time is bounded.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -53,7 +54,7 @@ fn stream(manifest: &Arc<Manifest>, options: EncodeOptions, blocks: &[Block]) ->
     out
 }
 
-/// The first error of a reader, and the bytes that it took until then.
+/// Returns the name of a reader's first error, and the number of bytes that the reader took before it.
 fn first_error(bytes: impl Read, limits: Limits) -> (String, u64) {
     struct Counted<R>(R, u64);
     impl<R: Read> Read for Counted<R> {
@@ -74,7 +75,7 @@ fn first_error(bytes: impl Read, limits: Limits) -> (String, u64) {
 }
 
 #[test]
-fn a_reader_waits_for_nothing_that_it_will_refuse() {
+fn a_reader_does_not_wait_for_a_body_that_it_will_refuse() {
     let most = 64 << 20;
     for (kind, body_len, name) in [
         (FrameKind::UPDATE, 1 << 60, "limit"),
@@ -92,7 +93,7 @@ fn a_reader_waits_for_nothing_that_it_will_refuse() {
         assert!(decoder.next_event().is_err());
         assert_eq!(decoder.needed(), 0);
     }
-    // A reader and a slice reader say the same of too few bytes.
+    // A reader and a slice reader report the same error.
     let after_end = [crate::streams::sample(), b"x".to_vec()].concat();
     for (bytes, name) in [(&b"hello"[..], "bad_magic"), (&after_end, "bad_sync"), (b"\x89GC", "truncated")] {
         assert_eq!(first_error(bytes, Limits::default()).0, name);
@@ -101,7 +102,7 @@ fn a_reader_waits_for_nothing_that_it_will_refuse() {
 }
 
 #[test]
-fn without_a_limit_any_length_is_only_waited_for() {
+fn without_a_limit_a_huge_body_is_awaited_but_not_allocated() {
     let limits = Limits::default().with_max_frame_bytes(u64::MAX);
     let mut decoder = Decoder::new(limits);
     decoder.feed(&[preamble(), header(FrameKind::UPDATE, u64::MAX, 0)].concat());
@@ -110,7 +111,7 @@ fn without_a_limit_any_length_is_only_waited_for() {
 }
 
 #[test]
-fn tensors_that_are_not_wanted_are_charged_too() {
+fn unselected_tensors_are_charged_too() {
     let manifest = two(1 << 35);
     let scope = Scope::Tensors { first: 0, count: 2 };
     let bytes =
@@ -156,7 +157,7 @@ fn definitions_are_charged_together() {
 }
 
 #[test]
-fn each_use_of_a_set_that_is_drawn_is_charged() {
+fn each_use_of_a_seeded_set_is_charged() {
     let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 20])]);
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
@@ -178,7 +179,7 @@ fn each_use_of_a_set_that_is_drawn_is_charged() {
 }
 
 #[test]
-fn what_a_block_may_take_does_not_depend_on_the_number_of_threads() {
+fn the_memory_limit_of_a_block_does_not_depend_on_the_number_of_threads() {
     let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 20])]);
     let block = |i: u64| {
         let scope = Scope::Range { tensor: 0, start: i << 14, len: 1 << 14 };
@@ -192,7 +193,7 @@ fn what_a_block_may_take_does_not_depend_on_the_number_of_threads() {
     };
     let blocks: Vec<_> = (0..64).map(block).collect();
     let bytes = stream(&manifest, EncodeOptions::default(), &blocks);
-    // Enough for the numbers of one block and no more.
+    // Enough for the numbers of one block, but not of two.
     let limits = Limits::default().with_max_alloc_bytes(100_000);
     for threads in [1, 8] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -209,7 +210,7 @@ fn what_a_block_may_take_does_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
-fn a_limit_that_is_met_when_a_block_is_applied_points_at_the_block() {
+fn a_limit_exceeded_while_applying_names_the_block() {
     let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 14])]);
     let block = constant(Scope::Tensor(0), Support::All, true);
     let bytes = stream(&manifest, EncodeOptions::default(), &[block.clone(), block]);
@@ -237,7 +238,7 @@ fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
         values: Values::LowRank { rows: 64, cols: 64, rank: 16, left: zeros(1024), right: zeros(1024) },
     };
     let bytes = stream(&manifest, EncodeOptions::default(), &vec![block; 200]);
-    // A hundred times the work of one block; there are twice as many, in batches of two.
+    // The limit allows the work of 100 blocks; there are 200, in batches of two.
     let limits = Limits::default().with_max_elements(100 * (4096 * 17 + 2048));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {
@@ -267,7 +268,8 @@ fn the_work_of_all_transforms_is_charged_together() {
         },
     };
     let bytes = stream(&manifest, EncodeOptions::default(), &vec![block; 200]);
-    // A hundred times a block's elements, and 128 multiplications for each, 16 to an element; there are twice as many.
+    // A block counts its elements once, and 128 multiplications per element, of which 16 count as one
+    // element. The limit allows 100 blocks in the first case and 200 in the second; there are 200.
     for (times, limited) in [(100, true), (200, false)] {
         let limits = Limits::default().with_max_elements(times * 4096 * 9);
         let mut assembler = Assembler::new(&manifest, &Limits::default(), |_| true).unwrap();
@@ -282,19 +284,19 @@ fn the_work_of_all_transforms_is_charged_together() {
 
 #[test]
 fn recovery_takes_time_linear_in_the_bytes() {
-    // Each header promises all that follows, and none of the checksums of bodies is right.
+    // Each header declares a body up to the end of the input, and every body checksum is wrong.
     let count = 400_000u64;
     let bytes: Vec<u8> =
         (0..count).flat_map(|i| header(FrameKind(0xf000), 24 * (count - i - 1), 0x1234_5678)).collect();
     let started = std::time::Instant::now();
     let saved = recover(&bytes, &Limits::default()).unwrap();
-    // Without a bound it reads two terabytes.
+    // Without a bound, recovery would read two terabytes.
     assert!(started.elapsed().as_secs() < 15);
     assert!(saved.bytes_lost > 0);
 }
 
 #[test]
-fn an_update_after_one_that_lost_its_end_is_recovered() {
+fn an_update_after_one_without_its_last_part_is_recovered() {
     let manifest = crate::streams::manifest();
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1));
@@ -317,7 +319,7 @@ fn an_update_after_one_that_lost_its_end_is_recovered() {
         }
     }
     assert_eq!(updates.len(), 4);
-    // The second part of the first update is damaged.
+    // The second part of the first update is corrupt.
     out[updates[1] + 30] ^= 1;
     let saved = recover(&out, &Limits::default()).unwrap();
     assert_eq!((saved.updates_kept, saved.frames_dropped), (1, 1));
@@ -347,8 +349,8 @@ fn the_delta_of_an_update_in_parts_lists_each_tensor_once() {
 }
 
 #[test]
-fn a_zstd_frame_that_asks_for_more_memory_than_allowed_is_refused_before_it_gets_it() {
-    // A window of 2^(10 + exponent) bytes, then one raw block that holds a metadata body without entries.
+fn a_zstd_frame_with_a_huge_window_is_refused_before_allocation() {
+    // A window of 2^(10 + exponent) bytes, then one raw block with a metadata body without entries.
     let framed = |exponent: u8, start: [u8; 4]| {
         let zstd = [&start[..], &[0, exponent << 3, 1 | 1 << 3, 0, 0, 0]].concat();
         let body = [&[1, 1], &zstd[..]].concat();
@@ -363,12 +365,12 @@ fn a_zstd_frame_that_asks_for_more_memory_than_allowed_is_refused_before_it_gets
     assert_eq!(first_error(&framed(10, magic)[..], limits((1 << 20) - 1)).0, "limit");
     assert_eq!(first_error(&framed(17, magic)[..], Limits::default()).0, "limit");
     assert_eq!(first_error(&framed(31, magic)[..], Limits::default()).0, "limit");
-    // What zstd would skip is no frame of it.
+    // A skippable frame is not accepted as a zstd frame.
     assert_eq!(
         first_error(&framed(10, 0x184d_2a50u32.to_le_bytes())[..], limits(1 << 20)).0,
         "length_mismatch"
     );
-    // A content of 2^40 bytes for one declared byte.
+    // A content size of 2^40 bytes, where one byte is declared.
     let mut body = vec![1, 1];
     body.extend(magic);
     body.push(3 << 6 | 1 << 5);
@@ -381,7 +383,7 @@ fn a_zstd_frame_that_asks_for_more_memory_than_allowed_is_refused_before_it_gets
 }
 
 #[test]
-fn an_index_set_that_does_not_fit_its_manifest_is_not_taken() {
+fn an_index_set_that_does_not_fit_its_manifest_is_refused() {
     let manifest = two(16);
     let set = |support| IndexSet {
         manifest: manifest.id(),

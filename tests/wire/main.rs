@@ -1,9 +1,9 @@
-//! The wire format: the vectors, pinned bytes, the registry, files, and what corrupt or hostile input leads to.
+//! Tests of the wire format: vectors, pinned bytes, the registry, files, and corrupt or hostile input.
 
 mod blocks;
 mod buffers;
 mod chunking;
-mod damage;
+mod corruption;
 mod describe;
 mod file;
 mod hostile;

@@ -1,8 +1,8 @@
-//! An encoder writes the same bytes to any kind of output, and takes away what it wrote where it fails.
+//! An encoder writes the same bytes to any kind of output, and removes the bytes of a call that fails.
 
 use gcodec::{BlockOptions, EncodeOptions, Encoder, Output, UpdateHeader};
 
-/// Memory of one piece, as an object of another program has it.
+/// An output of fixed size, like a buffer of another language's object.
 struct Fixed {
     memory: Box<[u8]>,
     len: usize,
@@ -27,7 +27,7 @@ impl Output for Fixed {
     }
 }
 
-/// Two updates in parts of a few blocks, one that fails in between, and the stream's end.
+/// Writes each block as an update in parts, with failing updates in between, and the end of the stream.
 fn write(out: &mut dyn Output) {
     let manifest = crate::streams::manifest();
     let blocks = crate::streams::blocks();

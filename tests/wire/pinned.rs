@@ -1,10 +1,10 @@
-//! Encoded bytes never change by accident: hashes of whole streams, for every codec and for tensors that take every way
-//! through the encoder (long and short, structured and not, subnormal, constant). A change here is a change of the
-//! encoder's choices and has to be meant.
+//! Pinned hashes of whole streams, so that encoded bytes never change by accident. The streams cover many
+//! codecs and tensors that reach every path of the encoder (long and short, structured and not, subnormal,
+//! constant). A change here is a change of the encoder's choices and must be intentional.
 
 use gcodec::{Codec, Dtype, TensorBuf, random};
 
-/// Numbers in whose exponents rows and columns show if `matrix`.
+/// Returns `n` random numbers. If `matrix`, their exponents depend on row and column.
 fn numbers(n: usize, columns: usize, matrix: bool) -> Vec<f32> {
     let mut words = vec![0; n];
     random::words(3, n as u64, 0, &mut words);
@@ -38,7 +38,7 @@ fn tensors() -> Vec<(&'static str, TensorBuf)> {
 }
 
 #[test]
-fn encoded_streams_are_what_they_were() {
+fn encoded_streams_have_their_pinned_hashes() {
     let tensors = tensors();
     let views: Vec<_> = tensors.iter().map(|(name, t)| (*name, t.view())).collect();
     let mut found = String::new();

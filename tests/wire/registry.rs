@@ -1,4 +1,4 @@
-//! `spec/registry.toml` against the library's constants, in both directions.
+//! Compares `spec/registry.toml` with the library's constants, in both directions.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,8 @@ use gcodec::Dtype;
 use gcodec::block::{CODINGS, Minifloat, ScaleFormat, SupportId, ValuesId};
 use gcodec::frame::{AttributeId, FrameKind, VERSION_MAJOR, VERSION_MINOR};
 
-/// The registry's tables: for each the entries, each a set of keys and values. All that this file uses of TOML.
+/// Returns the tables of the registry: for each table its entries, each a map of keys to values. Parses only
+/// the part of TOML that the registry uses.
 fn registry() -> BTreeMap<String, Vec<BTreeMap<String, String>>> {
     let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/spec/registry.toml")).unwrap();
     let mut tables: BTreeMap<String, Vec<BTreeMap<String, String>>> = BTreeMap::new();
@@ -19,7 +20,11 @@ fn registry() -> BTreeMap<String, Vec<BTreeMap<String, String>>> {
             let (key, value) = line.split_once('=').unwrap();
             let entry = tables.get_mut(&table).and_then(|t| t.last_mut()).unwrap();
             let value = value.trim().trim_matches('"').to_owned();
-            assert_eq!(entry.insert(key.trim().to_owned(), value), None, "{line} twice in [[{table}]]");
+            assert_eq!(
+                entry.insert(key.trim().to_owned(), value),
+                None,
+                "duplicate key in [[{table}]]: {line}"
+            );
         }
     }
     tables
@@ -32,33 +37,33 @@ fn number(text: &str) -> u64 {
     }
 }
 
-/// Ids and names of a table, in the order of the ids.
+/// Returns the ids and names of a table, in order of id.
 fn ids(table: &str) -> Vec<(u64, String)> {
     let mut ids: Vec<_> = registry()[table].iter().map(|e| (number(&e["id"]), e["name"].clone())).collect();
     ids.sort();
     ids
 }
 
-/// Compares a table with the constants, each an id and a name.
-fn holds<'n>(table: &str, constants: impl IntoIterator<Item = (u64, &'n str)>) {
+/// Checks that a table has exactly the ids and names of `constants`.
+fn check<'n>(table: &str, constants: impl IntoIterator<Item = (u64, &'n str)>) {
     let mut constants: Vec<_> = constants.into_iter().map(|(id, name)| (id, name.to_owned())).collect();
     constants.sort();
     assert_eq!(ids(table), constants, "table {table}");
     let mut unique = constants.clone();
     unique.dedup_by_key(|(id, _)| *id);
-    assert_eq!(unique, constants, "an id twice in table {table}");
+    assert_eq!(unique, constants, "duplicate id in table {table}");
 }
 
 #[test]
 fn every_id_is_registered_and_every_registered_id_is_known() {
-    holds("frame", FrameKind::REGISTERED.map(|(id, name)| (id.0.into(), name)));
-    holds("attribute", AttributeId::REGISTERED.map(|(id, name)| (id.0, name)));
-    holds("support", SupportId::REGISTERED.map(|(id, name)| (id.0, name)));
-    holds("values", ValuesId::REGISTERED.map(|(id, name)| (id.0, name)));
-    holds("coding", CODINGS.map(|(id, name)| (id.into(), name)));
-    holds("dtype", Dtype::ALL.map(|d| (d.id().into(), d.name())));
-    holds("scale", ScaleFormat::REGISTERED.map(|(f, name)| (f as u64, name)));
-    holds("minifloat", Minifloat::REGISTERED.map(|(f, name)| (f as u64, name)));
+    check("frame", FrameKind::REGISTERED.map(|(id, name)| (id.0.into(), name)));
+    check("attribute", AttributeId::REGISTERED.map(|(id, name)| (id.0, name)));
+    check("support", SupportId::REGISTERED.map(|(id, name)| (id.0, name)));
+    check("values", ValuesId::REGISTERED.map(|(id, name)| (id.0, name)));
+    check("coding", CODINGS.map(|(id, name)| (id.into(), name)));
+    check("dtype", Dtype::ALL.map(|d| (d.id().into(), d.name())));
+    check("scale", ScaleFormat::REGISTERED.map(|(f, name)| (f as u64, name)));
+    check("minifloat", Minifloat::REGISTERED.map(|(f, name)| (f as u64, name)));
     let tables: Vec<_> = registry().into_keys().collect();
     let known =
         ["attribute", "coding", "dtype", "format", "frame", "minifloat", "scale", "support", "values"];

@@ -1,4 +1,4 @@
-//! The conformance vectors of `spec/vectors` through the library's public API.
+//! Runs the conformance vectors of `spec/vectors` through the library's public API.
 
 use crate::describe::{describe_in_pieces, limits, outcome, reencode, unhex};
 use serde_json::Value;
@@ -9,7 +9,7 @@ fn vectors() -> Vec<Value> {
     index["vectors"].as_array().unwrap().clone()
 }
 
-/// Runs `check` on the vectors with this result, and says at the end which ones failed it and why.
+/// Runs `check` on all vectors with this result, and panics at the end with a list of all failures.
 fn each(result: &str, check: impl Fn(&Value, &[u8]) -> Result<(), String>) {
     let mut checked = 0;
     let mut wrong = Vec::new();
@@ -28,7 +28,7 @@ fn same(what: &str, found: &Value, expected: &Value) -> Result<(), String> {
 }
 
 #[test]
-fn valid_vectors_say_what_they_should() {
+fn valid_vectors_decode_as_expected() {
     each("valid", |vector, bytes| {
         let (described, tensors) = outcome(vector, bytes).map_err(|e| e.to_string())?;
         same("frames", &described, &vector["expected"])?;
@@ -37,7 +37,7 @@ fn valid_vectors_say_what_they_should() {
 }
 
 #[test]
-fn valid_vectors_do_not_depend_on_how_they_are_cut() {
+fn valid_vectors_decode_the_same_in_pieces() {
     each("valid", |vector, bytes| {
         for piece in [1, 7] {
             let described = describe_in_pieces(bytes, &limits(vector), piece).map_err(|e| e.to_string())?;
@@ -48,7 +48,7 @@ fn valid_vectors_do_not_depend_on_how_they_are_cut() {
 }
 
 #[test]
-fn invalid_vectors_are_refused_for_the_right_reason() {
+fn invalid_vectors_give_the_expected_error() {
     each("invalid", |vector, bytes| {
         let expected = vector["error"]["kind"].as_str().unwrap();
         match outcome(vector, bytes) {
@@ -56,7 +56,7 @@ fn invalid_vectors_are_refused_for_the_right_reason() {
             Err(e) => return Err(format!("{expected} expected, {}: {e}", e.name())),
             Ok(_) => return Err(format!("{expected} expected, accepted")),
         }
-        // A byte at a time the error is the same, and comes at the same place.
+        // Decoding byte by byte gives the same error at the same offset.
         let whole = crate::describe::describe(bytes, &limits(vector));
         match (whole, describe_in_pieces(bytes, &limits(vector), 1)) {
             (Err(whole), Err(pieces)) if whole.to_string() == pieces.to_string() => Ok(()),
@@ -67,14 +67,14 @@ fn invalid_vectors_are_refused_for_the_right_reason() {
 }
 
 #[test]
-fn vectors_by_default_choices_are_encoded_again_to_the_same_bytes() {
+fn roundtrip_vectors_are_encoded_to_the_same_bytes() {
     each("valid", |vector, bytes| {
         if vector["roundtrip"] != true {
             return Ok(());
         }
         match reencode(bytes, &limits(vector)) {
             Some(again) if again == bytes => Ok(()),
-            _ => Err("other bytes".to_owned()),
+            _ => Err("encoded to different bytes".to_owned()),
         }
     });
 }

@@ -1,6 +1,6 @@
-//! Updates of arbitrary contents, for tests that know no better: choices are taken from a seed, or from the bytes that a
-//! fuzzer gives. The blocks of an update hold together, and fit its manifest.
-#![allow(dead_code)] // each user takes what it needs
+//! Updates with arbitrary content, for tests and fuzz targets. The choices come from a seed, or from the
+//! bytes of a fuzzer. The blocks of an update are consistent and fit its manifest.
+#![allow(dead_code)] // each user needs only some of them
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use gcodec::{
     Values,
 };
 
-/// Choices: those of the bytes as long as there are any, then words that follow from the seed alone.
+/// A source of choices: first the given bytes, then words that depend only on the seed.
 pub(crate) struct Random<'a> {
     bytes: &'a [u8],
     seed: u64,
     drawn: u64,
-    /// Words that were drawn and not yet taken, the next one last.
+    /// Words that were drawn but not yet used; the next one is the last.
     words: Vec<u32>,
 }
 
@@ -30,7 +30,7 @@ impl<'a> Random<'a> {
         Self { bytes, ..Self::of_seed(0) }
     }
 
-    /// The next `len` bytes, at most 8, as a number.
+    /// Returns the next `len` bytes as a number. `len` is 1 to 8.
     fn take(&mut self, len: usize) -> u64 {
         if let Some((taken, rest)) = self.bytes.split_at_checked(len) {
             self.bytes = rest;
@@ -41,7 +41,7 @@ impl<'a> Random<'a> {
         (high | u64::from(self.word())) & u64::MAX >> (64 - 8 * len)
     }
 
-    /// The next word of the seed.
+    /// Returns the next word that depends on the seed.
     fn word(&mut self) -> u32 {
         loop {
             if let Some(word) = self.words.pop() {
@@ -62,7 +62,7 @@ impl<'a> Random<'a> {
         if bytes == 0 { 0 } else { self.take(bytes as usize) % n }
     }
 
-    /// Whatever bytes are left.
+    /// Returns the bytes that are left, and leaves none.
     pub(crate) fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.bytes)
     }
@@ -83,7 +83,8 @@ impl<'a> Random<'a> {
         out
     }
 
-    /// Numbers below `n` that are small more often than great, or are all alike, or even.
+    /// Returns numbers below `n`, drawn from one of four distributions: uniform, constant 0, or two in which
+    /// small numbers are more frequent.
     pub(crate) fn symbols(&mut self, count: u64, n: u16) -> Vec<u8> {
         let shape = self.below(4);
         let n = u64::from(n);
@@ -100,7 +101,7 @@ impl<'a> Random<'a> {
         (0..count).map(|_| self.below(2) == 1).collect()
     }
 
-    /// Elements of a type, any bit patterns.
+    /// Returns elements of a type, with arbitrary bit patterns.
     pub(crate) fn elements(&mut self, dtype: Dtype, count: u64) -> Vec<u8> {
         let mut bytes = self.bytes(dtype.bytes_for(count).unwrap_or(0));
         if dtype.bits() == 4 && count % 2 == 1 {
@@ -110,14 +111,14 @@ impl<'a> Random<'a> {
     }
 }
 
-/// An update: its manifest, its header, and its blocks with the options by which they are to be written.
+/// An update: its manifest, its header, and its blocks with the options for writing them.
 pub(crate) struct Update {
     pub(crate) manifest: Arc<Manifest>,
     pub(crate) header: UpdateHeader,
     pub(crate) blocks: Vec<(Block, BlockOptions)>,
 }
 
-/// A manifest of one to four tensors.
+/// Returns a manifest of one to four tensors.
 pub(crate) fn manifest(random: &mut Random<'_>) -> Arc<Manifest> {
     let infos = (0..1 + random.below(4)).map(|i| {
         let shape: Vec<u64> = (0..random.below(4)).map(|_| random.below(13)).collect();
@@ -127,7 +128,7 @@ pub(crate) fn manifest(random: &mut Random<'_>) -> Arc<Manifest> {
     Arc::new(Manifest::new(infos.collect()).expect("a manifest"))
 }
 
-/// An update of a manifest's tensors; a delta if `ulp` values may occur.
+/// Returns an update of the tensors of a manifest. With `ulp`, it is a delta and may have `ulp` values.
 pub(crate) fn update(random: &mut Random<'_>, manifest: &Arc<Manifest>, ulp: bool) -> Update {
     let infos = manifest.tensors();
     let tensors = infos.len() as u64;
@@ -161,21 +162,21 @@ pub(crate) fn update(random: &mut Random<'_>, manifest: &Arc<Manifest>, ulp: boo
     Update { manifest: Arc::clone(manifest), header, blocks }
 }
 
-/// How a block is written.
+/// Returns options for writing a block.
 pub(crate) fn options(random: &mut Random<'_>) -> BlockOptions {
     let (positions, _) = random.one(&Positions::ALL);
     let entropy = random.one(&[Entropy::Auto, Entropy::Auto, Entropy::Packed]);
     BlockOptions::default().with_positions(positions).with_entropy(entropy)
 }
 
-/// A difference in units of the last place that may lead from one element of a type to another.
+/// Returns a valid difference in units of the last place between two elements of a type.
 fn difference(random: &mut Random<'_>, dtype: Dtype) -> i64 {
     let number = if random.below(4) == 0 { random.take(8) } else { random.below(256).wrapping_sub(128) };
     let spare = 64 - dtype.bits();
     (number << spare) as i64 >> spare
 }
 
-/// A support over `n` elements, and how many it has.
+/// Returns a support over `n` elements, and its number of positions.
 pub(crate) fn support(random: &mut Random<'_>, n: u64) -> (Support, u64) {
     let some = |random: &mut Random<'_>, n: u64| -> Vec<u64> {
         let rarity = 1 + random.below(9);
@@ -219,7 +220,7 @@ fn scales(random: &mut Random<'_>, count: u64) -> Scales {
     Scales { format, bytes: random.bytes(count * format.bytes() as u64) }
 }
 
-/// Groups of `m` values, and how many there are; `tensors` is 0 for nested values.
+/// Returns groups of `m` values, and their number. `tensors` is 0 for nested values.
 fn groups(random: &mut Random<'_>, m: u64, tensors: u64) -> (Groups, u64) {
     match random.below(3) {
         0 if tensors > 0 => (Groups::Tensor, tensors),
@@ -231,7 +232,7 @@ fn groups(random: &mut Random<'_>, m: u64, tensors: u64) -> (Groups, u64) {
     }
 }
 
-/// `m` values for elements of a type, of any kind that may be there.
+/// Returns `m` values of any kind that is allowed for elements of `dtype`.
 pub(crate) fn values(random: &mut Random<'_>, dtype: Dtype, m: u64, tensors: u64, all: bool) -> Values {
     if !dtype.is_float() || random.below(6) == 0 {
         let bytes = random.elements(dtype, m);
@@ -285,7 +286,7 @@ pub(crate) fn values(random: &mut Random<'_>, dtype: Dtype, m: u64, tensors: u64
     }
 }
 
-/// `m` values of a kind that may be nested.
+/// Returns `m` values of a kind that can be nested.
 fn numbers(random: &mut Random<'_>, m: u64, tensors: u64) -> Values {
     let (groups, count) = groups(random, m, tensors);
     match random.below(6) {

@@ -1,5 +1,7 @@
-//! Streams as JSON, in the words of `spec/reference/decoder.py`, through the library's public API only: `tests/wire/vectors.rs`
-//! compares with it what the vectors expect, and `cargo xtask vectors` writes it into them.
+//! Describes streams as JSON, with the names that `spec/reference/decoder.py` uses, through the library's
+//! public API only.
+//! `tests/wire/vectors.rs` compares the description with the vectors, and `cargo xtask vectors` writes it into
+//! them.
 
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use gcodec::{
 };
 use serde_json::{Map, Value, json};
 
-/// What a stream says: each frame in order.
+/// Returns the description of a stream: each frame in order.
 pub(crate) fn describe(bytes: &[u8], limits: &Limits) -> Result<Value> {
     let mut stream = Stream::default();
     let mut reader = SliceReader::new(bytes, limits.clone());
@@ -23,7 +25,7 @@ pub(crate) fn describe(bytes: &[u8], limits: &Limits) -> Result<Value> {
     Ok(json!({ "frames": stream.frames }))
 }
 
-/// The same from a decoder that is fed pieces of `piece` bytes.
+/// Returns the same description from a decoder that is fed pieces of `piece` bytes.
 pub(crate) fn describe_in_pieces(bytes: &[u8], limits: &Limits, piece: usize) -> Result<Value> {
     let mut stream = Stream::default();
     let mut decoder = Decoder::new(limits.clone());
@@ -37,7 +39,7 @@ pub(crate) fn describe_in_pieces(bytes: &[u8], limits: &Limits, piece: usize) ->
     Ok(json!({ "frames": stream.frames }))
 }
 
-/// The dense tensors of the last update, with `base` for a delta.
+/// Returns the dense tensors of the last update; `base` is the base of a delta.
 pub(crate) fn tensors(bytes: &[u8], limits: &Limits, base: Option<&Map<String, Value>>) -> Result<Value> {
     let mut parts: Vec<Box<UpdatePart<'_>>> = Vec::new();
     let mut reader = SliceReader::new(bytes, limits.clone());
@@ -71,11 +73,11 @@ fn tensor(json: &Value) -> TensorBuf {
     let dtype = Dtype::from_name(json["dtype"].as_str().unwrap_or_default()).expect("dtype of a base");
     let shape = json["shape"].as_array().expect("shape of a base").iter().filter_map(Value::as_u64).collect();
     let data = unhex(json["data"].as_str().expect("data of a base"));
-    TensorBuf::new(dtype, shape, data).expect("a base holds together")
+    TensorBuf::new(dtype, shape, data).expect("the base is a valid tensor")
 }
 
-/// What the library's encoder makes of the decoded contents, with default choices; an index if the stream has one.
-/// `None` if the stream holds what the encoder cannot be asked for.
+/// Encodes the decoded content of a stream again, with the encoder's default choices, and with an index if
+/// the stream has one. Returns `None` if the stream has content that the encoder cannot write.
 pub(crate) fn reencode(bytes: &[u8], limits: &Limits) -> Option<Vec<u8>> {
     let all = || SliceReader::new(bytes, limits.clone()).filter_map(Result::ok);
     let index = all().any(|e| matches!(e, Event::Frame(_, Body::Index(_))));
@@ -108,7 +110,7 @@ pub(crate) fn reencode(bytes: &[u8], limits: &Limits) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The frames described so far, and the manifests among them.
+/// The frames described so far, and the manifests that they define.
 #[derive(Default)]
 struct Stream {
     frames: Vec<Value>,
@@ -164,7 +166,8 @@ fn describe_index(index: &Index) -> Value {
     json!({ "kind": "index", "frames": frames })
 }
 
-/// Whether inline weights came compressed cannot be told from the model: they are described as storage 1.
+/// Inline weights are always described as storage 1: a decoded model does not record whether they were
+/// compressed.
 fn describe_model(model: &Model) -> Value {
     let mut out = json!({
         "kind": "model", "id": hex(&model.id.0), "format": model.format, "name": model.name,
@@ -243,7 +246,7 @@ fn describe_set(set: &IndexSet, id: &[u8], manifest: &Manifest) -> Result<Value>
     let positions = match &set.support {
         Support::All => Value::Null,
         support => {
-            // A block around the support: what its values are does not matter to its positions.
+            // A block with this support. Its values do not affect its positions.
             let values = Values::Ulp { diffs: Vec::new() };
             let block = Block { scope: set.scope, add: false, support: support.clone(), values };
             let space = manifest.space(set.scope, 0)?;
@@ -261,18 +264,18 @@ fn patterns(numbers: &[f32]) -> Value {
     numbers.iter().map(|n| json!(format!("{:08x}", n.to_bits()))).collect()
 }
 
-/// Bytes as hexadecimal digits.
+/// Returns bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Hexadecimal digits as bytes.
+/// Returns the bytes of hexadecimal digits.
 pub(crate) fn unhex(digits: &str) -> Vec<u8> {
     let byte = |i: usize| u8::from_str_radix(&digits[i..i + 2], 16).expect("hexadecimal digits");
     (0..digits.len()).step_by(2).map(byte).collect()
 }
 
-/// The limits that a vector asks for, on top of the defaults.
+/// Returns the default limits, with the changes that a vector requests.
 pub(crate) fn limits(vector: &Value) -> Limits {
     let mut limits = Limits::default();
     for (name, value) in vector["limits"].as_object().into_iter().flatten() {
@@ -285,18 +288,18 @@ pub(crate) fn limits(vector: &Value) -> Limits {
             "max_blocks" => &mut limits.max_blocks,
             "max_inflated_bytes" => &mut limits.max_inflated_bytes,
             "max_definitions" => &mut limits.max_definitions,
-            other => panic!("no such limit: {other}"),
+            other => panic!("unknown limit: {other}"),
         };
         *field = value;
     }
     limits
 }
 
-/// Where a vector's bytes are refused: at decoding, or only when the tensors are asked for.
+/// Decodes a vector, and computes its tensors if the vector has tensors or expects an error in that stage.
 pub(crate) fn outcome(vector: &Value, bytes: &[u8]) -> Result<(Value, Option<Value>), Error> {
     let limits = limits(vector);
     let described = describe(bytes, &limits)?;
-    let asked = !vector["tensors"].is_null() || vector["error"]["stage"] == "tensors";
-    let tensors = if asked { Some(tensors(bytes, &limits, vector["base"].as_object())?) } else { None };
+    let needed = !vector["tensors"].is_null() || vector["error"]["stage"] == "tensors";
+    let tensors = if needed { Some(tensors(bytes, &limits, vector["base"].as_object())?) } else { None };
     Ok((described, tensors))
 }

@@ -1,5 +1,5 @@
 //! Streams and blocks that several tests use.
-#![allow(dead_code)] // each test takes what it needs
+#![allow(dead_code)] // each test binary uses only some of them
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use gcodec::{
     TensorInfo, UpdateHeader, Values,
 };
 
-/// Tensors of several types and shapes, small enough for tests that try every bit.
+/// A manifest with tensors of several types and shapes, small enough for tests that flip every bit.
 pub(crate) fn manifest() -> Arc<Manifest> {
     let tensors = vec![
         TensorInfo::new("embed.weight", Dtype::F32, [8, 4]),
@@ -39,7 +39,8 @@ fn f32_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
     values.into_iter().flat_map(f32::to_le_bytes).collect()
 }
 
-/// A block of every kind of support and of values, each fitting the manifest, but not one update: scopes repeat.
+/// Blocks with every kind of support and values. Each fits the manifest; together they are not a valid
+/// update, because scopes repeat.
 pub(crate) fn blocks() -> Vec<Block> {
     let block = |scope, support, values| Block { scope, add: false, support, values };
     let embed = Scope::Tensor(0);
@@ -216,12 +217,12 @@ pub(crate) fn blocks() -> Vec<Block> {
     ]
 }
 
-/// Whether a block can stand in an update that is no delta.
+/// Whether a block is allowed only in a delta.
 pub(crate) fn needs_delta(block: &Block) -> bool {
     matches!(block.values, Values::Ulp { .. })
 }
 
-/// The header of an update that holds `block` alone.
+/// The header of an update that contains only `block`.
 pub(crate) fn header_for(block: &Block) -> UpdateHeader {
     let delta = needs_delta(block).then(|| {
         let touched = block.scope.first()..block.scope.first() + block.scope.tensors();
@@ -230,7 +231,7 @@ pub(crate) fn header_for(block: &Block) -> UpdateHeader {
     UpdateHeader::default().with_step(9).with_delta(delta)
 }
 
-/// A stream with a frame of every kind: two updates, one of them in parts.
+/// A stream with a frame of every kind and two updates, the second in several parts.
 pub(crate) fn sample() -> Vec<u8> {
     let manifest = manifest();
     let blocks = blocks();

@@ -1,4 +1,4 @@
-//! Damaged and cut-off streams: always a typed error with a place, never a wrong result, never a panic.
+//! Corrupt and truncated streams: always a typed error with an offset, never a wrong result, never a panic.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use gcodec::{
 };
 use proptest::prelude::*;
 
-/// Reads a stream and decodes every block of it.
+/// Reads a stream and decodes all its blocks.
 fn read_all(bytes: &[u8], limits: &Limits) -> Result<usize, Error> {
     let mut blocks = 0;
     for event in SliceReader::new(bytes, limits.clone()) {
@@ -29,7 +29,7 @@ fn small_limits() -> Limits {
 }
 
 #[test]
-fn every_truncation_is_noticed() {
+fn every_truncation_is_an_error() {
     let stream = crate::streams::sample();
     assert_eq!(read_all(&stream, &small_limits()).unwrap(), 5);
     for len in 0..stream.len() {
@@ -43,19 +43,19 @@ fn every_truncation_is_noticed() {
 }
 
 #[test]
-fn every_flipped_bit_is_noticed() {
+fn every_flipped_bit_is_an_error() {
     let stream = crate::streams::sample();
     for bit in 0..stream.len() * 8 {
-        let mut damaged = stream.clone();
-        damaged[bit / 8] ^= 1 << (bit % 8);
-        let e = read_all(&damaged, &small_limits()).unwrap_err();
-        let at = e.location().expect("a place").offset;
+        let mut corrupt = stream.clone();
+        corrupt[bit / 8] ^= 1 << (bit % 8);
+        let e = read_all(&corrupt, &small_limits()).unwrap_err();
+        let at = e.location().expect("an error in a stream has a location").offset;
         assert!(at <= stream.len() as u64, "bit {bit}: {e}");
     }
 }
 
 #[test]
-fn exchanged_repeated_and_lost_frames_are_noticed() {
+fn exchanged_repeated_and_lost_frames_are_errors() {
     let stream = crate::streams::sample();
     let mut frames = Vec::new();
     for event in SliceReader::new(&stream, Limits::default()) {
@@ -83,7 +83,7 @@ fn exchanged_repeated_and_lost_frames_are_noticed() {
 }
 
 #[test]
-fn what_is_whole_can_be_recovered() {
+fn intact_frames_are_recovered() {
     let stream = crate::streams::sample();
     let whole = recover(&stream, &Limits::default()).unwrap();
     assert_eq!((whole.updates_kept, whole.frames_dropped, whole.bytes_lost), (2, 0, 0));
@@ -95,19 +95,19 @@ fn what_is_whole_can_be_recovered() {
         read_all(&saved.stream, &small_limits()).unwrap();
     }
     for at in (0..stream.len()).step_by(7) {
-        let mut damaged = stream.clone();
-        damaged[at] ^= 0x10;
-        let saved = recover(&damaged, &Limits::default()).unwrap();
-        // One frame is lost, and with it what refers to it.
+        let mut corrupt = stream.clone();
+        corrupt[at] ^= 0x10;
+        let saved = recover(&corrupt, &Limits::default()).unwrap();
+        // One frame is lost, and with it all frames that refer to it.
         assert!(saved.frames_kept + 8 >= kept, "byte {at}: {saved:?}");
         read_all(&saved.stream, &small_limits()).unwrap();
     }
 }
 
-/// A frame of no use between the parts of an update does not cost the update: neither a part that stands there twice, nor
-/// an index set whose manifest is lost.
+/// A useless frame between the parts of an update does not prevent the recovery of the update. The useless
+/// frame is a part that occurs twice, or an index set whose manifest is lost.
 #[test]
-fn an_update_is_recovered_around_a_frame_of_no_use() {
+fn an_update_is_recovered_around_a_useless_frame() {
     let stream = crate::streams::sample();
     let mut frames = Vec::new();
     for event in SliceReader::new(&stream, Limits::default()) {
@@ -129,9 +129,9 @@ fn an_update_is_recovered_around_a_frame_of_no_use() {
     for useless in [frames[second].0, frames[second + 1].0, &lost[start..]] {
         let before = frames[..=second].iter().flat_map(|(bytes, _)| *bytes);
         let after = frames[second + 1..].iter().flat_map(|(bytes, _)| *bytes);
-        let damaged: Vec<u8> =
+        let corrupt: Vec<u8> =
             stream[..16].iter().chain(before).chain(useless).chain(after).copied().collect();
-        let saved = recover(&damaged, &Limits::default()).unwrap();
+        let saved = recover(&corrupt, &Limits::default()).unwrap();
         assert_eq!((saved.updates_kept, saved.frames_dropped), (2, 1));
         assert_eq!(read_all(&saved.stream, &small_limits()).unwrap(), 5);
     }
@@ -140,11 +140,12 @@ fn an_update_is_recovered_around_a_frame_of_no_use() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Bodies are damaged and their checksums made right again, so that the layers below the frames are reached.
+    /// Corrupts bodies and corrects their checksums, so that the corruption reaches the layers below the
+    /// frames.
     #[test]
-    fn damage_behind_right_checksums_is_an_error_or_a_value(seed: u64, flips in 1usize..6) {
+    fn corruption_with_correct_checksums_is_an_error_or_a_value(seed: u64, flips in 1usize..6) {
         let stream = crate::streams::sample();
-        let mut damaged = stream.clone();
+        let mut corrupt = stream.clone();
         let mut at = 16;
         let mut state = seed;
         while at < stream.len() {
@@ -153,25 +154,25 @@ proptest! {
             for _ in 0..flips {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 if len > 0 && state >> 62 == 0 {
-                    damaged[body.start + (state >> 20) as usize % len] ^= 1 << (state >> 17 & 7);
+                    corrupt[body.start + (state >> 20) as usize % len] ^= 1 << (state >> 17 & 7);
                 }
             }
-            let crc = crc32fast::hash(&damaged[body.clone()]);
-            damaged[at + 16..at + 20].copy_from_slice(&crc.to_le_bytes());
-            let crc = crc32fast::hash(&damaged[at..at + 20]);
-            damaged[at + 20..at + 24].copy_from_slice(&crc.to_le_bytes());
+            let crc = crc32fast::hash(&corrupt[body.clone()]);
+            corrupt[at + 16..at + 20].copy_from_slice(&crc.to_le_bytes());
+            let crc = crc32fast::hash(&corrupt[at..at + 20]);
+            corrupt[at + 20..at + 24].copy_from_slice(&crc.to_le_bytes());
             at = body.end;
         }
-        if let Err(e) = read_all(&damaged, &small_limits()) {
-            let at = e.location().expect("a place");
+        if let Err(e) = read_all(&corrupt, &small_limits()) {
+            let at = e.location().expect("an error in a stream has a location");
             prop_assert!(at.frame.is_some() && at.offset <= stream.len() as u64, "{e}");
         }
-        let saved = recover(&damaged, &small_limits()).unwrap();
+        let saved = recover(&corrupt, &small_limits()).unwrap();
         read_all(&saved.stream, &small_limits()).unwrap();
     }
 
     #[test]
-    fn any_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         prop_assert!(read_all(&bytes, &small_limits()).is_err());
     }
 }
