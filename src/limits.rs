@@ -1,12 +1,12 @@
-//! What a reader allows a stranger to ask for: [`Limits`] is the policy, [`Budget`] the account of one decode.
+//! Resource limits for untrusted input: [`Limits`] is the policy, [`Budget`] the account of one decode.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, LimitError, Location, Result};
 
-/// What a reader allows. Every field is checked before the memory or the time is spent (spec, section 10).
+/// Limits of a reader. Every field is checked before the memory or the time is spent (spec, section 10).
 ///
-/// The defaults suit a trainer that receives updates of models of up to some tens of billions of parameters.
+/// The defaults suit a trainer that receives updates of models with up to tens of billions of parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
@@ -18,18 +18,20 @@ pub struct Limits {
     pub max_rank: u64,
     /// Bytes in one tensor name. Default: 4096 (the spec's own maximum).
     pub max_name_bytes: u64,
-    /// Elements that all blocks of one update part may span together; a low-rank matrix counts each once for each of
-    /// its ranks, a transform each once more for every 16 of its chunk's rows and columns. Default: 2^36.
+    /// Elements spanned by all blocks of one update part together. A low-rank matrix counts each element once
+    /// per rank, a transform each element once more for every 16 of its chunk's rows and columns. Default:
+    /// 2^36.
     pub max_elements: u64,
-    /// Bytes of memory that decoding one frame may take for what it declares beyond the bytes that have arrived:
-    /// positions, codes, values. As much again may be remembered of one stream, for the names of its manifests and the
+    /// Bytes of memory for decoding one frame, for declared sizes beyond the bytes that have arrived:
+    /// positions, codes, values. As much again may be kept per stream, for the names of its manifests and the
     /// positions of its index sets together. Default: 4 GiB.
     pub max_alloc_bytes: u64,
-    /// Blocks in one update part, each counted once for every tensor that its scope touches. Default: 1,048,576.
+    /// Blocks in one update part, each counted once for every tensor that its scope touches. Default:
+    /// 1,048,576.
     pub max_blocks: u64,
-    /// Bytes that a compressed metadata or model payload, or all names of a manifest, may grow to. Default: 64 MiB.
+    /// Bytes of a decompressed metadata or model payload, or of all names of a manifest. Default: 64 MiB.
     pub max_inflated_bytes: u64,
-    /// Manifests, index sets and models that a decoder remembers of one stream, each. Default: 1024.
+    /// Manifests, index sets and models kept per stream, each. Default: 1024.
     pub max_definitions: u64,
 }
 
@@ -74,14 +76,15 @@ impl Limits {
     }
 }
 
-/// A number that was compared with a length in memory, as an index of it. Formats count by 64 bits on every machine; this is
-/// the one way from there to this machine's width. What does not fit becomes an index that no slice has, never another's.
+/// Converts a number that was compared with a length in memory to an index. The format counts in 64 bits on
+/// every machine; this is the only conversion to the machine's width. A number that does not fit becomes an
+/// index outside every slice.
 #[inline]
 pub(crate) const fn in_memory(value: u64) -> usize {
     if value > usize::MAX as u64 { usize::MAX } else { value as usize }
 }
 
-/// Fails with [`Error::Limit`] if `asked > allowed`.
+/// Returns [`Error::Limit`] if `asked > allowed`.
 pub(crate) fn check(limit: &'static str, asked: u64, allowed: u64, offset: u64) -> Result<()> {
     if asked > allowed {
         return Err(Error::Limit(LimitError { limit, asked, allowed, at: Location::at(offset) }));
@@ -89,11 +92,11 @@ pub(crate) fn check(limit: &'static str, asked: u64, allowed: u64, offset: u64) 
     Ok(())
 }
 
-/// The limit that [`Budget::reserve_bytes`] reports.
+/// Limit that [`Budget::reserve_bytes`] reports.
 pub(crate) const MEMORY: &str = "max_alloc_bytes";
 
-/// What is left of a frame's allowance. Each allocation that a frame's declarations (not its bytes) ask for is
-/// reserved here first. Threads that decode blocks of one frame share one account.
+/// Remaining allowance of one frame. Each allocation whose size a frame declares is reserved here first.
+/// Threads that decode blocks of one frame share one budget.
 #[derive(Debug)]
 pub struct Budget {
     limits: Limits,
@@ -102,7 +105,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A full allowance.
+    /// Returns a full allowance.
     pub fn new(limits: &Limits) -> Self {
         Self {
             alloc_left: limits.max_alloc_bytes.into(),
@@ -111,12 +114,13 @@ impl Budget {
         }
     }
 
-    /// An account for what comes after the memory taken from this one was given back: of elements what is left here.
+    /// Returns a budget with the full memory again, for use after the memory taken from this one was freed,
+    /// and with the elements left here.
     pub(crate) fn with_memory_renewed(self) -> Self {
         Self { alloc_left: self.limits.max_alloc_bytes.into(), ..self }
     }
 
-    /// The policy behind this account.
+    /// Returns the limits behind this budget.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -126,7 +130,7 @@ impl Budget {
         take(MEMORY, &self.alloc_left, bytes, offset)
     }
 
-    /// Takes memory for `count` items of `T` from the allowance and gives `count` as a `usize`.
+    /// Takes memory for `count` items of `T` from the allowance, and returns `count` as a `usize`.
     pub(crate) fn reserve_items<T>(&self, count: u64, offset: u64) -> Result<usize> {
         self.reserve_bytes(count.saturating_mul(size_of::<T>() as u64), offset)?;
         usize::try_from(count).map_err(|_| {
@@ -139,15 +143,15 @@ impl Budget {
         })
     }
 
-    /// Takes `elements` that a block spans from the allowance.
+    /// Takes the `elements` that a block spans from the allowance.
     pub(crate) fn reserve_elements(&self, elements: u64, offset: u64) -> Result<()> {
         take("max_elements", &self.elements_left, elements, offset)
     }
 }
 
-/// Takes `asked` from what is left of a limit.
+/// Takes `asked` from the rest of a limit.
 fn take(limit: &'static str, left: &AtomicU64, asked: u64, offset: u64) -> Result<()> {
-    // No other memory is ordered by this number: relaxed is enough.
+    // This number orders no other memory: relaxed is enough.
     let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(asked));
     taken.map(drop).or_else(|left| check(limit, asked, left, offset))
 }

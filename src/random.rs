@@ -1,8 +1,8 @@
-//! The counter-based generator Philox4x32-10 and what is drawn with it (spec, section 8). Every word depends
-//! on its counter and key alone, so any order, any number of threads and any device draw the same.
+//! The counter-based generator Philox4x32-10 and the numbers drawn with it (spec, section 8). Every word
+//! depends only on its counter and key, so any order, any number of threads and any device draw the same.
 //!
-//! The key is a 64-bit seed, low half first. A compressor's word for element `i` of tensor `t` is word `i mod 4` of the
-//! counter `[lo(i/4), hi(i/4), lo(t), hi(t)]`, where `t` is the tensor's number in the manifest.
+//! The key is a 64-bit seed, low half first. A compressor's word for element `i` of tensor `t` is word `i mod
+//! 4` of the counter `[lo(i/4), hi(i/4), lo(t), hi(t)]`, where `t` is the tensor's number in the manifest.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: u32 = 10;
 
-/// The four words of one counter: Philox4x32 with ten rounds (Salmon et al., 2011).
+/// Returns the four words of one counter: Philox4x32 with ten rounds (Salmon et al., 2011).
 #[inline]
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut x0, mut x1, mut x2, mut x3] = counter;
@@ -31,17 +31,17 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [x0, x1, x2, x3]
 }
 
-/// The key that a seed stands for.
+/// Returns the key of a seed.
 pub fn key(seed: u64) -> [u32; 2] {
     halves(seed)
 }
 
-/// The word for element `index` of tensor `tensor`.
+/// Returns the word for element `index` of tensor `tensor`.
 pub fn word(seed: u64, tensor: u64, index: u64) -> u32 {
     philox4x32_10(counter(index / 4, tensor), key(seed))[in_memory(index % 4)]
 }
 
-/// The words for the elements `start ..` of tensor `tensor`, as many as `out` holds.
+/// Fills `out` with the words for the elements of tensor `tensor` from `start` on.
 pub fn words(seed: u64, tensor: u64, start: u64, out: &mut [u32]) {
     arch::run(Words { seed, tensor, start, out });
 }
@@ -62,7 +62,7 @@ impl Kernel for Words<'_> {
     }
 }
 
-/// [`words`], to be a part of a larger kernel.
+/// Does the same as [`words`], for use inside a larger kernel.
 #[inline(always)]
 pub(crate) fn fill_words(seed: u64, tensor: u64, start: u64, out: &mut [u32]) {
     let head = out.len().min(in_memory(start.wrapping_neg() % 4));
@@ -83,11 +83,11 @@ pub(crate) fn fill_words(seed: u64, tensor: u64, start: u64, out: &mut [u32]) {
     }
 }
 
-/// `count` of the numbers `0 .. n` without replacement, ascending: Floyd's algorithm, its draw `d` from the counter
-/// `[lo(d), hi(d), 2^32 - 1, 2^32 - 1]`. At most `n` numbers; memory is linear in `count`.
+/// Draws `count` of the numbers `0 .. n` without replacement, ascending: Floyd's algorithm, its draw `d` from
+/// the counter `[lo(d), hi(d), 2^32 - 1, 2^32 - 1]`. Draws at most `n` numbers; memory is linear in `count`.
 pub fn sample(n: u64, count: u64, seed: u64) -> Vec<u64> {
     let count = count.min(n);
-    // A bitmap where it takes at most 16 bytes for each number.
+    // A bitmap, if it takes at most 16 bytes per number.
     if n / 128 <= count {
         let mut taken = vec![0u64; in_memory(n.div_ceil(64))];
         floyd(n, count, seed, |x| {
@@ -112,7 +112,7 @@ pub fn sample(n: u64, count: u64, seed: u64) -> Vec<u64> {
     numbers
 }
 
-/// `insert` says whether the number was new.
+/// Runs Floyd's algorithm; `insert` returns whether the number was new.
 fn floyd(n: u64, count: u64, seed: u64, mut insert: impl FnMut(u64) -> bool) {
     for d in 0..count {
         let j = n - count + d;
@@ -126,13 +126,13 @@ fn floyd(n: u64, count: u64, seed: u64, mut insert: impl FnMut(u64) -> bool) {
     }
 }
 
-/// Counters of one batch.
+/// Counters per batch.
 const LANES: usize = 16;
 
-/// The words of `LANES` counters from `first` on.
+/// Returns the words of `LANES` counters from `first` on.
 ///
-/// Each 32-bit word lives in the low half of a 64-bit lane. A multiplication takes low halves only, so what is left in
-/// the high halves never has to be cleared, and the loop is two multiplications, two shifts and four exclusive ors for
+/// Each 32-bit word lives in the low half of a 64-bit lane. A multiplication uses low halves only, so the
+/// high halves are never cleared, and the loop is two multiplications, two shifts and four exclusive ors for
 /// each pair of lanes even with 128-bit vectors.
 #[inline(always)]
 fn philox_batch(first: u64, tensor: u64, key: [u32; 2]) -> [u32; 4 * LANES] {
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn known_answers() {
-        // The vectors that come with Random123.
+        // Test vectors of Random123.
         assert_eq!(philox4x32_10([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
         assert_eq!(
             philox4x32_10([u32::MAX; 4], [u32::MAX; 2]),

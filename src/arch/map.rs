@@ -1,4 +1,4 @@
-//! Files seen as memory.
+//! Memory-mapped files.
 
 use std::fs::File;
 use std::io;
@@ -7,11 +7,12 @@ use std::path::Path;
 
 use memmap2::Mmap;
 
-/// A file's bytes, mapped into memory, to be read without copying: for [`SliceReader`](crate::SliceReader) and
+/// A file mapped into memory, to be read without copying by [`SliceReader`](crate::SliceReader) and
 /// [`File`](crate::File).
 ///
-/// Another process that cuts the file short while it is mapped ends this one with SIGBUS on Unix; one that writes to it
-/// changes what is read, which the checksums may or may not notice. Map files that nobody else changes.
+/// If another process truncates the file while it is mapped, this process ends with SIGBUS on Unix. If
+/// another process writes to it, the data read changes, and checksums may or may not detect that. Map only
+/// files that no other process changes.
 #[derive(Debug)]
 pub struct Map(Mmap);
 
@@ -19,13 +20,13 @@ impl Map {
     /// Maps the whole of a regular file, which must not be empty.
     ///
     /// # Errors
-    /// [`io::Error`] if it cannot be opened or mapped.
+    /// [`io::Error`] if the file cannot be opened or mapped.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
-        // SAFETY: the map is read-only and only ever seen as `&[u8]`, for which every bit pattern is valid. What remains
-        // is another process that writes to the file while the map lives, which cannot be prevented; readers copy every
-        // length and offset out of it before they check and use them, so that their memory safety does not rest on
-        // reading a byte twice with one result.
+        // SAFETY: the map is read-only and seen only as `&[u8]`, for which every bit pattern is valid.
+        // Another process that writes to the file while the map lives cannot be prevented. Readers copy every
+        // length and offset out of the map before they check and use it, so their memory safety does not
+        // depend on reading a byte twice with the same result.
         unsafe { Mmap::map(&file) }.map(Self)
     }
 }

@@ -1,45 +1,46 @@
-//! What the processor and the system at hand can do: wider vectors, files as memory. The only module with unsafe code; it
-//! knows nothing of the format.
+//! Features of the processor and the operating system: wide vectors and memory-mapped files. The only module
+//! with unsafe code. It knows nothing about the format.
 //!
-//! Most of the speed comes without intrinsics: a [`Kernel`] is a safe loop that [`run`] compiles again for wider vectors
-//! and picks at run time. Intrinsics are used where a compiler finds no vector form, and have a safe twin that they are
-//! tested against.
+//! Most of the speed needs no intrinsics: a [`Kernel`] is a safe loop that [`run`] compiles for several
+//! instruction sets and selects at run time. Intrinsics are used where a compiler finds no vector form, and
+//! are tested against a safe implementation.
 
 #![allow(unsafe_code)]
 
 pub(crate) mod map;
 pub(crate) mod rans;
 
-/// A loop worth compiling for more than one instruction set.
+/// A loop worth compiling for several instruction sets.
 pub(crate) trait Kernel {
     type Output;
 
-    /// The loop. Implementations are `#[inline(always)]`, and so is all that they call, or nothing is gained.
+    /// Runs the loop. Implementations and everything they call must be `#[inline(always)]`: code that is not
+    /// inlined is compiled for the baseline instruction set.
     fn call(self) -> Self::Output;
 }
 
-/// Runs a kernel in the widest form that this processor has. The result does not depend on which.
+/// Runs a kernel in the widest form that this processor supports. The result is the same in every form.
 #[inline]
 pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
     #[cfg(target_arch = "x86_64")]
     {
         if x86::has_avx512() {
-            // SAFETY: all features that `with_avx512` enables were just found.
+            // SAFETY: all features that `with_avx512` enables were detected.
             return unsafe { x86::with_avx512(kernel) };
         }
         if x86::has_avx2() {
-            // SAFETY: all features that `with_avx2` enables were just found.
+            // SAFETY: all features that `with_avx2` enables were detected.
             return unsafe { x86::with_avx2(kernel) };
         }
     }
     kernel.call()
 }
 
-/// The widest form that a fuzzer lets [`run`] take: 0 the plain loop, 1 AVX2, 2 AVX-512.
+/// Widest form that a fuzzer allows [`run`]: 0 the plain loop, 1 AVX2, 2 AVX-512.
 #[cfg(fuzzing)]
 pub static WIDEST: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
 
-/// Whether a form of this width may be taken.
+/// Whether a form of this width may be used.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn allowed(_width: u8) -> bool {
@@ -53,7 +54,7 @@ fn allowed(_width: u8) -> bool {
 mod x86 {
     use super::Kernel;
 
-    /// Whether the features of [`with_avx512`] are there; the standard library remembers the answer.
+    /// Whether the processor has the features of [`with_avx512`]; the standard library caches the answer.
     #[inline]
     pub(super) fn has_avx512() -> bool {
         super::allowed(2)
@@ -67,7 +68,7 @@ mod x86 {
             && is_x86_feature_detected!("popcnt")
     }
 
-    /// Whether the features of [`with_avx2`] are there.
+    /// Whether the processor has the features of [`with_avx2`].
     #[inline]
     pub(super) fn has_avx2() -> bool {
         super::allowed(1) && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2")
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(run(Sum(&numbers)), expected);
         #[cfg(target_arch = "x86_64")]
         if x86::has_avx2() {
-            // SAFETY: the features were just found.
+            // SAFETY: the features were detected.
             assert_eq!(unsafe { x86::with_avx2(Sum(&numbers)) }, expected);
         }
     }

@@ -1,32 +1,33 @@
-//! Rows of 32 symbols through 32 rANS states at once (AVX-512). Without it nothing is done here, and the scalar loops of
-//! the coder, which give the same states and words, do all rows.
+//! Rows of 32 symbols through 32 rANS states at once (AVX-512). On other processors these functions do
+//! nothing, and the coder's scalar loops, which give the same states and words, process all rows.
 //!
 //! ```text
 //! encode a row:  f, s = frequencies and starts of 32 symbols     tables in registers, looked up by permutation
-//!                lanes with x >> 20 >= f put out their low half  compressed, stored once, ending where words begin
-//!                q = x / f                                       by floats that round down, then put right by one
+//!                lanes with x >> 20 >= f emit their low half     compressed, stored once, before the later words
+//!                q = x / f                                       by floats rounded down, then corrected by one
 //!                x = q << 12 + s + x mod f
 //! decode a row:  slot = slots[x mod 4096]                        gathered
 //!                x = f * (x >> 12) + distance
-//!                lanes with x < 2^16 take a word                 loaded once, expanded
+//!                lanes with x < 2^16 read a word                 loaded once, expanded
 //! ```
 
-/// Symbols of a row, and states.
+/// Symbols per row; also the number of states.
 pub(crate) const LANES: usize = 32;
 
-/// Frequencies of symbols, and for each the sum of the frequencies before it.
+/// Frequency of each symbol, and the sum of the frequencies of all smaller symbols.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only the wide form reads them"))]
 pub(crate) struct Steps {
     pub(crate) freqs: [u16; 256],
     pub(crate) starts: [u16; 256],
-    /// No symbol is smaller.
+    /// Smallest symbol with a frequency.
     pub(crate) first: u8,
-    /// No symbol is larger.
+    /// Largest symbol with a frequency.
     pub(crate) last: u8,
 }
 
-/// Encodes the rows of `symbols`, the last first. Words are put before `words[free..]`, of which `free` must leave room
-/// for one row more than there is to come; gives what is then free. `None` if this processor cannot.
+/// Encodes the rows of `symbols`, the last row first. Words are written before `words[free..]`; `free` must
+/// leave room for one row more than remains. Returns the new `free`; `None` if the processor lacks the
+/// features.
 pub(crate) fn encode_rows(
     symbols: &[[u8; LANES]],
     steps: &Steps,
@@ -36,7 +37,7 @@ pub(crate) fn encode_rows(
 ) -> Option<usize> {
     #[cfg(target_arch = "x86_64")]
     if super::x86::has_avx512() {
-        // SAFETY: the features that `encode` enables are among those just found.
+        // SAFETY: the features that `encode` enables are among those detected.
         return Some(unsafe {
             match steps.last - steps.first {
                 0..64 => x86::encode::<1>(symbols, steps, states, words, free),
@@ -48,9 +49,11 @@ pub(crate) fn encode_rows(
     None
 }
 
-/// Decodes rows as long as there are a row's words at `words[taken..]`, and gives the number of rows and of bytes taken.
+/// Decodes rows while a full row of words is available at `words[taken..]`. Returns the number of rows and of
+/// bytes read.
 ///
-/// Each slot: the symbol (bits 0 to 7), its frequency less one (8 to 19), the slot's distance from the first (20 to 31).
+/// Each slot holds the symbol (bits 0 to 7), its frequency minus one (8 to 19), and the slot's distance from
+/// the symbol's first slot (20 to 31).
 pub(crate) fn decode_rows(
     slots: &[u32; 4096],
     states: &mut [u32; LANES],
@@ -59,7 +62,7 @@ pub(crate) fn decode_rows(
 ) -> (usize, usize) {
     #[cfg(target_arch = "x86_64")]
     if super::x86::has_avx512() {
-        // SAFETY: the features that `decode` enables are among those just found.
+        // SAFETY: the features that `decode` enables are among those detected.
         return unsafe { x86::decode(slots, states, words, out) };
     }
     let _ = (slots, states, words, out);
@@ -74,11 +77,11 @@ mod x86 {
 
     const TRUNCATE: i32 = _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC;
 
-    /// `PAGES` * 64 numbers, looked up 32 at a time.
+    /// A table of `PAGES` * 64 numbers, looked up 32 at a time.
     struct Lookup<const PAGES: usize>([[__m512i; 2]; PAGES]);
 
     impl<const PAGES: usize> Lookup<PAGES> {
-        /// The numbers of `table` from `first` on, zeros beyond its end.
+        /// Loads `table` from `first` on, with zeros past its end.
         #[target_feature(enable = "avx512f")]
         fn new(table: &[u16; 256], first: u8) -> Self {
             let mut padded = [0u16; 512];
@@ -131,7 +134,7 @@ mod x86 {
         }
     }
 
-    /// The halves of 32 numbers of 16 bits, as numbers of 32 bits.
+    /// Widens 32 numbers of 16 bits to 32 bits, in two halves.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn widen(x: __m512i) -> [__m512i; 2] {
@@ -141,7 +144,7 @@ mod x86 {
         ]
     }
 
-    /// The low halves of 32 numbers of 32 bits.
+    /// Narrows 32 numbers of 32 bits to their low 16 bits.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn narrow(x: [__m512i; 2]) -> __m512i {
@@ -175,7 +178,8 @@ mod x86 {
             }
             let full = u32::from(full[0]) | u32::from(full[1]) << 16;
             let count = full.count_ones();
-            // The words stand first; turned by their number they stand last, and end where the later ones begin.
+            // The words come first. Rotated by their count they come last, and end where the later words
+            // begin.
             let packed = _mm512_maskz_compress_epi16(full, low);
             let turn = _mm512_add_epi16(ascending, _mm512_set1_epi16(count as i16));
             let turned = _mm512_permutexvar_epi16(turn, packed);
@@ -188,13 +192,13 @@ mod x86 {
         free
     }
 
-    /// Renormalises the states that are `full` and puts a symbol into each.
+    /// Renormalises the states that are `full` and encodes a symbol into each.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     fn push(x: __m512i, full: __mmask16, f: __m512i, s: __m512i) -> __m512i {
         let x = _mm512_mask_srli_epi32::<16>(x, full, x);
-        // x < f * 2^20, so the quotient has 20 bits; floats of 24 that round towards zero twice fall short of it by less
-        // than 2^20 * 2 / 2^23 = 1/4, so what is left of x is less than 2f.
+        // x < f * 2^20, so the quotient has 20 bits. Two operations on 24-bit floats that round towards zero
+        // fall short of it by less than 2^20 * 2 / 2^23 = 1/4, so the remainder of x is less than 2f.
         let ratio = _mm512_div_round_ps::<TRUNCATE>(
             _mm512_cvt_roundepu32_ps::<TRUNCATE>(x),
             _mm512_cvt_roundepu32_ps::<TRUNCATE>(f),

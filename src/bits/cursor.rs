@@ -5,8 +5,8 @@ use nom::{IResult, Parser};
 
 use crate::error::{Error, FormatErrorKind, Result};
 
-/// A place in a byte slice that knows its offset in the stream and the name of the structure it is in, so that every
-/// error says where and what.
+/// A position in a byte slice that knows its stream offset and the name of its structure, so that every error
+/// has both.
 #[derive(Debug, Clone)]
 pub(crate) struct Cursor<'a> {
     rest: &'a [u8],
@@ -15,22 +15,22 @@ pub(crate) struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// A cursor at the beginning of `bytes`, which stand at `offset` and are the whole of `structure`.
+    /// Returns a cursor at the beginning of `bytes`, which start at `offset` and are all of `structure`.
     pub(crate) fn new(bytes: &'a [u8], offset: u64, structure: &'static str) -> Self {
         Self { rest: bytes, offset, structure }
     }
 
-    /// Offset of the next byte.
+    /// Returns the stream offset of the next byte.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The bytes that are left.
+    /// Returns the number of bytes left.
     pub(crate) fn remaining(&self) -> usize {
         self.rest.len()
     }
 
-    /// Runs a parser on the bytes that are left; a parser that needs more than there are is a length mismatch.
+    /// Runs a parser on the bytes left. A parser that needs more bytes gives a length mismatch.
     fn parse<O>(
         &mut self,
         mut parser: impl Parser<&'a [u8], Output = O, Error = NomError<&'a [u8]>>,
@@ -66,7 +66,7 @@ impl<'a> Cursor<'a> {
         self.parse(le_u64)
     }
 
-    /// A varint: minimal, below 2^64 (CNV-2).
+    /// Reads a varint: minimal, below 2^64 (CNV-2).
     pub(crate) fn varint(&mut self) -> Result<u64> {
         let start = self.offset;
         let bad = || Error::format(FormatErrorKind::BadVarint, start);
@@ -85,7 +85,7 @@ impl<'a> Cursor<'a> {
         Err(bad())
     }
 
-    /// A varint that must lie in `low ..= high` (CNV-4).
+    /// Reads a varint in `low ..= high` (CNV-4).
     pub(crate) fn varint_in(&mut self, field: &'static str, low: u64, high: u64) -> Result<u64> {
         let start = self.offset;
         let value = self.varint()?;
@@ -95,7 +95,7 @@ impl<'a> Cursor<'a> {
         Ok(value)
     }
 
-    /// A byte that must lie in `low ..= high` (CNV-4).
+    /// Reads a byte in `low ..= high` (CNV-4).
     pub(crate) fn u8_in(&mut self, field: &'static str, low: u8, high: u8) -> Result<u8> {
         let start = self.offset;
         let value = self.u8()?;
@@ -105,7 +105,7 @@ impl<'a> Cursor<'a> {
         Ok(value)
     }
 
-    /// A byte of flags of which only those in `known` may be set (CNV-5).
+    /// Reads a byte of flags of which only those in `known` may be set (CNV-5).
     pub(crate) fn flags(&mut self, field: &'static str, known: u8) -> Result<u8> {
         let start = self.offset;
         let value = self.u8()?;
@@ -115,39 +115,39 @@ impl<'a> Cursor<'a> {
         Ok(value)
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     pub(crate) fn take(&mut self, len: u64) -> Result<&'a [u8]> {
         let len = usize::try_from(len).map_err(|_| self.short())?;
         self.parse(take(len))
     }
 
-    /// The next `N` bytes.
+    /// Reads the next `N` bytes.
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let bytes = self.take(N as u64)?;
         bytes.try_into().map_err(|_| self.short())
     }
 
-    /// All bytes that are left.
+    /// Reads all bytes left.
     pub(crate) fn take_rest(&mut self) -> &'a [u8] {
         let rest = std::mem::take(&mut self.rest);
         self.offset += rest.len() as u64;
         rest
     }
 
-    /// A cursor over the next `len` bytes, which are the whole of `structure`.
+    /// Returns a cursor over the next `len` bytes, which are all of `structure`.
     pub(crate) fn sub(&mut self, len: u64, structure: &'static str) -> Result<Self> {
         let offset = self.offset;
         Ok(Self::new(self.take(len)?, offset, structure))
     }
 
-    /// A text: its length, then UTF-8 (CNV-3).
+    /// Reads a text: its length, then UTF-8 (CNV-3).
     pub(crate) fn text(&mut self) -> Result<&'a str> {
         let len = self.varint()?;
         let start = self.offset;
         std::str::from_utf8(self.take(len)?).map_err(|_| Error::format(FormatErrorKind::InvalidUtf8, start))
     }
 
-    /// Succeeds if no byte is left (CNV-6).
+    /// Checks that no byte is left (CNV-6).
     pub(crate) fn finish(&self) -> Result<()> {
         if self.rest.is_empty() { Ok(()) } else { Err(self.short()) }
     }
@@ -158,8 +158,8 @@ mod tests {
     use super::*;
     use crate::bits::put_varint;
 
-    /// Every value has one string of bytes and every string at most one value, over all strings of up to three bytes and
-    /// all endings of the longest.
+    /// Each value has exactly one encoding, and each encoding at most one value: checked over all encodings
+    /// of up to three bytes and all endings of the longest.
     #[test]
     fn varints_and_their_bytes_are_one_to_one() {
         let check = |bytes: &[u8]| {
@@ -177,7 +177,7 @@ mod tests {
         let mut values = 0u64;
         for word in 0..1u32 << 24 {
             let bytes = word.to_le_bytes();
-            // Strings with more bytes than their varint are those of a shorter one.
+            // Bytes after the end of a varint repeat the case of a shorter one.
             if bytes[0] >= 0x80 && bytes[1] >= 0x80 && bytes[2] < 0x80 {
                 values += u64::from(check(&bytes[..3]).is_some());
             } else {
@@ -190,7 +190,7 @@ mod tests {
             bytes[8..].copy_from_slice(&end.to_le_bytes());
             check(&bytes).is_some_and(|value| value >> 63 == 1)
         });
-        // Nine bytes that go on, and a tenth of 1.
+        // Nine continuation bytes, then a tenth byte of 1.
         assert_eq!(longest.count(), 128);
     }
 

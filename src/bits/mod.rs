@@ -1,4 +1,5 @@
-//! Bytes and bits, without meaning: little-endian integers, varints, texts, bit planes, checksums (spec, section 1).
+//! Bytes and bits: little-endian integers, varints, texts, bit planes, checksums (spec, section 1). This
+//! layer knows nothing about tensors.
 
 mod cursor;
 mod output;
@@ -12,19 +13,19 @@ pub(crate) use write::{put_f32, put_i16, put_text, put_u16, put_u32, put_u64, pu
 
 use crate::error::{Error, FormatErrorKind, Result};
 
-/// CRC-32 (IEEE 802.3) of `bytes`.
+/// Computes the CRC-32 (IEEE 802.3) of `bytes`.
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
-/// Whether a fuzzer wants wrong checksums to be refused as everybody does.
+/// Whether checksums are verified in a fuzzing build.
 #[cfg(fuzzing)]
 pub static CHECKSUMS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
-/// Refuses a CRC-32 that stands at `offset` and is not the one computed. No checksum is compared elsewhere.
+/// Checks the CRC-32 stored at `offset`. All checksum comparisons are made here.
 ///
-/// Under `cfg(fuzzing)` a wrong one passes, since a fuzzer does not guess what lies behind it, unless the target asks for
-/// checksums that work ([`CHECKSUMS`](crate::fuzzing::CHECKSUMS)).
+/// Under `cfg(fuzzing)` a wrong checksum passes, because a fuzzer cannot guess one, unless the target asks
+/// for verification ([`CHECKSUMS`](crate::fuzzing::CHECKSUMS)).
 pub(crate) fn check_crc(stored: u32, computed: u32, offset: u64) -> Result<()> {
     #[cfg(fuzzing)]
     if !CHECKSUMS.load(std::sync::atomic::Ordering::Relaxed) {
@@ -36,12 +37,12 @@ pub(crate) fn check_crc(stored: u32, computed: u32, offset: u64) -> Result<()> {
     }
 }
 
-/// A signed integer as an unsigned one: 0, -1, 1, -2, .. become 0, 1, 2, 3, ..
+/// Maps a signed integer to an unsigned one: 0, -1, 1, -2, .. become 0, 1, 2, 3, ..
 pub(crate) fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)).cast_unsigned()
 }
 
-/// The inverse of [`zigzag`].
+/// Inverts [`zigzag`].
 pub(crate) fn unzigzag(value: u64) -> i64 {
     (value >> 1).cast_signed() ^ -((value & 1).cast_signed())
 }

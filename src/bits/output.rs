@@ -1,17 +1,17 @@
-/// Where an [`Encoder`](crate::Encoder) puts its bytes: a `Vec<u8>`, or memory that belongs to another program's object.
+/// Destination of an [`Encoder`](crate::Encoder): a `Vec<u8>`, or memory of another program's object.
 ///
-/// What was put stays as it is, but for headers of frames, which are written when the frame is there.
+/// Appended bytes do not change, except that a frame's header is written when its body is complete.
 pub trait Output {
-    /// The bytes so far: those that were there before, and then what was appended.
+    /// Returns the bytes so far: those present before encoding, then the appended ones.
     fn bytes(&self) -> &[u8];
 
-    /// The same, to be written over.
+    /// Returns the same bytes, mutable.
     fn bytes_mut(&mut self) -> &mut [u8];
 
-    /// Puts `bytes` behind the others.
+    /// Appends `bytes`.
     fn append(&mut self, bytes: &[u8]);
 
-    /// Takes all but the first `len` bytes away again; nothing if there are no more than that.
+    /// Keeps the first `len` bytes and removes the rest. Does nothing if there are at most `len` bytes.
     fn truncate(&mut self, len: usize);
 }
 

@@ -1,24 +1,24 @@
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 
-/// Bytes of a plane of `count` fields of `width` bits; `None` if that exceeds 64 bits.
+/// Returns the bytes of a plane of `count` fields of `width` bits; `None` if that exceeds 64 bits.
 pub(crate) fn packed_bytes(count: u64, width: u32) -> Option<u64> {
     let bits = u128::from(count) * u128::from(width);
     u64::try_from(bits.div_ceil(8)).ok()
 }
 
-/// 64 bytes that are 0 or 1 as bits, the first lowest.
+/// Packs 64 bytes that are 0 or 1 into bits, the first byte into the lowest bit.
 #[inline(always)]
 pub(crate) fn pack_bits(bytes: &[u8; 64]) -> u64 {
     let mut packed = [0; 8];
     for (eight, byte) in bytes.as_chunks::<8>().0.iter().zip(&mut packed) {
-        // Bit 8j times 2^(56 - 7j) is bit 56 + j; no two products meet.
+        // The factor 2^(56 - 7j) moves bit 8j to bit 56 + j; no two products meet.
         *byte = (u64::from_le_bytes(*eight).wrapping_mul(0x0102_0408_1020_4080) >> 56) as u8;
     }
     u64::from_le_bytes(packed)
 }
 
-/// The bits of `word` where `mask` has ones, side by side from the lowest on.
+/// Packs the bits of `word` where `mask` has ones side by side, from the lowest on.
 #[inline]
 pub(crate) fn gather_bits(word: u64, mut mask: u64) -> u64 {
     if mask == u64::MAX {
@@ -33,7 +33,8 @@ pub(crate) fn gather_bits(word: u64, mut mask: u64) -> u64 {
     gathered
 }
 
-/// The inverse of [`gather_bits`]: the lowest bits of `word` to where `mask` has ones, zeros elsewhere.
+/// Inverts [`gather_bits`]: moves the lowest bits of `word` to where `mask` has ones; the other bits are
+/// zero.
 #[inline]
 pub(crate) fn scatter_bits(mut word: u64, mut mask: u64) -> u64 {
     if mask == u64::MAX {
@@ -48,7 +49,7 @@ pub(crate) fn scatter_bits(mut word: u64, mut mask: u64) -> u64 {
     scattered
 }
 
-/// Writes a bit plane, fields from the least significant bit on.
+/// Writes a bit plane, from the least significant bit on.
 pub(crate) struct PlaneWriter<'a> {
     out: &'a mut Vec<u8>,
     word: u64,
@@ -68,7 +69,7 @@ impl<'a> PlaneWriter<'a> {
         let filled = self.filled + width;
         if filled >= 64 {
             self.out.extend_from_slice(&self.word.to_le_bytes());
-            // The bits of `value` that did not fit; none if it began at a word's start.
+            // The bits of `value` that did not fit; none if it began at the start of a word.
             self.word = if self.filled == 0 { 0 } else { value >> (64 - self.filled) };
             self.filled = filled - 64;
         } else {
@@ -93,7 +94,7 @@ impl<'a> PlaneWriter<'a> {
     }
 }
 
-/// Reads a bit plane whose length is known to fit what is read from it.
+/// Reads a bit plane whose length has been checked.
 pub(crate) struct PlaneReader<'a> {
     bytes: &'a [u8],
     bit: u64,
@@ -101,12 +102,13 @@ pub(crate) struct PlaneReader<'a> {
 }
 
 impl<'a> PlaneReader<'a> {
-    /// A reader of all of `bytes`, which stand at `offset`.
+    /// Returns a reader of all of `bytes`, which start at `offset`.
     pub(crate) fn new(bytes: &'a [u8], offset: u64) -> Self {
         Self { bytes, bit: 0, offset }
     }
 
-    /// The next `width` <= 64 bits; zeros beyond the end of the plane, which [`Self::finish`] reports.
+    /// Reads the next `width` <= 64 bits. Past the end of the plane it reads zeros, which [`Self::finish`]
+    /// reports.
     #[inline]
     pub(crate) fn get(&mut self, width: u32) -> u64 {
         if width == 0 {
@@ -136,7 +138,8 @@ impl<'a> PlaneReader<'a> {
         if width == 64 { value } else { value & ((1 << width) - 1) }
     }
 
-    /// Checks that the last byte of a plane of `count` fields of `width` bits is padded with zeros; `bytes` are as many as they take.
+    /// Checks that the last byte of a plane of `count` fields of `width` bits is padded with zeros. The
+    /// length of `bytes` must match.
     pub(crate) fn check_padding(bytes: &[u8], count: u64, width: u32, offset: u64) -> Result<()> {
         let used = (count % 8) * u64::from(width) % 8;
         match bytes.last() {
@@ -147,7 +150,7 @@ impl<'a> PlaneReader<'a> {
         }
     }
 
-    /// Checks that the plane ends here, but for zero padding to a whole byte (CNV-1).
+    /// Checks that the plane ends here, apart from zero padding to a whole byte (CNV-1).
     pub(crate) fn finish(self, field: &'static str) -> Result<()> {
         let len = self.bytes.len() as u64;
         if self.bit.div_ceil(8) != len {

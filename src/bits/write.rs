@@ -1,6 +1,6 @@
 use byteorder::{LittleEndian, WriteBytesExt};
 
-// Writing into a vector cannot fail, so the results of `WriteBytesExt` carry nothing.
+// Writing into a vector cannot fail: the results of `WriteBytesExt` are always `Ok`.
 macro_rules! put {
     ($($name:ident $method:ident $type:ty),*) => { $(
         pub(crate) fn $name(out: &mut Vec<u8>, value: $type) {
@@ -19,7 +19,7 @@ pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     out.push(value as u8);
 }
 
-/// Bytes that [`put_varint`] writes.
+/// Returns the number of bytes that [`put_varint`] writes.
 pub(crate) fn varint_len(value: u64) -> u64 {
     u64::from((64 - (value | 1).leading_zeros()).div_ceil(7))
 }

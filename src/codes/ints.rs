@@ -1,4 +1,4 @@
-//! Coded integers (spec, section 7.1): a row of integers, whose number is known, in whichever coding is smallest.
+//! Coded integers (spec, section 7.1): an array of integers of known length, in whichever coding is smallest.
 
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, packed_bytes, put_varint};
 use crate::codes::rans::{self, Slots};
@@ -13,11 +13,11 @@ const TOKENS: u8 = 1;
 const SYMBOLS: u8 = 2;
 const REFERENCED: u8 = 3;
 
-/// Every coding of integers by its number, with its name in the registry.
+/// Every coding of integers by number, with its name in the registry.
 pub const CODINGS: [(u8, &str); 4] =
     [(PACKED, "packed"), (TOKENS, "tokens"), (SYMBOLS, "symbols"), (REFERENCED, "referenced")];
 
-/// What integers mean: those of one role may share a frequency table.
+/// Meaning of an array of integers. Arrays of one role may share a frequency table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Role {
     Gaps,
@@ -31,25 +31,25 @@ pub(crate) enum Role {
     Plane(u8),
 }
 
-/// What an encoder of integers knows of its surroundings.
+/// Context of an encoder of integers.
 pub(crate) struct Coder<'a> {
-    /// Whether to code at all.
+    /// Whether to use entropy coding.
     pub(crate) entropy: Entropy,
-    /// The tables that the update shares.
+    /// Frequency tables shared by the update.
     pub(crate) tables: &'a [Table],
-    /// Where to note the counts of each segment, when the shared tables are still to be found.
+    /// Receives the counts of each segment while the shared tables are still being chosen.
     pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
 }
 
-/// What a decoder of integers knows of its surroundings.
+/// Context of a decoder of integers.
 pub(crate) struct Decoder<'a> {
-    /// The tables that the update shares.
+    /// Frequency tables shared by the update.
     pub(crate) tables: &'a [Table],
-    /// What may be allocated.
+    /// Memory that may be allocated.
     pub(crate) budget: &'a Budget,
 }
 
-/// Bits, in 1/65536.
+/// Cost in units of 1/65536 bit.
 type Cost = u64;
 
 const fn bits(n: u64) -> Cost {
@@ -57,7 +57,8 @@ const fn bits(n: u64) -> Cost {
 }
 
 impl Coder<'_> {
-    /// The cheapest table for symbols that occur as `counts` say: a shared one by its number, or none; and the cost.
+    /// Returns the cheapest table for symbols with these `counts` (the number of a shared table, or `None`
+    /// for an own one) and its cost.
     fn table_for(&self, counts: &Counts) -> (Option<usize>, Cost) {
         let inline = Table::from_counts(counts)
             .and_then(|t| Some(t.cost(counts)?.saturating_add(bits(t.bits().next_multiple_of(8)))))
@@ -66,22 +67,22 @@ impl Coder<'_> {
         std::iter::once((None, inline)).chain(shared).min_by_key(|&(_, cost)| cost).unwrap_or((None, inline))
     }
 
-    /// The cost of a segment of `len` symbols.
+    /// Returns the cost of a segment of `len` symbols.
     fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
         let lanes = 1u64 << rans::lanes_log(len);
         self.table_for(counts).1.saturating_add(bits(32 + 32 * lanes))
     }
 }
 
-/// How a row of symbols is cut into segments, and what it then costs.
+/// Division of an array of symbols into segments, and its cost.
 pub(crate) struct Cut {
     segment_log: u8,
     cost: Cost,
-    /// How often each symbol occurs in each piece of `2^FINE_LOG`.
+    /// Count of each symbol in each piece of `2^FINE_LOG` symbols.
     fine: Vec<[u32; 256]>,
 }
 
-/// Segments of this length are the unit of deciding.
+/// Binary logarithm of the smallest segment that is considered.
 const FINE_LOG: u8 = 14;
 const COARSE_LOG: u8 = 16;
 
@@ -106,7 +107,7 @@ impl Cut {
         cut
     }
 
-    /// The cost of the symbols' raw bits if they are tokens.
+    /// Returns the cost of the raw bits if the symbols are tokens.
     fn raw_cost(&self) -> Cost {
         bits(tokens::raw_cost(&sum(&self.fine)))
     }
@@ -118,7 +119,7 @@ fn sum(counts: &[[u32; 256]]) -> Counts {
     total
 }
 
-/// Appends `entropy(N)`; `values` are what the symbols are tokens of, if they are.
+/// Appends `entropy(N)`; `values` are the integers behind the symbols if these are tokens.
 fn write_entropy(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
@@ -218,18 +219,18 @@ pub(crate) fn write_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, v
     plane.finish();
 }
 
-/// How a row of bytes is best written.
+/// Chosen coding of an array of bytes.
 pub(crate) enum SymbolPlan {
-    /// Fields of this width.
+    /// Fields of this width in bits.
     Packed(u32),
-    /// Entropy coded as they are.
+    /// Entropy-coded symbols.
     Symbols(Cut),
-    /// Entropy coded relative to references.
+    /// Entropy-coded differences from references.
     Referenced(Box<Referenced>, Cut),
 }
 
 impl SymbolPlan {
-    /// Finds the smallest coding of `symbols`. `row_lens` are lengths of rows that they may be a matrix of.
+    /// Finds the smallest coding of `symbols`. `row_lens` are the row lengths of matrices that they may form.
     pub(crate) fn new(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64]) -> Self {
         let width_of = |max: u8| 8 - max.leading_zeros();
         if coder.entropy == Entropy::Packed {
@@ -295,15 +296,16 @@ fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
     of(&split.rows).saturating_add(of(&split.columns)).saturating_add(bits(32))
 }
 
-/// Symbols that the search for the best references looks at.
+/// Symbols examined by the search for the best references.
 const SAMPLE: usize = 1 << 16;
 
-/// The row length, and whether to use columns, that promise to cost less than `limit`, by a look at a part of the symbols.
+/// Returns the row length, and whether to use columns, that should cost less than `limit`, estimated from a
+/// part of the symbols.
 fn best_reference(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64], limit: Cost) -> Option<(usize, bool)> {
     let n = symbols.len();
     let mut best = (limit - limit / 128, None);
     let mut try_one = |row_len: usize, columns: bool| {
-        // At least two rows, and rows long enough to pay for a reference.
+        // There must be at least two rows, and rows long enough to pay for a reference.
         if row_len < 4 || row_len > n / 2 {
             return;
         }
@@ -328,7 +330,8 @@ fn best_reference(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64], limit: Co
     best.1
 }
 
-/// The cost of `values` as `entropy(N)` over tokens by the coder's tables, raw bits included, in bits.
+/// Returns the cost of `values` as `entropy(N)` over tokens with the coder's tables, raw bits included, in
+/// bits.
 #[cfg(test)]
 fn token_bits(coder: &Coder<'_>, values: &[u64]) -> u64 {
     let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
@@ -336,7 +339,8 @@ fn token_bits(coder: &Coder<'_>, values: &[u64]) -> u64 {
     (Cut::new(coder, &symbols).cost >> 16) + raw
 }
 
-/// Reads `entropy(N)` of `out.len()` symbols; `raw` is called with each segment's symbols and the cursor behind its words.
+/// Reads `entropy(N)` of `out.len()` symbols. `raw` is called with each segment's symbols and the cursor
+/// after its words.
 fn read_entropy<'c>(
     cursor: &mut Cursor<'c>,
     tables: &[Table],
@@ -466,14 +470,14 @@ pub(crate) fn read_symbols(
             read_referenced(cursor, decoder, n)?
         }
         PACKED | TOKENS => {
-            // Checked against `max` there, so that the conversion loses nothing.
+            // `read_ints` has checked them against `max`: the conversion is exact.
             let values = read_ints(cursor, decoder, n, max.into())?;
             decoder.budget.reserve_items::<u8>(n, offset)?;
             values.into_iter().map(|v| v as u8).collect()
         }
         other => return Err(Error::unsupported("coding", other.into(), offset)),
     };
-    // No byte exceeds 255, and dense blocks have many.
+    // No byte exceeds 255, so dense blocks with that maximum skip the scan.
     let too_large = if max == 255 { None } else { symbols.iter().find(|&&s| s > max) };
     match too_large {
         Some(&symbol) => Err(Error::out_of_range("coded integer", symbol.into(), offset)),
@@ -503,12 +507,12 @@ fn read_referenced(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -
     let rows = references(n.div_ceil(row_len))?;
     let columns = if flags & 1 != 0 { references(row_len)? } else { Vec::new() };
     let residuals = read_plain_symbols(cursor, decoder, n)?;
-    // `row_len` <= n, for which memory was found.
+    // `row_len` <= n, for which memory was reserved.
     Ok(Referenced { row_len: in_memory(row_len), zero_apart, rows, columns, residuals }.into_symbols())
 }
 
-/// Goes over `entropy(N)` without decoding it: over its words, but to the end of the cursor where raw bits follow whose number
-/// only the symbols tell. Its tables have to be its own.
+/// Skips `entropy(N)` without decoding it. Where raw bits follow, only the symbols tell their number: the
+/// rest of the cursor is skipped. Tables must be in the segment itself.
 fn skim_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
     let segment = |cursor: &mut Cursor<'_>| {
         let offset = cursor.offset();
@@ -529,7 +533,7 @@ fn skim_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
             if n <= 1 << log {
                 return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
             }
-            // Each takes some bytes: a number that is too large ends where they do.
+            // Each segment takes some bytes: a count that is too large ends at the end of the bytes.
             for _ in 0..n.div_ceil(1 << log) {
                 let len = cursor.varint()?;
                 let mut inner = cursor.sub(len, "segment")?;
@@ -542,12 +546,12 @@ fn skim_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
     }
 }
 
-/// As [`skim_entropy`], over tokens.
+/// Skips as [`skim_entropy`], over tokens.
 pub(crate) fn skim_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
     if n == 0 { Ok(()) } else { skim_entropy(cursor, n, true) }
 }
 
-/// Goes over `ints(N)` without decoding them, as [`skim_entropy`] does.
+/// Skips `ints(N)` without decoding, as [`skim_entropy`] does.
 pub(crate) fn skim_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
     if n == 0 {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Integer codes, without tensors: split-plane Rice, and tokens or symbols through an interleaved rANS coder
-//! (spec, section 7). Under every support and every values kind.
+//! Integer codes: split-plane Rice, and tokens or symbols through an interleaved rANS coder (spec, section
+//! 7). Every support and every values kind uses them. This layer knows nothing about tensors.
 
 mod ints;
 mod rans;
@@ -17,12 +17,12 @@ pub(crate) use rice::{RiceRun, best_parameter, read_run, run_bits, skim_run, wri
 pub(crate) use table::{Counts, Table};
 pub(crate) use tokens::token_cost;
 
-/// How integers of a values kind are written.
+/// How the integers of a values kind are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Entropy {
-    /// Whatever is smallest.
+    /// Whichever coding is smallest.
     #[default]
     Auto,
-    /// Fields of fixed width: larger, but each stands at a known place.
+    /// Fields of fixed width: larger, but each field has a known position.
     Packed,
 }

@@ -1,5 +1,5 @@
-//! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit frequencies
-//! (spec, section 7.3).
+//! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit
+//! frequencies (spec, section 7.3).
 
 use crate::arch;
 use crate::bits::{Cursor, put_u32, put_varint};
@@ -7,7 +7,7 @@ use crate::codes::table::{Counts, FREQ_BITS, Table};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 
-/// The state in which an encoder begins and a decoder ends.
+/// State in which an encoder begins and a decoder ends.
 const INITIAL: u32 = 1 << 16;
 
 /// Counts the symbols.
@@ -19,9 +19,9 @@ pub(crate) fn count(symbols: &[u8]) -> Counts {
     counts
 }
 
-/// Counts less than 2^32 symbols.
+/// Counts fewer than 2^32 symbols.
 pub(crate) fn count_few(symbols: &[u8]) -> [u32; 256] {
-    // Eight tables, so that a run of one symbol does not wait for its own last increment.
+    // With eight tables, a run of one symbol does not wait for its last increment.
     let mut tables = [[0u32; 256]; 8];
     let (eights, rest) = symbols.as_chunks::<8>();
     for eight in eights {
@@ -33,7 +33,8 @@ pub(crate) fn count_few(symbols: &[u8]) -> [u32; 256] {
     std::array::from_fn(|symbol| tables.iter().map(|table| table[symbol]).sum())
 }
 
-/// Binary logarithm of the number of lanes for a segment of `len` symbols: more lanes code faster and cost four bytes each.
+/// Returns the binary logarithm of the number of lanes for a segment of `len` symbols. More lanes are faster
+/// and cost four bytes each.
 pub(crate) fn lanes_log(len: usize) -> u8 {
     match len {
         0..256 => 0,
@@ -42,10 +43,11 @@ pub(crate) fn lanes_log(len: usize) -> u8 {
     }
 }
 
-/// How the encoder codes one symbol.
+/// Encoding step of one symbol.
 #[derive(Clone, Copy, Default)]
 struct Step {
-    /// ceil-like reciprocal: for x < freq * 2^20, x / freq = x * reciprocal >> 44 exactly (error below x / 2^44 < 1 / freq).
+    /// Reciprocal, rounded up: for x < freq * 2^20, x / freq = x * reciprocal >> 44 exactly (error below x /
+    /// 2^44 < 1 / freq).
     reciprocal: u64,
     freq: u32,
     start: u32,
@@ -59,7 +61,8 @@ fn steps(table: &Table) -> [Step; 256] {
     })
 }
 
-/// Appends the lanes, words and states of `symbols`, which occur as `counts` say and all of which `table` must have.
+/// Appends the lanes, words and states of `symbols`. `counts` are their counts; `table` must contain all of
+/// them.
 pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], counts: &Counts, table: &Table, lanes_log: u8) {
     let steps = steps(table);
     let room = most_words(counts, table, symbols.len());
@@ -70,10 +73,11 @@ pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], counts: &Counts, table: &
     }
 }
 
-/// Words that `len` symbols put out at most.
+/// Returns an upper bound on the words that `len` symbols emit.
 ///
-/// A symbol of frequency f makes a state at least 16 f (after its word went out) at most (1 + 1/16) * 4096 / f times as
-/// large, log2(4096 / f) + 0.0875 bits, and a word takes 16 bits from it. A state ends no smaller than it began.
+/// A symbol of frequency f multiplies a state of at least 16 f (after its word was emitted) by at most (1 +
+/// 1/16) * 4096 / f, which adds log2(4096 / f) + 0.0875 bits; a word removes 16 bits. A state ends no smaller
+/// than it began.
 fn most_words(counts: &Counts, table: &Table, len: usize) -> usize {
     let bits = table.cost(counts).map_or(usize::MAX, |cost| in_memory(cost >> 16) + 1);
     (bits / 16 + len / 128 + 2).min(len)
@@ -87,7 +91,7 @@ fn write_lanes<const L: usize>(
     lanes_log: u8,
 ) {
     let mut states = [INITIAL; L];
-    // Words are filled from the end because they are read in reverse. A row is stored whole, whatever is in use of it.
+    // Words are filled from the end because they are read in reverse. A row is always stored whole.
     let mut words = vec![0u16; arch::rans::LANES + room];
     let mut free = words.len();
     let (rows, rest) = symbols.as_chunks::<L>();
@@ -109,7 +113,8 @@ fn write_lanes<const L: usize>(
     }
 }
 
-/// Puts a symbol into a state, and before that the word for which the state becomes too large before `words[free..]`.
+/// Encodes a symbol into a state. If the state would become too large, its word is first written before
+/// `words[free..]`.
 #[inline(always)]
 fn put(state: &mut u32, step: &Step, words: &mut [u16], free: &mut usize) {
     let Step { reciprocal, freq, start } = *step;
@@ -122,7 +127,7 @@ fn put(state: &mut u32, step: &Step, words: &mut [u16], free: &mut usize) {
     *state = (quotient << FREQ_BITS) + start + (x - quotient * freq);
 }
 
-/// Puts rows, the last first; gives what is free of the words then.
+/// Encodes rows, the last row first; returns the new `free`.
 fn put_rows<const L: usize>(
     rows: &[[u8; L]],
     steps: &[Step; 256],
@@ -138,7 +143,7 @@ fn put_rows<const L: usize>(
     free
 }
 
-/// [`put_rows`], where there are as many lanes as the processor can take together.
+/// Encodes rows as [`put_rows`] does, with vector instructions if the lanes fill them.
 fn put_rows_wide<const L: usize>(
     rows: &[[u8; L]],
     steps: &[Step; 256],
@@ -157,8 +162,8 @@ fn put_rows_wide<const L: usize>(
     arch::rans::encode_rows(rows.as_flattened().as_chunks().0, &wide, states, words, free)
 }
 
-/// A table made ready for decoding: for each slot the symbol (bits 0 to 7), its frequency less one (bits 8 to 19) and
-/// the slot's distance from the symbol's first (bits 20 to 31).
+/// Decoding form of a table. Each slot holds the symbol (bits 0 to 7), its frequency minus one (bits 8 to 19)
+/// and the slot's distance from the symbol's first slot (bits 20 to 31).
 pub(crate) struct Slots(Box<[u32; 1 << FREQ_BITS]>);
 
 impl Slots {
@@ -186,7 +191,7 @@ pub(crate) fn read(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut [u8]) -> Re
     }
 }
 
-/// Goes over a segment's lanes and words without decoding them.
+/// Skips a segment's lanes and words without decoding them.
 pub(crate) fn skim(cursor: &mut Cursor<'_>) -> Result<()> {
     let offset = cursor.offset();
     let lanes_log = cursor.u8()?;
@@ -225,9 +230,9 @@ fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut 
     Ok(())
 }
 
-/// Takes a symbol from a state, and then the word that it needs from `words[taken..]`.
+/// Decodes a symbol from a state, then reads the word that the state needs from `words[taken..]`.
 ///
-/// Past the end zeros are taken: `taken` then exceeds the number of bytes, which the caller reports.
+/// Past the end it reads zeros: `taken` then exceeds the number of bytes, which the caller reports.
 #[inline(always)]
 fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usize) -> u8 {
     let slot = slots.0[in_memory((*state & ((1 << FREQ_BITS) - 1)).into())];
@@ -249,7 +254,7 @@ fn get_rows<const L: usize>(
     words: &[u8],
     taken: &mut usize,
 ) {
-    // In a copy, so that the states stay in registers.
+    // A local copy keeps the states in registers.
     let (mut local, mut at) = (*states, *taken);
     for row in rows {
         for lane in 0..L {
@@ -264,7 +269,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A table of symbols whose frequencies are about these, at least 1 each.
+    /// Returns a table of symbols with frequencies in about these proportions, at least 1 each.
     fn table(weights: &[(u8, u64)]) -> Table {
         let mut counts = [0; 256];
         weights.iter().for_each(|&(symbol, weight)| counts[usize::from(symbol)] += weight);
@@ -286,7 +291,7 @@ mod tests {
             let present: Vec<u8> = (0..=255).filter(|&s| table.freq(s) > 0).collect();
             let symbol = |i: usize| present[word(i as u64) as usize % present.len()];
             let rows: Vec<[u8; 32]> = (0..300).map(|r| std::array::from_fn(|l| symbol(32 * r + l))).collect();
-            // Any states that an encoder can have, the extremes included.
+            // All states that an encoder can have, including the extremes.
             let any = |i: usize| match i {
                 0 => INITIAL,
                 1 => u32::MAX,
@@ -351,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_is_noticed() {
+    fn corruption_is_detected() {
         let symbols: Vec<u8> = (0..500u32).map(|i| (i * i % 7) as u8).collect();
         let counts = count(&symbols);
         let table = Table::from_counts(&counts).unwrap();

@@ -1,34 +1,36 @@
-//! Referenced symbols: each symbol relative to a reference of its row and one of its column (spec, section 7.5).
+//! Referenced symbols: each symbol relative to a reference of its row and one of its column (spec, section
+//! 7.5).
 //!
-//! The exponents of a gradient matrix are close to a sum of a row's and a column's part, as the gradient itself is a sum
-//! of outer products. Sending both parts first leaves symbols of less entropy, none of which waits for another.
+//! The exponents of a gradient matrix are close to the sum of a row part and a column part, because the
+//! gradient is a sum of outer products. Sending both parts first leaves symbols with less entropy, and each
+//! can be decoded independently.
 
 use crate::arch::{self, Kernel};
 
 /// Symbols as references and residuals.
 pub(crate) struct Referenced {
-    /// Symbols in a row.
+    /// Symbols per row.
     pub(crate) row_len: usize,
-    /// Whether symbol 0 stays 0.
+    /// Whether symbol 0 is kept apart and stays 0.
     pub(crate) zero_apart: bool,
-    /// A reference for each row.
+    /// Reference of each row.
     pub(crate) rows: Vec<u8>,
-    /// A reference for each column; empty if there are none.
+    /// Reference of each column; empty if columns have none.
     pub(crate) columns: Vec<u8>,
-    /// What is left of each symbol.
+    /// Each symbol minus its references.
     pub(crate) residuals: Vec<u8>,
 }
 
-/// Where residuals are centred: in the middle, so that neither side wraps.
+/// Centre of the residuals: the middle, so that neither side wraps.
 const CENTRE: i32 = 128;
 
 impl Referenced {
-    /// Splits `symbols`; `row_len` >= 1.
+    /// Splits `symbols` into references and residuals; `row_len` >= 1.
     pub(crate) fn new(symbols: &[u8], row_len: usize, columns: bool) -> Self {
         arch::run(Split { symbols, row_len, columns })
     }
 
-    /// Puts the symbols together again.
+    /// Restores the symbols.
     pub(crate) fn into_symbols(self) -> Vec<u8> {
         arch::run(Join(self))
     }
@@ -36,7 +38,7 @@ impl Referenced {
     #[inline(always)]
     fn split(symbols: &[u8], row_len: usize, columns: bool) -> Self {
         let zero_apart = symbols.contains(&0);
-        // A loop and not `collect`, which would be compiled apart from the kernel that this is a part of.
+        // A loop, because `collect` would be compiled apart from the kernel around it.
         let mut means = Vec::with_capacity(symbols.len().div_ceil(row_len));
         for row in symbols.chunks(row_len) {
             means.push(row_mean(row));
@@ -77,7 +79,7 @@ impl Referenced {
         self.residuals
     }
 
-    /// Replaces each residual by `f` of it, the sum of its references and `zero_apart`.
+    /// Replaces each residual by `f` of the residual, the sum of its references, and `zero_apart`.
     #[inline(always)]
     fn each_row(&mut self, f: impl Fn(u8, u16, bool) -> u8) {
         let zero_apart = self.zero_apart;
@@ -119,11 +121,11 @@ impl Kernel for Join {
     }
 }
 
-/// The rounded mean of the symbols of a row that are not zero.
+/// Returns the rounded mean of the nonzero symbols of a row.
 #[inline(always)]
 fn row_mean(row: &[u8]) -> i32 {
     let (mut sum, mut present) = (0u64, 0u64);
-    // So many that their sum fits 32 bits, which makes more lanes.
+    // The sum of 2^16 symbols fits 32 bits, which allows more lanes.
     for part in row.chunks(1 << 16) {
         let (mut few, mut few_present) = (0u32, 0u32);
         for &symbol in part {
@@ -136,10 +138,10 @@ fn row_mean(row: &[u8]) -> i32 {
     ((2 * sum + present) / (2 * present).max(1)) as i32
 }
 
-/// Rows whose sums of symbols fit 32 bits.
+/// Number of rows for which sums of symbols fit 32 bits.
 const FEW_ROWS: usize = 1 << 16;
 
-/// The rounded mean, for each column, of what symbols that are not zero exceed their row's mean by.
+/// Returns, for each column, the rounded mean by which its nonzero symbols exceed the mean of their row.
 #[inline(always)]
 fn column_means(symbols: &[u8], row_len: usize, row_means: &[i32]) -> Vec<i32> {
     let (mut sums, mut presents) = (vec![0i64; row_len], vec![0i64; row_len]);
@@ -162,7 +164,7 @@ fn column_means(symbols: &[u8], row_len: usize, row_means: &[i32]) -> Vec<i32> {
     sums.into_iter().zip(presents).map(mean).collect()
 }
 
-/// A reference modulo 256, or 255 where zero stays apart.
+/// Returns a reference modulo 256, or modulo 255 if zero is kept apart.
 fn wrap(reference: i32, zero_apart: bool) -> u8 {
     reference.rem_euclid(if zero_apart { 255 } else { 256 }) as u8
 }

@@ -1,17 +1,19 @@
-//! Split-plane Rice runs (spec, section 7.4): the low bits of all gaps at fixed width, then their high parts in unary.
+//! Split-plane Rice runs (spec, section 7.4): the low bits of all gaps at fixed width, then their high parts
+//! in unary.
 
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, packed_bytes};
 use crate::error::{Error, FormatErrorKind, Result};
 
-/// Bits of `gaps` with parameter `k`.
+/// Returns the bits of `gaps` with Rice parameter `k`.
 pub(crate) fn run_bits(gaps: &[u64], k: u8) -> u128 {
     let unary: u128 = gaps.iter().map(|&g| u128::from(g >> k) + 1).sum();
     unary + gaps.len() as u128 * u128::from(k)
 }
 
-/// The parameter that gives the fewest bits, the smallest of several.
+/// Returns the Rice parameter with the fewest bits; the smallest if several have.
 ///
-/// The number of bits is convex in k but for plateaus, and the best k lies within two of the logarithm of the mean gap.
+/// The number of bits is convex in k except for plateaus, and the best k differs from the logarithm of the
+/// mean gap by at most two.
 pub(crate) fn best_parameter(gaps: &[u64]) -> u8 {
     let sum: u128 = gaps.iter().map(|&g| u128::from(g)).sum();
     let mean = sum / (gaps.len() as u128).max(1);
@@ -32,17 +34,17 @@ pub(crate) fn write_run(out: &mut Vec<u8>, gaps: &[u64], k: u8) {
     high.finish();
 }
 
-/// What a reader knows of a run before it reads it.
+/// Parameters of a run that are known before it is read.
 pub(crate) struct RiceRun {
     /// Number of gaps.
     pub(crate) len: usize,
-    /// The parameter.
+    /// Rice parameter.
     pub(crate) k: u8,
-    /// Bytes of the second plane; `None` if it goes to the end of the cursor.
+    /// Bytes of the second plane; `None` if it extends to the end of the cursor.
     pub(crate) unary_len: Option<u64>,
-    /// The position before the first gap's, plus one.
+    /// Position before the first gap, plus one.
     pub(crate) base: u64,
-    /// Elements of the index space.
+    /// Elements in the index space.
     pub(crate) n: u64,
 }
 
@@ -57,14 +59,14 @@ fn take_planes<'a>(cursor: &mut Cursor<'a>, run: &RiceRun) -> Result<[(&'a [u8],
         Some(bytes) => cursor.take(bytes)?,
         None => cursor.take_rest(),
     };
-    // Every gap needs a bit: this bounds what is reserved by the bytes that are there.
+    // Every gap needs at least one bit: memory is bounded by the bytes present.
     if run.len as u64 > unary.len() as u64 * 8 {
         return Err(mismatch(unary_offset));
     }
     Ok([(low, low_offset), (unary, unary_offset)])
 }
 
-/// Goes over a run without decoding it.
+/// Skips a run without decoding it.
 pub(crate) fn skim_run(cursor: &mut Cursor<'_>, run: &RiceRun) -> Result<()> {
     take_planes(cursor, run).map(drop)
 }
@@ -77,8 +79,8 @@ pub(crate) fn read_run(cursor: &mut Cursor<'_>, run: &RiceRun, positions: &mut V
     let mut low = PlaneReader::new(low, low_offset);
     positions.reserve(len);
     let end = positions.len() + len;
-    let mut next = base; // the smallest position that the next gap can give
-    let mut zeros = 0u64; // zeros since the last one
+    let mut next = base; // smallest position that the next gap can give
+    let mut zeros = 0u64; // zeros since the last one bit
     let mut gap = |quotient: u64, positions: &mut Vec<u64>| -> Result<()> {
         let outside =
             |position| Error::format(FormatErrorKind::PositionOutOfRange { position, len: n }, unary_offset);
@@ -99,7 +101,7 @@ pub(crate) fn read_run(cursor: &mut Cursor<'_>, run: &RiceRun, positions: &mut V
         let mut bytes = [0; 8];
         bytes[..chunk.len()].copy_from_slice(chunk);
         let mut word = u64::from_le_bytes(bytes);
-        let mut from = 0; // bits of the word before the first that was not looked at
+        let mut from = 0; // bits of the word before the first unread one
         while word != 0 {
             if positions.len() == end {
                 return Err(mismatch(unary_offset));
@@ -112,7 +114,7 @@ pub(crate) fn read_run(cursor: &mut Cursor<'_>, run: &RiceRun, positions: &mut V
         }
         zeros += chunk.len() as u64 * 8 - from;
     }
-    // After the last one there may only be the padding of its byte.
+    // After the last gap only the padding of its byte may follow.
     if positions.len() != end || zeros >= 8 {
         return Err(mismatch(unary_offset));
     }
@@ -154,7 +156,7 @@ mod tests {
         }
     }
 
-    /// The gaps of the positions whose bits are set.
+    /// Returns the gaps between the positions of the bits that are set.
     fn gaps_of(set: u32) -> Vec<u64> {
         let positions = (0..32u64).filter(|p| set >> p & 1 == 1);
         let mut next = 0;
@@ -186,7 +188,7 @@ mod tests {
         }
     }
 
-    /// What is read is what a writer writes of it: no two byte strings say the same.
+    /// Every run that the reader accepts is exactly the run that the writer produces: the encoding is unique.
     #[test]
     fn every_string_of_two_bytes_is_refused_or_is_what_a_writer_writes() {
         let mut read_well = 0;

@@ -1,4 +1,4 @@
-//! The normative construction of frequency tables (spec, section 7.2), shared by both directions.
+//! Normative construction of frequency tables (spec, section 7.2), shared by both directions.
 
 use crate::bits::{Cursor, PlaneReader, PlaneWriter};
 use crate::error::{Error, FormatErrorKind, Result};
@@ -6,15 +6,15 @@ use crate::limits::in_memory;
 
 /// Binary logarithm of the sum of a table's frequencies.
 pub(crate) const FREQ_BITS: u32 = 12;
-/// The sum of a table's frequencies.
+/// Sum of a table's frequencies.
 pub(crate) const TOTAL: u32 = 1 << FREQ_BITS;
 /// Bits of a frequency's mantissa on the wire.
 const MANTISSA_BITS: u32 = 3;
 
-/// How often each symbol occurs.
+/// Number of occurrences of each symbol.
 pub(crate) type Counts = [u64; 256];
 
-/// Frequencies of symbols; together [`TOTAL`].
+/// Frequencies of symbols, with sum [`TOTAL`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Table {
     freq: [u16; 256],
@@ -24,12 +24,12 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// The canonical table for `counts`; `None` if nothing occurs.
+    /// Returns the canonical table for `counts`; `None` if all counts are zero.
     pub(crate) fn from_counts(counts: &Counts) -> Option<Self> {
         let total: u64 = counts.iter().sum();
         let first = counts.iter().position(|&c| c > 0)?;
         let last = counts.iter().rposition(|&c| c > 0)?;
-        // The first of the most frequent symbols: `max_by_key` would take the last.
+        // The first of the most frequent symbols; `max_by_key` alone would return the last.
         let rest = (first..=last).rev().max_by_key(|&s| counts[s])?;
         let distinct = counts.iter().filter(|&&c| c > 0).count() as u64;
         let scale = u64::from(TOTAL) - distinct;
@@ -73,8 +73,8 @@ impl Table {
     pub(crate) fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
         let offset = cursor.offset();
         let bad = || Error::format(FormatErrorKind::BadTable, offset);
-        // The table's length is known only once it is read: read from all that is left, then take what it used. Zeros that
-        // the plane gives beyond its end mean nothing.
+        // The table's length is known only after reading it: read from all bytes left, then take the bytes
+        // used. Zeros that the plane returns past its end have no meaning.
         let mut ahead = cursor.clone();
         let bytes = ahead.take_rest();
         let available = bytes.len() as u64 * 8;
@@ -121,12 +121,12 @@ impl Table {
         Ok(Self { freq, first, last, rest })
     }
 
-    /// A symbol's frequency, 0 if the table does not have it.
+    /// Returns a symbol's frequency, 0 if the table does not contain it.
     pub(crate) fn freq(&self, symbol: u8) -> u32 {
         self.freq[usize::from(symbol)].into()
     }
 
-    /// The sum of the frequencies of all smaller symbols, for each symbol.
+    /// Returns, for each symbol, the sum of the frequencies of all smaller symbols.
     pub(crate) fn starts(&self) -> [u16; 256] {
         let mut sum = 0;
         self.freq.map(|f| {
@@ -136,7 +136,7 @@ impl Table {
         })
     }
 
-    /// Bits of the table on the wire.
+    /// Returns the bits of the table on the wire.
     pub(crate) fn bits(&self) -> u64 {
         let each = |symbol| match self.freq(symbol) {
             0 => 4,
@@ -145,7 +145,8 @@ impl Table {
         24 + (self.first..=self.last).filter(|&s| s != self.rest).map(each).sum::<u64>()
     }
 
-    /// Bits that the symbols of `counts` cost by this table, in 1/65536; `None` if it lacks one of them.
+    /// Returns the cost of symbols with these `counts`, in 1/65536 bit; `None` if the table lacks one of
+    /// them.
     pub(crate) fn cost(&self, counts: &Counts) -> Option<u64> {
         let mut cost = 0u64;
         for (symbol, &count) in counts.iter().enumerate().filter(|(_, c)| **c > 0) {
@@ -173,8 +174,8 @@ fn round_to_nearest(freq: u32) -> u32 {
     (freq + (1 << (spare - 1))) >> spare << spare
 }
 
-/// `-log2(f / 4096)` in units of 1/65536 bit for each frequency f: an integer logarithm, so that every machine makes the
-/// same choices.
+/// `-log2(f / 4096)` in units of 1/65536 bit for each frequency f. An integer logarithm, so that every
+/// machine makes the same choices.
 static LOG_COST: [u32; in_memory(TOTAL as u64) + 1] = log_costs();
 
 const fn log_costs() -> [u32; in_memory(TOTAL as u64) + 1] {

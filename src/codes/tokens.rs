@@ -2,10 +2,10 @@
 
 use crate::codes::table::Counts;
 
-/// Tokens are less than this.
+/// Number of tokens.
 pub(crate) const TOKENS: u8 = 128;
 
-/// The token of a value.
+/// Returns the token of a value.
 #[inline]
 pub(crate) fn token(value: u64) -> u8 {
     if value < 2 {
@@ -15,19 +15,19 @@ pub(crate) fn token(value: u64) -> u8 {
     (2 * exponent + (value >> (exponent - 1) & 1) as u32) as u8
 }
 
-/// The number of raw bits that follow a token below [`TOKENS`].
+/// Returns the number of raw bits that follow a token below [`TOKENS`].
 #[inline]
 pub(crate) fn raw_bits(token: u8) -> u32 {
     (u32::from(token) / 2).saturating_sub(1)
 }
 
-/// The raw bits of a value.
+/// Returns the raw bits of a value.
 #[inline]
 pub(crate) fn raw(value: u64, raw_bits: u32) -> u64 {
     value & ((1 << raw_bits) - 1)
 }
 
-/// The value of a token and its raw bits.
+/// Returns the value of a token and its raw bits.
 #[inline]
 pub(crate) fn value(token: u8, raw: u64) -> u64 {
     if token < 2 {
@@ -37,12 +37,12 @@ pub(crate) fn value(token: u8, raw: u64) -> u64 {
     (2 | u64::from(token & 1)) << bits | raw
 }
 
-/// Raw bits of all values whose tokens are counted.
+/// Returns the raw bits of all values whose tokens are counted.
 pub(crate) fn raw_cost(counts: &Counts) -> u64 {
     counts.iter().zip(0..=255u8).map(|(&count, token)| count * u64::from(raw_bits(token))).sum()
 }
 
-/// Bits that `values` cost as tokens, table included, in 1/65536: what choosing between codes needs.
+/// Returns the cost of `values` as tokens, table included, in 1/65536 bit, for choosing between codes.
 pub(crate) fn token_cost(values: impl Iterator<Item = u64>) -> u64 {
     let mut counts = [0; 256];
     values.for_each(|v| counts[usize::from(token(v))] += 1);

@@ -1,8 +1,9 @@
-//! Exact conversions of elements: bit patterns of every element type to and from `f32`, and the order in which differences
-//! of the last place are counted.
+//! Exact conversions of elements: bit patterns of every element type to and from `f32`, and the order that
+//! defines differences in units in the last place (ULP).
 //!
-//! Everything rounds to nearest, ties to even. What happens beyond the largest finite value is the type's own: infinity
-//! in f16, bf16 and f8e5m2; NaN in f8e4m3fn and the two `fnuz`; the largest value in f4e2m1, which has neither.
+//! Every conversion rounds to nearest, ties to even. Overflow beyond the largest finite value depends on the
+//! type: infinity in f16, bf16 and f8e5m2; NaN in f8e4m3fn and the two `fnuz` types; the largest value in
+//! f4e2m1, which has neither.
 
 pub(crate) mod small;
 
@@ -15,10 +16,10 @@ use crate::limits::in_memory;
 use crate::tensor::{Dtype, TensorView};
 
 impl TensorView<'_> {
-    /// The elements as 32-bit floats, which is exact but for f64.
+    /// Converts the elements to `f32`. The conversion is exact except from f64.
     ///
     /// # Errors
-    /// [`Error::Input`] if they are no floats.
+    /// [`Error::Input`] if the element type is not a float.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
         let mut out = vec![0.0; in_memory(self.elements())];
         decode_f32s(self.dtype(), self.data(), 0, &mut out)?;
@@ -26,10 +27,11 @@ impl TensorView<'_> {
     }
 }
 
-/// Converts the elements `start .. start + out.len()` of `data` to `f32`, which is exact but for f64.
+/// Converts the elements `start .. start + out.len()` of `data` to `f32`. The conversion is exact except from
+/// f64.
 ///
 /// # Errors
-/// [`Error::Input`] if `dtype` is no float, or if `data` ends before the last of them.
+/// [`Error::Input`] if `dtype` is not a float, or if `data` is too short.
 pub fn decode_f32s(dtype: Dtype, data: &[u8], start: u64, out: &mut [f32]) -> Result<()> {
     float_only(dtype)?;
     let bytes = data.get(byte_range(dtype, start, out.len(), data.len())?).unwrap_or_default();
@@ -81,7 +83,7 @@ pub fn decode_f32s(dtype: Dtype, data: &[u8], start: u64, out: &mut [f32]) -> Re
 /// Converts `values` into the elements `start .. start + values.len()` of `data`.
 ///
 /// # Errors
-/// [`Error::Input`] if `dtype` is no float, or if `data` ends before the last of them.
+/// [`Error::Input`] if `dtype` is not a float, or if `data` is too short.
 pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) -> Result<()> {
     float_only(dtype)?;
     let range = byte_range(dtype, start, values.len(), data.len())?;
@@ -129,10 +131,10 @@ pub fn encode_f32s(dtype: Dtype, values: &[f32], start: u64, data: &mut [u8]) ->
     Ok(())
 }
 
-/// What is left of `values` once a tensor of this type holds them.
+/// Rounds `values` to what a tensor of this type can hold.
 ///
 /// # Errors
-/// [`Error::Input`] if `dtype` is no float.
+/// [`Error::Input`] if `dtype` is not a float.
 pub fn round_f32s(dtype: Dtype, values: &mut [f32]) -> Result<()> {
     if matches!(dtype, Dtype::F32 | Dtype::F64) {
         return Ok(());
@@ -142,7 +144,7 @@ pub fn round_f32s(dtype: Dtype, values: &mut [f32]) -> Result<()> {
     decode_f32s(dtype, &bytes, 0, values)
 }
 
-/// The largest finite `f32` that elements of this type hold; of an integer type, that of f32.
+/// Returns the largest finite `f32` that elements of this type can hold; for an integer type, that of f32.
 pub fn max_finite(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::F16 => f16::MAX.to_f32(),
@@ -156,7 +158,7 @@ pub fn max_finite(dtype: Dtype) -> f32 {
     }
 }
 
-/// The bit pattern of element `index`; `None` beyond the end.
+/// Returns the bit pattern of element `index`; `None` past the end.
 pub fn bits_at(dtype: Dtype, data: &[u8], index: u64) -> Option<u64> {
     if dtype.bits() == 4 {
         let byte = *data.get(usize::try_from(index / 2).ok()?)?;
@@ -169,7 +171,7 @@ pub fn bits_at(dtype: Dtype, data: &[u8], index: u64) -> Option<u64> {
     Some(u64::from_le_bytes(word))
 }
 
-/// Sets the bit pattern of element `index` to the low bits of `bits`; `None` beyond the end.
+/// Sets the bit pattern of element `index` to the low bits of `bits`; `None` past the end.
 pub fn set_bits_at(dtype: Dtype, data: &mut [u8], index: u64, bits: u64) -> Option<()> {
     if dtype.bits() == 4 {
         let (byte, shift) = (data.get_mut(usize::try_from(index / 2).ok()?)?, 4 * (index % 2));
@@ -182,8 +184,9 @@ pub fn set_bits_at(dtype: Dtype, data: &mut [u8], index: u64, bits: u64) -> Opti
     Some(())
 }
 
-/// The place of a bit pattern among all of its type, least first: neighbouring floats have neighbouring places, and
-/// -0 stands right below +0. Bit patterns of integers and of bool stand for themselves.
+/// Returns the rank of a bit pattern among all patterns of its type, smallest value first. Neighbouring
+/// floats have neighbouring ranks, and -0 comes directly before +0. Bit patterns of integers and of bool are
+/// their own ranks.
 pub fn ordered(dtype: Dtype, bits: u64) -> u64 {
     let (mask, sign) = masks(dtype);
     match (dtype.is_float(), bits & sign != 0) {
@@ -193,7 +196,7 @@ pub fn ordered(dtype: Dtype, bits: u64) -> u64 {
     }
 }
 
-/// The bit pattern at a place: the inverse of [`ordered`].
+/// Returns the bit pattern with a rank: the inverse of [`ordered`].
 pub fn unordered(dtype: Dtype, place: u64) -> u64 {
     let (mask, sign) = masks(dtype);
     match (dtype.is_float(), place & sign != 0) {
@@ -203,18 +206,19 @@ pub fn unordered(dtype: Dtype, place: u64) -> u64 {
     }
 }
 
-/// How many places up from `old` the bit pattern `new` lies, modulo the number of places.
+/// Returns the rank of `new` minus the rank of `old`, modulo the number of ranks.
 pub fn ulp_diff(dtype: Dtype, old: u64, new: u64) -> i64 {
     let spare = 64 - dtype.bits();
     (ordered(dtype, new).wrapping_sub(ordered(dtype, old)) << spare) as i64 >> spare
 }
 
-/// The bit pattern that lies `diff` places up from `old`: the inverse of [`ulp_diff`].
+/// Returns the bit pattern whose rank is `diff` above that of `old`: the inverse of [`ulp_diff`].
 pub fn ulp_step(dtype: Dtype, old: u64, diff: i64) -> u64 {
     unordered(dtype, ordered(dtype, old).wrapping_add(diff as u64) & masks(dtype).0)
 }
 
-/// Decoded bit patterns of the element types from [`Dtype::F8E4M3Fn`] to [`Dtype::F4E2M1`], in the order of their ids.
+/// Decoded bit patterns of the element types from [`Dtype::F8E4M3Fn`] to [`Dtype::F4E2M1`], in the order of
+/// their ids.
 static TABLES: [[f32; 256]; 5] =
     [F8E4M3FN.table(), F8E5M2.table(), F8E4M3FNUZ.table(), F8E5M2FNUZ.table(), F4E2M1.table()];
 

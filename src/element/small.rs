@@ -1,29 +1,29 @@
 //! Floats of at most eight bits: a sign, a few exponent bits, a few mantissa bits, gradual underflow.
 
-/// A sign bit, `exponent` and `mantissa` bits, gradual underflow.
+/// Layout of a small float: a sign bit, `exponent` and `mantissa` bits, gradual underflow.
 #[derive(Clone, Copy)]
 pub(crate) struct SmallFloat {
     exponent: u32,
     mantissa: u32,
     bias: i32,
-    /// The largest finite magnitude's code.
+    /// Code of the largest finite magnitude.
     pub(crate) max: u8,
     special: Special,
 }
 
-/// Codes that are no finite numbers.
+/// Codes that are not finite numbers.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Special {
     None,
     /// Magnitudes above `max` are NaN.
     NaN,
-    /// The magnitude after `max` is infinity, those above are NaN.
+    /// The magnitude after `max` is infinity, and those above are NaN.
     Infinity,
     /// Minus zero is NaN.
     MinusZero,
 }
 
-/// What a number becomes that rounds to more than the largest.
+/// Result for a number that rounds to more than the largest finite value.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Overflow {
     Saturate,
@@ -49,7 +49,7 @@ impl SmallFloat {
         1 << (self.exponent + self.mantissa)
     }
 
-    /// The value of a code that has no bits above the sign.
+    /// Returns the value of a code without bits above the sign.
     pub(crate) const fn decode(self, code: u8) -> f32 {
         let (sign, magnitude) = (code & self.sign() != 0, code & (self.sign() - 1));
         let fields = (magnitude >> self.mantissa, magnitude & ((1 << self.mantissa) - 1));
@@ -70,7 +70,7 @@ impl SmallFloat {
         if sign { -value } else { value }
     }
 
-    /// The values of all codes, bits above the sign ignored.
+    /// Returns the values of all codes, ignoring bits above the sign.
     pub(crate) const fn table(self) -> [f32; 256] {
         let mut table = [0.0; 256];
         let mut code = 0;
@@ -91,16 +91,16 @@ impl SmallFloat {
     }
 }
 
-/// 2^exponent, for the exponents of normal numbers.
+/// Returns 2^exponent, for the exponents of normal numbers.
 const fn power(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
 
-/// The code nearest to `x`, ties to the even code.
+/// Returns the code nearest to `x`, ties to the even code.
 pub(crate) fn encode(float: SmallFloat, x: f32, overflow: Overflow) -> u8 {
     let sign = if x.is_sign_negative() { float.sign() } else { 0 };
     if x.is_nan() {
-        // f8e5m2 has room for two bits of payload: the quiet bit, which is set, and the one after it.
+        // f8e5m2 has two payload bits: the quiet bit, which is set, and the one after it.
         let payload = if float.special == Special::Infinity { (x.to_bits() >> 21 & 1) as u8 } else { 0 };
         return float.nan(sign) | payload;
     }
@@ -112,8 +112,9 @@ pub(crate) fn encode(float: SmallFloat, x: f32, overflow: Overflow) -> u8 {
     if x.is_infinite() {
         return if float.special == Special::Infinity { sign | (float.max + 1) } else { beyond };
     }
-    // With e the exponent, or the least normal one, |x| = r * 2^(e - mantissa) has the code r + (steps of e above the
-    // least) * 2^mantissa, for subnormals as well, and a carry of the rounding runs into the exponent by itself.
+    // With e the exponent, or the smallest normal one, |x| = r * 2^(e - mantissa) has the code r + (steps of
+    // e above the smallest) * 2^mantissa. This holds for subnormals too, and a carry from rounding increments
+    // the exponent.
     let least = 1 - float.bias;
     let e = ((x.to_bits() >> 23 & 0xff) as i32 - 127).max(least);
     let r = f64::from(x.abs()) * f64::from_bits(((float.mantissa as i32 - e + 1023) as u64) << 52);

@@ -7,31 +7,32 @@ use crate::block::{Block, IndexSpace, Sets, Stored, Values, support};
 use crate::error::{Error, Result};
 use crate::tensor::Dtype;
 
-/// The sum of two blocks that speak of the same elements, without expanding them.
+/// Adds two blocks with the same elements, without expanding them.
 ///
-/// Both must have the same scope, flag and support, and numbers as they are: [`Values::Floats`](crate::Values::Floats) or
-/// [`Values::Planes`](crate::Values::Planes), or [`Values::Dct`](crate::Values::Dct) of one layout with floats as coefficients
-/// on one support: a transform is linear, but for rounding. `space` is their index space; `sets` must have the set that they refer to, if
-/// they do. Both must be of one manifest, which a block does not know.
+/// Both blocks must belong to one manifest (the caller's responsibility), and have the same scope, flags and
+/// support. Their values must be numbers: [`Values::Floats`](crate::Values::Floats),
+/// [`Values::Planes`](crate::Values::Planes), or [`Values::Dct`](crate::Values::Dct) of one layout with
+/// floats as coefficients on one support (the transform is linear except for rounding). `space` is their
+/// index space; `sets` must contain the index set that they refer to, if any.
 ///
-/// Integers are added exactly. Floats of 32 bits and fewer are added as 32-bit floats, each sum rounded once; the result is
-/// stored as the tensor's own type if that is f32, else as f32, so that a sum of f16 numbers is not rounded to f16 at every
-/// step. Where the tensor is f64 and one of the two is stored as such, so is the result. To add more than two, add in the
-/// order of the senders' numbers, or nodes will differ.
+/// Integers are added exactly. Floats of at most 32 bits are added as 32-bit floats, and each sum is rounded
+/// once. The result is stored in the tensor's type if that is f32, else as f32, so that a sum of f16 numbers
+/// is not rounded to f16 at every step. For f64 tensors, the result is f64 if one of the two is stored as
+/// f64. Add more than two blocks in the order of the senders' numbers, or nodes get different results.
 ///
 /// # Errors
-/// [`InputErrorKind::CannotReduce`](crate::error::InputErrorKind::CannotReduce) with the reason, if the sum is not a block of
-/// these supports; other [`Error::Input`] for blocks that do not hold together and sets that are not known.
+/// [`InputErrorKind::CannotReduce`](crate::error::InputErrorKind::CannotReduce) with the reason, if the sum
+/// is not a block with these supports; other [`Error::Input`] for inconsistent blocks and unknown sets.
 pub fn add(a: &Block, b: &Block, space: &IndexSpace, sets: &Sets) -> Result<Block> {
     let in_tensor = |e: Error| e.in_tensor(a.scope.first());
     if a.scope != b.scope {
-        return Err(in_tensor(Error::cannot_reduce("they are of different tensors, or parts of one")));
+        return Err(in_tensor(Error::cannot_reduce("they belong to different tensors, or to parts of one")));
     }
     if a.add != b.add {
         return Err(in_tensor(Error::cannot_reduce("one adds to earlier blocks, the other replaces them")));
     }
     if a.support != b.support {
-        return Err(in_tensor(Error::cannot_reduce("they speak of different elements")));
+        return Err(in_tensor(Error::cannot_reduce("they have different elements")));
     }
     let values = sum(a, b, space, sets).map_err(in_tensor)?;
     Ok(Block { scope: a.scope, add: a.add, support: a.support.clone(), values })
@@ -65,7 +66,7 @@ fn sum_of_transforms(a: &Values, b: &Values, space: &IndexSpace) -> Result<Value
     };
     let layout = (rows, cols, chunk_rows, chunk_cols);
     if layout != (other_rows, other_cols, other_chunk_rows, other_chunk_cols) || support != other_support {
-        return Err(Error::cannot_reduce("their coefficients are of different layouts or supports"));
+        return Err(Error::cannot_reduce("their coefficients have different layouts or supports"));
     }
     let count = coefficients_of(a, space.len())?;
     let numbers = |values| Linear::of_values(values, Dtype::F32, count);

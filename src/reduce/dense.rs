@@ -12,7 +12,7 @@ use crate::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
 use crate::limits::{Budget, Limits, check};
 use crate::tensor::{Dtype, TensorBuf};
 
-/// In what floats are added.
+/// Precision of sums of floats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Precision {
     /// 32 bits, rounded after each sender; tensors of f64 in 64 bits.
@@ -22,14 +22,14 @@ pub enum Precision {
     F64,
 }
 
-/// How updates are summed.
+/// Options of a sum.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct SumOptions {
-    /// In what floats are added. Default: 32 bits.
+    /// Precision of sums of floats. Default: 32 bits.
     pub precision: Precision,
-    /// What reading the updates may take, and how much the accumulators and the updates that wait may hold:
-    /// [`Limits::max_alloc_bytes`] each.
+    /// Limits for reading the updates. [`Limits::max_alloc_bytes`] also applies to the accumulators and to
+    /// the waiting updates, each.
     pub limits: Limits,
 }
 
@@ -49,7 +49,7 @@ impl SumOptions {
     }
 }
 
-/// One sender's update, decoded but not expanded.
+/// Update of one sender, decoded but not expanded.
 struct Contribution {
     header: UpdateHeader,
     weight: f64,
@@ -59,17 +59,17 @@ struct Contribution {
     complete: bool,
 }
 
-/// The sum or mean of many senders' updates.
+/// Sum or mean of the updates of many senders.
 ///
-/// What is summed is what a reader makes of each update: blocks of any kind, elements that it does not speak of being zero.
-/// The sum is taken in the order of the senders' numbers, whatever order they came in, and so is the same, bit for bit, on
-/// every node that has the same updates and options. Who does not take part is not waited for: [`Reduced::header`] says how
-/// many did.
+/// Each update is expanded as a reader would: blocks of any kind, and zero for elements without a block. The
+/// sum is taken in the order of the senders' numbers, independent of the order of arrival, so every node with
+/// the same updates and options gets the same bits. It does not wait for missing senders: [`Reduced::header`]
+/// has the number that took part.
 ///
 /// # Memory
-/// Until [`Sum::finish`]: the decoded blocks of every sender, not expanded (12 bytes for each element of a top-k update, 9
-/// bits for each element of natural compression). There: the accumulators (4 bytes an element, 8 with [`Precision::F64`] or
-/// f64 tensors, 16 for integers) and one expanded update.
+/// Until [`Sum::finish`]: the decoded, unexpanded blocks of every sender (12 bytes per element of a top-k
+/// update, 9 bits per element of natural compression). During it: the accumulators (4 bytes per element, 8
+/// with [`Precision::F64`] or f64 tensors, 16 for integers) and one expanded update.
 pub struct Sum {
     manifest: Arc<Manifest>,
     options: SumOptions,
@@ -78,19 +78,22 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// A sum of updates of the tensors of `manifest`.
+    /// Returns an empty sum of updates of the tensors of `manifest`.
     pub fn new(manifest: &Arc<Manifest>, options: SumOptions) -> Self {
         Self { manifest: Arc::clone(manifest), options, waiting: BTreeMap::new(), held: 0 }
     }
 
-    /// Takes a part of a sender's update. Parts of one update come in order; those of different senders may alternate.
+    /// Adds a part of a sender's update. Parts of one update come in order; parts of different senders may
+    /// alternate.
     ///
-    /// `weight` scales the update, all parts of it alike: 1 for a plain sum, or for instance a sender's number of samples.
+    /// `weight` scales the update and is the same for all its parts: 1 for a plain sum, or for example a
+    /// sender's number of samples. It must be positive and finite.
     ///
     /// # Errors
-    /// [`InputErrorKind::CannotReduce`] with the sender and the reason if the update has no sum with those before it;
-    /// [`InputErrorKind::MissingModel`] if it has latent codes; those of [`UpdatePart::decode`]; [`Error::Limit`] if what
-    /// waits exceeds [`Limits::max_alloc_bytes`]. The sum is then as it was before.
+    /// [`InputErrorKind::CannotReduce`] with the sender and the reason if the update cannot be summed with
+    /// those before it; [`InputErrorKind::MissingModel`] if it has latent codes; those of
+    /// [`UpdatePart::decode`]; [`Error::Limit`] if the waiting updates exceed [`Limits::max_alloc_bytes`].
+    /// After an error the sum is unchanged.
     pub fn add(&mut self, part: &UpdatePart<'_>, weight: f64) -> Result<()> {
         self.check(part, weight).map_err(|e| e.of_sender(part.header.sender))?;
         let blocks = part.decode_all()?;
@@ -136,8 +139,8 @@ impl Sum {
                 tensors
             };
             return match names(&part.manifest) == names(&self.manifest) {
-                true => refuse("it is of another manifest, which has the same tensors in another order"),
-                false => refuse("it is of another manifest"),
+                true => refuse("it has another manifest, with the same tensors in another order"),
+                false => refuse("it has another manifest"),
             };
         }
         headers::alone(header)?;
@@ -153,7 +156,7 @@ impl Sum {
             None => {}
         }
         if header.reduction == Reduction::Sum && weight != 1.0 {
-            return refuse("it is a sum of several, whose weights are in it already");
+            return refuse("it is a sum, which contains its weights already");
         }
         let ints = |t: &crate::frame::TensorInfo| !t.dtype.is_float();
         if weight != 1.0 && self.manifest.tensors().iter().any(ints) {
@@ -163,17 +166,18 @@ impl Sum {
         headers::together(first, header)
     }
 
-    /// Senders whose updates are complete.
+    /// Returns the senders whose updates are complete.
     pub fn senders(&self) -> impl Iterator<Item = u64> {
         self.waiting.iter().filter(|(_, c)| c.complete).map(|(sender, _)| *sender)
     }
 
-    /// The sum; or with `mean` what it is if divided by the sum of the weights, which for sums of several are their
-    /// contributors.
+    /// Returns the sum, or with `mean` the sum divided by the sum of the weights (for updates that are sums,
+    /// of their contributors).
     ///
     /// # Errors
-    /// [`InputErrorKind::CannotReduce`] if there is no update, if one is not complete, if contributors exceed the number of
-    /// senders, for a mean of integers, and for truth values; [`Error::Limit`] if the accumulators need too much memory.
+    /// [`InputErrorKind::CannotReduce`] if the sum is empty, an update is incomplete, contributors exceed the
+    /// number of senders, a mean of integers is asked for, or a tensor is bool; [`Error::Limit`] if the
+    /// accumulators need too much memory.
     pub fn finish(self, mean: bool) -> Result<Reduced> {
         let header = self.header(mean)?;
         let mut sums = self.accumulators(mean)?;
@@ -208,9 +212,9 @@ impl Sum {
 
     fn accumulators(&self, mean: bool) -> Result<Vec<Linear>> {
         let kind = |dtype: Dtype| match (dtype, self.options.precision) {
-            (Dtype::Bool, _) => Err(Error::cannot_reduce("truth values have no sum")),
+            (Dtype::Bool, _) => Err(Error::cannot_reduce("bool tensors have no sum")),
             _ if !dtype.is_float() && mean => {
-                Err(Error::cannot_reduce("integers have no mean of their type"))
+                Err(Error::cannot_reduce("integers have no mean in their type"))
             }
             _ if !dtype.is_float() => Ok((Linear::Int(Vec::new()), 16)),
             (Dtype::F64, _) | (_, Precision::F64) => Ok((Linear::F64(Vec::new()), 8)),
@@ -228,7 +232,7 @@ impl Sum {
         Ok(sums)
     }
 
-    /// Makes of `scratch`, which is zero, what a reader makes of the update; says which tensors it speaks of.
+    /// Expands the update into `scratch`, which is zero, as a reader would. Returns which tensors it touches.
     fn expand(&self, contribution: &Contribution, scratch: &mut [Vec<u8>]) -> Result<Vec<bool>> {
         let mut touched = vec![false; scratch.len()];
         for block in &contribution.blocks {
@@ -288,7 +292,7 @@ impl Linear {
     }
 }
 
-/// About what a decoded block holds.
+/// Returns the approximate bytes of a decoded block.
 fn held_bytes(block: &Block) -> u64 {
     fn of(values: &Values) -> u64 {
         let bytes = match values {
@@ -321,14 +325,16 @@ const BLOCK_LEN: u64 = 1 << 22;
 /// A sum or mean.
 #[derive(Debug, Clone)]
 pub struct Reduced {
-    /// What an update that carries it says: step and round, contributors, sum or mean. The sender, 0, is the caller's to set.
+    /// Header for an update that carries the result: step and round, contributors, sum or mean. The sender is
+    /// 0 until the caller sets it.
     pub header: UpdateHeader,
     manifest: Arc<Manifest>,
     sums: Vec<Linear>,
 }
 
 impl Reduced {
-    /// The tensors in the order of the manifest, in their own types, rounded to nearest, ties to even.
+    /// Returns the tensors in the order of the manifest, in their own types, rounded to nearest, ties to
+    /// even.
     ///
     /// # Errors
     /// [`InputErrorKind::CannotReduce`] with the tensor if an integer does not fit its type.
@@ -342,11 +348,12 @@ impl Reduced {
             .collect()
     }
 
-    /// Dense blocks of the tensors, for an update with [`Reduced::header`]. Tensors of f32 and f64 and integers are stored
-    /// in their own types; narrower floats as f32, which a reader rounds, so that such sums can be summed again.
+    /// Returns dense blocks of the tensors, for an update with [`Reduced::header`]. Tensors of f32, f64 and
+    /// integers are stored in their own types; narrower floats as f32, which a reader rounds, so that such
+    /// sums can be summed again.
     ///
     /// # Errors
-    /// As [`Self::tensors`].
+    /// The errors of [`Self::tensors`].
     pub fn blocks(&self) -> Result<Vec<Block>> {
         let mut blocks = Vec::new();
         for (number, (info, sum)) in self.manifest.tensors().iter().zip(&self.sums).enumerate() {

@@ -1,4 +1,4 @@
-//! Numbers that may be added, in a type that holds sums of them.
+//! Numbers that may be added, in types that hold their sums.
 
 use crate::block::values::to_number;
 use crate::block::{Stored, Values};
@@ -15,7 +15,7 @@ pub(super) enum Linear {
     Int(Vec<i128>),
 }
 
-/// The one NaN of the spec, whatever NaN the processor chose.
+/// Replaces every NaN by the one NaN of the spec: processors choose different ones.
 pub(super) fn quiet(x: f64) -> f64 {
     if x.is_nan() { f64::from(f32::from_bits(0x7fc0_0000)) } else { x }
 }
@@ -28,7 +28,7 @@ fn is_int(dtype: Dtype) -> bool {
     !dtype.is_float() && dtype != Dtype::Bool
 }
 
-/// Element `index` of an integer type.
+/// Returns element `index` of an integer type.
 fn int_at(dtype: Dtype, bytes: &[u8], index: u64) -> i128 {
     let bits = bits_at(dtype, bytes, index).unwrap_or(0);
     let spare = 64 - dtype.bits();
@@ -39,7 +39,7 @@ fn int_at(dtype: Dtype, bytes: &[u8], index: u64) -> i128 {
 }
 
 impl Linear {
-    /// `count` elements of this type.
+    /// Reads `count` elements of this type.
     pub(super) fn of_elements(dtype: Dtype, bytes: &[u8], count: usize) -> Result<Self> {
         match dtype {
             Dtype::F64 => {
@@ -52,11 +52,11 @@ impl Linear {
                 Ok(Self::F32(numbers))
             }
             _ if is_int(dtype) => Ok(Self::Int((0..count as u64).map(|i| int_at(dtype, bytes, i)).collect())),
-            _ => Err(Error::cannot_reduce("truth values have no sum")),
+            _ => Err(Error::cannot_reduce("bool tensors have no sum")),
         }
     }
 
-    /// The values of a block over elements of this type; `count` of them.
+    /// Reads the `count` values of a block over elements of this type.
     pub(super) fn of_values(values: &Values, dtype: Dtype, count: u64) -> Result<Self> {
         let (stored, bytes) = match values {
             Values::Floats { stored, bytes } => (*stored, bytes),
@@ -84,7 +84,9 @@ impl Linear {
                 a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
                 Self::Int(a)
             }
-            (Self::Int(_), _) | (_, Self::Int(_)) => return Err(Error::inconsistent("integers and floats")),
+            (Self::Int(_), _) | (_, Self::Int(_)) => {
+                return Err(Error::inconsistent("integers and floats are mixed"));
+            }
             (a, b) => {
                 let (mut a, b) = (a.into_f64(), b.into_f64());
                 a.iter_mut().zip(b).for_each(|(a, b)| *a = quiet(*a + b));
@@ -93,7 +95,7 @@ impl Linear {
         })
     }
 
-    /// These numbers, and `other` after them; f32 and f64 give f64.
+    /// Appends `other`; f32 and f64 give f64.
     pub(super) fn concat(self, other: Self) -> Result<Self> {
         Ok(match (self, other) {
             (Self::F32(mut a), Self::F32(b)) => {
@@ -104,7 +106,9 @@ impl Linear {
                 a.extend(b);
                 Self::Int(a)
             }
-            (Self::Int(_), _) | (_, Self::Int(_)) => return Err(Error::inconsistent("integers and floats")),
+            (Self::Int(_), _) | (_, Self::Int(_)) => {
+                return Err(Error::inconsistent("integers and floats are mixed"));
+            }
             (a, b) => {
                 let mut a = a.into_f64();
                 a.extend(b.into_f64());
@@ -121,7 +125,8 @@ impl Linear {
         }
     }
 
-    /// As a block's values over elements of type `dtype`: in that type where it loses nothing, else as 32-bit floats.
+    /// Converts to a block's values over elements of type `dtype`: in that type if that is exact, else as
+    /// 32-bit floats.
     pub(super) fn into_values(self, dtype: Dtype) -> Result<Values> {
         match (&self, dtype) {
             (Self::F32(_), Dtype::F32) | (Self::F64(_), Dtype::F64) | (Self::Int(_), _) => {
@@ -131,7 +136,7 @@ impl Linear {
         }
     }
 
-    /// As elements of this type, rounded to nearest, ties to even.
+    /// Converts to elements of this type, rounded to nearest, ties to even.
     pub(super) fn to_elements(&self, dtype: Dtype) -> Result<Vec<u8>> {
         let mut bytes = vec![0; dtype.bytes_for(self.len() as u64).unwrap_or(0) as usize];
         match (self, dtype) {
@@ -166,7 +171,7 @@ impl Linear {
     }
 }
 
-/// Why values of this kind cannot be added as they are.
+/// Returns the reason why values of this kind cannot be added without decoding.
 fn why_not(values: &Values) -> &'static str {
     match values {
         Values::Constant { .. } | Values::Sign { .. } => {
@@ -175,9 +180,9 @@ fn why_not(values: &Values) -> &'static str {
         Values::Pow2 { .. } => "the sum of two powers of two is not one",
         Values::Levels { .. } => "each sender's levels are relative to its own norm",
         Values::Affine { .. } => "each sender's codes are relative to its own scale",
-        Values::Codebook { .. } => "codes of a table do not add up",
+        Values::Codebook { .. } => "codes of a table cannot be added",
         Values::Minifloat { .. } => {
-            "each sender's codes are relative to its own scale, and few bits hold no sum"
+            "each sender's codes are relative to its own scale, and few bits cannot hold a sum"
         }
         Values::Ulp { .. } => "differences in the last place depend on the base",
         Values::Latent { .. } => "latent codes have to be decoded by their model first",

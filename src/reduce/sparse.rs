@@ -5,18 +5,18 @@ use crate::block::values::to_number;
 use crate::block::{Block, IndexSpace, Support, support};
 use crate::error::{Error, Result};
 
-/// One block of the union of the positions of several sparse blocks, each value the sum of those given for its position,
-/// added in the order of `blocks`: give them in the order of their senders' numbers.
+/// Merges sparse blocks into one block on the union of their positions. Each value is the sum of the values
+/// at its position, added in the order of `blocks`: pass them in the order of their senders' numbers.
 ///
-/// All must have the same scope, no flag `add`, a [`Support::Sparse`] and numbers as they are. How values are added and
-/// stored is as in [`add()`](crate::reduce::add()). A position whose values cancel stays, as zero. Besides the result it takes
-/// 24 bytes for each value of all blocks, 32 for integers.
+/// All blocks must have the same scope, a [`Support::Sparse`] and numbers as values, without the flag `add`.
+/// Values are added and stored as in [`add()`](crate::reduce::add()). A position whose values cancel stays,
+/// with value zero. Memory besides the result: 24 bytes per value of all blocks, 32 for integers.
 ///
 /// # Errors
-/// [`InputErrorKind::CannotReduce`](crate::error::InputErrorKind::CannotReduce) with the reason and the number of the block in
-/// `blocks` as sender; other [`Error::Input`] for blocks that do not hold together.
+/// [`InputErrorKind::CannotReduce`](crate::error::InputErrorKind::CannotReduce) with the reason, and as
+/// sender the number of the block in `blocks`; other [`Error::Input`] for inconsistent blocks.
 pub fn merge(blocks: &[&Block], space: &IndexSpace) -> Result<Block> {
-    let Some(first) = blocks.first() else { return Err(Error::cannot_reduce("there is none")) };
+    let Some(first) = blocks.first() else { return Err(Error::cannot_reduce("no block was given")) };
     let mut all: Vec<(u64, usize)> = Vec::new();
     let mut numbers: Option<Linear> = None;
     for (i, block) in blocks.iter().enumerate() {
@@ -51,7 +51,7 @@ pub fn merge(blocks: &[&Block], space: &IndexSpace) -> Result<Block> {
 
 fn open<'a>(block: &'a Block, first: &Block, space: &IndexSpace) -> Result<(&'a [u64], Linear)> {
     if block.scope != first.scope {
-        return Err(Error::cannot_reduce("it is of other tensors, or another part of one"));
+        return Err(Error::cannot_reduce("it has another scope"));
     }
     if block.add {
         return Err(Error::cannot_reduce("it adds to earlier blocks of its update"));
@@ -63,7 +63,7 @@ fn open<'a>(block: &'a Block, first: &Block, space: &IndexSpace) -> Result<(&'a 
     Ok((positions, Linear::of_values(&block.values, space.dtype, positions.len() as u64)?))
 }
 
-/// The distinct positions and the sums of their values.
+/// Returns the distinct positions and the sums of their values.
 fn sum_runs<T: Copy>(all: &[(u64, usize)], values: &[T], add: impl Fn(T, T) -> T) -> (Vec<u64>, Vec<T>) {
     let (mut positions, mut sums): (Vec<u64>, Vec<T>) = (Vec::new(), Vec::new());
     for &(position, place) in all {

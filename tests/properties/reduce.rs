@@ -177,11 +177,11 @@ fn invalid_combinations_are_refused_and_change_nothing() {
     let delta = gcodec::frame::Delta { tensor: 0, base: [0; 16], result: [0; 16] };
     let one = || base().with_sender(1);
     for (header, reason) in [
-        (base(), "in it already"),
+        (base(), "added before"),
         (one().with_step(4), "another step"),
         (one().with_world(5), "number of senders"),
         (one().with_reduction(Reduction::Mean).with_contributors(2), "it is a mean"),
-        (one().with_reduction(Reduction::Sum), "of how many"),
+        (one().with_reduction(Reduction::Sum), "unknown number"),
         (one().with_reduction(Reduction::Sum).with_contributors(2), "twice"),
         (one().with_delta(Some(vec![delta])), "a delta"),
     ] {
