@@ -12,14 +12,16 @@ use gcodec::frame::Metadata;
 use gcodec::{Assembler, Body, EncodeOptions, Event, File, Result, SliceReader, TensorBuf, UpdateHeader};
 use gcodec_fuzz::{allowance, begin, fingerprint, limits, memory};
 use libfuzzer_sys::fuzz_target;
+use tempfile::TempPath;
 
 gcodec_fuzz::mutate_streams!();
 
-/// In memory, where there is such a place.
-static PLACE: LazyLock<PathBuf> = LazyLock::new(|| {
+/// A file in memory, where the system offers that.
+static PLACE: LazyLock<TempPath> = LazyLock::new(|| {
     let shm = PathBuf::from("/dev/shm");
     let folder = if shm.is_dir() { shm } else { std::env::temp_dir() };
-    folder.join(format!("gcodec-fuzz-{}.gcu", std::process::id()))
+    let file = tempfile::Builder::new().prefix("gcodec-fuzz-").suffix(".gcu").tempfile_in(folder);
+    file.expect("a temporary file").into_temp_path()
 });
 
 fuzz_target!(|bytes: &[u8]| {

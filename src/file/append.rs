@@ -10,11 +10,11 @@ use crate::frame::{FrameKind, HEADER_LEN, IndexedFrame, Manifest};
 use crate::limits::Limits;
 use crate::stream::{EncodeOptions, Encoder, Writer};
 
-/// Opens a finished file to append a segment to it.
+/// Opens a finished file to append a segment.
 ///
-/// Nothing that is in the file is written over: if the process dies before [`Writer::finish`], the file still holds all it
-/// held, and its rest can be dropped by [`recover`](crate::file::recover). Index sets of earlier segments must be made
-/// known or sent again.
+/// Existing bytes are never overwritten: if the process dies before [`Writer::finish`], the file still has
+/// its old content, and [`recover`](crate::file::recover) removes the rest. Index sets of earlier segments
+/// must be registered or sent again.
 ///
 /// # Errors
 /// [`Error::Format`] if the file is not a finished stream with an index; [`Error::Io`].
@@ -23,7 +23,7 @@ pub fn append(path: &Path, options: EncodeOptions) -> Result<Writer<fs::File>> {
     if file.metadata()?.len() == 0 {
         return Err(Error::format(FormatErrorKind::Truncated, 0));
     }
-    // Mapped: only its end and its manifests are read, however long it is.
+    // Mapped, because only the end and the manifests are read, however long the file is.
     let bytes = Map::open(path)?;
     let (end_header, end_offset, end) = read_end(&bytes)?;
     let mut index = read_index(&bytes)?;

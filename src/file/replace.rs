@@ -2,83 +2,73 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A file that appears under its name only once it is complete: written beside it, flushed to disk, then renamed.
+use tempfile::NamedTempFile;
+
+/// A file that appears under its name only when it is complete: it is written beside the target, flushed to
+/// disk and renamed.
 ///
-/// Dropping it before [`AtomicFile::commit`] removes what was written and leaves an older file as it was. A target that is
-/// a symbolic link stays one, what it leads to is replaced; the permissions of an older file stay.
+/// Dropping it before [`AtomicFile::commit`] removes the temporary file and leaves an older target unchanged.
+/// A target that is a symbolic link stays a link, and the file that it points to is replaced. An older file's
+/// permissions are kept.
 #[derive(Debug)]
 pub struct AtomicFile {
-    file: Option<io::BufWriter<fs::File>>,
-    temporary: PathBuf,
+    file: io::BufWriter<NamedTempFile>,
     target: PathBuf,
 }
 
 impl AtomicFile {
-    /// Begins to write what will be `target`.
+    /// Creates the temporary file beside `target`.
     ///
     /// # Errors
-    /// [`io::Error`] if no file can be made beside it, or if it is a directory.
+    /// [`io::Error`] if the temporary file cannot be created, or if `target` is a directory.
     pub fn create(target: &Path) -> io::Result<Self> {
         let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         let old = fs::metadata(&target).ok();
         if old.as_ref().is_some_and(fs::Metadata::is_dir) {
             return Err(io::ErrorKind::IsADirectory.into());
         }
-        let name = target.file_name().ok_or(io::Error::from(io::ErrorKind::InvalidInput))?;
-        for attempt in 0..1000u32 {
-            let mut temporary_name = std::ffi::OsString::from(".");
-            temporary_name.push(name);
-            temporary_name.push(format!(".{}-{attempt}.tmp", std::process::id()));
-            let temporary = target.with_file_name(temporary_name);
-            match fs::OpenOptions::new().write(true).create_new(true).open(&temporary) {
-                Ok(file) => {
-                    let permissions = old.map_or(Ok(()), |old| file.set_permissions(old.permissions()));
-                    // From here on dropping it removes the temporary file.
-                    let this = Self { file: Some(io::BufWriter::new(file)), temporary, target };
-                    return permissions.map(|()| this);
-                }
-                // Of another writer in this process, or left by one of the same number that was killed.
-                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(e),
-            }
+        let mut prefix = std::ffi::OsString::from(".");
+        prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
+        prefix.push(".");
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix).suffix(".tmp");
+        #[cfg(unix)]
+        {
+            // The same mode as of `File::create`: by default a temporary file is private to its owner.
+            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
-        Err(io::ErrorKind::AlreadyExists.into())
+        let file = builder.tempfile_in(folder_of(&target))?;
+        if let Some(old) = old {
+            file.as_file().set_permissions(old.permissions())?;
+        }
+        Ok(Self { file: io::BufWriter::new(file), target })
     }
 
-    /// Flushes to disk and gives the file its name.
+    /// Flushes the data to disk and renames the file to its target.
     ///
     /// # Errors
-    /// [`io::Error`]; the older file, if any, is as it was then.
-    pub fn commit(mut self) -> io::Result<()> {
-        if let Some(file) = self.file.take() {
-            let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-            file.sync_all()?;
-            fs::rename(&self.temporary, &self.target)?;
-            // The name is free again: what another writer puts there is not this one's to remove.
-            self.temporary.clear();
-            // The new name is durable once the directory is; not every system can sync one, and the data is safe.
-            let parent = self.target.parent().filter(|p| !p.as_os_str().is_empty());
-            let _ = fs::File::open(parent.unwrap_or(Path::new("."))).and_then(|d| d.sync_all());
-        }
+    /// [`io::Error`]; an older target is unchanged.
+    pub fn commit(self) -> io::Result<()> {
+        let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.as_file().sync_all()?;
+        file.persist(&self.target)?;
+        // The new name is durable when the directory is synced. Not every system can do that; the data itself
+        // is synced.
+        let _ = fs::File::open(folder_of(&self.target)).and_then(|folder| folder.sync_all());
         Ok(())
     }
 }
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.as_mut().map_or(Ok(bytes.len()), |f| f.write(bytes))
+        self.file.write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.as_mut().map_or(Ok(()), Write::flush)
+        self.file.flush()
     }
 }
 
-impl Drop for AtomicFile {
-    fn drop(&mut self) {
-        drop(self.file.take());
-        if !self.temporary.as_os_str().is_empty() {
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
+fn folder_of(target: &Path) -> &Path {
+    target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

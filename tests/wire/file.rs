@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
 
 use gcodec::block::Stored;
 use gcodec::file::{AtomicFile, append, recover};
@@ -11,23 +10,6 @@ use gcodec::{
     Assembler, Block, BlockOptions, Body, EncodeOptions, Encoder, Event, File, Limits, Scope, SliceReader,
     Support, TensorBuf, UpdateHeader, Values,
 };
-
-/// A temporary folder that is removed with its content on drop.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("gcodec-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn bias(value: f32) -> Block {
     Block {
@@ -98,8 +80,8 @@ fn a_file_without_its_end_does_not_open() {
 
 #[test]
 fn append_extends_a_file_and_an_interrupted_append_loses_nothing() {
-    let folder = Folder::new("append");
-    let path = folder.0.join("a.gcu");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.gcu");
     std::fs::write(&path, crate::streams::sample()).unwrap();
     let manifest = crate::streams::manifest();
     for step in 10..12 {
@@ -174,8 +156,8 @@ fn a_delta_is_applied_completely_or_not_at_all() {
 
 #[test]
 fn an_atomic_file_replaces_the_old_file_completely_or_not_at_all() {
-    let folder = Folder::new("atomic");
-    let path = folder.0.join("x");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x");
     std::fs::write(&path, "old").unwrap();
     let mut file = AtomicFile::create(&path).unwrap();
     file.write_all(b"half").unwrap();
@@ -185,5 +167,5 @@ fn an_atomic_file_replaces_the_old_file_completely_or_not_at_all() {
     file.write_all(b"new").unwrap();
     file.commit().unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"new");
-    assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }

@@ -153,26 +153,29 @@ fn command(args: &[&str]) -> Result<()> {
 /// The directory of the files; the program works in it, so that the command lines are those that a person would type.
 struct Place {
     before: PathBuf,
-    temporary: Option<PathBuf>,
+    temporary: Option<tempfile::TempDir>,
 }
 
 impl Place {
     fn new(keep: Option<&Path>) -> Result<Self> {
         let before = std::env::current_dir()?;
-        let temporary = std::env::temp_dir().join(format!("gcodec-demo-{}", std::process::id()));
-        let directory = keep.unwrap_or(&temporary);
-        std::fs::create_dir_all(directory).in_file(directory)?;
+        let temporary = match keep {
+            Some(directory) => {
+                std::fs::create_dir_all(directory).in_file(directory)?;
+                None
+            }
+            None => Some(tempfile::Builder::new().prefix("gcodec-demo-").tempdir()?),
+        };
+        let directory = keep.or(temporary.as_ref().map(tempfile::TempDir::path)).unwrap_or(Path::new("."));
         std::env::set_current_dir(directory).in_file(directory)?;
-        Ok(Self { before, temporary: keep.is_none().then_some(temporary) })
+        Ok(Self { before, temporary })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Some systems do not remove the directory that one is in.
+        // Some systems do not remove the working directory of a process.
         let _ = std::env::set_current_dir(&self.before);
-        if let Some(directory) = &self.temporary {
-            let _ = std::fs::remove_dir_all(directory);
-        }
+        drop(self.temporary.take());
     }
 }

@@ -1,34 +1,23 @@
-//! What the tests share: a directory of their own.
+//! Helpers of the unit tests.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A new, empty directory, removed with all it holds when dropped.
-pub(crate) struct TempDir(PathBuf);
+/// A new, empty directory, removed with its contents when dropped.
+pub(crate) struct TempDir(tempfile::TempDir);
 
 impl TempDir {
-    /// Creates it.
+    /// Creates the directory.
     pub(crate) fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("gcodec-cli-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
+        Self(tempfile::tempdir().unwrap())
     }
 
-    /// The directory.
+    /// Returns the directory's path.
     pub(crate) fn root(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
-    /// A path in it.
+    /// Returns the path of a file in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        self.0.path().join(name)
     }
 }

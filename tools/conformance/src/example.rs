@@ -39,11 +39,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 fn page() -> Result<String> {
     let stream = stream()?;
-    let file = std::env::temp_dir().join(format!("gcodec-example-{}.gcu", std::process::id()));
+    let file = tempfile::Builder::new().suffix(".gcu").tempfile()?.into_temp_path();
     std::fs::write(&file, &stream)?;
-    let output = Command::new(gcodec()?).args(["inspect", "--annotate"]).arg(&file).output();
-    std::fs::remove_file(&file)?;
-    let output = output?;
+    let output = Command::new(gcodec()?).args(["inspect", "--annotate"]).arg(&file).output()?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
     }

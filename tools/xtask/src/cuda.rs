@@ -77,7 +77,7 @@ fn install(place: &Path) -> Result<PathBuf> {
 
 pub(crate) fn compile(args: &Args) -> Result<()> {
     let (nvcc, kernels) = (prepare()?, root().join(KERNELS));
-    let out = env::temp_dir().join(format!("gcodec-{}.fatbin", std::process::id()));
+    let out = tempfile::Builder::new().suffix(".fatbin").tempfile()?.into_temp_path();
     let bin = nvcc.parent().unwrap_or(Path::new("."));
     let path = env::join_paths(
         std::iter::once(bin.to_owned()).chain(env::split_paths(&env::var_os("PATH").unwrap_or_default())),
@@ -94,7 +94,6 @@ pub(crate) fn compile(args: &Args) -> Result<()> {
         return Err(format!("nvcc failed:\n{said}").into());
     }
     let image = fs::read(&out)?;
-    fs::remove_file(&out)?;
     let uses = uses(&said);
     println!("{:<8} {:<20} {:>9} {:>7} {:>7}", "for", "kernel", "registers", "stack", "spilled");
     for u in &uses {

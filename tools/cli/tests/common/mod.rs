@@ -4,28 +4,23 @@
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory of a test's own, removed at its end.
-pub struct Dir(PathBuf);
+/// A directory of one test, removed with its contents when dropped.
+pub struct Dir(tempfile::TempDir);
 
 impl Dir {
     pub fn new() -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let name = format!("gcodec-test-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
+        Self(tempfile::tempdir().unwrap())
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     /// The names of the files, sorted.
     pub fn files(&self) -> Vec<String> {
         let names =
-            std::fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+            std::fs::read_dir(self.0.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<_> = names.collect();
         names.sort();
         names
@@ -40,7 +35,7 @@ impl Dir {
     pub fn run_with(&self, line: &str, input: &[u8]) -> Run {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gcodec"))
             .args(line.split_whitespace())
-            .current_dir(&self.0)
+            .current_dir(self.0.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -70,12 +65,6 @@ impl Dir {
         assert_eq!(run.code, code, "{line}: {}{}", run.out(), run.err);
         assert!(run.err.contains(text), "{line}: {}", run.err);
         run
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -5,22 +5,20 @@ use std::process::{Command, Output};
 
 use crate::Result;
 
-/// A new folder, removed with all it holds when dropped.
-pub(crate) struct Scratch(PathBuf);
+/// A new folder, removed with its contents when dropped.
+pub(crate) struct Scratch(tempfile::TempDir);
 
 impl Scratch {
     pub(crate) fn new(name: &str) -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("gcodec-torture-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
-        Ok(Self(path))
+        Ok(Self(tempfile::Builder::new().prefix(&format!("gcodec-torture-{name}-")).tempdir()?))
     }
 
     pub(crate) fn root(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
@@ -33,7 +31,8 @@ impl Scratch {
 
     /// Files that a command left beside its target.
     pub(crate) fn temporary(&self) -> Result<Vec<String>> {
-        let names = std::fs::read_dir(&self.0)?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned()));
+        let names =
+            std::fs::read_dir(self.root())?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned()));
         let names: Vec<String> = names.collect::<Result<_>>()?;
         Ok(names.into_iter().filter(|name| name.starts_with('.')).collect())
     }
@@ -44,12 +43,6 @@ impl Scratch {
             std::fs::remove_file(self.path(name))?;
         }
         Ok(names.len() as u64)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -32,16 +32,15 @@ pub(crate) fn run(count: u64) -> Result<()> {
         *if damaged["result"] == "valid" { &mut taken } else { &mut refused } += 1;
         vectors.push(damaged);
     }
-    let folder = std::env::temp_dir().join(format!("gcodec-fuzz-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)?;
-    std::fs::write(folder.join("index.json"), serde_json::to_vec(&json!({ "vectors": vectors }))?)?;
+    let folder = tempfile::Builder::new().prefix("gcodec-fuzz-").tempdir()?;
+    std::fs::write(folder.path().join("index.json"), serde_json::to_vec(&json!({ "vectors": vectors }))?)?;
     println!("{count} streams; of as many damaged ones the library takes {taken} and refuses {refused}");
     let decoder = root().join("spec/reference/decoder.py");
-    let agreed = Command::new("python3").arg(decoder).arg("--vectors").arg(&folder).status()?.success();
+    let agreed = Command::new("python3").arg(decoder).arg("--vectors").arg(folder.path()).status()?.success();
     if !agreed {
-        return Err(format!("the decoders disagree: see {}", folder.display()).into());
+        return Err(format!("the decoders disagree: see {}", folder.keep().display()).into());
     }
-    Ok(std::fs::remove_dir_all(folder)?)
+    Ok(folder.close()?)
 }
 
 /// The stream and what the library makes of it, which must not depend on how it arrives.
