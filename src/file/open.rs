@@ -9,11 +9,11 @@ use crate::frame::{
     IndexedFrame, IndexedUpdate, Manifest, ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
 };
 use crate::limits::{Limits, in_memory};
-use crate::stream::{Assembler, Definitions, Parser, Progress};
+use crate::stream::{Assembler, Definitions};
 use crate::tensor::{TensorBuf, TensorView};
 
-/// Random access to a finished stream in memory, for instance a mapped file: lists everything from its index and reads
-/// no more of the updates than what is asked for.
+/// Random access to a finished stream in memory, for instance a mapped file. It lists the updates from the
+/// index, and reads only the requested parts of them.
 pub struct File<'a> {
     bytes: &'a [u8],
     limits: Limits,
@@ -26,16 +26,16 @@ pub struct File<'a> {
 /// An update of a file.
 #[derive(Debug, Clone)]
 pub struct UpdateEntry {
-    /// Who says it, when, and for whom; from its first part.
+    /// Header of the update's first part.
     pub header: UpdateHeader,
-    /// The tensors it refers to.
+    /// Manifest that the update refers to.
     pub manifest: Arc<Manifest>,
     /// Bytes of its frames.
     pub bytes: u64,
     parts: std::ops::Range<usize>,
 }
 
-/// A part of an update as the index lists it, and where its frame begins.
+/// A part of an update, as the index lists it, and the offset of its frame.
 struct PartEntry {
     /// Number of the frame.
     frame: u64,
@@ -47,8 +47,8 @@ impl<'a> File<'a> {
     /// Opens a stream through its index: reads the end, the index, and the frames that updates refer to.
     ///
     /// # Errors
-    /// [`Error::Format`] if the stream is damaged, cut off, or has no index: [`SliceReader`](crate::SliceReader) reads
-    /// what is there without one.
+    /// [`Error::Format`] if the stream is corrupt, truncated, or has no index.
+    /// [`SliceReader`](crate::SliceReader) reads streams without an index.
     pub fn open(bytes: &'a [u8], limits: Limits) -> Result<Self> {
         let preamble = bytes.first_chunk::<PREAMBLE_LEN>();
         Preamble::read(preamble.ok_or(Error::format(FormatErrorKind::Truncated, bytes.len() as u64))?)?;
@@ -98,7 +98,7 @@ impl<'a> File<'a> {
                 _ => {}
             }
         }
-        // A tensor whose blocks lie in several parts is listed by each.
+        // A tensor with blocks in several parts is listed by each of them.
         for delta in file.updates.iter_mut().filter_map(|update| update.header.delta.as_mut()) {
             delta.sort_by_key(|d| d.tensor);
             delta.dedup();
@@ -109,9 +109,9 @@ impl<'a> File<'a> {
     fn add_part(&mut self, frame: u64, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
         let header = self.header(offset)?;
         let blocks = indexed.blocks.iter().fold(indexed.head_len, |sum, b| sum.saturating_add(b.len));
-        let lies = Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset);
+        let wrong = Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset);
         if header.body_len != blocks {
-            return Err(lies);
+            return Err(wrong);
         }
         let head = self.head(offset, indexed)?;
         let body_offset = offset + HEADER_LEN as u64;
@@ -119,7 +119,7 @@ impl<'a> File<'a> {
             self.manifests.get(&id).map(Arc::clone)
         })?;
         if (part.header.step, part.header.sender) != (indexed.step, indexed.sender) {
-            return Err(lies);
+            return Err(wrong);
         }
         let at = self.parts.len();
         self.parts.push(PartEntry { frame, offset, indexed: indexed.clone() });
@@ -154,7 +154,7 @@ impl<'a> File<'a> {
         header_at(self.bytes, offset)
     }
 
-    /// A frame's header and body, its CRCs checked.
+    /// Returns a frame's header and body, after checking both CRCs.
     fn frame(&self, offset: u64) -> Result<(FrameHeader, &'a [u8])> {
         let header = self.header(offset)?;
         let body = self.slice(offset + HEADER_LEN as u64, header.body_len)?;
@@ -162,43 +162,42 @@ impl<'a> File<'a> {
         Ok((header, body))
     }
 
-    /// The bytes of a part before its blocks, their CRC checked.
+    /// Returns the bytes of a part before its blocks, after checking their CRC.
     fn head(&self, offset: u64, indexed: &IndexedUpdate) -> Result<&'a [u8]> {
         let head = self.slice(offset + HEADER_LEN as u64, indexed.head_len)?;
         check_crc(indexed.head_crc, crc32(head), offset + HEADER_LEN as u64)?;
         Ok(head)
     }
 
-    /// The updates, in order.
+    /// Returns the updates, in order.
     pub fn updates(&self) -> &[UpdateEntry] {
         &self.updates
     }
 
-    /// The number of the update of this step, the last of several; of the last update if `step` is `None`.
+    /// Returns the number of the last update of `step`, or of the last update if `step` is `None`.
     pub fn find(&self, step: Option<u64>) -> Option<usize> {
         self.updates.iter().rposition(|u| step.is_none_or(|s| u.header.step == s))
     }
 
-    /// The dense tensors of an update whose names `wanted` accepts, with their numbers in its manifest. Only blocks that
-    /// touch them are read and checked.
+    /// Returns the dense tensors of an update whose names `wanted` accepts, with their numbers in its
+    /// manifest. Only blocks that contain them are read and checked.
     ///
     /// # Errors
-    /// As [`UpdatePart::decode`] and [`Assembler`]; [`Error::Input`] if there is no such update.
+    /// The errors of [`UpdatePart::decode`] and [`Assembler`]; [`Error::Input`] if the update does not exist.
     pub fn tensors(
         &self,
         update: usize,
         wanted: impl Fn(&str) -> bool,
         base: &BTreeMap<String, TensorView<'_>>,
     ) -> Result<Vec<(u64, TensorBuf)>> {
-        let entry = self
-            .updates
-            .get(update)
-            .ok_or(Error::input(InputErrorKind::BadOption { what: "number of an update" }))?;
+        let entry = self.updates.get(update);
+        let entry = entry.ok_or(Error::out_of_bounds("update", update, self.updates.len()))?;
         let mut assembler = Assembler::new(&entry.manifest, &self.limits, &wanted)?;
         for (name, tensor) in base {
             assembler.base(name, *tensor)?;
         }
-        // How many wanted tensors there are before each: a block is judged in constant time, whatever it says that it touches.
+        // Number of wanted tensors before each tensor: a block is tested in constant time, however many
+        // tensors it claims.
         let mut wanted_before = vec![0u64];
         for info in entry.manifest.tensors() {
             wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(wanted(&info.name)));
@@ -216,7 +215,8 @@ impl<'a> File<'a> {
                 if is_wanted {
                     check_crc(block.crc, crc32(bytes), at).map_err(|e| place(e).in_tensor(block.first))?;
                 }
-                // What the index says of a block that is not read further must be so, or something would be left out.
+                // The index entry of a skipped block must be true too, or data would be missing from the
+                // result.
                 let (scope, add) = RawBlock::scope_of(bytes, at).map_err(place)?;
                 if (scope.first(), scope.tensors()) != (block.first, block.tensors) {
                     return Err(place(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at)));
@@ -242,10 +242,10 @@ impl<'a> File<'a> {
         assembler.finish()
     }
 
-    /// One dense tensor of an update.
+    /// Returns one dense tensor of an update.
     ///
     /// # Errors
-    /// As [`Self::tensors`]; [`Error::Input`] if the update's manifest has no such tensor.
+    /// The errors of [`Self::tensors`]; [`Error::Input`] if the update's manifest has no such tensor.
     pub fn tensor(
         &self,
         update: usize,
@@ -257,7 +257,8 @@ impl<'a> File<'a> {
     }
 }
 
-/// Whether a block touches a wanted tensor. `wanted_before` has an entry for each tensor of the manifest and one more.
+/// Whether a block touches a wanted tensor. `wanted_before` has an entry for each tensor of the manifest and
+/// one more.
 fn touches_wanted(block: &IndexedBlock, wanted_before: &[u64]) -> bool {
     let before = |tensor: u64| {
         let last = wanted_before.len() - 1;
@@ -269,18 +270,18 @@ fn touches_wanted(block: &IndexedBlock, wanted_before: &[u64]) -> bool {
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {
     let start = usize::try_from(offset).ok();
     let header = start.and_then(|s| bytes.get(s..)).and_then(<[u8]>::first_chunk::<HEADER_LEN>);
-    // An index may say that a frame begins beyond the end.
+    // An index may place a frame past the end.
     let truncated = Error::format(FormatErrorKind::Truncated, offset.min(bytes.len() as u64));
     FrameHeader::read(header.ok_or(truncated)?, offset)
 }
 
-/// The end frame of a finished stream: its header's bytes, its offset and itself.
+/// Returns the end frame of a finished stream: the bytes of its header, its offset and the frame.
 pub(super) fn read_end(bytes: &[u8]) -> Result<(&[u8; HEADER_LEN], u64, End)> {
     let len = bytes.len() as u64;
     let truncated = Error::format(FormatErrorKind::Truncated, len);
     let Some(start) = bytes.len().checked_sub(HEADER_LEN + End::BODY_LEN) else { return Err(truncated) };
     let offset = start as u64;
-    // A file that was cut off ends in the middle of something: that is what a bad header here means.
+    // A truncated file ends in the middle of a frame, which gives a bad header here.
     let header = header_at(bytes, offset)
         .ok()
         .filter(|h| h.kind == FrameKind::END && h.body_len == End::BODY_LEN as u64);
@@ -292,7 +293,7 @@ pub(super) fn read_end(bytes: &[u8]) -> Result<(&[u8; HEADER_LEN], u64, End)> {
     Ok((header_bytes, offset, End::read(body, offset + HEADER_LEN as u64)?))
 }
 
-/// The index of a finished stream.
+/// Returns the index of a finished stream.
 pub(super) fn read_index(bytes: &[u8]) -> Result<Index> {
     let (_, end_offset, end) = read_end(bytes)?;
     let missing = Error::format(
@@ -318,8 +319,8 @@ pub(super) fn read_index(bytes: &[u8]) -> Result<Index> {
     Ok(index)
 }
 
-/// Compares the headers of all frames with what the index lists, and with the count and the chain of the end frame
-/// (END-1): none is left out, and none is another.
+/// Compares the headers of all frames with the index, and with count and chain of the end frame (END-1), so
+/// that no frame is omitted or exchanged.
 fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
     let (_, end_offset, end) = read_end(bytes)?;
     let mut chain = crc32fast::Hasher::new();
@@ -329,8 +330,8 @@ fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
         let header = header_at(bytes, offset).map_err(|e| e.in_frame(number as u64))?;
         let len = header.body_len.checked_add(HEADER_LEN as u64);
         if (header.kind, len) != (frame.kind, Some(frame.len)) {
-            let lies = Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset);
-            return Err(lies.in_frame(number as u64));
+            let wrong = Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset);
+            return Err(wrong.in_frame(number as u64));
         }
         chain.update(&header.to_bytes()[..CHAINED_LEN]);
     }
@@ -341,17 +342,6 @@ fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
     check_crc(end.chain, chain.finalize(), at + 16)
 }
 
-/// The next event and the bytes it took; `None` if there are too few.
-pub(super) fn parse_frame<'a>(
-    parser: &mut Parser,
-    bytes: &'a [u8],
-) -> Result<Option<(usize, crate::stream::Event<'a>)>> {
-    match parser.advance(bytes)? {
-        Progress::NeedMore => Ok(None),
-        Progress::Ready { consumed, event } => Ok(Some((consumed, event))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -360,7 +350,7 @@ mod tests {
     use crate::stream::{EncodeOptions, Encoder};
     use crate::tensor::Dtype;
 
-    /// Two updates of two tensors each, behind metadata.
+    /// Metadata, then two updates of two tensors each.
     fn stream() -> Vec<u8> {
         let tensors = ["a", "b", "c"].map(|name| TensorInfo::new(name, Dtype::F32, [4]));
         let manifest = Arc::new(Manifest::new(tensors.to_vec()).unwrap());
@@ -383,7 +373,7 @@ mod tests {
         out
     }
 
-    /// The stream with another index, everything else as an honest writer of that index would make it.
+    /// Replaces the index of a stream; the rest is what a valid writer of that index would write.
     fn with_index(bytes: &[u8], index: &Index) -> Vec<u8> {
         let (_, _, end) = read_end(bytes).unwrap();
         let mut out = bytes[..end.index_offset as usize].to_vec();
@@ -404,7 +394,7 @@ mod tests {
         out
     }
 
-    /// All that a file says, tensor by tensor.
+    /// Reads all tensors of all updates.
     fn read(bytes: &[u8]) -> Result<Vec<TensorBuf>> {
         let file = File::open(bytes, Limits::default())?;
         let mut all = Vec::new();
@@ -417,59 +407,59 @@ mod tests {
     }
 
     #[test]
-    fn an_index_that_lies_is_refused_whatever_it_lies_about() {
+    fn every_wrong_field_of_an_index_is_detected() {
         let bytes = stream();
         let honest = read_index(&bytes).unwrap();
         assert_eq!(with_index(&bytes, &honest), bytes);
         assert_eq!(read(&bytes).unwrap().len(), 6);
-        let mut lies = Vec::new();
-        let mut lie = |change: &dyn Fn(&mut Index)| {
+        let mut wrong = Vec::new();
+        let mut change_with = |change: &dyn Fn(&mut Index)| {
             let mut index = honest.clone();
             change(&mut index);
             assert_ne!(index, honest);
-            lies.push(index);
+            wrong.push(index);
         };
         for by in [1, u64::MAX, 1 << 40] {
             for update in 0..2 {
-                lie(&|i| i.updates[update].step = i.updates[update].step.wrapping_add(by));
-                lie(&|i| i.updates[update].sender = i.updates[update].sender.wrapping_add(by));
-                lie(&|i| i.updates[update].head_len = i.updates[update].head_len.wrapping_add(by));
-                lie(&|i| i.updates[update].head_crc ^= 1 << (by % 32));
+                change_with(&|i| i.updates[update].step = i.updates[update].step.wrapping_add(by));
+                change_with(&|i| i.updates[update].sender = i.updates[update].sender.wrapping_add(by));
+                change_with(&|i| i.updates[update].head_len = i.updates[update].head_len.wrapping_add(by));
+                change_with(&|i| i.updates[update].head_crc ^= 1 << (by % 32));
                 for block in 0..2 {
                     let of = move |i: &mut Index, change: &dyn Fn(&mut IndexedBlock)| {
                         change(&mut i.updates[update].blocks[block]);
                     };
-                    lie(&|i| of(i, &|b| b.first = b.first.wrapping_add(by)));
-                    lie(&|i| of(i, &|b| b.tensors = b.tensors.wrapping_add(by)));
-                    lie(&|i| of(i, &|b| b.len = b.len.wrapping_add(by)));
-                    lie(&|i| of(i, &|b| b.crc ^= 1 << (by % 32)));
-                    // So that the sum of the lengths is right.
-                    lie(&|i| {
+                    change_with(&|i| of(i, &|b| b.first = b.first.wrapping_add(by)));
+                    change_with(&|i| of(i, &|b| b.tensors = b.tensors.wrapping_add(by)));
+                    change_with(&|i| of(i, &|b| b.len = b.len.wrapping_add(by)));
+                    change_with(&|i| of(i, &|b| b.crc ^= 1 << (by % 32)));
+                    // The sum of the lengths stays right.
+                    change_with(&|i| {
                         of(i, &|b| b.len = b.len.wrapping_add(by));
                         i.updates[update].head_len = i.updates[update].head_len.wrapping_sub(by);
                     });
                 }
-                lie(&|i| i.updates[update].blocks.truncate(1));
-                lie(&|i| i.updates[update].blocks.reverse());
+                change_with(&|i| i.updates[update].blocks.truncate(1));
+                change_with(&|i| i.updates[update].blocks.reverse());
             }
             for frame in 0..honest.frames.len() {
-                lie(&|i| i.frames[frame].len = i.frames[frame].len.wrapping_add(by));
+                change_with(&|i| i.frames[frame].len = i.frames[frame].len.wrapping_add(by));
             }
         }
-        lie(&|i| i.updates.reverse());
-        // An update that is passed off as something no reader needs, or not listed at all.
+        change_with(&|i| i.updates.reverse());
+        // An update listed as a frame that readers skip, or not listed.
         for (kind, update) in [(2, 0), (3, 1)] {
-            lie(&|i| {
+            change_with(&|i| {
                 i.frames[kind].kind = FrameKind::METADATA;
                 i.updates.remove(update);
             });
-            lie(&|i| {
+            change_with(&|i| {
                 let removed = i.frames.remove(kind);
                 i.frames[kind - 1].len += removed.len;
                 i.updates.remove(update);
             });
         }
-        for index in lies {
+        for index in wrong {
             let error = read(&with_index(&bytes, &index)).unwrap_err();
             let at = error.location().unwrap_or_else(|| panic!("{error} has no place")).offset;
             assert!(matches!(error, Error::Format(_)) && at <= bytes.len() as u64, "{error}");

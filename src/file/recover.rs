@@ -1,43 +1,43 @@
 use crate::error::Result;
-use crate::file::open::parse_frame;
 use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexedUpdate, SYNC, UpdatePart};
 use crate::limits::Limits;
-use crate::stream::{Body, EncodeOptions, Encoder, Event, Parser};
+use crate::stream::{Body, EncodeOptions, Encoder, Event, Parser, Progress};
 
-/// What [`recover`] saved.
+/// Result of [`recover`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recovered {
-    /// The new stream: everything that was whole, and a new index and end.
+    /// New stream: every intact frame, then a new index and end.
     pub stream: Vec<u8>,
     /// Frames that were kept.
     pub frames_kept: u64,
     /// Updates that were kept.
     pub updates_kept: u64,
-    /// Frames that were whole but of no use: their manifest, index set or other parts are lost, this reader does not know
-    /// their kind and it is critical, or they exceed the limits.
+    /// Intact frames that were dropped: their manifest, index set or other parts are lost, their kind is
+    /// critical and unknown, or they exceed the limits.
     pub frames_dropped: u64,
-    /// Bytes that belong to no whole frame.
+    /// Bytes outside intact frames.
     pub bytes_lost: u64,
-    /// Whether the stream had its end: if not, more may have followed.
+    /// Whether the stream had its end frame. If not, more may have followed.
     pub had_end: bool,
 }
 
-/// Saves what can be saved of a damaged or cut-off stream: every frame whose checksums are right and whose references are
-/// there. Frames of unknown ancillary kinds are kept.
+/// Recovers a corrupt or truncated stream: keeps every frame whose checksums match and whose references
+/// exist. Frames of unknown ancillary kinds are kept.
 ///
 /// # Errors
-/// None at present; limits are applied frame by frame, and frames that exceed them are dropped.
+/// None at present. Frames that exceed the limits are dropped.
 pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
     let mut saved = Recovered::default();
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
     let mut parser = Parser::recovering(limits.clone());
-    // The parts of an update are kept only once its last part is there.
+    // The parts of an update are kept when its last part is found.
     let mut open: Vec<Whole<'_>> = Vec::new();
     let mut at = 0;
-    // A body whose checksum is wrong is searched for frames, since bytes may be missing in it. Bodies can overlap: this
-    // is how many bytes of them are read in vain before they are skipped whole, so that time stays linear.
+    // A body with a wrong checksum is searched for frames, because bytes may be missing in it. Bodies can
+    // overlap: this is the number of bytes of such bodies to search before they are skipped whole, so that
+    // time stays linear.
     let mut patience = bytes.len().saturating_mul(4);
     while at < bytes.len() {
         let candidate = candidate_frame(&bytes[at..]);
@@ -48,7 +48,7 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
             patience = patience.saturating_sub(in_vain);
             let next = bytes[from..].windows(SYNC.len()).position(|w| w == SYNC);
             let skipped = next.map_or(bytes.len(), |n| from + n) - at;
-            // The preamble is written anew: it is not lost.
+            // The preamble is written again: it is not lost.
             if at > 0 || skipped != crate::frame::PREAMBLE_LEN {
                 saved.bytes_lost += skipped as u64;
             }
@@ -63,21 +63,20 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
         }
         // Every frame is read as if it were the first of its stream: offsets do not matter here.
         let frame = &bytes[at - HEADER_LEN - whole.body.len()..at];
-        let begun = parser.open_update();
-        let mut read = parse_frame(&mut parser, frame);
+        let mut read = parser.recover_frame(frame);
         if read.is_err() && whole.header.kind == FrameKind::UPDATE && !open.is_empty() {
-            // The rest of the update before may be lost, and this be the first frame behind it.
-            parser.set_open_update(None);
-            read = parse_frame(&mut parser, frame);
+            // The rest of the update before may be lost, and this frame the first of the next update.
+            let suspended = parser.suspend_update();
+            read = parser.recover_frame(frame);
             if read.is_ok() {
                 saved.frames_dropped += open.len() as u64;
                 open.clear();
             } else {
-                // It is of no update: a part that stands here twice, or one that has lost those before it.
-                parser.set_open_update(begun);
+                // The frame belongs to no update: it is a repeated part, or the parts before it are lost.
+                parser.resume_update(suspended);
             }
         }
-        let Ok(Some((_, Event::Frame(_, body)))) = read else {
+        let Ok(Progress::Ready { event: Event::Frame(_, body), .. }) = read else {
             saved.frames_dropped += 1;
             continue;
         };
@@ -90,7 +89,7 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
                 } else {
                     saved.frames_dropped += 1 + open.len() as u64;
                     open.clear();
-                    parser.set_open_update(None);
+                    parser.suspend_update();
                     continue;
                 }
                 if last {
@@ -113,21 +112,21 @@ pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
     Ok(saved)
 }
 
-/// A frame whose checksums are right.
+/// A frame whose checksums match.
 struct Whole<'a> {
     header: FrameHeader,
     body: &'a [u8],
     indexed: Option<IndexedUpdate>,
 }
 
-/// The header and the body of what may be a frame: the header's checksum is right, the body's is to be compared.
+/// Returns header and body of a possible frame. The header's checksum matches; the body's is not checked yet.
 fn candidate_frame(bytes: &[u8]) -> Option<(FrameHeader, &[u8])> {
     let header = FrameHeader::read(bytes.first_chunk()?, 0).ok()?;
     let len = usize::try_from(header.body_len).ok()?.checked_add(HEADER_LEN)?;
     Some((header, bytes.get(HEADER_LEN..len)?))
 }
 
-/// Whether the blocks hold what they say: a frame can be whole and wrong.
+/// Whether all blocks decode: a frame with right checksums can still have wrong content.
 fn decodes(part: &UpdatePart<'_>) -> bool {
     part.decode_all().is_ok()
 }

@@ -9,41 +9,52 @@ use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, tensor
 use crate::limits::{Budget, Limits, MEMORY, check, in_memory};
 use crate::tensor::{Dtype, TensorBuf, TensorView};
 
-/// Puts the parts of one update together to dense tensors.
+/// Assembles the parts of one update into dense tensors.
 ///
-/// Elements that the update does not speak of are zero, or the base's if it is a delta. Nothing of the caller's is
-/// changed: the tensors are given out by [`Assembler::finish`] only, after everything is decoded and every digest of a
-/// delta is right.
+/// Elements that the update does not contain are zero, or the base's elements if the update is a delta. The
+/// caller's tensors never change: [`Assembler::finish`] returns new ones, after all parts are decoded and
+/// every digest of a delta matches.
 ///
-/// Beside the tensors, assembling takes what two decoded blocks for each thread take: 9 bits for each element of dense
-/// powers of two, 32 bytes for each position of a sparse block, and 256 KiB; and the bytes of tensors that are not wanted
-/// but of which a block speaks together with wanted ones. One block may take [`Limits::max_alloc_bytes`], and so may those
-/// that are decoded at once.
+/// # Memory
+/// Besides the tensors, the memory of two decoded blocks per thread: 9 bits per element of dense powers of
+/// two, 32 bytes per position of a sparse block, and 256 KiB; and the bytes of unwanted tensors in blocks
+/// that also contain wanted ones. Each block may take [`Limits::max_alloc_bytes`], and so may all blocks
+/// decoded at the same time.
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
-    /// Tensors that are wanted; `None` for those that are not.
+    /// Buffers of the wanted tensors; `None` for the others.
     tensors: Vec<Option<Buffer>>,
     touched: Vec<bool>,
     base: BTreeMap<String, TensorView<'b>>,
-    delta: BTreeMap<u64, Delta>,
-    is_delta: bool,
-    /// The first part's header, by which the others are known.
-    begun: Option<UpdateHeader>,
-    next_part: u64,
-    order: BlockOrder,
-    complete: bool,
+    /// Digests of the tensors that a delta changes; `None` if the update is no delta.
+    delta: Option<BTreeMap<u64, Delta>>,
+    applied: Applied,
 }
 
-/// The elements of a tensor that is being put together.
+/// Parts of the update that have been applied.
+enum Applied {
+    Nothing,
+    /// The parts before `next_part`. The next part must have the header of the first, and its blocks continue
+    /// `order`.
+    Parts {
+        first: UpdateHeader,
+        next_part: u64,
+        order: BlockOrder,
+    },
+    Complete,
+}
+
+/// Elements of a tensor that is being assembled.
 struct Buffer {
     data: Vec<u8>,
     dtype: Dtype,
-    /// Elements before this one are what the update says, or zero; the others are anything.
+    /// Number of leading elements that are initialised; the others hold arbitrary values.
     ready: u64,
 }
 
 impl Buffer {
-    /// Makes the elements before `end` ready, but for those from `start` on if the caller overwrites them.
+    /// Initialises the elements before `end` to zero, except those from `start` on if the caller overwrites
+    /// them.
     fn prepare(&mut self, start: u64, end: u64, overwrite: bool) {
         let zeros = self.ready..if overwrite { start } else { end };
         let byte = |element| self.dtype.bytes_for(element).map_or(self.data.len(), in_memory);
@@ -56,7 +67,7 @@ impl Buffer {
 }
 
 impl<'b> Assembler<'b> {
-    /// An assembler of those tensors of `manifest` that `wanted` accepts by name.
+    /// Returns an assembler of the tensors of `manifest` whose names `wanted` accepts.
     ///
     /// # Errors
     /// [`Error::Limit`] if their bytes exceed [`Limits::max_alloc_bytes`].
@@ -67,7 +78,8 @@ impl<'b> Assembler<'b> {
         check("max_alloc_bytes", bytes, limits.max_alloc_bytes, 0)?;
         let tensors = manifest.tensors().iter().zip(&wanted);
         Ok(Self {
-            // Zeros come from the system lazily: a tensor that nothing is said of costs address space only.
+            // The system provides zeroed pages on first use: a tensor without blocks costs address space
+            // only.
             tensors: tensors
                 .map(|(t, &w)| {
                     let data = w.then(|| vec![0; in_memory(t.bytes())])?;
@@ -77,23 +89,19 @@ impl<'b> Assembler<'b> {
             touched: vec![false; wanted.len()],
             manifest: Arc::clone(manifest),
             base: BTreeMap::new(),
-            delta: BTreeMap::new(),
-            is_delta: false,
-            begun: None,
-            next_part: 0,
-            order: BlockOrder::default(),
-            complete: false,
+            delta: None,
+            applied: Applied::Nothing,
         })
     }
 
-    /// An assembler of the tensors that `buffers` are for, by their numbers in `manifest`, in the memory of these: what an
-    /// earlier [`Assembler::finish`] gave out, for example. What they hold does not matter.
+    /// Returns an assembler that reuses the memory of `buffers`, for example of tensors from an earlier
+    /// [`Assembler::finish`]. The numbers are the tensors' numbers in `manifest`; the contents do not matter.
     ///
-    /// This is the fast way to decode update after update: pages that the system has given once are not asked for again,
-    /// which costs more than all the rest of decoding a sparse update.
+    /// Reuse is the fastest way to decode a series of updates: new pages from the system cost more than all
+    /// other work on a sparse update.
     ///
     /// # Errors
-    /// [`Error::Input`] if `manifest` has no such tensor or another type or shape for it.
+    /// [`Error::Input`] if `manifest` has no such tensor, or has another type or shape for it.
     pub fn with_buffers(
         manifest: &Arc<Manifest>,
         buffers: impl IntoIterator<Item = (u64, TensorBuf)>,
@@ -117,10 +125,10 @@ impl<'b> Assembler<'b> {
         Ok(assembler)
     }
 
-    /// Gives the base of a delta: a tensor by its name.
+    /// Sets the base of a delta for the tensor `name`. A name that the manifest does not contain is ignored.
     ///
     /// # Errors
-    /// [`Error::Input`] if the manifest has another type or shape for it; a name that it does not have is ignored.
+    /// [`Error::Input`] if the manifest has another type or shape for the tensor.
     pub fn base(&mut self, name: &str, tensor: TensorView<'b>) -> Result<()> {
         let Some(number) = self.manifest.find(name) else { return Ok(()) };
         let info = &self.manifest.tensors()[in_memory(number)];
@@ -135,9 +143,8 @@ impl<'b> Assembler<'b> {
     /// Applies a part. Its blocks are decoded in parallel and applied in order.
     ///
     /// # Errors
-    /// Those of [`UpdatePart::decode`]; [`Error::Input`] if the part is of another manifest or not the next of
-    /// its update, its base is missing or not the
-    /// one that it was made against, or its values need a model.
+    /// The errors of [`UpdatePart::decode`]; [`Error::Input`] if the part belongs to another manifest, is not
+    /// the next of its update, needs a base that is missing or differs, or needs a model.
     pub fn apply(&mut self, part: &UpdatePart<'_>) -> Result<()> {
         if part.manifest.id() != self.manifest.id() {
             return Err(Error::input(InputErrorKind::Mismatch { what: "manifests" }));
@@ -149,14 +156,15 @@ impl<'b> Assembler<'b> {
         let wanted: Vec<usize> =
             (0..part.blocks.len()).filter(|&i| self.wants(part.blocks[i].scope)).collect();
         let mut budget = part.budget();
-        // A few blocks at a time, so that memory stays bounded by a few blocks.
+        // Memory is bounded by a few blocks at a time.
         for batch in wanted.chunks(rayon::current_num_threads().max(1) * 2) {
             budget = budget.with_memory_renewed();
             let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, &budget)).collect();
             for (&i, block) in batch.iter().zip(decoded) {
                 let applied = block.and_then(|block| self.apply_block(&block, part, i, &budget));
                 let applied = match applied {
-                    // What blocks take together depends on the number of threads: what one may take must not.
+                    // The memory of all blocks depends on the number of threads, but the memory allowed for
+                    // one block must not.
                     Err(Error::Limit(e)) if e.limit == MEMORY => {
                         let alone = part.budget();
                         part.decode(i, &alone).and_then(|block| self.apply_block(&block, part, i, &alone))
@@ -166,20 +174,25 @@ impl<'b> Assembler<'b> {
                 applied.map_err(|e| part.place(e, i))?;
             }
         }
-        self.complete = part.last;
+        if part.last {
+            self.applied = Applied::Complete;
+        }
         Ok(())
     }
 
-    /// Checks that a part is the next of the update that was begun, and that its blocks come after the earlier ones.
+    /// Checks that `part` is the next of the update, and that its blocks come after the earlier ones.
     fn follow(&mut self, part: &UpdatePart<'_>) -> Result<()> {
-        let begun = self.begun.get_or_insert_with(|| part.header.without_details());
-        let follows = !self.complete && part.part == self.next_part && begun.same_update(&part.header);
-        if !follows || !part.blocks.iter().all(|b| self.order.accept(b.scope, b.add)) {
-            return Err(Error::input(InputErrorKind::Mismatch {
-                what: "the part and the update that was begun",
-            }));
+        let mismatch = || Error::input(InputErrorKind::Mismatch { what: "part and update" });
+        let (first, next_part, mut order) = match &self.applied {
+            Applied::Nothing => (part.header.without_details(), 0, BlockOrder::default()),
+            Applied::Parts { first, next_part, order } => (first.clone(), *next_part, order.clone()),
+            Applied::Complete => return Err(mismatch()),
+        };
+        let follows = part.part == next_part && first.same_update(&part.header);
+        if !follows || !part.blocks.iter().all(|b| order.accept(b.scope, b.add)) {
+            return Err(mismatch());
         }
-        self.next_part += 1;
+        self.applied = Applied::Parts { first, next_part: next_part + 1, order };
         Ok(())
     }
 
@@ -187,13 +200,13 @@ impl<'b> Assembler<'b> {
         (scope.first()..scope.first() + scope.tensors()).any(|t| self.tensors[in_memory(t)].is_some())
     }
 
-    /// Starts the tensors of a delta from their bases.
+    /// Copies the base into each tensor of a delta.
     fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
-        self.is_delta = true;
+        let known = self.delta.get_or_insert_default();
         for entry in delta {
             let number = in_memory(entry.tensor);
             let Some(buffer) = self.tensors.get_mut(number).and_then(Option::as_mut) else { continue };
-            if let Some(earlier) = self.delta.insert(entry.tensor, *entry) {
+            if let Some(earlier) = known.insert(entry.tensor, *entry) {
                 if earlier != *entry {
                     return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.tensor));
                 }
@@ -224,7 +237,7 @@ impl<'b> Assembler<'b> {
             _ => 0,
         };
         self.touched[first..first + raw.space.lens.len()].fill(true);
-        // Tensors of the scope that are not wanted are decoded into buffers that are thrown away.
+        // Unwanted tensors of the scope are decoded into temporary buffers.
         for (buffer, &len) in self.tensors[first..].iter().zip(&raw.space.lens) {
             if buffer.is_none() {
                 budget.reserve_bytes(raw.space.dtype.bytes_for(len).unwrap_or(u64::MAX), raw.offset)?;
@@ -253,7 +266,7 @@ impl<'b> Assembler<'b> {
         }
         let applied = block.apply(&raw.space, part.sets(), budget, &mut targets);
         if applied.is_err() {
-            // Nothing was overwritten then.
+            // A block that fails overwrites nothing.
             buffers.iter_mut().flatten().zip(ready).for_each(|(buffer, ready)| buffer.ready = ready);
         }
         applied.map_err(|e| e.not_before(raw.offset))
@@ -261,16 +274,16 @@ impl<'b> Assembler<'b> {
 
     /// Whether the last part has been applied.
     pub fn is_complete(&self) -> bool {
-        self.complete
+        matches!(self.applied, Applied::Complete)
     }
 
-    /// Gives out the tensors: those wanted, with their numbers in the manifest.
+    /// Returns the wanted tensors with their numbers in the manifest.
     ///
     /// # Errors
-    /// [`Error::Input`] if the last part is missing, or if a delta's result is not the one that its sender had.
+    /// [`Error::Input`] if the last part is missing, or if a delta's result differs from its sender's.
     pub fn finish(mut self) -> Result<Vec<(u64, TensorBuf)>> {
-        if !self.complete {
-            return Err(Error::bad_option("the last part of the update is missing"));
+        if !self.is_complete() {
+            return Err(Error::input(InputErrorKind::IncompleteUpdate));
         }
         let infos = Arc::clone(&self.manifest);
         let mut out = Vec::new();
@@ -278,15 +291,16 @@ impl<'b> Assembler<'b> {
             let Some(mut buffer) = self.tensors[number].take() else { continue };
             buffer.prepare(u64::MAX, u64::MAX, false);
             let (number, mut data) = (number as u64, buffer.data);
-            // A delta speaks of what changed: the other tensors are the base's.
-            if self.is_delta && !self.delta.contains_key(&number) {
+            // A delta contains only the tensors that changed: the others are copied from the base.
+            let entry = self.delta.as_ref().map(|delta| delta.get(&number));
+            if let Some(None) = entry {
                 let base = self.base.get(&info.name);
                 data.copy_from_slice(
                     base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number))?.data(),
                 );
             }
             let tensor = TensorBuf::new(info.dtype, info.shape.clone(), data)?;
-            if let Some(entry) = self.delta.get(&number)
+            if let Some(Some(entry)) = entry
                 && tensor_digest(tensor.view()) != entry.result
             {
                 return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(number));
@@ -296,7 +310,7 @@ impl<'b> Assembler<'b> {
         Ok(out)
     }
 
-    /// Whether any block spoke of a tensor.
+    /// Whether any block contained elements of `tensor`.
     pub fn touches(&self, tensor: u64) -> bool {
         usize::try_from(tensor).ok().and_then(|t| self.touched.get(t)).copied().unwrap_or(false)
     }

@@ -6,10 +6,10 @@ use crate::frame::{IndexSet, Manifest};
 use crate::limits::Limits;
 use crate::stream::{Event, Parser, Progress};
 
-/// Decodes a stream that arrives in pieces, without doing any IO: feed it bytes, ask it for events.
+/// Decodes a stream that arrives in pieces, without IO: feed it bytes, then take events.
 ///
-/// It buffers one frame at a time; memory follows the bytes that have arrived, never a length that a frame declares.
-/// How the bytes are cut into pieces makes no difference to the events.
+/// It buffers one frame at a time. Memory grows with the bytes that have arrived, not with the length that a
+/// frame declares. The events do not depend on how the bytes are split.
 ///
 /// # Examples
 /// ```
@@ -35,17 +35,17 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// A decoder at the beginning of a stream.
+    /// Returns a decoder at the beginning of a stream.
     pub fn new(limits: Limits) -> Self {
         Self { parser: Parser::new(limits), buffer: Vec::new(), start: 0 }
     }
 
-    /// Makes a manifest known that the stream refers to without sending it.
+    /// Adds a manifest that the stream refers to but does not contain.
     pub fn add_manifest(&mut self, manifest: Arc<Manifest>) {
         self.parser.add_manifest(manifest);
     }
 
-    /// Makes an index set known that the stream refers to by that id without sending it.
+    /// Adds an index set that the stream refers to by `id` but does not contain.
     ///
     /// # Errors
     /// [`Error::Input`](crate::Error::Input) if the set does not fit `manifest`, or refers to another set.
@@ -54,7 +54,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Takes the next bytes of the stream.
+    /// Appends the next bytes of the stream.
     pub fn feed(&mut self, bytes: &[u8]) {
         if self.start > self.buffer.len() / 2 {
             self.buffer.drain(..self.start);
@@ -63,17 +63,19 @@ impl Decoder {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// How many more bytes are needed for the next event; 0 if [`Self::next_event`] will give one, or an error.
+    /// Returns the number of bytes missing for the next event; 0 if [`Self::next_event`] returns an event or
+    /// an error.
     pub fn needed(&self) -> u64 {
         let rest = &self.buffer[self.start..];
         self.parser.needed(rest).saturating_sub(rest.len() as u64)
     }
 
-    /// The next event, or `None` if more bytes are needed first.
+    /// Returns the next event, or `None` if more bytes are needed.
     ///
     /// # Errors
     /// [`Error::Format`](crate::Error::Format), [`Error::Unsupported`](crate::Error::Unsupported) or
-    /// [`Error::Limit`](crate::Error::Limit); nothing more can be read then.
+    /// [`Error::Limit`](crate::Error::Limit). Nothing more can be read then: every further call returns the
+    /// same error.
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
         match self.parser.advance(&self.buffer[self.start..])? {
             Progress::NeedMore => Ok(None),
@@ -84,10 +86,11 @@ impl Decoder {
         }
     }
 
-    /// Checks that the stream is complete: that the last byte fed was the last of an end frame.
+    /// Checks that the stream is complete: the last byte fed was the last byte of an end frame.
     ///
     /// # Errors
-    /// [`FormatErrorKind::Truncated`](crate::error::FormatErrorKind::Truncated) otherwise.
+    /// [`FormatErrorKind::Truncated`](crate::error::FormatErrorKind::Truncated) otherwise; after an error of
+    /// [`Self::next_event`], that error.
     pub fn finish(&self) -> Result<()> {
         self.parser.finish(self.buffer.len() - self.start)
     }

@@ -11,15 +11,15 @@ use crate::frame::{
 };
 use crate::limits::Limits;
 
-/// How a stream is written, where the format leaves a choice.
+/// Choices of a writer that the format leaves open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EncodeOptions {
-    /// About how many bytes of values, before coding, a part of an update holds; a block is never cut. Not stored.
-    /// Default: 64 MiB.
+    /// Approximate bytes of values, before coding, in one part of an update. A block is never split. Not
+    /// stored. Default: 64 MiB.
     pub part_bytes: u64,
-    /// Whether a segment ends in an index. An encoder of a segment that never ends had better do without, since it
-    /// remembers an entry for each block. Default: true.
+    /// Whether a segment ends in an index. Turn it off for segments that never end: an encoder keeps an entry
+    /// for each block. Default: true.
     pub index: bool,
     /// Whether metadata and models may be compressed with zstd. Default: true.
     pub compress: bool,
@@ -54,10 +54,10 @@ impl EncodeOptions {
     }
 }
 
-/// Encodes a stream without doing any IO: each call appends whole frames to the caller's buffer, a `Vec<u8>` or another
+/// Encodes a stream without IO: each call appends whole frames to the caller's buffer, a `Vec<u8>` or another
 /// [`Output`].
 ///
-/// A call that fails appends nothing and leaves the encoder as it was.
+/// A call that fails appends nothing and does not change the encoder.
 pub struct Encoder {
     options: EncodeOptions,
     started: bool,
@@ -70,7 +70,7 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// An encoder at the beginning of a stream.
+    /// Returns an encoder at the beginning of a stream.
     pub fn new(options: EncodeOptions) -> Self {
         Self {
             options,
@@ -84,8 +84,8 @@ impl Encoder {
         }
     }
 
-    /// An encoder behind the end frame `end`, whose header is `end_header`, of a stream that has `offset` bytes so far and
-    /// whose frames `index` lists, `end` included.
+    /// Returns an encoder that continues a stream of `offset` bytes after its end frame `end`, whose header
+    /// is `end_header`. `index` lists all frames, `end` included.
     pub(crate) fn resume(
         options: EncodeOptions,
         end: End,
@@ -98,12 +98,12 @@ impl Encoder {
         Self { started: true, offset, frames: end.frame_count + 1, chain, index, ..Self::new(options) }
     }
 
-    /// Makes a manifest known, so that it is not sent again.
+    /// Registers a manifest that the stream already contains.
     pub(crate) fn know_manifest(&mut self, manifest: Arc<Manifest>) {
         self.manifests.insert(manifest.id(), manifest);
     }
 
-    /// Makes an index set known that the reader has by that id.
+    /// Registers an index set that the reader has under this id.
     ///
     /// # Errors
     /// [`Error::Input`] if the set does not fit `manifest`, or refers to another set.
@@ -112,7 +112,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Bytes that have been put out.
+    /// Returns the number of bytes written so far.
     pub fn offset(&self) -> u64 {
         if self.started { self.offset } else { 0 }
     }
@@ -123,7 +123,7 @@ impl Encoder {
         out.append(body);
     }
 
-    /// Appends the preamble if it is still to come.
+    /// Appends the preamble, once.
     fn start(&mut self, out: &mut dyn Output) {
         if !self.started {
             let mut preamble = Vec::with_capacity(PREAMBLE_LEN);
@@ -133,7 +133,7 @@ impl Encoder {
         }
     }
 
-    /// Takes a frame into account and gives its header.
+    /// Registers a frame and returns its header.
     fn count(&mut self, kind: FrameKind, flags: u16, body: &[u8]) -> [u8; HEADER_LEN] {
         let header = FrameHeader::of(kind, flags, body).to_bytes();
         self.chain.update(&header[..CHAINED_LEN]);
@@ -146,7 +146,7 @@ impl Encoder {
         header
     }
 
-    /// Appends a manifest, unless the stream has it already.
+    /// Appends a manifest, unless the stream already contains it.
     pub fn manifest(&mut self, out: &mut dyn Output, manifest: &Arc<Manifest>) {
         if !self.manifests.contains_key(&manifest.id()) {
             self.frame(out, FrameKind::MANIFEST, 0, manifest.body());
@@ -154,17 +154,17 @@ impl Encoder {
         }
     }
 
-    /// Appends an update, and its manifest before it unless the stream has it already.
+    /// Appends an update, preceded by its manifest unless the stream already contains it.
     ///
     /// `blocks` are in ascending order of their scopes and disjoint, unless flagged `add`.
     ///
     /// # Memory
-    /// Beside `out`: the bytes of the blocks that are being written, two blocks of 4 Mi elements or 8 MiB of values for
-    /// each thread, and a byte for each of their elements while codes are chosen; 32 bytes for each position of a sparse
-    /// block.
+    /// Besides `out`: the bytes of the blocks being written (two blocks of 4 Mi elements or 8 MiB of values
+    /// per thread), one byte per element of them while codes are chosen, and 32 bytes per position of a
+    /// sparse block.
     ///
     /// # Errors
-    /// [`Error::Input`] if a block does not hold together or does not fit the manifest.
+    /// [`Error::Input`] if a block is inconsistent or does not fit the manifest.
     pub fn update(
         &mut self,
         out: &mut dyn Output,
@@ -177,11 +177,11 @@ impl Encoder {
         self.update_wire(out, header, manifest, &blocks)
     }
 
-    /// As [`Self::update`], of blocks whose parts may be in wire form already.
+    /// Appends an update as [`Self::update`] does, from blocks whose parts may be in wire form already.
     ///
     /// # Errors
-    /// Those of [`Self::update`]; [`Error::Format`] or [`Error::Unsupported`], with an offset inside of the part, if a part in wire form
-    /// is not what [`WireBlock`] says is checked.
+    /// The errors of [`Self::update`]; [`Error::Format`] or [`Error::Unsupported`], with an offset inside the
+    /// part, if a part in wire form fails the checks that [`WireBlock`] lists.
     pub fn update_wire(
         &mut self,
         out: &mut dyn Output,
@@ -189,8 +189,8 @@ impl Encoder {
         manifest: &Arc<Manifest>,
         blocks: &[(WireBlock<'_>, BlockOptions)],
     ) -> Result<()> {
-        // The parts are written where they stay; the encoder's own state, and what stands before them, follows once
-        // nothing can fail any more.
+        // The parts are written to their final place. The encoder's own state, and the frames before them,
+        // follow when nothing can fail any more.
         let start = out.bytes().len();
         let known = self.manifests.contains_key(&manifest.id());
         let preamble = if self.started { 0 } else { PREAMBLE_LEN };
@@ -222,14 +222,14 @@ impl Encoder {
         Ok(())
     }
 
-    /// The index entry of a part that was just written.
+    /// Returns the index entry of a part that was just written.
     fn entry(&self, body: &[u8], manifest: &Arc<Manifest>) -> Result<IndexedUpdate> {
         let limits = Limits { max_blocks: u64::MAX, ..Limits::default() };
         let part = UpdatePart::read(body, 0, true, &limits, &Arc::default(), |_| Some(Arc::clone(manifest)))?;
         Ok(IndexedUpdate::of(&part, body))
     }
 
-    /// Appends an index set and gives its id, which blocks of later updates may refer to.
+    /// Appends an index set and returns its id, for blocks of later updates.
     ///
     /// # Errors
     /// [`Error::Input`] if the set does not fit the manifest.
@@ -265,13 +265,14 @@ impl Encoder {
     /// [`Error::Input`] if `kind` is not in a private range.
     pub fn private(&mut self, out: &mut dyn Output, kind: FrameKind, body: &[u8]) -> Result<()> {
         if !kind.is_private() {
-            return Err(Error::bad_option("a private frame's kind is 0x7000-0x7fff or 0xf000-0xffff"));
+            return Err(Error::bad_option("kind of a private frame (0x7000-0x7fff or 0xf000-0xffff)"));
         }
         self.frame(out, kind, 0, body);
         Ok(())
     }
 
-    /// Appends a frame that stands in another stream of this writer's knowledge: its header's kind and flags, and its body.
+    /// Appends a frame of another stream whose definitions this encoder has: kind and flags of `header`, and
+    /// the body.
     pub(crate) fn copy(
         &mut self,
         out: &mut dyn Output,
@@ -283,7 +284,7 @@ impl Encoder {
         self.frame(out, header.kind, header.flags, body);
     }
 
-    /// Ends the segment: appends the index, if the options ask for one, and the end frame. More frames may follow.
+    /// Ends the segment: appends the index, if enabled, and the end frame. Another segment may follow.
     pub fn finish(&mut self, out: &mut dyn Output) {
         let index_offset = match self.options.index {
             true => {
@@ -298,7 +299,7 @@ impl Encoder {
         self.frame(out, FrameKind::END, 0, &end.body());
     }
 
-    /// The whole stream of an encoder that was given nothing.
+    /// Returns a complete stream without content.
     pub fn finish_empty(mut self) -> Vec<u8> {
         let mut out = Vec::new();
         self.finish(&mut out);

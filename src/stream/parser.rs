@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::bits::check_crc;
 use crate::block::{ModelId, SetId, Sets, SharedSet};
-use crate::error::{Error, FormatErrorKind, Location, Result};
+use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{
     BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame,
     IndexedUpdate, MAGIC, Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, SYNC, UpdateHeader,
@@ -11,40 +11,40 @@ use crate::frame::{
 };
 use crate::limits::{Limits, check};
 
-/// What a decoder found.
+/// An event of a decoder.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The beginning of the stream.
+    /// Preamble of the stream.
     Preamble(Preamble),
-    /// A frame.
+    /// A frame and its body.
     Frame(FrameInfo, Body<'a>),
 }
 
-/// Where a frame stands.
+/// Position and header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameInfo {
-    /// Its number, the first is 0.
+    /// Number of the frame, the first is 0.
     pub number: u64,
-    /// Offset of its header in the stream.
+    /// Offset of its header in the stream, in bytes.
     pub offset: u64,
-    /// Its header.
+    /// Header of the frame.
     pub header: FrameHeader,
 }
 
 impl FrameInfo {
-    /// Bytes of header and body.
+    /// Returns the bytes of header and body.
     pub fn len(&self) -> u64 {
         self.header.body_len.saturating_add(HEADER_LEN as u64)
     }
 
-    /// Never: a frame has a header.
+    /// Returns false: a frame has a header.
     pub fn is_empty(&self) -> bool {
         false
     }
 }
 
-/// What a frame says.
+/// Content of a frame.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Body<'a> {
@@ -52,30 +52,59 @@ pub enum Body<'a> {
     Manifest(Arc<Manifest>),
     /// A part of an update.
     Update(Box<UpdatePart<'a>>),
-    /// A support with a name of its own, its name, and how many elements it has.
+    /// A named support, its id, and its number of elements.
     IndexSet(Box<IndexSet>, SetId, u64),
     /// A learned decoder.
     Model(Box<Model>),
     /// Keys and values.
     Metadata(Metadata),
-    /// Where everything is.
+    /// Positions of all frames and blocks.
     Index(Index),
-    /// The end of a segment.
+    /// End of a segment.
     End(End),
     /// An ancillary frame of a kind that this reader does not know.
     Unknown(&'a [u8]),
 }
 
-/// What [`Parser::advance`] made of its input.
+/// Result of [`Parser::advance`].
 pub(crate) enum Progress<'a> {
-    /// Nothing yet: more input is needed, [`Parser::needed`] says how much.
+    /// More input is needed; [`Parser::needed`] returns how much.
     NeedMore,
-    /// The input's first `consumed` bytes are this.
+    /// The first `consumed` bytes of the input are this event.
     Ready { consumed: usize, event: Event<'a> },
 }
 
-/// The update whose last part has not come yet.
-#[derive(Clone)]
+/// How far a stream has been read, with the data that only this position needs.
+enum State {
+    /// Nothing has been read: the preamble comes next.
+    Start,
+    /// Inside a segment: any frame comes next. `open` is the update whose last part has not come yet.
+    Segment { open: Option<OpenUpdate> },
+    /// Behind the index frame at `offset`: the end frame comes next.
+    Indexed { offset: u64, open: Option<OpenUpdate> },
+    /// Behind an end frame: the stream may end here, or another segment begins.
+    Ended,
+    /// The stream was refused with this error: nothing more can be read.
+    Failed(Error),
+}
+
+impl State {
+    fn open(&self) -> Option<&OpenUpdate> {
+        match self {
+            Self::Segment { open } | Self::Indexed { open, .. } => open.as_ref(),
+            Self::Start | Self::Ended | Self::Failed(_) => None,
+        }
+    }
+
+    fn take_open(&mut self) -> Option<OpenUpdate> {
+        match self {
+            Self::Segment { open } | Self::Indexed { open, .. } => open.take(),
+            Self::Start | Self::Ended | Self::Failed(_) => None,
+        }
+    }
+}
+
+/// An update whose last part has not come yet.
 pub(crate) struct OpenUpdate {
     header: UpdateHeader,
     manifest: ManifestId,
@@ -83,28 +112,23 @@ pub(crate) struct OpenUpdate {
     order: BlockOrder,
 }
 
-/// Reads a stream frame by frame and holds what later frames may refer to. It has no buffer: it is given the input from
-/// where it stands, again and again until there is enough of it.
+/// Reads a stream frame by frame and keeps the definitions that later frames may refer to. It has no buffer:
+/// the caller passes the unread input until it is enough for the next event.
 pub(crate) struct Parser {
     limits: Limits,
     offset: u64,
     frames: u64,
-    started: bool,
-    ended: bool,
-    failed: bool,
-    recovering: bool,
+    state: State,
     chain: crc32fast::Hasher,
     manifests: HashMap<ManifestId, Arc<Manifest>>,
     sets: Arc<Sets>,
     models: HashSet<ModelId>,
-    open: Option<OpenUpdate>,
-    index_offset: u64,
     listed: Listed,
     definitions: Definitions,
 }
 
-/// What is remembered of a stream for later frames to refer to. A few bytes can define much: beside the number of the
-/// definitions their memory is counted, that of all together.
+/// Account of the definitions kept for later frames. A few bytes can define a lot, so both their number and
+/// their total memory are limited.
 #[derive(Default)]
 pub(crate) struct Definitions {
     manifests: u64,
@@ -131,7 +155,7 @@ impl Definitions {
     }
 }
 
-/// What an index frame must list, as a running hash: memory does not grow with the stream.
+/// Running hash of the entries that an index frame must contain: memory does not grow with the stream.
 #[derive(Clone)]
 struct Listed {
     frames: blake3::Hasher,
@@ -176,34 +200,34 @@ impl Parser {
             limits,
             offset: 0,
             frames: 0,
-            started: false,
-            ended: false,
-            failed: false,
-            recovering: false,
+            state: State::Start,
             chain: crc32fast::Hasher::new(),
             manifests: HashMap::new(),
             sets: Arc::default(),
             models: HashSet::new(),
-            open: None,
-            index_offset: 0,
             listed: Listed::new(),
             definitions: Definitions::default(),
         }
     }
 
-    /// A parser for frames that are given to it one by one, out of a damaged stream: it goes on after an error.
+    /// Returns a parser of single frames from a corrupt stream, for [`Self::recover_frame`].
     pub(crate) fn recovering(limits: Limits) -> Self {
-        Self { started: true, recovering: true, ..Self::new(limits) }
+        Self { state: State::Segment { open: None }, ..Self::new(limits) }
     }
 
-    /// The update whose last part has not come.
-    pub(crate) fn open_update(&self) -> Option<OpenUpdate> {
-        self.open.clone()
+    /// Reads the frame at the beginning of `input`. After an error the parser can try the next frame.
+    pub(crate) fn recover_frame<'a>(&mut self, input: &'a [u8]) -> Result<Progress<'a>> {
+        self.frame(input)
     }
 
-    /// Gives up on the update whose last part has not come, or takes one up again.
-    pub(crate) fn set_open_update(&mut self, open: Option<OpenUpdate>) {
-        self.open = open;
+    /// Takes out the update whose last part has not come, so that the next frame may begin another.
+    pub(crate) fn suspend_update(&mut self) -> Option<OpenUpdate> {
+        self.state.take_open()
+    }
+
+    /// Continues an update that [`Self::suspend_update`] took out.
+    pub(crate) fn resume_update(&mut self, open: Option<OpenUpdate>) {
+        self.state = State::Segment { open };
     }
 
     pub(crate) fn add_manifest(&mut self, manifest: Arc<Manifest>) {
@@ -214,49 +238,51 @@ impl Parser {
         Arc::make_mut(&mut self.sets).insert(id, Arc::new(set));
     }
 
-    /// Offset of the input's first byte in the stream.
+    /// Returns the offset of the input's first byte in the stream.
     pub(crate) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Reads the next event from the beginning of `input`.
+    /// Reads the next event from the beginning of `input`. After an error, every further call returns it again.
     pub(crate) fn advance<'a>(&mut self, input: &'a [u8]) -> Result<Progress<'a>> {
-        if self.failed {
-            return Err(Error::bad_option("the stream was damaged: there is nothing more to read"));
-        }
-        let progress = match self.started {
-            false => self.preamble(input),
-            true => self.frame(input).map_err(|e| e.in_frame(self.frames)),
+        let progress = match &self.state {
+            State::Failed(error) => return Err(error.duplicate()),
+            State::Start => self.preamble(input),
+            _ => self.frame(input).map_err(|e| e.in_frame(self.frames)),
         };
-        self.failed = progress.is_err() && !self.recovering;
+        if let Err(error) = &progress {
+            self.state = State::Failed(error.duplicate());
+        }
         progress
     }
 
-    /// How many bytes of input, from where the parser stands, make the next event or what is known of it so far; 0 if
-    /// `input` is refused as it is.
+    /// Returns the length of the next event in bytes, as far as `input` shows it; 0 if `input` is refused already.
     pub(crate) fn needed(&self, input: &[u8]) -> u64 {
         let begins = |with: &[u8]| input.iter().zip(with).all(|(a, b)| a == b);
-        if self.failed || !begins(if self.started { &SYNC } else { &MAGIC }) {
-            return 0;
-        }
-        match input.first_chunk::<HEADER_LEN>() {
-            _ if !self.started => PREAMBLE_LEN as u64,
-            None => HEADER_LEN as u64,
-            Some(header) => self.header(header).map_or(0, |h| h.body_len.saturating_add(HEADER_LEN as u64)),
+        match &self.state {
+            State::Failed(_) => 0,
+            State::Start if begins(&MAGIC) => PREAMBLE_LEN as u64,
+            State::Start => 0,
+            _ if !begins(&SYNC) => 0,
+            _ => match input.first_chunk::<HEADER_LEN>() {
+                None => HEADER_LEN as u64,
+                Some(header) => {
+                    self.header(header).map_or(0, |h| h.body_len.saturating_add(HEADER_LEN as u64))
+                }
+            },
         }
     }
 
-    /// Checks that the stream may end where the parser stands, with `rest` left unread (STR-5).
+    /// Checks that the stream may end where the parser stands, with `rest` bytes left unread (STR-5).
     pub(crate) fn finish(&self, rest: usize) -> Result<()> {
-        if self.ended && rest == 0 {
-            return Ok(());
-        }
-        let at = Location {
-            offset: self.offset + rest as u64,
-            frame: self.started.then_some(self.frames),
-            ..Location::default()
+        let frame = match &self.state {
+            State::Ended if rest == 0 => return Ok(()),
+            State::Failed(error) => return Err(error.duplicate()),
+            State::Start => None,
+            State::Segment { .. } | State::Indexed { .. } | State::Ended => Some(self.frames),
         };
-        Err(Error::Format(crate::error::FormatError { kind: FormatErrorKind::Truncated, at }))
+        let truncated = Error::format(FormatErrorKind::Truncated, self.offset + rest as u64);
+        Err(frame.into_iter().fold(truncated, Error::in_frame))
     }
 
     fn preamble<'a>(&mut self, input: &'a [u8]) -> Result<Progress<'a>> {
@@ -265,7 +291,7 @@ impl Parser {
         }
         let Some(bytes) = input.first_chunk() else { return Ok(Progress::NeedMore) };
         let preamble = Preamble::read(bytes)?;
-        self.started = true;
+        self.state = State::Segment { open: None };
         self.offset = PREAMBLE_LEN as u64;
         Ok(Progress::Ready { consumed: PREAMBLE_LEN, event: Event::Preamble(preamble) })
     }
@@ -288,11 +314,10 @@ impl Parser {
         self.listed.frame(IndexedFrame { kind: header.kind, len: info.len() });
         self.frames += 1;
         self.offset += info.len();
-        self.ended = matches!(parsed, Body::End(_));
         Ok(Progress::Ready { consumed: HEADER_LEN + body.len(), event: Event::Frame(info, parsed) })
     }
 
-    /// Reads the header of the next frame and checks all that can be checked before its body is there.
+    /// Reads the header of the next frame and checks everything that does not need the body.
     fn header(&self, bytes: &[u8; HEADER_LEN]) -> Result<FrameHeader> {
         let header = FrameHeader::read(bytes, self.offset)?;
         header.check(self.offset)?;
@@ -301,9 +326,13 @@ impl Parser {
     }
 
     fn body<'a>(&mut self, info: &FrameInfo, body: &'a [u8], offset: u64) -> Result<Body<'a>> {
-        if self.index_offset != 0 && info.header.kind != FrameKind::END {
-            let field = "frame between an index and its end";
-            return Err(Error::format(FormatErrorKind::Misplaced { field }, info.offset));
+        match self.state {
+            State::Indexed { .. } if info.header.kind != FrameKind::END => {
+                let field = "frame between an index and its end";
+                return Err(Error::format(FormatErrorKind::Misplaced { field }, info.offset));
+            }
+            State::Ended => self.state = State::Segment { open: None },
+            _ => {}
         }
         Ok(match info.header.kind {
             FrameKind::MANIFEST => {
@@ -344,10 +373,14 @@ impl Parser {
                 if !self.listed.agrees(&index) {
                     return Err(Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset));
                 }
-                self.index_offset = info.offset;
+                self.state = State::Indexed { offset: info.offset, open: self.state.take_open() };
                 Body::Index(index)
             }
-            FrameKind::END => Body::End(self.end(body, offset)?),
+            FrameKind::END => {
+                let end = self.end(body, offset)?;
+                self.state = State::Ended;
+                Body::End(end)
+            }
             _ => Body::Unknown(body),
         })
     }
@@ -360,11 +393,11 @@ impl Parser {
         part.frame = Some(info.number);
         let misplaced = Error::format(FormatErrorKind::Misplaced { field: "part of an update" }, offset);
         let manifest = part.manifest.id();
-        let mut order = match self.open.take() {
+        let mut order = match self.state.open() {
             Some(open) if part.part != open.next_part || manifest != open.manifest => return Err(misplaced),
             Some(open) if !open.header.same_update(&part.header) => return Err(misplaced),
             None if part.part != 0 => return Err(misplaced),
-            Some(open) => open.order,
+            Some(open) => open.order.clone(),
             None => BlockOrder::default(),
         };
         for (number, block) in part.blocks.iter().enumerate() {
@@ -374,28 +407,34 @@ impl Parser {
                 );
             }
         }
-        if !last {
-            let next_part = part.part.saturating_add(1);
-            let header = part.header.without_details();
-            self.open = Some(OpenUpdate { header, manifest, next_part, order });
-        }
+        let open = (!last).then(|| OpenUpdate {
+            header: part.header.without_details(),
+            manifest,
+            next_part: part.part.saturating_add(1),
+            order,
+        });
+        self.state = State::Segment { open };
         self.listed.update(&IndexedUpdate::of(&part, body));
         Ok(part)
     }
 
-    fn end(&mut self, body: &[u8], offset: u64) -> Result<End> {
+    /// Reads an end frame and checks what it says about the segment before it (END-1).
+    fn end(&self, body: &[u8], offset: u64) -> Result<End> {
         let end = End::read(body, offset)?;
-        if self.open.is_some() {
+        if self.state.open().is_some() {
             return Err(Error::format(FormatErrorKind::Misplaced { field: "end inside an update" }, offset));
         }
         if end.frame_count != self.frames {
             return Err(Error::format(FormatErrorKind::CountMismatch { field: "frame_count" }, offset));
         }
-        if end.index_offset != self.index_offset {
+        let index_offset = match self.state {
+            State::Indexed { offset, .. } => offset,
+            _ => 0,
+        };
+        if end.index_offset != index_offset {
             return Err(Error::out_of_range("index_offset", end.index_offset, offset + 8));
         }
         check_crc(end.chain, self.chain.clone().finalize(), offset + 16)?;
-        self.index_offset = 0;
         Ok(end)
     }
 }

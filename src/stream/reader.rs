@@ -7,7 +7,7 @@ use crate::frame::{IndexSet, Manifest};
 use crate::limits::Limits;
 use crate::stream::{Decoder, Event, Parser, Progress};
 
-/// Reads events from anything that implements [`Read`]: a thin adapter over [`Decoder`].
+/// Reads events from any [`Read`]: a thin adapter over [`Decoder`].
 pub struct Reader<R> {
     decoder: Decoder,
     inner: R,
@@ -15,26 +15,27 @@ pub struct Reader<R> {
     at_end: bool,
 }
 
-/// Bytes asked of the inner reader at once.
+/// Bytes per call of the inner reader.
 const CHUNK: usize = 1 << 18;
 
 impl<R: Read> Reader<R> {
-    /// A reader at the beginning of a stream.
+    /// Returns a reader at the beginning of a stream.
     pub fn new(inner: R, limits: Limits) -> Self {
         Self { decoder: Decoder::new(limits), inner, chunk: vec![0; CHUNK], at_end: false }
     }
 
-    /// The decoder, to make definitions known.
+    /// Returns the decoder, to add definitions.
     pub fn decoder_mut(&mut self) -> &mut Decoder {
         &mut self.decoder
     }
 
-    /// The next event; `None` at the end of a complete stream.
+    /// Returns the next event; `None` at the end of a complete stream.
     ///
     /// # Errors
-    /// As [`Decoder::next_event`] and [`Decoder::finish`], and [`Error::Io`](crate::Error::Io) with what the inner reader said. Nothing
-    /// that was read is lost by that: after a socket's timeout the next call waits again, for the rest of a frame too.
-    /// A reader that ends within a stream is an error of the kind [`Truncated`](crate::error::FormatErrorKind::Truncated).
+    /// The errors of [`Decoder::next_event`] and [`Decoder::finish`], and [`Error::Io`](crate::Error::Io)
+    /// from the inner reader. An IO error loses no data: after a timeout of a socket, the next call
+    /// continues, even inside a frame. An inner reader that ends inside a stream gives the kind
+    /// [`Truncated`](crate::error::FormatErrorKind::Truncated).
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
         while self.decoder.needed() > 0 && !self.at_end {
             let read = match self.inner.read(&mut self.chunk) {
@@ -51,13 +52,13 @@ impl<R: Read> Reader<R> {
         self.decoder.next_event()
     }
 
-    /// Gives back the inner reader. Bytes that were read ahead are lost.
+    /// Returns the inner reader. Bytes that were read ahead are lost.
     pub fn into_inner(self) -> R {
         self.inner
     }
 }
 
-/// Reads events from a slice, for instance a mapped file, without copying: what the events hold points into the slice.
+/// Reads events from a slice, for instance a mapped file, without copying: the events borrow from the slice.
 pub struct SliceReader<'a> {
     parser: Parser,
     rest: &'a [u8],
@@ -65,17 +66,17 @@ pub struct SliceReader<'a> {
 }
 
 impl<'a> SliceReader<'a> {
-    /// A reader at the beginning of a stream.
+    /// Returns a reader at the beginning of a stream.
     pub fn new(bytes: &'a [u8], limits: Limits) -> Self {
         Self { parser: Parser::new(limits), rest: bytes, failed: false }
     }
 
-    /// Makes a manifest known that the stream refers to without sending it.
+    /// Adds a manifest that the stream refers to but does not contain.
     pub fn add_manifest(&mut self, manifest: Arc<Manifest>) {
         self.parser.add_manifest(manifest);
     }
 
-    /// Makes an index set known that the stream refers to by that id without sending it.
+    /// Adds an index set that the stream refers to by `id` but does not contain.
     ///
     /// # Errors
     /// [`Error::Input`](crate::Error::Input) if the set does not fit `manifest`, or refers to another set.
@@ -84,15 +85,15 @@ impl<'a> SliceReader<'a> {
         Ok(())
     }
 
-    /// Offset of the next byte to be read.
+    /// Returns the offset of the next unread byte.
     pub fn offset(&self) -> u64 {
         self.parser.offset()
     }
 
-    /// The next event; `None` at the end of a complete stream.
+    /// Returns the next event; `None` at the end of a complete stream.
     ///
     /// # Errors
-    /// As [`Decoder::next_event`] and [`Decoder::finish`].
+    /// The errors of [`Decoder::next_event`] and [`Decoder::finish`].
     pub fn next_event(&mut self) -> Result<Option<Event<'a>>> {
         if self.rest.is_empty() {
             self.parser.finish(0)?;
@@ -114,7 +115,7 @@ impl<'a> SliceReader<'a> {
 impl<'a> Iterator for SliceReader<'a> {
     type Item = Result<Event<'a>>;
 
-    /// The next event; after an error, none.
+    /// Returns the next event; after an error, `None`.
     fn next(&mut self) -> Option<Self::Item> {
         if self.failed {
             return None;

@@ -6,10 +6,10 @@ use crate::error::Result;
 use crate::frame::{FrameKind, IndexSet, Manifest, Metadata, Model, UpdateHeader};
 use crate::stream::{EncodeOptions, Encoder};
 
-/// Writes a stream to anything that implements [`Write`]: a thin adapter over [`Encoder`]. It never seeks.
+/// Writes a stream to any [`Write`]: a thin adapter over [`Encoder`]. It never seeks.
 ///
-/// Dropping it without [`Writer::finish`] leaves a stream that readers report as truncated, all of whose frames can be
-/// recovered.
+/// Dropping it without [`Writer::finish`] leaves a stream that readers report as truncated. All of its frames
+/// can be recovered.
 pub struct Writer<W> {
     encoder: Encoder,
     inner: W,
@@ -17,7 +17,7 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// A writer at the beginning of a stream.
+    /// Returns a writer at the beginning of a stream.
     pub fn new(inner: W, options: EncodeOptions) -> Self {
         Self::with_encoder(inner, Encoder::new(options))
     }
@@ -33,7 +33,7 @@ impl<W: Write> Writer<W> {
         Ok(value)
     }
 
-    /// As [`Encoder::manifest`].
+    /// Writes a manifest as [`Encoder::manifest`] does.
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io).
@@ -44,10 +44,10 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// As [`Encoder::update`], all blocks with the same options.
+    /// Writes an update as [`Encoder::update`] does, with the same options for all blocks.
     ///
     /// # Errors
-    /// As there, and [`Error::Io`](crate::Error::Io).
+    /// The errors of [`Encoder::update`], and [`Error::Io`](crate::Error::Io).
     pub fn update(
         &mut self,
         header: &UpdateHeader,
@@ -59,10 +59,10 @@ impl<W: Write> Writer<W> {
         self.update_with(header, manifest, &blocks)
     }
 
-    /// As [`Encoder::update`].
+    /// Writes an update as [`Encoder::update`] does.
     ///
     /// # Errors
-    /// As there, and [`Error::Io`](crate::Error::Io).
+    /// The errors of [`Encoder::update`], and [`Error::Io`](crate::Error::Io).
     pub fn update_with(
         &mut self,
         header: &UpdateHeader,
@@ -72,10 +72,10 @@ impl<W: Write> Writer<W> {
         self.put(|encoder, out| encoder.update(out, header, manifest, blocks))
     }
 
-    /// As [`Encoder::update_wire`].
+    /// Writes an update as [`Encoder::update_wire`] does.
     ///
     /// # Errors
-    /// As there, and [`Error::Io`](crate::Error::Io).
+    /// The errors of [`Encoder::update_wire`], and [`Error::Io`](crate::Error::Io).
     pub fn update_wire(
         &mut self,
         header: &UpdateHeader,
@@ -85,10 +85,10 @@ impl<W: Write> Writer<W> {
         self.put(|encoder, out| encoder.update_wire(out, header, manifest, blocks))
     }
 
-    /// As [`Encoder::index_set`].
+    /// Writes an index set as [`Encoder::index_set`] does.
     ///
     /// # Errors
-    /// As there, and [`Error::Io`](crate::Error::Io).
+    /// The errors of [`Encoder::index_set`], and [`Error::Io`](crate::Error::Io).
     pub fn index_set(
         &mut self,
         set: &IndexSet,
@@ -98,7 +98,7 @@ impl<W: Write> Writer<W> {
         self.put(|encoder, out| encoder.index_set(out, set, manifest, options))
     }
 
-    /// As [`Encoder::model`].
+    /// Writes a model as [`Encoder::model`] does.
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io).
@@ -109,7 +109,7 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// As [`Encoder::metadata`].
+    /// Writes metadata as [`Encoder::metadata`] does.
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io).
@@ -120,10 +120,10 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// As [`Encoder::private`].
+    /// Writes a private frame as [`Encoder::private`] does.
     ///
     /// # Errors
-    /// As there, and [`Error::Io`](crate::Error::Io).
+    /// The errors of [`Encoder::private`], and [`Error::Io`](crate::Error::Io).
     pub fn private(&mut self, kind: FrameKind, body: &[u8]) -> Result<()> {
         self.put(|encoder, out| encoder.private(out, kind, body))
     }
@@ -136,12 +136,12 @@ impl<W: Write> Writer<W> {
         Ok(self.inner.flush()?)
     }
 
-    /// The inner writer.
+    /// Returns the inner writer.
     pub fn get_ref(&self) -> &W {
         &self.inner
     }
 
-    /// Ends the stream and gives back the inner writer, flushed.
+    /// Ends the stream and returns the inner writer, flushed.
     ///
     /// # Errors
     /// [`Error::Io`](crate::Error::Io).
