@@ -1,6 +1,6 @@
-//! The public error types: what went wrong, where, and whose fault it is.
+//! The public error types: what is wrong, where, and who is at fault.
 //!
-//! [`Error`] has one variant per party: the world ([`Error::Io`]), the bytes ([`Error::Format`]), a newer
+//! [`Error`] has one variant per party: the system ([`Error::Io`]), the bytes ([`Error::Format`]), a newer
 //! writer ([`Error::Unsupported`]), the reader's policy ([`Error::Limit`]) and the caller ([`Error::Input`]).
 
 use std::fmt;
@@ -8,25 +8,30 @@ use std::fmt;
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that can go wrong, one variant per party at fault.
-#[derive(Debug)]
+/// Every error of this crate, one variant per party at fault.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The world: reading or writing failed.
-    Io(std::io::Error),
-    /// The bytes: they are not what the format allows.
+    /// The system: reading or writing failed.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// The bytes: the format does not allow them.
+    #[error(transparent)]
     Format(FormatError),
-    /// The bytes may be well formed, but need a reader that knows more than this one.
+    /// The bytes may be well formed, but this reader does not know a feature that they use.
+    #[error(transparent)]
     Unsupported(Unsupported),
     /// The bytes ask for more than the reader's [`Limits`](crate::Limits) allow.
+    #[error(transparent)]
     Limit(LimitError),
     /// The caller: an argument, an input tensor or a missing companion (base, index set, model).
+    #[error(transparent)]
     Input(InputError),
 }
 
-/// Where in a stream something was found.
+/// Place of an error in a stream.
 ///
-/// `offset` counts bytes from the first byte that the failing call was given: from the start of the stream for the
+/// `offset` counts bytes from the first byte given to the failing call: from the start of the stream for the
 /// stream and file layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Location {
@@ -41,7 +46,7 @@ pub struct Location {
 }
 
 impl Location {
-    /// A location that is only an offset.
+    /// Returns a location that is only an offset in bytes.
     pub fn at(offset: u64) -> Self {
         Self { offset, ..Self::default() }
     }
@@ -60,94 +65,114 @@ impl fmt::Display for Location {
 }
 
 /// Bytes that the format does not allow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{kind} {at}")]
 #[non_exhaustive]
 pub struct FormatError {
-    /// What is wrong.
+    /// Rule that the bytes violate.
     pub kind: FormatErrorKind,
-    /// Where it is wrong.
+    /// Place of the violation.
     pub at: Location,
 }
 
-/// What is wrong with the bytes. The names are those of the spec's vectors ([`FormatErrorKind::name`]).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Kind of a format error, as in the spec's vectors ([`FormatErrorKind::name`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatErrorKind {
     /// The stream ends inside a structure, or without its end frame.
+    #[error("the stream is truncated")]
     Truncated,
     /// The first eight bytes are not the magic.
+    #[error("not a gcodec stream: wrong magic")]
     BadMagic,
     /// A frame does not begin with the sync word.
+    #[error("no frame begins here: wrong sync word")]
     BadSync,
     /// A stored checksum differs from the computed one.
+    #[error("checksum mismatch: stored {stored:08x}, computed {computed:08x}")]
     ChecksumMismatch {
-        /// The checksum in the bytes.
+        /// Checksum in the stream.
         stored: u32,
-        /// The checksum of the bytes.
+        /// Checksum of the bytes it covers.
         computed: u32,
     },
     /// A reserved bit or byte is not zero.
+    #[error("reserved bits of {field} are not zero")]
     ReservedBits {
-        /// The field that holds it.
+        /// Field with the reserved bits.
         field: &'static str,
     },
     /// A varint is longer than its value needs, or exceeds 64 bits.
+    #[error("varint is longer than its value needs or exceeds 64 bits")]
     BadVarint,
     /// A padding bit is not zero.
+    #[error("padding bits are not zero")]
     NonzeroPadding,
-    /// A structure declares more bytes than are there, or leaves some over.
+    /// A structure declares more bytes than it has, or leaves some unused.
+    #[error("length of {field} does not match its bytes")]
     LengthMismatch {
-        /// The structure.
+        /// Name of the structure.
         field: &'static str,
     },
     /// A field has a value outside its range.
+    #[error("{field} is out of range: {value}")]
     OutOfRange {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
     },
     /// Text is not UTF-8.
+    #[error("text is not UTF-8")]
     InvalidUtf8,
-    /// Two tensors have one name.
+    /// Two tensors have the same name.
+    #[error("two tensors have the same name")]
     DuplicateName,
     /// Blocks or positions are not in ascending order, or overlap.
+    #[error("not in ascending order")]
     NotAscending,
     /// A position lies outside the index space.
+    #[error("position {position} is outside the index space of {len} elements")]
     PositionOutOfRange {
-        /// The position.
+        /// Position found.
         position: u64,
-        /// The number of elements of the index space.
+        /// Length of the index space in elements.
         len: u64,
     },
-    /// A count does not agree with the structure it counts.
+    /// A count differs from the number of items it counts.
+    #[error("{field} does not match the items it counts")]
     CountMismatch {
-        /// The count.
+        /// Name of the count.
         field: &'static str,
     },
     /// A frequency table is malformed.
+    #[error("malformed frequency table")]
     BadTable,
     /// An entropy-coded section does not end in its initial state.
+    #[error("corrupt entropy-coded data: it does not end in its initial state")]
     BadCode,
-    /// Something is referred to that the stream has not defined.
+    /// The stream refers to an item that it has not defined.
+    #[error("{field} is not defined before its first use")]
     UnknownReference {
-        /// What: manifest, table, index set.
+        /// Kind of the item: manifest, table, index set.
         field: &'static str,
     },
-    /// A frame stands where it may not.
+    /// A frame stands where it is not allowed.
+    #[error("{field} is misplaced")]
     Misplaced {
-        /// The frame.
+        /// Kind of the frame.
         field: &'static str,
     },
     /// A field has a valid value that is not its canonical one.
+    #[error("{field} is not in canonical form")]
     NotCanonical {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
     },
 }
 
 impl FormatErrorKind {
-    /// The kind's name, as the spec's vectors write it.
+    /// Returns the kind's name, as the spec's vectors write it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Truncated => "truncated",
@@ -173,168 +198,181 @@ impl FormatErrorKind {
     }
 }
 
-impl fmt::Display for FormatErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Truncated => f.write_str("the stream ends too early"),
-            Self::BadMagic => f.write_str("not a gcodec stream: wrong magic"),
-            Self::BadSync => f.write_str("no frame begins here: wrong sync word"),
-            Self::ChecksumMismatch { stored, computed } => {
-                write!(f, "checksum mismatch: stored {stored:08x}, computed {computed:08x}")
-            }
-            Self::ReservedBits { field } => write!(f, "reserved bits set in {field}"),
-            Self::BadVarint => f.write_str("varint is not minimal or exceeds 64 bits"),
-            Self::NonzeroPadding => f.write_str("padding bits are not zero"),
-            Self::LengthMismatch { field } => write!(f, "length of {field} does not fit its bytes"),
-            Self::OutOfRange { field, value } => write!(f, "{field} is out of range: {value}"),
-            Self::InvalidUtf8 => f.write_str("text is not UTF-8"),
-            Self::DuplicateName => f.write_str("two tensors have one name"),
-            Self::NotAscending => f.write_str("not in ascending order"),
-            Self::PositionOutOfRange { position, len } => {
-                write!(f, "position {position} is outside an index space of {len} elements")
-            }
-            Self::CountMismatch { field } => write!(f, "{field} does not agree with what it counts"),
-            Self::BadTable => f.write_str("malformed frequency table"),
-            Self::BadCode => f.write_str("entropy-coded data does not end in its initial state"),
-            Self::UnknownReference { field } => write!(f, "{field} is not defined before it is used"),
-            Self::Misplaced { field } => write!(f, "{field} is misplaced"),
-            Self::NotCanonical { field } => write!(f, "{field} is not in canonical form"),
-        }
-    }
-}
-
-/// Something a newer or another writer may write and this reader cannot read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A feature that this reader does not know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("unknown {what} {id:#x} {at}")]
 #[non_exhaustive]
 pub struct Unsupported {
-    /// What is unknown: "frame kind", "support", "values", "version", "element type", "attribute".
+    /// Kind of the feature: "frame kind", "support", "values", "version", "element type", "attribute".
     pub what: &'static str,
-    /// Its number.
+    /// Number of the feature.
     pub id: u64,
-    /// Where it stands.
+    /// Place of that number.
     pub at: Location,
 }
 
 /// A limit that the bytes exceed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("limit {limit} exceeded: {asked} asked, {allowed} allowed, {at}")]
 #[non_exhaustive]
 pub struct LimitError {
-    /// The field of [`Limits`](crate::Limits).
+    /// Field of [`Limits`](crate::Limits).
     pub limit: &'static str,
-    /// How much was asked for.
+    /// Amount that the bytes ask for, in the limit's unit.
     pub asked: u64,
-    /// How much is allowed.
+    /// Amount that is allowed, in the same unit.
     pub allowed: u64,
-    /// Where it was asked for.
+    /// Place of the structure that asks for it.
     pub at: Location,
 }
 
 /// A mistake of the caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{kind}{}", Suffix(" (tensor ", *tensor, ")"))]
 #[non_exhaustive]
 pub struct InputError {
-    /// What is wrong.
+    /// Kind of the mistake.
     pub kind: InputErrorKind,
-    /// The tensor concerned, by its number in the manifest.
+    /// Number of the tensor in the manifest, if the mistake concerns one.
     pub tensor: Option<u64>,
 }
 
-/// What is wrong with the caller's input.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Kind of a caller's mistake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InputErrorKind {
-    /// A buffer's length does not fit its shape and element type.
+    /// A buffer's length does not match its shape and element type.
+    #[error("buffer has {found} bytes, but shape and element type need {expected}")]
     LengthMismatch {
         /// Bytes that shape and element type need.
         expected: u64,
         /// Bytes given.
         found: u64,
     },
-    /// The element type does not fit the operation.
+    /// A shape or length exceeds what the format or this machine can hold.
+    #[error("{what} is too large")]
+    TooLarge {
+        /// Name of the quantity.
+        what: &'static str,
+    },
+    /// The element type does not suit the operation.
+    #[error("{what} cannot take this element type")]
     WrongDtype {
-        /// What needs another element type.
+        /// Operation that needs another element type.
         what: &'static str,
     },
     /// A value is NaN or infinite and the compressor cannot express it.
+    #[error("element {index} is NaN or infinite")]
     NonFinite {
-        /// The element's index inside its tensor.
+        /// Index of the element inside its tensor.
         index: u64,
     },
-    /// An option is outside its range.
+    /// An option, or another argument that is a setting, is outside its range.
+    #[error("option out of range: {what}")]
     BadOption {
-        /// The option.
+        /// Name of the option.
         what: &'static str,
     },
-    /// A block does not hold together: counts, groups or positions disagree.
+    /// A tensor's description (name, shape, matrix view or shard) is not allowed in a manifest.
+    #[error("invalid tensor description: {what}")]
+    BadTensor {
+        /// Part of the description that is wrong.
+        what: &'static str,
+    },
+    /// Two tensors have the same name.
+    #[error("two tensors have the same name")]
+    DuplicateName,
+    /// Arguments are not in ascending order, or repeat.
+    #[error("{what} are not in ascending order")]
+    NotAscending {
+        /// Name of the arguments.
+        what: &'static str,
+    },
+    /// A number exceeds the number of items it selects from.
+    #[error("no {what} {index}: the count is {count}")]
+    OutOfBounds {
+        /// Kind of the item.
+        what: &'static str,
+        /// Number given, the first is 0.
+        index: u64,
+        /// Number of items.
+        count: u64,
+    },
+    /// A block is inconsistent: its fields, counts, groups or positions are out of range or disagree.
+    #[error("inconsistent block: {what}")]
     InconsistentBlock {
-        /// What disagrees.
+        /// Field that is wrong.
+        what: &'static str,
+    },
+    /// A saved state cannot be loaded.
+    #[error("invalid saved state: {what}")]
+    BadState {
+        /// Part of the state that is wrong.
         what: &'static str,
     },
     /// No tensor has this name or number.
+    #[error("no such tensor")]
     NoSuchTensor,
+    /// The stream contains no update.
+    #[error("the stream contains no update")]
+    NoUpdate,
+    /// The last part of the update is missing.
+    #[error("incomplete update: its last part is missing")]
+    IncompleteUpdate,
     /// The update needs a base tensor that was not given.
+    #[error("the update is a delta, and its base, or this tensor of it, was not given")]
     MissingBase,
-    /// The base given is not the one that the update was made against.
+    /// The base differs from the one that the delta was made against.
+    #[error("the base is not the one that this delta was made against")]
     BaseMismatch,
     /// The result of a delta differs from the one that its sender had.
+    #[error("the result of the delta is not the one that its sender had")]
     ResultMismatch,
     /// The update refers to an index set that is not known.
+    #[error("missing index set {}", Hex(id))]
     MissingIndexSet {
         /// First eight bytes of its id.
         id: [u8; 8],
     },
     /// The update refers to a model that is not known.
+    #[error("missing model {}", Hex(id))]
     MissingModel {
         /// First eight bytes of its id.
         id: [u8; 8],
     },
-    /// Two things that must be alike differ.
+    /// Two things that must be equal differ.
+    #[error("{what} differ")]
     Mismatch {
-        /// What differs.
+        /// Names of both.
         what: &'static str,
     },
     /// A sum or mean would have no meaning.
+    #[error("cannot be summed{}: {why}", Suffix(" (sender ", *sender, ")"))]
     CannotReduce {
-        /// Why not.
+        /// Reason.
         why: &'static str,
-        /// The sender whose update was refused, where there is one.
+        /// Sender of the refused update, where one is known.
         sender: Option<u64>,
     },
-    /// A step of a protocol between workers that is not the next one.
+    /// A message that a protocol between workers does not expect at this step.
+    #[error("out of turn: {what}")]
     OutOfTurn {
-        /// What came, and what it is not.
+        /// Message that came, and the one that was expected.
         what: &'static str,
     },
 }
 
-impl fmt::Display for InputErrorKind {
+/// A number between two texts, or nothing.
+struct Suffix(&'static str, Option<u64>, &'static str);
+
+impl fmt::Display for Suffix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LengthMismatch { expected, found } => {
-                write!(f, "buffer has {found} bytes where shape and element type need {expected}")
-            }
-            Self::WrongDtype { what } => write!(f, "{what} cannot take this element type"),
-            Self::NonFinite { index } => write!(f, "element {index} is NaN or infinite"),
-            Self::BadOption { what } => write!(f, "option out of range: {what}"),
-            Self::InconsistentBlock { what } => write!(f, "inconsistent block: {what}"),
-            Self::NoSuchTensor => f.write_str("no such tensor"),
-            Self::MissingBase => {
-                f.write_str("the update is a delta, and its base, or this tensor of it, was not given")
-            }
-            Self::BaseMismatch => f.write_str("the base is not the one that this delta was made against"),
-            Self::ResultMismatch => f.write_str("the result of the delta is not the one that its sender had"),
-            Self::MissingIndexSet { id } => write!(f, "missing index set {}", Hex(id)),
-            Self::MissingModel { id } => write!(f, "missing model {}", Hex(id)),
-            Self::Mismatch { what } => write!(f, "{what} differ"),
-            Self::CannotReduce { why, sender: None } => write!(f, "cannot be summed: {why}"),
-            Self::CannotReduce { why, sender: Some(sender) } => {
-                write!(f, "the update of sender {sender} cannot be summed with the others: {why}")
-            }
-            Self::OutOfTurn { what } => write!(f, "out of turn: {what}"),
-        }
+        let Self(before, number, after) = self;
+        number.map_or(Ok(()), |number| write!(f, "{before}{number}{after}"))
     }
 }
 
+/// Bytes as hexadecimal digits.
 struct Hex<'a>(&'a [u8]);
 
 impl fmt::Display for Hex<'_> {
@@ -344,47 +382,74 @@ impl fmt::Display for Hex<'_> {
 }
 
 impl Error {
-    /// A format error at `offset`.
+    /// Returns a format error at `offset`.
     pub(crate) fn format(kind: FormatErrorKind, offset: u64) -> Self {
         Self::Format(FormatError { kind, at: Location::at(offset) })
     }
 
-    /// A field out of its range at `offset`.
+    /// Returns the error for a field out of its range at `offset`.
     pub(crate) fn out_of_range(field: &'static str, value: u64, offset: u64) -> Self {
         Self::format(FormatErrorKind::OutOfRange { field, value }, offset)
     }
 
-    /// Something unknown at `offset`.
+    /// Returns the error for an unknown feature at `offset`.
     pub(crate) fn unsupported(what: &'static str, id: u64, offset: u64) -> Self {
         Self::Unsupported(Unsupported { what, id, at: Location::at(offset) })
     }
 
-    /// A caller's mistake.
+    /// Returns the error for a caller's mistake.
     pub(crate) fn input(kind: InputErrorKind) -> Self {
         Self::Input(InputError { kind, tensor: None })
     }
 
-    /// An option of the caller out of its range.
+    /// Returns the error for arguments that are not in ascending order.
+    pub(crate) fn not_ascending(what: &'static str) -> Self {
+        Self::input(InputErrorKind::NotAscending { what })
+    }
+
+    /// Returns the error for a shape or length that is too large.
+    pub(crate) fn too_large(what: &'static str) -> Self {
+        Self::input(InputErrorKind::TooLarge { what })
+    }
+
+    /// Returns the error for the number `index` of an item among `count`.
+    pub(crate) fn out_of_bounds(what: &'static str, index: usize, count: usize) -> Self {
+        Self::input(InputErrorKind::OutOfBounds { what, index: index as u64, count: count as u64 })
+    }
+
+    /// Returns the error for an option out of its range. Not for data: bytes have format errors, blocks
+    /// [`Self::inconsistent`].
     pub(crate) fn bad_option(what: &'static str) -> Self {
         Self::input(InputErrorKind::BadOption { what })
     }
 
-    /// A caller's block that does not hold together.
+    /// Returns the error for a caller's inconsistent block.
     pub(crate) fn inconsistent(what: &'static str) -> Self {
         Self::input(InputErrorKind::InconsistentBlock { what })
     }
 
-    /// A sum that would have no meaning.
+    /// Returns the error for a sum without meaning.
     pub(crate) fn cannot_reduce(why: &'static str) -> Self {
         Self::input(InputErrorKind::CannotReduce { why, sender: None })
     }
 
-    /// Says whose update cannot be summed, unless that is known already.
+    /// Adds the sender whose update cannot be summed, unless one is set.
     pub(crate) fn of_sender(mut self, number: u64) -> Self {
         if let Self::Input(InputError { kind: InputErrorKind::CannotReduce { sender, .. }, .. }) = &mut self {
             sender.get_or_insert(number);
         }
         self
+    }
+
+    /// Returns the error again, for a reader that is called after a failure. An IO error keeps only its kind.
+    pub(crate) fn duplicate(&self) -> Self {
+        match self {
+            Self::Io(e) => Self::Io(e.kind().into()),
+            Self::Format(e) => Self::Format(*e),
+            Self::Unsupported(e) => Self::Unsupported(*e),
+            Self::Limit(e) => Self::Limit(*e),
+            Self::Input(e) => Self::Input(*e),
+        }
     }
 
     fn location_mut(&mut self) -> Option<&mut Location> {
@@ -396,7 +461,7 @@ impl Error {
         }
     }
 
-    /// The place of the error, where it has one.
+    /// Returns the place of the error, if it concerns bytes.
     pub fn location(&self) -> Option<Location> {
         match self {
             Self::Format(e) => Some(e.at),
@@ -406,7 +471,7 @@ impl Error {
         }
     }
 
-    /// Says which frame the error is in, unless that is known already.
+    /// Adds the number of the frame, unless one is set.
     pub(crate) fn in_frame(mut self, frame: u64) -> Self {
         if let Some(at) = self.location_mut() {
             at.frame.get_or_insert(frame);
@@ -414,7 +479,7 @@ impl Error {
         self
     }
 
-    /// Says where the thing begins that the error is about, for errors of code that has not seen its bytes.
+    /// Moves the place to `offset` if it is before it, for code that does not know the offset of its bytes.
     pub(crate) fn not_before(mut self, offset: u64) -> Self {
         if let Some(at) = self.location_mut() {
             at.offset = at.offset.max(offset);
@@ -422,7 +487,7 @@ impl Error {
         self
     }
 
-    /// Says which block the error is in, unless that is known already.
+    /// Adds the number of the block, unless one is set.
     pub(crate) fn in_block(mut self, block: u64) -> Self {
         if let Some(at) = self.location_mut() {
             at.block.get_or_insert(block);
@@ -430,7 +495,7 @@ impl Error {
         self
     }
 
-    /// Says which tensor the error is about, unless that is known already.
+    /// Adds the number of the tensor, unless one is set.
     pub(crate) fn in_tensor(mut self, tensor: u64) -> Self {
         if let Self::Input(e) = &mut self {
             e.tensor.get_or_insert(tensor);
@@ -440,8 +505,9 @@ impl Error {
         self
     }
 
-    /// The error's name as the spec's vectors write it: a format error's kind, or `unsupported`, `limit`, `io`, `input`.
-    /// What a stream needs and the caller did not give, or gave another, has the name that the spec gives it.
+    /// Returns the error's name as the spec's vectors write it: a format error's kind, or `unsupported`,
+    /// `limit`, `io`, `input`. A missing or wrong companion of the stream has the name that the spec gives
+    /// it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Io(_) => "io",
@@ -459,35 +525,10 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Io(e) => write!(f, "{e}"),
-            Self::Format(e) => write!(f, "{} {}", e.kind, e.at),
-            Self::Unsupported(e) => write!(f, "unknown {} {:#x} {}", e.what, e.id, e.at),
-            Self::Limit(e) => {
-                write!(f, "limit {} exceeded: {} asked, {} allowed, {}", e.limit, e.asked, e.allowed, e.at)
-            }
-            Self::Input(e) => match e.tensor {
-                Some(tensor) => write!(f, "{} (tensor {tensor})", e.kind),
-                None => write!(f, "{}", e.kind),
-            },
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Io(e) => Some(e),
-            _ => None,
-        }
-    }
-}
-
-impl From<std::io::Error> for Error {
-    fn from(e: std::io::Error) -> Self {
-        Self::Io(e)
+/// For code on top of this crate that checks its callers' arguments.
+impl From<InputErrorKind> for Error {
+    fn from(kind: InputErrorKind) -> Self {
+        Self::input(kind)
     }
 }
 

@@ -1,20 +1,21 @@
-//! Tensors to bytes and back in one go.
+//! One-shot encoding and decoding of tensors.
 
 use std::sync::Arc;
 
 use crate::block::BlockOptions;
 use crate::compress::{Codec, Input, Options, compress};
-use crate::error::{Error, Result};
+use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{HEADER_LEN, Manifest, TensorInfo, UpdateHeader, UpdatePart};
 use crate::limits::Limits;
 use crate::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use crate::tensor::{TensorBuf, TensorView};
 
-/// Encodes named tensors as a stream of one update, all by one codec.
+/// Encodes named tensors as a stream with one update, all with one codec.
 ///
 /// # Errors
-/// [`Error::Input`] if names repeat, if the codec cannot take a tensor's type, or if a value is not finite and the codec
-/// cannot express it. Deltas need a base: use [`compress()`](crate::compress()) and [`Encoder`].
+/// [`Error::Input`] if names repeat, if the codec does not support a tensor's type, or if a value is not
+/// finite and the codec cannot express it. Deltas need a base: use [`compress()`](crate::compress()) and
+/// [`Encoder`].
 pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u8>> {
     let infos = tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
     let manifest = Arc::new(Manifest::new(infos.collect())?);
@@ -38,7 +39,7 @@ pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u
 /// Decodes the dense tensors of the last update of a stream, with the default limits.
 ///
 /// # Errors
-/// As [`decode_with`].
+/// The errors of [`decode_with`].
 pub fn decode(bytes: &[u8]) -> Result<Vec<(String, TensorBuf)>> {
     decode_with(bytes, &Limits::default())
 }
@@ -46,11 +47,12 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<(String, TensorBuf)>> {
 /// Decodes the dense tensors of the last update of a stream. The whole stream is checked.
 ///
 /// # Errors
-/// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] if the bytes are not a complete stream within the limits;
-/// [`Error::Input`] if there is no update in it, or if it is a delta, whose base [`Assembler`] takes.
+/// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] if the bytes are not a complete stream
+/// within the limits; [`Error::Input`] if the stream has no update, or if the update is a delta, whose base
+/// [`Assembler`] accepts.
 pub fn decode_with(bytes: &[u8], limits: &Limits) -> Result<Vec<(String, TensorBuf)>> {
     let mut reader = SliceReader::new(bytes, limits.clone());
-    // Only where the parts are, and what they were read with: their blocks can take far more memory than bytes.
+    // Only the places of the parts and their index sets: blocks can take far more memory than bytes.
     let mut parts = Vec::new();
     let mut manifest = None;
     while let Some(event) = reader.next_event()? {
@@ -62,7 +64,7 @@ pub fn decode_with(bytes: &[u8], limits: &Limits) -> Result<Vec<(String, TensorB
             manifest = Some(part.manifest);
         }
     }
-    let manifest = manifest.ok_or(Error::bad_option("the stream has no update"))?;
+    let manifest = manifest.ok_or(Error::input(InputErrorKind::NoUpdate))?;
     let mut assembler = Assembler::new(&manifest, limits, |_| true)?;
     for (info, last, sets) in parts {
         let (start, end) = (info.offset + HEADER_LEN as u64, info.offset + info.len());

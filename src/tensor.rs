@@ -2,7 +2,7 @@
 
 use crate::error::{Error, InputErrorKind, Result};
 
-/// The type of a tensor's elements, by its number on the wire (spec, registry `dtype`).
+/// Type of a tensor's elements, by its number on the wire (spec, registry `dtype`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -16,7 +16,7 @@ pub enum Dtype {
     F8E5M2 = 6,
     F8E4M3Fnuz = 7,
     F8E5M2Fnuz = 8,
-    /// Two elements to a byte, the first in the low half.
+    /// Two elements per byte, the first in the low half.
     F4E2M1 = 9,
     I8 = 16,
     I16 = 17,
@@ -31,7 +31,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Every element type, in the order of its number.
+    /// Every element type, in ascending order of numbers.
     pub const ALL: [Self; 18] = [
         Self::F64,
         Self::F32,
@@ -53,17 +53,17 @@ impl Dtype {
         Self::Bool,
     ];
 
-    /// The element type of this number on the wire.
+    /// Returns the element type with this number on the wire.
     pub fn from_id(id: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|d| d.id() == id)
     }
 
-    /// Its number on the wire.
+    /// Returns the type's number on the wire.
     pub const fn id(self) -> u8 {
         self as u8
     }
 
-    /// Its name in the registry, in `gcodec`'s output and in Python.
+    /// Returns the type's name in the registry, in `gcodec`'s output and in Python.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",
@@ -87,12 +87,12 @@ impl Dtype {
         }
     }
 
-    /// The element type of this name.
+    /// Returns the element type with this name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|d| d.name() == name)
     }
 
-    /// Bits of one element: 4, 8, 16, 32 or 64.
+    /// Returns the bits of one element: 4, 8, 16, 32 or 64.
     pub const fn bits(self) -> u32 {
         match self {
             Self::F4E2M1 => 4,
@@ -109,7 +109,8 @@ impl Dtype {
         (self as u8) < 16
     }
 
-    /// Bytes of `elements` elements, the last byte padded with zero bits; `None` if that exceeds 64 bits.
+    /// Returns the bytes of `elements` elements, the last byte padded with zero bits; `None` if that exceeds
+    /// 64 bits.
     pub fn bytes_for(self, elements: u64) -> Option<u64> {
         match self.bits() {
             4 => Some(elements.div_ceil(2)),
@@ -124,7 +125,8 @@ impl std::fmt::Display for Dtype {
     }
 }
 
-/// The number of elements of a shape: 1 for no dimensions, 0 if any dimension is 0, `None` if it exceeds 64 bits.
+/// Returns the number of elements of a shape: 1 for no dimensions, 0 if any dimension is 0, `None` if it
+/// exceeds 64 bits.
 pub fn elements(shape: &[u64]) -> Option<u64> {
     if shape.contains(&0) {
         return Some(0);
@@ -141,31 +143,32 @@ pub struct TensorView<'a> {
 }
 
 impl<'a> TensorView<'a> {
-    /// Checks that `data` is as long as `shape` and `dtype` need.
+    /// Borrows `data` as a tensor.
     ///
     /// # Errors
-    /// [`Error::Input`] otherwise.
+    /// [`Error::Input`] if the length of `data` does not match `dtype` and `shape`, or if the shape is too
+    /// large.
     pub fn new(dtype: Dtype, shape: &'a [u64], data: &'a [u8]) -> Result<Self> {
         check_len(dtype, shape, data.len())?;
         Ok(Self { dtype, shape, data })
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// The dimensions.
+    /// Returns the dimensions.
     pub fn shape(&self) -> &'a [u64] {
         self.shape
     }
 
-    /// The elements' bytes.
+    /// Returns the elements' bytes.
     pub fn data(&self) -> &'a [u8] {
         self.data
     }
 
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         elements(self.shape).unwrap_or(0)
     }
@@ -180,49 +183,50 @@ pub struct TensorBuf {
 }
 
 impl TensorBuf {
-    /// Checks that `data` is as long as `shape` and `dtype` need.
+    /// Makes a tensor of `data`.
     ///
     /// # Errors
-    /// [`Error::Input`] otherwise.
+    /// [`Error::Input`] if the length of `data` does not match `dtype` and `shape`, or if the shape is too
+    /// large.
     pub fn new(dtype: Dtype, shape: Vec<u64>, data: Vec<u8>) -> Result<Self> {
         check_len(dtype, &shape, data.len())?;
         Ok(Self { dtype, shape, data })
     }
 
-    /// A tensor of `f32` elements.
+    /// Makes a tensor of `f32` elements.
     ///
     /// # Errors
-    /// [`Error::Input`] if `values` does not have as many elements as `shape`.
+    /// [`Error::Input`] if the number of `values` does not match `shape`.
     pub fn from_f32(shape: Vec<u64>, values: &[f32]) -> Result<Self> {
         Self::new(Dtype::F32, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// Borrows it.
+    /// Borrows the tensor.
     pub fn view(&self) -> TensorView<'_> {
         TensorView { dtype: self.dtype, shape: &self.shape, data: &self.data }
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// The dimensions.
+    /// Returns the dimensions.
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
 
-    /// The elements' bytes.
+    /// Returns the elements' bytes.
     pub fn data(&self) -> &[u8] {
         &self.data
     }
 
-    /// The elements' bytes, to change.
+    /// Returns the elements' bytes, mutable.
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut self.data
     }
 
-    /// Gives up the bytes.
+    /// Returns the elements' bytes, owned.
     pub fn into_data(self) -> Vec<u8> {
         self.data
     }
@@ -231,7 +235,7 @@ impl TensorBuf {
 fn check_len(dtype: Dtype, shape: &[u64], found: usize) -> Result<()> {
     let expected = elements(shape)
         .and_then(|n| dtype.bytes_for(n))
-        .ok_or(Error::bad_option("shape has more than 2^64 elements or bytes"))?;
+        .ok_or(Error::too_large("a shape of 2^64 or more elements or bytes"))?;
     if expected != found as u64 {
         return Err(Error::input(InputErrorKind::LengthMismatch { expected, found: found as u64 }));
     }

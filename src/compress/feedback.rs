@@ -90,7 +90,8 @@ impl Feedback {
                 let words: Vec<i64> =
                     tensor.data().as_chunks().0.iter().map(|w| i64::from_le_bytes(*w)).collect();
                 let state = words.try_into().ok().and_then(Adaptation::from_words);
-                let state = state.ok_or(Error::bad_option("state of SIDCo's stages"))?;
+                let state =
+                    state.ok_or(Error::input(InputErrorKind::BadState { what: "stages of SIDCo" }))?;
                 feedback.set_stages(of, state);
                 continue;
             }

@@ -496,11 +496,11 @@ fn check(inputs: &[Input<'_>], codecs: &[Codec], options: &Options, by_name: boo
         return Err(Error::bad_option("block_len"));
     }
     if !inputs.is_sorted_by(|a, b| a.tensor < b.tensor) {
-        return Err(Error::bad_option("inputs are not in ascending order"));
+        return Err(Error::not_ascending("tensors of the inputs"));
     }
     let mut names = HashSet::new();
     if by_name && !inputs.iter().all(|input| names.insert(input.name)) {
-        return Err(Error::bad_option("two inputs of one name"));
+        return Err(Error::input(InputErrorKind::DuplicateName));
     }
     codecs.iter().try_for_each(Codec::check)
 }

@@ -43,7 +43,7 @@ impl<'a> Source<'a> {
         if lossy && !view.dtype().is_float() {
             return Err(Error::input(InputErrorKind::WrongDtype { what: "a lossy codec" }));
         }
-        let len = usize::try_from(view.elements()).map_err(|_| Error::bad_option("tensor length"))?;
+        let len = usize::try_from(view.elements()).map_err(|_| Error::too_large("tensor"))?;
         let residual = match feedback.filter(|_| lossy) {
             Some(feedback) => feedback.of(input.name, view.shape())?,
             None => None,

@@ -3,22 +3,22 @@
 use crate::bits::{Cursor, put_u32, put_u64};
 use crate::error::{Error, Result};
 
-/// What an end frame says of the stream before it.
+/// Content of an end frame: a summary of the stream before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// Frames from the start of the stream to this one, exclusive.
+    /// Number of frames from the start of the stream to this one, exclusive.
     pub frame_count: u64,
-    /// Where the segment's index frame begins; 0 if there is none.
+    /// Offset of the segment's index frame; 0 if the segment has none.
     pub index_offset: u64,
     /// CRC-32 of the headers of those frames, without their own CRCs.
     pub chain: u32,
 }
 
-/// The last four bytes of a finished file.
+/// Last four bytes of a finished file.
 const TAIL: [u8; 4] = *b"GCUE";
 
 impl End {
-    /// Bytes of the body.
+    /// Bytes in the body.
     pub const BODY_LEN: usize = 24;
 
     pub(crate) fn body(&self) -> Vec<u8> {

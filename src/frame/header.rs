@@ -3,26 +3,26 @@
 use crate::bits::{Cursor, check_crc, crc32, put_u16, put_u32, put_u64};
 use crate::error::{Error, FormatErrorKind, Result};
 
-/// The first eight bytes of a stream.
+/// First eight bytes of a stream.
 pub const MAGIC: [u8; 8] = *b"\x89GCU\r\n\x1a\n";
-/// The format's major version.
+/// Major version of the format.
 pub const VERSION_MAJOR: u8 = 1;
-/// The format's minor version.
+/// Minor version of the format.
 pub const VERSION_MINOR: u8 = 0;
-/// Bytes of the preamble.
+/// Bytes in the preamble.
 pub const PREAMBLE_LEN: usize = 16;
-/// The first four bytes of a frame.
+/// First four bytes of a frame.
 pub const SYNC: [u8; 4] = *b"\xd3gcf";
-/// Bytes of a frame's header.
+/// Bytes in a frame's header.
 pub const HEADER_LEN: usize = 24;
-/// Bytes of a frame's header that the chain of an end frame covers: all but its own CRC. A CRC over bytes and their CRC
-/// does not depend on the bytes.
+/// Bytes of a frame's header that the chain of an end frame covers: all except its own CRC, because a CRC
+/// over bytes and their CRC does not depend on the bytes.
 pub(crate) const CHAINED_LEN: usize = 20;
 
-/// The first sixteen bytes of a stream.
+/// First sixteen bytes of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Preamble {
-    /// The minor version that the writer followed.
+    /// Minor version that the writer followed.
     pub minor: u8,
 }
 
@@ -55,24 +55,24 @@ impl Preamble {
     }
 }
 
-/// A frame kind's number in the registry.
+/// Number of a frame kind in the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FrameKind(pub u16);
 
 impl FrameKind {
     /// Tensors that updates refer to.
     pub const MANIFEST: Self = Self(0x0001);
-    /// What a sender says at a step.
+    /// Update of a sender at a step.
     pub const UPDATE: Self = Self(0x0002);
-    /// A support with a name of its own.
+    /// A named support.
     pub const INDEX_SET: Self = Self(0x0003);
     /// A learned decoder.
     pub const MODEL: Self = Self(0x0004);
-    /// The end of a segment.
+    /// End of a segment.
     pub const END: Self = Self(0x0005);
     /// Keys and values.
     pub const METADATA: Self = Self(0x8001);
-    /// Where everything is.
+    /// Positions of all frames and blocks.
     pub const INDEX: Self = Self(0x8002);
 
     /// Every registered kind with its name.
@@ -86,7 +86,7 @@ impl FrameKind {
         (Self::INDEX, "index"),
     ];
 
-    /// Its name in the registry.
+    /// Returns the kind's name in the registry.
     pub fn name(self) -> Option<&'static str> {
         Self::REGISTERED.iter().find(|(kind, _)| *kind == self).map(|(_, name)| *name)
     }
@@ -101,7 +101,7 @@ impl FrameKind {
         matches!(self.0, 0x7000..=0x7fff | 0xf000..=0xffff)
     }
 
-    /// The flags that the kind defines.
+    /// Returns the flags that the kind defines.
     fn known_flags(self) -> u16 {
         if self == Self::UPDATE { FrameHeader::LAST } else { 0 }
     }
@@ -116,24 +116,24 @@ impl std::fmt::Display for FrameKind {
     }
 }
 
-/// The fixed header of a frame.
+/// Fixed header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What the body is.
+    /// Kind of the body.
     pub kind: FrameKind,
-    /// Flags of the kind.
+    /// Flags, defined by the kind.
     pub flags: u16,
-    /// Bytes of the body.
+    /// Bytes in the body.
     pub body_len: u64,
     /// CRC-32 of the body.
     pub body_crc: u32,
 }
 
 impl FrameHeader {
-    /// The flag of an update's last part.
+    /// Flag of an update's last part.
     pub const LAST: u16 = 1;
 
-    /// The header of `body`.
+    /// Returns the header of `body`.
     pub(crate) fn of(kind: FrameKind, flags: u16, body: &[u8]) -> Self {
         Self { kind, flags, body_len: body.len() as u64, body_crc: crc32(body) }
     }
@@ -150,10 +150,10 @@ impl FrameHeader {
         std::array::from_fn(|i| out[i])
     }
 
-    /// Reads a header that stands at `offset`, which is only for errors.
+    /// Reads a header. `offset` is its place in the stream, for errors.
     ///
     /// # Errors
-    /// [`Error::Format`]: no sync word, or a checksum that is not the header's. What the fields say is not checked.
+    /// [`Error::Format`] if the sync word or the header's checksum is wrong. The fields are not checked.
     pub fn read(bytes: &[u8; HEADER_LEN], offset: u64) -> Result<Self> {
         let mut cursor = Cursor::new(bytes, offset, "frame header");
         if cursor.array::<4>()? != SYNC {
@@ -169,7 +169,7 @@ impl FrameHeader {
         Ok(header)
     }
 
-    /// Checks what can be checked before the body is there (FRM-5, CNV-5).
+    /// Checks everything that does not need the body (FRM-5, CNV-5).
     pub(crate) fn check(&self, offset: u64) -> Result<()> {
         if self.kind.name().is_none() {
             return match self.kind.is_ancillary() {

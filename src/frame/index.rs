@@ -1,40 +1,40 @@
-//! Where everything is (spec, section 4.6).
+//! Index of a segment: positions of all frames and blocks (spec, section 4.6).
 
 use crate::bits::{Cursor, crc32, put_u32, put_varint};
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, PREAMBLE_LEN, UpdatePart};
 use crate::limits::in_memory;
 
-/// What an index frame lists: every frame before it, and the blocks of every update.
+/// Content of an index frame: every frame before it, and the blocks of every update.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Index {
-    /// The frames, from the start of the stream.
+    /// Frames, from the start of the stream.
     pub frames: Vec<IndexedFrame>,
-    /// The updates' parts, in order.
+    /// Parts of updates, in order.
     pub updates: Vec<IndexedUpdate>,
 }
 
 /// A frame as an index lists it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexedFrame {
-    /// What it is.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// Bytes of header and body.
+    /// Bytes in header and body.
     pub len: u64,
 }
 
 /// A part of an update as an index lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexedUpdate {
-    /// The update's step.
+    /// Step of the update.
     pub step: u64,
-    /// The update's sender.
+    /// Sender of the update.
     pub sender: u64,
     /// Bytes of the body before its first block.
     pub head_len: u64,
     /// CRC-32 of those bytes.
     pub head_crc: u32,
-    /// Its blocks.
+    /// Blocks of the part.
     pub blocks: Vec<IndexedBlock>,
 }
 
@@ -43,16 +43,16 @@ pub struct IndexedUpdate {
 pub struct IndexedBlock {
     /// Number of the first tensor of its scope.
     pub first: u64,
-    /// How many tensors its scope touches.
+    /// Number of tensors that its scope touches.
     pub tensors: u64,
-    /// Bytes, everything counted.
+    /// Bytes of the whole block.
     pub len: u64,
     /// CRC-32 of those bytes.
     pub crc: u32,
 }
 
 impl IndexedUpdate {
-    /// The entry of a part whose body is `body`.
+    /// Returns the entry of a part whose body is `body`.
     pub(crate) fn of(part: &UpdatePart<'_>, body: &[u8]) -> Self {
         let head_len = body.len() as u64 - part.blocks.iter().map(|b| b.len).sum::<u64>();
         let mut start = in_memory(head_len);
@@ -72,7 +72,7 @@ impl IndexedUpdate {
 }
 
 impl Index {
-    /// Each frame with the offset where it begins.
+    /// Returns each frame with the offset where it begins.
     pub fn frame_offsets(&self) -> impl Iterator<Item = (u64, IndexedFrame)> {
         self.frames.iter().scan(PREAMBLE_LEN as u64, |at, frame| {
             let offset = *at;
@@ -100,14 +100,14 @@ impl Index {
         out
     }
 
-    /// Reads a body that stands at `offset`. Memory follows the bytes: every entry takes at least two.
+    /// Reads a body at `offset`. Memory grows with the bytes: every entry takes at least two.
     pub(crate) fn read(body: &[u8], offset: u64) -> Result<Self> {
         let mut cursor = Cursor::new(body, offset, "index");
         let mut index = Self::default();
         for _ in 0..cursor.varint()? {
             let at = cursor.offset();
             let kind = cursor.varint()?;
-            // No frame has such a kind: the index lists what there is not.
+            // The kind is invalid, so the entry cannot describe a frame.
             let other = Error::format(crate::error::FormatErrorKind::NotCanonical { field: "index" }, at);
             let kind = u16::try_from(kind).map_err(|_| other)?;
             index.frames.push(IndexedFrame { kind: FrameKind(kind), len: cursor.varint()? });

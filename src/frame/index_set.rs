@@ -1,4 +1,4 @@
-//! A support with a name of its own (spec, section 4.3).
+//! Index sets: named supports (spec, section 4.3).
 
 use crate::bits::{Cursor, put_varint};
 use crate::block::space::{IndexSpace, Surroundings};
@@ -11,27 +11,27 @@ use crate::limits::{Budget, Limits};
 /// A support that is sent once, so that updates can refer to it by its hash (ScaleCom, arXiv 2104.11125).
 #[derive(Debug, Clone, PartialEq)]
 pub struct IndexSet {
-    /// The manifest that the scope refers to.
+    /// Manifest that the scope refers to.
     pub manifest: ManifestId,
     /// Step at which the set was chosen.
     pub step: u64,
     /// Sender that chose it.
     pub leader: u64,
-    /// Number of senders, 0 if unknown: who leads depends on it.
+    /// Number of senders, 0 if unknown. The choice of the leader depends on it.
     pub world: u64,
-    /// The index space.
+    /// Index space of the support.
     pub scope: Scope,
-    /// Which of its elements.
+    /// Elements of the index space.
     pub support: Support,
 }
 
 impl IndexSet {
-    /// The set as blocks see it; `count` is its number of elements.
+    /// Returns the set in the form that blocks need; `count` is its number of elements.
     pub(crate) fn shared(&self, count: u64) -> SharedSet {
         SharedSet { manifest: self.manifest.0, scope: self.scope, support: self.support.clone(), count }
     }
 
-    /// The set as blocks see it, after a look at whether it holds together.
+    /// Checks the set and returns it in the form that blocks need.
     ///
     /// # Errors
     /// [`Error::Input`] if the set does not fit `manifest`, or refers to another set.
@@ -54,10 +54,10 @@ impl IndexSet {
         manifest.space(self.scope, 0).map_err(|_| Error::inconsistent("scope of an index set"))
     }
 
-    /// The body and its id.
+    /// Returns the body and its id.
     ///
     /// # Errors
-    /// As [`IndexSet::checked`].
+    /// The errors of [`IndexSet::checked`].
     pub(crate) fn body(&self, manifest: &Manifest, options: BlockOptions) -> Result<(Vec<u8>, SetId)> {
         let space = self.space(manifest)?;
         support::check(&self.support, space.len())?;
@@ -73,7 +73,7 @@ impl IndexSet {
         Ok((out, id))
     }
 
-    /// Reads a body that stands at `offset`; gives the set, its id and the number of its elements.
+    /// Reads a body at `offset`. Returns the set, its id and the number of its elements.
     pub(crate) fn read<'m>(
         body: &[u8],
         offset: u64,

@@ -1,52 +1,52 @@
-//! The manifest: which tensors there are (spec, section 4.1).
+//! The manifest: the list of tensors (spec, section 4.1).
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use crate::bits::{Cursor, put_varint};
 use crate::block::{IndexSpace, Lens, Scope};
-use crate::error::{Error, FormatErrorKind, Result};
+use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::limits::{Limits, check, in_memory};
 use crate::tensor::{Dtype, elements};
 
-/// The hash that names a manifest: BLAKE3 of its frame's body.
+/// Identifier of a manifest: the BLAKE3 hash of its frame's body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ManifestId(pub [u8; 32]);
 crate::block::debug_as_hex!(ManifestId);
 
-/// A tensor as updates refer to it.
+/// Description of a tensor that updates refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorInfo {
-    /// 1 to 4096 bytes, unlike any other in the manifest.
+    /// Name of 1 to 4096 bytes, unique in the manifest.
     pub name: String,
-    /// The element type.
+    /// Element type.
     pub dtype: Dtype,
-    /// The dimensions, at most 32.
+    /// Dimensions, at most 32.
     pub shape: Vec<u64>,
-    /// Rows and columns of the matrix that the tensor may be seen as. Stored.
+    /// Rows and columns of a matrix view of the tensor. Stored.
     pub matrix: Option<(u64, u64)>,
-    /// Where this tensor lies in a larger one. Stored.
+    /// Place of this tensor in a larger one. Stored.
     pub shard: Option<Shard>,
 }
 
 impl TensorInfo {
-    /// A tensor without matrix view and shard.
+    /// Describes a tensor without matrix view and shard.
     pub fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<u64>>) -> Self {
         Self { name: name.into(), dtype, shape: shape.into(), matrix: None, shard: None }
     }
 
-    /// The number of elements; 0 if the shape exceeds 64 bits, which no [`Manifest`] holds.
+    /// Returns the number of elements; 0 if the shape exceeds 64 bits, which no [`Manifest`] accepts.
     pub fn elements(&self) -> u64 {
         elements(&self.shape).unwrap_or(0)
     }
 
-    /// Bytes of the elements.
+    /// Returns the bytes of the elements.
     pub fn bytes(&self) -> u64 {
         self.dtype.bytes_for(self.elements()).unwrap_or(0)
     }
 
-    /// Lengths of rows that the elements may be seen as a matrix of, longest first.
+    /// Returns the row lengths of matrix views of the elements, longest first.
     fn row_lens(&self) -> Vec<u64> {
         let suffixes = (1..self.shape.len()).map(|from| elements(&self.shape[from..]).unwrap_or(0));
         let mut lens: Vec<u64> =
@@ -56,34 +56,34 @@ impl TensorInfo {
     }
 }
 
-/// The place of a tensor in a larger one, by dimension.
+/// Place of a tensor in a larger one, by dimension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shard {
-    /// The larger tensor's dimensions.
+    /// Dimensions of the larger tensor.
     pub global_shape: Vec<u64>,
     /// First index in each dimension.
     pub offsets: Vec<u64>,
 }
 
-/// The ordered tensors that updates refer to by number, with the hash that names them.
+/// The ordered tensors that updates refer to by number, and the hash that identifies them.
 #[derive(Debug, Clone)]
 pub struct Manifest {
     tensors: Vec<TensorInfo>,
     body: Vec<u8>,
     id: ManifestId,
     spans: Spans,
-    /// The tensors in the order of their names, once one was asked for by its name.
+    /// Numbers of the tensors in the order of their names, built by the first look-up.
     by_name: OnceLock<Vec<usize>>,
 }
 
-/// What is asked of a row of tensors for every block that spans several, which must not cost time for each of them.
+/// Precomputed properties of tensor ranges, so that a block over many tensors takes no time for each of them.
 #[derive(Debug, Clone)]
 struct Spans {
-    /// The number of elements of each tensor.
+    /// Number of elements of each tensor.
     lens: Arc<[u64]>,
-    /// The number of elements of all tensors before each, and of all.
+    /// Number of elements of all tensors before each one, and of all tensors.
     before: Vec<u64>,
-    /// Where runs of tensors of one element type end, ascending.
+    /// Ends of runs of tensors with one element type, ascending.
     dtype_ends: Vec<usize>,
 }
 
@@ -112,7 +112,7 @@ impl Spans {
     }
 }
 
-/// By their bodies, which say everything.
+/// Manifests are equal if their bodies are.
 impl PartialEq for Manifest {
     fn eq(&self, other: &Self) -> bool {
         self.body == other.body
@@ -125,35 +125,41 @@ const MAX_NAME: u64 = 4096;
 const MAX_RANK: u64 = 32;
 
 impl Manifest {
-    /// Orders `tensors` as given.
+    /// Makes a manifest of `tensors` in this order.
     ///
     /// # Errors
-    /// [`Error::Input`] if names repeat, are empty or too long, or if a shape, matrix view or shard makes no sense.
+    /// [`Error::Input`] with the tensor's number if a name repeats, is empty or too long, or if a shape,
+    /// matrix view or shard is invalid.
     pub fn new(tensors: Vec<TensorInfo>) -> Result<Self> {
         let body = write(&tensors);
         let limits = Limits::default().with_max_tensors(u64::MAX);
         match Self::read(&body, 0, &limits) {
             Ok(manifest) if manifest.tensors == tensors => Ok(manifest),
-            Err(Error::Format(e)) => Err(Error::bad_option(match e.kind {
-                FormatErrorKind::DuplicateName => "two tensors have one name",
-                _ => "tensor name, shape, matrix view or shard",
-            })),
+            Err(Error::Format(e)) => {
+                let error = Error::input(match e.kind {
+                    FormatErrorKind::DuplicateName => InputErrorKind::DuplicateName,
+                    FormatErrorKind::OutOfRange { field, .. } => InputErrorKind::BadTensor { what: field },
+                    _ => InputErrorKind::BadTensor { what: "name, shape, matrix view or shard" },
+                });
+                Err(e.at.tensor.into_iter().fold(error, Error::in_tensor))
+            }
             Err(e) => Err(e),
-            Ok(_) => Err(Error::bad_option("tensor name, shape, matrix view or shard")),
+            // A shard of another rank than its tensor reads back as another tensor.
+            Ok(_) => Err(Error::input(InputErrorKind::BadTensor { what: "shard" })),
         }
     }
 
-    /// The tensors.
+    /// Returns the tensors.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.tensors
     }
 
-    /// Its name.
+    /// Returns the manifest's identifier.
     pub fn id(&self) -> ManifestId {
         self.id
     }
 
-    /// The number of the tensor called `name`.
+    /// Returns the number of the tensor called `name`.
     pub fn find(&self, name: &str) -> Option<u64> {
         let by_name = self.by_name.get_or_init(|| {
             let mut numbers: Vec<usize> = (0..self.tensors.len()).collect();
@@ -164,17 +170,17 @@ impl Manifest {
         found.ok().map(|i| by_name[i] as u64)
     }
 
-    /// The number of elements of all tensors.
+    /// Returns the number of elements of all tensors.
     pub fn elements(&self) -> u64 {
         self.spans.before.last().copied().unwrap_or(0)
     }
 
-    /// The body of its frame.
+    /// Returns the body of its frame.
     pub(crate) fn body(&self) -> &[u8] {
         &self.body
     }
 
-    /// The index space of a scope; `offset` is where an error would be (BLK-1, BLK-2, BLK-3).
+    /// Returns the index space of a scope. `offset` is the place for errors (BLK-1, BLK-2, BLK-3).
     ///
     /// # Errors
     /// [`Error::Format`] if the scope does not fit.
@@ -220,7 +226,7 @@ impl Manifest {
         }
     }
 
-    /// Reads a manifest's body, which stands at `offset`.
+    /// Reads a manifest's body at `offset`.
     pub(crate) fn read(body: &[u8], offset: u64, limits: &Limits) -> Result<Self> {
         let mut cursor = Cursor::new(body, offset, "manifest");
         let count_offset = cursor.offset();
@@ -234,7 +240,7 @@ impl Manifest {
             let start = cursor.offset();
             let previous = tensors.last().map_or("", |t| t.name.as_str());
             let tensor = read_tensor(&mut cursor, previous, limits).map_err(|e| e.in_tensor(number))?;
-            // Names share prefixes: they can grow far beyond their bytes.
+            // Names share prefixes: their length can exceed their bytes on the wire.
             name_bytes += tensor.name.len() as u64;
             check("max_inflated_bytes", name_bytes, limits.max_inflated_bytes, start)?;
             total_bits += u128::from(tensor.elements()) * u128::from(tensor.dtype.bits());
@@ -334,7 +340,7 @@ fn read_name(cursor: &mut Cursor<'_>, previous: &str, limits: &Limits) -> Result
     }
     check("max_name_bytes", name_len, limits.max_name_bytes, offset)?;
     let suffix = cursor.take(suffix_len)?;
-    // No more than is needed: it is what names cost that is limited.
+    // The exact capacity, because the limit counts the names' memory.
     let mut name = Vec::with_capacity(in_memory(name_len));
     name.extend_from_slice(&previous.as_bytes()[..in_memory(prefix_len)]);
     name.extend_from_slice(suffix);
@@ -424,7 +430,8 @@ mod tests {
         }
     }
 
-    /// Bounds of scopes against the same in 128 bits, over all that is near an end of a tensor, of a word or of the numbers.
+    /// Compares the bounds of scopes with 128-bit arithmetic, for all values near the end of a tensor, of a
+    /// word or of the range.
     #[test]
     fn scopes_at_every_edge() {
         let huge = 1u64 << 58;
@@ -443,7 +450,7 @@ mod tests {
             for &count in &edges {
                 let end = u128::from(first) + u128::from(count);
                 let space = manifest.space(Scope::Tensors { first, count }, 0);
-                // Two tensors at least: one has a scope of its own.
+                // At least two tensors: a single tensor has its own kind of scope.
                 let whole = count >= 2 && end <= lens.len() as u128;
                 assert_eq!(space.is_ok(), whole, "{first} {count}");
                 if whole {

@@ -7,15 +7,15 @@ use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{deflate, inflate};
 use crate::limits::Limits;
 
-/// Keys and values, for people and tools; no reader needs them.
+/// Keys and values for people and tools. No reader needs them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Metadata {
-    /// The entries, in the order of their keys' bytes.
+    /// Entries, in the byte order of their keys.
     pub entries: BTreeMap<String, String>,
 }
 
 impl Metadata {
-    /// The body; compressed if that is smaller and `compress` is set.
+    /// Returns the body, compressed if that is smaller and `compress` is set.
     pub(crate) fn body(&self, compress: bool) -> Vec<u8> {
         let mut plain = Vec::new();
         put_varint(&mut plain, self.entries.len() as u64);
@@ -42,7 +42,7 @@ impl Metadata {
         let len = cursor.varint()?;
         let start = cursor.offset();
         let plain = inflate(cursor.take_rest(), start, (len, len_offset), "metadata", limits)?;
-        // Offsets inside compressed text mean nothing to who reads the stream: errors point at its beginning.
+        // Offsets inside compressed text have no meaning in the stream: errors point at its beginning.
         Self::read_entries(Cursor::new(&plain, 0, "metadata")).map_err(|e| match e {
             Error::Format(e) => Error::format(e.kind, start),
             e => e,

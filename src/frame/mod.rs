@@ -1,4 +1,4 @@
-//! One frame of each kind, to and from bytes (spec, section 4). Over slices; no IO.
+//! Frames of each kind, to and from bytes (spec, section 4). Works on slices, without IO.
 
 mod end;
 mod header;
@@ -25,8 +25,8 @@ pub(crate) use update::{BlockOrder, Part, write_parts};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Limits, check};
 
-/// Grows the zstd frame that stands at `offset` to exactly `len` bytes (MET-2, MOD-1), which the field at `len_offset`
-/// declares.
+/// Decompresses the zstd frame at `offset` to exactly `len` bytes (MET-2, MOD-1), the length declared at
+/// `len_offset`.
 fn inflate(
     compressed: &[u8],
     offset: u64,
@@ -48,7 +48,8 @@ fn inflate(
     let mut decoder =
         zstd::stream::read::Decoder::with_buffer(compressed).map_err(|_| wrong())?.single_frame();
     decoder.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(|_| wrong())?;
-    // One byte more than declared, so that a frame that grows beyond it is noticed; memory follows what comes out.
+    // Reads one byte more than declared, to detect a frame that is longer. Memory grows with the decompressed
+    // bytes.
     std::io::Read::read_to_end(&mut std::io::Read::take(&mut decoder, len.saturating_add(1)), &mut plain)
         .map_err(|_| wrong())?;
     if plain.len() as u64 != len || !decoder.finish().is_empty() {
@@ -57,16 +58,17 @@ fn inflate(
     Ok(plain)
 }
 
-/// The limit on bytes that zstd grows to, and on its window.
+/// Limit on decompressed bytes, and on zstd's window.
 const INFLATED: &str = "max_inflated_bytes";
 
-/// The largest window that zstd takes at all; the limit on a frame's own is [`INFLATED`].
+/// Largest window that zstd accepts; [`INFLATED`] limits the window of each frame.
 const ZSTD_WINDOW_LOG_MAX: u32 = 31;
 
-/// What a zstd frame begins with; a skippable frame does not.
+/// Magic of a zstd frame; a skippable frame has another.
 const ZSTD_MAGIC: [u8; 4] = 0xfd2f_b528u32.to_le_bytes();
 
-/// The window that a zstd frame asks its reader to keep, in bytes (RFC 8878, section 3.1.1.1.2); 0 if it is the content.
+/// Returns the window size that a zstd frame requires, in bytes (RFC 8878, section 3.1.1.1.2); 0 if it equals
+/// the content.
 fn zstd_window(frame: &[u8]) -> u64 {
     let single_segment = |descriptor: u8| descriptor & 1 << 5 != 0;
     match frame {
@@ -78,7 +80,7 @@ fn zstd_window(frame: &[u8]) -> u64 {
     }
 }
 
-/// zstd's level for metadata and models: they are small, and sent once.
+/// zstd level for metadata and models, which are small and sent once.
 const ZSTD_LEVEL: i32 = 9;
 
 fn deflate(plain: &[u8]) -> Option<Vec<u8>> {

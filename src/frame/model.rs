@@ -9,29 +9,29 @@ use crate::limits::Limits;
 /// A learned decoder that latent values refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Model {
-    /// The hash of its weights.
+    /// Hash of its weights.
     pub id: ModelId,
-    /// What the weights are.
+    /// Format of the weights.
     pub format: String,
-    /// Its name, for people.
+    /// Name, for people.
     pub name: String,
     /// Bytes of the weights.
     pub weights_len: u64,
-    /// The weights, or where they are.
+    /// Weights, or their location.
     pub weights: Weights,
 }
 
-/// A model's weights.
+/// Weights of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Weights {
-    /// Where they are; whoever fetches them compares their hash.
+    /// Location of the weights. A program that fetches them must compare their hash.
     At(String),
-    /// Themselves.
+    /// The weights themselves.
     Inline(Vec<u8>),
 }
 
 impl Model {
-    /// A model that carries its weights.
+    /// Returns a model that contains its weights.
     pub fn inline(format: impl Into<String>, name: impl Into<String>, weights: Vec<u8>) -> Self {
         Self {
             id: ModelId(*blake3::hash(&weights).as_bytes()),
@@ -42,7 +42,7 @@ impl Model {
         }
     }
 
-    /// The body; compressed if that is smaller and `compress` is set.
+    /// Returns the body, compressed if that is smaller and `compress` is set.
     pub(crate) fn body(&self, compress: bool) -> Vec<u8> {
         let mut out = self.id.0.to_vec();
         put_text(&mut out, &self.format);

@@ -2,6 +2,7 @@
 
 mod codecs;
 mod demo;
+mod errors;
 mod natural;
 mod onebit;
 mod powersgd;

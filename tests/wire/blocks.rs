@@ -440,7 +440,7 @@ fn inconsistent_parts_are_refused() {
     // Errors name the tensor.
     let wrong = with(Scope::Tensor(1), false, part(ValuesId::FLOATS, &[0]));
     let e = encoded(&[(wrong, BlockOptions::default())]).unwrap_err();
-    assert_eq!(e.to_string(), "length of values does not fit its bytes at byte 0x1, tensor 1");
+    assert_eq!(e.to_string(), "length of values does not match its bytes at byte 0x1, tensor 1");
 }
 
 proptest! {

@@ -5,6 +5,7 @@ mod buffers;
 mod chunking;
 mod corruption;
 mod describe;
+mod errors;
 mod file;
 mod hostile;
 mod output;

@@ -9,6 +9,7 @@ use gcodec::compress::device::{
     self, Fitting, Found, Kept, Least, MomentQuery, Outline, Search as Task, Sent, Step,
 };
 use gcodec::compress::{Chosen, Feedback, NonFinite as NonFiniteRule, Options, Selection};
+use gcodec::error::InputErrorKind;
 use gcodec::{Codec, Dtype, TensorBuf};
 
 use crate::dense::{Dense, Outcome, Source};
@@ -351,12 +352,12 @@ impl Compressor {
     fn prepare_residuals(&mut self, inputs: &[Input<'_>]) -> Result<()> {
         let mut names = HashSet::new();
         if !inputs.iter().all(|i| names.insert(i.name)) {
-            return Err(device::misfit("two inputs of one name").into());
+            return Err(wrong(InputErrorKind::DuplicateName));
         }
         for input in inputs {
             let residual = self.residuals.get(input.name);
             if residual.is_some_and(|r| r.known && r.shape != input.data.shape()) {
-                return Err(device::misfit("shapes of tensor and residual differ").into());
+                return Err(wrong(InputErrorKind::Mismatch { what: "shapes of tensor and residual" }));
             }
         }
         let fits = |i: &Input<'_>| self.residuals.get(i.name).is_some_and(|r| r.shape == i.data.shape());
@@ -864,7 +865,7 @@ impl Compressor {
                 continue;
             }
             if feedback.get(&name).is_none() {
-                return Err(device::misfit("state of a codec that does not run on a device").into());
+                return Err(wrong(InputErrorKind::BadState { what: "its codec does not run on a device" }));
             }
             let mut residual = self.new_residual(shape)?;
             residual.known = true;
@@ -1257,4 +1258,8 @@ impl Select {
             *field += base;
         }
     }
+}
+
+fn wrong(kind: InputErrorKind) -> Error {
+    gcodec::Error::from(kind).into()
 }

@@ -5,8 +5,9 @@ use std::ops::Range;
 
 use gcodec::block::{Block, Spacing};
 use gcodec::compress::device::dense::{Packed, Quantizer, Task, blocks};
-use gcodec::compress::device::{misfit, non_finite};
+use gcodec::compress::device::non_finite;
 use gcodec::compress::{NonFinite as NonFiniteRule, Options, Share};
+use gcodec::error::InputErrorKind;
 
 use crate::compressor::Input;
 use crate::device::{Device, Kernel, Memory, Pinned};
@@ -305,9 +306,9 @@ impl Dense {
     }
 }
 
-/// What a device made does not hold together.
+/// Returns the error for inconsistent results of a device.
 fn wrong() -> Error {
-    misfit("what the device made of the tensors").into()
+    gcodec::Error::from(InputErrorKind::InconsistentBlock { what: "results of the device" }).into()
 }
 
 fn made(bytes: &[u8; 24]) -> Made {

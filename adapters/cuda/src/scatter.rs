@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use gcodec::Budget;
 use gcodec::block::{Block, IndexSpace, Scope, Sets, Stored, Support, Values};
-use gcodec::compress::device;
+use gcodec::error::InputErrorKind;
 
 use crate::device::{Device, Event, Kernel, Memory, Pinned};
 use crate::error::{Error, Result};
@@ -252,7 +252,7 @@ impl Plan {
 }
 
 fn wrong(what: &'static str) -> Error {
-    device::misfit(what).into()
+    gcodec::Error::from(InputErrorKind::InconsistentBlock { what }).into()
 }
 
 /// The words that a block gives: bit patterns of 32-bit floats; or, for the second, of 16-bit elements as they are.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gcodec::block::WireBlock;
-use gcodec::compress::device::misfit;
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
+use gcodec::error::InputErrorKind;
 use gcodec::frame::{Metadata, Reduction};
 use gcodec::{
     Block, BlockOptions, Codec, EncodeOptions, Manifest, Output, TensorInfo, TensorView, UpdateHeader,
@@ -375,7 +375,10 @@ impl Update<'_> {
             all => all.to_vec(),
         };
         if codecs.len() != all {
-            return Err(misfit("as many codecs as tensors, or one").into());
+            return Err(gcodec::Error::from(InputErrorKind::Mismatch {
+                what: "numbers of codecs and tensors",
+            })
+            .into());
         }
         let start = Instant::now();
         let (on_devices, on_host) = match memory {

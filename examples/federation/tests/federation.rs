@@ -187,7 +187,7 @@ fn who_vanishes_within_an_update_is_left_out_of_the_round() {
     let [Event::Left { name, why, .. }] = &seen[..] else { panic!("{seen:?}") };
     assert_eq!(name, "bad");
     // A reset, if what it was sent was still unread.
-    assert!(why.contains("the stream ends too early") || why.contains("reset"), "{why}");
+    assert!(why.contains("the stream is truncated") || why.contains("reset"), "{why}");
 }
 
 #[test]

@@ -96,7 +96,7 @@ pub fn searches(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Search>> {
             Codec::TopK { amount, selection: Selection::Global, .. } if !codecs[..i].contains(codec) => {
                 let among: Vec<usize> = (i..codecs.len()).filter(|&j| codecs[j] == *codec).collect();
                 let n = among.iter().try_fold(0u64, |n, &j| n.checked_add(tensors[j].len));
-                let n = n.ok_or(Error::bad_option("length of all tensors together"))?;
+                let n = n.ok_or(Error::too_large("length of all tensors together"))?;
                 searches.push(Search::Largest { among, k: amount.of(n) });
             }
             Codec::Sbc { amount, .. } => searches.push(Search::BothSides { of: i, k: amount.of(tensor.len) }),
@@ -276,11 +276,6 @@ pub fn non_finite(tensor: u64, index: u64) -> Error {
     Error::input(InputErrorKind::NonFinite { index }).in_tensor(tensor)
 }
 
-/// The error for residuals or targets that do not fit the tensors; `what` says why.
-pub fn misfit(what: &'static str) -> Error {
-    Error::bad_option(what)
-}
-
 const UNKNOWN: &str = "codec: neither one that selects outside of the library nor one that quantises there";
 
 fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
@@ -300,7 +295,7 @@ fn check_order(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
         return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of inputs and codecs" }));
     }
     if !tensors.is_sorted_by(|a, b| a.tensor < b.tensor) {
-        return Err(Error::bad_option("inputs are not in ascending order"));
+        return Err(Error::not_ascending("tensors of the inputs"));
     }
     for (tensor, codec) in tensors.iter().zip(codecs) {
         codec.check()?;

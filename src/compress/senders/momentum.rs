@@ -16,7 +16,7 @@ use crate::error::{Error, InputErrorKind, Result};
 /// set. The momenta are then as they were.
 pub fn mask_momenta(blocks: &[Block], momenta: &mut [(u64, &mut [f32])]) -> Result<()> {
     if !momenta.is_sorted_by(|(a, _), (b, _)| a < b) {
-        return Err(Error::bad_option("momenta are not in ascending order of their tensors"));
+        return Err(Error::not_ascending("tensors of the momenta"));
     }
     let lens: Vec<(u64, u64)> = momenta.iter().map(|(tensor, m)| (*tensor, m.len() as u64)).collect();
     for block in blocks {

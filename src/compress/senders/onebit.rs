@@ -186,7 +186,7 @@ impl Worker {
     /// a shape that changed. The state is then as it was before.
     pub fn apply(&mut self, received: &[Input<'_>]) -> Result<Vec<Vec<f32>>> {
         if self.open.is_none() {
-            return Err(Error::bad_option("1-bit Adam: no step is open"));
+            return Err(Error::input(InputErrorKind::OutOfTurn { what: "1-bit Adam has no open step" }));
         }
         let Settings { warm_up, momentum: b1, variance: b2, epsilon, .. } = self.settings;
         let t = self.step.saturating_add(1).min(i32::MAX as u64) as i32;

@@ -1,39 +1,39 @@
-//! What an update may say beside its fixed fields (spec, sections 4.2 and 6).
+//! Optional attributes of an update (spec, sections 4.2 and 6).
 
 use crate::bits::{Cursor, put_varint};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::UpdateHeader;
 use crate::tensor::TensorView;
 
-/// An attribute's number in the registry; odd ones may be skipped.
+/// Number of an attribute in the registry; readers may skip odd ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttributeId(pub u64);
 
 impl AttributeId {
-    /// How the sender compressed.
+    /// Compression method of the sender, as text.
     pub const LABEL: Self = Self(1);
-    /// The tensors that a delta changes.
+    /// Tensors that a delta changes.
     pub const DELTA: Self = Self(2);
 
     /// Every registered attribute with its name.
     pub const REGISTERED: [(Self, &'static str); 2] = [(Self::LABEL, "label"), (Self::DELTA, "delta")];
 }
 
-/// The first 16 bytes of the hash of a tensor's type, shape and elements.
+/// First 16 bytes of the hash of a tensor's type, shape and elements.
 pub type Digest = [u8; 16];
 
 /// A tensor that a delta changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delta {
-    /// Its number in the manifest.
+    /// Number of the tensor in the manifest.
     pub tensor: u64,
-    /// Its digest before the update.
+    /// Digest before the update.
     pub base: Digest,
-    /// Its digest after the whole update.
+    /// Digest after the whole update.
     pub result: Digest,
 }
 
-/// The digest of a tensor (spec, section 6).
+/// Returns the digest of a tensor (spec, section 6).
 pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
     let mut head = vec![tensor.dtype().id()];
     put_varint(&mut head, tensor.shape().len() as u64);
@@ -44,7 +44,7 @@ pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
     std::array::from_fn(|i| hash.as_bytes()[i])
 }
 
-/// Longest label that is written.
+/// Longest label that is written, in bytes.
 const MAX_LABEL: usize = 65_535;
 
 pub(super) fn write(out: &mut Vec<u8>, label: &str, delta: Option<&[Delta]>) {

@@ -1,4 +1,4 @@
-//! What one sender says at one step (spec, sections 4.2 and 6).
+//! Updates: the data of one sender at one step (spec, sections 4.2 and 6).
 
 mod attributes;
 mod tables;
@@ -19,27 +19,28 @@ use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{Manifest, ManifestId};
 use crate::limits::{Budget, Limits, check};
 
-/// Who says it, when, and for whom.
+/// Sender, step and kind of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct UpdateHeader {
-    /// Optimizer updates before this one.
+    /// Number of optimizer updates before this one.
     pub step: u64,
-    /// Communication rounds before this one.
+    /// Number of communication rounds before this one.
     pub round: u64,
     /// Number of the sender.
     pub sender: u64,
     /// Number of senders, 0 if unknown.
     pub world: u64,
-    /// Senders whose updates are in this one, 0 if unknown.
+    /// Number of senders whose updates are in this one, 0 if unknown.
     pub contributors: u64,
-    /// Local steps that the update covers, 0 if unknown.
+    /// Number of local steps that the update covers, 0 if unknown.
     pub inner_steps: u64,
     /// Whether the update is a sum or a mean of several.
     pub reduction: Reduction,
-    /// How the sender compressed, for people; at most 65,535 bytes are written.
+    /// Compression method, for people; at most 65,535 bytes are written.
     pub label: String,
-    /// The tensors that a delta changes, with their digests before and after; `None` if the update is no delta.
+    /// Tensors that a delta changes, with their digests before and after; `None` if the update is not a
+    /// delta.
     pub delta: Option<Vec<Delta>>,
 }
 
@@ -67,7 +68,8 @@ impl UpdateHeader {
         with_delta delta Option<Vec<Delta>>
     }
 
-    /// What later parts are compared with: whether it is a delta, not its digests, which may be many.
+    /// Returns the fields that later parts are compared with: without the digests of a delta, which may be
+    /// many.
     pub(crate) fn without_details(&self) -> Self {
         Self { delta: self.delta.as_ref().map(|_| Vec::new()), label: String::new(), ..self.clone() }
     }
@@ -82,42 +84,42 @@ impl UpdateHeader {
     }
 }
 
-/// What an update is of.
+/// Reduction that an update is the result of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u8)]
 pub enum Reduction {
-    /// One sender's own.
+    /// One sender's own update.
     #[default]
     None = 0,
-    /// The sum of several senders'.
+    /// Sum of several senders' updates.
     Sum = 1,
-    /// The mean of several senders'.
+    /// Mean of several senders' updates.
     Mean = 2,
 }
 
-/// One part of an update, its blocks found but not decoded.
+/// One part of an update. Its blocks are located but not decoded.
 #[derive(Debug, Clone)]
 pub struct UpdatePart<'a> {
-    /// Who says it, when, and for whom.
+    /// Header of the update.
     pub header: UpdateHeader,
-    /// The tensors it refers to.
+    /// Manifest that the update refers to.
     pub manifest: Arc<Manifest>,
-    /// Number of this part.
+    /// Number of this part, the first is 0.
     pub part: u64,
     /// Whether this is the last part.
     pub last: bool,
     /// Bytes of the body before the blocks.
     pub head_len: u64,
-    /// The blocks, in order.
+    /// Blocks, in order.
     pub blocks: Vec<RawBlock<'a>>,
-    /// Number of its frame in the stream, for errors; unknown if it was not read in order.
+    /// Number of its frame in the stream, for errors; `None` if the stream was not read in order.
     pub(crate) frame: Option<u64>,
     tables: Vec<Table>,
     sets: Arc<Sets>,
     limits: Limits,
 }
 
-/// The fields before the blocks.
+/// Fields before the blocks.
 pub(crate) struct Head {
     pub(crate) manifest: ManifestId,
     header: UpdateHeader,
@@ -128,8 +130,8 @@ pub(crate) struct Head {
 
 const MAX_TABLES: u64 = 64;
 
-/// The index spaces of the blocks of one part. What is made of a block may take time for each tensor that it touches: they
-/// are counted.
+/// Index spaces of the blocks of one part. It counts the tensors that blocks touch, because work on a block
+/// may take time for each of them.
 struct Spaces<'a> {
     manifest: &'a Manifest,
     max_blocks: u64,
@@ -141,7 +143,7 @@ impl<'a> Spaces<'a> {
         Self { manifest, max_blocks: limits.max_blocks, touched: 0 }
     }
 
-    /// The space of the next block's scope, which stands at `offset`.
+    /// Returns the space of the next block's scope, which stands at `offset`.
     fn of(&mut self, scope: Scope, offset: u64) -> Result<IndexSpace> {
         let tensors = scope.tensors().min(self.manifest.tensors().len() as u64);
         self.touched = self.touched.saturating_add(tensors);
@@ -193,7 +195,7 @@ fn write_head(
 }
 
 impl<'a> UpdatePart<'a> {
-    /// Reads a body that stands at `offset`: finds the blocks without decoding them.
+    /// Reads a body at `offset` and locates its blocks without decoding them.
     pub(crate) fn read(
         body: &'a [u8],
         offset: u64,
@@ -230,7 +232,7 @@ impl<'a> UpdatePart<'a> {
         Ok(part)
     }
 
-    /// The fields before the blocks, of a part whose `head` stands at `offset`.
+    /// Reads the fields before the blocks of a part whose `head` stands at `offset`.
     pub(crate) fn read_head_only(
         head: &[u8],
         offset: u64,
@@ -241,8 +243,8 @@ impl<'a> UpdatePart<'a> {
         Self::read_blocks(head, offset, &[], false, limits, sets, manifest_of)
     }
 
-    /// A part with some of its blocks only, read from its head and the blocks' own bytes, each with its offset: what an
-    /// index leads to.
+    /// Reads a part with only some of its blocks, from its head and the blocks' bytes, each with its offset.
+    /// Used with an index.
     pub(crate) fn read_blocks(
         head: &[u8],
         offset: u64,
@@ -280,7 +282,7 @@ impl<'a> UpdatePart<'a> {
         Ok(part)
     }
 
-    /// Checks what a delta's attribute must say of the blocks (DEL-2, DEL-3).
+    /// Checks the delta's list of tensors against the blocks (DEL-2, DEL-3).
     fn check_delta(&self, offset: u64) -> Result<()> {
         let unknown = |field, at| Error::format(FormatErrorKind::UnknownReference { field }, at);
         let listed = match &self.header.delta {
@@ -294,7 +296,8 @@ impl<'a> UpdatePart<'a> {
             return Err(Error::out_of_range("tensor of a delta", entry.tensor, offset));
         }
         for block in &self.blocks {
-            // The list ascends strictly: all that are touched are listed if the last of them stands so far behind the first.
+            // The list is strictly ascending: all touched tensors are listed exactly if the last one stands
+            // `count - 1` entries after the first.
             let (first, count) = (block.scope.first(), block.scope.tensors());
             let start = listed.partition_point(|d| d.tensor < first);
             let last = usize::try_from(count - 1).ok().and_then(|more| listed.get(start.checked_add(more)?));
@@ -305,7 +308,7 @@ impl<'a> UpdatePart<'a> {
         Ok(())
     }
 
-    /// The index sets that were known when the part was read.
+    /// Returns the index sets that were known when the part was read.
     pub fn sets(&self) -> &Sets {
         &self.sets
     }
@@ -314,48 +317,54 @@ impl<'a> UpdatePart<'a> {
         Arc::clone(&self.sets)
     }
 
-    /// The number of shared frequency tables.
+    /// Returns the number of shared frequency tables.
     pub fn table_count(&self) -> usize {
         self.tables.len()
     }
 
-    /// A full allowance for decoding blocks of this part.
+    /// Returns a full allowance for decoding blocks of this part.
     pub fn budget(&self) -> Budget {
         Budget::new(&self.limits)
     }
 
-    /// Decodes one block; `budget` is what the whole part may take.
+    /// Decodes one block; `budget` is the allowance of the whole part.
     ///
     /// # Errors
-    /// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] with the block's number and first tensor.
+    /// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] with the block's number and first
+    /// tensor; [`Error::Input`] if the block does not exist.
     pub fn decode(&self, block: usize, budget: &Budget) -> Result<Block> {
-        let raw = self.blocks.get(block).ok_or(Error::bad_option("number of a block"))?;
+        let raw = self.raw(block)?;
         let mut decoder = Decoder { tables: &self.tables, budget };
         raw.decode(&mut decoder, self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
     }
 
-    /// One block as it is, to be written again without decoding it ([`Encoder::update_wire`](crate::Encoder::update_wire)). What is checked
-    /// of it is what [`WireBlock`] says.
+    /// Returns one block in wire form, to be written again without decoding it
+    /// ([`Encoder::update_wire`](crate::Encoder::update_wire)). It makes the checks that [`WireBlock`] lists.
     ///
     /// # Errors
-    /// As [`Self::decode`]; among them [`FormatErrorKind::UnknownReference`] for a block that refers to a frequency table of this
-    /// part, which another frame does not have: such a block has to be decoded.
+    /// The errors of [`Self::decode`]. A block that refers to a frequency table of this part gives
+    /// [`FormatErrorKind::UnknownReference`], because another frame does not have the table: decode such a
+    /// block.
     pub fn wire_block(&self, block: usize) -> Result<WireBlock<'a>> {
-        let raw = self.blocks.get(block).ok_or(Error::bad_option("number of a block"))?;
+        let raw = self.raw(block)?;
         raw.to_wire(self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
     }
 
-    /// Says in which frame, block and tensor an error is, that a block gave.
+    fn raw(&self, block: usize) -> Result<&RawBlock<'a>> {
+        self.blocks.get(block).ok_or(Error::out_of_bounds("block", block, self.blocks.len()))
+    }
+
+    /// Adds frame, block and tensor to an error of a block.
     pub(crate) fn place(&self, error: Error, block: usize) -> Error {
         let error =
             self.blocks.get(block).map(|raw| raw.scope.first()).into_iter().fold(error, Error::in_tensor);
         self.frame.into_iter().fold(error.in_block(block as u64), Error::in_frame)
     }
 
-    /// Decodes all blocks, in parallel; the result does not depend on the number of threads.
+    /// Decodes all blocks, in parallel. The result does not depend on the number of threads.
     ///
     /// # Errors
-    /// Those of [`Self::decode`], for the first block that has one.
+    /// The errors of [`Self::decode`], for the first block that has one.
     pub fn decode_all(&self) -> Result<Vec<Block>> {
         let budget = self.budget();
         let blocks: Vec<Result<Block>> =
@@ -365,11 +374,12 @@ impl<'a> UpdatePart<'a> {
 }
 
 impl WireBlock<'_> {
-    /// Decodes the block as a reader would that knows no shared frequency tables: what is wrong with a part in wire form, and
-    /// not checked before it is written, is an error here. `budget` is what it may take.
+    /// Decodes the block as a reader without shared frequency tables would. Errors in a part in wire form
+    /// that are not checked before writing are found here. `budget` is the block's allowance.
     ///
     /// # Errors
-    /// Those of [`UpdatePart::decode`], with an offset inside of the part; [`Error::Input`] as [`Encoder::update`](crate::Encoder::update).
+    /// The errors of [`UpdatePart::decode`], with an offset inside the part; [`Error::Input`] as
+    /// [`Encoder::update`](crate::Encoder::update).
     pub fn decode(&self, manifest: &Manifest, sets: &Sets, budget: &Budget) -> Result<Block> {
         let Ok(space) = manifest.space(self.scope, 0) else {
             return Err(Error::inconsistent("scope outside the manifest").in_tensor(self.scope.first()));
@@ -379,15 +389,15 @@ impl WireBlock<'_> {
     }
 }
 
-/// Keeps the blocks of an update in ascending order (UPD-6).
+/// Checks that the blocks of an update are in ascending order (UPD-6).
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BlockOrder {
-    /// The first tensor and element that the next block may cover.
+    /// First tensor and element that the next block may cover.
     next: (u64, u64),
 }
 
 impl BlockOrder {
-    /// Notes a block; false if it does not come after all before it.
+    /// Accepts the next block; returns false if it does not come after all blocks before it.
     pub(crate) fn accept(&mut self, scope: Scope, add: bool) -> bool {
         if add {
             return true;

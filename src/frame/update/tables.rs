@@ -1,11 +1,11 @@
-//! Which frequency tables the blocks of an update share: a writer's choice.
+//! Selection of the frequency tables that the blocks of an update share: a writer's choice.
 
 use std::collections::BTreeMap;
 
 use crate::codes::{Counts, Role, Table};
 
-/// Tables that pay for themselves: for each role the table of all segments' counts together, if the segments that would
-/// take it save more than it costs.
+/// Returns the tables that save more than they cost: for each role, the table of the total counts of all
+/// segments, if the segments that would use it save enough.
 pub(super) fn shared_tables(segments: &[(Role, Counts)]) -> Vec<Table> {
     let mut by_role: BTreeMap<Role, Vec<&Counts>> = BTreeMap::new();
     for (role, counts) in segments {
@@ -21,7 +21,7 @@ pub(super) fn shared_tables(segments: &[(Role, Counts)]) -> Vec<Table> {
 fn worth_sharing(segments: &[&Counts]) -> Option<Table> {
     let own: Vec<u64> = segments.iter().map(|counts| own_cost(counts)).collect();
     let mut table = sum_table(segments.iter().copied())?;
-    // Once more from those that take it, so that segments unlike the others do not blur it.
+    // A second table, only from the segments that use the first, so that unlike segments do not blur it.
     let takers =
         segments.iter().zip(&own).filter(|(counts, own)| table.cost(counts).is_some_and(|c| c < **own));
     table = sum_table(takers.map(|(counts, _)| *counts))?;

@@ -1,4 +1,4 @@
-//! Writing an update: in parts of bounded size, blocks in parallel.
+//! Writes an update: in parts of bounded size, blocks in parallel.
 
 use std::ops::Range;
 
@@ -13,24 +13,24 @@ use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
 use crate::frame::{Delta, HEADER_LEN, Manifest, UpdateHeader};
 
-/// A block that weighs more than this has tables of its own: it is too long to gain from shared ones.
+/// Weight from which a block has its own tables: it is too long to gain from shared ones.
 const LIGHT: u64 = 1 << 14;
 
-/// Weight of blocks ([`WireBlock::check`]) that one thread writes before they are put in their place.
+/// Weight of blocks ([`WireBlock::check`]) that one thread writes before they are moved to their place.
 const BATCH: u64 = 8 << 20;
 
-/// Where a part's body is, and whether it is the last.
+/// Range of a part's body, and whether the part is the last.
 pub(crate) struct Part {
     pub(crate) body: Range<usize>,
     pub(crate) last: bool,
 }
 
-/// Appends the parts of an update one after the other, each behind room for a frame's header; each holds blocks of about
+/// Appends the parts of an update, each after room for a frame's header. Each part holds blocks of about
 /// `part_bytes` before coding, and at least one block.
 ///
 /// # Errors
-/// [`Error::Input`] if a block does not fit the manifest, is out of order, or is missing in the delta; `out` then ends in
-/// bytes of no use.
+/// [`Error::Input`] if a block does not fit the manifest, is out of order, or is missing in the delta; `out`
+/// then ends in unusable bytes.
 pub(crate) fn write_parts(
     out: &mut dyn Output,
     header: &UpdateHeader,
@@ -70,7 +70,7 @@ struct Weighed<'a> {
     weight: u64,
 }
 
-/// How many of the blocks weigh at most `weight` together; at least one, if there is one.
+/// Returns the number of leading blocks that weigh at most `weight` together; at least one, if any.
 fn first_of_weight(blocks: &[Weighed<'_>], weight: u64) -> usize {
     let mut sum = 0u64;
     let fits = |block: &&Weighed<'_>| {
@@ -107,7 +107,7 @@ fn check(
     }
     let delta = header.delta.as_deref().unwrap_or_default();
     if !delta.is_sorted_by(|a, b| a.tensor < b.tensor) {
-        return Err(Error::bad_option("tensors of a delta must ascend"));
+        return Err(Error::not_ascending("tensors of a delta"));
     }
     Ok(())
 }
@@ -161,15 +161,11 @@ fn write_part(
     Ok(())
 }
 
-/// The entries of the delta that the blocks of a part touch.
+/// Returns the entries of the delta for the tensors that the blocks of a part touch.
 fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<Delta>>> {
     let Some(delta) = &header.delta else {
         let ulp = blocks.iter().any(|b| b.block.values_id() == ValuesId::ULP);
-        return if ulp {
-            Err(Error::inconsistent("differences to a base without a delta"))
-        } else {
-            Ok(None)
-        };
+        return if ulp { Err(Error::inconsistent("ULP differences without a delta")) } else { Ok(None) };
     };
     let mut entries = Vec::new();
     for Weighed { block, .. } in blocks {
