@@ -303,9 +303,13 @@ mod tests {
             let mut wide_words = words.clone();
             let all = words.len();
             let free = put_rows(&rows, &steps, &mut states, &mut words, all);
-            if let Some(wide) = put_rows_wide(&rows, &steps, &mut wide_states, &mut wide_words, all) {
-                assert_eq!((wide, wide_states), (free, states), "case {case}");
-                assert_eq!(wide_words[free..], words[free..], "case {case}");
+            match put_rows_wide(&rows, &steps, &mut wide_states, &mut wide_words, all) {
+                Some(wide) => {
+                    assert_eq!((wide, wide_states), (free, states), "case {case}");
+                    assert_eq!(wide_words[free..], words[free..], "case {case}");
+                }
+                // Without the wide form only decoding is compared.
+                None => wide_states = states,
             }
 
             let slots = Slots::new(table);
