@@ -2,9 +2,9 @@
 //! bandwidth of this machine.
 //!
 //! `cargo bench --bench speed` runs on one thread with 64 Mi elements. `-- --elements N` sets another number,
-//! `-- --only CODEC` selects one codec, and `-- --only sidco` compares SIDCo's thresholds with exact selection.
-//! A result below its floor is reported and fails the run. Under `cargo test --benches` the program runs once on
-//! a small tensor and never fails for a floor.
+//! `-- --only CODEC` selects one codec, and `-- --only sidco` compares SIDCo's thresholds with exact
+//! selection. A result below its floor is reported and fails the run. Under `cargo test --benches` the
+//! program runs once on a small tensor and never fails for a floor.
 
 use std::hint::black_box;
 use std::process::ExitCode;

@@ -147,8 +147,8 @@ class Model:
     def decode(self, sender, codes, values, innovation=()):
         """Returns the values that `codes` stand for.
 
-        `sender` selects the decoder, `values` is the number of values, and `innovation` holds pairs of place and
-        number.
+        `sender` selects the decoder, `values` is the number of values, and `innovation` holds pairs of place
+        and number.
         """
         number = 0 if len(self.decoders) == 1 else sender
         need(number < len(self.decoders), "the sender has no decoder")

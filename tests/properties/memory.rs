@@ -124,8 +124,8 @@ fn memory_is_bounded_by_what_is_kept() {
         ("topk:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
         ("sbc:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
         ("sidco:density=0.001", MIB + 64 * kept, MIB / 4 + 32 * kept),
-        // `compress` returns a byte and a bit per element. Writing holds the bytes of two blocks at a time, and
-        // the output vector grows by doubling.
+        // `compress` returns a byte and a bit per element. Writing holds the bytes of two blocks at a time,
+        // and the output vector grows by doubling.
         ("natural", ELEMENTS + ELEMENTS / 8 + 6 * dense_block, 3 * dense_block),
     ];
     for (spec, encode_most, decode_most) in cases {

@@ -1,7 +1,6 @@
 //! Describes streams as JSON, with the names that `spec/reference/decoder.py` uses, through the library's
-//! public API only.
-//! `tests/wire/vectors.rs` compares the description with the vectors, and `cargo xtask vectors` writes it into
-//! them.
+//! public API only. `tests/wire/vectors.rs` compares the description with the vectors, and
+//! `cargo xtask vectors` writes it into them.
 
 use std::sync::Arc;
 
