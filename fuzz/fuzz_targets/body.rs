@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use gcodec::block::{Stored, Target};
+use gcodec::block::{Constant, Floats, Planes, Sparse, Stored, Target, Ulp};
 use gcodec::frame::{Delta, IndexSet, UpdatePart};
 use gcodec::{
     Block, Body, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, Scope, SliceReader, Support,
@@ -53,7 +53,7 @@ static AROUND: LazyLock<Around> = LazyLock::new(|| {
         leader: 0,
         world: 2,
         scope: Scope::Tensor(0),
-        support: Support::Sparse(vec![1, 2, 30]),
+        support: Support::Sparse(Sparse { positions: vec![1, 2, 30] }),
     };
     let stream = |delta: Option<Vec<Delta>>| {
         let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));
@@ -68,10 +68,10 @@ static AROUND: LazyLock<Around> = LazyLock::new(|| {
             .map(|t| Block {
                 scope: Scope::Tensor(t),
                 add: false,
-                support: Support::Sparse(Vec::new()),
+                support: Support::Sparse(Sparse { positions: Vec::new() }),
                 values: match MANIFEST.tensors()[t as usize].dtype.is_float() {
-                    true => Values::Constant { groups, scales: scales.clone() },
-                    false => Values::Planes { bytes: Vec::new() },
+                    true => Values::Constant(Constant { groups, scales: scales.clone() }),
+                    false => Values::Planes(Planes { bytes: Vec::new() }),
                 },
             })
             .collect();
@@ -219,10 +219,10 @@ fn dense(block: &Block, part: &UpdatePart<'_>, number: usize, positions: &[u64])
         let (data, at) = (&mut expected[tensor], start + position - base);
         let old = element::bits_at(dtype, data, at).expect("an element");
         let new = match &block.values {
-            Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
+            Values::Floats(Floats { stored: Stored::Source, bytes }) | Values::Planes(Planes { bytes }) => {
                 element::bits_at(dtype, bytes, value as u64).expect("a value for each position")
             }
-            Values::Ulp { diffs } => element::ulp_step(dtype, old, diffs[value]),
+            Values::Ulp(Ulp { diffs }) => element::ulp_step(dtype, old, diffs[value]),
             _ => {
                 let mut number = [numbers[value]];
                 if block.add {

@@ -120,7 +120,7 @@ fn arbitrary_delta(
     let mut update = arbitrary::update(random, manifest, true);
     let mut result = base.to_vec();
     let mut touched = BTreeSet::new();
-    let fits = |block: &Block| !matches!(block.values, gcodec::Values::Latent { .. });
+    let fits = |block: &Block| !matches!(block.values, gcodec::Values::Latent(_));
     update.blocks.retain(|(block, _)| fits(block));
     for (block, _) in &update.blocks {
         let space = manifest.space(block.scope, 0).expect("a scope of the manifest");

@@ -1,6 +1,7 @@
 #![no_main]
 //! What is recovered reads well, and holds every frame that was not damaged and whose companions were not.
 
+use gcodec::block::{Set};
 use gcodec::file::{Recovered, recover};
 use gcodec::{Body, Event, SliceReader};
 use gcodec_fuzz::frames;
@@ -85,7 +86,7 @@ fn whole(bytes: &[u8]) -> Option<Vec<Whole>> {
             Body::Update(part) => {
                 frame.needs.push(part.manifest.id().0);
                 for block in part.decode_all().ok()? {
-                    if let gcodec::Support::Set(id) = block.support {
+                    if let gcodec::Support::Set(Set { id }) = block.support {
                         frame.needs.push(id.0);
                     }
                 }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Groups, Scales};
+use gcodec::block::{Affine, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat, Planes, Pow2, Rows, Scales, Seeded, Set, Sign, Sparse, Ulp};
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::frame::{Delta, FrameKind, IndexSet, Metadata, Model, Weights};
 use gcodec::{
@@ -156,18 +156,18 @@ fn break_row<T: Copy>(row: &mut Vec<T>, random: &mut Random<'_>, new: T) {
 
 fn break_support(support: &mut Support, random: &mut Random<'_>, number: u64) {
     match support {
-        Support::Sparse(positions) => break_row(positions, random, number),
-        Support::Chunked { chunk_len, kept, positions } => match random.below(3) {
+        Support::Sparse(Sparse { positions }) => break_row(positions, random, number),
+        Support::Chunked(Chunked { chunk_len, kept, positions }) => match random.below(3) {
             0 => *chunk_len = number,
             1 => *kept = number,
             _ => break_row(positions, random, number as u32),
         },
-        Support::Rows { row_len, rows } => match random.below(2) {
+        Support::Rows(Rows { row_len, rows }) => match random.below(2) {
             0 => *row_len = number,
             _ => break_row(rows, random, number),
         },
-        Support::Seeded { count, .. } => *count = number,
-        _ => *support = Support::Set(gcodec::block::SetId([7; 32])),
+        Support::Seeded(Seeded { count, .. }) => *count = number,
+        _ => *support = Support::Set(Set { id: gcodec::block::SetId([7; 32]) }),
     }
 }
 
@@ -181,50 +181,50 @@ fn break_values(values: &mut Values, random: &mut Random<'_>, number: u64) {
     };
     let which = random.below(4);
     match values {
-        Values::Floats { bytes, .. } | Values::Planes { bytes } => break_row(bytes, random, byte),
-        Values::Constant { groups, scales: s } | Values::Sign { groups, scales: s, .. } => match which {
+        Values::Floats(Floats { bytes, .. }) | Values::Planes(Planes { bytes }) => break_row(bytes, random, byte),
+        Values::Constant(Constant { groups, scales: s }) | Values::Sign(Sign { groups, scales: s, .. }) => match which {
             0 => break_groups(groups, random),
             _ => scales(s, random),
         },
-        Values::Pow2 { min_exponent, codes, .. } => match which {
+        Values::Pow2(Pow2 { min_exponent, codes, .. }) => match which {
             0 => *min_exponent = number as i16,
             _ => break_row(codes, random, byte),
         },
-        Values::Levels { max_level, groups, norms, levels, .. } => match which {
+        Values::Levels(Levels { max_level, groups, norms, levels, .. }) => match which {
             0 => *max_level = number as u32,
             1 => break_groups(groups, random),
             2 => scales(norms, random),
             _ => break_row(levels, random, number as i32),
         },
-        Values::Affine { bits, groups, scales: s, codes, .. } => match which {
+        Values::Affine(Affine { bits, groups, scales: s, codes, .. }) => match which {
             0 => *bits = byte,
             1 => break_groups(groups, random),
             2 => scales(s, random),
             _ => break_row(codes, random, byte),
         },
-        Values::Codebook { table, groups, codes, .. } => match which {
+        Values::Codebook(Codebook { table, groups, codes, .. }) => match which {
             0 => break_row(table, random, 1.0),
             1 => break_groups(groups, random),
             _ => break_row(codes, random, byte),
         },
-        Values::Minifloat { groups, scales: s, codes, .. } => match which {
+        Values::Minifloat(Minifloat { groups, scales: s, codes, .. }) => match which {
             0 => break_groups(groups, random),
             1 => scales(s, random),
             _ => break_row(codes, random, byte),
         },
-        Values::Ulp { diffs } => break_row(diffs, random, number as i64),
-        Values::Latent { shape, codes, .. } => match which {
+        Values::Ulp(Ulp { diffs }) => break_row(diffs, random, number as i64),
+        Values::Latent(Latent { shape, codes, .. }) => match which {
             0 => break_row(shape, random, number),
             _ => break_values(codes, random, number),
         },
-        Values::LowRank { rows, cols, rank, left, right } => match which {
+        Values::LowRank(LowRank { rows, cols, rank, left, right }) => match which {
             0 if random.below(2) == 0 => *rows = number,
             0 => *cols = number,
             1 => *rank = number,
             2 => break_values(left, random, number),
             _ => break_values(right, random, number),
         },
-        Values::Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients } => match random.below(6) {
+        Values::Dct(Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients }) => match random.below(6) {
             0 => *rows = number,
             1 => *cols = number,
             2 => *chunk_rows = number,
@@ -294,7 +294,7 @@ fn frames(random: &mut Random<'_>) {
                 let (id, set, count) = &sets[random.below(sets.len() as u64) as usize];
                 let dtype = manifest.tensors()[set.scope.first() as usize].dtype;
                 let values = arbitrary::values(random, dtype, *count, 1, false);
-                let block = Block { scope: set.scope, add: false, support: Support::Set(*id), values };
+                let block = Block { scope: set.scope, add: false, support: Support::Set(Set { id: *id }), values };
                 let options = arbitrary::options(random);
                 let header = UpdateHeader::default().with_label(text(random));
                 encoder.update(&mut out, &header, &manifest, &[(&block, options)]).expect("a block on a set");

@@ -1,6 +1,6 @@
 //! Codes as values of a block, and back (spec, values/latent.md).
 
-use gcodec::block::{Groups, IndexSpace, ScaleFormat, Scales, Sets, Stored, Zero};
+use gcodec::block::{Affine, Floats, Groups, IndexSpace, Latent, ScaleFormat, Scales, Sets, Stored, Zero};
 use gcodec::element::{encode_f32s, max_finite};
 use gcodec::{Block, Budget, Dtype, Scope, Support, Values};
 
@@ -28,7 +28,7 @@ pub(crate) fn floats(stored: Stored, numbers: &[f32]) -> Result<Values> {
     let clamped: Vec<f32> = numbers.iter().map(|x| x.clamp(-max, max)).collect();
     let mut bytes = vec![0; dtype.bits() as usize / 8 * numbers.len()];
     encode_f32s(dtype, &clamped, 0, &mut bytes)?;
-    Ok(Values::Floats { stored, bytes })
+    Ok(Values::Floats(Floats { stored, bytes }))
 }
 
 impl CodeFormat {
@@ -55,7 +55,7 @@ impl CodeFormat {
                     scales.push(0.0); // a block has one group, even of nothing
                 }
                 let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
-                Ok(Values::Affine { bits: 8, groups, scales, zero: Zero::Centre, codes: packed })
+                Ok(Values::Affine(Affine { bits: 8, groups, scales, zero: Zero::Centre, codes: packed }))
             }
         }
     }
@@ -68,7 +68,7 @@ impl CodeFormat {
 pub fn encode_latent(model: &Model, values: &[f32], format: CodeFormat) -> Result<Values> {
     let shape = model.code_shape(values.len());
     let codes = format.pack(&model.encode(values)?, shape)?;
-    Ok(Values::Latent { model: model.id(), shape: shape.to_vec(), codes: Box::new(codes) })
+    Ok(Values::Latent(Latent { model: model.id(), shape: shape.to_vec(), codes: Box::new(codes) }))
 }
 
 /// The codes that latent values hold, for a block of `count` values, and the model that they are for.
@@ -76,7 +76,7 @@ pub fn encode_latent(model: &Model, values: &[f32], format: CodeFormat) -> Resul
 /// # Errors
 /// [`Error::MissingModel`]; [`Error::Input`] if the values are not latent, or their shape is not the model's for so many values.
 pub fn codes<'m>(models: &'m Models, values: &Values, count: usize) -> Result<(&'m Model, Vec<f32>)> {
-    let Values::Latent { model, shape, codes } = values else {
+    let Values::Latent(Latent { model, shape, codes }) = values else {
         return Err(Error::Input("values that are no latent codes"));
     };
     let model = models.get(*model)?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{SetId, Stored, ValuesId};
+use gcodec::block::{Floats, SetId, Sparse, Stored, ValuesId};
 use gcodec::compress::Amount;
 use gcodec::error::InputErrorKind;
 use gcodec::frame::IndexSet;
@@ -145,7 +145,7 @@ fn mean<'a>(of: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
 }
 
 fn positions(set: &IndexSet) -> Vec<usize> {
-    let Support::Sparse(positions) = &set.support else { panic!("{:?}", set.support) };
+    let Support::Sparse(Sparse { positions }) = &set.support else { panic!("{:?}", set.support) };
     positions.iter().map(|&p| p as usize).collect()
 }
 
@@ -346,7 +346,7 @@ fn streams_are_ordinary_and_codes_can_be_read_alone() {
     while let Some(event) = reader.next_event().unwrap() {
         let Event::Frame(_, Body::Update(part)) = event else { continue };
         for block in part.decode_all().unwrap() {
-            let Values::Latent { .. } = &block.values else { continue };
+            let Values::Latent(_) = &block.values else { continue };
             let budget = part.budget();
             let error = block.numbers(&part.blocks[0].space, part.sets(), &budget).unwrap_err();
             let missing = |k: &InputErrorKind| matches!(k, InputErrorKind::MissingModel { .. });
@@ -465,8 +465,8 @@ fn an_innovation_off_the_set_is_refused() {
     let block = gcodec::Block {
         scope: set.scope,
         add: false,
-        support: Support::Sparse(vec![outside]),
-        values: Values::Floats { stored: Stored::F32, bytes: 1f32.to_le_bytes().to_vec() },
+        support: Support::Sparse(Sparse { positions: vec![outside] }),
+        values: Values::Floats(Floats { stored: Stored::F32, bytes: 1f32.to_le_bytes().to_vec() }),
     };
     let header = gcodec::UpdateHeader::default().with_step(3).with_world(WORLD);
     let (mut encoder, mut out) = (Encoder::new(Default::default()), Vec::new());

@@ -1,7 +1,7 @@
 //! What a block makes of dense tensors (spec, section 5, "What a reader makes of an update").
 
-use crate::block::values;
-use crate::block::{Block, Groups, IndexSpace, Sets, Stored, Support, Values, support};
+use crate::block::values::{Content, Structure, to_number};
+use crate::block::{Block, Groups, IndexSpace, Sets, Sparse, Stored, Support, Values};
 use crate::element;
 use crate::error::{Error, Result};
 use crate::limits::{Budget, in_memory};
@@ -39,7 +39,7 @@ fn for_each_run_in(
     let mut target = 0;
     let mut base = 0; // of the target in the index space
     let mut value = 0;
-    support::for_each_run(support, space.len(), sets, &mut |mut position, mut len| {
+    support.for_each_run(space.len(), sets, &mut |mut position, mut len| {
         while len > 0 {
             while position - base >= space.lens[target] {
                 base += space.lens[target];
@@ -76,16 +76,16 @@ impl Block {
     /// As [`Block::apply`].
     pub fn numbers(&self, space: &IndexSpace, sets: &Sets, budget: &Budget) -> Result<Vec<f32>> {
         let mut count = 0u64;
-        support::for_each_run(&self.support, space.len(), sets, &mut |_, len| {
+        self.support.for_each_run(space.len(), sets, &mut |_, len| {
             count += len;
             Ok(())
         })?;
         let mut numbers = vec![0.0; budget.reserve_items::<f32>(count, 0)?];
-        let counts = match groups_of(&self.values) {
-            Some(Groups::Tensor) => tensor_counts(&self.support, space, sets)?,
+        let counts = match self.values.facts().structure {
+            Structure::Grouped(Groups::Tensor) => tensor_counts(&self.support, space, sets)?,
             _ => Vec::new(),
         };
-        values::numbers(&self.values, &counts, budget, &mut numbers)?;
+        self.values.numbers(&counts, budget, &mut numbers)?;
         Ok(numbers)
     }
 
@@ -95,7 +95,7 @@ impl Block {
     /// [`Error::Input`] for a set that is not known, [`Error::Limit`] if they need too much memory.
     pub fn positions(&self, space: &IndexSpace, sets: &Sets, budget: &Budget) -> Result<Vec<u64>> {
         let mut positions = Vec::new();
-        support::for_each_run(&self.support, space.len(), sets, &mut |start, len| {
+        self.support.for_each_run(space.len(), sets, &mut |start, len| {
             budget.reserve_bytes(len.saturating_mul(8), 0)?;
             positions.extend(start..start + len);
             Ok(())
@@ -129,14 +129,15 @@ impl Block {
         let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
         let dtype = space.dtype;
         let bits_of = |bytes: &[u8], value: usize| element::bits_at(dtype, bytes, value as u64).unwrap_or(0);
-        if let Support::Sparse(positions) = &self.support
+        let content = self.values.facts().content;
+        if let Support::Sparse(Sparse { positions }) = &self.support
             && !self.add
             && dtype.bits() >= 8
-            && !matches!(self.values, Values::Ulp { .. })
+            && !matches!(content, Content::Ulps(_))
         {
             let encoded;
-            let bytes = match &self.values {
-                Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => bytes,
+            let bytes = match content {
+                Content::Elements(Stored::Source, bytes) => bytes,
                 _ => {
                     let numbers = self.numbers(space, sets, budget)?;
                     let bytes = dtype.bytes_for(numbers.len() as u64).unwrap_or(u64::MAX);
@@ -154,8 +155,21 @@ impl Block {
             }
             return Ok(());
         }
-        match &self.values {
-            Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
+        if let Values::Pow2(pow2) = &self.values {
+            // Powers of two need no memory for all numbers at once, as each depends on its own code only.
+            let mut tile = [0.0; TILE];
+            return for_each_run_in(&self.support, space, sets, &starts, |run| {
+                for at in (0..run.len).step_by(TILE) {
+                    let tile = &mut tile[..TILE.min(run.len - at)];
+                    pow2.numbers_from(run.value + at, tile);
+                    let data = &mut *targets[run.target].data;
+                    put_numbers(dtype, self.add, tile, run.element + at as u64, data)?;
+                }
+                Ok(())
+            });
+        }
+        match content {
+            Content::Elements(Stored::Source, bytes) => {
                 let size = in_memory((dtype.bits() / 8).into());
                 for_each_run_in(&self.support, space, sets, &starts, |run| {
                     let data = &mut *targets[run.target].data;
@@ -176,7 +190,7 @@ impl Block {
                     Ok(())
                 })
             }
-            Values::Ulp { diffs } => for_each_run_in(&self.support, space, sets, &starts, |run| {
+            Content::Ulps(diffs) => for_each_run_in(&self.support, space, sets, &starts, |run| {
                 let data = &mut *targets[run.target].data;
                 for (i, &diff) in diffs[run.value..run.value + run.len].iter().enumerate() {
                     let index = run.element + i as u64;
@@ -185,18 +199,6 @@ impl Block {
                 }
                 Ok(())
             }),
-            Values::Pow2 { min_exponent, codes, negative, .. } => {
-                let mut tile = [0.0; TILE];
-                for_each_run_in(&self.support, space, sets, &starts, |run| {
-                    for at in (0..run.len).step_by(TILE) {
-                        let tile = &mut tile[..TILE.min(run.len - at)];
-                        values::pow2::numbers(*min_exponent, codes, negative, run.value + at, tile);
-                        let data = &mut *targets[run.target].data;
-                        put_numbers(dtype, self.add, tile, run.element + at as u64, data)?;
-                    }
-                    Ok(())
-                })
-            }
             _ => {
                 let numbers = self.numbers(space, sets, budget)?;
                 for_each_run_in(&self.support, space, sets, &starts, |run| {
@@ -234,29 +236,16 @@ fn put_numbers(dtype: Dtype, add: bool, numbers: &[f32], start: u64, data: &mut 
     for (numbers, start) in numbers.chunks(TILE).zip((start..).step_by(TILE)) {
         let sums = &mut sums[..numbers.len()];
         element::decode_f32s(dtype, data, start, sums)?;
-        sums.iter_mut().zip(numbers).for_each(|(s, n)| *s = values::to_number(f64::from(*s + n)));
+        sums.iter_mut().zip(numbers).for_each(|(s, n)| *s = to_number(f64::from(*s + n)));
         element::encode_f32s(dtype, sums, start, data)?;
     }
     Ok(())
 }
 
-fn groups_of(values: &Values) -> Option<Groups> {
-    match values {
-        Values::Constant { groups, .. }
-        | Values::Sign { groups, .. }
-        | Values::Levels { groups, .. }
-        | Values::Affine { groups, .. }
-        | Values::Codebook { groups, .. }
-        | Values::Minifloat { groups, .. } => Some(*groups),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::values::for_each_group;
-    use crate::block::{ScaleFormat, Scales, Scope};
+    use crate::block::{Constant, ScaleFormat, Scales, Scope};
     use crate::limits::Limits;
 
     #[test]
@@ -264,11 +253,11 @@ mod tests {
         let block = Block {
             scope: Scope::Tensors { first: 0, count: 3 },
             add: false,
-            support: Support::Sparse(vec![1, 4, 5]),
-            values: Values::Constant {
+            support: Support::Sparse(Sparse { positions: vec![1, 4, 5] }),
+            values: Values::Constant(Constant {
                 groups: Groups::Tensor,
                 scales: Scales::from_f32s(ScaleFormat::F32, &[1.0, 2.0, -3.0]),
-            },
+            }),
         };
         let space = IndexSpace { dtype: Dtype::F32, lens: vec![2, 2, 2].into(), row_lens: vec![] };
         let mut buffers = vec![vec![0u8; 8]; 3];
@@ -277,12 +266,5 @@ mod tests {
         let floats: Vec<f32> =
             buffers.concat().chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
         assert_eq!(floats, [0.0, 1.0, 0.0, 0.0, -3.0, -3.0]);
-    }
-
-    #[test]
-    fn for_each_group_covers_all_values() {
-        let mut seen = Vec::new();
-        for_each_group(Groups::Len(3), 7, &[], |g, r| seen.push((g, r)));
-        assert_eq!(seen, [(0, 0..3), (1, 3..6), (2, 6..7)]);
     }
 }

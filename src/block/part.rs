@@ -4,10 +4,9 @@ use std::borrow::Cow;
 
 use crate::bits::{Cursor, Output, put_varint};
 use crate::block::space::Surroundings;
-use crate::block::values::{self, ValueSpace};
-use crate::block::wire::needs_all;
+use crate::block::values::{Structure, ValueSpace};
 use crate::block::{
-    Block, BlockOptions, IndexSpace, Scope, SetId, Support, SupportId, Values, ValuesId, support,
+    Block, BlockOptions, IndexSpace, Scope, Set, SetId, Support, SupportId, Values, ValuesId,
 };
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
@@ -92,12 +91,6 @@ impl WrittenBlock {
     }
 }
 
-/// What can be told of a part without decoding its codes.
-struct Known<Id> {
-    id: Id,
-    weight: u64,
-}
-
 impl WireBlock<'_> {
     /// The same block with nothing borrowed.
     pub fn into_owned(self) -> WireBlock<'static> {
@@ -122,10 +115,12 @@ impl WireBlock<'_> {
     pub(crate) fn set(&self) -> Option<SetId> {
         match &self.support {
             Part::Decoded(support) => match **support {
-                Support::Set(id) => Some(id),
+                Support::Set(Set { id }) => Some(id),
                 _ => None,
             },
-            Part::Written { id: SupportId::SET, bytes } => bytes.as_ref().try_into().ok().map(SetId),
+            Part::Written { id: SupportId::SET, bytes } => {
+                Set::take(&mut Cursor::new(bytes, 0, "support")).ok().map(|set| set.id)
+            }
             Part::Written { .. } => None,
         }
     }
@@ -137,18 +132,16 @@ impl WireBlock<'_> {
         budget.reserve_elements(around.space.len(), 0)?;
         self.check(around)?;
         let (support, count) = match &self.support {
-            Part::Decoded(decoded) => {
-                (decoded.as_ref().clone(), support::count(decoded, around.space.len(), around)?)
-            }
+            Part::Decoded(decoded) => (decoded.as_ref().clone(), decoded.count(around)?),
             Part::Written { id, bytes } => {
-                support::read(Cursor::new(bytes, 0, "support"), &mut decoder, *id, around)?
+                Support::read(Cursor::new(bytes, 0, "support"), &mut decoder, *id, around)?
             }
         };
-        let space = value_space(self.scope, around.space, count);
         let values = match &self.values {
             Part::Decoded(decoded) => decoded.as_ref().clone(),
             Part::Written { id, bytes } => {
-                values::read(Cursor::new(bytes, 0, "values"), &mut decoder, *id, &space)?
+                let space = self.value_space(around.space, count);
+                Values::read(Cursor::new(bytes, 0, "values"), &mut decoder, *id, &space)?
             }
         };
         Ok(Block { scope: self.scope, add: self.add, support, values })
@@ -166,37 +159,55 @@ impl WireBlock<'_> {
         support_offset: u64,
         values_offset: u64,
     ) -> Result<u64> {
-        let n = around.space.len();
-        let (known, count) = match &self.support {
-            Part::Decoded(decoded) => {
-                support::check(decoded, n)?;
-                let id = if **decoded == Support::All { SupportId::ALL } else { SupportId(0) };
-                (Known { id, weight: of_support(decoded) }, support::count(decoded, n, around)?)
+        let (count, support_weight) = match &self.support {
+            Part::Decoded(support) => {
+                support.check(around.space.len())?;
+                (support.count(around)?, support.facts().weight)
             }
             Part::Written { id, bytes } => {
                 let cursor = Cursor::new(bytes, support_offset, "support");
-                let skimmed = support::skim(cursor, *id, around)?;
-                (Known { id: *id, weight: skimmed.weight }, skimmed.count)
+                let validated = Support::validate(cursor, *id, around)?;
+                (validated.count, validated.weight)
             }
         };
-        let (values, gives_bits) = match &self.values {
+        let (is_bits, is_matrix, values_weight) = match &self.values {
             Part::Decoded(values) => {
-                (Known { id: values.id(), weight: of_values(values) }, values.gives_bits())
+                let facts = values.facts();
+                (facts.content.is_bits(), facts.structure == Structure::Matrix, facts.weight)
             }
             Part::Written { id, bytes } => {
-                let space = value_space(self.scope, around.space, count);
+                let space = self.value_space(around.space, count);
                 let cursor = Cursor::new(bytes, values_offset, "values");
-                let skimmed = values::skim(cursor, *id, &space)?;
-                (Known { id: *id, weight: skimmed.weight }, skimmed.gives_bits)
+                let validated = Values::validate(cursor, *id, &space)?;
+                (validated.is_bits, validated.is_matrix, validated.weight)
             }
         };
-        if needs_all(values.id) && known.id != SupportId::ALL {
-            return Err(Error::inconsistent("low-rank values and transforms need the support `all`"));
+        if is_matrix && !self.has_all() {
+            return Err(Error::inconsistent("a matrix needs the support `all`"));
         }
-        if self.add && gives_bits {
+        if self.add && is_bits {
             return Err(Error::inconsistent("bits cannot be added"));
         }
-        Ok(known.weight.saturating_add(values.weight))
+        Ok(support_weight.saturating_add(values_weight))
+    }
+
+    /// Whether the support is all elements.
+    fn has_all(&self) -> bool {
+        match &self.support {
+            Part::Decoded(support) => **support == Support::All,
+            Part::Written { id, .. } => *id == SupportId::ALL,
+        }
+    }
+
+    /// The space of the block's values, without the lengths of rows.
+    fn value_space(&self, space: &IndexSpace, count: u64) -> ValueSpace<'static> {
+        ValueSpace {
+            count,
+            is_all: self.has_all(),
+            tensors: Some(self.scope.tensors()),
+            dtype: space.dtype,
+            row_lens: &[],
+        }
     }
 
     /// Writes the block, which was checked.
@@ -209,16 +220,15 @@ impl WireBlock<'_> {
         options: BlockOptions,
         around: &Surroundings<'_>,
     ) -> Result<WrittenBlock> {
-        let n = around.space.len();
         let mut payload = Vec::new();
         let (support_id, count) = match &self.support {
             Part::Decoded(decoded) => {
-                let count = support::count(decoded, n, around)?;
-                (support::write(&mut payload, coder, decoded, n, options.positions)?, count)
+                let count = decoded.count(around)?;
+                (decoded.write(&mut payload, coder, around.space.len(), options.positions)?, count)
             }
             Part::Written { id, bytes } => {
                 payload.extend_from_slice(bytes);
-                (*id, support::skim(Cursor::new(bytes, 0, "support"), *id, around)?.count)
+                (*id, Support::validate(Cursor::new(bytes, 0, "support"), *id, around)?.count)
             }
         };
         let mut fields = Vec::new();
@@ -228,10 +238,9 @@ impl WireBlock<'_> {
         put_varint(&mut fields, payload.len() as u64);
         match &self.values {
             Part::Decoded(decoded) => {
-                let all = support_id == SupportId::ALL;
-                let row_lens = if all { around.space.row_lens.as_slice() } else { &[] };
-                let space = ValueSpace { row_lens, ..value_space(self.scope, around.space, count) };
-                values::write(&mut payload, coder, decoded, &space)?;
+                let row_lens = if self.has_all() { around.space.row_lens.as_slice() } else { &[] };
+                let space = ValueSpace { row_lens, ..self.value_space(around.space, count) };
+                decoded.write(&mut payload, coder, &space)?;
             }
             Part::Written { bytes, .. } => payload.extend_from_slice(bytes),
         }
@@ -239,36 +248,5 @@ impl WireBlock<'_> {
         put_varint(&mut head, (fields.len() + payload.len()) as u64);
         head.extend_from_slice(&fields);
         Ok(WrittenBlock { head, payload })
-    }
-}
-
-/// The space of a block's values, without the lengths of rows.
-fn value_space(scope: Scope, space: &IndexSpace, count: u64) -> ValueSpace<'static> {
-    ValueSpace { count, tensors: Some(scope.tensors()), dtype: space.dtype, row_lens: &[] }
-}
-
-/// How many values there are, about, for cutting updates into parts. What is in wire form weighs as much as decoded
-/// ([`support::skim`], [`values::skim`]), so that parts do not depend on it.
-fn of_values(values: &Values) -> u64 {
-    match values {
-        Values::Floats { bytes, .. } | Values::Planes { bytes } => bytes.len() as u64,
-        Values::Constant { scales, .. } => scales.bytes.len() as u64,
-        Values::Sign { negative, .. } => negative.len() / 8,
-        Values::Pow2 { codes, .. } | Values::Affine { codes, .. } => codes.len() as u64,
-        Values::Codebook { codes, .. } | Values::Minifloat { codes, .. } => codes.len() as u64,
-        Values::Levels { levels, .. } => levels.len() as u64,
-        Values::Ulp { diffs } => diffs.len() as u64,
-        Values::Latent { codes, .. } => of_values(codes),
-        Values::LowRank { left, right, .. } => of_values(left) + of_values(right),
-        Values::Dct { support, coefficients, .. } => of_support(support) + of_values(coefficients),
-    }
-}
-
-fn of_support(support: &Support) -> u64 {
-    match support {
-        Support::Sparse(positions) => 2 * positions.len() as u64,
-        Support::Chunked { positions, .. } => 4 * positions.len() as u64,
-        Support::Rows { rows, .. } => 2 * rows.len() as u64,
-        _ => 0,
     }
 }

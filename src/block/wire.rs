@@ -3,10 +3,10 @@
 use crate::bits::{Cursor, put_varint};
 use crate::block::part::{Part, WireBlock};
 use crate::block::space::Surroundings;
-use crate::block::values::{self, ValueSpace};
-use crate::block::{Block, IndexSpace, Positions, Scope, Sets, SupportId, ValuesId, support};
+use crate::block::values::ValueSpace;
+use crate::block::{Block, IndexSpace, Positions, Scope, Sets, Support, SupportId, Values, ValuesId};
 use crate::codes::{Decoder, Entropy};
-use crate::error::{Error, FormatErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// How a block is written, where the format leaves a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -184,21 +184,16 @@ impl<'a> RawBlock<'a> {
         decoder.budget.reserve_elements(self.space.len(), self.offset)?;
         let support_offset = values_offset - self.support.len() as u64;
         let support_cursor = Cursor::new(self.support, support_offset, "support");
-        let (support, count) = support::read(support_cursor, decoder, self.support_id, &around)?;
-        if needs_all(self.values_id) && support != crate::block::Support::All {
-            return Err(Error::format(
-                FormatErrorKind::CountMismatch { field: "support of a matrix" },
-                values_offset,
-            ));
-        }
+        let (support, count) = Support::read(support_cursor, decoder, self.support_id, &around)?;
         let space = ValueSpace {
             count,
+            is_all: support == Support::All,
             tensors: Some(self.scope.tensors()),
             dtype: self.space.dtype,
             row_lens: &self.space.row_lens,
         };
         let values =
-            values::read(Cursor::new(self.values, values_offset, "values"), decoder, self.values_id, &space)?;
+            Values::read(Cursor::new(self.values, values_offset, "values"), decoder, self.values_id, &space)?;
         if self.add && values.gives_bits() {
             return Err(Error::out_of_range(
                 "values kind for an added block",
@@ -208,9 +203,4 @@ impl<'a> RawBlock<'a> {
         }
         Ok(Block { scope: self.scope, add: self.add, support, values })
     }
-}
-
-/// Whether values of this kind are a matrix of all elements.
-pub(super) fn needs_all(id: ValuesId) -> bool {
-    matches!(id, ValuesId::LOW_RANK | ValuesId::DCT)
 }

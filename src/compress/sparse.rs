@@ -5,7 +5,8 @@ use super::select::Chosen;
 use super::source::Source;
 use super::{Kept, natural, quantize, whole};
 use crate::block::{
-    Bits, Block, Groups, ScaleFormat, Scales, Scope, Stored, Support, Underflow, Values, Zero,
+    Affine, Bits, Block, Floats, Groups, Pow2, ScaleFormat, Scales, Scope, Sign, Sparse, Stored, Support,
+    Underflow, Values, Zero,
 };
 use crate::element::{decode_f32s, encode_f32s, max_finite};
 use crate::error::Result;
@@ -56,7 +57,7 @@ pub(super) fn values(
             };
             let decoded: Vec<f32> = codes.iter().zip(&joint).map(signed).collect();
             let negative = decoded.iter().map(|x| x.is_sign_negative()).collect();
-            (Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }, decoded)
+            (Values::Pow2(Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }), decoded)
         }
         Kept::Sign => signs(chosen),
         Kept::Q4 => {
@@ -64,7 +65,7 @@ pub(super) fn values(
             let decoded = quantize::affine_values(&scales, &codes, 4, Q4_GROUP);
             let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
             let groups = Groups::Len(Q4_GROUP);
-            (Values::Affine { bits: 4, groups, scales, zero: Zero::Centre, codes }, decoded)
+            (Values::Affine(Affine { bits: 4, groups, scales, zero: Zero::Centre, codes }), decoded)
         }
     })
 }
@@ -83,7 +84,7 @@ pub(super) fn join(tensors: &[Outline], chosen: &[Chosen]) -> (Scope, Support) {
         positions.extend(chosen.positions.iter().map(|p| start + p));
         start += tensor.len;
     }
-    (whole(tensors[0].tensor, tensors.len()), Support::Sparse(positions))
+    (whole(tensors[0].tensor, tensors.len()), Support::Sparse(Sparse { positions }))
 }
 
 /// Which values share a scale if each tensor has its own.
@@ -106,7 +107,7 @@ pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values
     encode_f32s(as_type, &clamped, 0, &mut bytes)?;
     let mut decoded = vec![0.0; values.len()];
     decode_f32s(as_type, &bytes, 0, &mut decoded)?;
-    Ok((Values::Floats { stored, bytes }, decoded))
+    Ok((Values::Floats(Floats { stored, bytes }), decoded))
 }
 
 fn signs(chosen: &[Chosen]) -> (Values, Vec<f32>) {
@@ -115,7 +116,7 @@ fn signs(chosen: &[Chosen]) -> (Values, Vec<f32>) {
         chosen.iter().zip(&scales).flat_map(|(c, s)| c.values.iter().map(|x| s.copysign(*x))).collect();
     let negative: Bits = chosen.iter().flat_map(|c| &c.values).map(|x| x.is_sign_negative()).collect();
     let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
-    (Values::Sign { groups: tensor_groups(chosen.len()), scales, negative }, decoded)
+    (Values::Sign(Sign { groups: tensor_groups(chosen.len()), scales, negative }), decoded)
 }
 
 /// The mean magnitude, summed in the order of the values; 0 of none.

@@ -1,7 +1,9 @@
 use std::time::Instant;
 
 use super::*;
-use crate::block::{Groups, Stored, Support, Values, Zero};
+use crate::block::{
+    Affine, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Ulp, Values, Zero,
+};
 use crate::element::{decode_f32s, round_f32s, ulp_step};
 use crate::random::word;
 use crate::tensor::{Dtype, TensorBuf};
@@ -57,7 +59,7 @@ fn decode(blocks: &[Block], tensors: &[TensorBuf]) -> Vec<Vec<f32>> {
         };
         let kept: Vec<(usize, usize)> = match &block.support {
             Support::All => places,
-            Support::Sparse(positions) => positions.iter().map(|&p| places[p as usize]).collect(),
+            Support::Sparse(Sparse { positions }) => positions.iter().map(|&p| places[p as usize]).collect(),
             other => panic!("{other:?}"),
         };
         let dtype = tensors.first().unwrap().dtype();
@@ -80,7 +82,7 @@ fn decode_values(values: &Values, kept: &[(usize, usize)], dtype: Dtype) -> Vec<
         Groups::Tensor => kept[i].0,
     };
     match values {
-        Values::Floats { stored, bytes } => {
+        Values::Floats(Floats { stored, bytes }) => {
             let dtype = match stored {
                 Stored::Source => dtype,
                 Stored::F32 => Dtype::F32,
@@ -92,27 +94,29 @@ fn decode_values(values: &Values, kept: &[(usize, usize)], dtype: Dtype) -> Vec<
             assert_eq!(bytes.len() as u64, dtype.bytes_for(m as u64).unwrap());
             out
         }
-        Values::Planes { bytes } => {
+        Values::Planes(Planes { bytes }) => {
             let mut out = vec![0.0; m];
             decode_f32s(dtype, bytes, 0, &mut out).unwrap();
             out
         }
-        Values::Constant { groups, scales } => (0..m).map(|i| scales.get(group(groups, i))).collect(),
-        Values::Sign { groups, scales, negative } => {
+        Values::Constant(Constant { groups, scales }) => {
+            (0..m).map(|i| scales.get(group(groups, i))).collect()
+        }
+        Values::Sign(Sign { groups, scales, negative }) => {
             (0..m).map(|i| scales.get(group(groups, i)) * if negative.get(i) { -1.0 } else { 1.0 }).collect()
         }
-        Values::Pow2 { min_exponent, codes, negative, .. } => {
+        Values::Pow2(Pow2 { min_exponent, codes, negative, .. }) => {
             assert_eq!((codes.len(), negative.len()), (m, m as u64));
             let value =
                 |c: u8| if c == 0 { 0.0 } else { 2f64.powi(i32::from(*min_exponent) + i32::from(c) - 1) };
             (0..m).map(|i| (value(codes[i]) * if negative.get(i) { -1.0 } else { 1.0 }) as f32).collect()
         }
-        Values::Levels { max_level, groups, norms, levels, .. } => {
+        Values::Levels(Levels { max_level, groups, norms, levels, .. }) => {
             let norm = |i| f64::from(norms.get(group(groups, i)));
             let value = |(i, &l): (usize, &i32)| (norm(i) * f64::from(l) / f64::from(*max_level)) as f32;
             levels.iter().enumerate().map(value).collect()
         }
-        Values::Affine { bits, groups, scales, zero: Zero::Centre, codes } => {
+        Values::Affine(Affine { bits, groups, scales, zero: Zero::Centre, codes }) => {
             let scale = |i| f64::from(scales.get(group(groups, i)));
             let centre = 1 << (bits - 1);
             let value = |(i, &c): (usize, &u8)| (scale(i) * f64::from(i32::from(c) - centre)) as f32;
@@ -132,7 +136,7 @@ fn naive_top_k(values: &[f32], k: usize) -> Vec<u64> {
 
 pub(super) fn positions(block: &Block) -> &[u64] {
     match &block.support {
-        Support::Sparse(positions) => positions,
+        Support::Sparse(Sparse { positions }) => positions,
         other => panic!("{other:?}"),
     }
 }
@@ -164,7 +168,7 @@ fn top_k_equals_a_sort() {
                 assert_eq!(positions(&blocks[0]), expected, "{name} {n} {density}");
                 let kept: Vec<f32> = expected.iter().map(|&p| values[p as usize]).collect();
                 let bytes = kept.iter().flat_map(|x| x.to_le_bytes()).collect();
-                assert_eq!(blocks[0].values, Values::Floats { stored: Stored::Source, bytes });
+                assert_eq!(blocks[0].values, Values::Floats(Floats { stored: Stored::Source, bytes }));
             }
         }
     }
@@ -223,7 +227,9 @@ fn sbc_keeps_one_side_and_its_mean() {
                 let (plus, minus) = (side(1.0), side(-1.0));
                 let (kept, _, mean) = if plus.1 >= minus.1 { plus } else { minus };
                 assert_eq!(positions(&blocks[0]), kept, "{name} {n} {density}");
-                let Values::Constant { groups: Groups::Block, scales } = &blocks[0].values else { panic!() };
+                let Values::Constant(Constant { groups: Groups::Block, scales }) = &blocks[0].values else {
+                    panic!()
+                };
                 assert_eq!((scales.len(), scales.get(0)), (1, mean), "{name} {n} {density}");
             }
         }
@@ -231,7 +237,7 @@ fn sbc_keeps_one_side_and_its_mean() {
     let tensors = [tensor(&[1.0, -4.0, 2.0]), tensor(&[]), tensor(&[0.0, -0.0]), tensor(&[3.0])];
     let blocks = run(&tensors, "sbc:k=1", None).unwrap();
     assert_eq!((blocks.len(), positions(&blocks[0])), (1, &[1, 5][..]));
-    let Values::Constant { groups: Groups::Tensor, scales } = &blocks[0].values else { panic!() };
+    let Values::Constant(Constant { groups: Groups::Tensor, scales }) = &blocks[0].values else { panic!() };
     assert_eq!((0..4).map(|i| scales.get(i)).collect::<Vec<_>>(), [-4.0, 0.0, 0.0, 3.0]);
 }
 
@@ -301,7 +307,7 @@ fn natural_of_exponents_that_do_not_fit_one_block() {
     values[0] = 2f32.powi(127);
     let tensors = [tensor(&values)];
     let blocks = run(&tensors, "natural", None).unwrap();
-    let Values::Pow2 { min_exponent: -127, codes, .. } = &blocks[0].values else { panic!() };
+    let Values::Pow2(Pow2 { min_exponent: -127, codes, .. }) = &blocks[0].values else { panic!() };
     let ups = codes[1..].iter().filter(|&&c| c == 1).count();
     assert!(codes[1..].iter().all(|&c| c <= 1) && ups.abs_diff(10_000) < 354, "{ups}");
     // The largest power of a half is 2^15.
@@ -350,7 +356,7 @@ fn qsgd_is_unbiased() {
     }
     let zeros = [tensor(&[0.0; 9])];
     let blocks = run(&zeros, "qsgd:bucket=4", None).unwrap();
-    let Values::Levels { norms, levels, .. } = &blocks[0].values else { panic!() };
+    let Values::Levels(Levels { norms, levels, .. }) = &blocks[0].values else { panic!() };
     assert_eq!((norms.len(), norms.get(2), levels), (3, 0.0, &vec![0; 9]));
 }
 
@@ -361,7 +367,7 @@ fn int8_is_within_half_a_step() {
     values.extend([f32::MAX, -f32::MAX, 1e-45, 60.0 * 1e-45]);
     let tensors = [tensor(&values)];
     let blocks = run(&tensors, "int8:group=100", None).unwrap();
-    let Values::Affine { scales, codes, .. } = &blocks[0].values else { panic!() };
+    let Values::Affine(Affine { scales, codes, .. }) = &blocks[0].values else { panic!() };
     assert!(codes.iter().all(|&c| c >= 1));
     for (i, y) in decode(&blocks, &tensors)[0].iter().enumerate() {
         let error = (f64::from(values[i]) - f64::from(*y)).abs();
@@ -447,7 +453,10 @@ fn lossless_blocks_hold_the_elements() {
     }
     let nibbles = [as_type(Dtype::F4E2M1, &[1.0, 2.0, 3.0]), as_type(Dtype::F4E2M1, &[-6.0, 0.5])];
     let blocks = run(&nibbles, "raw", None).unwrap();
-    assert_eq!(blocks[0].values, Values::Floats { stored: Stored::Source, bytes: vec![0x42, 0xf5, 0x01] });
+    assert_eq!(
+        blocks[0].values,
+        Values::Floats(Floats { stored: Stored::Source, bytes: vec![0x42, 0xf5, 0x01] })
+    );
     assert_eq!(decode(&blocks, &nibbles), [vec![1.0, 2.0, 3.0], vec![-6.0, 0.5]]);
 }
 
@@ -465,7 +474,7 @@ fn deltas_lead_from_base_to_tensor() {
         let input = |tensor, name| Input { tensor, name, view: new.view(), base: Some(old.view()) };
         let codecs = ["delta".parse().unwrap(); 2];
         let blocks = compress(&[input(0, "a"), input(1, "b")], &codecs, &Options::default(), None).unwrap();
-        let Values::Ulp { diffs } = &blocks[0].values else { panic!() };
+        let Values::Ulp(Ulp { diffs }) = &blocks[0].values else { panic!() };
         assert_eq!((blocks.len(), blocks[0].scope), (1, Scope::Tensors { first: 0, count: 2 }));
         let mut data = [old.data().to_vec(), old.data().to_vec()];
         for (&p, &d) in positions(&blocks[0]).iter().zip(diffs) {

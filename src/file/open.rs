@@ -345,7 +345,7 @@ fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::{Block, BlockOptions, Scope, Support, Values};
+    use crate::block::{Block, BlockOptions, Floats, Scope, Sparse, Support, Values};
     use crate::frame::{Metadata, TensorInfo};
     use crate::stream::{EncodeOptions, Encoder};
     use crate::tensor::Dtype;
@@ -357,8 +357,11 @@ mod tests {
         let block = |tensor, value: f32| Block {
             scope: Scope::Tensor(tensor),
             add: false,
-            support: Support::Sparse(vec![tensor]),
-            values: Values::Floats { stored: crate::block::Stored::F32, bytes: value.to_le_bytes().to_vec() },
+            support: Support::Sparse(Sparse { positions: vec![tensor] }),
+            values: Values::Floats(Floats {
+                stored: crate::block::Stored::F32,
+                bytes: value.to_le_bytes().to_vec(),
+            }),
         };
         let mut encoder = Encoder::new(EncodeOptions::default());
         let mut out = Vec::new();

@@ -2,7 +2,7 @@
 
 use crate::bits::{Cursor, put_varint};
 use crate::block::space::{IndexSpace, Surroundings};
-use crate::block::{BlockOptions, Scope, SetId, Sets, SharedSet, Support, SupportId, support};
+use crate::block::{BlockOptions, Scope, SetId, Sets, SharedSet, Support, SupportId};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{Manifest, ManifestId};
@@ -40,8 +40,8 @@ impl IndexSet {
         let sets = Sets::new();
         let around =
             Surroundings { space: &space, manifest: self.manifest.0, scope: self.scope, sets: &sets };
-        support::check(&self.support, space.len())?;
-        Ok(self.shared(support::count(&self.support, space.len(), &around)?))
+        self.support.check(space.len())?;
+        Ok(self.shared(self.support.count(&around)?))
     }
 
     fn space(&self, manifest: &Manifest) -> Result<IndexSpace> {
@@ -60,13 +60,13 @@ impl IndexSet {
     /// The errors of [`IndexSet::checked`].
     pub(crate) fn body(&self, manifest: &Manifest, options: BlockOptions) -> Result<(Vec<u8>, SetId)> {
         let space = self.space(manifest)?;
-        support::check(&self.support, space.len())?;
+        self.support.check(space.len())?;
         let mut out = self.manifest.0.to_vec();
         [self.step, self.leader, self.world].iter().for_each(|&v| put_varint(&mut out, v));
         self.scope.write(&mut out, false);
         let mut coder = Coder { entropy: options.entropy, tables: &[], record: None };
         let mut bytes = Vec::new();
-        let id = support::write(&mut bytes, &mut coder, &self.support, space.len(), options.positions)?;
+        let id = self.support.write(&mut bytes, &mut coder, space.len(), options.positions)?;
         put_varint(&mut out, id.0);
         out.append(&mut bytes);
         let id = SetId(*blake3::hash(&out).as_bytes());
@@ -107,7 +107,7 @@ impl IndexSet {
         let mut decoder = Decoder { tables: &[], budget: &budget };
         let rest = cursor.remaining() as u64;
         let (support, count) =
-            support::read(cursor.sub(rest, "support")?, &mut decoder, support_id, &around)?;
+            Support::read(cursor.sub(rest, "support")?, &mut decoder, support_id, &around)?;
         let id = SetId(*blake3::hash(body).as_bytes());
         Ok((Self { manifest, step, leader, world, scope, support }, id, count))
     }

@@ -2,8 +2,7 @@
 
 use super::linear::Linear;
 use crate::block::space::Surroundings;
-use crate::block::values::dct::coefficients_of;
-use crate::block::{Block, IndexSpace, Sets, Stored, Values, support};
+use crate::block::{Block, Dct, Floats, IndexSpace, Sets, Stored, Values};
 use crate::error::{Error, Result};
 use crate::tensor::Dtype;
 
@@ -39,44 +38,26 @@ pub fn add(a: &Block, b: &Block, space: &IndexSpace, sets: &Sets) -> Result<Bloc
 }
 
 fn sum(a: &Block, b: &Block, space: &IndexSpace, sets: &Sets) -> Result<Values> {
-    support::check(&a.support, space.len())?;
+    a.support.check(space.len())?;
     let around = Surroundings { space, manifest: [0; 32], scope: a.scope, sets };
-    let count = support::count(&a.support, space.len(), &around)?;
-    if let (Values::Dct { .. }, Values::Dct { .. }) = (&a.values, &b.values) {
-        return sum_of_transforms(&a.values, &b.values, space);
+    let count = a.support.count(&around)?;
+    if let (Values::Dct(a), Values::Dct(b)) = (&a.values, &b.values) {
+        return sum_of_transforms(a, b, space);
     }
     let numbers = |block: &Block| Linear::of_values(&block.values, space.dtype, count);
     numbers(a)?.add(numbers(b)?)?.into_values(space.dtype)
 }
 
-fn sum_of_transforms(a: &Values, b: &Values, space: &IndexSpace) -> Result<Values> {
-    let (
-        Values::Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients },
-        Values::Dct {
-            rows: other_rows,
-            cols: other_cols,
-            chunk_rows: other_chunk_rows,
-            chunk_cols: other_chunk_cols,
-            support: other_support,
-            coefficients: others,
-        },
-    ) = (a, b)
-    else {
-        return Err(Error::inconsistent("values kind"));
-    };
-    let layout = (rows, cols, chunk_rows, chunk_cols);
-    if layout != (other_rows, other_cols, other_chunk_rows, other_chunk_cols) || support != other_support {
+fn sum_of_transforms(a: &Dct, b: &Dct, space: &IndexSpace) -> Result<Values> {
+    if !a.has_layout_of(b) || a.support != b.support {
         return Err(Error::cannot_reduce("their coefficients have different layouts or supports"));
     }
-    let count = coefficients_of(a, space.len())?;
+    let count = a.count(space.len())?;
     let numbers = |values| Linear::of_values(values, Dtype::F32, count);
-    let bytes = numbers(coefficients)?.add(numbers(others)?)?.to_elements(Dtype::F32)?;
-    Ok(Values::Dct {
-        rows: *rows,
-        cols: *cols,
-        chunk_rows: *chunk_rows,
-        chunk_cols: *chunk_cols,
-        support: support.clone(),
-        coefficients: Box::new(Values::Floats { stored: Stored::F32, bytes }),
-    })
+    let bytes = numbers(&a.coefficients)?.add(numbers(&b.coefficients)?)?.to_elements(Dtype::F32)?;
+    Ok(Values::Dct(Dct {
+        support: a.support.clone(),
+        coefficients: Box::new(Values::Floats(Floats { stored: Stored::F32, bytes })),
+        ..*a
+    }))
 }

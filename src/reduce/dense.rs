@@ -6,8 +6,10 @@ use std::sync::Arc;
 use super::headers;
 use super::linear::{Linear, quiet};
 use crate::block::values::to_number;
-use crate::block::{Block, Scope, Sets, Support, Target, Values};
-use crate::error::{Error, InputErrorKind, Result};
+use crate::block::{Block, Scope, Set, Sets, Support, Target, Values};
+#[cfg(doc)]
+use crate::error::InputErrorKind;
+use crate::error::{Error, Result};
 use crate::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
 use crate::limits::{Budget, Limits, check};
 use crate::tensor::{Dtype, TensorBuf};
@@ -100,9 +102,8 @@ impl Sum {
         let bytes = blocks.iter().map(held_bytes).fold(self.held, u64::saturating_add);
         check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
         for block in &blocks {
-            if let Values::Latent { model, .. } = &block.values {
-                let id = std::array::from_fn(|i| model.0[i]);
-                return Err(Error::input(InputErrorKind::MissingModel { id }).in_tensor(block.scope.first()));
+            if let Values::Latent(latent) = &block.values {
+                return Err(latent.missing_model().in_tensor(block.scope.first()));
             }
         }
         self.held = bytes;
@@ -115,7 +116,7 @@ impl Sum {
             complete: false,
         });
         for block in &blocks {
-            if let Support::Set(id) = block.support
+            if let Support::Set(Set { id }) = block.support
                 && let Some(set) = part.sets().get(&id)
             {
                 waiting.sets.insert(id, Arc::clone(set));
@@ -294,29 +295,8 @@ impl Linear {
 
 /// Returns the approximate bytes of a decoded block.
 fn held_bytes(block: &Block) -> u64 {
-    fn of(values: &Values) -> u64 {
-        let bytes = match values {
-            Values::Floats { bytes, .. } | Values::Planes { bytes } => bytes.len(),
-            Values::Constant { scales, .. } => scales.bytes.len(),
-            Values::Sign { scales, negative, .. } => scales.bytes.len() + negative.as_bytes().len(),
-            Values::Pow2 { codes, negative, .. } => codes.len() + negative.as_bytes().len(),
-            Values::Levels { norms, levels, .. } => norms.bytes.len() + 4 * levels.len(),
-            Values::Affine { codes, scales, .. } | Values::Minifloat { codes, scales, .. } => {
-                codes.len() + 2 * scales.bytes.len()
-            }
-            Values::Codebook { codes, scales, .. } => {
-                codes.len() + 2 * scales.as_ref().map_or(0, |s| s.bytes.len())
-            }
-            Values::Ulp { diffs } => 8 * diffs.len(),
-            Values::Latent { codes, .. } => return of(codes),
-            Values::LowRank { left, right, .. } => return of(left).saturating_add(of(right)),
-            Values::Dct { support, coefficients, .. } => {
-                return of(coefficients).saturating_add(support.memory());
-            }
-        };
-        bytes as u64
-    }
-    of(&block.values).saturating_add(block.support.memory()).saturating_add(size_of::<Block>() as u64)
+    let (support, values) = (block.support.facts().memory, block.values.facts().memory);
+    values.saturating_add(support).saturating_add(size_of::<Block>() as u64)
 }
 
 /// Elements in one block of [`Reduced::blocks`]; larger tensors take several.

@@ -1,7 +1,7 @@
 //! Numbers that may be added, in types that hold their sums.
 
-use crate::block::values::to_number;
-use crate::block::{Stored, Values};
+use crate::block::values::{Content, to_number};
+use crate::block::{Floats, Stored, Values};
 use crate::element::{bits_at, decode_f32s, encode_f32s, set_bits_at};
 use crate::error::{Error, Result};
 use crate::tensor::Dtype;
@@ -58,10 +58,12 @@ impl Linear {
 
     /// Reads the `count` values of a block over elements of this type.
     pub(super) fn of_values(values: &Values, dtype: Dtype, count: u64) -> Result<Self> {
-        let (stored, bytes) = match values {
-            Values::Floats { stored, bytes } => (*stored, bytes),
-            Values::Planes { bytes } => (Stored::Source, bytes),
-            _ => return Err(Error::cannot_reduce(why_not(values))),
+        let (stored, bytes) = match values.facts().content {
+            Content::Elements(stored, bytes) => (stored, bytes),
+            Content::Ulps(_) => {
+                return Err(Error::cannot_reduce("differences in the last place depend on the base"));
+            }
+            Content::Numbers { no_sum } => return Err(Error::cannot_reduce(no_sum)),
         };
         if stored != Stored::Source && !dtype.is_float() {
             return Err(Error::inconsistent("numbers for elements that are not floats"));
@@ -130,9 +132,9 @@ impl Linear {
     pub(super) fn into_values(self, dtype: Dtype) -> Result<Values> {
         match (&self, dtype) {
             (Self::F32(_), Dtype::F32) | (Self::F64(_), Dtype::F64) | (Self::Int(_), _) => {
-                Ok(Values::Floats { stored: Stored::Source, bytes: self.to_elements(dtype)? })
+                Ok(Values::Floats(Floats { stored: Stored::Source, bytes: self.to_elements(dtype)? }))
             }
-            _ => Ok(Values::Floats { stored: Stored::F32, bytes: self.to_elements(Dtype::F32)? }),
+            _ => Ok(Values::Floats(Floats { stored: Stored::F32, bytes: self.to_elements(Dtype::F32)? })),
         }
     }
 
@@ -168,26 +170,5 @@ impl Linear {
             Self::F64(x) => x.len(),
             Self::Int(x) => x.len(),
         }
-    }
-}
-
-/// Returns the reason why values of this kind cannot be added without decoding.
-fn why_not(values: &Values) -> &'static str {
-    match values {
-        Values::Constant { .. } | Values::Sign { .. } => {
-            "each sender has its own scale, and the sum has more than two values"
-        }
-        Values::Pow2 { .. } => "the sum of two powers of two is not one",
-        Values::Levels { .. } => "each sender's levels are relative to its own norm",
-        Values::Affine { .. } => "each sender's codes are relative to its own scale",
-        Values::Codebook { .. } => "codes of a table cannot be added",
-        Values::Minifloat { .. } => {
-            "each sender's codes are relative to its own scale, and few bits cannot hold a sum"
-        }
-        Values::Ulp { .. } => "differences in the last place depend on the base",
-        Values::Latent { .. } => "latent codes have to be decoded by their model first",
-        Values::LowRank { .. } => "the sum of two products of factors is not one of their rank",
-        Values::Dct { .. } => "only coefficients of one layout and support are added",
-        Values::Floats { .. } | Values::Planes { .. } => "not linear",
     }
 }

@@ -2,7 +2,7 @@
 
 use super::linear::{Linear, quiet};
 use crate::block::values::to_number;
-use crate::block::{Block, IndexSpace, Support, support};
+use crate::block::{Block, IndexSpace, Sparse, Support};
 use crate::error::{Error, Result};
 
 /// Merges sparse blocks into one block on the union of their positions. Each value is the sum of the values
@@ -46,7 +46,7 @@ pub fn merge(blocks: &[&Block], space: &IndexSpace) -> Result<Block> {
         }
     };
     let values = sums.into_values(space.dtype).map_err(|e| e.in_tensor(first.scope.first()))?;
-    Ok(Block { scope: first.scope, add: false, support: Support::Sparse(positions), values })
+    Ok(Block { scope: first.scope, add: false, support: Support::Sparse(Sparse { positions }), values })
 }
 
 fn open<'a>(block: &'a Block, first: &Block, space: &IndexSpace) -> Result<(&'a [u64], Linear)> {
@@ -56,10 +56,10 @@ fn open<'a>(block: &'a Block, first: &Block, space: &IndexSpace) -> Result<(&'a 
     if block.add {
         return Err(Error::cannot_reduce("it adds to earlier blocks of its update"));
     }
-    let Support::Sparse(positions) = &block.support else {
+    let Support::Sparse(Sparse { positions }) = &block.support else {
         return Err(Error::cannot_reduce("it is not sparse"));
     };
-    support::check(&block.support, space.len())?;
+    block.support.check(space.len())?;
     Ok((positions, Linear::of_values(&block.values, space.dtype, positions.len() as u64)?))
 }
 

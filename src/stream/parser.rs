@@ -146,7 +146,7 @@ impl Definitions {
     pub(crate) fn index_set(&mut self, set: &IndexSet, limits: &Limits, offset: u64) -> Result<()> {
         self.index_sets += 1;
         check("max_definitions", self.index_sets, limits.max_definitions, offset)?;
-        self.remember(set.support.memory(), limits, offset)
+        self.remember(set.support.facts().memory, limits, offset)
     }
 
     fn remember(&mut self, bytes: u64, limits: &Limits, offset: u64) -> Result<()> {

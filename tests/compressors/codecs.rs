@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::BlockOptions;
+use gcodec::block::{BlockOptions, Chunked, Sparse};
 use gcodec::compress::senders::{Dgc, DgcOptions};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::element::{decode_f32s, encode_f32s};
@@ -267,8 +267,8 @@ fn chunks_keep_their_largest_elements() {
             let spec = format!("chunked:chunk={chunk},kept={kept},values={kind}");
             let (blocks, arrived, bytes) = send(&[tensor(&values)], &spec.parse().unwrap(), None);
             let positions = match &blocks[0].support {
-                gcodec::Support::Sparse(positions) => positions.clone(),
-                gcodec::Support::Chunked { chunk_len, kept, positions } => {
+                gcodec::Support::Sparse(Sparse { positions }) => positions.clone(),
+                gcodec::Support::Chunked(Chunked { chunk_len, kept, positions }) => {
                     positions.iter().zip(0..).map(|(&p, i)| i / kept * chunk_len + u64::from(p)).collect()
                 }
                 gcodec::Support::All => (0..n as u64).collect(),
@@ -358,7 +358,7 @@ fn momentum_is_corrected_and_masked() {
             (u[i], v[i]) = (0.0, 0.0);
         }
         let [block] = &blocks[..] else { panic!("{blocks:?}") };
-        let gcodec::Support::Sparse(positions) = &block.support else { panic!() };
+        let gcodec::Support::Sparse(Sparse { positions }) = &block.support else { panic!() };
         assert_eq!(positions.iter().map(|&p| p as usize).collect::<Vec<_>>(), expected, "step {step}");
         let residuals = dgc.residuals();
         assert_eq!([residuals.get("a").unwrap(), residuals.get("c").unwrap()].concat(), v, "step {step}");

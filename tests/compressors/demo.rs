@@ -1,6 +1,6 @@
 //! DeMo: what its codec keeps, what its sender remembers, what its receivers step along, and what a step costs.
 
-use gcodec::block::{IndexSpace, Sets, Stored};
+use gcodec::block::{Dct, Floats, IndexSpace, Sets, Sparse, Stored};
 use gcodec::compress::senders::{DeMo, DeMoOptions, demo};
 use gcodec::compress::{Input, Kept, Options, compress};
 use gcodec::error::InputErrorKind;
@@ -33,7 +33,9 @@ fn numbers(block: &Block, n: u64) -> Vec<f32> {
 
 /// The support and the coefficients of a block.
 fn kept(block: &Block) -> (Vec<u64>, Vec<f32>) {
-    let Values::Dct { support, coefficients, rows, cols, .. } = &block.values else { panic!("{block:?}") };
+    let Values::Dct(Dct { support, coefficients, rows, cols, .. }) = &block.values else {
+        panic!("{block:?}")
+    };
     let inner =
         Block { scope: block.scope, add: false, support: support.clone(), values: (**coefficients).clone() };
     let space = IndexSpace::flat(Dtype::F32, rows * cols);
@@ -108,18 +110,18 @@ fn exact_bits() {
     let mut hasher = blake3::Hasher::new();
     for (rows, cols, chunk_rows, chunk_cols) in [(128, 128, 64, 64), (90, 77, 45, 77), (1, 384, 1, 128)] {
         let numbers_in = normal(rows * cols, 11);
-        let coefficients = Values::Floats {
+        let coefficients = Values::Floats(Floats {
             stored: Stored::F32,
             bytes: numbers_in.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        };
-        let values = Values::Dct {
+        });
+        let values = Values::Dct(Dct {
             rows: rows as u64,
             cols: cols as u64,
             chunk_rows,
             chunk_cols,
             support: Support::All,
             coefficients: Box::new(coefficients),
-        };
+        });
         let block = Block { scope: Scope::Tensor(0), add: false, support: Support::All, values };
         for x in numbers(&block, (rows * cols) as u64) {
             hasher.update(&x.to_bits().to_le_bytes());
@@ -274,17 +276,17 @@ fn receivers_step_along_the_sign_of_the_mean() {
     }
     assert!(counts.contains(&1) && counts.contains(&2));
     let means: Vec<f32> = sums.iter().zip(&counts).map(|(s, &c)| (s / f64::from(c.max(1))) as f32).collect();
-    let values = Values::Dct {
+    let values = Values::Dct(Dct {
         rows: 64,
         cols: 64,
         chunk_rows: 64,
         chunk_cols: 64,
         support: Support::All,
-        coefficients: Box::new(Values::Floats {
+        coefficients: Box::new(Values::Floats(Floats {
             stored: Stored::F32,
             bytes: means.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        }),
-    };
+        })),
+    });
     let dense = numbers(&Block { values, ..blocks[0].clone() }, 4096);
     let signs: Vec<f32> = dense.iter().map(|x| if *x == 0.0 { 0.0 } else { x.signum() }).collect();
     assert_eq!(direction, signs);
@@ -300,9 +302,16 @@ fn receivers_step_along_the_sign_of_the_mean() {
 }
 
 fn zeros() -> Values {
-    let coefficients = Box::new(Values::Floats { stored: Stored::F32, bytes: vec![] });
+    let coefficients = Box::new(Values::Floats(Floats { stored: Stored::F32, bytes: vec![] }));
     let (rows, cols, chunk_rows, chunk_cols) = (64, 64, 64, 64);
-    Values::Dct { rows, cols, chunk_rows, chunk_cols, support: Support::Sparse(vec![]), coefficients }
+    Values::Dct(Dct {
+        rows,
+        cols,
+        chunk_rows,
+        chunk_cols,
+        support: Support::Sparse(Sparse { positions: vec![] }),
+        coefficients,
+    })
 }
 
 #[test]
@@ -341,6 +350,6 @@ fn sums_are_taken_dense_and_between_equal_supports() {
 }
 
 fn streams_dense() -> Block {
-    let values = Values::Floats { stored: Stored::F32, bytes: vec![0; 4 * 4096] };
+    let values = Values::Floats(Floats { stored: Stored::F32, bytes: vec![0; 4 * 4096] });
     Block { scope: Scope::Tensor(0), add: false, support: Support::All, values }
 }

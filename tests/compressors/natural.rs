@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gcodec::block::BlockOptions;
+use gcodec::block::{BlockOptions, Pow2};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::{
     Body, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, SliceReader, TensorBuf, TensorInfo,
@@ -118,7 +118,7 @@ fn bits_and_kept(tensors: &Named, spec: &str) -> (f64, f64) {
         .collect();
     let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None).unwrap();
     let kept = blocks.iter().map(|block| match &block.values {
-        Values::Pow2 { codes, .. } => codes.len(),
+        Values::Pow2(Pow2 { codes, .. }) => codes.len(),
         other => panic!("{other:?}"),
     });
     let options = BlockOptions::default().with_positions(codec.positions());

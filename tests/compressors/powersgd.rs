@@ -69,7 +69,7 @@ fn a_matrix_of_no_higher_rank_comes_back() {
         let mut feedback = Feedback::new();
         for bound in [1e-4, 2e-7] {
             let (blocks, decoded) = send(&[60, 90], &matrix, &spec, Some(&mut feedback));
-            assert!(matches!(blocks[0].values, Values::LowRank { .. }));
+            assert!(matches!(blocks[0].values, Values::LowRank(_)));
             let error = error(&decoded, &matrix);
             println!("rank {rank} of {true_rank}: {error:.1e}");
             assert!(error < bound, "{rank} {true_rank}: {error}");
@@ -146,7 +146,7 @@ fn vectors_and_small_matrices_go_as_they_are() {
         let n = shape.iter().product::<u64>() as usize;
         let values = uniform(n, 3);
         let (blocks, decoded) = send(shape, &values, "powersgd:rank=4", None);
-        assert!(matches!(blocks[0].values, Values::Floats { .. }), "{shape:?}");
+        assert!(matches!(blocks[0].values, Values::Floats(_)), "{shape:?}");
         assert_eq!(decoded, values);
     }
     assert!(send(&[0, 5], &[], "powersgd", None).0.is_empty());

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gcodec::block::{SetId, Sets, SharedSet};
+use gcodec::block::{Floats, Planes, Set, SetId, Sets, SharedSet, Sparse};
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
 use gcodec::compress::{Amount, Feedback, Kept};
 use gcodec::error::InputErrorKind;
@@ -103,7 +103,7 @@ fn positions(support: &Support) -> Vec<u64> {
         scope: BOTH,
         add: false,
         support: support.clone(),
-        values: gcodec::Values::Planes { bytes: Vec::new() },
+        values: gcodec::Values::Planes(Planes { bytes: Vec::new() }),
     };
     let space = manifest().space(BOTH, 0).unwrap();
     block.positions(&space, &Sets::new(), &gcodec::Budget::new(&gcodec::Limits::default())).unwrap()
@@ -111,7 +111,7 @@ fn positions(support: &Support) -> Vec<u64> {
 
 fn numbers(block: &Block) -> Vec<f32> {
     match &block.values {
-        gcodec::Values::Floats { bytes, .. } => f32s(bytes),
+        gcodec::Values::Floats(Floats { bytes, .. }) => f32s(bytes),
         other => panic!("{other:?}"),
     }
 }
@@ -281,9 +281,9 @@ fn what_is_out_of_turn_is_refused_and_changes_nothing() {
         (with(|s| s.leader = 2), "does not lead"),
         (with(|s| s.scope = Scope::Tensor(0)), "tensors of worker and index set"),
         (with(|s| s.manifest.0[0] ^= 1), "tensors of worker and index set"),
-        (with(|s| s.support = Support::Sparse(vec![4, 4])), "not ascending"),
-        (with(|s| s.support = Support::Sparse(vec![1_277])), "exceed"),
-        (with(|s| s.support = Support::Set(SetId([0; 32]))), "refers to a set"),
+        (with(|s| s.support = Support::Sparse(Sparse { positions: vec![4, 4] })), "not ascending"),
+        (with(|s| s.support = Support::Sparse(Sparse { positions: vec![1_277] })), "exceed"),
+        (with(|s| s.support = Support::Set(Set { id: SetId([0; 32]) })), "refers to a set"),
     ] {
         let found = what(follower.take_set(&set, id).unwrap_err());
         assert!(found.contains(reason), "{found}");
@@ -300,7 +300,7 @@ fn what_is_out_of_turn_is_refused_and_changes_nothing() {
     follower.take_set(&set, id).unwrap();
     assert_eq!(follower.values().unwrap(), first);
     // The leader sends what it chose.
-    let other = with(|s| s.support = Support::Sparse(vec![0]));
+    let other = with(|s| s.support = Support::Sparse(Sparse { positions: vec![0] }));
     assert!(what(workers[1].take_set(&other, id).unwrap_err()).contains("leader's own"));
 }
 

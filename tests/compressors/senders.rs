@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{BlockOptions, Positions, SupportId};
+use gcodec::block::{BlockOptions, Constant, Positions, Set, Sparse, SupportId};
 use gcodec::compress::senders::{Sbc, SbcOptions, mask_momenta};
 use gcodec::compress::{Amount, Input, Options, compress};
 use gcodec::element::decode_f32s;
@@ -198,11 +198,11 @@ fn momenta_are_cleared_where_something_was_sent() {
             }
         }
     }
-    let support = Support::Sparse(vec![0, 9]);
-    let values = Values::Constant {
+    let support = Support::Sparse(Sparse { positions: vec![0, 9] });
+    let values = Values::Constant(Constant {
         groups: gcodec::block::Groups::Block,
         scales: gcodec::block::Scales::from_f32s(gcodec::block::ScaleFormat::F32, &[1.0]),
-    };
+    });
     let block = |scope| Block { scope, add: false, support: support.clone(), values: values.clone() };
     let mut a = [1f32; 10];
     for scope in [
@@ -219,7 +219,8 @@ fn momenta_are_cleared_where_something_was_sent() {
         assert_eq!(a, [1.0; 10], "{scope:?}");
     }
     assert!(mask_momenta(&[], &mut [(2, &mut []), (1, &mut [])]).is_err());
-    let set = Block { support: Support::Set(gcodec::block::SetId([0; 32])), ..block(Scope::Tensor(4)) };
+    let set =
+        Block { support: Support::Set(Set { id: gcodec::block::SetId([0; 32]) }), ..block(Scope::Tensor(4)) };
     assert!(mask_momenta(&[set], &mut [(4, &mut a)]).is_err());
     mask_momenta(&[block(Scope::Tensor(4))], &mut [(4, &mut a)]).unwrap();
     assert_eq!(a, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
@@ -263,8 +264,8 @@ fn classic_positions_cost_what_the_paper_counts() {
         let info = TensorInfo::new("w", Dtype::F32, [next]);
         let manifest = Arc::new(Manifest::new(vec![info]).unwrap());
         let scales = gcodec::block::Scales::from_f32s(gcodec::block::ScaleFormat::F32, &[0.5]);
-        let values = Values::Constant { groups: gcodec::block::Groups::Block, scales };
-        let support = Support::Sparse(positions);
+        let values = Values::Constant(Constant { groups: gcodec::block::Groups::Block, scales });
+        let support = Support::Sparse(Sparse { positions });
         let block = Block { scope: Scope::Tensor(0), add: false, support, values };
         let limits = Limits::default().with_max_elements(u64::MAX);
         let written = |choice: Positions| {

@@ -1,6 +1,6 @@
 //! Results do not depend on the number of threads (CAN-1) and do not change from run to run.
 
-use gcodec::block::{Scope, Support};
+use gcodec::block::{Scope, Sparse, Support};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::frame::{Delta, IndexSet, tensor_digest};
 use gcodec::{
@@ -119,7 +119,7 @@ fn a_part_names_its_sets_in_the_same_order_each_time() {
     let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [100])]).unwrap());
     let (mut encoder, mut stream) = (Encoder::new(EncodeOptions::default()), Vec::new());
     for step in 0..8 {
-        let (scope, support) = (Scope::Tensor(0), Support::Sparse(vec![step]));
+        let (scope, support) = (Scope::Tensor(0), Support::Sparse(Sparse { positions: vec![step] }));
         let set = IndexSet { manifest: manifest.id(), step, leader: 0, world: 0, scope, support };
         encoder.index_set(&mut stream, &set, &manifest, BlockOptions::default()).unwrap();
     }

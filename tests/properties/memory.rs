@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use gcodec::block::{Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use gcodec::block::{Block, Constant, Groups, ScaleFormat, Scales, Scope, Support, Values};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -101,7 +101,7 @@ fn encode_wide(tensors: u64, parts: usize) -> Vec<u8> {
         scope: Scope::Tensors { first: 0, count: tensors },
         add: true,
         support: Support::All,
-        values: Values::Constant { groups: Groups::Block, scales },
+        values: Values::Constant(Constant { groups: Groups::Block, scales }),
     };
     let blocks = vec![(&block, BlockOptions::default()); parts];
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1));

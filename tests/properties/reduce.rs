@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Bits, IndexSpace, Sets, Stored, Underflow};
+use gcodec::block::{
+    Bits, Chunked, Floats, IndexSpace, Latent, Pow2, Rows, Seeded, Set, Sets, Sparse, Stored, Underflow,
+};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::Reduction;
@@ -32,7 +34,7 @@ fn block(support: Support, values: Values) -> Block {
 }
 
 fn floats(support: Support, values: &[f32]) -> Block {
-    block(support, Values::Floats { stored: Stored::Source, bytes: bytes(values) })
+    block(support, Values::Floats(Floats { stored: Stored::Source, bytes: bytes(values) }))
 }
 
 fn manifest(dtype: Dtype) -> Arc<Manifest> {
@@ -144,7 +146,7 @@ fn weights_scale_and_a_mean_divides_by_them() {
 fn integers_are_exact_or_refused() {
     let manifest = manifest(Dtype::I8);
     let of = |values: i8| {
-        block(Support::All, Values::Floats { stored: Stored::Source, bytes: vec![values as u8; N] })
+        block(Support::All, Values::Floats(Floats { stored: Stored::Source, bytes: vec![values as u8; N] }))
     };
     let total = |values: &[i8]| {
         let mut sum = Sum::new(&manifest, SumOptions::default());
@@ -203,11 +205,11 @@ fn invalid_combinations_are_refused_and_change_nothing() {
         take(&mut Sum::new(&sorted, SumOptions::default()), &stream(&base(), &turned, &ones(), 1 << 20), 1.0);
     let (found, _) = why(refused.unwrap_err());
     assert!(found.ends_with("the same tensors in another order"), "{found}");
-    let latent = Values::Latent {
+    let latent = Values::Latent(Latent {
         model: gcodec::block::ModelId([1; 32]),
         shape: vec![2],
-        codes: Box::new(Values::Floats { stored: Stored::F32, bytes: vec![0; 8] }),
-    };
+        codes: Box::new(Values::Floats(Floats { stored: Stored::F32, bytes: vec![0; 8] })),
+    });
     let latent = stream(&one(), &manifest, &[block(Support::All, latent)], 1 << 20);
     assert_eq!(take(&mut sum, &latent, 1.0).unwrap_err().name(), "unknown_reference");
     assert!(take(&mut sum, &stream(&one(), &manifest, &ones(), 1 << 20), f64::NAN).is_err());
@@ -264,10 +266,10 @@ fn blocks_of_one_support_are_added_in_every_linear_storage() {
     let sets = Sets::new();
     let supports = [
         (Support::All, 8),
-        (Support::Sparse(vec![1, 5]), 2),
-        (Support::Chunked { chunk_len: 4, kept: 1, positions: vec![3, 0] }, 2),
-        (Support::Rows { row_len: 2, rows: vec![0, 3] }, 4),
-        (Support::Seeded { count: 3, seed: 9 }, 3),
+        (Support::Sparse(Sparse { positions: vec![1, 5] }), 2),
+        (Support::Chunked(Chunked { chunk_len: 4, kept: 1, positions: vec![3, 0] }), 2),
+        (Support::Rows(Rows { row_len: 2, rows: vec![0, 3] }), 4),
+        (Support::Seeded(Seeded { count: 3, seed: 9 }), 3),
     ];
     for (support, count) in supports {
         let (a, b) = (floats(support.clone(), &vec![0.1; count]), floats(support.clone(), &vec![0.2; count]));
@@ -276,10 +278,14 @@ fn blocks_of_one_support_are_added_in_every_linear_storage() {
     }
     // The sum of these f16 numbers is not an f16 number. It is exact, stored as the f32 of the tensor.
     let half = |bits: u16| {
-        block(Support::All, Values::Floats { stored: Stored::F16, bytes: bits.to_le_bytes().repeat(8) })
+        block(
+            Support::All,
+            Values::Floats(Floats { stored: Stored::F16, bytes: bits.to_le_bytes().repeat(8) }),
+        )
     };
     let sum = add(&half(0x3c00), &half(0x1000), &space, &sets).unwrap();
-    let expected = Values::Floats { stored: Stored::Source, bytes: bytes(&[1.0 + 2f32.powi(-11); 8]) };
+    let expected =
+        Values::Floats(Floats { stored: Stored::Source, bytes: bytes(&[1.0 + 2f32.powi(-11); 8]) });
     assert_eq!(sum.values, expected);
 }
 
@@ -292,10 +298,11 @@ fn blocks_that_have_no_sum_are_refused_with_the_reason() {
     assert!(why(sums(&all, &elsewhere).unwrap_err()).0.contains("different tensors"));
     let adding = Block { add: true, ..all.clone() };
     assert!(why(sums(&all, &adding).unwrap_err()).0.contains("replaces"));
-    let sparse = |p| floats(Support::Sparse(vec![p]), &[1.0]);
+    let sparse = |p| floats(Support::Sparse(Sparse { positions: vec![p] }), &[1.0]);
     assert!(why(sums(&sparse(1), &sparse(2)).unwrap_err()).0.contains("different elements"));
     let negative: Bits = (0..8).map(|_| false).collect();
-    let pow2 = Values::Pow2 { min_exponent: 0, underflow: Underflow::Zero, codes: vec![1; 8], negative };
+    let pow2 =
+        Values::Pow2(Pow2 { min_exponent: 0, underflow: Underflow::Zero, codes: vec![1; 8], negative });
     let pow2 = block(Support::All, pow2);
     assert!(why(sums(&pow2, &pow2).unwrap_err()).0.contains("powers of two"));
     let short = floats(Support::All, &[1.0; 7]);
@@ -303,14 +310,16 @@ fn blocks_that_have_no_sum_are_refused_with_the_reason() {
         sums(&short, &short).unwrap_err().to_string(),
         "inconsistent block: number of floats (tensor 0)"
     );
-    let set = floats(Support::Set(gcodec::block::SetId([1; 32])), &[1.0; 8]);
+    let set = floats(Support::Set(Set { id: gcodec::block::SetId([1; 32]) }), &[1.0; 8]);
     assert_eq!(sums(&set, &set).unwrap_err().name(), "unknown_reference");
 }
 
 #[test]
 fn a_merge_is_the_union_and_sums_in_order() {
     let space = IndexSpace::flat(Dtype::F32, 8);
-    let of = |positions: &[u64], values: &[f32]| floats(Support::Sparse(positions.to_vec()), values);
+    let of = |positions: &[u64], values: &[f32]| {
+        floats(Support::Sparse(Sparse { positions: positions.to_vec() }), values)
+    };
     let (a, b, c) = (of(&[1, 5], &[1e8, 2.0]), of(&[0, 1], &[3.0, 1.0]), of(&[1, 7], &[-1e8, 4.0]));
     let merged = merge(&[&a, &b, &c], &space).unwrap();
     assert_eq!(merged, of(&[0, 1, 5, 7], &[3.0, (1e8 + 1.0) - 1e8, 2.0, 4.0]));

@@ -4,8 +4,9 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use gcodec::block::{
-    Bits, Groups, Norm, Packed, Part, ScaleFormat, Scales, Sets, Spacing, Stored, SupportId, Underflow,
-    ValuesId, WireBlock, WireValues, Zero,
+    Affine, Bits, Chunked, Constant, Floats, Groups, Levels, Norm, Packed, Part, Planes, Pow2, Rows,
+    ScaleFormat, Scales, Seeded, Sets, Sign, Spacing, Sparse, Stored, SupportId, Underflow, ValuesId,
+    WireBlock, WireValues, Zero,
 };
 use gcodec::frame::UpdatePart;
 use gcodec::{
@@ -156,11 +157,11 @@ fn budget() -> Budget {
 }
 
 fn floats(n: usize) -> Values {
-    Values::Floats { stored: Stored::Source, bytes: vec![7; 4 * n] }
+    Values::Floats(Floats { stored: Stored::Source, bytes: vec![7; 4 * n] })
 }
 
 fn sparse(positions: Vec<u64>) -> Support {
-    Support::Sparse(positions)
+    Support::Sparse(Sparse { positions })
 }
 
 fn part<'a, T: Clone, Id>(id: Id, bytes: &'a [u8]) -> Part<'a, T, Id> {
@@ -201,7 +202,12 @@ fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
             block(
                 a,
                 Support::All,
-                Values::Pow2 { min_exponent: -9, underflow: Underflow::Zero, codes: pow2_codes, negative },
+                Values::Pow2(Pow2 {
+                    min_exponent: -9,
+                    underflow: Underflow::Zero,
+                    codes: pow2_codes,
+                    negative,
+                }),
             ),
             packed,
         ),
@@ -209,14 +215,14 @@ fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
             block(
                 a,
                 Support::All,
-                Values::Levels {
+                Values::Levels(Levels {
                     spacing: Spacing::Uniform,
                     max_level: 7,
                     norm: Norm::L2,
                     groups: Groups::Len(100),
                     norms: ones(10),
                     levels: codes(1000, 15).iter().map(|&c| c as i32 - 7).collect(),
-                },
+                }),
             ),
             packed,
         ),
@@ -224,13 +230,13 @@ fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
             block(
                 a,
                 Support::All,
-                Values::Affine {
+                Values::Affine(Affine {
                     bits: 4,
                     groups: Groups::Len(300),
                     scales: ones(4),
                     zero: Zero::Offset(ones(4)),
                     codes: bytes(1000, 11),
-                },
+                }),
             ),
             packed,
         ),
@@ -238,14 +244,14 @@ fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
             block(
                 Scope::Tensors { first: 0, count: 2 },
                 Support::All,
-                Values::Sign { groups: Groups::Tensor, scales: ones(2), negative: signs(1024) },
+                Values::Sign(Sign { groups: Groups::Tensor, scales: ones(2), negative: signs(1024) }),
             ),
             packed,
         ),
         (
             block(
                 Scope::Range { tensor: 1, start: 3, len: 20 },
-                Support::Seeded { count: 9, seed: 5 },
+                Support::Seeded(Seeded { count: 9, seed: 5 }),
                 floats(9),
             ),
             packed,
@@ -253,16 +259,16 @@ fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
         (
             block(
                 Scope::Tensor(1),
-                Support::Rows { row_len: 8, rows: vec![0, 2] },
-                Values::Constant { groups: Groups::Len(9), scales: ones(2) },
+                Support::Rows(Rows { row_len: 8, rows: vec![0, 2] }),
+                Values::Constant(Constant { groups: Groups::Len(9), scales: ones(2) }),
             ),
             rice(Positions::Rice),
         ),
         (
             block(
                 Scope::Tensor(1),
-                Support::Chunked { chunk_len: 10, kept: 2, positions: vec![1, 9, 0, 4, 2, 3] },
-                Values::Planes { bytes: vec![3; 24] },
+                Support::Chunked(Chunked { chunk_len: 10, kept: 2, positions: vec![1, 9, 0, 4, 2, 3] }),
+                Values::Planes(Planes { bytes: vec![3; 24] }),
             ),
             packed,
         ),
@@ -325,21 +331,21 @@ fn values_from_planes_equal_packed_values() {
         let space = WireValues { count: 1000, tensors: 1 };
         let packed = |width, plane| Packed { width, plane };
         let values = match &block.values {
-            Values::Sign { groups, scales, negative } => {
+            Values::Sign(Sign { groups, scales, negative }) => {
                 WireValues { count: 1024, tensors: 2 }.sign(*groups, scales, negative.as_bytes())
             }
-            Values::Pow2 { min_exponent, underflow, codes, negative } => {
+            Values::Pow2(Pow2 { min_exponent, underflow, codes, negative }) => {
                 let bits = (0..1000).filter(|&i| codes[i] > 0).map(|i| u64::from(negative.get(i)));
                 let signs = plane(&bits.collect::<Vec<_>>(), 1);
                 let codes = plane(&codes.iter().map(|&c| c.into()).collect::<Vec<_>>(), 5);
                 space.pow2(*min_exponent, *underflow, packed(5, &codes), &signs)
             }
-            Values::Levels { spacing, max_level, norm, groups, norms, levels } => {
+            Values::Levels(Levels { spacing, max_level, norm, groups, norms, levels }) => {
                 let codes: Vec<u64> =
                     levels.iter().map(|&l| if l < 0 { -2 * l - 1 } else { 2 * l } as u64).collect();
                 space.levels(*spacing, *max_level, *norm, *groups, norms, packed(4, &plane(&codes, 4)))
             }
-            Values::Affine { bits, groups, scales, zero, codes } => {
+            Values::Affine(Affine { bits, groups, scales, zero, codes }) => {
                 let codes = plane(&codes.iter().map(|&c| c.into()).collect::<Vec<_>>(), 4);
                 space.affine(*bits, *groups, scales, zero, packed(4, &codes))
             }

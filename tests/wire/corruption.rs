@@ -1,5 +1,6 @@
 //! Corrupt and truncated streams: always a typed error with an offset, never a wrong result, never a panic.
 
+use gcodec::block::Sparse;
 use std::sync::Arc;
 
 use gcodec::file::recover;
@@ -119,7 +120,7 @@ fn an_update_is_recovered_around_a_useless_frame() {
     let second = frames.iter().position(|(_, second)| *second).expect("an update in parts");
     let other = TensorInfo::new("other", Dtype::F32, [4]);
     let other = Arc::new(Manifest::new(vec![other]).unwrap());
-    let (scope, support) = (Scope::Tensor(0), Support::Sparse(vec![1]));
+    let (scope, support) = (Scope::Tensor(0), Support::Sparse(Sparse { positions: vec![1] }));
     let set = IndexSet { manifest: other.id(), step: 0, leader: 0, world: 0, scope, support };
     let mut lost = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());

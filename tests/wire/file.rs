@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use gcodec::block::Stored;
+use gcodec::block::{Floats, Sparse, Stored};
 use gcodec::file::{AtomicFile, append, recover};
 use gcodec::frame::{Delta, tensor_digest};
 use gcodec::{
@@ -15,8 +15,8 @@ fn bias(value: f32) -> Block {
     Block {
         scope: Scope::Tensor(1),
         add: false,
-        support: Support::Sparse(vec![1]),
-        values: Values::Floats { stored: Stored::F32, bytes: value.to_le_bytes().to_vec() },
+        support: Support::Sparse(Sparse { positions: vec![1] }),
+        values: Values::Floats(Floats { stored: Stored::F32, bytes: value.to_le_bytes().to_vec() }),
     }
 }
 

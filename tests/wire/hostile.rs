@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 
-use gcodec::block::{Groups, Stored};
+use gcodec::block::{Constant, Dct, Floats, Groups, LowRank, Seeded, Set, Sparse, Stored};
 use gcodec::file::recover;
 use gcodec::frame::{Delta, FrameKind, IndexSet};
 use gcodec::{
@@ -41,7 +41,7 @@ fn constant(scope: Scope, support: Support, add: bool) -> Block {
         scope,
         add,
         support,
-        values: Values::Constant { groups: Groups::Block, scales: crate::streams::scales(&[1.0]) },
+        values: Values::Constant(Constant { groups: Groups::Block, scales: crate::streams::scales(&[1.0]) }),
     }
 }
 
@@ -114,8 +114,11 @@ fn without_a_limit_a_huge_body_is_awaited_but_not_allocated() {
 fn unselected_tensors_are_charged_too() {
     let manifest = two(1 << 35);
     let scope = Scope::Tensors { first: 0, count: 2 };
-    let bytes =
-        stream(&manifest, EncodeOptions::default(), &[constant(scope, Support::Sparse(vec![1]), false)]);
+    let bytes = stream(
+        &manifest,
+        EncodeOptions::default(),
+        &[constant(scope, Support::Sparse(Sparse { positions: vec![1] }), false)],
+    );
     let mut assembler = Assembler::new(&manifest, &Limits::default(), |name| name == "small").unwrap();
     for event in SliceReader::new(&bytes, Limits::default()) {
         if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
@@ -142,7 +145,7 @@ fn definitions_are_charged_together() {
     let mut encoder = Encoder::new(EncodeOptions::default());
     let options = BlockOptions::default().with_positions(Positions::Tokens);
     for step in 0..50 {
-        let support = Support::Sparse((0..1 << 18).collect());
+        let support = Support::Sparse(Sparse { positions: (0..1 << 18).collect() });
         let set =
             IndexSet { manifest: manifest.id(), step, leader: 0, world: 0, scope: Scope::Tensor(0), support };
         encoder.index_set(&mut out, &set, &manifest, options).unwrap();
@@ -162,10 +165,10 @@ fn each_use_of_a_seeded_set_is_charged() {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
     let options = BlockOptions::default();
-    let (scope, support) = (Scope::Tensor(0), Support::Seeded { count: 1 << 16, seed: 1 });
+    let (scope, support) = (Scope::Tensor(0), Support::Seeded(Seeded { count: 1 << 16, seed: 1 }));
     let set = IndexSet { manifest: manifest.id(), step: 0, leader: 0, world: 0, scope, support };
     let id = encoder.index_set(&mut out, &set, &manifest, options).unwrap();
-    let block = constant(scope, Support::Set(id), true);
+    let block = constant(scope, Support::Set(Set { id }), true);
     encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[(&block, options); 3]).unwrap();
     encoder.finish(&mut out);
     for (bytes, enough) in [(2 << 20, false), (3 << 20, true)] {
@@ -188,7 +191,7 @@ fn the_memory_limit_of_a_block_does_not_depend_on_the_number_of_threads() {
             scope,
             add: false,
             support: Support::All,
-            values: Values::Floats { stored: Stored::F32, bytes },
+            values: Values::Floats(Floats { stored: Stored::F32, bytes }),
         }
     };
     let blocks: Vec<_> = (0..64).map(block).collect();
@@ -230,12 +233,18 @@ fn a_limit_exceeded_while_applying_names_the_block() {
 #[test]
 fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
     let manifest = manifest([("w".into(), Dtype::F32, vec![64, 64])]);
-    let zeros = |n: usize| Box::new(Values::Floats { stored: Stored::F16, bytes: vec![0; 2 * n] });
+    let zeros = |n: usize| Box::new(Values::Floats(Floats { stored: Stored::F16, bytes: vec![0; 2 * n] }));
     let block = Block {
         scope: Scope::Tensor(0),
         add: true,
         support: Support::All,
-        values: Values::LowRank { rows: 64, cols: 64, rank: 16, left: zeros(1024), right: zeros(1024) },
+        values: Values::LowRank(LowRank {
+            rows: 64,
+            cols: 64,
+            rank: 16,
+            left: zeros(1024),
+            right: zeros(1024),
+        }),
     };
     let bytes = stream(&manifest, EncodeOptions::default(), &vec![block; 200]);
     // The limit allows the work of 100 blocks; there are 200, in batches of two.
@@ -258,14 +267,14 @@ fn the_work_of_all_transforms_is_charged_together() {
         scope: Scope::Tensor(0),
         add: true,
         support: Support::All,
-        values: Values::Dct {
+        values: Values::Dct(Dct {
             rows: 64,
             cols: 64,
             chunk_rows: 64,
             chunk_cols: 64,
-            support: Support::Sparse(vec![0]),
-            coefficients: Box::new(Values::Floats { stored: Stored::F16, bytes: vec![0, 0x3c] }),
-        },
+            support: Support::Sparse(Sparse { positions: vec![0] }),
+            coefficients: Box::new(Values::Floats(Floats { stored: Stored::F16, bytes: vec![0, 0x3c] })),
+        }),
     };
     let bytes = stream(&manifest, EncodeOptions::default(), &vec![block; 200]);
     // A block counts its elements once, and 128 multiplications per element, of which 16 count as one
@@ -304,7 +313,7 @@ fn an_update_after_one_without_its_last_part_is_recovered() {
         scope: Scope::Tensor(tensor),
         add: false,
         support: Support::All,
-        values: Values::Constant { groups: Groups::Block, scales: crate::streams::scales(&[1.0]) },
+        values: Values::Constant(Constant { groups: Groups::Block, scales: crate::streams::scales(&[1.0]) }),
     };
     let (first, second) = (block(0), block(1));
     let blocks = [(&first, BlockOptions::default()), (&second, BlockOptions::default())];
@@ -333,7 +342,7 @@ fn the_delta_of_an_update_in_parts_lists_each_tensor_once() {
         scope: Scope::Range { tensor: 0, start, len },
         add: false,
         support: Support::All,
-        values: Values::Constant { groups: Groups::Block, scales: crate::streams::scales(&[1.0]) },
+        values: Values::Constant(Constant { groups: Groups::Block, scales: crate::streams::scales(&[1.0]) }),
     };
     let blocks: Vec<Block> = [(0, 8), (8, 8), (16, 16)].map(|(start, len)| range(start, len)).into();
     let delta = vec![Delta { tensor: 0, base: [1; 16], result: [2; 16] }];
@@ -396,11 +405,15 @@ fn an_index_set_that_does_not_fit_its_manifest_is_refused() {
     let id = gcodec::block::SetId([1; 32]);
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut decoder = Decoder::new(Limits::default());
-    for support in [Support::Sparse(vec![4]), Support::Sparse(vec![1, 1]), Support::Set(id)] {
+    for support in [
+        Support::Sparse(Sparse { positions: vec![4] }),
+        Support::Sparse(Sparse { positions: vec![1, 1] }),
+        Support::Set(Set { id }),
+    ] {
         assert_eq!(encoder.add_index_set(id, &set(support.clone()), &manifest).unwrap_err().name(), "input");
         assert_eq!(decoder.add_index_set(id, &set(support), &manifest).unwrap_err().name(), "input");
     }
-    let fine = set(Support::Sparse(vec![3]));
+    let fine = set(Support::Sparse(Sparse { positions: vec![3] }));
     assert_eq!(encoder.add_index_set(id, &fine, &two(17)).unwrap_err().name(), "input");
     encoder.add_index_set(id, &fine, &manifest).unwrap();
     decoder.add_index_set(id, &fine, &manifest).unwrap();

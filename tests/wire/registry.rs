@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gcodec::Dtype;
-use gcodec::block::{CODINGS, Minifloat, ScaleFormat, SupportId, ValuesId};
+use gcodec::block::{CODINGS, MinifloatFormat, ScaleFormat, SupportId, ValuesId};
 use gcodec::frame::{AttributeId, FrameKind, VERSION_MAJOR, VERSION_MINOR};
 
 /// Returns the tables of the registry: for each table its entries, each a map of keys to values. Parses only
@@ -63,7 +63,7 @@ fn every_id_is_registered_and_every_registered_id_is_known() {
     check("coding", CODINGS.map(|(id, name)| (id.into(), name)));
     check("dtype", Dtype::ALL.map(|d| (d.id().into(), d.name())));
     check("scale", ScaleFormat::REGISTERED.map(|(f, name)| (f as u64, name)));
-    check("minifloat", Minifloat::REGISTERED.map(|(f, name)| (f as u64, name)));
+    check("minifloat", MinifloatFormat::REGISTERED.map(|(f, name)| (f as u64, name)));
     let tables: Vec<_> = registry().into_keys().collect();
     let known =
         ["attribute", "coding", "dtype", "format", "frame", "minifloat", "scale", "support", "values"];
@@ -81,7 +81,7 @@ fn widths_and_version_agree() {
     for (format, name) in ScaleFormat::REGISTERED {
         assert_eq!(bits("scale", name), 8 * format.bytes() as u64, "{name}");
     }
-    for (format, name) in Minifloat::REGISTERED {
+    for (format, name) in MinifloatFormat::REGISTERED {
         assert_eq!(bits("minifloat", name), u64::from(format.bits()), "{name}");
     }
     let format = &registry["format"][0];

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use gcodec::Budget;
-use gcodec::block::{Block, IndexSpace, Scope, Sets, Stored, Support, Values};
+use gcodec::block::{Block, Floats, IndexSpace, Planes, Scope, Sets, Stored, Support, Values};
 use gcodec::error::InputErrorKind;
 
 use crate::device::{Device, Event, Kernel, Memory, Pinned};
@@ -265,7 +265,7 @@ fn words(
 ) -> Result<(Vec<u32>, bool)> {
     let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect();
     match &block.values {
-        Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
+        Values::Floats(Floats { stored: Stored::Source, bytes }) | Values::Planes(Planes { bytes }) => {
             let width = space.dtype.bits() / 8;
             if width == 2 && !add {
                 // Not by way of floats, which have no signalling NaN of the narrow type.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
-use gcodec::block::{Block, Values};
+use gcodec::block::{Block, Levels, Pow2, Values};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, Error, Input};
@@ -301,10 +301,10 @@ fn words_of_elements_beyond_32_bits() {
         let word = |i: u64| gcodec::random::word(11, 0, first + i);
         // 1.25 becomes 2 for a quarter of all words, which are the smallest ones.
         let up: Vec<bool> = (0..n).map(|i| word(i) < 1 << 30).collect();
-        let Values::Pow2 { codes, .. } = &blocks("natural:seed=11")[0].values else { panic!() };
+        let Values::Pow2(Pow2 { codes, .. }) = &blocks("natural:seed=11")[0].values else { panic!() };
         assert!(codes.iter().map(|&c| c == 2).eq(up.iter().copied()), "{first}");
         // 1.25 of a norm of 1.25 is the largest level, whatever the word; of the norm of four such, 2.5, half of it.
-        let Values::Levels { levels, .. } = &blocks("qsgd:bits=2,bucket=4,seed=11")[0].values else {
+        let Values::Levels(Levels { levels, .. }) = &blocks("qsgd:bits=2,bucket=4,seed=11")[0].values else {
             panic!()
         };
         let half = (0..n).map(|i| i32::from(word(i) < 1 << 31));

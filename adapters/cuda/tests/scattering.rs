@@ -3,7 +3,9 @@
 mod common;
 
 use common::{encode, mock_driver, normal};
-use gcodec::block::{Block, IndexSpace, Scope, Sets, Stored, Support, Target as HostTarget, Values};
+use gcodec::block::{
+    Block, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Target as HostTarget, Values,
+};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::{Budget, Codec, Dtype, Limits, TensorView};
 use gcodec_cuda::{Error, Scatter, Stream, Target};
@@ -41,11 +43,12 @@ fn put(
         // SAFETY: the memory is there until the stream was waited for.
         unsafe { scatter.put(block, space, &sets, &budget, &targets, add, stream) }.unwrap();
         let mut block = Block { add: block.add || add, ..block.clone() };
-        if let (true, Values::Floats { stored: Stored::Source, bytes }) = (add, &block.values) {
+        if let (true, Values::Floats(Floats { stored: Stored::Source, bytes })) = (add, &block.values) {
             // Elements' own bits are not added on the host; as floats they are.
             let mut numbers = vec![0.0; bytes.len() * 8 / space.dtype.bits() as usize];
             gcodec::element::decode_f32s(space.dtype, bytes, 0, &mut numbers).unwrap();
-            block.values = Values::Floats { stored: Stored::F32, bytes: encode(Dtype::F32, &numbers) };
+            block.values =
+                Values::Floats(Floats { stored: Stored::F32, bytes: encode(Dtype::F32, &numbers) });
         }
         let mut targets: Vec<HostTarget<'_>> = host
             .iter_mut()
@@ -126,8 +129,8 @@ fn numbers_are_rounded_as_on_the_host() {
         let block = Block {
             scope: Scope::Tensor(0),
             add: false,
-            support: Support::Sparse((0..n).map(|i| 2 * i).collect()),
-            values: Values::Floats { stored: Stored::F32, bytes },
+            support: Support::Sparse(Sparse { positions: (0..n).map(|i| 2 * i).collect() }),
+            values: Values::Floats(Floats { stored: Stored::F32, bytes }),
         };
         let space = IndexSpace::flat(dtype, 2 * n);
         put(&mock, &mut scatter, &block, &space, 0, false);
@@ -148,11 +151,11 @@ fn blocks_that_do_not_fit_are_refused() {
     let block = |positions: &[u64], values: &[f32]| Block {
         scope: Scope::Tensor(0),
         add: false,
-        support: Support::Sparse(positions.to_vec()),
-        values: Values::Floats {
+        support: Support::Sparse(Sparse { positions: positions.to_vec() }),
+        values: Values::Floats(Floats {
             stored: Stored::F32,
             bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        },
+        }),
     };
     let good = block(&[1], &[1.0]);
     let space = IndexSpace::flat(Dtype::F32, 4);
@@ -196,10 +199,12 @@ fn nan_is_what_it_is_on_the_host() {
         };
         let before: Vec<u8> = (0..49).flat_map(|i| source(i / 7)).collect();
         let numbers = |i: usize| f32::from_bits(patterns[i % 7]).to_le_bytes();
-        let floats = Values::Floats { stored: Stored::F32, bytes: (0..49).flat_map(numbers).collect() };
-        let own = Values::Floats { stored: Stored::Source, bytes: (0..49).flat_map(source).collect() };
+        let floats =
+            Values::Floats(Floats { stored: Stored::F32, bytes: (0..49).flat_map(numbers).collect() });
+        let own =
+            Values::Floats(Floats { stored: Stored::Source, bytes: (0..49).flat_map(source).collect() });
         for (add, values) in [(false, floats.clone()), (true, floats), (false, own)] {
-            for support in [Support::All, Support::Sparse((0..49).collect())] {
+            for support in [Support::All, Support::Sparse(Sparse { positions: (0..49).collect() })] {
                 let block = Block { scope: Scope::Tensor(0), add, support, values: values.clone() };
                 let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
                 let (memory, mut host) = (mock.upload(&before, 0), before.clone());

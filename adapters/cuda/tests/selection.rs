@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
-use gcodec::block::{Block, Support};
+use gcodec::block::{Block, Sparse, Support};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, Error, Input};
@@ -90,7 +90,7 @@ fn same(got: &Feedback, expected: &Feedback, what: &[&str]) {
 }
 
 fn kept(block: &Block) -> usize {
-    let Support::Sparse(positions) = &block.support else { panic!("{:?}", block.support) };
+    let Support::Sparse(Sparse { positions }) = &block.support else { panic!("{:?}", block.support) };
     positions.len()
 }
 
@@ -396,13 +396,13 @@ fn positions_beyond_32_bits() {
             let codec: Codec = spec.parse().unwrap();
             let mut compressor = compressor();
             let blocks = compressor.compress(&inputs, &[codec], &options, mock.stream()).unwrap();
-            assert_eq!(blocks[0].support, Support::Sparse(planted.to_vec()), "{spec}");
+            assert_eq!(blocks[0].support, Support::Sparse(Sparse { positions: planted.to_vec() }), "{spec}");
         }
         // A cut between them: the two largest, 2.5 and 3.5; then, of sums with what that left, 3 and 3.5.
         let (mut compressor, codec) = (compressor(), "topk:k=2".parse().unwrap());
         for expected in [[planted[2], planted[3]], [planted[1], planted[3]]] {
             let blocks = compressor.compress_with_feedback(&inputs, &[codec], &options, mock.stream());
-            assert_eq!(blocks.unwrap()[0].support, Support::Sparse(expected.to_vec()));
+            assert_eq!(blocks.unwrap()[0].support, Support::Sparse(Sparse { positions: expected.to_vec() }));
         }
         memory.write(2 * (n - 1) as usize, &encode(dtype, &[f32::NAN]));
         for spec in ["topk:k=4", "sbc:k=4", "sidco:k=4"] {

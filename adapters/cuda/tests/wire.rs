@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
-use gcodec::block::{Block, Part, SupportId, WireBlock};
+use gcodec::block::{Block, Constant, Part, Sparse, SupportId, WireBlock};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{
     BlockOptions, Codec, Dtype, EncodeOptions, Encoder, Manifest, Scope, Support, TensorInfo, TensorView,
@@ -421,8 +421,9 @@ fn written_by_kernels(mock: &MockDriver, starts: &[u64], places: &[Vec<u32>], on
 fn written_by_the_encoder(positions: Vec<u64>, n: u64, one: bool) -> Vec<u8> {
     let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [n])]).unwrap());
     let scales = gcodec::block::Scales::from_f32s(gcodec::block::ScaleFormat::F32, &[1.0]);
-    let values = Values::Constant { groups: gcodec::block::Groups::Block, scales };
-    let block = Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(positions), values };
+    let values = Values::Constant(Constant { groups: gcodec::block::Groups::Block, scales });
+    let block =
+        Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(Sparse { positions }), values };
     let choice = if one { gcodec::Positions::RiceOne } else { gcodec::Positions::Rice };
     let options = BlockOptions::default().with_positions(choice);
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default().with_index(false)), Vec::new());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{SetId, Sets, Stored, Target};
+use gcodec::block::{Floats, SetId, Sets, Stored, Target};
 use gcodec::compress::Selection;
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
 use gcodec::frame::IndexSet;
@@ -102,7 +102,7 @@ impl ScaleCom {
         })?;
         let taken = taken.map_err(|e: gcodec::Error| errors::raise(py, e, Some(&self.manifest)))?;
         let (set, block) = taken.ok_or_else(|| errors::input(py, "the stream has no index set"))?;
-        let Values::Floats { bytes, .. } = block.values else {
+        let Values::Floats(Floats { bytes, .. }) = block.values else {
             return Err(errors::input(py, "values that are no floats"));
         };
         let count = bytes.len() as u64 / 4;
@@ -173,7 +173,7 @@ fn expand(manifest: &Manifest, set: &IndexSet, bytes: Vec<u8>) -> gcodec::Result
         scope: set.scope,
         add: false,
         support,
-        values: Values::Floats { stored: Stored::F32, bytes },
+        values: Values::Floats(Floats { stored: Stored::F32, bytes }),
     };
     let mut data: Vec<Vec<u8>> = manifest.tensors().iter().map(|t| vec![0; t.bytes() as usize]).collect();
     let mut targets: Vec<_> =

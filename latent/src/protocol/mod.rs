@@ -26,7 +26,7 @@
 mod receiver;
 mod worker;
 
-use gcodec::block::{IndexSpace, SetId, Sets, SharedSet, Stored};
+use gcodec::block::{IndexSpace, Planes, SetId, Sets, SharedSet, Stored};
 use gcodec::compress::{Amount, Kept};
 use gcodec::frame::IndexSet;
 use gcodec::{Block, Budget, Manifest, Scope, Support, Values};
@@ -253,7 +253,7 @@ fn space_of(manifest: &Manifest, scope: Scope) -> Result<IndexSpace> {
 
 /// The positions of a support that refers to no set.
 fn positions_of(support: &Support, scope: Scope, space: &IndexSpace) -> Result<Vec<u64>> {
-    let values = Values::Planes { bytes: Vec::new() };
+    let values = Values::Planes(Planes { bytes: Vec::new() });
     let block = Block { scope, add: false, support: support.clone(), values };
     let positions = block.positions(space, &Sets::new(), &Budget::new(&gcodec::Limits::default()))?;
     let inside = positions.last().is_none_or(|&p| p < space.len());

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use gcodec::block::{ModelId, SetId, Target};
+use gcodec::block::{Floats, ModelId, Set, SetId, Target};
 use gcodec::element::decode_f32s;
 use gcodec::frame::{IndexSet, Reduction, UpdatePart};
 use gcodec::{Block, Budget, Dtype, Manifest, Scope, Support, Values};
@@ -146,7 +146,7 @@ impl Receiver {
             let leads = sender == round.step % self.world;
             let is_common = round.phase == Phase::Learned
                 && self.settings.variant == Variant::Server
-                && matches!(block.values, Values::Latent { .. });
+                && matches!(block.values, Values::Latent(_));
             if is_common {
                 if !leads || round.common.is_some() || part.blocks.len() != 1 || part.part != 0 || !part.last
                 {
@@ -196,7 +196,7 @@ impl Receiver {
                 let space = space_of(&self.manifest, self.scope)?;
                 let mut numbers = vec![0.0; shared.positions.len()];
                 match &block.values {
-                    Values::Floats { stored, bytes } => {
+                    Values::Floats(Floats { stored, bytes }) => {
                         decode_f32s(stored.dtype(space.dtype), bytes, 0, &mut numbers)?;
                     }
                     _ => return Err(Error::Peer { sender, what: "values that are no floats" }),
@@ -361,7 +361,7 @@ fn numeric(dtype: Dtype) -> Result<Dtype> {
 /// The step's set, if a block is on it.
 fn on_set<'r>(round: &'r Round, block: &Block, scope: Scope, sender: u64) -> Result<&'r Shared> {
     let shared = round.shared.as_ref().ok_or(Error::OutOfTurn("the step's index set is missing"))?;
-    if block.scope != scope || block.add || block.support != Support::Set(shared.id) {
+    if block.scope != scope || block.add || block.support != Support::Set(Set { id: shared.id }) {
         return Err(Error::Peer {
             sender,
             what: "a block of the learned tensors that is not on the step's set",

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use gcodec::block::SetId;
+use gcodec::block::{Floats, Set, SetId, Sparse};
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
 use gcodec::compress::{Codec, Input, Kept, Options, Selection, compress};
 use gcodec::element::decode_f32s;
@@ -167,14 +167,14 @@ impl Worker {
             Phase::Learned => {
                 let model = self.model.as_ref().ok_or(Error::OutOfTurn("phase 3 without a model"))?;
                 let mut numbers = vec![0.0; shared.positions.len()];
-                if let Values::Floats { stored, bytes } = &values.values {
+                if let Values::Floats(Floats { stored, bytes }) = &values.values {
                     let dtype = space_of(&self.manifest, self.scope)?.dtype;
                     decode_f32s(stored.dtype(dtype), bytes, 0, &mut numbers)?;
                 }
                 let leads = set.leader == self.rank;
                 let latent = if leads || self.settings.variant == Variant::Ring {
                     let values = encode_latent(model, &numbers, self.settings.codes)?;
-                    Some(Block { scope: self.scope, add: false, support: Support::Set(id), values })
+                    Some(Block { scope: self.scope, add: false, support: Support::Set(Set { id }), values })
                 } else {
                     None
                 };
@@ -257,6 +257,6 @@ fn innovation(settings: &Settings, scope: Scope, values: &[f32], positions: &[u6
     order.sort_unstable();
     let kept: Vec<f32> = order.iter().map(|&i| values[i]).collect();
     let values = floats(settings.innovation_values, &kept)?;
-    let support = Support::Sparse(order.iter().map(|&i| positions[i]).collect());
+    let support = Support::Sparse(Sparse { positions: order.iter().map(|&i| positions[i]).collect() });
     Ok(Some(Block { scope, add: false, support, values }))
 }

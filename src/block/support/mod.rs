@@ -1,40 +1,67 @@
-//! Supports on the wire (spec, supports/): each kind's two directions side by side.
+//! Supports on the wire (spec, supports/).
+//!
+//! Each kind is a struct in a file of this folder and implements [`Kind`]. This file lists the kinds and is the only place
+//! that chooses between them.
 
+mod all;
 mod chunked;
+mod kind;
 mod rows;
 mod seeded;
+mod set;
 mod sparse;
 
+pub use chunked::Chunked;
+pub use rows::Rows;
+pub use seeded::Seeded;
+pub use set::{Set, SetId};
+pub use sparse::{Positions, Sparse};
+
+use all::All;
+pub(crate) use kind::Validated;
+use kind::{Facts, Kind};
+
 use crate::bits::Cursor;
+use crate::block::Sets;
 use crate::block::space::Surroundings;
-use crate::block::{SetId, Support};
 use crate::codes::{Coder, Decoder};
-use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
-use crate::limits::in_memory;
+use crate::error::{Error, Result};
 
-pub use sparse::Positions;
-
-/// A support kind's number in the registry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SupportId(pub u64);
+/// The elements that a block has values for, in an index space of `n` elements (spec, supports/).
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Support {
+    /// All elements.
+    All,
+    /// The elements at some positions.
+    Sparse(Sparse),
+    /// A fixed number of elements in each chunk.
+    Chunked(Chunked),
+    /// Whole rows.
+    Rows(Rows),
+    /// Positions drawn from a seed.
+    Seeded(Seeded),
+    /// The positions of an index set.
+    Set(Set),
+}
 
 impl SupportId {
-    /// `supports/all.md`
-    pub const ALL: Self = Self(1);
-    /// `supports/gaps-rice.md`
-    pub const GAPS_RICE: Self = Self(2);
-    /// `supports/gaps-tokens.md`
-    pub const GAPS_TOKENS: Self = Self(3);
-    /// `supports/bitmap.md`
-    pub const BITMAP: Self = Self(4);
-    /// `supports/chunked.md`
-    pub const CHUNKED: Self = Self(5);
-    /// `supports/rows.md`
-    pub const ROWS: Self = Self(6);
-    /// `supports/seeded.md`
-    pub const SEEDED: Self = Self(7);
-    /// `supports/set.md`
-    pub const SET: Self = Self(8);
+    /// [`Support::All`]: `supports/all.md`
+    pub const ALL: Self = All::ID;
+    /// [`Sparse`]: `supports/gaps-rice.md`
+    pub const GAPS_RICE: Self = Sparse::GAPS_RICE;
+    /// [`Sparse`]: `supports/gaps-tokens.md`
+    pub const GAPS_TOKENS: Self = Sparse::GAPS_TOKENS;
+    /// [`Sparse`]: `supports/bitmap.md`
+    pub const BITMAP: Self = Sparse::BITMAP;
+    /// [`Chunked`]: `supports/chunked.md`
+    pub const CHUNKED: Self = Chunked::ID;
+    /// [`Rows`]: `supports/rows.md`
+    pub const ROWS: Self = Rows::ID;
+    /// [`Seeded`]: `supports/seeded.md`
+    pub const SEEDED: Self = Seeded::ID;
+    /// [`Set`]: `supports/set.md`
+    pub const SET: Self = Set::ID;
 
     /// Every registered kind with its name.
     pub const REGISTERED: [(Self, &'static str); 8] = [
@@ -47,8 +74,158 @@ impl SupportId {
         (Self::SEEDED, "seeded"),
         (Self::SET, "set"),
     ];
+}
 
-    /// Its name in the registry.
+impl Support {
+    /// The properties that other layers need.
+    pub(crate) fn facts(&self) -> Facts {
+        match self {
+            Self::All => All.facts(),
+            Self::Sparse(s) => s.facts(),
+            Self::Chunked(s) => s.facts(),
+            Self::Rows(s) => s.facts(),
+            Self::Seeded(s) => s.facts(),
+            Self::Set(s) => s.facts(),
+        }
+    }
+
+    /// Checks that the support fits a space of `n` elements.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if it does not.
+    pub(crate) fn check(&self, n: u64) -> Result<()> {
+        match self {
+            Self::All => All.check(n),
+            Self::Sparse(s) => s.check(n),
+            Self::Chunked(s) => s.check(n),
+            Self::Rows(s) => s.check(n),
+            Self::Seeded(s) => s.check(n),
+            Self::Set(s) => s.check(n),
+        }
+    }
+
+    /// The number of elements.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a set that is not known, and for more rows than 64 bits count.
+    pub(crate) fn count(&self, around: &Surroundings<'_>) -> Result<u64> {
+        match self {
+            Self::All => All.count(around),
+            Self::Sparse(s) => s.count(around),
+            Self::Chunked(s) => s.count(around),
+            Self::Rows(s) => s.count(around),
+            Self::Seeded(s) => s.count(around),
+            Self::Set(s) => s.count(around),
+        }
+    }
+
+    /// Appends the wire form of a checked support over `n` elements, and returns the kind that was chosen.
+    pub(crate) fn write(
+        &self,
+        out: &mut Vec<u8>,
+        coder: &mut Coder<'_>,
+        n: u64,
+        positions: Positions,
+    ) -> Result<SupportId> {
+        match self {
+            Self::All => All.write(out, coder, n, positions),
+            Self::Sparse(s) => s.write(out, coder, n, positions),
+            Self::Chunked(s) => s.write(out, coder, n, positions),
+            Self::Rows(s) => s.write(out, coder, n, positions),
+            Self::Seeded(s) => s.write(out, coder, n, positions),
+            Self::Set(s) => s.write(out, coder, n, positions),
+        }
+    }
+
+    fn read_kind(
+        cursor: &mut Cursor<'_>,
+        decoder: &mut Decoder<'_>,
+        id: SupportId,
+        around: &Surroundings<'_>,
+    ) -> Result<Self> {
+        Ok(match id {
+            All::ID => Self::All,
+            Sparse::GAPS_RICE | Sparse::GAPS_TOKENS | Sparse::BITMAP => {
+                Self::Sparse(Sparse::read(cursor, decoder, id, around)?)
+            }
+            Chunked::ID => Self::Chunked(Chunked::read(cursor, decoder, id, around)?),
+            Rows::ID => Self::Rows(Rows::read(cursor, decoder, id, around)?),
+            Seeded::ID => Self::Seeded(Seeded::read(cursor, decoder, id, around)?),
+            Set::ID => Self::Set(Set::read(cursor, decoder, id, around)?),
+            SupportId(other) => return Err(Error::unsupported("support", other, cursor.offset())),
+        })
+    }
+
+    fn validate_kind(cursor: &mut Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
+        match id {
+            All::ID => All::validate(cursor, id, around),
+            Sparse::GAPS_RICE | Sparse::GAPS_TOKENS | Sparse::BITMAP => Sparse::validate(cursor, id, around),
+            Chunked::ID => Chunked::validate(cursor, id, around),
+            Rows::ID => Rows::validate(cursor, id, around),
+            Seeded::ID => Seeded::validate(cursor, id, around),
+            Set::ID => Set::validate(cursor, id, around),
+            SupportId(other) => Err(Error::unsupported("support", other, cursor.offset())),
+        }
+    }
+
+    /// Calls `f` with every position of a support over `n` elements, ascending, in runs: first position, number.
+    ///
+    /// # Errors
+    /// Those of `f`, and [`Error::Input`] for a set that is not known.
+    pub(crate) fn for_each_run(
+        &self,
+        n: u64,
+        sets: &Sets,
+        f: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<()> {
+        match self {
+            Self::All => All.for_each_run(n, sets, f),
+            Self::Sparse(s) => s.for_each_run(n, sets, f),
+            Self::Chunked(s) => s.for_each_run(n, sets, f),
+            Self::Rows(s) => s.for_each_run(n, sets, f),
+            Self::Seeded(s) => s.for_each_run(n, sets, f),
+            Self::Set(s) => s.for_each_run(n, sets, f),
+        }
+    }
+}
+
+impl Support {
+    /// Reads a support of kind `id` from all bytes of `cursor`, and returns it with the number of its elements.
+    pub(crate) fn read(
+        mut cursor: Cursor<'_>,
+        decoder: &mut Decoder<'_>,
+        id: SupportId,
+        around: &Surroundings<'_>,
+    ) -> Result<(Self, u64)> {
+        let support = Self::read_kind(&mut cursor, decoder, id, around)?;
+        cursor.finish()?;
+        let count = support.count(around)?;
+        Ok((support, count))
+    }
+
+    /// Checks a support of kind `id` in all bytes of `cursor` without decoding its codes.
+    ///
+    /// # Errors
+    /// Those errors of [`Self::read`] that show without decoding, and
+    /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that refer to a shared
+    /// frequency table.
+    pub(crate) fn validate(
+        mut cursor: Cursor<'_>,
+        id: SupportId,
+        around: &Surroundings<'_>,
+    ) -> Result<Validated> {
+        let validated = Self::validate_kind(&mut cursor, id, around)?;
+        cursor.finish()?;
+        Ok(validated)
+    }
+}
+
+/// A support kind's number in the registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SupportId(pub u64);
+
+impl SupportId {
+    /// The kind's name in the registry.
     pub fn name(self) -> Option<&'static str> {
         Self::REGISTERED.iter().find(|(id, _)| *id == self).map(|(_, name)| *name)
     }
@@ -63,196 +240,7 @@ impl std::fmt::Display for SupportId {
     }
 }
 
-/// How many elements a support has in a space of `n`.
-pub(crate) fn count(support: &Support, n: u64, around: &Surroundings<'_>) -> Result<u64> {
-    match support {
-        Support::All => Ok(n),
-        Support::Sparse(positions) => Ok(positions.len() as u64),
-        Support::Chunked { positions, .. } => Ok(positions.len() as u64),
-        Support::Rows { row_len, rows } => (rows.len() as u64)
-            .checked_mul(*row_len)
-            .ok_or(Error::inconsistent("more rows than the space has")),
-        Support::Seeded { count, .. } => Ok(*count),
-        Support::Set(id) => match around.sets.get(id) {
-            Some(set) => Ok(set.count),
-            None => Err(Error::input(InputErrorKind::MissingIndexSet { id: head(id) })),
-        },
-    }
-}
-
-impl Support {
-    /// Bytes of its positions in memory.
-    pub(crate) fn memory(&self) -> u64 {
-        let bytes = match self {
-            Self::Sparse(positions) => size_of_val(positions.as_slice()),
-            Self::Chunked { positions, .. } => size_of_val(positions.as_slice()),
-            Self::Rows { rows, .. } => size_of_val(rows.as_slice()),
-            Self::All | Self::Seeded { .. } | Self::Set(_) => 0,
-        };
-        bytes as u64
-    }
-}
-
-fn head(id: &SetId) -> [u8; 8] {
-    std::array::from_fn(|i| id.0[i])
-}
-
-/// Appends a support over `n` elements and says which kind it took. The support has been checked.
-pub(crate) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    support: &Support,
-    n: u64,
-    positions: Positions,
-) -> Result<SupportId> {
-    match support {
-        Support::All => Ok(SupportId::ALL),
-        Support::Sparse(list) => sparse::write(out, coder, list, n, positions),
-        Support::Chunked { chunk_len, kept, positions } => {
-            chunked::write(out, *chunk_len, *kept, positions, n)
-        }
-        Support::Rows { row_len, rows } => rows::write(out, coder, *row_len, rows, n, positions),
-        Support::Seeded { count, seed } => seeded::write(out, *count, *seed, n),
-        Support::Set(id) => {
-            out.extend_from_slice(&id.0);
-            Ok(SupportId::SET)
-        }
-    }
-}
-
-/// Reads a support of kind `id`, all of `cursor`, over `n` elements, and says how many elements it has.
-pub(crate) fn read(
-    mut cursor: Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    id: SupportId,
-    around: &Surroundings<'_>,
-) -> Result<(Support, u64)> {
-    let n = around.space.len();
-    let offset = cursor.offset();
-    let support = match id {
-        SupportId::ALL => Support::All,
-        SupportId::GAPS_RICE | SupportId::GAPS_TOKENS | SupportId::BITMAP => {
-            Support::Sparse(sparse::read(&mut cursor, decoder, id, n)?)
-        }
-        SupportId::CHUNKED => chunked::read(&mut cursor, decoder, n)?,
-        SupportId::ROWS => rows::read(&mut cursor, decoder, n)?,
-        SupportId::SEEDED => seeded::read(&mut cursor, decoder, n)?,
-        SupportId::SET => {
-            let id = SetId(cursor.array()?);
-            let set = around.sets.get(&id);
-            let set =
-                set.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "index set" }, offset))?;
-            if set.scope != around.scope || set.manifest != around.manifest {
-                return Err(Error::format(FormatErrorKind::CountMismatch { field: "index set" }, offset));
-            }
-            if let Support::Seeded { count, .. } = set.support {
-                // Drawn anew by each block that refers to it.
-                seeded::reserve(decoder, count, offset)?;
-            }
-            Support::Set(id)
-        }
-        SupportId(other) => return Err(Error::unsupported("support", other, offset)),
-    };
-    cursor.finish()?;
-    let count = count(&support, n, around)?;
-    Ok((support, count))
-}
-
-/// What can be told of a support in wire form without decoding its codes.
-pub(crate) struct Skimmed {
-    /// How many elements it has.
-    pub(crate) count: u64,
-    /// What it weighs decoded.
-    pub(crate) weight: u64,
-}
-
-/// Checks what can be told of a support of kind `id`, all of `cursor`, without decoding its codes.
-///
-/// # Errors
-/// Those of [`read`] that can be told, and [`FormatErrorKind::UnknownReference`] if it refers to a shared frequency table.
-pub(crate) fn skim(mut cursor: Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Skimmed> {
-    let n = around.space.len();
-    let offset = cursor.offset();
-    let (count, weight) = match id {
-        SupportId::ALL => (n, 0),
-        SupportId::GAPS_RICE | SupportId::GAPS_TOKENS | SupportId::BITMAP => {
-            let count = sparse::skim(&mut cursor, id, n)?;
-            (count, count.saturating_mul(2))
-        }
-        SupportId::CHUNKED => {
-            let count = chunked::skim(&mut cursor, n)?;
-            (count, count.saturating_mul(4))
-        }
-        SupportId::ROWS => {
-            let (row_len, rows) = rows::skim(&mut cursor, n)?;
-            (row_len.saturating_mul(rows), rows.saturating_mul(2))
-        }
-        SupportId::SEEDED => (seeded::skim(&mut cursor, n)?, 0),
-        SupportId::SET => {
-            let id = SetId(cursor.array()?);
-            let fits = |set: &&std::sync::Arc<crate::block::SharedSet>| {
-                set.scope == around.scope && set.manifest == around.manifest
-            };
-            let set = around.sets.get(&id).filter(fits);
-            (set.ok_or(Error::input(InputErrorKind::MissingIndexSet { id: head(&id) }))?.count, 0)
-        }
-        SupportId(other) => return Err(Error::unsupported("support", other, offset)),
-    };
-    cursor.finish()?;
-    Ok(Skimmed { count, weight })
-}
-
-/// Calls `f` with every position of a support over `n` elements, ascending, in runs: first position, number.
-///
-/// # Errors
-/// Those of `f`, and [`Error::Input`] for a set that is not known.
-pub(crate) fn for_each_run(
-    support: &Support,
-    n: u64,
-    sets: &crate::block::Sets,
-    f: &mut dyn FnMut(u64, u64) -> Result<()>,
-) -> Result<()> {
-    match support {
-        Support::All => f(0, n),
-        Support::Sparse(positions) => positions.iter().try_for_each(|&p| f(p, 1)),
-        Support::Chunked { chunk_len, kept, positions } => {
-            let mut rest = positions.as_slice();
-            let mut start = 0;
-            while start < n && !rest.is_empty() {
-                let here = chunked::kept_in(*chunk_len.min(&(n - start)), *kept).min(rest.len() as u64);
-                let (chunk, others) = rest.split_at(in_memory(here));
-                chunk.iter().try_for_each(|&p| f(start + u64::from(p), 1))?;
-                rest = others;
-                start += chunk_len;
-            }
-            Ok(())
-        }
-        Support::Rows { row_len, rows } => rows.iter().try_for_each(|&r| f(r * row_len, *row_len)),
-        Support::Seeded { count, seed } => {
-            crate::random::sample(n, *count, *seed).into_iter().try_for_each(|p| f(p, 1))
-        }
-        Support::Set(id) => match sets.get(id) {
-            Some(set) => for_each_run(&set.support, n, sets, f),
-            None => Err(Error::input(InputErrorKind::MissingIndexSet { id: head(id) })),
-        },
-    }
-}
-
-/// Checks that a caller's support fits a space of `n` elements.
-pub(crate) fn check(support: &Support, n: u64) -> Result<()> {
-    let ascending = |p: &[u64], n: u64| p.is_sorted_by(|a, b| a < b) && p.last().is_none_or(|&l| l < n);
-    match support {
-        Support::Sparse(positions) if !ascending(positions, n) => {
-            Err(Error::inconsistent("positions are not ascending or exceed the index space"))
-        }
-        Support::Chunked { chunk_len, kept, positions } => chunked::check(*chunk_len, *kept, positions, n),
-        Support::Rows { row_len, rows } => match n.checked_rem(*row_len) {
-            Some(0) if ascending(rows, n / row_len) => Ok(()),
-            _ => Err(Error::inconsistent("rows do not fit the index space")),
-        },
-        Support::Seeded { count, .. } if *count > n => {
-            Err(Error::inconsistent("more positions than elements"))
-        }
-        _ => Ok(()),
-    }
+/// Whether positions are strictly ascending and below `n`.
+fn is_ascending(positions: &[u64], n: u64) -> bool {
+    positions.is_sorted_by(|a, b| a < b) && positions.last().is_none_or(|&last| last < n)
 }

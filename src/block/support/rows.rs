@@ -1,27 +1,81 @@
 //! Whole rows (spec, supports/rows.md).
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::Support;
-use crate::block::support::{Positions, SupportId, sparse};
+use crate::block::Sets;
+use crate::block::space::Surroundings;
+use crate::block::support::{Facts, Kind, Positions, SupportId, Validated, is_ascending, sparse};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
 
-pub(super) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    row_len: u64,
-    rows: &[u64],
-    n: u64,
-    positions: Positions,
-) -> Result<SupportId> {
-    let mut inner = Vec::new();
-    let id = sparse::write(&mut inner, coder, rows, n / row_len, positions)?;
-    put_varint(out, row_len);
-    put_varint(out, id.0);
-    out.append(&mut inner);
-    Ok(SupportId::ROWS)
+/// Whole rows of `row_len` elements; `row_len` divides n.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rows {
+    /// Elements in a row, at least 1.
+    pub row_len: u64,
+    /// The rows, strictly ascending.
+    pub rows: Vec<u64>,
 }
 
+impl Rows {
+    pub(super) const ID: SupportId = SupportId(6);
+}
+
+impl Kind for Rows {
+    fn facts(&self) -> Facts {
+        Facts { weight: 2 * self.rows.len() as u64, memory: size_of_val(self.rows.as_slice()) as u64 }
+    }
+
+    fn check(&self, n: u64) -> Result<()> {
+        match n.checked_rem(self.row_len) {
+            Some(0) if is_ascending(&self.rows, n / self.row_len) => Ok(()),
+            _ => Err(Error::inconsistent("rows do not fit the index space")),
+        }
+    }
+
+    fn count(&self, _: &Surroundings<'_>) -> Result<u64> {
+        let count = (self.rows.len() as u64).checked_mul(self.row_len);
+        count.ok_or(Error::inconsistent("more rows than the space has"))
+    }
+
+    fn write(
+        &self,
+        out: &mut Vec<u8>,
+        coder: &mut Coder<'_>,
+        n: u64,
+        positions: Positions,
+    ) -> Result<SupportId> {
+        let mut inner = Vec::new();
+        let id = sparse::write(&mut inner, coder, &self.rows, n / self.row_len, positions)?;
+        put_varint(out, self.row_len);
+        put_varint(out, id.0);
+        out.append(&mut inner);
+        Ok(Self::ID)
+    }
+
+    fn read(
+        cursor: &mut Cursor<'_>,
+        decoder: &mut Decoder<'_>,
+        _: SupportId,
+        around: &Surroundings<'_>,
+    ) -> Result<Self> {
+        let n = around.space.len();
+        let (row_len, inner) = read_head(cursor, n)?;
+        Ok(Self { row_len, rows: sparse::read(cursor, decoder, inner, n / row_len)? })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, _: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
+        let n = around.space.len();
+        let (row_len, inner) = read_head(cursor, n)?;
+        let rows = sparse::validate(cursor, inner, n / row_len)?;
+        Ok(Validated { count: row_len.saturating_mul(rows), weight: rows.saturating_mul(2) })
+    }
+
+    fn for_each_run(&self, _: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
+        self.rows.iter().try_for_each(|&r| f(r * self.row_len, self.row_len))
+    }
+}
+
+/// Reads the fields before the positions of the rows: the length of a row, and the kind of the positions.
 fn read_head(cursor: &mut Cursor<'_>, n: u64) -> Result<(u64, SupportId)> {
     let offset = cursor.offset();
     let row_len = cursor.varint_in("row_len", 1, u64::MAX)?;
@@ -30,15 +84,4 @@ fn read_head(cursor: &mut Cursor<'_>, n: u64) -> Result<(u64, SupportId)> {
     }
     let inner = cursor.varint_in("inner support", SupportId::GAPS_RICE.0, SupportId::BITMAP.0)?;
     Ok((row_len, SupportId(inner)))
-}
-
-/// The length of a row, and how many rows there are.
-pub(super) fn skim(cursor: &mut Cursor<'_>, n: u64) -> Result<(u64, u64)> {
-    let (row_len, inner) = read_head(cursor, n)?;
-    Ok((row_len, sparse::skim(cursor, inner, n / row_len)?))
-}
-
-pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
-    let (row_len, inner) = read_head(cursor, n)?;
-    Ok(Support::Rows { row_len, rows: sparse::read(cursor, decoder, inner, n / row_len)? })
 }

@@ -1,40 +1,82 @@
 //! Positions drawn from a seed (spec, supports/seeded.md).
 
 use crate::bits::{Cursor, put_u64, put_varint};
-use crate::block::Support;
-use crate::block::support::SupportId;
-use crate::codes::Decoder;
+use crate::block::Sets;
+use crate::block::space::Surroundings;
+use crate::block::support::{Facts, Kind, Positions, SupportId, Validated};
+use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::random::sample;
 
-pub(super) fn write(out: &mut Vec<u8>, count: u64, seed: u64, n: u64) -> Result<SupportId> {
-    debug_assert!(count <= n);
-    put_varint(out, count);
-    put_u64(out, seed);
-    Ok(SupportId::SEEDED)
+/// Positions that the spec's generator draws from a seed, without replacement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seeded {
+    /// Number of positions, at most n.
+    pub count: u64,
+    /// The generator's key.
+    pub seed: u64,
 }
 
-/// How many positions there are, and the seed.
-fn read_fields(cursor: &mut Cursor<'_>, n: u64) -> Result<(u64, u64)> {
-    let offset = cursor.offset();
-    let count = cursor.varint()?;
-    if count > n {
-        return Err(Error::format(FormatErrorKind::CountMismatch { field: "number of positions" }, offset));
+impl Seeded {
+    pub(super) const ID: SupportId = SupportId(7);
+
+    /// Reads all fields.
+    fn take(cursor: &mut Cursor<'_>, n: u64) -> Result<Self> {
+        let offset = cursor.offset();
+        let count = cursor.varint()?;
+        if count > n {
+            let kind = FormatErrorKind::CountMismatch { field: "number of positions" };
+            return Err(Error::format(kind, offset));
+        }
+        Ok(Self { count, seed: cursor.u64()? })
     }
-    Ok((count, cursor.u64()?))
+
+    /// Charges the budget for drawing the positions.
+    pub(super) fn reserve(&self, decoder: &Decoder<'_>, offset: u64) -> Result<()> {
+        decoder.budget.reserve_items::<[u64; 2]>(self.count, offset).map(drop)
+    }
 }
 
-pub(super) fn skim(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
-    Ok(read_fields(cursor, n)?.0)
-}
+impl Kind for Seeded {
+    fn facts(&self) -> Facts {
+        Facts { weight: 0, memory: 0 }
+    }
 
-pub(super) fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Support> {
-    let offset = cursor.offset();
-    let (count, seed) = read_fields(cursor, n)?;
-    reserve(decoder, count, offset)?;
-    Ok(Support::Seeded { count, seed })
-}
+    fn check(&self, n: u64) -> Result<()> {
+        match self.count <= n {
+            true => Ok(()),
+            false => Err(Error::inconsistent("more positions than elements")),
+        }
+    }
 
-/// Takes the memory for drawing `count` positions from the allowance.
-pub(super) fn reserve(decoder: &Decoder<'_>, count: u64, offset: u64) -> Result<()> {
-    decoder.budget.reserve_items::<[u64; 2]>(count, offset).map(drop)
+    fn count(&self, _: &Surroundings<'_>) -> Result<u64> {
+        Ok(self.count)
+    }
+
+    fn write(&self, out: &mut Vec<u8>, _: &mut Coder<'_>, n: u64, _: Positions) -> Result<SupportId> {
+        debug_assert!(self.count <= n);
+        put_varint(out, self.count);
+        put_u64(out, self.seed);
+        Ok(Self::ID)
+    }
+
+    fn read(
+        cursor: &mut Cursor<'_>,
+        decoder: &mut Decoder<'_>,
+        _: SupportId,
+        around: &Surroundings<'_>,
+    ) -> Result<Self> {
+        let offset = cursor.offset();
+        let seeded = Self::take(cursor, around.space.len())?;
+        seeded.reserve(decoder, offset)?;
+        Ok(seeded)
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, _: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
+        Ok(Validated { count: Self::take(cursor, around.space.len())?.count, weight: 0 })
+    }
+
+    fn for_each_run(&self, n: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
+        sample(n, self.count, self.seed).into_iter().try_for_each(|p| f(p, 1))
+    }
 }

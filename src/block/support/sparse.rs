@@ -1,7 +1,9 @@
 //! Sparse positions as gaps by Rice, gaps by tokens, or a bitmap (spec, supports/gaps-rice.md, gaps-tokens.md, bitmap.md).
 
 use crate::bits::{Cursor, put_varint, varint_len};
-use crate::block::support::SupportId;
+use crate::block::Sets;
+use crate::block::space::Surroundings;
+use crate::block::support::{Facts, Kind, SupportId, Validated, is_ascending};
 use crate::codes::{
     Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, run_bits,
     skim_entropy_tokens, skim_run, token_cost, write_entropy_tokens, write_run,
@@ -9,16 +11,75 @@ use crate::codes::{
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 
+/// The elements at some positions. [`Positions`] chooses between gaps by Rice, gaps by tokens and a bitmap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sparse {
+    /// The positions, strictly ascending, each < n.
+    pub positions: Vec<u64>,
+}
+
+impl Sparse {
+    pub(super) const GAPS_RICE: SupportId = SupportId(2);
+    pub(super) const GAPS_TOKENS: SupportId = SupportId(3);
+    pub(super) const BITMAP: SupportId = SupportId(4);
+}
+
+impl Kind for Sparse {
+    fn facts(&self) -> Facts {
+        let len = self.positions.len() as u64;
+        Facts { weight: 2 * len, memory: size_of_val(self.positions.as_slice()) as u64 }
+    }
+
+    fn check(&self, n: u64) -> Result<()> {
+        match is_ascending(&self.positions, n) {
+            true => Ok(()),
+            false => Err(Error::inconsistent("positions are not ascending or exceed the index space")),
+        }
+    }
+
+    fn count(&self, _: &Surroundings<'_>) -> Result<u64> {
+        Ok(self.positions.len() as u64)
+    }
+
+    fn write(
+        &self,
+        out: &mut Vec<u8>,
+        coder: &mut Coder<'_>,
+        n: u64,
+        positions: Positions,
+    ) -> Result<SupportId> {
+        write(out, coder, &self.positions, n, positions)
+    }
+
+    fn read(
+        cursor: &mut Cursor<'_>,
+        decoder: &mut Decoder<'_>,
+        id: SupportId,
+        around: &Surroundings<'_>,
+    ) -> Result<Self> {
+        Ok(Self { positions: read(cursor, decoder, id, around.space.len())? })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
+        let count = validate(cursor, id, around.space.len())?;
+        Ok(Validated { count, weight: count.saturating_mul(2) })
+    }
+
+    fn for_each_run(&self, _: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
+        self.positions.iter().try_for_each(|&p| f(p, 1))
+    }
+}
+
 /// How sparse positions are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Positions {
-    /// Whatever is smallest.
+    /// The smallest form.
     #[default]
     Auto,
-    /// Gaps by Rice, in whichever chunks are smallest.
+    /// Gaps by Rice, in the chunk length that gives the fewest bytes.
     Rice,
-    /// Gaps by Rice with one parameter for the whole block: Sparse Binary Compression's own code.
+    /// Gaps by Rice with one parameter for the whole block, as in Sparse Binary Compression (arXiv 1805.08768).
     RiceOne,
     /// Gaps by entropy-coded tokens.
     Tokens,
@@ -36,15 +97,16 @@ impl Positions {
         (Self::Bitmap, "bitmap"),
     ];
 
-    /// Its name on the command line.
+    /// The choice's name on the command line.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(p, _)| *p == self).map_or("auto", |(_, name)| name)
     }
 }
 
-/// Chunk lengths that a writer tries, as binary logarithms.
+/// Binary logarithms of the chunk lengths that a writer tries.
 const CHUNK_LOGS: [u8; 4] = [7, 8, 10, 13];
 
+/// Appends ascending positions below `n` and returns the kind that was chosen.
 pub(super) fn write(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
@@ -64,7 +126,7 @@ pub(super) fn write(
         _ => {
             let (chunk_log, rice_bytes) = best_chunks(&gaps);
             let mut tokens = Vec::new();
-            // An estimate first: where Rice is far smaller the tokens need not be written to know it.
+            // An estimate comes first: tokens are written only if they may be smaller.
             if token_cost(gaps.iter().copied()) >> 19 < rice_bytes.saturating_mul(9) / 8 + 16
                 || !coder.tables.is_empty()
             {
@@ -84,6 +146,7 @@ pub(super) fn write(
     }
 }
 
+/// Reads positions below `n` of kind `id`.
 pub(super) fn read(
     cursor: &mut Cursor<'_>,
     decoder: &mut Decoder<'_>,
@@ -97,10 +160,10 @@ pub(super) fn read(
     }
 }
 
-/// How many positions there are.
-pub(super) fn skim(cursor: &mut Cursor<'_>, id: SupportId, n: u64) -> Result<u64> {
+/// Checks positions without decoding their gaps, and returns their number.
+pub(super) fn validate(cursor: &mut Cursor<'_>, id: SupportId, n: u64) -> Result<u64> {
     match id {
-        SupportId::GAPS_RICE => skim_rice(cursor, n),
+        SupportId::GAPS_RICE => validate_rice(cursor, n),
         SupportId::GAPS_TOKENS => {
             let count = read_count(cursor, n)?;
             skim_entropy_tokens(cursor, count)?;
@@ -110,9 +173,7 @@ pub(super) fn skim(cursor: &mut Cursor<'_>, id: SupportId, n: u64) -> Result<u64
     }
 }
 
-// Gaps by Rice.
-
-/// Bytes of the positions in chunks of `2^chunk_log`, or in one chunk if that is 0.
+/// Bytes of gaps by Rice in chunks of `2^chunk_log` gaps, or in one chunk if `chunk_log` is 0.
 fn rice_bytes(gaps: &[u64], chunk_log: u8) -> u64 {
     let header = varint_len(gaps.len() as u64) + u64::from(!gaps.is_empty());
     let chunks = gaps.chunks(if chunk_log == 0 { gaps.len().max(1) } else { 1 << chunk_log });
@@ -127,12 +188,12 @@ fn rice_bytes(gaps: &[u64], chunk_log: u8) -> u64 {
     chunks.map(one).fold(header, u64::saturating_add)
 }
 
-/// Positions from the last before a chunk to its own last.
+/// The distance from the last position before a chunk to the chunk's last position.
 fn span(gaps: &[u64]) -> u64 {
     gaps.iter().sum::<u64>() + gaps.len() as u64
 }
 
-/// The chunk length that gives the fewest bytes, as a binary logarithm, and the bytes.
+/// Returns the binary logarithm of the chunk length that gives the fewest bytes, and the number of bytes.
 fn best_chunks(gaps: &[u64]) -> (u8, u64) {
     let several = CHUNK_LOGS.into_iter().filter(|&log| gaps.len() > 1 << log);
     let all = std::iter::once(0).chain(several).map(|log| (log, rice_bytes(gaps, log)));
@@ -174,14 +235,14 @@ fn read_count(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
     Ok(count)
 }
 
-/// The runs of a support that is not empty, each with the position after its last one, as far as that is declared, and the
-/// offset of its entry in the table.
+/// The Rice runs of a support. Each comes with the position after its last one, where the table declares it, and with the
+/// offset of its table entry.
 struct Runs {
     count: u64,
     runs: Vec<(RiceRun, Option<u64>, u64)>,
 }
 
-/// Reads the fields before the planes.
+/// Reads the fields before the planes. `reserve` takes the number of positions and an offset.
 fn read_runs(
     cursor: &mut Cursor<'_>,
     n: u64,
@@ -192,7 +253,7 @@ fn read_runs(
     if count == 0 {
         return Ok(Runs { count, runs });
     }
-    // Every position needs a bit of what is left.
+    // Every position takes at least one bit.
     if count > (cursor.remaining() as u64).saturating_mul(8) {
         let kind = FormatErrorKind::LengthMismatch { field: "positions" };
         return Err(Error::format(kind, cursor.offset()));
@@ -219,7 +280,7 @@ fn read_runs(
         let unary_len = Some(cursor.varint()?);
         let span = cursor.varint()?;
         let run = RiceRun { len: (len - start).min(1 << chunk_log), k, unary_len, base, n };
-        // A span that leads beyond the space is right or wrong as its chunk's positions say (RIC-2, RIC-5).
+        // The chunk's positions tell whether a span beyond the space is wrong (RIC-2, RIC-5).
         base = base
             .checked_add(span)
             .ok_or(Error::format(FormatErrorKind::CountMismatch { field: "span" }, offset))?;
@@ -228,8 +289,8 @@ fn read_runs(
     Ok(Runs { count, runs })
 }
 
-fn skim_rice(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
-    // Bounded by the bytes that are there: nothing is taken for the positions.
+fn validate_rice(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
+    // The bytes present bound the number of runs, and no memory is taken for positions: no budget is needed.
     let in_bits = |count, offset| match usize::try_from(count) {
         Ok(len) => Ok(len),
         Err(_) => Err(Error::format(FormatErrorKind::LengthMismatch { field: "positions" }, offset)),
@@ -251,8 +312,6 @@ fn read_rice(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Resu
     Ok(positions)
 }
 
-// Gaps by tokens.
-
 fn write_tokens(out: &mut Vec<u8>, coder: &mut Coder<'_>, gaps: &[u64]) -> Result<SupportId> {
     put_varint(out, gaps.len() as u64);
     write_entropy_tokens(out, coder, Role::Gaps, gaps);
@@ -273,12 +332,10 @@ fn read_tokens(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Re
     Ok(positions)
 }
 
-// Bitmap.
-
 fn write_bitmap(out: &mut Vec<u8>, positions: &[u64], n: u64) -> Result<SupportId> {
     let start = out.len();
     let len = usize::try_from(n.div_ceil(8))
-        .map_err(|_| Error::bad_option("bitmap for so large an index space"))?;
+        .map_err(|_| Error::bad_option("bitmap of an index space that does not fit into memory"))?;
     out.resize(start + len, 0);
     for &p in positions {
         out[start + in_memory(p / 8)] |= 1 << (p % 8);
@@ -286,7 +343,7 @@ fn write_bitmap(out: &mut Vec<u8>, positions: &[u64], n: u64) -> Result<SupportI
     Ok(SupportId::BITMAP)
 }
 
-/// A bit for each of `n` elements.
+/// Takes a bit for each of `n` elements.
 fn take_bitmap<'a>(cursor: &mut Cursor<'a>, n: u64) -> Result<&'a [u8]> {
     let offset = cursor.offset();
     let bytes = cursor.take(n.div_ceil(8))?;

@@ -1,11 +1,34 @@
-//! Numbers as they are (spec, values/floats.md).
+//! Plain numbers (spec, values/floats.md).
 
 use crate::bits::Cursor;
-use crate::block::values::ValueSpace;
-use crate::block::{Stored, Values};
+use crate::block::values::kind::not_numbers;
+use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
+use crate::codes::{Coder, Decoder};
 use crate::element;
 use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::Budget;
 use crate::tensor::Dtype;
+
+/// Plain numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Floats {
+    /// How the numbers are stored.
+    pub stored: Stored,
+    /// `m` numbers in little-endian bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// How [`Floats`] are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+#[allow(missing_docs)]
+pub enum Stored {
+    /// As the tensor's own element type: lossless.
+    Source = 0,
+    F32 = 2,
+    F16 = 3,
+    Bf16 = 4,
+}
 
 impl Stored {
     /// The element type that numbers are stored as, for a tensor of type `source`.
@@ -19,19 +42,65 @@ impl Stored {
     }
 }
 
-pub(super) fn write(out: &mut Vec<u8>, stored: Stored, bytes: &[u8], space: &ValueSpace<'_>) -> Result<()> {
-    let dtype = stored.dtype(space.dtype);
-    let padded = dtype.bits() == 4 && space.count % 2 == 1 && bytes.last().is_some_and(|b| b >> 4 != 0);
-    if dtype.bytes_for(space.count) != Some(bytes.len() as u64) || padded {
-        return Err(Error::inconsistent("number of floats"));
+impl Kind for Floats {
+    const ID: ValuesId = ValuesId(1);
+    const NAME: &'static str = "floats";
+
+    fn facts(&self) -> Facts<'_> {
+        let len = self.bytes.len() as u64;
+        Facts {
+            content: Content::Elements(self.stored, &self.bytes),
+            structure: Structure::Flat,
+            weight: len,
+            memory: len,
+        }
     }
-    out.push(stored as u8);
-    out.extend_from_slice(bytes);
-    Ok(())
+
+    fn label(&self) -> String {
+        match self.stored {
+            Stored::Source => "raw",
+            Stored::F32 => "f32",
+            Stored::F16 => "f16",
+            Stored::Bf16 => "bf16",
+        }
+        .to_owned()
+    }
+
+    fn write(&self, out: &mut Vec<u8>, _: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+        let dtype = self.stored.dtype(space.dtype);
+        if dtype.bytes_for(space.count) != Some(self.bytes.len() as u64)
+            || has_padding(dtype, space.count, &self.bytes)
+        {
+            return Err(Error::inconsistent("number of floats"));
+        }
+        out.push(self.stored as u8);
+        out.extend_from_slice(&self.bytes);
+        Ok(())
+    }
+
+    fn read(cursor: &mut Cursor<'_>, _: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+        let (stored, bytes) = take(cursor, space)?;
+        Ok(Self { stored, bytes: bytes.to_vec() })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
+        let (stored, bytes) = take(cursor, space)?;
+        Ok(match stored {
+            Stored::Source => Validated::bits(bytes.len() as u64),
+            _ => Validated::numbers(bytes.len() as u64),
+        })
+    }
+
+    fn numbers(&self, _: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
+        if self.stored == Stored::Source {
+            return Err(not_numbers());
+        }
+        element::decode_f32s(self.stored.dtype(Dtype::F32), &self.bytes, 0, out)
+    }
 }
 
-/// How the numbers are stored, and their bytes.
-pub(super) fn take<'a>(cursor: &mut Cursor<'a>, space: &ValueSpace<'_>) -> Result<(Stored, &'a [u8])> {
+/// Takes all fields: how the numbers are stored, and their bytes.
+fn take<'a>(cursor: &mut Cursor<'a>, space: &ValueSpace<'_>) -> Result<(Stored, &'a [u8])> {
     let offset = cursor.offset();
     let stored = match cursor.u8()? {
         0 => Stored::Source,
@@ -45,20 +114,13 @@ pub(super) fn take<'a>(cursor: &mut Cursor<'a>, space: &ValueSpace<'_>) -> Resul
     let len = dtype.bytes_for(space.count);
     let bytes = cursor
         .take(len.ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "floats" }, offset))?)?;
-    if dtype.bits() == 4 && space.count % 2 == 1 && bytes.last().is_some_and(|b| b >> 4 != 0) {
+    if has_padding(dtype, space.count, bytes) {
         return Err(Error::format(FormatErrorKind::NonzeroPadding, cursor.offset().saturating_sub(1)));
     }
     Ok((stored, bytes))
 }
 
-pub(super) fn read(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Values> {
-    let (stored, bytes) = take(cursor, space)?;
-    Ok(Values::Floats { stored, bytes: bytes.to_vec() })
-}
-
-pub(super) fn numbers(stored: Stored, bytes: &[u8], out: &mut [f32]) -> Result<()> {
-    if stored == Stored::Source {
-        return Err(Error::inconsistent("values that give bits, not numbers"));
-    }
-    element::decode_f32s(stored.dtype(Dtype::F32), bytes, 0, out)
+/// Whether the unused half of the last byte of `count` 4-bit elements is not zero.
+pub(super) fn has_padding(dtype: Dtype, count: u64, bytes: &[u8]) -> bool {
+    dtype.bits() == 4 && count % 2 == 1 && bytes.last().is_some_and(|b| b >> 4 != 0)
 }

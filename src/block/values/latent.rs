@@ -1,53 +1,98 @@
 //! Codes of a learned decoder (spec, values/latent.md; LGC, arXiv 2103.08870).
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::values::{ValueSpace, ValuesId, read_nested, write_nested};
-use crate::block::{ModelId, Values};
+use crate::block::values::nested::{self, Nested};
+use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, Values, ValuesId};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, InputErrorKind, Result};
+use crate::limits::Budget;
 use crate::tensor::elements;
 
+/// Codes from which a learned decoder makes the values.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Latent {
+    /// The model that decodes the codes.
+    pub model: ModelId,
+    /// Shape of the codes: at most 32 dimensions.
+    pub shape: Vec<u64>,
+    /// The codes: numbers of a kind that has a code for each value.
+    pub codes: Box<Values>,
+}
+
+/// The hash that names a model: BLAKE3 of its weights.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelId(pub [u8; 32]);
+crate::block::debug_as_hex!(ModelId);
+
 const MAX_RANK: u64 = 32;
-/// The first kind that codes may have beside floats.
-const LEAST: ValuesId = ValuesId::POW2;
 
-pub(super) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    model: &ModelId,
-    shape: &[u64],
-    codes: &Values,
-    space: &ValueSpace<'_>,
-) -> Result<()> {
-    debug_assert!(space.dtype.is_float());
-    let count = elements(shape).filter(|_| shape.len() as u64 <= MAX_RANK);
-    let count = count.ok_or(Error::bad_option("shape of latent codes"))?;
-    out.extend_from_slice(&model.0);
-    put_varint(out, shape.len() as u64);
-    shape.iter().for_each(|&d| put_varint(out, d));
-    put_varint(out, codes.id().0);
-    write_nested(out, coder, codes, LEAST, count, &shape[shape.len().saturating_sub(1)..])
+impl Kind for Latent {
+    const ID: ValuesId = ValuesId(11);
+    const NAME: &'static str = "latent";
+
+    fn facts(&self) -> Facts<'_> {
+        let codes = self.codes.facts();
+        Facts {
+            content: Content::Numbers { no_sum: "latent codes have to be decoded by their model first" },
+            structure: Structure::Flat,
+            weight: codes.weight,
+            memory: codes.memory,
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, _: &ValueSpace<'_>) -> Result<()> {
+        let Self { model, shape, codes } = self;
+        let count = elements(shape).filter(|_| shape.len() as u64 <= MAX_RANK);
+        let count = count.ok_or(Error::bad_option("shape of latent codes"))?;
+        out.extend_from_slice(&model.0);
+        put_varint(out, shape.len() as u64);
+        shape.iter().for_each(|&d| put_varint(out, d));
+        let row_lens = &shape[shape.len().saturating_sub(1)..];
+        nested::write_rest(out, coder, codes, nested::CODED, count, row_lens)
+    }
+
+    fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, _: &ValueSpace<'_>) -> Result<Self> {
+        let Head { model, shape, count, offset } = Head::read(cursor)?;
+        decoder.budget.reserve_elements(count, offset)?;
+        let codes = Nested::take_rest(cursor, "latent codes", nested::CODED, count)?.read(decoder)?;
+        Ok(Self { model, shape, codes })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, _: &ValueSpace<'_>) -> Result<Validated> {
+        let count = Head::read(cursor)?.count;
+        let codes = Nested::take_rest(cursor, "latent codes", nested::CODED, count)?;
+        Ok(Validated::numbers(codes.validate()?))
+    }
+
+    fn numbers(&self, _: &[u64], _: &Budget, _: &mut [f32]) -> Result<()> {
+        Err(self.missing_model())
+    }
 }
 
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
-    debug_assert!(space.tensors.is_some());
-    let model = ModelId(cursor.array()?);
-    let offset = cursor.offset();
-    let rank = cursor.varint_in("rank", 0, MAX_RANK)?;
-    let shape = (0..rank).map(|_| cursor.varint()).collect::<Result<Vec<_>>>()?;
-    let count = elements(&shape).ok_or(Error::out_of_range("shape of latent codes", u64::MAX, offset))?;
-    decoder.budget.reserve_elements(count, offset)?;
-    let id = ValuesId(cursor.varint()?);
-    let rest = cursor.remaining() as u64;
-    let codes = read_nested(cursor.sub(rest, "latent codes")?, decoder, id, LEAST, count, &[])?;
-    Ok(Values::Latent { model, shape, codes })
+impl Latent {
+    /// The error for a request of numbers without the model (LAT-2).
+    pub(crate) fn missing_model(&self) -> Error {
+        Error::input(InputErrorKind::MissingModel { id: std::array::from_fn(|i| self.model.0[i]) })
+    }
 }
 
-/// The error of whoever asks for the numbers without the model (LAT-2).
-pub(super) fn missing(model: &ModelId) -> Error {
-    Error::input(InputErrorKind::MissingModel { id: std::array::from_fn(|i| model.0[i]) })
+/// The fields before the codes.
+struct Head {
+    model: ModelId,
+    shape: Vec<u64>,
+    /// Number of codes.
+    count: u64,
+    /// Offset of the shape.
+    offset: u64,
+}
+
+impl Head {
+    fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
+        let model = ModelId(cursor.array()?);
+        let offset = cursor.offset();
+        let rank = cursor.varint_in("rank", 0, MAX_RANK)?;
+        let shape = (0..rank).map(|_| cursor.varint()).collect::<Result<Vec<_>>>()?;
+        let count = elements(&shape).ok_or(Error::out_of_range("shape of latent codes", u64::MAX, offset))?;
+        Ok(Self { model, shape, count, offset })
+    }
 }

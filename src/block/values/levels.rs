@@ -1,38 +1,153 @@
-//! Levels of a quantiser times a norm per group (spec, values/levels.md; QSGD, TernGrad, natural dithering).
+//! Levels of a quantiser times a norm per group (spec, values/levels.md).
 
 use crate::bits::{Cursor, put_varint, unzigzag, zigzag};
-use crate::block::values::{ValueSpace, for_each_group, to_number};
-use crate::block::{Groups, Norm, Scales, Spacing, Values};
-use crate::codes::{Coder, Decoder, Role, read_ints, write_ints};
+use crate::block::values::{
+    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, to_number,
+};
+use crate::block::{Groups, Part, Scales, Values};
+use crate::codes::{Coder, Decoder, Role, read_ints, skim_ints, write_ints};
 use crate::error::{Error, Result};
+use crate::limits::Budget;
 
-fn max_level_of(spacing: Spacing) -> u32 {
-    match spacing {
-        Spacing::Uniform => 65_535,
-        Spacing::Natural => 255,
+/// Each element is its group's norm times a level between -1 and 1: QSGD (arXiv 1610.02132), TernGrad (arXiv 1705.07878),
+/// natural dithering (arXiv 1905.10988).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Levels {
+    /// How levels are spaced.
+    pub spacing: Spacing,
+    /// Number of the largest level, s: 1 to 65,535 for uniform spacing, 1 to 255 for natural.
+    pub max_level: u32,
+    /// The norm that the sender took.
+    pub norm: Norm,
+    /// Which values share a norm.
+    pub groups: Groups,
+    /// The norms.
+    pub norms: Scales,
+    /// A level for each value: -s to s.
+    pub levels: Vec<i32>,
+}
+
+/// How the levels of [`Levels`] are spaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Spacing {
+    /// Level l is l / s: QSGD, TernGrad (s = 1).
+    Uniform = 0,
+    /// Level 0 is 0, level l is 2^(l - s): natural dithering.
+    Natural = 1,
+}
+
+impl Spacing {
+    fn max_level(self) -> u32 {
+        match self {
+            Self::Uniform => 65_535,
+            Self::Natural => 255,
+        }
     }
 }
 
-pub(super) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    values: &Values,
-    space: &ValueSpace<'_>,
-) -> Result<()> {
-    let Values::Levels { spacing, max_level, norm, groups, norms, levels } = values else {
-        return Err(Error::inconsistent("values kind"));
-    };
-    if levels.len() as u64 != space.count || levels.iter().any(|l| l.unsigned_abs() > *max_level) {
-        return Err(Error::inconsistent("levels"));
+/// The norm that scales the levels. For the reader's information.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Norm {
+    /// Sum of magnitudes.
+    L1 = 1,
+    /// Square root of the sum of squares.
+    L2 = 2,
+    /// Largest magnitude.
+    Max = 255,
+}
+
+impl Kind for Levels {
+    const ID: ValuesId = ValuesId(5);
+    const NAME: &'static str = "levels";
+
+    fn facts(&self) -> Facts<'_> {
+        Facts {
+            content: Content::Numbers { no_sum: "each sender's levels are relative to its own norm" },
+            structure: Structure::Grouped(self.groups),
+            weight: self.levels.len() as u64,
+            memory: (self.norms.bytes.len() + 4 * self.levels.len()) as u64,
+        }
     }
-    write_head(out, *spacing, *max_level, *norm, *groups, norms, space)?;
-    let codes: Vec<u64> = levels.iter().map(|&l| zigzag(l.into())).collect();
-    write_ints(out, coder, Role::Levels, &codes);
-    Ok(())
+
+    fn label(&self) -> String {
+        let spacing = if self.spacing == Spacing::Natural { "natural " } else { "" };
+        format!("{spacing}levels s={}", self.max_level)
+    }
+
+    fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+        let Self { spacing, max_level, norm, groups, norms, levels } = self;
+        if levels.len() as u64 != space.count || levels.iter().any(|l| l.unsigned_abs() > *max_level) {
+            return Err(Error::inconsistent("levels"));
+        }
+        write_head(out, *spacing, *max_level, *norm, *groups, norms, space)?;
+        let codes: Vec<u64> = levels.iter().map(|&l| zigzag(l.into())).collect();
+        write_ints(out, coder, Role::Levels, &codes);
+        Ok(())
+    }
+
+    fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+        let head = Self::read_head(cursor, space)?;
+        let codes = read_ints(cursor, decoder, space.count, u64::from(head.max_level) * 2)?;
+        // Beside the codes, from which they are made.
+        decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
+        let levels = codes.into_iter().map(|c| unzigzag(c) as i32).collect();
+        Ok(Self { levels, ..head })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
+        Self::read_head(cursor, space)?;
+        skim_ints(cursor, space.count)?;
+        Ok(Validated::numbers(space.count))
+    }
+
+    fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
+        let Self { spacing, max_level, groups, norms, levels, .. } = self;
+        let s = f64::from(*max_level);
+        groups.for_each(out.len(), tensor_counts, |g, range| {
+            let norm = f64::from(norms.get(g));
+            for (value, &level) in out[range.clone()].iter_mut().zip(&levels[range]) {
+                let number = match (spacing, level) {
+                    (Spacing::Uniform, l) => norm * f64::from(l) / s,
+                    (Spacing::Natural, 0) => 0.0,
+                    // At least 2^-254: a normal binary64 number.
+                    (Spacing::Natural, l) => {
+                        let exponent = i64::from(l.unsigned_abs()) - i64::from(*max_level);
+                        f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
+                    }
+                };
+                *value = to_number(number);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Levels {
+    /// Reads the fields before the levels; `levels` stays empty.
+    fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+        let spacing = match cursor.u8_in("spacing", 0, 1)? {
+            0 => Spacing::Uniform,
+            _ => Spacing::Natural,
+        };
+        // At most 65,535.
+        let max_level = cursor.varint_in("max_level", 1, spacing.max_level().into())? as u32;
+        let offset = cursor.offset();
+        let norm = match cursor.u8()? {
+            1 => Norm::L1,
+            2 => Norm::L2,
+            255 => Norm::Max,
+            other => return Err(Error::out_of_range("norm", other.into(), offset)),
+        };
+        let groups = Groups::read(cursor, space)?;
+        let norms = Scales::read(cursor, groups.count(space))?;
+        Ok(Self { spacing, max_level, norm, groups, norms, levels: Vec::new() })
+    }
 }
 
 /// Appends the fields before the levels.
-pub(super) fn write_head(
+fn write_head(
     out: &mut Vec<u8>,
     spacing: Spacing,
     max_level: u32,
@@ -41,7 +156,7 @@ pub(super) fn write_head(
     norms: &Scales,
     space: &ValueSpace<'_>,
 ) -> Result<()> {
-    if !(1..=max_level_of(spacing)).contains(&max_level) {
+    if !(1..=spacing.max_level()).contains(&max_level) {
         return Err(Error::bad_option("max_level"));
     }
     out.push(spacing as u8);
@@ -51,66 +166,23 @@ pub(super) fn write_head(
     norms.write(out, groups.count(space))
 }
 
-/// The fields before the levels.
-pub(super) struct Head {
-    spacing: Spacing,
-    max_level: u32,
-    norm: Norm,
-    groups: Groups,
-    norms: Scales,
-}
-
-pub(super) fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Head> {
-    let spacing = match cursor.u8_in("spacing", 0, 1)? {
-        0 => Spacing::Uniform,
-        _ => Spacing::Natural,
-    };
-    // At most 65,535.
-    let max_level = cursor.varint_in("max_level", 1, max_level_of(spacing).into())? as u32;
-    let offset = cursor.offset();
-    let norm = match cursor.u8()? {
-        1 => Norm::L1,
-        2 => Norm::L2,
-        255 => Norm::Max,
-        other => return Err(Error::out_of_range("norm", other.into(), offset)),
-    };
-    let groups = Groups::read(cursor, space)?;
-    let norms = Scales::read(cursor, groups.count(space))?;
-    Ok(Head { spacing, max_level, norm, groups, norms })
-}
-
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
-    let Head { spacing, max_level, norm, groups, norms } = read_head(cursor, space)?;
-    let codes = read_ints(cursor, decoder, space.count, u64::from(max_level) * 2)?;
-    // Beside the codes, from which they are made.
-    decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
-    let levels = codes.into_iter().map(|c| unzigzag(c) as i32).collect();
-    Ok(Values::Levels { spacing, max_level, norm, groups, norms, levels })
-}
-
-pub(super) fn numbers(values: &Values, tensor_counts: &[u64], out: &mut [f32]) -> Result<()> {
-    let Values::Levels { spacing, max_level, groups, norms, levels, .. } = values else {
-        return Err(Error::inconsistent("values kind"));
-    };
-    let s = f64::from(*max_level);
-    for_each_group(*groups, out.len(), tensor_counts, |g, range| {
-        let norm = f64::from(norms.get(g));
-        for (value, &level) in out[range.clone()].iter_mut().zip(&levels[range]) {
-            let number = match (spacing, level) {
-                (Spacing::Uniform, l) => norm * f64::from(l) / s,
-                (Spacing::Natural, 0) => 0.0,
-                // At least 2^-254: a normal binary64 number.
-                (Spacing::Natural, l) => {
-                    let exponent = i64::from(l.unsigned_abs()) - i64::from(*max_level);
-                    f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
-                }
-            };
-            *value = to_number(number);
-        }
-    });
-    Ok(())
+impl WireValues {
+    /// Writes [`Levels`]: `codes` are the levels in zigzag order, 2l for l >= 0 and -2l - 1 for l < 0.
+    ///
+    /// # Errors
+    /// As [`Self::sign`], and for a `max_level` out of range.
+    pub fn levels(
+        self,
+        spacing: Spacing,
+        max_level: u32,
+        norm: Norm,
+        groups: Groups,
+        norms: &Scales,
+        codes: Packed<'_>,
+    ) -> Result<Part<'static, Values, ValuesId>> {
+        let mut bytes = Vec::new();
+        write_head(&mut bytes, spacing, max_level, norm, groups, norms, &self.space())?;
+        self.ints(&mut bytes, codes)?;
+        Ok(Part::Written { id: Levels::ID, bytes: bytes.into() })
+    }
 }

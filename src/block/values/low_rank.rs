@@ -1,91 +1,135 @@
 //! A matrix as two factors (spec, values/low-rank.md; PowerSGD, arXiv 1905.13727).
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::Values;
+use crate::block::values::nested::{self, Nested};
 use crate::block::values::{
-    ValueSpace, ValuesId, numbers as any_numbers, read_nested, to_number, write_nested,
+    Content, Facts, Kind, Structure, Validated, ValueSpace, Values, ValuesId, to_number,
 };
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Budget, in_memory};
 
-/// The first kind that factors may have beside floats.
-const LEAST: ValuesId = ValuesId::POW2;
-
-pub(super) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    values: &Values,
-    space: &ValueSpace<'_>,
-) -> Result<()> {
-    let Values::LowRank { rows, cols, rank, left, right } = values else {
-        return Err(Error::inconsistent("values kind"));
-    };
-    let left_len = rows.checked_mul(*rank).filter(|_| *rank > 0);
-    let (Some(left_len), Some(right_len)) = (left_len, cols.checked_mul(*rank)) else {
-        return Err(Error::bad_option("rank"));
-    };
-    if rows.checked_mul(*cols) != Some(space.count) {
-        return Err(Error::inconsistent("rows and columns of a low-rank matrix"));
-    }
-    for dim in [rows, cols, rank] {
-        put_varint(out, *dim);
-    }
-    let mut factor = Vec::new();
-    write_nested(&mut factor, coder, left, LEAST, left_len, &[*rank])?;
-    put_varint(out, left.id().0);
-    put_varint(out, factor.len() as u64);
-    out.append(&mut factor);
-    put_varint(out, right.id().0);
-    write_nested(out, coder, right, LEAST, right_len, &[*rank])
+/// A matrix as the product `left * right^T`; the support is all, rows * cols = n.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LowRank {
+    /// Rows of the matrix.
+    pub rows: u64,
+    /// Columns of the matrix.
+    pub cols: u64,
+    /// The rank, at least 1.
+    pub rank: u64,
+    /// rows x rank numbers, row-major, of a kind that has a code for each value.
+    pub left: Box<Values>,
+    /// cols x rank numbers, row-major, of a kind that has a code for each value.
+    pub right: Box<Values>,
 }
 
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
-    let offset = cursor.offset();
-    let rows = cursor.varint()?;
-    let cols = cursor.varint()?;
-    let rank = cursor.varint_in("rank", 1, u64::MAX)?;
-    if rows.checked_mul(cols) != Some(space.count) {
-        return Err(Error::format(FormatErrorKind::CountMismatch { field: "rows and columns" }, offset));
-    }
-    let (Some(left_len), Some(right_len)) = (rows.checked_mul(rank), cols.checked_mul(rank)) else {
-        return Err(Error::out_of_range("rank", rank, offset));
-    };
-    decoder.budget.reserve_elements(left_len.saturating_add(right_len), offset)?;
-    // Multiplying out takes rank steps for each element: charged like elements, so that time stays bounded.
-    decoder.budget.reserve_elements(space.count.saturating_mul(rank), offset)?;
-    let id = ValuesId(cursor.varint()?);
-    let len = cursor.varint()?;
-    let left = read_nested(cursor.sub(len, "left factor")?, decoder, id, LEAST, left_len, &[])?;
-    let id = ValuesId(cursor.varint()?);
-    let len = cursor.remaining() as u64;
-    let right = read_nested(cursor.sub(len, "right factor")?, decoder, id, LEAST, right_len, &[])?;
-    Ok(Values::LowRank { rows, cols, rank, left, right })
-}
+impl Kind for LowRank {
+    const ID: ValuesId = ValuesId(12);
+    const NAME: &'static str = "low-rank";
 
-pub(super) fn numbers(values: &Values, budget: &Budget, out: &mut [f32]) -> Result<()> {
-    let Values::LowRank { rows, cols, rank, left, right } = values else {
-        return Err(Error::inconsistent("values kind"));
-    };
-    let factor = |values: &Values, len: u64| -> Result<Vec<f32>> {
-        let mut numbers = vec![0.0; budget.reserve_items::<f32>(len * rank, 0)?];
-        any_numbers(values, &[], budget, &mut numbers)?;
-        Ok(numbers)
-    };
-    if out.is_empty() {
-        return Ok(());
-    }
-    let (p, q) = (factor(left, *rows)?, factor(right, *cols)?);
-    let rank = in_memory(*rank);
-    for (row, p) in out.chunks_mut(in_memory(*cols)).zip(p.chunks(rank)) {
-        for (value, q) in row.iter_mut().zip(q.chunks(rank)) {
-            let sum = p.iter().zip(q).fold(0.0, |sum, (&p, &q)| sum + f64::from(p) * f64::from(q));
-            *value = to_number(sum);
+    fn facts(&self) -> Facts<'_> {
+        let (left, right) = (self.left.facts(), self.right.facts());
+        Facts {
+            content: Content::Numbers {
+                no_sum: "the sum of two products of factors is not one of their rank",
+            },
+            structure: Structure::Matrix,
+            weight: left.weight + right.weight,
+            memory: left.memory.saturating_add(right.memory),
         }
     }
-    Ok(())
+
+    fn label(&self) -> String {
+        format!("low-rank {}", self.rank)
+    }
+
+    fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+        let Self { rows, cols, rank, left, right } = self;
+        let left_len = rows.checked_mul(*rank).filter(|_| *rank > 0);
+        let (Some(left_len), Some(right_len)) = (left_len, cols.checked_mul(*rank)) else {
+            return Err(Error::bad_option("rank"));
+        };
+        if rows.checked_mul(*cols) != Some(space.count) {
+            return Err(Error::inconsistent("rows and columns of a low-rank matrix"));
+        }
+        for dim in [rows, cols, rank] {
+            put_varint(out, *dim);
+        }
+        nested::write_sized(out, coder, left, nested::CODED, left_len, &[*rank])?;
+        nested::write_rest(out, coder, right, nested::CODED, right_len, &[*rank])
+    }
+
+    fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+        let offset = cursor.offset();
+        space.check_is_all(offset)?;
+        let Head { rows, cols, rank, left_len, right_len } = Head::read(cursor, space)?;
+        decoder.budget.reserve_elements(left_len.saturating_add(right_len), offset)?;
+        // The product takes `rank` steps for each element. They are charged like elements, to bound the time.
+        decoder.budget.reserve_elements(space.count.saturating_mul(rank), offset)?;
+        let left = take_left(cursor, left_len)?.read(decoder)?;
+        let right = take_right(cursor, right_len)?.read(decoder)?;
+        Ok(Self { rows, cols, rank, left, right })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
+        let Head { left_len, right_len, .. } = Head::read(cursor, space)?;
+        let left = take_left(cursor, left_len)?.validate()?;
+        let right = take_right(cursor, right_len)?.validate()?;
+        Ok(Validated::matrix(left.saturating_add(right)))
+    }
+
+    fn numbers(&self, _: &[u64], budget: &Budget, out: &mut [f32]) -> Result<()> {
+        let Self { rows, cols, rank, left, right } = self;
+        let factor = |values: &Values, len: u64| -> Result<Vec<f32>> {
+            let mut numbers = vec![0.0; budget.reserve_items::<f32>(len * rank, 0)?];
+            values.numbers(&[], budget, &mut numbers)?;
+            Ok(numbers)
+        };
+        if out.is_empty() {
+            return Ok(());
+        }
+        let (p, q) = (factor(left, *rows)?, factor(right, *cols)?);
+        let rank = in_memory(*rank);
+        for (row, p) in out.chunks_mut(in_memory(*cols)).zip(p.chunks(rank)) {
+            for (value, q) in row.iter_mut().zip(q.chunks(rank)) {
+                let sum = p.iter().zip(q).fold(0.0, |sum, (&p, &q)| sum + f64::from(p) * f64::from(q));
+                *value = to_number(sum);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fields before the factors, and the lengths that follow from them.
+struct Head {
+    rows: u64,
+    cols: u64,
+    rank: u64,
+    left_len: u64,
+    right_len: u64,
+}
+
+impl Head {
+    fn read(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+        let offset = cursor.offset();
+        let rows = cursor.varint()?;
+        let cols = cursor.varint()?;
+        let rank = cursor.varint_in("rank", 1, u64::MAX)?;
+        if rows.checked_mul(cols) != Some(space.count) {
+            return Err(Error::format(FormatErrorKind::CountMismatch { field: "rows and columns" }, offset));
+        }
+        let (Some(left_len), Some(right_len)) = (rows.checked_mul(rank), cols.checked_mul(rank)) else {
+            return Err(Error::out_of_range("rank", rank, offset));
+        };
+        Ok(Self { rows, cols, rank, left_len, right_len })
+    }
+}
+
+fn take_left<'a>(cursor: &mut Cursor<'a>, len: u64) -> Result<Nested<'a>> {
+    Nested::take_sized(cursor, "left factor", nested::CODED, len)
+}
+
+fn take_right<'a>(cursor: &mut Cursor<'a>, len: u64) -> Result<Nested<'a>> {
+    Nested::take_rest(cursor, "right factor", nested::CODED, len)
 }

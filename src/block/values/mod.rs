@@ -1,82 +1,345 @@
-//! Values on the wire (spec, values/): each kind's two directions side by side, and what a decoder makes of them.
+//! Values on the wire (spec, values/).
+//!
+//! Each kind is a struct in a file of this folder and implements [`Kind`]. This file lists the kinds and is the only place
+//! that chooses between them.
 
 mod affine;
-mod basis;
 mod codebook;
+mod constant;
 pub(crate) mod dct;
 mod floats;
+mod kind;
 mod latent;
 mod levels;
 mod low_rank;
 mod minifloat;
-mod packed;
+mod minifloat_format;
+mod nested;
 mod planes;
-pub(crate) mod pow2;
-mod scaled;
-mod scales;
-mod skim;
+mod pow2;
+mod sign;
 mod ulp;
+mod wire;
+
+pub use affine::{Affine, Zero};
+pub use codebook::Codebook;
+pub use constant::Constant;
+pub use dct::Dct;
+pub use floats::{Floats, Stored};
+pub use latent::{Latent, ModelId};
+pub use levels::{Levels, Norm, Spacing};
+pub use low_rank::LowRank;
+pub use minifloat::Minifloat;
+pub use minifloat_format::MinifloatFormat;
+pub use planes::Planes;
+pub use pow2::{Pow2, Underflow};
+pub use sign::Sign;
+pub use ulp::Ulp;
+pub use wire::{Packed, WireValues};
+
+use kind::Kind;
+pub(crate) use kind::{Content, Facts, Structure, Validated, ValueSpace};
 
 use crate::bits::Cursor;
-use crate::block::Values;
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
-use crate::limits::{Budget, in_memory};
-use crate::tensor::Dtype;
+use crate::limits::Budget;
 
-pub use packed::{Packed, WireValues};
-pub(crate) use skim::skim;
+/// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is the number of values.
+///
+/// [`Floats`] of [`Stored::Source`], [`Planes`] and [`Ulp`] give bits of the tensor's element type. All other kinds give a
+/// 32-bit float for each element, which is converted to the element type by rounding to nearest, ties to even.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Values {
+    /// Plain numbers.
+    Floats(Floats),
+    /// Each element is its group's scale.
+    Constant(Constant),
+    /// Each element is plus or minus its group's scale.
+    Sign(Sign),
+    /// Each element is zero or a power of two.
+    Pow2(Pow2),
+    /// Each element is a level of a quantiser times its group's norm.
+    Levels(Levels),
+    /// Each element is an integer code times its group's scale, minus a zero point or plus an offset.
+    Affine(Affine),
+    /// Each element is an entry of a table, times its group's scale, plus its group's shift.
+    Codebook(Codebook),
+    /// Each element is a small float times its group's scale.
+    Minifloat(Minifloat),
+    /// The elements' own bits, byte plane by byte plane.
+    Planes(Planes),
+    /// The difference to a base tensor in units of the last place.
+    Ulp(Ulp),
+    /// Codes from which a learned decoder makes the values.
+    Latent(Latent),
+    /// A matrix as a product of two factors.
+    LowRank(LowRank),
+    /// A matrix by the coefficients of a blockwise cosine transform.
+    Dct(Dct),
+}
+
+impl ValuesId {
+    /// [`Floats`]: `values/floats.md`
+    pub const FLOATS: Self = Floats::ID;
+    /// [`Constant`]: `values/constant.md`
+    pub const CONSTANT: Self = Constant::ID;
+    /// [`Sign`]: `values/sign.md`
+    pub const SIGN: Self = Sign::ID;
+    /// [`Pow2`]: `values/pow2.md`
+    pub const POW2: Self = Pow2::ID;
+    /// [`Levels`]: `values/levels.md`
+    pub const LEVELS: Self = Levels::ID;
+    /// [`Affine`]: `values/affine.md`
+    pub const AFFINE: Self = Affine::ID;
+    /// [`Codebook`]: `values/codebook.md`
+    pub const CODEBOOK: Self = Codebook::ID;
+    /// [`Minifloat`]: `values/minifloat.md`
+    pub const MINIFLOAT: Self = Minifloat::ID;
+    /// [`Planes`]: `values/planes.md`
+    pub const PLANES: Self = Planes::ID;
+    /// [`Ulp`]: `values/ulp.md`
+    pub const ULP: Self = Ulp::ID;
+    /// [`Latent`]: `values/latent.md`
+    pub const LATENT: Self = Latent::ID;
+    /// [`LowRank`]: `values/low-rank.md`
+    pub const LOW_RANK: Self = LowRank::ID;
+    /// [`Dct`]: `values/dct.md`
+    pub const DCT: Self = Dct::ID;
+
+    /// Every registered kind with its name.
+    pub const REGISTERED: [(Self, &'static str); 13] = [
+        (Floats::ID, Floats::NAME),
+        (Constant::ID, Constant::NAME),
+        (Sign::ID, Sign::NAME),
+        (Pow2::ID, Pow2::NAME),
+        (Levels::ID, Levels::NAME),
+        (Affine::ID, Affine::NAME),
+        (Codebook::ID, Codebook::NAME),
+        (Minifloat::ID, Minifloat::NAME),
+        (Planes::ID, Planes::NAME),
+        (Ulp::ID, Ulp::NAME),
+        (Latent::ID, Latent::NAME),
+        (LowRank::ID, LowRank::NAME),
+        (Dct::ID, Dct::NAME),
+    ];
+}
+
+impl Values {
+    /// The kind's number.
+    pub fn id(&self) -> ValuesId {
+        match self {
+            Self::Floats(_) => Floats::ID,
+            Self::Constant(_) => Constant::ID,
+            Self::Sign(_) => Sign::ID,
+            Self::Pow2(_) => Pow2::ID,
+            Self::Levels(_) => Levels::ID,
+            Self::Affine(_) => Affine::ID,
+            Self::Codebook(_) => Codebook::ID,
+            Self::Minifloat(_) => Minifloat::ID,
+            Self::Planes(_) => Planes::ID,
+            Self::Ulp(_) => Ulp::ID,
+            Self::Latent(_) => Latent::ID,
+            Self::LowRank(_) => LowRank::ID,
+            Self::Dct(_) => Dct::ID,
+        }
+    }
+
+    /// A short description for people: the kind and its main parameter, such as `levels s=7`.
+    pub fn label(&self) -> String {
+        match self {
+            Self::Floats(v) => v.label(),
+            Self::Constant(v) => v.label(),
+            Self::Sign(v) => v.label(),
+            Self::Pow2(v) => v.label(),
+            Self::Levels(v) => v.label(),
+            Self::Affine(v) => v.label(),
+            Self::Codebook(v) => v.label(),
+            Self::Minifloat(v) => v.label(),
+            Self::Planes(v) => v.label(),
+            Self::Ulp(v) => v.label(),
+            Self::Latent(v) => v.label(),
+            Self::LowRank(v) => v.label(),
+            Self::Dct(v) => v.label(),
+        }
+    }
+
+    /// The properties that other layers need.
+    pub(crate) fn facts(&self) -> Facts<'_> {
+        match self {
+            Self::Floats(v) => v.facts(),
+            Self::Constant(v) => v.facts(),
+            Self::Sign(v) => v.facts(),
+            Self::Pow2(v) => v.facts(),
+            Self::Levels(v) => v.facts(),
+            Self::Affine(v) => v.facts(),
+            Self::Codebook(v) => v.facts(),
+            Self::Minifloat(v) => v.facts(),
+            Self::Planes(v) => v.facts(),
+            Self::Ulp(v) => v.facts(),
+            Self::Latent(v) => v.facts(),
+            Self::LowRank(v) => v.facts(),
+            Self::Dct(v) => v.facts(),
+        }
+    }
+
+    fn write_kind(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+        match self {
+            Self::Floats(v) => v.write(out, coder, space),
+            Self::Constant(v) => v.write(out, coder, space),
+            Self::Sign(v) => v.write(out, coder, space),
+            Self::Pow2(v) => v.write(out, coder, space),
+            Self::Levels(v) => v.write(out, coder, space),
+            Self::Affine(v) => v.write(out, coder, space),
+            Self::Codebook(v) => v.write(out, coder, space),
+            Self::Minifloat(v) => v.write(out, coder, space),
+            Self::Planes(v) => v.write(out, coder, space),
+            Self::Ulp(v) => v.write(out, coder, space),
+            Self::Latent(v) => v.write(out, coder, space),
+            Self::LowRank(v) => v.write(out, coder, space),
+            Self::Dct(v) => v.write(out, coder, space),
+        }
+    }
+
+    fn read_kind(
+        cursor: &mut Cursor<'_>,
+        decoder: &mut Decoder<'_>,
+        id: ValuesId,
+        space: &ValueSpace<'_>,
+    ) -> Result<Self> {
+        Ok(match id {
+            Floats::ID => Self::Floats(Floats::read(cursor, decoder, space)?),
+            Constant::ID => Self::Constant(Constant::read(cursor, decoder, space)?),
+            Sign::ID => Self::Sign(Sign::read(cursor, decoder, space)?),
+            Pow2::ID => Self::Pow2(Pow2::read(cursor, decoder, space)?),
+            Levels::ID => Self::Levels(Levels::read(cursor, decoder, space)?),
+            Affine::ID => Self::Affine(Affine::read(cursor, decoder, space)?),
+            Codebook::ID => Self::Codebook(Codebook::read(cursor, decoder, space)?),
+            Minifloat::ID => Self::Minifloat(Minifloat::read(cursor, decoder, space)?),
+            Planes::ID => Self::Planes(Planes::read(cursor, decoder, space)?),
+            Ulp::ID => Self::Ulp(Ulp::read(cursor, decoder, space)?),
+            Latent::ID => Self::Latent(Latent::read(cursor, decoder, space)?),
+            LowRank::ID => Self::LowRank(LowRank::read(cursor, decoder, space)?),
+            Dct::ID => Self::Dct(Dct::read(cursor, decoder, space)?),
+            ValuesId(other) => return Err(Error::unsupported("values", other, cursor.offset())),
+        })
+    }
+
+    fn validate_kind(cursor: &mut Cursor<'_>, id: ValuesId, space: &ValueSpace<'_>) -> Result<Validated> {
+        match id {
+            Floats::ID => Floats::validate(cursor, space),
+            Constant::ID => Constant::validate(cursor, space),
+            Sign::ID => Sign::validate(cursor, space),
+            Pow2::ID => Pow2::validate(cursor, space),
+            Levels::ID => Levels::validate(cursor, space),
+            Affine::ID => Affine::validate(cursor, space),
+            Codebook::ID => Codebook::validate(cursor, space),
+            Minifloat::ID => Minifloat::validate(cursor, space),
+            Planes::ID => Planes::validate(cursor, space),
+            Ulp::ID => Ulp::validate(cursor, space),
+            Latent::ID => Latent::validate(cursor, space),
+            LowRank::ID => LowRank::validate(cursor, space),
+            Dct::ID => Dct::validate(cursor, space),
+            ValuesId(other) => Err(Error::unsupported("values", other, cursor.offset())),
+        }
+    }
+
+    /// Writes one number per value into `out` (spec, each kind's page).
+    ///
+    /// `tensor_counts` holds the number of values of each tensor of the scope; only values with
+    /// [`Groups::Tensor`](crate::block::Groups::Tensor) need it.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for latent codes, which need their model, and for kinds that give bits.
+    pub(crate) fn numbers(&self, tensor_counts: &[u64], budget: &Budget, out: &mut [f32]) -> Result<()> {
+        match self {
+            Self::Floats(v) => v.numbers(tensor_counts, budget, out),
+            Self::Constant(v) => v.numbers(tensor_counts, budget, out),
+            Self::Sign(v) => v.numbers(tensor_counts, budget, out),
+            Self::Pow2(v) => v.numbers(tensor_counts, budget, out),
+            Self::Levels(v) => v.numbers(tensor_counts, budget, out),
+            Self::Affine(v) => v.numbers(tensor_counts, budget, out),
+            Self::Codebook(v) => v.numbers(tensor_counts, budget, out),
+            Self::Minifloat(v) => v.numbers(tensor_counts, budget, out),
+            Self::Planes(v) => v.numbers(tensor_counts, budget, out),
+            Self::Ulp(v) => v.numbers(tensor_counts, budget, out),
+            Self::Latent(v) => v.numbers(tensor_counts, budget, out),
+            Self::LowRank(v) => v.numbers(tensor_counts, budget, out),
+            Self::Dct(v) => v.numbers(tensor_counts, budget, out),
+        }
+    }
+}
+
+impl Values {
+    /// Whether the kind gives elements' bits rather than numbers.
+    pub fn gives_bits(&self) -> bool {
+        self.facts().content.is_bits()
+    }
+
+    /// Appends the wire form.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if fields disagree with each other or with `space`.
+    pub(crate) fn write(
+        &self,
+        out: &mut Vec<u8>,
+        coder: &mut Coder<'_>,
+        space: &ValueSpace<'_>,
+    ) -> Result<()> {
+        if !self.gives_bits() && !space.dtype.is_float() {
+            return Err(Error::inconsistent("numbers for elements that are not floats"));
+        }
+        self.write_kind(out, coder, space)
+    }
+
+    /// Reads values of kind `id` from all bytes of `cursor`.
+    pub(crate) fn read(
+        mut cursor: Cursor<'_>,
+        decoder: &mut Decoder<'_>,
+        id: ValuesId,
+        space: &ValueSpace<'_>,
+    ) -> Result<Self> {
+        let offset = cursor.offset();
+        let values = Self::read_kind(&mut cursor, decoder, id, space)?;
+        check_dtype(values.gives_bits(), id, space, offset)?;
+        cursor.finish()?;
+        Ok(values)
+    }
+
+    /// Checks values of kind `id` in all bytes of `cursor` without decoding their codes.
+    ///
+    /// # Errors
+    /// Those errors of [`Self::read`] that show without decoding, and
+    /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that refer to a shared
+    /// frequency table.
+    pub(crate) fn validate(
+        mut cursor: Cursor<'_>,
+        id: ValuesId,
+        space: &ValueSpace<'_>,
+    ) -> Result<Validated> {
+        let offset = cursor.offset();
+        let validated = Self::validate_kind(&mut cursor, id, space)?;
+        check_dtype(validated.is_bits, id, space, offset)?;
+        cursor.finish()?;
+        Ok(validated)
+    }
+}
+
+/// Refuses numbers for elements that are not floats.
+fn check_dtype(is_bits: bool, id: ValuesId, space: &ValueSpace<'_>, offset: u64) -> Result<()> {
+    match is_bits || space.dtype.is_float() {
+        true => Ok(()),
+        false => Err(Error::out_of_range("values kind for this element type", id.0, offset)),
+    }
+}
 
 /// A values kind's number in the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValuesId(pub u64);
 
 impl ValuesId {
-    /// `values/floats.md`
-    pub const FLOATS: Self = Self(1);
-    /// `values/constant.md`
-    pub const CONSTANT: Self = Self(2);
-    /// `values/sign.md`
-    pub const SIGN: Self = Self(3);
-    /// `values/pow2.md`
-    pub const POW2: Self = Self(4);
-    /// `values/levels.md`
-    pub const LEVELS: Self = Self(5);
-    /// `values/affine.md`
-    pub const AFFINE: Self = Self(6);
-    /// `values/codebook.md`
-    pub const CODEBOOK: Self = Self(7);
-    /// `values/minifloat.md`
-    pub const MINIFLOAT: Self = Self(8);
-    /// `values/planes.md`
-    pub const PLANES: Self = Self(9);
-    /// `values/ulp.md`
-    pub const ULP: Self = Self(10);
-    /// `values/latent.md`
-    pub const LATENT: Self = Self(11);
-    /// `values/low-rank.md`
-    pub const LOW_RANK: Self = Self(12);
-    /// `values/dct.md`
-    pub const DCT: Self = Self(13);
-
-    /// Every registered kind with its name.
-    pub const REGISTERED: [(Self, &'static str); 13] = [
-        (Self::FLOATS, "floats"),
-        (Self::CONSTANT, "constant"),
-        (Self::SIGN, "sign"),
-        (Self::POW2, "pow2"),
-        (Self::LEVELS, "levels"),
-        (Self::AFFINE, "affine"),
-        (Self::CODEBOOK, "codebook"),
-        (Self::MINIFLOAT, "minifloat"),
-        (Self::PLANES, "planes"),
-        (Self::ULP, "ulp"),
-        (Self::LATENT, "latent"),
-        (Self::LOW_RANK, "low-rank"),
-        (Self::DCT, "dct"),
-    ];
-
-    /// Its name in the registry.
+    /// The kind's name in the registry.
     pub fn name(self) -> Option<&'static str> {
         Self::REGISTERED.iter().find(|(id, _)| *id == self).map(|(_, name)| *name)
     }
@@ -91,232 +354,7 @@ impl std::fmt::Display for ValuesId {
     }
 }
 
-/// What the wire form of values depends on beside their own bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ValueSpace<'a> {
-    /// How many values there are.
-    pub(crate) count: u64,
-    /// Tensors of the scope; `None` for nested values, which have no scope.
-    pub(crate) tensors: Option<u64>,
-    /// The tensors' element type.
-    pub(crate) dtype: Dtype,
-    /// Lengths of rows that the values may be seen as a matrix of.
-    pub(crate) row_lens: &'a [u64],
-}
-
-impl Values {
-    /// The kind's number.
-    pub fn id(&self) -> ValuesId {
-        match self {
-            Self::Floats { .. } => ValuesId::FLOATS,
-            Self::Constant { .. } => ValuesId::CONSTANT,
-            Self::Sign { .. } => ValuesId::SIGN,
-            Self::Pow2 { .. } => ValuesId::POW2,
-            Self::Levels { .. } => ValuesId::LEVELS,
-            Self::Affine { .. } => ValuesId::AFFINE,
-            Self::Codebook { .. } => ValuesId::CODEBOOK,
-            Self::Minifloat { .. } => ValuesId::MINIFLOAT,
-            Self::Planes { .. } => ValuesId::PLANES,
-            Self::Ulp { .. } => ValuesId::ULP,
-            Self::Latent { .. } => ValuesId::LATENT,
-            Self::LowRank { .. } => ValuesId::LOW_RANK,
-            Self::Dct { .. } => ValuesId::DCT,
-        }
-    }
-
-    /// Whether the kind gives elements' bits rather than numbers.
-    pub fn gives_bits(&self) -> bool {
-        match self {
-            Self::Floats { stored, .. } => *stored == crate::block::Stored::Source,
-            Self::Planes { .. } | Self::Ulp { .. } => true,
-            _ => false,
-        }
-    }
-
-    /// Whether the kind may be nested in values whose nested kinds begin at `least`.
-    fn may_nest(&self, least: ValuesId) -> bool {
-        id_may_nest(self.id(), least) && !self.gives_bits()
-    }
-}
-
-/// Whether values of this kind, if they are numbers, may be nested: floats, or from `least` to small floats.
-fn id_may_nest(id: ValuesId, least: ValuesId) -> bool {
-    id == ValuesId::FLOATS || (least..=ValuesId::MINIFLOAT).contains(&id)
-}
-
-/// Appends values of any kind.
-///
-/// # Errors
-/// [`Error::Input`] if they do not hold together or do not fit `space`.
-pub(crate) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    values: &Values,
-    space: &ValueSpace<'_>,
-) -> Result<()> {
-    if !values.gives_bits() && !space.dtype.is_float() {
-        return Err(Error::inconsistent("numbers for elements that are not floats"));
-    }
-    match values {
-        Values::Floats { stored, bytes } => floats::write(out, *stored, bytes, space),
-        Values::Constant { groups, scales } => scaled::write_constant(out, *groups, scales, space),
-        Values::Sign { groups, scales, negative } => {
-            scaled::write_sign(out, *groups, scales, negative, space)
-        }
-        Values::Pow2 { min_exponent, underflow, codes, negative } => {
-            pow2::write(out, coder, *min_exponent, *underflow, codes, negative, space)
-        }
-        Values::Levels { .. } => levels::write(out, coder, values, space),
-        Values::Affine { .. } => affine::write(out, coder, values, space),
-        Values::Codebook { .. } => codebook::write(out, coder, values, space),
-        Values::Minifloat { .. } => minifloat::write(out, coder, values, space),
-        Values::Planes { bytes } => planes::write(out, coder, bytes, space),
-        Values::Ulp { diffs } => ulp::write(out, coder, diffs, space),
-        Values::Latent { model, shape, codes } => latent::write(out, coder, model, shape, codes, space),
-        Values::LowRank { .. } => low_rank::write(out, coder, values, space),
-        Values::Dct { .. } => dct::write(out, coder, values, space),
-    }
-}
-
-/// Reads values of kind `id`, all of `cursor`.
-pub(crate) fn read(
-    mut cursor: Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    id: ValuesId,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
-    let offset = cursor.offset();
-    let cursor = &mut cursor;
-    let values = match id {
-        ValuesId::FLOATS => floats::read(cursor, space)?,
-        ValuesId::CONSTANT => scaled::read_constant(cursor, space)?,
-        ValuesId::SIGN => scaled::read_sign(cursor, space)?,
-        ValuesId::POW2 => pow2::read(cursor, decoder, space)?,
-        ValuesId::LEVELS => levels::read(cursor, decoder, space)?,
-        ValuesId::AFFINE => affine::read(cursor, decoder, space)?,
-        ValuesId::CODEBOOK => codebook::read(cursor, decoder, space)?,
-        ValuesId::MINIFLOAT => minifloat::read(cursor, decoder, space)?,
-        ValuesId::PLANES => planes::read(cursor, decoder, space)?,
-        ValuesId::ULP => ulp::read(cursor, decoder, space)?,
-        ValuesId::LATENT => latent::read(cursor, decoder, space)?,
-        ValuesId::LOW_RANK => low_rank::read(cursor, decoder, space)?,
-        ValuesId::DCT => dct::read(cursor, decoder, space)?,
-        ValuesId(other) => return Err(Error::unsupported("values", other, offset)),
-    };
-    if !values.gives_bits() && !space.dtype.is_float() {
-        return Err(Error::out_of_range("values kind for this element type", id.0, offset));
-    }
-    cursor.finish()?;
-    Ok(values)
-}
-
-/// Reads nested values, all of `cursor`, if their kind may be nested from `least` on.
-fn read_nested(
-    cursor: Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    id: ValuesId,
-    least: ValuesId,
-    count: u64,
-    row_lens: &[u64],
-) -> Result<Box<Values>> {
-    let offset = cursor.offset();
-    if !id_may_nest(id, least) {
-        return Err(Error::out_of_range("nested values", id.0, offset));
-    }
-    // Nested numbers are numbers whatever the tensor's element type; f32 stands for that.
-    let space = ValueSpace { count, tensors: None, dtype: Dtype::F32, row_lens };
-    let values = read(cursor, decoder, id, &space)?;
-    if !values.may_nest(least) {
-        return Err(Error::out_of_range("nested values", id.0, offset));
-    }
-    Ok(Box::new(values))
-}
-
-/// Appends nested values after their id.
-fn write_nested(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    values: &Values,
-    least: ValuesId,
-    count: u64,
-    row_lens: &[u64],
-) -> Result<()> {
-    if !values.may_nest(least) {
-        return Err(Error::inconsistent("values of a kind that cannot be nested"));
-    }
-    write(out, coder, values, &ValueSpace { count, tensors: None, dtype: Dtype::F32, row_lens })
-}
-
-/// The result of arithmetic as a number: rounded, and any NaN the one NaN of the spec, so that no processor's choice shows.
+/// Rounds the result of arithmetic to a number. Any NaN becomes the spec's one NaN, as processors choose different ones.
 pub(crate) fn to_number(result: f64) -> f32 {
     if result.is_nan() { f32::from_bits(0x7fc0_0000) } else { result as f32 }
-}
-
-/// Which group each value belongs to: calls `f` with each group's number and its range of values, in order.
-///
-/// `tensor_counts` are the numbers of values of each tensor of the scope, needed for [`Groups::Tensor`] only.
-pub(crate) fn for_each_group(
-    groups: crate::block::Groups,
-    count: usize,
-    tensor_counts: &[u64],
-    mut f: impl FnMut(usize, std::ops::Range<usize>),
-) {
-    use crate::block::Groups;
-    match groups {
-        Groups::Block => f(0, 0..count),
-        Groups::Len(len) => {
-            let len = usize::try_from(len).unwrap_or(usize::MAX);
-            for (group, start) in (0..count).step_by(len).enumerate() {
-                f(group, start..start.saturating_add(len).min(count));
-            }
-        }
-        Groups::Tensor => {
-            let mut start = 0;
-            for (group, &n) in tensor_counts.iter().enumerate() {
-                let end = start + in_memory(n);
-                f(group, start..end.min(count));
-                start = end;
-            }
-        }
-    }
-}
-
-/// Writes the numbers that `values` give into `out`, one for each value (spec, each kind's page).
-///
-/// # Errors
-/// [`Error::Input`] for latent codes, which need their model, and for kinds that give bits.
-pub(crate) fn numbers(
-    values: &Values,
-    tensor_counts: &[u64],
-    budget: &Budget,
-    out: &mut [f32],
-) -> Result<()> {
-    match values {
-        Values::Floats { stored, bytes } => floats::numbers(*stored, bytes, out),
-        Values::Constant { groups, scales } => {
-            for_each_group(*groups, out.len(), tensor_counts, |g, range| out[range].fill(scales.get(g)));
-            Ok(())
-        }
-        Values::Sign { groups, scales, negative } => {
-            for_each_group(*groups, out.len(), tensor_counts, |g, range| {
-                let scale = scales.get(g);
-                range.for_each(|i| out[i] = if negative.get(i) { -scale } else { scale });
-            });
-            Ok(())
-        }
-        Values::Pow2 { min_exponent, codes, negative, .. } => {
-            pow2::numbers(*min_exponent, codes, negative, 0, out);
-            Ok(())
-        }
-        Values::Levels { .. } => levels::numbers(values, tensor_counts, out),
-        Values::Affine { .. } => affine::numbers(values, tensor_counts, out),
-        Values::Codebook { .. } => codebook::numbers(values, tensor_counts, out),
-        Values::Minifloat { .. } => minifloat::numbers(values, tensor_counts, out),
-        Values::Latent { model, .. } => Err(latent::missing(model)),
-        Values::LowRank { .. } => low_rank::numbers(values, budget, out),
-        Values::Dct { .. } => dct::numbers(values, budget, out),
-        Values::Planes { .. } | Values::Ulp { .. } => {
-            Err(Error::inconsistent("values that give bits, not numbers"))
-        }
-    }
 }

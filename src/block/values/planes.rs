@@ -1,14 +1,116 @@
 //! The elements' own bits by byte planes (spec, values/planes.md).
 
 use crate::bits::Cursor;
-use crate::block::Values;
-use crate::block::values::ValueSpace;
+use crate::block::Stored;
+use crate::block::values::floats::has_padding;
+use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
 use crate::codes::{Coder, Decoder, Role, SymbolPlan, read_symbols, skim_ints};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
 
-/// Bytes of an element in a plane's view: 4-bit elements count by pairs.
+/// The elements' own bits, byte plane by byte plane, entropy coded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Planes {
+    /// `m` elements of the tensor's type in little-endian bytes.
+    pub bytes: Vec<u8>,
+}
+
+impl Kind for Planes {
+    const ID: ValuesId = ValuesId(9);
+    const NAME: &'static str = "planes";
+
+    fn facts(&self) -> Facts<'_> {
+        let (content, len) = (Content::Elements(Stored::Source, &self.bytes), self.bytes.len() as u64);
+        Facts { content, structure: Structure::Flat, weight: len, memory: len }
+    }
+
+    fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+        let bytes = &self.bytes;
+        if space.dtype.bytes_for(space.count) != Some(bytes.len() as u64)
+            || has_padding(space.dtype, space.count, bytes)
+        {
+            return Err(Error::inconsistent("bytes of planes"));
+        }
+        let planes = element_bytes(space.dtype);
+        for plane in 0..planes {
+            let symbols = plane_of(bytes, space.dtype, plane);
+            // Elements of a row have similar exponents: only the top plane gains from a reference per row.
+            let row_lens = if plane + 1 == planes && space.dtype.is_float() { space.row_lens } else { &[] };
+            match SymbolPlan::new(coder, &symbols, row_lens) {
+                plan if symbols.is_empty() || matches!(plan, SymbolPlan::Packed(8)) => {
+                    out.push(0);
+                    out.extend_from_slice(&symbols);
+                }
+                plan => {
+                    out.push(1);
+                    plan.write(out, coder, Role::Plane((planes - 1 - plane) as u8), &symbols);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+        let offset = cursor.offset();
+        let Sizes { planes, plane_len, total } = Sizes::new(space, offset)?;
+        let len = decoder.budget.reserve_items::<u8>(total, offset)?;
+        let mut bytes = vec![0u8; len];
+        for plane in 0..planes {
+            let decoded;
+            let symbols = match take_plain(cursor, plane_len)? {
+                Some(symbols) => symbols,
+                None => {
+                    decoded = read_symbols(cursor, decoder, plane_len, 255)?;
+                    decoded.as_slice()
+                }
+            };
+            put_plane(&mut bytes, space.dtype, plane, symbols);
+        }
+        if has_padding(space.dtype, space.count, &bytes) {
+            return Err(Error::format(FormatErrorKind::NonzeroPadding, offset));
+        }
+        Ok(Self { bytes })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
+        let Sizes { planes, plane_len, total } = Sizes::new(space, cursor.offset())?;
+        for _ in 0..planes {
+            if take_plain(cursor, plane_len)?.is_none() {
+                skim_ints(cursor, plane_len)?;
+            }
+        }
+        Ok(Validated::bits(total))
+    }
+}
+
+/// Sizes of the planes of some elements.
+struct Sizes {
+    planes: usize,
+    /// Bytes of a plane.
+    plane_len: u64,
+    /// Bytes of all elements.
+    total: u64,
+}
+
+impl Sizes {
+    fn new(space: &ValueSpace<'_>, offset: u64) -> Result<Self> {
+        let planes = element_bytes(space.dtype);
+        let too_long = || Error::format(FormatErrorKind::LengthMismatch { field: "planes" }, offset);
+        let total = space.dtype.bytes_for(space.count).ok_or_else(too_long)?;
+        Ok(Self { planes, plane_len: total / planes as u64, total })
+    }
+}
+
+/// Takes the flag of a plane, and its bytes if they are stored without a code.
+fn take_plain<'a>(cursor: &mut Cursor<'a>, plane_len: u64) -> Result<Option<&'a [u8]>> {
+    match cursor.u8_in("coded", 0, 1)? {
+        0 => Ok(Some(cursor.take(plane_len)?)),
+        _ => Ok(None),
+    }
+}
+
+/// Number of planes: the bytes of an element, or of a pair of 4-bit elements.
 fn element_bytes(dtype: Dtype) -> usize {
     in_memory((dtype.bits() / 8).max(1).into())
 }
@@ -24,90 +126,24 @@ fn plane_of(bytes: &[u8], dtype: Dtype, plane: usize) -> Vec<u8> {
     if !rotates(dtype) {
         return bytes.iter().skip(plane).step_by(size).copied().collect();
     }
-    // Rotated left by one bit, a byte holds the seven low bits of the one below its top bit's: itself shifted up, and the
-    // top bit of the byte below; the lowest takes the sign, the top bit of the highest.
+    // After a rotation to the left by one bit, a byte holds its own low seven bits shifted up, and below them the top bit
+    // of the next lower byte. The lowest byte takes the sign, which is the top bit of the highest byte.
     let below = (plane + size - 1) % size;
     bytes.chunks_exact(size).map(|e| e[plane] << 1 | e[below] >> 7).collect()
 }
 
-pub(super) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    bytes: &[u8],
-    space: &ValueSpace<'_>,
-) -> Result<()> {
-    let padded = space.dtype.bits() == 4 && space.count % 2 == 1 && bytes.last().is_some_and(|b| b >> 4 != 0);
-    if space.dtype.bytes_for(space.count) != Some(bytes.len() as u64) || padded {
-        return Err(Error::inconsistent("bytes of planes"));
-    }
-    let planes = element_bytes(space.dtype);
-    for plane in 0..planes {
-        let symbols = plane_of(bytes, space.dtype, plane);
-        // Rows share a scale, and scales are exponents: only the top plane has something to refer to.
-        let row_lens = if plane + 1 == planes && space.dtype.is_float() { space.row_lens } else { &[] };
-        match SymbolPlan::new(coder, &symbols, row_lens) {
-            plan if symbols.is_empty() || matches!(plan, SymbolPlan::Packed(8)) => {
-                out.push(0);
-                out.extend_from_slice(&symbols);
-            }
-            plan => {
-                out.push(1);
-                plan.write(out, coder, Role::Plane((planes - 1 - plane) as u8), &symbols);
-            }
+/// Inverse of [`plane_of`] for one plane of elements that begin as zeros.
+fn put_plane(bytes: &mut [u8], dtype: Dtype, plane: usize, symbols: &[u8]) {
+    let size = element_bytes(dtype);
+    if rotates(dtype) {
+        let below = (plane + size - 1) % size;
+        for (element, &symbol) in bytes.chunks_exact_mut(size).zip(symbols) {
+            element[plane] |= symbol >> 1;
+            element[below] |= symbol << 7;
         }
+    } else {
+        bytes.iter_mut().skip(plane).step_by(size).zip(symbols).for_each(|(b, &s)| *b = s);
     }
-    Ok(())
-}
-
-/// Goes over the planes without decoding them; how many bytes the elements have.
-pub(super) fn skim(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<u64> {
-    let (offset, size) = (cursor.offset(), element_bytes(space.dtype));
-    let too_long = || Error::format(FormatErrorKind::LengthMismatch { field: "planes" }, offset);
-    let total = space.dtype.bytes_for(space.count).ok_or_else(too_long)?;
-    for _ in 0..size {
-        match cursor.u8_in("coded", 0, 1)? {
-            0 => _ = cursor.take(total / size as u64)?,
-            _ => skim_ints(cursor, total / size as u64)?,
-        }
-    }
-    Ok(total)
-}
-
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
-    let offset = cursor.offset();
-    let size = element_bytes(space.dtype);
-    let too_long = || Error::format(FormatErrorKind::LengthMismatch { field: "planes" }, offset);
-    let total = space.dtype.bytes_for(space.count).ok_or_else(too_long)?;
-    let symbols_len = total / size as u64;
-    let len = decoder.budget.reserve_items::<u8>(total, offset)?;
-    let mut bytes = vec![0u8; len];
-    for plane in 0..size {
-        let symbols;
-        let symbols = match cursor.u8_in("coded", 0, 1)? {
-            0 => cursor.take(symbols_len)?,
-            _ => {
-                symbols = read_symbols(cursor, decoder, symbols_len, 255)?;
-                symbols.as_slice()
-            }
-        };
-        if rotates(space.dtype) {
-            let below = (plane + size - 1) % size;
-            for (element, &symbol) in bytes.chunks_exact_mut(size).zip(symbols) {
-                element[plane] |= symbol >> 1;
-                element[below] |= symbol << 7;
-            }
-        } else {
-            bytes.iter_mut().skip(plane).step_by(size).zip(symbols).for_each(|(b, &s)| *b = s);
-        }
-    }
-    if space.dtype.bits() == 4 && space.count % 2 == 1 && bytes.last().is_some_and(|b| b >> 4 != 0) {
-        return Err(Error::format(FormatErrorKind::NonzeroPadding, offset));
-    }
-    Ok(Values::Planes { bytes })
 }
 
 #[cfg(test)]

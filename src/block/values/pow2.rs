@@ -1,37 +1,147 @@
-//! Powers of two (spec, values/pow2.md; Natural Compression, arXiv 1905.10988).
+//! Powers of two (spec, values/pow2.md).
 
 use crate::arch::{self, Kernel};
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, gather_bits, pack_bits, put_i16, scatter_bits};
-use crate::block::values::ValueSpace;
-use crate::block::{Bits, Underflow, Values};
-use crate::codes::{Coder, Decoder, Role, read_symbols, write_symbols};
-use crate::error::{Error, Result};
+use crate::block::values::{
+    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues,
+};
+use crate::block::{Bits, Part, Values};
+use crate::codes::{Coder, Decoder, Role, read_symbols, skim_ints, write_symbols};
+use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::Budget;
+
+/// Each element is zero or a power of two: code 0 is zero, code c is 2^(min_exponent + c - 1). Natural Compression
+/// (arXiv 1905.10988).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pow2 {
+    /// Exponent of code 1: -1074 to 1023.
+    pub min_exponent: i16,
+    /// How the sender treated magnitudes below the smallest power.
+    pub underflow: Underflow,
+    /// A code for each value.
+    pub codes: Vec<u8>,
+    /// A bit for each value: 1 for minus. Zeros have no sign, so their bit is 0.
+    pub negative: Bits,
+}
+
+/// How the sender treated magnitudes between zero and the smallest power of two. For the reader's information.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Underflow {
+    /// Zero or the smallest power at random, without bias.
+    Unbiased = 0,
+    /// Zero.
+    Zero = 1,
+    /// The smallest power.
+    Smallest = 2,
+}
 
 /// The range of the exponent of code 1.
-pub(super) const EXPONENTS: std::ops::RangeInclusive<i16> = -1074..=1023;
+const EXPONENTS: std::ops::RangeInclusive<i16> = -1074..=1023;
 
-pub(super) fn write(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    min_exponent: i16,
-    underflow: Underflow,
-    codes: &[u8],
-    negative: &Bits,
-    space: &ValueSpace<'_>,
-) -> Result<()> {
+impl Kind for Pow2 {
+    const ID: ValuesId = ValuesId(4);
+    const NAME: &'static str = "pow2";
+
+    fn facts(&self) -> Facts<'_> {
+        Facts {
+            content: Content::Numbers { no_sum: "the sum of two powers of two is not one" },
+            structure: Structure::Flat,
+            weight: self.codes.len() as u64,
+            memory: (self.codes.len() + self.negative.as_bytes().len()) as u64,
+        }
+    }
+
+    fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+        write_head(out, self.min_exponent, self.underflow)?;
+        if self.codes.len() as u64 != space.count {
+            return Err(Error::inconsistent("number of codes"));
+        }
+        write_symbols(out, coder, Role::Exponents, &self.codes, space.row_lens);
+        write_signs(out, &self.codes, &self.negative)
+    }
+
+    fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+        let (min_exponent, underflow) = read_head(cursor)?;
+        let codes = read_symbols(cursor, decoder, space.count, 255)?;
+        decoder.budget.reserve_items::<u8>(space.count.div_ceil(8), cursor.offset())?;
+        let negative = read_signs(cursor, &codes)?;
+        Ok(Self { min_exponent, underflow, codes, negative })
+    }
+
+    fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
+        let offset = cursor.offset();
+        read_head(cursor)?;
+        skim_ints(cursor, space.count)?;
+        // Only the codes tell how many of them are above 0 and have a sign.
+        if cursor.take_rest().len() as u64 > space.count.div_ceil(8) {
+            return Err(Error::format(FormatErrorKind::LengthMismatch { field: "signs" }, offset));
+        }
+        Ok(Validated::numbers(space.count))
+    }
+
+    fn numbers(&self, _: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
+        self.numbers_from(0, out);
+        Ok(())
+    }
+}
+
+impl Pow2 {
+    /// The numbers of the values from `start` on.
+    pub(crate) fn numbers_from(&self, start: usize, out: &mut [f32]) {
+        let Self { min_exponent, codes, negative, .. } = self;
+        arch::run(Numbers { min_exponent: *min_exponent, codes: &codes[start..], negative, start, out });
+    }
+}
+
+/// Appends the fields before the codes.
+fn write_head(out: &mut Vec<u8>, min_exponent: i16, underflow: Underflow) -> Result<()> {
     if !EXPONENTS.contains(&min_exponent) {
         return Err(Error::bad_option("min_exponent"));
     }
-    if codes.len() as u64 != space.count {
-        return Err(Error::inconsistent("number of codes"));
-    }
     put_i16(out, min_exponent);
     out.push(underflow as u8);
-    write_symbols(out, coder, Role::Exponents, codes, space.row_lens);
-    write_signs(out, codes, negative)
+    Ok(())
 }
 
-/// A bit for each code above 0.
+fn read_head(cursor: &mut Cursor<'_>) -> Result<(i16, Underflow)> {
+    let offset = cursor.offset();
+    let min_exponent = cursor.i16()?;
+    if !EXPONENTS.contains(&min_exponent) {
+        return Err(Error::out_of_range("min_exponent", u64::from(min_exponent.cast_unsigned()), offset));
+    }
+    let underflow = match cursor.u8_in("underflow", 0, 2)? {
+        0 => Underflow::Unbiased,
+        1 => Underflow::Zero,
+        _ => Underflow::Smallest,
+    };
+    Ok((min_exponent, underflow))
+}
+
+impl WireValues {
+    /// Writes [`Pow2`]: `signs` has a bit for each code above 0, in the order of the values; 1 for minus.
+    ///
+    /// # Errors
+    /// As [`Self::sign`], and for a `min_exponent` out of range.
+    pub fn pow2(
+        self,
+        min_exponent: i16,
+        underflow: Underflow,
+        codes: Packed<'_>,
+        signs: &[u8],
+    ) -> Result<Part<'static, Values, ValuesId>> {
+        let mut bytes = Vec::new();
+        write_head(&mut bytes, min_exponent, underflow)?;
+        self.ints(&mut bytes, codes)?;
+        if signs.len() as u64 > self.count.div_ceil(8) {
+            return Err(Error::inconsistent("number of signs"));
+        }
+        bytes.extend_from_slice(signs);
+        Ok(Part::Written { id: Pow2::ID, bytes: bytes.into() })
+    }
+}
+
+/// Appends a bit for each code above 0.
 fn write_signs(out: &mut Vec<u8>, codes: &[u8], negative: &Bits) -> Result<()> {
     if negative.len() != codes.len() as u64 {
         return Err(Error::inconsistent("number of signs"));
@@ -64,7 +174,7 @@ fn read_signs(cursor: &mut Cursor<'_>, codes: &[u8]) -> Result<Bits> {
     Bits::from_bytes(codes.len() as u64, signs).ok_or(Error::inconsistent("number of signs"))
 }
 
-/// Which of each 64 codes are above 0, a bit for each.
+/// Calls `f` with a mask for each 64 codes: a bit is set where the code is above 0.
 fn for_each_mask(codes: &[u8], mut f: impl FnMut(u64) -> Result<()>) -> Result<()> {
     let (rows, rest) = codes.as_chunks::<64>();
     for row in rows {
@@ -81,37 +191,6 @@ fn word(bytes: &[u8]) -> u64 {
     bytes.iter().zip(0..).fold(0, |word, (&byte, i)| word | u64::from(byte) << (8 * i))
 }
 
-pub(super) fn read_head(cursor: &mut Cursor<'_>) -> Result<(i16, Underflow)> {
-    let offset = cursor.offset();
-    let min_exponent = cursor.i16()?;
-    if !EXPONENTS.contains(&min_exponent) {
-        return Err(Error::out_of_range("min_exponent", u64::from(min_exponent.cast_unsigned()), offset));
-    }
-    let underflow = match cursor.u8_in("underflow", 0, 2)? {
-        0 => Underflow::Unbiased,
-        1 => Underflow::Zero,
-        _ => Underflow::Smallest,
-    };
-    Ok((min_exponent, underflow))
-}
-
-pub(super) fn read(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    space: &ValueSpace<'_>,
-) -> Result<Values> {
-    let (min_exponent, underflow) = read_head(cursor)?;
-    let codes = read_symbols(cursor, decoder, space.count, 255)?;
-    decoder.budget.reserve_items::<u8>(space.count.div_ceil(8), cursor.offset())?;
-    let negative = read_signs(cursor, &codes)?;
-    Ok(Values::Pow2 { min_exponent, underflow, codes, negative })
-}
-
-/// The numbers of the values from `start` on.
-pub(crate) fn numbers(min_exponent: i16, codes: &[u8], negative: &Bits, start: usize, out: &mut [f32]) {
-    arch::run(Numbers { min_exponent, codes: &codes[start..], negative, start, out });
-}
-
 struct Numbers<'a> {
     min_exponent: i16,
     codes: &'a [u8],
@@ -126,7 +205,7 @@ impl Kernel for Numbers<'_> {
     #[inline(always)]
     fn call(self) {
         let Self { min_exponent, codes, negative, start, out } = self;
-        // Where no code gives a subnormal a magnitude's bits are its exponent's; 255 is infinity.
+        // Without subnormals, a magnitude has exponent bits only; exponent 255 is infinity.
         if min_exponent >= -126 {
             let base = (i32::from(min_exponent) + 126) as u32;
             for (value, &code) in out.iter_mut().zip(codes) {
@@ -195,12 +274,18 @@ mod tests {
         let negative: Bits = (0..600).map(|i| i * i % 7 < 3).collect();
         for min_exponent in [-1074, -300, -149, -130, -126, -30, 0, 120, 1023] {
             let magnitudes = magnitudes(min_exponent);
+            let (codes, negative) = (codes.clone(), negative.clone());
+            let values = Pow2 { min_exponent, underflow: Underflow::Zero, codes, negative };
             for (start, len) in [(0, 600), (0, 5), (3, 2), (3, 100), (8, 64), (599, 1), (600, 0)] {
                 let mut out = vec![0.0; len];
-                numbers(min_exponent, &codes, &negative, start, &mut out);
+                values.numbers_from(start, &mut out);
                 for (i, x) in (start..).zip(out) {
-                    let sign = u32::from(negative.get(i)) << 31;
-                    assert_eq!(x.to_bits(), magnitudes[usize::from(codes[i])] | sign, "{min_exponent} {i}");
+                    let sign = u32::from(values.negative.get(i)) << 31;
+                    assert_eq!(
+                        x.to_bits(),
+                        magnitudes[usize::from(values.codes[i])] | sign,
+                        "{min_exponent} {i}"
+                    );
                 }
             }
         }

@@ -5,7 +5,9 @@
 //! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of equal
 //! magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
 
-use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::block::{
+    Bits, Block, Chunked, Codebook, Groups, ScaleFormat, Scales, Scope, Sign, Sparse, Support, Values,
+};
 use crate::codes::{best_parameter, run_bits};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::sparse::mean_magnitude;
@@ -70,10 +72,10 @@ pub(crate) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64)
         positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1))).collect();
     let fixed = u128::from(u64::BITS - (chunk_len - 1).leading_zeros()) * positions.len() as u128;
     if run_bits(&gaps, best_parameter(&gaps)).min(u128::from(n)) < fixed {
-        return Support::Sparse(positions);
+        return Support::Sparse(Sparse { positions });
     }
     let positions = positions.into_iter().map(|p| (p % chunk_len) as u32).collect();
-    Support::Chunked { chunk_len, kept, positions }
+    Support::Chunked(Chunked { chunk_len, kept, positions })
 }
 
 /// The positions in a chunk, ascending, of its `kept` largest magnitudes, and the elements there.
@@ -96,7 +98,7 @@ fn signs(numbers: &[f32]) -> (Values, Vec<f32>) {
     let negative: Bits = numbers.iter().map(|x| x.is_sign_negative()).collect();
     let scales = Scales::from_f32s(ScaleFormat::F32, &[scale]);
     let decoded = numbers.iter().map(|x| scale.copysign(*x)).collect();
-    (Values::Sign { groups: Groups::Block, scales, negative }, decoded)
+    (Values::Sign(Sign { groups: Groups::Block, scales, negative }), decoded)
 }
 
 /// Bins of a code.
@@ -122,5 +124,5 @@ fn codes(numbers: &[f32], max: f32) -> (Values, Vec<f32>) {
     let entry = |i: usize| if counts[i] == 0 { 0.0 } else { (sums[i] / counts[i] as f64) as f32 };
     let table: Vec<f32> = (0..BINS).map(|i| entry(i).clamp(-max, max)).collect();
     let decoded = codes.iter().map(|&c| table[usize::from(c)]).collect();
-    (Values::Codebook { table, groups: Groups::Block, scales: None, shifts: None, codes }, decoded)
+    (Values::Codebook(Codebook { table, groups: Groups::Block, scales: None, shifts: None, codes }), decoded)
 }

@@ -7,8 +7,9 @@
 
 use super::chunked::{largest, support_of};
 use crate::block::values::dct::{Layout, MAX_SIDE};
-use crate::block::values::numbers as values_numbers;
-use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Stored, Support, Values};
+use crate::block::{
+    Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
+};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::sparse::{floats, mean_magnitude};
 use crate::compress::{Input, Kept, Options};
@@ -104,7 +105,8 @@ fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: Se
         let coefficients = Box::new(coefficients(settings.values, &numbers));
         let View { cols, chunk_rows, chunk_cols, .. } = view;
         let support = support.clone();
-        let values = Values::Dct { rows: len / cols, cols, chunk_rows, chunk_cols, support, coefficients };
+        let values =
+            Values::Dct(Dct { rows: len / cols, cols, chunk_rows, chunk_cols, support, coefficients });
         if tensor.residual_after.is_none() && surely_fits(tensor.dtype, &numbers, settings.kept) {
             break (values, Vec::new());
         }
@@ -143,7 +145,7 @@ fn surely_fits(dtype: Dtype, numbers: &[f32], kept: u64) -> bool {
 pub(crate) fn numbers_of(values: &Values, n: u64) -> Result<Vec<f32>> {
     let mut decoded = vec![0.0; n as usize];
     let limits = Limits::default().with_max_alloc_bytes(u64::MAX);
-    values_numbers(values, &[], &Budget::new(&limits), &mut decoded)?;
+    values.numbers(&[], &Budget::new(&limits), &mut decoded)?;
     Ok(decoded)
 }
 
@@ -152,12 +154,12 @@ fn coefficients(kept: Kept, numbers: &[f32]) -> Values {
         Kept::Sign => {
             let scales = Scales::from_f32s(ScaleFormat::F32, &[mean_magnitude(numbers)]);
             let negative: Bits = numbers.iter().map(|x| x.is_sign_negative()).collect();
-            Values::Sign { groups: Groups::Block, scales, negative }
+            Values::Sign(Sign { groups: Groups::Block, scales, negative })
         }
         // As for elements of 64 bits: nested values have no element type to be stored as.
         kept => match floats(Dtype::F64, kept, numbers) {
             Ok((values, _)) => values,
-            Err(_) => Values::Floats { stored: Stored::F32, bytes: Vec::new() },
+            Err(_) => Values::Floats(Floats { stored: Stored::F32, bytes: Vec::new() }),
         },
     }
 }
@@ -184,7 +186,7 @@ mod tests {
         let spread =
             |kept: u64| (0..8).flat_map(move |c| (0..kept).map(move |i| c * 4096 + i * (4096 / kept)));
         let of = |kept| support_of(spread(kept).collect(), kept, 4096, 8 * 4096);
-        assert!(matches!(of(1), Support::Chunked { .. }));
+        assert!(matches!(of(1), Support::Chunked(_)));
         assert!(matches!(of(32), Support::Sparse(_)));
         assert_eq!(support_of((0..20).collect(), 10, 10, 20), Support::All);
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use rayon::prelude::*;
 
-use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::block::{Block, Floats, Planes, Scope, Sparse, Stored, Support, Ulp, Values};
 use crate::compress::{Input, Options, Part, in_order, parts, whole};
 use crate::element::{bits_at, set_bits_at, ulp_diff};
 use crate::error::{Error, InputErrorKind, Result};
@@ -30,8 +30,8 @@ pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, block
             }
         };
         let values = match planes {
-            true => Values::Planes { bytes },
-            false => Values::Floats { stored: Stored::Source, bytes },
+            true => Values::Planes(Planes { bytes }),
+            false => Values::Floats(Floats { stored: Stored::Source, bytes }),
         };
         blocks.push(Block { scope, add: false, support: Support::All, values });
     }
@@ -52,8 +52,8 @@ pub(crate) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()>
         let len = inputs[i].view.elements();
         if count > 0 && start.saturating_add(len) > DELTA_BLOCK {
             let scope = whole(inputs[i - count].tensor, count);
-            let support = Support::Sparse(std::mem::take(&mut positions));
-            let values = Values::Ulp { diffs: std::mem::take(&mut diffs) };
+            let support = Support::Sparse(Sparse { positions: std::mem::take(&mut positions) });
+            let values = Values::Ulp(Ulp { diffs: std::mem::take(&mut diffs) });
             blocks.push(Block { scope, add: false, support, values });
             (start, count) = (0, 0);
         }
@@ -66,8 +66,8 @@ pub(crate) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()>
     blocks.push(Block {
         scope,
         add: false,
-        support: Support::Sparse(positions),
-        values: Values::Ulp { diffs },
+        support: Support::Sparse(Sparse { positions }),
+        values: Values::Ulp(Ulp { diffs }),
     });
     Ok(())
 }

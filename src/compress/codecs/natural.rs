@@ -3,7 +3,7 @@
 
 use crate::arch::{self, Kernel};
 use crate::bits::pack_bits;
-use crate::block::{Bits, Block, Scope, Support, Underflow, Values};
+use crate::block::{Bits, Block, Pow2, Scope, Support, Underflow, Values};
 use crate::compress::source::{Chunk, Source, TILE};
 use crate::compress::{Options, Part, parts, whole};
 use crate::element::{max_finite, round_f32s};
@@ -147,7 +147,7 @@ fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> R
     codes.iter_mut().for_each(|c| *c = c.saturating_sub(shift));
     let negative = Bits::from_bytes(range.len() as u64, negative).unwrap_or_default();
     let min_exponent = i16::from(shift) + 1 - 127;
-    Ok(Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative })
+    Ok(Values::Pow2(Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }))
 }
 
 fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut [u8]) -> Seen {
@@ -273,5 +273,5 @@ fn general(spans: &mut [(std::ops::Range<usize>, &mut Source<'_>)], seed: u64) -
         at += range.len();
     }
     let negative = negative.into_iter().zip(&codes).map(|(negative, &code)| negative && code != 0).collect();
-    Ok(Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative })
+    Ok(Values::Pow2(Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }))
 }

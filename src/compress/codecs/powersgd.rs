@@ -16,7 +16,7 @@
 use rayon::prelude::*;
 
 use super::demo::{finite, numbers_of};
-use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Input, Kept, Options, sparse};
 use crate::element::{max_finite, round_f32s};
@@ -65,8 +65,8 @@ pub(crate) fn blocks(
         if let Some(after) = &mut tensor.residual_after {
             after.iter_mut().zip(&decoded).for_each(|(x, d)| *x = finite(*x - d));
         }
-        if let Values::LowRank { right, .. } = &values
-            && let Values::Floats { bytes, .. } = &**right
+        if let Values::LowRank(LowRank { right, .. }) = &values
+            && let Values::Floats(Floats { bytes, .. }) = &**right
         {
             tensor.factor = Some(Factor { rank, values: floats(bytes) });
         }
@@ -202,11 +202,12 @@ pub(crate) fn product(
     rank: u64,
     dtype: Dtype,
 ) -> Result<(Values, Vec<f32>)> {
-    let factor = |numbers: &[f32]| Box::new(Values::Floats { stored: Stored::F32, bytes: bytes(numbers) });
+    let factor =
+        |numbers: &[f32]| Box::new(Values::Floats(Floats { stored: Stored::F32, bytes: bytes(numbers) }));
     let (rows, cols) = (left.len() as u64 / rank, right.len() as u64 / rank);
     loop {
         let (left, right_factor) = (factor(&left), factor(&right));
-        let values = Values::LowRank { rows, cols, rank, left, right: right_factor };
+        let values = Values::LowRank(LowRank { rows, cols, rank, left, right: right_factor });
         let mut decoded = numbers_of(&values, rows * cols)?;
         let max = max_finite(dtype);
         if decoded.iter().all(|x| x.abs() <= max) {

@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
-use crate::block::{Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero};
+use crate::block::{
+    self, Affine, Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
+};
 use crate::compress::source::{Chunk, Source};
 use crate::compress::{Options, Part, parts, sum};
 use crate::element::{max_finite, round_f32s};
@@ -62,13 +64,15 @@ pub(crate) fn levels(
                 }
             })
         },
-        |norms, levels| Values::Levels {
-            spacing,
-            max_level,
-            norm,
-            groups: Groups::Len(bucket),
-            norms,
-            levels,
+        |norms, levels| {
+            Values::Levels(block::Levels {
+                spacing,
+                max_level,
+                norm,
+                groups: Groups::Len(bucket),
+                norms,
+                levels,
+            })
         },
     )
 }
@@ -96,12 +100,8 @@ pub(crate) fn int8(
                 codes.extend(new);
             })
         },
-        |scales, codes| Values::Affine {
-            bits: 8,
-            groups: Groups::Len(group),
-            scales,
-            zero: Zero::Centre,
-            codes,
+        |scales, codes| {
+            Values::Affine(Affine { bits: 8, groups: Groups::Len(group), scales, zero: Zero::Centre, codes })
         },
     )
 }

@@ -1,7 +1,7 @@
 //! Random elements, the same for every sender that has the seed (random-k; Stich et al., arXiv 1809.07599, section 2.1):
 //! positions cost nothing, and equal supports can be summed.
 
-use crate::block::{Block, Scope, Support};
+use crate::block::{Block, Scope, Seeded, Support};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Amount, Kept, sparse};
 use crate::error::Result;
@@ -51,7 +51,7 @@ pub(crate) fn blocks(
         let numbers: Vec<f32> = positions.iter().map(read).collect();
         let (values, decoded) = sparse::floats(tensor.dtype, values, &numbers)?;
         tensor.subtract(&positions, decoded)?;
-        let support = Support::Seeded { count, seed };
+        let support = Support::Seeded(Seeded { count, seed });
         blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
     }
     Ok(())

@@ -7,7 +7,7 @@
 
 use rayon::prelude::*;
 
-use crate::block::{Block, ScaleFormat, Scales, Values};
+use crate::block::{Block, Constant, ScaleFormat, Scales, Values};
 use crate::compress::device::Outline;
 use crate::compress::select::Chosen;
 use crate::compress::source::Source;
@@ -44,9 +44,9 @@ pub(crate) fn larger_of([plus, minus]: [f64; 2], [positive, negative]: [u64; 2])
 /// The block of what is sent of a run of tensors.
 pub(crate) fn constant(tensors: &[Outline], chosen: &[Chosen], means: &[f32]) -> Block {
     let (scope, support) = join(tensors, chosen);
-    let values = Values::Constant {
+    let values = Values::Constant(Constant {
         groups: tensor_groups(tensors.len()),
         scales: Scales::from_f32s(ScaleFormat::F32, means),
-    };
+    });
     Block { scope, add: false, support, values }
 }

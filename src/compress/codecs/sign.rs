@@ -3,7 +3,7 @@
 //! The sign of a zero is its own: +0 becomes plus the scale, -0 minus the scale. Error feedback takes that back in the
 //! next step; without it, exact zeros are better sent by another codec.
 
-use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Sign, Support, Values};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Options, Part, parts, sum};
 use crate::error::Result;
@@ -55,7 +55,7 @@ pub(crate) fn blocks(
             scope,
             add: false,
             support: Support::All,
-            values: Values::Sign { groups, scales, negative },
+            values: Values::Sign(Sign { groups, scales, negative }),
         });
     }
     Ok(())

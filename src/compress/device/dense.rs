@@ -42,7 +42,8 @@ use super::super::{Codec, Options, Part, parts, runs, whole};
 use super::{Outline, check_order};
 use crate::bits::{PlaneReader, packed_bytes, unzigzag};
 use crate::block::{
-    Bits, Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Underflow, Values, Zero,
+    Affine, Bits, Block, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing, Support,
+    Underflow, Values, Zero,
 };
 use crate::error::{Error, Result};
 
@@ -258,27 +259,27 @@ fn block(task: &Task, packed: &Packed<'_>) -> Result<Block> {
                 return wrong("sign of a zero");
             }
             let min_exponent = packed.min_exponent;
-            Values::Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }
+            Values::Pow2(Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative })
         }
         Quantizer::Levels { spacing, max_level, norm, .. } => {
             let levels = fields(packed, elements, |code| unzigzag(code) as i32)?;
             if levels.iter().any(|level| level.unsigned_abs() > max_level) {
                 return wrong("levels");
             }
-            Values::Levels { spacing, max_level, norm, groups, norms: scales(), levels }
+            Values::Levels(Levels { spacing, max_level, norm, groups, norms: scales(), levels })
         }
         Quantizer::Int8 => {
             let codes = fields(packed, elements, |code| code as u8)?;
             if codes.contains(&0) {
                 return wrong("an integer below -127");
             }
-            Values::Affine { bits: 8, groups, scales: scales(), zero: Zero::Centre, codes }
+            Values::Affine(Affine { bits: 8, groups, scales: scales(), zero: Zero::Centre, codes })
         }
         Quantizer::Sign => {
             let Some(negative) = Bits::from_bytes(elements, packed.codes.to_vec()) else {
                 return wrong("padding of the plane of signs");
             };
-            Values::Sign { groups, scales: scales(), negative }
+            Values::Sign(Sign { groups, scales: scales(), negative })
         }
     };
     Ok(Block { scope: task.scope, add: false, support: Support::All, values })

@@ -8,8 +8,7 @@
 //! Q = the mean of each coefficient over the senders that sent it; step along the sign of its inverse
 //! ```
 
-use crate::block::values::dct::coefficients_of;
-use crate::block::{Block, Sets, Stored, Support, Values, support};
+use crate::block::{Block, Dct, Floats, Sets, Stored, Support, Values};
 use crate::compress::codecs::demo::numbers_of;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
 use crate::error::{Error, InputErrorKind, Result};
@@ -132,26 +131,22 @@ impl DeMo {
 /// [`Error::Input`] if there is no block, one is not of [`Values::Dct`], or they differ in scope or layout.
 pub fn direction(blocks: &[&Block]) -> Result<Vec<f32>> {
     let wrong = |i: usize| Error::cannot_reduce("it is no transform of the same chunks").of_sender(i as u64);
-    let Some(Block { scope, values: Values::Dct { rows, cols, chunk_rows, chunk_cols, .. }, .. }) =
-        blocks.first()
-    else {
+    let Some(Block { scope, values: Values::Dct(first), .. }) = blocks.first() else {
         return Err(wrong(0));
     };
-    let n = rows.checked_mul(*cols).ok_or_else(|| wrong(0))?;
+    let n = first.rows.checked_mul(first.cols).ok_or_else(|| wrong(0))?;
     let len = usize::try_from(n).map_err(|_| wrong(0))?;
     let (mut sums, mut counts) = (vec![0.0f64; len], vec![0u32; len]);
     for (i, block) in blocks.iter().enumerate() {
-        let Values::Dct { rows: r, cols: c, chunk_rows: a, chunk_cols: b, support, coefficients } =
-            &block.values
-        else {
+        let Values::Dct(dct) = &block.values else {
             return Err(wrong(i));
         };
-        if block.scope != *scope || (r, c, a, b) != (rows, cols, chunk_rows, chunk_cols) {
+        if block.scope != *scope || !dct.has_layout_of(first) {
             return Err(wrong(i));
         }
-        let numbers = numbers_of(coefficients, coefficients_of(&block.values, n)?)?;
+        let numbers = numbers_of(&dct.coefficients, dct.count(n)?)?;
         let mut rest = numbers.as_slice();
-        support::for_each_run(support, n, &Sets::new(), &mut |start, len| {
+        dct.support.for_each_run(n, &Sets::new(), &mut |start, len| {
             let (mine, others) = rest.split_at(len as usize);
             for (at, x) in (start as usize..).zip(mine) {
                 sums[at] += f64::from(*x);
@@ -163,9 +158,8 @@ pub fn direction(blocks: &[&Block]) -> Result<Vec<f32>> {
     }
     let means = sums.iter().zip(&counts).map(|(s, &c)| (s / f64::from(c.max(1))) as f32);
     let bytes = means.flat_map(f32::to_le_bytes).collect();
-    let coefficients = Box::new(Values::Floats { stored: Stored::F32, bytes });
-    let (rows, cols, chunk_rows, chunk_cols) = (*rows, *cols, *chunk_rows, *chunk_cols);
-    let mean = Values::Dct { rows, cols, chunk_rows, chunk_cols, support: Support::All, coefficients };
+    let coefficients = Box::new(Values::Floats(Floats { stored: Stored::F32, bytes }));
+    let mean = Values::Dct(Dct { support: Support::All, coefficients, ..*first });
     let mut direction = numbers_of(&mean, n)?;
     for (index, x) in direction.iter_mut().enumerate() {
         if x.is_nan() {

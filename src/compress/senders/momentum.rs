@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::block::{Block, Scope, Sets, support};
+use crate::block::{Block, Scope, Sets};
 use crate::error::{Error, InputErrorKind, Result};
 
 /// Sets the momenta of all elements that `blocks` speak of to zero.
@@ -46,9 +46,9 @@ fn visit(block: &Block, lens: &[(u64, u64)], f: &mut dyn FnMut(usize, Range<usiz
         Scope::Range { start, len, .. } => (start, len),
         _ => (0, lens.iter().map(|(_, len)| len).sum()),
     };
-    support::check(&block.support, n).map_err(|_| wrong())?;
+    block.support.check(n).map_err(|_| wrong())?;
     let (mut at, mut base) = (0, 0);
-    support::for_each_run(&block.support, n, &Sets::new(), &mut |position, mut len| {
+    block.support.for_each_run(n, &Sets::new(), &mut |position, mut len| {
         let mut position = start + position;
         while len > 0 {
             while position - base >= lens[at].1 {

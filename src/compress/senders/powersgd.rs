@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::block::{Block, Scope, Stored, Support, Values};
+use crate::block::{Block, Floats, Scope, Stored, Support, Values};
 use crate::compress::codecs::demo;
 use crate::compress::codecs::powersgd::{
     Factor, basis, bytes, elements, left_factor, matrix, numbers, product, times, transposed_times,
@@ -295,7 +295,7 @@ fn finite(views: &[TensorView<'_>]) -> Result<Vec<Vec<f32>>> {
 }
 
 fn of_numbers(numbers: &[f32]) -> Values {
-    Values::Floats { stored: Stored::Source, bytes: bytes(numbers) }
+    Values::Floats(Floats { stored: Stored::Source, bytes: bytes(numbers) })
 }
 
 fn dense(tensor: u64, values: Values) -> Block {

@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Bits, Groups, Minifloat, ModelId, Norm, ScaleFormat, Scales, Spacing, Stored, Underflow, Zero,
+    Affine, Bits, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat,
+    MinifloatFormat, ModelId, Norm, Planes, Pow2, Rows, ScaleFormat, Scales, Seeded, Sign, Spacing, Sparse,
+    Stored, Ulp, Underflow, Zero,
 };
 use gcodec::{
     Block, BlockOptions, Dtype, Entropy, Manifest, Positions, Scope, Support, TensorInfo, UpdateHeader,
@@ -151,7 +153,7 @@ pub(crate) fn update(random: &mut Random<'_>, manifest: &Arc<Manifest>, ulp: boo
         let (support, m) = support(random, space.len());
         let all = support == Support::All;
         let values = match ulp && random.below(2) == 0 {
-            true => Values::Ulp { diffs: (0..m).map(|_| difference(random, info.dtype)).collect() },
+            true => Values::Ulp(Ulp { diffs: (0..m).map(|_| difference(random, info.dtype)).collect() }),
             false => values(random, info.dtype, m, scope.tensors(), all),
         };
         let add = random.below(4) == 0 && !values.gives_bits();
@@ -183,7 +185,7 @@ pub(crate) fn support(random: &mut Random<'_>, n: u64) -> (Support, u64) {
         (0..n).filter(|_| random.below(rarity) == 0).collect()
     };
     let support = match random.below(5) {
-        0 => Support::Sparse(some(random, n)),
+        0 => Support::Sparse(Sparse { positions: some(random, n) }),
         1 => {
             let chunk_len = 1 + random.below(40);
             let kept = 1 + random.below(chunk_len);
@@ -196,20 +198,20 @@ pub(crate) fn support(random: &mut Random<'_>, n: u64) -> (Support, u64) {
                 }
                 positions.append(&mut chosen);
             }
-            Support::Chunked { chunk_len, kept, positions }
+            Support::Chunked(Chunked { chunk_len, kept, positions })
         }
         2 => {
             let row_len = (1..=n.max(1)).rev().find(|l| n.is_multiple_of(*l) && l * l <= n).unwrap_or(1);
-            Support::Rows { row_len, rows: some(random, n / row_len) }
+            Support::Rows(Rows { row_len, rows: some(random, n / row_len) })
         }
-        3 => Support::Seeded { count: random.below(n + 1), seed: random.next().into() },
+        3 => Support::Seeded(Seeded { count: random.below(n + 1), seed: random.next().into() }),
         _ => Support::All,
     };
     let m = match &support {
-        Support::Sparse(positions) => positions.len() as u64,
-        Support::Chunked { positions, .. } => positions.len() as u64,
-        Support::Rows { row_len, rows } => row_len * rows.len() as u64,
-        Support::Seeded { count, .. } => *count,
+        Support::Sparse(Sparse { positions }) => positions.len() as u64,
+        Support::Chunked(Chunked { positions, .. }) => positions.len() as u64,
+        Support::Rows(Rows { row_len, rows }) => row_len * rows.len() as u64,
+        Support::Seeded(Seeded { count, .. }) => *count,
         _ => n,
     };
     (support, m)
@@ -237,27 +239,27 @@ pub(crate) fn values(random: &mut Random<'_>, dtype: Dtype, m: u64, tensors: u64
     if !dtype.is_float() || random.below(6) == 0 {
         let bytes = random.elements(dtype, m);
         return if random.below(2) == 0 {
-            Values::Floats { stored: Stored::Source, bytes }
+            Values::Floats(Floats { stored: Stored::Source, bytes })
         } else {
-            Values::Planes { bytes }
+            Values::Planes(Planes { bytes })
         };
     }
     let (groups, count) = groups(random, m, tensors);
     match random.below(10) {
-        0 => Values::Constant { groups, scales: scales(random, count) },
-        1 => Values::Sign { groups, scales: scales(random, count), negative: random.bits(m) },
+        0 => Values::Constant(Constant { groups, scales: scales(random, count) }),
+        1 => Values::Sign(Sign { groups, scales: scales(random, count), negative: random.bits(m) }),
         2 if random.below(2) == 0 => {
             let rank = 1 + random.below(3);
             let shape = vec![rank, random.below(6)];
             let codes = Box::new(numbers(random, shape.iter().product(), 0));
-            Values::Latent { model: ModelId([random.next() as u8; 32]), shape, codes }
+            Values::Latent(Latent { model: ModelId([random.next() as u8; 32]), shape, codes })
         }
         3 if all && m > 0 => {
             let rows = (1..=m).rev().find(|r| m.is_multiple_of(*r) && r * r <= m).unwrap_or(1);
             let (cols, rank) = (m / rows, 1 + random.below(3));
             let left = Box::new(numbers(random, rows * rank, 0));
             let right = Box::new(numbers(random, cols * rank, 0));
-            Values::LowRank { rows, cols, rank, left, right }
+            Values::LowRank(LowRank { rows, cols, rank, left, right })
         }
         4 if all && m > 0 => {
             let rows = (1..=m).rev().find(|r| m.is_multiple_of(*r) && r * r <= m).unwrap_or(1);
@@ -270,17 +272,17 @@ pub(crate) fn values(random: &mut Random<'_>, dtype: Dtype, m: u64, tensors: u64
             let positions: Vec<u64> = (0..m).filter(|_| random.below(4) == 0).collect();
             let (support, count) = match random.below(3) {
                 0 => (Support::All, m),
-                _ => (Support::Sparse(positions.clone()), positions.len() as u64),
+                _ => (Support::Sparse(Sparse { positions: positions.clone() }), positions.len() as u64),
             };
             let coefficients = Box::new(match random.below(2) {
-                0 => Values::Sign {
+                0 => Values::Sign(Sign {
                     groups: Groups::Block,
                     scales: scales(random, 1),
                     negative: random.bits(count),
-                },
+                }),
                 _ => numbers(random, count, 0),
             });
-            Values::Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients }
+            Values::Dct(Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients })
         }
         _ => numbers(random, m, tensors),
     }
@@ -292,16 +294,16 @@ fn numbers(random: &mut Random<'_>, m: u64, tensors: u64) -> Values {
     match random.below(6) {
         0 => {
             let stored = random.one(&[Stored::F32, Stored::F16, Stored::Bf16]);
-            Values::Floats { stored, bytes: random.elements(stored.dtype(Dtype::F32), m) }
+            Values::Floats(Floats { stored, bytes: random.elements(stored.dtype(Dtype::F32), m) })
         }
         1 => {
             let (codes, bits) = (random.symbols(m, 256), random.bits(m));
-            Values::Pow2 {
+            Values::Pow2(Pow2 {
                 min_exponent: random.below(2098) as i16 - 1074,
                 underflow: random.one(&[Underflow::Unbiased, Underflow::Zero, Underflow::Smallest]),
                 negative: codes.iter().enumerate().map(|(i, &c)| c != 0 && bits.get(i)).collect(),
                 codes,
-            }
+            })
         }
         2 => {
             let spacing = random.one(&[Spacing::Uniform, Spacing::Natural]);
@@ -310,7 +312,7 @@ fn numbers(random: &mut Random<'_>, m: u64, tensors: u64) -> Values {
             let levels = (0..m).map(|_| random.below(2 * u64::from(max_level) + 1) as i32 - max_level as i32);
             let levels = levels.collect();
             let norm = random.one(&[Norm::L1, Norm::L2, Norm::Max]);
-            Values::Levels { spacing, max_level, norm, groups, norms: scales(random, count), levels }
+            Values::Levels(Levels { spacing, max_level, norm, groups, norms: scales(random, count), levels })
         }
         3 => {
             let bits = 1 + random.below(8) as u8;
@@ -319,25 +321,25 @@ fn numbers(random: &mut Random<'_>, m: u64, tensors: u64) -> Values {
                 1 => Zero::Point(random.symbols(count, 1 << bits)),
                 _ => Zero::Offset(scales(random, count)),
             };
-            Values::Affine {
+            Values::Affine(Affine {
                 bits,
                 groups,
                 scales: scales(random, count),
                 zero,
                 codes: random.symbols(m, 1 << bits),
-            }
+            })
         }
         4 => {
             let entries = 2 + random.below(255) as u16;
             let table = (0..entries).map(|_| f32::from_bits(random.next())).collect();
             let maybe = |random: &mut Random<'_>| (random.below(2) == 0).then(|| scales(random, count));
             let (scales, shifts) = (maybe(random), maybe(random));
-            Values::Codebook { table, groups, scales, shifts, codes: random.symbols(m, entries) }
+            Values::Codebook(Codebook { table, groups, scales, shifts, codes: random.symbols(m, entries) })
         }
         _ => {
-            let (format, _) = random.one(&Minifloat::REGISTERED);
+            let (format, _) = random.one(&MinifloatFormat::REGISTERED);
             let codes = random.symbols(m, 1 << format.bits());
-            Values::Minifloat { format, groups, scales: scales(random, count), codes }
+            Values::Minifloat(Minifloat { format, groups, scales: scales(random, count), codes })
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{IndexSpace, RawBlock, Stored};
+use gcodec::block::{Floats, IndexSpace, Latent, Planes, RawBlock, Stored, Ulp};
 use gcodec::error::Error;
 use gcodec::frame::{Index, IndexSet, Manifest, Model, UpdatePart, Weights};
 use gcodec::stream::FrameInfo;
@@ -216,7 +216,7 @@ fn describe_block(part: &UpdatePart<'_>, raw: &RawBlock<'_>, block: &Block) -> R
         _ => json!(block.positions(&raw.space, part.sets(), &part.budget())?),
     };
     let numbers = match &block.values {
-        Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
+        Values::Floats(Floats { stored: Stored::Source, bytes }) | Values::Planes(Planes { bytes }) => {
             let digits = raw.space.dtype.bits() as usize / 4;
             let count = match &positions {
                 Value::Array(positions) => positions.len() as u64,
@@ -225,8 +225,8 @@ fn describe_block(part: &UpdatePart<'_>, raw: &RawBlock<'_>, block: &Block) -> R
             let bits = (0..count).map(|i| element::bits_at(raw.space.dtype, bytes, i).expect("an element"));
             bits.map(|b| json!(format!("{b:0digits$x}"))).collect()
         }
-        Values::Ulp { diffs } => json!({ "diffs": diffs }),
-        Values::Latent { model, shape, codes } => {
+        Values::Ulp(Ulp { diffs }) => json!({ "diffs": diffs }),
+        Values::Latent(Latent { model, shape, codes }) => {
             let inner =
                 Block { scope: block.scope, add: false, support: Support::All, values: (**codes).clone() };
             let space = IndexSpace::flat(Dtype::F32, shape.iter().product());
@@ -246,7 +246,7 @@ fn describe_set(set: &IndexSet, id: &[u8], manifest: &Manifest) -> Result<Value>
         Support::All => Value::Null,
         support => {
             // A block with this support. Its values do not affect its positions.
-            let values = Values::Ulp { diffs: Vec::new() };
+            let values = Values::Ulp(Ulp { diffs: Vec::new() });
             let block = Block { scope: set.scope, add: false, support: support.clone(), values };
             let space = manifest.space(set.scope, 0)?;
             json!(block.positions(&space, &Default::default(), &Budget::new(&Limits::default()))?)

@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Bits, Groups, Minifloat, ModelId, Norm, ScaleFormat, Scales, Spacing, Stored, Underflow, Zero,
+    Affine, Bits, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat,
+    MinifloatFormat, ModelId, Norm, Planes, Pow2, Rows, ScaleFormat, Scales, Seeded, Set, Sign, Spacing,
+    Sparse, Stored, Ulp, Underflow, Zero,
 };
 use gcodec::frame::{Delta, FrameKind, IndexSet, Metadata, Model, Reduction};
 use gcodec::{
@@ -44,182 +46,205 @@ fn f32_bytes(values: impl IntoIterator<Item = f32>) -> Vec<u8> {
 pub(crate) fn blocks() -> Vec<Block> {
     let block = |scope, support, values| Block { scope, add: false, support, values };
     let embed = Scope::Tensor(0);
-    let sparse = Support::Sparse(vec![0, 3, 4, 17, 31]);
+    let sparse = Support::Sparse(Sparse { positions: vec![0, 3, 4, 17, 31] });
     let model = ModelId([7; 32]);
-    let halves = |n: usize| Values::Floats { stored: Stored::F16, bytes: [0, 0x3c].repeat(n) };
+    let halves = |n: usize| Values::Floats(Floats { stored: Stored::F16, bytes: [0, 0x3c].repeat(n) });
     vec![
         block(
             embed,
             Support::All,
-            Values::Floats { stored: Stored::Source, bytes: f32_bytes((0..32).map(|i| i as f32 - 7.5)) },
+            Values::Floats(Floats {
+                stored: Stored::Source,
+                bytes: f32_bytes((0..32).map(|i| i as f32 - 7.5)),
+            }),
         ),
         block(
             embed,
             sparse.clone(),
-            Values::Floats {
+            Values::Floats(Floats {
                 stored: Stored::F32,
                 bytes: f32_bytes([1.0, -0.0, f32::NAN, f32::INFINITY, 1e-40]),
-            },
+            }),
         ),
         block(embed, sparse.clone(), halves(5)),
         block(
             Scope::Tensors { first: 0, count: 4 },
-            Support::Sparse(vec![5, 31, 32, 36]),
-            Values::Constant { groups: Groups::Tensor, scales: scales(&[0.5, -0.25, 0.0, 2.0]) },
+            Support::Sparse(Sparse { positions: vec![5, 31, 32, 36] }),
+            Values::Constant(Constant { groups: Groups::Tensor, scales: scales(&[0.5, -0.25, 0.0, 2.0]) }),
         ),
         block(
             embed,
             sparse.clone(),
-            Values::Sign { groups: Groups::Block, scales: scales(&[0.125]), negative: bits(0b10110, 5) },
+            Values::Sign(Sign {
+                groups: Groups::Block,
+                scales: scales(&[0.125]),
+                negative: bits(0b10110, 5),
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Pow2 {
+            Values::Pow2(Pow2 {
                 min_exponent: -20,
                 underflow: Underflow::Unbiased,
                 codes: (0..32).map(|i| 10 + i % 5).collect(),
                 negative: bits(0xdead_beef, 32),
-            },
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Levels {
+            Values::Levels(Levels {
                 spacing: Spacing::Uniform,
                 max_level: 7,
                 norm: Norm::L2,
                 groups: Groups::Len(16),
                 norms: scales(&[1.0, 3.0]),
                 levels: (0..32).map(|i| i % 15 - 7).collect(),
-            },
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Levels {
+            Values::Levels(Levels {
                 spacing: Spacing::Natural,
                 max_level: 4,
                 norm: Norm::Max,
                 groups: Groups::Block,
                 norms: scales(&[2.0]),
                 levels: (0..32).map(|i| i % 9 - 4).collect(),
-            },
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Affine {
+            Values::Affine(Affine {
                 bits: 4,
                 groups: Groups::Len(10),
                 scales: scales(&[0.1, 0.2, 0.3, 0.4]),
                 zero: Zero::Centre,
                 codes: (0..32).map(|i| i % 16).collect(),
-            },
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Affine {
+            Values::Affine(Affine {
                 bits: 8,
                 groups: Groups::Block,
                 scales: scales(&[0.1]),
                 zero: Zero::Point(vec![9]),
                 codes: (0..32).map(|i| i * 7).collect(),
-            },
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Affine {
+            Values::Affine(Affine {
                 bits: 1,
                 groups: Groups::Block,
                 scales: scales(&[0.1]),
                 zero: Zero::Offset(scales(&[-0.05])),
                 codes: (0..32).map(|i| i % 2).collect(),
-            },
+            }),
         ),
         block(
             embed,
-            Support::Chunked { chunk_len: 8, kept: 2, positions: vec![0, 7, 2, 3, 1, 6, 4, 5] },
-            Values::Codebook {
+            Support::Chunked(Chunked { chunk_len: 8, kept: 2, positions: vec![0, 7, 2, 3, 1, 6, 4, 5] }),
+            Values::Codebook(Codebook {
                 table: vec![-1.0, -0.25, 0.25, 1.0],
                 groups: Groups::Block,
                 scales: Some(scales(&[0.5])),
                 shifts: Some(scales(&[0.01])),
                 codes: vec![0, 1, 2, 3, 3, 2, 1, 0],
-            },
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Minifloat {
-                format: Minifloat::F4E2M1,
+            Values::Minifloat(Minifloat {
+                format: MinifloatFormat::F4E2M1,
                 groups: Groups::Len(16),
                 scales: Scales { format: ScaleFormat::E8M0, bytes: vec![120, 127] },
                 codes: (0..32).map(|i| i % 16).collect(),
-            },
+            }),
         ),
-        block(Scope::Tensor(4), Support::All, Values::Planes { bytes: (0..30).collect() }),
-        block(Scope::Tensor(4), Support::Sparse(vec![2, 9]), Values::Ulp { diffs: vec![1, -300] }),
-        block(Scope::Tensor(5), Support::All, Values::Planes { bytes: (0..24).collect() }),
+        block(Scope::Tensor(4), Support::All, Values::Planes(Planes { bytes: (0..30).collect() })),
+        block(
+            Scope::Tensor(4),
+            Support::Sparse(Sparse { positions: vec![2, 9] }),
+            Values::Ulp(Ulp { diffs: vec![1, -300] }),
+        ),
+        block(Scope::Tensor(5), Support::All, Values::Planes(Planes { bytes: (0..24).collect() })),
         block(
             Scope::Tensor(6),
             Support::All,
-            Values::Floats { stored: Stored::Source, bytes: vec![0x21, 0x43, 0x65, 0x07] },
+            Values::Floats(Floats { stored: Stored::Source, bytes: vec![0x21, 0x43, 0x65, 0x07] }),
         ),
-        block(Scope::Tensor(7), Support::Sparse(vec![8]), Values::Ulp { diffs: vec![1] }),
-        block(embed, Support::Rows { row_len: 4, rows: vec![1, 6] }, halves(8)),
-        block(embed, Support::Seeded { count: 6, seed: 42 }, halves(6)),
-        block(embed, sparse, Values::Latent { model, shape: vec![2, 2], codes: Box::new(halves(4)) }),
+        block(
+            Scope::Tensor(7),
+            Support::Sparse(Sparse { positions: vec![8] }),
+            Values::Ulp(Ulp { diffs: vec![1] }),
+        ),
+        block(embed, Support::Rows(Rows { row_len: 4, rows: vec![1, 6] }), halves(8)),
+        block(embed, Support::Seeded(Seeded { count: 6, seed: 42 }), halves(6)),
+        block(embed, sparse, Values::Latent(Latent { model, shape: vec![2, 2], codes: Box::new(halves(4)) })),
         block(
             embed,
             Support::All,
-            Values::LowRank {
+            Values::LowRank(LowRank {
                 rows: 8,
                 cols: 4,
                 rank: 1,
                 left: Box::new(halves(8)),
                 right: Box::new(halves(4)),
-            },
+            }),
         ),
         block(
             embed,
             Support::All,
-            Values::Dct {
+            Values::Dct(Dct {
                 rows: 8,
                 cols: 4,
                 chunk_rows: 4,
                 chunk_cols: 2,
-                support: Support::Sparse(vec![0, 1, 8, 31]),
-                coefficients: Box::new(Values::Sign {
+                support: Support::Sparse(Sparse { positions: vec![0, 1, 8, 31] }),
+                coefficients: Box::new(Values::Sign(Sign {
                     groups: Groups::Len(3),
                     scales: scales(&[0.5, -3.0]),
                     negative: bits(0b1010, 4),
-                }),
-            },
+                })),
+            }),
         ),
         block(
             Scope::Tensor(4),
             Support::All,
-            Values::Dct {
+            Values::Dct(Dct {
                 rows: 1,
                 cols: 15,
                 chunk_rows: 1,
                 chunk_cols: 5,
-                support: Support::Chunked { chunk_len: 5, kept: 2, positions: vec![0, 1, 0, 4, 2, 3] },
+                support: Support::Chunked(Chunked {
+                    chunk_len: 5,
+                    kept: 2,
+                    positions: vec![0, 1, 0, 4, 2, 3],
+                }),
                 coefficients: Box::new(halves(6)),
-            },
+            }),
         ),
-        block(Scope::Range { tensor: 0, start: 4, len: 9 }, Support::Sparse(vec![0, 8]), halves(2)),
-        block(Scope::Tensor(2), Support::Sparse(vec![]), halves(0)),
+        block(
+            Scope::Range { tensor: 0, start: 4, len: 9 },
+            Support::Sparse(Sparse { positions: vec![0, 8] }),
+            halves(2),
+        ),
+        block(Scope::Tensor(2), Support::Sparse(Sparse { positions: vec![] }), halves(0)),
         block(Scope::Tensor(3), Support::All, halves(1)),
     ]
 }
 
 /// Whether a block is allowed only in a delta.
 pub(crate) fn needs_delta(block: &Block) -> bool {
-    matches!(block.values, Values::Ulp { .. })
+    matches!(block.values, Values::Ulp(_))
 }
 
 /// The header of an update that contains only `block`.
@@ -248,14 +273,14 @@ pub(crate) fn sample() -> Vec<u8> {
         leader: 2,
         world: 4,
         scope: Scope::Tensor(0),
-        support: Support::Sparse(vec![1, 2, 30]),
+        support: Support::Sparse(Sparse { positions: vec![1, 2, 30] }),
     };
     let id = encoder.index_set(&mut out, &set, &manifest, options).unwrap();
     let on_set = Block {
         scope: Scope::Tensor(0),
         add: false,
-        support: Support::Set(id),
-        values: Values::Floats { stored: Stored::Bf16, bytes: vec![0x80, 0x3f, 0, 0, 0x80, 0xbf] },
+        support: Support::Set(Set { id }),
+        values: Values::Floats(Floats { stored: Stored::Bf16, bytes: vec![0x80, 0x3f, 0, 0, 0x80, 0xbf] }),
     };
     let header =
         UpdateHeader::default().with_step(1).with_sender(3).with_world(4).with_reduction(Reduction::Sum);

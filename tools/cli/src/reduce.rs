@@ -8,7 +8,7 @@ use crate::plan::{self, Compressed, Plan, fitting};
 use crate::stream::{Names, explain};
 use crate::tensors::{self, Format};
 use clap::ValueEnum;
-use gcodec::block::{SetId, Sets};
+use gcodec::block::{Set, SetId, Sets};
 use gcodec::compress::{self, Options};
 use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexSet, PREAMBLE_LEN, UpdatePart};
 use gcodec::reduce::{self, Precision, Sum, SumOptions};
@@ -360,7 +360,7 @@ fn compressed(args: &Args, method: Method, updates: &[Update<'_>]) -> Result<Red
             let these =
                 part.decode_all().map_err(|e| explain(e, Some(&manifest)).in_file(path_of(args, update)))?;
             for block in &these {
-                if let Support::Set(id) = &block.support
+                if let Support::Set(Set { id }) = &block.support
                     && let Some(set) = part.sets().get(id)
                     && sets.insert(*id, Arc::clone(set)).is_none()
                 {

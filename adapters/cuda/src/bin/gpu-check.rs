@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use gcodec::block::{Block, IndexSpace, Scope, Sets, Stored, Support, Values, WireBlock};
+use gcodec::block::{Block, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values, WireBlock};
 use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
 use gcodec::{
     BlockOptions, Budget, Codec, Dtype, EncodeOptions, Encoder, Limits, Manifest, TensorBuf, TensorInfo,
@@ -109,8 +109,8 @@ fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
     let block = Block {
         scope: Scope::Tensor(0),
         add: false,
-        support: Support::Sparse(planted.clone()),
-        values: Values::Floats { stored: Stored::Source, bytes },
+        support: Support::Sparse(Sparse { positions: planted.clone() }),
+        values: Values::Floats(Floats { stored: Stored::Source, bytes }),
     };
     let space = IndexSpace { dtype, lens: vec![n].into(), row_lens: vec![] };
     let target = Target { tensor: buffer.tensor()?, start: 0, len: n };
@@ -124,7 +124,8 @@ fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
         let codecs = [spec.parse::<Codec>()?];
         let mut compressor = Compressor::new(device)?;
         let blocks = compressor.compress(&inputs, &codecs, &Options::default(), Stream::DEFAULT)?;
-        let fits = blocks.len() == 1 && blocks[0].support == Support::Sparse(planted.clone());
+        let fits =
+            blocks.len() == 1 && blocks[0].support == Support::Sparse(Sparse { positions: planted.clone() });
         println!("{what}, {spec}: {}", if fits { "ok" } else { "FAILED" });
         right &= fits;
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Choice, Settings, quasi};
-use crate::block::{Block, IndexSpace, Scope, SetId, Sets, Support, support};
+use crate::block::{Block, IndexSpace, Scope, Set, SetId, Sets, Support};
 use crate::compress::select::{Chosen, top_k, top_k_each};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Feedback, Input, Options, sparse};
@@ -211,9 +211,9 @@ impl Worker {
             return Err(Error::inconsistent("an index set that refers to a set"));
         }
         let n = self.space.len();
-        support::check(&set.support, n)?;
+        set.support.check(n)?;
         let mut positions = Vec::new();
-        support::for_each_run(&set.support, n, &Sets::new(), &mut |start, len| {
+        set.support.for_each_run(n, &Sets::new(), &mut |start, len| {
             positions.extend(start..start + len);
             Ok(())
         })?;
@@ -228,7 +228,7 @@ impl Worker {
     pub fn values(&self) -> Result<Block> {
         let (round, id, positions) = self.with_set()?;
         let (values, _) = self.sent(round, positions)?;
-        Ok(Block { scope: self.scope, add: false, support: Support::Set(id), values })
+        Ok(Block { scope: self.scope, add: false, support: Support::Set(Set { id }), values })
     }
 
     /// Ends the step: what was sent leaves the memory, what was not enters it.

@@ -2,8 +2,9 @@
 
 use super::*;
 use gcodec::block::{
-    Bits, Groups, Minifloat, ModelId, Norm, Positions, ScaleFormat, Scales, Scope, SetId, Spacing, Stored,
-    Underflow, Zero,
+    Affine, Bits, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat,
+    MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows, ScaleFormat, Scales, Scope, Seeded, Set,
+    SetId, Sign, Spacing, Sparse, Stored, Ulp, Underflow, Zero,
 };
 use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, Weights};
 use gcodec::{Block, BlockOptions, Dtype, EncodeOptions, Encoder, Entropy, Support, UpdateHeader, Values};
@@ -49,29 +50,37 @@ fn all_values(len: usize) -> Vec<Values> {
     let groups = Groups::Len(64);
     let count = len.div_ceil(64);
     let levels: Vec<i32> = skewed(7, len, 6).into_iter().map(|v| v as i32 - 3).collect();
-    let affine = |zero| Values::Affine {
-        bits: 4,
-        groups,
-        scales: scales(ScaleFormat::Bf16, count),
-        zero,
-        codes: codes(8, len, 15),
+    let affine = |zero| {
+        Values::Affine(Affine {
+            bits: 4,
+            groups,
+            scales: scales(ScaleFormat::Bf16, count),
+            zero,
+            codes: codes(8, len, 15),
+        })
     };
-    let of_levels = |spacing, max_level| Values::Levels {
-        spacing,
-        max_level,
-        norm: Norm::L2,
-        groups,
-        norms: scales(ScaleFormat::F32, count),
-        levels: levels.clone(),
+    let of_levels = |spacing, max_level| {
+        Values::Levels(Levels {
+            spacing,
+            max_level,
+            norm: Norm::L2,
+            groups,
+            norms: scales(ScaleFormat::F32, count),
+            levels: levels.clone(),
+        })
     };
     let mut all = vec![
-        Values::Floats { stored: Stored::Source, bytes: floats(len) },
-        Values::Floats { stored: Stored::F32, bytes: floats(len) },
-        Values::Floats { stored: Stored::F16, bytes: vec![1; 2 * len] },
-        Values::Floats { stored: Stored::Bf16, bytes: vec![1; 2 * len] },
-        Values::Constant { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1) },
-        Values::Sign { groups: Groups::Tensor, scales: scales(ScaleFormat::F16, 1), negative: signs(len) },
-        Values::Pow2 {
+        Values::Floats(Floats { stored: Stored::Source, bytes: floats(len) }),
+        Values::Floats(Floats { stored: Stored::F32, bytes: floats(len) }),
+        Values::Floats(Floats { stored: Stored::F16, bytes: vec![1; 2 * len] }),
+        Values::Floats(Floats { stored: Stored::Bf16, bytes: vec![1; 2 * len] }),
+        Values::Constant(Constant { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1) }),
+        Values::Sign(Sign {
+            groups: Groups::Tensor,
+            scales: scales(ScaleFormat::F16, 1),
+            negative: signs(len),
+        }),
+        Values::Pow2(Pow2 {
             min_exponent: -30,
             underflow: Underflow::Unbiased,
             // A zero has no sign.
@@ -81,89 +90,97 @@ fn all_values(len: usize) -> Vec<Values> {
                 .map(|(i, &c)| c != 0 && signs(len).get(i))
                 .collect(),
             codes: codes(6, len, 12),
-        },
+        }),
         of_levels(Spacing::Uniform, 7),
         of_levels(Spacing::Natural, 9),
         affine(Zero::Centre),
         affine(Zero::Point(vec![3; count])),
         affine(Zero::Offset(scales(ScaleFormat::F16, count))),
-        Values::Planes { bytes: floats(len) },
-        Values::Ulp { diffs: skewed(9, len, 1000).into_iter().map(|v| v as i64 - 2).collect() },
-        Values::Latent {
+        Values::Planes(Planes { bytes: floats(len) }),
+        Values::Ulp(Ulp { diffs: skewed(9, len, 1000).into_iter().map(|v| v as i64 - 2).collect() }),
+        Values::Latent(Latent {
             model: ModelId([7; 32]),
             shape: vec![3, 8],
-            codes: Box::new(Values::Floats { stored: Stored::F16, bytes: vec![0; 48] }),
-        },
+            codes: Box::new(Values::Floats(Floats { stored: Stored::F16, bytes: vec![0; 48] })),
+        }),
     ];
     for (with_scales, with_shifts) in [(false, false), (true, false), (true, true)] {
-        all.push(Values::Codebook {
+        all.push(Values::Codebook(Codebook {
             table: vec![-1.0, 0.0, 0.25, 1.0],
             groups,
             scales: with_scales.then(|| scales(ScaleFormat::F32, count)),
             shifts: with_shifts.then(|| scales(ScaleFormat::Bf16, count)),
             codes: codes(11, len, 3),
-        });
+        }));
     }
-    for format in [Minifloat::F8E4M3Fn, Minifloat::F4E2M1, Minifloat::F6E3M2, Minifloat::Int8] {
+    for format in
+        [MinifloatFormat::F8E4M3Fn, MinifloatFormat::F4E2M1, MinifloatFormat::F6E3M2, MinifloatFormat::Int8]
+    {
         let (groups, scales) = (Groups::Len(32), scales(ScaleFormat::E8M0, len.div_ceil(32)));
-        all.push(Values::Minifloat { format, groups, scales, codes: codes(12, len, 15) });
+        all.push(Values::Minifloat(Minifloat { format, groups, scales, codes: codes(12, len, 15) }));
     }
     all
 }
 
 fn low_rank() -> Values {
-    let side = |count: usize| Box::new(Values::Floats { stored: Stored::F32, bytes: floats(count) });
-    let coded = Values::Affine {
+    let side = |count: usize| Box::new(Values::Floats(Floats { stored: Stored::F32, bytes: floats(count) }));
+    let coded = Values::Affine(Affine {
         bits: 8,
         groups: Groups::Block,
         scales: scales(ScaleFormat::F32, 1),
         zero: Zero::Centre,
         codes: codes(13, 128, 255),
-    };
-    Values::LowRank { rows: 64, cols: 64, rank: 2, left: Box::new(coded), right: side(128) }
+    });
+    Values::LowRank(LowRank { rows: 64, cols: 64, rank: 2, left: Box::new(coded), right: side(128) })
 }
 
 fn transform() -> Values {
     let positions: Vec<u64> = (0..4096).filter(|p| p % 32 < 3).collect();
     let count = positions.len();
-    let coefficients =
-        Values::Sign { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1), negative: signs(count) };
-    Values::Dct {
+    let coefficients = Values::Sign(Sign {
+        groups: Groups::Block,
+        scales: scales(ScaleFormat::F32, 1),
+        negative: signs(count),
+    });
+    Values::Dct(Dct {
         rows: 64,
         cols: 64,
         chunk_rows: 32,
         chunk_cols: 64,
-        support: Support::Sparse(positions),
+        support: Support::Sparse(Sparse { positions }),
         coefficients: Box::new(coefficients),
-    }
+    })
 }
 
 fn all_supports(set: SetId) -> Vec<(Support, Positions)> {
     let clustered: Vec<u64> = (0..LEN).filter(|p| p % 512 < 90 || p % 97 == 0).collect();
-    let sparse = |positions| (Support::Sparse(clustered.clone()), positions);
+    let sparse = |positions| (Support::Sparse(Sparse { positions: clustered.clone() }), positions);
     vec![
         (Support::All, Positions::Auto),
         sparse(Positions::Rice),
         sparse(Positions::Tokens),
         sparse(Positions::Bitmap),
-        (Support::Sparse(vec![]), Positions::Rice),
-        (Support::Sparse(vec![]), Positions::Tokens),
-        (Support::Sparse(vec![17]), Positions::Rice),
-        (Support::Chunked { chunk_len: 64, kept: 2, positions: [3, 40].repeat(64) }, Positions::Auto),
-        (Support::Rows { row_len: 64, rows: vec![1, 2, 50] }, Positions::Tokens),
-        (Support::Rows { row_len: 64, rows: vec![1, 2, 50] }, Positions::Bitmap),
-        (Support::Seeded { count: 100, seed: 9 }, Positions::Auto),
-        (Support::Set(set), Positions::Auto),
+        (Support::Sparse(Sparse { positions: vec![] }), Positions::Rice),
+        (Support::Sparse(Sparse { positions: vec![] }), Positions::Tokens),
+        (Support::Sparse(Sparse { positions: vec![17] }), Positions::Rice),
+        (
+            Support::Chunked(Chunked { chunk_len: 64, kept: 2, positions: [3, 40].repeat(64) }),
+            Positions::Auto,
+        ),
+        (Support::Rows(Rows { row_len: 64, rows: vec![1, 2, 50] }), Positions::Tokens),
+        (Support::Rows(Rows { row_len: 64, rows: vec![1, 2, 50] }), Positions::Bitmap),
+        (Support::Seeded(Seeded { count: 100, seed: 9 }), Positions::Auto),
+        (Support::Set(Set { id: set }), Positions::Auto),
     ]
 }
 
 fn kept(support: &Support, in_set: usize) -> usize {
     match support {
         Support::All => LEN as usize,
-        Support::Sparse(positions) => positions.len(),
-        Support::Chunked { positions, .. } => positions.len(),
-        Support::Rows { row_len, rows } => rows.len() * *row_len as usize,
-        Support::Seeded { count, .. } => *count as usize,
+        Support::Sparse(Sparse { positions }) => positions.len(),
+        Support::Chunked(Chunked { positions, .. }) => positions.len(),
+        Support::Rows(Rows { row_len, rows }) => rows.len() * *row_len as usize,
+        Support::Seeded(Seeded { count, .. }) => *count as usize,
         _ => in_set,
     }
 }
@@ -214,7 +231,7 @@ fn every_byte_of_every_kind_is_covered_once() {
                 leader: 2,
                 world: 3,
                 scope: Scope::Tensor(i),
-                support: Support::Sparse((0..LEN).step_by(7).collect()),
+                support: Support::Sparse(Sparse { positions: (0..LEN).step_by(7).collect() }),
             };
             let options = BlockOptions::default().with_entropy(entropy);
             let id = match probe[support].0 {
@@ -285,21 +302,21 @@ fn chunks_segments_references_and_shared_tables_are_covered() {
     let sparse = |tensor| Block {
         scope: Scope::Tensor(tensor),
         add: false,
-        support: Support::Sparse(positions.clone()),
-        values: Values::Constant { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1) },
+        support: Support::Sparse(Sparse { positions: positions.clone() }),
+        values: Values::Constant(Constant { groups: Groups::Block, scales: scales(ScaleFormat::F32, 1) }),
     };
     let small = |tensor: u64| Block {
         scope: Scope::Tensor(tensor),
         add: false,
         support: Support::All,
-        values: Values::Levels {
+        values: Values::Levels(Levels {
             spacing: Spacing::Uniform,
             max_level: 7,
             norm: Norm::Max,
             groups: Groups::Block,
             norms: scales(ScaleFormat::F32, 1),
             levels: skewed(tensor, 2048, 6).into_iter().map(|v| v as i32).collect(),
-        },
+        }),
     };
     let blocks: Vec<Block> = (0..8).map(|t| if t < 2 { sparse(t) } else { small(t) }).collect();
     let with = |positions| BlockOptions::default().with_positions(positions);
@@ -345,13 +362,13 @@ fn other_frames_are_covered() {
         scope: Scope::Tensor(tensor),
         add: false,
         support: Support::All,
-        values: Values::Planes { bytes },
+        values: Values::Planes(Planes { bytes }),
     };
     let blocks = [block(0, vec![0; 48]), block(1, vec![0; 3]), block(2, vec![0; 8])];
     let pairs: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
     encoder.update(&mut out, &UpdateHeader::default(), &manifest, &pairs).unwrap();
     let half = Scope::Range { tensor: 0, start: 4, len: 8 };
-    let added = Values::Floats { stored: Stored::F32, bytes: vec![0; 32] };
+    let added = Values::Floats(Floats { stored: Stored::F32, bytes: vec![0; 32] });
     let added = Block { scope: half, add: true, support: Support::All, values: added };
     encoder
         .update(

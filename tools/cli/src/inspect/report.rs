@@ -5,7 +5,7 @@ use crate::fail::Failure;
 use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
 use crate::stream::{Names, explain};
-use gcodec::block::{IndexSpace, Minifloat, RawBlock, Spacing, Stored};
+use gcodec::block::{Chunked, Floats, IndexSpace, Planes, RawBlock, Rows, Seeded, Set, Sparse, Stored};
 use gcodec::element::{bits_at, decode_f32s};
 use gcodec::frame::{FrameHeader, HEADER_LEN, Reduction, UpdatePart, VERSION_MAJOR};
 use gcodec::tensor::Dtype;
@@ -423,7 +423,7 @@ impl BlockReport {
     fn look(&mut self, part: &UpdatePart<'_>, number: usize) -> gcodec::Result<()> {
         let raw = &part.blocks[number];
         let block = part.decode(number, &part.budget())?;
-        self.values = values_name(&block.values);
+        self.values = block.values.label();
         self.codes = annotate::codes(raw, part);
         let counts = kept_each(&block, &raw.space, part)?;
         for (tensor, &kept) in self.tensors.iter_mut().zip(&counts) {
@@ -434,14 +434,13 @@ impl BlockReport {
             let range = start..start + tensor.kept;
             start = range.end;
             tensor.numbers = match &block.values {
-                Values::Floats { stored: Stored::Source, bytes } | Values::Planes { bytes } => {
-                    count_stored(raw.space.dtype, bytes, range)
-                }
-                Values::Ulp { .. } | Values::Latent { .. } => None,
+                Values::Floats(Floats { stored: Stored::Source, bytes })
+                | Values::Planes(Planes { bytes }) => count_stored(raw.space.dtype, bytes, range),
+                Values::Ulp(_) | Values::Latent(_) => None,
                 _ => Some(Numbers::default()),
             };
         }
-        if !matches!(block.values, Values::Latent { .. }) && !block.values.gives_bits() {
+        if !matches!(block.values, Values::Latent(_)) && !block.values.gives_bits() {
             let numbers = block.numbers(&raw.space, part.sets(), &part.budget())?;
             let mut rest = numbers.as_slice();
             for tensor in &mut self.tensors {
@@ -487,11 +486,11 @@ fn count_stored(dtype: Dtype, bytes: &[u8], range: std::ops::Range<u64>) -> Opti
 pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<u64> {
     match &block.support {
         Support::All => Ok(space.len()),
-        Support::Sparse(positions) => Ok(positions.len() as u64),
-        Support::Chunked { positions, .. } => Ok(positions.len() as u64),
-        Support::Rows { row_len, rows } => Ok(rows.len() as u64 * row_len),
-        Support::Seeded { count, .. } => Ok(*count),
-        Support::Set(id) => match part.sets().get(id) {
+        Support::Sparse(Sparse { positions }) => Ok(positions.len() as u64),
+        Support::Chunked(Chunked { positions, .. }) => Ok(positions.len() as u64),
+        Support::Rows(Rows { row_len, rows }) => Ok(rows.len() as u64 * row_len),
+        Support::Seeded(Seeded { count, .. }) => Ok(*count),
+        Support::Set(Set { id }) => match part.sets().get(id) {
             Some(set) => Ok(set.count),
             None => Ok(block.positions(space, part.sets(), &part.budget())?.len() as u64),
         },
@@ -504,7 +503,7 @@ fn kept_each(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec
     match (&block.support, space.lens.len()) {
         (Support::All, _) => Ok(space.lens.to_vec()),
         (_, 1) => Ok(vec![kept(block, space, part)?]),
-        (Support::Sparse(positions), _) => Ok(cut(positions, &space.lens)),
+        (Support::Sparse(Sparse { positions }), _) => Ok(cut(positions, &space.lens)),
         _ => Ok(cut(&block.positions(space, part.sets(), &part.budget())?, &space.lens)),
     }
 }
@@ -521,39 +520,6 @@ fn cut(positions: &[u64], lens: &[u64]) -> Vec<u64> {
         rest = &rest[here..];
     }
     counts
-}
-
-/// The kind of values and what matters of it, in few letters.
-fn values_name(values: &Values) -> String {
-    let kind = values.id();
-    match values {
-        Values::Floats { stored, .. } => match stored {
-            Stored::Source => "raw".into(),
-            Stored::F32 => "f32".into(),
-            Stored::F16 => "f16".into(),
-            Stored::Bf16 => "bf16".into(),
-        },
-        Values::Levels { max_level, spacing, .. } => {
-            let spacing = if *spacing == Spacing::Natural { "natural " } else { "" };
-            format!("{spacing}levels s={max_level}")
-        }
-        Values::Affine { bits, .. } => format!("affine {bits} bit"),
-        Values::Codebook { table, .. } => format!("codebook {}", table.len()),
-        Values::Minifloat { format, .. } => match format {
-            Minifloat::F6E3M2 => "f6e3m2".into(),
-            Minifloat::F6E2M3 => "f6e2m3".into(),
-            Minifloat::F4E3M0 => "f4e3m0".into(),
-            Minifloat::Int8 => "mxint8".into(),
-            Minifloat::F8E4M3Fn => "f8e4m3fn".into(),
-            Minifloat::F8E5M2 => "f8e5m2".into(),
-            Minifloat::F8E4M3Fnuz => "f8e4m3fnuz".into(),
-            Minifloat::F8E5M2Fnuz => "f8e5m2fnuz".into(),
-            Minifloat::F4E2M1 => "f4e2m1".into(),
-        },
-        Values::LowRank { rank, .. } => format!("low-rank {rank}"),
-        Values::Dct { coefficients, .. } => format!("dct of {}", values_name(coefficients)),
-        _ => kind.to_string(),
-    }
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gcodec::block::{Groups, ScaleFormat, Scales};
+use gcodec::block::{Constant, Groups, ScaleFormat, Scales, Sparse, Ulp};
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::random;
 use gcodec::{
@@ -93,8 +93,9 @@ fn position_bits(n: u64, positions: Vec<u64>, choice: Positions) -> Result<f64> 
     let manifest = Arc::new(gcodec::Manifest::new(vec![gcodec::TensorInfo::new("mask", Dtype::F32, [n])])?);
     let dump = Dump { manifest, ..dump };
     let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
-    let values = Values::Constant { groups: Groups::Block, scales };
-    let block = Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(positions), values };
+    let values = Values::Constant(Constant { groups: Groups::Block, scales });
+    let block =
+        Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(Sparse { positions }), values };
     let (cost, _) = measure(
         &dump,
         &[block],
@@ -367,7 +368,7 @@ pub(crate) fn delta(report: &mut Report, gradients: &Path) -> Result<()> {
         compress(&inputs, &vec!["delta".parse::<Codec>()?; inputs.len()], &Options::default(), None)?;
     let changed: u64 = blocks
         .iter()
-        .map(|b| if let Values::Ulp { diffs } = &b.values { diffs.len() as u64 } else { 0 })
+        .map(|b| if let Values::Ulp(Ulp { diffs }) = &b.values { diffs.len() as u64 } else { 0 })
         .sum();
     let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
     let (cost, tensors) = measure(&next, &blocks, BlockOptions::default(), &header, Some(&base))?;

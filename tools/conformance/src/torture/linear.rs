@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcodec::block::{Groups, ScaleFormat, Scales, Stored};
+use gcodec::block::{Constant, Floats, Groups, ScaleFormat, Scales, Set, Sparse, Stored};
 use gcodec::file::recover;
 use gcodec::frame::{Delta, FrameKind, IndexSet, Model, tensor_digest};
 use gcodec::{
@@ -269,7 +269,7 @@ fn named(count: u64, shape: &[u64]) -> Result<Arc<Manifest>> {
 
 fn ones(scope: Scope, support: Support) -> Block {
     let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
-    Block { scope, add: false, support, values: Values::Constant { groups: Groups::Block, scales } }
+    Block { scope, add: false, support, values: Values::Constant(Constant { groups: Groups::Block, scales }) }
 }
 
 /// A stream of updates, each of these blocks.
@@ -292,19 +292,25 @@ fn elements(n: u64) -> Result<Vec<u8>> {
         scope: Scope::Tensor(0),
         add: false,
         support: Support::All,
-        values: Values::Floats { stored: Stored::F32, bytes },
+        values: Values::Floats(Floats { stored: Stored::F32, bytes }),
     };
     stream(&named(1, &[n])?, 1 << 26, &[vec![block]])
 }
 
 fn positions(n: u64) -> Result<Vec<u8>> {
-    let block = ones(Scope::Tensor(0), Support::Sparse(gcodec::random::sample(50 * n, n, 3)));
+    let block =
+        ones(Scope::Tensor(0), Support::Sparse(Sparse { positions: gcodec::random::sample(50 * n, n, 3) }));
     stream(&named(1, &[50 * n])?, 1 << 26, &[vec![block]])
 }
 
 fn ranges(n: u64) -> Vec<Block> {
     (0..n)
-        .map(|i| ones(Scope::Range { tensor: 0, start: i * 8, len: 8 }, Support::Sparse(vec![i % 8])))
+        .map(|i| {
+            ones(
+                Scope::Range { tensor: 0, start: i * 8, len: 8 },
+                Support::Sparse(Sparse { positions: vec![i % 8] }),
+            )
+        })
         .collect()
 }
 
@@ -317,18 +323,22 @@ fn parts(n: u64) -> Result<Vec<u8>> {
 }
 
 fn updates(n: u64) -> Result<Vec<u8>> {
-    let updates: Vec<_> =
-        (0..n).map(|i| vec![ones(Scope::Tensor(0), Support::Sparse(vec![i % 16]))]).collect();
+    let updates: Vec<_> = (0..n)
+        .map(|i| vec![ones(Scope::Tensor(0), Support::Sparse(Sparse { positions: vec![i % 16] }))])
+        .collect();
     stream(&named(1, &[16])?, 1 << 26, &updates)
 }
 
 fn tensors(n: u64) -> Result<Vec<u8>> {
-    let blocks = (0..n).map(|i| ones(Scope::Tensor(i), Support::Sparse(vec![i % 4])));
+    let blocks = (0..n).map(|i| ones(Scope::Tensor(i), Support::Sparse(Sparse { positions: vec![i % 4] })));
     stream(&named(n, &[2, 2])?, 1 << 26, &[blocks.collect()])
 }
 
 fn spanning(n: u64) -> Result<Vec<u8>> {
-    let block = Block { add: true, ..ones(Scope::Tensors { first: 0, count: n }, Support::Sparse(vec![0])) };
+    let block = Block {
+        add: true,
+        ..ones(Scope::Tensors { first: 0, count: n }, Support::Sparse(Sparse { positions: vec![0] }))
+    };
     stream(&named(n, &[1])?, 1, &[vec![block; n as usize]])
 }
 
@@ -338,7 +348,7 @@ fn delta_stream(tensors: u64, part_bytes: u64) -> Result<Vec<u8>> {
         |byte| -> Result<[u8; 16]> { Ok(tensor_digest(TensorView::new(Dtype::F32, &[4], &[byte; 16])?)) };
     let (base, result) = (digest(0)?, digest(1)?);
     let delta = (0..tensors).map(|tensor| Delta { tensor, base, result }).collect();
-    let values = Values::Floats { stored: Stored::Source, bytes: vec![1; 16] };
+    let values = Values::Floats(Floats { stored: Stored::Source, bytes: vec![1; 16] });
     let block =
         |i| Block { scope: Scope::Tensor(i), add: false, support: Support::All, values: values.clone() };
     let blocks: Vec<_> = (0..tensors).map(block).collect();
@@ -379,11 +389,12 @@ fn manifests(n: u64) -> Result<Vec<u8>> {
 fn sets(n: u64) -> Result<Vec<u8>> {
     let manifest = named(1, &[1 << 16])?;
     frames(n, |encoder, out, i| {
-        let (scope, support) = (Scope::Tensor(0), Support::Sparse(gcodec::random::sample(1 << 16, 50, i)));
+        let (scope, support) =
+            (Scope::Tensor(0), Support::Sparse(Sparse { positions: gcodec::random::sample(1 << 16, 50, i) }));
         let set = IndexSet { manifest: manifest.id(), step: i, leader: 0, world: 0, scope, support };
         let options = BlockOptions::default().with_positions(Positions::Rice);
         let id = encoder.index_set(out, &set, &manifest, options)?;
-        let block = ones(scope, Support::Set(id));
+        let block = ones(scope, Support::Set(Set { id }));
         let header = UpdateHeader::default().with_step(i);
         Ok(encoder.update(out, &header, &manifest, &[(&block, options)])?)
     })
@@ -405,7 +416,7 @@ fn segments(n: u64) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
     for i in 0..n {
-        let block = ones(Scope::Tensor(0), Support::Sparse(vec![i % 16]));
+        let block = ones(Scope::Tensor(0), Support::Sparse(Sparse { positions: vec![i % 16] }));
         let header = UpdateHeader::default().with_step(i);
         encoder.update(&mut out, &header, &manifest, &[(&block, BlockOptions::default())])?;
         encoder.finish(&mut out);

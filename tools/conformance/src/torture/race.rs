@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gcodec::block::{Groups, ScaleFormat, Scales};
+use gcodec::block::{Constant, Groups, ScaleFormat, Scales};
 use gcodec::file::{AtomicFile, Map, append};
 use gcodec::{
     Block, BlockOptions, Body, EncodeOptions, Encoder, Event, File, Limits, Manifest, Reader, Scope,
@@ -217,7 +217,7 @@ fn manifest() -> Result<std::sync::Arc<Manifest>> {
 /// Every element is the step.
 fn constant(step: u64) -> Block {
     let scales = Scales::from_f32s(ScaleFormat::F32, &[step as f32]);
-    let values = Values::Constant { groups: Groups::Block, scales };
+    let values = Values::Constant(Constant { groups: Groups::Block, scales });
     Block { scope: Scope::Tensor(0), add: false, support: Support::All, values }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::Stored;
+use gcodec::block::{Floats, Seeded, Set, Sparse, Stored};
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::frame::{IndexSet, Metadata, Model};
 use gcodec::{
@@ -51,7 +51,7 @@ fn every_kind() -> Result<Vec<u8>> {
         encoder.update(out, &header, &manifest, blocks)
     };
     for block in &streams::blocks() {
-        let sparse = matches!(block.support, Support::Sparse(_) | Support::Rows { .. });
+        let sparse = matches!(block.support, Support::Sparse(_) | Support::Rows(_));
         let positions: &[Positions] = match sparse {
             true => &[Positions::Rice, Positions::Tokens, Positions::Bitmap],
             false => &[Positions::Auto],
@@ -62,12 +62,15 @@ fn every_kind() -> Result<Vec<u8>> {
         }
     }
     encoder.finish(&mut out);
-    for support in [Support::Sparse(vec![1, 2, 30]), Support::Seeded { count: 3, seed: 5 }] {
+    for support in
+        [Support::Sparse(Sparse { positions: vec![1, 2, 30] }), Support::Seeded(Seeded { count: 3, seed: 5 })]
+    {
         let scope = Scope::Tensor(0);
         let set = IndexSet { manifest: manifest.id(), step: 1, leader: 2, world: 4, scope, support };
         let id = encoder.index_set(&mut out, &set, &manifest, options)?;
-        let values = Values::Floats { stored: Stored::Bf16, bytes: vec![0x80, 0x3f, 0, 0, 0x80, 0xbf] };
-        let block = Block { scope, add: false, support: Support::Set(id), values };
+        let values =
+            Values::Floats(Floats { stored: Stored::Bf16, bytes: vec![0x80, 0x3f, 0, 0, 0x80, 0xbf] });
+        let block = Block { scope, add: false, support: Support::Set(Set { id }), values };
         put(&mut encoder, &mut out, &[(&block, options)])?;
     }
     encoder.finish(&mut out);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::ModelId;
+use gcodec::block::{Chunked, ModelId, Rows, Seeded, Sparse};
 use gcodec::frame::{IndexSet, Metadata, Model, Weights};
 use gcodec::{BlockOptions, Dtype, EncodeOptions, Encoder, Manifest, Scope, Support, TensorInfo};
 
@@ -37,11 +37,11 @@ fn index_sets(area: &mut Area) {
     let with = |body: &Bytes| stream().manifest(&man).frame(SET, 0, body);
     let supports: [(&str, Support); 6] = [
         ("all", Support::All),
-        ("sparse", Support::Sparse(vec![0, 3, 4])),
-        ("none", Support::Sparse(vec![])),
-        ("chunked", Support::Chunked { chunk_len: 4, kept: 2, positions: vec![0, 3, 1, 2] }),
-        ("rows", Support::Rows { row_len: 2, rows: vec![1, 3] }),
-        ("seeded", Support::Seeded { count: 3, seed: 7 }),
+        ("sparse", Support::Sparse(Sparse { positions: vec![0, 3, 4] })),
+        ("none", Support::Sparse(Sparse { positions: vec![] })),
+        ("chunked", Support::Chunked(Chunked { chunk_len: 4, kept: 2, positions: vec![0, 3, 1, 2] })),
+        ("rows", Support::Rows(Rows { row_len: 2, rows: vec![1, 3] })),
+        ("seeded", Support::Seeded(Seeded { count: 3, seed: 7 })),
     ];
     for (id, support) in supports {
         let manifest =

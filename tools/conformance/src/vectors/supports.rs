@@ -5,7 +5,7 @@ use gcodec::Positions;
 use super::Area;
 use super::build::*;
 use super::frames::set;
-use super::values::{Sparse, encoded_block};
+use super::values::encoded_sparse;
 
 /// Positions that cluster, as real ones do.
 fn clustered(count: u64) -> Vec<u64> {
@@ -43,8 +43,8 @@ fn simple(area: &mut Area) {
         ("bitmap", Positions::Bitmap),
     ];
     for (id, choice) in choices {
-        let sparse = Sparse { positions: clustered(150), n: 900, choice };
-        let vector = area.valid(&format!("encoded-{id}"), "CAN-1", encoded_block(&sparse));
+        let bytes = encoded_sparse(&clustered(150), 900, choice);
+        let vector = area.valid(&format!("encoded-{id}"), "CAN-1", bytes);
         if choice == Positions::Auto {
             vector.encoded();
         }

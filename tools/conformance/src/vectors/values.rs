@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Bits, Groups, Minifloat, Norm, ScaleFormat, Scales, Spacing, Stored, Underflow, Zero};
+use gcodec::block::{
+    Affine, Bits, Codebook, Constant, Dct, Floats, Groups, Levels, LowRank, Minifloat, MinifloatFormat, Norm,
+    Planes, Pow2, ScaleFormat, Scales, Sign, Spacing, Sparse, Stored, Underflow, Zero,
+};
 use gcodec::{
     Block, BlockOptions, Dtype, EncodeOptions, Encoder, Manifest, Positions, Scope, Support, TensorInfo,
     UpdateHeader, Values,
@@ -12,18 +15,12 @@ use super::Area;
 use super::build::*;
 use super::update::{TRYING, stored_f32};
 
-/// A sparse block for the library's encoder.
-pub(crate) struct Sparse {
-    pub(crate) positions: Vec<u64>,
-    pub(crate) n: u64,
-    pub(crate) choice: Positions,
-}
-
-pub(crate) fn encoded_block(sparse: &Sparse) -> Vec<u8> {
-    let values = Values::Constant { groups: Groups::Block, scales: f32s(&[0.5]) };
-    let support = Support::Sparse(sparse.positions.clone());
+/// A stream of a block at these positions in a tensor of `n` elements, by the library's encoder.
+pub(crate) fn encoded_sparse(positions: &[u64], n: u64, choice: Positions) -> Vec<u8> {
+    let values = Values::Constant(Constant { groups: Groups::Block, scales: f32s(&[0.5]) });
+    let support = Support::Sparse(Sparse { positions: positions.to_vec() });
     let block = Block { scope: Scope::Tensor(0), add: false, support, values };
-    encoded(Dtype::F32, &[sparse.n], &block, BlockOptions::default().with_positions(sparse.choice))
+    encoded(Dtype::F32, &[n], &block, BlockOptions::default().with_positions(choice))
 }
 
 /// A stream of one block by the library's encoder.
@@ -292,7 +289,7 @@ fn codebook(area: &mut Area) {
 }
 
 fn minifloat(area: &mut Area) {
-    for (format, name) in Minifloat::REGISTERED {
+    for (format, name) in MinifloatFormat::REGISTERED {
         let codes: Vec<u64> = (0..1 << format.bits()).collect();
         let values = bytes().u8(format as u8).raw(scale(1.5)).packed(format.bits() as u8, &codes);
         area.valid(&format!("minifloat-{name}"), "MFL-1", dense(F32, &[codes.len() as u64], (8, values)))
@@ -658,101 +655,110 @@ fn encoded_kinds(area: &mut Area) {
     let kinds: Vec<(&str, Values)> = vec![
         (
             "floats-source",
-            Values::Floats { stored: Stored::Source, bytes: (0..n * 4).map(|i| noise(7, i) as u8).collect() },
+            Values::Floats(Floats {
+                stored: Stored::Source,
+                bytes: (0..n * 4).map(|i| noise(7, i) as u8).collect(),
+            }),
         ),
         (
             "floats-f16",
-            Values::Floats { stored: Stored::F16, bytes: (0..n * 2).map(|i| noise(7, i) as u8).collect() },
+            Values::Floats(Floats {
+                stored: Stored::F16,
+                bytes: (0..n * 2).map(|i| noise(7, i) as u8).collect(),
+            }),
         ),
         (
             "constant",
-            Values::Constant { groups: Groups::Len(100), scales: f32s(&[1.0, -0.0, f32::NAN, 1e-40]) },
+            Values::Constant(Constant {
+                groups: Groups::Len(100),
+                scales: f32s(&[1.0, -0.0, f32::NAN, 1e-40]),
+            }),
         ),
-        ("sign", Values::Sign { groups: Groups::Tensor, scales: f32s(&[0.25]), negative: signs() }),
+        ("sign", Values::Sign(Sign { groups: Groups::Tensor, scales: f32s(&[0.25]), negative: signs() })),
         (
             "pow2",
-            Values::Pow2 {
+            Values::Pow2(Pow2 {
                 min_exponent: -40,
                 underflow: Underflow::Zero,
                 negative: codes(20).iter().enumerate().map(|(i, &c)| c != 0 && signs().get(i)).collect(),
                 codes: codes(20),
-            },
+            }),
         ),
         (
             "levels",
-            Values::Levels {
+            Values::Levels(Levels {
                 spacing: Spacing::Uniform,
                 max_level: 7,
                 norm: Norm::L2,
                 groups: Groups::Len(64),
                 norms: f32s(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]),
                 levels: (0..n).map(|i| i32::from(skewed(i, 8)) * (1 - 2 * (i as i32 & 1))).collect(),
-            },
+            }),
         ),
         (
             "affine",
-            Values::Affine {
+            Values::Affine(Affine {
                 bits: 4,
                 groups: Groups::Block,
                 scales: Scales::from_f32s(ScaleFormat::Bf16, &[0.125]),
                 zero: Zero::Point(vec![8]),
                 codes: codes(16),
-            },
+            }),
         ),
         (
             "codebook",
-            Values::Codebook {
+            Values::Codebook(Codebook {
                 table: vec![-1.0, -0.25, 0.25, 1.0],
                 groups: Groups::Block,
                 scales: Some(f32s(&[3.0])),
                 shifts: None,
                 codes: codes(4),
-            },
+            }),
         ),
         (
             "minifloat",
-            Values::Minifloat {
-                format: Minifloat::F6E2M3,
+            Values::Minifloat(Minifloat {
+                format: MinifloatFormat::F6E2M3,
                 groups: Groups::Len(32),
                 scales: Scales { format: ScaleFormat::E8M0, bytes: (110..123).collect() },
                 codes: codes(32),
-            },
+            }),
         ),
         (
             "planes",
-            Values::Planes {
+            Values::Planes(Planes {
                 bytes: (0..n)
                     .flat_map(|i| (noise(8, i) as f32 / f32::from(1 + u16::from(skewed(i, 9)))).to_le_bytes())
                     .collect(),
-            },
+            }),
         ),
         (
             "low-rank",
-            Values::LowRank {
+            Values::LowRank(LowRank {
                 rows: 20,
                 cols: 20,
                 rank: 1,
-                left: Box::new(Values::Floats {
+                left: Box::new(Values::Floats(Floats {
                     stored: Stored::Bf16,
                     bytes: (0..40).map(|i| i | 1).collect(),
-                }),
-                right: Box::new(Values::Floats { stored: Stored::F32, bytes: (0..80).collect() }),
-            },
+                })),
+                right: Box::new(Values::Floats(Floats { stored: Stored::F32, bytes: (0..80).collect() })),
+            }),
         ),
         (
             "dct",
-            Values::Dct {
+            Values::Dct(Dct {
                 rows: 20,
                 cols: 20,
                 chunk_rows: 10,
                 chunk_cols: 20,
-                support: Support::Sparse(vec![0, 1, 20, 21, 199, 200, 201, 399]),
-                coefficients: Box::new(Values::Sign {
+                support: Support::Sparse(Sparse { positions: vec![0, 1, 20, 21, 199, 200, 201, 399] }),
+                coefficients: Box::new(Values::Sign(Sign {
                     groups: Groups::Block,
                     scales: f32s(&[0.125]),
                     negative: (0..8).map(|i| i % 3 == 0).collect(),
-                }),
-            },
+                })),
+            }),
         ),
     ];
     for (id, values) in kinds {
@@ -761,12 +767,12 @@ fn encoded_kinds(area: &mut Area) {
     }
     let exponents: Vec<u8> =
         (0..4096u64).map(|i| 60 + (i / 64 * 7 % 30) as u8 + (i % 64 * 5 % 13) as u8 + skewed(i, 3)).collect();
-    let matrix = Values::Pow2 {
+    let matrix = Values::Pow2(Pow2 {
         min_exponent: -100,
         underflow: Underflow::Unbiased,
         codes: exponents,
         negative: (0..4096).map(|i| i % 3 == 0).collect(),
-    };
+    });
     area.valid("encoded-referenced", "CAN-1 INT-5", encoded_values(Dtype::F32, &[64, 64], matrix))
         .encoded()
         .notes("exponents that are a sum of a row's and a column's part: the coding is `referenced`");

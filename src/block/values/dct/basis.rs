@@ -1,11 +1,13 @@
-//! The numbers of the orthonormal DCT-II, correctly rounded from integers, so that no machine's cosine shows (spec, values/dct.md).
+//! The numbers of the orthonormal DCT-II (spec, values/dct.md).
+//!
+//! They are computed with integers and correctly rounded, so that they do not depend on a machine's cosine.
 
 use std::sync::OnceLock;
 
 /// The longest side of a chunk.
 pub(crate) const MAX_SIDE: usize = 128;
 
-/// Bits after the point of the numbers here: all are less than 16.
+/// Bits after the point of the fixed-point numbers in this file, all of which are less than 16.
 const FRACTION: u32 = 124;
 const PI: u128 = 0x3243_f6a8_885a_308d_3131_98a2_e037_0734;
 
@@ -20,7 +22,7 @@ fn mul(a: u128, b: u128) -> u128 {
     high << (128 - FRACTION) | (carried << 64 | low & LOW) >> FRACTION
 }
 
-/// The square root of a number less than 4, less than two units of the last place too small.
+/// The square root of a number less than 4. The error is below two units of the last place, towards zero.
 fn sqrt(square: u128) -> u128 {
     (0..=FRACTION).rev().map(|bit| 1 << bit).fold(0, |root, bit| {
         let next = root | bit;
@@ -28,7 +30,9 @@ fn sqrt(square: u128) -> u128 {
     })
 }
 
-/// cos(pi k / 2n) for 0 <= k <= n, within 2^-117: its power series, each of at most 18 terms within a few units of the last place.
+/// cos(pi k / 2n) for 0 <= k <= n, within 2^-117.
+///
+/// Sums at most 18 terms of the power series, each within a few units of the last place.
 fn cosine(k: u128, n: u128) -> u128 {
     let x = PI / (2 * n) * k + PI % (2 * n) * k / (2 * n);
     let square = mul(x, x);
@@ -45,24 +49,24 @@ fn cosine(k: u128, n: u128) -> u128 {
     even.saturating_sub(odd)
 }
 
-/// The nearest binary64.
+/// The nearest binary64 number.
 fn nearest(x: u128) -> f64 {
-    // Integers are converted to the nearest, ties to even; the power of two is exact.
+    // The conversion of an integer rounds to nearest, ties to even; the division by a power of two is exact.
     x as f64 / (1u128 << FRACTION) as f64
 }
 
-/// sqrt(2/n) cos(pi k / 2n) before it is rounded, for 0 <= k < n.
+/// sqrt(2/n) cos(pi k / 2n) before rounding, for 0 <= k < n.
 fn scaled_cosine(k: usize, n: usize) -> u128 {
     mul(sqrt((2 << FRACTION) / n as u128), cosine(k as u128, n as u128))
 }
 
-/// The numbers that the spec's page lists for length n: sqrt(1/n), then sqrt(2/n) cos(pi k / 2n) for k = 0 .. n-1.
+/// The numbers of the spec's page for length n: sqrt(1/n), then sqrt(2/n) cos(pi k / 2n) for k = 0 .. n-1.
 fn numbers(n: usize) -> Vec<f64> {
     let flat = nearest(sqrt((1 << FRACTION) / n as u128));
     std::iter::once(flat).chain((0..n).map(|k| nearest(scaled_cosine(k, n)))).collect()
 }
 
-/// Makes the table of [`basis`].
+/// Computes the table of [`basis`].
 fn table(n: usize) -> Box<[f64]> {
     let numbers = numbers(n);
     let entry = |u: usize, i: usize| match u * (2 * i + 1) % (4 * n) {
@@ -77,7 +81,7 @@ fn table(n: usize) -> Box<[f64]> {
 
 /// The basis of length n, 1 to [`MAX_SIDE`]: row u holds c(u, i) for i = 0 .. n-1.
 pub(super) fn basis(n: usize) -> &'static [f64] {
-    // At most 5.6 MiB if every length is asked for.
+    // All lengths together take 5.6 MiB.
     static TABLES: [OnceLock<Box<[f64]>>; MAX_SIDE + 1] = [const { OnceLock::new() }; MAX_SIDE + 1];
     TABLES[n].get_or_init(|| table(n))
 }
@@ -86,21 +90,21 @@ pub(super) fn basis(n: usize) -> &'static [f64] {
 mod tests {
     use super::*;
 
-    /// The digest that the spec's page gives: the numbers of all lengths in little-endian bytes. spec/reference/test_decoder.py
-    /// compares the reference decoder's numbers with the same digest.
+    /// The digest of the spec's page covers the numbers of all lengths in little-endian bytes.
+    /// spec/reference/test_decoder.py compares the reference decoder's numbers with the same digest.
     #[test]
     fn the_numbers_are_those_of_the_spec() {
         let bytes: Vec<u8> = (1..=MAX_SIDE).flat_map(numbers).flat_map(f64::to_le_bytes).collect();
         assert_eq!(bytes.len(), 8 * (128 * 129 / 2 + 128));
         let digest = blake3::hash(&bytes).to_hex();
-        let page = include_str!("../../../spec/values/dct.md");
+        let page = include_str!("../../../../spec/values/dct.md");
         assert!(page.contains(digest.as_str()), "{digest} is not in the page");
     }
 
-    /// No number lies so close to the middle between two binary64 numbers that the error here could matter: rounding is right.
+    /// No number lies so near to the middle between two binary64 numbers that the error could change the rounding.
     #[test]
     fn the_numbers_are_correctly_rounded() {
-        // Within 2^-115 each: the root within 2^-122, the cosine within 2^-117, the product's factors below 1.5.
+        // Each number is within 2^-115: the root within 2^-122, the cosine within 2^-117, both factors below 1.5.
         const ERROR: u128 = 1 << (FRACTION - 115);
         let sure = |x: u128| assert_eq!(nearest(x - ERROR), nearest(x + ERROR));
         for n in 1..=MAX_SIDE {
@@ -110,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machine_s_own_cosine_is_near() {
+    fn numbers_are_near_the_cosine_of_the_machine() {
         for n in 1..=MAX_SIDE {
             for (at, &c) in table(n).iter().enumerate() {
                 let (u, i) = ((at / n) as f64, (at % n) as f64);
@@ -121,7 +125,7 @@ mod tests {
         }
     }
 
-    /// Rows are orthonormal to rounding: an entry of the product of two rows is a sum of n products, each within 2^-53 of its size.
+    /// Rows are orthonormal up to rounding: the product of two rows sums n products, each within 2^-53 of its size.
     #[test]
     fn bases_are_orthonormal() {
         for n in [1, 2, 3, 5, 12, 64, 100, 127, 128] {
