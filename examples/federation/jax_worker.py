@@ -30,7 +30,7 @@ loss_and_gradient = jax.jit(jax.value_and_grad(loss_of))
 
 
 def start(update: gcodec.Update) -> None:
-    # Copies: the update's memory is its own.
+    # Copies: the update owns its memory.
     tree.update({name: jnp.array(tensor) for name, tensor in update.tensors("jax").items()})
 
 
@@ -40,7 +40,7 @@ def gradient(pixels: np.ndarray, labels: np.ndarray) -> tuple[float, Tree]:
 
 
 def subtract(update: gcodec.Update) -> None:
-    # One operation by itself: in a larger program XLA might fuse it with another and round once for both.
+    # A separate operation: in a larger program XLA might fuse it with another and round once for both.
     tree.update({name: tree[name] - step for name, step in update.tensors("jax").items()})
 
 

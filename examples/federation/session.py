@@ -1,4 +1,4 @@
-"""What the Python workers share: the connection, the digits, and the two streams. `README.md` has the protocol."""
+"""Code shared by the Python workers: connection, digits, and both streams. `README.md` has the protocol."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import gcodec
 
 BATCH = 64
 PATIENCE = 120.0
-# What the aggregator may ask for: this network's tensors take 154 KB.
-LIMITS = gcodec.Limits(max_frame_bytes=1 << 20, max_tensors=16, max_elements=1 << 18, max_alloc_bytes=8 << 20, max_definitions=4)
+# Limits for the aggregator's stream: this network's tensors take 154 KB.
+LIMITS = gcodec.Limits(
+    max_frame_bytes=1 << 20, max_tensors=16, max_elements=1 << 18, max_alloc_bytes=8 << 20, max_definitions=4
+)
 
 
 def shard(number: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels from 0 to 1 and labels: every `count`-th digit of those to train on. Of five in a row the last is for the test."""
+    """Returns pixels from 0 to 1, and labels: every `count`-th training digit. Every fifth digit is for the test."""
     file = Path(__file__).resolve().parents[2] / "tools/study/digits/digits.u8"
     records = np.fromfile(file, np.uint8).reshape(-1, 65)
     records = records[np.arange(len(records)) % 5 != 4][number::count]
@@ -35,15 +37,16 @@ def train(
 ) -> None:
     """Trains until the aggregator ends its stream.
 
-    `start` takes the weights, `gradient` gives the loss of a batch and its gradient by tensor name, `subtract` takes a step off the
-    weights, each element in one rounded operation, and `weights` gives them, all of the library's own tensors.
+    `start` takes the first weights. `gradient` returns the loss of a batch and its gradient by tensor name. `subtract`
+    subtracts a step from the weights, each element in one rounded operation. `weights` returns the weights. All
+    tensors are the library's own.
     """
     parser = argparse.ArgumentParser()
-    parser.add_argument("--connect", default="127.0.0.1:4747", help="where the aggregator is")
+    parser.add_argument("--connect", default="127.0.0.1:4747", help="address of the aggregator")
     parser.add_argument("--name", required=True, help="this worker's name on the roster")
     arguments = parser.parse_args()
     host, port = arguments.connect.rsplit(":", 1)
-    # What the library compiles when it is first used is not waited for by the others.
+    # Compiles the gradient before the other workers wait for this one.
     pixels, labels = shard(0, 1)
     gradient(pixels[:BATCH], labels[:BATCH])
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
@@ -60,11 +63,11 @@ def train(
                 sender, world = int(said["sender"]), int(said["world"])
                 pixels, labels = shard(int(said["shard"]), int(said["shards"]))
                 start(update)
-                # Of which tensors updates are, and in which order, is the aggregator's to say: JAX sorts them.
+                # The aggregator's manifest gives the names and their order: JAX sorts them.
                 names = list(update)
             else:
                 subtract(update)
-            # The weights are those before their step, a step leads to the next.
+            # Step `n` subtracted from the weights of round `n` gives the weights of round `n + 1`.
             step = update.header.step + (update.header.reduction != "none")
             rows: np.ndarray = (step * BATCH + np.arange(BATCH)) % len(labels)
             loss, tree = gradient(pixels[rows], labels[rows])

@@ -1,6 +1,6 @@
 #![no_main]
-//! Any support and any values of any kind, behind a right head. What is taken is what the block says element by element,
-//! whatever the width of the kernels, and the encoder gives it back.
+//! Any support and any values of any kind, after a valid head. An accepted block decodes to its
+//! element-by-element result, whatever the width of the kernels, and the encoder reproduces it.
 
 use std::sync::{Arc, LazyLock};
 
@@ -18,7 +18,7 @@ use libfuzzer_sys::fuzz_target;
 mod arbitrary;
 use arbitrary::Random;
 
-/// Elements of types of every width, in matrices and rows; some tensors have none, or more than the limits allow.
+/// Tensors of element types of every width, as matrices and rows; some are empty, or exceed the limits.
 static MANIFEST: LazyLock<Arc<Manifest>> = LazyLock::new(|| {
     let tensors: [(Dtype, &[u64]); 12] = [
         (Dtype::F32, &[8, 4]),
@@ -38,7 +38,7 @@ static MANIFEST: LazyLock<Arc<Manifest>> = LazyLock::new(|| {
     Arc::new(Manifest::new(infos.collect()).expect("a manifest"))
 });
 
-/// The frames that updates can refer to, with a set for the first tensor, and the head of an update.
+/// Frames that updates can refer to, with an index set for the first tensor, and the head of an update.
 struct Around {
     before: Vec<Frame>,
     set: (gcodec::block::SetId, IndexSet),
@@ -87,7 +87,7 @@ static AROUND: LazyLock<Around> = LazyLock::new(|| {
     Around { before, set: (id, set), plain, delta }
 });
 
-/// One to four blocks. The last takes all bytes that are left.
+/// One to four blocks. The last takes all remaining bytes.
 fn stream(bytes: &[u8]) -> Vec<u8> {
     let mut random = Random::of_bytes(bytes);
     let head = if random.below(4) == 0 { &AROUND.delta } else { &AROUND.plain };
@@ -158,7 +158,7 @@ fn block(part: &UpdatePart<'_>, number: usize) {
     dense(&block, part, number, &positions);
 }
 
-/// The block encoded and decoded again.
+/// Encodes and decodes the block again.
 fn again(block: &Block, part: &UpdatePart<'_>) {
     let mut encoder = Encoder::new(EncodeOptions::default());
     let (id, set) = &AROUND.set;
@@ -179,7 +179,7 @@ fn again(block: &Block, part: &UpdatePart<'_>) {
     assert_eq!(fingerprint(&found), fingerprint(&Some(vec![block])), "encoded and decoded again");
 }
 
-/// What the block makes of its tensors, by kernels of every width and element by element.
+/// Applies the block to its tensors, with kernels of every width and element by element.
 fn dense(block: &Block, part: &UpdatePart<'_>, number: usize, positions: &[u64]) {
     let raw = &part.blocks[number];
     let (dtype, lens) = (raw.space.dtype, &raw.space.lens);

@@ -1,6 +1,6 @@
 #![no_main]
-//! Deltas: what a base and its successor differ in is applied bit for bit; with another base, or anything else wrong, it is
-//! refused and nothing is given out.
+//! Deltas: the difference of a base and its successor applies bit for bit. With another base, or any other
+//! error, it is refused without output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ fuzz_target!(|bytes: &[u8]| {
     };
     let stream = encode(&update, random.one(&[1, 64 << 20]));
     let digests = update.header.delta.as_deref().expect("a delta");
-    // The right base.
+    // The correct base.
     let applied = apply(&stream, &update, &base).expect("a delta on its base");
     assert!(applied == result, "a delta on its base gives its result");
     by_index(&stream, &update, &base, &result);
@@ -47,7 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
         Error::Input(e) => e.kind,
         e => panic!("a mistake of the caller, not {e}"),
     };
-    // No base, and another one.
+    // No base, and a wrong one.
     if !digests.is_empty() || !base.is_empty() {
         assert_eq!(apply(&stream, &update, &[]).map_err(wrong), Err(InputErrorKind::MissingBase));
     }
@@ -64,7 +64,7 @@ fuzz_target!(|bytes: &[u8]| {
             });
         assert_eq!(apply(&stream, &update, &other).map_err(wrong), Err(InputErrorKind::BaseMismatch));
     }
-    // Anything else in the blocks: right digests, or nothing.
+    // Other blocks: correct digests, or no output.
     let damaged = damage(&mut random, &stream);
     if let Ok(applied) = apply(&damaged, &update, &base) {
         for delta in listed(&damaged) {
@@ -74,7 +74,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// The delta between the base and a successor that shares some of its bytes.
+/// Returns the delta between the base and a successor that shares some of its bytes.
 fn difference(
     random: &mut Random<'_>,
     manifest: &Arc<Manifest>,
@@ -111,7 +111,7 @@ fn difference(
     (Update { manifest: manifest.clone(), header, blocks }, result)
 }
 
-/// Blocks of any kind on the base, with the digests that follow from applying them one by one.
+/// Returns blocks of any kind on the base, with the digests of applying them one by one.
 fn arbitrary_delta(
     random: &mut Random<'_>,
     manifest: &Arc<Manifest>,
@@ -154,7 +154,7 @@ fn encode(update: &Update, part_bytes: u64) -> Vec<u8> {
     out
 }
 
-/// The tensors after the update, with the first of `base` as the base.
+/// Returns the tensors after the update, with the first of `base` as the base.
 fn apply(stream: &[u8], update: &Update, base: &[TensorBuf]) -> Result<Vec<TensorBuf>> {
     let before = base.to_vec();
     let run = || {
@@ -169,13 +169,13 @@ fn apply(stream: &[u8], update: &Update, base: &[TensorBuf]) -> Result<Vec<Tenso
         }
         assembler.finish()
     };
-    // The tensors, the blocks that are decoded at once, what is remembered.
+    // Memory: the tensors, the blocks that are decoded at once, and the stored definitions.
     let applied = memory::within(allowance(stream.len(), 3), "applying a delta", run);
     assert!(base == before, "the base stays as it is");
     Ok(applied?.into_iter().map(|(_, tensor)| tensor).collect())
 }
 
-/// The same through the index, tensor by tensor.
+/// Does the same through the index, tensor by tensor.
 fn by_index(stream: &[u8], update: &Update, base: &[TensorBuf], result: &[TensorBuf]) {
     let file = File::open(stream, limits()).expect("a file of ours");
     let names = update.manifest.tensors().iter().map(|t| t.name.clone());
@@ -186,7 +186,7 @@ fn by_index(stream: &[u8], update: &Update, base: &[TensorBuf], result: &[Tensor
     }
 }
 
-/// The digests that the parts list.
+/// Returns the digests that the parts list.
 fn listed(stream: &[u8]) -> Vec<Delta> {
     let mut all = Vec::new();
     for event in SliceReader::new(stream, limits()) {
@@ -197,12 +197,12 @@ fn listed(stream: &[u8]) -> Vec<Delta> {
     all
 }
 
-/// The stream with a few bytes of its updates changed, behind right checksums.
+/// Returns the stream with some changed bytes in its updates, with correct checksums.
 fn damage(random: &mut Random<'_>, stream: &[u8]) -> Vec<u8> {
     let mut frames = frames::parse(stream);
     for frame in frames.iter_mut().filter(|f| f.kind == UPDATE) {
         for _ in 0..random.below(4) {
-            // Behind the manifest's name.
+            // After the manifest's id.
             let at = 32 + random.below(frame.body.len() as u64 - 32) as usize;
             frame.body[at] ^= 1 << random.below(8);
         }

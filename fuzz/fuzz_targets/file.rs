@@ -1,6 +1,6 @@
 #![no_main]
-//! A file through its footer: whatever stands there, what the index leads to is what a reader in order finds, and what is
-//! appended leaves what was there as it was.
+//! A file through its footer: the index leads to the same updates as sequential reading, and appending keeps
+//! the old contents.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -16,7 +16,7 @@ use tempfile::TempPath;
 
 gcodec_fuzz::mutate_streams!();
 
-/// A file in memory, where the system offers that.
+/// A file in memory, on systems that have a file system in memory.
 static PLACE: LazyLock<TempPath> = LazyLock::new(|| {
     let shm = PathBuf::from("/dev/shm");
     let folder = if shm.is_dir() { shm } else { std::env::temp_dir() };
@@ -25,9 +25,9 @@ static PLACE: LazyLock<TempPath> = LazyLock::new(|| {
 });
 
 fuzz_target!(|bytes: &[u8]| {
-    // An index that lies has a right checksum: the mutator sees to it.
+    // The mutator gives a wrong index a correct checksum.
     begin(true);
-    // What is remembered.
+    // Memory: the stored definitions.
     let opened = memory::within(allowance(bytes.len(), 2), "opening", || File::open(bytes, limits()));
     let in_order = in_order(bytes);
     match (&opened, &in_order) {
@@ -59,7 +59,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 type Tensors = Vec<(u64, TensorBuf)>;
 
-/// The updates that the index leads to: all their tensors at once, and the same one by one.
+/// Reads the updates through the index: all their tensors at once, and one by one.
 fn updates(bytes: &[u8], file: &File<'_>) -> Vec<(String, Result<Tensors>)> {
     let base = BTreeMap::new();
     let mut out = Vec::new();
@@ -68,7 +68,7 @@ fn updates(bytes: &[u8], file: &File<'_>) -> Vec<(String, Result<Tensors>)> {
             file.find(Some(update.header.step)).is_some_and(|last| last >= number),
             "an update by its step"
         );
-        // The tensors, the blocks that are decoded, and tensors that are not wanted.
+        // Memory: the tensors, the decoded blocks, and unwanted tensors.
         let allowed = allowance(bytes.len(), 3);
         let all = memory::within(allowed, "reading tensors", || file.tensors(number, |_| true, &base));
         for info in update.manifest.tensors().iter().take(8) {
@@ -86,8 +86,9 @@ fn updates(bytes: &[u8], file: &File<'_>) -> Vec<(String, Result<Tensors>)> {
     out
 }
 
-/// The same by a reader in order, if all is well with the stream, and whether its last frames are an index and the end: with
-/// anything between them, which the spec allows, the index does not list all, and a file is refused for want of one.
+/// Reads the same sequentially, if the stream is valid. Also returns whether its last frames are an index
+/// and the end. The spec allows frames between them, but then the index is incomplete and the file is
+/// refused.
 fn in_order(bytes: &[u8]) -> Option<(bool, Vec<(String, Result<Tensors>)>)> {
     let mut out: Vec<(String, Result<Tensors>)> = Vec::new();
     let mut parts = Vec::new();
@@ -128,7 +129,8 @@ fn update(parts: &[Box<gcodec::frame::UpdatePart<'_>>]) -> (String, Result<Tenso
     (format!("{header:?}"), tensors)
 }
 
-/// Appends a segment: the file is refused and stays as it is, or begins as it was and, if it was well, is well.
+/// Appends a segment. Either the file is refused and unchanged, or it keeps its beginning, and stays valid
+/// if it was.
 fn appended(bytes: &[u8], well: bool) {
     if bytes.len() % 4 != 0 {
         return;

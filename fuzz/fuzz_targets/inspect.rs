@@ -1,12 +1,12 @@
 #![no_main]
-//! What the command line says of any bytes: `inspect`, as text, as JSON and byte by byte, and `verify`. It never panics, it
-//! does not grow beyond the bytes, and `verify` takes what the library takes.
+//! The command line on any bytes: `inspect` as text, as JSON and annotated, and `verify`. It never panics,
+//! its memory is proportional to the input, and `verify` agrees with the library.
 
 use gcodec::{Body, Event, SliceReader};
 use gcodec_fuzz::{begin, limits, memory};
 use libfuzzer_sys::fuzz_target;
 
-// The tool's modules, as its `main.rs` has them: they know each other as `crate::..`.
+// The tool's modules, declared as in its `main.rs`, since they refer to each other as `crate::..`.
 macro_rules! modules_of_the_tool {
     ($($name:ident $path:literal)*) => { $(
         #[path = $path]
@@ -29,14 +29,14 @@ modules_of_the_tool! {
 
 gcodec_fuzz::mutate_streams!();
 
-/// Characters that one byte may give: a line for each field, of which the shortest has no byte (a heading of ten words).
+/// Maximum characters per byte: one line per field; the shortest line has no byte (a heading of ten words).
 const LINE: usize = 300;
 
 fuzz_target!(|bytes: &[u8]| {
     begin(true);
     let limits = limits();
-    // Beside what reading takes there is the text: some hundred bytes for each byte, and as much again while it is put
-    // together; tables of decoded integers are declared, not there.
+    // Beside the memory of reading there is the text: some hundred bytes for each byte, and as much again
+    // while it is assembled. Tables of decoded integers have a declared size, which need not be present.
     let allowed = gcodec_fuzz::allowance(bytes.len(), 8) + 4 * LINE * bytes.len();
     memory::within(allowed, "inspecting", || {
         let (report, failure) = inspect::Report::of(bytes, None, None, &limits);
@@ -50,7 +50,7 @@ fuzz_target!(|bytes: &[u8]| {
         let takes = takes(bytes);
         assert!(takes || verified.is_err(), "verify finds nothing wrong");
         assert!(takes || failure.is_some(), "inspect finds nothing wrong");
-        // Both also count what each tensor gets, which may need more than the limits allow.
+        // Both also count bits per tensor, which may need more than the limits allow.
         for failure in verified.err().into_iter().chain(failure).filter(|_| takes) {
             assert_eq!(failure.code, fail::Code::Limit, "{} of what is well", failure.message);
         }
@@ -58,7 +58,8 @@ fuzz_target!(|bytes: &[u8]| {
         let text = annotate::text(&pieces, bytes);
         assert!(text.len() <= 8 * most, "{} bytes of annotations for {}", text.len(), bytes.len());
         assert!(!takes || error.is_none(), "annotate refuses what is well");
-        // Every byte of a piece is in one field: the annotations were written after the spec, the library too.
+        // Every byte of a piece is in one field. The annotations and the library were both written from the
+        // spec.
         if takes {
             for piece in &pieces {
                 let fields = piece.lines.iter().filter_map(|line| match line {
@@ -80,7 +81,7 @@ fuzz_target!(|bytes: &[u8]| {
     });
 });
 
-/// Whether all is well: every frame is read and every block decoded.
+/// Whether every frame can be read and every block decoded.
 fn takes(bytes: &[u8]) -> bool {
     SliceReader::new(bytes, limits()).all(|event| match event {
         Ok(Event::Frame(_, Body::Update(part))) => {

@@ -1,5 +1,5 @@
 #![no_main]
-//! What is recovered reads well, and holds every frame that was not damaged and whose companions were not.
+//! A recovered stream is valid, and has every intact frame whose definitions and other parts are intact.
 
 use gcodec::block::{Set};
 use gcodec::file::{Recovered, recover};
@@ -15,14 +15,14 @@ use arbitrary::Random;
 gcodec_fuzz::mutate_streams!();
 
 fuzz_target!(|bytes: &[u8]| {
-    // Damage is what this is about: checksums work.
+    // Checksums are verified here, since corruption is the subject.
     begin(true);
     well(bytes);
     let Some(frames) = whole(bytes) else { return };
     let mut random = Random::of_seed(crc32fast::hash(bytes).into());
     let (damaged, hit) = damage(bytes, &frames, &mut random);
     let saved = well(&damaged);
-    // In whatever order: what stood between the parts of an update stands before them then.
+    // In any order: frames between the parts of an update come before them in the result.
     let mut kept = frames::parse(&saved.stream);
     for frame in expected(&frames, &hit) {
         let raw = frames::parse(&[&[0; 16], &bytes[frame.at.clone()]].concat()).remove(0);
@@ -32,10 +32,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// What is recovered, if it is well: it reads, it decodes, and recovered again it stays as it is.
+/// Returns the recovered stream, if valid: it decodes, and recovering it again does not change it.
 fn well(bytes: &[u8]) -> Recovered {
     let limits = limits();
-    // What is remembered, one decoded part, and the new stream.
+    // Memory: the stored definitions, one decoded part, and the new stream.
     let allowed = allowance(2 * bytes.len(), 3);
     let saved =
         memory::within(allowed, "recovering", || recover(bytes, &limits)).expect("recovery does not fail");
@@ -50,19 +50,19 @@ fn well(bytes: &[u8]) -> Recovered {
     saved
 }
 
-/// A frame of a whole stream, and what it needs.
+/// A frame of an intact stream, and its dependencies.
 struct Whole {
     number: usize,
     at: std::ops::Range<usize>,
     kind: u16,
-    /// The names of manifest and sets; for a definition, its own.
+    /// Ids of the manifest and sets that it uses; for a definition, its own id.
     needs: Vec<[u8; 32]>,
     defines: Option<[u8; 32]>,
-    /// Number of the update that it is a part of.
+    /// Number of the update that it belongs to.
     update: Option<usize>,
 }
 
-/// The frames of a stream in which all is well.
+/// Returns the frames of a valid stream.
 fn whole(bytes: &[u8]) -> Option<Vec<Whole>> {
     let mut frames = Vec::new();
     let mut updates = 0;
@@ -100,7 +100,7 @@ fn whole(bytes: &[u8]) -> Option<Vec<Whole>> {
     Some(frames)
 }
 
-/// The stream damaged in up to three places, and which frames were hit.
+/// Corrupts the stream at up to three places; returns it and the affected frames.
 fn damage(bytes: &[u8], frames: &[Whole], random: &mut Random<'_>) -> (Vec<u8>, Vec<usize>) {
     let mut hit = Vec::new();
     let mut pieces: Vec<Vec<u8>> = frames.iter().map(|f| bytes[f.at.clone()].to_vec()).collect();
@@ -112,7 +112,7 @@ fn damage(bytes: &[u8], frames: &[Whole], random: &mut Random<'_>) -> (Vec<u8>, 
         }
         let at = random.below(piece.len() as u64) as usize;
         match random.below(5) {
-            // Up to 32 bits in a row: a CRC notices all of that.
+            // A burst of up to 32 bits, which a CRC always detects.
             0 => piece[at] ^= 1 << random.below(8),
             1 => {
                 let end = piece.len().min(at + 4);
@@ -124,7 +124,7 @@ fn damage(bytes: &[u8], frames: &[Whole], random: &mut Random<'_>) -> (Vec<u8>, 
             }
             2 => piece.truncate(at),
             3 => drop(piece.remove(at)),
-            // Between frames: none is hit.
+            // Between frames: none is affected.
             _ => {
                 let len = random.below(40);
                 let garbage: Vec<u8> = random.bytes(len).into_iter().map(|b| b & 0x7f).collect();
@@ -138,8 +138,8 @@ fn damage(bytes: &[u8], frames: &[Whole], random: &mut Random<'_>) -> (Vec<u8>, 
     (damaged, hit)
 }
 
-/// The frames that must be there again: those that were not hit, whose definitions stand before them, and all parts of
-/// whose update are there too.
+/// Returns the frames that must be recovered: intact ones whose definitions come before them and whose
+/// updates have all their parts.
 fn expected<'f>(frames: &'f [Whole], hit: &[usize]) -> impl Iterator<Item = &'f Whole> {
     let mut known: Vec<[u8; 32]> = Vec::new();
     let mut broken = Vec::new();
@@ -150,7 +150,7 @@ fn expected<'f>(frames: &'f [Whole], hit: &[usize]) -> impl Iterator<Item = &'f 
             continue;
         }
         known.extend(frame.defines);
-        // Index and end are made anew.
+        // Index and end are rewritten.
         if ![frames::INDEX, frames::END].contains(&frame.kind) {
             kept.push(frame);
         }

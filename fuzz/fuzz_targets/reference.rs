@@ -1,6 +1,7 @@
 #![no_main]
-//! The library against the reference decoder, which runs beside it: both take a stream and find the same in it, or both
-//! refuse it; where both stop at the same byte outside updates and sets, for the same reason.
+//! The library against the reference decoder, which runs in a process: both accept a stream with the same
+//! contents, or both refuse it. If both stop at the same byte outside updates and sets, the reasons must
+//! agree.
 
 use std::io::{Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -27,7 +28,7 @@ fn limits() -> Limits {
         .with_max_inflated_bytes(1 << 16)
 }
 
-/// The reference decoder: a process of its own.
+/// The process of the reference decoder.
 struct Reference {
     _process: Child,
     input: ChildStdin,
@@ -42,7 +43,7 @@ static REFERENCE: LazyLock<Mutex<Reference>> = LazyLock::new(|| {
     let mut reference = Reference { _process: process, input, output };
     let limits = json!({
         "max_elements": ELEMENTS, "max_alloc_bytes": MEMORY, "max_inflated_bytes": 1 << 16,
-        // The library's own numbers.
+        // The library's default limits.
         "max_definitions": 1024,
     });
     reference.send(limits.to_string().as_bytes());
@@ -81,7 +82,7 @@ fuzz_target!(|bytes: &[u8]| {
 
 fn compare(what: &str, bytes: &[u8], ours: &Result<Value, Error>, theirs: &Value) {
     assert!(theirs["fell_over"].is_null(), "the reference decoder fell over: {}", theirs["fell_over"]);
-    // What is too much is a reader's own affair; the reference decoder has no zstd.
+    // Limits are each reader's choice; the reference decoder has no zstd here.
     let is_too_much = ours.as_ref().is_err_and(|e| matches!(e, Error::Limit(_)));
     if is_too_much || theirs["error"] == "limit" || theirs["error"] == "unsupported_here" {
         return;
@@ -91,13 +92,13 @@ fn compare(what: &str, bytes: &[u8], ours: &Result<Value, Error>, theirs: &Value
             assert!(ours == value, "another {what}\nours   {ours}\ntheirs {value}");
         }
         (Err(ours), None) => {
-            // A mistake of the caller has no place: a base or a model is not there.
+            // An error of the caller has no position: a missing base or model.
             let Some(at) = ours.location() else { return };
             let frame = at.frame.and_then(|n| frames::parse(bytes).into_iter().nth(n as usize));
             let is_nested = at.block.is_some()
                 || frame.is_some_and(|f| [frames::UPDATE, frames::INDEX_SET].contains(&f.kind));
-            // Behind one byte of an update or a set there can be two violations, one of the structure and one of what it
-            // is in: the spec does not say which is met first.
+            // After one byte of an update or a set there can be two violations, of the structure and of its
+            // context; the spec does not order them.
             if theirs["offset"] == at.offset && !is_nested {
                 assert_eq!(theirs["error"], ours.name(), "{what}: ours {ours}, theirs {theirs}");
             }

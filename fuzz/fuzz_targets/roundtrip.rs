@@ -1,7 +1,7 @@
 #![no_main]
-//! Blocks that hold together come back as they were, by any number of threads and kernels of any width the same; what does
-//! not hold together is refused, or comes back too. Any codec's text is read or refused, and what it makes of any tensors
-//! comes back.
+//! Valid blocks survive a round trip, with any number of threads and kernels of any width. Invalid ones are
+//! refused, or survive too. Any codec text is parsed or refused, and the codec's blocks for any tensors
+//! survive.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fuzz_target!(|bytes: &[u8]| -> Corpus {
         0..96 => blocks(&mut random, false),
         96..144 => blocks(&mut random, true),
         144..160 => frames(&mut random),
-        // It takes a thousand times as long as the others: not to be built upon.
+        // Rare, since it takes a thousand times as long as the others.
         160 if random.below(16) == 0 => {
             long(&mut random);
             return Corpus::Reject;
@@ -72,13 +72,13 @@ fn decode(stream: &[u8]) -> Vec<Block> {
     blocks
 }
 
-/// Does it in every way there is, and checks that the way does not matter.
+/// Runs it in every mode, and checks that the results agree.
 fn same<T: std::fmt::Debug + PartialEq + Send>(what: impl Fn() -> T + Sync) -> T {
     let expected = what();
     for (pool, width) in [(0, 0), (1, 1), (1, 2)] {
         widest(width);
         let found = POOLS[pool].install(&what);
-        // NaN is unlike itself.
+        // NaN differs from itself.
         let same = expected == found || fingerprint(&expected) == fingerprint(&found);
         let text = |of: &T| format!("{of:?}").chars().take(1000).collect::<String>();
         assert!(same, "pool {pool}, kernels of width {width}: {} not {}", text(&found), text(&expected));
@@ -116,7 +116,7 @@ fn blocks(random: &mut Random<'_>, broken: bool) {
     }
 }
 
-/// Makes a block that may not hold together any more.
+/// Changes a block, which may make it invalid.
 fn break_one(random: &mut Random<'_>, update: &mut arbitrary::Update) {
     let at = random.below(update.blocks.len() as u64) as usize;
     let number = match random.below(3) {
@@ -144,7 +144,7 @@ fn break_one(random: &mut Random<'_>, update: &mut arbitrary::Update) {
     }
 }
 
-/// Changes an element, or how many there are.
+/// Changes an element, or the number of elements.
 fn break_row<T: Copy>(row: &mut Vec<T>, random: &mut Random<'_>, new: T) {
     let at = random.below(row.len() as u64 + 1) as usize;
     match random.below(3) {
@@ -236,7 +236,7 @@ fn break_values(values: &mut Values, random: &mut Random<'_>, number: u64) {
     }
 }
 
-/// A stream of every kind of frame, in several segments.
+/// Returns a stream with every kind of frame, in several segments.
 fn frames(random: &mut Random<'_>) {
     let options =
         EncodeOptions::default().with_compress(random.below(2) == 0).with_index(random.below(2) == 0);
@@ -245,7 +245,7 @@ fn frames(random: &mut Random<'_>) {
     let (mut out, mut put, mut sets) = (Vec::new(), Vec::new(), Vec::new());
     let text = |random: &mut Random<'_>| {
         let len = random.below(300);
-        // Some of it can be compressed.
+        // Some of it is compressible.
         String::from_utf8_lossy(&random.bytes(len)).replace(char::REPLACEMENT_CHARACTER, "again and ")
     };
     for _ in 0..1 + random.below(8) {
@@ -322,7 +322,7 @@ fn frames(random: &mut Random<'_>) {
     assert!(found == put, "{} frames come back as {}", put.len(), found.len());
 }
 
-/// A tensor so long that the encoder takes 32 lanes (131,072 symbols), and its kernels whole rows.
+/// Returns a tensor long enough for 32 lanes (131,072 symbols) and whole rows of the kernels.
 fn long(random: &mut Random<'_>) {
     let (rows, cols) = (260 + random.below(40), 512);
     let (seed, spread) = (random.next(), random.below(32));
@@ -330,7 +330,7 @@ fn long(random: &mut Random<'_>) {
     let mut words = vec![0; (rows * cols) as usize];
     gcodec::random::words(seed.into(), 0, 0, &mut words);
     let number = |(i, word): (usize, &u32)| {
-        // Rows and columns show in the exponents, and the second half is unlike the first.
+        // The exponents depend on row and column, and the second half differs from the first.
         let (row, column) = (i / cols as usize, i % cols as usize);
         let scale = if matrix { (row * 7 % 11 + column * 5 % 13) as u32 } else { 0 };
         let scale = if halves && i > words.len() / 2 { scale / 2 } else { scale };
@@ -382,7 +382,7 @@ const NAMES: [&str; 18] = [
     "delta",
 ];
 
-/// A codec's text: of known words and small numbers, or whatever bytes are left.
+/// Returns a codec text: known words and small numbers, or the remaining bytes.
 fn text(random: &mut Random<'_>) -> String {
     if random.below(8) == 0 {
         let len = random.below(40);
@@ -451,7 +451,7 @@ fn codec(random: &mut Random<'_>) {
         let n = gcodec::tensor::elements(&shape).expect("few");
         let data = match random.below(3) {
             0 => random.elements(alike, n),
-            // Numbers of like size, which any codec takes.
+            // Numbers of similar size, which any codec accepts.
             _ => {
                 let numbers: Vec<f32> = (0..n).map(|_| (random.below(512) as f32 - 256.0) / 64.0).collect();
                 let mut data = vec![0; alike.bytes_for(n).expect("few") as usize];

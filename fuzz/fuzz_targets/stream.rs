@@ -1,7 +1,6 @@
 #![no_main]
-//! Any bytes, however they arrive and whatever is at hand: slices, pieces and short reads give the same events; one thread
-//! and many, plain loops and wide ones, fresh buffers and used ones give the same blocks and tensors.
-
+//! Any bytes, in every mode: slices, pieces and short reads give the same events. One or several threads,
+//! plain and wide kernels, and new and used buffers give the same blocks and tensors.
 use std::io::{ErrorKind, Read};
 
 use gcodec::{
@@ -19,10 +18,10 @@ gcodec_fuzz::mutate_streams!();
 
 fuzz_target!(|bytes: &[u8]| {
     begin(false);
-    // Remembered definitions; the blocks of a part, and what of them is printed.
+    // Memory: stored definitions, the blocks of a part, and their printed text.
     let allowed = allowance(bytes.len(), 3);
     let by_slice = memory::within(allowed, "reading a slice", || by_slice(bytes));
-    // How it is cut follows from the bytes, so that an input says all.
+    // The sizes of the pieces follow from the bytes, so that an input is reproducible.
     let mut cuts = Random::of_seed(crc32fast::hash(bytes).into());
     let by_pieces = memory::within(allowed, "reading pieces", || by_pieces(bytes, &mut cuts));
     assert_eq!(by_slice, by_pieces, "slice and pieces");
@@ -63,7 +62,7 @@ fn by_pieces(bytes: &[u8], cuts: &mut Random<'_>) -> Seen {
     seen
 }
 
-/// Gives few bytes at a time, and interruptions between them.
+/// Returns few bytes at a time, with interruptions between them.
 struct Trickle<'a, 'r>(&'a [u8], &'r mut Random<'a>);
 
 impl Read for Trickle<'_, '_> {
@@ -86,7 +85,7 @@ fn by_reader(bytes: &[u8], cuts: &mut Random<'_>) -> Seen {
     seen
 }
 
-/// The tensors of each update, from new memory and from memory that holds something: nothing of it shines through.
+/// Decodes the tensors of each update into new and into used memory: old contents never show.
 fn tensors(bytes: &[u8]) {
     let mut open: Option<[Assembler<'_>; 2]> = None;
     for event in SliceReader::new(bytes, limits()) {
@@ -101,7 +100,7 @@ fn tensors(bytes: &[u8]) {
             open = Some([fresh, used]);
         }
         let Some(assemblers) = &mut open else { continue };
-        // The assembler's tensors are there; the blocks that are decoded at once, and buffers that are thrown away.
+        // Memory: the assembler's tensors, the blocks that are decoded at once, and dropped buffers.
         let applied = assemblers.each_mut().map(|assembler| {
             memory::within(allowance(bytes.len(), 3), "applying a part", || assembler.apply(&part))
         });
@@ -115,7 +114,7 @@ fn tensors(bytes: &[u8]) {
     }
 }
 
-/// The blocks of each part by one thread and by several.
+/// Decodes the blocks of each part with one thread and with several.
 fn threads(bytes: &[u8]) {
     for event in SliceReader::new(bytes, limits()) {
         let Ok(Event::Frame(_, Body::Update(part))) = event else { continue };
@@ -123,7 +122,7 @@ fn threads(bytes: &[u8]) {
             continue;
         }
         let [one, many] = [0, 1].map(|i| POOLS[i].install(|| part.decode_all()));
-        // Threads share one account: where it is overdrawn, it depends on them which block is refused.
+        // Threads share one budget: if it is exceeded, the refused block depends on their timing.
         match (&one, &many) {
             (Err(_), Err(_)) => {}
             _ => assert_eq!(fingerprint(&one), fingerprint(&many), "one thread and several"),
@@ -131,7 +130,7 @@ fn threads(bytes: &[u8]) {
     }
 }
 
-/// Blocks that are handed on undecoded are refused with nothing written, or are the same bytes in another stream.
+/// Blocks that are copied undecoded are refused without output, or have the same bytes in another stream.
 fn handed_on(bytes: &[u8]) {
     for event in SliceReader::new(bytes, limits()) {
         let Ok(Event::Frame(_, Body::Update(part))) = event else { continue };

@@ -1,7 +1,7 @@
-//! Streams taken apart into frames, whatever is wrong with them, and put together again with right lengths, checksums,
-//! names and counts. Written after the spec; of the library it shares nothing but the two hashes.
+//! Splits any bytes into frames, and joins them again with correct lengths, checksums, ids and counts.
+//! Written from the spec; it shares only the two hashes with the library.
 
-/// A frame: what its header says beside lengths and checksums, and its body.
+/// A frame: its header without lengths and checksums, and its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
     pub kind: u16,
@@ -15,7 +15,7 @@ pub const INDEX_SET: u16 = 3;
 pub const MODEL: u16 = 4;
 pub const END: u16 = 5;
 pub const INDEX: u16 = 0x8002;
-/// Every kind, and some that nobody knows.
+/// Every kind, and some unknown ones.
 pub const KINDS: [u16; 11] =
     [UPDATE, INDEX_SET, MANIFEST, MODEL, END, 0x8001, INDEX, 0x7001, 0xf001, 6, 0x8003];
 
@@ -27,8 +27,8 @@ pub fn crc(bytes: &[u8]) -> [u8; 4] {
     crc32fast::hash(bytes).to_le_bytes()
 }
 
-/// The frames of a stream. Where no header is they end, a body that is cut off is taken as far as it is there, and what
-/// stands before the first header is not looked at.
+/// Returns the frames of a stream. It ends where no header is; the last body may be truncated, and bytes
+/// before the first header are skipped.
 pub fn parse(bytes: &[u8]) -> Vec<Frame> {
     let mut rest = bytes.get(PREAMBLE..).unwrap_or_default();
     let mut frames = Vec::new();
@@ -46,12 +46,12 @@ pub fn parse(bytes: &[u8]) -> Vec<Frame> {
     frames
 }
 
-/// What [`write`] makes right.
+/// Fields that [`write`] corrects.
 #[derive(Debug, Clone, Copy)]
 pub struct Repair {
-    /// Names of manifests, index sets and models: hashes of bytes that may have changed.
+    /// Ids of manifests, index sets and models: hashes of possibly changed bytes.
     pub names: bool,
-    /// Counts, places and chains of end frames.
+    /// Counts, offsets and chains of end frames.
     pub ends: bool,
     /// Index frames list what there is.
     pub indexes: bool,
@@ -61,7 +61,7 @@ impl Repair {
     pub const ALL: Self = Self { names: true, ends: true, indexes: true };
 }
 
-/// A stream of these frames; lengths and checksums are always right.
+/// Returns a stream of these frames; lengths and checksums are always correct.
 pub fn write(frames: &[Frame], repair: Repair) -> Vec<u8> {
     let mut frames = frames.to_vec();
     if repair.names {
@@ -98,7 +98,7 @@ pub fn write(frames: &[Frame], repair: Repair) -> Vec<u8> {
     out
 }
 
-/// A frame's header.
+/// Returns a frame's header.
 pub fn header(frame: &Frame) -> [u8; HEADER] {
     let mut header = SYNC.to_vec();
     header.extend(frame.kind.to_le_bytes());
@@ -113,8 +113,8 @@ fn hash(bytes: &[u8]) -> [u8; 32] {
     *blake3::hash(bytes).as_bytes()
 }
 
-/// Gives updates and index sets the names of the definitions before them: those that they have if there are such, else that
-/// of the last manifest or set. Models get the hash of their weights.
+/// Sets the ids in updates and index sets to those of definitions before them: the same id if it exists,
+/// otherwise that of the last manifest or set. Models get the hash of their weights.
 fn rename(frames: &mut [Frame]) {
     let (mut manifests, mut sets): (Vec<[u8; 32]>, Vec<[u8; 32]>) = (Vec::new(), Vec::new());
     for frame in frames {
@@ -164,7 +164,7 @@ fn rename_model(body: &mut [u8]) {
     }
 }
 
-/// The body of an index of these frames.
+/// Returns the body of an index of these frames.
 fn index(frames: &[Frame]) -> Vec<u8> {
     let mut out = Vec::new();
     put_varint(&mut out, frames.len() as u64);
@@ -192,7 +192,7 @@ fn index(frames: &[Frame]) -> Vec<u8> {
     out
 }
 
-/// An update's body taken apart as far as its blocks' parts.
+/// An update's body, split down to the parts of its blocks.
 #[derive(Debug, Clone)]
 pub struct Update {
     /// Everything before the number of blocks.
@@ -204,7 +204,7 @@ pub struct Update {
 
 #[derive(Debug, Clone, Default)]
 pub struct Block {
-    /// Flags, and two or three numbers.
+    /// Scope: flags, and two or three numbers.
     pub scope: Vec<u8>,
     pub support_id: u64,
     pub values_id: u64,
@@ -213,7 +213,7 @@ pub struct Block {
 }
 
 impl Update {
-    /// `None` if the lengths in it make no sense.
+    /// Returns `None` if its lengths are inconsistent.
     pub fn parse(body: &[u8]) -> Option<Self> {
         let mut at = Cursor(body);
         at.take(32)?;
@@ -307,7 +307,7 @@ impl<'a> Cursor<'a> {
         None
     }
 
-    /// Steps over a frequency table.
+    /// Skips a frequency table.
     fn table(&mut self) -> Option<()> {
         let bits = |from: usize, count: usize| -> Option<usize> {
             let bit = |i: usize| Some(usize::from(self.0.get(i / 8)? >> (i % 8) & 1));

@@ -1,4 +1,5 @@
-//! What the fuzz targets share: an allocator that counts, small limits, and a mutator that knows what a stream is.
+//! Code shared by the fuzz targets: a counting allocator, small limits, and a mutator that knows the
+//! structure of streams.
 
 pub mod frames;
 pub mod memory;
@@ -13,7 +14,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use mutate::mutate;
 
-/// Limits that a fuzzer can reach, and under which no input takes long.
+/// Returns limits that a fuzzer can reach, and under which every input is fast.
 pub fn limits() -> Limits {
     Limits::default()
         .with_max_frame_bytes(1 << 16)
@@ -28,42 +29,43 @@ pub fn limits() -> Limits {
 /// `max_alloc_bytes` of [`limits`].
 pub const ALLOC: u64 = 1 << 18;
 
-/// Bytes that `input` bytes may take by the [`limits`], where what is declared may be held `times` times: once for what is
-/// remembered of the stream, once for each decoded frame or set of tensors that is held.
+/// Returns the bytes of memory that an input of `input` bytes may take under the [`limits`]. `times`: how
+/// often the declared amount may be held, once for the stored definitions and once for each held decoded
+/// frame or set of tensors.
 ///
-/// Beside that: what arrived, as it is and taken apart. The smallest block has 6 bytes and becomes a `RawBlock` of 200
-/// with two vectors, the smallest tensor 5 and becomes a `TensorInfo` of 150, and vectors that grow are there twice: 128
-/// times the input covers both. The tensors that scopes touch take 8 bytes each, twice while they grow. A constant for
-/// tables (64 shared ones of 512 bytes; 16 KiB of slots for each thread that decodes), names, buffers of adapters
-/// (256 KiB for a `Reader`), what errors and threads take.
+/// In addition there are the input itself and its parsed form. The smallest block has 6 bytes and becomes a
+/// `RawBlock` of 200 with two vectors. The smallest tensor has 5 and becomes a `TensorInfo` of 150. Growing
+/// vectors exist twice. A factor of 128 covers these. The tensors that scopes cover take 8 bytes each, twice
+/// while they grow. A constant covers tables (64 shared ones of 512 bytes; 16 KiB of slots for each decoding
+/// thread), names, adapters' buffers (256 KiB for a `Reader`), errors and threads.
 pub fn allowance(input: usize, times: u64) -> usize {
     let limits = limits();
     let declared = times * limits.max_alloc_bytes + 2 * limits.max_inflated_bytes + 16 * limits.max_blocks;
     declared as usize + 128 * input + (1 << 19)
 }
 
-/// Two pools: of one thread and of several. The first input builds them, before anything is counted.
+/// Two pools: one thread, and several. The first input builds them, before memory is counted.
 pub static POOLS: LazyLock<[ThreadPool; 2]> = LazyLock::new(|| {
-    // What runs outside the pools runs on the fuzzer's own thread: nothing is handed over.
+    // Work outside the pools runs on the fuzzer's own thread.
     let own = ThreadPoolBuilder::new().num_threads(1).use_current_thread().build_global();
     own.expect("the first pool");
     [1, 3].map(|n| ThreadPoolBuilder::new().num_threads(n).build().expect("threads"))
 });
 
-/// To be called at the beginning of each input.
+/// Prepares an input; each target calls it first.
 pub fn begin(checksums: bool) {
     LazyLock::force(&POOLS);
     gcodec::fuzzing::CHECKSUMS.store(checksums, Ordering::Relaxed);
     widest(2);
 }
 
-/// Takes kernels up to this width: 0 the plain loop, 1 AVX2, 2 AVX-512.
+/// Selects kernels up to this width: 0 the plain loop, 1 AVX2, 2 AVX-512.
 pub fn widest(width: u8) {
     gcodec::fuzzing::WIDEST.store(width, Ordering::Relaxed);
 }
 
-/// The hash of what `Debug` says, without the memory of its text: the contents of values that know no `PartialEq`, or in
-/// which NaN is unlike itself.
+/// Returns the hash of the `Debug` text, without storing the text: a fingerprint for values without
+/// `PartialEq`, or with NaN.
 pub fn fingerprint(value: &impl std::fmt::Debug) -> [u8; 32] {
     struct Hash(blake3::Hasher);
     impl Write for Hash {
@@ -77,7 +79,7 @@ pub fn fingerprint(value: &impl std::fmt::Debug) -> [u8; 32] {
     *hash.0.finalize().as_bytes()
 }
 
-/// What a reader made of a stream: a fingerprint for each event, with the blocks of updates, and how it ended.
+/// A reader's result for a stream: a fingerprint for each event, with the blocks of updates, and its end.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub events: Vec<[u8; 32]>,
@@ -85,7 +87,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Notes what a reader said; true if it will say more.
+    /// Records an event; true if more will follow.
     pub fn note(&mut self, said: Result<Option<Event<'_>>>) -> bool {
         match said {
             Ok(Some(Event::Frame(info, Body::Update(part)))) => {
@@ -102,7 +104,7 @@ impl Seen {
     }
 }
 
-/// Makes the mutator of streams the target's own.
+/// Installs the mutator of streams in a target.
 #[macro_export]
 macro_rules! mutate_streams {
     () => {

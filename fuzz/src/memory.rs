@@ -1,4 +1,4 @@
-//! An allocator that counts: how much memory an input takes is held against its limits.
+//! A counting allocator, which compares an input's memory with its limits.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -13,24 +13,24 @@ fn count(bytes: usize) {
     MOST.fetch_max(used, Relaxed);
 }
 
-// `realloc` is the trait's own: old and new bytes are there at once, which is the most that a system takes.
-// SAFETY: every call goes to the system's allocator as it came.
+// `realloc` is the trait's default: old and new bytes exist at once, which is the system's maximum.
+// SAFETY: every call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller keeps the requirements, which are those of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count(layout.size());
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller keeps the requirements, which are those of `System`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         USED.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller keeps the requirements, which are those of `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -38,7 +38,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// What `f` gives; panics if at any moment it held more than `allowed` bytes, its result counted.
+/// Returns the result of `f`; panics if it ever held more than `allowed` bytes, including its result.
 pub fn within<T>(allowed: usize, what: &str, f: impl FnOnce() -> T) -> T {
     let before = USED.load(Relaxed);
     MOST.store(before, Relaxed);

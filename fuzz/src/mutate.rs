@@ -1,5 +1,6 @@
-//! A mutator that knows what a stream is: it changes bodies, blocks, supports and values, moves frames and blocks about, and
-//! makes right what would otherwise stop every reader at the first byte changed.
+//! A mutator that knows the structure of streams: it changes bodies, blocks, supports and values, moves
+//! frames and blocks, and corrects the checksums that would otherwise stop every reader at the first changed
+//! byte.
 
 use libfuzzer_sys::fuzzer_mutate;
 
@@ -25,7 +26,8 @@ impl Choices {
     }
 }
 
-/// Changes the first `size` bytes of `data`, a stream or not, to at most `max_size`, and gives their new number.
+/// Changes the first `size` bytes of `data`, a stream or not, up to `max_size` bytes, and returns the new
+/// size.
 pub fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize {
     let mut choices = Choices(seed.into());
     let mut frames = frames::parse(&data[..size]);
@@ -49,7 +51,7 @@ pub fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize
             3 => frames[at].kind = KINDS[choices.below(KINDS.len())],
             4 => frames[at].flags ^= 1 << (if choices.one_in(4) { choices.below(16) } else { 0 }),
             5 => {
-                // A lie in the index or the end, which are not made right then.
+                // A wrong index or end, which is not corrected in this case.
                 repair = Repair { indexes: false, ends: choices.one_in(2), ..repair };
                 let index = frames.iter().position(|f| f.kind == INDEX).unwrap_or(at);
                 bytes(&mut frames[index].body, 64);
@@ -87,7 +89,7 @@ pub fn mutate(data: &mut [u8], size: usize, max_size: usize, seed: u32) -> usize
     stream.len()
 }
 
-/// Changes bytes, and lets them grow by at most `more`.
+/// Changes bytes, and grows them by at most `more`.
 fn bytes(of: &mut Vec<u8>, more: usize) {
     let (size, most) = (of.len(), of.len() + more);
     of.resize(most, 0);
@@ -95,7 +97,7 @@ fn bytes(of: &mut Vec<u8>, more: usize) {
     of.truncate(size);
 }
 
-/// Changes one block of an update, or their order; lengths stay right.
+/// Changes one block of an update, or the order of the blocks; lengths stay correct.
 fn blocks(update: &mut Update, choices: &mut Choices) {
     let at = choices.below(update.blocks.len());
     let other = choices.below(update.blocks.len());

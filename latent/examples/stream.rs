@@ -1,4 +1,4 @@
-//! A step of each phase of LGC, four workers, as one stream that `gcodec inspect` opens:
+//! Writes a step of each phase of LGC, with four workers, as one stream for `gcodec inspect`:
 //!
 //!     cargo run --release -p gcodec-latent --example stream -- lgc.gcu
 
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .with_codes(CodeFormat::Int8)
         .with_full_steps(1)
         .with_top_k_steps(1);
-    // Not trained: see gcodec-latent-train.
+    // Random weights: `gcodec-latent-train` makes trained models.
     let model = Arc::new(Architecture::new(4, Innovation::Channel).with_width(8).init(1)?);
     let mut workers = (0..4)
         .map(|rank| Worker::new(&manifest, settings.clone(), rank, 4))

@@ -1,4 +1,4 @@
-//! The paper's networks (arXiv 2103.08870), at any width.
+//! The paper's networks (arXiv 2103.08870), of any width.
 
 use gcodec::random;
 
@@ -6,19 +6,19 @@ use crate::layer::{Conv, Layer};
 use crate::model::{Innovation, Model};
 use crate::{Error, Result};
 
-/// How wide, and for how many.
+/// Size of a network, and its number of decoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Architecture {
-    /// Channels of the encoder's first layer, 1 to 1024: 64 in the paper. The layers have 1, 2, 4, 1 times as many, those of
-    /// a decoder 1/2, 1, 2, 1/2 times; the codes 4 channels.
+    /// Channels of the encoder's first layer, 1 to 1024; 64 in the paper. The encoder's layers have 1, 2, 4,
+    /// 1 times this number, those of a decoder 1/2, 1, 2, 1/2 times; the codes have 4 channels.
     pub width: usize,
-    /// Decoders: one for each worker, or one for all.
+    /// Number of decoders: one for each worker, or one for all.
     pub decoders: usize,
-    /// What they make of an innovation.
+    /// The decoders' use of an innovation.
     pub innovation: Innovation,
-    /// Whether layers have a bias, as the paper's do. Without one, a signal twice as large has codes twice as large and
-    /// values twice as large, so that a model is for gradients of any magnitude. Default: no.
+    /// Whether layers have a bias, as the paper's do. Without biases, scaling a signal scales its codes and
+    /// decoded values equally, so the model suits gradients of any magnitude. Default: no.
     pub bias: bool,
     /// Whether weights are stored as binary16. Default: no.
     pub half: bool,
@@ -29,7 +29,7 @@ const SLOPE: f32 = 0.01;
 const CODE_CHANNELS: usize = 4;
 
 impl Architecture {
-    /// The paper's width of 64, without biases.
+    /// Returns the paper's architecture, width 64, without biases.
     pub fn new(decoders: usize, innovation: Innovation) -> Self {
         Self { width: 64, decoders, innovation, bias: false, half: false }
     }
@@ -55,7 +55,8 @@ impl Architecture {
         self
     }
 
-    /// A model with weights drawn at random, uniform with the variance 2 / (inputs of a sum), biases zero.
+    /// Returns a model with random weights, uniform with the variance 2 / (inputs of a sum), and zero
+    /// biases.
     ///
     /// # Errors
     /// [`Error::Input`] for sizes out of range.
@@ -76,7 +77,7 @@ impl Architecture {
         for _ in 0..self.decoders {
             let mut decoder = Vec::new();
             for (inputs, outputs) in [(CODE_CHANNELS, narrow), (narrow, w), (w, 2 * w), (2 * w, narrow)] {
-                // With stride 2 a sum has one tap of three or two: 1.5 on average.
+                // With stride 2 a sum has two or one of three taps: 1.5 on average.
                 let conv = self.conv(inputs, outputs, 2, inputs * 3 / 2, &mut draws);
                 decoder.push(Layer::Transposed(conv));
                 decoder.push(Layer::LeakyRelu(SLOPE));
@@ -93,7 +94,7 @@ impl Architecture {
         Model::new(self.innovation, encoder, decoders)
     }
 
-    /// Three taps with a stride, or one without.
+    /// Returns a layer of three taps with a stride, or of one tap without.
     fn conv(&self, inputs: usize, outputs: usize, stride: usize, fan: usize, draws: &mut Draws) -> Conv {
         let (kernel, before) = if stride == 2 { (3, 1) } else { (1, 0) };
         let weights = draws.uniform(inputs * outputs * kernel, (6.0 / fan as f32).sqrt());

@@ -1,4 +1,4 @@
-//! Codes as values of a block, and back (spec, values/latent.md).
+//! Conversion between codes and the values of a block (spec, values/latent.md).
 
 use gcodec::block::{Affine, Floats, Groups, IndexSpace, Latent, ScaleFormat, Scales, Sets, Stored, Zero};
 use gcodec::element::{encode_f32s, max_finite};
@@ -7,21 +7,21 @@ use gcodec::{Block, Budget, Dtype, Scope, Support, Values};
 use crate::error::{Error, Result};
 use crate::model::{Model, Models};
 
-/// How codes travel.
+/// Format of codes on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CodeFormat {
-    /// As they are: 32 bits for each.
+    /// 32-bit floats, unchanged.
     F32,
-    /// Half precision: 16 bits. Magnitudes below 6e-5 lose precision, below 6e-8 they vanish: codes of a model without
-    /// biases are as small as the gradients.
+    /// Half precision: 16 bits. Magnitudes below 6e-5 lose precision, and those below 6e-8 become zero.
+    /// Codes of a model without biases are as small as the gradients.
     F16,
     /// bfloat16: 16 bits.
     Bf16,
-    /// A multiple, -127 to 127, of a scale (f32) that each channel has: 8 bits.
+    /// 8 bits: a multiple, -127 to 127, of a scale (f32) per channel.
     Int8,
 }
 
-/// Numbers as [`Values::Floats`] of a type, those beyond its range as its largest.
+/// Returns numbers as float values of a type; numbers beyond its range become its largest.
 pub(crate) fn floats(stored: Stored, numbers: &[f32]) -> Result<Values> {
     let dtype = stored.dtype(Dtype::F32);
     let max = max_finite(dtype);
@@ -32,7 +32,7 @@ pub(crate) fn floats(stored: Stored, numbers: &[f32]) -> Result<Values> {
 }
 
 impl CodeFormat {
-    /// The values for codes of shape `[channels, columns]`.
+    /// Returns the values for codes of shape `[channels, columns]`.
     fn pack(self, codes: &[f32], [_, columns]: [u64; 2]) -> Result<Values> {
         match self {
             Self::F32 => floats(Stored::F32, codes),
@@ -61,20 +61,21 @@ impl CodeFormat {
     }
 }
 
-/// The latent values for `values` by a model.
+/// Encodes `values` with a model, as latent values of a block.
 ///
 /// # Errors
-/// Those of [`Model::encode`].
+/// The errors of [`Model::encode`].
 pub fn encode_latent(model: &Model, values: &[f32], format: CodeFormat) -> Result<Values> {
     let shape = model.code_shape(values.len());
     let codes = format.pack(&model.encode(values)?, shape)?;
     Ok(Values::Latent(Latent { model: model.id(), shape: shape.to_vec(), codes: Box::new(codes) }))
 }
 
-/// The codes that latent values hold, for a block of `count` values, and the model that they are for.
+/// Returns the codes in latent values, for a block of `count` values, and the model that decodes them.
 ///
 /// # Errors
-/// [`Error::MissingModel`]; [`Error::Input`] if the values are not latent, or their shape is not the model's for so many values.
+/// [`Error::MissingModel`]; [`Error::Input`] if the values are not latent, or their shape does not match the
+/// model and `count`.
 pub fn codes<'m>(models: &'m Models, values: &Values, count: usize) -> Result<(&'m Model, Vec<f32>)> {
     let Values::Latent(Latent { model, shape, codes }) = values else {
         return Err(Error::Input("values that are no latent codes"));
@@ -95,10 +96,10 @@ pub fn codes<'m>(models: &'m Models, values: &Values, count: usize) -> Result<(&
     Ok((model, codes))
 }
 
-/// The `count` values of a sender that latent values stand for, without an innovation.
+/// Decodes the `count` values of a sender from latent values, without an innovation.
 ///
 /// # Errors
-/// Those of [`codes`] and [`Model::decode`].
+/// The errors of [`codes`] and [`Model::decode`].
 pub fn decode_latent(models: &Models, values: &Values, count: usize, sender: u64) -> Result<Vec<f32>> {
     let (model, codes) = codes(models, values, count)?;
     model.decode(sender, &codes, count, &[])

@@ -5,49 +5,49 @@ use gcodec::block::ModelId;
 /// A result whose error is [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, one variant per party at fault.
+/// An error, with one variant per party at fault.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The bytes are not a model of format `lgc-conv1d/1`.
+    /// The bytes are no model of format `lgc-conv1d/1`.
     Model {
-        /// What is wrong.
+        /// Description of the error.
         what: &'static str,
-        /// Where: bytes from the beginning of the model.
+        /// Offset in bytes from the beginning of the model.
         offset: u64,
     },
-    /// A model, or a signal for it, asks for more than the [`Limits`](crate::Limits) allow.
+    /// A model, or a signal for it, exceeds the [`Limits`](crate::Limits).
     Limit {
-        /// The field of [`Limits`](crate::Limits).
+        /// Field of [`Limits`](crate::Limits).
         limit: &'static str,
-        /// How much was asked for.
+        /// Requested amount.
         asked: u64,
-        /// How much is allowed.
+        /// Allowed amount.
         allowed: u64,
     },
-    /// Latent codes refer to a model that is not there.
+    /// Latent codes refer to an unknown model.
     MissingModel(ModelId),
-    /// The bytes given for a model have another hash.
+    /// The bytes of a model have another hash.
     WrongModel {
-        /// The model asked for.
+        /// Id of the requested model.
         expected: ModelId,
-        /// The hash of the bytes.
+        /// Hash of the bytes.
         found: ModelId,
     },
-    /// A model made a number that is not finite of finite ones.
+    /// A model computed a non-finite number from finite ones.
     NotFinite,
-    /// The caller: an argument does not fit.
+    /// The caller passed an argument that does not fit.
     Input(&'static str),
-    /// The caller, or the order in which messages came: a call that is not the next one.
+    /// A call is out of turn, because of the caller or of the order of messages.
     OutOfTurn(&'static str),
-    /// What a peer sent is a valid update but does not fit the protocol.
+    /// A peer's update is valid but breaks the protocol.
     Peer {
-        /// Its number.
+        /// Number of the peer.
         sender: u64,
-        /// What does not fit.
+        /// Description of the violation.
         what: &'static str,
     },
-    /// Blocks, frames and streams.
+    /// An error of blocks, frames or streams.
     Gcodec(gcodec::Error),
 }
 

@@ -1,4 +1,4 @@
-//! Layers and what they compute (spec, models/lgc-conv1d.md, "What is computed").
+//! Layers and their computation (spec, models/lgc-conv1d.md, "What is computed").
 
 use crate::error::{Error, Result};
 
@@ -6,36 +6,37 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Layer {
-    /// A convolution: columns / stride columns.
+    /// A convolution. Output: columns / stride columns.
     Conv(Conv),
-    /// A transposed convolution: columns x stride columns.
+    /// A transposed convolution. Output: columns x stride columns.
     Transposed(Conv),
-    /// x where x >= 0, else x times this slope, 0 to 1.
+    /// Leaky rectifier: x where x >= 0, otherwise x times this slope, 0 to 1.
     LeakyRelu(f32),
-    /// Leaves as many columns as there are values.
+    /// Crops to as many columns as there are values.
     Crop,
     /// Appends the innovation as a channel.
     Innovation,
 }
 
-/// The numbers of a convolution or a transposed one.
+/// Parameters of a convolution or a transposed convolution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Conv {
-    /// Channels in, 1 to 4096.
+    /// Input channels, 1 to 4096.
     pub inputs: usize,
-    /// Channels out, 1 to 4096.
+    /// Output channels, 1 to 4096.
     pub outputs: usize,
-    /// Taps, 1 to 15.
+    /// Kernel size in taps, 1 to 15.
     pub kernel: usize,
-    /// Columns between two applications, 1 to 8.
+    /// Stride: columns between two applications, 1 to 8.
     pub stride: usize,
-    /// Taps before the first column, less than `kernel`.
+    /// Padding: taps before the first column, less than `kernel`.
     pub before: usize,
-    /// `outputs x inputs x kernel` numbers, row-major; of a transposed convolution `inputs x outputs x kernel`.
+    /// Weights: `outputs x inputs x kernel` numbers, row-major; `inputs x outputs x kernel` for a transposed
+    /// convolution.
     pub weights: Vec<f32>,
-    /// `outputs` numbers, or none.
+    /// Biases: `outputs` numbers, or none.
     pub bias: Option<Vec<f32>>,
-    /// Whether the numbers are stored as binary16; they are values of that type then.
+    /// Whether the numbers are stored as binary16; their values are exact in it then.
     pub half: bool,
 }
 
@@ -54,7 +55,7 @@ impl Signal {
 }
 
 impl Conv {
-    /// Multiplications for so many columns of input, at most.
+    /// Returns the maximum number of multiplications for this many columns of input.
     pub(crate) fn work(&self, columns: usize) -> u64 {
         (self.inputs * self.outputs * self.kernel) as u64 * columns as u64
     }
@@ -96,7 +97,9 @@ impl Conv {
                 let row = x.channel(i);
                 for k in 0..self.kernel {
                     let w = f64::from(self.weights[(i * self.outputs + o) * self.kernel + k]);
-                    // Column s of the input goes to s * stride + k - before: the first s for which that exists.
+                    // Column s of the input goes to s * stride + k - before; s starts at the first existing
+                    // column.
+                    // exists.
                     let first = self.before.saturating_sub(k).div_ceil(self.stride);
                     let places =
                         sums.iter_mut().skip(first * self.stride + k - self.before).step_by(self.stride);
@@ -112,7 +115,7 @@ impl Conv {
 }
 
 impl Layer {
-    /// The layer's output; `innovation` has as many columns as there are values.
+    /// Returns the layer's output; `innovation` has as many columns as there are values.
     pub(crate) fn apply(&self, mut x: Signal, innovation: &[f32]) -> Result<Signal> {
         let y = match self {
             Self::Conv(conv) => conv.apply(&x),

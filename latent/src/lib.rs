@@ -1,11 +1,13 @@
 //! Learned gradient compression (LGC, arXiv 2103.08870) for gcodec.
 //!
-//! The workers of a step agree on a set of positions, the leader's largest elements. An autoencoder makes codes of the values on
-//! it, a quarter as many numbers; its decoders, one for each worker, make the values from them again.
+//! The workers of a step agree on a set of positions, the leader's largest elements. An autoencoder turns
+//! the values on this set into codes, a quarter as many numbers. Its decoders, one for each worker, restore
+//! the values.
 //!
-//! - [`Model`]: encoder and decoders as bytes with a hash (spec, `models/lgc-conv1d.md`), and what they compute: the same bits
-//!   everywhere. [`Architecture`] makes the paper's networks. Training is in a crate of its own, `gcodec-latent-train`.
-//! - [`encode_latent`], [`decode_latent`]: values of a block as latent codes and back.
+//! - [`Model`]: encoder and decoders, as bytes with a hash (spec, `models/lgc-conv1d.md`), and their
+//!   computation, which has the same bits on every machine. [`Architecture`] makes the paper's networks. The
+//!   crate `gcodec-latent-train` trains them.
+//! - [`encode_latent`], [`decode_latent`]: conversion of a block's values to latent codes and back.
 //! - [`protocol`]: the three phases, with a parameter server or a ring, over gcodec's frames.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! A model: its bytes, its id, and what it makes of values (spec, models/lgc-conv1d.md).
+//! A model: its bytes, its id, and encoding and decoding of values (spec, models/lgc-conv1d.md).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::error::{Error, Result};
 use crate::layer::{Conv, Layer, Signal};
 use crate::network::{MAX_LAYERS, Network, check};
 
-/// The name of the format in a model frame.
+/// Name of the format in a model frame.
 pub const FORMAT: &str = "lgc-conv1d/1";
 const MAGIC: [u8; 8] = *b"lgc-c1d\x01";
 const MAX_DECODERS: usize = 4096;
 
-/// What a stranger's model may ask for.
+/// Limits on an untrusted model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
     /// Bytes of a model. Default: 64 MiB.
     pub max_bytes: u64,
-    /// Elements, 4 bytes each, of what a layer makes. Default: 2^28.
+    /// Elements of a layer's output, 4 bytes each. Default: 2^28.
     pub max_elements: u64,
     /// Multiplications of one encoding or decoding. Default: 2^38, some minutes.
     pub max_multiplications: u64,
@@ -58,15 +58,15 @@ impl Limits {
     }
 }
 
-/// What a decoder makes of the innovation.
+/// A decoder's use of the innovation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Innovation {
-    /// There is none: the ring variant.
+    /// No innovation: the ring variant.
     None = 0,
-    /// It is a channel of the last layers, as in the paper.
+    /// The innovation is a channel of the last layers, as in the paper.
     Channel = 1,
-    /// It is a channel, and its values replace the decoder's at their places: the receiver knows them, after all.
+    /// The innovation is a channel, and its exact values replace the decoder's at their positions.
     Replace = 2,
 }
 
@@ -76,7 +76,7 @@ pub struct Model {
     innovation: Innovation,
     encoder: Network,
     decoders: Vec<Network>,
-    /// Values for one column of codes: the product of the encoder's strides.
+    /// Values per column of codes: the product of the encoder's strides.
     unit: usize,
     channels: usize,
     bytes: Vec<u8>,
@@ -85,10 +85,10 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model of these layers.
+    /// Returns a model with these layers.
     ///
     /// # Errors
-    /// [`Error::Input`] if they do not fit each other or a number is out of its range.
+    /// [`Error::Input`] if the layers do not fit each other or a number is out of its range.
     pub fn new(innovation: Innovation, encoder: Vec<Layer>, decoders: Vec<Vec<Layer>>) -> Result<Self> {
         let mut out = MAGIC.to_vec();
         out.extend([innovation as u8, 0]);
@@ -105,10 +105,11 @@ impl Model {
         Self::join(innovation, rounded, rounded_decoders, out, &Limits::default()).map_err(Error::Input)
     }
 
-    /// Reads a model, whose layers are checked as those of [`Self::new`].
+    /// Reads a model and checks its layers like [`Self::new`].
     ///
     /// # Errors
-    /// [`Error::Model`] if the bytes are none, [`Error::Limit`] if there are too many. Memory follows the bytes that are there.
+    /// [`Error::Model`] if the bytes are no model, [`Error::Limit`] if there are too many. Memory grows with
+    /// the bytes present.
     pub fn from_bytes(bytes: &[u8], limits: &Limits) -> Result<Self> {
         check("max_bytes", bytes.len() as u64, limits.max_bytes)?;
         let mut reader = Reader { bytes, at: 0 };
@@ -134,11 +135,12 @@ impl Model {
             .map_err(|what| Error::Model { what, offset: bytes.len() as u64 })
     }
 
-    /// The model of a frame that carries its weights.
+    /// Returns the model of a frame that carries its weights.
     ///
     /// # Errors
-    /// [`Error::MissingModel`] if the frame only says where they are; [`Error::WrongModel`] if they have another hash;
-    /// [`Error::Input`] if they are of another format; those of [`Self::from_bytes`].
+    /// [`Error::MissingModel`] if the frame only has the location of the weights; [`Error::WrongModel`] if
+    /// they have another hash; [`Error::Input`] if they have another format; the errors of
+    /// [`Self::from_bytes`].
     pub fn from_frame(frame: &frame::Model, limits: &Limits) -> Result<Self> {
         match &frame.weights {
             Weights::Inline(bytes) => Self::fetched(frame, bytes, limits),
@@ -146,10 +148,10 @@ impl Model {
         }
     }
 
-    /// The model of a frame, from the bytes that were found where it says.
+    /// Returns the model of a frame, from the bytes found at the frame's location.
     ///
     /// # Errors
-    /// As [`Self::from_frame`].
+    /// The errors of [`Self::from_frame`].
     pub fn fetched(frame: &frame::Model, bytes: &[u8], limits: &Limits) -> Result<Self> {
         if frame.format != FORMAT {
             return Err(Error::Input("a model of another format"));
@@ -180,22 +182,22 @@ impl Model {
         Ok(Self { innovation, encoder, decoders, unit, channels, bytes, id, limits })
     }
 
-    /// The hash of its bytes.
+    /// Returns the hash of the model's bytes.
     pub fn id(&self) -> ModelId {
         self.id
     }
 
-    /// Its bytes.
+    /// Returns the model's bytes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// A frame that carries the weights.
+    /// Returns a frame that carries the weights.
     pub fn frame(&self, name: &str) -> frame::Model {
         frame::Model::inline(FORMAT, name, self.bytes.clone())
     }
 
-    /// A frame that says where the weights are.
+    /// Returns a frame with the location of the weights.
     pub fn reference(&self, name: &str, location: &str) -> frame::Model {
         frame::Model {
             id: self.id,
@@ -206,36 +208,36 @@ impl Model {
         }
     }
 
-    /// What its decoders make of an innovation.
+    /// Returns the decoders' use of an innovation.
     pub fn innovation(&self) -> Innovation {
         self.innovation
     }
 
-    /// The encoder.
+    /// Returns the encoder.
     pub fn encoder(&self) -> &Network {
         &self.encoder
     }
 
-    /// The decoders.
+    /// Returns the decoders.
     pub fn decoders(&self) -> &[Network] {
         &self.decoders
     }
 
-    /// The decoder of a sender: the only one, or the one of its number.
+    /// Returns the decoder of a sender: the only one, or the one with the sender's number.
     ///
     /// # Errors
-    /// [`Error::Input`] if it has none.
+    /// [`Error::Input`] if the sender has none.
     pub fn decoder_of(&self, sender: u64) -> Result<&Network> {
         let number = if self.decoders.len() == 1 { 0 } else { usize::try_from(sender).unwrap_or(usize::MAX) };
         self.decoders.get(number).ok_or(Error::Input("the model has no decoder for this sender"))
     }
 
-    /// The shape of the codes of so many values: channels and columns.
+    /// Returns the shape of the codes for this many values: channels and columns.
     pub fn code_shape(&self, values: usize) -> [u64; 2] {
         [self.channels as u64, values.div_ceil(self.unit) as u64]
     }
 
-    /// The codes of some values, of shape [`Self::code_shape`], row-major.
+    /// Encodes values; the codes have the shape [`Self::code_shape`], row-major.
     ///
     /// # Errors
     /// [`Error::NotFinite`] or [`Error::Limit`].
@@ -247,12 +249,12 @@ impl Model {
         Ok(self.encoder.run(Signal { channels: 1, columns, data }, &[], &self.limits)?.data)
     }
 
-    /// The `values` values of a sender that codes stand for. `innovation`: what it says itself of some of them, as places
-    /// in ascending order and numbers; a model without innovation takes none.
+    /// Decodes the `values` values of a sender. `innovation`: exact values that the sender transmits, as
+    /// ascending positions and numbers; a model without innovation takes none.
     ///
     /// # Errors
-    /// [`Error::Input`] if the codes are not as many as [`Self::code_shape`] says, a code is not finite, a place is out of
-    /// range, or the sender has no decoder; [`Error::NotFinite`] or [`Error::Limit`].
+    /// [`Error::Input`] if the number of codes differs from [`Self::code_shape`], a code is not finite, a
+    /// position is out of range, or the sender has no decoder; [`Error::NotFinite`] or [`Error::Limit`].
     pub fn decode(
         &self,
         sender: u64,
@@ -285,7 +287,7 @@ impl Model {
     }
 }
 
-/// The hash that names a model.
+/// Returns the hash that identifies a model.
 fn id_of(bytes: &[u8]) -> ModelId {
     frame::Model::inline(FORMAT, "", bytes.to_vec()).id
 }
@@ -297,7 +299,7 @@ fn round(layers: &mut [Layer]) {
             && conv.half
         {
             for numbers in [Some(&mut conv.weights), conv.bias.as_mut()].into_iter().flatten() {
-                // Room for all of them and a float type: it cannot fail.
+                // The buffer has room for all numbers and the type is a float, so this cannot fail.
                 let _ = gcodec::element::round_f32s(Dtype::F16, numbers);
             }
         }
@@ -408,7 +410,7 @@ impl<'a> Reader<'a> {
 
     fn numbers(&mut self, count: usize, half: bool) -> Result<Vec<f32>> {
         let dtype = if half { Dtype::F16 } else { Dtype::F32 };
-        // The bytes are there before memory is taken.
+        // The bytes are checked before memory is allocated.
         let bytes = self.take(count * dtype.bits() as usize / 8)?;
         let mut numbers = vec![0.0; count];
         decode_f32s(dtype, bytes, 0, &mut numbers)?;
@@ -416,14 +418,14 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Models by their ids: what a reader of latent codes has.
+/// Models by their ids, for a reader of latent codes.
 #[derive(Debug, Clone, Default)]
 pub struct Models {
     known: HashMap<ModelId, Arc<Model>>,
 }
 
 impl Models {
-    /// None.
+    /// Returns an empty set.
     pub fn new() -> Self {
         Self::default()
     }
@@ -433,7 +435,7 @@ impl Models {
         self.known.insert(model.id(), model);
     }
 
-    /// The model of this id.
+    /// Returns the model with this id.
     ///
     /// # Errors
     /// [`Error::MissingModel`].

@@ -1,4 +1,4 @@
-//! Layers one after the other, checked once.
+//! A sequence of layers, checked once.
 
 use crate::error::{Error, Result};
 use crate::layer::{Conv, Layer, Signal};
@@ -17,12 +17,12 @@ pub struct Network {
 }
 
 impl Network {
-    /// The layers, in the order in which they are applied.
+    /// Layers in the order of their application.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
     }
 
-    /// An encoder, the product of its strides, and the channels of its codes.
+    /// Checks an encoder; returns the product of its strides and the channels of its codes.
     pub(crate) fn encoder(layers: Vec<Layer>) -> Result<(Self, usize, usize), &'static str> {
         let (mut channels, mut unit) = (1, 1);
         for layer in &layers {
@@ -42,7 +42,7 @@ impl Network {
         Ok((Self { layers }, unit, channels))
     }
 
-    /// A decoder of codes with so many channels.
+    /// Checks a decoder of codes with this many channels.
     pub(crate) fn decoder(
         layers: Vec<Layer>,
         unit: usize,
@@ -96,7 +96,7 @@ impl Network {
         Ok(signal)
     }
 
-    /// What [`Self::run`] would take, before it takes it.
+    /// Returns the cost of [`Self::run`] in advance.
     fn check_work(&self, signal: &Signal, values: usize, limits: &Limits) -> Result<()> {
         let (mut channels, mut columns, mut work) = (signal.channels, signal.columns, 0u64);
         for layer in &self.layers {

@@ -1,4 +1,4 @@
-//! What a model computes: golden bytes, a naive twin of the text, any length, and bytes from strangers.
+//! Inference: golden bytes, a naive implementation of the spec, signals of any length, and untrusted bytes.
 
 use gcodec::random;
 use gcodec_latent::{
@@ -14,7 +14,7 @@ fn conv(inputs: usize, outputs: usize, kernel: usize, stride: usize, before: usi
     Conv { inputs, outputs, kernel, stride, before, weights: weights.to_vec(), bias: None, half: false }
 }
 
-/// Whole numbers everywhere: what it computes can be checked by hand.
+/// A model with integer weights, so that results can be checked by hand.
 fn tiny() -> Model {
     let encoder = vec![
         Layer::Conv(conv(1, 2, 3, 2, 1, &[1.0, 2.0, 3.0, -1.0, 0.0, 1.0])),
@@ -46,14 +46,15 @@ fn a_tiny_model_by_hand() {
     assert!(matches!(model.decode(0, &[5.0], 3, &[]), Err(Error::Input(_))));
     assert!(matches!(model.decode(0, &[5.0, 11.0], 3, &[(3, 1.0)]), Err(Error::Input(_))));
     assert!(matches!(model.decode(0, &[f32::MAX, f32::MAX], 3, &[]), Err(Error::NotFinite)));
-    // The bytes, and so the id, are what the page says: spec/reference/test_lgc_conv1d.py makes them by hand.
+    // The bytes and the id are those of the spec page: spec/reference/test_lgc_conv1d.py makes them by hand.
     assert_eq!(model.as_bytes()[..14], *b"lgc-c1d\x01\x01\x00\x02\x00\x03\x01");
     assert_eq!(model.id().to_string(), "3696d701a1522431f17c4dc1cc222e437851c1dff70fba664552e4b158540c24",);
     let again = Model::from_bytes(model.as_bytes(), &Limits::default()).unwrap();
     assert_eq!(again, model);
 }
 
-/// The page's formulas, one output element after the other, written without a look at the library's loops.
+/// The formulas of the spec page, one output element after another, written independently of the library's
+/// loops.
 mod twin {
     use super::*;
 
@@ -74,7 +75,8 @@ mod twin {
                                 for k in 0..c.kernel {
                                     let column = (t * c.stride + k) as i64 - c.before as i64;
                                     if let Some(x) = at(&x[i], column) {
-                                        // A fused multiplication and addition: the page says that it makes no difference.
+                                        // A fused multiply-add; the spec page says that it makes no
+                                        // difference.
                                         let w = c.weights[(o * c.inputs + i) * c.kernel + k];
                                         sum = f64::from(w).mul_add(x, sum);
                                     }
@@ -127,7 +129,7 @@ fn inference_is_the_text_to_the_bit() {
         let architecture =
             Architecture::new(3, Innovation::Channel).with_width(6).with_bias(bias).with_half(half);
         let model = architecture.init(5).unwrap();
-        // Biases are drawn as zeros: take others.
+        // Initial biases are zero; these are not.
         let with_bias = |layers: &[Layer]| -> Vec<Layer> {
             let change = |layer: &Layer| match layer.clone() {
                 Layer::Conv(c) => Layer::Conv(Conv { bias: c.bias.map(|b| numbers(3, b.len())), ..c }),
@@ -184,7 +186,8 @@ fn any_length_through_any_format() {
                 let (_, decoded) = codes(&models, &latent, m).unwrap();
                 let exact = model.encode(&values).unwrap();
                 let largest = exact.iter().fold(0.0f32, |a, x| a.max(x.abs()));
-                // Half a step of the format at the largest magnitude; f16 has as much below its normal numbers.
+                // Half a step of the format at the largest magnitude; below its normal numbers f16 has the
+                // same absolute error.
                 let step = match format {
                     CodeFormat::F32 => 0.0,
                     CodeFormat::F16 => 2f32.powi(-11),
@@ -211,7 +214,7 @@ fn what_a_sender_knows_replaces_what_is_decoded() {
 
 #[test]
 fn without_biases_the_scale_goes_through() {
-    // A power of two changes no rounding: codes and values scale exactly.
+    // A power of two changes no rounding, so codes and values scale exactly.
     let model = Architecture::new(1, Innovation::Channel).with_width(5).init(8).unwrap();
     let values = numbers(4, 100);
     let small: Vec<f32> = values.iter().map(|x| x * 2f32.powi(-20)).collect();
@@ -256,7 +259,7 @@ fn bytes_from_a_stranger_are_a_model_or_an_error() {
         let mut changed = bytes.to_vec();
         for j in 0..1 + i % 3 {
             let word = random::word(1, i, j) as usize;
-            // Mostly where the structure is: at the beginning, and anywhere.
+            // Mostly at the beginning, where the structure is, and anywhere.
             let span = if word & 1 == 0 { 40 } else { changed.len() };
             let place = (word >> 9) % span;
             changed[place] = (word >> 1) as u8;
@@ -266,7 +269,7 @@ fn bytes_from_a_stranger_are_a_model_or_an_error() {
                 assert_eq!(model.as_bytes(), changed);
                 read += 1;
                 if read % 64 == 0 {
-                    // Whatever it is, it runs within its limits.
+                    // Any model runs within its limits.
                     let _ = model.encode(&[1.0; 40]).and_then(|codes| model.decode(0, &codes, 40, &[]));
                 }
             }

@@ -1,4 +1,4 @@
-//! The three phases over real frames: what arrives, what it costs, what is kept back, and what is refused.
+//! The three phases over real frames: results, sizes, residuals, and refused messages.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ const SHAPES: [(&str, &[u64]); 6] = [
     ("body2.weight", &[17, 31]),
     ("head.weight", &[10, 12]),
 ];
-/// Bodies and norm.
+/// Names of the body and norm layers.
 const LEARNED: std::ops::Range<usize> = 2..5;
 
 fn manifest() -> Arc<Manifest> {
@@ -30,7 +30,7 @@ fn manifest() -> Arc<Manifest> {
     Arc::new(Manifest::new(infos.collect()).unwrap())
 }
 
-/// A worker's gradients: a part that all share, and a third as much of its own.
+/// Returns a worker's gradients: a shared part, and a third as much of the worker's own.
 fn gradients(worker: u64, step: u64) -> Vec<TensorBuf> {
     let number =
         |seed: u64, t: usize, i: u64| random::word(seed, t as u64 + 10 * step, i) as i32 as f32 / 2e9;
@@ -87,7 +87,7 @@ impl Group {
         Self { manifest, workers, receiver }
     }
 
-    /// All frames of a step, and the set.
+    /// Returns all frames of a step, and the set.
     fn stream(&mut self, step: u64) -> (Vec<u8>, Option<(IndexSet, SetId)>) {
         let (mut encoder, mut out, mut found) = (Encoder::new(EncodeOptions::default()), Vec::new(), None);
         for (rank, worker) in self.workers.iter_mut().enumerate() {
@@ -134,7 +134,7 @@ impl Group {
     }
 }
 
-/// The mean over the workers, in binary64 in their order.
+/// Returns the mean over the workers, summed in binary64 in their order.
 fn mean<'a>(of: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
     let mut sums: Vec<f64> = Vec::new();
     for row in of {
@@ -188,7 +188,7 @@ fn phase_two_gives_what_an_autoencoder_is_trained_on() {
         for (signal, row) in outcome.signals.iter().zip(&rows) {
             assert_eq!(*signal, set.iter().map(|&p| row[p]).collect::<Vec<_>>());
         }
-        // The leader's largest, of each tensor.
+        // The leader's largest elements of each tensor.
         let leader = &rows[1];
         let largest = |range: std::ops::Range<usize>, k: usize| {
             let mut order: Vec<usize> = range.collect();
@@ -211,7 +211,7 @@ fn phase_three_decodes_for_each_worker_what_the_leader_coded() {
     for format in [CodeFormat::F32, CodeFormat::F16, CodeFormat::Bf16, CodeFormat::Int8] {
         let mut group = Group::new(&settings(Variant::Server).with_codes(format));
         (0..3).for_each(|step| drop(group.step(step)));
-        // What workers send in step 3: gradient and what was left over.
+        // The workers' signal in step 3: gradient plus residual.
         let sums: Vec<Vec<f32>> =
             (0..WORLD).map(|w| with_residual(&group.workers[w as usize], w, 3)).collect();
         let (outcome, _, set) = group.step(3);
@@ -238,7 +238,7 @@ fn phase_three_decodes_for_each_worker_what_the_leader_coded() {
     }
 }
 
-/// The gradient of a step and a worker's residual before it.
+/// Returns the gradient of a step plus a worker's residual before it.
 fn with_residual(worker: &Worker, rank: u64, step: u64) -> Vec<f32> {
     let names = SHAPES[LEARNED].iter().map(|(name, _)| worker.residual().get(name).unwrap().to_vec());
     let residual: Vec<f32> = names.flatten().collect();
@@ -259,7 +259,7 @@ fn a_ring_decodes_the_mean_of_the_codes() {
     assert_eq!(outcome.signals, std::slice::from_ref(&expected));
     let body = outcome.mean[LEARNED].concat();
     assert_eq!(set.iter().map(|&p| body[p]).collect::<Vec<_>>(), expected);
-    // Nobody but the leader sends positions of the learned tensors, and everybody codes.
+    // Only the leader sends positions of the learned tensors; all workers send codes.
     let kinds = kinds_of(&stream);
     assert_eq!(kinds.iter().filter(|k| **k == ValuesId::LATENT).count() as u64, WORLD);
 }
@@ -291,7 +291,8 @@ fn the_residual_is_cleared_on_the_shared_set() {
                     Some(before) => before[w].clone(),
                     None => learned(&gradients(w as u64, step)),
                 };
-                // On all workers where the leader chose; nowhere else, though it was large on this one.
+                // Cleared on all workers at the leader's positions only, even where this worker's own
+                // elements were large.
                 for p in 0..left.len() {
                     let expected = if set.contains(&p) { 0.0 } else { sums[p] };
                     assert_eq!(left[p], expected, "step {step}, worker {w}, element {p}");
@@ -339,7 +340,7 @@ fn streams_are_ordinary_and_codes_can_be_read_alone() {
     let (stream, _) = group.stream(4);
     let kinds = kinds_of(&stream);
     assert_eq!(kinds.iter().filter(|k| **k == ValuesId::LATENT).count(), 1, "only the leader sends codes");
-    // Any reader gets the other workers' updates; for the codes it says that it has no model.
+    // Any reader decodes the other workers' updates; for the codes it reports the missing model.
     let mut reader = SliceReader::new(&stream, gcodec::Limits::default());
     let mut models = Models::new();
     let mut decoded = 0;
@@ -365,8 +366,8 @@ fn streams_are_ordinary_and_codes_can_be_read_alone() {
 
 #[test]
 fn the_codes_cost_what_they_should() {
-    // 4 numbers for 16 values: with bf16 codes 4 bits for each value; an innovation of 10 %; nobody but the leader sends positions of
-    // all of them. The learned part of a follower is a tenth of what top-k would send, and a little.
+    // 4 codes for 16 values: with bf16 codes 4 bits per value; an innovation of 10 %; only the leader sends
+    // positions of all values. The learned part of a follower is little more than a tenth of a top-k update.
     let settings = settings(Variant::Server).with_codes(CodeFormat::Bf16);
     let mut group = Group::new(&settings);
     (0..3).for_each(|step| drop(group.step(step)));
@@ -381,7 +382,7 @@ fn the_codes_cost_what_they_should() {
         }
     }
     let m = 116;
-    // Id, rank, two dims, kind, storage, then the codes; storage, then the numbers.
+    // Id, rank, two dimensions, kind and storage, then the codes; storage, then the numbers.
     let codes = 32 + 1 + 1 + 1 + 1 + 1 + 2 * 4 * usize::div_ceil(m, 16);
     let innovation = 1 + 4 * 12;
     let mut expected = vec![(ValuesId::FLOATS, innovation); 4];
@@ -428,7 +429,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     assert!(matches!(worker.take_set(&other, id), Err(Error::Peer { .. })));
     worker.take_set(&set, id).unwrap();
     assert!(matches!(worker.take_set(&set, id), Err(Error::OutOfTurn(_))));
-    // Updates: before the set, twice, of another step; and the step can still be finished.
+    // Updates before the set, repeated, and of another step; the step can still be finished.
     group.receiver.begin(3).unwrap();
     let mut reader = SliceReader::new(&stream, gcodec::Limits::default());
     let mut updates = 0;

@@ -17,11 +17,11 @@ def test_three_libraries_train_one_network(command: str, tmp_path: Path) -> None
     pytest.importorskip("jax")
     program = os.environ.get("GCODEC_FEDERATION")
     if program is None or not Path(program).exists():
-        pytest.skip("no demonstration: set GCODEC_FEDERATION to target/quick/gcodec-federation (`cargo xtask python` does)")
+        pytest.skip("no federation example: set GCODEC_FEDERATION to target/debug/gcodec-federation (`cargo xtask python` does)")
     record = tmp_path / "federation.gcu"
     environment = {**os.environ, "GCODEC_PYTHON": sys.executable, "GCODEC_CLI": command}
-    # The demonstration has its own patience for each thing that it waits for, and checks what must hold.
-    run = subprocess.run([program, "demo", "--record", record], env=environment, capture_output=True, text=True, timeout=900)
+    # The program has a time limit for each wait, and checks its own results.
+    run = subprocess.run([program, "launch", "--record", record], env=environment, capture_output=True, text=True, timeout=900)
     assert run.returncode == 0, run.stdout + run.stderr
     for name in ("torch", "jax", "rust"):
         assert f"{name} has the same weights, bit for bit" in run.stdout

@@ -1,4 +1,5 @@
-//! The aggregator: holds the weights, takes the workers' gradients round by round, and sends all of them the same step.
+//! The aggregator holds the weights, sums the workers' gradients round by round, and sends all workers the
+//! same step.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,44 +25,46 @@ use crate::data::Digits;
 use crate::model::{Numbers, Score, manifest};
 use crate::wire::{Timed, blocks, limits, metadata, numbers};
 
-/// Steps are sparse, and this says them exactly: what is not zero is at least 2^-32 (the grid of steps), and values stay f32.
+/// Codec of the steps, which are sparse. It is lossless here: a nonzero element is at least 2^-32, the grid
+/// of steps, and values stay f32.
 const STEP_CODEC: &str = "threshold:at=1e-10,values=f32";
-/// The largest magnitude that an element of a gradient may have.
+/// Largest magnitude that an element of a gradient may have.
 pub const LARGEST: f32 = 1000.0;
-/// Connections at one time, members or not.
+/// Connections open at one time, members or not.
 pub const CONNECTIONS: usize = 32;
-/// Steps that wait to be sent to a member; who has so many waiting does not keep up.
+/// Steps that may wait for a member; a member with more does not keep up and is dropped.
 const QUEUE: usize = 64;
-/// How long a worker may take to send its weights at the end, and the first workers to come.
+/// Time for a worker to send its weights at the end, and for the first workers to join.
 const ENDS: Duration = Duration::from_secs(120);
 
-/// How the aggregator runs.
+/// Configuration of the aggregator.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Who may take part. A worker's number is its place here.
+    /// Names that may take part. A worker's number is its index here.
     pub roster: Vec<String>,
-    /// How many are waited for before the first round; also the number of shards of the data.
+    /// Workers that must join before the first round; also the number of shards of the data.
     pub start_with: usize,
-    /// Rounds, at least.
+    /// Minimum number of rounds.
     pub rounds: u64,
-    /// What the mean gradient is multiplied by.
+    /// Learning rate: factor of the mean gradient.
     pub rate: f32,
-    /// What workers compress their gradients with; a `,seed=` is appended to it.
+    /// Codec of the workers' gradients; each worker appends `,seed=`.
     pub codec: String,
-    /// How long a round waits for members whose update has not come.
+    /// Time that a round waits for members whose update has not arrived.
     pub deadline: Duration,
-    /// How many rounds in a row a member may miss before it is dropped.
+    /// Rounds in a row that a member may miss before it is dropped.
     pub patience: u32,
-    /// How long a round takes at least.
+    /// Minimum time of a round.
     pub pace: Duration,
-    /// How long a peer may take to say its name.
+    /// Time for a peer to send its name.
     pub hello: Duration,
-    /// The stream of all that members are sent: the weights, and each step. It is there when training is over.
+    /// File of the stream that all members receive: the weights, and each step. It is created when training
+    /// ends.
     pub record: PathBuf,
 }
 
 impl Config {
-    /// For so many workers, with a record at `record`.
+    /// Returns the default configuration for these workers, with a record at `record`.
     pub fn new(roster: Vec<String>, record: PathBuf) -> Self {
         Self {
             start_with: roster.len(),
@@ -78,60 +81,60 @@ impl Config {
     }
 }
 
-/// What is told an aggregator while it runs.
+/// Flags that control a running aggregator.
 #[derive(Debug, Default)]
 pub struct Control {
-    /// Whether it goes on when the rounds of its configuration are over.
+    /// Whether to go on after the configured rounds.
     pub go_on: AtomicBool,
-    /// Whether it gives up, with an error.
+    /// Whether to stop with an error.
     pub give_up: AtomicBool,
 }
 
-/// What happened.
+/// An event during training.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// A worker is a member now.
+    /// A worker became a member.
     Joined {
-        /// Its name, and where it connects from.
+        /// Its name and address.
         who: String,
-        /// What it says it is.
+        /// Its own description of its program.
         program: String,
-        /// The round that it takes part in first.
+        /// First round that it takes part in.
         round: u64,
     },
-    /// A member is gone.
+    /// A member left or was dropped.
     Left {
         /// Its name.
         name: String,
-        /// The round that was under way.
+        /// Current round.
         round: u64,
-        /// Why.
+        /// Reason.
         why: String,
     },
-    /// A peer was sent away for what it sent.
+    /// A peer was disconnected because of its data.
     Refused {
-        /// Its name if it said one, and where it connects from.
+        /// Its name, if it sent one, and its address.
         who: String,
-        /// What is wrong, and where in its stream.
+        /// Error, with its byte offset in the peer's stream.
         why: String,
     },
-    /// An update came after its round was over, or for the second time after a reconnection.
+    /// An update arrived after its round, or a second time after a reconnection.
     Late {
-        /// The member's name.
+        /// Name of the member.
         name: String,
-        /// The update's round.
+        /// Round of the update.
         round: u64,
     },
-    /// A round is over.
+    /// A round ended.
     Round {
         /// Its number.
         round: u64,
-        /// Whose updates are in the mean.
+        /// Members whose updates are in the mean.
         took_part: Vec<String>,
-        /// Members that it did not wait for any longer.
+        /// Members whose updates did not arrive in time.
         left_out: Vec<String>,
     },
-    /// What the network makes of the digits for the test, before a round.
+    /// Score on the test digits, before a round.
     Score {
         /// The round.
         round: u64,
@@ -142,7 +145,7 @@ pub enum Event {
     Weights {
         /// Its name.
         name: String,
-        /// Whether they are the aggregator's, bit for bit.
+        /// Whether they equal the aggregator's, bit for bit.
         equal: bool,
     },
 }
@@ -159,13 +162,13 @@ impl fmt::Display for Event {
             Self::Round { round, took_part, left_out } => {
                 write!(f, "round {round}: {}", took_part.join(", "))?;
                 if !left_out.is_empty() {
-                    write!(f, "; not waited for: {}", left_out.join(", "))?;
+                    write!(f, "; too late: {}", left_out.join(", "))?;
                 }
                 Ok(())
             }
             Self::Score { round, score } => {
                 let Score { loss, accuracy } = score;
-                write!(f, "round {round}: test loss {loss:.4}, {:.1} % recognised", 100.0 * accuracy)
+                write!(f, "round {round}: test loss {loss:.4}, {:.1} % accuracy", 100.0 * accuracy)
             }
             Self::Weights { name, equal: true } => write!(f, "{name} has the same weights, bit for bit"),
             Self::Weights { name, equal: false } => write!(f, "{name} has OTHER weights"),
@@ -173,24 +176,24 @@ impl fmt::Display for Event {
     }
 }
 
-/// What came of it.
+/// Result of the training.
 #[derive(Debug, Clone)]
 pub struct Outcome {
     /// Rounds.
     pub rounds: u64,
-    /// Before the first round.
+    /// Score before the first round.
     pub first: Score,
-    /// After the last.
+    /// Score after the last round.
     pub last: Score,
-    /// The weights.
+    /// Final weights.
     pub weights: Numbers,
-    /// Who sent its weights at the end, and whether they are the same.
+    /// Workers that sent their weights at the end, and whether these are equal.
     pub same: BTreeMap<String, bool>,
-    /// Bytes of the updates that were summed, whole frames.
+    /// Bytes of the summed updates, as whole frames.
     pub received: u64,
 }
 
-/// An update on its way to the members.
+/// An encoded update, shared by the members' queues.
 struct Update {
     header: UpdateHeader,
     blocks: Vec<Block>,
@@ -198,10 +201,10 @@ struct Update {
 
 struct Member {
     name: String,
-    /// Which connection it is.
+    /// Number of the connection.
     connection: usize,
     socket: Arc<TcpStream>,
-    /// To the thread that writes to it; none when the last step is on its way.
+    /// Queue of the thread that writes to it; none once the last step is queued.
     queue: Option<SyncSender<Arc<Update>>>,
     missed: u32,
 }
@@ -228,11 +231,11 @@ struct Shared<'a> {
     observe: &'a (dyn Fn(&Event) + Sync),
 }
 
-/// Why a conversation is over.
+/// Reason for the end of a connection.
 enum End {
-    /// The peer, or the way to it, is gone.
+    /// The peer or its connection is gone.
     Gone(String),
-    /// What it sent is not what it may send.
+    /// The peer broke the protocol.
     Refused(String),
 }
 
@@ -242,7 +245,7 @@ impl From<gcodec::Error> for End {
             gcodec::Error::Io(io)
                 if io.kind() == ErrorKind::TimedOut || io.kind() == ErrorKind::WouldBlock =>
             {
-                Self::Refused("it does not say who it is".into())
+                Self::Refused("it does not send its name".into())
             }
             gcodec::Error::Io(_) => Self::Gone(e.to_string()),
             gcodec::Error::Format(f) if f.kind == FormatErrorKind::Truncated => Self::Gone(e.to_string()),
@@ -251,11 +254,12 @@ impl From<gcodec::Error> for End {
     }
 }
 
-/// Trains: takes connections from `listener` until the rounds of `config` are over and `control` lets it end.
+/// Trains: accepts connections from `listener` until the rounds of `config` are over and `control` allows
+/// the end.
 ///
 /// # Errors
-/// If the workers to begin with do not come, if all of them go away for good, if the record cannot be written, and if it is told to
-/// give up.
+/// If the first workers do not join, if all workers stay away, if the record cannot be written, and if
+/// `control` stops it.
 pub fn run(
     listener: &TcpListener,
     config: &Config,
@@ -263,7 +267,7 @@ pub fn run(
     observe: &(dyn Fn(&Event) + Sync),
 ) -> Result<Outcome> {
     if config.start_with == 0 || config.start_with > config.roster.len() {
-        return Err("the number of workers to start with is 1 to that of the roster".into());
+        return Err("the number of first workers must be 1 to the length of the roster".into());
     }
     let digits = Digits::read()?;
     let manifest = manifest()?;
@@ -299,7 +303,7 @@ pub fn run(
         scope.spawn(|| accept(scope, listener, &shared));
         let outcome = shared.train(&digits, record);
         shared.closed.store(true, Ordering::SeqCst);
-        // With the members their queues go, and with these the threads that write.
+        // Dropping the members drops their queues, which ends the writing threads.
         for member in std::mem::take(&mut shared.lock().members).into_values() {
             hang_up(&member.socket);
         }
@@ -311,7 +315,7 @@ fn sum(manifest: &Arc<Manifest>) -> Sum {
     Sum::new(manifest, SumOptions::default().with_limits(limits()))
 }
 
-/// The weights as an update, for who has none.
+/// Encodes the weights as an update for a worker that has none.
 fn anchor(round: u64, weights: &Numbers, config: &Config) -> gcodec::Result<Update> {
     let world = config.roster.len() as u64;
     let header = UpdateHeader::default().with_step(round).with_world(world).with_label("weights".into());
@@ -319,7 +323,7 @@ fn anchor(round: u64, weights: &Numbers, config: &Config) -> gcodec::Result<Upda
 }
 
 fn hang_up(socket: &TcpStream) {
-    // It may be closed already: that is what is wanted.
+    // An error means that it is closed already, which is the goal.
     let _ = socket.shutdown(Shutdown::Both);
 }
 
@@ -331,7 +335,7 @@ fn accept<'scope>(
     let mut connection = 0;
     while !shared.closed.load(Ordering::SeqCst) {
         let Ok((socket, address)) = listener.accept() else {
-            // Nobody there, or a connection that broke off before it began.
+            // No connection is waiting, or one broke off before it began.
             thread::sleep(Duration::from_millis(5));
             continue;
         };
@@ -353,10 +357,10 @@ impl Shared<'_> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a change, or a little.
+    /// Waits for a change of the state, or a short time.
     fn wait<'g>(&self, state: MutexGuard<'g, State>, until: Instant) -> Result<MutexGuard<'g, State>> {
         if self.control.give_up.load(Ordering::SeqCst) {
-            return Err("it was told to give up".into());
+            return Err("training was stopped".into());
         }
         let left = until.saturating_duration_since(Instant::now()).min(Duration::from_millis(100));
         Ok(self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0)
@@ -366,7 +370,7 @@ impl Shared<'_> {
         (self.observe)(event);
     }
 
-    /// All rounds, and what comes after them.
+    /// Runs all rounds, and the end of training.
     fn train(&self, digits: &Digits, mut record: Writer<AtomicFile>) -> Result<Outcome> {
         let begun = Instant::now();
         let mut state = self.lock();
@@ -374,7 +378,7 @@ impl Shared<'_> {
         while state.members.len() < self.config.start_with {
             if begun.elapsed() > ENDS {
                 return Err(
-                    format!("{} of {} workers came", state.members.len(), self.config.start_with).into()
+                    format!("{} of {} workers joined", state.members.len(), self.config.start_with).into()
                 );
             }
             state = self.wait(state, begun + ENDS)?;
@@ -398,7 +402,7 @@ impl Shared<'_> {
         self.finish(digits, first)
     }
 
-    /// One round: the mean of what comes in time, and the step for everyone.
+    /// Runs one round: the mean of the updates that arrive in time, and the step for all members.
     fn round(&self, begun: Instant) -> Result<(Event, Arc<Update>)> {
         let deadline = begun + self.config.deadline;
         let mut state = self.lock();
@@ -409,7 +413,7 @@ impl Shared<'_> {
                 break;
             }
             if now >= begun + ENDS {
-                return Err(format!("nobody took part in round {} for {ENDS:?}", state.round).into());
+                return Err(format!("no worker took part in round {} within {ENDS:?}", state.round).into());
             }
             let until = if now < deadline { deadline } else { begun + ENDS };
             state = self.wait(state, until)?;
@@ -433,7 +437,7 @@ impl Shared<'_> {
             }
             let sent = member.queue.as_ref().map(|queue| queue.try_send(Arc::clone(&update)));
             let why = match sent {
-                Some(Err(TrySendError::Full(_))) => "it does not read what it is sent",
+                Some(Err(TrySendError::Full(_))) => "it does not read its steps",
                 _ if member.missed >= self.config.patience => "it missed too many rounds",
                 _ => continue,
             };
@@ -477,7 +481,7 @@ impl Shared<'_> {
         }
     }
 
-    /// One connection, from its beginning to its end.
+    /// Serves one connection from its beginning to its end.
     fn serve<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
@@ -489,10 +493,10 @@ impl Shared<'_> {
         let (mut who, mut number) = (address.to_string(), None);
         let end = self.converse(scope, connection, &socket, &mut who, &mut number);
         if let (Err(End::Refused(why)), None) = (&end, number) {
-            // The peer may be gone: then nobody is told.
+            // An error means that the peer is gone.
             let _ = self.tell(&socket, why);
         }
-        // Whoever it was, its place is free again, if it is not another's by now.
+        // Frees the name, unless a newer connection has taken it.
         let mut state = self.lock();
         let member = number.filter(|n| state.members.get(n).is_some_and(|m| m.connection == connection));
         let over = state.finishing || self.closed.load(Ordering::SeqCst);
@@ -505,7 +509,7 @@ impl Shared<'_> {
             }
             Err(End::Gone(why)) => match member {
                 Some(number) => self.drop_member(&mut state, number, why),
-                // Dropped before, which was said then; or it never said its name.
+                // It was dropped before, which is already reported, or it never sent a name.
                 None if number.is_some() || over => {}
                 None => self.say(&Event::Refused { who, why }),
             },
@@ -518,7 +522,7 @@ impl Shared<'_> {
         hang_up(&socket);
     }
 
-    /// Tells a peer that is no member why.
+    /// Sends the reason to a refused peer.
     fn tell(&self, socket: &TcpStream, why: &str) -> Result<()> {
         socket.set_write_timeout(Some(Duration::from_secs(1)))?;
         let mut writer = Writer::new(socket, EncodeOptions::default().with_index(false));
@@ -548,7 +552,7 @@ impl Shared<'_> {
             match (body, *number) {
                 (Body::Metadata(said), None) => {
                     let Some(said_name) = said.entries.get("name") else {
-                        return refuse("it does not say its name".into());
+                        return refuse("it does not send its name".into());
                     };
                     let name: String = said_name.chars().take(40).collect();
                     *who = format!("{name:?} ({who})");
@@ -583,7 +587,7 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// Makes a peer a member, and sends it what it needs.
+    /// Makes a peer a member, and sends it its metadata and the weights.
     fn join<'scope>(
         &'scope self,
         scope: &'scope thread::Scope<'scope, '_>,
@@ -594,7 +598,7 @@ impl Shared<'_> {
         said: &Metadata,
     ) -> Result<u64, String> {
         let Some(place) = self.config.roster.iter().position(|known| known == name) else {
-            return Err("nobody of this name is expected".into());
+            return Err("this name is not on the roster".into());
         };
         let mut state = self.lock();
         if state.finishing {
@@ -602,7 +606,7 @@ impl Shared<'_> {
         }
         let number = place as u64;
         if state.members.contains_key(&number) {
-            return Err("a worker of this name is here already".into());
+            return Err("a worker of this name is already connected".into());
         }
         let anchor = anchor(state.round, &state.weights, self.config).map_err(|e| e.to_string())?;
         let welcome = metadata([
@@ -616,7 +620,7 @@ impl Shared<'_> {
         let to = Arc::clone(socket);
         scope.spawn(move || {
             if self.send(&to, &welcome, &anchor, &steps).is_err() {
-                // The thread that reads notices.
+                // The reading thread sees the closed connection.
                 hang_up(&to);
             }
         });
@@ -629,7 +633,7 @@ impl Shared<'_> {
         Ok(number)
     }
 
-    /// Sends a member the weights, and steps as they come.
+    /// Sends a member the weights, and steps as they are queued.
     fn send(
         &self,
         socket: &TcpStream,
@@ -648,7 +652,7 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// Takes a gradient into the sum of the round, or not if it is late.
+    /// Adds a gradient to the sum of the round; a late gradient is dropped.
     fn take(
         &self,
         connection: usize,
@@ -681,11 +685,11 @@ impl Shared<'_> {
             return Err(format!("an update of round {} in round {}", header.step, state.round));
         }
         *last = Some(header.step);
-        // Before it knew that the last round is over, every worker began another one.
+        // Every worker starts one more round before it learns that the last one is over.
         if state.finishing {
             return Ok(());
         }
-        // After a reconnection within a round the first one counts.
+        // After a reconnection within a round, the first update counts.
         if header.step < state.round || state.arrived.contains(&sender) {
             self.say(&Event::Late { name, round: header.step });
             return Ok(());
@@ -697,7 +701,7 @@ impl Shared<'_> {
         Ok(())
     }
 
-    /// Compares the weights that a member has at the end.
+    /// Compares a member's final weights with the aggregator's.
     fn take_weights(&self, connection: usize, sender: u64, read: &Numbers) -> Result<(), String> {
         let mut state = self.lock();
         if !state.finishing {

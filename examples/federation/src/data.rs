@@ -1,4 +1,4 @@
-//! What is learned: handwritten digits, of `tools/study/digits`.
+//! The training data: handwritten digits, from `tools/study/digits`.
 
 use std::path::{Path, PathBuf};
 
@@ -6,37 +6,38 @@ use crate::Result;
 
 /// Pixels of a digit.
 pub const PIXELS: usize = 64;
-/// Kinds of digits.
+/// Number of classes.
 pub const DIGITS: usize = 10;
-/// Digits in the batch of a worker and round.
+/// Digits in one worker's batch of a round.
 pub const BATCH: usize = 64;
 
 /// A handwritten digit.
 #[derive(Debug, Clone)]
 pub struct Digit {
-    /// Its 8 x 8 pixels, row-major, from 0 to 1.
+    /// 8 x 8 pixels, row-major, from 0 to 1.
     pub pixels: [f32; PIXELS],
-    /// What it is, 0 to 9.
+    /// Label, 0 to 9.
     pub label: u8,
 }
 
-/// The digits to train on and those to test on.
+/// The training digits and the test digits.
 #[derive(Debug, Clone)]
 pub struct Digits {
     train: Vec<Digit>,
     test: Vec<Digit>,
 }
 
-/// The checkout that this program was built from: it has the data and the Python workers.
+/// Returns the checkout that this program was built from: it has the data and the Python workers.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
 impl Digits {
-    /// Reads `tools/study/digits/digits.u8` (see the README there). Of five digits in a row the last is for the test.
+    /// Reads `tools/study/digits/digits.u8` (see the README there). Every fifth digit belongs to the test
+    /// set.
     ///
     /// # Errors
-    /// If the file is not there or is not what its README says.
+    /// If the file is missing or does not match its README.
     pub fn read() -> Result<Self> {
         let path = root().join("tools/study/digits/digits.u8");
         let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -56,15 +57,15 @@ impl Digits {
         Ok(Self { train: part(false), test: part(true) })
     }
 
-    /// The digits to test on.
+    /// Returns the test digits.
     pub fn test(&self) -> &[Digit] {
         &self.test
     }
 
-    /// Part `shard` of `shards` of the digits to train on: every `shards`-th.
+    /// Returns part `shard` of `shards` of the training digits: every `shards`-th.
     ///
     /// # Errors
-    /// If there is no such part.
+    /// If `shard` is not below `shards`.
     pub fn shard(&self, shard: usize, shards: usize) -> Result<Vec<Digit>> {
         if shard >= shards || shards > self.train.len() {
             return Err(format!("there is no shard {shard} of {shards}").into());
@@ -73,7 +74,7 @@ impl Digits {
     }
 }
 
-/// The batch of a round: the next [`BATCH`] digits of a shard, which begins anew at its end.
+/// Returns the batch of a round: the next [`BATCH`] digits of a shard, which wraps around at its end.
 pub fn batch(shard: &[Digit], round: u64) -> Vec<Digit> {
     let len = shard.len().max(1) as u64;
     let at = |j: u64| (round % len * (BATCH as u64 % len) + j) % len;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use gcodec_federation::aggregator::{self, Config, Control};
-use gcodec_federation::demo::{Demo, Kind, find_command, find_python};
+use gcodec_federation::launch::{Kind, Launch, find_command, find_python};
 use gcodec_federation::{Result, worker};
 
 /// Workers of several libraries train one network together, exchanging gcodec streams.
@@ -19,28 +19,28 @@ struct Program {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Everything at once, on this machine, with what goes wrong in practice; exits with 1 if anything is not as it must be
-    Demo {
-        /// Three Rust workers, without Python
+    /// Starts everything on this machine, with typical faults; exits with 1 if a check fails
+    Launch {
+        /// Uses three Rust workers, without Python
         #[arg(long)]
         rust_only: bool,
         #[command(flatten)]
         training: Training,
     },
-    /// Takes gradients, and sends steps
+    /// Runs the aggregator
     Aggregator {
-        /// Where workers connect to
+        /// Address that workers connect to
         #[arg(long, default_value = "127.0.0.1:4747", value_name = "ADDRESS")]
         listen: String,
-        /// Who may take part
+        /// Names that may take part
         #[arg(long, value_delimiter = ',', default_value = "torch,jax,rust", value_name = "NAMES")]
         roster: Vec<String>,
         #[command(flatten)]
         training: Training,
     },
-    /// A worker in Rust
+    /// Runs a worker in Rust
     Worker {
-        /// Where the aggregator is
+        /// Address of the aggregator
         #[arg(long, default_value = "127.0.0.1:4747", value_name = "ADDRESS")]
         connect: String,
         /// This worker's name on the roster
@@ -51,22 +51,22 @@ enum Task {
 
 #[derive(Args)]
 struct Training {
-    /// Rounds, at least
+    /// Minimum number of rounds
     #[arg(long, default_value_t = 300)]
     rounds: u64,
-    /// What the mean gradient is multiplied by
+    /// Learning rate: factor of the mean gradient
     #[arg(long, default_value_t = 0.3)]
     rate: f32,
-    /// What workers compress gradients with: a codec with a seed
+    /// Codec of the workers' gradients, with a seed parameter
     #[arg(long, default_value = "topk:density=0.02,values=pow2")]
     codec: String,
-    /// Milliseconds that a round takes at least
+    /// Minimum time of a round, in milliseconds
     #[arg(long, default_value_t = 20)]
     pace: u64,
-    /// Milliseconds that a round waits for a worker
+    /// Time that a round waits for a worker, in milliseconds
     #[arg(long, default_value_t = 2000)]
     deadline: u64,
-    /// The file for the stream of steps [default: federation.gcu beside this program]
+    /// File for the stream of steps [default: federation.gcu beside this program]
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 }
@@ -85,14 +85,15 @@ impl Training {
     }
 }
 
-fn demo(rust_only: bool, training: Training) -> Result<bool> {
+fn launch(rust_only: bool, training: Training) -> Result<bool> {
     let kinds = match rust_only {
         true => [("first", Kind::Rust), ("second", Kind::Rust), ("third", Kind::Rust)],
         false => [("torch", Kind::Torch), ("jax", Kind::Jax), ("rust", Kind::Rust)],
     };
-    let command = find_command()
-        .ok_or("no gcodec to open the record with: start this by Cargo, or say where by GCODEC_CLI")?;
-    let demo = Demo {
+    let command = find_command().ok_or(
+        "gcodec is missing, which opens the record: start this program with Cargo, or set GCODEC_CLI",
+    )?;
+    let launch = Launch {
         workers: kinds.map(|(name, kind)| (name.to_owned(), kind)).into(),
         program: std::env::current_exe()?,
         python: if rust_only { None } else { Some(find_python()?) },
@@ -100,7 +101,7 @@ fn demo(rust_only: bool, training: Training) -> Result<bool> {
         config: training.config(Vec::new())?,
         print: true,
     };
-    let checks = demo.run()?;
+    let checks = launch.run()?;
     println!();
     checks.iter().for_each(|check| println!("{check}"));
     Ok(checks.iter().all(|check| check.holds))
@@ -108,7 +109,7 @@ fn demo(rust_only: bool, training: Training) -> Result<bool> {
 
 fn run() -> Result<bool> {
     match Program::parse().task {
-        Task::Demo { rust_only, training } => demo(rust_only, training),
+        Task::Launch { rust_only, training } => launch(rust_only, training),
         Task::Aggregator { listen, roster, training } => {
             let listener = TcpListener::bind(&listen).map_err(|e| format!("{listen}: {e}"))?;
             let outcome =

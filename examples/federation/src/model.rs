@@ -1,4 +1,4 @@
-//! The network: one hidden layer, by hand.
+//! The network: one hidden layer, with its gradient written by hand.
 
 use std::sync::Arc;
 
@@ -9,52 +9,53 @@ use crate::data::{DIGITS, Digit, PIXELS};
 
 /// Units of the hidden layer.
 pub const HIDDEN: usize = 512;
-/// Names and shapes of the tensors: PyTorch's, `[outputs, inputs]`.
+/// Names and shapes of the tensors, as in PyTorch: `[outputs, inputs]`.
 pub const SHAPES: [(&str, &[u64]); 4] = [
     ("hidden.weight", &[HIDDEN as u64, PIXELS as u64]),
     ("hidden.bias", &[HIDDEN as u64]),
     ("output.weight", &[DIGITS as u64, HIDDEN as u64]),
     ("output.bias", &[DIGITS as u64]),
 ];
-/// Weights and steps are multiples of this, 2^-32. So are their differences, rounded or not: none is ever subnormal, which
-/// XLA on a processor takes for zero and PyTorch does not.
+/// Grid of weights and steps, 2^-32. Their differences, rounded or not, are multiples of it too, so none is
+/// subnormal. XLA on a CPU flushes subnormal numbers to zero; PyTorch does not.
 pub const GRID: f64 = 1.0 / (1u64 << 32) as f64;
 
-/// The tensors of the network.
+/// Returns the manifest of the network's tensors.
 ///
 /// # Errors
-/// None: they are fixed.
+/// None: the tensors are fixed.
 pub fn manifest() -> gcodec::Result<Arc<Manifest>> {
     let infos = SHAPES.iter().map(|(name, shape)| TensorInfo::new(*name, Dtype::F32, *shape));
     Ok(Arc::new(Manifest::new(infos.collect())?))
 }
 
-/// One number for each element of the network: weights, a gradient or a step. In the order of [`SHAPES`].
+/// One number for each element of the network, in the order of [`SHAPES`]: weights, a gradient or a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Numbers(pub [Vec<f32>; 4]);
 
-/// What the network makes of digits.
+/// Score of the network on digits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Score {
     /// Mean cross entropy, in nats.
     pub loss: f64,
-    /// Digits that are recognised, of all: 0 to 1.
+    /// Share of the digits that are recognised, 0 to 1.
     pub accuracy: f64,
 }
 
-/// Rounds to the grid, never to -0.
+/// Rounds to the grid; the result is never -0.
 fn on_grid(x: f64) -> f32 {
-    // What has 24 bits or less on the grid stays on it as an f32. Adding 0 makes 0 of -0.
+    // A multiple of the grid with at most 24 bits is exact as an f32. Adding 0 turns -0 into 0.
     ((x / GRID).round() * GRID) as f32 + 0.0
 }
 
 impl Numbers {
-    /// Zeros.
+    /// Returns zeros.
     pub fn zeros() -> Self {
         Self(SHAPES.map(|(_, shape)| vec![0.0; shape.iter().product::<u64>() as usize]))
     }
 
-    /// Weights to begin with: uniform, of a variance of 2 (hidden) and 1 (output) by the number of inputs; biases zero.
+    /// Returns initial weights: uniform with variance 2 (hidden) and 1 (output) divided by the number of
+    /// inputs; biases zero.
     pub fn random(seed: u64) -> Self {
         let mut numbers = Self::zeros();
         for (tensor, inputs, variance) in [(0, PIXELS, 2.0), (2, HIDDEN, 1.0)] {
@@ -68,10 +69,10 @@ impl Numbers {
         numbers
     }
 
-    /// From tensors of the network's manifest, in its order.
+    /// Takes the tensors of the network's manifest, in its order.
     ///
     /// # Errors
-    /// If there are not those of [`SHAPES`].
+    /// If names, shapes or types are not those of [`SHAPES`].
     pub fn from_tensors(tensors: &[TensorBuf]) -> Result<Self> {
         let mut numbers = Self::zeros();
         if tensors.len() != numbers.0.len() {
@@ -79,14 +80,14 @@ impl Numbers {
         }
         for ((numbers, tensor), (name, shape)) in numbers.0.iter_mut().zip(tensors).zip(SHAPES) {
             if tensor.shape() != shape || tensor.dtype() != Dtype::F32 {
-                return Err(format!("{name} is not f32 of {shape:?}").into());
+                return Err(format!("{name} is not f32 with shape {shape:?}").into());
             }
             *numbers = tensor.view().to_f32()?;
         }
         Ok(numbers)
     }
 
-    /// As tensors, in the order of the manifest.
+    /// Returns the tensors in the order of the manifest.
     ///
     /// # Errors
     /// None: the shapes are those of [`SHAPES`].
@@ -95,7 +96,7 @@ impl Numbers {
         tensors.map(|(numbers, (_, shape))| TensorBuf::from_f32(shape.to_vec(), numbers)).collect()
     }
 
-    /// `rate` times these numbers, on the grid: what is subtracted from weights.
+    /// Returns `rate` times these numbers, on the grid: the step to subtract from the weights.
     #[must_use]
     pub fn step(&self, rate: f32) -> Self {
         let scaled = |x: &f32| on_grid(f64::from(rate) * f64::from(*x));
@@ -117,13 +118,13 @@ impl Numbers {
             .all(|(a, b)| a.iter().map(|x| x.to_bits()).eq(b.iter().map(|x| x.to_bits())))
     }
 
-    /// The name of a tensor with an element that is not finite or whose magnitude exceeds `most`.
+    /// Returns the name of a tensor with an element that is not finite or whose magnitude exceeds `most`.
     pub fn beyond(&self, most: f32) -> Option<&'static str> {
         let found = self.0.iter().zip(SHAPES).find(|(x, _)| !x.iter().all(|x| x.abs() <= most));
         found.map(|(_, (name, _))| name)
     }
 
-    /// The hidden units and the probabilities of a digit.
+    /// Returns the hidden units and the probabilities of the digits.
     fn forward(&self, digit: &Digit) -> (Vec<f32>, [f32; DIGITS]) {
         let [w1, b1, w2, b2] = &self.0;
         let row = |w: &[f32], x: &[f32]| w.iter().zip(x).map(|(w, x)| w * x).sum::<f32>();
@@ -138,7 +139,7 @@ impl Numbers {
         (hidden, out)
     }
 
-    /// The loss and the gradient of its mean over a batch, these numbers being the weights.
+    /// Returns the loss and the gradient of its mean over a batch, with these numbers as weights.
     pub fn gradient(&self, batch: &[Digit]) -> (f64, Self) {
         let (mut gradient, mut loss) = (Self::zeros(), 0.0);
         let [g1, gb1, g2, gb2] = &mut gradient.0;
@@ -166,7 +167,7 @@ impl Numbers {
         (loss, gradient)
     }
 
-    /// The loss and the accuracy on digits, these numbers being the weights.
+    /// Returns the loss and the accuracy on digits, with these numbers as weights.
     pub fn score(&self, digits: &[Digit]) -> Score {
         let (mut loss, mut right) = (0.0, 0);
         for digit in digits {
@@ -185,8 +186,9 @@ mod tests {
     use super::*;
     use crate::data::Digits;
 
-    /// Central differences with h = 2^-7. Of a loss of about 2.5 computed in f32 (relative error of a sum of 512 products about
-    /// 1e-6) the quotient is off by at most about 3e-4; a wrong term in the gradient is off by its own size, 1e-2 and more.
+    /// Central differences with h = 2^-7. The loss is about 2.5 and computed in f32, with a relative error
+    /// of a sum of 512 products of about 1e-6, so the quotient is off by at most about 3e-4. A wrong term in
+    /// the gradient is off by its own size, 1e-2 and more.
     #[test]
     fn the_gradient_is_that_of_the_loss() {
         let batch = Digits::read().expect("the digits").test()[..16].to_vec();

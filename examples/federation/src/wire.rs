@@ -1,4 +1,4 @@
-//! What both ends of a connection do with streams.
+//! Stream functions that the aggregator and the worker share.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ use gcodec::{Assembler, Block, Limits, Manifest};
 use crate::Result;
 use crate::model::{Numbers, SHAPES};
 
-/// What a peer may ask for: enough for this network's tensors as they are, 154 KB, and not much more.
+/// Limits for a peer: enough for this network's dense tensors, 154 KB, and little more.
 pub fn limits() -> Limits {
     Limits::default()
         .with_max_frame_bytes(1 << 20)
@@ -26,10 +26,10 @@ pub fn limits() -> Limits {
         .with_max_definitions(4)
 }
 
-/// Blocks that say the numbers by a codec; what a lossy one leaves out stays in `feedback`.
+/// Compresses the numbers with a codec; the residual of a lossy codec stays in `feedback`.
 ///
 /// # Errors
-/// As [`compress`].
+/// The errors of [`compress`].
 pub fn blocks(
     numbers: &Numbers,
     codec: Codec,
@@ -48,10 +48,10 @@ pub fn blocks(
     compress(&inputs, &[codec; SHAPES.len()], &Options::default(), feedback)
 }
 
-/// The numbers that an update says; it has one part, as all updates of this network have.
+/// Decodes an update, which has one part like all updates of this network.
 ///
 /// # Errors
-/// If it is of another manifest or has several parts, and those of [`Assembler`].
+/// If it has another manifest or several parts, and the errors of [`Assembler`].
 pub fn numbers(part: &UpdatePart<'_>, manifest: &Arc<Manifest>) -> Result<Numbers> {
     if part.manifest.id() != manifest.id() {
         return Err("an update of another network's tensors".into());
@@ -65,19 +65,20 @@ pub fn numbers(part: &UpdatePart<'_>, manifest: &Arc<Manifest>) -> Result<Number
     Numbers::from_tensors(&tensors)
 }
 
-/// A metadata frame.
+/// Returns a metadata frame with these entries.
 pub fn metadata<const N: usize>(entries: [(&str, String); N]) -> Metadata {
     Metadata { entries: entries.map(|(key, value)| (key.to_owned(), value)).into() }
 }
 
-/// Reads from a socket up to a point in time, however the bytes trickle in; without end if there is none.
+/// Reads from a socket up to a deadline, even if bytes arrive slowly one by one; without a deadline it waits
+/// forever.
 pub struct Timed<'a> {
     socket: &'a TcpStream,
     until: &'a Cell<Option<Instant>>,
 }
 
 impl<'a> Timed<'a> {
-    /// A reader whose time is up at `until`.
+    /// Returns a reader with the deadline `until`.
     pub fn new(socket: &'a TcpStream, until: &'a Cell<Option<Instant>>) -> Self {
         Self { socket, until }
     }

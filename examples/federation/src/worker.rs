@@ -14,13 +14,13 @@ use crate::data::{Digits, batch};
 use crate::model::{Numbers, manifest};
 use crate::wire::{Timed, blocks, limits, metadata, numbers};
 
-/// How long a worker waits for anything.
+/// Time that a worker waits for anything.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Trains with the aggregator at `address` until it ends the stream; gives the weights.
+/// Trains with the aggregator at `address` until the stream ends; returns the weights.
 ///
 /// # Errors
-/// If there is no aggregator, if it refuses the worker or goes away, and if what it sends is not what it should be.
+/// If no aggregator answers, if it refuses the worker or disconnects, and if its stream is invalid.
 pub fn run(address: &str, name: &str) -> Result<Numbers> {
     let digits = Digits::read()?;
     let manifest = manifest()?;
@@ -36,7 +36,7 @@ pub fn run(address: &str, name: &str) -> Result<Numbers> {
     let (mut weights, mut feedback) = (None, Feedback::new());
     loop {
         until.set(Some(Instant::now() + PATIENCE));
-        let header = match reader.next_event()?.ok_or("the aggregator ended without an end")? {
+        let header = match reader.next_event()?.ok_or("the aggregator's stream was truncated")? {
             Event::Frame(_, Body::Metadata(m)) => {
                 said.extend(m.entries);
                 if let Some(why) = said.get("refused") {
@@ -60,7 +60,7 @@ pub fn run(address: &str, name: &str) -> Result<Numbers> {
             shard = digits.shard(number(&said, "shard")?, number(&said, "shards")?)?;
         }
         let (sender, world): (u64, u64) = (number(&said, "sender")?, number(&said, "world")?);
-        // The weights are those before their step, a step leads to the next.
+        // Step `n` subtracted from the weights of round `n` gives the weights of round `n + 1`.
         let step = if header.reduction == Reduction::None { header.step } else { header.step + 1 };
         let (loss, gradient) = weights.gradient(&batch(&shard, step));
         if step.is_multiple_of(50) {
@@ -85,6 +85,6 @@ pub fn run(address: &str, name: &str) -> Result<Numbers> {
 }
 
 fn number<T: std::str::FromStr>(said: &BTreeMap<String, String>, key: &str) -> Result<T> {
-    let value = said.get(key).ok_or_else(|| format!("the aggregator did not say {key}"))?;
+    let value = said.get(key).ok_or_else(|| format!("the aggregator did not send {key}"))?;
     value.parse().map_err(|_| format!("{key} is {value:?}, not a number").into())
 }

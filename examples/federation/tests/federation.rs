@@ -1,4 +1,4 @@
-//! The protocol among Rust workers: the demonstration with all that goes wrong in it, and peers that do not keep to the protocol.
+//! The protocol with Rust workers: a complete run with all its faults, and peers that break the rules.
 
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use gcodec::compress::Codec;
 use gcodec::{Block, EncodeOptions, Manifest, TensorInfo, UpdateHeader, Writer};
 use gcodec_federation::aggregator::{self, CONNECTIONS, Config, Control, Event};
-use gcodec_federation::demo::{Demo, Kind};
+use gcodec_federation::launch::{Kind, Launch};
 use gcodec_federation::model::{Numbers, manifest};
 use gcodec_federation::wire::{blocks, metadata};
 use gcodec_federation::worker;
@@ -21,9 +21,9 @@ fn record(name: &str) -> PathBuf {
 
 #[test]
 fn a_killed_worker_comes_back_and_garbage_is_refused() {
-    let mut config = Config::new(Vec::new(), record("demo"));
+    let mut config = Config::new(Vec::new(), record("launch"));
     config.rounds = 150;
-    let demo = Demo {
+    let launch = Launch {
         workers: ["first", "second", "third"].map(|name| (name.to_owned(), Kind::Rust)).into(),
         program: env!("CARGO_BIN_EXE_gcodec-federation").into(),
         python: None,
@@ -31,14 +31,15 @@ fn a_killed_worker_comes_back_and_garbage_is_refused() {
         config,
         print: true,
     };
-    let checks = demo.run().expect("the demonstration");
+    let checks = launch.run().expect("a complete run");
     for check in &checks {
         assert!(check.holds, "{check}");
     }
     assert_eq!(checks.len(), 7);
 }
 
-/// A run of a worker "good" while `peer` does what it does, as "bad"; gives what the aggregator said of the others than "good".
+/// Runs a worker "good" beside `peer`, which acts as "bad"; returns the aggregator's events about the
+/// others.
 fn among(name: &str, settings: impl Fn(&mut Config), peer: impl FnOnce(&str) + Send) -> Vec<Event> {
     let mut config = Config::new(vec!["good".into(), "bad".into()], record(name));
     (config.start_with, config.rounds, config.deadline) = (1, 5, Duration::from_millis(200));
@@ -54,13 +55,13 @@ fn among(name: &str, settings: impl Fn(&mut Config), peer: impl FnOnce(&str) + S
         let training =
             scope.spawn(move || aggregator::run(listener, config, control, &|e| drop(tell.send(e.clone()))));
         let good = scope.spawn(|| worker::run(&address, "good"));
-        // The peer finds "good" there.
+        // The peer joins after "good".
         let mut seen = Vec::new();
         while !seen.iter().any(|e| matches!(e, Event::Joined { .. })) {
             seen.push(told.recv_timeout(Duration::from_secs(60)).expect("the good worker joins"));
         }
         peer(&address);
-        // What it did is seen within this time, or never.
+        // The event arrives within this time, or never.
         let until = Instant::now() + Duration::from_secs(20);
         let of_it = |e: &Event| match e {
             Event::Refused { .. } => true,
@@ -81,7 +82,7 @@ fn among(name: &str, settings: impl Fn(&mut Config), peer: impl FnOnce(&str) + S
     })
 }
 
-/// A peer that joins as "bad" and sends an update; it holds the connection until it is hung up on.
+/// Joins as "bad", sends an update, and holds the connection until the aggregator closes it.
 fn send_update(address: &str, header: &UpdateHeader, manifest: &std::sync::Arc<Manifest>, blocks: &[Block]) {
     let socket = TcpStream::connect(address).expect("a connection");
     let mut writer = Writer::new(&socket, EncodeOptions::default());
@@ -90,7 +91,7 @@ fn send_update(address: &str, header: &UpdateHeader, manifest: &std::sync::Arc<M
     hold(&socket);
 }
 
-/// Reads until the other end hangs up.
+/// Reads until the other end closes.
 fn hold(mut socket: &TcpStream) {
     socket.set_read_timeout(Some(Duration::from_secs(20))).expect("a time");
     let _ = std::io::copy(&mut socket, &mut std::io::sink());
@@ -153,7 +154,7 @@ fn what_is_no_gradient_of_this_network_is_refused_by_name() {
 #[test]
 fn who_does_not_say_a_name_in_time_is_sent_away() {
     let hello = |config: &mut Config| config.hello = Duration::from_secs(1);
-    // A byte at a time, each in time, all of them never.
+    // Single bytes, each in time, but never the whole frame.
     let seen = among("slow", hello, |address| {
         let mut socket = TcpStream::connect(address).expect("a connection");
         for byte in [0x89, b'G', b'C', b'U', b'\r', b'\n'] {
@@ -162,7 +163,7 @@ fn who_does_not_say_a_name_in_time_is_sent_away() {
         }
     });
     let (who, why) = only_refusal(&seen);
-    assert!(who.starts_with("127.0.0.1:") && why.contains("does not say who it is"), "{who}: {why}");
+    assert!(who.starts_with("127.0.0.1:") && why.contains("does not send its name"), "{who}: {why}");
 }
 
 #[test]
@@ -186,7 +187,7 @@ fn who_vanishes_within_an_update_is_left_out_of_the_round() {
     );
     let [Event::Left { name, why, .. }] = &seen[..] else { panic!("{seen:?}") };
     assert_eq!(name, "bad");
-    // A reset, if what it was sent was still unread.
+    // A reset occurs if the received bytes were still unread.
     assert!(why.contains("the stream is truncated") || why.contains("reset"), "{why}");
 }
 
@@ -205,8 +206,8 @@ fn who_joins_and_says_nothing_is_dropped_after_some_rounds() {
 
 #[test]
 fn who_does_not_read_is_dropped_and_the_others_do_not_wait_for_it() {
-    // It may miss any number of rounds; each waits for it a millisecond.
-    // What the system buffers is some megabytes; a step of so many elements is some tens of kilobytes.
+    // It may miss any number of rounds; each waits one millisecond for it.
+    // The system buffers some megabytes; a step with this density takes some tens of kilobytes.
     let settings = |config: &mut Config| {
         (config.patience, config.deadline) = (u32::MAX, Duration::from_millis(1));
         (config.pace, config.codec) = (Duration::ZERO, "topk:density=0.5,values=pow2".into());
@@ -217,14 +218,14 @@ fn who_does_not_read_is_dropped_and_the_others_do_not_wait_for_it() {
             let socket = TcpStream::connect(address).expect("a connection");
             let mut writer = Writer::new(socket, EncodeOptions::default());
             writer.metadata(&metadata([("name", "bad".into())])).expect("written");
-            // Open, and not read, until the run is over.
+            // Stays open and unread until the run ends.
             scope.spawn(move || stay.recv().map(|()| drop(writer)));
         });
         drop(go);
         seen
     });
     let [Event::Left { name, why, .. }] = &seen[..] else { panic!("{seen:?}") };
-    assert!(name == "bad" && why.contains("does not read what it is sent"), "{name}: {why}");
+    assert!(name == "bad" && why.contains("does not read its steps"), "{name}: {why}");
 }
 
 #[test]
@@ -234,16 +235,16 @@ fn a_name_is_one_workers_at_a_time_and_connections_are_bounded() {
         |_| {},
         |address| {
             let error = worker::run(address, "good").expect_err("the name is taken");
-            assert!(error.to_string().contains("is here already"), "{error}");
+            assert!(error.to_string().contains("is already connected"), "{error}");
         },
     );
-    assert!(only_refusal(&seen).1.contains("is here already"));
+    assert!(only_refusal(&seen).1.contains("is already connected"));
 
     let seen = among(
         "many",
         |_| {},
         |address| {
-            // With "good" one more than there may be: the last is hung up on.
+            // Together with "good" this is one connection more than allowed: the last is closed.
             let sockets: Vec<_> =
                 (0..CONNECTIONS).map(|_| TcpStream::connect(address).expect("a connection")).collect();
             hold(&sockets[CONNECTIONS - 1]);

@@ -1,27 +1,31 @@
-//! The three phases (arXiv 2103.08870), as states without IO: what goes to others is written by an [`Encoder`](gcodec::Encoder), what comes
-//! from them is what a [`Decoder`](gcodec::Decoder) gives.
+//! The three phases (arXiv 2103.08870), as states without IO. An [`Encoder`](gcodec::Encoder) writes the
+//! messages, and a [`Decoder`](gcodec::Decoder) reads them.
 //!
 //! ```text
-//! phase 1, full      every worker sends its gradients as they are
-//! phase 2, top-k     the leader sends the positions of its largest elements, every worker its values on them: what they are is
-//!                    what an autoencoder is trained on (Outcome::signals)
-//! phase 3, learned   server: the leader sends the positions and the codes of its values; every worker, the leader too, its
-//!                            innovation: the largest of its own values, with their positions. The server decodes the
-//!                            leader's codes once for each worker, with that worker's decoder and innovation.
-//!                    ring:   the leader sends the positions, every worker the codes of its values. Everyone takes the mean of
-//!                            the codes, in the order of the workers, and decodes it.
+//! phase 1, full      every worker sends its dense gradients
+//! phase 2, top-k     the leader sends the positions of its largest elements, and every worker its values
+//!                    there; an autoencoder is trained on these values (Outcome::signals)
+//! phase 3, learned   server: the leader sends the positions and the codes of its values; every worker,
+//!                            also the leader, sends its innovation: the largest of its own values, with
+//!                            their positions. The server decodes the leader's codes once for each
+//!                            worker, with that worker's decoder and innovation.
+//!                    ring:   the leader sends the positions, and every worker the codes of its values. Every
+//!                            node averages the codes, in the order of the workers, and decodes the mean.
 //! ```
 //!
-//! The leader of step t is worker t mod world. The first layer is sent as it is and the last as its largest elements only;
-//! the layers between, which must follow each other in the manifest, are learned ([`Settings::classes`]). Phases, leader and
-//! set are the sender's and the receiver's common knowledge; every message is an ordinary update that any reader can read:
-//! an innovation as a sparse one, codes as latent values of its sender.
+//! The leader of step t is worker t mod world. The first layer is sent dense, and of the last layer only the
+//! largest elements. The layers between, which must be consecutive in the manifest, are learned
+//! ([`Settings::classes`]). Sender and receiver derive phase and leader from the step. Every message is an
+//! ordinary update that any reader can read: an innovation is a sparse update, and codes are latent values
+//! of their sender.
 //!
-//! **Residual.** In phases 2 and 3 each worker adds what it did not send. The residual is cleared where values were sent for: on the
-//! leader's set, on all workers, not on what a worker would have chosen itself. What the autoencoder loses stays lost, as in the paper.
+//! **Residual.** In phases 2 and 3 each worker adds its unsent values to the next gradient. The residual is
+//! cleared at the positions of the leader's set, on all workers, rather than at the worker's own largest
+//! elements. The autoencoder's error is not fed back, as in the paper.
 //!
-//! A worker's step is [`Worker::begin`], [`Worker::take_set`] (not in phase 1), [`Worker::send`], [`Worker::finish`]; a receiver's is
-//! [`Receiver::begin`], [`Receiver::take_set`], [`Receiver::take`] for each update, [`Receiver::finish`]. An error leaves the state as it was.
+//! A worker's step is [`Worker::begin`], [`Worker::take_set`] (not in phase 1), [`Worker::send`],
+//! [`Worker::finish`]. A receiver's step is [`Receiver::begin`], [`Receiver::take_set`], [`Receiver::take`]
+//! for each update, [`Receiver::finish`]. An error leaves the state unchanged.
 
 mod receiver;
 mod worker;
@@ -38,12 +42,12 @@ use crate::codes::CodeFormat;
 use crate::error::{Error, Result};
 use crate::model::{Innovation, Model};
 
-/// What of a tensor is sent once gradients are compressed.
+/// Part of a tensor that is sent from phase 2 on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
-    /// All of it.
+    /// All elements.
     Full,
-    /// Its largest elements.
+    /// The largest elements.
     TopK,
     /// Codes of the elements on the shared set.
     Learned,
@@ -52,15 +56,15 @@ pub enum Class {
 /// A step's phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
-    /// 1: everything is sent.
+    /// Phase 1: all elements.
     Full,
-    /// 2: the largest elements are.
+    /// Phase 2: the largest elements.
     TopK,
-    /// 3: their codes are.
+    /// Phase 3: codes of the largest elements.
     Learned,
 }
 
-/// Who puts the workers' updates together.
+/// Topology that combines the workers' updates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// A parameter server, with one decoder for each worker.
@@ -69,23 +73,23 @@ pub enum Variant {
     Ring,
 }
 
-/// What all workers and receivers have alike.
+/// Settings that all workers and receivers share.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Settings {
     /// Parameter server or ring.
     pub variant: Variant,
-    /// Of each tensor of the manifest what is sent; see [`classes`].
+    /// Class of each tensor of the manifest; see [`classes`].
     pub classes: Vec<Class>,
-    /// How many elements of each tensor that is not sent as it is. Default: a density of 0.001.
+    /// Number of elements sent per tensor, except for [`Class::Full`]. Default: a density of 0.001.
     pub amount: Amount,
-    /// What is sent of the elements of [`Class::TopK`]. Default: f32.
+    /// Values of the elements of [`Class::TopK`]. Default: f32.
     pub values: Kept,
-    /// Which part of the values on the set is a worker's innovation, 0 to 1. Default: 0.1, as in the paper.
+    /// Share of the values on the set that is a worker's innovation, 0 to 1. Default: 0.1, as in the paper.
     pub innovation: f64,
-    /// How an innovation's values are stored. Not [`Stored::Source`]. Default: f32.
+    /// Storage of an innovation's values; [`Stored::Source`] is not allowed. Default: f32.
     pub innovation_values: Stored,
-    /// How codes are stored. Default: f32.
+    /// Storage of codes. Default: f32.
     pub codes: CodeFormat,
     /// Steps of phase 1, from step 0. Default: 200.
     pub full_steps: u64,
@@ -105,7 +109,7 @@ macro_rules! with {
 }
 
 impl Settings {
-    /// The defaults for these classes.
+    /// Returns the defaults for these classes.
     pub fn new(variant: Variant, classes: Vec<Class>) -> Self {
         Self {
             variant,
@@ -130,7 +134,7 @@ impl Settings {
         with_top_k_steps top_k_steps u64
     }
 
-    /// The phase of a step.
+    /// Returns the phase of a step.
     pub fn phase(&self, step: u64) -> Phase {
         match step {
             _ if step < self.full_steps => Phase::Full,
@@ -139,7 +143,7 @@ impl Settings {
         }
     }
 
-    /// Checks what does not depend on a model, and gives the scope of the learned tensors.
+    /// Checks the settings that do not depend on a model, and returns the scope of the learned tensors.
     fn check(&self, manifest: &Manifest) -> Result<Scope> {
         if self.classes.len() != manifest.tensors().len() {
             return Err(Error::Input("not as many classes as tensors"));
@@ -176,8 +180,8 @@ impl Settings {
     }
 }
 
-/// The paper's classes: the first layer full, the last top-k, the others learned. A layer is a run of tensors whose
-/// names are alike up to the last `.` or `/`.
+/// Returns the paper's classes: the first layer full, the last top-k, the others learned. A layer is a run
+/// of tensors whose names are equal up to the last `.` or `/`.
 ///
 /// # Errors
 /// [`Error::Input`] if there are fewer than three layers.
@@ -200,17 +204,17 @@ pub fn classes(manifest: &Manifest) -> Result<Vec<Class>> {
     Ok((0..layers.len()).map(class).collect())
 }
 
-/// The set of a step.
+/// Index set of a step.
 #[derive(Debug, Clone)]
 struct Shared {
     id: SetId,
-    /// Its positions in the index space of the learned tensors.
+    /// Positions in the index space of the learned tensors.
     positions: Vec<u64>,
     sets: Sets,
 }
 
 impl Shared {
-    /// Checks that a set is of this step and these tensors.
+    /// Checks that a set belongs to this step and these tensors.
     fn take(
         set: &IndexSet,
         id: SetId,
@@ -251,7 +255,7 @@ fn space_of(manifest: &Manifest, scope: Scope) -> Result<IndexSpace> {
     Ok(manifest.space(scope, 0)?)
 }
 
-/// The positions of a support that refers to no set.
+/// Returns the positions of a support that refers to no set.
 fn positions_of(support: &Support, scope: Scope, space: &IndexSpace) -> Result<Vec<u64>> {
     let values = Values::Planes(Planes { bytes: Vec::new() });
     let block = Block { scope, add: false, support: support.clone(), values };

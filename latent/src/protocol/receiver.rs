@@ -10,24 +10,25 @@ use crate::codes::codes;
 use crate::error::{Error, Result};
 use crate::model::{Model, Models};
 
-/// What all workers of a step said.
+/// Combined updates of a step.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// The step's phase.
+    /// Phase of the step.
     pub phase: Phase,
-    /// The mean of the workers' updates, one row of elements for each tensor: summed in binary64 in the order of the workers.
+    /// Mean of the workers' updates, one row of elements per tensor, summed in binary64 in the order of the
+    /// workers.
     pub mean: Vec<Vec<f32>>,
-    /// The positions of the set among the learned tensors' elements; none in phase 1.
+    /// Positions of the set among the learned tensors' elements; none in phase 1.
     pub positions: Vec<u64>,
-    /// The values on the set: of each worker, in phase 2 as it sent them, which is what to train on, in phase 3 as they were
-    /// decoded; in a ring one row in phase 3, their mean. None in phase 1.
+    /// Values on the set. Phase 2: each worker's values, which the autoencoder is trained on. Phase 3: each
+    /// worker's decoded values, or in a ring one row, the decoded mean. Phase 1: none.
     pub signals: Vec<Vec<f32>>,
 }
 
-/// The server's side, or in a ring each node's: collects a step's updates.
+/// The server, or in a ring the receiving half of each node: collects a step's updates.
 ///
-/// Memory: the blocks of a step; in [`Self::finish`] 12 bytes for each element beside what it returns.
+/// Memory: the blocks of a step, and in [`Self::finish`] 12 bytes per element beside the result.
 pub struct Receiver {
     manifest: Arc<Manifest>,
     settings: Settings,
@@ -41,9 +42,9 @@ struct Round {
     step: u64,
     phase: Phase,
     shared: Option<Shared>,
-    /// Of each worker what it said of other tensors than the learned ones, and of those.
+    /// Each worker's values of the other tensors, and of the learned ones.
     workers: Vec<Said>,
-    /// The leader's codes, for a server.
+    /// Codes of the leader, for a server.
     common: Option<(ModelId, Vec<f32>)>,
 }
 
@@ -62,10 +63,10 @@ enum Own {
 }
 
 impl Receiver {
-    /// A receiver of the updates of `world` workers.
+    /// Returns a receiver of the updates of `world` workers.
     ///
     /// # Errors
-    /// [`Error::Input`] for settings out of range or that do not fit the manifest, and for no workers.
+    /// [`Error::Input`] for settings that are out of range or do not fit the manifest, and for zero workers.
     pub fn new(manifest: &Arc<Manifest>, settings: Settings, world: u64) -> Result<Self> {
         let scope = settings.check(manifest)?;
         if !(1..=1 << 20).contains(&world) {
@@ -78,7 +79,7 @@ impl Receiver {
     /// Adds a model that codes may refer to.
     ///
     /// # Errors
-    /// [`Error::Input`] if it is not for this variant or this many workers.
+    /// [`Error::Input`] if the model has another variant or number of workers.
     pub fn add_model(&mut self, model: Arc<Model>) -> Result<()> {
         self.settings.check_model(&model, self.world)?;
         self.models.add(model);
@@ -88,7 +89,7 @@ impl Receiver {
     /// Begins a step.
     ///
     /// # Errors
-    /// [`Error::OutOfTurn`] if one is open.
+    /// [`Error::OutOfTurn`] if a step is open.
     pub fn begin(&mut self, step: u64) -> Result<()> {
         if self.round.is_some() {
             return Err(Error::OutOfTurn("a step begins before the last one is finished"));
@@ -99,10 +100,10 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes the leader's set and its id, as a decoder gave them; before the updates of the step.
+    /// Takes the leader's set and its id from a decoder; call it before the updates of the step.
     ///
     /// # Errors
-    /// [`Error::OutOfTurn`], [`Error::Peer`] or [`Error::Gcodec`] as [`Worker::take_set`](super::Worker::take_set).
+    /// The errors of [`Worker::take_set`](super::Worker::take_set).
     pub fn take_set(&mut self, set: &IndexSet, id: SetId) -> Result<()> {
         let Some(round) = &mut self.round else {
             return Err(Error::OutOfTurn("an index set outside a step"));
@@ -115,12 +116,12 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes a part of a worker's update. Workers in any order, the parts of an update in theirs.
+    /// Takes a part of a worker's update. Workers come in any order, the parts of an update in theirs.
     ///
     /// # Errors
-    /// [`Error::OutOfTurn`] if no step is open or the set is missing; [`Error::Peer`] if the update is of another step, other
-    /// tensors or a worker that has sent already, or holds what the phase has no place for; [`Error::MissingModel`]; those
-    /// of decoding a block. Nothing of the part is taken then.
+    /// [`Error::OutOfTurn`] if no step is open or the set is missing; [`Error::Peer`] if the update has
+    /// another step or other tensors, repeats a worker, or has content that the phase does not allow;
+    /// [`Error::MissingModel`]; the errors of decoding a block. The state is unchanged on an error.
     pub fn take(&mut self, part: &UpdatePart<'_>) -> Result<()> {
         let Some(round) = &self.round else { return Err(Error::OutOfTurn("an update outside a step")) };
         let header = &part.header;
@@ -181,14 +182,14 @@ impl Receiver {
         scope.first() < end(self.scope) && self.scope.first() < end(scope)
     }
 
-    /// The codes of a block on the step's set.
+    /// Returns the codes of a block on the step's set.
     fn codes_of(&self, round: &Round, block: &Block, sender: u64) -> Result<(ModelId, Vec<f32>)> {
         let shared = on_set(round, block, self.scope, sender)?;
         let (model, codes) = codes(&self.models, &block.values, shared.positions.len())?;
         Ok((model.id(), codes))
     }
 
-    /// What a worker says of the learned tensors.
+    /// A worker's data on the learned tensors.
     fn own(&self, round: &Round, block: &Block, sender: u64, budget: &Budget) -> Result<Own> {
         match (round.phase, self.settings.variant) {
             (Phase::Full | Phase::TopK, _) => {
@@ -228,12 +229,12 @@ impl Receiver {
         }
     }
 
-    /// Whether every message of the step has come.
+    /// Whether every message of the step has arrived.
     pub fn is_complete(&self) -> bool {
         self.round.as_ref().is_some_and(|round| self.missing(round).is_none())
     }
 
-    /// What has not come yet.
+    /// Returns the description of a missing message.
     fn missing(&self, round: &Round) -> Option<&'static str> {
         if round.phase != Phase::Full && round.shared.is_none() {
             Some("the step's index set is missing")
@@ -249,10 +250,11 @@ impl Receiver {
         }
     }
 
-    /// Ends the step and gives what the workers said.
+    /// Ends the step and returns the combined updates.
     ///
     /// # Errors
-    /// [`Error::OutOfTurn`] if something is missing; those of [`Model::decode`]. The step stays open then.
+    /// [`Error::OutOfTurn`] if a message is missing; the errors of [`Model::decode`]. The step stays open on
+    /// an error.
     pub fn finish(&mut self) -> Result<Outcome> {
         let round = self.round.as_ref().ok_or(Error::OutOfTurn("no step is open"))?;
         if let Some(what) = self.missing(round) {
@@ -274,7 +276,7 @@ impl Receiver {
                 base += sums[tensor].len() as u64;
                 tensor += 1;
             }
-            // One row is the mean already.
+            // A single row is the mean already.
             let sum: f64 = signals.iter().map(|s| f64::from(s[i])).sum();
             sums[tensor][(position - base) as usize] = sum * (self.world as f64 / signals.len() as f64);
         }
@@ -285,7 +287,7 @@ impl Receiver {
         Ok(outcome)
     }
 
-    /// Gives up the open step, if there is one.
+    /// Discards the open step, if there is one.
     pub fn abort(&mut self) {
         self.round = None;
     }
@@ -329,7 +331,7 @@ impl Receiver {
         }
     }
 
-    /// Adds what a block says.
+    /// Adds a block's values.
     fn add(&self, block: &Block, sums: &mut [Vec<f64>]) -> Result<()> {
         let space = space_of(&self.manifest, block.scope)?;
         let start = match block.scope {
@@ -358,7 +360,7 @@ fn numeric(dtype: Dtype) -> Result<Dtype> {
     if dtype.is_float() { Ok(dtype) } else { Err(Error::Input("a mean of tensors that are not floats")) }
 }
 
-/// The step's set, if a block is on it.
+/// Returns the step's set, if a block uses it.
 fn on_set<'r>(round: &'r Round, block: &Block, scope: Scope, sender: u64) -> Result<&'r Shared> {
     let shared = round.shared.as_ref().ok_or(Error::OutOfTurn("the step's index set is missing"))?;
     if block.scope != scope || block.add || block.support != Support::Set(Set { id: shared.id }) {

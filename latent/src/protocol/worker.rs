@@ -15,23 +15,25 @@ use crate::codes::{encode_latent, floats};
 use crate::error::{Error, Result};
 use crate::model::Model;
 
-/// What a worker does in a step.
+/// A worker's next action in a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Begun {
     /// Phase 1: it sends at once.
     Full,
-    /// It leads: this set is to be sent ([`Encoder::index_set`]), and to be given to [`Worker::take_set`] like everybody's.
+    /// It leads: it sends this set ([`Encoder::index_set`]), and passes it to [`Worker::take_set`] like all
+    /// workers.
     Leader(IndexSet),
     /// It waits for the set of this worker.
     Follower {
-        /// The leader's number.
+        /// Number of the leader.
         leader: u64,
     },
 }
 
-/// One worker's side.
+/// One worker's state.
 ///
-/// Memory: 4 bytes for each element of a learned tensor between steps, 8 inside one, and 4 for each of a top-k tensor.
+/// Memory: 4 bytes per element of a learned tensor between steps, 8 within one, and 4 per element of a top-k
+/// tensor.
 pub struct Worker {
     manifest: Arc<Manifest>,
     settings: Settings,
@@ -39,7 +41,7 @@ pub struct Worker {
     world: u64,
     scope: Scope,
     learned: SetWorker,
-    /// Of the top-k tensors.
+    /// Residuals of the top-k tensors.
     feedback: Feedback,
     model: Option<Arc<Model>>,
     round: Option<Round>,
@@ -48,20 +50,21 @@ pub struct Worker {
 struct Round {
     step: u64,
     phase: Phase,
-    /// What is sent of the other tensors, and their residuals once it is.
+    /// Blocks of the other tensors, and their residuals after sending.
     blocks: Vec<Block>,
     feedback: Feedback,
     shared: Option<Shared>,
-    /// What is sent of the learned ones, once the set is there: the leader's codes for the server, then the worker's own block.
+    /// Blocks of the learned tensors once the set is known: the leader's codes for the server, then the
+    /// worker's own block.
     common: Option<Block>,
     own: Option<Block>,
 }
 
 impl Worker {
-    /// Worker `rank` of `world`, without residual or model.
+    /// Returns worker `rank` of `world`, without residual or model.
     ///
     /// # Errors
-    /// [`Error::Input`] or [`Error::Gcodec`] for settings out of range or that do not fit the manifest.
+    /// [`Error::Input`] or [`Error::Gcodec`] for settings that are out of range or do not fit the manifest.
     pub fn new(manifest: &Arc<Manifest>, settings: Settings, rank: u64, world: u64) -> Result<Self> {
         let scope = settings.check(manifest)?;
         let choice = SetSettings::new(Choice::TopKOfEach(settings.amount)).with_values(Kept::F32);
@@ -73,7 +76,8 @@ impl Worker {
     /// Takes the model of phase 3.
     ///
     /// # Errors
-    /// [`Error::OutOfTurn`] inside a step; [`Error::Input`] if it is not for this variant or this many workers.
+    /// [`Error::OutOfTurn`] within a step; [`Error::Input`] if the model has another variant or number of
+    /// workers.
     pub fn set_model(&mut self, model: Arc<Model>) -> Result<()> {
         if self.round.is_some() {
             return Err(Error::OutOfTurn("the model cannot change inside a step"));
@@ -83,12 +87,12 @@ impl Worker {
         Ok(())
     }
 
-    /// The residuals of the learned tensors, by their names. They never travel.
+    /// Returns the residuals of the learned tensors by name. They are never sent.
     pub fn residual(&self) -> &Feedback {
         self.learned.memory()
     }
 
-    /// The residuals of the top-k tensors, by their names.
+    /// Returns the residuals of the top-k tensors by name.
     pub fn top_k_residual(&self) -> &Feedback {
         &self.feedback
     }
@@ -96,8 +100,8 @@ impl Worker {
     /// Begins a step with this worker's gradients, one for each tensor of the manifest.
     ///
     /// # Errors
-    /// [`Error::OutOfTurn`] if a step is open, or phase 3 begins without a model; [`Error::Input`] or [`Error::Gcodec`] if a
-    /// gradient is not the manifest's, or not finite.
+    /// [`Error::OutOfTurn`] if a step is open, or phase 3 begins without a model; [`Error::Input`] or
+    /// [`Error::Gcodec`] if a gradient does not match the manifest or is not finite.
     pub fn begin(&mut self, step: u64, gradients: &[TensorView<'_>]) -> Result<Begun> {
         if self.round.is_some() {
             return Err(Error::OutOfTurn("a step begins before the last one is finished"));
@@ -145,11 +149,12 @@ impl Worker {
         Ok(begun)
     }
 
-    /// Takes the leader's set and its id: what a decoder, or for the leader [`Encoder::index_set`], gave.
+    /// Takes the leader's set and its id from a decoder, or for the leader from [`Encoder::index_set`].
     ///
     /// # Errors
-    /// [`Error::OutOfTurn`] if no step is open, a set was taken already, or the set is of another step; [`Error::Peer`] or
-    /// [`Error::Gcodec`] if it is of other tensors; in phase 3, those of [`Model::encode`].
+    /// [`Error::OutOfTurn`] if no step is open, a set was taken already, or the set has another step;
+    /// [`Error::Peer`] or [`Error::Gcodec`] if it has other tensors; in phase 3, the errors of
+    /// [`Model::encode`].
     pub fn take_set(&mut self, set: &IndexSet, id: SetId) -> Result<()> {
         let Some(round) = &mut self.round else {
             return Err(Error::OutOfTurn("an index set outside a step"));
@@ -158,7 +163,7 @@ impl Worker {
             return Err(Error::OutOfTurn("a second index set in one step, or one in phase 1"));
         }
         let shared = Shared::take(set, id, &self.manifest, self.scope, round.step, self.world)?;
-        // On a copy, whose step ends here if anything fails.
+        // Works on a copy, so that an error leaves the state unchanged.
         let mut learned = self.learned.clone();
         learned.take_set(set, id)?;
         let values = learned.values()?;
@@ -191,8 +196,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Appends this worker's updates: its own; behind it, if it leads in phase 3 with a server, the one with the codes. The
-    /// encoder has the step's index set.
+    /// Appends this worker's update and, if it leads in phase 3 with a server, the update with its codes.
+    /// The encoder has the step's index set.
     ///
     /// # Errors
     /// [`Error::OutOfTurn`] before the set was taken; [`Error::Gcodec`] if the encoder does not have the set.
@@ -215,7 +220,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Ends the step: the residual is cleared on the set, and is otherwise what was not sent.
+    /// Ends the step: clears the residual on the set, and keeps the unsent values elsewhere.
     ///
     /// # Errors
     /// [`Error::OutOfTurn`] before the set was taken.
@@ -229,7 +234,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives up the open step, if there is one: the residuals are as before it.
+    /// Discards the open step, if there is one, and restores the residuals.
     pub fn abort(&mut self) {
         self.learned.abort();
         self.round = None;
@@ -244,14 +249,14 @@ impl Worker {
     }
 }
 
-/// The largest of the values on the set, with their positions in the tensors.
+/// Returns the largest of the values on the set, with their positions in the tensors.
 fn innovation(settings: &Settings, scope: Scope, values: &[f32], positions: &[u64]) -> Result<Option<Block>> {
     let count = (settings.innovation * values.len() as f64).round() as usize;
     if count == 0 {
         return Ok(None);
     }
     let mut order: Vec<usize> = (0..values.len()).filter(|&i| values[i] != 0.0).collect();
-    // Stable: of equal magnitudes the first come first.
+    // Stable: of equal magnitudes the first one wins.
     order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()));
     order.truncate(count);
     order.sort_unstable();

@@ -1,24 +1,24 @@
-//! How fast one thread of this machine reads and fills memory: what a codec's speed is held against.
+//! Memory bandwidth of one thread on this machine, which codec speeds are compared with.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// Bytes that outgrow the caches: 256 MiB.
+/// Buffer larger than the caches: 256 MiB.
 pub(crate) const BUFFER_BYTES: usize = 256 << 20;
 
 /// Bandwidths of one thread, in GB/s (10^9 bytes).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Bandwidth {
-    /// Summing up a buffer.
+    /// Summing a buffer.
     pub(crate) read: f64,
     /// Filling a buffer.
     pub(crate) fill: f64,
 }
 
 impl Bandwidth {
-    /// Measures both with a buffer of `bytes`; the best of `runs` counts, for the others were disturbed.
+    /// Measures both with a buffer of `bytes`. The best of `runs` counts, since the others were disturbed.
     pub(crate) fn measure(bytes: usize, runs: u32) -> Self {
-        // Not zero: pages that were never written may all be one page of zeros.
+        // Nonzero, because pages that were never written may all map to one page of zeros.
         let mut buffer = vec![1u64; bytes.div_ceil(size_of::<u64>()).max(1)];
         let gigabytes = size_of_val(&buffer[..]) as f64 / 1e9;
         let fill = best(runs, |run| {
@@ -32,8 +32,8 @@ impl Bandwidth {
     }
 }
 
-/// Sums up with one accumulator for each lane of a few vector registers: with one alone the additions, each waiting for
-/// the one before, would be measured instead of the memory.
+/// Sums with one accumulator per lane of a few vector registers. With a single accumulator, each addition
+/// would wait for the one before, and the latency of additions would be measured instead of the memory.
 fn sum(values: &[u64]) -> u64 {
     const LANES: usize = 32;
     let (chunks, rest) = values.as_chunks::<LANES>();

@@ -1,4 +1,4 @@
-//! `gcodec bench`: sizes, errors and speeds of codecs on real tensors, beside what the machine could do.
+//! `gcodec bench`: sizes, errors and speeds of codecs on real tensors, relative to the memory bandwidth.
 
 use crate::bandwidth::{BUFFER_BYTES, Bandwidth};
 use crate::fail::{Failure, InFile, Outcome, Result};
@@ -17,28 +17,28 @@ use std::hint::black_box;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Measure codecs on tensors: size, error, and speed beside the memory bandwidth of this machine.
+/// Measure codecs on tensors: size, error, and speed relative to the memory bandwidth
 ///
-/// Speeds are GB/s of input (10^9 bytes), the best of several runs, by one thread unless --threads says otherwise. The
-/// columns /read and /fill are their ratios to how fast one thread reads and fills memory, measured in the same run.
+/// Speeds are GB/s of input (10^9 bytes), the best of several runs, on one thread unless --threads is given.
+/// The columns /read and /fill are ratios to the speed at which one thread reads and fills memory, measured
+/// in the same run.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Encoding is everything from dense tensors to bytes, selection and quantisation included;
-decoding is everything from bytes to dense tensors, into memory that is there. All headers
-count.
+Encoding goes from dense tensors to bytes, and includes selection and quantisation. Decoding
+goes from bytes to dense tensors, into allocated memory. Both include all headers.
 
 Examples:
   gcodec bench grad.safetensors
   gcodec bench grad.safetensors --codec sbc:density=0.001 --codec natural --json
   gcodec --threads 8 bench grad.safetensors --runs 10")]
 pub(crate) struct Args {
-    /// The tensors: .safetensors, .npz or .npy; several are taken one after the other
+    /// Tensors: .safetensors, .npz or .npy; several files are measured one after another
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
-    /// A codec to measure; may be given several times [default: one of each]
+    /// Codec to measure; may be repeated [default: one of each]
     #[arg(long = "codec", value_name = "SPEC")]
     codecs: Vec<Codec>,
-    /// Runs of which the best counts
+    /// Number of runs; the best one counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Print JSON
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// The codecs measured by default.
+/// Codecs measured by default.
 const CODECS: [&str; 20] = [
     "raw",
     "lossless",
@@ -87,14 +87,14 @@ struct InputReport {
     codecs: Vec<Measured>,
 }
 
-/// What was measured of a codec.
+/// Measurements of a codec.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measured {
     pub(crate) codec: String,
     pub(crate) bytes: u64,
     pub(crate) bits_per_parameter: f64,
     pub(crate) ratio: f64,
-    /// Over all elements as one vector.
+    /// Error over all elements as one vector.
     pub(crate) relative_l2: f64,
     pub(crate) encode_gb_per_s: f64,
     pub(crate) decode_gb_per_s: f64,
@@ -211,7 +211,7 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
     };
     let limits = Limits::default().with_max_alloc_bytes(u64::MAX).with_max_frame_bytes(u64::MAX);
     let (encoded, encode_time) = best(runs, encode)?;
-    // Pages that the system has not given yet would be measured instead: all of the buffers is touched before.
+    // Touches all of the buffers first. Otherwise the first access to new pages would be measured.
     let touched = inputs.iter().map(|input| {
         let data = vec![0xff; input.view.data().len()];
         Ok((input.tensor, TensorBuf::new(input.view.dtype(), input.view.shape().to_vec(), data)?))
@@ -241,7 +241,7 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
     })
 }
 
-/// The last result and the shortest time.
+/// Returns the last result and the shortest time.
 fn best<T>(runs: u32, mut run: impl FnMut() -> Result<T>) -> Result<(T, Duration)> {
     let mut time = |()| {
         let start = Instant::now();
@@ -250,7 +250,7 @@ fn best<T>(runs: u32, mut run: impl FnMut() -> Result<T>) -> Result<(T, Duration
     };
     let (mut result, mut shortest) = time(())?;
     for _ in 1..runs {
-        // The memory of the last result is given back first, so that each run finds the same.
+        // Frees the last result first, so that each run starts from the same state.
         drop(result);
         let took;
         (result, took) = time(())?;
@@ -267,7 +267,7 @@ fn bytes(dump: &Dump) -> u64 {
     dump.tensors.iter().map(|t| t.view().data().len() as u64).sum()
 }
 
-/// `||a - b|| / ||a||` over the finite elements of all float tensors.
+/// Returns `||a - b|| / ||a||` over the finite elements of all float tensors.
 fn relative_l2(tensors: &[NamedTensor], decoded: &[(u64, TensorBuf)]) -> f64 {
     let (mut squares, mut errors) = (0f64, 0f64);
     for (tensor, (_, other)) in tensors.iter().zip(decoded) {

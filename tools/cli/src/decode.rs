@@ -1,4 +1,4 @@
-//! `gcodec decode`: an update of a stream to dense tensors.
+//! `gcodec decode`: turns an update of a stream into dense tensors.
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
@@ -8,19 +8,18 @@ use crate::tensors::{self, Dump, NamedTensor};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Decode an update of a stream to dense tensors.
+/// Decode an update of a stream into dense tensors
 ///
-/// Every tensor is written under its name, with its shape and its element type. Elements that the update does not speak
-/// of are zero or, if it is a delta, the base's.
+/// Every tensor is written with its name, shape and element type. Elements that the update does not contain
+/// are zero or, for a delta, the base's.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The output's name tells its format: .safetensors, .npz or .npy; `-` is standard output and gets
-safetensors.
+The extension of the output selects its format: .safetensors, .npz or .npy. Standard output (`-`)
+is safetensors.
 
-A delta needs its --base: the tensors that it was made against, or those that an earlier delta
-of the same stream was; the deltas between are then applied in turn. A base that is not the
-right one is a mistake of usage (exit code 2). A stream that is cut off or damaged is refused
-(exit code 3); `gcodec recover` saves what is whole.
+A delta needs its --base: the tensors that it, or an earlier delta of the same stream, was made
+against. All deltas from there on are applied in turn. A wrong base is a usage error (exit code 2).
+A truncated or corrupt stream is refused (exit code 3); `gcodec recover` saves its intact updates.
 
 Examples:
   gcodec decode grad.gcu -o grad.safetensors
@@ -28,19 +27,19 @@ Examples:
   gcodec decode sync.gcu -o new.safetensors --base old.safetensors
   receive | gcodec decode - -o - | consume")]
 pub(crate) struct Args {
-    /// The stream; `-` is standard input
+    /// Stream; `-` is standard input
     #[arg(value_name = "IN")]
     input: PathBuf,
-    /// Where the tensors go
+    /// File for the tensors
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// The update of this step, the last one if several are [default: the last update]
+    /// Step of the update; the last one if several have it [default: the last update]
     #[arg(long, value_name = "N")]
     step: Option<u64>,
     /// Only tensors whose names match
     #[arg(long, value_name = "GLOB")]
     tensor: Option<NameGlob>,
-    /// The tensors that a delta changes
+    /// Tensors that the delta applies to
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     #[command(flatten)]

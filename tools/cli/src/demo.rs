@@ -1,4 +1,4 @@
-//! `gcodec demo`: what the format does, on real gradients that are part of the program.
+//! `gcodec demo`: shows the codecs and commands on real gradients that are part of the program.
 
 use crate::bench::measure;
 use crate::fail::{Failure, InFile, Outcome, Result};
@@ -8,19 +8,20 @@ use crate::tensors::{Dump, Format};
 use clap::Parser;
 use std::path::{Path, PathBuf};
 
-/// Show what gcodec does, on real gradients that come with it.
+/// Show the codecs and commands on built-in real gradients
 ///
-/// Encodes them with the codecs of the papers, then inspects, verifies, decodes and compares a stream of several steps.
+/// Encodes them with the codecs of the papers, then inspects, verifies, decodes and compares a stream of
+/// several steps.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The gradients are those of tools/cli/gradients/ in the repository: a small convolutional network for digits,
-two workers at one step, and the first layers of a small ResNet at three steps.
+two workers at one step; and the first layers of a small ResNet at three steps.
 
 Examples:
   gcodec demo
   gcodec demo --keep demo-files")]
 pub(crate) struct Args {
-    /// Leave the files in this directory
+    /// Keep the files in this directory
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
@@ -31,11 +32,11 @@ macro_rules! gradients {
     };
 }
 
-/// Two workers at one step.
+/// Gradients of two workers at one step.
 const WORKERS: [(&str, &[u8]); 2] =
     gradients!["digits_convnet_step0030_worker0.safetensors" "digits_convnet_step0030_worker1.safetensors"];
 
-/// One worker at three steps.
+/// Gradients of one worker at three steps.
 const STEPS: [(&str, &[u8]); 3] = gradients![
     "resnet_head_step0015_worker0.safetensors"
     "resnet_head_step0200_worker0.safetensors"
@@ -49,9 +50,9 @@ const CODECS: [(&str, &str); 12] = [
     ("topk:density=0.01", "Sparse Communication, 1704.05021"),
     ("topk:density=0.01,scope=global", "Deep Gradient Compression, 1712.01887"),
     ("topk:density=0.01,values=bf16", "-"),
-    ("topk:density=0.01,values=pow2", "with Natural Compression, 1905.10988"),
+    ("topk:density=0.01,values=pow2", "and Natural Compression, 1905.10988"),
     ("topk:density=0.01,values=sign", "Sparse Ternary Compression, 1903.02891"),
-    ("topk:density=0.01,values=q4", "in the manner of SparseLoCo, 2508.15706"),
+    ("topk:density=0.01,values=q4", "after SparseLoCo, 2508.15706"),
     ("sbc:density=0.001", "Sparse Binary Compression, 1805.08768"),
     ("natural", "Natural Compression, 1905.10988"),
     ("qsgd:bits=4,bucket=512", "QSGD, 1610.02132"),
@@ -73,7 +74,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(Outcome::Well)
 }
 
-/// The codecs on the two workers' gradients.
+/// Prints the codecs' results on the two workers' gradients.
 fn codecs() -> Result<()> {
     let dumps = WORKERS
         .iter()
@@ -120,7 +121,7 @@ send. The error is what one update lacks; with error feedback (encode --feedback
     ))
 }
 
-/// The commands on three steps of a ResNet.
+/// Runs the commands on three steps of a ResNet.
 fn steps() -> Result<()> {
     let stream = "resnet.gcu";
     let codec = ["--codec", "topk:density=0.02,values=bf16", "--rule", "*bn*=lossless"];
@@ -130,19 +131,19 @@ fn steps() -> Result<()> {
     encode.extend(codec);
     encode.extend(["--meta", "model=resnet18"]);
     print(
-        "\nThe first layers of a ResNet-18 at steps 15, 200 and 600, the batch norms losslessly, as one stream:\n",
+        "\nThe first layers of a ResNet-18 at steps 15, 200 and 600, as one stream with lossless batch norms:\n",
     )?;
     command(&encode)?;
     command(&["inspect", stream])?;
     command(&["verify", stream])?;
     command(&["decode", stream, "--step", "2", "-o", "decoded.safetensors"])?;
     command(&["diff", STEPS[2].0, "decoded.safetensors"])?;
-    print("\nLosslessly, one worker's gradient comes back bit by bit:\n")?;
+    print("\nOne worker's gradient, losslessly and bit by bit:\n")?;
     command(&["encode", WORKERS[0].0, "-o", "digits.gcu", "--codec", "lossless"])?;
     command(&["diff", WORKERS[0].0, "digits.gcu"])
 }
 
-/// Shows a command line and runs it.
+/// Prints a command line and runs it.
 fn command(args: &[&str]) -> Result<()> {
     let shown = args.iter().map(|a| if a.contains('*') { format!("'{a}'") } else { (*a).to_owned() });
     print(format_args!("\n$ gcodec {}\n", shown.collect::<Vec<_>>().join(" ")))?;
@@ -150,7 +151,7 @@ fn command(args: &[&str]) -> Result<()> {
     crate::execute(&cli.map_err(|e| Failure::usage(e.render()))?).map(drop)
 }
 
-/// The directory of the files; the program works in it, so that the command lines are those that a person would type.
+/// The directory of the files. The program works in it, so that a user could type the same command lines.
 struct Place {
     before: PathBuf,
     temporary: Option<tempfile::TempDir>,

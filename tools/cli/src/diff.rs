@@ -1,4 +1,4 @@
-//! `gcodec diff`: how far two sets of tensors lie apart.
+//! `gcodec diff`: compares two sets of tensors.
 
 use crate::fail::{Outcome, Result};
 use crate::options::{LimitArgs, check_one_stdin};
@@ -13,9 +13,10 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Compare two files of tensors, tensor by tensor.
+/// Compare two files of tensors, tensor by tensor
 ///
-/// Exits with 0 if they are equal, with 1 if they differ. Each can be .safetensors, .npz, .npy or a gcodec stream.
+/// Exits with 0 if they are equal, with 1 if they differ. Each file is a .safetensors, .npz, .npy or gcodec
+/// stream.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,23 +25,23 @@ Examples:
   gcodec diff new.safetensors sync.gcu --base old.safetensors
   gcodec diff a.npz b.npz --all --json")]
 pub(crate) struct Args {
-    /// The reference; errors are relative to it. `-` is standard input
+    /// Reference: errors are relative to it. `-` is standard input
     a: PathBuf,
-    /// What is compared with it. `-` is standard input
+    /// File to compare with the reference. `-` is standard input
     b: PathBuf,
-    /// Largest relative L2 error of a tensor that counts as equal; without it, element types and all bits must agree
+    /// Relative L2 error up to which tensors count as equal; without it, types and all bits must be equal
     #[arg(long, value_name = "ERROR", value_parser = parse_tolerance)]
     rtol: Option<f64>,
-    /// Print equal tensors too
+    /// Also print equal tensors
     #[arg(long)]
     all: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Of a stream, the update of this step [default: the last update]
+    /// Step of the update, for a stream [default: the last update]
     #[arg(long, value_name = "N")]
     step: Option<u64>,
-    /// The tensors that the update of a stream changes, if it is a delta
+    /// Tensors that the stream's update applies to, if it is a delta
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     #[command(flatten)]
@@ -60,7 +61,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let ([one], [_]) = (&a.tensors[..], &b.tensors[..])
         && (is_npy(&args.a) || is_npy(&args.b))
     {
-        // The name of an .npy's tensor is only that of its file.
+        // An .npy's tensor has no name but that of its file.
         b.tensors = b.tensors.into_iter().map(|t| t.renamed(one.name())).collect();
     }
     let report = Report::new(&a, &b, args.rtol);
@@ -73,18 +74,18 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     Ok(if report.equal { Outcome::Well } else { Outcome::Differs })
 }
 
-/// All that `diff` has to say.
+/// Report of `diff`.
 #[derive(Debug, Serialize)]
 struct Report {
     equal: bool,
-    /// In the order of A.
+    /// Tensors in the order of A.
     tensors: Vec<TensorReport>,
     only_in_a: Vec<String>,
     only_in_b: Vec<String>,
     total: Total,
 }
 
-/// One tensor that both sides have.
+/// A tensor that both sides have.
 #[derive(Debug, Serialize)]
 struct TensorReport {
     name: String,
@@ -93,13 +94,13 @@ struct TensorReport {
     dtype_b: &'static str,
     shape_a: Vec<u64>,
     shape_b: Vec<u64>,
-    /// `None` if the shapes differ, or the element types do and the values cannot be told.
+    /// `None` if the shapes differ, or if the element types differ and the values are not comparable.
     differing: Option<u64>,
-    /// `None` if the values of an element type cannot be told or the shapes differ.
+    /// `None` if the shapes differ, or if an element type has no comparable values.
     errors: Option<Errors>,
 }
 
-/// Sums over the tensors whose errors are known, as one vector.
+/// Distance over all tensors with known errors, as one vector.
 #[derive(Debug, Serialize)]
 struct Total {
     tensors: u64,
@@ -109,16 +110,16 @@ struct Total {
     errors: Errors,
 }
 
-/// How far two vectors lie apart. In JSON, a number that is infinite or undefined is null.
+/// Distance of two vectors. In JSON, infinite and undefined numbers are null.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 struct Errors {
-    /// Largest `|a - b|`; infinite if only one of the two is NaN.
+    /// Largest `|a - b|`; infinite if exactly one of the two is NaN.
     max_abs: f64,
     /// `||a - b|| / ||a||`; 0 if both are 0.
     relative_l2: f64,
     /// `a * b / (||a|| ||b||)`; 1 if both are 0, 0 if one is.
     cosine: f64,
-    /// The share of elements with `sign(a) == sign(b)`, where a sign is -1, 0 or 1; 1 if there are no elements.
+    /// Share of elements with `sign(a) == sign(b)`, where a sign is -1, 0 or 1; 1 if there are no elements.
     sign_agreement: f64,
 }
 
@@ -207,7 +208,7 @@ impl Report {
     }
 }
 
-/// Compares one tensor and adds what is known of it to `sums`.
+/// Compares one tensor and adds its errors to `sums`.
 fn compare(a: &NamedTensor, b: &NamedTensor, rtol: Option<f64>, sums: &mut Sums) -> TensorReport {
     let (name, a, b) = (a.name().to_owned(), a.view(), b.view());
     let mut report = TensorReport {
@@ -238,7 +239,7 @@ fn compare(a: &NamedTensor, b: &NamedTensor, rtol: Option<f64>, sums: &mut Sums)
     report
 }
 
-/// The number of elements that are not the same bits. The two have one type and one shape.
+/// Returns the number of elements with different bits. Both tensors have the same type and shape.
 fn differing_bits(a: &TensorView<'_>, b: &TensorView<'_>) -> u64 {
     fn count<const N: usize>(a: &[u8], b: &[u8]) -> u64 {
         let (a, b) = (a.as_chunks::<N>().0, b.as_chunks::<N>().0);
@@ -258,7 +259,7 @@ fn differing_bits(a: &TensorView<'_>, b: &TensorView<'_>) -> u64 {
     }
 }
 
-/// What is summed up over the elements of one or more tensors.
+/// Sums over the elements of one or more tensors.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
     elements: u64,
@@ -272,7 +273,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// Sums over two tensors of one shape; `None` if the values of an element type cannot be told.
+    /// Returns the sums over two tensors of one shape; `None` if an element type has no comparable values.
     fn of(a: &TensorView<'_>, b: &TensorView<'_>) -> Option<Self> {
         let mut sums = Self::default();
         let (mut a_values, mut b_values) = ([0.0; CHUNK_LEN], [0.0; CHUNK_LEN]);
@@ -281,13 +282,13 @@ impl Sums {
         loop {
             let chunk_len = (len - start).min(CHUNK_LEN as u64) as usize;
             let (a_values, b_values) = (&mut a_values[..chunk_len], &mut b_values[..chunk_len]);
-            // Also for no elements at all, to see whether the types can be told.
+            // Runs for zero elements too, to test whether the types are comparable.
             if !decode_values(a.dtype(), a.data(), start, a_values)
                 || !decode_values(b.dtype(), b.data(), start, b_values)
             {
                 return None;
             }
-            // Sums of chunks, so that rounding errors grow with the number of chunks only.
+            // Sums chunks, so that rounding errors grow with the number of chunks only.
             let mut chunk = Self { elements: chunk_len as u64, ..Self::default() };
             for (&a, &b) in a_values.iter().zip(&*b_values) {
                 chunk.push(a, b);
@@ -302,7 +303,7 @@ impl Sums {
 
     fn push(&mut self, a: f64, b: f64) {
         let same = a == b || (a.is_nan() && b.is_nan());
-        // Infinities of one sign, and two NaN, are no error; a NaN against a number is one without bound.
+        // Equal infinities, and two NaN, have no error. A NaN against a number has an infinite one.
         let error = match (a - b).abs() {
             _ if same => 0.0,
             error if error.is_nan() => f64::INFINITY,
@@ -331,7 +332,7 @@ impl Sums {
     fn errors(&self) -> Errors {
         Errors {
             max_abs: self.max_abs,
-            // Infinite against infinite, or NaN in A, has no ratio; no error has one of 0 whatever A is.
+            // Infinity by infinity, or NaN in A, has no ratio. Without error the ratio is 0, whatever A is.
             relative_l2: match self.error_squares {
                 0.0 => 0.0,
                 squares => (squares / self.a_squares).sqrt(),
@@ -339,7 +340,7 @@ impl Sums {
             cosine: match (self.a_squares == 0.0, self.b_squares == 0.0) {
                 (true, true) => 1.0,
                 (true, false) | (false, true) => 0.0,
-                // Roots first: the product of the squares can overflow where this does not.
+                // Takes the roots first: the product of the squares can overflow where this does not.
                 _ => (self.products / self.a_squares.sqrt() / self.b_squares.sqrt()).clamp(-1.0, 1.0),
             },
             sign_agreement: match self.elements {
@@ -350,13 +351,13 @@ impl Sums {
     }
 }
 
-/// Decodes the elements from number `start` on, as many as `out` has; `false` if the type's values cannot be told here,
-/// and its elements can be compared by their bits alone.
+/// Decodes `out.len()` elements, starting with number `start`. Returns `false` if the type has no comparable
+/// values, so that only the bits of its elements can be compared.
 ///
-/// 64-bit integers beyond 2^53 are rounded; whether they are equal is told by their bits.
+/// 64-bit integers beyond 2^53 are rounded; their bits decide whether they are equal.
 fn decode_values(dtype: Dtype, data: &[u8], start: u64, out: &mut [f64]) -> bool {
     fn each<const N: usize>(data: &[u8], start: u64, out: &mut [f64], value: impl Fn([u8; N]) -> f64) {
-        // An index into a slice that is there.
+        // Within the slice, so it fits.
         let elements = &data.as_chunks::<N>().0[start as usize..];
         for (out, bytes) in out.iter_mut().zip(elements) {
             *out = value(*bytes);
@@ -388,7 +389,7 @@ fn decode_values(dtype: Dtype, data: &[u8], start: u64, out: &mut [f64]) -> bool
     true
 }
 
-/// -1, 0 or 1; 2 for NaN.
+/// Returns -1, 0 or 1; 2 for NaN.
 fn sign(x: f64) -> i8 {
     if x.is_nan() { 2 } else { i8::from(x > 0.0) - i8::from(x < 0.0) }
 }
@@ -480,7 +481,7 @@ mod tests {
         let (a, b) = (f32s(&[3.0, 4.0]), f32s(&[3.0, 4.5]));
         assert!(one(&a, &b, Some(0.1)).equal);
         assert!(!one(&a, &b, Some(0.0999)).equal);
-        // Nothing is near to NaN or infinity but itself.
+        // NaN and infinity are only near to themselves.
         for (a, b) in [(f32::NAN, 1.0), (1.0, f32::NAN), (f32::INFINITY, 1.0), (1.0, f32::NEG_INFINITY)] {
             let report = one(&f32s(&[a, 1.0]), &f32s(&[b, 1.0]), Some(1e9));
             assert!(!report.equal, "{a} {b}");
@@ -512,7 +513,7 @@ mod tests {
     #[test]
     fn every_type_is_decoded_and_compared_by_bits() {
         for dtype in Dtype::ALL {
-            // The bytes of 1, where a value is told.
+            // The bytes of 1 in each type with comparable values.
             let bytes: Vec<u8> = match dtype {
                 Dtype::F64 => 1f64.to_le_bytes().into(),
                 Dtype::F32 => 1f32.to_le_bytes().into(),

@@ -1,4 +1,4 @@
-//! `gcodec encode`: tensors to a stream of updates.
+//! `gcodec encode`: encodes tensors as a stream of updates.
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::is_standard;
@@ -15,40 +15,40 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Encode tensors as a stream of updates.
+/// Encode tensors as a stream of updates
 ///
-/// Each input becomes one update. The codec of a tensor is that of --codec, or of the last --rule whose GLOB its name
-/// matches. Integer and bool tensors that a lossy codec cannot take are encoded losslessly, with a note.
+/// Each input becomes one update. A tensor's codec is --codec, or the last --rule whose GLOB matches its
+/// name. Integer and bool tensors that a lossy codec does not support are encoded losslessly, with a note.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-SPEC is name[:key=value,...]; docs/compressors.md has their papers and what they cost:
-  raw                       the elements as they are
+SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
+  raw                       the unchanged elements
   lossless                  byte planes, entropy coded
-  delta                     what differs from --base, losslessly
-  topk:density=0.01         the largest; or k=N; values=f32|f16|bf16|pow2|sign|q4;
+  delta                     the elements that differ from --base, losslessly
+  topk:density=0.01         the largest magnitudes; or k=N; values=f32|f16|bf16|pow2|sign|q4;
                             scope=tensor|global
   stc:density=0.01          Sparse Ternary Compression: topk with values=sign
-  threshold:at=0.001        those of at least this magnitude; values= as for topk
+  threshold:at=0.001        magnitudes of at least this; values= as for topk
   sbc:density=0.001         Sparse Binary Compression: one value for the largest of one sign
-  sidco:density=0.001       about so many of the largest, by a fitted threshold; fit=gp|gamma-gp|exp,
+  sidco:density=0.001       about this share of the largest, by a fitted threshold; fit=gp|gamma-gp|exp,
                             stages=guard|authors|N; values= as for topk
-  randk:density=0.01        drawn at random; scale=n/k|1, values=f32|f16|bf16, seed=1
+  randk:density=0.01        random positions; scale=n/k|1, values=f32|f16|bf16, seed=1
   chunked:chunk=4096        the largest of each chunk; kept=64, values=code2|sign
   demo:chunk=64,kept=32     DeMo: the largest of each chunk's cosine transform
-  natural                   Natural Compression: each to a power of two at random; seed=1
+  natural                   Natural Compression: random rounding to powers of two; seed=1
   dither:levels=8           natural dithering; bucket=512, norm=l1|l2|max, seed=1
-  qsgd:bits=4,bucket=512    each to a multiple of its bucket's norm at random; norm=l2|max, seed=1
-  terngrad:clip=2.5         each to -1, 0 or 1 times a maximum at random; bucket=4096, seed=1
+  qsgd:bits=4,bucket=512    random rounding to multiples of the bucket's norm; norm=l2|max, seed=1
+  terngrad:clip=2.5         random rounding to -1, 0 or 1 times a maximum; bucket=4096, seed=1
   sign:group=tensor|64      signs, and the mean magnitude of each group
-  int8:group=256            each to 8 bits with a scale for each group
+  int8:group=256            8 bits per element and a scale per group
   powersgd:rank=4           PowerSGD: each matrix as two factors
 
-Where positions are sent, positions=auto|rice|rice-one|tokens|bitmap says how. In a row of updates a
-seed grows by one each.
+Codecs with positions take positions=auto|rice|rice-one|tokens|bitmap. A seed grows by one with
+each update.
 
-With the codec delta, the base of the second input is the first and so on; without --base the
-first is encoded losslessly. A base that lacks a tensor, or has it in another shape or type, is
-a mistake of usage (exit code 2).
+With the codec delta, each input is the base of the next one; without --base the first input is
+encoded losslessly. A base that lacks a tensor, or has it with another shape or type, is a usage
+error (exit code 2).
 
 Examples:
   gcodec encode grad.safetensors -o grad.gcu --codec topk:density=0.01
@@ -57,22 +57,22 @@ Examples:
   produce | gcodec encode - -o - --codec sbc:density=0.001 | send
   gcodec encode grad2.safetensors -o run.gcu --codec sbc --feedback residual.safetensors --append")]
 pub(crate) struct Args {
-    /// The tensors: .safetensors, .npz or .npy; `-` is standard input. Each becomes an update
+    /// Tensors: .safetensors, .npz or .npy; `-` is standard input. Each file becomes an update
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
-    /// Where the stream goes, by custom a .gcu; `-` is standard output
+    /// Stream to write, by convention a .gcu; `-` is standard output
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
-    /// How to encode
+    /// Codec of the tensors
     #[arg(long, value_name = "SPEC")]
     codec: Codec,
-    /// Another codec for the tensors whose names match; the last rule that matches counts
+    /// Other codec for the tensors whose names match; the last matching rule counts
     #[arg(long = "rule", value_name = "GLOB=SPEC")]
     rules: Vec<Rule>,
-    /// The tensors that the first update of codec `delta` changes
+    /// Tensors that the first delta (codec `delta`) is made against
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Step of the first update; the next ones count on from there [default: 0, or after the last with --append]
+    /// Step of the first update, the next ones follow [default: 0, or after the last with --append]
     #[arg(long, value_name = "N")]
     step: Option<u64>,
     /// Number of the sender
@@ -81,21 +81,21 @@ pub(crate) struct Args {
     /// Number of senders, 0 if unknown
     #[arg(long, value_name = "N", default_value_t = 0)]
     world: u64,
-    /// A key and a value for the stream's metadata
+    /// Key and value for the stream's metadata
     #[arg(long, value_name = "K=V", value_parser = parse_pair)]
     meta: Vec<(String, String)>,
-    /// Error feedback: what lossy codecs leave out is read from this file, if it is there, and written to it at the end
+    /// File of the residuals of lossy codecs (error feedback): read if it exists, and written at the end
     #[arg(long, value_name = "FILE")]
     feedback: Option<PathBuf>,
-    /// Take NaN and infinity for zero where a lossy codec cannot express them, instead of failing
+    /// Replace NaN and infinity with zero where a lossy codec cannot encode them, instead of failing
     #[arg(long)]
     zero_non_finite: bool,
-    /// Add to a finished stream instead of writing a new one
+    /// Append to a finished stream
     #[arg(long)]
     append: bool,
 }
 
-/// What was encoded.
+/// Totals of the encoded updates.
 #[derive(Debug, Default)]
 struct Totals {
     updates: u64,
@@ -103,7 +103,7 @@ struct Totals {
     bytes: u64,
 }
 
-/// Runs the command; `quiet` keeps notes and the summary away.
+/// Runs the command; `quiet` suppresses notes and the summary.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check_one_stdin(args.inputs.iter().chain(&args.base))?;
     check_output_is_new(&args.output, args.inputs.iter().chain(&args.base).chain(&args.feedback))?;
@@ -118,7 +118,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         }
     };
     if !quiet {
-        // Nothing per parameter where there are none.
+        // Without parameters there are no bits per parameter.
         let bits = bytes_out as f64 * 8.0 / totals.elements.max(1) as f64;
         note(format_args!(
             "{}: {} update{}, {} elements, {} -> {}, ratio {}, {} bits per parameter, {:.2} s",
@@ -140,7 +140,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     Ok(Outcome::Well)
 }
 
-/// Appends to a finished file; whatever goes wrong, it is as it was.
+/// Appends to a finished file; on failure the file is restored.
 fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     let path = &args.output;
     if is_standard(path) {
@@ -170,7 +170,7 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: 
     if !args.meta.is_empty() {
         let entries: BTreeMap<_, _> = args.meta.iter().cloned().collect();
         if entries.len() != args.meta.len() {
-            return Err(Failure::usage("a key of --meta is given twice"));
+            return Err(Failure::usage("a key of --meta is repeated"));
         }
         writer.metadata(&Metadata { entries }).in_file(&args.output)?;
     }
@@ -217,7 +217,7 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: 
     Ok(totals)
 }
 
-/// One update of those that the command writes.
+/// One of the updates that the command writes.
 struct Update<'a> {
     args: &'a Args,
     plan: &'a Plan<'a>,
@@ -267,7 +267,7 @@ impl Update<'_> {
             .map_err(|e| crate::stream::explain(e, Some(&manifest)))
     }
 
-    /// The codec of each tensor, with notes on what the user may not expect.
+    /// Returns the codec of each tensor, and prints notes on choices that may surprise the user.
     fn codecs(&self, dump: &Dump, has_base: bool) -> Result<Vec<Codec>> {
         let note = |text: &str| {
             if !self.quiet {

@@ -1,4 +1,4 @@
-//! What a command ends with: its outcome or its failure, and the exit code of each.
+//! Outcomes and failures of commands, and their exit codes.
 
 use gcodec::error::{InputError, InputErrorKind};
 use std::fmt;
@@ -6,15 +6,15 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-/// A result whose error ends the command.
+/// Result whose error ends the command.
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// How a command that ran to its end ended.
+/// Outcome of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// Exit code 0: all is well.
+    /// Exit code 0: success.
     Well,
-    /// Exit code 1: the inputs differ, or a check failed; the output says where.
+    /// Exit code 1: the inputs differ, or a check failed; the output has the details.
     Differs,
 }
 
@@ -27,70 +27,70 @@ impl From<Outcome> for ExitCode {
     }
 }
 
-/// Whose fault a failure is; the discriminant is the exit code.
+/// Class of a failure; the discriminant is the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Code {
-    /// The command line, or what was asked of the input, makes no sense.
+    /// The command line, or its request of the input, is invalid.
     Usage = 2,
-    /// The input is damaged, invalid or from a newer writer.
+    /// The input is corrupt, invalid or from a newer writer.
     Invalid = 3,
-    /// The input asks for more than a limit allows.
+    /// The input exceeds a limit.
     Limit = 4,
     /// Reading or writing failed (`EX_IOERR` of sysexits.h).
     Io = 74,
 }
 
-/// Why a command could not run to its end.
+/// Reason why a command could not run to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// Whose fault it is.
+    /// Class of the failure.
     pub(crate) code: Code,
-    /// What to print: lowercase, no final stop.
+    /// Message: lowercase, no final stop.
     pub(crate) message: String,
     broken_pipe: bool,
 }
 
 impl Failure {
-    /// A failure of this code and message.
+    /// Returns a failure with this code and message.
     pub(crate) fn new(code: Code, message: impl fmt::Display) -> Self {
         Self { code, message: message.to_string(), broken_pipe: false }
     }
 
-    /// A mistake on the command line.
+    /// Returns a usage error.
     pub(crate) fn usage(message: impl fmt::Display) -> Self {
         Self::new(Code::Usage, message)
     }
 
-    /// Damaged or invalid input.
+    /// Returns an error of corrupt or invalid input.
     pub(crate) fn invalid(message: impl fmt::Display) -> Self {
         Self::new(Code::Invalid, message)
     }
 
-    /// A limit exceeded.
+    /// Returns an error of an exceeded limit.
     pub(crate) fn limit(message: impl fmt::Display) -> Self {
         Self::new(Code::Limit, message)
     }
 
-    /// Puts what it is about, a path or the name of a tensor, before the message.
+    /// Prefixes the message with its subject, a path or the name of a tensor.
     pub(crate) fn about(mut self, what: impl fmt::Display) -> Self {
         self.message = format!("{what}: {}", self.message);
         self
     }
 
-    /// Puts the path before the message; `-` becomes `standard input`.
+    /// Prefixes the message with the path; `-` becomes `standard input`.
     pub(crate) fn in_file(self, path: &Path) -> Self {
         if path == Path::new("-") { self.about("standard input") } else { self.about(path.display()) }
     }
 
-    /// Prints the message to standard error and gives the exit code.
+    /// Prints the message to standard error and returns the exit code.
     ///
-    /// A reader that closed the pipe has all it wanted (`gcodec diff a b | head`): that ends quietly, with 0.
+    /// A closed pipe (`gcodec diff a b | head`) ends the command silently, with 0.
     pub(crate) fn report(&self) -> ExitCode {
         if self.broken_pipe {
             return ExitCode::SUCCESS;
         }
-        // Nothing is left to be done if standard error is closed too.
+        // Ignores a closed standard error.
         let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("gcodec: {}\n", self.message));
         ExitCode::from(self.code as u8)
     }
@@ -115,16 +115,17 @@ impl From<gcodec::Error> for Failure {
         match e {
             gcodec::Error::Io(e) => e.into(),
             gcodec::Error::Limit(_) => Self::limit(e),
-            // The sender's digest of the result is in the stream, and what was decoded on the right base is not it.
+            // The stream has the sender's digest of the result. The base is right, but the decoded tensors
+            // differ.
             gcodec::Error::Input(InputError { kind: InputErrorKind::ResultMismatch, .. }) => Self::invalid(e),
             gcodec::Error::Input(_) => Self::usage(e),
-            // Format, Unsupported and whatever is added later: the bytes cannot be read.
+            // Format, Unsupported and later variants: the bytes cannot be read.
             _ => Self::invalid(e),
         }
     }
 }
 
-/// Says which file a result's failure is about.
+/// Adds the file to a result's failure.
 pub(crate) trait InFile<T> {
     /// See [`Failure::in_file`].
     fn in_file(self, path: &Path) -> Result<T>;

@@ -1,4 +1,4 @@
-//! The bytes of an input: a mapped file, or all of a pipe.
+//! The bytes of an input: a mapped file, or a pipe read to its end.
 
 use crate::fail::{Failure, InFile, Result};
 use gcodec::file::Map;
@@ -7,7 +7,7 @@ use std::io::{self, Read};
 use std::ops::Deref;
 use std::path::Path;
 
-/// Most bytes read from a pipe or unpacked from an archive, unless the caller says otherwise.
+/// Most bytes to read from a pipe or unpack from an archive, unless the caller passes a limit.
 pub(crate) const DEFAULT_MAX_BYTES: u64 = 16 << 30;
 
 /// All bytes of an input.
@@ -15,14 +15,14 @@ pub(crate) const DEFAULT_MAX_BYTES: u64 = 16 << 30;
 pub(crate) enum Input {
     /// A regular file.
     Mapped(Map),
-    /// What was read from standard input, or from a file that cannot be mapped.
+    /// Bytes read from standard input, or from a file that cannot be mapped.
     Owned(Vec<u8>),
 }
 
 impl Input {
     /// Maps the file at `path`; reads it to its end if it is not a regular file. `-` is standard input.
     ///
-    /// `max_bytes`: most bytes to hold in memory, for what is not mapped.
+    /// `max_bytes`: most bytes to hold in memory for an input that is not mapped.
     pub(crate) fn open(path: &Path, max_bytes: u64) -> Result<Self> {
         if is_standard(path) {
             return read_to_end(io::stdin().lock(), max_bytes).map(Self::Owned).in_file(path);
@@ -30,7 +30,7 @@ impl Input {
         let open = || {
             let file = File::open(path)?;
             let metadata = file.metadata()?;
-            // An empty file has nothing to map; those of /proc say that they are empty and are not.
+            // An empty file cannot be mapped; files of /proc claim to be empty and are not.
             if metadata.is_file() && metadata.len() > 0 {
                 return Ok(Self::Mapped(Map::open(path)?));
             }
@@ -56,7 +56,7 @@ pub(crate) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// Reads to the end, growing as the bytes arrive.
+/// Reads to the end; the buffer grows as the bytes arrive.
 pub(crate) fn read_to_end(reader: impl Read, max_bytes: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     reader.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;

@@ -32,17 +32,17 @@ use fail::{Code, Failure, Outcome, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Compressed model updates: gradients, pseudo-gradients and weight deltas.
+/// Compressed model updates: gradients, pseudo-gradients and weight deltas
 ///
-/// Exit codes: 0 all is well; 1 the inputs differ or a check failed; 2 usage; 3 damaged or invalid input; 4 a limit was
-/// exceeded; 74 reading or writing failed.
+/// Exit codes: 0 success; 1 the inputs differ or a check failed; 2 usage; 3 corrupt or invalid input; 4
+/// limit exceeded; 74 reading or writing failed.
 #[derive(Debug, Parser)]
 #[command(name = "gcodec", version, max_term_width = 100)]
 struct Cli {
-    /// Threads to work with [default: as many as there are cores; 1 for bench]
+    /// Number of threads [default: the number of cores; 1 for bench]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// Print neither notes nor summaries
+    /// Errors only
     #[arg(short, long, global = true)]
     quiet: bool,
     #[command(subcommand)]
@@ -60,16 +60,16 @@ enum Command {
     Diff(diff::Args),
     Bench(bench::Args),
     Demo(demo::Args),
-    /// Print the completions of a shell
+    /// Print shell completions
     #[command(hide = true)]
     Completions {
-        /// Which shell
+        /// Shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write those of all commands
+    /// Print the man page, or write the man pages of all commands to a directory
     #[command(hide = true)]
     Man {
-        /// The directory to write to
+        /// Directory to write to
         directory: Option<PathBuf>,
     },
 }
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
 fn run(cli: &Cli) -> Result<Outcome> {
     let default = if matches!(cli.command, Command::Bench(_)) { 1 } else { 0 };
     let threads = cli.threads.map_or(default, usize::from);
-    // The first and only time: that it was built before is the one way in which this fails but for want of threads.
+    // The pool is built only once, so this fails only if the system starts no threads.
     rayon::ThreadPoolBuilder::new()
         .num_threads(threads)
         .build_global()
@@ -92,7 +92,7 @@ fn run(cli: &Cli) -> Result<Outcome> {
     execute(cli)
 }
 
-/// Runs the command itself.
+/// Runs the command.
 fn execute(cli: &Cli) -> Result<Outcome> {
     match &cli.command {
         Command::Encode(args) => encode::run(args, cli.quiet),

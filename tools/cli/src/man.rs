@@ -1,4 +1,4 @@
-//! `gcodec completions` and `gcodec man`: made from the command line's definition, for packagers.
+//! `gcodec completions` prints shell completions; `gcodec man DIR` writes man pages.
 
 use crate::fail::{InFile, Outcome, Result};
 use crate::output::print;
@@ -12,7 +12,7 @@ pub(crate) fn completions(mut command: clap::Command, shell: clap_complete::Shel
     Ok(Outcome::Well)
 }
 
-/// Prints the main manual page, or writes one for each command that is not hidden to `directory`.
+/// Prints the main man page, or writes the page of each visible command to `directory`.
 pub(crate) fn pages(command: clap::Command, directory: Option<&Path>) -> Result<Outcome> {
     match directory {
         Some(directory) => {

@@ -4,21 +4,21 @@ use crate::fail::{Failure, InFile, Result};
 use gcodec::Limits;
 use std::path::{Path, PathBuf};
 
-/// What a reader allows a stream to ask for.
+/// Limits on the memory that a stream may claim.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// Most elements that one part of an update may span [default: 2^40]
+    /// Most elements in one part of an update [default: 2^40]
     #[arg(long, value_name = "N")]
     max_elements: Option<u64>,
-    /// Most bytes of memory that a frame, or the tensors of an update, may ask for [default: 64 GiB]
+    /// Most bytes of memory for a frame, or for the tensors of an update [default: 64 GiB]
     #[arg(long, value_name = "BYTES")]
     max_alloc: Option<u64>,
 }
 
 impl LimitArgs {
-    /// The library's limits with these instead. A person who decodes a file means it, so its size is less of a surprise
-    /// than what a server receives.
+    /// Returns the library's limits with these values. They are larger than the library's own: a user
+    /// chooses the file, while a server receives unknown streams.
     pub(crate) fn limits(self) -> Limits {
         let default = Limits::default();
         let elements = self.max_elements.unwrap_or(default.max_elements);
@@ -28,12 +28,12 @@ impl LimitArgs {
 
 const DEFAULT_MAX_ALLOC: u64 = 64 << 30;
 
-/// Which tensors are meant: names by a glob.
+/// A filter of tensors: a glob on their names.
 #[derive(Debug, Clone)]
 pub(crate) struct NameGlob(glob::Pattern);
 
 impl NameGlob {
-    /// Whether the name is meant.
+    /// Whether the name matches.
     pub(crate) fn matches(&self, name: &str) -> bool {
         self.0.matches(name)
     }
@@ -47,12 +47,12 @@ impl std::str::FromStr for NameGlob {
     }
 }
 
-/// Whether `name` is meant by an option that may be absent and then means all.
+/// Whether `name` matches an optional filter; without a filter all names match.
 pub(crate) fn is_wanted(glob: Option<&NameGlob>, name: &str) -> bool {
     glob.is_none_or(|glob| glob.matches(name))
 }
 
-/// `key=value`.
+/// Parses `key=value`.
 pub(crate) fn parse_pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
@@ -60,12 +60,12 @@ pub(crate) fn parse_pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Refuses an output that is also an input: a slip with `-o` must not cost the only copy of something.
+/// Refuses an output that is also an input: a wrong `-o` must not overwrite the only copy.
 pub(crate) fn check_output_is_new<'a>(
     output: &Path,
     inputs: impl IntoIterator<Item = &'a PathBuf>,
 ) -> Result<()> {
-    // What is not there yet, or is `-`, is no input's file.
+    // A missing path and `-` cannot be an input's file.
     let Ok(target) = output.canonicalize() else { return Ok(()) };
     let is_file = target.is_file();
     if is_file && inputs.into_iter().any(|input| input.canonicalize().is_ok_and(|input| input == target)) {

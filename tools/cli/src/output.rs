@@ -1,4 +1,4 @@
-//! What the commands write: tables and numbers for people, and files that are whole or not there.
+//! Output of the commands: tables, numbers, and files that appear complete or not at all.
 
 use crate::fail::{InFile, Result};
 use crate::input::is_standard;
@@ -11,25 +11,26 @@ use std::path::Path;
 
 /// Writes all of `text` to standard output.
 ///
-/// A reader that went away gives a failure that [`report`](crate::fail::Failure::report) keeps quiet about.
+/// If the reader closed the pipe, it returns a failure that [`report`](crate::fail::Failure::report) does
+/// not print.
 pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
     let mut stdout = BufWriter::new(io::stdout().lock());
     write!(stdout, "{text}")?;
     Ok(stdout.flush()?)
 }
 
-/// Tells the user something on standard error, where nothing else reads it.
+/// Prints a note on standard error, away from the output.
 pub(crate) fn note(text: impl fmt::Display) {
-    // Nothing is left to be done if standard error is closed.
+    // Ignores a closed standard error.
     let _ = writeln!(io::stderr(), "gcodec: {text}");
 }
 
-/// How the cells of a column are aligned.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Align {
-    /// Text.
+    /// Text is aligned left.
     Left,
-    /// Numbers.
+    /// Numbers are aligned right.
     Right,
 }
 
@@ -38,7 +39,7 @@ pub(crate) enum Align {
 pub(crate) struct Table(comfy_table::Table);
 
 impl Table {
-    /// A table of these columns, with no rows.
+    /// Returns a table with these columns and no rows.
     pub(crate) fn new(columns: &[(&str, Align)]) -> Self {
         let mut table = comfy_table::Table::new();
         table.load_style(comfy_table::presets::NOTHING);
@@ -65,7 +66,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// The text with its control characters escaped: names come from files, and a terminal obeys what it is sent.
+/// Escapes control characters: names come from files, and a terminal executes control sequences.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -74,14 +75,14 @@ pub(crate) fn printable(text: &str) -> String {
     out
 }
 
-/// A number of bytes to three digits: `999 B`, `1.23 MB`, `45.6 GB` (powers of 1000).
+/// Formats a number of bytes with three digits: `999 B`, `1.23 MB`, `45.6 GB` (powers of 1000).
 pub(crate) fn human_bytes(bytes: u64) -> String {
     if bytes < 1000 {
         return format!("{bytes} B");
     }
     let mut value = bytes as f64 / 1000.0;
     let mut units = ["kB", "MB", "GB", "TB", "PB", "EB"].into_iter().peekable();
-    // 999.5 is where three digits round up to the next unit.
+    // From 999.5 on, three digits round up to the next unit.
     while value >= 999.5 && units.len() > 1 {
         value /= 1000.0;
         units.next();
@@ -90,7 +91,7 @@ pub(crate) fn human_bytes(bytes: u64) -> String {
     format!("{value:.decimals$} {}", units.peek().unwrap_or(&"EB"))
 }
 
-/// A number with a comma between each three digits.
+/// Formats a number with commas between groups of three digits.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -103,19 +104,19 @@ pub(crate) fn thousands(number: u64) -> String {
     out
 }
 
-/// A number and what it counts: `1 frame`, `2 frames`.
+/// Formats a number with its noun: `1 frame`, `2 frames`.
 pub(crate) fn counted(number: u64, what: &str) -> String {
     format!("{} {what}{}", thousands(number), if number == 1 { "" } else { "s" })
 }
 
-/// A real number to four significant digits, in the shorter of the two notations.
+/// Formats a real number with four significant digits, in the shorter of the two notations.
 pub(crate) fn real(value: f64) -> String {
     let mut out = String::new();
     let magnitude = value.abs();
     let plain = value == 0.0 || !value.is_finite() || (1e-3..1e5).contains(&magnitude);
     let written = match plain {
         true if value == 0.0 || !value.is_finite() => write!(out, "{value}"),
-        // Between 3 - 4 and 3 + 3 decimals, at least none.
+        // From 3 - 4 to 3 + 3 decimals, at least none.
         true => write!(out, "{value:.*}", (3.0 - magnitude.log10().floor()).max(0.0) as usize),
         false => write!(out, "{value:.3e}"),
     };
@@ -123,13 +124,13 @@ pub(crate) fn real(value: f64) -> String {
     out
 }
 
-/// Where a command writes its result: a file that appears whole or not at all, or a stream.
+/// Destination of a result: a file that appears complete or not at all, or a stream.
 pub(crate) enum Output {
-    /// `-`.
+    /// Standard output, `-`.
     Stdout(BufWriter<StdoutLock<'static>>),
-    /// A path that is there and is no regular file: a pipe, a device.
+    /// An existing path that is no regular file: a pipe, a device.
     Stream(BufWriter<File>),
-    /// Anything else.
+    /// A regular file, or a new one.
     File(AtomicFile),
 }
 
@@ -146,7 +147,7 @@ impl Output {
         Ok(Self::File(AtomicFile::create(path).in_file(path)?))
     }
 
-    /// Writes out what is buffered and, if it is a file, puts it in its place.
+    /// Flushes the buffer; a file is moved to its place.
     pub(crate) fn finish(self) -> io::Result<()> {
         match self {
             Self::Stdout(mut stdout) => stdout.flush(),
@@ -174,7 +175,7 @@ impl Write for Output {
     }
 }
 
-/// An output that counts the bytes that go through.
+/// An output that counts its bytes.
 pub(crate) struct Counted {
     inner: Output,
     bytes: u64,
@@ -185,7 +186,7 @@ impl Counted {
         Self { inner, bytes: 0 }
     }
 
-    /// As [`Output::finish`]; gives the number of bytes.
+    /// Like [`Output::finish`]; returns the number of bytes.
     pub(crate) fn finish(self) -> io::Result<u64> {
         self.inner.finish()?;
         Ok(self.bytes)

@@ -1,4 +1,4 @@
-//! Which codec takes which tensor.
+//! The assignment of codecs to tensors.
 
 use crate::fail::{Failure, Result};
 use crate::options::NameGlob;
@@ -7,7 +7,7 @@ use gcodec::{Block, BlockOptions, Codec, Feedback, Manifest, TensorInfo, TensorV
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// `GLOB=SPEC`: another codec for the tensors that a glob means.
+/// `GLOB=SPEC`: another codec for the tensors that match a glob.
 #[derive(Debug, Clone)]
 pub(crate) struct Rule {
     text: String,
@@ -33,42 +33,43 @@ pub(crate) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// `codec` for all tensors but those that a rule means; the last rule that does counts.
+    /// Returns a plan: `codec` for all tensors that no rule matches; otherwise the last matching rule's
+    /// codec.
     pub(crate) fn new(codec: Codec, rules: &'a [Rule]) -> Self {
         Self { codec, rules }
     }
 
-    /// What a person is told of it.
+    /// Notes for the user.
     pub(crate) fn label(&self) -> String {
         let rules = self.rules.iter().map(|rule| format!("; {}", rule.text));
         std::iter::once(self.codec.to_string()).chain(rules).collect()
     }
 
-    /// Rules that mean none of the names.
+    /// Returns the rules that match none of the names.
     pub(crate) fn idle_rules<'n>(&self, names: impl Iterator<Item = &'n str> + Clone) -> Vec<&'a str> {
         let idle = self.rules.iter().filter(|rule| !names.clone().any(|name| rule.glob.matches(name)));
         idle.map(|rule| rule.text.as_str()).collect()
     }
 
-    /// Whether any of its codecs is `delta`.
+    /// Whether a codec is `delta`.
     pub(crate) fn has_delta(&self) -> bool {
         let rules = self.rules.iter().map(|rule| rule.codec);
         std::iter::once(self.codec).chain(rules).any(|codec| matches!(codec, Codec::Delta { .. }))
     }
 
-    /// The codec of a tensor.
+    /// Returns the codec of a tensor.
     pub(crate) fn codec(&self, name: &str) -> Codec {
         let rule = self.rules.iter().rev().find(|rule| rule.glob.matches(name));
         rule.map_or(self.codec, |rule| rule.codec)
     }
 }
 
-/// The codec itself, or `lossless` for elements that it cannot take.
+/// Returns the codec, or `lossless` for elements that it does not support.
 pub(crate) fn fitting(codec: Codec, view: &TensorView<'_>) -> Codec {
     if codec.is_lossy() && !view.dtype().is_float() { Codec::Lossless } else { codec }
 }
 
-/// The manifest of named tensors.
+/// Returns the manifest of named tensors.
 pub(crate) fn manifest_of<'t>(
     tensors: impl Iterator<Item = (&'t str, TensorView<'t>)>,
 ) -> Result<Arc<Manifest>> {
@@ -83,7 +84,7 @@ pub(crate) struct Compressed {
 }
 
 impl Compressed {
-    /// Compresses tensors, each by its codec.
+    /// Compresses tensors, each with its codec.
     pub(crate) fn new(
         inputs: &[Input<'_>],
         codecs: &[Codec],
@@ -105,18 +106,18 @@ impl Compressed {
         self.blocks.iter().zip(self.options.iter().copied()).collect()
     }
 
-    /// The blocks.
+    /// Returns the blocks.
     pub(crate) fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 }
 
-/// A failure of [`Compressed::new`] with the tensor's name and what can be done.
+/// Converts an error of [`Compressed::new`] to a failure with the tensor's name and advice.
 pub(crate) fn explain(error: gcodec::Error, manifest: &Manifest) -> Failure {
     use gcodec::error::{Error, InputError, InputErrorKind};
     let advice = match &error {
         Error::Input(InputError { kind: InputErrorKind::NonFinite { .. }, .. }) => {
-            "; --zero-non-finite takes it for zero, and `--rule NAME=lossless` keeps the tensor's bits"
+            "; --zero-non-finite replaces it with zero, and `--rule NAME=lossless` keeps the tensor's bits"
         }
         _ => "",
     };

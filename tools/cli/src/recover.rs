@@ -1,4 +1,4 @@
-//! `gcodec recover`: saves what is whole of a damaged stream.
+//! `gcodec recover`: saves the intact updates of a corrupt stream.
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
@@ -8,20 +8,20 @@ use gcodec::{Event, Limits, SliceReader};
 use std::io::Write;
 use std::path::PathBuf;
 
-/// Save what is whole of a damaged or cut-off stream.
+/// Save the intact updates of a corrupt or truncated stream
 ///
-/// Every frame whose checksums are right, and whose manifest and index sets are there, is copied to a new stream with a
-/// new index. Exits with 0 if nothing was lost, with 1 if something was.
+/// Copies every frame that has correct checksums, a manifest and its index sets to a new stream with a new
+/// index. Exits with 0 if nothing was lost, with 1 otherwise.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   gcodec recover broken.gcu -o saved.gcu
   gcodec verify saved.gcu")]
 pub(crate) struct Args {
-    /// The stream; `-` is standard input
+    /// Stream; `-` is standard input
     #[arg(value_name = "IN")]
     input: PathBuf,
-    /// Where the new stream goes; `-` is standard output
+    /// New stream; `-` is standard output
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     #[command(flatten)]
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let limits = args.limits.limits();
     let saved = gcodec::file::recover(&input, &limits).in_file(&args.input)?;
     if saved.frames_kept == 0 && !is_whole(&input, &limits) {
-        return Err(Failure::invalid("nothing in it can be saved")).in_file(&args.input);
+        return Err(Failure::invalid("it has no intact frames")).in_file(&args.input);
     }
     let write = || {
         let mut out = Output::create(&args.output)?;

@@ -1,4 +1,4 @@
-//! `gcodec reduce`: many senders' updates into one.
+//! `gcodec reduce`: sums many senders' updates.
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
@@ -20,24 +20,25 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Sum the updates of many senders, or take their mean.
+/// Sum the updates of many senders, or take their mean
 ///
-/// Updates of one step and round are summed in the order of their senders' numbers, whatever the order of the inputs, so
-/// every node gets the same bytes. A sender that has no update of a step takes no part in it; the result says how many did.
+/// Updates of one step and round are summed in the order of their senders' numbers, whatever the order of
+/// the inputs, so that every node gets the same bytes. A sender without an update of a step does not count
+/// in it; the result has the number of contributors.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Methods:
   dense   expands every update, of any codec, and adds them element by element
   sparse  keeps the union of the positions of sparse updates with float values
-  add     adds value to value where all updates speak of the same elements (a shared index set, or
-          dense floats), without expanding them: as small as one of them
+  add     adds values where all updates have the same elements (a shared index set, or dense
+          floats), without expanding them; the result is as small as one of them
 
-What has no sum is refused with the reason and the sender: deltas against a base, means, another
-manifest, another number of senders, one sender twice. Inputs that were encoded without --sender
-all have the number 0: --by-input numbers them in their order.
+Updates without a sum are refused with the reason and the sender: deltas against a base, means,
+another manifest, another number of senders, a repeated sender. Inputs that were encoded without
+--sender all have the number 0; --by-input numbers them in their order.
 
-The result is a stream with one update for each step, or, if its name ends in .safetensors, .npz or
-.npy, the tensors of one.
+The result is a stream with one update for each step, or the tensors of one update if its name ends
+in .safetensors, .npz or .npy.
 
 Examples:
   gcodec reduce worker*.gcu -o mean.gcu --mean
@@ -45,31 +46,31 @@ Examples:
   gcodec reduce worker*.gcu -o sum.gcu --method sparse
   gcodec reduce worker*.gcu -o down.gcu --mean --codec topk:density=0.01")]
 pub(crate) struct Args {
-    /// Streams, each of one sender or of several; `-` is standard input
+    /// Streams of one or several senders; `-` is standard input
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
-    /// Where the result goes; `-` is standard output and gets a stream
+    /// File for the result; `-` is standard output, as a stream
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Divide by the sum of the weights
     #[arg(long)]
     mean: bool,
-    /// How much an input counts, for instance its number of samples; one for each input [default: 1]
+    /// Weight of an input, for instance its number of samples; one per input [default: 1]
     #[arg(long = "weight", value_name = "W")]
     weights: Vec<f64>,
-    /// How to sum
+    /// Method of summation
     #[arg(long, value_enum, default_value_t = Method::Dense)]
     method: Method,
-    /// In what floats are added
+    /// Precision of the sums of floats
     #[arg(long, value_enum, default_value_t = Width::F32)]
     precision: Width,
-    /// Only the updates of this step
+    /// Only this step
     #[arg(long, value_name = "N")]
     step: Option<u64>,
-    /// Take the place of an input for its sender's number
+    /// Number senders by the order of the inputs
     #[arg(long)]
     by_input: bool,
-    /// How to encode the result of the method dense [default: as it was summed, uncompressed]
+    /// Codec of the result of the method dense [default: the uncompressed sum]
     #[arg(long, value_name = "SPEC")]
     codec: Option<Codec>,
     #[command(flatten)]
@@ -106,10 +107,10 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Step and round: what is summed together.
+/// Step and round: the updates of a turn are summed together.
 type Turn = (u64, u64);
 
-/// Runs the command; `quiet` keeps the summary away.
+/// Runs the command; `quiet` suppresses the summary.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check(args)?;
     let limits = args.limits.limits();
@@ -171,12 +172,12 @@ fn check(args: &Args) -> Result<()> {
 /// Index sets by their ids, each with its manifest.
 type SentSets = HashMap<SetId, (IndexSet, Arc<Manifest>)>;
 
-/// The index sets of all inputs: only the leader of a step sends its set, the others refer to it.
+/// Reads the index sets of all inputs: only the leader of a step sends its set, the others refer to it.
 fn index_sets(inputs: &[Input], limits: &Limits) -> SentSets {
     let mut sets = SentSets::new();
     for bytes in inputs {
         let mut manifests = HashMap::new();
-        // Sets need nothing but their manifests; whatever is wrong with an input is said when its updates are read.
+        // Sets need only their manifests; errors of an input are reported when its updates are read.
         for event in SliceReader::new(&definitions(bytes), limits.clone()) {
             match event {
                 Ok(Event::Frame(_, Body::Manifest(manifest))) => {
@@ -194,7 +195,7 @@ fn index_sets(inputs: &[Input], limits: &Limits) -> SentSets {
     sets
 }
 
-/// The preamble, manifests and index sets of a stream as far as it can be read.
+/// Returns the preamble, manifests and index sets of a stream up to an error.
 fn definitions(bytes: &[u8]) -> Vec<u8> {
     let mut at = PREAMBLE_LEN.min(bytes.len());
     let mut out = bytes[..at].to_vec();
@@ -209,7 +210,7 @@ fn definitions(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The updates of one input, each whole.
+/// Reads the complete updates of one input.
 fn updates<'a>(
     args: &Args,
     input: usize,
@@ -243,7 +244,7 @@ fn updates<'a>(
     Ok(all)
 }
 
-/// What was made of the updates of one turn.
+/// Result of one turn.
 struct Reduced {
     header: UpdateHeader,
     manifest: Arc<Manifest>,
@@ -307,7 +308,7 @@ fn write_tensors(args: &Args, turns: BTreeMap<Turn, Vec<Update<'_>>>, limits: &L
     Ok(std::fs::metadata(&args.output).in_file(&args.output)?.len())
 }
 
-/// The dense sum or mean of one turn.
+/// Returns the dense sum or mean of one turn.
 fn dense(args: &Args, updates: &[Update<'_>], limits: &Limits) -> Result<reduce::Reduced> {
     let precision = match args.precision {
         Width::F32 => Precision::F32,
@@ -324,7 +325,7 @@ fn dense(args: &Args, updates: &[Update<'_>], limits: &Limits) -> Result<reduce:
     sum.finish(args.mean).map_err(|e| explain(e, Some(manifest)))
 }
 
-/// A failure with the input it came from, and what can be done.
+/// Adds the input and advice to a failure.
 fn refused(args: &Args, update: &Update<'_>, error: gcodec::Error) -> Failure {
     explained(args, error, update.manifest()).in_file(path_of(args, update))
 }
@@ -341,14 +342,14 @@ fn path_of<'a>(args: &'a Args, update: &Update<'_>) -> &'a Path {
     &args.inputs[update.input]
 }
 
-/// The sum of one turn without expanding its updates.
+/// Returns the sum of one turn without expanding its updates.
 fn compressed(args: &Args, method: Method, updates: &[Update<'_>]) -> Result<Reduced> {
     let mut order: Vec<&Update<'_>> = updates.iter().collect();
     order.sort_by_key(|update| update.header().sender);
     let manifest = Arc::clone(order[0].manifest());
     let fail = |update: &Update<'_>, why: &str| Failure::usage(why).in_file(path_of(args, update));
     if let Some(update) = order.iter().find(|update| update.manifest().id() != manifest.id()) {
-        return Err(fail(update, "it is of another manifest"));
+        return Err(fail(update, "it has another manifest"));
     }
     let header = reduce::header(order.iter().map(|update| update.header()), false);
     let header = header.map_err(|e| explained(args, e, &manifest))?;

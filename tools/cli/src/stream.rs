@@ -1,4 +1,4 @@
-//! gcodec streams as the commands see them: updates to decode, and errors with the names of tensors.
+//! Streams for the commands: updates to decode, and errors with the names of tensors.
 
 use crate::fail::{Failure, Result};
 use crate::tensors::{Dump, NamedTensor};
@@ -19,9 +19,9 @@ pub(crate) struct Updates<'a> {
 }
 
 enum Source<'a> {
-    /// A finished stream with an index: nothing is read but what is asked for.
+    /// A finished stream with an index: only the requested updates are read.
     Indexed(File<'a>),
-    /// Any other: read from its beginning to its end.
+    /// Any other stream: read from its beginning to its end.
     Scanned(Vec<Scanned<'a>>),
 }
 
@@ -38,7 +38,7 @@ impl<'a> Updates<'a> {
         if let Ok(file) = File::open(bytes, limits.clone()) {
             return Ok(Self { limits, source: Source::Indexed(file) });
         }
-        // The reader that goes through everything says best what is wrong, if anything is.
+        // The sequential reader gives the best error, if there is one.
         let mut updates: Vec<Scanned<'a>> = Vec::new();
         let mut names = Names::default();
         for event in SliceReader::new(bytes, limits.clone()) {
@@ -57,7 +57,7 @@ impl<'a> Updates<'a> {
         Ok(Self { limits, source: Source::Scanned(updates) })
     }
 
-    /// How many there are.
+    /// Returns the number of updates.
     pub(crate) fn len(&self) -> usize {
         match &self.source {
             Source::Indexed(file) => file.updates().len(),
@@ -65,7 +65,7 @@ impl<'a> Updates<'a> {
         }
     }
 
-    /// Who says an update, when, and for whom.
+    /// Returns the header of an update.
     pub(crate) fn header(&self, number: usize) -> &UpdateHeader {
         match &self.source {
             Source::Indexed(file) => &file.updates()[number].header,
@@ -73,7 +73,7 @@ impl<'a> Updates<'a> {
         }
     }
 
-    /// The tensors that an update refers to.
+    /// Returns the manifest of an update.
     pub(crate) fn manifest(&self, number: usize) -> &Arc<Manifest> {
         match &self.source {
             Source::Indexed(file) => &file.updates()[number].manifest,
@@ -81,7 +81,7 @@ impl<'a> Updates<'a> {
         }
     }
 
-    /// The last update of a step; the last of all if `step` is `None`.
+    /// Returns the last update of a step; the last of all if `step` is `None`.
     pub(crate) fn find(&self, step: Option<u64>) -> Result<usize> {
         let found = (0..self.len()).rev().find(|&i| step.is_none_or(|s| self.header(i).step == s));
         found.ok_or_else(|| {
@@ -98,10 +98,10 @@ impl<'a> Updates<'a> {
         })
     }
 
-    /// The dense tensors of an update whose names `wanted` accepts.
+    /// Decodes the dense tensors of an update whose names `wanted` accepts.
     ///
-    /// `base`: what a delta was made against, or what an earlier delta of the stream was: then those from there to this one
-    /// are applied in turn. A chain of deltas on an update that is none needs no base.
+    /// `base`: the tensors that a delta, or an earlier delta of the stream, was made against; all deltas
+    /// from there on are applied in turn. A chain of deltas that starts with a full update needs no base.
     pub(crate) fn decode(
         &self,
         number: usize,
@@ -113,7 +113,7 @@ impl<'a> Updates<'a> {
             first -= 1;
         }
         if self.header(first).delta.is_some() && !self.fits(first, base) {
-            // No update of the stream was made against it: let the one asked for say what is missing.
+            // No update of the stream was made against it: the requested one reports the mismatch.
             first = number;
         }
         let mut tensors: Option<Vec<NamedTensor>> = None;
@@ -153,7 +153,7 @@ impl<'a> Updates<'a> {
         }
     }
 
-    /// Whether a delta was made against this base; true for an update that is none.
+    /// Whether a delta was made against this base; true for an update that is no delta.
     fn fits(&self, number: usize, base: &Base<'_>) -> bool {
         let Some(delta) = &self.header(number).delta else { return true };
         let infos = self.manifest(number).tensors();
@@ -161,17 +161,17 @@ impl<'a> Updates<'a> {
             let tensor = infos.get(entry.tensor as usize).and_then(|info| base.get(&info.name));
             tensor.is_some_and(|tensor| tensor_digest(*tensor) == entry.base)
         };
-        // One tensor tells: the decoder compares them all.
+        // One tensor suffices here: the decoder compares them all.
         delta.first().is_none_or(is_base)
     }
 }
 
-/// Whether the bytes begin as a gcodec stream does.
+/// Whether the bytes begin with a gcodec preamble.
 pub(crate) fn is_stream(bytes: &[u8]) -> bool {
     bytes.starts_with(&MAGIC)
 }
 
-/// The tensors of one update of a stream, as if they were a file's.
+/// Returns the tensors of one update of a stream, like those of a file.
 pub(crate) fn dump(bytes: &[u8], step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Dump> {
     let updates = Updates::open(bytes, limits)?;
     let number = updates.find(step)?;
@@ -186,7 +186,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Takes note of an event.
+    /// Records an event.
     pub(crate) fn see(&mut self, event: &Event<'_>) {
         match event {
             Event::Frame(_, Body::Manifest(manifest)) => self.manifest = Some(Arc::clone(manifest)),
@@ -195,13 +195,13 @@ impl Names {
         }
     }
 
-    /// What to tell the user.
+    /// Converts an error to a failure for the user.
     pub(crate) fn explain(&self, error: Error) -> Failure {
         explain(error, self.manifest.as_deref())
     }
 }
 
-/// What to tell the user of an error: with the tensor's name, and what can be done.
+/// Converts an error to a failure with the tensor's name and advice.
 pub(crate) fn explain(error: Error, manifest: Option<&Manifest>) -> Failure {
     let tensor = match &error {
         Error::Input(e) => e.tensor,

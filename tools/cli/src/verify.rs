@@ -1,4 +1,4 @@
-//! `gcodec verify`: reads and decodes everything.
+//! `gcodec verify`: reads, checks and decodes whole streams.
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
@@ -11,26 +11,26 @@ use gcodec::{Body, Event, Limits, SliceReader};
 use rayon::prelude::*;
 use std::path::PathBuf;
 
-/// Check streams: every checksum, every rule of the format, every block.
+/// Check streams: every checksum, every rule of the format, every block
 ///
-/// Exits with 3 if a stream is damaged or invalid; what is wrong is said on standard error, with the byte, the frame, the
-/// block and the tensor.
+/// Exits with 3 if a stream is corrupt or invalid. Standard error has the byte offset, frame, block and
+/// tensor of the error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The digests of a delta's base and result are not checked: `gcodec decode --base` does that.
 
 Examples:
   gcodec verify run.gcu
-  gcodec verify *.gcu && echo all well")]
+  gcodec verify *.gcu && echo all valid")]
 pub(crate) struct Args {
-    /// The streams; `-` is standard input
+    /// Streams; `-` is standard input
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
     #[command(flatten)]
     limits: LimitArgs,
 }
 
-/// What was found to be well.
+/// Totals of a valid stream.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
     frames: u64,
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
                 print(format_args!("{}: ok: {}\n", path.display(), checked.text(len)))?
             }
             Ok(_) => {}
-            // All of them are looked at; the first failure is the command's.
+            // Checks all streams; the first failure sets the exit code.
             Err(failure) => match first {
                 None => first = Some(failure),
                 Some(_) => note(&failure),
@@ -129,7 +129,7 @@ pub(crate) fn verify(bytes: &[u8], limits: &Limits) -> Result<Checked> {
     damaged.map_or(Ok(checked), Err)
 }
 
-/// How many values each block says, or what is wrong with it.
+/// Returns the number of values in each block, or its error.
 fn decode_blocks(part: &UpdatePart<'_>) -> Vec<gcodec::Result<u64>> {
     (0..part.blocks.len())
         .into_par_iter()

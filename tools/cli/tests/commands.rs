@@ -1,4 +1,4 @@
-//! The commands as a user runs them.
+//! The commands, run as a user runs them.
 
 mod common;
 
@@ -31,7 +31,7 @@ fn every_codec_goes_there_and_back() {
         assert!(run.err.contains("19,210 elements") && run.err.contains("bits per parameter"), "{}", run.err);
         dir.well("verify x.gcu");
         dir.well("decode x.gcu -o x.safetensors");
-        // The two ways to decode agree.
+        // Both ways to decode agree.
         dir.well("diff x.safetensors x.gcu");
         let lossless = matches!(*codec, "raw" | "lossless");
         let code = dir.run(&format!("diff {input} x.safetensors")).code;
@@ -93,7 +93,7 @@ fn several_inputs_become_steps() {
     dir.well(&format!("diff {} run.gcu --step 103", worker(0)));
     dir.well(&format!("diff {} run.gcu --step 101", step(200)));
 
-    // What goes wrong while appending leaves the file as it was.
+    // A failure while appending leaves the file unchanged.
     let before = std::fs::read(dir.path("run.gcu")).unwrap();
     dir.fails(
         74,
@@ -157,7 +157,7 @@ fn integers_and_odd_values_are_looked_after() {
     let decoded = std::fs::read(dir.path("y.safetensors")).unwrap();
     assert!(decoded.ends_with(&f32s(&[0.0, 0.0, -2.0, 0.0])));
     dir.fails(2, "--tensor", "decode x.gcu -o y.safetensors --tensor nothing");
-    // The format that a name asks for, and one that it does not tell.
+    // Output formats by extension, and an unknown extension.
     dir.well("decode x.gcu -o y.npz");
     dir.well("diff y.npz x.gcu");
     dir.well("decode x.gcu -o y.npy --tensor counter");
@@ -182,7 +182,7 @@ fn deltas_need_the_right_base() {
     dir.fails(2, "for the codec delta", &format!("encode {b} -o y.gcu --codec raw --base {a}"));
     dir.fails(2, "both", &format!("encode {b} -o y.gcu --codec delta --base {a} --rule fc.*=sbc"));
 
-    // A row of deltas is applied from the base that is given, or from the first update that is none.
+    // A chain of deltas applies from the given base, or from the first full update.
     dir.well(&format!("encode {a} {b} {c} -o run.gcu --codec delta"));
     for (number, original) in [(0, &a), (1, &b), (2, &c)] {
         dir.well(&format!("diff {original} run.gcu --step {number}"));
@@ -205,7 +205,7 @@ fn error_feedback_is_kept_from_run_to_run() {
     encode(&format!("{a} {b}"), "both.gcu", "once.safetensors");
     dir.well("diff apart.safetensors once.safetensors");
     dir.well("diff b.gcu both.gcu");
-    // What was left out and what was sent are the gradient.
+    // The residual plus the update is the gradient.
     encode(&a, "a.gcu", "left.safetensors");
     let text = dir.run("diff left.safetensors a.gcu --json").out();
     let report: Value = serde_json::from_str(&text).unwrap();
@@ -223,7 +223,7 @@ fn damage_is_found_and_what_is_whole_is_saved() {
     dir.well("recover x.gcu -o saved.gcu");
     dir.well("diff x.gcu saved.gcu");
 
-    // Cut off in the last update.
+    // Truncated in the last update.
     std::fs::write(dir.path("cut.gcu"), &whole[..offset(3) + 100]).unwrap();
     for line in [
         "verify cut.gcu",
@@ -238,7 +238,7 @@ fn damage_is_found_and_what_is_whole_is_saved() {
     dir.well("verify saved.gcu");
     dir.well(&format!("diff {} saved.gcu", step(200)));
 
-    // Wrong in the middle of the second update.
+    // Corrupt in the middle of the second update.
     let mut wrong = whole.clone();
     wrong[offset(2) + 1000] ^= 1;
     std::fs::write(dir.path("wrong.gcu"), &wrong).unwrap();
@@ -251,11 +251,11 @@ fn damage_is_found_and_what_is_whole_is_saved() {
     assert!(run.err.contains("kept 2 updates") && run.err.contains("lost"), "{}", run.err);
     dir.well(&format!("diff {} saved.gcu", step(600)));
 
-    // Both are named where several are checked.
+    // With several streams, each message has its path.
     let run = dir.fails(3, "cut.gcu", "verify x.gcu cut.gcu wrong.gcu");
     assert!(run.err.contains("wrong.gcu") && run.out().contains("x.gcu: ok"), "{}", run.err);
 
-    // No stream at all.
+    // An input that is no stream.
     std::fs::write(dir.path("noise.gcu"), "noise").unwrap();
     dir.fails(3, "magic", "verify noise.gcu");
     dir.fails(3, "saved", "recover noise.gcu -o noise2.gcu");
@@ -345,7 +345,7 @@ fn inspection_follows_its_schema() {
         let frames = report["frames"].as_array().unwrap();
         assert_eq!(frames.iter().map(|f| f["bytes"].as_u64().unwrap()).sum::<u64>() + 16, bytes);
         for update in report["updates"].as_array().unwrap() {
-            // Every bit of the update is some tensor's or the headers'.
+            // Every bit of the update belongs to a tensor or to the headers.
             let tensors = update["tensors"].as_array().unwrap();
             let bits = |key: &str| tensors.iter().map(|t| t[key].as_f64().unwrap()).sum::<f64>();
             let all = bits("position_bits") + bits("value_bits") + bits("overhead_bits");
@@ -358,7 +358,7 @@ fn inspection_follows_its_schema() {
         serde_json::from_slice(&dir.well("inspect x.gcu --json --frame 2 --tensor *.bias").stdout).unwrap();
     check(&one, &schema, "one frame");
     assert_eq!(one["frames"].as_array().unwrap().len(), 1);
-    // Of a stream that is cut off, what was read before.
+    // A truncated stream is shown up to the error.
     let bytes = std::fs::read(dir.path("x.gcu")).unwrap();
     std::fs::write(dir.path("cut.gcu"), &bytes[..bytes.len() - 1]).unwrap();
     let cut: Value = serde_json::from_slice(&dir.run("inspect cut.gcu --json").stdout).unwrap();
@@ -366,7 +366,7 @@ fn inspection_follows_its_schema() {
     assert_eq!(cut["ok"], false);
 }
 
-/// Checks a value against what the schema uses of JSON Schema.
+/// Checks a value against the features of JSON Schema that the schema uses.
 fn check(value: &Value, schema: &Value, at: &str) {
     let kinds: Vec<&str> = match &schema["type"] {
         Value::String(kind) => vec![kind],
@@ -412,7 +412,7 @@ fn annotations_show_every_byte() {
     dir.well("encode x.safetensors -o x.gcu --codec topk:k=2");
     let bytes = std::fs::read(dir.path("x.gcu")).unwrap();
     let text = dir.well("inspect x.gcu --annotate").out();
-    // No field is so long here that its bytes are not all shown, but for the label.
+    // All bytes of each field are shown here, except those of the label.
     let mut covered = 0;
     for line in text.lines().filter(|line| line.get(..8).is_some_and(|o| !o.trim().is_empty())) {
         let offset = usize::from_str_radix(line[..8].trim(), 16).unwrap();

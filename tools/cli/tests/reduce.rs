@@ -1,4 +1,4 @@
-//! `gcodec reduce` as a user runs it.
+//! `gcodec reduce`, run as a user runs it.
 
 mod common;
 
@@ -11,7 +11,7 @@ use gcodec::{
     BlockOptions, Dtype, EncodeOptions, Encoder, Manifest, Scope, TensorBuf, TensorInfo, UpdateHeader, random,
 };
 
-/// Streams of two senders, `name0.gcu` and `name1.gcu`.
+/// Writes streams of two senders, `name0.gcu` and `name1.gcu`.
 fn senders(dir: &Dir, name: &str, codec: &str) {
     for number in [0, 1] {
         let input = worker(number);
@@ -34,7 +34,7 @@ fn the_order_of_the_inputs_makes_no_difference_and_every_codec_has_a_sum() {
         dir.well("reduce s1.gcu s0.gcu -o b.gcu");
         assert_eq!(bytes(&dir, "a.gcu"), bytes(&dir, "b.gcu"), "{codec}");
         dir.well("verify a.gcu");
-        // As a stream and as tensors; and a mean is half of a sum of two.
+        // As a stream and as tensors; the mean of two is half of their sum.
         dir.well("reduce s0.gcu s1.gcu -o a.safetensors");
         dir.well("diff a.gcu a.safetensors");
         dir.well("reduce s0.gcu s1.gcu -o mean.safetensors --mean");
@@ -59,7 +59,7 @@ fn a_sum_of_sparse_updates_stays_sparse() {
     dir.well("verify small.gcu");
 }
 
-/// Steps of two workers of ScaleCom who lead in turn, so each stream has only half of the sets.
+/// Writes steps of two ScaleCom workers who lead in turn, so each stream has only half of the index sets.
 #[test]
 fn values_on_shared_sets_are_added_as_they_are() {
     let dir = Dir::new();
@@ -72,7 +72,7 @@ fn values_on_shared_sets_are_added_as_they_are() {
     for step in 0..STEPS {
         let mut led = None;
         for (rank, worker) in workers.iter_mut().enumerate() {
-            // Whole numbers, so that any order of additions gives the same sum.
+            // Integers, so that any order of additions gives the same sum.
             let numbers: Vec<f32> =
                 (0..1000).map(|i| (random::word(rank as u64, step, i) as i32 >> 20) as f32).collect();
             let gradient = TensorBuf::from_f32(vec![1000], &numbers).unwrap();
@@ -103,7 +103,7 @@ fn values_on_shared_sets_are_added_as_they_are() {
         dir.well(&format!("decode dense.gcu -o dense.safetensors --step {step}"));
         dir.well(&format!("diff dense.safetensors added.gcu --step {step}"));
     }
-    // As large as one worker's stream with all of the sets.
+    // As large as one worker's stream with all index sets.
     let (sum, one) = (bytes(&dir, "added.gcu").len(), bytes(&dir, "w0.gcu").len());
     assert!(sum < one + one / 2, "{sum} bytes for {one}");
 }

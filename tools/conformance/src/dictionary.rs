@@ -17,7 +17,7 @@ pub(crate) fn text() -> Result<String> {
     for (table, id, name) in entries(&registry) {
         let name = format!("{table}-{name}").replace(['_', '.'], "-");
         match (table, u16::try_from(id)) {
-            // As it stands in a header.
+            // With the sync word, as in a frame's header.
             ("frame", Ok(kind)) => put(&mut out, &name, &[&SYNC[..], &kind.to_le_bytes()].concat())?,
             (_, Ok(id @ 0..128)) => put(&mut out, &name, &[id as u8])?,
             (_, Ok(id @ 128..256)) => put(&mut out, &name, &[id as u8, 1])?,
@@ -34,7 +34,7 @@ fn put(out: &mut String, name: &str, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Table, id and name of each entry of the registry: all that is needed of its TOML.
+/// Returns table, id and name of each entry of the registry; the rest of its TOML is not needed.
 fn entries(registry: &str) -> Vec<(&str, u64, &str)> {
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),

@@ -1,4 +1,5 @@
-//! The worked example of the spec: one small stream, made and decoded byte by byte by our own tool, so that it cannot rot.
+//! The worked example of the spec: one small stream, encoded and annotated by `gcodec`, so that it stays up
+//! to date.
 
 use std::process::Command;
 
@@ -9,6 +10,7 @@ use gcodec::{
 };
 
 use crate::Result;
+use crate::page::paragraph;
 use crate::programs::gcodec;
 
 #[derive(clap::Args)]
@@ -17,7 +19,7 @@ pub(crate) struct Args {
     /// Writes spec/examples.md.
     #[arg(long)]
     write: bool,
-    /// Fails unless spec/examples.md is what would be written.
+    /// Fails if spec/examples.md is out of date.
     #[arg(long)]
     check: bool,
 }
@@ -46,17 +48,17 @@ fn page() -> Result<String> {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
     }
     let annotated = String::from_utf8(output.stdout)?.replace(&file.display().to_string(), "example.gcu");
-    Ok(format!(
-        "# A worked example\n\n\
-         Made by `cargo xtask example --write`; informative. One stream of {} bytes: metadata, a manifest of three tensors, and an update \
-         in which Sparse Binary Compression speaks of 3 of the 32 elements of `w`, `b` is sent as powers of two, and the counter `n` losslessly. \
-         The update also has a label, and the segment ends in an index.\n\n```text\n{}\n```\n",
-        stream.len(),
-        annotated.trim_end()
-    ))
+    let about = format!(
+        "This page is informative. `cargo xtask example --write` makes it. It shows one stream of {} bytes: metadata, a \
+         manifest of three tensors, and an update. In the update, Sparse Binary Compression sends 3 of the 32 elements \
+         of `w`, `b` is sent as powers of two, and the counter `n` losslessly. The update also has a label, and the \
+         segment ends in an index.",
+        stream.len()
+    );
+    Ok(format!("# A worked example\n\n{}\n```text\n{}\n```\n", paragraph(&about), annotated.trim_end()))
 }
 
-/// The example's bytes.
+/// Returns the example's bytes.
 fn stream() -> Result<Vec<u8>> {
     let mut w = [0.01f32; 32];
     (w[3], w[4], w[20]) = (-0.5, -0.75, -0.25);

@@ -5,6 +5,7 @@
 mod dictionary;
 mod example;
 mod measure;
+mod page;
 mod programs;
 mod readers;
 mod reference;
@@ -20,7 +21,8 @@ use clap::{Parser, Subcommand};
 /// Any error: a command prints it and stops.
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
-/// Exit code of a command whose tools are missing on this machine; `cargo xtask test` reports the step as skipped.
+/// Exit code of a command whose tools are missing on this machine; `cargo xtask test` reports the step as
+/// skipped.
 const SKIPPED: u8 = 77;
 
 #[derive(Parser)]

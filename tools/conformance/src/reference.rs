@@ -1,7 +1,9 @@
-//! The reference decoder against the library: what the command line can write from the public gradients, decoded by both.
+//! Compares the reference decoder with the library, on files that the command line writes from the public
+//! gradients.
 //!
-//! The files are those of `tools/cli/gradients/` and cuts of the public gradient set, since the reference decoder takes some microseconds for each
-//! element. Every name, key and choice of a codec specification must occur in a case (`uncovered`).
+//! The inputs are `tools/cli/gradients/` and excerpts of the public gradient set, since the reference
+//! decoder takes some microseconds per element. Every name, key and choice of a codec specification must
+//! occur in a case (`uncovered`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -19,19 +21,19 @@ use crate::{Outcome, Result, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The folder of the public gradient set; without it only the files of tools/cli/gradients/ are taken.
+    /// Folder of the public gradient set; without it only the files of tools/cli/gradients/ are used
     #[arg(long, default_value = "../shared/gradients")]
     gradients: PathBuf,
-    /// Every file of the set with every family of codecs, and longer cuts: some minutes.
+    /// Tests every file of the set with every family of codecs, and longer excerpts: some minutes
     #[arg(long)]
     long: bool,
 }
 
-/// Elements that a cut keeps of a tensor, and of a file.
+/// Elements that an excerpt keeps of a tensor, and of a file.
 const CUT: (usize, usize) = (1500, 9000);
 const LONG_CUT: (usize, usize) = (6000, 60_000);
 
-/// One of each family, with what makes the most of a small tensor.
+/// One codec of each family, with settings for small tensors.
 const FAMILIES: &[&str] = &[
     "raw",
     "lossless",
@@ -52,7 +54,7 @@ const FAMILIES: &[&str] = &[
     "int8",
 ];
 
-/// On the tiny network's gradient.
+/// Codecs for the tiny network's gradient.
 const SPECS: &[&str] = &[
     "topk:density=0.1,values=f32,positions=rice",
     "topk:density=0.1,values=f16,positions=rice-one",
@@ -126,18 +128,18 @@ const DELTAS: &[&str] = &[
     "delta:positions=bitmap",
 ];
 
-/// Commands that write one stream, and what decoding it takes.
+/// Commands that write one stream, and the inputs for decoding it.
 struct Case {
     name: String,
-    /// Arguments of the command line, one command after the other.
+    /// Arguments of the command line, one command after another.
     commands: Vec<Vec<String>>,
     /// Steps of the stream's updates.
     steps: Vec<u64>,
-    /// The tensors that the update of the first step changes; those of the next are what the step before gave.
+    /// Tensors that the first update is a delta against; each later base is the result of the step before.
     base: Option<PathBuf>,
     /// Updates after the first are deltas.
     is_chain: bool,
-    /// Another output of the commands that must have the same bytes.
+    /// Other output of the commands that must have the same bytes.
     twin: Option<String>,
 }
 
@@ -198,7 +200,7 @@ pub(crate) fn run_all(args: &Args) -> Result<Outcome> {
     }
 }
 
-/// Writes the stream of a case and decodes it by both; its updates, bytes and elements.
+/// Writes the stream of a case and decodes it with both; returns its updates, bytes and elements.
 fn check(
     case: &Case,
     gcodec: &Path,
@@ -247,7 +249,7 @@ fn check(
     Ok((case.steps.len(), bytes.len() as u64, elements))
 }
 
-/// Compares two sets of tensors in the reference decoder's form; their elements.
+/// Compares two sets of tensors in the reference decoder's form; returns the number of elements.
 fn compare(reference: &Value, library: &Value) -> Result<usize> {
     let (Some(a), Some(b)) = (reference.as_object(), library.as_object()) else {
         return Err("no tensors".into());
@@ -288,7 +290,7 @@ fn as_json(dump: &Dump) -> Value {
     Value::Object(tensors.collect())
 }
 
-/// A safetensors file, read and written here so that no reader of the library is trusted.
+/// A safetensors file, read and written here so that the test does not trust the library's reader.
 #[derive(Default)]
 struct Dump {
     tensors: BTreeMap<String, Tensor>,
@@ -336,7 +338,7 @@ impl Dump {
         Ok(fs::write(path, parts.concat())?)
     }
 
-    /// The first rows of each tensor, at most so many elements of one, and of all.
+    /// Returns the first rows of each tensor, with a maximum number of elements per tensor and in total.
     fn cut(mut self, (of_tensor, of_file): (usize, usize)) -> Self {
         let mut left = of_file;
         self.tensors.retain(|_, tensor| {
@@ -345,7 +347,7 @@ impl Dump {
             if elements > most {
                 let row = elements / tensor.shape.first().map_or(1, |&d| d as usize);
                 let size = tensor.data.len() / elements;
-                // A row that is too long is cut too: a tensor of one row then.
+                // A row that is too long is shortened too, to a tensor of one row.
                 let (rows, row) = if row > most { (1, most) } else { (most / row, row) };
                 tensor.data.truncate(rows * row * size);
                 tensor.shape = vec![rows as u64, row as u64];
@@ -357,7 +359,7 @@ impl Dump {
         self
     }
 
-    /// The same bytes as elements of every type.
+    /// Returns the same bytes as elements of every type.
     fn as_all_types(&self) -> Self {
         const TYPES: [(&str, u64); 18] = [
             ("F64", 64),
@@ -403,7 +405,7 @@ fn words(text: &str) -> Vec<String> {
     text.split_whitespace().map(str::to_owned).collect()
 }
 
-/// A name for a file from a codec specification.
+/// Returns a file name for a codec specification.
 fn named(prefix: &str, spec: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "=.-".contains(c) { c } else { '_' };
     format!("{prefix}-{}", spec.chars().map(plain).collect::<String>())
@@ -434,7 +436,7 @@ fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
     let (t0, t1) = ("t0.safetensors", "t1.safetensors");
     out.extend(SPECS.iter().map(|spec| one("t0", spec, t0, "")));
 
-    // Every element type; infinities and NaN among them.
+    // Every element type, with infinities and NaN.
     Dump::read(&place.join(t0))?.as_all_types().write(&place.join("types.safetensors"))?;
     out.extend(
         [
@@ -449,7 +451,7 @@ fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
         .map(|spec| one("types", spec, "types.safetensors", "--zero-non-finite")),
     );
 
-    // Headers, metadata (short; and long, so that it is compressed), rules, threads.
+    // Headers, metadata (short, and long enough for compression), rules, threads.
     let mut case =
         one("head", "natural", t0, "--step 7 --sender 3 --world 8 --meta run=a --meta b= --threads 1");
     case.steps = vec![7];
@@ -472,7 +474,7 @@ fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
     case.twin = Some(twin);
     out.push(case);
 
-    // Rows of updates: several inputs, appended segments, error feedback.
+    // Several updates: several inputs, appended segments, error feedback.
     for spec in ["natural", "topk:density=0.02,values=q4"] {
         let mut case = one("row", spec, &format!("{t0} {t1} {t0}"), "");
         case.steps = vec![0, 1, 2];
@@ -508,7 +510,7 @@ fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
     case.base = Some(place.join("types-base.safetensors"));
     out.push(case);
 
-    // What other commands write: sums and means, and what is saved of a stream.
+    // Output of other commands: sums, means, and recovered streams.
     for (name, spec, method) in [
         ("sum", "topk:density=0.02", "--method sparse"),
         ("mean", "natural", "--mean --weight 3 --weight 1"),
@@ -541,7 +543,7 @@ fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
     Ok(out)
 }
 
-/// Cuts of the public set.
+/// Excerpts of the public set.
 fn public(
     args: &Args,
     place: &Path,
@@ -592,7 +594,8 @@ fn public(
     Ok(())
 }
 
-/// Names, keys and choices of codec specifications that no case has, as the parser's own errors list them.
+/// Returns names, keys and choices of codec specifications that no case has, as listed by the parser's
+/// errors.
 fn uncovered(cases: &[Case]) -> Vec<String> {
     let list = |spec: &str, before: &str| -> Vec<String> {
         let error = spec.parse::<Codec>().err().map(|e| e.to_string()).unwrap_or_default();

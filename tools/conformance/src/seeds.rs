@@ -85,7 +85,8 @@ fn write_choices(corpus: &Path, roundtrip: bool) -> Result<()> {
         let bytes: Vec<u8> = (0..len).map(byte).collect();
         fs::write(corpus.join(format!("choices-{number}")), bytes)?;
     }
-    // Choices of `roundtrip` that lead to a tensor of more than 131,072 elements, for each codec and structure.
+    // Choices of `roundtrip` that lead to a tensor of more than 131,072 elements, for each codec and
+    // structure.
     for number in (0..20u8).filter(|_| roundtrip) {
         let (codec, structure) = (number % 5, number / 5);
         let bytes = [160, 0, number, 1, 2, 3, number, 20, structure % 2, structure / 2, codec];

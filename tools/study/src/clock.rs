@@ -1,10 +1,10 @@
-//! What a piece of work costs.
+//! Processor time of a piece of work.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// The processor time of this thread, where Linux tells it; elsewhere the time that has passed. Other work on the machine then
-/// makes a run longer, but not what is reported of it. It advances in ticks of some milliseconds: good for sums over many
+/// Returns the processor time of this thread on Linux, and the elapsed time elsewhere. Other work on the
+/// machine does not change the processor time. Its resolution is some milliseconds: suited to sums over many
 /// steps.
 pub(crate) fn now() -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What the networks learn from: scikit-learn's digits, and this project's own prose and source.
+//! Training data: scikit-learn's digits, and this project's own prose and source.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::Result;
 
 /// Pixels of a digit.
 pub(crate) const PIXELS: usize = 64;
-/// Digits that are tested on, not trained on.
+/// Number of test digits.
 const TEST_DIGITS: usize = 500;
 
 /// Digits, 8 x 8 pixels.
@@ -19,7 +19,7 @@ pub(crate) struct Digits {
 }
 
 impl Digits {
-    /// Reads `tools/study/digits/digits.u8` (see its README) and divides it at random, by a fixed seed.
+    /// Reads `tools/study/digits/digits.u8` (see its README) and splits it at random with a fixed seed.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let path = root.join("tools/study/digits/digits.u8");
         let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -56,7 +56,8 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// This project's specification and source, in the order of paths; of each file the last tenth is for the test.
+    /// This project's specification and source, in the order of paths; the last tenth of each file is test
+    /// data.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let mut paths = Vec::new();
         files(&root.join("spec"), "md", &mut paths)?;
@@ -71,7 +72,7 @@ impl Text {
         }
         let about = format!(
             "the project's own text, `spec/**/*.md` and `src/**/*.rs`: {} files, {} bytes for training, {} for the test \
-             (the last tenth of each file); BLAKE3 of all, in the order of their paths, `{}`",
+             (the last tenth of each file); BLAKE3 of all files, in the order of their paths, `{}`",
             paths.len(),
             train.len(),
             test.len(),
@@ -81,7 +82,7 @@ impl Text {
     }
 }
 
-/// The files below a folder whose names end in `.extension`, in the order of their paths.
+/// Returns the files below a folder whose names end in `.extension`, in the order of their paths.
 fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let mut entries = entries.map(|e| e.map(|e| e.path())).collect::<std::result::Result<Vec<_>, _>>()?;
@@ -100,7 +101,7 @@ fn short_hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..16].to_owned()
 }
 
-/// The numbers below `n` in an order that `seed` and `stream` determine.
+/// Returns a permutation of the numbers below `n` that `seed` and `stream` determine.
 pub(crate) fn shuffled(n: usize, seed: u64, stream: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by_key(|&i| (random::word(seed, stream, i as u64), i));

@@ -1,4 +1,4 @@
-//! How a group of workers comes to one update: through real bytes, written by encoders and read by decoders.
+//! Exchange within a group of workers: through real bytes, written by encoders and read by decoders.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::model::{Parameter, Tensors};
 use crate::optim::Optimiser;
 use crate::senders::{Sender, Turn, inputs};
 
-/// What travelled, and how long it took.
+/// Traffic and time.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Traffic {
     /// Bytes that each worker sent: whole frames, with preamble, manifest and end.
     pub(crate) sent: Vec<u64>,
     /// Bytes that one worker received.
     pub(crate) received: u64,
-    /// Compressing and encoding, of all workers.
+    /// Time of compressing and encoding, for all workers.
     pub(crate) encoding: Duration,
-    /// Decoding and summing, of all receivers.
+    /// Time of decoding and summing, for all receivers.
     pub(crate) decoding: Duration,
 }
 
@@ -37,25 +37,25 @@ impl Traffic {
         Self { sent: vec![0; workers], ..Self::default() }
     }
 
-    /// Bytes that a worker sent, on average.
+    /// Returns the mean bytes that a worker sent.
     pub(crate) fn sent_each(&self) -> f64 {
         self.sent.iter().sum::<u64>() as f64 / self.sent.len() as f64
     }
 }
 
-/// Workers that exchange updates. A protocol of several messages is a `Group` of its own.
+/// Workers that exchange updates. A protocol of several messages is its own `Group`.
 pub(crate) trait Group {
-    /// One round: each worker's update in, the mean of all as each receiver has it out.
+    /// Runs one round: takes each worker's update, returns the mean as each receiver decodes it.
     fn round(&mut self, updates: Vec<Tensors>, locals: &mut [Optimiser]) -> Result<Vec<Tensors>>;
 
-    /// What travelled so far.
+    /// Returns the traffic so far.
     fn traffic(&self) -> &Traffic;
 
-    /// Ends the streams and checks that every receiver has them to their ends.
+    /// Ends the streams and checks that every receiver has read them to their ends.
     fn finish(&mut self) -> Result<()>;
 }
 
-/// The manifest of a network's tensors.
+/// Returns the manifest of a network's tensors.
 pub(crate) fn manifest(parameters: &[Parameter]) -> Result<Arc<Manifest>> {
     let info = |p: &Parameter| {
         TensorInfo::new(&p.name, Dtype::F32, p.shape.iter().map(|&d| d as u64).collect::<Vec<_>>())
@@ -63,7 +63,7 @@ pub(crate) fn manifest(parameters: &[Parameter]) -> Result<Arc<Manifest>> {
     Ok(Arc::new(Manifest::new(parameters.iter().map(info).collect())?))
 }
 
-/// A stream between two that stay connected has no index, which is for files.
+/// A stream over a connection needs no index, which serves files.
 fn encoder() -> Encoder {
     Encoder::new(EncodeOptions::default().with_index(false))
 }
@@ -80,7 +80,7 @@ fn numbers(tensors: &[TensorBuf]) -> Tensors {
     tensors.iter().map(f32s).collect()
 }
 
-/// Feeds a decoder, in pieces of `piece` bytes, and gives each event to `take`.
+/// Feeds a decoder in pieces of `piece` bytes, and passes each event to `take`.
 fn receive(
     decoder: &mut Decoder,
     bytes: &[u8],
@@ -98,12 +98,13 @@ fn receive(
     Ok(())
 }
 
-/// The pieces in which a receiver gets its bytes: one all at once, others in pieces that end anywhere.
+/// Returns the size of a receiver's pieces: one receiver gets all bytes at once, others in pieces of odd
+/// sizes.
 fn piece(receiver: usize) -> usize {
     if receiver == 0 { usize::MAX } else { 1021 * receiver }
 }
 
-/// All receivers must have the same bits.
+/// Checks that all receivers have the same bits.
 fn agree(means: &[Tensors], round: u64) -> Result<()> {
     let bits = |t: &Tensors| t.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
     if means.iter().any(|mean| bits(mean) != bits(&means[0])) {
@@ -112,14 +113,14 @@ fn agree(means: &[Tensors], round: u64) -> Result<()> {
     Ok(())
 }
 
-/// Every worker sends its stream to every other one, and each sums what it gets.
+/// Every worker sends its stream to every other one, and each sums what it receives.
 pub(crate) struct Gather {
     manifest: Arc<Manifest>,
     senders: Vec<Box<dyn Sender>>,
     encoders: Vec<Encoder>,
-    /// For each receiver a decoder of each sender's stream.
+    /// Decoders: for each receiver one per sender's stream.
     receivers: Vec<Vec<Decoder>>,
-    /// If a server sums and sends one stream back to all, instead: sparse blocks merged.
+    /// Set if a server sums sparse blocks and sends one stream back to all.
     server: Option<(Encoder, Decoder)>,
     round: u64,
     traffic: Traffic,
@@ -149,7 +150,7 @@ impl Gather {
         UpdateHeader::default().with_step(self.round).with_world(self.senders.len() as u64)
     }
 
-    /// The bytes of a server's answer.
+    /// Returns the bytes of a server's answer.
     fn merge(&mut self, blocks: &[Vec<Block>]) -> Result<()> {
         let header = self.header().with_contributors(blocks.len() as u64).with_reduction(Reduction::Sum);
         let Some((encoder, decoder)) = &mut self.server else { return Ok(()) };
@@ -227,8 +228,8 @@ impl Group for Gather {
     }
 }
 
-/// ScaleCom: the leader's set and all workers' values on it to a server, which adds them as they are and sends the set and
-/// the sum to all.
+/// ScaleCom: the leader's set and all workers' values on it go to a server, which adds them without
+/// expanding them and sends the set and the sum to all.
 pub(crate) struct ScaleCom {
     manifest: Arc<Manifest>,
     workers: Vec<scalecom::Worker>,
@@ -249,7 +250,7 @@ impl ScaleCom {
     ) -> Result<Self> {
         let scope = Scope::Tensors { first: 0, count: manifest.tensors().len() as u64 };
         let worker = |rank| scalecom::Worker::new(manifest, scope, rank, workers as u64, settings);
-        // A set of its own for each round, all in one segment.
+        // One set for each round, all in one segment.
         let limits = Limits::default().with_max_definitions(1 << 20);
         let decoder = || Decoder::new(limits.clone());
         Ok(Self {
@@ -270,7 +271,7 @@ impl Group for ScaleCom {
         let (begin, options) = (clock::now(), BlockOptions::default());
         let header = UpdateHeader::default().with_step(self.round).with_world(self.workers.len() as u64);
         let mut down = Vec::new();
-        // Every worker begins; the leader's set goes up, and down to all.
+        // Every worker begins; the leader's set goes to the server, and from there to all.
         let mut led = None;
         for (w, update) in updates.iter().enumerate() {
             let update = named(&self.manifest, update)?;
@@ -350,8 +351,8 @@ impl Group for ScaleCom {
     }
 }
 
-/// 1-bit Adam: what the workers send goes to a server, whose answer, compressed too, goes to all. What a round gives is what the
-/// weights follow, not a mean of gradients.
+/// 1-bit Adam: the workers' updates go to a server, whose compressed answer goes to all. The result of a
+/// round is a weight change rather than a mean of gradients.
 pub(crate) struct OneBit {
     manifest: Arc<Manifest>,
     workers: Vec<onebit::Worker>,
@@ -383,7 +384,7 @@ impl OneBit {
         })
     }
 
-    /// The sum, or the mean, of the updates in `streams`, the same for all who compute it.
+    /// Returns the sum, or the mean, of the updates in `streams`, equal on every machine.
     fn decoded(
         &mut self,
         streams: &[(usize, &[u8])],
@@ -425,7 +426,7 @@ impl Group for OneBit {
         let blocks = self.server.message(&inputs(&means), &options)?;
         let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
         let mut down = Vec::new();
-        // An update of the server's own, which is not one of the workers.
+        // The server's own update, which is none of the workers'.
         let header = header.with_sender(self.workers.len() as u64);
         self.down.update(&mut down, &header, &self.manifest, &blocks)?;
         self.traffic.received += down.len() as u64;
@@ -435,7 +436,7 @@ impl Group for OneBit {
             answer = self.decoded(&[(0, &down)], Some(r))?;
             moves.push(self.workers[r].apply(&inputs(&answer))?);
         }
-        // The other workers would decode the very same.
+        // The other workers would decode the same bits.
         for worker in &mut self.workers[self.receivers.len()..] {
             worker.apply(&inputs(&answer))?;
         }
@@ -458,7 +459,7 @@ impl Group for OneBit {
     }
 }
 
-/// Ends a stream and checks that all who read it have it to its end.
+/// Ends a stream and checks that all readers have read it to its end.
 fn finish<'d>(
     encoder: &mut Encoder,
     decoders: impl IntoIterator<Item = &'d mut Decoder>,

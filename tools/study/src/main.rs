@@ -1,8 +1,8 @@
-//! Trains small networks by several workers that exchange gcodec updates, one run for each compressor, and writes
-//! `docs/study.md`.
+//! Trains small networks by several workers that exchange gcodec updates, one run for each compressor, and
+//! writes `docs/study.md`.
 //!
-//! Each step, every worker's gradient (or what its local steps made) goes through a compressor, an encoder, real bytes, a
-//! decoder and a sum; the weights follow what was decoded.
+//! In each step, every worker's gradient (or the change of its local steps) passes through a compressor, an
+//! encoder, real bytes, a decoder and a sum. The weights follow the decoded sum.
 
 mod clock;
 mod data;
@@ -26,12 +26,12 @@ use model::Task;
 use runs::Run;
 use train::{Outcome, Setting, train};
 
-/// Each step makes and drops tensors of a megabyte and more, which the system's allocator gives back to the kernel each time:
-/// a third of the time.
+/// Each step allocates and frees tensors of a megabyte and more. The system's allocator returns them to the
+/// kernel each time, which costs a third of the time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// What may go wrong: said to a person, who ran this program.
+/// Any error, printed for the user.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -45,7 +45,7 @@ enum Model {
 /// Trains small networks by several workers that exchange gcodec updates.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Runs only what has this in its name, beside uncompressed training
+    /// Runs only the runs whose name contains this, beside uncompressed training
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
     /// Trains only this network
@@ -57,19 +57,19 @@ struct Args {
     /// Workers
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: u16,
-    /// How many seeds at most: the runs that a target hangs on have 3, others 1
+    /// Maximum number of seeds: runs with a target use 3, others 1
     #[arg(long)]
     seeds: Option<u64>,
     /// Largest learning rate [default: 0.05 with momentum, 0.003 with Adam]
     #[arg(long)]
     rate: Option<f32>,
-    /// A few steps of a few compressors, every worker decoding everything; fails if something is not as it should be
+    /// Runs a few steps of a few compressors, with every worker decoding everything; fails if a check fails
     #[arg(long)]
     quick: bool,
     /// Writes docs/study.md and its plots
     #[arg(long, conflicts_with_all = ["quick", "only", "model"])]
     write: bool,
-    /// Runs at the same time [default: as many as there are cores]
+    /// Number of parallel runs [default: the number of cores]
     #[arg(long)]
     jobs: Option<usize>,
 }
@@ -83,11 +83,11 @@ pub(crate) struct Study {
     pub(crate) setting: Setting,
     pub(crate) seeds: u64,
     pub(crate) rows: Vec<Row>,
-    /// Whether the test's score is shown as bits for each byte, not as accuracy.
+    /// Whether the test score is in bits per byte rather than accuracy.
     pub(crate) bits: bool,
 }
 
-/// A run and what came of it, by seed.
+/// A run and its results by seed.
 pub(crate) struct Row {
     pub(crate) run: Run,
     pub(crate) outcomes: Vec<Outcome>,
@@ -227,11 +227,11 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What the numbers of workers do to the traffic.
+/// Traffic for different numbers of workers.
 pub(crate) struct Crowd {
     pub(crate) name: String,
     pub(crate) workers: usize,
-    /// Bytes that a worker sends in a step, on average.
+    /// Mean bytes that a worker sends in a step.
     pub(crate) sent: f64,
     /// Bytes that a worker receives in a step.
     pub(crate) received: f64,
@@ -258,8 +258,8 @@ fn traffic(study: &Study, jobs: usize) -> Result<Vec<Crowd>> {
     })
 }
 
-/// Runs `work` on every task by `jobs` threads, each of which has one thread for all that the library does in parallel:
-/// runs do not disturb one another. The results are in the order of the tasks.
+/// Runs `work` on every task with `jobs` threads, each with one thread for the library's parallel code, so
+/// that runs do not disturb one another. The results are in the order of the tasks.
 fn parallel<T: Sync, R: Send>(
     jobs: usize,
     tasks: &[T],
@@ -287,7 +287,7 @@ fn parallel<T: Sync, R: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// What a quick run must show. That receivers agree, and that their streams end well, every run checks itself.
+/// Checks a quick run. Every run itself checks that receivers agree and that their streams end properly.
 fn check(studies: &[Study]) -> Result<()> {
     for study in studies {
         for row in &study.rows {

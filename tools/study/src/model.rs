@@ -1,4 +1,4 @@
-//! The networks: functions of their weights, which stay plain numbers outside.
+//! The networks: functions of their weights, which are stored as plain numbers.
 
 use burn::tensor::activation::{gelu, log_softmax, relu, softmax};
 use burn::tensor::module::{conv2d, embedding, layer_norm, linear, max_pool2d};
@@ -8,7 +8,7 @@ use gcodec::random;
 
 use crate::data::{Digits, PIXELS, Text, shuffled};
 
-/// The elements of each of a network's tensors, row-major.
+/// Elements of each of a network's tensors, row-major.
 pub(crate) type Tensors = Vec<Vec<f32>>;
 
 /// One tensor of weights.
@@ -19,7 +19,7 @@ pub(crate) struct Parameter {
     init: Init,
 }
 
-/// How weights begin.
+/// Initialisation of weights.
 #[derive(Debug, Clone, Copy)]
 enum Init {
     Constant(f32),
@@ -37,7 +37,7 @@ impl Parameter {
     }
 }
 
-/// The weights at the beginning: a function of the seed.
+/// Returns the initial weights, a function of the seed.
 pub(crate) fn initial(parameters: &[Parameter], seed: u64) -> Tensors {
     let tensor = |(number, p): (usize, &Parameter)| {
         let element = |i: usize| match p.init {
@@ -52,26 +52,26 @@ pub(crate) fn initial(parameters: &[Parameter], seed: u64) -> Tensors {
     parameters.iter().enumerate().map(tensor).collect()
 }
 
-/// How good weights are.
+/// Score of weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Score {
     /// Mean cross-entropy of the test set, in nats.
     pub(crate) loss: f64,
-    /// What is right of the test set: a part of 1.
+    /// Accuracy on the test set, 0 to 1.
     pub(crate) accuracy: f64,
 }
 
 /// A network and its data.
 pub(crate) trait Task: Send + Sync {
     fn parameters(&self) -> &[Parameter];
-    /// Examples of one worker's step.
+    /// Number of examples in one worker's step.
     fn batch_len(&self) -> usize;
-    /// The loss of one worker's batch at step `step`, and its gradient.
+    /// Returns the loss of one worker's batch at step `step`, and its gradient.
     fn gradient(&self, weights: &Tensors, at: At) -> (f32, Tensors);
     fn test(&self, weights: &Tensors) -> Score;
 }
 
-/// Whose batch, and when.
+/// Worker and step of a batch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct At {
     pub(crate) seed: u64,
@@ -80,7 +80,7 @@ pub(crate) struct At {
     pub(crate) step: u64,
 }
 
-/// The weights as burn's tensors.
+/// Returns the weights as burn's tensors.
 struct Leaves<'a> {
     parameters: &'a [Parameter],
     weights: &'a Tensors,
@@ -97,7 +97,7 @@ impl<'a> Leaves<'a> {
         Self { parameters, weights, device, next: 0, d1: Vec::new(), d2: Vec::new(), d4: Vec::new() }
     }
 
-    /// The next parameter in order.
+    /// Returns the next parameter in order.
     fn take<const D: usize>(&mut self) -> (usize, Tensor<D>) {
         let number = self.next;
         self.next += 1;
@@ -125,7 +125,7 @@ impl<'a> Leaves<'a> {
         leaf.1
     }
 
-    /// The gradients in the order of the parameters.
+    /// Returns the gradients in the order of the parameters.
     fn gradients(&self, loss: &Tensor<1>) -> Tensors {
         let gradients = loss.backward();
         let mut all = vec![Vec::new(); self.parameters.len()];
@@ -147,13 +147,13 @@ fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().as_slice::<f32>().expect("burn's default float is f32").to_vec()
 }
 
-/// Cross-entropy of rows of logits, summed and divided by the number of rows.
+/// Returns the cross-entropy of rows of logits, summed and divided by the number of rows.
 fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
     let [rows, _] = logits.dims();
     log_softmax(logits, 1).gather(1, targets.reshape([rows, 1])).mean().neg()
 }
 
-/// How many rows have their largest logit at their target.
+/// Returns the number of rows with their largest logit at their target.
 fn right(logits: Tensor<2>, targets: &[i32]) -> usize {
     let [rows, classes] = logits.dims();
     let logits = numbers(logits);
@@ -165,8 +165,8 @@ fn integers<const D: usize>(values: Vec<i32>, shape: [usize; D], device: &Device
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// A convolutional network for digits: three convolutions of 3 x 3 with 32, 64 and 128 channels, two poolings, a dense
-/// layer of 512.
+/// A convolutional network for digits: three convolutions of 3 x 3 with 32, 64 and 128 channels, two
+/// poolings, a dense layer of 512.
 pub(crate) struct Convolutional {
     digits: Digits,
     parameters: Vec<Parameter>,
@@ -214,8 +214,8 @@ impl Convolutional {
 /// Marks the random numbers of [`shifted`].
 const SHIFTS: u64 = 1 << 32;
 
-/// The image moved by at most a pixel in each direction: without that a network this large has learnt its thousand digits by
-/// heart after some passes, and there is no gradient left to compress.
+/// Shifts the image by at most a pixel in each direction. Without shifts, a network of this size memorises
+/// its thousand digits after some passes, and no gradient is left to compress.
 fn shifted(image: &[u8; PIXELS], draw: u32) -> [u8; PIXELS] {
     let (down, right) = ((draw % 3) as usize, (draw / 3 % 3) as usize);
     std::array::from_fn(|p| {
@@ -277,13 +277,14 @@ const HEADS: usize = 4;
 const LAYERS: usize = 2;
 const CONTEXT: usize = 64;
 const BYTES: usize = 256;
-/// Windows of text that are tested on, evenly over all of it.
+/// Number of test windows, spread evenly over the text.
 const TEST_WINDOWS: usize = 256;
 
 impl Language {
     pub(crate) fn new(text: Text) -> Self {
         let small = Init::Uniform(0.02);
-        // GPT-2: what is added to the residual stream begins smaller, for each of the layers adds twice.
+        // GPT-2: smaller initial weights where a layer adds to the residual stream, since each layer adds
+        // twice.
         let added = Init::Uniform(0.02 / (2.0 * LAYERS as f32).sqrt());
         let (zero, one) = (Init::Constant(0.0), Init::Constant(1.0));
         let mut parameters = vec![
@@ -315,7 +316,7 @@ impl Language {
         Self { text, parameters }
     }
 
-    /// Logits of each byte's successor, of windows of [`CONTEXT`] bytes.
+    /// Returns the logits of each byte's successor, for windows of [`CONTEXT`] bytes.
     fn logits(leaves: &mut Leaves<'_>, windows: &[&[u8]]) -> Tensor<2> {
         let n = windows.len();
         let device = leaves.device.clone();
@@ -365,7 +366,7 @@ impl Task for Language {
     }
 
     fn gradient(&self, weights: &Tensors, at: At) -> (f32, Tensors) {
-        // A worker's own stretch of the text; windows of it at random.
+        // Each worker has its own part of the text, and draws random windows from it.
         let share = self.text.train.len() / at.workers;
         let shard = &self.text.train[at.worker * share..][..share];
         let windows: Vec<&[u8]> = (0..self.batch_len() as u64)

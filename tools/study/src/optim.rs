@@ -2,20 +2,20 @@
 
 use crate::model::Tensors;
 
-/// How weights follow a gradient.
+/// Update rule of the weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Rule {
-    /// Stochastic gradient descent with momentum, 0 for none; Nesterov's if asked for.
+    /// Stochastic gradient descent with momentum, 0 for none; optionally Nesterov's.
     Sgd { momentum: f32, nesterov: bool },
     /// Adam (arXiv 1412.6980) with decay 0.9 and 0.99.
     Adam,
-    /// Steps of one length, against the sign of the gradient.
+    /// Steps of constant length, against the sign of the gradient.
     Sign,
 }
 
-/// Without momentum.
+/// SGD without momentum.
 pub(crate) const PLAIN: Rule = Rule::Sgd { momentum: 0.0, nesterov: false };
-/// As the papers on image networks have it.
+/// SGD with momentum, as in the papers on image networks.
 pub(crate) const MOMENTUM: Rule = Rule::Sgd { momentum: 0.9, nesterov: false };
 
 /// A rule and its state.
@@ -34,7 +34,7 @@ impl Optimiser {
         Self { rule, first: zeros(), second, steps: 0 }
     }
 
-    /// Moves the weights against a gradient.
+    /// Moves the weights along a negative gradient.
     pub(crate) fn step(&mut self, weights: &mut Tensors, gradient: &Tensors, rate: f32) {
         self.steps += 1;
         for (t, (w, g)) in weights.iter_mut().zip(gradient).enumerate() {
@@ -63,13 +63,14 @@ impl Optimiser {
         }
     }
 
-    /// The momentum of each tensor, by its number.
+    /// Momentum of each tensor, by its number.
     pub(crate) fn momenta(&mut self) -> Vec<(u64, &mut [f32])> {
         (0..).zip(self.first.iter_mut().map(Vec::as_mut_slice)).collect()
     }
 }
 
-/// The part of the learning rate at a step: rises over the first twentieth, then falls to a twentieth along a cosine.
+/// Returns the factor of the learning rate at a step: it rises over the first twentieth, then falls to a
+/// twentieth along a cosine.
 pub(crate) fn schedule(step: u64, steps: u64) -> f32 {
     let (step, steps) = (step as f32, steps as f32);
     let warm = (steps / 20.0).max(1.0);

@@ -8,9 +8,9 @@ use crate::runs::UNCOMPRESSED;
 use crate::{Crowd, Result, Row, Study};
 
 const SIZE: (u32, u32) = (1080, 620);
-/// Of the names beside a plot.
+/// Font size of the names beside a plot.
 const NAMES: i32 = 360;
-/// Distinct also without colour vision, with the markers' shapes.
+/// Colours that are distinct also without colour vision, together with the markers' shapes.
 const COLOURS: [RGBColor; 10] = [
     RGBColor(0, 0, 0),
     RGBColor(0, 114, 178),
@@ -36,7 +36,7 @@ pub(crate) fn all(studies: &[Study], traffic: &[Crowd], folder: &Path) -> Result
     Ok(())
 }
 
-/// The lines of the plot of losses: those that a reader looks for first.
+/// Lines of the plot of losses: the main runs.
 const LINES: [&str; 10] = [
     UNCOMPRESSED,
     "natural",
@@ -96,7 +96,7 @@ fn loss(study: &Study, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Bytes sent and loss, over windows of a twentieth of the steps, mean of the seeds.
+/// Returns bytes sent and loss, over windows of a twentieth of the steps, as means over the seeds.
 fn smoothed(row: &Row) -> Vec<(f64, f64)> {
     let steps = row.outcomes.iter().map(|o| o.losses.len()).min().unwrap_or(0);
     let window = (steps / 20).max(1);
@@ -123,7 +123,7 @@ fn ratio(study: &Study, path: &Path) -> Result<()> {
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let test = if study.bits { "test, bits per byte" } else { "test, % wrong" };
-    // Names are long: a number at each point, the names beside the plot.
+    // Long names: a number at each point, and the names beside the plot.
     let (left, right) = area.split_horizontally(SIZE.0 as i32 - NAMES);
     let mut chart = ChartBuilder::on(&left)
         .caption(format!("{}: ratio against the test", study.title), ("sans-serif", 18))
@@ -205,13 +205,14 @@ fn bounds(values: impl Iterator<Item = f64>, factor: f64) -> (f64, f64) {
     (low / factor, high * factor)
 }
 
-/// What a run's test is drawn as, on a logarithmic axis: less is better. One digit in a million is the least.
+/// Returns the value of a run's test on a logarithmic axis, where less is better. The minimum is one digit
+/// in a million.
 fn worth(study: &Study, row: &Row) -> f64 {
     let test = study.test(row).mean;
     if study.bits { test } else { (100.0 - test).max(1e-4) }
 }
 
-/// A label of an axis of logarithms: plotters' own logarithmic axis has labels at powers of ten only.
+/// Formats a label of a logarithmic axis; plotters' own logarithmic axis has labels at powers of ten only.
 fn power(y: f64) -> String {
     short(10f64.powf(y))
 }
@@ -225,7 +226,7 @@ fn bytes(x: f64) -> String {
     }
 }
 
-/// As few digits as say it.
+/// Formats a number with as few digits as possible.
 fn short(x: f64) -> String {
     let digits = (2 - x.abs().max(1e-9).log10().floor() as i32).clamp(0, 6) as usize;
     let text = format!("{x:.digits$}");

@@ -1,4 +1,4 @@
-//! `docs/study.md`: every number in it is computed from what was measured.
+//! Writes `docs/study.md`. Every number in it is computed from measurements.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use crate::{Crowd, Row, Study, TRAFFIC_STEPS};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Spread {
     pub(crate) mean: f64,
-    /// Of a sample; 0 of one.
+    /// Standard deviation of a sample; 0 for a single value.
     pub(crate) deviation: f64,
     count: usize,
 }
@@ -24,7 +24,7 @@ impl Spread {
         Self { mean, deviation: (squares / (count.max(2) - 1) as f64).sqrt(), count }
     }
 
-    /// As the table has it: nothing is said of the spread of one.
+    /// Formats the mean, and the deviation for more than one seed.
     fn show(self, digits: usize) -> String {
         match self.count {
             1 => format!("{:.digits$}", self.mean),
@@ -32,14 +32,14 @@ impl Spread {
         }
     }
 
-    /// The standard error of the mean.
+    /// Returns the standard error of the mean.
     fn error(self) -> f64 {
         self.deviation / (self.count as f64).sqrt()
     }
 }
 
 impl Study {
-    /// What the table shows of a run's test: per cent of digits, or bits for each byte.
+    /// Returns the test score for the table: per cent of digits, or bits per byte.
     pub(crate) fn test_of(&self, outcome: &Outcome) -> f64 {
         match self.bits {
             true => outcome.score.loss / std::f64::consts::LN_2,
@@ -55,7 +55,7 @@ impl Study {
         self.task.parameters().iter().map(|p| p.elements()).sum()
     }
 
-    /// How many times smaller than bare 32-bit floats at every step.
+    /// Returns the ratio to 32-bit floats at every step.
     pub(crate) fn ratio(&self, row: &Row) -> f64 {
         let floats = 4.0 * self.parameters() as f64 * self.setting.steps as f64;
         floats / sent(row)
@@ -65,14 +65,15 @@ impl Study {
         self.rows.iter().find(|row| row.run.name == UNCOMPRESSED)
     }
 
-    /// How a run's test differs from that of uncompressed training with the same seed: the same first weights and batches.
+    /// Returns the difference of a run's test to that of uncompressed training with the same seed, first
+    /// weights and batches.
     fn distance(&self, row: &Row) -> Option<Spread> {
         let pairs = row.outcomes.iter().zip(&self.baseline()?.outcomes);
         Some(Spread::of(pairs.map(|(a, b)| self.test_of(a) - self.test_of(b))))
     }
 }
 
-/// Bytes that a worker sent, the mean over workers and seeds.
+/// Returns the bytes that a worker sent, the mean over workers and seeds.
 pub(crate) fn sent(row: &Row) -> f64 {
     Spread::of(row.outcomes.iter().map(|o| o.traffic.sent_each())).mean
 }
@@ -97,7 +98,7 @@ fn times(ratio: f64) -> String {
     }
 }
 
-/// The page.
+/// Returns the page.
 pub(crate) fn markdown(studies: &[Study], traffic: &[Crowd], cores: usize) -> String {
     let mut out = String::new();
     page(&mut out, studies, traffic, cores).expect("a string takes everything");
@@ -106,13 +107,13 @@ pub(crate) fn markdown(studies: &[Study], traffic: &[Crowd], cores: usize) -> St
 
 fn page(out: &mut String, studies: &[Study], traffic: &[Crowd], cores: usize) -> std::fmt::Result {
     writeln!(out, "# Training through gcodec\n")?;
-    writeln!(
-        out,
-        "Written by `cargo run --release -p gcodec-study -- --write`; `--help` has more. Small networks, trained on real data by \
-         several workers in one process: each step, every worker's update goes through a \
-         compressor, an encoder, whole frames, a decoder and a sum, and the weights follow what was decoded. Compressed \
-         and uncompressed runs have the same steps, first weights, batches and learning rates, unless a line says otherwise.\n"
-    )?;
+    let about = "How does training fare with each compressor? `cargo run --release -p gcodec-study \
+                 -- --write` makes this page; `--help` lists its options. Several workers in one \
+                 process train small networks on real data. In each step, every worker's update \
+                 passes through a compressor, an encoder, whole frames, a decoder and a sum, and the \
+                 weights follow the decoded sum. Compressed and uncompressed runs have the same \
+                 steps, first weights, batches and learning rates, unless a line says otherwise.";
+    writeln!(out, "{}\n", wrapped(about, ""))?;
     conclusions(out, studies, traffic)?;
     for study in studies {
         table(out, study)?;
@@ -122,16 +123,15 @@ fn page(out: &mut String, studies: &[Study], traffic: &[Crowd], cores: usize) ->
 }
 
 fn conclusions(out: &mut String, studies: &[Study], traffic: &[Crowd]) -> std::fmt::Result {
-    writeln!(out, "## What was found\n")?;
+    writeln!(out, "## Results\n")?;
     for study in studies {
         let unit = if study.bits { "bits per byte" } else { "points" };
         let line = |out: &mut String, row: &Row, what: &str, wanted: f64| -> std::fmt::Result {
             let Some(distance) = study.distance(row) else { return Ok(()) };
             let met = if study.ratio(row) >= wanted { "met" } else { "missed" };
-            writeln!(
-                out,
-                "- {what}, {}: {} smaller than 32-bit floats, all headers counted (target {}: {met}); the test is {:+.3} {unit} \
-                 from uncompressed (standard error {:.3}, {} seeds){}.",
+            let text = format!(
+                "{what}, {}: {} smaller than 32-bit floats, with all headers (target {}: {met}). The test score differs \
+                 by {:+.3} {unit} from uncompressed (standard error {:.3}, {} seeds){}.",
                 study.title.to_lowercase(),
                 times(study.ratio(row)),
                 times(wanted),
@@ -139,7 +139,8 @@ fn conclusions(out: &mut String, studies: &[Study], traffic: &[Crowd]) -> std::f
                 distance.error(),
                 distance.count,
                 verdict(study, distance)
-            )
+            );
+            writeln!(out, "{}", wrapped(&text, "- "))
         };
         for row in &study.rows {
             match row.run.name.as_str() {
@@ -160,15 +161,16 @@ fn conclusions(out: &mut String, studies: &[Study], traffic: &[Crowd]) -> std::f
     };
     if !traffic.is_empty() {
         let total = |c: &Crowd| c.sent + c.received;
-        writeln!(
-            out,
-            "- ScaleCom's traffic from 2 to 16 workers: what a worker receives in a step grows {:.3} times, sent and received \
-             together {:.3} times. Top-k of as many elements, merged by a server: {:.3} times and {:.3} times.",
+        let text = format!(
+            "ScaleCom's traffic per worker from 2 to 16 workers: received bytes change by a factor of {:.3}, sent and \
+             received bytes together by {:.3}. For top-k of the same number of elements, merged by a server, the factors \
+             are {:.3} and {:.3}.",
             growth(&each("ScaleCom", |c| c.received)),
             growth(&each("ScaleCom", total)),
             growth(&each("topk", |c| c.received)),
             growth(&each("topk", total)),
-        )?;
+        );
+        writeln!(out, "{}", wrapped(&text, "- "))?;
     }
     let lossless = studies.iter().flat_map(|s| {
         let row = s.rows.iter().find(|r| r.run.name == "lossless")?;
@@ -177,21 +179,20 @@ fn conclusions(out: &mut String, studies: &[Study], traffic: &[Crowd]) -> std::f
     });
     for (study, same) in lossless {
         let what = if same { "the same bits as" } else { "OTHER BITS THAN" };
-        writeln!(
-            out,
-            "- `lossless`, {}: the final weights have {what} those of `raw`.",
-            study.title.to_lowercase()
-        )?;
+        let title = study.title.to_lowercase();
+        let text = format!("`lossless`, {title}: the final weights have {what} those of `raw`.");
+        writeln!(out, "{}", wrapped(&text, "- "))?;
     }
     writeln!(out)
 }
 
-/// What a distance from uncompressed training means.
+/// Interprets a difference to uncompressed training.
 fn verdict(study: &Study, distance: Spread) -> String {
-    // Two standard errors: about what chance does in one of twenty, were there many seeds; with few it is a rough rule.
+    // Chance exceeds two standard errors once in twenty cases with many seeds; with few seeds it is a rough
+    // rule.
     let worse = if study.bits { distance.mean } else { -distance.mean };
     let noise = if distance.count < 2 {
-        "one seed does not say how large the noise is"
+        "one seed cannot show the noise"
     } else if worse <= 2.0 * distance.error() {
         "within two standard errors, or better"
     } else {
@@ -208,10 +209,9 @@ fn verdict(study: &Study, distance: Spread) -> String {
 fn table(out: &mut String, study: &Study) -> std::fmt::Result {
     let s = study.setting;
     writeln!(out, "## {}\n", study.title)?;
-    writeln!(
-        out,
-        "Data: {}. {} parameters in {} tensors; {} workers with {} examples each in a step, {} steps; learning \
-         rate {} at most.\n",
+    let about = format!(
+        "Data: {}. {} parameters in {} tensors; {} workers with {} examples each per step, {} steps; maximum learning \
+         rate {}.",
         study.about,
         thousands(study.parameters() as f64),
         study.task.parameters().len(),
@@ -219,8 +219,9 @@ fn table(out: &mut String, study: &Study) -> std::fmt::Result {
         study.task.batch_len(),
         s.steps,
         s.rate
-    )?;
-    let test = if study.bits { "test, bits per byte" } else { "test, % right" };
+    );
+    writeln!(out, "{}\n", wrapped(&about, ""))?;
+    let test = if study.bits { "test, bits per byte" } else { "test accuracy, %" };
     writeln!(
         out,
         "| compressor | train loss | {test} | bytes sent per worker | ratio | compress + encode, ms | decode + sum, ms | train, ms | the scheme's paper |"
@@ -259,13 +260,14 @@ fn crowd(out: &mut String, traffic: &[Crowd]) -> std::fmt::Result {
         return Ok(());
     }
     writeln!(out, "## Traffic against workers\n")?;
-    writeln!(
-        out,
-        "The convolutional network's first {TRAFFIC_STEPS} steps, bytes per step. A server adds what the workers send and sends the \
-         sum to each: ScaleCom's as it is, in the compressed domain (`reduce::add`), with the leader's index set; top-k's as the \
-         union of all positions (`reduce::merge`). With ScaleCom only the leader, another one each step, sends positions, so the \
-         share of them that falls on one worker becomes smaller with the number of workers.\n"
-    )?;
+    let about = format!(
+        "The convolutional network's first {TRAFFIC_STEPS} steps, bytes per step. A server adds the \
+         workers' updates and sends the sum to each worker. ScaleCom's sum stays in the compressed \
+         domain (`reduce::add`) and has the leader's index set. The sum of top-k is the union of all \
+         positions (`reduce::merge`). With ScaleCom only the leader sends positions, and a different \
+         worker leads in each step, so the positions per worker decrease with the number of workers."
+    );
+    writeln!(out, "{}\n", wrapped(&about, ""))?;
     writeln!(out, "| compressor | workers | sent by a worker | received by a worker |")?;
     writeln!(out, "|---|---|---|---|")?;
     for c in traffic {
@@ -276,27 +278,68 @@ fn crowd(out: &mut String, traffic: &[Crowd]) -> std::fmt::Result {
 
 fn notes(out: &mut String, studies: &[Study], cores: usize) -> std::fmt::Result {
     let receivers = studies.first().map_or(0, |s| s.setting.receivers);
-    writeln!(out, "## How it was done\n")?;
-    writeln!(
-        out,
-        "- **Bytes** are whole frames with all headers: preamble, manifest once, an update in each round, index sets, the end \
-         frame. No index frame, which is for files. The ratio's numerator is 4 bytes for each parameter and step.\n\
-         - **Topology**: what is counted as sent is one worker's stream; all receivers decode and sum the streams of all (`reduce::Sum`, \
-         the mean). ScaleCom and 1-bit Adam go by a server, which runs in the column of encoding.\n\
-         - **Receivers**: {receivers} of the workers really decode everything, in different orders and pieces, and have weights \
-         and an optimiser of their own, which the other workers share; every round their sums, and at the end of every run their weights, must be the same bits, or the \
-         program fails. With `--quick` all workers do.\n\
-         - **Optimisers**: the convolutional network has SGD with momentum 0.9, the language model Adam, on the decoded mean. \
-         Schemes with local steps have the same optimiser on every worker, and the mean of what they send is applied as it is \
-         (Sparse Binary Compression, with error feedback and momentum masking) or with Nesterov's momentum 0.9 and rate 0.3 (SparseLoCo). \
-         DeMo's mean is followed by its sign, at 0.001 on the convolutional network and 0.0009 on the language model. 1-bit Adam goes by a server like ScaleCom. DGC brings its own momentum, so its outer optimiser is plain SGD, with four warm-up stages in the first 4 % of the steps; \
-         on the language model compare it with `raw, SGD with momentum`, both at 0.3 and with gradients clipped to norm 1.\n\
-         - **Learning rate**: up over the first twentieth of the steps, down to a twentieth along a cosine, for all runs.\n\
-         - **EF** is error feedback: what a compressor left out is added to the next update.\n\
-         - **Train loss** is the mean of the workers' batches over the last twentieth of the steps; ± is the standard deviation over 3 seeds (2 of the language model), the lines without it have one.\n\
-         - **Times** are processor time (on Linux), per worker or receiver and step, of one thread; the program runs {cores} runs at once on {cores} cores.\n\
-         - **The scheme's paper**: what its authors report of their own networks, or what follows from its format, as said; not of these networks.\n\
-         - **Determinism**: on one machine a run repeats bit for bit (`cargo test --release -p gcodec-study`); burn's matrix products \
-         depend on the instruction set, so another machine may differ in the last bits and from there on. The text of the language model is that of the checkout: another commit has other text."
-    )
+    writeln!(out, "## Method\n")?;
+    let receivers = format!(
+        "**Receivers**: {receivers} of the workers decode everything, in different orders and \
+         pieces, and have their own weights and optimiser, which the other workers share. In every \
+         round their sums, and at the end of every run their weights, must have the same bits, or \
+         the program fails. With `--quick` all workers decode everything."
+    );
+    let times = format!(
+        "**Times** are processor time (on Linux) of one thread, per worker or receiver and step. The \
+         program runs {cores} runs at once on {cores} cores."
+    );
+    let notes = [
+        "**Bytes** are whole frames with all headers: preamble, manifest once, an update in each \
+         round, index sets, the end frame. There is no index frame, which serves files. The \
+         numerator of the ratio is 4 bytes per parameter and step.",
+        "**Topology**: the sent bytes are those of one worker's stream. All receivers decode and sum \
+         the streams of all workers (`reduce::Sum`, the mean). ScaleCom and 1-bit Adam use a server, \
+         whose time counts as encoding.",
+        &receivers,
+        "**Optimisers**: the convolutional network uses SGD with momentum 0.9, and the language \
+         model Adam, on the decoded mean. Schemes with local steps run the same optimiser on every \
+         worker. The mean of their updates is applied directly (Sparse Binary Compression, with \
+         error feedback and momentum masking) or with Nesterov's momentum 0.9 and rate 0.3 \
+         (SparseLoCo). DeMo applies the sign of the mean, at 0.001 on the convolutional network and \
+         0.0009 on the language model. 1-bit Adam uses a server like ScaleCom. DGC has its own \
+         momentum, so its outer optimiser is plain SGD, with four warm-up stages in the first 4 % of \
+         the steps. On the language model compare it with `raw, SGD with momentum`, both at 0.3 and \
+         with gradients clipped to norm 1.",
+        "**Learning rate**: it rises over the first twentieth of the steps, then falls to a \
+         twentieth along a cosine, for all runs.",
+        "**EF** is error feedback: the residual of a compressor is added to the next update.",
+        "**Train loss** is the mean of the workers' batches over the last twentieth of the steps. ± \
+         is the standard deviation over 3 seeds (2 for the language model); lines without ± have one \
+         seed.",
+        &times,
+        "**The scheme's paper**: the authors' results on their own networks, or a consequence of the \
+         format where stated. These are not results on the networks of this page.",
+        "**Determinism**: on one machine a run repeats bit for bit (`cargo test --release -p \
+         gcodec-study`). burn's matrix products depend on the instruction set, so another machine \
+         may differ in the last bits and diverge from there on. The text of the language model is \
+         that of the checkout: another commit has other text.",
+    ];
+    notes.iter().try_for_each(|note| writeln!(out, "{}", wrapped(note, "- ")))
+}
+
+/// Wraps a paragraph at 110 columns. `mark` begins the first line, and spaces of the same length the others.
+fn wrapped(text: &str, mark: &str) -> String {
+    let mut out = mark.to_owned();
+    let mut width = mark.len();
+    for word in text.split_whitespace() {
+        let len = word.chars().count();
+        let first = width == mark.len();
+        if !first && width + 1 + len > 110 {
+            out += "\n";
+            out += &" ".repeat(mark.len());
+            width = mark.len();
+        } else if !first {
+            out += " ";
+            width += 1;
+        }
+        out += word;
+        width += len;
+    }
+    out
 }

@@ -13,7 +13,7 @@ use crate::optim::{MOMENTUM, PLAIN, Rule};
 use crate::senders::{ByCodec, ByDeMo, ByDgc, BySbc, Sender};
 use crate::train::Setting;
 
-/// Who compresses, and how.
+/// The compression scheme of a run.
 #[derive(Debug, Clone)]
 pub(crate) enum Scheme {
     /// A codec by its specification.
@@ -22,7 +22,7 @@ pub(crate) enum Scheme {
     Sbc { density: f64, positions: Positions },
     /// Deep Gradient Compression.
     Dgc { density: f64 },
-    /// DeMo, with so many coefficients of each chunk.
+    /// DeMo, with this number of coefficients per chunk.
     DeMo { kept: u64 },
     /// 1-bit Adam.
     OneBit,
@@ -30,7 +30,7 @@ pub(crate) enum Scheme {
     ScaleCom { density: f64, beta: f32 },
 }
 
-/// Optimisers of the workers themselves: what they send is how far their weights have moved.
+/// The workers run their own optimisers and send the change of their weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Local {
     pub(crate) rule: Rule,
@@ -38,25 +38,25 @@ pub(crate) struct Local {
     pub(crate) every: u64,
 }
 
-/// One line of the study.
+/// One run of the study.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
     pub(crate) name: String,
     pub(crate) scheme: Scheme,
     pub(crate) local: Option<Local>,
-    /// What everybody does with the mean.
+    /// Optimiser that applies the mean.
     pub(crate) outer: Rule,
-    /// Its learning rate, where `local` follows the schedule instead.
+    /// Learning rate of `outer`, where `local` follows the schedule instead.
     pub(crate) outer_rate: f32,
     /// Factor of the learning rate.
     pub(crate) rate: f32,
-    /// The largest norm of one worker's gradient.
+    /// Clipping norm of one worker's gradient.
     pub(crate) clip: Option<f32>,
-    /// What the paper says.
+    /// Claim of the paper.
     pub(crate) claim: &'static str,
-    /// How many seeds, of those that the study has: more where a target hangs on it.
+    /// Maximum number of seeds; runs with a target have more.
     pub(crate) seeds: u64,
-    /// Whether a server sums and answers, for the count of what is received.
+    /// Whether a server sums and answers; affects the received bytes.
     pub(crate) server: bool,
 }
 
@@ -78,7 +78,8 @@ impl Run {
                     let mut options = DgcOptions::default();
                     options.density = *density;
                     options.workers = setting.workers as u64;
-                    // Four stages in the first 4 % of the steps, as the authors' four epochs of 90 and more.
+                    // Four stages in the first 4 % of the steps, like the authors' four epochs of 90 and
+                    // more.
                     options.warm_up_steps = setting.steps.div_ceil(100);
                     options.clip = self.clip;
                     Ok(Box::new(ByDgc::new(options)?))
@@ -99,7 +100,7 @@ impl Run {
         Ok(Box::new(Gather::new(manifest, senders, setting.receivers, self.server)))
     }
 
-    /// A codec on gradients, whose mean `outer` follows.
+    /// Returns a run with a codec on gradients, whose mean `outer` applies.
     fn codec(spec: &str, feedback: bool, outer: Rule, claim: &'static str) -> Self {
         let name = if feedback { format!("{spec}, EF") } else { spec.to_owned() };
         Self {
@@ -116,12 +117,12 @@ impl Run {
         }
     }
 
-    /// With so many seeds.
+    /// Sets the number of seeds.
     fn seeds(self, seeds: u64) -> Self {
         Self { seeds, ..self }
     }
 
-    /// With another learning rate, which the name says.
+    /// Sets another learning rate, and adds it to the name.
     fn slower(self, by: u16) -> Self {
         Self { name: format!("{}, rate / {by}", self.name), rate: self.rate / f32::from(by), ..self }
     }
@@ -181,17 +182,17 @@ impl Run {
     }
 }
 
-/// The name of the run to which others are compared.
+/// Name of the run that others are compared with.
 pub(crate) const UNCOMPRESSED: &str = "raw";
 
-// What the papers say of their own networks; what is only computed from their formulas says so.
+// Claims about the papers' own networks. A claim that follows only from a formula says so.
 const SBC: &str = "2,784x would be one Golomb-Rice code for each position and nothing else";
 const SBC_DELAY: &str = "ResNet50: 3,531x at the uncompressed accuracy (abstract)";
-const NATURAL: &str = "9 bits for each: 3.56x (table 1)";
+const NATURAL: &str = "9 bits each: 3.56x (table 1)";
 const DITHER: &str = "4.1 to 16x";
-const QSGD: &str = "4.06 bits for each, not entropy coded: 7.9x";
-const TERNGRAD: &str = "1.58 bits for each, if coded ideally: 20x";
-const SIGN: &str = "1 bit for each: 32x";
+const QSGD: &str = "4.06 bits each, without entropy coding: 7.9x";
+const TERNGRAD: &str = "1.58 bits each, with ideal coding: 20x";
+const SIGN: &str = "1 bit each: 32x";
 const POW2: &str = "ResNet18, 0.39 %: 208x, 93.72 -> 93.93 %";
 const DGC: &str = "270 to 600x (abstract)";
 const SCALECOM: &str = "47 to 400x, counting values; ResNet34: 92x, 93.78 -> 93.98 %";
@@ -200,7 +201,7 @@ const POWER: &str = "ResNet18: 136x for rank 2";
 const DEMO: &str = "85x with 8 of each 64 x 64";
 const ONE_BIT: &str = "up to 5x less communication";
 
-/// The runs of the convolutional network.
+/// Returns the runs of the convolutional network.
 pub(crate) fn convolutional() -> Vec<Run> {
     let codec = |spec, feedback, claim| Run::codec(spec, feedback, MOMENTUM, claim);
     vec![
@@ -234,13 +235,14 @@ pub(crate) fn convolutional() -> Vec<Run> {
     ]
 }
 
-/// The runs that see whether more steps close a gap: at the highest ratios, most of a gradient is on its way for many steps.
+/// Returns the runs that test whether more steps close a gap: at the highest ratios, most of a gradient
+/// stays in the residual for many steps.
 pub(crate) fn long() -> Vec<Run> {
     let wanted = |run: &Run| run.name == UNCOMPRESSED || run.name.starts_with("sbc:density=0.001, ");
     convolutional().into_iter().filter(wanted).map(|run| run.seeds(3)).collect()
 }
 
-/// The runs of the language model.
+/// Returns the runs of the language model.
 pub(crate) fn language() -> Vec<Run> {
     let codec = |spec, feedback, claim| Run::codec(spec, feedback, Rule::Adam, claim);
     vec![
@@ -267,10 +269,11 @@ pub(crate) fn language() -> Vec<Run> {
     ]
 }
 
-/// The learning rate of SGD in that of Adam, on the language model.
+/// Learning rate of SGD relative to that of Adam, on the language model.
 const SGD: f32 = 100.0;
 
-/// What is measured for 2 to 16 workers: ScaleCom, and top-k of as many elements, whose sum a server sends back.
+/// Returns the runs for 2 to 16 workers: ScaleCom, and top-k with the same number of elements, whose sum a
+/// server sends back.
 pub(crate) fn traffic() -> Vec<Run> {
     let topk = Run::codec("topk:density=0.01,scope=global", true, MOMENTUM, "");
     vec![

@@ -1,4 +1,4 @@
-//! What one worker does with its update before it becomes bytes. A new compressor is a codec's name, or a [`Sender`].
+//! Senders: one worker's compression of its update. A new compressor is a codec's name, or a [`Sender`].
 
 use gcodec::compress::senders::{DeMo, Dgc, DgcOptions, Sbc, mask_momenta};
 use gcodec::compress::{Input, Options};
@@ -7,7 +7,7 @@ use gcodec::{Block, Codec, Feedback, Positions, TensorBuf, compress};
 use crate::Result;
 use crate::optim::Optimiser;
 
-/// Which round of which worker.
+/// Round and worker.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Turn {
     pub(crate) round: u64,
@@ -17,7 +17,8 @@ pub(crate) struct Turn {
 
 /// One worker's compressor and its state.
 pub(crate) trait Sender {
-    /// The blocks of a round's update. `local`: the worker's own optimiser, for schemes that reach into it.
+    /// Returns the blocks of a round's update. `local`: the worker's own optimiser, for schemes that modify
+    /// it.
     fn send(
         &mut self,
         turn: Turn,
@@ -25,11 +26,11 @@ pub(crate) trait Sender {
         local: &mut Optimiser,
     ) -> Result<Vec<Block>>;
 
-    /// How positions are written.
+    /// Coding of the positions.
     fn positions(&self) -> Positions;
 }
 
-/// What a compressor takes of named tensors.
+/// Returns a compressor's inputs for named tensors.
 pub(crate) fn inputs(update: &[(String, TensorBuf)]) -> Vec<Input<'_>> {
     update
         .iter()
@@ -52,7 +53,7 @@ impl ByCodec {
 
 impl Sender for ByCodec {
     fn send(&mut self, turn: Turn, update: &[(String, TensorBuf)], _: &mut Optimiser) -> Result<Vec<Block>> {
-        // Random numbers of its own for each round, and for each worker where workers need not agree.
+        // New random numbers for each round, and for each worker unless workers must agree.
         let later = match self.codec {
             Codec::RandK { .. } => turn.round,
             _ => turn.round * turn.workers + turn.worker,
@@ -66,7 +67,8 @@ impl Sender for ByCodec {
     }
 }
 
-/// Sparse Binary Compression with momentum masking. Its delay is that of the local steps, whose sum it gets.
+/// Sparse Binary Compression with momentum masking. Its delay is the number of local steps, whose sum it
+/// receives.
 pub(crate) struct BySbc(pub(crate) Sbc);
 
 impl Sender for BySbc {

@@ -9,43 +9,43 @@ use crate::model::{At, Score, Task, Tensors, initial};
 use crate::optim::{Optimiser, PLAIN, schedule};
 use crate::runs::Run;
 
-/// What all runs of a study have alike.
+/// Settings that all runs of a study share.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setting {
     pub(crate) steps: u64,
     pub(crate) workers: usize,
-    /// Receivers that decode every stream and hold weights of their own; the others would do the very same.
+    /// Number of receivers that decode every stream and hold their own weights; others would do the same.
     pub(crate) receivers: usize,
-    /// Learning rate at its largest, before a run's own factor.
+    /// Maximum learning rate, before a run's own factor.
     pub(crate) rate: f32,
 }
 
-/// What came of a run.
+/// Results of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     /// Mean loss of the workers' batches at each step.
     pub(crate) losses: Vec<f32>,
-    /// Bytes that a worker had sent after each step, on average.
+    /// Mean bytes that a worker has sent after each step.
     pub(crate) sent: Vec<f64>,
     pub(crate) score: Score,
     pub(crate) traffic: Traffic,
-    /// Forward and backward, of all workers.
+    /// Time of forward and backward passes, for all workers.
     pub(crate) training: Duration,
-    /// BLAKE3 of the weights, alike on all receivers.
+    /// BLAKE3 hash of the weights, equal on all receivers.
     pub(crate) digest: String,
-    /// The step at which the loss was no number any more: the run ended there.
+    /// Step at which the loss was not finite, which ended the run.
     pub(crate) diverged: Option<u64>,
 }
 
 impl Outcome {
-    /// The mean training loss of the last twentieth of the steps.
+    /// Returns the mean training loss of the last twentieth of the steps.
     pub(crate) fn final_loss(&self) -> f64 {
         let last = (self.losses.len() / 20).max(1);
         self.losses[self.losses.len() - last..].iter().map(|&l| f64::from(l)).sum::<f64>() / last as f64
     }
 }
 
-/// Trains from the beginning. The seed determines the first weights and the batches, alike for all runs.
+/// Trains from the first step. The seed determines the first weights and the batches, equally for all runs.
 pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> Result<Outcome> {
     let manifest = group::manifest(task.parameters())?;
     let mut group = run.group(&manifest, setting)?;
@@ -106,7 +106,7 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
     Ok(Outcome { losses, sent, score, traffic, training, digest, diverged })
 }
 
-/// What leads from `to` back to `from`: a pseudo-gradient.
+/// Returns `from - to`: a pseudo-gradient.
 fn difference(from: &Tensors, to: &Tensors) -> Tensors {
     let tensor = |(a, b): (&Vec<f32>, &Vec<f32>)| a.iter().zip(b).map(|(a, b)| a - b).collect();
     from.iter().zip(to).map(tensor).collect()

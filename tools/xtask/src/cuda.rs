@@ -1,5 +1,6 @@
-//! The device code of `adapters/cuda/kernels`: compiled without a device, by the compiler that its maker publishes as Python packages
-//! (300 MB), installed once per machine outside the tree (`$GCODEC_CUDA`, or `~/.cache/gcodec/cuda`).
+//! Compiles the device code of `adapters/cuda/kernels`, without a device. The compiler comes from NVIDIA's
+//! Python packages (300 MB), installed once per machine outside the tree (`$GCODEC_CUDA`, or
+//! `~/.cache/gcodec/cuda`).
 
 use std::env;
 use std::fmt::Write as _;
@@ -15,7 +16,7 @@ pub(crate) struct Args {
     /// Writes adapters/cuda/kernels/gcodec.fatbin and gcodec.sum.
     #[arg(long)]
     write: bool,
-    /// Fails unless they are what would be written, or if a kernel is beyond its budget.
+    /// Fails if they are out of date, or if a kernel exceeds its budget.
     #[arg(long)]
     check: bool,
 }
@@ -25,7 +26,7 @@ const KERNELS: &str = "adapters/cuda/kernels";
 const FLAGS: [&str; 14] = [
     "-std=c++17",
     "-O3",
-    // Products and sums are rounded one after the other, as on the host.
+    // Rounds products and sums separately, as on the host.
     "-fmad=false",
     "-fatbin",
     "--compress-mode=size",
@@ -35,21 +36,22 @@ const FLAGS: [&str; 14] = [
     "arch=compute_80,code=sm_80",
     "-gencode",
     "arch=compute_90,code=sm_90",
-    // For devices that come later.
+    // For later devices.
     "-gencode",
     "arch=compute_80,code=compute_80",
     "-o",
 ];
 /// Three blocks of 256 threads share the 65,536 registers of a multiprocessor.
 const MOST_REGISTERS: u32 = 80;
-/// Bytes that a thread of a kernel spills. The kernel of one block for each search may a little: it is no bandwidth of ours.
+/// Bytes that a thread may spill. Only the kernel with one block per search spills, and it is not limited by
+/// bandwidth.
 const MOST_SPILLED: u32 = 8;
 
-/// Makes the environment with the compiler if it is not there; or says why there is none.
+/// Returns the compiler, installed if missing, or the reason why it cannot be installed.
 pub(crate) fn prepare() -> std::result::Result<PathBuf, String> {
     let chosen = env::var_os("GCODEC_CUDA").map(PathBuf::from);
     let place = chosen.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/gcodec/cuda")));
-    let place = place.ok_or("neither GCODEC_CUDA nor HOME says where the compiler is to be")?;
+    let place = place.ok_or("no place for the compiler: set GCODEC_CUDA or HOME")?;
     install(&place).map_err(|e| format!("the packages of {REQUIREMENTS} cannot be installed: {e}"))
 }
 
@@ -71,7 +73,7 @@ fn install(place: &Path) -> Result<PathBuf> {
     let nvcc = Path::new(&String::from_utf8(output.stdout)?).join("nvidia/cu13/bin/nvcc");
     match nvcc.exists() {
         true => Ok(nvcc),
-        false => Err(format!("{} is not there", nvcc.display()).into()),
+        false => Err(format!("{} is missing", nvcc.display()).into()),
     }
 }
 
@@ -109,7 +111,7 @@ pub(crate) fn compile(args: &Args) -> Result<()> {
         .into());
     }
     if uses.is_empty() || !uses.len().is_multiple_of(2) {
-        return Err(format!("nvcc did not say what each kernel takes on both architectures:\n{said}").into());
+        return Err(format!("nvcc printed no resources for both architectures:\n{said}").into());
     }
     let sums = sums(&kernels, &image)?;
     if args.write {
@@ -119,12 +121,12 @@ pub(crate) fn compile(args: &Args) -> Result<()> {
     let same = fs::read(kernels.join("gcodec.fatbin")).is_ok_and(|found| found == image)
         && fs::read_to_string(kernels.join("gcodec.sum")).is_ok_and(|found| found == sums);
     match args.check && !same {
-        true => Err(format!("{KERNELS}/gcodec.fatbin is not what `cargo xtask cuda --write` writes").into()),
+        true => Err(format!("{KERNELS}/gcodec.fatbin is out of date: cargo xtask cuda --write").into()),
         false => Ok(()),
     }
 }
 
-/// What a kernel takes on one architecture.
+/// Resources of a kernel on one architecture.
 struct Use {
     architecture: String,
     kernel: String,
@@ -133,7 +135,7 @@ struct Use {
     spilled: u32,
 }
 
-/// From what ptxas says with `-v`.
+/// Parses the output of `ptxas -v`.
 fn uses(said: &str) -> Vec<Use> {
     let mut uses: Vec<Use> = Vec::new();
     let before = |line: &str, what: &str| -> Option<u32> {
@@ -157,7 +159,7 @@ fn uses(said: &str) -> Vec<Use> {
     uses
 }
 
-/// The hashes by which a test without the compiler sees that the image is of these sources.
+/// Returns hashes with which a test, without the compiler, checks that the image matches these sources.
 fn sums(kernels: &Path, image: &[u8]) -> Result<String> {
     let mut names: Vec<_> = fs::read_dir(kernels)?
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))

@@ -1,5 +1,5 @@
-//! What others' code we take: under which licences, and whether any is shipped in two versions. From `Cargo.lock` and the
-//! sources that Cargo has; nothing is fetched.
+//! Checks the licences of all dependencies, and that nothing is shipped in two versions. Reads `Cargo.lock`
+//! and Cargo's sources; fetches nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -8,7 +8,7 @@ use spdx::{Expression, ParseMode};
 
 use crate::Result;
 
-/// Licences that let code be used, changed and passed on in any product, and ask for no more than a notice.
+/// Licences that allow use, change and redistribution in any product, and require only a notice.
 const PERMISSIVE: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -23,13 +23,13 @@ const PERMISSIVE: &[&str] = &[
     "Zlib",
 ];
 
-/// What may be there beside them in tools that nobody is shipped.
+/// Licences that tools, which are not shipped, may also have.
 const IN_TOOLS: &[&str] = &["MPL-2.0"];
 
-/// What a user builds or installs; the rest of the workspace are tools, studies and examples.
+/// Packages that a user builds or installs; the rest of the workspace are tools, studies and examples.
 const SHIPPED: &[&str] = &["gcodec", "gcodec-cli", "gcodec-cuda", "gcodec-latent", "gcodec-python"];
 
-/// A package of others: its name, version and licence.
+/// A third-party package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Package {
     name: String,
@@ -56,7 +56,7 @@ pub(crate) fn run() -> Result<bool> {
     for (licence, count) in &licences {
         println!("{count:>5}  {licence}");
     }
-    println!("{} packages of others, {} of them in what is shipped", all.len(), shipped.len());
+    println!("{} third-party packages, {} of them shipped", all.len(), shipped.len());
     wrong.iter().for_each(|line| println!("{line}"));
     Ok(wrong.is_empty() && !shipped.is_empty())
 }
@@ -67,12 +67,12 @@ fn allows(expression: &str, names: &[&str]) -> bool {
     Expression::parse_mode(expression, ParseMode::LAX).is_ok_and(met)
 }
 
-/// All that any part of the workspace is built or tested with, on any system.
+/// Returns all packages that the workspace is built or tested with, on any system.
 fn everything() -> Result<BTreeSet<Package>> {
     tree(&["--workspace", "--edges", "normal,build,dev"])
 }
 
-/// What is in the shipped packages, on any system: not what only builds or tests them.
+/// Returns the packages in the shipped ones, on any system, without those that only build or test them.
 fn shipped() -> Result<BTreeSet<Package>> {
     let packages = SHIPPED.iter().flat_map(|name| ["--package", name]);
     tree(&packages.chain(["--edges", "normal,no-proc-macro"]).collect::<Vec<_>>())
@@ -89,7 +89,7 @@ fn tree(args: &[&str]) -> Result<BTreeSet<Package>> {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
     }
     let text = String::from_utf8(output.stdout)?;
-    // A package of the workspace has its folder after its version.
+    // A workspace package has its folder after its version.
     let others = text.lines().filter(|line| !line.is_empty() && !line.contains(" (/"));
     let package = |line: &str| {
         let (package, rest) = line.split_once('|')?;

@@ -49,7 +49,8 @@ enum Task {
     Wireshark(Forwarded),
     /// Fuzzes readers, the encoder and the command line, each target for a time; needs nightly Rust.
     Fuzz(fuzz::Args),
-    /// Compiles the CUDA kernels, writes or checks the image in the crate, and prints each kernel's registers.
+    /// Compiles the CUDA kernels, writes or checks the image in the crate, and prints each kernel's
+    /// registers.
     Cuda(cuda::Args),
     /// Measures sizes on real gradients and compares them with their targets.
     #[command(disable_help_flag = true)]

@@ -35,8 +35,8 @@ pub(crate) fn conformance(args: &[&str]) -> Result<bool> {
 /// Builds a program of the workspace and returns its path.
 pub(crate) fn build(name: &str) -> Result<PathBuf> {
     let mut build = Command::new("cargo");
-    // `--workspace` rather than `--package`: with the features of the whole workspace, so that no dependency is
-    // compiled a second time.
+    // `--workspace` rather than `--package`: with the features of the whole workspace, so that no dependency
+    // is compiled a second time.
     build.args(["build", "--quiet", "--workspace", "--bin", name]);
     match build.current_dir(root()).status()?.success() {
         true => Ok(target().join("debug").join(name)),
@@ -44,11 +44,12 @@ pub(crate) fn build(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Returns the seconds that a running process and its ended children have computed, as Linux counts them in hundredths.
+/// Returns the seconds that a running process and its ended children have computed, as Linux counts them in
+/// hundredths.
 pub(crate) fn cpu_seconds(child: &Child) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
-    // The name stands in brackets. After it, the state is field 3; user and system time are fields 14 and 15, those
-    // of ended children 16 and 17.
+    // The name stands in brackets. After it, the state is field 3; user and system time are fields 14 and 15,
+    // those of ended children 16 and 17.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks: Option<u64> = (11..15).map(|i| fields.get(i)?.parse::<u64>().ok()).sum();
     Some(ticks? as f64 / 100.0)

@@ -1,7 +1,8 @@
 //! The Python package: its wheel, built and installed into a fresh environment, and its tests there.
 //!
-//! PyTorch, JAX and the other packages of `adapters/python/requirements-test.txt` take gigabytes: they are installed once per machine,
-//! outside the tree (`$GCODEC_VENV`, or `~/.cache/gcodec/venv`), and again when the requirements change.
+//! PyTorch, JAX and the other packages of `adapters/python/requirements-test.txt` take gigabytes. They are
+//! installed once per machine, outside the tree (`$GCODEC_VENV`, or `~/.cache/gcodec/venv`), and again when
+//! the requirements change.
 
 use std::env;
 use std::fs;
@@ -13,10 +14,10 @@ use crate::programs::{build, target};
 use crate::{Result, root};
 
 const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
-/// In the environment of packages: the hash of the requirements that it has.
+/// File in the environment of packages with the hash of its requirements.
 const MARKER: &str = "gcodec-requirements";
 
-/// Does without PyTorch, JAX and all others: a wheel is all that a program needs.
+/// A test of the wheel alone, without PyTorch, JAX and NumPy.
 const ALONE: &str = "
 import gcodec, sys
 tensor = gcodec.Tensor('f32', (2, 2), bytes(range(16)))
@@ -26,18 +27,18 @@ assert not {'numpy', 'torch', 'jax'} & set(sys.modules)
 print('the wheel works alone:', gcodec.inspect(data).updates[0].label)
 ";
 
-/// Makes the environment of packages if it is not there; or says why there is none.
+/// Makes the environment of packages if it is missing, or returns the reason why it cannot.
 pub(crate) fn prepare() -> std::result::Result<(), String> {
     let python =
         Command::new("python3").args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
     if !python.is_ok_and(|status| status.success()) {
-        return Err("python3 of version 3.11 or later is not there".into());
+        return Err("python3 of version 3.11 or later is missing".into());
     }
-    let packages = packages().ok_or("neither GCODEC_VENV nor HOME says where the packages are to be")?;
+    let packages = packages().ok_or("no place for packages: set GCODEC_VENV or HOME")?;
     install(&packages).map_err(|e| format!("the packages of {REQUIREMENTS} cannot be installed: {e}"))
 }
 
-/// Where PyTorch and the others are.
+/// Returns the folder of PyTorch and the others.
 fn packages() -> Option<PathBuf> {
     let chosen = env::var_os("GCODEC_VENV").map(PathBuf::from);
     chosen.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/gcodec/venv")))
@@ -51,7 +52,7 @@ fn install(packages: &Path) -> Result<()> {
         return Ok(());
     }
     println!(
-        "installing the packages of {REQUIREMENTS} into {}: some gigabytes, minutes",
+        "installing the packages of {REQUIREMENTS} into {}: some gigabytes, takes minutes",
         packages.display()
     );
     let start = Instant::now();
@@ -70,7 +71,7 @@ pub(crate) fn test() -> Result<()> {
     prepare()?;
     let packages = packages().ok_or("no place for the packages")?;
     let place = target().join("python");
-    // What an earlier run left is not what is tested.
+    // Files of an earlier run must not be tested.
     match fs::remove_dir_all(&place) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
@@ -97,7 +98,7 @@ pub(crate) fn test() -> Result<()> {
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"];
     run(Command::new(&python).args(pip).arg(&wheel))?;
     run(Command::new(&python).args(["-c", ALONE]).current_dir(&place))?;
-    // From here on the fresh environment sees the packages too.
+    // From here on the fresh environment also has the packages.
     let site = "import sysconfig; print(sysconfig.get_path('purelib'), end='')";
     let [own, theirs] =
         [&python, &packages.join("bin/python")].map(|p| text(Command::new(p).args(["-c", site])));

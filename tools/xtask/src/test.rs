@@ -72,8 +72,8 @@ macro_rules! foreign {
 
 /// Steps that compile for both cores: one after another, so that a mistake shows early.
 ///
-/// Every step that builds a part of the workspace selects it with `--workspace`. With `-p`, Cargo would resolve other
-/// features and compile the dependencies a second time.
+/// Every step that builds a part of the workspace selects it with `--workspace`. With `-p`, Cargo would
+/// resolve other features and compile the dependencies a second time.
 const BUILDS: &[Step] = &[
     step("format", "cargo", &["fmt", "--all", "--check"]),
     step("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
@@ -124,8 +124,8 @@ const TESTS: &[Step] = &[
     },
     Step { need: Need::CudaCompiler, ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"]) },
     Step { need: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
-    // Few machines have the tools of the two foreign targets; `tests/properties/layering.rs` holds the code to fixed
-    // widths and byte order everywhere.
+    // Few machines have the tools of the two foreign targets; `tests/properties/layering.rs` holds the code
+    // to fixed widths and byte order everywhere.
     Step {
         need: Need::Target("i686-unknown-linux-gnu", &["cc"]),
         ..step("32-bit target", "cargo", foreign!("i686-unknown-linux-gnu"))

@@ -7,7 +7,7 @@ use gcodec::frame::Manifest;
 use gcodec::tensor::Dtype;
 use std::collections::HashMap;
 
-/// What a block refers to.
+/// Definitions that a block refers to.
 pub(crate) struct Around<'a> {
     /// All bytes of the frame's body.
     pub(crate) body: &'a [u8],
@@ -19,7 +19,7 @@ pub(crate) struct Around<'a> {
     pub(crate) sets: &'a HashMap<[u8; 32], u64>,
 }
 
-/// Passes a block.
+/// Notes a block.
 pub(crate) fn block(w: &mut Walk<'_>, around: &Around<'_>) -> Result<()> {
     let len = w.varint("block_len", |_| "bytes that follow")?;
     let len = usize::try_from(len).map_err(|_| Stop("a block is too long".into()))?;
@@ -39,13 +39,13 @@ pub(crate) fn block(w: &mut Walk<'_>, around: &Around<'_>) -> Result<()> {
     })
 }
 
-/// Passes a scope.
+/// Notes a scope.
 pub(crate) fn scope(w: &mut Walk<'_>, around: &Around<'_>) -> Result<(Scope, IndexSpace)> {
     let flags = w.u8("scope flags", |f| {
         let kind = match f & 3 {
             0 => "one tensor",
             1 => "several tensors",
-            2 => "a part of one tensor",
+            2 => "a range of one tensor",
             _ => "out of range",
         };
         format!("{kind}{}", if f & 4 != 0 { ", added" } else { "" })
@@ -64,12 +64,12 @@ pub(crate) fn scope(w: &mut Walk<'_>, around: &Around<'_>) -> Result<(Scope, Ind
         }
         _ => return Err(Stop("scope 3".into())),
     };
-    let manifest = around.manifest.ok_or(Stop("the manifest is not known".into()))?;
+    let manifest = around.manifest.ok_or(Stop("the manifest is unknown".into()))?;
     let space = manifest.space(scope, 0).map_err(|_| Stop("the scope is not in the manifest".into()))?;
     Ok((scope, space))
 }
 
-/// Passes a support over `n` elements, to the end of the structure it is in; gives the number of its elements.
+/// Notes a support over `n` elements, up to the end of its structure; returns the number of its elements.
 pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Result<u64> {
     match id {
         SupportId::ALL => Ok(n),
@@ -119,7 +119,7 @@ pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u
         }
         SupportId::SET => {
             let id = w.hash("id", "of an index set")?;
-            around.sets.get(&id).copied().ok_or(Stop("the index set is not known".into()))
+            around.sets.get(&id).copied().ok_or(Stop("the index set is unknown".into()))
         }
         other => Err(Stop(format!("unknown {other}"))),
     }
@@ -142,7 +142,7 @@ fn rice(w: &mut Walk<'_>) -> Result<u64> {
     if log == 0 {
         let k = w.u8("k", |_| "Rice parameter")?;
         low(w, m, k)?;
-        w.payload(w.rest() as u64, "unary plane", "for each gap its high part in zeros, then a one")?;
+        w.payload(w.rest() as u64, "unary plane", "each gap's high part as zeros, then a one")?;
         return Ok(m);
     }
     if log > 16 {
@@ -160,12 +160,12 @@ fn rice(w: &mut Walk<'_>) -> Result<u64> {
     }
     for (count, k, unary_len) in chunks {
         low(w, count, k)?;
-        w.payload(unary_len, "unary plane", "for each gap its high part in zeros, then a one")?;
+        w.payload(unary_len, "unary plane", "each gap's high part as zeros, then a one")?;
     }
     Ok(m)
 }
 
-/// What the form of values depends on.
+/// Context that determines the layout of values.
 struct Space {
     m: u64,
     /// `None` for nested values.
@@ -173,7 +173,7 @@ struct Space {
     dtype: Dtype,
 }
 
-/// Passes values, to the end of the structure they are in.
+/// Notes values, up to the end of their structure.
 fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) -> Result<()> {
     let m = space.m;
     let signs =
@@ -181,7 +181,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
     match id {
         ValuesId::FLOATS => {
             let stored = w.u8("stored", |s| match s {
-                0 => "as the element type".to_owned(),
+                0 => "the element type".to_owned(),
                 s => dtype_name(s),
             })?;
             let dtype = if stored == 0 { Some(space.dtype) } else { Dtype::from_id(stored) };
@@ -341,7 +341,7 @@ fn nested(w: &mut Walk<'_>, around: &Around<'_>, what: &str, m: u64) -> Result<(
     })
 }
 
-/// Passes `groups`; gives their number.
+/// Notes `groups`; returns their number.
 fn groups(w: &mut Walk<'_>, space: &Space) -> Result<u64> {
     let groups = w.varint("groups", |g| match g {
         0 => "all values of the block".to_owned(),
@@ -355,7 +355,7 @@ fn groups(w: &mut Walk<'_>, space: &Space) -> Result<u64> {
     }
 }
 
-/// Passes `scales`.
+/// Notes `scales`.
 fn scales(w: &mut Walk<'_>, name: &str, count: u64) -> Result<()> {
     let format =
         w.u8(format_args!("format of {name}"), |f| if f == 64 { "e8m0".into() } else { dtype_name(f) })?;
@@ -383,7 +383,7 @@ fn dtype_name(id: u8) -> String {
     Dtype::from_id(id).map_or_else(|| format!("unknown {id}"), |d| d.to_string())
 }
 
-/// A digest, short.
+/// Returns the short form of a digest.
 pub(crate) fn digest(w: &mut Walk<'_>, name: &str) -> Result<()> {
     w.array::<16>(name, |d| (short_hex(&d), String::new())).map(drop)
 }

@@ -11,13 +11,13 @@ pub(crate) struct Table {
     start: [u32; 256],
 }
 
-/// Passes a frequency table.
+/// Notes a frequency table.
 pub(crate) fn table(w: &mut Walk<'_>, bytes: &[u8], name: &str) -> Result<Table> {
     let mut at = 0usize;
     let mut take = |width: usize| -> Result<u32> {
         let mut value = 0;
         for i in 0..width {
-            let byte = bytes.get((at + i) / 8).ok_or(Stop("a frequency table is cut".into()))?;
+            let byte = bytes.get((at + i) / 8).ok_or(Stop("a frequency table is truncated".into()))?;
             value |= u32::from(byte >> ((at + i) % 8) & 1) << i;
         }
         at += width;
@@ -63,7 +63,7 @@ pub(crate) fn table(w: &mut Walk<'_>, bytes: &[u8], name: &str) -> Result<Table>
     Ok(Table { slots, freq, start })
 }
 
-/// Passes `ints(N)`.
+/// Notes `ints(N)`.
 pub(crate) fn ints(w: &mut Walk<'_>, body: &[u8], n: u64, what: &str, tables: &[Table]) -> Result<()> {
     if n == 0 {
         return Ok(());
@@ -114,7 +114,7 @@ pub(crate) fn ints(w: &mut Walk<'_>, body: &[u8], n: u64, what: &str, tables: &[
     })
 }
 
-/// Passes `entropy(N)`.
+/// Notes `entropy(N)`.
 pub(crate) fn entropy(w: &mut Walk<'_>, body: &[u8], n: u64, tokens: bool, tables: &[Table]) -> Result<()> {
     let log = w.u8("segment_log", |s| match s {
         0 => "one segment".to_owned(),
@@ -169,7 +169,7 @@ fn segment(w: &mut Walk<'_>, body: &[u8], n: u64, tokens: bool, tables: &[Table]
     Ok(())
 }
 
-/// The number of raw bits of a segment's tokens: they have to be decoded for that.
+/// Returns the number of raw bits of a segment's tokens, which must be decoded to know it.
 fn raw_bits(table: &Table, n: u64, states: &[u8], words: &[u8]) -> Result<u64> {
     let raw_of = |symbol: u8| u64::from(symbol / 2).saturating_sub(1);
     if let Some(only) = (0..=255u8).find(|&s| table.freq[usize::from(s)] == 4096) {

@@ -1,5 +1,5 @@
-//! The bytes of a stream beside the fields that they encode. Written after the spec's text alone: it shares no code with the
-//! library's readers, so that the two can be held against each other.
+//! Annotates the bytes of a stream with the fields that they encode. Written from the spec's text alone: it
+//! shares no code with the library's readers, so that tests can compare the two.
 
 mod block;
 mod ints;
@@ -19,16 +19,16 @@ use walk::{Result, Stop, Walk, short_hex};
 /// A piece of a stream: the preamble or a frame.
 pub(crate) struct Annotated {
     /// Offset of its first byte.
-    #[cfg_attr(not(test), expect(dead_code, reason = "what the tests hold its lines against"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "compared with the annotations by tests"))]
     pub(crate) offset: u64,
-    /// How many bytes it has.
-    #[cfg_attr(not(test), expect(dead_code, reason = "what the tests hold its lines against"))]
+    /// Number of its bytes.
+    #[cfg_attr(not(test), expect(dead_code, reason = "compared with the annotations by tests"))]
     pub(crate) len: u64,
-    /// What its bytes mean, all of them.
+    /// Annotations of all its bytes.
     pub(crate) lines: Vec<Line>,
 }
 
-/// Annotates a stream, or one frame of it. What cannot be read ends it: the error comes with what was read before.
+/// Annotates a stream, or one frame of it. An error ends it, and comes with the annotations up to there.
 pub(crate) fn annotate(
     bytes: &[u8],
     frame: Option<u64>,
@@ -64,7 +64,7 @@ pub(crate) fn annotate(
     (out, None)
 }
 
-/// Annotations as text: offset, bytes, field, value, meaning. `bytes` are the whole stream.
+/// Formats annotations as text: offset, bytes, field, value, meaning. `bytes` are the whole stream.
 pub(crate) fn text(annotated: &[Annotated], bytes: &[u8]) -> String {
     let mut out = String::new();
     for piece in annotated {
@@ -84,9 +84,9 @@ pub(crate) fn text(annotated: &[Annotated], bytes: &[u8]) -> String {
     out
 }
 
-/// Longest field whose bytes are all shown.
+/// Longest field whose bytes are shown in full.
 const SHOWN: usize = 32;
-/// Bytes in a line.
+/// Bytes per line.
 const ROW: usize = 8;
 
 fn put_field(out: &mut String, field: &Field, bytes: &[u8]) {
@@ -116,10 +116,10 @@ fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
     debug_assert!(written.is_ok(), "writing to a String does not fail");
 }
 
-/// How a block's integers are coded, for people: Rice parameters, kinds of codes, tables.
+/// Describes how a block's integers are coded: Rice parameters, kinds of codes, tables.
 pub(crate) fn codes(raw: &RawBlock<'_>, part: &UpdatePart<'_>) -> String {
     let sets = part.sets().iter().map(|(id, set)| (id.0, set.count)).collect();
-    // Shared tables are not at hand here: where a code uses one, the walk stops after saying so.
+    // Shared tables are unavailable here: the walk stops where a code uses one, after naming it.
     let around = Around { body: raw.support, manifest: Some(&part.manifest), tables: &[], sets: &sets };
     let mut walk = Walk::new(raw.support, 0);
     let result = block::support(&mut walk, &around, raw.support_id, raw.space.len()).map(drop);
@@ -158,7 +158,7 @@ pub(crate) fn codes(raw: &RawBlock<'_>, part: &UpdatePart<'_>) -> String {
     }
 }
 
-/// What frames refer to.
+/// Definitions that frames refer to.
 #[derive(Default)]
 struct Known {
     manifests: HashMap<[u8; 32], Arc<Manifest>>,
@@ -204,7 +204,7 @@ impl Known {
             FrameKind::METADATA => w.under("metadata", metadata),
             FrameKind::INDEX => w.under("index", index),
             FrameKind::END => w.under("end", end),
-            _ => w.payload(w.rest() as u64, "body", "of a kind that is not known").map(drop),
+            _ => w.payload(w.rest() as u64, "body", "of an unknown kind").map(drop),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Every byte is covered exactly once, for every kind that the format has.
+//! Every byte is annotated exactly once, for every kind of the format.
 
 use super::*;
 use gcodec::block::{
@@ -10,10 +10,10 @@ use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, Weights
 use gcodec::{Block, BlockOptions, Dtype, EncodeOptions, Encoder, Entropy, Support, UpdateHeader, Values};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Elements of a tensor of the streams below.
+/// Elements of each tensor of the streams below.
 const LEN: u64 = 4096;
 
-/// A row of numbers that looks random.
+/// Returns pseudo-random numbers.
 fn noise(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     std::iter::repeat_with(move || {
@@ -24,7 +24,7 @@ fn noise(seed: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Skewed, so that entropy coding pays.
+/// Skewed, so that entropy coding helps.
 fn skewed(seed: u64, len: usize, max: u64) -> Vec<u64> {
     noise(seed).map(|x| (x % (max + 1)) * (x >> 32 & 1) * (x >> 33 & 1)).take(len).collect()
 }
@@ -45,7 +45,7 @@ fn floats(len: usize) -> Vec<u8> {
     noise(5).take(len).flat_map(|x| ((x % 1000) as f32 / 999.0).to_le_bytes()).collect()
 }
 
-/// All kinds of values for `len` elements of f32; nested ones span `cols` columns.
+/// Returns all kinds of values for `len` elements of f32; nested ones span `cols` columns.
 fn all_values(len: usize) -> Vec<Values> {
     let groups = Groups::Len(64);
     let count = len.div_ceil(64);
@@ -185,7 +185,7 @@ fn kept(support: &Support, in_set: usize) -> usize {
     }
 }
 
-/// Notes the names of the fields and checks that they follow each other without gap.
+/// Records the names of the fields and checks that they are contiguous.
 fn check_cover(bytes: &[u8], names: &mut BTreeSet<String>) {
     let (pieces, error) = annotate(bytes, None, &Limits::default());
     assert!(error.is_none(), "{error:?}");
@@ -296,7 +296,7 @@ fn chunks_segments_references_and_shared_tables_are_covered() {
     let infos =
         (0..8u64).map(|i| TensorInfo::new(format!("t{i}"), Dtype::F32, [if i < 2 { n } else { 2048 }]));
     let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
-    // Denser and denser, so that no one parameter and no one table fits all.
+    // Increasing density, so that no single parameter or table fits all.
     let positions: Vec<u64> =
         noise(1).zip(0..n).filter(|(x, p)| x % (4 + 4000 * (n - p) / n) == 0).map(|(_, p)| p).collect();
     let sparse = |tensor| Block {

@@ -1,40 +1,40 @@
-//! A walk over the bytes of a frame that notes every field it passes.
+//! A walk over the bytes of a frame that records every field.
 
 use gcodec::tensor::Dtype;
 use std::fmt::Display;
 
-/// Bytes and what they mean.
+/// Bytes and their meaning.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Field {
     /// Offset of the first byte in the stream.
     pub(crate) offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub(crate) len: usize,
-    /// How deep in the structure.
+    /// Depth in the structure.
     pub(crate) depth: usize,
-    /// The name that the spec gives it.
+    /// Name in the spec.
     pub(crate) name: String,
-    /// Its value.
+    /// Value.
     pub(crate) value: String,
-    /// What the value means, where that needs saying.
+    /// Meaning of the value, where it needs an explanation.
     pub(crate) meaning: String,
 }
 
 /// A line of an annotation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Line {
-    /// What the fields after it belong to.
+    /// Heading of the fields after it.
     Heading {
         /// How deep in the structure.
         depth: usize,
-        /// What it is.
+        /// Text of the heading.
         text: String,
     },
     /// A field.
     Field(Field),
 }
 
-/// Why a walk ended before its time.
+/// Reason why a walk ended early.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Stop(pub(crate) String);
 
@@ -51,12 +51,12 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// At the beginning of `bytes`, which stand at `offset` in the stream.
+    /// Starts at the beginning of `bytes`, which lie at `offset` in the stream.
     pub(crate) fn new(bytes: &'a [u8], offset: u64) -> Self {
         Self { bytes, at: 0, end: bytes.len(), base: offset, depth: 0, lines: Vec::new() }
     }
 
-    /// The lines. What the walk did not come to is one field.
+    /// Returns the lines. The bytes after the position become one field.
     pub(crate) fn finish(mut self, result: Result<()>) -> Vec<Line> {
         self.end = self.bytes.len();
         let rest = self.end - self.at;
@@ -71,17 +71,17 @@ impl<'a> Walk<'a> {
         self.lines
     }
 
-    /// Bytes to the end of the innermost structure.
+    /// Returns the number of bytes to the end of the innermost structure.
     pub(crate) fn rest(&self) -> usize {
         self.end - self.at
     }
 
-    /// Bytes of the innermost structure before the position are those from here on.
+    /// Returns the bytes of the innermost structure from the position on.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// Walks through a structure with a heading of its own.
+    /// Walks a structure under a heading.
     pub(crate) fn under<T>(
         &mut self,
         heading: impl Display,
@@ -94,12 +94,12 @@ impl<'a> Walk<'a> {
         result
     }
 
-    /// A heading without a structure.
+    /// Adds a heading without a structure.
     pub(crate) fn heading(&mut self, heading: impl Display) {
         self.lines.push(Line::Heading { depth: self.depth, text: heading.to_string() });
     }
 
-    /// Walks through a structure of `len` bytes, which it must fill.
+    /// Walks a structure of `len` bytes, which it must fill.
     pub(crate) fn inside<T>(&mut self, len: usize, walk: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if len > self.rest() {
             return Err(Stop(format!("{len} bytes declared, {} are there", self.rest())));
@@ -132,7 +132,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Passes `len` bytes without noting them.
+    /// Skips `len` bytes without recording them.
     fn pass(&mut self, len: usize, name: &str) -> Result<&'a [u8]> {
         if len > self.rest() {
             return Err(Stop(format!("{name} needs {len} bytes, {} are there", self.rest())));
@@ -142,7 +142,7 @@ impl<'a> Walk<'a> {
         Ok(bytes)
     }
 
-    /// Passes a field of `len` bytes; `say` gives its value and meaning.
+    /// Records a field of `len` bytes; `say` returns its value and meaning.
     pub(crate) fn bytes<V: Display, M: Display>(
         &mut self,
         len: usize,
@@ -158,7 +158,7 @@ impl<'a> Walk<'a> {
         Ok(bytes)
     }
 
-    /// Passes `len` bytes of payload, unless there are none.
+    /// Records `len` bytes of payload, unless `len` is 0.
     pub(crate) fn payload(&mut self, len: u64, name: &str, meaning: impl Display) -> Result<&'a [u8]> {
         let len = usize::try_from(len).map_err(|_| Stop(format!("{name} needs {len} bytes")))?;
         if len == 0 {
@@ -167,7 +167,7 @@ impl<'a> Walk<'a> {
         self.bytes(len, name, |_| (format!("{len} byte{}", if len == 1 { "" } else { "s" }), meaning))
     }
 
-    /// Passes a fixed number of bytes.
+    /// Records a fixed number of bytes.
     pub(crate) fn array<const N: usize>(
         &mut self,
         name: impl Display,
@@ -181,25 +181,25 @@ impl<'a> Walk<'a> {
         Ok(array)
     }
 
-    /// Passes a byte; `meaning` says what it stands for.
+    /// Records a byte; `meaning` explains its value.
     pub(crate) fn u8<M: Display>(&mut self, name: impl Display, meaning: impl FnOnce(u8) -> M) -> Result<u8> {
         Ok(self.bytes(1, name, |b| (b[0], meaning(b[0])))?[0])
     }
 
-    /// Passes a u32.
+    /// Records a u32.
     pub(crate) fn u32(&mut self, name: impl Display, meaning: impl Display) -> Result<u32> {
         let bytes =
             self.array::<4>(name, |b| (format!("{:08x}", u32::from_le_bytes(b)), meaning.to_string()))?;
         Ok(u32::from_le_bytes(bytes))
     }
 
-    /// Passes a u64.
+    /// Records a u64.
     pub(crate) fn u64(&mut self, name: impl Display, meaning: impl Display) -> Result<u64> {
         let bytes = self.array::<8>(name, |b| (u64::from_le_bytes(b).to_string(), meaning.to_string()))?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Passes a varint; `meaning` says what it stands for.
+    /// Records a varint; `meaning` explains its value.
     pub(crate) fn varint<M: Display>(
         &mut self,
         name: impl Display,
@@ -223,7 +223,7 @@ impl<'a> Walk<'a> {
         Ok(value)
     }
 
-    /// Passes a text: its length, then its bytes.
+    /// Records a text: its length, then its bytes.
     pub(crate) fn text(&mut self, name: &str) -> Result<String> {
         let len = self.varint(format_args!("{name} length"), |_| "")?;
         let len = usize::try_from(len).map_err(|_| Stop(format!("{name} is too long")))?;
@@ -234,19 +234,19 @@ impl<'a> Walk<'a> {
         Ok(String::from_utf8_lossy(bytes).into_owned())
     }
 
-    /// Passes a hash.
+    /// Records a hash.
     pub(crate) fn hash(&mut self, name: &str, meaning: &str) -> Result<[u8; 32]> {
         self.array::<32>(name, |hash| (short_hex(&hash), meaning.to_owned()))
     }
 }
 
-/// The first eight bytes of a hash.
+/// Returns the first eight bytes of a hash as text.
 pub(crate) fn short_hex(bytes: &[u8]) -> String {
     let head: String = bytes.iter().take(8).map(|b| format!("{b:02x}")).collect();
     if bytes.len() > 8 { format!("{head}..") } else { head }
 }
 
-/// The numbers in `bytes`, if they are few, of a float type.
+/// Returns the numbers in `bytes`, if they are few and of a float type.
 pub(crate) fn few_floats(dtype: Dtype, bytes: &[u8]) -> String {
     let count = bytes.len() * 8 / dtype.bits() as usize;
     let mut values = vec![0.0; count.min(9)];

@@ -1,4 +1,4 @@
-//! `gcodec inspect`: what a stream holds.
+//! `gcodec inspect`: shows the contents of a stream.
 
 mod report;
 pub(crate) mod text;
@@ -11,21 +11,21 @@ use crate::output::{note, print};
 pub(crate) use report::{Report, kept};
 use std::path::PathBuf;
 
-/// Show what a stream holds: its updates and, of each, a table of tensors.
+/// Show the contents of a stream: its updates and a table of their tensors
 ///
-/// Everything is read, checked and decoded for it.
+/// Reads, checks and decodes the whole stream.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Columns of the table: kept values and their density; bits per parameter, split into positions,
-values and overhead (headers of blocks), and the ratio to the tensor's own bytes. Where a block
-spans several tensors its bits are shared out among them by kept values, and the row is marked
-with ~. The row `headers` is what belongs to no block: the frame's header and the fields before
-the blocks. `all` adds everything up, so that it is what the update costs.
+values and overhead (headers of blocks); and the ratio to the tensor's own bytes. The bits of a
+block that spans several tensors are divided among them by kept values, and the rows are marked
+with ~. The row `headers` counts the frame's header and the fields before the blocks. `all` is the
+whole update.
 
---json prints what docs/inspect.schema.json describes.
+docs/inspect.schema.json describes the output of --json.
 
---annotate prints the bytes beside the fields they encode: offset, bytes, field, value, meaning.
-Fields longer than 32 bytes show their beginning.
+--annotate prints for each field: offset, bytes, name, value and meaning. Of fields longer than
+32 bytes it prints the beginning.
 
 Examples:
   gcodec inspect run.gcu
@@ -33,19 +33,19 @@ Examples:
   gcodec inspect run.gcu --json | jq '.updates[].bits_per_parameter'
   gcodec inspect run.gcu --annotate --frame 1")]
 pub(crate) struct Args {
-    /// The stream; `-` is standard input
+    /// Stream; `-` is standard input
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// Print JSON
     #[arg(long, conflicts_with = "annotate")]
     json: bool,
-    /// Only this frame, the first is 0
+    /// Only this frame, counted from 0
     #[arg(long, value_name = "N")]
     frame: Option<u64>,
     /// Only tensors whose names match
     #[arg(long, value_name = "GLOB", conflicts_with = "annotate")]
     tensor: Option<NameGlob>,
-    /// Print the bytes beside the fields they encode
+    /// Print the bytes with the fields that they encode
     #[arg(long)]
     annotate: bool,
     #[command(flatten)]
@@ -67,7 +67,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if nothing && failure.is_none() {
         return Err(Failure::usage("no tensor of an update matches --tensor")).in_file(&args.input);
     }
-    // What could be read is shown, whatever comes after it; of what is no stream there is nothing to show.
+    // Shows everything before an error. An input that is no stream has nothing to show.
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
         print(format_args!("{json}\n"))?;
@@ -101,5 +101,5 @@ fn no_frame(args: &Args) -> Failure {
     Failure::usage(format_args!("there is no frame {}", args.frame.unwrap_or_default()))
 }
 
-/// Bytes of a stream that people may want to read as a whole.
+/// Largest stream, in bytes, that is annotated as a whole without a note.
 const SMALL: usize = 1 << 20;

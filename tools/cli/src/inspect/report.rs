@@ -1,4 +1,4 @@
-//! What there is to say of a stream; as JSON, see docs/inspect.schema.json.
+//! The report on a stream; docs/inspect.schema.json describes its JSON form.
 
 use crate::annotate;
 use crate::fail::Failure;
@@ -14,14 +14,14 @@ use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
-/// All that `inspect` has to say.
+/// Report of `inspect`.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     pub(crate) bytes: u64,
     pub(crate) version: Option<Version>,
     pub(crate) segments: u64,
     pub(crate) has_index: bool,
-    /// Whether everything was read and is right.
+    /// Whether everything was read and is valid.
     pub(crate) ok: bool,
     pub(crate) frames: Vec<Frame>,
     pub(crate) metadata: BTreeMap<String, String>,
@@ -72,7 +72,7 @@ pub(crate) struct ModelReport {
     pub(crate) weights_bytes: u64,
 }
 
-/// An update, all its parts together.
+/// An update with all its parts.
 #[derive(Debug, Serialize)]
 pub(crate) struct Update {
     pub(crate) step: u64,
@@ -84,13 +84,13 @@ pub(crate) struct Update {
     pub(crate) reduction: &'static str,
     pub(crate) label: String,
     pub(crate) delta: bool,
-    /// Numbers of its frames.
+    /// Numbers of the update's frames.
     pub(crate) frames: Vec<u64>,
     pub(crate) tables: u64,
     pub(crate) blocks: u64,
-    /// Of its frames, all told.
+    /// Bytes of its frames.
     pub(crate) bytes: u64,
-    /// Of its frames, without the blocks.
+    /// Bytes of its frames without the blocks.
     pub(crate) header_bytes: u64,
     /// Elements of all tensors of its manifest.
     pub(crate) elements: u64,
@@ -100,14 +100,14 @@ pub(crate) struct Update {
     pub(crate) density: f64,
     pub(crate) bits_per_parameter: f64,
     pub(crate) ratio: f64,
-    /// Those that a block speaks of.
+    /// Tensors that a block covers.
     pub(crate) tensors: Vec<Tensor>,
-    /// Where they stand above, by their numbers in the manifest.
+    /// Index in `tensors`, by number in the manifest.
     #[serde(skip)]
     rows: HashMap<usize, usize>,
 }
 
-/// What an update says of a tensor.
+/// A tensor's part of an update.
 #[derive(Debug, Serialize)]
 pub(crate) struct Tensor {
     pub(crate) name: String,
@@ -116,35 +116,35 @@ pub(crate) struct Tensor {
     pub(crate) elements: u64,
     pub(crate) support: String,
     pub(crate) values: String,
-    /// How positions are coded.
+    /// Coding of the positions.
     pub(crate) codes: String,
     pub(crate) blocks: u64,
     pub(crate) kept: u64,
     pub(crate) density: f64,
-    /// Whether blocks span other tensors too, and bits are shared out by kept values.
+    /// Whether blocks span other tensors too, so that bits are divided by kept values.
     pub(crate) apportioned: bool,
     pub(crate) position_bits: f64,
     pub(crate) value_bits: f64,
     pub(crate) overhead_bits: f64,
     pub(crate) bits_per_parameter: f64,
     pub(crate) ratio: f64,
-    /// Of the values, if they are floats.
+    /// Counts of NaN and infinities, if the values are floats.
     pub(crate) finite: Option<u64>,
     pub(crate) nan: Option<u64>,
     pub(crate) infinite: Option<u64>,
-    /// What is wrong with its blocks.
+    /// Error in its blocks.
     pub(crate) error: Option<String>,
 }
 
 impl Tensor {
-    /// All bits together.
+    /// Returns the sum of all bits.
     pub(crate) fn bits(&self) -> f64 {
         self.position_bits + self.value_bits + self.overhead_bits
     }
 }
 
 impl Report {
-    /// Reads a stream; what is wrong ends it, and what was read before is there.
+    /// Reads a stream. An error ends the reading; everything before it is in the report.
     pub(crate) fn of(
         bytes: &[u8],
         frame: Option<u64>,
@@ -158,7 +158,7 @@ impl Report {
         for event in SliceReader::new(bytes, limits.clone()) {
             match event {
                 Err(e) => {
-                    // Nothing more can be read; an earlier failure is the command's.
+                    // The stream ends here; an earlier failure takes precedence.
                     failure = failure.or(Some(names.explain(e)));
                     break;
                 }
@@ -249,7 +249,7 @@ impl Report {
         update.blocks += part.blocks.len() as u64;
         update.bytes += len;
         update.header_bytes += len - part.blocks.iter().map(|b| b.len).sum::<u64>();
-        // One block after the other adds to its tensors; the work on each is done in parallel.
+        // Blocks are added one after another; the work on each is parallel.
         let looked: Vec<(BlockReport, Option<gcodec::Error>)> =
             (0..part.blocks.len()).into_par_iter().map(|i| BlockReport::of(part, i)).collect();
         let mut failure = None;
@@ -295,7 +295,7 @@ impl Update {
         }
     }
 
-    /// Adds what a block says to the tensors that it spans.
+    /// Adds a block's numbers to the tensors that it spans.
     fn add(
         &mut self,
         part: &UpdatePart<'_>,
@@ -389,7 +389,7 @@ impl Update {
     }
 }
 
-/// What a block says, tensor by tensor of its scope.
+/// A block's numbers for each tensor of its scope.
 struct BlockReport {
     values: String,
     codes: String,
@@ -460,11 +460,11 @@ impl Numbers {
     }
 }
 
-/// NaN and infinities among elements as they are stored; `None` for elements that are no floats.
+/// Counts NaN and infinities among stored elements; `None` for elements that are no floats.
 fn count_stored(dtype: Dtype, bytes: &[u8], range: std::ops::Range<u64>) -> Option<Numbers> {
     let mut all = Numbers::default();
     if dtype == Dtype::F64 {
-        // Not through f32, where large ones would become infinite.
+        // Without a conversion to f32, where large ones would become infinite.
         for value in range.filter_map(|i| bits_at(dtype, bytes, i)).map(f64::from_bits) {
             all.nan += u64::from(value.is_nan());
             all.infinite += u64::from(value.is_infinite());
@@ -482,7 +482,7 @@ fn count_stored(dtype: Dtype, bytes: &[u8], range: std::ops::Range<u64>) -> Opti
     dtype.is_float().then_some(all)
 }
 
-/// How many values a block says.
+/// Returns the number of values in a block.
 pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<u64> {
     match &block.support {
         Support::All => Ok(space.len()),
@@ -498,7 +498,7 @@ pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> 
     }
 }
 
-/// How many values a block says of each tensor of its scope.
+/// Returns the number of values of each tensor in a block's scope.
 fn kept_each(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<Vec<u64>> {
     match (&block.support, space.lens.len()) {
         (Support::All, _) => Ok(space.lens.to_vec()),
@@ -508,7 +508,7 @@ fn kept_each(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec
     }
 }
 
-/// How many of ascending positions lie in each of consecutive tensors.
+/// Counts ascending positions in each of several consecutive tensors.
 fn cut(positions: &[u64], lens: &[u64]) -> Vec<u64> {
     let mut rest = positions;
     let mut end = 0;

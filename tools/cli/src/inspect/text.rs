@@ -1,10 +1,10 @@
-//! A report for people.
+//! The report as text.
 
 use super::report::{Report, Tensor, Update};
 use crate::output::{Align, Table, human_bytes, printable, real, thousands};
 use std::fmt::Write;
 
-/// The report of the stream `name`; of one frame of it if `one_frame`.
+/// Formats the report of the stream `name`, or of one frame of it if `one_frame`.
 pub(crate) fn render(report: &Report, name: &str, one_frame: bool) -> String {
     let mut out = String::new();
     let updates = report.updates.len();

@@ -1,6 +1,6 @@
 //! Named tensors in files: `.safetensors`, `.npz` and `.npy`, read and written.
 //!
-//! Every length in a file is checked against the bytes that are there before anything is allocated for it.
+//! Every length in a file is checked against the file's size before anything is allocated for it.
 
 pub(crate) mod npy;
 pub(crate) mod npz;
@@ -21,9 +21,9 @@ use std::sync::Arc;
 /// The tensors of one file.
 #[derive(Debug, Default)]
 pub(crate) struct Dump {
-    /// In the order of their data for safetensors, of the archive for npz.
+    /// Tensors in the order of their data (safetensors) or of the archive (npz).
     pub(crate) tensors: Vec<NamedTensor>,
-    /// The `__metadata__` of safetensors; empty for the others.
+    /// The `__metadata__` of safetensors; empty for other formats.
     #[cfg_attr(not(test), expect(dead_code, reason = "no command shows it yet"))]
     pub(crate) metadata: BTreeMap<String, String>,
 }
@@ -49,13 +49,13 @@ pub(crate) enum Format {
 }
 
 impl Dump {
-    /// Reads the tensors of the file at `path`, whose format the extension tells; `-` is standard input, and its format
-    /// and that of files with another extension are told by the first bytes.
+    /// Reads the tensors of the file at `path`. The extension selects the format. For standard input (`-`)
+    /// and other extensions, the first bytes select it.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         Self::open_with_limit(path, DEFAULT_MAX_BYTES)
     }
 
-    /// Like [`open`](Self::open), with the most bytes to hold in memory for what is piped or packed.
+    /// Like [`open`](Self::open), with a limit on the bytes held in memory for a pipe or an archive.
     pub(crate) fn open_with_limit(path: &Path, max_bytes: u64) -> Result<Self> {
         Self::parse_any(path, Input::open(path, max_bytes)?, max_bytes).in_file(path)
     }
@@ -67,7 +67,7 @@ impl Dump {
         Self::parse(format, input, stem(path), max_bytes)
     }
 
-    /// Like [`open`](Self::open), or one update of a gcodec stream: that of `step`, or the last.
+    /// Like [`open`](Self::open); for a gcodec stream, reads the update of `step`, or the last update.
     pub(crate) fn open_any(path: &Path, step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Self> {
         let input = Input::open(path, DEFAULT_MAX_BYTES)?;
         match stream::is_stream(&input) || path.extension().is_some_and(|e| e == "gcu") {
@@ -76,7 +76,7 @@ impl Dump {
         }
     }
 
-    /// Reads the tensors of an input; `name` is what a tensor is called whose format has no names.
+    /// Reads the tensors of an input; `name` is the tensor's name where the format has no names.
     pub(crate) fn parse(format: Format, input: Input, name: String, max_bytes: u64) -> Result<Self> {
         let input = Arc::new(input);
         match format {
@@ -88,7 +88,7 @@ impl Dump {
 }
 
 impl NamedTensor {
-    /// A tensor that owns its elements.
+    /// Returns a tensor that owns its elements.
     pub(crate) fn new(name: String, tensor: TensorBuf) -> Self {
         let (dtype, shape) = (tensor.dtype(), tensor.shape().to_vec());
         Self { name, dtype, shape, data: Data::Owned(tensor.into_data()) }
@@ -96,22 +96,22 @@ impl NamedTensor {
 
     /// Checks that `data` is as long as `shape` and `dtype` need.
     fn from_data(name: String, dtype: Dtype, shape: Vec<u64>, data: Data) -> Result<Self> {
-        // The file is at fault, where the library can only say that its caller is.
+        // The file is wrong here; the library would blame its caller.
         TensorView::new(dtype, &shape, &data).map_err(|e| Failure::invalid(e).about(quoted(&name)))?;
         Ok(Self { name, dtype, shape, data })
     }
 
-    /// Its name.
+    /// Returns the name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    /// The same elements under another name.
+    /// Returns the same elements under another name.
     pub(crate) fn renamed(self, name: &str) -> Self {
         Self { name: name.to_owned(), ..self }
     }
 
-    /// Gives up its name and its elements.
+    /// Returns the name and the elements.
     pub(crate) fn into_parts(self) -> gcodec::Result<(String, TensorBuf)> {
         let data = match self.data {
             Data::Owned(bytes) => bytes,
@@ -120,7 +120,7 @@ impl NamedTensor {
         Ok((self.name, TensorBuf::new(self.dtype, self.shape, data)?))
     }
 
-    /// Its elements.
+    /// Returns the elements.
     pub(crate) fn view(&self) -> TensorView<'_> {
         match TensorView::new(self.dtype, &self.shape, &self.data) {
             Ok(view) => view,
@@ -130,7 +130,7 @@ impl NamedTensor {
 }
 
 impl Format {
-    /// The format that the extension tells.
+    /// Returns the format of an extension.
     pub(crate) fn of_path(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "safetensors" => Some(Self::Safetensors),
@@ -140,11 +140,11 @@ impl Format {
         }
     }
 
-    /// The format that the first bytes tell.
+    /// Returns the format that the first bytes indicate.
     pub(crate) fn of_bytes(bytes: &[u8]) -> Option<Self> {
         match bytes {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Self::Npy),
-            // The second is an archive without entries.
+            // The second magic is an archive without entries.
             [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Self::Npz),
             [_, _, _, _, _, _, _, _, b'{', ..] => Some(Self::Safetensors),
             _ => None,
@@ -152,8 +152,8 @@ impl Format {
     }
 }
 
-/// Writes tensors, in the order given, in the format that the extension of `path` tells; `-` is standard output and
-/// gets safetensors. A file appears whole or not at all.
+/// Writes tensors, in the order given, in the format of the extension of `path`; `-` is standard output, as
+/// safetensors. A file appears complete or not at all.
 pub(crate) fn write(
     path: &Path,
     tensors: &[(&str, TensorView<'_>)],
@@ -170,7 +170,7 @@ pub(crate) fn write(
     }
 }
 
-/// The format of an output, which its name must tell.
+/// Returns the format of an output, which its extension must give.
 pub(crate) fn check_output(path: &Path) -> Result<Format> {
     match Format::of_path(path) {
         Some(format) => Ok(format),
@@ -182,8 +182,8 @@ pub(crate) fn check_output(path: &Path) -> Result<Format> {
     }
 }
 
-/// Writes tensors as safetensors, in the order given, to `path`; `-` is standard output. A file appears whole or not at
-/// all.
+/// Writes tensors as safetensors, in the order given, to `path`; `-` is standard output. A file appears
+/// complete or not at all.
 pub(crate) fn write_safetensors(
     path: &Path,
     tensors: &[(&str, TensorView<'_>)],
@@ -200,7 +200,7 @@ fn write_file(path: &Path, write: impl FnOnce(&mut Output) -> Result<()>) -> Res
     })
 }
 
-/// A tensor's bytes: its own, or a part of the file's.
+/// A tensor's bytes: owned, or a part of the file.
 #[derive(Debug)]
 enum Data {
     Owned(Vec<u8>),
@@ -213,18 +213,18 @@ impl Deref for Data {
     fn deref(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
-            // The range is checked against the input where it is made.
+            // The range was checked against the input when it was made.
             Self::Shared { input, range } => &input[range.clone()],
         }
     }
 }
 
-/// `tensor "name"`, escaped, for messages.
+/// Formats `tensor "name"` for messages, escaped.
 fn quoted(name: &str) -> String {
     format!("tensor {name:?}")
 }
 
-/// Refuses names that occur twice.
+/// Refuses repeated names.
 fn check_unique<'a>(names: impl Iterator<Item = &'a str>, fail: fn(String) -> Failure) -> Result<()> {
     let mut seen = HashSet::new();
     for name in names {
@@ -235,7 +235,7 @@ fn check_unique<'a>(names: impl Iterator<Item = &'a str>, fail: fn(String) -> Fa
     Ok(())
 }
 
-/// The name of a tensor whose format has no names: the file's, without its extension.
+/// Returns the name of a tensor whose format has no names: the file's, without its extension.
 fn stem(path: &Path) -> String {
     if is_standard(path) {
         return "stdin".into();

@@ -1,10 +1,10 @@
-//! `.npy`: one array behind a header that is a Python dictionary.
+//! `.npy`: one array after a header that is a Python dictionary.
 //!
 //! ```text
 //! \x93NUMPY | version major, minor | header length: u16 LE (1.0), u32 LE (2.0, 3.0)
 //! | {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } spaces \n | elements
 //! ```
-//! Arrays in column-major order or of big-endian elements are brought to the order that gcodec uses.
+//! Column-major arrays and big-endian elements are converted to the order that gcodec uses.
 
 use super::{Data, NamedTensor, write_data};
 use crate::fail::{Failure, Result};
@@ -13,7 +13,7 @@ use gcodec::tensor::{Dtype, TensorView, elements};
 use std::io::Write;
 use std::sync::Arc;
 
-/// Reads the one array of the input; its bytes stay there unless they must be reordered.
+/// Reads the array of the input; its bytes stay there unless they must be reordered.
 pub(crate) fn read(input: &Arc<Input>, name: String) -> Result<NamedTensor> {
     let array = Array::parse(input)?;
     let data = match array.reordered() {
@@ -26,7 +26,7 @@ pub(crate) fn read(input: &Arc<Input>, name: String) -> Result<NamedTensor> {
     NamedTensor::from_data(name, array.dtype, array.shape, data)
 }
 
-/// Reads the one array of bytes that are given up for it.
+/// Reads the array of owned bytes.
 pub(crate) fn read_owned(mut bytes: Vec<u8>, name: String) -> Result<NamedTensor> {
     let array = Array::parse(&bytes)?;
     let (dtype, shape, start) = (array.dtype, array.shape.clone(), bytes.len() - array.data.len());
@@ -40,13 +40,13 @@ pub(crate) fn read_owned(mut bytes: Vec<u8>, name: String) -> Result<NamedTensor
     NamedTensor::from_data(name, dtype, shape, Data::Owned(data))
 }
 
-/// Writes an array, version 1.0 where its header fits.
+/// Writes an array, in version 1.0 if its header fits.
 pub(crate) fn write(out: &mut impl Write, tensor: &TensorView<'_>) -> Result<()> {
     out.write_all(&header(tensor)?)?;
     write_data(out, tensor)
 }
 
-/// An array as it lies in the file.
+/// An array with the file's byte order and element order.
 #[derive(Debug)]
 struct Array<'a> {
     dtype: Dtype,
@@ -63,13 +63,14 @@ impl<'a> Array<'a> {
         let (dtype, big_endian) = parse_descr(&descr)?;
         let expected = elements(&shape).and_then(|n| dtype.bytes_for(n));
         if expected != Some(data.len() as u64) {
-            let what = format!("{} bytes of elements do not fit the shape {shape:?} of {dtype}", data.len());
+            let what =
+                format!("{} bytes of elements do not match the shape {shape:?} of {dtype}", data.len());
             return Err(Failure::invalid(what));
         }
         Ok(Self { dtype, big_endian, fortran_order, shape, data })
     }
 
-    /// The elements in row-major order and little-endian, if they are not so in the file.
+    /// Converts the elements to row-major order and little-endian.
     fn reordered(&self) -> Option<Vec<u8>> {
         let element_bytes = self.dtype.bits() as usize / 8;
         // One dimension that is not 1 or none: both orders are the same.
@@ -87,9 +88,9 @@ impl<'a> Array<'a> {
     }
 }
 
-/// The header's text and the elements.
+/// Splits a file into the header's text and the elements.
 fn split(bytes: &[u8]) -> Result<(&[u8], &[u8])> {
-    let cut = || Failure::invalid("the .npy header is cut");
+    let cut = || Failure::invalid("the .npy header is truncated");
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| match MAGIC.starts_with(bytes) {
         true => cut(),
         false => Failure::invalid("not a .npy file: wrong magic"),
@@ -100,7 +101,7 @@ fn split(bytes: &[u8]) -> Result<(&[u8], &[u8])> {
             let (len, rest) = rest.split_first_chunk().ok_or_else(cut)?;
             (u64::from(u16::from_le_bytes(*len)), rest)
         }
-        // 3.0 is 2.0 in UTF-8 instead of Latin-1, which only names of fields can need.
+        // Version 3.0 is 2.0 with UTF-8 instead of Latin-1, which only names of fields need.
         (2 | 3, 0) => {
             let (len, rest) = rest.split_first_chunk().ok_or_else(cut)?;
             (u64::from(u32::from_le_bytes(*len)), rest)
@@ -110,7 +111,7 @@ fn split(bytes: &[u8]) -> Result<(&[u8], &[u8])> {
     usize::try_from(len).ok().and_then(|len| rest.split_at_checked(len)).ok_or_else(cut)
 }
 
-/// The element type of a `descr` and whether it is big-endian.
+/// Returns the element type of a `descr`, and whether it is big-endian.
 fn parse_descr(descr: &str) -> Result<(Dtype, bool)> {
     let unsupported =
         |why: &str| Failure::invalid(format_args!("element type {descr:?} is not supported{why}"));
@@ -130,19 +131,20 @@ fn parse_descr(descr: &str) -> Result<(Dtype, bool)> {
     }
 }
 
-/// Brings elements from column-major order to row-major order. The shape has elements, and as many as `data`.
+/// Converts elements from column-major to row-major order. The shape has as many elements as `data`, at
+/// least one.
 fn row_major(data: &[u8], shape: &[u64], element_bytes: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(data.len());
     let Some((&last, outer)) = shape.split_last() else { return data.to_vec() };
     if data.is_empty() {
         return out;
     }
-    // Bytes from one element to the next along each dimension: the first runs fastest.
+    // Bytes from one element to the next along each dimension; the first dimension is contiguous.
     let mut strides = Vec::with_capacity(shape.len());
     let mut stride = element_bytes;
     for &dim in shape {
         strides.push(stride);
-        // A product of dimensions of an array whose bytes are there.
+        // A product of the dimensions of an existing array, so it does not overflow.
         stride *= dim as usize;
     }
     let last_stride = strides[outer.len()];
@@ -153,7 +155,7 @@ fn row_major(data: &[u8], shape: &[u64], element_bytes: usize) -> Vec<u8> {
             let at = start + i * last_stride;
             out.extend_from_slice(&data[at..at + element_bytes]);
         }
-        // The next row: an odometer, the last of the outer dimensions fastest.
+        // Moves to the next row like an odometer: the last outer dimension runs fastest.
         let Some(turned) = (0..outer.len()).rev().find(|&d| index[d] + 1 < outer[d]) else { return out };
         index[turned] += 1;
         index[turned + 1..].fill(0);
@@ -171,7 +173,7 @@ fn header(tensor: &TensorView<'_>) -> Result<Vec<u8>> {
         shape => shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
     };
     let mut text = format!("{{'descr': '{order}{name}', 'fortran_order': False, 'shape': ({shape}), }}");
-    // Spaces and a line feed, so that the elements begin at a multiple of 64 bytes.
+    // Pads with spaces and a line feed, so that the elements begin at a multiple of 64 bytes.
     let fits_v1 = text.len() + 64 < usize::from(u16::MAX);
     let before = MAGIC.len() + if fits_v1 { 4 } else { 6 };
     let padded = (before + text.len() + 1).next_multiple_of(64) - before;
@@ -199,7 +201,7 @@ struct Header {
     shape: Vec<u64>,
 }
 
-/// Reads the part of Python's notation that headers use.
+/// Parses the part of Python's syntax that headers use.
 struct Parser<'a> {
     rest: &'a [u8],
 }
@@ -240,7 +242,7 @@ impl Parser<'_> {
         self.string()
     }
 
-    /// A string in either quotes, without escapes: no key or type needs one.
+    /// Parses a string in either quotes, without escapes, which no key or type needs.
     fn string(&mut self) -> Result<String> {
         self.skip_space();
         let (&quote, rest) = self.rest.split_first().ok_or_else(malformed)?;
@@ -497,10 +499,10 @@ mod tests {
             (dict("<f4", "False", "(-1,)"), "64-bit"),
             (dict("<f4", "False", "(,)"), "64-bit"),
             (dict("<f4", "False", "(18446744073709551616,)"), "64-bit"),
-            (dict("<f4", "False", "(18446744073709551615, 2)"), "do not fit"),
-            (dict("<f4", "True", "(4294967296, 4294967296)"), "do not fit"),
-            (dict("<f4", "False", "(4611686018427387905,)"), "do not fit"),
-            (dict("<f4", "False", "(2,)"), "do not fit"),
+            (dict("<f4", "False", "(18446744073709551615, 2)"), "do not match"),
+            (dict("<f4", "True", "(4294967296, 4294967296)"), "do not match"),
+            (dict("<f4", "False", "(4611686018427387905,)"), "do not match"),
+            (dict("<f4", "False", "(2,)"), "do not match"),
             (dict("<f4", "False", "(1,"), "64-bit"),
             (dict("<f4", "False", "(1 1)"), "malformed"),
             (dict("<f4", "False", "(1,)") + "x", "malformed"),

@@ -11,8 +11,8 @@ use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
 /// Reads all arrays, in the order of the archive.
 ///
-/// `max_bytes`: most bytes that the arrays may have together, unpacked. An archive can promise, and hold, a thousand
-/// times its own size: memory is taken as the bytes arrive, and no further than this.
+/// `max_bytes`: most bytes of all arrays together, unpacked. An archive can unpack to a thousand times its
+/// size, so memory is allocated as the bytes arrive, up to this limit.
 pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
     let mut archive = ZipArchive::new(Cursor::new(&input[..])).map_err(Failure::invalid)?;
     if archive.has_duplicate_names() {
@@ -33,10 +33,10 @@ pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
     Ok(Dump { tensors, ..Dump::default() })
 }
 
-/// Writes arrays in the order given, stored: what is worth compressing goes through gcodec.
+/// Writes arrays in the order given, uncompressed: gcodec is the compressor here.
 pub(crate) fn write(out: &mut impl Write, tensors: &[(&str, TensorView<'_>)]) -> Result<()> {
     check_unique(tensors.iter().map(|(name, _)| *name), Failure::usage)?;
-    // With sizes after the data, no seeking is needed; 64-bit sizes as `np.savez` has them.
+    // With sizes after the data, no seeking is needed; 64-bit sizes, as `np.savez` writes them.
     let mut archive = ZipWriter::new_stream(out);
     let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(true);
     for (name, tensor) in tensors {
@@ -49,7 +49,7 @@ pub(crate) fn write(out: &mut impl Write, tensors: &[(&str, TensorView<'_>)]) ->
 
 fn read_entry(entry: &mut impl Read, left: u64, max_bytes: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // The whole archive is in memory: what can fail here is its contents.
+    // The whole archive is in memory, so an error is one of its contents.
     entry.take(left.saturating_add(1)).read_to_end(&mut bytes).map_err(Failure::invalid)?;
     if bytes.len() as u64 > left {
         return Err(Failure::limit(format_args!("the archive unpacks to more than {max_bytes} bytes")));

@@ -1,11 +1,12 @@
 //! `.safetensors`: a length, a JSON header, and the data without gaps.
 //!
 //! ```text
-//! u64 LE header length | header: {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {..}}
+//! u64 LE header length
+//! | header: {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {..}}
 //! | data, which the tensors' ranges cover without gap or overlap
 //! ```
-//! The header is parsed here rather than by the crate of the same name (which the tests compare with) for the sake of
-//! messages that name the tensor, of duplicate names, which must not pass, and of borrowing from a shared map.
+//! This parser replaces the crate `safetensors`, which the tests compare it with: its errors name the
+//! tensor, it refuses duplicate names, and tensors borrow from a shared map.
 
 use super::{Data, Dump, NamedTensor, check_unique, quoted, write_data};
 use crate::fail::{Failure, Result};
@@ -36,7 +37,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         let what = format!("header of {header_bytes} bytes, {MAX_HEADER_BYTES} allowed");
         return Err(Failure::limit(what));
     }
-    // It is at most the length of a slice.
+    // At most the length of a slice, so it fits.
     let (header, data) = rest.split_at(header_bytes as usize);
     if header.first() != Some(&b'{') {
         return Err(Failure::invalid("the header does not begin with '{'"));
@@ -46,7 +47,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
 
     let mut entries = header.tensors;
     check_unique(entries.iter().map(|(name, _)| name.as_str()), Failure::invalid)?;
-    // An empty tensor comes before the one that begins where it ends.
+    // An empty tensor sorts before the one that begins where it ends.
     entries.sort_by_key(|(_, entry)| entry.data_offsets);
 
     let data_start = bytes.len() - data.len();
@@ -69,7 +70,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         if dtype.bits() == 4 && gcodec::tensor::elements(&shape).is_some_and(|n| n % 2 == 1) {
             return fail(&"an odd number of 4-bit elements");
         }
-        // Both are at most the length of a slice.
+        // Both are at most the length of a slice, so they fit.
         let range = data_start + begin as usize..data_start + end as usize;
         tensors.push(NamedTensor::from_data(
             name,
@@ -105,14 +106,14 @@ pub(crate) fn write(
     }
     let mut header =
         serde_json::to_vec(&HeaderToWrite { tensors, metadata }).map_err(std::io::Error::from)?;
-    // Spaces, so that the data begins at a multiple of 8 bytes.
+    // Pads with spaces, so that the data begins at a multiple of 8 bytes.
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
     tensors.iter().try_for_each(|(_, tensor)| write_data(out, tensor))
 }
 
-/// The header as it is written, in the order of the tensors.
+/// The header to write, in the order of the tensors.
 struct HeaderToWrite<'a> {
     tensors: &'a [(&'a str, TensorView<'a>)],
     metadata: &'a BTreeMap<String, String>,
@@ -147,7 +148,7 @@ struct EntryToWrite<'a> {
     data_offsets: (u64, u64),
 }
 
-/// The header as it is read. A map type would silently keep one of two tensors of one name.
+/// The header as read. A map type would silently drop one of two tensors with the same name.
 #[derive(Default)]
 struct Header {
     tensors: Vec<(String, Entry)>,

@@ -1,4 +1,4 @@
-//! What the tests of the binary share.
+//! Test support for the binary.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 use std::io::Write;
@@ -17,7 +17,7 @@ impl Dir {
         self.0.path().join(name)
     }
 
-    /// The names of the files, sorted.
+    /// Returns the sorted names of the files.
     pub fn files(&self) -> Vec<String> {
         let names =
             std::fs::read_dir(self.0.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
@@ -31,7 +31,7 @@ impl Dir {
         self.run_with(line, &[])
     }
 
-    /// Runs the binary with an input; words are separated by spaces.
+    /// Runs the binary with an input; spaces separate the words.
     pub fn run_with(&self, line: &str, input: &[u8]) -> Run {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gcodec"))
             .args(line.split_whitespace())
@@ -52,14 +52,14 @@ impl Dir {
         Run::of(line, output)
     }
 
-    /// Runs the binary and expects it to end well.
+    /// Runs the binary and expects success.
     pub fn well(&self, line: &str) -> Run {
         let run = self.run(line);
         assert_eq!(run.code, 0, "{line}: {}", run.err);
         run
     }
 
-    /// Runs the binary and expects it to fail with this code and a message that holds `text`.
+    /// Runs the binary and expects this exit code and a message that contains `text`.
     pub fn fails(&self, code: i32, text: &str, line: &str) -> Run {
         let run = self.run(line);
         assert_eq!(run.code, code, "{line}: {}{}", run.out(), run.err);
@@ -68,7 +68,7 @@ impl Dir {
     }
 }
 
-/// How a run of the binary ended.
+/// Result of a run of the binary.
 pub struct Run {
     pub code: i32,
     pub stdout: Vec<u8>,
@@ -88,18 +88,18 @@ impl Run {
     }
 }
 
-/// A file of the repository's demo.
+/// Returns the path of a file of the demo.
 pub fn demo(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gradients").join(name);
     path.canonicalize().unwrap().display().to_string()
 }
 
-/// The gradient of worker 0 or 1 at one step.
+/// Returns the gradient of worker 0 or 1 at one step.
 pub fn worker(number: u32) -> String {
     demo(&format!("digits_convnet_step0030_worker{number}.safetensors"))
 }
 
-/// The gradient of one worker at step 15, 200 or 600.
+/// Returns the gradient of one worker at step 15, 200 or 600.
 pub fn step(number: u32) -> String {
     demo(&format!("resnet_head_step{number:04}_worker0.safetensors"))
 }
@@ -119,7 +119,7 @@ pub fn write_tensors(path: &Path, tensors: &[(&str, &str, &[u64], &[u8])]) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// The bytes of `f32` elements.
+/// Returns the bytes of `f32` elements.
 pub fn f32s(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }

@@ -1,4 +1,4 @@
-//! `docs/compressors.md`: every compressor, its paper, and what it costs on real gradients.
+//! Writes `docs/compressors.md`: every compressor, its paper, and its size on real gradients.
 
 use std::fmt::Write;
 
@@ -13,9 +13,9 @@ struct Row {
     spec: &'static str,
     paper: &'static str,
     block: &'static str,
-    /// What the paper, or the code of its authors, counts.
+    /// Size that the paper, or its authors' code, states.
     published: &'static str,
-    /// Where its claims are tested.
+    /// Tests of its claims.
     tests: &'static str,
 }
 
@@ -30,7 +30,7 @@ const fn row(
 }
 
 const ROWS: &[Row] = &[
-    row("raw", "", "all x floats", "32 bits each", "`--test roundtrip`"),
+    row("raw", "", "all x floats", "32 bits each", "`--test properties roundtrip`"),
     row(
         "lossless",
         "",
@@ -51,7 +51,7 @@ const ROWS: &[Row] = &[
         "Natural Compression, 1905.10988, with top-k",
         "gaps x pow2",
         "40 bits kept",
-        "`--test natural`",
+        "`--test compressors natural`",
     ),
     row(
         "stc:density=0.01",
@@ -65,14 +65,14 @@ const ROWS: &[Row] = &[
         "Sparse Binary Compression, 1805.08768",
         "gaps x constant",
         "8.38 bits kept (8.11 by its formula)",
-        "`--test senders`, `--lib sbc`",
+        "`--test compressors senders`, `--lib sbc`",
     ),
     row(
         "sbc:density=0.001",
         "",
         "gaps x constant",
         "11.49 bits kept, 2569x",
-        "`--test senders`, `--lib sbc`",
+        "`--test compressors senders`, `--lib sbc`",
     ),
     row(
         "sidco:density=0.001",
@@ -100,14 +100,14 @@ const ROWS: &[Row] = &[
         "DeMo, 2411.19870",
         "all x dct of (gaps x sign)",
         "96 bits kept",
-        "`--test demo`",
+        "`--test compressors demo`",
     ),
     row(
         "natural",
         "Natural Compression, 1905.10988",
         "all x pow2",
         "9 bits each, 3.56x",
-        "`--test natural`, `--lib natural`, `cargo xtask measure`",
+        "`--test compressors natural`, `--lib natural`, `cargo xtask measure`",
     ),
     row(
         "dither:levels=8,bucket=512",
@@ -137,14 +137,14 @@ const ROWS: &[Row] = &[
         "PowerSGD, 1905.13727",
         "all x low-rank",
         "32 r (n + m) / (n m) bits each",
-        "`--test powersgd`",
+        "`--test compressors powersgd`",
     ),
 ];
 
-/// The dumps that every codec is measured on.
+/// Dumps that every codec is measured on.
 const DUMPS: [&str; 2] = ["gpt_step0300_worker0", "resnet_step0200_worker0"];
 
-/// The page; `dumps` must have those of [`DUMPS`].
+/// Returns the page; `dumps` must have those of [`DUMPS`].
 pub(super) fn page(dumps: &[Dump]) -> Result<String> {
     let mut out = String::from(INTRODUCTION);
     let dumps = DUMPS.map(|name| dumps.iter().find(|dump| dump.name == name));
@@ -162,13 +162,13 @@ pub(super) fn page(dumps: &[Dump]) -> Result<String> {
     Ok(out)
 }
 
-/// Bits per parameter, per kept element where that says something, ratio to f32, and relative error.
+/// Formats bits per parameter, bits per kept element for sparse codecs, ratio to f32, and relative error.
 fn measured(dump: &Dump, spec: &str) -> Result<String> {
     let codec: Codec = spec.parse()?;
     let (cost, tensors) = measure_codec(dump, spec, Positions::Auto)?;
     let (n, bits) = (dump.elements() as f64, cost.frames as f64 * 8.0);
     let k = kept(&tensors) as f64;
-    // Of what is dense, or drawn without a look, zeros say nothing of what was kept.
+    // Zeros do not show the kept elements of a dense codec, or of random positions.
     let sparse = k < n / 8.0 && !matches!(codec, Codec::RandK { .. });
     let each = if sparse { format!(" ({:.2} kept)", bits / k) } else { String::new() };
     let error = match codec.is_lossy() {
@@ -178,7 +178,7 @@ fn measured(dump: &Dump, spec: &str) -> Result<String> {
     Ok(format!("{:.4}{each}, {:.1}x{error}", bits / n, dump.bytes() as f64 / cost.frames as f64))
 }
 
-/// Norm of the difference over norm of the original, all tensors as one vector.
+/// Returns the norm of the difference over the norm of the original, with all tensors as one vector.
 fn relative_error(before: &[TensorBuf], after: &[TensorBuf]) -> Result<f64> {
     let (mut difference, mut whole) = (0.0, 0.0);
     for (a, b) in before.iter().zip(after) {
@@ -194,12 +194,15 @@ fn relative_error(before: &[TensorBuf], after: &[TensorBuf]) -> Result<f64> {
 const INTRODUCTION: &str = "\
 # The compressors
 
-Made by `cargo xtask measure --write`. Each row is one setting of one codec, by the name that `gcodec encode --codec`, `gcodec bench` and
-`str::parse::<Codec>` take; arXiv numbers stand for the papers. *Support x values* is what the update says (`spec/README.md`). The two measured columns
-are of one update of a transformer's gradient (`gpt_step0300_worker0`) and a ResNet18's (`resnet_step0200_worker0`) from the public set, all bytes of
-its frames counted: bits per parameter, bits per element that was kept where most are not, ratio to 32-bit floats, and the norm of what one
-update loses over the norm of the gradient: error feedback sends it later, and what that does to training is in [study.md](study.md). The column
-*tests* is what `cargo test` takes to run the tests of the row's claims.
+Which compressors are there, and how small are their updates? `cargo xtask measure --write` makes this page.
+Each row is one setting of one codec, with its name in `gcodec encode --codec`, `gcodec bench` and
+`str::parse::<Codec>`. arXiv numbers refer to the papers. *Support x values* is the form of a block
+(`spec/README.md`). The two measured columns are one update of a transformer's gradient
+(`gpt_step0300_worker0`) and of a ResNet18's (`resnet_step0200_worker0`) from the public set. They count all
+bytes of the update's frames: bits per parameter, bits per kept element for sparse codecs, the ratio to 32-bit
+floats, and the relative error of one update in the L2 norm. Error feedback sends the lost part later;
+[study.md](study.md) shows the effect on training. The column *tests* has arguments of `cargo test` that run
+the tests of the row's claims.
 
 | codec | paper | support x values | published | transformer | ResNet18 | tests |
 |---|---|---|---|---|---|---|
@@ -208,18 +211,19 @@ update loses over the norm of the gradient: error feedback sends it later, and w
 const PROTOCOLS: &str = "
 ## Senders with a state, and protocols between workers
 
-A codec compresses one update. What a sender keeps between updates is in `gcodec::compress`; all of it can be saved and loaded.
+A codec compresses one update. The senders in `gcodec::compress` keep a state between updates, which can be
+saved and loaded.
 
-| type | paper | what it keeps, and does | tests |
+| type | paper | state and method | tests |
 |---|---|---|---|
 | `Feedback` | error feedback, arXiv 1901.09847 and before | residuals, by tensor, for every lossy codec | `--lib residual`, `--test compressors` |
 | `Dgc` | Deep Gradient Compression, arXiv 1712.01887 | momentum correction, momentum masking, clipping, warm-up | `--test compressors momentum` |
-| `Sbc` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_momenta` for the optimiser's momentum | `--test senders` |
-| `scalecom::Worker` | ScaleCom, arXiv 2104.11125 | CLT-k: rotating leader, one index set, values that add; low-pass memory | `--test scalecom` |
-| `onebit::{Worker, Server}` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test onebit` |
-| `powersgd::Worker` | PowerSGD, arXiv 1905.13727 | warm start, two rounds of factors that add | `--test powersgd` |
-| `DeMo` | DeMo, arXiv 2411.19870 | decoupled momentum: what was sent of its cosine transform leaves it | `--test demo` |
+| `Sbc` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_momenta` for the optimiser's momentum | `--test compressors senders` |
+| `scalecom::Worker` | ScaleCom, arXiv 2104.11125 | CLT-k: rotating leader, one index set, values that add; low-pass memory | `--test compressors scalecom` |
+| `onebit::{Worker, Server}` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test compressors onebit` |
+| `powersgd::Worker` | PowerSGD, arXiv 1905.13727 | warm start, two rounds of factors that add | `--test compressors powersgd` |
+| `DeMo` | DeMo, arXiv 2411.19870 | decoupled momentum: sent cosine coefficients are subtracted from it | `--test compressors demo` |
 | `gcodec-latent` | Learned Gradient Compression, arXiv 2103.08870 | three phases, parameter server and ring; [latent.md](latent.md) | `-p gcodec-latent` |
 
-How many workers' updates become one: `gcodec reduce` and `gcodec::reduce` (`--test reduce`).
+`gcodec reduce` and `gcodec::reduce` sum the updates of many workers (`--test properties reduce`).
 ";

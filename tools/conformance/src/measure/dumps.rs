@@ -8,7 +8,7 @@ use gcodec::{Dtype, Manifest, TensorBuf, TensorInfo};
 
 use crate::Result;
 
-/// The tensors of a file, in the order in which they stand in it.
+/// The tensors of a file, in the order of their data.
 pub(crate) struct Dump {
     pub(crate) name: String,
     pub(crate) manifest: Arc<Manifest>,
@@ -62,7 +62,7 @@ impl Dump {
     }
 }
 
-/// Every dump of the set, the tiny ones included, by name.
+/// Loads every dump of the set, including the tiny ones, by name.
 pub(crate) fn load_all(folder: &Path) -> Result<Vec<Dump>> {
     let mut paths = Vec::new();
     for folder in [folder.to_owned(), folder.join("tiny")] {

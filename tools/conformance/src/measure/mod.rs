@@ -1,7 +1,7 @@
-//! What the format must reach, measured: sizes on real gradients and on data of known entropy.
+//! Measures sizes on real gradients and on data of known entropy, and compares them with their targets.
 //!
-//! `cargo xtask measure` prints two pages, `--write` puts them into `docs/`. Without the public gradient set
-//! the rows that need it are left out, with a note.
+//! `cargo xtask measure` prints two pages; `--write` writes them to `docs/`. Without the public gradient
+//! set, the rows that need it are left out, with a note.
 
 mod compressors;
 mod dumps;
@@ -17,7 +17,7 @@ use crate::{Result, root};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The folder of the public gradient set.
+    /// Folder of the public gradient set.
     #[arg(long, default_value = "../shared/gradients")]
     gradients: PathBuf,
     /// Writes `docs/measurements.md` and `docs/compressors.md`.
@@ -25,12 +25,10 @@ pub(crate) struct Args {
     write: bool,
 }
 
-/// Measures everything; false if something does not reach what it must.
+/// Measures everything; false if a target is missed.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.write && !args.gradients.is_dir() {
-        return Err(
-            format!("--write needs the gradient set: {} is not there", args.gradients.display()).into()
-        );
+        return Err(format!("--write needs the gradient set: {} is missing", args.gradients.display()).into());
     }
     let mut report = Report::default();
     sizes::independent_positions(&mut report)?;
@@ -46,7 +44,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         compressors = Some(compressors::page(&dumps)?);
     } else {
         report.note(format!(
-            "{} is not there: the rows on real gradients are left out",
+            "{} is missing: the rows on real gradients are left out",
             args.gradients.display()
         ));
     }

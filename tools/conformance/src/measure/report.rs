@@ -2,12 +2,14 @@
 
 use std::fmt;
 
-/// What a measurement must be.
+use crate::page::paragraph;
+
+/// Target of a measurement.
 #[derive(Clone, Copy)]
 pub(crate) enum Must {
     AtMost(f64),
     AtLeast(f64),
-    /// Nothing: it is there to be compared with.
+    /// No target: a value for comparison.
     Be,
 }
 
@@ -62,15 +64,15 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "# Measured sizes\n\nMade by `cargo xtask measure --write`; every number is of bytes that were written and read back."
-        )?;
+        let about = "How large are encoded updates? `cargo xtask measure --write` makes this page. Every number counts \
+                     bytes that were written and read back.";
+        write!(f, "# Measured sizes\n\n{}", paragraph(about))?;
         for section in &self.sections {
             writeln!(
                 f,
-                "\n## {}\n\n{}\n\n| what | measured | unit | must be | |\n|---|---:|---|---|---|",
-                section.title, section.about
+                "\n## {}\n\n{}\n| what | measured | unit | target | |\n|---|---:|---|---|---|",
+                section.title,
+                paragraph(section.about)
             )?;
             for row in &section.rows {
                 let must = match row.must {

@@ -15,7 +15,7 @@ use super::dumps::Dump;
 use super::report::{Must, Report};
 use crate::Result;
 
-/// What an update costs.
+/// Size of an update.
 #[derive(Default)]
 pub(super) struct Cost {
     /// Bytes of the update's frames, headers included.
@@ -29,13 +29,13 @@ pub(super) struct Cost {
 }
 
 impl Cost {
-    /// What is neither support nor values: frame headers, update heads, shared tables, block headers.
+    /// Bytes outside supports and values: frame headers, update heads, shared tables, block headers.
     fn overhead(&self) -> u64 {
         self.frames - self.support - self.values
     }
 }
 
-/// Writes an update and reads it back: what it costs, and its tensors.
+/// Writes an update and reads it back; returns its size and tensors.
 fn measure(
     dump: &Dump,
     blocks: &[Block],
@@ -67,7 +67,7 @@ fn measure(
     Ok((cost, tensors))
 }
 
-/// Compresses a dump by one codec, then writes and reads it.
+/// Compresses a dump with one codec, then writes and reads it.
 pub(super) fn measure_codec(
     dump: &Dump,
     codec: &str,
@@ -85,7 +85,7 @@ pub(super) fn kept(tensors: &[TensorBuf]) -> u64 {
     tensors.iter().map(|t| nonzero(t) as u64).sum()
 }
 
-/// Bits per position of `positions` in a space of `n`: all bytes of the support.
+/// Returns the bits per position of `positions` in a space of `n`, counting all bytes of the support.
 fn position_bits(n: u64, positions: Vec<u64>, choice: Positions) -> Result<f64> {
     let count = positions.len() as f64;
     let dump =
@@ -109,7 +109,7 @@ fn position_bits(n: u64, positions: Vec<u64>, choice: Positions) -> Result<f64> 
 /// Elements of the dense index space for independent positions.
 const MASK_LEN: u64 = 10_000_000;
 
-/// Positions that are drawn independently.
+/// Number of independent random positions.
 fn bernoulli(n: u64, p: f64, seed: u64) -> Vec<u64> {
     let threshold = (p * 4_294_967_296.0) as u32;
     let mut words = vec![0; n as usize];
@@ -120,7 +120,8 @@ fn bernoulli(n: u64, p: f64, seed: u64) -> Vec<u64> {
 pub(crate) fn independent_positions(report: &mut Report) -> Result<()> {
     report.section(
         "Independent positions",
-        "Bernoulli masks over 10 million elements, mean of 8 masks; bits of the support, its count, parameters, tables and padding included. Entropy H(p)/p: 8.079 and 11.408.",
+        "Bernoulli masks over 10 million elements, mean of 8 masks. Bits of the support include its \
+         count, parameters, tables and padding. Entropy H(p)/p: 8.079 and 11.408.",
     );
     for (p, limit) in [(0.01, 8.13), (0.001, 11.52)] {
         let masks: Vec<Vec<u64>> = (1..=8).map(|seed| bernoulli(MASK_LEN, p, seed)).collect();
@@ -141,7 +142,7 @@ pub(crate) fn independent_positions(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// The shapes of ResNet50's 161 tensors.
+/// Returns the shapes of ResNet50's 161 tensors.
 fn resnet50() -> Vec<Vec<u64>> {
     let mut shapes = Vec::new();
     let mut conv = |out: u64, input: u64, size: u64| {
@@ -164,7 +165,7 @@ fn resnet50() -> Vec<Vec<u64>> {
     shapes
 }
 
-/// A value of a symmetric distribution with exponential tails, from a uniform word.
+/// Maps a uniform word to a symmetric distribution with exponential tails.
 fn laplace(word: u32) -> f32 {
     let magnitude = -(((word >> 1) as f64 + 0.5) / 2_147_483_648.0).ln();
     (if word & 1 == 1 { -magnitude } else { magnitude }) as f32
@@ -173,7 +174,8 @@ fn laplace(word: u32) -> f32 {
 pub(crate) fn sbc_resnet50(report: &mut Report) -> Result<()> {
     report.section(
         "Sparse Binary Compression of a ResNet50-shaped update",
-        "161 tensors, 25,557,032 parameters with independent Laplace values, k per tensor, p = 0.001. Paper: x2569 (recalled).",
+        "161 tensors, 25,557,032 parameters with independent Laplace values, k per tensor, p = \
+         0.001. Paper: 2569x, recalled rather than looked up.",
     );
     let mut named = Vec::new();
     for (t, shape) in resnet50().into_iter().enumerate() {
@@ -189,14 +191,14 @@ pub(crate) fn sbc_resnet50(report: &mut Report) -> Result<()> {
         let k = kept(&tensors);
         let name = choice.name();
         report.row(
-            format!("ratio, update with all its headers, {name}"),
+            format!("ratio, update with all headers, {name}"),
             dump.bytes() as f64 / cost.frames as f64,
             "x",
             must,
         );
         let per_tensor = (cost.overhead() + cost.values) as f64 / 161.0;
         report.row(
-            format!("bytes per tensor beside positions, {name}"),
+            format!("bytes per tensor besides positions, {name}"),
             per_tensor,
             "bytes",
             Must::AtMost(8.0),
@@ -218,7 +220,7 @@ pub(crate) fn sbc_resnet50(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Entropy of one position of `k` independent ones among `n`, in bits.
+/// Returns the entropy of one position of `k` independent ones among `n`, in bits.
 fn independent_entropy(n: u64, k: u64) -> f64 {
     let p = k as f64 / n as f64;
     -p.log2() - (1.0 - p) / p * (1.0 - p).log2()
@@ -231,7 +233,9 @@ fn f32_dumps(dumps: &[Dump]) -> impl Iterator<Item = &Dump> {
 pub(crate) fn real_positions(report: &mut Report, dumps: &[Dump]) -> Result<()> {
     report.section(
         "Positions of the largest 1 % of a dump",
-        "Top-k over the whole dump, k = 1 %; bits of the support (count, tables, states, padding included) per kept position. The independent entropy is the bound that each dump is held against.",
+        "Top-k over the whole dump, k = 1 %. Bits of the support (with count, tables, states and \
+         padding) per kept position. The target of each dump is the entropy of independent \
+         positions.",
     );
     let mut sum = 0.0;
     let mut count = 0.0;
@@ -285,7 +289,8 @@ fn is_neighbour(x: f32, power: f32) -> bool {
 pub(crate) fn natural(report: &mut Report, dumps: &[Dump]) -> Result<()> {
     report.section(
         "Natural compression",
-        "Bits per element of the whole update, headers and signs included. Paper: 9. Every decoded value is checked to be a power of two next to its input.",
+        "Bits per element of the whole update, with headers and signs. Paper: 9. Every decoded value \
+         is checked to be a power of two next to its input.",
     );
     for dump in f32_dumps(dumps) {
         let (cost, tensors) = measure_codec(dump, "natural:seed=1", Positions::Auto)?;
@@ -319,15 +324,18 @@ fn lossless_percent(dump: &Dump) -> Result<f64> {
 }
 
 pub(crate) fn lossless(report: &mut Report, dumps: &[Dump]) -> Result<()> {
-    report
-        .section("Lossless", "Bytes of the update as a share of the raw elements; bit-exactness is checked.");
+    report.section(
+        "Lossless",
+        "Bytes of the update as a share of the raw elements. The decoded bits \
+                              are checked.",
+    );
     for dump in dumps {
         let must = match () {
             () if dump.is(Dtype::F32) => Must::AtMost(84.5),
             () if dump.is(Dtype::Bf16) => Must::AtMost(68.5),
             () => Must::Be,
         };
-        // A dump of several types is held against no bound: it is named as what it is.
+        // A dump of several types has no bound: it only has a row.
         let first = dump.tensors.first().map_or(Dtype::F32, TensorBuf::dtype);
         let dtype = if dump.is(first) { first.name() } else { "mixed" };
         report.row(format!("{} ({dtype})", dump.name), lossless_percent(dump)?, "%", must);
@@ -338,7 +346,7 @@ pub(crate) fn lossless(report: &mut Report, dumps: &[Dump]) -> Result<()> {
 pub(crate) fn random_bits(report: &mut Report) -> Result<()> {
     report.section(
         "Lossless, random bits",
-        "4 MiB of random bits as f32: nothing to gain, so nothing may be lost.",
+        "4 MiB of random bits as f32, which cannot be compressed: the target bounds the overhead.",
     );
     let mut words = vec![0; 1 << 20];
     random::words(3, 0, 0, &mut words);
@@ -356,7 +364,8 @@ pub(crate) fn delta(report: &mut Report, gradients: &Path) -> Result<()> {
     let (base, next) = (base?, next?);
     report.section(
         "Lossless delta of bf16 weights",
-        "What a trainer ships to inference engines after one step: the update's bytes per changed element, everything counted. zstd -1 of the XOR: 18.5.",
+        "A trainer sends this to inference engines after one step. The update's bytes per changed \
+         element, with all headers. For comparison, zstd -1 of the XOR takes 18.5.",
     );
     let inputs: Vec<Input<'_>> = next
         .inputs()

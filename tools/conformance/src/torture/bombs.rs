@@ -1,5 +1,6 @@
-//! The smallest inputs that declare the largest outputs, one for each kind of what no bytes pay for: refused under the default
-//! limits before they cost anything, and within their formula under small ones. The formulas are those of section 10.1 of the spec.
+//! Bombs: the smallest inputs that declare the largest outputs, one for each kind of declaration. Under the
+//! default limits they are refused before they take memory or time. Under small limits they stay within the
+//! formulas of section 10.1 of the spec.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,14 +19,14 @@ const MIB: u64 = 1 << 20;
 /// A kind of bomb.
 struct Bomb {
     name: &'static str,
-    /// Whether its blocks are decoded and kept, or also put together to dense tensors.
+    /// Whether its blocks are only decoded and kept, or also assembled to dense tensors.
     how: How,
-    /// How much is declared when a reader allows `max_alloc_bytes` of memory.
+    /// Declared amount for a reader that allows `max_alloc_bytes` of memory.
     most: fn(u64) -> u64,
     make: fn(u64) -> Vec<u8>,
-    /// Bytes of memory for `n` of what is declared, beyond the input.
+    /// Bytes of memory for the declared amount `n`, beyond the input.
     memory: fn(u64) -> u64,
-    /// The same in words, with what n counts.
+    /// The formula in words, with the meaning of n.
     formula: &'static str,
 }
 
@@ -43,7 +44,7 @@ impl How {
 
 use How::{Assemble, Decode};
 
-/// Integers of one symbol: any number of them in as many bytes.
+/// Integers of one symbol: any number of them in the same number of bytes.
 fn symbols(symbol: u8) -> Bytes {
     bytes().u8(2).raw(entropy(&[symbol], 0))
 }
@@ -52,7 +53,7 @@ fn tokens_of(token: u8) -> Bytes {
     bytes().u8(1).raw(entropy(&[token], 0))
 }
 
-/// A Rice support of `m` neighbours: a bit for each.
+/// A Rice support of `m` neighbours: one bit each.
 fn neighbours(m: u64) -> (u64, Bytes) {
     (2, bytes().v(m).u8(0).u8(0).raw(ones_plane(m)))
 }
@@ -77,13 +78,13 @@ fn low_rank(n: u64) -> Vec<u8> {
     dense(F32, &[n / 1024, 1024], (12, values))
 }
 
-/// A transform without coefficients, of chunks as large as can be.
+/// A transform without coefficients, with the largest chunks.
 fn transform(n: u64) -> Vec<u8> {
     let values = bytes().v(n / 128).v(128).v(128).v(128).v(2).text(bytes().v(0)).v(2).raw(scale(1.0));
     dense(F32, &[n / 128, 128], (13, values))
 }
 
-/// Tensors without elements: names of three bytes that share what they can.
+/// Tensors without elements, whose names of three bytes share their prefixes.
 fn empty_tensors(n: u64) -> Vec<u8> {
     let mut body = bytes().v(n);
     let mut previous = [0u8; 4];
@@ -97,7 +98,7 @@ fn empty_tensors(n: u64) -> Vec<u8> {
     stream().manifest(&body).done()
 }
 
-/// Names of 4096 bytes, each like the one before but for its last two bytes.
+/// Names of 4096 bytes that differ only in their last two bytes.
 fn long_names(n: u64) -> Vec<u8> {
     let tail = |i: u64| [0x21 + (i / 64 % 64) as u8, 0x21 + (i % 64) as u8];
     let mut body = bytes().v(n);
@@ -109,7 +110,7 @@ fn long_names(n: u64) -> Vec<u8> {
     stream().manifest(&body).done()
 }
 
-/// Blocks that say nothing, of the fewest bytes.
+/// Empty blocks, of the fewest bytes.
 fn smallest_blocks(n: u64) -> Vec<u8> {
     let man = manifest(&[("w", F32, &[0])]);
     let block = block(adding(whole(0)), ALL(), (4, bytes().u16(0).u8(0)));
@@ -126,7 +127,7 @@ fn spanning_blocks(n: u64) -> Vec<u8> {
     stream().manifest(&man).frame(UPDATE, LAST, update(&man, vec![block; (n / count) as usize]).body()).done()
 }
 
-/// An index of frames that are not there, which is found out at its end.
+/// An index of frames that do not exist, which shows at its end.
 fn false_index(n: u64) -> Vec<u8> {
     let listing = (0..n).fold(bytes().v(n), |out, _| out.v(4).v(24));
     stream().index_of(listing).done()
@@ -312,7 +313,7 @@ const BOMBS: &[Bomb] = &[
         formula: "2 i for i inflated bytes",
     },
     Bomb {
-        name: "manifest, names that share all they can",
+        name: "manifest, names with long common prefixes",
         how: Decode,
         most: |_| INFLATED / 4096,
         make: long_names,
@@ -344,7 +345,7 @@ const BOMBS: &[Bomb] = &[
         formula: "20 t for t tensors that blocks touch",
     },
     Bomb {
-        name: "index of frames that are not there",
+        name: "index of missing frames",
         how: Decode,
         most: |_| 1 << 20,
         make: false_index,
@@ -364,11 +365,11 @@ const ELEMENTS: u64 = 1 << 28;
 const INFLATED: u64 = 8 * MIB;
 const TENSORS: u64 = 1 << 16;
 const BLOCKS: u64 = 1 << 16;
-/// What a process, its allocator and its threads may take beside what the formula says.
+/// Memory of a process, its allocator and its threads beyond the formula.
 const SLACK: u64 = 6 * MIB;
-/// Of what a formula says, as a vector that grows by doubling may take for a while beside its copy.
+/// Factor of a formula for a vector that grows by doubling, with its old copy.
 const MOST: f64 = 1.1;
-/// Bytes of memory for each byte of the input, which is held in memory, and copied where it is kept.
+/// Bytes of memory per byte of input, which is held in memory, and copied where it is kept.
 const INPUT: u64 = 3;
 
 fn small(alloc: u64) -> Limits {
@@ -385,9 +386,12 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut section = Section::new(
         "Bombs",
         format!(
-            "The smallest input of each kind, with as much declared as limits of {} of memory, 2^28 elements, 8 MiB inflated, 2^16 tensors and 2^16 blocks allow, read in a process of its own. \
-             Measured: the most memory that the process had, less that of one that reads an empty stream; must be: at most {MOST} times the formula of section 10.1 of the spec, {INPUT} \
-             bytes for each byte of input, and {} MiB. Last: the same with 2^40 declared, under the default limits, where that can be declared.",
+            "The smallest input of each kind declares as much as the limits allow ({} of memory, \
+             2^28 elements, 8 MiB inflated, 2^16 tensors and 2^16 blocks). A separate process reads \
+             it. *Measured*: the peak memory of the process minus that of a process that reads an \
+             empty stream. Target: at most {MOST} times the formula of section 10.1 of the spec, \
+             plus {INPUT} bytes per byte of input, plus {} MiB. The last column is the same input \
+             with 2^40 declared, under the default limits, where this can be declared.",
             if quick { "16 MiB" } else { "64 MiB" },
             SLACK / MIB
         ),
@@ -401,7 +405,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
             "by formula",
             "measured",
             "seconds",
-            "2^40 declared, by default",
+            "2^40 declared, default limits",
         ],
     );
     if !Path::new("/proc/self/status").exists() {
@@ -470,7 +474,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     Ok(vec![section])
 }
 
-/// The same bomb with 2^40 declared, where few bytes can declare it.
+/// Returns the bomb with 2^40 declared, where few bytes can declare it.
 fn huge(bomb: &Bomb) -> Option<Vec<u8>> {
     let n = 1u64 << 40;
     Some(match bomb.name {
@@ -486,15 +490,15 @@ fn huge(bomb: &Bomb) -> Option<Vec<u8>> {
     })
 }
 
-/// What a process took to read a bomb.
+/// Cost of reading a bomb in a process.
 struct Taken {
     outcome: String,
     seconds: f64,
     memory: u64,
 }
 
-/// Reads the stream at `path`: `how` is `decode` or `assemble`, and a limit on memory or `default`. Prints the outcome, seconds,
-/// and the most bytes of memory that this process had.
+/// Reads the stream at `path`. `how` is `decode` or `assemble`, and a limit on memory or `default`. Prints
+/// the outcome, the seconds, and this process's peak memory in bytes.
 pub(crate) fn read(how: &str, path: &str) -> Result<()> {
     let (how, alloc) = how.split_once(' ').ok_or("how and limits")?;
     let limits = if alloc == "default" { Limits::default() } else { small(alloc.parse()?) };

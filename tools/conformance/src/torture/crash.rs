@@ -1,5 +1,5 @@
-//! Commands that are killed while they write: what they replace is the old file or the whole new one, what they append to
-//! keeps all it held.
+//! Kills commands while they write. A replaced file must be the old or the complete new one, and an appended
+//! file must keep its old contents.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,15 +13,15 @@ use super::{Section, sources, thousands};
 use crate::Result;
 use crate::programs::gcodec;
 
-/// A command and what it writes to.
+/// A command and its target.
 pub(crate) struct Job {
     pub(crate) name: &'static str,
-    /// Its arguments but for the target's.
+    /// Arguments without the target's.
     pub(crate) args: String,
     pub(crate) target: &'static str,
     pub(crate) appends: bool,
     pub(crate) old: Vec<u8>,
-    /// What the target is after a run that nothing disturbs.
+    /// Contents of the target after an undisturbed run.
     pub(crate) new: Vec<u8>,
 }
 
@@ -32,14 +32,14 @@ impl Job {
         command
     }
 
-    /// Adds the arguments, and keeps the output away.
+    /// Adds the arguments, and discards the output.
     pub(crate) fn on(&self, command: &mut Command, folder: &Path) {
         command.args(self.args.split_whitespace()).args(["-o", self.target, "--quiet"]);
         command.current_dir(folder).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     }
 }
 
-/// The commands that write, with their inputs in `scratch`: of `rows` rows of real data.
+/// Returns the commands that write, with their inputs in `scratch`: `rows` rows of real data.
 pub(crate) fn jobs(scratch: &Scratch, program: &Path, rows: u64) -> Result<Vec<Job>> {
     for (name, skip) in [("old", 0), ("new", 1)] {
         let tensor = sources::digits(skip, rows)?;
@@ -86,14 +86,14 @@ pub(crate) fn jobs(scratch: &Scratch, program: &Path, rows: u64) -> Result<Vec<J
     ])
 }
 
-/// What a target was after a kill.
+/// State of a target after a kill.
 #[derive(Default)]
 struct Tally {
     runs: u64,
     killed: u64,
     old: u64,
     new: u64,
-    /// Appended in part: all old data read, the rest refused or recovered.
+    /// Appended in part: all old data is readable, the rest is refused or recovered.
     torn: u64,
     temporary: u64,
     wrong: Vec<String>,
@@ -102,11 +102,14 @@ struct Tally {
 pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut section = Section::new(
         "Kills",
-        "Commands that replace or append to a file, killed by SIGKILL: after a random time, and exactly at each system call that opens, writes, renames, flushes, \
-         cuts or removes a file (by `strace`, kind by kind and call by call until the command gets through). The target is then the old file or the whole new one; a file that was \
-         appended to may also hold a part of the new segment: all that was in it is read, what is behind it is refused as `truncated`, \
-         `recover` saves every whole frame, and appending to what it saved works. Files left beside the target are called `.NAME.PID-N.tmp`. The same command \
-         then gives the new file.",
+        "Commands that replace a file or append to it are killed by SIGKILL: at random times, and at \
+         each system call that opens, writes, renames, flushes, truncates or removes a file (by \
+         `strace`, kind by kind and call by call until the command completes). The target must then \
+         be the old file or the complete new one. A file that was appended to may also have a part \
+         of the new segment: all old contents are readable, the rest is refused as `truncated`, \
+         `recover` saves every complete frame, and appending to the saved file works. Leftover files \
+         beside the target have the name `.NAME.PID-N.tmp`. The same command, run again, writes the \
+         new file.",
         &[
             "Command",
             "Killed",
@@ -114,7 +117,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
             "killed",
             "old file",
             "new file",
-            "appended in part",
+            "partly appended",
             "temporary files left",
             "wrong",
         ],
@@ -125,7 +128,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     }
     let program = gcodec()?;
     let scratch = Scratch::new("crash")?;
-    // Large enough that writing is not one call: about 80 or 150 kB of floats.
+    // Large enough for several write calls: about 80 or 150 kB of floats.
     let jobs = jobs(&scratch, &program, if quick { 300 } else { 600 })?;
     let kills = if quick { 20 } else { 200 };
     for job in &jobs {
@@ -154,7 +157,7 @@ fn report(section: &mut Section, job: &Job, how: &str, tally: Tally) {
     section.row([job.name.to_owned(), how.to_owned()].into_iter().chain(counts));
 }
 
-/// Kills after times spread over a run's length.
+/// Kills at times that are spread over a run's length.
 fn at_random(job: &Job, program: &Path, scratch: &Scratch, kills: u64) -> Result<Tally> {
     let mut tally = Tally::default();
     let mut longest = Duration::ZERO;
@@ -164,7 +167,7 @@ fn at_random(job: &Job, program: &Path, scratch: &Scratch, kills: u64) -> Result
         job.command(program, scratch.root()).status()?;
         longest = longest.max(start.elapsed());
     }
-    // Those that come too late are not counted: at most three times as many runs.
+    // Kills that come too late do not count: at most three times as many runs.
     for turn in 0..3 * kills {
         if tally.killed == kills {
             break;
@@ -173,7 +176,7 @@ fn at_random(job: &Job, program: &Path, scratch: &Scratch, kills: u64) -> Result
         let share = f64::from(gcodec::random::word(7, 0, turn)) / 2f64.powi(32);
         let mut child = job.command(program, scratch.root()).spawn()?;
         std::thread::sleep(longest.mul_f64(share));
-        // One that has ended is not killed; the next line then says how it ended.
+        // A finished process cannot be killed; the next line reports its end.
         child.kill()?;
         let status = child.wait()?;
         tally.runs += 1;
@@ -183,7 +186,7 @@ fn at_random(job: &Job, program: &Path, scratch: &Scratch, kills: u64) -> Result
     Ok(tally)
 }
 
-/// System calls that change files or what is known of them.
+/// System calls that change files or their metadata.
 const CALLS: &[&str] = &[
     "write",
     "rename",
@@ -202,8 +205,8 @@ const CALLS: &[&str] = &[
     "exit_group",
 ];
 
-/// Kills at the first call of each kind, at the second, and so on, until the command gets through. `None` if nothing can be
-/// traced. The quick form takes the first kinds, and the first calls of each.
+/// Kills at the first call of each kind, at the second, and so on, until the command completes. `None` if
+/// tracing is impossible. The quick form takes the first kinds, and the first calls of each.
 fn at_calls(job: &Job, program: &Path, scratch: &Scratch, quick: bool) -> Result<Option<Tally>> {
     let mut tally = Tally::default();
     let (kinds, most) = if quick { (3, 3) } else { (CALLS.len(), 1000) };
@@ -215,7 +218,7 @@ fn at_calls(job: &Job, program: &Path, scratch: &Scratch, quick: bool) -> Result
             strace.arg("-e").arg(format!("inject={kind}:signal=KILL:when={call}")).arg(program);
             job.on(&mut strace, scratch.root());
             let status = strace.status()?;
-            // Strace ends as its child does: by the signal, or well.
+            // Strace ends like its child: by the signal, or with its exit code.
             if status.code().is_some_and(|code| code != 0) {
                 return Ok(None);
             }
@@ -233,7 +236,7 @@ fn at_calls(job: &Job, program: &Path, scratch: &Scratch, quick: bool) -> Result
     }
 }
 
-/// Looks at what a killed command left, and runs it again.
+/// Checks the files after a kill, and runs the command again.
 fn check(job: &Job, program: &Path, scratch: &Scratch, tally: &mut Tally, when: &str) -> Result<()> {
     let found = scratch.read(job.target)?;
     let mut wrong = |what: String| tally.wrong.push(format!("{when}: {what}"));
@@ -255,7 +258,7 @@ fn check(job: &Job, program: &Path, scratch: &Scratch, tally: &mut Tally, when: 
         wrong(format!("a file called {strange} is left"));
     }
     tally.temporary += left.len() as u64;
-    // Once more, with whatever was left lying there.
+    // Runs it again beside the leftover files.
     if job.appends && found != job.old {
         if found == job.new {
             return Ok(());
@@ -264,7 +267,7 @@ fn check(job: &Job, program: &Path, scratch: &Scratch, tally: &mut Tally, when: 
         if refused.code() != Some(3) || scratch.read(job.target)? != found {
             tally.wrong.push(format!("{when}: appending to a torn file gives {refused}"));
         }
-        // It may say with 1 that something was lost.
+        // Exit code 1 reports that something was lost.
         let recover = ["recover", job.target, "-o", "repaired.gcu", "-q"];
         Command::new(program).args(recover).current_dir(scratch.root()).status()?;
         std::fs::rename(scratch.path("repaired.gcu"), scratch.path(job.target))?;
@@ -272,7 +275,7 @@ fn check(job: &Job, program: &Path, scratch: &Scratch, tally: &mut Tally, when: 
     let again = job.command(program, scratch.root()).status()?;
     let now = scratch.read(job.target)?;
     let done = match job.appends && found != job.old {
-        // What was saved may hold the new update already.
+        // The saved stream may contain the new update already.
         true => File::open(&now, Limits::default()).is_ok_and(|file| file.updates().len() >= 2),
         false => now == job.new,
     };
@@ -283,8 +286,8 @@ fn check(job: &Job, program: &Path, scratch: &Scratch, tally: &mut Tally, when: 
     Ok(())
 }
 
-/// A file that was appended to in part: everything old is read, then `truncated`; `recover` saves all of the old frames and
-/// the whole ones of the new.
+/// Checks a partly appended file: everything old is readable, then the error is `truncated`; `recover` saves
+/// all old frames and the complete new ones.
 pub(crate) fn torn(old: &[u8], found: &[u8]) -> Result<(), String> {
     let frames = |bytes: &[u8]| {
         let mut frames = Vec::new();
@@ -314,7 +317,7 @@ pub(crate) fn torn(old: &[u8], found: &[u8]) -> Result<(), String> {
     let saved = recover(found, &Limits::default()).map_err(|e| e.to_string())?;
     let (kept, error) = frames(&saved.stream);
     let payload = |frames: &[Vec<u8>]| -> Vec<Vec<u8>> {
-        // Kinds 5 and 0x8002: end and index, which are made anew.
+        // Kinds 5 and 0x8002: end and index, which are rewritten.
         frames.iter().filter(|f| ![[5, 0], [2, 0x80]].contains(&[f[4], f[5]])).cloned().collect()
     };
     if error.is_some() || payload(&kept) != payload(&after) {

@@ -1,4 +1,4 @@
-//! Streams that were cut off, changed and put together wrongly, by every reader: refused with a place, or read as they were.
+//! Truncated, changed and rearranged streams in every reader: refused with a position, or read unchanged.
 
 use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,26 +12,26 @@ use rayon::prelude::*;
 use super::{Section, sources, thousands};
 use crate::Result;
 
-/// Ways to damage a stream, in the order of the table.
+/// Ways to corrupt a stream, in the order of the table.
 const WAYS: &[&str] = &[
-    "cut off after any byte",
-    "any one bit flipped",
+    "truncated after any byte",
+    "any bit flipped",
     "bursts of 2 to 32 bits",
     "a frame dropped",
-    "a frame twice",
+    "a frame repeated",
     "two frames exchanged",
     "a frame moved",
     "bodies of equal length exchanged",
-    "bodies of other lengths exchanged",
+    "bodies of different lengths exchanged",
 ];
 
-/// What one reader, or `recover`, made of all cases of one way.
+/// Results of one reader, or of `recover`, for all cases of one way.
 #[derive(Clone, Default)]
 struct Tally {
     tried: u64,
     refused: u64,
     same: u64,
-    /// Undamaged frames there were to save, and those saved.
+    /// Intact frames in the input, and saved ones.
     whole: u64,
     saved: u64,
     wrong: Vec<String>,
@@ -49,78 +49,86 @@ impl Tally {
     }
 }
 
-/// A frame of the stream, and what it needs.
+/// A frame of the stream, and its dependencies.
 struct Frame {
     bytes: Vec<u8>,
     at: usize,
     kind: FrameKind,
-    /// The manifest that it is, or refers to.
+    /// The manifest that it defines or refers to.
     manifest: Option<ManifestId>,
-    /// The index set that it is.
+    /// The index set that it defines.
     set: Option<SetId>,
-    /// The index sets that its blocks are on.
+    /// The index sets that its blocks use.
     on: Vec<SetId>,
-    /// Step, number and whether it is the last, of a part of an update.
+    /// Step and number of a part of an update, and whether it is the last.
     part: Option<(u64, u64, bool)>,
 }
 
-/// One damaged stream: its bytes, and the undamaged frames in it, in order.
+/// A corrupt stream: its bytes, and its intact frames in order.
 struct Case<'a> {
     name: String,
     bytes: Vec<u8>,
     frames: Vec<&'a Frame>,
 }
 
-/// How much of it all is tried.
+/// Amount of testing.
 struct Steps {
-    /// Every so-manyth case, but for bursts.
+    /// Interval of the tested cases, except for bursts.
     cases: usize,
-    /// Every so-manyth place of a burst.
+    /// Interval of the positions of bursts.
     bursts: usize,
-    /// Patterns for each burst.
+    /// Number of patterns per burst.
     patterns: u64,
 }
 
-/// A stream, and what its readers make of it while it is whole.
+/// A stream, and its contents in each reader while it is intact.
 struct Source {
     bytes: Vec<u8>,
     frames: Vec<Frame>,
     events: Vec<String>,
-    /// Bytes up to the end of each segment.
+    /// Offsets of the ends of the segments.
     segments: Vec<usize>,
     updates: Vec<Content>,
 }
 
-/// An update as the index gives it: whose it is, of which manifest, and its tensors, or why it has none.
+/// An update in the index: its sender, manifest and tensors, or the reason why it has none.
 type Content = (UpdateHeader, ManifestId, Result<Vec<(u64, TensorBuf)>, String>);
 
 pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut readers = Section::new(
-        "Damage",
+        "Corruption",
         format!(
-            "Streams of every kind of frame, of support and of values, damaged in every way; read from memory, in pieces of a few bytes, and through the index. Detected: \
-             refused with a typed error that names a byte of the input and, behind the preamble, the frame. Read as it was: by the index, where what is damaged is not \
-             asked for, and streams cut off just after an end frame, which are what they were before the last append; all contents were compared. Bursts have each length from 2 to 32, their first \
-             and last bit flipped and those between by a generator; {}.",
+            "Streams with every kind of frame, support and values are corrupted in every way, and \
+             read from memory, in pieces of a few bytes, and through the index. *Detected*: refused \
+             with a typed error that has a byte offset in the input and, after the preamble, the \
+             frame. *Read unchanged*: read through the index, which does not touch the corrupt part; \
+             or truncated just after an end frame, which is the stream before its last append. All \
+             contents were compared. Bursts have each length from 2 to 32 bits: the first and the \
+             last bit are flipped, and those between at random. {}.",
             if quick {
-                "they begin at each 29th bit of the first stream, each 997th of the others, of whose other cases each 11th is tried"
+                "They begin at each 29th bit of the first stream and each 997th of the others; of \
+                 the other cases of these, each 11th is tested"
             } else {
-                "they begin at each bit of the first stream, with three patterns each, and at each 7th of the others"
+                "They begin at each bit of the first stream, with three patterns each, and at each \
+                 7th bit of the others"
             }
         ),
-        &["Stream", "Damage", "tried", "detected", "read as it was", "wrong"],
+        &["Stream", "Corruption", "tried", "detected", "read unchanged", "wrong"],
     );
     let mut saved = Section::new(
         "Recovery",
-        "The same damaged streams by `recover`. Whole frames: those that were not touched, whose manifest, index sets and other parts were not touched \
-         either. Saved must be all of them, byte for byte and in order, and nothing else; and what is saved must be read without error.",
-        &["Stream", "Damage", "tried", "whole frames", "saved", "wrong"],
+        "The same corrupt streams in `recover`. An intact frame was not touched, and neither were \
+         its manifest, its index sets and the other parts of its update. All intact frames must be \
+         saved, byte for byte and in order, and no others. The saved stream must be readable without \
+         error.",
+        &["Stream", "Corruption", "tried", "intact frames", "saved", "wrong"],
     );
-    // Panics are caught and counted; where they came from is printed once.
+    // Counts panics; the location of each is printed once.
     for (number, (name, bytes)) in sources::all()?.into_iter().enumerate() {
         let source = Source::new(bytes)?;
         println!("   {name}: {} bytes, {} frames", source.bytes.len(), source.frames.len());
-        // Of the first stream, which has a frame of every kind, all is tried, in the quick form but for most bursts.
+        // The first stream has a frame of every kind: all cases are tested, in the quick form without most
+        // bursts.
         let steps = match (quick, number) {
             (false, 0) => Steps { cases: 1, bursts: 1, patterns: 3 },
             (false, _) => Steps { cases: 1, bursts: 7, patterns: 1 },
@@ -189,7 +197,7 @@ impl Source {
         Ok(Self { bytes, frames, events, segments, updates })
     }
 
-    /// Tries the cases of a way.
+    /// Tests the cases of a way.
     fn all_cases<'a>(&'a self, way: usize, steps: &Steps) -> (Tally, Tally) {
         let Steps { cases, bursts: step, patterns } = *steps;
         let bits = self.bytes.len() * 8;
@@ -215,7 +223,7 @@ impl Source {
                     let pattern = if len == 2 && pattern > 0 { return none.clone() } else { pattern };
                     let starts = (bits - len + 1).div_ceil(step);
                     each(starts, &|i| {
-                        // Another start for each length, so that steps miss nothing systematically.
+                        // Another start for each length, so that the steps miss nothing systematically.
                         let start = i * step + len * 7 % step;
                         (start + len <= bits).then(|| self.burst(start, len, pattern))
                     })
@@ -255,7 +263,7 @@ impl Source {
         Case { name: format!("{len} bytes"), bytes: self.bytes[..len].to_vec(), frames: whole.collect() }
     }
 
-    /// The stream with some of its bytes changed in their places.
+    /// Returns the stream with some changed bytes.
     fn changed(&self, name: String, change: impl FnOnce(&mut [u8])) -> Case<'_> {
         let mut bytes = self.bytes.clone();
         change(&mut bytes);
@@ -263,7 +271,7 @@ impl Source {
         Case { name, bytes, frames: whole }
     }
 
-    /// The first and the last bit flipped, those between as a generator says, seeded by the place.
+    /// Flips the first and the last bit, and the bits between with a generator that the position seeds.
     fn burst(&self, start: usize, len: usize, pattern: u64) -> Case<'_> {
         let middle = u64::from(gcodec::random::word(pattern, len as u64, start as u64));
         let flips = (middle & ((1 << (len - 1)) - 1)) | 1 | 1 << (len - 1);
@@ -273,7 +281,7 @@ impl Source {
         })
     }
 
-    /// The frames in another order; `None` if that makes no difference.
+    /// Returns the frames in another order; `None` if the stream stays the same.
     fn reordered(&self, name: String, order: impl IntoIterator<Item = usize>) -> Option<Case<'_>> {
         let frames: Vec<&Frame> = order.into_iter().map(|i| &self.frames[i]).collect();
         let mut bytes = self.bytes[..PREAMBLE_LEN].to_vec();
@@ -281,7 +289,7 @@ impl Source {
         (bytes != self.bytes).then_some(Case { name, bytes, frames })
     }
 
-    /// The bodies of two frames exchanged, their headers left.
+    /// Exchanges the bodies of two frames, with unchanged headers.
     fn bodies(&self, a: usize, b: usize, equal: bool) -> Option<Case<'_>> {
         let (one, two) = (self.frames.get(a)?, self.frames.get(b)?);
         let bodies_differ = one.bytes[HEADER_LEN..] != two.bytes[HEADER_LEN..];
@@ -329,7 +337,7 @@ impl Source {
         (reading, saving)
     }
 
-    /// Whether a case is the stream as it was before its last segments were appended.
+    /// Whether a case is the stream before its last segments were appended.
     fn is_earlier(&self, case: &Case<'_>) -> bool {
         self.segments.contains(&case.bytes.len()) && self.bytes.starts_with(&case.bytes)
     }
@@ -345,7 +353,7 @@ impl Source {
         }
     }
 
-    /// Pieces of a length that depends on the case; the error must be the one that a reader of the whole gives.
+    /// Feeds pieces whose length depends on the case; the error must equal that of reading the whole.
     fn in_pieces(&self, case: &Case<'_>) -> Verdict {
         let whole = SliceReader::new(&case.bytes, limits()).find_map(gcodec::Result::err);
         let piece = [1, 7, 23, 24, 25, 61][case.name.len() % 6] + case.bytes.len() % 5;
@@ -375,7 +383,7 @@ impl Source {
         }
     }
 
-    /// How many frames were saved, which must be those that can be.
+    /// Returns the number of saved frames, which must be all that can be saved.
     fn recovered(&self, case: &Case<'_>) -> Result<u64, String> {
         let saved = recover(&case.bytes, &limits()).map_err(|e| e.to_string())?;
         let mut found = Vec::new();
@@ -407,11 +415,11 @@ impl Source {
     }
 }
 
-/// True: refused with a place; false: read as it was; an error: what is wrong.
+/// Returns true if the stream was refused with a position, false if it was read unchanged, or an error.
 type Verdict = Result<bool, String>;
 
-/// An error must be typed and say where, inside the input; behind the preamble also in which frame, if a reader goes through
-/// all of them.
+/// Checks that an error is typed and has a position within the input; after the preamble also a frame, for
+/// sequential readers.
 fn has_place(error: &Error, case: &Case<'_>, in_order: bool) -> Verdict {
     let Some(at) = error.location() else { return Err(format!("no place: {error}")) };
     if at.offset > case.bytes.len() as u64 {
@@ -423,7 +431,7 @@ fn has_place(error: &Error, case: &Case<'_>, in_order: bool) -> Verdict {
     Ok(true)
 }
 
-/// All that a stream says, and every block of it.
+/// Reads a whole stream and decodes every block.
 fn read_all(bytes: &[u8]) -> gcodec::Result<Vec<String>> {
     let mut events = Vec::new();
     for event in SliceReader::new(bytes, limits()) {
@@ -436,7 +444,8 @@ fn read_all(bytes: &[u8]) -> gcodec::Result<Vec<String>> {
     Ok(events)
 }
 
-/// All tensors of all updates, through the index. What needs a base or a model says so, as it does when nothing is damaged.
+/// Reads all tensors of all updates through the index. Where a base or model is missing the error says so,
+/// as with the intact stream.
 fn contents(bytes: &[u8]) -> gcodec::Result<Vec<Content>> {
     let file = File::open(bytes, limits())?;
     let updates = file.updates().iter().enumerate().map(|(number, update)| {
@@ -449,12 +458,12 @@ fn contents(bytes: &[u8]) -> gcodec::Result<Vec<Content>> {
     updates.collect()
 }
 
-/// The frames of a damaged stream that are of use without the others: their definitions stand before them, and the parts of
-/// an update follow each other.
+/// Returns the frames of a corrupt stream that are complete: their definitions come before them, and the
+/// parts of an update follow each other.
 fn savable<'a>(whole: &[&'a Frame]) -> Vec<&'a Frame> {
     let (mut manifests, mut sets) = (HashSet::new(), HashSet::new());
     let mut out: Vec<&Frame> = Vec::new();
-    // The parts of an update that may be whole.
+    // Parts of an update that may be complete.
     let mut open: Vec<&Frame> = Vec::new();
     for &frame in whole {
         if matches!(frame.kind, FrameKind::INDEX | FrameKind::END) {

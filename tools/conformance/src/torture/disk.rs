@@ -1,4 +1,4 @@
-//! Disks that fill up: whatever was written, the old file stays, nothing is left beside it, and the exit code says so.
+//! Full disks: the old file stays, no temporary file remains, and the exit code reports it.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use super::{Section, thousands};
 use crate::Result;
 use crate::programs::gcodec;
 
-/// The exit code for failures of reading and writing.
+/// Exit code for failures of reading and writing.
 const IO: i32 = 74;
 
 #[derive(Default)]
@@ -23,9 +23,10 @@ struct Tally {
 pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut section = Section::new(
         "Full disks",
-        "The same commands where no more than so many bytes can be written: a limit on a file's size from nothing up to what is needed (`prlimit --fsize`, the signal \
-         ignored, so that writing fails as on a full disk), a small file system of its own, and `/dev/full`. Refused: exit code 74, the old file as it was, \
-         no temporary file.",
+        "The same commands with limited space: a limit on the size of a file from zero up to the \
+         needed size (`prlimit --fsize` with the signal ignored, so that writing fails as on a full \
+         disk), a small separate file system, and `/dev/full`. *Refused*: exit code 74, the old file \
+         unchanged, and no temporary file.",
         &["Command", "Where", "tried", "refused", "new file", "wrong"],
     );
     let program = gcodec()?;
@@ -68,14 +69,14 @@ fn report(section: &mut Section, job: &Job, at: &str, tally: Tally) {
     section.row([job.name.to_owned(), at.to_owned()].into_iter().chain(counts));
 }
 
-/// Limits from nothing to a little more than is needed.
+/// Returns limits from zero to a little more than the output's size.
 fn limited(job: &Job, program: &Path, scratch: &Scratch, quick: bool) -> Result<Tally> {
     let mut tally = Tally::default();
     let least = if job.appends { job.old.len() } else { 0 };
     let steps = if quick { 8 } else { 60 };
     let needed = job.new.len() - least;
     let sizes = (0..steps).map(|i| least + needed * i / steps);
-    // The last bytes one by one: the end frame and what is before it.
+    // Every size within the last bytes: the end frame and its neighbours.
     let last = (0..if quick { 3 } else { 50 }).map(|i| job.new.len() - i);
     for size in sizes.chain(last).chain([job.new.len() + 1]) {
         scratch.write(job.target, &job.old)?;
@@ -91,7 +92,7 @@ fn limited(job: &Job, program: &Path, scratch: &Scratch, quick: bool) -> Result<
     Ok(tally)
 }
 
-/// `must_fail`: whether the limit is too small for certain.
+/// `must_fail`: whether the limit is certainly too small.
 fn check(
     job: &Job,
     scratch: &Scratch,
@@ -122,7 +123,7 @@ fn check(
     Ok(())
 }
 
-/// A file system of a few pages; false if none can be made.
+/// Mounts a file system of a few pages; false if this is impossible.
 fn small_file_system(
     section: &mut Section,
     jobs: &[Job],
@@ -134,12 +135,12 @@ fn small_file_system(
     std::fs::create_dir_all(&mount)?;
     for job in jobs {
         let mut tally = Tally::default();
-        // An old file, a new one beside it, and from nothing to enough for both, in pages.
+        // Space for the old file, and in pages from none to enough for the new one.
         let (old, new) = (job.old.len().div_ceil(4096), job.new.len().div_ceil(4096));
         let more = if job.appends { new - old } else { new };
         let step = if quick { more.div_ceil(4).max(1) } else { more.div_ceil(16).max(1) };
         for pages in (0..=more).step_by(step).chain([more]) {
-            // The directory takes a page of its own.
+            // The directory takes one page.
             let size = format!("size={}k", 4 * (1 + old + pages));
             let mounted =
                 Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&mount).output();
@@ -153,7 +154,7 @@ fn small_file_system(
                 return Err(format!("{} cannot be unmounted", mount.display()).into());
             }
         }
-        report(section, job, "a file system too small by pages", tally);
+        report(section, job, "a small file system", tally);
     }
     Ok(true)
 }

@@ -1,4 +1,4 @@
-//! Whether time stays proportional to the input, along every axis that an input can grow on.
+//! Checks that time is proportional to the input, along every axis on which an input can grow.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -18,10 +18,10 @@ use super::{Section, thousands};
 use crate::Result;
 use crate::programs::gcodec;
 
-/// Makes a stream of a size. Bases of deltas are zeros, four to a tensor.
+/// Makes a stream of a given size. Bases of deltas are zeros, four for each tensor.
 type Make = fn(u64) -> Result<Vec<u8>>;
 
-/// What is tried: how it grows, its size at 1x, and what makes it.
+/// An axis: its name, its size at 1x, and the function that makes the input.
 const AXES: &[(&str, u64, Make)] = &[
     ("elements of a dense tensor", 20_000, elements),
     (SPARSE, 10_000, positions),
@@ -37,46 +37,59 @@ const AXES: &[(&str, u64, Make)] = &[
     ("models", 10, models),
     ("private frames", 1_000, private),
     ("segments", 4, segments),
-    ("frames that promise all that follows", 600, promising),
+    ("frames whose bodies span the rest of the input", 600, promising),
 ];
 
-/// Ways to read, each with the axes that it leaves out.
+/// Readers, each with the axes that it leaves out.
 const WAYS: &[(&str, Way, &[&str])] = &[
-    ("read and decode all blocks", read, &["frames that promise all that follows"]),
-    ("read in pieces of 1000 bytes", in_pieces, &["frames that promise all that follows"]),
-    ("put together to dense tensors", assemble, &["frames that promise all that follows", SPARSE, SPANNING]),
-    ("open by the index, last update", by_index, &["frames that promise all that follows", SPARSE, SPANNING]),
+    ("read and decode all blocks", read, &["frames whose bodies span the rest of the input"]),
+    ("read in pieces of 1000 bytes", in_pieces, &["frames whose bodies span the rest of the input"]),
+    (
+        "assembled to dense tensors",
+        assemble,
+        &["frames whose bodies span the rest of the input", SPARSE, SPANNING],
+    ),
+    (
+        "open by the index, last update",
+        by_index,
+        &["frames whose bodies span the rest of the input", SPARSE, SPANNING],
+    ),
     ("recover", recovered, &[]),
 ];
 
-/// Where what is put together is far larger than the input: a tensor of 200 bytes for each byte, blocks times tensors.
+/// Axes whose assembled tensors are far larger than the input: 200 bytes of tensor per byte, or blocks times
+/// tensors.
 const SPARSE: &str = "positions of a sparse tensor";
 const SPANNING: &str = "tensors, and blocks that span all of them";
 
 type Way = fn(&[u8]) -> Result<()>;
 
-/// Time per byte at 100x may be so many times that at 10x. What is quadratic takes ten times as much. What is linear takes up to
-/// about half as much again once its memory exceeds a level of cache, which is the processor's doing; the rest is a margin for
-/// a machine that does other work.
+/// Maximum ratio of the time per byte at 100x to that at 10x. Quadratic time has a ratio of ten. Linear time
+/// has up to about 1.5, when its memory exceeds a level of cache. The rest is a margin for a machine with
+/// other work.
 const MOST: f64 = 2.0;
-/// Less time per byte counts as so much: below it, caches and pages that are touched first are all that is measured, which differ by
-/// more than the margin between 1 MB and 10 MB. Nothing quadratic stays below it with 10^5 of anything.
+/// Minimum time per byte; less counts as this much. Below it, only caches and first page accesses are
+/// measured, which differ by more than the margin between 1 MB and 10 MB. Nothing quadratic stays below it
+/// with 10^5 items.
 const LEAST_NANOSECONDS: f64 = 2.0;
-/// Below this a process's start and end cannot be told from what it does.
+/// Time below which the start and end of a process dominate.
 const LEAST_PROCESS_SECONDS: f64 = 0.005;
 
 pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut section = Section::new(
         "Time",
         format!(
-            "Inputs of 1x, 10x and 100x the size along each axis. Nanoseconds of one thread's time per byte of input, the best of 3 turns (of 7 where those were too slow); \
-             must be: at 100x at most {MOST} times that at 10x, where what is quadratic takes 10 times; less than {LEAST_NANOSECONDS} ns per byte, the speed of memory, count as so many. `gcodec inspect` is a process, whose start is taken off; less than {} ms \
-             are counted as so many.",
+            "Inputs of 1x, 10x and 100x the size along each axis. The columns are nanoseconds of one \
+             thread's time per byte of input, the best of 3 turns (of 7 where those were too slow). \
+             Target: the time per byte at 100x is at most {MOST} times that at 10x; quadratic time \
+             would be 10 times. Less than {LEAST_NANOSECONDS} ns per byte, the speed of memory, \
+             counts as this much. `gcodec inspect` runs as a process, whose start time is \
+             subtracted; less than {} ms counts as this much.",
             LEAST_PROCESS_SECONDS * 1e3
         ),
         &["Grows", "Read by", "bytes at 100x", "ns/byte at 1x", "at 10x", "at 100x", "100x to 10x"],
     );
-    // Inside a pool of one thread everything happens on that thread, whose clock counts its own time only.
+    // In a pool of one thread all work runs on that thread, whose clock counts only its own time.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
     for (axis, base, make) in AXES {
         let inputs = [1, 10, 100].map(|times| make(base * times));
@@ -95,7 +108,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     Ok(vec![section])
 }
 
-/// `gcodec inspect` in a process of its own: its own time, less what a process takes that has nothing to do.
+/// Measures `gcodec inspect` in a process: its processor time minus that of a process without work.
 fn command_line(section: &mut Section, quick: bool) -> Result<()> {
     if !has_bash() {
         section.skipped("a process's own time is measured by bash");
@@ -136,8 +149,8 @@ fn command_line(section: &mut Section, quick: bool) -> Result<()> {
     Ok(())
 }
 
-/// Seconds for each input: the best of several turns, of more turns if those do not reach what they must. The scheduler's clock
-/// ticks: a turn reads so often that ticks do not matter.
+/// Returns the seconds for each input: the best of several turns, with more turns if those miss the target.
+/// A turn repeats the reading until the ticks of the scheduler's clock do not matter.
 fn measure(inputs: &[Vec<u8>; 3], way: Way, quick: bool) -> Result<[f64; 3]> {
     let turn = if quick { 0.01 } else { 0.03 };
     let mut best = [f64::MAX; 3];
@@ -146,7 +159,7 @@ fn measure(inputs: &[Vec<u8>; 3], way: Way, quick: bool) -> Result<[f64; 3]> {
             break;
         }
         for (input, best) in inputs.iter().zip(&mut best) {
-            // Once for the memory that it takes.
+            // Runs once to allocate its memory.
             way(input)?;
             let start = cpu_seconds()?;
             let (mut times, mut taken) = (0, 0.0);
@@ -161,7 +174,7 @@ fn measure(inputs: &[Vec<u8>; 3], way: Way, quick: bool) -> Result<[f64; 3]> {
     Ok(best)
 }
 
-/// Time per byte at 100x by that at 10x.
+/// Returns the time per byte at 100x divided by that at 10x.
 fn ratio(inputs: &[Vec<u8>; 3], seconds: &[f64; 3]) -> f64 {
     let per_byte = |i: usize| (seconds[i] * 1e9 / inputs[i].len() as f64).max(LEAST_NANOSECONDS);
     per_byte(2) / per_byte(1)
@@ -182,14 +195,14 @@ fn has_bash() -> bool {
     Command::new("bash").arg("--version").output().is_ok_and(|o| o.status.success())
 }
 
-/// Seconds that this thread has run.
+/// Returns the processor seconds of this thread.
 fn cpu_seconds() -> Result<f64> {
     match std::fs::read_to_string("/proc/thread-self/schedstat") {
         Ok(text) => {
             let nanoseconds: f64 = text.split_whitespace().next().ok_or("an empty schedstat")?.parse()?;
             Ok(nanoseconds / 1e9)
         }
-        // Not Linux: the clock on the wall.
+        // Other systems: elapsed time.
         Err(_) => {
             static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
             Ok(START.get_or_init(Instant::now).elapsed().as_secs_f64())
@@ -197,7 +210,7 @@ fn cpu_seconds() -> Result<f64> {
     }
 }
 
-// Ways to read.
+// Readers.
 
 fn read(bytes: &[u8]) -> Result<()> {
     for event in SliceReader::new(bytes, Limits::default()) {
@@ -272,7 +285,7 @@ fn ones(scope: Scope, support: Support) -> Block {
     Block { scope, add: false, support, values: Values::Constant(Constant { groups: Groups::Block, scales }) }
 }
 
-/// A stream of updates, each of these blocks.
+/// Returns a stream of updates, each with these blocks.
 fn stream(manifest: &Arc<Manifest>, part_bytes: u64, updates: &[Vec<Block>]) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
@@ -368,7 +381,7 @@ fn delta_parts(n: u64) -> Result<Vec<u8>> {
     delta_stream(n, 16)
 }
 
-/// A stream of frames of the encoder's choice.
+/// Returns a stream of frames that `add` writes.
 fn frames(count: u64, put: impl Fn(&mut Encoder, &mut Vec<u8>, u64) -> Result<()>) -> Result<Vec<u8>> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
@@ -385,7 +398,7 @@ fn manifests(n: u64) -> Result<Vec<u8>> {
     })
 }
 
-/// Each followed by an update that is on it.
+/// Index sets, each followed by an update that uses it.
 fn sets(n: u64) -> Result<Vec<u8>> {
     let manifest = named(1, &[1 << 16])?;
     frames(n, |encoder, out, i| {
@@ -424,7 +437,7 @@ fn segments(n: u64) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Headers of frames with right checksums, whose bodies, all that follows, have wrong ones.
+/// Frame headers with correct checksums, whose bodies have wrong ones.
 fn promising(n: u64) -> Result<Vec<u8>> {
     let mut out = Encoder::new(EncodeOptions::default()).finish_empty()[..16].to_vec();
     for i in 0..n {

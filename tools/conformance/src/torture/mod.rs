@@ -1,5 +1,5 @@
-//! What happens when things go wrong, tried out and counted: damage, kills, full disks, races, bombs, and whether time stays
-//! linear. `cargo xtask torture` is the long form; `--quick` is what `cargo xtask test` runs.
+//! Torture: corruption, kills, full disks, races, bombs, and time, with counted outcomes. `cargo xtask
+//! torture` is the long form; `cargo xtask test` runs `--quick`.
 
 mod bombs;
 mod crash;
@@ -13,35 +13,36 @@ mod sources;
 use std::fmt::Write;
 use std::time::Instant;
 
+use crate::page::paragraph;
 use crate::{Result, root};
 
 const PAGE: &str = "docs/torture.md";
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Tries less of everything: a minute instead of many.
+    /// Tests less of everything: about a minute
     #[arg(long)]
     quick: bool,
     /// Runs only the parts whose name contains this: damage, crash, disk, race, bombs, linear.
     #[arg(long)]
     only: Option<String>,
-    /// Writes the parts that were run into docs/torture.md.
+    /// Writes the parts that ran to docs/torture.md
     #[arg(long)]
     write: bool,
-    /// Reads a stream as one bomb asks for it and prints what it took: what `bombs` runs in a process of its own.
+    /// Reads a bomb and prints its cost; `bombs` runs this in a separate process.
     #[arg(long, hide = true, num_args = 2)]
     read: Option<Vec<String>>,
 }
 
-/// One part of the page: its tables, and whether all that must hold did.
+/// One part of the page: its tables and violations.
 pub(crate) struct Section {
     title: &'static str,
     about: String,
     columns: &'static [&'static str],
     rows: Vec<Vec<String>>,
-    /// What went wrong, for people. None may.
+    /// Violations as text; none is allowed.
     wrong: Vec<String>,
-    /// What could not be tried on this machine.
+    /// Tests that this machine cannot run.
     skipped: Vec<String>,
 }
 
@@ -73,7 +74,7 @@ impl Section {
     }
 
     fn table(&self) -> String {
-        let mut out = format!("\n## {}\n\n{}\n\n", self.title, self.about);
+        let mut out = format!("\n## {}\n\n{}\n", self.title, paragraph(&self.about));
         let _ = writeln!(out, "| {} |", self.columns.join(" | "));
         let rule = |column: &&str| if column.starts_with(char::is_uppercase) { "---" } else { "---:" };
         let _ = writeln!(out, "|{}|", self.columns.iter().map(rule).collect::<Vec<_>>().join("|"));
@@ -81,7 +82,7 @@ impl Section {
             let _ = writeln!(out, "| {} |", row.join(" | "));
         }
         for why in &self.skipped {
-            let _ = writeln!(out, "\nNot tried on this machine: {why}.");
+            let _ = writeln!(out, "\nNot tested on this machine: {why}.");
         }
         for what in &self.wrong {
             let _ = writeln!(out, "\n**Wrong**: {what}");
@@ -101,7 +102,7 @@ const PARTS: &[(&str, Run)] = &[
     ("linear", linear::run),
 ];
 
-/// Runs all parts; true if nothing went wrong.
+/// Runs all parts; true without violations.
 pub(crate) fn run(args: &Args) -> Result<bool> {
     if let Some(read) = &args.read {
         return bombs::read(&read[0], &read[1]).map(|()| true);
@@ -133,13 +134,18 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(wrong == 0)
 }
 
-/// Writes the page with these parts; what stands in it of the others stays.
+/// Writes the page with these parts; other parts of the page stay.
 fn write_page(parts: &[(&str, String)]) -> Result<()> {
     let path = root().join(PAGE);
     let old = std::fs::read_to_string(&path).unwrap_or_default();
-    let mut page = "# Faults, bombs and time\n\nMade by `cargo xtask torture --write`, part by part. `cargo xtask torture --quick` tries less of the same, and is \
-                    a step of `cargo xtask test`. Nothing may be wrong: the command fails then.\n"
-        .to_owned();
+    let mut page = format!(
+        "# Faults, bombs and time\n\n{}",
+        paragraph(
+            "How does the library behave when things go wrong? `cargo xtask torture --write` makes this page, part \
+             by part. `cargo xtask torture --quick` is a shorter form and a step of `cargo xtask test`. The command \
+             fails if a row has a violation."
+        )
+    );
     for (name, _) in PARTS {
         let mark = format!("\n<!-- {name} -->\n");
         let new = parts.iter().find(|(n, _)| n == name).map(|(_, part)| part.as_str());
@@ -152,7 +158,7 @@ fn write_page(parts: &[(&str, String)]) -> Result<()> {
     Ok(std::fs::write(path, page)?)
 }
 
-/// A number with a comma between each three digits.
+/// Formats a number with commas between groups of three digits.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::new();

@@ -1,4 +1,4 @@
-//! Readers of a file that a writer replaces or appends to at the same time.
+//! Readers of a file while a writer replaces it or appends to it.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -17,25 +17,26 @@ use super::scratch::Scratch;
 use super::{Section, thousands};
 use crate::Result;
 
-/// A way to read a file: gives the steps of the updates in it, each of whose tensors must be its step throughout.
+/// A reader: returns the steps of the file's updates, whose tensors must be filled with their step.
 type Read = fn(&Path) -> Result<Vec<u64>, String>;
 
 const READERS: &[(&str, Read)] = &[
     ("read whole, by the index", |path| by_index(&std::fs::read(path).map_err(io)?)),
     ("mapped, by the index", |path| by_index(&Map::open(path).map_err(io)?)),
     ("mapped, in order", |path| in_order(&Map::open(path).map_err(io)?)),
-    ("piece by piece, in order", piece_by_piece),
+    ("in pieces, in order", piece_by_piece),
 ];
 
-/// Updates of the file that is replaced: so many of one step, so many of the next.
+/// Numbers of updates of the replaced file, for alternate steps.
 const UPDATES: u64 = 20;
 
 pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
     let mut section = Section::new(
         "Races",
-        "A writer replaces a file by another (`AtomicFile`), or appends segments to it (`file::append`), again and again, while readers read it. Each reads the old file, the \
-         new one, or is refused with a typed error that has a place; never a mixture, and of a file that is appended to always a beginning of what was \
-         written. A file that is replaced is never refused.",
+        "A writer replaces a file (`AtomicFile`) or appends segments to it (`file::append`) \
+         repeatedly, while readers read it. A reader gets the old file, the new file, or a typed \
+         error with a position, and never a mixture. Of an appended file it always gets a prefix of \
+         the written updates. A replaced file is never refused.",
         &["Writer", "Reader", "writes", "reads", "read", "refused", "wrong"],
     );
     let time = Duration::from_millis(if quick { 600 } else { 8000 });
@@ -56,7 +57,8 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
         std::fs::write(&path, same_steps(0)?)?;
         let mut appended = 0;
         let write = || -> Result<()> {
-            // The index of each segment lists the whole file: a new one from time to time, as a rotated log.
+            // The index of each segment lists the whole file, so the file is replaced from time to time,
+            // like a rotated log.
             if appended == 200 {
                 let mut file = AtomicFile::create(&path)?;
                 file.write_all(&same_steps(0)?)?;
@@ -145,12 +147,12 @@ fn race(
     Ok(())
 }
 
-/// Whether the last row says that no read went well.
+/// Whether the last row has no successful read.
 fn reads_none(section: &Section) -> bool {
     section.rows.last().is_some_and(|row| row[4] == "0")
 }
 
-/// How an error begins that is typed and has a place.
+/// Returns the prefix of a typed error with a position.
 const TYPED: &str = "typed: ";
 
 fn typed(error: gcodec::Error) -> String {
@@ -164,7 +166,7 @@ fn io(error: std::io::Error) -> String {
     error.to_string()
 }
 
-/// The step of an update all of whose elements must be that step.
+/// Returns the step of an update, whose elements must all equal the step.
 fn step_of(step: u64, data: &[u8]) -> Result<u64, String> {
     let expected = (step as f32).to_le_bytes();
     match data.chunks(4).all(|c| c == expected) {
@@ -214,14 +216,14 @@ fn manifest() -> Result<std::sync::Arc<Manifest>> {
     Ok(std::sync::Arc::new(Manifest::new(vec![info])?))
 }
 
-/// Every element is the step.
+/// Returns tensors whose elements all equal the step.
 fn constant(step: u64) -> Block {
     let scales = Scales::from_f32s(ScaleFormat::F32, &[step as f32]);
     let values = Values::Constant(Constant { groups: Groups::Block, scales });
     Block { scope: Scope::Tensor(0), add: false, support: Support::All, values }
 }
 
-/// A stream of updates of one step.
+/// Returns a stream of updates of one step.
 fn same_steps(step: u64) -> Result<Vec<u8>> {
     let (manifest, block) = (manifest()?, constant(step));
     let mut out = Vec::new();

@@ -29,7 +29,7 @@ impl Scratch {
         Ok(std::fs::read(self.path(name))?)
     }
 
-    /// Files that a command left beside its target.
+    /// Returns temporary files that a command left beside its target.
     pub(crate) fn temporary(&self) -> Result<Vec<String>> {
         let names =
             std::fs::read_dir(self.root())?.map(|e| Ok(e?.file_name().to_string_lossy().into_owned()));
@@ -46,7 +46,7 @@ impl Scratch {
     }
 }
 
-/// Runs a command in a folder and expects it to end well.
+/// Runs a command in a folder and expects success.
 pub(crate) fn must(program: &Path, folder: &Path, args: &str) -> Result<Output> {
     let output = Command::new(program).args(args.split_whitespace()).current_dir(folder).output()?;
     match output.status.success() {
@@ -55,7 +55,7 @@ pub(crate) fn must(program: &Path, folder: &Path, args: &str) -> Result<Output> 
     }
 }
 
-/// Whether a program is there.
+/// Whether a program is installed.
 pub(crate) fn has(program: &str) -> bool {
     Command::new(program).arg("-V").output().is_ok_and(|o| o.status.success())
 }

@@ -1,4 +1,4 @@
-//! Small streams to be damaged: real tensors, every kind of support and of values, every kind of frame.
+//! Small streams to corrupt: real tensors, every kind of support and of values, every kind of frame.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use crate::{Result, root};
 #[path = "../../../../tests/wire/streams/mod.rs"]
 pub(crate) mod streams;
 
-/// Floats from real images: rows of 64 pixels, `skip` images skipped.
+/// Returns floats from real images: rows of 64 pixels, after `skip` images.
 pub(crate) fn digits(skip: usize, rows: u64) -> Result<TensorBuf> {
     let bytes = std::fs::read(root().join("tools/study/digits/digits.u8"))?;
     let pixels = bytes.get(skip * 64..(skip + rows as usize) * 64).ok_or("too few digits")?;
-    // Differences of neighbours: small and of both signs, as gradients are.
+    // Differences of neighbours are small and of both signs, like gradients.
     let values: Vec<f32> =
         pixels.windows(2).map(|p| (f32::from(p[1]) - f32::from(p[0])) / 1024.0).chain([0.0]).collect();
     Ok(TensorBuf::from_f32(vec![rows, 64], &values)?)
 }
 
-/// A stream by name.
+/// Returns all streams by name.
 pub(crate) fn all() -> Result<Vec<(&'static str, Vec<u8>)>> {
     Ok(vec![
         ("a frame of every kind", streams::sample()),
@@ -34,7 +34,8 @@ pub(crate) fn all() -> Result<Vec<(&'static str, Vec<u8>)>> {
     ])
 }
 
-/// Every block of the tests, each an update; the sparse ones in each coding of positions; sets; updates in parts.
+/// Returns every block of the tests as an update, sparse blocks in each coding of positions; index sets;
+/// updates in parts.
 fn every_kind() -> Result<Vec<u8>> {
     let manifest = streams::manifest();
     let options = BlockOptions::default();
@@ -77,7 +78,7 @@ fn every_kind() -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Two tensors of real data by several codecs, an update each, cut into parts; then what changed since, as a delta.
+/// Returns two tensors of real data with several codecs, an update each in parts; then a delta.
 fn real() -> Result<Vec<u8>> {
     let tensors = [("a", digits(0, 6)?), ("b", digits(40, 4)?)];
     let changed: Vec<TensorBuf> = tensors.iter().map(|(_, t)| nudged(t)).collect::<Result<_>>()?;
@@ -116,7 +117,7 @@ fn real() -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The same tensor with every ninth element a little larger.
+/// Returns the tensor with every ninth element a little larger.
 fn nudged(tensor: &TensorBuf) -> Result<TensorBuf> {
     let words = tensor.data().chunks_exact(4).zip(0u32..);
     let bytes = words.flat_map(|(w, i)| {

@@ -1,6 +1,6 @@
-//! Streams by hand: what the library would never write, each piece with the right checksums and counts around it.
+//! Streams by hand, which the library would never write, with correct checksums and counts.
 
-/// Bytes that grow.
+/// A growing buffer.
 #[derive(Clone, Default)]
 pub(crate) struct Bytes(pub(crate) Vec<u8>);
 
@@ -46,7 +46,7 @@ impl Bytes {
         self.v(text.as_ref().len() as u64).raw(text)
     }
 
-    /// A bit plane of fields, each a value and its width.
+    /// Returns a bit plane of fields, each a value and its width.
     pub(crate) fn plane(self, fields: impl IntoIterator<Item = (u64, u32)>) -> Self {
         let (mut out, mut bit) = (Vec::new(), 0usize);
         for (value, width) in fields {
@@ -61,12 +61,12 @@ impl Bytes {
         self.raw(out)
     }
 
-    /// A bit plane of fields of one width.
+    /// Returns a bit plane of fields of one width.
     pub(crate) fn fields(self, width: u32, values: &[u64]) -> Self {
         self.plane(values.iter().map(|&v| (v, width)))
     }
 
-    /// `ints` in the coding `packed`.
+    /// Returns `ints` in the coding `packed`.
     pub(crate) fn packed(self, width: u8, values: &[u64]) -> Self {
         self.u8(0).u8(width).fields(width.into(), values)
     }
@@ -97,7 +97,7 @@ pub(crate) const METADATA: u16 = 0x8001;
 pub(crate) const INDEX: u16 = 0x8002;
 pub(crate) const LAST: u16 = 1;
 
-/// A stream that keeps count of what its end frames must say.
+/// A stream that counts its contents for the end frames.
 #[derive(Clone)]
 pub(crate) struct Stream {
     out: Vec<u8>,
@@ -130,7 +130,7 @@ impl Stream {
         }
     }
 
-    /// A frame whose header is `edit`ed before its own checksum is made.
+    /// Adds a frame; `edit` changes its header before the header's checksum.
     pub(crate) fn frame_with(
         mut self,
         kind: u16,
@@ -154,24 +154,24 @@ impl Stream {
         self.frame_with(kind, flags, body, |_| {})
     }
 
-    /// A manifest frame.
+    /// Adds a manifest frame.
     pub(crate) fn manifest(self, body: impl AsRef<[u8]>) -> Self {
         self.frame(MANIFEST, 0, body)
     }
 
-    /// An update frame of one part.
+    /// Adds an update frame of one part.
     pub(crate) fn update(self, update: &Update) -> Self {
         self.part(update, LAST)
     }
 
-    /// An update frame with its flags, noted for the index.
+    /// Adds an update frame with flags, and notes it for the index.
     pub(crate) fn part(mut self, update: &Update, flags: u16) -> Self {
         let (head, body) = (update.head(), update.body());
         self.updates = self.updates.v(update.step).v(update.sender).v(head.0.len() as u64).u32(crc(&head));
         self.updates = self.updates.v(update.blocks.len() as u64);
         for block in &update.blocks {
             let mut at = block.0.iter();
-            // The length, the scope's flags, the first tensor, the count if there is one; all of them short here.
+            // Length, flags of the scope, first tensor, and count if present; all are short here.
             let length = at.by_ref().take_while(|b| **b >= 0x80).count();
             let scope = &block.0[length + 1..];
             let tensors = if scope[0] & 3 == 1 { scope[2].into() } else { 1 };
@@ -180,7 +180,7 @@ impl Stream {
         self.frame(UPDATE, flags, body)
     }
 
-    /// What an index at this place lists.
+    /// Returns the entries of an index at this position.
     pub(crate) fn listing(&self) -> Bytes {
         bytes().v(self.frames).raw(&self.listed).raw(&self.updates)
     }
@@ -190,13 +190,13 @@ impl Stream {
         self.index_of(listing)
     }
 
-    /// An index that says `body`.
+    /// Adds an index with this body.
     pub(crate) fn index_of(mut self, body: Bytes) -> Self {
         self.index_at = self.out.len() as u64;
         self.frame(INDEX, 0, body)
     }
 
-    /// An end frame whose body is `edit`ed.
+    /// Adds an end frame; `edit` changes its body.
     pub(crate) fn end_with(mut self, edit: impl FnOnce(&mut Vec<u8>)) -> Self {
         let mut body =
             bytes().u64(self.frames).u64(self.index_at).u32(self.chain.clone().finalize()).raw(b"GCUE").0;
@@ -209,18 +209,18 @@ impl Stream {
         self.end_with(|_| {})
     }
 
-    /// Bytes that are no frame.
+    /// Adds bytes that are no frame.
     pub(crate) fn raw(mut self, bytes: impl AsRef<[u8]>) -> Self {
         self.out.extend_from_slice(bytes.as_ref());
         self
     }
 
-    /// The finished stream.
+    /// Returns the finished stream.
     pub(crate) fn done(self) -> Vec<u8> {
         self.end().out
     }
 
-    /// The stream as it is.
+    /// Returns the unfinished stream.
     pub(crate) fn open(self) -> Vec<u8> {
         self.out
     }
@@ -228,7 +228,7 @@ impl Stream {
 
 // Bodies.
 
-/// A manifest of tensors: name, dtype, shape.
+/// Returns a manifest of tensors: name, dtype, shape.
 pub(crate) fn manifest(tensors: &[(&str, u8, &[u64])]) -> Bytes {
     let mut out = bytes().v(tensors.len() as u64);
     let mut previous = "";
@@ -240,12 +240,12 @@ pub(crate) fn manifest(tensors: &[(&str, u8, &[u64])]) -> Bytes {
     out
 }
 
-/// Element type and shape of a manifest's tensor.
+/// Returns the element type and shape of a manifest's tensor.
 pub(crate) fn tensor(dtype: u8, shape: &[u64]) -> Bytes {
     shape.iter().fold(bytes().u8(dtype).v(shape.len() as u64), |out, &d| out.v(d))
 }
 
-/// An update's fields.
+/// Fields of an update.
 #[derive(Clone, Default)]
 pub(crate) struct Update {
     pub(crate) manifest: [u8; 32],
@@ -258,7 +258,7 @@ pub(crate) struct Update {
     pub(crate) blocks: Vec<Bytes>,
 }
 
-/// An update of one part with these blocks.
+/// Returns an update of one part with these blocks.
 pub(crate) fn update(manifest: &Bytes, blocks: impl IntoIterator<Item = Bytes>) -> Update {
     Update { manifest: hash(manifest), blocks: blocks.into_iter().collect(), ..Update::default() }
 }
@@ -293,7 +293,7 @@ impl Update {
     }
 }
 
-/// The scope of a whole tensor.
+/// Returns the scope of a whole tensor.
 pub(crate) fn whole(tensor: u64) -> Bytes {
     bytes().u8(0).v(tensor)
 }
@@ -317,19 +317,19 @@ pub(crate) fn block(scope: Bytes, support: (u64, Bytes), values: (u64, Bytes)) -
     bytes().text(body)
 }
 
-/// A stream of one tensor `w` and an update of one block over all of it.
+/// Returns a stream of one tensor `w` and an update with one block over all of it.
 pub(crate) fn one(dtype: u8, shape: &[u64], support: (u64, Bytes), values: (u64, Bytes)) -> Vec<u8> {
     let man = manifest(&[("w", dtype, shape)]);
     let update = update(&man, [block(whole(0), support, values)]);
     stream().manifest(&man).update(&update).done()
 }
 
-/// The same with the support `all`.
+/// Returns the same with the support `all`.
 pub(crate) fn dense(dtype: u8, shape: &[u64], values: (u64, Bytes)) -> Vec<u8> {
     one(dtype, shape, ALL(), values)
 }
 
-/// The same with f32 elements and the constant 1: what there is to say is in the support.
+/// Returns the same with f32 elements and the constant 1, to test the support.
 pub(crate) fn placed(n: u64, support: (u64, Bytes)) -> Vec<u8> {
     one(F32, &[n], support, ones())
 }
@@ -345,26 +345,27 @@ pub(crate) fn ALL() -> (u64, Bytes) {
     (1, bytes())
 }
 
-/// One group, one binary32 scale.
+/// Returns one group with one binary32 scale.
 pub(crate) fn scale(value: f32) -> Bytes {
     bytes().v(0).u8(2).f32(value)
 }
 
-/// Values: every one is 1.
+/// Returns values that are all 1.
 pub(crate) fn ones() -> (u64, Bytes) {
     (2, scale(1.0))
 }
 
-// Entropy codes: a writer of its own, so that lanes, tables and segments can be chosen.
+// Entropy codes: a separate writer, which can choose lanes, tables and segments.
 
-/// Symbols and their frequencies, 4096 together; all but that of `rest` of the form 2^e + y * 2^(e - min(e, 3)).
+/// Symbols and their frequencies, with the sum 4096; all except that of `rest` have the form 2^e + y * 2^(e
+/// - min(e, 3)).
 #[derive(Clone)]
 pub(crate) struct Freqs {
     pub(crate) freqs: Vec<(u8, u32)>,
     pub(crate) rest: u8,
 }
 
-/// Frequencies 64 for all of `symbols`, and what is left for the first of them.
+/// Returns frequencies of 64 for all `symbols`, and the remainder for the first one.
 pub(crate) fn freqs_of(symbols: &[u8]) -> Freqs {
     let mut kinds = symbols.to_vec();
     kinds.sort_unstable();
@@ -429,18 +430,18 @@ impl Freqs {
         words.into_iter().fold(out, Bytes::u16)
     }
 
-    /// A segment with its own table.
+    /// Returns a segment with its own table.
     pub(crate) fn segment(&self, symbols: &[u8], lanes_log: u8) -> Bytes {
         bytes().v(0).raw(self.table()).raw(self.code(symbols, lanes_log))
     }
 }
 
-/// `entropy` of one segment with a table of its own.
+/// Returns `entropy` of one segment with its own table.
 pub(crate) fn entropy(symbols: &[u8], lanes_log: u8) -> Bytes {
     bytes().u8(0).raw(freqs_of(symbols).segment(symbols, lanes_log))
 }
 
-/// An integer's token, and its raw bits with their width.
+/// Returns an integer's token, and its raw bits with their width.
 pub(crate) fn token(value: u64) -> (u8, (u64, u32)) {
     match value {
         0 | 1 => (value as u8, (0, 0)),
@@ -455,22 +456,22 @@ pub(crate) fn tokens(values: &[u64]) -> Vec<u8> {
     values.iter().map(|&v| token(v).0).collect()
 }
 
-/// The raw bits of integers.
+/// Returns the raw bits of integers.
 pub(crate) fn raw_bits(values: &[u64]) -> Bytes {
     bytes().plane(values.iter().map(|&v| token(v).1))
 }
 
-/// `entropy` over tokens, one segment.
+/// Returns `entropy` over tokens, in one segment.
 pub(crate) fn token_entropy(values: &[u64], lanes_log: u8) -> Bytes {
     entropy(&tokens(values), lanes_log).raw(raw_bits(values))
 }
 
-/// Positions as gaps.
+/// Converts positions to gaps.
 pub(crate) fn gaps(positions: &[u64]) -> Vec<u64> {
     positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1))).collect()
 }
 
-/// Both planes of a Rice run.
+/// Returns both planes of a Rice run.
 pub(crate) fn rice_run(gaps: &[u64], k: u32) -> (Bytes, Bytes) {
     let low = if k == 0 { bytes() } else { bytes().plane(gaps.iter().map(|g| (g & ((1 << k) - 1), k))) };
     let high = bytes()
@@ -478,13 +479,14 @@ pub(crate) fn rice_run(gaps: &[u64], k: u32) -> (Bytes, Bytes) {
     (low, high)
 }
 
-/// A Rice support of one chunk.
+/// Returns a Rice support of one chunk.
 pub(crate) fn rice(positions: &[u64], k: u8) -> (u64, Bytes) {
     let (low, high) = rice_run(&gaps(positions), k.into());
     (2, bytes().v(positions.len() as u64).u8(0).u8(k).raw(low).raw(high))
 }
 
-/// A Rice support of several chunks; `edit` gets each chunk's parameter, length of the second plane and span.
+/// Returns a Rice support of several chunks; `edit` gets each chunk's parameter, length of the second plane
+/// and span.
 pub(crate) fn rice_chunks(
     positions: &[u64],
     chunk_log: u8,

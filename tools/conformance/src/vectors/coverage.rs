@@ -1,4 +1,4 @@
-//! Which requirements have a vector.
+//! Lists the requirements without a vector.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(crate) fn run(vectors: &[Vector]) -> Result<()> {
     Ok(())
 }
 
-/// The identifiers in bold brackets of all pages below `folder`.
+/// Returns the identifiers in bold brackets on all pages below `folder`.
 fn requirements(folder: &Path) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for page in pages(folder)? {
@@ -45,7 +45,7 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(pages)
 }
 
-/// Two or three capitals or digits, a hyphen, a number.
+/// Whether a text is at least two capitals or digits, a hyphen, and a number.
 fn is_id(text: &str) -> bool {
     text.split_once('-').is_some_and(|(area, number)| {
         area.len() >= 2

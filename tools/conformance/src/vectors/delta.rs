@@ -7,7 +7,7 @@ use super::Area;
 use super::build::*;
 use super::describe::hex;
 
-/// A tensor by its element type's number, its shape and its elements' bytes.
+/// A tensor: number of its element type, shape, and bytes.
 struct Tensor<'a>(u8, &'a [u64], Vec<u8>);
 
 impl Tensor<'_> {
@@ -23,7 +23,7 @@ impl Tensor<'_> {
         json!({ "dtype": self.dtype().name(), "shape": self.1, "data": hex(&self.2) })
     }
 
-    /// The tensor with elements moved by so many places.
+    /// Returns the tensor with elements moved by these distances in units of the last place.
     fn moved(&self, diffs: &[i64]) -> Self {
         let mut data = self.2.clone();
         for (i, &diff) in (0..).zip(diffs) {
@@ -44,7 +44,7 @@ fn attribute(entries: &[(u64, [u8; 16], [u8; 16])]) -> Bytes {
         .fold(bytes().v(entries.len() as u64), |out, (t, base, result)| out.v(*t).raw(base).raw(result))
 }
 
-/// A delta over one tensor with an `ulp` block of these `ints`; its digests are of no tensor.
+/// Returns a delta over one tensor with an `ulp` block of these `ints`; its digests match no tensor.
 pub(crate) fn ulps(dtype: u8, ints: Bytes, count: u64) -> Vec<u8> {
     let man = manifest(&[("w", dtype, &[count])]);
     let update = update(&man, [block(whole(0), ALL(), (10, ints))]);

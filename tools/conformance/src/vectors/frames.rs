@@ -27,7 +27,7 @@ fn finished(encode: impl FnOnce(&mut Encoder, &mut Vec<u8>)) -> Vec<u8> {
     out
 }
 
-/// The body of an index set.
+/// Returns the body of an index set.
 pub(crate) fn set(manifest: &Bytes, scope: Bytes, support: (u64, Bytes)) -> Bytes {
     bytes().raw(hash(manifest)).v(3).v(1).v(4).raw(scope).v(support.0).raw(support.1)
 }
@@ -139,7 +139,8 @@ fn metadata(area: &mut Area) {
         "out_of_range",
         stream().frame(METADATA, 0, bytes().u8(2).v(0)).done(),
     );
-    // A zstd frame of one raw block, by hand: magic, descriptor (single segment, length in one byte), length, block.
+    // A handmade zstd frame of one raw block: magic, descriptor (single segment, length in one byte),
+    // length, block.
     let zstd = |plain: &[u8]| {
         let head = bytes().u32(0xfd2f_b528).u8(0x20).u8(plain.len() as u8);
         let block = (plain.len() as u32) << 3 | 1;

@@ -1,8 +1,9 @@
-//! Random streams, and damaged ones with right checksums, decoded by the library and by the reference decoder.
+//! Random streams, and corrupt ones with correct checksums, decoded by the library and by the reference
+//! decoder.
 //!
-//! A stream holds a few blocks of random kinds by the library's encoder. The damaged one is the same with some bytes of a
-//! frame's body changed and the checksums made right again: both decoders must take it, and to the same contents, or
-//! both refuse it; for which reason may differ where there are several.
+//! The library's encoder writes a few blocks of random kinds. The corrupt stream has some changed bytes in a
+//! frame's body, and correct checksums. Both decoders must accept it with the same contents, or both refuse
+//! it; the reasons may differ if there are several.
 
 use std::process::Command;
 
@@ -14,7 +15,7 @@ use super::build::{self, Stream};
 use super::describe;
 use crate::{Result, root};
 
-/// Both decoders' limits: what the reference decoder can do in a short time.
+/// Limits of both decoders, which keep the reference decoder fast.
 const ELEMENTS: u64 = 1 << 14;
 const MEMORY: u64 = 1 << 22;
 
@@ -43,7 +44,7 @@ pub(crate) fn run(count: u64) -> Result<()> {
     Ok(folder.close()?)
 }
 
-/// The stream and what the library makes of it, which must not depend on how it arrives.
+/// Returns the stream and the library's result, which must not depend on how the bytes arrive.
 fn vector(id: String, bytes: &[u8]) -> Result<Value> {
     let limits = json!({ "max_elements": ELEMENTS, "max_alloc_bytes": MEMORY });
     let mut out = json!({ "id": id, "hex": describe::hex(bytes), "limits": limits });
@@ -64,7 +65,7 @@ fn vector(id: String, bytes: &[u8]) -> Result<Value> {
     Ok(out)
 }
 
-/// Changes one to three bytes of a frame's body and makes all checksums right.
+/// Changes one to three bytes of a frame's body and corrects all checksums.
 fn damaged(random: &mut Random<'_>, bytes: &[u8]) -> Vec<u8> {
     let mut frames = Vec::new();
     let mut at = 16;
@@ -75,7 +76,7 @@ fn damaged(random: &mut Random<'_>, bytes: &[u8]) -> Vec<u8> {
         at += 24 + len;
     }
     frames.pop();
-    // Mostly the update's blocks; a damaged manifest has another id, which the update does not refer to.
+    // Mostly in the update's blocks; a changed manifest has another id, which the update does not refer to.
     let victim =
         if random.below(8) == 0 { random.below(frames.len() as u64) as usize } else { frames.len() - 1 };
     let body = &mut frames[victim].2;

@@ -1,11 +1,11 @@
-//! Integer codes (gcodec.md, section 7), seen through values that hold them: `ulp` for integers of any size, `affine`
-//! of 8 bits for symbols.
+//! Integer codes (gcodec.md, section 7), through values that contain them: `ulp` for integers of any size,
+//! 8-bit `affine` for symbols.
 
 use super::Area;
 use super::build::*;
 use super::delta::ulps;
 
-/// A stream whose integers are these `ints`; any below 256.
+/// Returns a stream with these `ints`, all below 256.
 fn symbols(count: u64, ints: Bytes) -> Vec<u8> {
     coded(count, ints, &[])
 }
@@ -162,7 +162,7 @@ fn segments(area: &mut Area) {
 }
 
 fn tables(area: &mut Area) {
-    // The table alone, as a shared one that nothing uses.
+    // The table alone, as an unused shared table.
     let of = |table: Bytes| coded(0, bytes(), &[table]);
     let fields = |fields: &[(u64, u32)]| of(bytes().plane(fields.iter().copied()));
     area.valid("table-of-one", "TAB-1 TAB-3", fields(&[(255, 8), (0, 8), (0, 8)]));
@@ -175,10 +175,11 @@ fn tables(area: &mut Area) {
         of(bytes().plane([(0, 8), (255, 8), (128, 8)].into_iter().chain([(1, 4)].repeat(255))))
     });
     area.valid("table-rest-1", "TAB-2", {
-        // 2^11 + 7 * 2^8 = 3840, 2^7 + 7 * 2^4 = 240, 2^3 + 7 = 15: 4095 together.
+        // 2^11 + 7 * 2^8 = 3840, 2^7 + 7 * 2^4 = 240, 2^3 + 7 = 15: their sum is 4095.
         fields(&[(0, 8), (3, 8), (0, 8), (12, 4), (7, 3), (8, 4), (7, 3), (4, 4), (7, 3)])
     });
-    // Each frequency that a table can say, used, from its smallest exponent: fewer than three bits follow the first three.
+    // Each frequency that a table can encode, used, from its smallest exponent: fewer than three bits follow
+    // the first three.
     for (id, exponents) in [("frequencies-below-256", 0..8), ("frequencies-from-256", 8..9)] {
         let freqs = |e: u32| (0..1 << e.min(3)).map(move |y| (1 << e) + (y << (e - e.min(3))));
         let freqs: Vec<u32> = exponents.flat_map(freqs).collect();

@@ -1,5 +1,5 @@
-//! Limits (gcodec.md, section 10). The vectors say which limits the reader has; what is asked for exceeds them by far,
-//! or is one more than allowed where the text defines the count.
+//! Limits (gcodec.md, section 10). A vector has its reader's limits; the stream exceeds them by far, or by
+//! one where the spec defines the exact count.
 
 use super::Area;
 use super::build::*;
@@ -51,7 +51,7 @@ pub(crate) fn add(area: &mut Area) {
     let model = bytes().raw([1; 32]).text("f").text("n").v(1 << 50).u8(2);
     area.invalid("zstd-model", "LIM-1", "limit", stream().frame(MODEL, 0, model).done());
 
-    // A tensor of 2^50 elements, and what holds them in a few bytes.
+    // A tensor of 2^50 elements, in values of a few bytes.
     let n = 1 << 50;
     let symbols = bytes().u8(2).raw(entropy(&[7], 0));
     let expanding = [

@@ -11,12 +11,12 @@ fn of(body: impl AsRef<[u8]>) -> Vec<u8> {
     stream().manifest(body).done()
 }
 
-/// A manifest of one tensor with these bytes for its name (prefix_len, suffix).
+/// Returns a manifest of one tensor with these bytes for its name (prefix_len, suffix).
 fn named(prefix_len: u64, suffix: impl AsRef<[u8]>) -> Vec<u8> {
     of(bytes().v(1).v(prefix_len).text(suffix).raw(tensor(F32, &[2])).u8(0))
 }
 
-/// A manifest of one tensor with these bytes behind its name.
+/// Returns a manifest of one tensor with these bytes after its name.
 fn ending(rest: Bytes) -> Vec<u8> {
     of(bytes().v(1).v(0).text("w").raw(rest))
 }

@@ -1,4 +1,5 @@
-//! Conformance vectors: made by code, one module for each area of the spec, and written to `spec/vectors/index.json`.
+//! Conformance vectors: made by code, one module for each area of the spec, and written to
+//! `spec/vectors/index.json`.
 
 #[path = "../../../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
@@ -23,21 +24,21 @@ use serde_json::{Map, Value, json};
 
 use crate::{Result, root};
 
-/// What to do with the vectors; without a choice, `--check`.
+/// Action on the vectors; `--check` if none is given.
 #[derive(clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct Arguments {
     /// Writes spec/vectors/index.json.
     #[arg(long)]
     write: bool,
-    /// Fails if spec/vectors/index.json is not what the code makes.
+    /// Fails if spec/vectors/index.json is out of date.
     #[arg(long)]
     check: bool,
-    /// Lists the requirements of the spec that no vector exercises, and fails if there are any.
+    /// Lists the requirements of the spec without a vector, and fails if there are any.
     #[arg(long)]
     uncovered: bool,
-    /// Decodes so many random streams, and as many damaged ones, with the library and with the reference decoder, and fails
-    /// if they disagree.
+    /// Decodes N random and N corrupt streams with the library and the reference decoder, and fails if they
+    /// disagree.
     #[arg(long, value_name = "N")]
     fuzz: Option<u64>,
 }
@@ -60,59 +61,59 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
-/// A stream and what a reader must make of it.
+/// A stream and a reader's expected result.
 pub(crate) struct Vector {
     id: String,
     requirements: Vec<&'static str>,
     bytes: Vec<u8>,
-    /// The error's name, and whether it comes only when the tensors are asked for.
+    /// Name of the error, and whether only decoding the tensors raises it.
     error: Option<(&'static str, bool)>,
     limits: Map<String, Value>,
     base: Option<Value>,
     tensors: bool,
-    /// Whether the library's encoder must give the same bytes; otherwise it is tried.
+    /// Whether the library's encoder must reproduce the bytes; otherwise it is tried.
     encoded: bool,
     notes: String,
 }
 
 impl Vector {
-    /// Says what is special about it.
+    /// Sets the notes.
     pub(crate) fn notes(&mut self, notes: &str) -> &mut Self {
         notes.clone_into(&mut self.notes);
         self
     }
 
-    /// Also gives the dense tensors.
+    /// Includes the dense tensors.
     pub(crate) fn tensors(&mut self) -> &mut Self {
         self.tensors = true;
         self
     }
 
-    /// Needs a limit other than the reader's own.
+    /// Sets a limit that differs from the reader's default.
     pub(crate) fn limit(&mut self, name: &str, value: u64) -> &mut Self {
         self.limits.insert(name.to_owned(), json!(value));
         self
     }
 
-    /// Gives the tensors that a delta changes: `{"name": {"dtype", "shape", "data"}}`.
+    /// Sets the base of a delta: `{"name": {"dtype", "shape", "data"}}`.
     pub(crate) fn base(&mut self, base: Value) -> &mut Self {
         self.base = Some(base);
         self
     }
 
-    /// Is refused only when the tensors are asked for.
+    /// Marks the error as raised only when the tensors are decoded.
     pub(crate) fn late(&mut self) -> &mut Self {
         self.error = self.error.map(|(kind, _)| (kind, true));
         self
     }
 
-    /// Comes from the library's encoder by default choices.
+    /// Marks the bytes as the output of the library's encoder with default choices.
     pub(crate) fn encoded(&mut self) -> &mut Self {
         self.encoded = true;
         self
     }
 
-    /// As JSON; what the library makes of it is filled in, and must be what the vector is there for.
+    /// Returns the vector as JSON, with the library's result, which must match the expectation.
     fn to_json(&self) -> Result<Value> {
         let mut out = json!({
             "id": self.id, "requirements": self.requirements, "hex": describe::hex(&self.bytes),
@@ -144,7 +145,7 @@ impl Vector {
                 if again {
                     out["roundtrip"] = json!(true);
                 } else if self.encoded {
-                    return Err(format!("{}: encoded again it has other bytes", self.id).into());
+                    return Err(format!("{}: encoding it again gives other bytes", self.id).into());
                 }
             }
             (Err(e), Some((kind, _))) if e.name() == kind => {}
@@ -181,12 +182,12 @@ impl Area {
         &mut self.vectors[last]
     }
 
-    /// A stream that a reader must read.
+    /// Adds a stream that a reader must accept.
     pub(crate) fn valid(&mut self, id: &str, requirements: &'static str, bytes: Vec<u8>) -> &mut Vector {
         self.push(id, requirements, bytes)
     }
 
-    /// A stream that a reader must refuse with an error of this name.
+    /// Adds a stream that a reader must refuse with an error of this name.
     pub(crate) fn invalid(
         &mut self,
         id: &str,
@@ -200,7 +201,7 @@ impl Area {
     }
 }
 
-/// All vectors, in the order of the spec.
+/// Returns all vectors, in the order of the spec.
 fn all() -> Result<Vec<Vector>> {
     let mut vectors = Vec::new();
     let mut area = |name, add: fn(&mut Area)| {
@@ -219,12 +220,12 @@ fn all() -> Result<Vec<Vector>> {
     area("limits", limits::add);
     let mut ids = BTreeSet::new();
     if let Some(twice) = vectors.iter().find(|v| !ids.insert(&v.id)) {
-        return Err(format!("two vectors are called {}", twice.id).into());
+        return Err(format!("two vectors have the name {}", twice.id).into());
     }
     Ok(vectors)
 }
 
-/// The file's text: a vector to a line, so that differences are readable.
+/// Returns the file's text: one vector per line, for readable diffs.
 fn index(vectors: &[Vector]) -> Result<String> {
     let (made, wrong): (Vec<_>, Vec<_>) = vectors.iter().map(Vector::to_json).partition(Result::is_ok);
     if !wrong.is_empty() {

@@ -25,7 +25,7 @@ fn preambles(area: &mut Area) {
     area.invalid("preamble-alone", "STR-5", "truncated", preamble(1, 0, 0).0);
 }
 
-/// An empty stream with some of its bytes changed.
+/// Returns an empty stream with some changed bytes.
 fn edited(edit: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = stream().done();
     edit(&mut bytes);

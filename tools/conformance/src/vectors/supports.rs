@@ -7,7 +7,7 @@ use super::build::*;
 use super::frames::set;
 use super::values::encoded_sparse;
 
-/// Positions that cluster, as real ones do.
+/// Returns clustered positions, like real ones.
 fn clustered(count: u64) -> Vec<u64> {
     (0..count).map(|i| i * 3 + i / 16 * 40 + i * i % 3).collect()
 }
@@ -153,7 +153,7 @@ fn rice_gaps(area: &mut Area) {
     .notes("the spans are right");
 }
 
-/// A token support.
+/// Returns a token support.
 fn token_support(positions: &[u64], lanes_log: u8) -> (u64, Bytes) {
     (3, bytes().v(positions.len() as u64).raw(token_entropy(&gaps(positions), lanes_log)))
 }

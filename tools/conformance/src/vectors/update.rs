@@ -1,4 +1,4 @@
-//! Updates, scopes and what a block makes of elements (gcodec.md, sections 4.2 and 5).
+//! Updates, scopes and the elements of blocks (gcodec.md, sections 4.2 and 5).
 
 use super::Area;
 use super::build::*;
@@ -15,7 +15,7 @@ fn man() -> Bytes {
     manifest(&[("a", F32, &[4]), ("b", F32, &[2, 3]), ("h", BF16, &[3]), ("n", I16, &[4]), ("z", F32, &[0])])
 }
 
-/// A stream with the manifest and an update of these blocks.
+/// Returns a stream with the manifest and an update with these blocks.
 fn of(blocks: impl IntoIterator<Item = Bytes>) -> Vec<u8> {
     with(update(&man(), blocks))
 }
@@ -24,7 +24,7 @@ fn with(update: Update) -> Vec<u8> {
     stream().manifest(man()).update(&update).done()
 }
 
-/// A constant over a scope.
+/// Returns a constant over a scope.
 fn over(scope: Bytes) -> Bytes {
     valued(scope, 1.0)
 }
@@ -232,7 +232,8 @@ fn order(area: &mut Area) {
     refuse("empty-tensor-twice", vec![over(whole(4)), over(whole(4))]);
 }
 
-/// Numbers that try a conversion: NaN of all sorts, infinities, halves, subnormals, the largest and what is beyond.
+/// Numbers that test a conversion: all kinds of NaN, infinities, halves, subnormals, the largest number and
+/// beyond.
 pub(crate) const TRYING: [u32; 40] = [
     0,
     0x8000_0000,
@@ -276,7 +277,7 @@ pub(crate) const TRYING: [u32; 40] = [
     0xc1f0_0000,
 ];
 
-/// `floats` stored as f32.
+/// Returns `floats` stored as f32.
 pub(crate) fn stored_f32(patterns: &[u32]) -> (u64, Bytes) {
     (1, patterns.iter().fold(bytes().u8(2), |out, &p| out.u32(p)))
 }

@@ -15,7 +15,7 @@ use super::Area;
 use super::build::*;
 use super::update::{TRYING, stored_f32};
 
-/// A stream of a block at these positions in a tensor of `n` elements, by the library's encoder.
+/// Returns a stream of a block at these positions in a tensor of `n` elements, by the library's encoder.
 pub(crate) fn encoded_sparse(positions: &[u64], n: u64, choice: Positions) -> Vec<u8> {
     let values = Values::Constant(Constant { groups: Groups::Block, scales: f32s(&[0.5]) });
     let support = Support::Sparse(Sparse { positions: positions.to_vec() });
@@ -23,7 +23,7 @@ pub(crate) fn encoded_sparse(positions: &[u64], n: u64, choice: Positions) -> Ve
     encoded(Dtype::F32, &[n], &block, BlockOptions::default().with_positions(choice))
 }
 
-/// A stream of one block by the library's encoder.
+/// Returns a stream of one block, written by the library's encoder.
 fn encoded(dtype: Dtype, shape: &[u64], block: &Block, options: BlockOptions) -> Vec<u8> {
     let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", dtype, shape)]).expect("a manifest"));
     let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));
@@ -34,7 +34,7 @@ fn encoded(dtype: Dtype, shape: &[u64], block: &Block, options: BlockOptions) ->
     out
 }
 
-/// The same for values of a whole tensor by default choices.
+/// Returns the same for values of a whole tensor, with default choices.
 fn encoded_values(dtype: Dtype, shape: &[u64], values: Values) -> Vec<u8> {
     let block = Block { scope: Scope::Tensor(0), add: false, support: Support::All, values };
     encoded(dtype, shape, &block, BlockOptions::default())
@@ -44,7 +44,7 @@ fn f32s(values: &[f32]) -> Scales {
     Scales::from_f32s(ScaleFormat::F32, values)
 }
 
-/// Numbers without pattern, the same everywhere.
+/// Returns pseudo-random numbers, equal on every machine.
 fn noise(seed: u64, i: u64) -> u32 {
     gcodec::random::word(seed, 0, i)
 }
@@ -646,7 +646,7 @@ fn dct(area: &mut Area) {
     refuse("integers", "BLK-5", "out_of_range", dense(I16, &[6], of(six, ALL(), all(6))));
 }
 
-/// One of each kind by the library's own encoder, with default choices.
+/// Adds one vector of each kind, written by the library's encoder with default choices.
 fn encoded_kinds(area: &mut Area) {
     let n = 400u64;
     let skewed = |i: u64, most: u32| (noise(5, i).leading_zeros() % most) as u8;

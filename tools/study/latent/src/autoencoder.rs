@@ -1,4 +1,4 @@
-//! The networks of a model in burn, their training, and the way back.
+//! A model's networks in burn, their training, and the conversion back to a model.
 
 use burn::module::{Module, Param};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer, SgdConfig};
@@ -11,7 +11,7 @@ use gcodec_latent::{Conv, Innovation, Layer, Model};
 
 use crate::{Result, Signals};
 
-/// The numbers of one network; which layers they belong to is the model's affair.
+/// Parameters of one network; the model knows its layers.
 #[derive(Module, Debug)]
 struct Numbers {
     weights: Vec<Param<Tensor<3>>>,
@@ -50,7 +50,7 @@ impl Numbers {
         Self { weights, biases }
     }
 
-    /// `x`: samples, channels, columns. `values` columns are left by a crop; the innovation has as many.
+    /// `x`: samples, channels, columns. A crop leaves `values` columns; the innovation has the same number.
     fn forward(
         &self,
         layers: &[Layer],
@@ -65,7 +65,7 @@ impl Numbers {
                     let weight = weights.next().ok_or("a layer without weights")?.val();
                     let bias = conv.bias.as_ref().and_then(|_| biases.next()).map(Param::val);
                     let columns = x.dims()[2];
-                    // Columns before the first tap's, and those that the last tap needs behind the last.
+                    // Padding before the first column, and after the last one for the last tap.
                     let reach = (columns / conv.stride - 1) * conv.stride + conv.kernel;
                     let after = reach.saturating_sub(columns + conv.before);
                     let options =
@@ -76,7 +76,7 @@ impl Numbers {
                     let weight = weights.next().ok_or("a layer without weights")?.val();
                     let bias = conv.bias.as_ref().and_then(|_| biases.next()).map(Param::val);
                     let columns = x.dims()[2] * conv.stride;
-                    // All that the taps reach, at least what is kept.
+                    // All columns that the taps reach, at least the kept ones.
                     let missing = (columns + conv.before).saturating_sub(columns - conv.stride + conv.kernel);
                     let options = ConvTransposeOptions::new([conv.stride], [0], [missing], [1], 1);
                     conv_transpose1d(x, weight, bias, options).narrow(2, conv.before, columns)
@@ -93,7 +93,7 @@ impl Numbers {
         Ok(x)
     }
 
-    /// The layers with these numbers.
+    /// Returns the layers with these parameters.
     fn export(&self, layers: &[Layer]) -> Result<Vec<Layer>> {
         let (mut weights, mut biases) = (self.weights.iter(), self.biases.iter());
         let mut with = |conv: &Conv| -> Result<Conv> {
@@ -132,10 +132,11 @@ impl Networks {
     }
 }
 
-/// What burn makes of values: the codes, and of these each decoder's values; for a comparison with the model's own inference.
+/// Encodes and decodes values with burn: returns the codes and each decoder's values, for a comparison with
+/// the model's own inference.
 ///
 /// # Errors
-/// If a layer is not one that training knows.
+/// If training does not support a layer.
 pub fn burn_forward(
     model: &Model,
     values: &[f32],
@@ -159,10 +160,10 @@ pub fn burn_forward(
     Ok((numbers(&codes)?, decoded))
 }
 
-/// Values for one column of codes of the paper's architecture.
+/// Values per column of codes in the paper's architecture.
 const UNIT: usize = 16;
 
-/// Which optimizer.
+/// Optimizer of the training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Optimizer {
     /// Adam.
@@ -171,31 +172,31 @@ pub enum Optimizer {
     Sgd,
 }
 
-/// How to train.
+/// Settings of the training.
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 pub struct Training {
     /// Steps of the optimizer
     #[arg(long, default_value_t = 300)]
     pub iterations: u64,
-    /// Windows of signals in one of them
+    /// Windows of signals in a batch
     #[arg(long, default_value_t = 16)]
     pub batch: usize,
     /// Values of a window, a multiple of 16
     #[arg(long, default_value_t = 256)]
     pub window: usize,
-    /// Learning rate, falling to a tenth by a cosine
+    /// Learning rate; falls to a tenth along a cosine
     #[arg(long, default_value_t = 2e-3)]
     pub rate: f64,
-    /// Optimizer; the paper's is sgd, at a rate of 1e-3
+    /// Optimizer; the paper uses sgd with a rate of 1e-3
     #[arg(long, value_enum, default_value_t = Optimizer::Adam)]
     pub optimizer: Optimizer,
-    /// Weight of the reconstruction's error
+    /// Weight of the reconstruction error
     #[arg(long, default_value_t = 0.5)]
     pub lambda_rec: f64,
     /// Weight of the distance between the workers' codes
     #[arg(long, default_value_t = 0.5)]
     pub lambda_sim: f64,
-    /// Part of the values that is an innovation
+    /// Share of the values that is an innovation
     #[arg(long, default_value_t = 0.1)]
     pub innovation: f64,
     /// Seed of weights and windows
@@ -219,25 +220,28 @@ impl Default for Training {
     }
 }
 
-/// The losses at one step of the optimizer, before their weights.
+/// Losses at one step of the optimizer, before weighting.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Loss {
-    /// Mean squared error of the values, all decoders' together, where the values of all workers have the mean square 1.
+    /// Mean squared error of the values over all decoders, relative to the mean square of all workers'
+    /// values.
     pub rec: f64,
-    /// Mean squared distance between two workers' codes, all pairs' together.
+    /// Mean squared distance between the codes of two workers, over all pairs.
     pub sim: f64,
 }
 
-/// Trains a model's networks on signals (arXiv 2103.08870; the loss as in the only code that was found, see `docs/latent.md`).
+/// Trains a model's networks on signals (arXiv 2103.08870). The loss follows the only public code; see
+/// `docs/latent.md`.
 ///
-/// With several decoders: the leader's codes are decoded by each worker's decoder with that worker's innovation. With one:
-/// the mean of the workers' codes is decoded, to the mean of their values, and nothing asks for codes that are alike.
+/// With several decoders, each worker's decoder decodes the leader's codes with that worker's innovation.
+/// With one decoder, the mean of the workers' codes is decoded to the mean of their values, and the distance
+/// of codes has no weight.
 ///
-/// Convolutions do not know where they are, so batches are windows of signals, each divided by the root mean square of its values: a
-/// model without biases is indifferent to that.
+/// Convolutions are independent of position, so batches are windows of signals. Each window is divided by
+/// the root mean square of its values, which does not affect a model without biases.
 ///
 /// # Errors
-/// If there are no signals, workers and decoders do not fit each other, or the loss is not finite any more.
+/// If there are no signals, workers and decoders do not match, or the loss becomes non-finite.
 pub fn train(
     model: &Model,
     signals: &[Signals],
@@ -268,7 +272,7 @@ pub fn train(
     };
     let (batch, window) = (training.batch, training.window);
     for iteration in 0..training.iterations {
-        // Samples of a worker after those of another: worker w's are w * batch ...
+        // Samples are grouped by worker: those of worker w begin at w * batch.
         let (mut x, mut extra) = (vec![0.0; workers * batch * window], vec![0.0; workers * batch * window]);
         let mut leaders = Vec::with_capacity(batch);
         for sample in 0..batch {
@@ -326,7 +330,7 @@ pub fn train(
                 )?;
                 let mut error = y - of(&x, w);
                 if model.innovation() == Innovation::Replace {
-                    // Nothing is lost where the innovation replaces what was decoded.
+                    // Where the innovation replaces decoded values, the error is zero.
                     error = error.mask_fill(innovation.not_equal_elem(0.0), 0.0);
                 }
                 rec = rec + error.square().mean();
@@ -351,7 +355,8 @@ fn scalar(tensor: &Tensor<1>) -> Result<f64> {
     Ok(f64::from(numbers(tensor)?[0]))
 }
 
-/// The largest values at their places, the others zero: what [`Worker`](gcodec_latent::protocol::Worker) sends as its innovation.
+/// Returns the largest values at their positions and zero elsewhere: the innovation of a
+/// [`Worker`](gcodec_latent::protocol::Worker).
 fn innovation_of(values: &[f32], part: f64) -> Vec<f32> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()));

@@ -1,4 +1,4 @@
-//! A real training of several workers: a convolutional net on the digits of `tools/study/digits`.
+//! Real training by several workers: a convolutional network on the digits of `tools/study/digits`.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::Result;
 const PIXELS: usize = 64;
 const RECORD: usize = PIXELS + 1;
 const CLASSES: usize = 10;
-/// Records that are tested on: the last ones.
+/// Number of test records: the last ones.
 const TEST: usize = 297;
 
-/// Names and shapes of the parameters, in their order.
+/// Names and shapes of the parameters, in order.
 pub const SHAPES: [(&str, &[usize]); 10] = [
     ("conv1.weight", &[16, 1, 3, 3]),
     ("conv1.bias", &[16]),
@@ -39,7 +39,7 @@ impl Digits {
     /// Reads `tools/study/digits/digits.u8`.
     ///
     /// # Errors
-    /// If it is not there, or is not records of 65 bytes with a label below 10.
+    /// If the file is missing, or does not have records of 65 bytes with a label below 10.
     pub fn read(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
         let whole = bytes.len().is_multiple_of(RECORD) && bytes.len() / RECORD > TEST;
@@ -63,15 +63,15 @@ impl Digits {
     }
 }
 
-/// A net, and its momentum.
+/// A network and its momentum.
 pub struct Net {
-    /// The parameters, in the order of [`SHAPES`].
+    /// Parameters in the order of [`SHAPES`].
     pub parameters: Vec<Vec<f32>>,
     momentum: Vec<Vec<f32>>,
 }
 
 impl Net {
-    /// Weights drawn at random, uniform with variance 2 / fan-in; biases zero.
+    /// Returns random weights, uniform with variance 2 / fan-in, and zero biases.
     pub fn new(seed: u64) -> Self {
         let parameters: Vec<Vec<f32>> = SHAPES
             .iter()
@@ -96,10 +96,10 @@ impl Net {
         Tensor::from_data(TensorData::new(self.parameters[t].clone(), shape), device)
     }
 
-    /// The gradients of one worker's batch of 32 at a step, and its mean loss.
+    /// Returns the gradients of one worker's batch of 32 at a step, and its mean loss.
     ///
     /// # Errors
-    /// If burn gives no gradient for a parameter.
+    /// If burn returns no gradient for a parameter.
     pub fn gradients(
         &self,
         digits: &Digits,
@@ -137,7 +137,7 @@ impl Net {
         Ok((gradients, f64::from(value[0])))
     }
 
-    /// A step of gradient descent with momentum 0.9.
+    /// Takes a step of gradient descent with momentum 0.9.
     pub fn step(&mut self, gradients: &[Vec<f32>], rate: f32) {
         for ((parameters, momentum), gradient) in
             self.parameters.iter_mut().zip(&mut self.momentum).zip(gradients)
@@ -149,10 +149,10 @@ impl Net {
         }
     }
 
-    /// The part of the test's digits that are recognised.
+    /// Returns the accuracy on the test digits, 0 to 1.
     ///
     /// # Errors
-    /// If burn's numbers are not f32.
+    /// If burn's elements are not f32.
     pub fn accuracy(&self, digits: &Digits) -> Result<f64> {
         let device = Device::flex();
         let records: Vec<usize> = (digits.len() - TEST..digits.len()).collect();

@@ -1,4 +1,4 @@
-//! Gradients of several workers: from files, and as the signals of the protocol's second phase.
+//! Gradients of several workers: read from files, and as signals of the protocol's second phase.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,20 +14,21 @@ use crate::{Result, Signals};
 /// Gradients of one step.
 #[derive(Debug, Clone)]
 pub struct Step {
-    /// Its number.
+    /// Number of the step.
     pub step: u64,
-    /// What the tensors are.
+    /// Manifest of the tensors.
     pub manifest: Arc<Manifest>,
-    /// Of each worker all tensors, in the manifest's order.
+    /// Tensors of each worker, in the manifest's order.
     pub workers: Vec<Vec<TensorBuf>>,
 }
 
-/// Reads `<run>_step<number>_worker<number>.safetensors` files: a step for each run and number, with the f32 tensors that all
-/// its workers' files hold. In the order of the data, which in most files is that of the names: a layer given as `first` is put
-/// first, one given as `last` last, by the name that its tensors have in common up to a dot.
+/// Reads `<run>_step<number>_worker<number>.safetensors` files: one step for each run and number, with the
+/// f32 tensors that all its workers' files have. They keep the order of the data, which is usually that of
+/// the names. A layer given as `first` moves to the beginning and one given as `last` to the end; a layer is
+/// the common prefix of its tensors' names up to a dot.
 ///
 /// # Errors
-/// If a file cannot be read or has another name, or a step does not have the workers 0, 1, ..
+/// If a file cannot be read or has an unexpected name, or a step lacks one of the workers 0, 1, ..
 pub fn read(paths: &[PathBuf], first: Option<&str>, last: Option<&str>) -> Result<Vec<Step>> {
     let mut steps: BTreeMap<(String, u64), BTreeMap<u64, &Path>> = BTreeMap::new();
     for path in paths {
@@ -86,11 +87,11 @@ fn read_step(run: &str, step: u64, paths: &BTreeMap<u64, &Path>, place: impl Fn(
     Ok(Step { step, manifest: Arc::new(Manifest::new(infos)?), workers })
 }
 
-/// Sends a step's gradients through the protocol, in a stream that has the manifest (and the models) already, and nothing
-/// left over from another step: the outcome, and the bytes of all frames.
+/// Sends a step's gradients through the protocol, without residual, in a stream that already has the
+/// manifest and the models. Returns the outcome, and the bytes of all frames.
 ///
 /// # Errors
-/// Those of the protocol.
+/// The errors of the protocol.
 pub fn exchange(
     step: &Step,
     settings: &Settings,
@@ -137,10 +138,10 @@ pub fn exchange(
     Ok((receiver.finish()?, bytes))
 }
 
-/// The signals of a step: what phase 2 of the protocol collects.
+/// Returns the signals of a step, which phase 2 of the protocol collects.
 ///
 /// # Errors
-/// Those of the protocol.
+/// The errors of the protocol.
 pub fn signals(step: &Step, amount: Amount) -> Result<Signals> {
     let settings = Settings::new(Variant::Server, classes(&step.manifest)?)
         .with_amount(amount)

@@ -1,4 +1,4 @@
-//! How well later gradients come back, at what cost, against plain top-k at the same cost.
+//! The experiment: error and cost of later gradients, compared with plain top-k at the same cost.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,16 +19,16 @@ use crate::digits::{Digits, Net, SHAPES};
 use crate::dumps::{Step, exchange, signals};
 use crate::{Result, Signals};
 
-/// What the experiment does.
+/// Settings of the experiment.
 #[derive(Debug, Clone, PartialEq, clap::Args)]
 pub struct Experiment {
-    /// Steps of the workers' training before those that the autoencoders learn from
+    /// Steps of the workers' training before those for the autoencoders
     #[arg(long, default_value_t = 20)]
     pub skipped: u64,
-    /// Steps that they learn from
+    /// Steps that train the autoencoders
     #[arg(long, default_value_t = 100)]
     pub learned: u64,
-    /// Steps after those; each fifth is measured
+    /// Steps after those; every fifth is measured
     #[arg(long, default_value_t = 60)]
     pub later: u64,
     /// Densities of the shared set
@@ -37,7 +37,7 @@ pub struct Experiment {
     /// Channels of the encoder's first layer; 64 in the paper
     #[arg(long, default_value_t = 16)]
     pub width: usize,
-    /// How the autoencoders are trained
+    /// Training of the autoencoders
     #[command(flatten)]
     pub training: Training,
 }
@@ -49,25 +49,26 @@ impl Default for Experiment {
     }
 }
 
-/// Workers.
+/// Number of workers.
 const WORLD: u64 = 4;
-/// Each so manieth of the later steps is measured; coprime to [`WORLD`], so that everyone leads.
+/// Interval of the measured steps; coprime to [`WORLD`], so that every worker leads.
 const STRIDE: u64 = 5;
 const RATE: f32 = 0.005;
 
-/// What a scheme cost and lost on the measured steps.
+/// Cost and error of a scheme on the measured steps.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Measured {
-    /// Bytes of all frames of all workers, for a step.
+    /// Bytes of all frames of all workers, per step.
     pub bytes: f64,
-    /// Distance of the mean of the learned tensors, as the receiver has it, from the workers' own mean, as part of the latter's
-    /// norm.
+    /// Distance between the receiver's and the workers' mean of the learned tensors, relative to the norm of
+    /// the workers' mean.
     pub mean_error: f64,
-    /// The same of each worker's values on the set, all workers together; NaN where a receiver does not have them.
+    /// The same error for each worker's values on the set, over all workers; NaN where a receiver does not
+    /// have them.
     pub set_error: f64,
 }
 
-/// Gradients of consecutive steps of a real training: those to learn from, then those to measure on.
+/// Returns gradients of consecutive steps of a real training: those for training, then those to measure.
 ///
 /// # Errors
 /// If burn fails.
@@ -125,7 +126,7 @@ fn squares(x: impl Iterator<Item = f64>) -> f64 {
     x.map(|x| x * x).sum()
 }
 
-/// The mean of the workers' learned tensors, in binary64.
+/// Returns the mean of the workers' learned tensors, in binary64.
 fn true_mean(step: &Step, classes: &[Class]) -> Result<Vec<f64>> {
     let mut sums: Vec<f64> = Vec::new();
     for tensors in &step.workers {
@@ -146,7 +147,7 @@ fn true_mean(step: &Step, classes: &[Class]) -> Result<Vec<f64>> {
     Ok(sums)
 }
 
-/// Settings of the third phase.
+/// Returns the settings of the third phase.
 pub fn third_phase(
     variant: Variant,
     classes: Vec<Class>,
@@ -164,10 +165,10 @@ pub fn third_phase(
         .with_top_k_steps(0)
 }
 
-/// Sends steps through the protocol and measures what comes back.
+/// Sends steps through the protocol and measures the result.
 ///
 /// # Errors
-/// Those of the protocol.
+/// The errors of the protocol.
 pub fn measure(steps: &[Step], settings: &Settings, model: Option<&Arc<Model>>) -> Result<Measured> {
     let mut measured = Measured::default();
     let (mut lost, mut total, mut set_lost, mut set_total) = (0.0, 0.0, 0.0, 0.0);
@@ -195,10 +196,10 @@ pub fn measure(steps: &[Step], settings: &Settings, model: Option<&Arc<Model>>) 
     Ok(measured)
 }
 
-/// Plain top-k of each worker by itself, with the same classes: the first layer as it is.
+/// Measures plain top-k on each worker alone, with the same classes: the first layer is sent dense.
 ///
 /// # Errors
-/// Those of the codec.
+/// The errors of the codec.
 pub fn plain(
     steps: &[Step],
     classes: &[Class],
@@ -248,7 +249,7 @@ pub fn plain(
             starts.push(encoder.offset());
         }
         measured.bytes += (encoder.offset() - before) as f64 / steps.len() as f64;
-        // Each worker's update as a stream of its own: what is before it, then it, then an end.
+        // Writes each worker's update as its own stream: preamble and manifest, update, end.
         encoder.finish(&mut out);
         let mut reader = gcodec::SliceReader::new(&out, gcodec::Limits::default());
         while let Some(event) = reader.next_event()? {
@@ -271,7 +272,7 @@ pub fn plain(
     Ok(measured)
 }
 
-/// The most of plain top-k that costs no more than so many bytes for a step; and its density.
+/// Returns the densest plain top-k that costs at most this many bytes per step, and its density.
 fn plain_within(
     steps: &[Step],
     classes: &[Class],
@@ -279,7 +280,7 @@ fn plain_within(
     values: Kept,
     last: Amount,
 ) -> Result<(f64, Measured)> {
-    // Bytes grow with the density: halve the interval of its logarithm.
+    // Bytes grow with the density, so this bisects the logarithm of the density.
     let (mut low, mut high) = (1e-6f64.ln(), 0.0f64);
     let mut best = (0.0, plain(steps, classes, Amount::Count(1), values, last)?);
     for _ in 0..12 {
@@ -295,10 +296,10 @@ fn plain_within(
     Ok(best)
 }
 
-/// Runs all of it; `say` gets a line now and then. The text is `docs/latent.md`'s measured part.
+/// Runs the whole experiment; `say` receives progress lines. Returns the measured part of `docs/latent.md`.
 ///
 /// # Errors
-/// If anything fails.
+/// If any step fails.
 pub fn run(experiment: &Experiment, data: &Path, mut say: impl FnMut(&str)) -> Result<String> {
     let begun = Instant::now();
     let digits = Digits::read(data)?;
@@ -311,17 +312,19 @@ pub fn run(experiment: &Experiment, data: &Path, mut say: impl FnMut(&str)) -> R
     let classes = classes(manifest)?;
     let of_learned = manifest.tensors().iter().zip(&classes).filter(|(_, c)| **c == Class::Learned);
     let elements: u64 = of_learned.map(|(t, _)| t.elements()).sum();
-    let steps: Vec<u64> = later.iter().map(|s| s.step).collect();
     let mut text = String::new();
+    let steps: Vec<String> = later.iter().map(|s| s.step.to_string()).collect();
     writeln!(
         text,
-        "{WORLD} workers, {} parameters, of which {elements} are learned; autoencoders trained on steps {} to {}, measured on the {} steps {:?};\n\
-         the net then recognises {:.1} % of the digits that it did not learn from. Width {}, {} iterations of {} windows of {} values, seed {}.\n",
+        "{WORLD} workers, {} parameters, of which {elements} are learned. The autoencoders are trained on steps {} to {},\n\
+         and measured on {} later steps: {}.\n\
+         The network then recognises {:.1} % of the test digits. Width {}, {} iterations of {} windows of {} values,\n\
+         seed {}.\n",
         manifest.elements(),
         experiment.skipped,
         experiment.skipped + experiment.learned - 1,
         steps.len(),
-        steps,
+        steps.join(", "),
         100.0 * accuracy,
         experiment.width,
         experiment.training.iterations,

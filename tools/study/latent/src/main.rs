@@ -10,7 +10,8 @@ use gcodec_latent_train::autoencoder::{Training, train};
 use gcodec_latent_train::experiment::{Experiment, run};
 use gcodec_latent_train::{Result, dumps};
 
-/// Trains an encoder and one decoder for each worker (LGC, arXiv 2103.08870) on gradients, and writes the model.
+/// Trains an encoder and one decoder for each worker (LGC, arXiv 2103.08870) on gradients, and writes the
+/// model.
 #[derive(Debug, Parser)]
 #[command(name = "gcodec-latent-train", version, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -22,12 +23,12 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Trains a net, autoencoders on its gradients, and measures them on later ones
+    /// Trains a network, trains autoencoders on its gradients, and measures them on later ones
     Experiment {
-        /// The file of docs whose measured part is replaced
+        /// Page whose measured part is replaced
         #[arg(long)]
         write: Option<PathBuf>,
-        /// The digits
+        /// File of the digits
         #[arg(long, default_value = "tools/study/digits/digits.u8")]
         data: PathBuf,
         #[command(flatten)]
@@ -37,19 +38,19 @@ enum Command {
 
 #[derive(Debug, clap::Args)]
 struct Train {
-    /// Where the model goes
+    /// File for the model
     #[arg(long)]
     out: PathBuf,
     /// Gradients: <run>_step<number>_worker<number>.safetensors
     #[arg(required = true)]
     gradients: Vec<PathBuf>,
-    /// The layer that is sent as it is, if it is not the first in the files
+    /// Layer that is sent dense, if it is not the first in the files
     #[arg(long)]
     first: Option<String>,
-    /// The layer of which the largest elements are sent, if it is not the last in the files
+    /// Layer of which only the largest elements are sent, if it is not the last in the files
     #[arg(long)]
     last: Option<String>,
-    /// One decoder for all, of the mean of the codes
+    /// Use one decoder for all workers, on the mean of the codes
     #[arg(long)]
     ring: bool,
     /// Density of the shared set, in each tensor

@@ -1,4 +1,5 @@
-//! Training: burn computes what the model's own inference does, learns from real gradients, and does the same twice.
+//! Training: burn agrees with the model's own inference, learns from real gradients, and repeats bit for
+//! bit.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,7 +30,7 @@ fn burn_computes_what_inference_does() {
     for (innovation, bias) in [(Innovation::None, false), (Innovation::Channel, true)] {
         let architecture = Architecture::new(2, innovation).with_width(12).with_bias(bias);
         let model = architecture.init(3).unwrap();
-        // Biases are drawn as zeros: take others.
+        // Initial biases are zero; these are not.
         let change = |layers: &[Layer]| -> Vec<Layer> {
             let mut layers = layers.to_vec();
             for layer in &mut layers {
@@ -56,8 +57,8 @@ fn burn_computes_what_inference_does() {
     }
 }
 
-/// Five layers, each a binary32 sum of at most 3 x 48 products: an error of at most 5 x 144 x 2^-24 = 4e-5 of the sum of their
-/// magnitudes, which is a few times the largest result.
+/// Five layers, each a binary32 sum of at most 3 x 48 products: an error of at most 5 x 144 x 2^-24 = 4e-5
+/// of the sum of their magnitudes, which is a few times the largest result.
 fn near(a: &[f32], b: &[f32]) {
     assert_eq!(a.len(), b.len());
     let largest = b.iter().fold(0.0f32, |m, x| m.max(x.abs()));
@@ -97,7 +98,7 @@ fn it_learns_and_does_the_same_twice() {
         let before = measure(&later, &settings, Some(&Arc::new(untrained.clone()))).unwrap();
         let after = measure(&later, &settings, Some(&Arc::new(trained))).unwrap();
         assert_eq!(before.bytes, after.bytes);
-        // Better than nothing at all, on steps that it has not seen.
+        // Better than zeros, on steps outside the training.
         assert!(after.mean_error < 1.0 && after.mean_error < before.mean_error, "{before:?} {after:?}");
         if variant == Variant::Server {
             assert!(after.set_error < 1.0, "{after:?}");
@@ -158,7 +159,7 @@ fn dumps_of_several_workers_are_trained_on() {
     assert_eq!(steps.len(), 1);
     let data = signals(&steps[0], Amount::Density(0.001)).unwrap();
     assert_eq!((data.leader, data.values.len()), (0, 4));
-    // The sum of max(1, n / 1000) over all tensors but those of the first and the last layer.
+    // The sum of max(1, n / 1000) over all tensors except those of the first and the last layer.
     assert_eq!(data.values[0].len(), 735);
     let model = Architecture::new(4, Innovation::Channel).with_width(4).init(1).unwrap();
     let training = Training { iterations: 3, ..small().training };

@@ -1,4 +1,5 @@
-//! Fuzzing: builds the targets of `fuzz/`, gives them seeds and a dictionary, runs them for a time, and says what came of it.
+//! Fuzzing: builds the targets of `fuzz/`, writes their seeds and dictionary, runs them for a time, and
+//! prints a table of results.
 
 mod coverage;
 
@@ -12,9 +13,9 @@ use std::time::{Duration, Instant};
 use crate::programs::{conformance, cpu_seconds};
 use crate::{Result, root};
 
-/// What is installed if there is none.
+/// Version to install if cargo-fuzz is missing.
 const CARGO_FUZZ: &str = "0.13.2";
-/// How many targets run at once.
+/// Number of targets that run at once.
 const AT_ONCE: usize = 2;
 
 /// A file of `fuzz/fuzz_targets`, and the longest input that it gets, in bytes.
@@ -36,19 +37,19 @@ const TARGETS: &[Target] = &[
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How long each target runs.
+    /// Seconds that each target runs
     #[arg(long, value_name = "N", default_value_t = 30, conflicts_with = "cpu_minutes")]
     seconds: u64,
-    /// How much of a processor each target gets, on Linux.
+    /// Processor minutes that each target gets, on Linux
     #[arg(long, value_name = "N")]
     cpu_minutes: Option<u64>,
-    /// Runs nothing, and says which lines of the decode paths the inputs found so far reach; needs LLVM 22's tools.
+    /// Only prints which share of the decode paths the corpus reaches; needs rustup's llvm-tools for nightly.
     #[arg(long)]
     coverage: bool,
-    /// Runs nothing, and writes fuzz/gcodec.dict after a change to the registry.
+    /// Only writes fuzz/gcodec.dict, after a change to the registry.
     #[arg(long)]
     write: bool,
-    /// The targets; without any, all.
+    /// Targets; all of them if none is given
     targets: Vec<String>,
 }
 
@@ -82,18 +83,19 @@ fn folder() -> PathBuf {
     root().join("fuzz")
 }
 
-/// Finds nightly Rust and cargo-fuzz, and installs the latter once; or says what is missing.
+/// Checks that nightly Rust and cargo-fuzz are present, and installs the latter once; otherwise returns the
+/// missing tool.
 pub(crate) fn prepare() -> std::result::Result<(), String> {
     let says = |program: &str, args: &[&str]| {
         let output = Command::new(program).args(args).stderr(Stdio::null()).output().ok()?;
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    says("cargo", &["+nightly", "--version"]).ok_or("nightly Rust is not there")?;
-    says("c++", &["--version"]).ok_or("a C++ compiler is not there")?;
+    says("cargo", &["+nightly", "--version"]).ok_or("nightly Rust is missing")?;
+    says("c++", &["--version"]).ok_or("a C++ compiler is missing")?;
     if says("cargo", &["fuzz", "--version"]).is_none() {
         println!("installing cargo-fuzz {CARGO_FUZZ}: a minute");
         let install = ["install", "cargo-fuzz", "--version", CARGO_FUZZ, "--locked", "--quiet"];
-        says("cargo", &install).ok_or("cargo-fuzz is not there and cannot be installed")?;
+        says("cargo", &install).ok_or("cargo-fuzz is missing and cannot be installed")?;
     }
     Ok(())
 }
@@ -102,11 +104,11 @@ fn build(targets: &[&Target]) -> Result<()> {
     let start = Instant::now();
     let mut command = Command::new("cargo");
     command.args(["+nightly", "fuzz", "build"]);
-    // One target, or all.
+    // Cargo-fuzz builds one target or all.
     if let [target] = targets {
         command.arg(target.name);
     }
-    // The environment's own target folder holds what other compilers built.
+    // The environment's target folder contains builds of other compilers.
     let built = command.current_dir(root()).env_remove("CARGO_TARGET_DIR").stderr(Stdio::piped()).output()?;
     if !built.status.success() {
         return Err(format!("cargo fuzz build failed:\n{}", String::from_utf8_lossy(&built.stderr)).into());
@@ -119,12 +121,12 @@ fn binary(target: &Target) -> Result<PathBuf> {
     Ok(folder().join("target").join(triple()?).join("release").join(target.name))
 }
 
-/// The host's name, as rustc says it.
+/// Returns the host's target triple.
 fn triple() -> Result<String> {
     let said = Command::new("rustc").args(["+nightly", "-vV"]).output()?.stdout;
     let said = String::from_utf8(said)?;
     let host = said.lines().find_map(|line| line.strip_prefix("host: "));
-    Ok(host.ok_or("rustc does not say what its host is")?.to_owned())
+    Ok(host.ok_or("rustc prints no host")?.to_owned())
 }
 
 #[derive(Clone, Copy)]
@@ -133,23 +135,23 @@ enum Budget {
     Cpu(f64),
 }
 
-/// What came of a target's run.
+/// Results of a target's run.
 #[derive(Debug, Default)]
 struct Outcome {
     name: &'static str,
     cpu_seconds: f64,
     seconds: f64,
     executions: u64,
-    /// Edges reached, features, and inputs that are kept.
+    /// Reached edges, features, and kept inputs.
     edges: u64,
     features: u64,
     corpus: u64,
     findings: Vec<PathBuf>,
-    /// Whether it ended otherwise than by its time.
+    /// Whether it ended before its time.
     failed: bool,
 }
 
-/// Runs the targets, some at once.
+/// Runs the targets, [`AT_ONCE`] at once.
 fn run_all(targets: &[&Target], budget: Budget) -> Result<Vec<Outcome>> {
     let waiting = Mutex::new(targets.iter());
     let done = Mutex::new(Vec::new());
@@ -200,7 +202,7 @@ fn run_one(target: &Target, budget: Budget) -> Result<Outcome> {
         if let Budget::Cpu(seconds) = budget
             && outcome.cpu_seconds >= seconds
         {
-            // As Ctrl-C does: it says what it found, and ends.
+            // Like Ctrl-C: it prints its results and exits.
             Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
             break child.wait()?;
         }
@@ -210,7 +212,7 @@ fn run_one(target: &Target, budget: Budget) -> Result<Outcome> {
     let text = String::from_utf8_lossy(&fs::read(&log)?).into_owned();
     outcome.take(&text);
     outcome.findings = files(&artifacts)?.into_iter().filter(|f| !before.contains(f)).collect();
-    // 72: interrupted.
+    // libFuzzer exits with 72 when interrupted.
     outcome.failed = !matches!(status.code(), Some(0 | 72));
     if outcome.failed {
         let said = text.lines().filter(|l| l.contains("panicked at") || l.contains("ERROR: ")).take(2);
@@ -225,7 +227,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl Outcome {
-    /// Reads what libFuzzer printed.
+    /// Parses libFuzzer's output.
     fn take(&mut self, log: &str) {
         let number = |text: &str| text.split_whitespace().next()?.split('/').next()?.parse::<u64>().ok();
         let last =
@@ -235,7 +237,7 @@ impl Outcome {
     }
 }
 
-/// The table; true if nothing was found.
+/// Prints the table; true without findings.
 fn report(outcomes: &[Outcome]) -> bool {
     println!(
         "| target | CPU minutes | executions | per CPU second | edges | features | inputs kept | findings |"
@@ -256,7 +258,7 @@ fn report(outcomes: &[Outcome]) -> bool {
     }
     for o in outcomes {
         o.findings.iter().for_each(|f| println!("found by {}: {}", o.name, f.display()));
-        // A target that never ran is no success.
+        // A target that never ran has not passed.
         if o.executions == 0 && !o.failed {
             println!("{} ran nothing", o.name);
         }

@@ -1,5 +1,5 @@
-//! All of it on one machine: an aggregator, workers as processes of their own, one of which is killed and comes back, and peers that
-//! send garbage.
+//! Starts everything on one machine: an aggregator, workers as processes, one of which is killed and
+//! restarted, and peers that send garbage.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,14 +19,14 @@ use crate::data::root;
 use crate::model::{Numbers, manifest};
 use crate::wire::{metadata, numbers};
 
-/// Rounds before the first thing happens.
+/// Rounds before the first fault.
 const QUIET: u64 = 40;
-/// Rounds that the worker that came back takes part in before the end.
+/// Rounds that the restarted worker takes part in before the end.
 const BACK: usize = 20;
-/// How long anything may take.
+/// Time limit of each wait.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What a worker is written with.
+/// Library of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `torch_worker.py`
@@ -37,31 +37,32 @@ pub enum Kind {
     Rust,
 }
 
-/// How the demonstration runs.
+/// Settings of a run.
 #[derive(Debug, Clone)]
-pub struct Demo {
-    /// The workers by name. The first is killed and comes back.
+pub struct Launch {
+    /// Workers by name. The first is killed and restarted.
     pub workers: Vec<(String, Kind)>,
-    /// This program, for the Rust workers.
+    /// Path of this program, for the Rust workers.
     pub program: PathBuf,
-    /// A Python with gcodec and the libraries; needed if there are workers for it.
+    /// A Python with gcodec, PyTorch and JAX; required by workers that use them.
     pub python: Option<PathBuf>,
-    /// `gcodec`, which is to open the record: the command and its first arguments. None: only the library reads it.
+    /// Command line of `gcodec` and its first arguments, which opens the record. None: only the library
+    /// reads it.
     pub command: Option<Vec<String>>,
-    /// How it trains. The roster is the demonstration's own.
+    /// Configuration of the training. Its roster is replaced.
     pub config: Config,
-    /// Whether everything that happens is printed.
+    /// Whether to print all events.
     pub print: bool,
 }
 
-/// What must hold, and whether it does.
+/// A check and its result.
 #[derive(Debug, Clone)]
 pub struct Check {
-    /// What must hold.
+    /// Condition that must hold.
     pub what: &'static str,
-    /// Whether it does.
+    /// Whether it holds.
     pub holds: bool,
-    /// What was found.
+    /// Measured values.
     pub found: String,
 }
 
@@ -71,22 +72,23 @@ impl fmt::Display for Check {
     }
 }
 
-/// A child process that does not outlive its owner.
+/// A child process that is killed when dropped.
 struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // An error means that it has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A Python that has gcodec, for the workers written in it: `$GCODEC_PYTHON`; the environment that `cargo xtask python` makes beside
-/// this program's build; `$GCODEC_VENV` or `~/.cache/gcodec/venv`.
+/// Finds a Python that has gcodec, for the workers written in it. Tries `$GCODEC_PYTHON`, the environment
+/// that `cargo xtask python` makes beside this program's build, and `$GCODEC_VENV` or
+/// `~/.cache/gcodec/venv`.
 ///
 /// # Errors
-/// If none has gcodec, PyTorch and JAX: says how to make one.
+/// If none has gcodec, PyTorch and JAX; the message says how to make one.
 pub fn find_python() -> Result<PathBuf> {
     let env = |name: &str| std::env::var_os(name).map(PathBuf::from);
     let beside = std::env::current_exe()
@@ -105,26 +107,26 @@ pub fn find_python() -> Result<PathBuf> {
     let tried: Vec<_> = places.iter().flatten().map(|p| p.display().to_string()).collect();
     Err(format!(
         "no Python with gcodec, PyTorch and JAX (tried {}). `cargo xtask python` makes one: 6 GB, once per machine. \
-         Or say where it is by GCODEC_PYTHON, or do without: `demo --rust-only`",
+         Or set GCODEC_PYTHON, or use only Rust workers: `launch --rust-only`",
         tried.join(", ")
     )
     .into())
 }
 
-impl Demo {
-    /// Runs it; gives what must hold.
+impl Launch {
+    /// Runs everything and returns the checks.
     ///
     /// # Errors
-    /// If it cannot be run to its end.
+    /// If the run does not reach its end.
     pub fn run(&self) -> Result<Vec<Check>> {
         let mut config = self.config.clone();
         config.roster = self.workers.iter().map(|(name, _)| name.clone()).collect();
         config.start_with = config.roster.len();
-        // A fourth, whose program turns out to be broken.
+        // A fourth member, which will send garbage.
         config.roster.push("guest".into());
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
-        self.line("demo", &format!("the aggregator listens on {address}"));
+        self.line("launch", &format!("the aggregator listens on {address}"));
         let (control, (tell, told)) = (Control::default(), channel());
         control.go_on.store(true, Ordering::SeqCst);
         let mut stage = Stage { told, seen: Vec::new(), workers: Vec::new() };
@@ -136,7 +138,7 @@ impl Demo {
                     if !usual {
                         self.line("aggregator", &event.to_string());
                     }
-                    // Nobody listens any more if the demonstration failed.
+                    // An error means that the run has failed and stopped listening.
                     let _ = tell.send(event.clone());
                 };
                 aggregator::run(listener, config, control, &observe)
@@ -146,7 +148,7 @@ impl Demo {
             control.give_up.store(played.is_err(), Ordering::SeqCst);
             control.go_on.store(false, Ordering::SeqCst);
             let outcome = training.join().map_err(|_| "the aggregator panicked")?;
-            // What went wrong first is what is said.
+            // Reports the first error.
             if ended { outcome.and_then(|outcome| played.map(|()| outcome)) } else { played.and(outcome) }
         })?;
         let mut exits = Vec::new();
@@ -158,32 +160,32 @@ impl Demo {
         self.checks(&outcome, &seen, &exits)
     }
 
-    /// What happens while the aggregator trains.
+    /// Causes the faults while the aggregator trains.
     fn play(&self, address: SocketAddr, stage: &mut Stage) -> Result<()> {
         for (name, kind) in &self.workers {
             stage.workers.push((name.clone(), self.start(address, name, *kind)?));
         }
         stage.until(|e| matches!(e, Event::Round { round, .. } if *round >= QUIET))?;
 
-        self.line("demo", "a peer connects that says no name and sends garbage");
+        self.line("launch", "a peer connects without a name and sends garbage");
         let nameless = garbage(address, None)?;
         stage.until(|e| matches!(e, Event::Refused { who, .. } if *who == nameless.to_string()))?;
-        self.line("demo", "a peer connects as mallory, whom nobody expects");
+        self.line("launch", "a peer connects as mallory, a name that is not on the roster");
         garbage(address, Some("mallory"))?;
         stage.until(|e| matches!(e, Event::Refused { who, .. } if who.contains("mallory")))?;
-        self.line("demo", "a peer joins as guest, is sent the weights, and then sends garbage");
+        self.line("launch", "a peer joins as guest, receives the weights, and then sends garbage");
         garbage(address, Some("guest"))?;
         stage.until(|e| matches!(e, Event::Refused { who, .. } if who.contains("guest")))?;
 
         let (victim, kind) = &self.workers[0];
-        self.line("demo", &format!("{victim} is killed"));
-        // Dropped: killed and waited for.
+        self.line("launch", &format!("{victim} is killed"));
+        // Dropping kills it and waits for it.
         drop(stage.workers.remove(0));
         stage.until(|e| matches!(e, Event::Left { name, .. } if name == victim))?;
         for _ in 0..5 {
             stage.until(|e| matches!(e, Event::Round { took_part, .. } if !took_part.contains(victim)))?;
         }
-        self.line("demo", &format!("{victim} is started again"));
+        self.line("launch", &format!("{victim} is restarted"));
         stage.workers.insert(0, (victim.clone(), self.start(address, victim, *kind)?));
         for _ in 0..BACK {
             stage.until(|e| matches!(e, Event::Round { took_part, .. } if took_part.contains(victim)))?;
@@ -191,7 +193,7 @@ impl Demo {
         Ok(())
     }
 
-    /// Starts a worker and prints what it says.
+    /// Starts a worker and prints its output.
     fn start(&self, address: SocketAddr, name: &str, kind: Kind) -> Result<Process> {
         let script = match kind {
             Kind::Rust => None,
@@ -216,7 +218,7 @@ impl Demo {
             [child.stdout.take().map(|p| Box::new(p) as _), child.stderr.take().map(|p| Box::new(p) as _)];
         for pipe in pipes.into_iter().flatten() {
             let (name, print) = (name.to_owned(), self.print);
-            // It ends with the pipe.
+            // The thread ends with the pipe.
             thread::spawn(move || {
                 for line in BufReader::new(pipe).lines().map_while(std::result::Result::ok).filter(|_| print)
                 {
@@ -242,7 +244,7 @@ impl Demo {
             "the loss falls to less than a third",
             last.loss < first.loss / 3.0,
             format!(
-                "{:.4} to {:.4} in {} rounds; {:.1} % to {:.1} % of the digits for the test recognised",
+                "{:.4} to {:.4} in {} rounds; test accuracy {:.1} % to {:.1} %",
                 first.loss,
                 last.loss,
                 outcome.rounds,
@@ -254,9 +256,9 @@ impl Demo {
         check(
             "all hold the same weights, bit for bit",
             same.len() == names.len() && outcome.same.len() == names.len(),
-            format!("the aggregator's are those of {same:?}"),
+            format!("equal to the aggregator's: {same:?}"),
         );
-        check("the workers end well", exits.iter().all(|(_, well)| *well), format!("{exits:?}"));
+        check("the workers exit with success", exits.iter().all(|(_, well)| *well), format!("{exits:?}"));
         let victim = names[0];
         let joined =
             |e: &&Event| matches!(e, Event::Joined { who, .. } if who.starts_with(&format!("{victim:?}")));
@@ -276,7 +278,7 @@ impl Demo {
             .collect();
         let by_name = |name: &str| refusals.iter().any(|r| r.starts_with(name) && r.contains("at byte"));
         check(
-            "peers that send garbage are refused, by name and by the byte",
+            "peers that send garbage are refused, with their name and the byte offset",
             refusals.len() == 3 && by_name("127.0.0.1") && by_name("\"mallory\"") && by_name("\"guest\""),
             format!("\n          {}", refusals.join("\n          ")),
         );
@@ -315,7 +317,7 @@ impl Demo {
     }
 }
 
-/// What the aggregator reported, and the workers.
+/// Events of the aggregator, and the workers.
 struct Stage {
     told: Receiver<Event>,
     seen: Vec<Event>,
@@ -323,13 +325,13 @@ struct Stage {
 }
 
 impl Stage {
-    /// Waits for an event. No worker ends before.
+    /// Waits for an event. Fails if a worker exits before it.
     fn until(&mut self, wanted: impl Fn(&Event) -> bool) -> Result<()> {
         let until = Instant::now() + PATIENCE;
         while Instant::now() < until {
             for (name, process) in &mut self.workers {
                 if let Some(status) = process.0.try_wait()? {
-                    return Err(format!("{name} ended before its time: {status}").into());
+                    return Err(format!("{name} exited too early: {status}").into());
                 }
             }
             let event = match self.told.recv_timeout(Duration::from_millis(100)) {
@@ -343,11 +345,11 @@ impl Stage {
                 return Ok(());
             }
         }
-        Err(format!("what was waited for did not happen in {PATIENCE:?}").into())
+        Err(format!("no such event within {PATIENCE:?}").into())
     }
 }
 
-/// Connects, says a name if there is one, and sends garbage once it is answered. Gives the address that it comes from.
+/// Connects, sends a name if given, and sends garbage after the answer. Returns its own address.
 fn garbage(address: SocketAddr, name: Option<&str>) -> Result<SocketAddr> {
     let mut socket = TcpStream::connect(address)?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -359,12 +361,12 @@ fn garbage(address: SocketAddr, name: Option<&str>) -> Result<SocketAddr> {
     let mut words = vec![0; 1 << 12];
     random::words(7, 0, 0, &mut words);
     let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
-    // It may hang up before it has read everything.
+    // The aggregator may close before it has read everything.
     let _ = socket.write_all(&bytes);
     Ok(socket.local_addr()?)
 }
 
-/// The number of steps of a record, and the weights that they lead to.
+/// Returns the number of steps of a record, and the final weights.
 fn replay(record: &Path) -> Result<(u64, Numbers)> {
     let (bytes, manifest) = (std::fs::read(record)?, manifest()?);
     let mut reader = SliceReader::new(&bytes, Limits::default());
@@ -383,7 +385,8 @@ fn replay(record: &Path) -> Result<(u64, Numbers)> {
     Ok((steps, weights.ok_or("the record has no weights")?))
 }
 
-/// `gcodec` of this checkout: `$GCODEC_CLI`, by Cargo if this program was started by it, or beside this program.
+/// Finds `gcodec` of this checkout: `$GCODEC_CLI`, Cargo if it started this program, or a file beside this
+/// program.
 pub fn find_command() -> Option<Vec<String>> {
     if let Ok(chosen) = std::env::var("GCODEC_CLI") {
         return Some(vec![chosen]);
