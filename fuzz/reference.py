@@ -1,8 +1,8 @@
-"""The reference decoder as a service of the fuzz target `reference`: streams come in by standard input and what it makes of
-them goes out by standard output, each as four bytes of length, little-endian, and so many bytes.
+"""The reference decoder as a service of the fuzz target `reference`.
 
-The limits come first, as JSON. An answer is JSON too: `stream` and, if there is an update, `tensors`; each holds what the
-decoder says, or `error` and `offset`.
+It reads streams from standard input and writes answers to standard output. Each message is four bytes of
+length, little-endian, and this many bytes. The first message has the limits, as JSON. An answer is JSON:
+`stream` and, if there is an update, `tensors`. Each has the decoder's result, or `error` and `offset`.
 """
 
 import json
@@ -30,8 +30,8 @@ def attempt(what):
         return {"value": what()}
     except decoder.FormatError as e:
         return {"error": e.kind, "offset": e.offset, "what": str(e)}
-    except Exception:  # a decoder that falls over is a finding, not the end of the service
-        return {"fell_over": traceback.format_exc()}
+    except Exception:  # a crash of the decoder is a finding; the service goes on
+        return {"crash": traceback.format_exc()}
 
 
 def main():

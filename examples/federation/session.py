@@ -21,7 +21,7 @@ LIMITS = gcodec.Limits(
 
 
 def shard(number: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns pixels from 0 to 1, and labels: every `count`-th training digit. Every fifth digit is for the test."""
+    """Returns pixels from 0 to 1, and labels, of every `count`-th digit that is not for the test."""
     file = Path(__file__).resolve().parents[2] / "tools/study/digits/digits.u8"
     records = np.fromfile(file, np.uint8).reshape(-1, 65)
     records = records[np.arange(len(records)) % 5 != 4][number::count]
@@ -37,9 +37,9 @@ def train(
 ) -> None:
     """Trains until the aggregator ends its stream.
 
-    `start` takes the first weights. `gradient` returns the loss of a batch and its gradient by tensor name. `subtract`
-    subtracts a step from the weights, each element in one rounded operation. `weights` returns the weights. All
-    tensors are the library's own.
+    `start` takes the first weights. `gradient` returns the loss of a batch and its gradient by tensor name.
+    `subtract` subtracts a step from the weights, each element in one rounded operation. `weights` returns the
+    weights. All tensors are the library's own.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--connect", default="127.0.0.1:4747", help="address of the aggregator")

@@ -26,7 +26,7 @@ type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 const SKIPPED: u8 = 77;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Conformance of the library and of other readers")]
+#[command(bin_name = "cargo xtask", about = "Conformance of the library and of other readers")]
 struct Cli {
     #[command(subcommand)]
     command: Command,

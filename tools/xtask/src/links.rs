@@ -1,4 +1,5 @@
-//! Every relative link of a Markdown page leads to a file, and so does every folder in the map of CONTRIBUTING.md.
+//! Checks that every relative link of a Markdown page, and every folder in the map of CONTRIBUTING.md,
+//! exists.
 
 use std::path::{Path, PathBuf};
 

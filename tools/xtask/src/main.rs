@@ -5,6 +5,7 @@ mod dependencies;
 mod fuzz;
 mod links;
 mod programs;
+mod prose;
 mod python;
 mod test;
 
@@ -60,6 +61,8 @@ enum Task {
     Picture(Forwarded),
     /// Checks that every relative link in a Markdown page leads to a file.
     Links,
+    /// Checks that comments and Markdown prose are at most 110 columns wide.
+    Prose,
     /// Tries corruption, kills, full disks, races, bombs and large inputs, and counts the outcomes.
     #[command(disable_help_flag = true)]
     Torture(Forwarded),
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Task::Measure(args) => args.run("measure"),
         Task::Picture(args) => args.run("picture"),
         Task::Links => links::check().map(end),
+        Task::Prose => prose::check().map(end),
         Task::Torture(args) => args.run("torture"),
     };
     match result {

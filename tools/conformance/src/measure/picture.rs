@@ -84,7 +84,8 @@ fn floats(dump: &Dump, codec: Option<&str>) -> Result<Vec<f32>> {
     Ok(tensors.concat())
 }
 
-/// Bytes of an update frame, headers and checksums included. The manifest before it is sent once for each stream.
+/// Returns the bytes of an update frame, with headers and checksums. The manifest before it is sent once for
+/// each stream.
 fn update_bytes(dump: &Dump, codec: &str) -> Result<usize> {
     let inputs = dump.inputs();
     let codecs = vec![codec.parse::<Codec>()?; inputs.len()];
