@@ -1,4 +1,4 @@
-//! What a block makes of dense tensors (spec, section 5, "What a reader makes of an update").
+//! Applies blocks to dense tensors (spec, section 5, "Applying an update").
 
 use crate::block::values::{Content, Structure, to_number};
 use crate::block::{Block, Groups, IndexSpace, Sets, Sparse, Stored, Support, Values};

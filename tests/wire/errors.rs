@@ -1,5 +1,5 @@
-//! Every mistake has its own kind of error: bytes give format errors, callers give input errors, and only an option is
-//! reported as an option.
+//! Every mistake has its own kind of error: bytes give format errors, callers give input errors, and only an
+//! option is reported as an option.
 
 use std::collections::BTreeMap;
 
