@@ -1,4 +1,4 @@
-//! The bytes of a stream to tensors.
+//! Streams to tensors.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use self_cell::self_cell;
 
 use crate::limits::PyLimits;
 use crate::named::{Given, Named, borrow};
-use crate::stay::{Stay, extend};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
-/// A header's fields by the names of `gcodec.UpdateHeader`.
+/// Returns the fields of a header by their names in `gcodec.UpdateHeader`.
 pub(crate) fn header_dict<'py>(py: Python<'py>, header: &UpdateHeader) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     out.set_item("step", header.step)?;
@@ -31,6 +31,7 @@ pub(crate) fn header_dict<'py>(py: Python<'py>, header: &UpdateHeader) -> PyResu
     Ok(out)
 }
 
+/// Returns the name of a reduction in `gcodec.UpdateHeader`.
 pub(crate) fn reduction_name(reduction: Reduction) -> &'static str {
     match reduction {
         Reduction::None => "none",
@@ -39,25 +40,25 @@ pub(crate) fn reduction_name(reduction: Reduction) -> &'static str {
     }
 }
 
-/// Decoded tensors with their names.
+/// Returns decoded tensors with their names.
 pub(crate) fn given_out(manifest: &Manifest, tensors: Vec<(u64, TensorBuf)>) -> Vec<(String, Tensor)> {
     let name = |number: u64| manifest.tensors()[number as usize].name.clone();
     tensors.into_iter().map(|(number, tensor)| (name(number), Tensor::of(tensor))).collect()
 }
 
-/// Which tensors are wanted: all, or those of these names.
+/// Whether a tensor is wanted. `wanted`: names; `None` is all.
 pub(crate) fn is_wanted(wanted: Option<&HashSet<String>>, name: &str) -> bool {
     wanted.is_none_or(|names| names.contains(name))
 }
 
-/// The bases of deltas, in order.
+/// Borrows the bases of deltas, in row-major order.
 pub(crate) fn bases(py: Python<'_>, given: Given<'_>) -> PyResult<Arc<Vec<Named>>> {
     let mut named = borrow(given)?;
     py.detach(|| named.iter_mut().for_each(|n| n.tensor.gather()));
     Ok(Arc::new(named))
 }
 
-/// The bytes of an object with the buffer protocol.
+/// The bytes of a Python object with the buffer protocol.
 pub(crate) struct Bytes {
     buffer: PyBuffer<u8>,
 }
@@ -67,44 +68,66 @@ impl Bytes {
         let buffer: PyBuffer<u8> = PyBuffer::get(object)?;
         match buffer.is_c_contiguous() {
             true => Ok(Self { buffer }),
-            false => Err(PyBufferError::new_err("the bytes do not lie together")),
+            false => {
+                Err(PyBufferError::new_err("the buffer is not contiguous: give bytes, or a contiguous copy"))
+            }
         }
     }
 
+    #[expect(unsafe_code, reason = "the buffer protocol gives an address")]
     pub(crate) fn as_slice(&self) -> &[u8] {
         if self.buffer.len_bytes() == 0 {
             return &[];
         }
-        // SAFETY: the view is contiguous, of bytes, and keeps the memory where it is as long as `self`. A program that
-        // writes to a bytearray while another of its threads decodes it gets the value or the error of either state; every
-        // length and offset is copied out before it is checked and used.
+        // SAFETY: the view is a contiguous range of bytes, and keeps its memory in place as long as `self`. A
+        // program that writes to a bytearray while another thread decodes it gets the value or the error of
+        // either state: the decoder copies each length and offset before it checks and uses it.
         unsafe { std::slice::from_raw_parts(self.buffer.buf_ptr().cast(), self.buffer.len_bytes()) }
     }
 }
 
-/// An update whose last part has not come: it borrows the bases that it was begun with.
-pub(crate) type Open = Stay<Assembler<'static>, Vec<Named>>;
+/// `None` once the assembler has finished, which consumes it.
+type Unfinished<'b> = Option<Assembler<'b>>;
 
-/// Begins an update. What is not given as a base is not needed, or is missed when the update says so.
-pub(crate) fn begin(
-    part: &UpdatePart<'_>,
-    limits: &Limits,
-    wanted: Option<&HashSet<String>>,
-    base: &Arc<Vec<Named>>,
-) -> gcodec::Result<Open> {
-    let mut assembler = Assembler::new(&part.manifest, limits, |name| is_wanted(wanted, name))?;
-    if part.header.delta.is_some() {
-        // SAFETY: the assembler is dropped, or consumed, with an `Arc` of the bases beside it; `Open` sees to that. Where
-        // this function fails, it is dropped before the caller's.
-        let bases: &'static Vec<Named> = unsafe { extend(base.as_ref()) };
-        for named in bases {
-            assembler.base(&named.name, named.tensor.view()?)?;
-        }
+self_cell! {
+    /// An update whose last part has not come, with the bases that it borrows.
+    pub(crate) struct Open {
+        owner: Arc<Vec<Named>>,
+        #[not_covariant]
+        dependent: Unfinished,
     }
-    Ok(Stay::new(assembler, Arc::clone(base)))
 }
 
-/// The tensors of the last update of a whole stream.
+impl Open {
+    /// Begins an update with its first part. A base that is missing is an error of the part that needs it.
+    fn begin(
+        part: &UpdatePart<'_>,
+        limits: &Limits,
+        wanted: Option<&HashSet<String>>,
+        base: &Arc<Vec<Named>>,
+    ) -> gcodec::Result<Self> {
+        Self::try_new(Arc::clone(base), |base| {
+            let mut assembler = Assembler::new(&part.manifest, limits, |name| is_wanted(wanted, name))?;
+            if part.header.delta.is_some() {
+                for named in base.iter() {
+                    assembler.base(&named.name, named.tensor.view()?)?;
+                }
+            }
+            Ok(Some(assembler))
+        })
+    }
+
+    fn apply(&mut self, part: &UpdatePart<'_>) -> gcodec::Result<()> {
+        self.with_dependent_mut(|_, unfinished| unfinished.as_mut().map_or(Ok(()), |a| a.apply(part)))
+    }
+
+    /// Returns the numbers of the tensors, and the tensors.
+    fn finish(mut self) -> gcodec::Result<Vec<(u64, TensorBuf)>> {
+        self.with_dependent_mut(|_, unfinished| unfinished.take().map_or(Ok(Vec::new()), Assembler::finish))
+    }
+}
+
+/// Decodes the tensors of the last update of a whole stream.
 #[pyfunction]
 #[pyo3(signature = (data, limits, names, base))]
 pub(crate) fn decode<'py>(
@@ -126,7 +149,7 @@ pub(crate) fn decode<'py>(
     Ok(tensors.into_iter().map(|(name, tensor)| (name, Tensor::of(tensor))).collect())
 }
 
-/// The number of the frame that the last update begins with; every frame is checked.
+/// Returns the number of the first frame of the last update, after checking every frame.
 pub(crate) fn last_update_of(bytes: &[u8], limits: &Limits) -> gcodec::Result<u64> {
     let mut last = None;
     let mut reader = SliceReader::new(bytes, limits.clone());
@@ -139,13 +162,15 @@ pub(crate) fn last_update_of(bytes: &[u8], limits: &Limits) -> gcodec::Result<u6
     }
     match last {
         Some(last) => Ok(last),
-        // The library says what it says of a stream without an update.
+        // The library has the error for a stream without an update.
         None => gcodec::decode_with(bytes, limits).map(|_| u64::MAX),
     }
 }
 
-/// What the library's `decode_with` gives, but of some tensors only, or on bases. Reads the stream twice: all of its frames
-/// are checked and the last update is found before anything is decoded.
+/// Decodes some tensors of the last update, or a delta on its bases.
+///
+/// Reads the stream twice, as `decode_with` does: all frames are checked and the last update is found before
+/// decoding.
 fn last_update(
     bytes: &[u8],
     limits: &Limits,
@@ -163,24 +188,25 @@ fn last_update(
         }
         *known = Some(Arc::clone(&part.manifest));
         if part.part == 0 {
-            open = Some((Arc::clone(&part.manifest), begin(&part, limits, names, base)?));
+            open = Some((Arc::clone(&part.manifest), Open::begin(&part, limits, names, base)?));
         }
         if let Some((_, open)) = &mut open {
-            open.get_mut().apply(&part)?;
+            open.apply(&part)?;
         }
     }
     let Some((manifest, open)) = open else { return Ok(Vec::new()) };
-    let tensors = open.consume(Assembler::finish)?.into_iter();
+    let tensors = open.finish()?.into_iter();
     Ok(tensors.map(|(number, tensor)| (manifest.tensors()[number as usize].name.clone(), tensor)).collect())
 }
 
-/// What a decoder found.
+/// An event of a stream that Python sees.
 enum Found {
     Update(UpdateHeader, Arc<Manifest>, Vec<(u64, TensorBuf)>),
     Metadata(std::collections::BTreeMap<String, String>),
     End,
 }
 
+/// A push decoder.
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct Decoder {
     inner: gcodec::Decoder,
@@ -199,7 +225,7 @@ impl Decoder {
         Self { inner, limits, names, base: Arc::default(), open: None }
     }
 
-    /// The bases of deltas that begin from now on.
+    /// Sets the bases of later deltas.
     fn set_base(&mut self, py: Python<'_>, base: Given<'_>) -> PyResult<()> {
         self.base = bases(py, base)?;
         Ok(())
@@ -216,8 +242,8 @@ impl Decoder {
         self.inner.needed()
     }
 
-    /// What comes next: `("update", (header, tensors))`, `("metadata", entries)`, `("end", None)`; `None` if more bytes are
-    /// needed first.
+    /// Returns the next event: `("update", (header, tensors))`, `("metadata", entries)` or `("end", None)`;
+    /// `None` if more bytes are needed.
     fn next<'py>(&mut self, py: Python<'py>) -> PyResult<Option<(&'static str, Py<PyAny>)>> {
         let this = &mut *self;
         let mut known = None;
@@ -252,16 +278,16 @@ impl Decoder {
                 Body::Update(part) => {
                     *known = Some(Arc::clone(&part.manifest));
                     if part.part == 0 {
-                        let open = begin(&part, &self.limits, self.names.as_ref(), &self.base)?;
+                        let open = Open::begin(&part, &self.limits, self.names.as_ref(), &self.base)?;
                         self.open = Some((part.header.clone(), Arc::clone(&part.manifest), open));
                     }
                     if let Some((_, _, open)) = &mut self.open {
-                        open.get_mut().apply(&part)?;
+                        open.apply(&part)?;
                     }
                     if part.last
                         && let Some((header, manifest, open)) = self.open.take()
                     {
-                        let tensors = open.consume(Assembler::finish)?;
+                        let tensors = open.finish()?;
                         return Ok(Some(Found::Update(header, manifest, tensors)));
                     }
                 }

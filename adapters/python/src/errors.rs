@@ -1,11 +1,11 @@
-//! The library's errors as the exceptions of `gcodec/errors.py`.
+//! Errors of the library as the exceptions of `gcodec/errors.py`.
 
 use gcodec::error::{InputErrorKind, Location};
 use gcodec::{Error, Manifest};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Whose fault it is, in the words of the library's `error` module.
+/// Returns the class of the exception, and its `fault`.
 fn party(error: &Error) -> (&'static str, &'static str) {
     match error {
         Error::Io(_) => ("IoError", "world"),
@@ -16,7 +16,7 @@ fn party(error: &Error) -> (&'static str, &'static str) {
     }
 }
 
-/// The exception that says what `error` says; `manifest` gives tensors their names.
+/// Returns the exception for an error. `manifest` has the names of the tensors.
 pub(crate) fn raise(py: Python<'_>, error: Error, manifest: Option<&Manifest>) -> PyErr {
     raise_with(py, error, manifest, "")
 }
@@ -57,13 +57,13 @@ fn raise_with(py: Python<'_>, error: Error, manifest: Option<&Manifest>, prefix:
     exception().unwrap_or_else(|e| e)
 }
 
-/// What can fail where tensors may be on devices.
+/// An error of a call whose tensors may be on devices.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Codec(Error),
-    /// A mistake of the caller that the library has no word for.
+    /// A mistake of the caller that the library does not know.
     Input(String),
-    /// And the number of the tensor that it is about.
+    /// An error of a device, and the number of the tensor concerned.
     Cuda(gcodec_cuda::Error, Option<u64>),
 }
 
@@ -82,7 +82,7 @@ impl From<gcodec_cuda::Error> for Failure {
     }
 }
 
-/// The exception that says what `failure` says; `manifest` gives tensors their names.
+/// Returns the exception for a failure. `manifest` has the names of the tensors.
 pub(crate) fn raise_failure(py: Python<'_>, failure: Failure, manifest: Option<&Manifest>) -> PyErr {
     match failure {
         Failure::Codec(e) => raise(py, e, manifest),
@@ -94,7 +94,7 @@ pub(crate) fn raise_failure(py: Python<'_>, failure: Failure, manifest: Option<&
     }
 }
 
-/// The exception for what a device says; `at`: number and name of the tensor that it is about.
+/// Returns the exception for an error of a device. `at`: number and name of the tensor concerned.
 pub(crate) fn raise_cuda(py: Python<'_>, error: gcodec_cuda::Error, at: Option<(u64, &str)>) -> PyErr {
     use gcodec_cuda::{Error as Cuda, TensorError as Tensor};
     let (class, fault, kind) = match &error {
@@ -133,12 +133,12 @@ pub(crate) fn raise_cuda(py: Python<'_>, error: gcodec_cuda::Error, at: Option<(
     exception().unwrap_or_else(|e| e)
 }
 
-/// As [`raise`], for the error of one of several streams by its number.
+/// Returns the exception for an error in one of several streams, with the number of the stream.
 pub(crate) fn raise_in(py: Python<'_>, error: Error, stream: Option<usize>) -> PyErr {
     raise_with(py, error, None, &stream.map(|number| format!("stream {number}: ")).unwrap_or_default())
 }
 
-/// A mistake of the caller that the library has no word for.
+/// Returns the exception for a mistake of the caller that the library does not know.
 pub(crate) fn input(py: Python<'_>, message: &str) -> PyErr {
     let exception = || -> PyResult<PyErr> {
         let keys = PyDict::new(py);

@@ -1,4 +1,4 @@
-//! Senders' state: the residuals of error feedback, and Deep Gradient Compression.
+//! Sender state: the residuals of error feedback, and Deep Gradient Compression.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ use crate::named::{Given, borrow, views};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
-/// Tensors from Python as the library's own.
+/// Copies tensors from Python.
 pub(crate) fn owned(py: Python<'_>, given: Given<'_>) -> PyResult<Vec<(String, TensorBuf)>> {
     let mut named = borrow(given)?;
     let owned = threads::run(py, || {
@@ -29,11 +29,12 @@ pub(crate) fn owned(py: Python<'_>, given: Given<'_>) -> PyResult<Vec<(String, T
     owned.map_err(|e| errors::raise(py, e, None))
 }
 
+/// Returns named tensors for Python.
 pub(crate) fn given_out(tensors: Vec<(String, TensorBuf)>) -> Vec<(String, Tensor)> {
     tensors.into_iter().map(|(name, tensor)| (name, Tensor::of(tensor))).collect()
 }
 
-/// What a sender remembers: residuals on the host, and those of tensors that were compressed on devices, which stay there.
+/// Residuals on the host, and on the devices where their tensors were compressed.
 #[derive(Default)]
 pub(crate) struct Kept {
     pub(crate) host: gcodec::Feedback,
@@ -42,10 +43,11 @@ pub(crate) struct Kept {
     homes: BTreeMap<String, i32>,
 }
 
-/// What codecs remember beside residuals: how its names end, and the codec.
+/// State of codecs beside residuals: the suffix of its names, and the codec.
 const STATES: [(&str, &str); 2] = [("#sidco", "sidco"), ("#powersgd", "powersgd")];
 
-/// The tensor that a saved entry goes with; none for the state of a codec that does not run on devices.
+/// Returns the tensor to which a saved entry belongs; `None` for the state of a codec that does not run on
+/// devices.
 fn owner<'a>(entry: &'a str, all: &gcodec::Feedback) -> Option<&'a str> {
     if all.get(entry).is_some() {
         return Some(entry);
@@ -56,7 +58,7 @@ fn owner<'a>(entry: &'a str, all: &gcodec::Feedback) -> Option<&'a str> {
 }
 
 impl Kept {
-    /// Everything, as it would be had all been on the host.
+    /// Returns all residuals and codec states, as they would be if all tensors had been on the host.
     fn all(&mut self) -> Result<gcodec::Feedback, Failure> {
         if self.homes.is_empty() {
             return Ok(self.host.clone());
@@ -68,8 +70,10 @@ impl Kept {
         Ok(gcodec::Feedback::load(tensors)?)
     }
 
-    /// Brings each residual to where its tensor is now: `places` has the device of each tensor of an update, or `None`. Others stay.
-    /// An error leaves everything where it was.
+    /// Moves each residual to the place of its tensor. Residuals of other tensors stay. An error leaves all
+    /// in place.
+    ///
+    /// `places`: the device of each tensor in an update; `None` is the host.
     pub(crate) fn settle(&mut self, places: &[(&str, Option<i32>)]) -> Result<(), Failure> {
         let away = |&(name, place): &(&str, Option<i32>)| match self.homes.get(name) {
             Some(home) => place != Some(*home),
@@ -99,7 +103,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Notes that these tensors' residuals are on devices now.
+    /// Records that the residuals of these tensors are on devices.
     pub(crate) fn note<'a>(&mut self, places: impl Iterator<Item = (&'a str, i32)>) {
         for (name, device) in places {
             if self.homes.get(name) != Some(&device) {
@@ -109,12 +113,14 @@ impl Kept {
     }
 }
 
+/// The residuals of a `gcodec.Feedback`.
 #[pyclass(frozen, module = "gcodec._native")]
 #[derive(Default)]
 pub(crate) struct Feedback(Mutex<Kept>);
 
 impl Feedback {
-    /// The residuals. A panic while they were held left them as they were: they change at the end of a call, at once.
+    /// Locks the residuals. A panic during a call leaves them unchanged, because they change in one step at
+    /// its end.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,7 +166,7 @@ pub(crate) struct Settings {
     momentum: f32,
     clip: Option<f32>,
     workers: u64,
-    /// What is sent of an element, and how positions are written, as a codec says it.
+    /// A top-k specification with the encoding of values and positions.
     codec: String,
 }
 
@@ -181,6 +187,7 @@ impl Settings {
     }
 }
 
+/// The state of a `gcodec.Dgc`.
 #[pyclass(frozen, module = "gcodec._native")]
 pub(crate) struct Dgc(Mutex<compress::senders::Dgc>);
 

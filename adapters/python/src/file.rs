@@ -1,4 +1,4 @@
-//! Random access.
+//! Random access to finished streams.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
@@ -7,15 +7,15 @@ use std::sync::Arc;
 use gcodec::file::Map;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use self_cell::self_cell;
 
 use crate::decode::{Bytes, bases, given_out, header_dict, is_wanted};
 use crate::limits::PyLimits;
 use crate::named::Given;
-use crate::stay::{Stay, extend};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
-/// Where a file's bytes are.
+/// The bytes of a file.
 enum Source {
     Mapped(Map),
     Given(Bytes),
@@ -30,9 +30,21 @@ impl Source {
     }
 }
 
+type Index<'a> = gcodec::File<'a>;
+
+self_cell! {
+    /// A file and the bytes that it borrows.
+    struct Opened {
+        owner: Source,
+        #[covariant]
+        dependent: Index,
+    }
+}
+
+/// A finished stream.
 #[pyclass(frozen, module = "gcodec._native")]
 pub(crate) struct File {
-    file: Stay<gcodec::File<'static>, Source>,
+    opened: Opened,
 }
 
 #[pymethods]
@@ -48,40 +60,39 @@ impl File {
             }
             false => Source::Given(Bytes::new(source)?),
         };
-        let (source, limits) = (Arc::new(source), limits.get());
-        let opened = py.detach(|| {
-            // SAFETY: `Stay` drops the file before the source.
-            let bytes: &'static [u8] = unsafe { extend(source.as_slice()) };
-            gcodec::File::open(bytes, limits).map(|file| Stay::new(file, Arc::clone(&source)))
-        });
-        Ok(Self { file: opened.map_err(|e| errors::raise(py, e, None))? })
+        let limits = limits.get();
+        let opened =
+            py.detach(|| Opened::try_new(source, |source| gcodec::File::open(source.as_slice(), limits)));
+        Ok(Self { opened: opened.map_err(|e| errors::raise(py, e, None))? })
     }
 
-    /// How many updates there are.
+    /// Returns the number of updates.
     fn count(&self) -> usize {
-        self.file.get().updates().len()
+        self.opened.borrow_dependent().updates().len()
     }
 
-    /// An update's header, its tensors (name, element type, shape), and the bytes of its frames.
+    /// Returns an update's header, its tensors (name, element type, shape), and the size of its frames in
+    /// bytes.
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn update<'py>(
         &self,
         py: Python<'py>,
         number: usize,
     ) -> PyResult<(Bound<'py, PyDict>, Vec<(String, &'static str, Vec<u64>)>, u64)> {
-        let update = self.file.get().updates().get(number);
-        let update = update.ok_or_else(|| errors::input(py, "no update has this number"))?;
+        let update = self.opened.borrow_dependent().updates().get(number);
+        let update = update.ok_or_else(|| errors::input(py, "the file has no update of this number"))?;
         let tensors = update.manifest.tensors().iter();
         let tensors = tensors.map(|t| (t.name.clone(), t.dtype.name(), t.shape.clone())).collect();
         Ok((header_dict(py, &update.header)?, tensors, update.bytes))
     }
 
+    /// Returns the number of the last update of a step.
     #[pyo3(signature = (step))]
     fn find(&self, step: Option<u64>) -> Option<usize> {
-        self.file.get().find(step)
+        self.opened.borrow_dependent().find(step)
     }
 
-    /// Tensors of an update: those of `names`, or all.
+    /// Decodes tensors of an update. `names`: `None` is all.
     fn tensors(
         &self,
         py: Python<'_>,
@@ -90,7 +101,7 @@ impl File {
         base: Given<'_>,
     ) -> PyResult<Vec<(String, Tensor)>> {
         let base = bases(py, base)?;
-        let file = self.file.get();
+        let file = self.opened.borrow_dependent();
         let decoded = threads::run(py, || {
             let base: gcodec::Result<BTreeMap<_, _>> =
                 base.iter().map(|n| Ok((n.name.clone(), n.tensor.view()?))).collect();

@@ -1,4 +1,4 @@
-//! What there is to say of a stream, as `gcodec inspect --json` says it (docs/inspect.schema.json).
+//! Reports on streams, with the fields of `gcodec inspect --json` (docs/inspect.schema.json).
 
 use gcodec::block::RawBlock;
 use gcodec::frame::{UpdatePart, VERSION_MAJOR};
@@ -44,7 +44,7 @@ struct Row {
     overhead_bits: f64,
 }
 
-/// A report as nested dictionaries, and the exception that ended it, if one did.
+/// Returns a report as nested dictionaries, and the first error as an exception.
 #[pyfunction]
 pub(crate) fn inspect<'py>(
     py: Python<'py>,
@@ -63,7 +63,7 @@ pub(crate) fn inspect<'py>(
 }
 
 impl Report {
-    /// Reads on as long as frames are whole; gives the first error all the same.
+    /// Reads all whole frames. Returns the first error, also if later frames could be read.
     fn read(&mut self, mut reader: SliceReader<'_>) -> gcodec::Result<()> {
         let mut failure = None;
         loop {
@@ -167,13 +167,14 @@ impl Report {
 }
 
 impl Update {
-    /// Adds what a block says to the tensors that it spans; bits of a block of several are shared out by kept values.
+    /// Adds a block to the tensors that it spans. The bits of a block of several tensors are divided by kept
+    /// values.
     fn add(&mut self, part: &UpdatePart<'_>, raw: &RawBlock<'_>, kept: &[u64]) {
         let total: u64 = kept.iter().sum();
         for (i, (&kept, &len)) in kept.iter().zip(&raw.space.lens).enumerate() {
             let info = &part.manifest.tensors()[raw.scope.first() as usize + i];
             let (support, values) = (raw.support_id.to_string(), raw.values_id.to_string());
-            // Blocks are in the order of their tensors: the same one again is the last.
+            // Blocks are in the order of their tensors, so a tensor seen before is the last row.
             if self.tensors.last().is_none_or(|row| row.info.name != info.name) {
                 self.tensors.push(Row {
                     info: info.clone(),
@@ -244,7 +245,7 @@ impl Update {
     }
 }
 
-/// How many values a block says of each tensor of its scope.
+/// Returns the number of values that a block keeps in each tensor of its scope.
 fn kept_each(part: &UpdatePart<'_>, number: usize) -> gcodec::Result<Vec<u64>> {
     let raw = &part.blocks[number];
     let (space, budget) = (&raw.space, part.budget());

@@ -1,11 +1,6 @@
-//! The native module of the Python package `gcodec`: what the library does, on tensors that come through DLPack.
+//! The native module of the Python package `gcodec`: the library, for tensors that come through DLPack.
 //!
-//! The Python files beside it make this pleasant to use; `gcodec/_native.pyi` says what is here.
-
-#![allow(
-    unsafe_code,
-    reason = "DLPack is a C interface, and what it hands over is raw memory: cuda.rs, dlpack.rs, align.rs, stay.rs and threads.rs say why it is right, and so does each buffer"
-)]
+//! The Python files beside this crate are its only users. `gcodec/_native.pyi` documents the module.
 
 mod align;
 mod cuda;
@@ -21,13 +16,13 @@ mod named;
 mod reduce;
 mod reserved;
 mod scalecom;
-mod stay;
 mod tensor;
 mod threads;
+mod update;
 
 use pyo3::prelude::*;
 
-/// Buffers begin at 64 bytes, which JAX needs to take them without a copy.
+/// Aligns buffers to 64 bytes, so that JAX takes them without a copy.
 #[global_allocator]
 static ALLOCATOR: align::Aligned = align::Aligned;
 

@@ -1,4 +1,4 @@
-//! Limits and defaults, as the library has them.
+//! Limits, and the library's defaults.
 
 use gcodec::Limits;
 use gcodec::compress::senders::DgcOptions;
@@ -17,7 +17,7 @@ macro_rules! limits {
             }
         }
 
-        /// The library's own limits, by name.
+        /// Returns the library's default limits, by name.
         #[pyfunction]
         pub(crate) fn default_limits(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
             let (limits, out) = (Limits::default(), PyDict::new(py));
@@ -39,14 +39,15 @@ limits! {
     max_definitions with_max_definitions
 }
 
-/// The library's own options of Deep Gradient Compression, by name; without `values` and `positions`, which are a codec's.
+/// Returns the library's default options of Deep Gradient Compression, by name, without `values` and
+/// `positions`.
 #[pyfunction]
 pub(crate) fn default_dgc(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let (options, out) = (DgcOptions::default(), PyDict::new(py));
     out.set_item("density", options.density)?;
     out.set_item("warm_up", options.warm_up)?;
     out.set_item("warm_up_steps", options.warm_up_steps)?;
-    // The shortest decimal that is this f32, not the f64 that is.
+    // The f64 of the shortest decimal, 0.9, instead of the f64 that equals the f32.
     out.set_item("momentum", options.momentum.to_string().parse::<f64>().unwrap_or(f64::NAN))?;
     out.set_item("clip", options.clip)?;
     out.set_item("workers", options.workers)?;

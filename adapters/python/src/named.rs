@@ -1,4 +1,4 @@
-//! Tensors with their names, as they come from Python.
+//! Named tensors from Python.
 
 use gcodec::{Dtype, TensorView};
 use pyo3::prelude::*;
@@ -6,9 +6,11 @@ use pyo3::prelude::*;
 use crate::dlpack::Borrowed;
 use crate::errors;
 
-/// A name, an object with `__dlpack__`, and what its elements are where its library has no name for that.
+/// For each tensor: the name, an object with `__dlpack__`, and the element type if its library has no name
+/// for it.
 pub(crate) type Given<'py> = Vec<(String, Bound<'py, PyAny>, Option<String>)>;
 
+/// A borrowed tensor and its name.
 pub(crate) struct Named {
     pub(crate) name: String,
     pub(crate) tensor: Borrowed,
@@ -21,7 +23,7 @@ pub(crate) fn borrow(given: Given<'_>) -> PyResult<Vec<Named>> {
             None => None,
             Some((_, Some(dtype))) => Some(dtype),
             Some((text, None)) => {
-                return Err(errors::input(object.py(), &format!("no element type {text:?}")));
+                return Err(errors::input(object.py(), &format!("gcodec has no element type {text:?}")));
             }
         };
         Ok(Named { name, tensor: Borrowed::new(&object, declared)? })
@@ -29,7 +31,7 @@ pub(crate) fn borrow(given: Given<'_>) -> PyResult<Vec<Named>> {
     named.collect()
 }
 
-/// Row-major views of them all.
+/// Returns row-major views of all tensors.
 pub(crate) fn views(named: &mut [Named]) -> gcodec::Result<Vec<(&str, TensorView<'_>)>> {
     named.iter_mut().for_each(|n| n.tensor.gather());
     named.iter().map(|n| Ok((n.name.as_str(), n.tensor.view()?))).collect()

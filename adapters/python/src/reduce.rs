@@ -1,4 +1,4 @@
-//! Many senders' updates into one.
+//! Sums of the updates of several senders.
 
 use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdatePart};
 use gcodec::reduce::{Precision, Sum, SumOptions};
@@ -12,7 +12,7 @@ use crate::limits::PyLimits;
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
-/// How updates are summed: the attributes of a Python object.
+/// The attributes of `_Settings` in `gcodec/reduction.py`.
 #[derive(FromPyObject)]
 pub(crate) struct Settings {
     mean: bool,
@@ -23,10 +23,10 @@ pub(crate) struct Settings {
 type Tensors = Vec<(String, Tensor)>;
 type Summed = (UpdateHeader, Vec<(String, TensorBuf)>);
 
-/// What went wrong, and in which stream; `None` for what is wrong with all of them together.
+/// The number of the stream with an error, or `None` for an error of all together, and the error.
 type Fault = (Option<usize>, gcodec::Error);
 
-/// The sum of the last updates of whole streams: its header's fields, and its tensors by name.
+/// Sums the last updates of whole streams. Returns the fields of the header, and the tensors by name.
 #[pyfunction]
 pub(crate) fn reduce<'py>(
     py: Python<'py>,
@@ -42,7 +42,8 @@ pub(crate) fn reduce<'py>(
         sum(&streams, &weights, &settings, &limits)
     })?;
     let summed = summed.map_err(|(stream, e)| errors::raise_in(py, e, stream))?;
-    let (header, tensors) = summed.ok_or_else(|| errors::input(py, "there is nothing to sum"))?;
+    let (header, tensors) =
+        summed.ok_or_else(|| errors::input(py, "reduce has no streams: give at least one"))?;
     Ok((header_dict(py, &header)?, given_out(tensors)))
 }
 
@@ -73,7 +74,7 @@ fn sum(
     Ok(Some((reduced.header, names.zip(tensors).collect())))
 }
 
-/// The parts of the last update of a whole stream.
+/// Returns the parts of the last update of a whole stream.
 fn last_update<'a>(bytes: &'a [u8], limits: &Limits) -> gcodec::Result<Vec<UpdatePart<'a>>> {
     let (mut parts, mut reader) = (Vec::<UpdatePart<'a>>::new(), SliceReader::new(bytes, limits.clone()));
     while let Some(event) = reader.next_event()? {
@@ -84,13 +85,13 @@ fn last_update<'a>(bytes: &'a [u8], limits: &Limits) -> gcodec::Result<Vec<Updat
         parts.push(*part);
     }
     if parts.is_empty() {
-        // The library says what it says of a stream without an update.
+        // The library has the error for a stream without an update.
         gcodec::decode_with(bytes, limits)?;
     }
     Ok(parts)
 }
 
-/// How many bytes the preamble and the manifest take at the beginning of what an encoder wrote.
+/// Returns the size of the preamble and the manifests at the beginning of a stream, in bytes.
 #[pyfunction]
 pub(crate) fn head_bytes(data: &Bound<'_, PyAny>) -> PyResult<usize> {
     let bytes = Bytes::new(data)?;

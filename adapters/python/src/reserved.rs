@@ -1,4 +1,4 @@
-//! A `bytes` object that is written before its length is known.
+//! `bytes` objects whose length is not known when writing begins.
 
 use std::mem::MaybeUninit;
 
@@ -8,20 +8,24 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// Up to so many bytes are written to a vector and copied. Memory of this size goes from hand to hand in the process; more comes from the
-/// system each time (glibc's DEFAULT_MMAP_THRESHOLD_MAX), and taking it twice costs far more than copying.
+/// Up to this many bytes are written to a vector and copied. The allocator reuses memory of this size, but
+/// takes more from the system each time (glibc's DEFAULT_MMAP_THRESHOLD_MAX), and taking it twice costs far
+/// more than copying.
 const SMALL: usize = 32 << 20;
 
-/// Bytes that are written where they stay: into a `bytes` object with room for as many as are expected, to which the system
-/// gives memory as they come. Few bytes, and more than there is room for, are written to a vector, and copied in the end.
+/// Output that becomes a `bytes` object.
+///
+/// Large output is written directly into an object of the largest expected size, whose memory the system
+/// supplies on first use. Small output, and output beyond that size, is written to a vector and copied at the
+/// end.
 pub(crate) struct Reserved {
     room: Option<Room>,
-    /// Whether the bytes are in `room`, and not in `vector`.
+    /// Whether the bytes are in `room` instead of `vector`.
     moved_in: bool,
     vector: Vec<u8>,
 }
 
-/// An object that nobody else has, its memory, and how much of that is written.
+/// An object with one reference, its memory, and the number of written bytes.
 struct Room {
     object: Py<PyBytes>,
     memory: &'static mut [MaybeUninit<u8>],
@@ -29,17 +33,18 @@ struct Room {
 }
 
 impl Room {
-    /// `None` if the system does not promise so much memory.
+    /// Makes an object of `capacity` bytes; `None` if the system has not enough memory.
+    #[expect(unsafe_code, reason = "a `bytes` object is written before others see it")]
     fn new(py: Python<'_>, capacity: usize) -> Option<Self> {
         let len = ffi::Py_ssize_t::try_from(capacity).ok()?;
-        // SAFETY: without bytes to copy the interpreter makes an object of so many that are not initialised, or gives null and
-        // sets an exception.
+        // SAFETY: without bytes to copy, the interpreter makes an object with uninitialised bytes, or returns
+        // null and sets an exception.
         let made = unsafe {
             Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(std::ptr::null(), len))
         };
         let object = made.ok()?.cast_into::<PyBytes>().ok()?.unbind();
-        // SAFETY: an object that was just made may be written by who made it. Its memory stays where it is while `object` is there,
-        // and nobody else sees it before `Room::finish`.
+        // SAFETY: the maker of a new object may write to it. Its memory keeps its address while `object`
+        // lives, and no other code sees it before `Room::finish`.
         let memory = unsafe {
             let start = ffi::PyBytes_AsString(object.as_ptr()).cast::<MaybeUninit<u8>>();
             std::slice::from_raw_parts_mut(start, capacity)
@@ -47,31 +52,34 @@ impl Room {
         Some(Self { object, memory, len: 0 })
     }
 
+    #[expect(unsafe_code, reason = "written bytes are read as initialised")]
     fn bytes(&self) -> &[u8] {
         let written = &self.memory[..self.len];
-        // SAFETY: `append` has written them.
+        // SAFETY: `append` has written these bytes.
         unsafe { std::slice::from_raw_parts(written.as_ptr().cast(), written.len()) }
     }
 
+    #[expect(unsafe_code, reason = "as above")]
     fn bytes_mut(&mut self) -> &mut [u8] {
         let written = &mut self.memory[..self.len];
-        // SAFETY: `append` has written them.
+        // SAFETY: `append` has written these bytes.
         unsafe { std::slice::from_raw_parts_mut(written.as_mut_ptr().cast(), written.len()) }
     }
 
-    /// Whether there was room for all; nothing is written otherwise.
+    /// Appends all bytes, or none. Returns whether they fit.
+    #[expect(unsafe_code, reason = "bytes are copied to uninitialised memory")]
     fn append(&mut self, bytes: &[u8]) -> bool {
         let Some(free) = self.memory[self.len..].get_mut(..bytes.len()) else { return false };
-        // SAFETY: `free` is as long as `bytes`, and neither is the other.
+        // SAFETY: `free` is as long as `bytes`, and they do not overlap.
         unsafe { bytes.as_ptr().copy_to_nonoverlapping(free.as_mut_ptr().cast(), bytes.len()) };
         self.len += bytes.len();
         true
     }
 
-    /// The object, cut to what is written.
+    /// Returns the object, cut to the written bytes.
     fn finish(self, py: Python<'_>) -> PyResult<Bound<'_, PyBytes>> {
         let Self { object, len, .. } = self;
-        // The interpreter's own way to shorten an object that has one owner: its memory stays where it is.
+        // BytesIO shortens an object with one reference in place.
         let io = py.import(intern!(py, "io"))?.getattr(intern!(py, "BytesIO"))?.call1((object,))?;
         io.call_method1(intern!(py, "truncate"), (len,))?;
         Ok(io.call_method0(intern!(py, "getvalue"))?.cast_into()?)
@@ -79,13 +87,13 @@ impl Room {
 }
 
 impl Reserved {
-    /// Room for `most` bytes; so many that `likely` of them come.
+    /// `most`: the largest expected size, in bytes. `likely`: the likely size.
     pub(crate) fn new(py: Python<'_>, most: usize, likely: usize) -> Self {
         let room = if most > SMALL { Room::new(py, most) } else { None };
         Self { moved_in: room.is_some() && likely > SMALL, room, vector: Vec::new() }
     }
 
-    /// The object, as long as what was written.
+    /// Returns the written bytes as an object.
     pub(crate) fn finish(self, py: Python<'_>) -> PyResult<Bound<'_, PyBytes>> {
         match self.room.filter(|_| self.moved_in) {
             Some(room) => room.finish(py),

@@ -1,4 +1,4 @@
-//! ScaleCom's workers: sums in the compressed domain.
+//! Workers of ScaleCom, which sum in the compressed domain.
 
 use std::sync::Arc;
 
@@ -20,18 +20,19 @@ use crate::named::{Given, borrow, views};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
-/// One worker, for all tensors of a model, of f32.
+/// A worker for all f32 tensors of a model.
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct ScaleCom {
     manifest: Arc<Manifest>,
     worker: Worker,
-    /// The set of the open step, once it was taken, and how many values it has.
+    /// The index set of the open step, and its number of values.
     set: Option<(Box<IndexSet>, u64)>,
 }
 
 #[pymethods]
 impl ScaleCom {
-    /// `tensors`: names and shapes. `codec`: a top-k, for how many are chosen and among which.
+    /// `tensors`: names and shapes. `codec`: a top-k codec, for the number of elements and the scope of the
+    /// choice.
     #[new]
     fn new(
         py: Python<'_>,
@@ -42,7 +43,7 @@ impl ScaleCom {
         beta: f32,
     ) -> PyResult<Self> {
         let Codec::TopK { amount, selection, .. } = parse(py, codec)? else {
-            return Err(errors::input(py, "ScaleCom chooses as topk does"));
+            return Err(errors::input(py, "ScaleCom needs a topk codec for its choice"));
         };
         let choice = match selection {
             Selection::Global => Choice::TopK(amount),
@@ -66,7 +67,7 @@ impl ScaleCom {
         self.worker.leader(step)
     }
 
-    /// Begins a step with all gradients; gives the leader the stream of its index set.
+    /// Begins a step with all gradients. Returns the stream of the index set on the leader, `None` on others.
     fn begin<'py>(&mut self, py: Python<'py>, step: u64, gradients: Given<'py>) -> PyResult<Option<Encoded>> {
         let mut gradients = borrow(gradients)?;
         let (worker, manifest) = (&mut self.worker, &self.manifest);
@@ -86,7 +87,7 @@ impl ScaleCom {
         begun.map_err(|e| errors::raise(py, e, Some(&self.manifest)))
     }
 
-    /// Takes the leader's set, and gives this worker's values on it.
+    /// Takes the leader's index set. Returns this worker's values on it.
     fn take_set<'py>(
         &mut self,
         py: Python<'py>,
@@ -103,7 +104,7 @@ impl ScaleCom {
         let taken = taken.map_err(|e: gcodec::Error| errors::raise(py, e, Some(&self.manifest)))?;
         let (set, block) = taken.ok_or_else(|| errors::input(py, "the stream has no index set"))?;
         let Values::Floats(Floats { bytes, .. }) = block.values else {
-            return Err(errors::input(py, "values that are no floats"));
+            return Err(errors::input(py, "the values of ScaleCom are not floats"));
         };
         let count = bytes.len() as u64 / 4;
         let tensor = TensorBuf::new(Dtype::F32, vec![count], bytes);
@@ -111,10 +112,12 @@ impl ScaleCom {
         Ok(Tensor::of(tensor.map_err(|e| errors::raise(py, e, None))?))
     }
 
-    /// Ends the step with the sum or mean of all workers' values: gives the tensors that it stands for.
+    /// Ends the step with the sum or mean of all workers' values. Returns the dense tensors.
     fn finish<'py>(&mut self, py: Python<'py>, values: Given<'py>) -> PyResult<Vec<(String, Tensor)>> {
         let mut values = borrow(values)?;
-        let Some((set, count)) = &self.set else { return Err(errors::input(py, "no index set was taken")) };
+        let Some((set, count)) = &self.set else {
+            return Err(errors::input(py, "no step is open: call take_set first"));
+        };
         let (worker, manifest) = (&mut self.worker, &self.manifest);
         let finished = threads::run(py, || {
             let views = views(&mut values)?;
@@ -127,13 +130,14 @@ impl ScaleCom {
             Ok(Some(tensors))
         })?;
         let finished = finished.map_err(|e: gcodec::Error| errors::raise(py, e, Some(&self.manifest)))?;
-        let tensors =
-            finished.ok_or_else(|| errors::input(py, "values of f32, one for each element of the set"))?;
+        let tensors = finished.ok_or_else(|| {
+            errors::input(py, "finish needs one f32 tensor with a value for each element of the index set")
+        })?;
         self.set = None;
         Ok(given_out(tensors))
     }
 
-    /// Gives up the open step; the memory stays as it was.
+    /// Ends the open step without a result. The memory is unchanged.
     fn abort(&mut self) {
         self.worker.abort();
         self.set = None;
@@ -154,7 +158,7 @@ impl ScaleCom {
     }
 }
 
-/// The index set of a whole stream, if it has one.
+/// Returns the index set of a whole stream, if it has one.
 fn read_set(bytes: &[u8], limits: &Limits) -> gcodec::Result<Option<(Box<IndexSet>, SetId)>> {
     let (mut found, mut reader) = (None, SliceReader::new(bytes, limits.clone()));
     while let Some(event) = reader.next_event()? {
@@ -165,7 +169,7 @@ fn read_set(bytes: &[u8], limits: &Limits) -> gcodec::Result<Option<(Box<IndexSe
     Ok(found)
 }
 
-/// All tensors, zero but for `values` on the set.
+/// Returns all tensors: zero, with the values at the positions of the set.
 fn expand(manifest: &Manifest, set: &IndexSet, bytes: Vec<u8>) -> gcodec::Result<Vec<(String, TensorBuf)>> {
     let space = manifest.space(set.scope, 0)?;
     let support: Support = set.support.clone();

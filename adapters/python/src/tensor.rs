@@ -1,4 +1,4 @@
-//! Our tensors, for Python.
+//! `gcodec.Tensor`: a decoded tensor on the host.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::dlpack::{self, Buffer};
 use crate::errors;
 
+/// A tensor whose buffer other libraries may share.
 #[pyclass(frozen, module = "gcodec")]
 pub(crate) struct Tensor {
     dtype: Dtype,
@@ -24,17 +25,18 @@ impl Tensor {
     }
 }
 
-/// What the Python file beside this crate makes of a tensor.
+/// Calls a conversion of `gcodec/tensors.py`.
 fn convert<'py>(tensor: Bound<'py, Tensor>, to: &str) -> PyResult<Bound<'py, PyAny>> {
     tensor.py().import("gcodec.tensors")?.getattr(to)?.call1((tensor,))
 }
 
 #[pymethods]
 impl Tensor {
-    /// Elements as little-endian bytes, row-major.
+    /// `data`: the elements as little-endian bytes, row-major.
     #[new]
     fn new(py: Python<'_>, dtype: &str, shape: Vec<u64>, data: &Bound<'_, PyBytes>) -> PyResult<Self> {
-        let dtype = Dtype::from_name(dtype).ok_or_else(|| errors::input(py, "no such element type"))?;
+        let dtype = Dtype::from_name(dtype)
+            .ok_or_else(|| errors::input(py, &format!("gcodec has no element type {dtype:?}")))?;
         let tensor = TensorBuf::new(dtype, shape, data.as_bytes().to_vec());
         Ok(Self::of(tensor.map_err(|e| errors::raise(py, e, None))?))
     }
@@ -102,7 +104,10 @@ impl Tensor {
     }
 
     fn __len__(&self) -> PyResult<usize> {
-        let first = self.shape.first().ok_or_else(|| PyIndexError::new_err("a tensor of no dimensions"))?;
+        let first = self
+            .shape
+            .first()
+            .ok_or_else(|| PyIndexError::new_err("a tensor without dimensions has no length"))?;
         Ok(*first as usize)
     }
 
@@ -124,11 +129,11 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        // A stream means nothing on the host.
+        // The host has no streams.
         let _ = stream;
         if dl_device.is_some_and(|device| device != (dlpack::CPU, 0)) {
             return Err(PyBufferError::new_err(
-                "the tensor is on the host, and is not copied to a device here",
+                "the tensor is on the host, and gcodec does not copy it to a device: use the other library's copy",
             ));
         }
         let buffer = match copy {

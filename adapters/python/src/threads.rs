@@ -1,5 +1,7 @@
-//! The threads that code. They are the package's own and not rayon's global ones: a process that was forked has no threads
-//! but the one that forked, and work given to the others would never be done. So each process has its own pool.
+//! The threads that encode and decode.
+//!
+//! They are not rayon's global threads. A forked process has only the thread that forked, so work given to
+//! its parent's threads would never end. Each process therefore has a pool of its own.
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -8,37 +10,41 @@ use pyo3::prelude::*;
 
 struct Pool {
     process: u32,
-    asked: usize,
+    requested: usize,
     pool: rayon::ThreadPool,
 }
 
-/// Null, or a pool that is never freed: a child's copy of its parent's pool could not be joined. There is one for each fork
-/// and each call of `set_num_threads` at most.
+/// Null, or a pool that is never freed, because a child cannot join its copy of the parent's pool. At most
+/// one pool exists for each fork and each call of `set_num_threads`.
 static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
-static ASKED: AtomicUsize = AtomicUsize::new(0);
+/// The number of threads that `set_num_threads` set; 0 is the default.
+static REQUESTED: AtomicUsize = AtomicUsize::new(0);
 
+/// Returns the pool of this process, and makes it if necessary.
+#[expect(unsafe_code, reason = "the pool is shared through an atomic pointer, without a lock")]
 pub(crate) fn pool() -> PyResult<&'static rayon::ThreadPool> {
-    let (process, asked) = (std::process::id(), ASKED.load(Ordering::Relaxed));
+    let (process, requested) = (std::process::id(), REQUESTED.load(Ordering::Relaxed));
     loop {
         let current = POOL.load(Ordering::Acquire);
-        // SAFETY: null, or from `Box::into_raw` below and never freed.
-        if let Some(found) = unsafe { current.as_ref() }.filter(|p| p.process == process && p.asked == asked)
-        {
+        // SAFETY: the pointer is null, or comes from `Box::into_raw` below and is never freed.
+        let found = unsafe { current.as_ref() };
+        if let Some(found) = found.filter(|p| p.process == process && p.requested == requested) {
             return Ok(&found.pool);
         }
         let name = |i| format!("gcodec-{i}");
-        let built = rayon::ThreadPoolBuilder::new().num_threads(asked).thread_name(name).build();
-        let pool = built.map_err(|e| PyRuntimeError::new_err(format!("no threads to code with: {e}")))?;
-        let new = Box::into_raw(Box::new(Pool { process, asked, pool }));
-        // No lock: another thread of the parent could have held it when this process was forked.
+        let built = rayon::ThreadPoolBuilder::new().num_threads(requested).thread_name(name).build();
+        let pool = built
+            .map_err(|e| PyRuntimeError::new_err(format!("the threads of gcodec cannot be started: {e}")))?;
+        let new = Box::into_raw(Box::new(Pool { process, requested, pool }));
+        // Without a lock, because another thread of the parent could hold it at the time of the fork.
         if POOL.compare_exchange(current, new, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            // SAFETY: nobody else has seen it.
+            // SAFETY: the pointer was not published, so no other thread has it.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 }
 
-/// Runs `work` on the package's threads, with the interpreter free for others meanwhile.
+/// Runs `work` on the package's threads, and releases the interpreter meanwhile.
 pub(crate) fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     let pool = pool()?;
     Ok(py.detach(|| pool.install(work)))
@@ -51,5 +57,5 @@ pub(crate) fn num_threads() -> PyResult<usize> {
 
 #[pyfunction]
 pub(crate) fn set_num_threads(threads: usize) {
-    ASKED.store(threads, Ordering::Relaxed);
+    REQUESTED.store(threads, Ordering::Relaxed);
 }

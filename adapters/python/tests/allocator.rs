@@ -1,6 +1,5 @@
-//! The native module's allocator, as this program's own: what it hands out is aligned, zeroed and kept as it should be.
-
-#![allow(unsafe_code, reason = "allocators are called with raw layouts")]
+//! The native module's allocator, as the allocator of this program: alignment, zeroing, and contents after
+//! reallocation.
 
 #[path = "../src/align.rs"]
 #[allow(unreachable_pub, reason = "a module of another crate")]
@@ -11,7 +10,7 @@ use std::alloc::{GlobalAlloc, Layout};
 #[global_allocator]
 static ALLOCATOR: align::Aligned = align::Aligned;
 
-/// A number that stands for `i`, by one step of splitmix64.
+/// Returns a pseudo-random number for `i`: one step of splitmix64.
 fn mixed(i: u64) -> u64 {
     let z = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,11 +18,13 @@ fn mixed(i: u64) -> u64 {
 }
 
 #[test]
+#[expect(unsafe_code, reason = "an allocator works on raw memory")]
 fn blocks_grow_and_shrink_with_what_they_hold() {
     for round in 0..2000u64 {
         let align = 1usize << (mixed(round) % 9);
         let mut size = 1 + (mixed(round * 7 + 1) % 5000) as usize;
-        // SAFETY: sizes are not zero, alignments are powers of two, and each block is used with its own layout only.
+        // SAFETY: sizes are not zero, alignments are powers of two, and each block is used with its own
+        // layout only.
         unsafe {
             let mut layout = Layout::from_size_align(size, align).unwrap();
             let mut block = ALLOCATOR.alloc_zeroed(layout);
@@ -32,7 +33,7 @@ fn blocks_grow_and_shrink_with_what_they_hold() {
             for step in 0..6 {
                 let least = if size >= 1024 { align.max(64) } else { align };
                 assert_eq!(block.addr() % least, 0, "{size} bytes at {align}");
-                // Around the size from which blocks are aligned, and to where the system moves whole pages.
+                // Sizes around the limit of alignment, and up to where the system moves whole pages.
                 let new =
                     1 + (mixed(round * 11 + step) % [1100, 3000, 400_000][(step % 3) as usize]) as usize;
                 block = ALLOCATOR.realloc(block, layout, new);

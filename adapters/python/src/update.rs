@@ -1,0 +1,299 @@
+//! Updates from Python: the arguments, checked and borrowed, and their compression on the host and on
+//! devices.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gcodec::block::WireBlock;
+use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
+use gcodec::error::InputErrorKind;
+use gcodec::frame::Reduction;
+use gcodec::{Block, BlockOptions, Codec, Manifest, Output, TensorInfo, TensorView, UpdateHeader};
+use pyo3::prelude::*;
+
+use crate::cuda::{self, Lent};
+use crate::encode::parse;
+use crate::errors::{self, Failure};
+use crate::feedback::{Dgc, Feedback, Kept};
+use crate::named::{Given, Named, borrow, views};
+use crate::reserved::Reserved;
+
+/// The sender state of an update.
+pub(crate) enum Memory<'a> {
+    None,
+    /// Device memory to work in, without residuals.
+    Work(&'a mut Kept),
+    Feedback(&'a mut Kept),
+    Dgc(&'a mut gcodec::compress::senders::Dgc),
+}
+
+/// An update as Python gives it: tensors (those on devices as [`Lent`]), codecs (one for each tensor or one
+/// for all), header, settings, bases of deltas, sender state, and whether a [`Feedback`] holds residuals or
+/// only lends its device memory.
+pub(crate) type Arguments<'py> = (
+    Given<'py>,
+    Vec<String>,
+    Header,
+    Settings,
+    Given<'py>,
+    Option<PyRef<'py, Feedback>>,
+    Option<PyRef<'py, Dgc>>,
+    bool,
+);
+
+/// [`Arguments`], checked and borrowed.
+pub(crate) struct Prepared<'py> {
+    pub(crate) contents: Contents,
+    pub(crate) feedback: Option<PyRef<'py, Feedback>>,
+    pub(crate) dgc: Option<PyRef<'py, Dgc>>,
+    /// Whether the feedback holds residuals.
+    pub(crate) remember: bool,
+}
+
+/// The part of an update that does not need the interpreter.
+pub(crate) struct Contents {
+    /// Tensors on the host.
+    tensors: Vec<Named>,
+    /// Number of each tensor on the host.
+    numbers: Vec<u64>,
+    /// Tensors on devices, with number and name.
+    lent: Vec<(u64, String, Py<Lent>)>,
+    base: Vec<Named>,
+    codecs: Vec<Codec>,
+    header: UpdateHeader,
+    options: Options,
+}
+
+impl<'py> Prepared<'py> {
+    pub(crate) fn new(py: Python<'py>, arguments: Arguments<'py>) -> PyResult<Self> {
+        let (given, codecs, header, settings, base, feedback, dgc, remember) = arguments;
+        let (mut tensors, mut numbers, mut lent) = (Vec::new(), Vec::new(), Vec::new());
+        for (number, (name, object, dtype)) in (0u64..).zip(given) {
+            match object.cast::<Lent>() {
+                Ok(found) => lent.push((number, name, found.clone().unbind())),
+                Err(_) => {
+                    tensors.push((name, object, dtype));
+                    numbers.push(number);
+                }
+            }
+        }
+        let non_finite = if settings.zero_non_finite { NonFinite::Zero } else { NonFinite::Reject };
+        let contents = Contents {
+            codecs: codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?,
+            header: header.get(py)?,
+            options: Options::default().with_block_len(settings.block_len).with_non_finite(non_finite),
+            tensors: borrow(tensors)?,
+            numbers,
+            lent,
+            base: borrow(base)?,
+        };
+        Ok(Self { contents, feedback, dgc, remember })
+    }
+
+    /// Reserves memory for the frames. They are at most a little larger than the tensors, and about as large
+    /// if lossless.
+    pub(crate) fn reserve(&self, py: Python<'_>) -> Reserved {
+        let Contents { tensors, numbers, lent, codecs, .. } = &self.contents;
+        let codec = |i: usize| if codecs.len() == 1 { codecs.first() } else { codecs.get(i) };
+        let (mut most, mut likely) = (1usize << 12, 0usize);
+        let on_host = tensors.iter().zip(numbers);
+        let on_host = on_host.map(|(named, &i)| (i as usize, named.name.len(), named.tensor.bytes()));
+        let on_devices = lent.iter().map(|(i, name, lent)| {
+            (*i as usize, name.len(), usize::try_from(lent.get().bytes()).unwrap_or(usize::MAX))
+        });
+        for (i, name, bytes) in on_host.chain(on_devices) {
+            most = most.saturating_add(bytes).saturating_add(bytes / 64).saturating_add(256 + name);
+            if matches!(codec(i), Some(Codec::Raw | Codec::Lossless)) && self.dgc.is_none() {
+                likely = likely.saturating_add(bytes);
+            }
+        }
+        Reserved::new(py, most, likely)
+    }
+}
+
+impl Contents {
+    /// Encodes the update. Returns the time that compressing took. `known`: gets the manifest, for errors.
+    pub(crate) fn encode(
+        &mut self,
+        encoder: &mut gcodec::Encoder,
+        memory: Memory<'_>,
+        out: &mut dyn Output,
+        known: &mut Option<Arc<Manifest>>,
+    ) -> Result<Duration, Failure> {
+        let (views, bases) = (views(&mut self.tensors)?, views(&mut self.base)?);
+        let on_host = self.numbers.iter().zip(&views);
+        let mut infos: Vec<(u64, TensorInfo)> = on_host
+            .map(|(&number, (name, view))| (number, TensorInfo::new(*name, view.dtype(), view.shape())))
+            .collect();
+        infos.extend(self.lent.iter().map(|(number, name, lent)| {
+            let (dtype, shape) = lent.get().of();
+            (*number, TensorInfo::new(name.as_str(), dtype, shape))
+        }));
+        infos.sort_by_key(|(number, _)| *number);
+        let manifest = Manifest::new(infos.into_iter().map(|(_, info)| info).collect())?;
+        let manifest = known.insert(Arc::new(manifest));
+        let update = Update {
+            views: &views,
+            numbers: &self.numbers,
+            lent: &self.lent,
+            bases: &bases,
+            codecs: &self.codecs,
+            header: self.header.clone(),
+            options: &self.options,
+        };
+        update.encode(encoder, manifest, memory, out)
+    }
+}
+
+/// The attributes of a `gcodec.UpdateHeader`.
+#[derive(FromPyObject)]
+pub(crate) struct Header {
+    step: u64,
+    round: u64,
+    sender: u64,
+    world: u64,
+    contributors: u64,
+    inner_steps: u64,
+    reduction: String,
+    label: String,
+}
+
+impl Header {
+    fn get(self, py: Python<'_>) -> PyResult<UpdateHeader> {
+        let reduction = match self.reduction.as_str() {
+            "none" => Reduction::None,
+            "sum" => Reduction::Sum,
+            "mean" => Reduction::Mean,
+            _ => {
+                return Err(errors::input(
+                    py,
+                    &format!("reduction is {:?}: use none, sum or mean", self.reduction),
+                ));
+            }
+        };
+        Ok(UpdateHeader::default()
+            .with_step(self.step)
+            .with_round(self.round)
+            .with_sender(self.sender)
+            .with_world(self.world)
+            .with_contributors(self.contributors)
+            .with_inner_steps(self.inner_steps)
+            .with_reduction(reduction)
+            .with_label(self.label))
+    }
+}
+
+/// The attributes of `EncodeSettings` in `gcodec/update.py`.
+#[derive(FromPyObject)]
+pub(crate) struct Settings {
+    block_len: u64,
+    zero_non_finite: bool,
+}
+
+/// An update with views of its tensors.
+struct Update<'a> {
+    views: &'a [(&'a str, TensorView<'a>)],
+    numbers: &'a [u64],
+    lent: &'a [(u64, String, Py<Lent>)],
+    bases: &'a [(&'a str, TensorView<'a>)],
+    codecs: &'a [Codec],
+    header: UpdateHeader,
+    options: &'a Options,
+}
+
+impl Update<'_> {
+    /// Compresses and encodes the update. Returns the time that compressing took.
+    fn encode(
+        self,
+        encoder: &mut gcodec::Encoder,
+        manifest: &Arc<Manifest>,
+        memory: Memory<'_>,
+        out: &mut dyn Output,
+    ) -> Result<Duration, Failure> {
+        let bases: HashMap<&str, TensorView<'_>> = self.bases.iter().copied().collect();
+        let inputs: Vec<Input<'_>> = self
+            .views
+            .iter()
+            .zip(self.numbers)
+            .map(|(&(name, view), &tensor)| Input { tensor, name, view, base: bases.get(name).copied() })
+            .collect();
+        let all = self.views.len() + self.lent.len();
+        let mut codecs = match self.codecs {
+            [one] => vec![*one; all],
+            all => all.to_vec(),
+        };
+        if codecs.len() != all {
+            let what = "numbers of codecs and tensors";
+            return Err(gcodec::Error::from(InputErrorKind::Mismatch { what }).into());
+        }
+        let start = Instant::now();
+        let (on_devices, on_host) = match memory {
+            Memory::Dgc(dgc) => {
+                codecs = vec![dgc.codec(); all];
+                (Vec::new(), dgc.step(&inputs, self.options)?)
+            }
+            memory => self.compress(&inputs, &codecs, memory)?,
+        };
+        let compressing = start.elapsed();
+        let mut header = self.header;
+        if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {
+            header = header.with_delta(Some(deltas(&inputs, &on_host)));
+        }
+        let with_options = |block: WireBlock<'static>| {
+            let codec = codecs.get(block.scope.first() as usize);
+            let positions = codec.map(Codec::positions).unwrap_or_default();
+            (block, BlockOptions::default().with_positions(positions))
+        };
+        let blocks = on_devices.into_iter().chain(on_host.into_iter().map(WireBlock::from));
+        let mut blocks: Vec<_> = blocks.map(with_options).collect();
+        // Blocks of each side are in order, and all blocks of a tensor are on one side.
+        blocks.sort_by_key(|(block, _)| block.scope.first());
+        encoder.update_wire(out, &header, manifest, &blocks)?;
+        Ok(compressing)
+    }
+
+    /// Returns the blocks of the tensors on devices and of the tensors on the host. All tensors of a codec
+    /// are on one side, because they share blocks.
+    fn compress(
+        &self,
+        inputs: &[Input<'_>],
+        codecs: &[Codec],
+        mut memory: Memory<'_>,
+    ) -> Result<(Vec<WireBlock<'static>>, Vec<Block>), Failure> {
+        let on_host: Vec<Codec> = self.numbers.iter().map(|&n| codecs[n as usize]).collect();
+        let given: Vec<cuda::Given<'_>> = self
+            .lent
+            .iter()
+            .map(|(number, name, lent)| cuda::Given {
+                number: *number,
+                name,
+                lent: lent.get(),
+                codec: codecs[*number as usize],
+            })
+            .collect();
+        if let Memory::Feedback(kept) = &mut memory {
+            let on_host = inputs.iter().map(|i| (i.name, None));
+            let on_devices = given.iter().map(|g| (g.name, Some(g.lent.ordinal())));
+            kept.settle(&on_host.chain(on_devices).collect::<Vec<_>>())?;
+        }
+        let on_devices = match &mut memory {
+            _ if given.is_empty() => Vec::new(),
+            Memory::Feedback(kept) => cuda::compress_in(&given, self.options, &mut kept.compressors, true)?,
+            Memory::Work(kept) => cuda::compress_in(&given, self.options, &mut kept.compressors, false)?,
+            _ => cuda::compress(&given, self.options)?,
+        };
+        let host = match &mut memory {
+            Memory::Feedback(kept) => {
+                let made = compress(inputs, &on_host, self.options, Some(&mut kept.host));
+                match &made {
+                    Ok(_) => kept.note(given.iter().map(|g| (g.name, g.lent.ordinal()))),
+                    Err(_) => cuda::undo(&mut kept.compressors, &cuda::ordinals(&given)),
+                }
+                made?
+            }
+            _ => compress(inputs, &on_host, self.options, None)?,
+        };
+        Ok((on_devices, host))
+    }
+}
