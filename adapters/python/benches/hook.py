@@ -1,6 +1,6 @@
-"""Where the time of a step's exchange goes: two processes on this machine, by gloo, plain and by each codec.
+"""The times of an exchange: two processes on this machine train over gloo, plain and with each codec.
 
-python adapters/python/benches/hook.py [PARAMETERS]
+    python adapters/python/benches/hook.py [PARAMETERS]
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""What the way through Python costs: a 64 MB tensor by the library's own `encode`, which gives a vector, by `gcodec.encode`, which gives
-a bytes object, and by `gcodec.Writer`, in one process; each gives its memory back before the next.
+"""The overhead of Python: 64 MiB encoded by the library's own `encode`, by `gcodec.encode` and by
+`gcodec.Writer`.
 
     python adapters/python/benches/overhead.py [SPEC ...]
 
-They are run in turns. Milliseconds are the least of all runs. A ratio is the median of those of one turn each, of wall time and of
-processor time (all threads, user and system), which other work on the machine disturbs less.
+The library returns a vector, `gcodec.encode` returns `bytes`. The three run in turns in one process, and each
+frees its memory before the next. Milliseconds are the minimum of all runs. A ratio is the median over turns,
+of wall time and of processor time (all threads, user and system); other work on the machine disturbs the
+latter less.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import numpy as np
 import gcodec
 from gcodec import _native
 
-# Turns of each codec, and seconds of turns: at least as many of both.
+# Least number of turns for each codec, and least seconds of turns.
 RUNS, SECONDS = 41, 10
 SPECS = ["topk:density=0.001", "topk:density=0.01", "sbc", "chunked", "natural", "qsgd", "sign", "int8", "lossless", "raw"]
 
@@ -45,7 +47,7 @@ def main() -> None:
                 way()
                 of_wall.append(time.perf_counter() - start)
                 of_processor.append(time.process_time() - start_processor)
-        # The first run of each warms up.
+        # The first run of each is a warm-up.
         least = [min(times[1:]) * 1e3 for times in wall]
         size = len(gcodec.encode(tensor, spec))
         columns = "".join(
@@ -55,12 +57,12 @@ def main() -> None:
 
 
 def ratio(times: list[float], others: list[float]) -> float:
-    """How much longer the one took."""
+    """Returns the ratio of two times."""
     return statistics.median(time / other for time, other in zip(times[1:], others[1:], strict=True))
 
 
 class Sink:
-    """Takes everything and keeps nothing."""
+    """A target that discards all bytes."""
 
     def write(self, piece: memoryview) -> int:
         return len(piece)

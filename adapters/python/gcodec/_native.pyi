@@ -1,4 +1,4 @@
-"""The native module. What a program uses of it is in `gcodec`; the rest is for the files of this package."""
+"""The native module. Programs use the names that `gcodec` exports; the others are for this package only."""
 
 from typing import Any, Literal, Protocol, final
 
@@ -57,47 +57,48 @@ type _Tensors = list[tuple[str, Tensor]]
 
 @final
 class Tensor:
-    """A tensor on the host: what decoding gives. Elements are little-endian, row-major.
+    """A decoded tensor on the host, with little-endian elements in row-major order.
 
-    It has no arithmetic. `numpy()`, `torch()` and `jax()` give it to those libraries without a copy, and so does each
-    library's own `from_dlpack`. What they give shares this tensor's memory: writing to one writes to all.
+    It has no arithmetic. `numpy()`, `torch()`, `jax()` and the `from_dlpack` of each library convert it
+    without a copy. The results share this tensor's memory: writing to one writes to all.
     """
 
     def __new__(cls, dtype: str, shape: tuple[int, ...] | list[int], data: bytes) -> Tensor: ...
     @property
     def dtype(self) -> str:
-        """The element type's name in the format: `f32`, `bf16`, `f8e4m3fn`, ..."""
+        """Name of the element type in the format: `f32`, `bf16`, `f8e4m3fn`, ..."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The dimensions."""
+        """Dimensions."""
 
     @property
     def size(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes."""
+        """Number of bytes."""
 
     @property
     def data_ptr(self) -> int:
-        """The address of the elements: a multiple of 64, if they are 1024 bytes or more."""
+        """Address of the elements, a multiple of 64 for tensors of 1024 bytes or more."""
 
     def bits(self) -> Tensor:
-        """The same memory as unsigned integers of the elements' width; elements of 4 bits as bytes, in one dimension."""
+        """Returns the same memory as unsigned integers of the elements' width; 4-bit elements as bytes, in
+        one dimension."""
 
     def numpy(self) -> Any:
-        """A NumPy array in the same memory; bf16 and 8-bit floats by ml_dtypes."""
+        """Returns a NumPy array in the same memory. bf16 and 8-bit floats need ml_dtypes."""
 
     def torch(self) -> Any:
-        """A PyTorch tensor on the CPU in the same memory."""
+        """Returns a PyTorch tensor on the CPU in the same memory."""
 
     def jax(self) -> Any:
-        """A JAX array on the CPU, in the same memory if there are 1024 bytes or more."""
+        """Returns a JAX array on the CPU, in the same memory for tensors of 1024 bytes or more."""
 
     def tobytes(self) -> bytes:
-        """A copy of the bytes."""
+        """Returns a copy of the bytes."""
 
     def __len__(self) -> int: ...
     def __reduce__(self) -> Any: ...
@@ -112,16 +113,17 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 _Update = tuple[_Given, list[str], Any, Any, _Given, Feedback | None, Dgc | None, bool]
-"""Tensors (those on devices as `Lent`), codecs (one for each or one for all), `UpdateHeader`, `EncodeSettings`, bases of deltas, what
-remembers, and whether a `Feedback` does or is only lent for its memory on devices."""
+"""Tensors (those on devices as `Lent`), codecs (one for each tensor or one for all), `UpdateHeader`,
+`EncodeSettings`, bases of deltas, sender state, and whether a `Feedback` holds residuals or only lends its
+device memory."""
 
 @final
 class Encoded:
-    """Frames that were encoded, with the buffer protocol."""
+    """Encoded frames with the buffer protocol."""
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """How long compressing took, and coding what that gave."""
+        """Seconds that compressing took, and that coding the blocks took."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
@@ -132,7 +134,7 @@ class Encoder:
     def offset(self) -> int: ...
     def update(self, update: _Update, finish: bool = False) -> Encoded: ...
     def whole(self, update: _Update) -> bytes:
-        """The frames of an update and of the stream's end."""
+        """Encodes an update and the end of the stream."""
 
     def metadata(self, entries: dict[str, str]) -> Encoded: ...
     def finish(self) -> Encoded: ...
@@ -187,7 +189,7 @@ class ScaleCom:
 
 @final
 class Lent:
-    """A tensor on a CUDA device, borrowed for work in a stream until this goes."""
+    """A tensor on a CUDA device, borrowed for work in a stream while this object lives."""
 
     @property
     def device(self) -> int: ...
@@ -212,10 +214,10 @@ def reduce(
 ) -> tuple[dict[str, Any], _Tensors]: ...
 def library_encode(tensors: _Given, codec: str, keep: bool) -> tuple[bytes | None, float]: ...
 def num_threads() -> int:
-    """How many threads code: those of RAYON_NUM_THREADS, or one for each core."""
+    """Returns the number of threads. Default: RAYON_NUM_THREADS, or one for each core."""
 
 def set_num_threads(threads: int) -> None:
-    """Codes with so many threads from now on; 0: as many as at first. The bytes are the same for any number."""
+    """Sets the number of threads; 0 is the default. The bytes are the same for any number."""
 
 def lend(object: Any, number: int, device: int, dtype: str | None) -> Lent: ...
 def cuda_apply(
@@ -226,4 +228,5 @@ def cuda_device_of(address: int) -> int: ...
 def cuda_open(ordinal: int | None = None) -> None: ...
 def cuda_release() -> None: ...
 def _load_driver(path: Any) -> None:
-    """Takes the library in this file for CUDA's driver; None: the system's. For tests, which have a mock driver."""
+    """Replaces CUDA's driver by the library in a file, for tests with a mock driver. None: the system's
+    driver."""

@@ -34,7 +34,8 @@ def encode(
         TypeError: a leaf of the tree is not a tensor.
     """
     chosen = resolve("encode", ENCODE_OPTIONS, options, keywords)
-    return _native.Encoder(PART_BYTES, True, True).whole(native_update("encode", tree, codec, chosen))
+    update = native_update("encode", tree, codec, chosen)
+    return _native.Encoder(PART_BYTES, True, True).whole(update)
 
 
 def decode(

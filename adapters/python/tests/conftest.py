@@ -1,4 +1,5 @@
-"""What the tests share. A part of the environment that is missing is said in the summary of skipped tests, never passed over."""
+"""Fixtures of the tests. A test whose environment is incomplete is skipped, and the summary lists the
+reason."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# Of forks while JAX has threads: what the tests do on purpose.
+# JAX must not look for a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
@@ -22,7 +23,7 @@ def rng() -> np.random.Generator:
 
 @pytest.fixture
 def gradient(rng: np.random.Generator) -> np.ndarray:
-    """Heavy-tailed numbers, as gradients are."""
+    """Heavy-tailed numbers, like gradients."""
     return (rng.standard_normal((300, 401)) ** 3).astype(np.float32)
 
 

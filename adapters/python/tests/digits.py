@@ -1,4 +1,4 @@
-"""The small real task of the trainers' tests: handwritten digits, of `tools/study/digits`."""
+"""The task of the trainers' tests: handwritten digits, from `tools/study/digits`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TRAINED = 1440
 
 
 def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pixels from 0 to 1 and labels, to train on and then to test on."""
+    """Returns pixels (0 to 1) and labels for training, then for testing."""
     file = Path(__file__).resolve().parents[3] / "tools/study/digits/digits.u8"
     records = np.fromfile(file, np.uint8).reshape(-1, 65)
     pixels, labels = records[:, :64].astype(np.float32) / 16, records[:, 64].astype(np.int64)

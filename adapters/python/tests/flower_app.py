@@ -1,4 +1,5 @@
-"""A Flower app that learns digits, for test_flower.py: in one process, by the deployment engine, and by the simulation engine."""
+"""A Flower app that learns digits, for test_flower.py: in one process, in the deployment engine and in the
+simulation engine."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ RULES = {"*.bias": "lossless", "*.running_*": gcodec.Int8(group=16)}
 
 def network() -> torch.nn.Module:
     torch.manual_seed(0)
-    # Normalisation has running means and a count of batches, an integer without dimensions.
+    # Normalisation adds running means, and a count of batches, an integer without dimensions.
     return torch.nn.Sequential(
         torch.nn.Linear(64, 48), torch.nn.BatchNorm1d(48), torch.nn.ReLU(), torch.nn.Linear(48, 10)
     )
@@ -36,7 +37,7 @@ def client_app(*mods: Any) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        # The simulation engine gives its nodes parts by itself.
+        # The simulation engine assigns parts to its nodes.
         node = context.node_config
         part, parts = int(node.get("part", node.get("partition-id"))), int(node.get("num-partitions", CLIENTS))
         pixels, labels, _, _ = (torch.from_numpy(x) for x in digits())
@@ -64,7 +65,7 @@ def client_app(*mods: Any) -> ClientApp:
 
 
 def score(arrays: ArrayRecord) -> tuple[int, int]:
-    """How many of the digits that were not trained on are read right, and of how many."""
+    """Returns the number of test digits that are classified correctly, and their total."""
     model = network()
     model.load_state_dict(arrays.to_torch_state_dict())
     model.eval()
@@ -83,7 +84,7 @@ def compressed() -> gcodec.flower.Compressed:
 
 COMPRESS = gcodec.flower.mod(gcodec.TopK(density=0.1, values="bf16"), rules=RULES)
 
-# The engines find apps by their names. These are the deployment engine's.
+# The engines find apps by name. The deployment engine uses these.
 client = client_app(COMPRESS)
 server = ServerApp()
 
@@ -95,7 +96,7 @@ def main(grid: Grid, context: Context) -> None:
     Path(os.environ["GCODEC_TEST_RESULT"]).write_text(f"{correct} {count} {len(result.train_metrics_clientapp)}")
 
 
-# The simulation engine's: plain FedAvg, and then with frames, of the same nodes.
+# The simulation engine uses these: plain FedAvg, then with compression, on the same nodes.
 def only_if_asked(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     if message.content["config"].get("plain", False):
         return call_next(message, context)
@@ -103,7 +104,7 @@ def only_if_asked(message: Message, context: Context, call_next: Callable[[Messa
 
 
 class Traffic:
-    """What a grid carries: bytes of arrays, what the arrays are, and the kinds of support and values of the biases' frames."""
+    """Traffic of a grid: bytes of arrays, their types, and the kinds of support and values of the biases."""
 
     def __init__(self, grid: Grid) -> None:
         self.down, self.up = 0, 0

@@ -1,4 +1,5 @@
-"""The mock of the CUDA driver (adapters/cuda/mock_driver), and tensors in its device memory, shared as other libraries do."""
+"""The mock of the CUDA driver (adapters/cuda/mock_driver), and tensors in its device memory, shared as other
+libraries do."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def skip(why: str) -> NoReturn:
 
 
 def build() -> Path:
-    """Builds the mock driver unless it is built already. Skips the test, with a message, without a C++ compiler."""
+    """Builds the mock driver unless it is built already. Skips the test, with a message, without a C++
+    compiler."""
     chosen = os.environ.get("GCODEC_MOCK_DRIVER")
     if chosen:
         return Path(chosen)
@@ -107,7 +109,7 @@ class MockDriver:
         return stream.value
 
     def order(self, earlier: int, later: int) -> None:
-        """As another library does for who takes its tensors."""
+        """Makes `later` wait for `earlier`, as a library does for the consumer of its tensor."""
         event = ctypes.c_size_t()
         self.call("cuEventCreate", ctypes.byref(event), 2)
         self.call("cuEventRecord", event, earlier)
@@ -116,7 +118,7 @@ class MockDriver:
 
 
 def loaded() -> Iterator[MockDriver]:
-    """The mock driver, as the driver of the tests of a module, which leave it sound."""
+    """Fixture: the mock driver, for the tests of a module. At the end it must not have recorded a fault."""
     driver = MockDriver(build())
     driver.machine(2, 13000)
     driver.load()
@@ -127,7 +129,8 @@ def loaded() -> Iterator[MockDriver]:
 
 
 class Memory:
-    """An array in a device's memory, which the mock driver has on the host. `late`: a stream in which it is written when that is waited for."""
+    """An array in the mock driver's device memory. `late`: a stream that writes it only when it is waited
+    for."""
 
     def __init__(self, driver: MockDriver, array: np.ndarray, *, device: int = 0, skip: int = 0, late: int | None = None) -> None:
         self.driver, self.device = driver, device
@@ -155,7 +158,7 @@ class Memory:
 
 
 class Interface:
-    """An array as Numba shares it: by the CUDA Array Interface."""
+    """An array with the CUDA Array Interface, as Numba shares it."""
 
     def __init__(self, memory: Memory, **changes: Any) -> None:
         self.memory, self.dtype = memory, memory.dtype
@@ -207,12 +210,13 @@ ctypes.pythonapi.PyCapsule_New.restype = ctypes.py_object
 ctypes.pythonapi.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 
-# What capsules point to: a capsule may be given back later than its object, and in no order when both are garbage.
+# The targets of capsules. A capsule may outlive its object, and garbage is collected in any order.
 _LIVE: list[Any] = []
 
 
 class Shared:
-    """An array as PyTorch, CuPy and JAX share it: by a DLPack capsule of a CUDA device, or copied to the host by `dl_device`."""
+    """An array with DLPack on a CUDA device, as PyTorch, CuPy and JAX share it; `dl_device` copies it to the
+    host."""
 
     def __init__(
         self, memory: Memory, *, on: int = 0, versioned: bool = True, offset: int = 0, strides: tuple[int, ...] | None = None, flags: int = 0
@@ -225,7 +229,7 @@ class Shared:
 
     @property
     def freed(self) -> int:
-        """How many of its capsules' tensors were given back."""
+        """Number of its capsules whose tensors were freed."""
         return self._freed[0]
 
     def __dlpack_device__(self) -> tuple[int, int]:

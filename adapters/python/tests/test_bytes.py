@@ -1,4 +1,4 @@
-"""Python and Rust give the same bytes, and every library understands them."""
+"""Python and Rust produce the same bytes, and each library decodes them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SPECS = [codec.name for codec in gcodec.CODECS if codec is not gcodec.Delta] + [
 
 
 def dump(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Tensors that take many ways through the encoder; names in ascending order, as the tool reads them."""
+    """Tensors that cover many paths of the encoder. The names ascend, as the command-line tool reads them."""
     cube = lambda *shape: (rng.standard_normal(shape) ** 3).astype(np.float32)  # noqa: E731
     return {
         "a.bias": cube(37),

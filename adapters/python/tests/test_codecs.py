@@ -1,4 +1,4 @@
-"""Codecs are the library's, by their names, their settings and their defaults."""
+"""Codecs have the names, settings and defaults of the library."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_settings_and_defaults_are_the_librarys(codec: type[gcodec.Codec]) -> No
     allowed = complaint(f"{codec.name}:no-such-key=1").partition("allowed are ")[2]
     assert set(settings(codec)) == (set() if allowed == "none" else set(allowed.split(", ")))
     assert str(codec()) == _native.canonical(codec.name)
-    # Each default, written out, says what leaving it out says.
+    # An explicit default equals an omitted setting.
     for key, value in settings(codec).items():
         if value is not None:
             assert _native.canonical(f"{codec.name}:{key}={value}") == _native.canonical(codec.name), key

@@ -1,4 +1,5 @@
-"""CUDA tensors, on machines without CUDA: the mock driver runs the kernels on the CPU. What it cannot show is in test_device.py."""
+"""CUDA tensors on machines without CUDA: the mock driver runs the kernels on the CPU. test_device.py has the
+tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ driver = pytest.fixture(scope="module")(mock_driver.loaded)
 
 
 def arrays(rng: np.random.Generator, dtype: Any = np.float32) -> dict[str, np.ndarray]:
-    """Gradients of an awkward model: a matrix, a vector, nothing, one element, zeros."""
+    """Gradients of difficult shapes: a matrix, a vector, no elements, one element, zeros."""
     cube = lambda *shape: (rng.standard_normal(shape) ** 3).astype(dtype)  # noqa: E731
     return {"m": cube(50, 61), "v": cube(37), "e": np.zeros((0, 4), dtype), "s": cube(), "z": np.zeros(300, dtype)}
 
@@ -63,7 +64,7 @@ def test_without_a_driver_everything_says_so() -> None:
             return (2, 0)
 
         def __dlpack__(self, **_: Any) -> object:
-            raise AssertionError("nobody could have it")
+            raise AssertionError("the driver is missing, so nothing may be exported")
 
     for use in (lambda: gcodec.encode(Claimed(), "topk"), gcodec.cuda.Compressor):
         with pytest.raises(gcodec.DeviceError) as raised:
@@ -77,7 +78,7 @@ def test_the_library_says_which_codecs_run_there() -> None:
     assert gcodec.cuda.on_device(gcodec.TopK(k=3)) and not gcodec.cuda.on_device(gcodec.Raw())
 
 
-# What goes by the host goes by NumPy here, which does not share bf16.
+# Copies to the host use NumPy here, which does not share bf16.
 @pytest.mark.parametrize(
     ("spec", "dtype"),
     [(spec, dtype) for spec in SPECS for dtype in ("float32", "float16", "bfloat16") if dtype != "bfloat16" or spec in ON_DEVICE],
@@ -121,7 +122,7 @@ def test_residuals_are_the_hosts(driver: MockDriver, rng: np.random.Generator, s
         assert on_device.norm == of_compressor.norm == on_host.norm
     same(on_device.state_dict(), on_host.state_dict())
     again = pickle.loads(pickle.dumps(on_device))
-    # From a device to the host and back, by a checkpoint or by tensors that moved: the residual goes with them.
+    # The residual follows its tensor from a device to the host and back, by a checkpoint or by a move.
     for there in (True, False, False, True):
         own = arrays(rng)
         expected = gcodec.encode(own, spec, feedback=on_host)
@@ -134,7 +135,8 @@ def test_residuals_are_the_hosts(driver: MockDriver, rng: np.random.Generator, s
 
 
 def test_one_update_of_both_sides(driver: MockDriver, rng: np.random.Generator) -> None:
-    """Codecs with and without a way of their own on devices, tensors here and there: one stream, and one set of residuals."""
+    """Codecs that run on devices or not, tensors on devices and on the host: one stream, one set of
+    residuals."""
     own = {f"layer.{i}.{part}": (rng.standard_normal(shape) ** 3).astype(np.float32) for i in range(3) for part, shape in
            {"weight": (30, 41), "bias": (30,), "scale": (7, 3)}.items()}
     rules = {"*.bias": "lossless", "*.scale": "powersgd:rank=1", "layer.2.weight": "sbc:density=0.02"}
@@ -146,7 +148,7 @@ def test_one_update_of_both_sides(driver: MockDriver, rng: np.random.Generator) 
             given["layer.2.weight"] = own["layer.2.weight"]
         assert gcodec.encode(given, "topk:density=0.02,scope=global", rules=rules, feedback=on_devices) == expected
         same(on_devices.state_dict(), on_host.state_dict())
-    # Some of a codec's tensors elsewhere: they share blocks, so all of them go by the host.
+    # Tensors of one codec share blocks. If one is on the host, all are copied there.
     given = shared(driver, own) | {"layer.1.weight": own["layer.1.weight"]}
     before = driver.count("cuLaunchKernel")
     assert gcodec.encode(given, "topk") == gcodec.encode(own, "topk")
@@ -161,10 +163,10 @@ def test_one_update_of_both_sides(driver: MockDriver, rng: np.random.Generator) 
     assert driver.count("cuLaunchKernel") > before
 
 
-def test_what_goes_by_the_host_is_said_once(
+def test_copies_to_the_host_are_logged_once(
     driver: MockDriver, gradient: np.ndarray, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gcodec.devices._said", set())
+    monkeypatch.setattr("gcodec.devices._logged", set())
     caplog.set_level(logging.DEBUG, "gcodec.cuda")
     transposed = Shared(Memory(driver, gradient), strides=(1, 300))
     transposed.memory.shape = (300, 401)
@@ -173,9 +175,9 @@ def test_what_goes_by_the_host_is_said_once(
         gcodec.encode(Shared(Memory(driver, gradient.astype(np.float64))), "topk")
         gcodec.encode(transposed, "topk")
     assert [(r.levelname, r.getMessage().rpartition(": ")[2]) for r in caplog.records] == [
-        ("DEBUG", "the codec has no way of its own on devices"),
-        ("DEBUG", "kernels do not take f64"),
-        ("DEBUG", "a tensor does not lie row-major"),
+        ("DEBUG", "the codec does not run on devices"),
+        ("DEBUG", "the kernels do not take f64"),
+        ("DEBUG", "a tensor is not row-major"),
     ]
 
 
@@ -186,20 +188,20 @@ def test_work_waits_for_what_wrote_the_tensors(driver: MockDriver, gradient: np.
         theirs = driver.stream()
         tensor = Shared(Memory(driver, gradient, late=theirs), on=theirs)
         assert compressor.encode(tensor, "topk", stream=stream) == expected
-        # The thread's own stream is worked for in the legacy one, as work is done by other threads.
+        # Other threads do the work, so the legacy stream replaces the thread's own stream.
         assert [asked["stream"] for asked in tensor.asked] == [1 if stream in (None, 1, 2) else stream]
         theirs = driver.stream()
         interface = Interface(Memory(driver, gradient, late=theirs), stream=theirs)
         assert compressor.encode(interface, "topk", stream=stream) == expected
-    # In the same stream nothing needs to be said.
+    # Work in the same stream is in order.
     theirs, before = driver.stream(), driver.count("cuStreamWaitEvent")
     assert compressor.encode(Interface(Memory(driver, gradient, late=theirs), stream=theirs), "topk", stream=theirs) == expected
     assert driver.count("cuStreamWaitEvent") == before
     assert gcodec.encode(Interface(Memory(driver, gradient, late=theirs), stream=theirs), "topk") == expected
-    # Version 2 has no word for streams: what is in the legacy one comes first.
+    # Version 2 does not name a stream: work in the legacy stream comes first.
     old = Interface(Memory(driver, gradient, late=0), version=2)
     assert compressor.encode(old, "topk", stream=driver.stream()) == expected
-    with pytest.raises(BufferError, match="stream 0"):
+    with pytest.raises(BufferError, match="stream is 0"):
         gcodec.encode(Interface(Memory(driver, gradient), stream=0), "topk")
 
 
@@ -216,7 +218,7 @@ def test_streams_of_other_libraries(driver: MockDriver, gradient: np.ndarray) ->
         compressor.encode(tensor, "topk", stream=given)
         assert tensor.asked[0]["stream"] == stream
     for wrong in ("1", True, -1, 1.5):
-        with pytest.raises(TypeError, match="no stream"):
+        with pytest.raises(TypeError, match="stream is a"):
             compressor.encode(Shared(Memory(driver, gradient)), "topk", stream=wrong)
 
 
@@ -237,13 +239,13 @@ def raises(use: Any, kind: str, match: str | None, error: type[Exception] = gcod
     assert raised.value.kind == kind  # type: ignore[attr-defined]
 
 
-def test_errors_say_what_is_wrong(driver: MockDriver, gradient: np.ndarray) -> None:
+def test_errors_name_the_tensor_and_the_cause(driver: MockDriver, gradient: np.ndarray) -> None:
     compressor = gcodec.cuda.Compressor()
     memory = Memory(driver, gradient, device=1)
-    raises(lambda: compressor.encode({"w": Shared(memory)}, "topk"), "wrong-device", "'w' is on CUDA device 1, the compressor on 0")
+    raises(lambda: compressor.encode({"w": Shared(memory)}, "topk"), "wrong-device", "'w' is on CUDA device 1, but the compressor on 0")
     odd = Memory(driver, gradient, skip=2)
     raises(lambda: gcodec.encode({"w": Shared(odd)}, "topk"), "misaligned", '"w": address .* aligned')
-    # A producer that is wrong about where its memory is.
+    # A producer that declares a wrong device.
     memory.device = 0
     raises(lambda: gcodec.encode({"w": Shared(memory)}, "topk"), "wrong-device", "on device 1, not 0")
     host = Interface(odd, data=(gradient.ctypes.data, False))
@@ -299,7 +301,7 @@ def test_what_fails_leaves_the_residuals(driver: MockDriver, rng: np.random.Gene
             assert data == expected and failing > 0, call
             same(fresh.state_dict(), after.state_dict())
             break
-    # The host's part fails after the device's was done.
+    # Compression fails on the host after it has finished on the device.
     given = shared(driver, own) | {"n": np.array([1.0, np.nan], np.float32)}
     for _ in range(2):
         with pytest.raises(gcodec.InputError, match="NaN"):
@@ -319,7 +321,7 @@ def test_many_small_tensors_cost_what_one_costs(driver: MockDriver, rng: np.rand
         driver.library.mock_driver_reset_counts()
         assert compressor.encode(given, "topk:density=0.1") == gcodec.encode(own, "topk:density=0.1")
         counts.append([driver.count(call) for call in calls])
-    # Memory is taken once; all else does not depend on how many there are.
+    # Memory is allocated once. The other calls do not depend on the number of tensors.
     assert counts[1] == counts[2] and counts[1][-2:] == [0, 0], counts
     assert counts[1][2] <= 2 and counts[1][1] == 1, counts
 
@@ -369,7 +371,7 @@ def test_updates_are_put_and_added(driver: MockDriver, rng: np.random.Generator,
         there = {name: Interface(Memory(driver, array)) for name, array in before.items()}
         gcodec.cuda.apply(data, there, add=True)
         for name, array in expected.items():
-            # In 32 bits, then rounded; the numbers of most codecs were not rounded to 16 bits before.
+            # Sums are in f32 and then rounded. Most codecs do not round their values to 16 bits before.
             if dtype == "float32" or spec == "topk" or name == "z":
                 total = (before[name].astype(np.float32) + array.astype(np.float32)).astype(dtype)
                 assert np.array_equal(there[name].memory.read(), total), (spec, name)
@@ -431,7 +433,7 @@ def test_what_is_put_comes_after_what_wrote_the_tensor(driver: MockDriver, gradi
         tensor = Shared(Memory(driver, gradient, late=theirs), on=theirs)
         gcodec.cuda.apply(data, tensor, add=True, stream=stream)
         if stream is not None:
-            # In the stream, but not done.
+            # Queued in the stream, but not executed.
             assert tensor.memory.read().tobytes() != expected
             driver.call("cuStreamSynchronize", stream)
         assert tensor.memory.read().tobytes() == expected
@@ -455,7 +457,8 @@ def test_the_files_for_a_device_run_with_the_mock_driver(driver: MockDriver) -> 
 def test_tensors_of_pytorch_are_lent_in_its_current_stream(
     driver: MockDriver, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a module that has of PyTorch what is asked of it: PyTorch itself has no tensors on the mock driver."""
+    """A module with the used parts of PyTorch stands in for it, because PyTorch does not run on the mock
+    driver."""
     import types
 
     said: list[Any] = []
@@ -489,11 +492,11 @@ def test_tensors_of_pytorch_are_lent_in_its_current_stream(
     assert gcodec.encode(tensor, "topk") == expected
     assert said == [1, "detached", "left"] and tensor.asked[0]["stream"] == theirs
     assert driver.count("cuStreamSynchronize") > before
-    # A stream that is given goes before the current one.
+    # A given stream replaces the current one.
     ours = driver.stream()
     assert gcodec.cuda.Compressor(1).encode(tensor, "topk", stream=ours) == expected
     assert tensor.asked[1]["stream"] == ours
-    # What is put into a tensor of PyTorch is in its current stream, and need not be done.
+    # Writing to a PyTorch tensor is queued in its current stream, and need not have finished.
     gcodec.cuda.apply(gcodec.encode(gradient, "raw"), tensor, add=True)
     assert np.array_equal(tensor.memory.read(), gradient)
     driver.call("cuStreamSynchronize", theirs)
@@ -524,5 +527,6 @@ def test_the_interpreter_runs_on(driver: MockDriver, rng: np.random.Generator) -
     while not done.wait(0.001):
         turns += 1
     worker.join()
-    # The kernels take much longer than that on the CPU; without the interpreter there would have been one turn at the most.
+    # The kernels take much longer on the CPU. If the interpreter were held, this thread would get one turn at
+    # most.
     assert turns > 2

@@ -1,5 +1,8 @@
-"""CUDA tensors on a CUDA device: what the mock driver cannot show. `tools/gpu-check` runs this file by itself, as pytest may not be there:
-`python3 test_device.py [VECTORS]`. What is not there is skipped, and said. GCODEC_MOCK_DRIVER takes the mock driver for a device, to try the file.
+"""CUDA tensors on a CUDA device, for results that the mock driver cannot give.
+
+`tools/gpu-check` runs this file by itself, `python3 test_device.py [VECTORS]`, because pytest may be missing
+there. Tests that cannot run are skipped with a message. With GCODEC_MOCK_DRIVER set, the mock driver replaces
+the device, to try this file.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 class SkipError(Exception):
-    """Why a test does not run here."""
+    """The reason why a test does not run here."""
 
 
 class Numpy:
-    """The host's side: arrays, and bf16 as its bits."""
+    """Arrays on the host, with bf16 as bits."""
 
     @staticmethod
     def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
@@ -82,7 +85,7 @@ class Cupy:
 
 
 class CupyInterface(Cupy):
-    """By the CUDA Array Interface alone."""
+    """CuPy through the CUDA Array Interface only."""
 
     name = "the CUDA Array Interface"
 
@@ -183,7 +186,7 @@ SPECS = [codec.name for codec in gcodec.CODECS if gcodec.cuda.on_device(codec.na
 
 
 def each(of: Callable[[Any, str], None]) -> None:
-    """For each library and element type."""
+    """Runs a test for each library and element type."""
     needs_a_device()
     done = 0
     for library in libraries():
@@ -202,7 +205,7 @@ STEPS = 3
 
 @functools.cache
 def on_the_host(spec: str, dtype: str) -> tuple[list[bytes], dict[str, bytes], bytes]:
-    """Updates with error feedback, the residuals after them, and the last update without."""
+    """Returns updates with error feedback, the residuals after them, and the last update without feedback."""
     feedback, updates = gcodec.Feedback(), []
     for step in range(STEPS):
         host = {name: Numpy.tensor(array, dtype) for name, array in gradients(dtype, step).items()}
@@ -241,7 +244,7 @@ def test_updates_are_put_and_added_as_on_the_host() -> None:
             if dtype == "float32":
                 for name, tensor in there.items():
                     once = expected[name].numpy()
-                    # Not by bytes: -0 + 0 is 0.
+                    # Compared as numbers, because -0 + 0 is 0.
                     assert np.array_equal(np.frombuffer(library.get(tensor), np.float32).reshape(once.shape), once + once), (spec, name)
 
     each(of)
@@ -296,7 +299,7 @@ def test_torch_streams_and_views() -> None:
     stream.wait_stream(torch.cuda.current_stream())
     for given in (None, other, other.cuda_stream):
         with torch.cuda.stream(stream):
-            # Late: whoever does not wait for it gets something else.
+            # The tensor is written late: work that does not wait for it reads other values.
             late = torch.zeros_like(x)
             torch.cuda._sleep(200_000_000)
             late.copy_(x * 2)

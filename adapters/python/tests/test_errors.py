@@ -1,4 +1,4 @@
-"""Whatever the bytes are: a value, or an exception of one tree that says what, where and whose fault."""
+"""Any bytes give a value, or an exception with the error, its position and its cause."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_hostile_bytes_never_give_anything_but_a_value_or_an_error() -> None:
         data = mutated(chance.choice(all_streams), chance)
         for name, way in ways(data).items():
             try:
-                # A panic is no Exception: it would go through and fail the test.
+                # A panic is not an Exception, so it fails the test.
                 found = way()  # type: ignore[operator]
                 if name == "inspect" and not found.ok:
                     raise found.error
@@ -80,12 +80,12 @@ def test_hostile_bytes_never_give_anything_but_a_value_or_an_error() -> None:
                 assert error.fault in ("bytes", "limits", "newer writer", "caller"), repr(error)
                 assert error.fault == "caller" or error.offset is not None, repr(error)
                 assert str(error)
-    # Every way sees the damage; of bytes that one may leave unread, random access sees less.
+    # Every reader detects corruption. Random access does not read all bytes, so it detects less.
     assert all(count > 2000 for count in refused.values()), refused
 
 
 def test_damage_behind_right_checksums() -> None:
-    """The checksums are made right again, so that what lies behind them is reached."""
+    """Checksums are corrected after the corruption, so that the code behind them is reached."""
     import zlib
 
     chance = random.Random(5)

@@ -1,4 +1,4 @@
-"""Flower: a mod and a strategy that send frames."""
+"""Flower: a mod and a strategy that send compressed arrays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def identity(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Here(Grid):
-    """Nodes in this process: each has its app and its context, and what it is sent is copied, as a network does."""
+    """Nodes in this process, each with its app and context. Messages are copied, as over a network."""
 
     def __init__(self, app: ClientApp) -> None:
         self.app = app
@@ -73,7 +73,7 @@ def federated(app: ClientApp, strategy: Any) -> tuple[Here, Any]:
 
 
 def near_plain(right: int, expected: int, count: int) -> None:
-    """One run each: their difference is two binomial numbers'; by chance beyond three standard errors in 1 of 700 cases."""
+    """One run each. The difference of two binomial counts exceeds three standard errors in 1 of 700 cases."""
     rate = expected / count
     assert right / count > rate - 3 * (2 * rate * (1 - rate) / count) ** 0.5, (right, expected, count)
 
@@ -91,7 +91,8 @@ def test_fedavg_learns_with_a_fraction_of_the_bytes() -> None:
 
 
 def test_without_loss_it_is_fedavg() -> None:
-    """Differences and sums of f32 round: nothing else does. Only clients, only the server, and both."""
+    """Only differences and sums of f32 round. Compression by clients only, by the server only, and by
+    both."""
     _, plain = federated(client_app(), FedAvg())
     mod = gcodec.flower.mod("lossless")
     for app, strategy in (
@@ -101,7 +102,7 @@ def test_without_loss_it_is_fedavg() -> None:
         _, result = federated(app, strategy)
         assert score(result.arrays)[0] == pytest.approx(score(plain.arrays)[0], abs=3)
         for name, array in plain.arrays.items():
-            # Training is stable here: differences of 2^-24 do not grow beyond this in a few dozen steps.
+            # Training is stable: differences of 2^-24 stay below this bound for a few dozen steps.
             assert np.allclose(result.arrays[name].numpy(), array.numpy(), atol=2e-3), name
 
 
@@ -135,7 +136,7 @@ def test_a_mod_sends_changes_and_keeps_the_rest_in_the_context() -> None:
         assert (array.stype, array.dtype, array.shape) == ("gcodec", "uint8", (len(array.data),))
         seen.append(gcodec.decode(array.data, framework="numpy"))
     assert seen[0]["w"].tolist() == [0, 4, 0, 0, 0, 0] and seen[0]["count[0]"].tolist() == [6]
-    # The other change waited; now it is -1 - 1, and 4 is larger.
+    # The residual of the other element makes -1 - 1; 4 is larger in magnitude.
     assert seen[1]["w"].tolist() == [0, 4, 0, 0, 0, 0]
     kept = {n: a.numpy().tolist() for n, a in context.state["gcodec.residuals"].items()}
     assert kept == {"w": [0, 0, 0, -2, 0, 0]}
@@ -183,12 +184,11 @@ dependencies = []
 publisher = "gcodec"
 [tool.flwr.app.components]
 serverapp = "flower_app:{server}"
-clientapp = "flower_app:{client}"
-"""
+clientapp = "flower_app:{client}" """
 
 
 class Flower:
-    """Flower's own programs, on the loopback interface alone: a link with its nodes, and the app that they are given."""
+    """Flower's own programs on the loopback interface: a link with its nodes, and their app."""
 
     def __init__(self, folder: Path, server: str, client: str) -> None:
         tests, self.folder, self.scripts = Path(__file__).parent, folder, _scripts()
@@ -201,7 +201,7 @@ class Flower:
         settings = f'[superlink]\ndefault = "loop"\n[superlink.loop]\naddress = "127.0.0.1:{self.link}"\ninsecure = true\n'
         (home / "config.toml").write_text(settings)
         self.result = folder / "result"
-        # Programs of this environment, which see this package and the tests' modules.
+        # Programs of this environment, which import this package and the modules of the tests.
         paths = os.pathsep.join([str(tests), str(Path(gcodec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         self.environment = {
             **os.environ,
@@ -237,7 +237,7 @@ class Flower:
         self._start("flower-supernode", "--insecure", *address, "--node-config", f"part={part}")
 
     def run(self, *options: str) -> str:
-        """What the app has written in the end."""
+        """Returns the final output of the app."""
         command = [sys.executable, str(self.scripts / "flwr"), "run", str(self.project), "loop", *options]
         environment = self.environment
         subprocess.run(
@@ -251,7 +251,7 @@ class Flower:
 
     def _start(self, program: str, *arguments: str) -> None:
         command = [sys.executable, str(self.scripts / program), *arguments]
-        # A session of its own, whose processes all end with it.
+        # A new session, so that all its processes can be ended together.
         self.running.append(
             subprocess.Popen(
                 command,
@@ -272,7 +272,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _scripts() -> Path:
-    """Where Flower's programs are: beside the packages that this environment sees."""
+    """Returns the folder of Flower's programs, which belongs to the packages of this environment."""
     import flwr
 
     return Path(flwr.__file__).parents[4] / "bin"
@@ -283,16 +283,16 @@ def test_the_deployment_engine_on_loopback(tmp_path: Path) -> None:
         flower.start_link()
         [flower.start_node(part) for part in range(CLIENTS)]
         correct, count, rounds = map(int, flower.run().split())
-    # Guessing is right once in ten.
+    # Guessing gives 1 in 10.
     assert rounds == 2 and correct > count / 2, (correct, count)
 
 
 def test_the_simulation_engine(tmp_path: Path) -> None:
-    """Plain FedAvg and then with frames, by four nodes that Flower and Ray run; what travels is looked at on its way."""
+    """Plain FedAvg, then with compression, on four nodes of Flower and Ray. The test records the traffic."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("no ray, on which Flower's simulation engine runs: pip install -r adapters/python/requirements-test.txt")
     nodes = 4
-    # Names of sockets are short: not below a test's own folder. What Ray writes while it ends is in nobody's way.
+    # Socket names must be short, so not below the test's folder. Ray may write there until it ends.
     short = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
     with short as rays, Flower(tmp_path, "comparison", "either") as flower:
         flower.environment |= {"RAY_TMPDIR": rays, "RAY_USAGE_STATS_ENABLED": "0"}
@@ -302,10 +302,10 @@ def test_the_simulation_engine(tmp_path: Path) -> None:
     plain, compressed = report["plain"], report["compressed"]
     near_plain(compressed["right"], plain["right"], plain["count"])
     assert plain["stypes"] == ["numpy.ndarray"] and compressed["stypes"] == [gcodec.flower.STYPE]
-    # The rules': without loss.
+    # The rules make these lossless.
     assert compressed["biases"] == ["all x planes"], compressed
     assert compressed["up"] < plain["up"] / 8 and compressed["down"] < plain["down"] / 2.5, report
-    # Nodes remember from round to round, whichever process they are in.
+    # Nodes keep their state between rounds, in whichever process they run.
     assert compressed["before"] == list(range(ROUNDS)) and plain["before"] == [0] * ROUNDS
     assert plain["evaluations"] == compressed["evaluations"] == ROUNDS
     print(report)

@@ -1,4 +1,4 @@
-"""The blocks of Python in docs/python.md are run, and the first ones of both READMEs."""
+"""Runs the blocks of Python in docs/python.md, and the first ones of both READMEs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_first_lines_of_the_packages_own_page(gradient: np.ndarray) -> None:
 
 
 def lines(name: str, tmp_path: Path, commands: Iterable[list[str]], prefix: str) -> list[str]:
-    """What the processes of a script say that begins so. That counts, not how they exit."""
+    """Returns the output lines of a script's processes that begin with `prefix`. Exit codes are ignored."""
     (tmp_path / name).write_text(NAMED[name].replace("9876", str(free_port())))
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
     processes = [
@@ -90,7 +90,7 @@ def number(line: str, after: str) -> float:
 
 def test_ddp(tmp_path: Path) -> None:
     said = torchrun("ddp.py", tmp_path)
-    # The target's variance, which is what guessing zero has, is 3.
+    # Guessing zero has the variance of the target as loss, 3.
     assert all(number(line, "loss") < 0.3 for line in said), said
 
 
@@ -119,5 +119,5 @@ def test_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     client: Any = importlib.import_module("client_app")
     server: Any = importlib.import_module("server_app")
     server.app(Here(client.app), Context(1, 1, {}, RecordDict(), {}))
-    # The target's mean square, which is what guessing zero has, is 4.
+    # Guessing zero has the mean square of the target as loss, 4.
     assert number(capsys.readouterr().out, "loss:") < 0.3

@@ -1,4 +1,4 @@
-"""Compressed updates in JAX: the transformation for optax, and processes."""
+"""Compressed updates in JAX: the transformation for optax, and several processes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def test_a_network_learns() -> None:
     sgd = optax.sgd(0.1, momentum=0.9)
     compressed = trained(optax.chain(gcodec.jax.compress(gcodec.TopK(density=0.05)), sgd))
     without = trained(optax.chain(gcodec.jax.compress(gcodec.TopK(density=0.005), feedback=False), sgd))
-    # Guessing has log 10 = 2.30. One run each: that it learns, and that feedback is what makes it.
+    # Guessing has a loss of log 10 = 2.30. One run each shows that training works, and that it needs
+    # feedback.
     assert compressed < 0.3 < without, (trained(sgd), compressed, without)
 
 
@@ -145,6 +146,6 @@ def test_processes_end_with_the_same_bits(tmp_path: Path) -> None:
     assert all(file.exists() for file in files), "\n".join(said)
     one, two = (np.load(file) for file in files)
     assert one["params"].tobytes() == two["params"].tobytes()
-    # Minus the mean of what the two sent, by steps of f32: 5 sums of numbers below 16.
+    # Minus the mean of both updates, with the rounding of 5 f32 sums of numbers below 16.
     assert np.abs(one["params"] + (one["sent"] + two["sent"]) / 2).max() < 5 * 4 * 2.0**-20
     assert np.count_nonzero(one["params"]) > 20

@@ -1,4 +1,4 @@
-"""Threads, forks, and the interpreter's lock."""
+"""Threads, forks, and the interpreter lock."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_interpreter_runs_while_we_code() -> None:
         time.sleep(0.001)
     thread.join()
     during = [t for t in ticks if encoded[0] < t < encoded[1]]
-    # Held, the lock would let this thread run before and after the coding only, however the machine is loaded.
+    # If the lock were held, this thread could run only before and after the coding, under any load.
     middle = [t for t in during if 0.25 < (t - encoded[0]) / (encoded[1] - encoded[0]) < 0.75]
     assert len(middle) >= 3, (len(during), encoded[1] - encoded[0])
 
@@ -74,7 +74,7 @@ def test_a_forked_process_codes() -> None:
     for _ in range(3):
         child = os.fork()
         if child == 0:
-            # What waits for threads that are not there waits for ever.
+            # Waiting for threads that do not exist in the child would never end.
             signal.alarm(60)
             right = gcodec.encode(array, CODEC) == expected and gcodec.decode(expected)["tensor"].size == array.size
             os._exit(0 if right else 1)

@@ -1,4 +1,4 @@
-"""Sums of many senders' updates: the library's, in the order of the senders."""
+"""Sums of the updates of several senders equal the library's, in the order of the senders."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_what_has_no_sum_is_refused() -> None:
         ([stream(1)], {"weights": [1, 2]}, "2 weights for 1 streams"),
         ([stream(1)], {"precision": "f16"}, "precision"),
         ([gcodec.encode({}, "raw")[:0]], {}, "stream 0"),
-        ([], {}, "nothing to sum"),
+        ([], {}, "no streams"),
     ]:
         with pytest.raises(gcodec.GcodecError, match=why):
             gcodec.reduce(streams, **settings)  # type: ignore[arg-type]
@@ -97,7 +97,8 @@ def test_what_has_no_sum_is_refused() -> None:
 
 
 def test_a_model_of_pytorch_and_one_of_jax_have_a_sum() -> None:
-    """JAX sorts the keys of each dict of a pytree, a model of PyTorch has its parameters in the order of its modules."""
+    """JAX sorts the keys of each dict in a pytree; a PyTorch model has its parameters in the order of its
+    modules."""
     import jax
     import jax.numpy as jnp
     import torch

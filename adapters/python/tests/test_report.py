@@ -1,4 +1,4 @@
-"""What inspect says, and that the command line says the same."""
+"""`inspect` reports the contents of a stream, as the command line does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_it_says_what_the_command_line_says(gradient: np.ndarray, command: str, 
                 if name == "shape":
                     assert list(value) == its[name]
                 elif name == "values":
-                    # The command line also says what matters of a kind: raw for floats as they are.
+                    # The command line also names the variant of a kind, such as raw for plain floats.
                     assert value == its[name] or (value, its[name]) in {("floats", "raw"), ("floats", "f32")}
                 else:
                     assert value == pytest.approx(its[name]), name

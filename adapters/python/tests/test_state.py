@@ -1,4 +1,4 @@
-"""Error feedback and Deep Gradient Compression: state that can be saved."""
+"""Error feedback and Deep Gradient Compression, and saving their state."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_is_left_out_comes_later(codec: str) -> None:
         sent += gcodec.decode(data, framework="numpy")["w"]
         given += tensors["w"]
         residual = feedback.state_dict("numpy")["w"]
-        # Sent and kept back are what was given. Each step adds a rounding of f32 at magnitudes below 32.
+        # Sent plus residual equals the input. Each step adds a rounding of f32 at magnitudes below 32.
         assert np.abs(sent + residual - given).max() < 6 * 3 * 2.0**-20
     names = set(feedback.state_dict())
     assert names == {"w", "b"} | ({"w#sidco", "b#sidco"} if "authors" in codec else set())
@@ -103,13 +103,14 @@ def test_deep_gradient_compression_continues() -> None:
 
 
 def test_deep_gradient_compression_sends_what_the_paper_says() -> None:
-    """One tensor, momentum m, no clipping: what is sent at the second step is v + m u + g + u... worked out by hand."""
+    """Two steps with one tensor and momentum, without clipping, computed by hand."""
     dgc = gcodec.Dgc(0.25, momentum=0.5)
     first = np.array([4.0, 1.0, 2.0, 0.5], "f")
     second = np.array([0.0, 1.0, 1.0, 0.0], "f")
     sent = gcodec.decode(gcodec.encode(first, dgc), framework="numpy")["tensor"]
     assert sent.tolist() == [4, 0, 0, 0]
-    # u = [0, 1, 2, .5] and v the same, the sent one cleared; then u = m u + g = [0, 1.5, 2, .25], v + u = [0, 2.5, 4, .75].
+    # u = v = [0, 1, 2, .5], the sent element cleared; then u = m u + g = [0, 1.5, 2, .25], v + u = [0, 2.5,
+    # 4, .75].
     sent = gcodec.decode(gcodec.encode(second, dgc), framework="numpy")["tensor"]
     assert sent.tolist() == [0, 0, 4, 0]
     state = {name: tensor.numpy().tolist() for name, tensor in dgc.state_dict()["tensors"].items()}

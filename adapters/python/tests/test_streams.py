@@ -1,4 +1,4 @@
-"""Streams through files, sockets and whatever reads and writes; and files by random access."""
+"""Streams through files, sockets and other objects, and random access to files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check(read: list[gcodec.Update], gradient: np.ndarray) -> None:
 
 
 class OnlyRead:
-    """A source that gives as little as it may."""
+    """A source that returns as few bytes as it may."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at = data, 0
@@ -49,7 +49,7 @@ class OnlyRead:
 
 
 class OnlyWrite:
-    """A target that takes as little as it may, as raw files do."""
+    """A target that takes as few bytes as it may, as raw files do."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -92,7 +92,7 @@ def test_sockets_and_what_follows_the_stream(gradient: np.ndarray) -> None:
 
     thread = threading.Thread(target=send)
     thread.start()
-    # The connection stays open: the stream's own end is what the reader stops at.
+    # The connection stays open, so the reader must stop at the end of the stream.
     check(list(gcodec.Reader(here, until_end=True)), gradient)
     assert here.recv(100) == b"and more", "nothing behind the end was taken"
     thread.join()
@@ -128,7 +128,7 @@ def test_updates_in_several_parts(gradient: np.ndarray) -> None:
     check(list(gcodec.Reader(io.BytesIO(data))), gradient)
     assert list(gcodec.decode(data)) == ["w", "b"]
     assert np.array_equal(gcodec.decode(data, names={"b"})["b"].numpy(), gradient[0] * 2)
-    # Elements of another type take a block of their own: a block is never cut.
+    # Elements of another type need another block, because a block is never cut.
     half = gradient[0].astype(np.float16)
     base = {"w": gradient, "b": half}
     out = io.BytesIO()

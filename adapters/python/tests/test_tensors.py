@@ -1,4 +1,4 @@
-"""Tensors of other libraries in, ours out, without copies."""
+"""Exchange of tensors with other libraries, without copies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TORCH = {
 
 
 def patterns(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Every bit pattern, NaN among them, but for bool."""
+    """Every bit pattern, including NaN, except for bool."""
     width = np.dtype(NUMPY[dtype]).itemsize
     count = int(np.prod(shape))
     random = np.random.default_rng(7).integers(0, 256, count * width, dtype=np.uint8)
@@ -45,7 +45,7 @@ def patterns(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def the_bytes(x: object) -> bytes:
-    """The elements' bytes, by the other library's own means."""
+    """Returns the bytes of the elements, computed by the other library."""
     if isinstance(x, torch.Tensor):
         return x.contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b""
     return np.asarray(x).tobytes()
@@ -107,7 +107,7 @@ def test_inputs_are_not_copied_and_are_let_go(gradient: np.ndarray) -> None:
     del watched
     gc.collect()
     assert seen() is None, "the producer's deleter was called"
-    # A read that is no copy follows what is written through another view.
+    # Without a copy, a write through one view is visible through another.
     shared = torch.from_numpy(gradient)
     before = gcodec.encode(shared, "raw")
     gradient[0, 0] += 1
@@ -183,7 +183,7 @@ def test_what_is_no_tensor_is_refused(gradient: np.ndarray) -> None:
 
 
 class Producer:
-    """A DLPack producer of whatever device and age."""
+    """A DLPack producer of any device and version."""
 
     def __init__(self, x: np.ndarray, device: int, takes: set[str]) -> None:
         self.x, self.device, self.takes, self.asked = x, device, takes, []
@@ -199,7 +199,7 @@ class Producer:
 
 
 def test_producers_of_any_age_and_device(gradient: np.ndarray) -> None:
-    # No way of its own on devices: tensors go by the host.
+    # The codec does not run on devices, so tensors are copied to the host.
     codec = "chunked"
     expected = gcodec.encode(gradient, codec)
     for device, takes in [(1, set()), (1, {"max_version"}), (3, {"max_version"}), (2, {"max_version", "dl_device", "copy"})]:
@@ -220,7 +220,7 @@ def test_our_capsules_keep_dlpacks_rules() -> None:
     copied = np.from_dlpack(tensor, copy=True)
     assert copied.ctypes.data != tensor.data_ptr and copied.tobytes() == tensor.tobytes()
     assert tensor.__dlpack__(copy=False) is not None
-    # A capsule is taken once.
+    # A capsule can be consumed once.
     capsule = tensor.__dlpack__()
 
     class Again:

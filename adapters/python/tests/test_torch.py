@@ -1,4 +1,4 @@
-"""Gradients between PyTorch's processes: gloo over loopback. What each rank does is in torch_ranks.py."""
+"""Gradients between PyTorch's processes: gloo over loopback. torch_ranks.py has the code of the ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_ranks_end_with_the_same_bits(trained: list[dict[str, Any]]) -> None:
 
 
 def worse_by(trained: list[dict[str, Any]], name: str) -> float:
-    """How many standard errors the mean loss is above that of plain DistributedDataParallel."""
+    """Returns by how many standard errors the mean loss exceeds that of plain DistributedDataParallel."""
     plain, other = ([run["loss"] for run in trained[0][runs]] for runs in ("plain", name))
     error = ((statistics.variance(plain) + statistics.variance(other)) / SEEDS) ** 0.5
     return (statistics.mean(other) - statistics.mean(plain)) / error
@@ -35,7 +35,7 @@ def worse_by(trained: list[dict[str, Any]], name: str) -> float:
 
 @pytest.mark.parametrize("name", ["topk", "scalecom"])
 def test_training_reaches_the_loss_of_plain_ddp(trained: list[dict[str, Any]], name: str) -> None:
-    # Welch's t of five seeds each: with at least 4 degrees of freedom it is above 7.17 in 1 of 1000 cases by chance.
+    # Welch's t for five seeds each: with at least 4 degrees of freedom it exceeds 7.17 in 1 of 1000 cases.
     by = worse_by(trained, name)
     print(f"{name}: {by:.2f} standard errors above plain")
     assert by < 7.17
@@ -50,12 +50,13 @@ def test_bytes_are_counted(trained: list[dict[str, Any]]) -> None:
         one, two = (rank[name][0]["profile"] for rank in trained)
         assert one["exchanges"] == two["exchanges"] > 0
         if not name.startswith("scalecom"):
-            # Padded frames of the other rank, and their sizes in 8 bytes.
+            # Padded frames of the other rank, and 8 bytes for their size.
             assert one["received"] >= two["sent"] + 8 * one["exchanges"], name
             assert two["received"] >= one["sent"] + 8 * two["exchanges"], name
         assert min(one["selection"], one["coding"], one["communication"]) > 0
     raw, topk = (trained[0][name][0]["profile"] for name in ("raw", "topk"))
-    # 4 bytes for each parameter and less than 1 KB of frames; top-k at 5 per cent, 2 bytes and less than 2 of position each.
+    # 4 bytes for each parameter and less than 1 KB of framing; top-k at 5 per cent: 2 bytes and less than 2
+    # of position.
     assert 4 * PARAMETERS < raw["sent"] / raw["exchanges"] < 4 * PARAMETERS + 1024
     assert topk["sent"] / topk["exchanges"] < 4 * 0.05 * PARAMETERS + 256
 
@@ -68,7 +69,8 @@ def test_bytes_of_scalecom_do_not_grow_with_ranks(tmp_path: Path) -> None:
         values = 4 * (154 + 3 + 24 + 1) * 8
         for result in results:
             own_sets = result["profile"]["sent"] - values
-            # It led 8 / world steps; a set of 182 of 3610 elements: less than 1 byte each, and a manifest.
+            # The rank led 8 / world steps. A set of 182 of 3610 elements takes less than 1 byte each, and a
+            # manifest.
             assert 0 < own_sets < 8 / world * (182 + 512)
 
 
@@ -111,7 +113,7 @@ def test_diloco(tmp_path: Path, codec: str) -> None:
     assert one["between"] != two["between"], "ranks train by themselves in between"
     assert one["bits"] == one["twin"] == two["twin"]
     assert one["profile"]["exchanges"] == rounds
-    # Guessing has log 10 = 2.30.
+    # Guessing has a loss of log 10 = 2.30.
     assert one["loss"] < 1.5
 
 

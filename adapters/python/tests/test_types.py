@@ -19,7 +19,7 @@ def run(*arguments: str, cwd: Path) -> None:
 
 
 def test_the_stubs_are_the_modules(tmp_path: Path) -> None:
-    # Before CPython 3.12 a class does not show that it has the buffer protocol.
+    # CPython before 3.12 does not show the buffer protocol of a class.
     unseen = tmp_path / "unseen"
     unseen.write_text("gcodec._native.Encoded.__buffer__\n")
     arguments = ("--allowlist", str(unseen), "--ignore-unused-allowlist")

@@ -1,4 +1,4 @@
-"""What each rank does in test_torch.py: a module of its own, since spawned processes import it."""
+"""The ranks of test_torch.py. Spawned processes import this module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ import gcodec.torch
 
 
 def entry(rank: int, world: int, folder: str, task: str, arguments: tuple[Any, ...]) -> None:
-    """One rank. What it found is in a file, which counts: a process may fail at its exit with everything done."""
+    """Runs one rank, with its result in a file. Exit codes are ignored, because a finished process may fail
+    at exit."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     gcodec.set_num_threads(1)
@@ -38,7 +39,7 @@ def entry(rank: int, world: int, folder: str, task: str, arguments: tuple[Any, .
 
 
 def ranks(folder: Path, world: int, task: str, *arguments: Any) -> list[Any]:
-    """The results of `task` on each of `world` ranks."""
+    """Returns the results of `task` on each of `world` ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     context = torch.multiprocessing.start_processes(
         entry, args=(world, str(folder), task, arguments), nprocs=world, join=False, start_method="spawn"
@@ -61,7 +62,7 @@ def network(seed: int, hidden: int = 48) -> torch.nn.Module:
 
 
 def bits(model: torch.nn.Module) -> str:
-    """A digest of the parameters."""
+    """Returns a digest of the parameters."""
     data = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
     return hashlib.sha256(data).hexdigest()
 
@@ -75,7 +76,7 @@ def batches(seed: int, rank: int, world: int, count: int, size: int = 32) -> Any
 
 
 def loss(model: torch.nn.Module) -> float:
-    """The mean loss on all digits that are trained on."""
+    """Returns the mean loss on all training digits."""
     pixels, labels, _, _ = (torch.from_numpy(x) for x in digits())
     with torch.no_grad():
         return float(torch.nn.functional.cross_entropy(model(pixels), labels))
@@ -84,7 +85,8 @@ def loss(model: torch.nn.Module) -> float:
 def train(
     rank: int, world: int, make: Callable[[torch.nn.Module], Any] | None, seed: int, steps: int, **ddp_settings: Any
 ) -> dict[str, Any]:
-    """Trains by DistributedDataParallel, with the hook of a state that `make` makes, or without one."""
+    """Trains with DistributedDataParallel. `make` returns the state of the hook; without it there is no
+    hook."""
     model = network(seed)
     ddp = DistributedDataParallel(model, **ddp_settings)
     state = make(model) if make else None
@@ -136,7 +138,8 @@ def every_codec(rank: int, world: int, seeds: int, steps: int) -> dict[str, Any]
 
 
 def buckets(rank: int, world: int) -> dict[str, Any]:
-    """Buckets of one tensor each, rebuilt after the first step; and views instead of copies."""
+    """Trains with buckets of one tensor each, rebuilt after the first step, and with gradients as bucket
+    views."""
     out: dict[str, Any] = {}
     for settings in ({}, {"bucket_cap_mb": 1e-4}, {"bucket_cap_mb": 1e-4, "gradient_as_bucket_view": True}):
         seen: set[int] = set()
@@ -152,7 +155,7 @@ def buckets(rank: int, world: int) -> dict[str, Any]:
 
 
 def checkpoint(rank: int, world: int, name: str, folder: str) -> tuple[str, str]:
-    """Ten steps, and ten steps with a checkpoint of both the model and the state after the fourth."""
+    """Trains ten steps, and ten steps with a checkpoint of the model and the state after the fourth."""
 
     def run(model: torch.nn.Module, first: int, last: int, load: bool, save: bool) -> None:
         ddp = DistributedDataParallel(model)
@@ -186,7 +189,7 @@ def checkpoint(rank: int, world: int, name: str, folder: str) -> tuple[str, str]
 
 
 def failures(rank: int, world: int, name: str) -> list[str]:
-    """A gradient of rank 1 that is not finite: every rank raises, and none waits for ever."""
+    """Gives rank 1 a gradient that is not finite: all ranks must raise, and none may wait."""
     model = network(0)
     ddp = DistributedDataParallel(model)
     state = state_of(name, model)
@@ -223,7 +226,7 @@ def diloco(rank: int, world: int, codec: str, rounds: int, every: int) -> dict[s
         if low.step():
             exchanged.append((step, bits(model)))
         if step == rounds * every // 2 + 1:
-            # Another run goes on from here.
+            # Another run continues from here.
             saved = copy.deepcopy(low.state_dict())
             twin = network(8)
             twin.load_state_dict(model.state_dict())
@@ -247,7 +250,7 @@ def short(rank: int, world: int, name: str, steps: int, profile: int = 0) -> dic
 
 
 def groups(rank: int, world: int) -> dict[str, list[str]]:
-    """Four ranks, together and as two groups of two."""
+    """Runs four ranks, together and as two groups of two."""
     pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     mine, out = pairs[rank // 2], {}
     for name in ("topk", "scalecom"):
@@ -258,8 +261,10 @@ def groups(rank: int, world: int) -> dict[str, list[str]]:
 
 
 def saved_whole(rank: int, world: int, name: str, folder: str) -> list[str]:
-    """Ten steps; and ten steps of which the last six are those of a copy, and of what was saved and loaded: each is the whole of
-    DistributedDataParallel, from which it takes the hook's state."""
+    """Trains ten steps; and ten steps of which the last six use a copy, or a saved and loaded model.
+
+    Copying and saving cover the whole of DistributedDataParallel, which holds the hook's state.
+    """
 
     def run(ddp: DistributedDataParallel, first: int, last: int) -> str:
         for pixels, labels in list(batches(5, rank, world, last))[first:]:
@@ -286,7 +291,7 @@ def saved_whole(rank: int, world: int, name: str, folder: str) -> list[str]:
         assert hook is gcodec.torch.hook and state.profile.exchanges == 4
         again.register_comm_hook(state, hook)
         ends.append(run(again, 4, 10))
-    # What was copied has not changed.
+    # The original of the copy has not changed.
     ends.append(run(half, 4, 10))
     model = network(1)
     diloco = gcodec.torch.DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), "topk", every=1)
@@ -305,7 +310,7 @@ def saved_whole(rank: int, world: int, name: str, folder: str) -> list[str]:
 
 
 def refusals(rank: int, world: int) -> int:
-    """What is refused, and changes nothing."""
+    """Arguments that are rejected without a change of state."""
     model = network(0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     state = gcodec.torch.State(model, "topk")

@@ -98,19 +98,28 @@ impl Drop for Managed {
     #[expect(unsafe_code, reason = "the producer's deleter is a C function")]
     fn drop(&mut self) {
         // A deleter may use Python objects, so it needs the interpreter. Without one the process is ending.
-        Python::try_attach(|_| match self {
-            // SAFETY: the capsule was renamed, so this object is the only owner, and calls the deleter once.
-            Self::Legacy(m) => unsafe {
-                if let Some(delete) = m.as_ref().deleter {
-                    delete(m.as_ptr());
-                }
-            },
-            // SAFETY: as above.
-            Self::Versioned(m) => unsafe {
-                if let Some(delete) = m.as_ref().deleter {
-                    delete(m.as_ptr());
-                }
-            },
+        Python::try_attach(|_| {
+            let [mut kind, mut value, mut trace] = [std::ptr::null_mut(); 3];
+            // SAFETY: the interpreter is attached, and fills the three pointers.
+            unsafe { ffi::PyErr_Fetch(&mut kind, &mut value, &mut trace) };
+            match self {
+                // SAFETY: the capsule was renamed, so this object is the only owner, and calls the deleter
+                // once.
+                Self::Legacy(m) => unsafe {
+                    if let Some(delete) = m.as_ref().deleter {
+                        delete(m.as_ptr());
+                    }
+                },
+                // SAFETY: as above.
+                Self::Versioned(m) => unsafe {
+                    if let Some(delete) = m.as_ref().deleter {
+                        delete(m.as_ptr());
+                    }
+                },
+            }
+            // A tensor may be dropped while an exception propagates, and a deleter in Python fails if one is
+            // set. SAFETY: the pointers come from `PyErr_Fetch`, which gave up its references.
+            unsafe { ffi::PyErr_Restore(kind, value, trace) };
         });
     }
 }
