@@ -11,10 +11,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcodec::compress::{Input, Options, compress};
+use gcodec::block::BlockOptions;
+use gcodec::compress::{Input, Options, compress, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::{BlockOptions, Codec, Limits, TensorBuf, TensorView, random};
+use gcodec::{Codec, Limits, TensorBuf, TensorView};
 
 /// The baseline of a ratio.
 #[derive(Clone, Copy)]
@@ -214,12 +215,12 @@ fn quickselected(view: TensorView<'_>, k: usize) -> Vec<u64> {
     (0..).zip(words).filter(|(_, word)| magnitude(word) >= least).map(|(i, _)| i).collect()
 }
 
-fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<gcodec::Block> {
+fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<gcodec::block::Block> {
     let input = Input { tensor: 0, name: "w", view, base: None };
     compress(&[input], std::slice::from_ref(codec), &Options::default(), None).expect("a finite tensor")
 }
 
-fn write(manifest: &Arc<Manifest>, codec: &Codec, blocks: &[gcodec::Block]) -> Vec<u8> {
+fn write(manifest: &Arc<Manifest>, codec: &Codec, blocks: &[gcodec::block::Block]) -> Vec<u8> {
     let options = BlockOptions::default().with_positions(codec.positions());
     let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
     let mut encoder = Encoder::new(EncodeOptions::default());

@@ -1,13 +1,33 @@
-//! gcodec is a wire format for compressed model updates (gradients, pseudo-gradients, weight deltas), and this is its
-//! library: it encodes and decodes them, streaming, in bounded memory, from peers that need not be trusted.
+//! Library for gcodec, a wire format for compressed model updates: gradients, pseudo-gradients and weight
+//! deltas. It encodes and decodes streams in bounded memory, from peers that need not be trusted.
 //!
-//! A compressed update says two things: *which* elements it speaks of (its [`Support`]) and *what* it says of them (its
-//! [`Values`]). A [`Block`] is both; a compressor ([`compress()`]) makes blocks and may lose information, the wire carries
-//! them and never does. The format is specified in `spec/`.
+//! A compressed update stores positions and values separately, so that any compressor fits: a
+//! [`block::Block`] has a [`block::Support`] (the elements it contains) and [`block::Values`] (their values).
+//! A compressor ([`compress::compress()`]) makes blocks and may lose information; the wire format never does.
+//! The folder `spec/` of the repository specifies the format.
 //!
-//! # Two ways
+//! # Where things are
 //!
-//! In one go, tensors to bytes and back:
+//! | Task | Path |
+//! |---|---|
+//! | Encode or decode named tensors in one call | [`encode`], [`decode`], [`decode_with`] for other [`Limits`] |
+//! | Choose a codec, set its options | [`Codec`], [`compress`] |
+//! | Keep residuals or sender state between steps | [`compress::Feedback`], [`compress::senders`] |
+//! | Write a stream to a file or socket | [`Writer`], [`stream::EncodeOptions`] |
+//! | Read a stream from a file or socket | [`Reader`], [`stream::Event`], [`stream::Body`] |
+//! | Read a stream in memory without copying | [`stream::SliceReader`] |
+//! | Encode and decode without IO | [`stream::Encoder`], [`stream::Decoder`] |
+//! | Turn updates into dense tensors | [`stream::Assembler`] |
+//! | Read one tensor of a finished file | [`file::File`] |
+//! | Map, append to, recover or replace a file | [`file`] |
+//! | Describe tensors; headers, metadata, models | [`frame`] |
+//! | Build or examine blocks | [`block`] |
+//! | Sum the updates of many workers | [`reduce`] |
+//! | Element types, conversions to and from `f32` | [`Dtype`], [`tensor`] |
+//! | Draw the same random numbers everywhere | [`compress::random`] |
+//! | Handle errors by kind and place | [`Error`], [`error`] |
+//!
+//! # One call
 //!
 //! ```
 //! use gcodec::{Dtype, TensorBuf};
@@ -22,13 +42,14 @@
 //! # }
 //! ```
 //!
-//! Streaming: [`Encoder`] and [`Decoder`] do no IO; [`Writer`], [`Reader`] and [`SliceReader`] are thin adapters over them;
-//! [`File`] reads one tensor of a finished file without reading the rest.
+//! # Streaming
 //!
 //! ```
 //! use std::sync::Arc;
 //! use gcodec::compress::{Input, Options, compress};
-//! use gcodec::{Assembler, Body, EncodeOptions, Event, Limits, Manifest, Reader, TensorBuf, TensorInfo, UpdateHeader, Writer};
+//! use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+//! use gcodec::stream::{Assembler, Body, EncodeOptions, Event};
+//! use gcodec::{Limits, Reader, TensorBuf, Writer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let gradient = TensorBuf::from_f32(vec![4], &[0.5, -2.0, 0.0, 0.25])?;
@@ -59,46 +80,41 @@
 //!
 //! # Trust
 //!
-//! Any bytes give a value or an [`Error`] that says what is wrong, at which byte, and whose fault it is. [`Limits`] bound
-//! memory and time; nothing is allocated on a length that a stranger declared.
+//! Corrupt, truncated or hostile input returns a typed [`Error`] with its kind, its byte offset and the party
+//! at fault. [`Limits`] bound memory and time. Memory grows with the bytes that arrived, not with the lengths
+//! that they declare.
 
 mod arch;
 mod bits;
 pub mod block;
 mod codes;
 pub mod compress;
-pub mod element;
 pub mod error;
 pub mod file;
 pub mod frame;
 mod limits;
 mod oneshot;
-pub mod random;
+mod random;
 pub mod reduce;
 pub mod stream;
 pub mod tensor;
 
-pub use block::{Block, BlockOptions, Positions, Scope, Support, Values};
-pub use codes::Entropy;
-pub use compress::{Codec, Feedback, compress};
+// At most 20 public names (tests/properties/root.rs): everything else is found in its module.
+pub use compress::Codec;
 pub use error::{Error, Result};
-pub use file::File;
-pub use frame::{Manifest, TensorInfo, UpdateHeader};
-pub use limits::{Budget, Limits};
+pub use limits::Limits;
 pub use oneshot::{decode, decode_with, encode};
-pub use stream::{
-    Assembler, Body, Decoder, EncodeOptions, Encoder, Event, Output, Reader, SliceReader, Writer,
-};
+pub use stream::{Reader, Writer};
 pub use tensor::{Dtype, TensorBuf, TensorView};
 
-/// What a fuzzer sets: not there in any other build (`fuzz/README.md`).
+/// Switches of the fuzz targets (`fuzz/README.md`); no other build has them.
 #[cfg(fuzzing)]
 pub mod fuzzing {
     pub use crate::arch::WIDEST;
     pub use crate::bits::CHECKSUMS;
 }
 
-/// The README's program is compiled and run.
+/// Compiles and runs the README's program.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

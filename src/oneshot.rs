@@ -14,8 +14,8 @@ use crate::tensor::{TensorBuf, TensorView};
 ///
 /// # Errors
 /// [`Error::Input`] if names repeat, if the codec does not support a tensor's type, or if a value is not
-/// finite and the codec cannot express it. Deltas need a base: use [`compress()`](crate::compress()) and
-/// [`Encoder`].
+/// finite and the codec cannot express it. Deltas need a base: use
+/// [`compress()`](crate::compress::compress()) and [`Encoder`].
 pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u8>> {
     let infos = tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
     let manifest = Arc::new(Manifest::new(infos.collect())?);

@@ -15,7 +15,7 @@ const ROUNDS: u32 = 10;
 
 /// Returns the four words of one counter: Philox4x32 with ten rounds (Salmon et al., 2011).
 #[inline]
-pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+pub(crate) fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let [mut x0, mut x1, mut x2, mut x3] = counter;
     let [mut k0, mut k1] = key;
     for _ in 0..ROUNDS {

@@ -4,12 +4,11 @@
 
 use std::sync::{Arc, LazyLock};
 
-use gcodec::block::{Constant, Floats, Planes, Sparse, Stored, Target, Ulp};
-use gcodec::frame::{Delta, IndexSet, UpdatePart};
-use gcodec::{
-    Block, Body, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, Scope, SliceReader, Support,
-    TensorInfo, UpdateHeader, Values, element,
-};
+use gcodec::block::{Block, Constant, Floats, Planes, Scope, Sparse, Stored, Support, Target, Ulp, Values};
+use gcodec::frame::{Delta, IndexSet, Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::tensor::element;
+use gcodec::{Dtype, Limits};
 use gcodec_fuzz::frames::{self, Frame, Repair};
 use gcodec_fuzz::{allowance, begin, fingerprint, limits, memory, widest};
 use libfuzzer_sys::fuzz_target;

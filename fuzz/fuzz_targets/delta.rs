@@ -5,14 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gcodec::block::Target;
+use gcodec::block::{Block, BlockOptions, Scope, Target};
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::{Delta, tensor_digest};
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, Codec, EncodeOptions, Encoder, Error, Event, File, Limits,
-    Manifest, Result, Scope, SliceReader, TensorBuf, UpdateHeader,
-};
+use gcodec::file::File;
+use gcodec::frame::{Delta, Manifest, UpdateHeader, tensor_digest};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Error, Limits, Result, TensorBuf};
 use gcodec_fuzz::frames::{self, Repair, UPDATE};
 use gcodec_fuzz::{allowance, begin, limits, memory};
 use libfuzzer_sys::fuzz_target;
@@ -120,7 +119,7 @@ fn arbitrary_delta(
     let mut update = arbitrary::update(random, manifest, true);
     let mut result = base.to_vec();
     let mut touched = BTreeSet::new();
-    let fits = |block: &Block| !matches!(block.values, gcodec::Values::Latent(_));
+    let fits = |block: &Block| !matches!(block.values, gcodec::block::Values::Latent(_));
     update.blocks.retain(|(block, _)| fits(block));
     for (block, _) in &update.blocks {
         let space = manifest.space(block.scope, 0).expect("a scope of the manifest");
@@ -131,7 +130,7 @@ fn arbitrary_delta(
             .zip(&space.lens)
             .map(|(t, &len)| Target { data: t.data_mut(), start, len })
             .collect();
-        let budget = gcodec::Budget::new(&Limits::default());
+        let budget = gcodec::frame::Budget::new(&Limits::default());
         block.apply(&space, &Default::default(), &budget, &mut targets).expect("a block that fits");
         touched.extend(block.scope.first()..block.scope.first() + block.scope.tensors());
     }

@@ -7,9 +7,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
-use gcodec::file::append;
-use gcodec::frame::Metadata;
-use gcodec::{Assembler, Body, EncodeOptions, Event, File, Result, SliceReader, TensorBuf, UpdateHeader};
+use gcodec::file::{File, append};
+use gcodec::frame::{Metadata, UpdateHeader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Event, SliceReader};
+use gcodec::{Result, TensorBuf};
 use gcodec_fuzz::{allowance, begin, fingerprint, limits, memory};
 use libfuzzer_sys::fuzz_target;
 use tempfile::TempPath;

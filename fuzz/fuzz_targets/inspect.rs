@@ -2,7 +2,7 @@
 //! The command line on any bytes: `inspect` as text, as JSON and annotated, and `verify`. It never panics,
 //! its memory is proportional to the input, and `verify` agrees with the library.
 
-use gcodec::{Body, Event, SliceReader};
+use gcodec::stream::{Body, Event, SliceReader};
 use gcodec_fuzz::{begin, limits, memory};
 use libfuzzer_sys::fuzz_target;
 

@@ -1,9 +1,9 @@
 #![no_main]
 //! A recovered stream is valid, and has every intact frame whose definitions and other parts are intact.
 
-use gcodec::block::{Set};
+use gcodec::block::Set;
 use gcodec::file::{Recovered, recover};
-use gcodec::{Body, Event, SliceReader};
+use gcodec::stream::{Body, Event, SliceReader};
 use gcodec_fuzz::frames;
 use gcodec_fuzz::{allowance, begin, limits, memory};
 use libfuzzer_sys::fuzz_target;
@@ -86,7 +86,7 @@ fn whole(bytes: &[u8]) -> Option<Vec<Whole>> {
             Body::Update(part) => {
                 frame.needs.push(part.manifest.id().0);
                 for block in part.decode_all().ok()? {
-                    if let gcodec::Support::Set(Set { id }) = block.support {
+                    if let gcodec::block::Support::Set(Set { id }) = block.support {
                         frame.needs.push(id.0);
                     }
                 }

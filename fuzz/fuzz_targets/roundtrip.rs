@@ -5,13 +5,16 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Affine, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat, Planes, Pow2, Rows, Scales, Seeded, Set, Sign, Sparse, Ulp};
-use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
-use gcodec::frame::{Delta, FrameKind, IndexSet, Metadata, Model, Weights};
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, Codec, Dtype, EncodeOptions, Encoder, Error, Event, Feedback,
-    Limits, Manifest, Result, Scope, SliceReader, Support, TensorBuf, TensorInfo, UpdateHeader, Values,
+use gcodec::block::{
+    Affine, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank,
+    Minifloat, Planes, Pow2, Rows, Scales, Scope, Seeded, Set, Sign, Sparse, Support, Ulp, Values,
 };
+use gcodec::compress::{Feedback, Input, NonFinite, Options, compress, deltas};
+use gcodec::frame::{
+    Delta, FrameKind, IndexSet, Manifest, Metadata, Model, TensorInfo, UpdateHeader, Weights,
+};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Error, Limits, Result, TensorBuf};
 use gcodec_fuzz::{POOLS, begin, fingerprint, widest};
 use libfuzzer_sys::{Corpus, fuzz_target};
 
@@ -134,9 +137,13 @@ fn break_one(random: &mut Random<'_>, update: &mut arbitrary::Update) {
         3 => block.scope = other.scope,
         4 => {
             block.scope = match random.below(3) {
-                0 => gcodec::Scope::Tensor(number),
-                1 => gcodec::Scope::Tensors { first: random.below(4), count: number },
-                _ => gcodec::Scope::Range { tensor: random.below(4), start: random.below(9), len: number },
+                0 => gcodec::block::Scope::Tensor(number),
+                1 => gcodec::block::Scope::Tensors { first: random.below(4), count: number },
+                _ => gcodec::block::Scope::Range {
+                    tensor: random.below(4),
+                    start: random.below(9),
+                    len: number,
+                },
             }
         }
         5 => break_support(&mut block.support, random, number),
@@ -181,11 +188,15 @@ fn break_values(values: &mut Values, random: &mut Random<'_>, number: u64) {
     };
     let which = random.below(4);
     match values {
-        Values::Floats(Floats { bytes, .. }) | Values::Planes(Planes { bytes }) => break_row(bytes, random, byte),
-        Values::Constant(Constant { groups, scales: s }) | Values::Sign(Sign { groups, scales: s, .. }) => match which {
-            0 => break_groups(groups, random),
-            _ => scales(s, random),
-        },
+        Values::Floats(Floats { bytes, .. }) | Values::Planes(Planes { bytes }) => {
+            break_row(bytes, random, byte)
+        }
+        Values::Constant(Constant { groups, scales: s }) | Values::Sign(Sign { groups, scales: s, .. }) => {
+            match which {
+                0 => break_groups(groups, random),
+                _ => scales(s, random),
+            }
+        }
         Values::Pow2(Pow2 { min_exponent, codes, .. }) => match which {
             0 => *min_exponent = number as i16,
             _ => break_row(codes, random, byte),
@@ -224,14 +235,16 @@ fn break_values(values: &mut Values, random: &mut Random<'_>, number: u64) {
             2 => break_values(left, random, number),
             _ => break_values(right, random, number),
         },
-        Values::Dct(Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients }) => match random.below(6) {
-            0 => *rows = number,
-            1 => *cols = number,
-            2 => *chunk_rows = number,
-            3 => *chunk_cols = number,
-            4 => break_support(support, random, number),
-            _ => break_values(coefficients, random, number),
-        },
+        Values::Dct(Dct { rows, cols, chunk_rows, chunk_cols, support, coefficients }) => {
+            match random.below(6) {
+                0 => *rows = number,
+                1 => *cols = number,
+                2 => *chunk_rows = number,
+                3 => *chunk_cols = number,
+                4 => break_support(support, random, number),
+                _ => break_values(coefficients, random, number),
+            }
+        }
         _ => {}
     }
 }
@@ -294,7 +307,8 @@ fn frames(random: &mut Random<'_>) {
                 let (id, set, count) = &sets[random.below(sets.len() as u64) as usize];
                 let dtype = manifest.tensors()[set.scope.first() as usize].dtype;
                 let values = arbitrary::values(random, dtype, *count, 1, false);
-                let block = Block { scope: set.scope, add: false, support: Support::Set(Set { id: *id }), values };
+                let block =
+                    Block { scope: set.scope, add: false, support: Support::Set(Set { id: *id }), values };
                 let options = arbitrary::options(random);
                 let header = UpdateHeader::default().with_label(text(random));
                 encoder.update(&mut out, &header, &manifest, &[(&block, options)]).expect("a block on a set");
@@ -328,7 +342,7 @@ fn long(random: &mut Random<'_>) {
     let (seed, spread) = (random.next(), random.below(32));
     let (matrix, halves) = (random.below(2) == 1, random.below(2) == 1);
     let mut words = vec![0; (rows * cols) as usize];
-    gcodec::random::words(seed.into(), 0, 0, &mut words);
+    gcodec::compress::random::words(seed.into(), 0, 0, &mut words);
     let number = |(i, word): (usize, &u32)| {
         // The exponents depend on row and column, and the second half differs from the first.
         let (row, column) = (i / cols as usize, i % cols as usize);
@@ -455,7 +469,7 @@ fn codec(random: &mut Random<'_>) {
             _ => {
                 let numbers: Vec<f32> = (0..n).map(|_| (random.below(512) as f32 - 256.0) / 64.0).collect();
                 let mut data = vec![0; alike.bytes_for(n).expect("few") as usize];
-                match gcodec::element::encode_f32s(alike, &numbers, 0, &mut data) {
+                match gcodec::tensor::element::encode_f32s(alike, &numbers, 0, &mut data) {
                     Ok(()) => data,
                     Err(_) => random.elements(alike, n),
                 }

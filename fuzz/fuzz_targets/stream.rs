@@ -3,10 +3,10 @@
 //! plain and wide kernels, and new and used buffers give the same blocks and tensors.
 use std::io::{ErrorKind, Read};
 
-use gcodec::{
-    Assembler, BlockOptions, Body, Decoder, EncodeOptions, Encoder, Event, Reader, SliceReader, TensorBuf,
-    UpdateHeader,
-};
+use gcodec::block::BlockOptions;
+use gcodec::frame::UpdateHeader;
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Reader, TensorBuf};
 use gcodec_fuzz::{POOLS, Seen, allowance, begin, fingerprint, limits, memory, widest};
 use libfuzzer_sys::fuzz_target;
 

@@ -9,7 +9,8 @@ use std::fmt::Write;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
-use gcodec::{Body, Event, Limits, Result};
+use gcodec::stream::{Body, Event};
+use gcodec::{Limits, Result};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use mutate::mutate;

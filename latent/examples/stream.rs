@@ -5,8 +5,10 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use gcodec::compress::Amount;
-use gcodec::{Dtype, EncodeOptions, Encoder, Manifest, TensorBuf, TensorInfo, random};
+use gcodec::compress::{Amount, random};
+use gcodec::frame::{Manifest, TensorInfo};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Dtype, TensorBuf};
 use gcodec_latent::protocol::{Begun, Settings, Variant, Worker, classes};
 use gcodec_latent::{Architecture, CodeFormat, Innovation};
 

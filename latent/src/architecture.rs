@@ -1,6 +1,6 @@
 //! The paper's networks (arXiv 2103.08870), of any width.
 
-use gcodec::random;
+use gcodec::compress::random;
 
 use crate::layer::{Conv, Layer};
 use crate::model::{Innovation, Model};

@@ -1,8 +1,12 @@
 //! Conversion between codes and the values of a block (spec, values/latent.md).
 
-use gcodec::block::{Affine, Floats, Groups, IndexSpace, Latent, ScaleFormat, Scales, Sets, Stored, Zero};
-use gcodec::element::{encode_f32s, max_finite};
-use gcodec::{Block, Budget, Dtype, Scope, Support, Values};
+use gcodec::Dtype;
+use gcodec::block::{
+    Affine, Block, Floats, Groups, IndexSpace, Latent, ScaleFormat, Scales, Scope, Sets, Stored, Support,
+    Values, Zero,
+};
+use gcodec::frame::Budget;
+use gcodec::tensor::element::{encode_f32s, max_finite};
 
 use crate::error::{Error, Result};
 use crate::model::{Model, Models};

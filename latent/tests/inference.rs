@@ -1,6 +1,6 @@
 //! Inference: golden bytes, a naive implementation of the spec, signals of any length, and untrusted bytes.
 
-use gcodec::random;
+use gcodec::compress::random;
 use gcodec_latent::{
     Architecture, CodeFormat, Conv, Error, FORMAT, Innovation, Layer, Limits, Model, Models, codes,
     decode_latent, encode_latent,

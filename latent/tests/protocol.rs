@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Floats, SetId, Sparse, Stored, ValuesId};
-use gcodec::compress::Amount;
+use gcodec::block::{Floats, Scope, SetId, Sparse, Stored, Support, Values, ValuesId};
+use gcodec::compress::{Amount, random};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::IndexSet;
-use gcodec::{
-    Body, Dtype, EncodeOptions, Encoder, Event, Manifest, Reader, Scope, SliceReader, Support, TensorBuf,
-    TensorInfo, Values, random,
-};
+use gcodec::frame::{IndexSet, Manifest, TensorInfo};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Reader, TensorBuf};
 use gcodec_latent::protocol::{Begun, Class, Outcome, Phase, Receiver, Settings, Variant, Worker, classes};
 use gcodec_latent::{Architecture, CodeFormat, Error, Innovation, Model, Models, decode_latent};
 
@@ -463,13 +461,13 @@ fn an_innovation_off_the_set_is_refused() {
     let (set, id) = set.unwrap();
     let inside = positions(&set);
     let outside = (0..).find(|p| !inside.contains(p)).unwrap() as u64;
-    let block = gcodec::Block {
+    let block = gcodec::block::Block {
         scope: set.scope,
         add: false,
         support: Support::Sparse(Sparse { positions: vec![outside] }),
         values: Values::Floats(Floats { stored: Stored::F32, bytes: 1f32.to_le_bytes().to_vec() }),
     };
-    let header = gcodec::UpdateHeader::default().with_step(3).with_world(WORLD);
+    let header = gcodec::frame::UpdateHeader::default().with_step(3).with_world(WORLD);
     let (mut encoder, mut out) = (Encoder::new(Default::default()), Vec::new());
     encoder.update(&mut out, &header, &group.manifest, &[(&block, Default::default())]).unwrap();
     group.receiver.begin(3).unwrap();

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use memmap2::Mmap;
 
-/// A file mapped into memory, to be read without copying by [`SliceReader`](crate::SliceReader) and
-/// [`File`](crate::File).
+/// A file mapped into memory, to be read without copying by [`SliceReader`](crate::stream::SliceReader) and
+/// [`File`](crate::file::File).
 ///
 /// If another process truncates the file while it is mapped, this process ends with SIGBUS on Unix. If
 /// another process writes to it, the data read changes, and checksums may or may not detect that. Map only

@@ -1,4 +1,4 @@
-/// Destination of an [`Encoder`](crate::Encoder): a `Vec<u8>`, or memory of another program's object.
+/// Destination of an [`Encoder`](crate::stream::Encoder): a `Vec<u8>`, or memory of another program's object.
 ///
 /// Appended bytes do not change, except that a frame's header is written when its body is complete.
 pub trait Output {

@@ -2,10 +2,10 @@
 
 use crate::block::values::{Content, Structure, to_number};
 use crate::block::{Block, Groups, IndexSpace, Sets, Sparse, Stored, Support, Values};
-use crate::element;
 use crate::error::{Error, Result};
 use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
+use crate::tensor::element;
 
 /// The part of a tensor's buffer that a block's scope covers.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl Block {
     /// [`Error::Input`] for latent codes and for a set that is not known; nothing is changed then.
     ///
     /// # Panics
-    /// May panic for a block that was made by hand and that an [`Encoder`](crate::Encoder) refuses, such as one with fewer
+    /// May panic for a block that was made by hand and that an [`Encoder`](crate::stream::Encoder) refuses, such as one with fewer
     /// values than positions. A block that was decoded holds together.
     pub fn apply(
         &self,

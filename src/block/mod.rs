@@ -13,7 +13,7 @@ pub(crate) mod support;
 pub(crate) mod values;
 mod wire;
 
-pub use crate::codes::CODINGS;
+pub use crate::codes::{CODINGS, Entropy};
 pub use bits::Bits;
 pub use dense::Target;
 pub use groups::Groups;

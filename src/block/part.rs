@@ -28,7 +28,7 @@ pub enum Part<'a, T: Clone, Id> {
 
 /// A [`Block`] of whose parts one or both may be in wire form already (spec, section 5).
 ///
-/// [`Encoder::update_wire`](crate::Encoder::update_wire) takes it. The frame is then byte for byte the one that it makes of the decoded
+/// [`Encoder::update_wire`](crate::stream::Encoder::update_wire) takes it. The frame is then byte for byte the one that it makes of the decoded
 /// block, where the bytes are those that the block's options ask for: codes without frequency tables, such as gaps by Rice
 /// and packed integers; what is coded by a table carries its own.
 ///

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::codecs::powersgd::Factor;
 use super::codecs::sidco::Adaptation;
-use crate::element::decode_f32s;
 use crate::error::{Error, InputErrorKind, Result};
+use crate::tensor::element::decode_f32s;
 use crate::tensor::{Dtype, TensorBuf, elements};
 
 /// The residuals of a sender, by tensor name: 32-bit floats, for each tensor the sum of what it was to send and what the

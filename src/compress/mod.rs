@@ -29,6 +29,11 @@ pub use feedback::Feedback;
 pub use select::Chosen;
 pub use spec::SpecError;
 
+/// Random numbers that depend only on a seed and a position (spec, section 8).
+pub mod random {
+    pub use crate::random::{key, sample, word, words};
+}
+
 use rayon::prelude::*;
 
 use crate::block::Positions;
@@ -390,7 +395,7 @@ impl Options {
 ///
 /// # Memory
 /// Beside what it returns and the residuals: for sparse codecs at most 1 MiB and, with the coding of
-/// [`Encoder::update`](crate::Encoder::update), 64 bytes for each element kept, as measured in
+/// [`Encoder::update`](crate::stream::Encoder::update), 64 bytes for each element kept, as measured in
 /// `tests/properties/memory.rs` at a density of 0.001; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
 /// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, `dither` and `terngrad`, and a copy of the
 /// elements for `raw` and `lossless`. `demo` takes 12 bytes for each coefficient kept, and `powersgd` 4 bytes for each element of the

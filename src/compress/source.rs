@@ -7,9 +7,9 @@ use rayon::prelude::*;
 use super::powersgd::Factor;
 use super::sidco::Adaptation;
 use super::{Codec, Feedback, Input, NonFinite, Options};
-use crate::element::{decode_f32s, max_finite, round_f32s};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
+use crate::tensor::element::{decode_f32s, max_finite, round_f32s};
 
 /// Elements of a tile: its floats stay in the first-level cache.
 pub(super) const TILE: usize = 1024;

@@ -8,10 +8,10 @@ use crate::block::{
     Affine, Bits, Block, Floats, Groups, Pow2, ScaleFormat, Scales, Scope, Sign, Sparse, Stored, Support,
     Underflow, Values, Zero,
 };
-use crate::element::{decode_f32s, encode_f32s, max_finite};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
+use crate::tensor::element::{decode_f32s, encode_f32s, max_finite};
 
 /// Kept elements that share a scale with [`Kept::Q4`].
 const Q4_GROUP: u64 = 256;

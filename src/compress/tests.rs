@@ -4,8 +4,8 @@ use super::*;
 use crate::block::{
     Affine, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Ulp, Values, Zero,
 };
-use crate::element::{decode_f32s, round_f32s, ulp_step};
 use crate::random::word;
+use crate::tensor::element::{decode_f32s, round_f32s, ulp_step};
 use crate::tensor::{Dtype, TensorBuf};
 
 /// Normal numbers, the same for every run.
@@ -21,7 +21,7 @@ pub(super) fn tensor(values: &[f32]) -> TensorBuf {
 
 pub(super) fn as_type(dtype: Dtype, values: &[f32]) -> TensorBuf {
     let mut data = vec![0; dtype.bytes_for(values.len() as u64).unwrap() as usize];
-    crate::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
+    crate::tensor::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
     TensorBuf::new(dtype, vec![values.len() as u64], data).unwrap()
 }
 
@@ -479,9 +479,9 @@ fn deltas_lead_from_base_to_tensor() {
         let mut data = [old.data().to_vec(), old.data().to_vec()];
         for (&p, &d) in positions(&blocks[0]).iter().zip(diffs) {
             let (data, at) = (&mut data[(p / n) as usize], p % n);
-            let bits = crate::element::bits_at(dtype, data, at).unwrap();
+            let bits = crate::tensor::element::bits_at(dtype, data, at).unwrap();
             assert_ne!(d, 0);
-            crate::element::set_bits_at(dtype, data, at, ulp_step(dtype, bits, d)).unwrap();
+            crate::tensor::element::set_bits_at(dtype, data, at, ulp_step(dtype, bits, d)).unwrap();
         }
         assert!(data.iter().all(|d| d == new.data()), "{dtype}");
     }

@@ -48,7 +48,7 @@ impl<'a> File<'a> {
     ///
     /// # Errors
     /// [`Error::Format`] if the stream is corrupt, truncated, or has no index.
-    /// [`SliceReader`](crate::SliceReader) reads streams without an index.
+    /// [`SliceReader`](crate::stream::SliceReader) reads streams without an index.
     pub fn open(bytes: &'a [u8], limits: Limits) -> Result<Self> {
         let preamble = bytes.first_chunk::<PREAMBLE_LEN>();
         Preamble::read(preamble.ok_or(Error::format(FormatErrorKind::Truncated, bytes.len() as u64))?)?;

@@ -19,7 +19,7 @@ const TAIL: [u8; 4] = *b"GCUE";
 
 impl End {
     /// Bytes in the body.
-    pub const BODY_LEN: usize = 24;
+    pub(crate) const BODY_LEN: usize = 24;
 
     pub(crate) fn body(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(Self::BODY_LEN);

@@ -73,7 +73,7 @@ impl IndexedUpdate {
 
 impl Index {
     /// Returns each frame with the offset where it begins.
-    pub fn frame_offsets(&self) -> impl Iterator<Item = (u64, IndexedFrame)> {
+    pub(crate) fn frame_offsets(&self) -> impl Iterator<Item = (u64, IndexedFrame)> {
         self.frames.iter().scan(PREAMBLE_LEN as u64, |at, frame| {
             let offset = *at;
             *at = at.saturating_add(frame.len);

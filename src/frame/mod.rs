@@ -9,6 +9,7 @@ mod metadata;
 mod model;
 mod update;
 
+pub use crate::limits::Budget;
 pub use end::End;
 pub(crate) use header::CHAINED_LEN;
 pub use header::{

@@ -9,10 +9,10 @@ use crate::tensor::Dtype;
 /// Adds two blocks with the same elements, without expanding them.
 ///
 /// Both blocks must belong to one manifest (the caller's responsibility), and have the same scope, flags and
-/// support. Their values must be numbers: [`Values::Floats`](crate::Values::Floats),
-/// [`Values::Planes`](crate::Values::Planes), or [`Values::Dct`](crate::Values::Dct) of one layout with
-/// floats as coefficients on one support (the transform is linear except for rounding). `space` is their
-/// index space; `sets` must contain the index set that they refer to, if any.
+/// support. Their values must be numbers: [`Values::Floats`](crate::block::Values::Floats),
+/// [`Values::Planes`](crate::block::Values::Planes), or [`Values::Dct`](crate::block::Values::Dct) of one
+/// layout with floats as coefficients on one support (the transform is linear except for rounding). `space`
+/// is their index space; `sets` must contain the index set that they refer to, if any.
 ///
 /// Integers are added exactly. Floats of at most 32 bits are added as 32-bit floats, and each sum is rounded
 /// once. The result is stored in the tensor's type if that is f32, else as f32, so that a sum of f16 numbers

@@ -2,9 +2,9 @@
 
 use crate::block::values::{Content, to_number};
 use crate::block::{Floats, Stored, Values};
-use crate::element::{bits_at, decode_f32s, encode_f32s, set_bits_at};
 use crate::error::{Error, Result};
 use crate::tensor::Dtype;
+use crate::tensor::element::{bits_at, decode_f32s, encode_f32s, set_bits_at};
 
 /// Numbers of a block or of a tensor.
 #[derive(Debug, Clone, PartialEq)]

@@ -14,8 +14,9 @@ use crate::stream::{Event, Parser, Progress};
 /// # Examples
 /// ```
 /// # fn main() -> gcodec::Result<()> {
-/// use gcodec::{Decoder, Event, Limits};
-/// let bytes = gcodec::Encoder::new(Default::default()).finish_empty();
+/// use gcodec::stream::{Decoder, Event};
+/// use gcodec::Limits;
+/// let bytes = gcodec::stream::Encoder::new(Default::default()).finish_empty();
 /// let mut decoder = Decoder::new(Limits::default());
 /// for piece in bytes.chunks(7) {
 ///     decoder.feed(piece);

@@ -243,7 +243,8 @@ impl Parser {
         self.offset
     }
 
-    /// Reads the next event from the beginning of `input`. After an error, every further call returns it again.
+    /// Reads the next event from the beginning of `input`. After an error, every further call returns it
+    /// again.
     pub(crate) fn advance<'a>(&mut self, input: &'a [u8]) -> Result<Progress<'a>> {
         let progress = match &self.state {
             State::Failed(error) => return Err(error.duplicate()),
@@ -256,7 +257,8 @@ impl Parser {
         progress
     }
 
-    /// Returns the length of the next event in bytes, as far as `input` shows it; 0 if `input` is refused already.
+    /// Returns the length of the next event in bytes, as far as `input` shows it; 0 if `input` is refused
+    /// already.
     pub(crate) fn needed(&self, input: &[u8]) -> u64 {
         let begins = |with: &[u8]| input.iter().zip(with).all(|(a, b)| a == b);
         match &self.state {

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{BlockOptions, Chunked, Sparse};
+use gcodec::block::{Block, BlockOptions, Chunked, Sparse};
+use gcodec::compress::random::word;
 use gcodec::compress::senders::{Dgc, DgcOptions};
-use gcodec::compress::{Input, Options, compress};
-use gcodec::element::{decode_f32s, encode_f32s};
-use gcodec::random::word;
-use gcodec::{
-    Block, Codec, Dtype, EncodeOptions, Encoder, Feedback, Manifest, TensorBuf, TensorInfo, UpdateHeader,
-};
+use gcodec::compress::{Feedback, Input, Options, compress};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::tensor::element::{decode_f32s, encode_f32s};
+use gcodec::{Codec, Dtype, TensorBuf};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -267,11 +267,11 @@ fn chunks_keep_their_largest_elements() {
             let spec = format!("chunked:chunk={chunk},kept={kept},values={kind}");
             let (blocks, arrived, bytes) = send(&[tensor(&values)], &spec.parse().unwrap(), None);
             let positions = match &blocks[0].support {
-                gcodec::Support::Sparse(Sparse { positions }) => positions.clone(),
-                gcodec::Support::Chunked(Chunked { chunk_len, kept, positions }) => {
+                gcodec::block::Support::Sparse(Sparse { positions }) => positions.clone(),
+                gcodec::block::Support::Chunked(Chunked { chunk_len, kept, positions }) => {
                     positions.iter().zip(0..).map(|(&p, i)| i / kept * chunk_len + u64::from(p)).collect()
                 }
-                gcodec::Support::All => (0..n as u64).collect(),
+                gcodec::block::Support::All => (0..n as u64).collect(),
                 other => panic!("{other:?}"),
             };
             let mut expected: Vec<u64> = Vec::new();
@@ -358,7 +358,7 @@ fn momentum_is_corrected_and_masked() {
             (u[i], v[i]) = (0.0, 0.0);
         }
         let [block] = &blocks[..] else { panic!("{blocks:?}") };
-        let gcodec::Support::Sparse(Sparse { positions }) = &block.support else { panic!() };
+        let gcodec::block::Support::Sparse(Sparse { positions }) = &block.support else { panic!() };
         assert_eq!(positions.iter().map(|&p| p as usize).collect::<Vec<_>>(), expected, "step {step}");
         let residuals = dgc.residuals();
         assert_eq!([residuals.get("a").unwrap(), residuals.get("c").unwrap()].concat(), v, "step {step}");

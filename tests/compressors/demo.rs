@@ -1,14 +1,15 @@
 //! DeMo: what its codec keeps, what its sender remembers, what its receivers step along, and what a step costs.
 
-use gcodec::block::{Dct, Floats, IndexSpace, Sets, Sparse, Stored};
-use gcodec::compress::senders::{DeMo, DeMoOptions, demo};
-use gcodec::compress::{Input, Kept, Options, compress};
-use gcodec::error::InputErrorKind;
-use gcodec::reduce::{Sum, SumOptions, add};
-use gcodec::{
-    Block, BlockOptions, Body, Budget, Codec, Dtype, EncodeOptions, Encoder, Error, Event, Feedback, Limits,
-    Manifest, Scope, SliceReader, Support, TensorBuf, TensorInfo, UpdateHeader, Values, random,
+use gcodec::block::{
+    Block, BlockOptions, Dct, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
 };
+use gcodec::compress::senders::{DeMo, DeMoOptions, demo};
+use gcodec::compress::{Feedback, Input, Kept, Options, compress, random};
+use gcodec::error::InputErrorKind;
+use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
+use gcodec::reduce::{Sum, SumOptions, add};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Error, Limits, TensorBuf};
 use std::sync::Arc;
 
 /// Normally distributed numbers, by Box and Muller.
@@ -202,7 +203,7 @@ fn large_numbers_arrive_finite() {
     for (dtype, large) in [(Dtype::F32, f32::MAX), (Dtype::F16, 65504.0), (Dtype::F8E4M3Fn, 448.0)] {
         let values: Vec<f32> = normal(4096, 5).iter().map(|x| large.copysign(*x)).collect();
         let mut data = vec![0; dtype.bytes_for(4096).unwrap() as usize];
-        gcodec::element::encode_f32s(dtype, &values, 0, &mut data).unwrap();
+        gcodec::tensor::element::encode_f32s(dtype, &values, 0, &mut data).unwrap();
         let tensor = TensorBuf::new(dtype, vec![64, 64], data).unwrap();
         for spec in ["demo:chunk=64,kept=4,values=f32", "demo", "powersgd:rank=2"] {
             let codec: Codec = spec.parse().unwrap();

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gcodec::block::{BlockOptions, Pow2};
+use gcodec::block::{BlockOptions, Pow2, Values};
 use gcodec::compress::{Input, Options, compress};
-use gcodec::{
-    Body, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, SliceReader, TensorBuf, TensorInfo,
-    UpdateHeader, Values,
-};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
 /// What a receiver gets of one tensor.
 fn arrived(values: &[f32], spec: &str) -> Vec<f32> {

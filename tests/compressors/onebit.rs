@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use gcodec::block::BlockOptions;
+use gcodec::block::{Block, BlockOptions, Values};
+use gcodec::compress::random::words;
 use gcodec::compress::senders::onebit::{Server, Settings, Worker};
-use gcodec::compress::{Input, Options, Share};
-use gcodec::random::words;
+use gcodec::compress::{Feedback, Input, Options, Share};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions};
-use gcodec::{
-    Block, Body, Codec, Dtype, EncodeOptions, Encoder, Event, Feedback, Limits, Manifest, SliceReader,
-    TensorBuf, TensorInfo, UpdateHeader, Values,
-};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
 

@@ -1,14 +1,13 @@
 //! PowerSGD: what its factors say, the protocol between many workers, and what a step of a ResNet18 costs.
 
-use gcodec::block::{IndexSpace, Sets};
+use gcodec::block::{Block, BlockOptions, IndexSpace, Sets, Values};
 use gcodec::compress::senders::powersgd::{Settings, Worker};
-use gcodec::compress::{Input, Options, compress};
+use gcodec::compress::{Feedback, Input, Options, compress, random};
 use gcodec::error::InputErrorKind;
+use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions, add};
-use gcodec::{
-    Block, BlockOptions, Body, Budget, Codec, Dtype, EncodeOptions, Encoder, Error, Event, Feedback, Limits,
-    Manifest, SliceReader, TensorBuf, TensorInfo, UpdateHeader, Values, random,
-};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Error, Limits, TensorBuf};
 use std::sync::Arc;
 
 fn uniform(n: usize, seed: u64) -> Vec<f32> {

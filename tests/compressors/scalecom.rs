@@ -4,16 +4,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gcodec::block::{Floats, Planes, Set, SetId, Sets, SharedSet, Sparse};
-use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
-use gcodec::compress::{Amount, Feedback, Kept};
-use gcodec::error::InputErrorKind;
-use gcodec::frame::{IndexSet, Reduction};
-use gcodec::reduce::add;
-use gcodec::{
-    Block, BlockOptions, Dtype, EncodeOptions, Encoder, Error, Manifest, Scope, Support, TensorBuf,
-    TensorInfo, UpdateHeader, random,
+use gcodec::block::{
+    Block, BlockOptions, Floats, Planes, Scope, Set, SetId, Sets, SharedSet, Sparse, Support,
 };
+use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::{Amount, Feedback, Kept, random};
+use gcodec::error::InputErrorKind;
+use gcodec::frame::{IndexSet, Manifest, Reduction, TensorInfo, UpdateHeader};
+use gcodec::reduce::add;
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Dtype, Error, TensorBuf};
 
 const SHAPES: [[u64; 2]; 2] = [[40, 30], [7, 11]];
 const BOTH: Scope = Scope::Tensors { first: 0, count: 2 };
@@ -103,15 +103,15 @@ fn positions(support: &Support) -> Vec<u64> {
         scope: BOTH,
         add: false,
         support: support.clone(),
-        values: gcodec::Values::Planes(Planes { bytes: Vec::new() }),
+        values: gcodec::block::Values::Planes(Planes { bytes: Vec::new() }),
     };
     let space = manifest().space(BOTH, 0).unwrap();
-    block.positions(&space, &Sets::new(), &gcodec::Budget::new(&gcodec::Limits::default())).unwrap()
+    block.positions(&space, &Sets::new(), &gcodec::frame::Budget::new(&gcodec::Limits::default())).unwrap()
 }
 
 fn numbers(block: &Block) -> Vec<f32> {
     match &block.values {
-        gcodec::Values::Floats(Floats { bytes, .. }) => f32s(bytes),
+        gcodec::block::Values::Floats(Floats { bytes, .. }) => f32s(bytes),
         other => panic!("{other:?}"),
     }
 }
@@ -218,7 +218,7 @@ fn memory_is_the_papers() {
                 let mut left: Vec<f32> = gradient.iter().zip(memory.iter()).map(|(g, m)| g + m).collect();
                 let space = manifest().space(BOTH, 0).unwrap();
                 // As f32 whatever it was stored as: adding nothing says so.
-                let budget = gcodec::Budget::new(&gcodec::Limits::default());
+                let budget = gcodec::frame::Budget::new(&gcodec::Limits::default());
                 let sent = match values {
                     Kept::F32 => numbers(&blocks[rank]),
                     _ => blocks[rank].numbers(&space, &sets, &budget).unwrap(),

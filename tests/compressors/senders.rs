@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{BlockOptions, Constant, Positions, Set, Sparse, SupportId};
+use gcodec::block::{
+    Block, BlockOptions, Constant, Positions, Scope, Set, Sparse, Support, SupportId, Values,
+};
+use gcodec::compress::random::words;
 use gcodec::compress::senders::{Sbc, SbcOptions, mask_momenta};
 use gcodec::compress::{Amount, Input, Options, compress};
-use gcodec::element::decode_f32s;
-use gcodec::random::words;
-use gcodec::{
-    Block, Body, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, Scope, SliceReader, Support,
-    TensorBuf, TensorInfo, UpdateHeader, Values,
-};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::tensor::element::decode_f32s;
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 

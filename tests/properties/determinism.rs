@@ -1,12 +1,10 @@
 //! Results do not depend on the number of threads (CAN-1) and do not change from run to run.
 
-use gcodec::block::{Scope, Sparse, Support};
-use gcodec::compress::{Input, Options, compress};
-use gcodec::frame::{Delta, IndexSet, tensor_digest};
-use gcodec::{
-    BlockOptions, Body, Codec, Dtype, EncodeOptions, Encoder, Event, Feedback, Limits, Manifest, SliceReader,
-    TensorBuf, TensorInfo, UpdateHeader, random,
-};
+use gcodec::block::{BlockOptions, Scope, Sparse, Support};
+use gcodec::compress::{Feedback, Input, Options, compress, random};
+use gcodec::frame::{Delta, IndexSet, Manifest, TensorInfo, UpdateHeader, tensor_digest};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 use std::sync::Arc;
 
 fn tensors(seed: u64) -> Vec<(String, TensorBuf)> {

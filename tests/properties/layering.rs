@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 /// Modules by layer, lowest layer first. The modules of one layer do not use each other.
 const LAYERS: &[&[&str]] = &[
     &["error"],
-    &["limits", "tensor"],
-    &["arch"],
-    &["random", "element"],
+    &["limits"],
+    &["arch", "tensor"],
+    &["random"],
     &["bits"],
     &["codes"],
     &["block"],
@@ -92,7 +92,7 @@ fn no_native_byte_order() {
 }
 
 /// Modules that implement the wire format.
-const FORMAT: &[&str] = &["random", "element", "bits", "codes", "block", "frame", "stream", "file"];
+const FORMAT: &[&str] = &["tensor", "random", "bits", "codes", "block", "frame", "stream", "file"];
 
 /// On a 32-bit machine, casting a 64-bit number to `usize` can change it. The wire format uses
 /// `limits::in_memory` instead.

@@ -4,6 +4,7 @@
 mod determinism;
 mod layering;
 mod reduce;
+mod root;
 mod roundtrip;
 #[path = "../wire/streams/mod.rs"]
 mod streams;

@@ -7,11 +7,11 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use gcodec::block::{Block, Constant, Groups, ScaleFormat, Scales, Scope, Support, Values};
-use gcodec::compress::{Input, Options, compress};
+use gcodec::block::{Block, BlockOptions, Constant, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use gcodec::compress::{Input, Options, compress, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::{BlockOptions, Codec, Dtype, Limits, TensorBuf, random};
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
 /// An allocator that counts the bytes in use, and their maximum.
 struct Counting;

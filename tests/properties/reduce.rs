@@ -3,16 +3,15 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Bits, Chunked, Floats, IndexSpace, Latent, Pow2, Rows, Seeded, Set, Sets, Sparse, Stored, Underflow,
+    Bits, Block, BlockOptions, Chunked, Floats, IndexSpace, Latent, Pow2, Rows, Scope, Seeded, Set, Sets,
+    Sparse, Stored, Support, Underflow, Values,
 };
-use gcodec::compress::{Input, Options, compress};
+use gcodec::compress::{Input, Options, compress, random};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::Reduction;
+use gcodec::frame::{Manifest, Reduction, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Precision, Sum, SumOptions, add, merge};
-use gcodec::{
-    Block, BlockOptions, Body, Dtype, EncodeOptions, Encoder, Error, Event, Limits, Manifest, Scope,
-    SliceReader, Support, TensorBuf, TensorInfo, UpdateHeader, Values, random,
-};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Error, Limits, TensorBuf};
 
 const N: usize = 600;
 

@@ -1,14 +1,13 @@
 //! Every block decodes to the block that was encoded: every kind, with every option, and arbitrary blocks.
 
 use gcodec::block::{
-    Affine, Chunked, Codebook, Constant, Dct, Floats, Groups, Levels, LowRank, Minifloat, MinifloatFormat,
-    Norm, Planes, Pow2, Rows, ScaleFormat, Scales, Seeded, Set, Sign, Spacing, Sparse, Stored, Ulp,
-    Underflow, Zero,
+    Affine, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups, Levels, LowRank,
+    Minifloat, MinifloatFormat, Norm, Planes, Positions, Pow2, Rows, ScaleFormat, Scales, Scope, Seeded, Set,
+    Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow, Values, Zero,
 };
-use gcodec::{
-    Block, BlockOptions, Body, EncodeOptions, Encoder, Entropy, Error, Event, Limits, Positions, Scope,
-    SliceReader, Support, UpdateHeader, Values,
-};
+use gcodec::frame::UpdateHeader;
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Error, Limits};
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
 

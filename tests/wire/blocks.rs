@@ -4,15 +4,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use gcodec::block::{
-    Affine, Bits, Chunked, Constant, Floats, Groups, Levels, Norm, Packed, Part, Planes, Pow2, Rows,
-    ScaleFormat, Scales, Seeded, Sets, Sign, Spacing, Sparse, Stored, SupportId, Underflow, ValuesId,
-    WireBlock, WireValues, Zero,
+    Affine, Bits, Block, BlockOptions, Chunked, Constant, Floats, Groups, Levels, Norm, Packed, Part, Planes,
+    Positions, Pow2, Rows, ScaleFormat, Scales, Scope, Seeded, Sets, Sign, Spacing, Sparse, Stored, Support,
+    SupportId, Underflow, Values, ValuesId, WireBlock, WireValues, Zero,
 };
-use gcodec::frame::UpdatePart;
-use gcodec::{
-    Block, BlockOptions, Body, Budget, Dtype, EncodeOptions, Encoder, Error, Event, Limits, Manifest,
-    Positions, Scope, SliceReader, Support, TensorInfo, UpdateHeader, Values,
-};
+use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Error, Limits};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -180,14 +178,14 @@ fn as_bytes(block: &Block, options: BlockOptions) -> WireBlock<'static> {
 /// options.
 fn pairs(seed: u64) -> Vec<(Block, BlockOptions)> {
     let mut words = vec![0; 4000];
-    gcodec::random::words(seed, 0, 0, &mut words);
+    gcodec::compress::random::words(seed, 0, 0, &mut words);
     let positions: Vec<u64> = (0..1000).filter(|&i| words[i as usize].is_multiple_of(3)).collect();
     let m = positions.len();
     let signs = |n: usize| words[..n].iter().map(|w| w % 2 == 1).collect::<Bits>();
     let ones = |n: usize| Scales::from_f32s(ScaleFormat::F32, &vec![1.5; n]);
     let codes = |n: usize, most: u32| words[..n].iter().map(|w| (w >> 8) % most).collect::<Vec<u32>>();
     let bytes = |n: usize, most: u32| codes(n, most).iter().map(|&c| c as u8).collect::<Vec<u8>>();
-    let packed = BlockOptions::default().with_entropy(gcodec::Entropy::Packed);
+    let packed = BlockOptions::default().with_entropy(gcodec::block::Entropy::Packed);
     let rice = |p| packed.with_positions(p);
     let block = |scope, support, values| Block { scope, add: false, support, values };
     let a = Scope::Tensor(0);

@@ -3,11 +3,11 @@
 
 use std::sync::Arc;
 
+use gcodec::block::{Block, BlockOptions};
 use gcodec::compress::{Input, Options, compress};
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, Codec, EncodeOptions, Encoder, Event, Limits, Manifest,
-    SliceReader, TensorBuf, TensorInfo, UpdateHeader,
-};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Limits, TensorBuf};
 
 /// Returns the tensors of a stream's only update, in new memory or, if `dirty`, in buffers full of one bits.
 fn assemble(stream: &[u8], manifest: &Arc<Manifest>, dirty: bool) -> Vec<(u64, TensorBuf)> {
@@ -42,7 +42,7 @@ fn encode(manifest: &Arc<Manifest>, blocks: &[Block]) -> Vec<u8> {
 fn every_kind_of_block_zeroes_the_other_elements() {
     let manifest = crate::streams::manifest();
     for block in crate::streams::blocks() {
-        let latent = matches!(block.values, gcodec::Values::Latent(_));
+        let latent = matches!(block.values, gcodec::block::Values::Latent(_));
         if latent || crate::streams::needs_delta(&block) {
             continue;
         }

@@ -2,7 +2,8 @@
 
 use std::io::Read;
 
-use gcodec::{Decoder, Limits, Reader, SliceReader};
+use gcodec::stream::{Decoder, SliceReader};
+use gcodec::{Limits, Reader};
 use proptest::prelude::*;
 
 fn by_slice(bytes: &[u8]) -> Vec<String> {

@@ -3,12 +3,11 @@
 use gcodec::block::Sparse;
 use std::sync::Arc;
 
+use gcodec::block::{BlockOptions, Scope, Support};
 use gcodec::file::recover;
-use gcodec::frame::IndexSet;
-use gcodec::{
-    BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Error, Event, Limits, Manifest, Scope,
-    SliceReader, Support, TensorInfo,
-};
+use gcodec::frame::{IndexSet, Manifest, TensorInfo};
+use gcodec::stream::{Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Error, Limits};
 use proptest::prelude::*;
 
 /// Reads a stream and decodes all its blocks.

@@ -4,11 +4,10 @@
 use std::collections::BTreeMap;
 
 use gcodec::error::InputErrorKind;
-use gcodec::frame::{Delta, Digest};
-use gcodec::{
-    Assembler, Body, Decoder, Dtype, EncodeOptions, Encoder, Error, Event, File, Limits, Manifest, Reader,
-    SliceReader, TensorInfo, TensorView, UpdateHeader,
-};
+use gcodec::file::File;
+use gcodec::frame::{Delta, Digest, Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Error, Limits, Reader, TensorView};
 
 fn kind<T>(result: Result<T, Error>) -> InputErrorKind {
     match result.err() {

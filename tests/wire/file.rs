@@ -3,13 +3,11 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use gcodec::block::{Floats, Sparse, Stored};
-use gcodec::file::{AtomicFile, append, recover};
-use gcodec::frame::{Delta, tensor_digest};
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, EncodeOptions, Encoder, Event, File, Limits, Scope, SliceReader,
-    Support, TensorBuf, UpdateHeader, Values,
-};
+use gcodec::block::{Block, BlockOptions, Floats, Scope, Sparse, Stored, Support, Values};
+use gcodec::file::{AtomicFile, File, append, recover};
+use gcodec::frame::{Delta, UpdateHeader, tensor_digest};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Limits, TensorBuf};
 
 fn bias(value: f32) -> Block {
     Block {

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::Arc;
 
-use gcodec::block::{Constant, Dct, Floats, Groups, LowRank, Seeded, Set, Sparse, Stored};
-use gcodec::file::recover;
-use gcodec::frame::{Delta, FrameKind, IndexSet};
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, File, Limits,
-    Manifest, Positions, Reader, Scope, SliceReader, Support, TensorInfo, UpdateHeader, Values,
+use gcodec::block::{
+    Block, BlockOptions, Constant, Dct, Floats, Groups, LowRank, Positions, Scope, Seeded, Set, Sparse,
+    Stored, Support, Values,
 };
+use gcodec::file::{File, recover};
+use gcodec::frame::{Delta, FrameKind, IndexSet, Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Limits, Reader};
 
 fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
     let mut out = b"\xd3gcf".to_vec();

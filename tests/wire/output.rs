@@ -1,6 +1,8 @@
 //! An encoder writes the same bytes to any kind of output, and removes the bytes of a call that fails.
 
-use gcodec::{BlockOptions, EncodeOptions, Encoder, Output, UpdateHeader};
+use gcodec::block::BlockOptions;
+use gcodec::frame::UpdateHeader;
+use gcodec::stream::{EncodeOptions, Encoder, Output};
 
 /// An output of fixed size, like a buffer of another language's object.
 struct Fixed {
@@ -59,7 +61,7 @@ fn any_output_gets_the_same_bytes() {
     write(&mut fixed);
     assert_eq!(fixed.bytes(), expected);
     assert_eq!(
-        gcodec::SliceReader::new(&expected[3..], Default::default()).filter(Result::is_err).count(),
+        gcodec::stream::SliceReader::new(&expected[3..], Default::default()).filter(Result::is_err).count(),
         0
     );
 }

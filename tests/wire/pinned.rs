@@ -2,7 +2,8 @@
 //! codecs and tensors that reach every path of the encoder (long and short, structured and not, subnormal,
 //! constant). A change here is a change of the encoder's choices and must be intentional.
 
-use gcodec::{Codec, Dtype, TensorBuf, random};
+use gcodec::compress::random;
+use gcodec::{Codec, Dtype, TensorBuf};
 
 /// Returns `n` random numbers. If `matrix`, their exponents depend on row and column.
 fn numbers(n: usize, columns: usize, matrix: bool) -> Vec<f32> {

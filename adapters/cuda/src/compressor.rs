@@ -139,13 +139,13 @@ impl Compressor {
         self
     }
 
-    /// The blocks that [`gcodec::compress()`] makes of these tensors.
+    /// The blocks that [`gcodec::compress::compress()`] makes of these tensors.
     ///
     /// `inputs`: in ascending order of their numbers; `codecs`: one for each, of `topk`, `stc`, `threshold`, `sbc`, `sidco`, `natural`,
     /// `qsgd`, `dither`, `terngrad`, `int8` and `sign`. Work is put into `stream`; when this returns, the tensors are no longer used.
     ///
     /// # Errors
-    /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress()`], and for other codecs; [`Error::Tensor`](crate::Error::Tensor), [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
+    /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress::compress()`], and for other codecs; [`Error::Tensor`](crate::Error::Tensor), [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
     pub fn compress(
         &mut self,
         inputs: &[Input<'_>],
@@ -172,7 +172,7 @@ impl Compressor {
         self.run(inputs, codecs, options, stream, true)
     }
 
-    /// The same blocks, for [`Encoder::update_wire`](gcodec::Encoder::update_wire), with as much of them in wire form as the device writes:
+    /// The same blocks, for [`Encoder::update_wire`](gcodec::stream::Encoder::update_wire), with as much of them in wire form as the device writes:
     /// the positions of codecs whose `positions` are `rice` or `rice-one`, but for powers of two, which are drawn by position.
     /// Those positions do not cross the bus, but the bytes that a frame has of them do. All else are parts as [`Self::compress`] makes
     /// them.

@@ -1,14 +1,15 @@
 //! gcodec on CUDA devices: a gradient is selected from where it is, and only what is kept of it crosses the bus.
 //!
 //! [`Device::open`] loads the driver at run time and says why it cannot: without a driver or a device everything builds, and nothing
-//! panics. [`Compressor`] does on a device what [`gcodec::compress()`] does on the host, for the codecs that select by magnitude
+//! panics. [`Compressor`] does on a device what [`gcodec::compress::compress()`] does on the host, for the codecs that select by magnitude
 //! (`topk`, `stc`, `threshold`, `sbc`, `sidco`) and for those that quantise every element (`natural`, `qsgd`, `dither`, `terngrad`,
 //! `int8`, `sign`), and makes the same blocks of it, to the bit, error feedback included. [`Scatter`] puts decoded blocks into device
 //! tensors.
 //!
 //! ```no_run
+//! use gcodec::block::BlockOptions;
 //! use gcodec::compress::Options;
-//! use gcodec::{BlockOptions, Dtype};
+//! use gcodec::Dtype;
 //! use gcodec_cuda::{Compressor, Device, DeviceTensor, Input, Stream};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

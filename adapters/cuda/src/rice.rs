@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
+use gcodec::Codec;
+use gcodec::block::Positions;
 use gcodec::compress::Kept;
 use gcodec::compress::device::Outline;
-use gcodec::{Codec, Positions};
 
 use crate::device::{Device, Kernel, Memory};
 use crate::error::Result;
@@ -293,7 +294,7 @@ mod tests {
         let unary = |gaps: &[u64], k: u32| gaps.iter().map(|g| (g >> k) + 1).sum::<u64>();
         for seed in 0..300u64 {
             let mut words = vec![0; 200];
-            gcodec::random::words(seed, 0, 0, &mut words);
+            gcodec::compress::random::words(seed, 0, 0, &mut words);
             let m = 1 + words[0] as usize % 199;
             let shift = words[1] % 32;
             // Alike, or one that is much longer than all others.

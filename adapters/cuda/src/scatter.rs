@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use gcodec::Budget;
 use gcodec::block::{Block, Floats, IndexSpace, Planes, Scope, Sets, Stored, Support, Values};
 use gcodec::error::InputErrorKind;
+use gcodec::frame::Budget;
 
 use crate::device::{Device, Event, Kernel, Memory, Pinned};
 use crate::error::{Error, Result};
@@ -273,7 +273,7 @@ fn words(
                 return Ok((halves.collect(), true));
             }
             let mut numbers = vec![0.0; bytes.len() / width as usize];
-            gcodec::element::decode_f32s(space.dtype, bytes, 0, &mut numbers)?;
+            gcodec::tensor::element::decode_f32s(space.dtype, bytes, 0, &mut numbers)?;
             Ok((bits(numbers), false))
         }
         _ => Ok((bits(block.numbers(space, sets, budget)?), false)),

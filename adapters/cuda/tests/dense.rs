@@ -170,7 +170,7 @@ fn large_buckets_are_summed_in_the_order_of_the_host() {
 #[test]
 fn sums_are_taken_in_the_order_of_the_host() {
     let Some(mock) = mock_driver() else { return };
-    let word = |seed: u64, i: u64| u64::from(gcodec::random::word(seed, 3, i));
+    let word = |seed: u64, i: u64| u64::from(gcodec::compress::random::word(seed, 3, i));
     let delicate = |n: u64, bucket: u64, large: f32, small: f32, seed: u64| -> Vec<f32> {
         let value = |i: u64| match word(seed, i) % bucket {
             _ if i % bucket == word(seed + 1, i / bucket) % bucket.min(n) => large,
@@ -212,7 +212,7 @@ fn sums_are_taken_in_the_order_of_the_host() {
 fn exponents_of_every_size() {
     let Some(mock) = mock_driver() else { return };
     let wild = |n: u64, seed: u64, least: u32| -> Vec<f32> {
-        let word = |i| gcodec::random::word(seed, 1, i);
+        let word = |i| gcodec::compress::random::word(seed, 1, i);
         let float = |i: u64| match (word(i), i % 7) {
             (w, 0) => f32::from_bits(w & 0x8000_0000),
             (w, 1) => f32::from_bits(w & 0x807f_ffff),
@@ -242,7 +242,7 @@ fn exponents_of_every_size() {
     }
     // Sums that a narrow type cannot hold are limited.
     for dtype in [Dtype::F16, Dtype::Bf16] {
-        let most = gcodec::element::max_finite(dtype);
+        let most = gcodec::tensor::element::max_finite(dtype);
         let values = [vec![most; 300], vec![-most; 3000], (0..999).map(|i| i as f32 * 1e-7).collect()];
         let tensors = Tensors::new(&mock, dtype, &values, 0);
         for spec in SPECS {
@@ -298,7 +298,7 @@ fn words_of_elements_beyond_32_bits() {
                 .compress(&tensors.on_device(&device), &codecs, &Options::default(), mock.stream())
                 .unwrap()
         };
-        let word = |i: u64| gcodec::random::word(11, 0, first + i);
+        let word = |i: u64| gcodec::compress::random::word(11, 0, first + i);
         // 1.25 becomes 2 for a quarter of all words, which are the smallest ones.
         let up: Vec<bool> = (0..n).map(|i| word(i) < 1 << 30).collect();
         let Values::Pow2(Pow2 { codes, .. }) = &blocks("natural:seed=11")[0].values else { panic!() };
@@ -419,7 +419,7 @@ fn small_updates() {
     for (dtype, skip, n, part) in
         [(Dtype::F32, 4, 8300, 1), (Dtype::F16, 2, 1500, 2), (Dtype::Bf16, 0, 1500, 2)]
     {
-        let most = gcodec::element::max_finite(dtype);
+        let most = gcodec::tensor::element::max_finite(dtype);
         let odd: Vec<f32> = odd[..n].iter().map(|x| x.clamp(-most, most)).collect();
         let tensors = Tensors::new(&mock, dtype, &[odd.clone(), vec![], odd[..301].to_vec()], skip);
         for spec in SPECS.into_iter().step_by(part).chain(["qsgd:bits=4,bucket=8193"]) {

@@ -7,7 +7,8 @@ use gcodec::block::{
     Block, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Target as HostTarget, Values,
 };
 use gcodec::compress::{Input, Options, compress};
-use gcodec::{Budget, Codec, Dtype, Limits, TensorView};
+use gcodec::frame::Budget;
+use gcodec::{Codec, Dtype, Limits, TensorView};
 use gcodec_cuda::{Error, Scatter, Stream, Target};
 
 #[allow(unsafe_code)]
@@ -46,7 +47,7 @@ fn put(
         if let (true, Values::Floats(Floats { stored: Stored::Source, bytes })) = (add, &block.values) {
             // Elements' own bits are not added on the host; as floats they are.
             let mut numbers = vec![0.0; bytes.len() * 8 / space.dtype.bits() as usize];
-            gcodec::element::decode_f32s(space.dtype, bytes, 0, &mut numbers).unwrap();
+            gcodec::tensor::element::decode_f32s(space.dtype, bytes, 0, &mut numbers).unwrap();
             block.values =
                 Values::Floats(Floats { stored: Stored::F32, bytes: encode(Dtype::F32, &numbers) });
         }

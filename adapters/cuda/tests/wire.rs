@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
-use gcodec::block::{Block, Constant, Part, Sparse, SupportId, WireBlock};
-use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
-use gcodec::{
-    BlockOptions, Codec, Dtype, EncodeOptions, Encoder, Manifest, Scope, Support, TensorInfo, TensorView,
-    UpdateHeader, Values,
+use gcodec::block::{
+    Block, BlockOptions, Constant, Part, Scope, Sparse, Support, SupportId, Values, WireBlock,
 };
+use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, Input, Stream};
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
@@ -184,7 +185,7 @@ fn kernels_are_clean_under_sanitizers() {
 /// Gaps whose scale changes every so many elements, so that chunks of every length are the best ones somewhere.
 fn clustered(n: usize, every: usize, seed: u64) -> Vec<f32> {
     let mut words = vec![0; n];
-    gcodec::random::words(seed, 0, 0, &mut words);
+    gcodec::compress::random::words(seed, 0, 0, &mut words);
     let keep = |(i, w): (usize, &u32)| {
         let odds = [1, 40, 3, 300][i / every % 4];
         if w % odds == 0 { 1.0 + (w % 251) as f32 } else { 0.0 }
@@ -424,12 +425,12 @@ fn written_by_the_encoder(positions: Vec<u64>, n: u64, one: bool) -> Vec<u8> {
     let values = Values::Constant(Constant { groups: gcodec::block::Groups::Block, scales });
     let block =
         Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(Sparse { positions }), values };
-    let choice = if one { gcodec::Positions::RiceOne } else { gcodec::Positions::Rice };
+    let choice = if one { gcodec::block::Positions::RiceOne } else { gcodec::block::Positions::Rice };
     let options = BlockOptions::default().with_positions(choice);
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default().with_index(false)), Vec::new());
     encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[(&block, options)]).unwrap();
-    for event in gcodec::SliceReader::new(&out, gcodec::Limits::default()) {
-        if let Ok(gcodec::Event::Frame(_, gcodec::Body::Update(part))) = event {
+    for event in gcodec::stream::SliceReader::new(&out, gcodec::Limits::default()) {
+        if let Ok(gcodec::stream::Event::Frame(_, gcodec::stream::Body::Update(part))) = event {
             return part.blocks[0].support.to_vec();
         }
     }
@@ -441,7 +442,7 @@ fn positions_beyond_32_bits() {
     let Some(mock) = mock_driver() else { return };
     let draws = |seed: u64, n: usize, most: u32| -> Vec<u32> {
         let mut words = vec![0; n];
-        gcodec::random::words(seed, 0, 0, &mut words);
+        gcodec::compress::random::words(seed, 0, 0, &mut words);
         words.iter().map(|w| w % most).collect::<BTreeSet<_>>().into_iter().collect()
     };
     // Pieces of 2^31 elements, of which some have nothing, side by side and far apart.

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use gcodec::frame::{Reduction, UpdatePart};
-use gcodec::{Assembler, Body, Event, Limits, Manifest, SliceReader, TensorBuf, UpdateHeader};
+use gcodec::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
+use gcodec::stream::{Assembler, Body, Event, SliceReader};
+use gcodec::{Limits, TensorBuf};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -209,7 +210,7 @@ enum Found {
 /// A push decoder.
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct Decoder {
-    inner: gcodec::Decoder,
+    inner: gcodec::stream::Decoder,
     limits: Limits,
     names: Option<HashSet<String>>,
     base: Arc<Vec<Named>>,
@@ -221,7 +222,7 @@ impl Decoder {
     #[new]
     fn new(limits: PyLimits, names: Option<HashSet<String>>) -> Self {
         let limits = limits.get();
-        let inner = gcodec::Decoder::new(limits.clone());
+        let inner = gcodec::stream::Decoder::new(limits.clone());
         Self { inner, limits, names, base: Arc::default(), open: None }
     }
 

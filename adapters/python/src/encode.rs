@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::time::Instant;
 
+use gcodec::Codec;
 use gcodec::frame::Metadata;
-use gcodec::{Codec, EncodeOptions, Output};
+use gcodec::stream::{EncodeOptions, Output};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -95,7 +96,7 @@ impl Encoded {
 /// An encoder of a stream.
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct Encoder {
-    inner: gcodec::Encoder,
+    inner: gcodec::stream::Encoder,
 }
 
 #[pymethods]
@@ -103,7 +104,7 @@ impl Encoder {
     #[new]
     fn new(part_bytes: u64, index: bool, compress: bool) -> Self {
         let options = EncodeOptions::default().with_part_bytes(part_bytes);
-        Self { inner: gcodec::Encoder::new(options.with_index(index).with_compress(compress)) }
+        Self { inner: gcodec::stream::Encoder::new(options.with_index(index).with_compress(compress)) }
     }
 
     #[getter]

@@ -1,7 +1,8 @@
 //! Errors of the library as the exceptions of `gcodec/errors.py`.
 
+use gcodec::Error;
 use gcodec::error::{InputErrorKind, Location};
-use gcodec::{Error, Manifest};
+use gcodec::frame::Manifest;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

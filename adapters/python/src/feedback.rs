@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use gcodec::TensorBuf;
-use gcodec::compress;
 use gcodec::compress::senders::DgcOptions;
+use gcodec::{TensorBuf, compress};
 use pyo3::prelude::*;
 
 use crate::cuda::{self, Compressors};
@@ -37,7 +36,7 @@ pub(crate) fn given_out(tensors: Vec<(String, TensorBuf)>) -> Vec<(String, Tenso
 /// Residuals on the host, and on the devices where their tensors were compressed.
 #[derive(Default)]
 pub(crate) struct Kept {
-    pub(crate) host: gcodec::Feedback,
+    pub(crate) host: gcodec::compress::Feedback,
     pub(crate) compressors: Compressors,
     /// The device of each residual that is on one.
     homes: BTreeMap<String, i32>,
@@ -48,7 +47,7 @@ const STATES: [(&str, &str); 2] = [("#sidco", "sidco"), ("#powersgd", "powersgd"
 
 /// Returns the tensor to which a saved entry belongs; `None` for the state of a codec that does not run on
 /// devices.
-fn owner<'a>(entry: &'a str, all: &gcodec::Feedback) -> Option<&'a str> {
+fn owner<'a>(entry: &'a str, all: &gcodec::compress::Feedback) -> Option<&'a str> {
     if all.get(entry).is_some() {
         return Some(entry);
     }
@@ -59,7 +58,7 @@ fn owner<'a>(entry: &'a str, all: &gcodec::Feedback) -> Option<&'a str> {
 
 impl Kept {
     /// Returns all residuals and codec states, as they would be if all tensors had been on the host.
-    fn all(&mut self) -> Result<gcodec::Feedback, Failure> {
+    fn all(&mut self) -> Result<gcodec::compress::Feedback, Failure> {
         if self.homes.is_empty() {
             return Ok(self.host.clone());
         }
@@ -67,7 +66,7 @@ impl Kept {
         for compressor in self.compressors.values_mut() {
             tensors.extend(compressor.residuals()?.save());
         }
-        Ok(gcodec::Feedback::load(tensors)?)
+        Ok(gcodec::compress::Feedback::load(tensors)?)
     }
 
     /// Moves each residual to the place of its tensor. Residuals of other tensors stay. An error leaves all
@@ -97,7 +96,7 @@ impl Kept {
                 Some(home) => on_devices.entry(home).or_insert_with(Vec::new).push((name, tensor)),
             }
         }
-        let host = gcodec::Feedback::load(on_host)?;
+        let host = gcodec::compress::Feedback::load(on_host)?;
         let compressors = cuda::with_residuals(on_devices)?;
         *self = Self { host, compressors, homes };
         Ok(())
@@ -151,7 +150,8 @@ impl Feedback {
     }
 
     fn load(&self, py: Python<'_>, tensors: Given<'_>) -> PyResult<()> {
-        let host = gcodec::Feedback::load(owned(py, tensors)?).map_err(|e| errors::raise(py, e, None))?;
+        let host =
+            gcodec::compress::Feedback::load(owned(py, tensors)?).map_err(|e| errors::raise(py, e, None))?;
         py.detach(|| *self.lock() = Kept { host, ..Kept::default() });
         Ok(())
     }

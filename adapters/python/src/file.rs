@@ -30,7 +30,7 @@ impl Source {
     }
 }
 
-type Index<'a> = gcodec::File<'a>;
+type Index<'a> = gcodec::file::File<'a>;
 
 self_cell! {
     /// A file and the bytes that it borrows.
@@ -61,8 +61,8 @@ impl File {
             false => Source::Given(Bytes::new(source)?),
         };
         let limits = limits.get();
-        let opened =
-            py.detach(|| Opened::try_new(source, |source| gcodec::File::open(source.as_slice(), limits)));
+        let opened = py
+            .detach(|| Opened::try_new(source, |source| gcodec::file::File::open(source.as_slice(), limits)));
         Ok(Self { opened: opened.map_err(|e| errors::raise(py, e, None))? })
     }
 

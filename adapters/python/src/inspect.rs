@@ -1,8 +1,9 @@
 //! Reports on streams, with the fields of `gcodec inspect --json` (docs/inspect.schema.json).
 
-use gcodec::block::RawBlock;
-use gcodec::frame::{UpdatePart, VERSION_MAJOR};
-use gcodec::{Body, Error, Event, SliceReader, Support, TensorInfo};
+use gcodec::Error;
+use gcodec::block::{RawBlock, Support};
+use gcodec::frame::{TensorInfo, UpdatePart, VERSION_MAJOR};
+use gcodec::stream::{Body, Event, SliceReader};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use rayon::prelude::*;
@@ -23,7 +24,7 @@ struct Report {
 }
 
 struct Update {
-    header: gcodec::UpdateHeader,
+    header: gcodec::frame::UpdateHeader,
     frames: Vec<u64>,
     blocks: u64,
     bytes: u64,

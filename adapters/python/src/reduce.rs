@@ -1,8 +1,9 @@
 //! Sums of the updates of several senders.
 
-use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdatePart};
+use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdateHeader, UpdatePart};
 use gcodec::reduce::{Precision, Sum, SumOptions};
-use gcodec::{Body, Event, Limits, SliceReader, TensorBuf, UpdateHeader};
+use gcodec::stream::{Body, Event, SliceReader};
+use gcodec::{Limits, TensorBuf};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 

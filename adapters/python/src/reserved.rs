@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use gcodec::Output;
+use gcodec::stream::Output;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Floats, SetId, Sets, Stored, Target};
+use gcodec::block::{Block, BlockOptions, Floats, Scope, SetId, Sets, Stored, Support, Target, Values};
 use gcodec::compress::Selection;
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
-use gcodec::frame::IndexSet;
-use gcodec::{
-    Block, BlockOptions, Body, Budget, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, Scope,
-    SliceReader, Support, TensorBuf, TensorInfo, Values,
-};
+use gcodec::frame::{Budget, IndexSet, Manifest, TensorInfo};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 use pyo3::prelude::*;
 
 use crate::decode::Bytes;
@@ -152,7 +150,7 @@ impl ScaleCom {
     }
 
     fn load(&mut self, py: Python<'_>, tensors: Given<'_>) -> PyResult<()> {
-        let loaded = gcodec::Feedback::load(owned(py, tensors)?);
+        let loaded = gcodec::compress::Feedback::load(owned(py, tensors)?);
         let loaded = loaded.and_then(|memory| self.worker.set_memory(memory));
         loaded.map_err(|e| errors::raise(py, e, None))
     }

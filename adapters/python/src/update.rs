@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gcodec::block::WireBlock;
+use gcodec::block::{Block, BlockOptions, WireBlock};
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::Reduction;
-use gcodec::{Block, BlockOptions, Codec, Manifest, Output, TensorInfo, TensorView, UpdateHeader};
+use gcodec::frame::{Manifest, Reduction, TensorInfo, UpdateHeader};
+use gcodec::stream::Output;
+use gcodec::{Codec, TensorView};
 use pyo3::prelude::*;
 
 use crate::cuda::{self, Lent};
@@ -116,7 +117,7 @@ impl Contents {
     /// Encodes the update. Returns the time that compressing took. `known`: gets the manifest, for errors.
     pub(crate) fn encode(
         &mut self,
-        encoder: &mut gcodec::Encoder,
+        encoder: &mut gcodec::stream::Encoder,
         memory: Memory<'_>,
         out: &mut dyn Output,
         known: &mut Option<Arc<Manifest>>,
@@ -206,7 +207,7 @@ impl Update<'_> {
     /// Compresses and encodes the update. Returns the time that compressing took.
     fn encode(
         self,
-        encoder: &mut gcodec::Encoder,
+        encoder: &mut gcodec::stream::Encoder,
         manifest: &Arc<Manifest>,
         memory: Memory<'_>,
         out: &mut dyn Output,

@@ -13,12 +13,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gcodec::block::Block;
 use gcodec::compress::Codec;
 use gcodec::error::FormatErrorKind;
 use gcodec::file::AtomicFile;
-use gcodec::frame::{Metadata, Reduction, UpdatePart};
+use gcodec::frame::{Manifest, Metadata, Reduction, UpdateHeader, UpdatePart};
 use gcodec::reduce::{Sum, SumOptions};
-use gcodec::{Block, Body, EncodeOptions, Manifest, Reader, UpdateHeader, Writer};
+use gcodec::stream::{Body, EncodeOptions};
+use gcodec::{Reader, Writer};
 
 use crate::Result;
 use crate::data::Digits;
@@ -545,7 +547,7 @@ impl Shared<'_> {
         let mut reader = Reader::new(Timed::new(socket, &until), limits());
         let (mut last, mut final_weights) = (None, false);
         while let Some(event) = reader.next_event()? {
-            let gcodec::Event::Frame(frame, body) = event else { continue };
+            let gcodec::stream::Event::Frame(frame, body) = event else { continue };
             let refuse = |why: String| {
                 Err(End::Refused(format!("{why} (its frame {} at byte {:#x})", frame.number, frame.offset)))
             };

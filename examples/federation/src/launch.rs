@@ -11,7 +11,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gcodec::{Body, EncodeOptions, Event as Frame, Limits, SliceReader, Writer, random};
+use gcodec::compress::random;
+use gcodec::stream::{Body, EncodeOptions, Event as Frame, SliceReader};
+use gcodec::{Limits, Writer};
 
 use crate::Result;
 use crate::aggregator::{self, Config, Control, Event, Outcome};

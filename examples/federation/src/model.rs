@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use gcodec::{Dtype, Manifest, TensorBuf, TensorInfo, random};
+use gcodec::compress::random;
+use gcodec::frame::{Manifest, TensorInfo};
+use gcodec::{Dtype, TensorBuf};
 
 use crate::Result;
 use crate::data::{DIGITS, Digit, PIXELS};

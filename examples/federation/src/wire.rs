@@ -6,9 +6,11 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use gcodec::Limits;
+use gcodec::block::Block;
 use gcodec::compress::{Codec, Feedback, Input, Options, compress};
-use gcodec::frame::{Metadata, UpdatePart};
-use gcodec::{Assembler, Block, Limits, Manifest};
+use gcodec::frame::{Manifest, Metadata, UpdatePart};
+use gcodec::stream::Assembler;
 
 use crate::Result;
 use crate::model::{Numbers, SHAPES};

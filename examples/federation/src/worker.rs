@@ -6,8 +6,9 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use gcodec::compress::{Codec, Feedback};
-use gcodec::frame::Reduction;
-use gcodec::{Body, EncodeOptions, Event, Reader, UpdateHeader, Writer};
+use gcodec::frame::{Reduction, UpdateHeader};
+use gcodec::stream::{Body, EncodeOptions, Event};
+use gcodec::{Reader, Writer};
 
 use crate::Result;
 use crate::data::{Digits, batch};

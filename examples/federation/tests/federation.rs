@@ -7,8 +7,11 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gcodec::Writer;
+use gcodec::block::Block;
 use gcodec::compress::Codec;
-use gcodec::{Block, EncodeOptions, Manifest, TensorInfo, UpdateHeader, Writer};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::EncodeOptions;
 use gcodec_federation::aggregator::{self, CONNECTIONS, Config, Control, Event};
 use gcodec_federation::launch::{Kind, Launch};
 use gcodec_federation::model::{Numbers, manifest};

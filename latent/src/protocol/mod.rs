@@ -1,5 +1,5 @@
-//! The three phases (arXiv 2103.08870), as states without IO. An [`Encoder`](gcodec::Encoder) writes the
-//! messages, and a [`Decoder`](gcodec::Decoder) reads them.
+//! The three phases (arXiv 2103.08870), as states without IO. An [`Encoder`](gcodec::stream::Encoder) writes the
+//! messages, and a [`Decoder`](gcodec::stream::Decoder) reads them.
 //!
 //! ```text
 //! phase 1, full      every worker sends its dense gradients
@@ -30,10 +30,9 @@
 mod receiver;
 mod worker;
 
-use gcodec::block::{IndexSpace, Planes, SetId, Sets, SharedSet, Stored};
+use gcodec::block::{Block, IndexSpace, Planes, Scope, SetId, Sets, SharedSet, Stored, Support, Values};
 use gcodec::compress::{Amount, Kept};
-use gcodec::frame::IndexSet;
-use gcodec::{Block, Budget, Manifest, Scope, Support, Values};
+use gcodec::frame::{Budget, IndexSet, Manifest};
 
 pub use receiver::{Outcome, Receiver};
 pub use worker::{Begun, Worker};

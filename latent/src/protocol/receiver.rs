@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
-use gcodec::block::{Floats, ModelId, Set, SetId, Target};
-use gcodec::element::decode_f32s;
-use gcodec::frame::{IndexSet, Reduction, UpdatePart};
-use gcodec::{Block, Budget, Dtype, Manifest, Scope, Support, Values};
+use gcodec::Dtype;
+use gcodec::block::{Block, Floats, ModelId, Scope, Set, SetId, Support, Target, Values};
+use gcodec::frame::{Budget, IndexSet, Manifest, Reduction, UpdatePart};
+use gcodec::tensor::element::decode_f32s;
 
 use super::{Phase, Settings, Shared, Variant, positions_of, space_of};
 use crate::codes::codes;

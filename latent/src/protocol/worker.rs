@@ -1,14 +1,12 @@
 use std::sync::Arc;
 
-use gcodec::block::{Floats, Set, SetId, Sparse};
+use gcodec::block::{Block, BlockOptions, Floats, Positions, Scope, Set, SetId, Sparse, Support, Values};
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
-use gcodec::compress::{Codec, Input, Kept, Options, Selection, compress};
-use gcodec::element::decode_f32s;
-use gcodec::frame::IndexSet;
+use gcodec::compress::{Codec, Feedback, Input, Kept, Options, Selection, compress};
+use gcodec::frame::{IndexSet, Manifest, UpdateHeader};
+use gcodec::stream::Encoder;
 use gcodec::tensor::TensorView;
-use gcodec::{
-    Block, BlockOptions, Encoder, Feedback, Manifest, Positions, Scope, Support, UpdateHeader, Values,
-};
+use gcodec::tensor::element::decode_f32s;
 
 use super::{Class, Phase, Settings, Shared, Variant, space_of};
 use crate::codes::{encode_latent, floats};

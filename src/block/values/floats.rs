@@ -4,10 +4,10 @@ use crate::bits::Cursor;
 use crate::block::values::kind::not_numbers;
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
 use crate::codes::{Coder, Decoder};
-use crate::element;
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
 use crate::tensor::Dtype;
+use crate::tensor::element;
 
 /// Plain numbers.
 #[derive(Debug, Clone, PartialEq)]

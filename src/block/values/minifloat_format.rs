@@ -1,6 +1,6 @@
 //! Element formats of [`Minifloat`](crate::block::Minifloat) (spec, values/minifloat.md).
 
-use crate::element::small::{
+use crate::tensor::element::small::{
     self, F4E2M1, F4E3M0, F6E2M3, F6E3M2, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Overflow, SmallFloat,
 };
 

@@ -11,8 +11,8 @@ use crate::block::{
 use crate::codes::{best_parameter, run_bits};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::sparse::mean_magnitude;
-use crate::element::max_finite;
 use crate::error::Result;
+use crate::tensor::element::max_finite;
 
 /// What is sent of an element that was kept of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

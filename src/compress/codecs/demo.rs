@@ -13,10 +13,10 @@ use crate::block::{
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::sparse::{floats, mean_magnitude};
 use crate::compress::{Input, Kept, Options};
-use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
 use crate::limits::{Budget, Limits};
 use crate::tensor::Dtype;
+use crate::tensor::element::{max_finite, round_f32s};
 
 /// The longest side of a chunk.
 pub(crate) const MAX_CHUNK: u64 = MAX_SIDE as u64;

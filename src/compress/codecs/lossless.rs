@@ -6,9 +6,9 @@ use rayon::prelude::*;
 
 use crate::block::{Block, Floats, Planes, Scope, Sparse, Stored, Support, Ulp, Values};
 use crate::compress::{Input, Options, Part, in_order, parts, whole};
-use crate::element::{bits_at, set_bits_at, ulp_diff};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, tensor_digest};
+use crate::tensor::element::{bits_at, set_bits_at, ulp_diff};
 use crate::tensor::{Dtype, TensorView};
 
 /// Dense blocks of a run of tensors, as byte planes if `planes`.
@@ -73,7 +73,7 @@ pub(crate) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()>
 }
 
 /// What the header of an update with these blocks says of the tensors that they touch, before and after
-/// ([`UpdateHeader::delta`](crate::UpdateHeader::delta)): of those of `inputs` that have a base.
+/// ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)): of those of `inputs` that have a base.
 pub fn deltas(inputs: &[Input<'_>], blocks: &[Block]) -> Vec<Delta> {
     let scopes = blocks.iter().map(|block| block.scope);
     let touched: HashSet<u64> =

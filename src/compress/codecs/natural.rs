@@ -6,10 +6,10 @@ use crate::bits::pack_bits;
 use crate::block::{Bits, Block, Pow2, Scope, Support, Underflow, Values};
 use crate::compress::source::{Chunk, Source, TILE};
 use crate::compress::{Options, Part, parts, whole};
-use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
+use crate::tensor::element::{max_finite, round_f32s};
 
 /// Dense blocks of a run of tensors.
 pub(crate) fn blocks(

@@ -19,10 +19,10 @@ use super::demo::{finite, numbers_of};
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Input, Kept, Options, sparse};
-use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
+use crate::tensor::element::{max_finite, round_f32s};
 
 /// The last Q of a tensor, cols x rank, row-major.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,9 +8,9 @@ use crate::block::{
 };
 use crate::compress::source::{Chunk, Source};
 use crate::compress::{Options, Part, parts, sum};
-use crate::element::{max_finite, round_f32s};
 use crate::error::Result;
 use crate::random;
+use crate::tensor::element::{max_finite, round_f32s};
 
 /// The settings of [`levels`].
 #[derive(Clone, Copy)]

@@ -97,7 +97,7 @@ fn signs(
 ) -> Result<Bits> {
     let (start, dtype) = (range.start, tensor.dtype);
     let mut rounded = scales.to_vec();
-    crate::element::round_f32s(dtype, &mut rounded)?;
+    crate::tensor::element::round_f32s(dtype, &mut rounded)?;
     let mut bytes = vec![0; range.len().div_ceil(8)];
     let places = bytes.chunks_mut(CHUNK / 8).collect();
     tensor.scan_into(range.clone(), CHUNK, places, |chunk, bytes: &mut [u8]| {

@@ -301,8 +301,8 @@ mod tests {
     use super::super::super::{Feedback, Input, compress, sum};
     use super::*;
     use crate::bits::{PlaneWriter, zigzag};
-    use crate::element::{max_finite, round_f32s};
     use crate::random::word;
+    use crate::tensor::element::{max_finite, round_f32s};
     use crate::tensor::{Dtype, TensorBuf};
 
     #[derive(Default)]
@@ -490,7 +490,7 @@ mod tests {
                     let most = max_finite(dtype);
                     let v: Vec<f32> = v.iter().map(|x| x.clamp(-most, most)).collect();
                     let mut data = vec![0; dtype.bytes_for(v.len() as u64).unwrap() as usize];
-                    crate::element::encode_f32s(dtype, &v, 0, &mut data).unwrap();
+                    crate::tensor::element::encode_f32s(dtype, &v, 0, &mut data).unwrap();
                     TensorBuf::new(dtype, vec![v.len() as u64], data).unwrap()
                 })
                 .collect();

@@ -32,9 +32,9 @@ use super::codecs::sbc;
 use super::select::Chosen;
 use super::{Codec, Selection, runs, select, sparse};
 use crate::block::{Block, Part, SupportId, WireBlock};
-use crate::element::round_f32s;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
+use crate::tensor::element::round_f32s;
 
 /// A tensor whose elements are elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -456,7 +456,7 @@ mod tests {
                 .iter()
                 .map(|v| {
                     let mut data = vec![0; dtype.bytes_for(v.len() as u64).unwrap() as usize];
-                    crate::element::encode_f32s(dtype, v, 0, &mut data).unwrap();
+                    crate::tensor::element::encode_f32s(dtype, v, 0, &mut data).unwrap();
                     TensorBuf::new(dtype, vec![v.len() as u64], data).unwrap()
                 })
                 .collect();

@@ -9,9 +9,9 @@ use crate::compress::codecs::powersgd::{
 };
 use crate::compress::source::Source;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, sparse};
-use crate::element::round_f32s;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Manifest, TensorInfo};
+use crate::tensor::element::round_f32s;
 use crate::tensor::{Dtype, TensorView};
 
 /// What all workers of a group have alike.

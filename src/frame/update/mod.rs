@@ -339,7 +339,8 @@ impl<'a> UpdatePart<'a> {
     }
 
     /// Returns one block in wire form, to be written again without decoding it
-    /// ([`Encoder::update_wire`](crate::Encoder::update_wire)). It makes the checks that [`WireBlock`] lists.
+    /// ([`Encoder::update_wire`](crate::stream::Encoder::update_wire)). It makes the checks that
+    /// [`WireBlock`] lists.
     ///
     /// # Errors
     /// The errors of [`Self::decode`]. A block that refers to a frequency table of this part gives
@@ -379,7 +380,7 @@ impl WireBlock<'_> {
     ///
     /// # Errors
     /// The errors of [`UpdatePart::decode`], with an offset inside the part; [`Error::Input`] as
-    /// [`Encoder::update`](crate::Encoder::update).
+    /// [`Encoder::update`](crate::stream::Encoder::update).
     pub fn decode(&self, manifest: &Manifest, sets: &Sets, budget: &Budget) -> Result<Block> {
         let Ok(space) = manifest.space(self.scope, 0) else {
             return Err(Error::inconsistent("scope outside the manifest").in_tensor(self.scope.first()));

@@ -4,15 +4,13 @@
 
 use std::sync::Arc;
 
+use gcodec::Dtype;
 use gcodec::block::{
-    Affine, Bits, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat,
-    MinifloatFormat, ModelId, Norm, Planes, Pow2, Rows, ScaleFormat, Scales, Seeded, Sign, Spacing, Sparse,
-    Stored, Ulp, Underflow, Zero,
+    Affine, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups, Latent,
+    Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows, ScaleFormat,
+    Scales, Scope, Seeded, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow, Values, Zero,
 };
-use gcodec::{
-    Block, BlockOptions, Dtype, Entropy, Manifest, Positions, Scope, Support, TensorInfo, UpdateHeader,
-    Values,
-};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 
 /// A source of choices: first the given bytes, then words that depend only on the seed.
 pub(crate) struct Random<'a> {
@@ -50,7 +48,7 @@ impl<'a> Random<'a> {
                 return word;
             }
             self.words = vec![0; 256];
-            gcodec::random::words(self.seed, 1, self.drawn, &mut self.words);
+            gcodec::compress::random::words(self.seed, 1, self.drawn, &mut self.words);
             self.drawn += 256;
         }
     }

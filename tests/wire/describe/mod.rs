@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Floats, IndexSpace, Latent, Planes, RawBlock, Stored, Ulp};
-use gcodec::error::Error;
-use gcodec::frame::{Index, IndexSet, Manifest, Model, UpdatePart, Weights};
-use gcodec::stream::FrameInfo;
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, Budget, Decoder, Dtype, EncodeOptions, Encoder, Event, Limits,
-    Result, Scope, SliceReader, Support, TensorBuf, Values, element,
+use gcodec::block::{
+    Block, BlockOptions, Floats, IndexSpace, Latent, Planes, RawBlock, Scope, Stored, Support, Ulp, Values,
 };
+use gcodec::error::Error;
+use gcodec::frame::{Budget, Index, IndexSet, Manifest, Model, UpdatePart, Weights};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, FrameInfo, SliceReader};
+use gcodec::tensor::element;
+use gcodec::{Dtype, Limits, Result, TensorBuf};
 use serde_json::{Map, Value, json};
 
 /// Returns the description of a stream: each frame in order.

@@ -3,16 +3,16 @@
 
 use std::sync::Arc;
 
+use gcodec::Dtype;
 use gcodec::block::{
-    Affine, Bits, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat,
-    MinifloatFormat, ModelId, Norm, Planes, Pow2, Rows, ScaleFormat, Scales, Seeded, Set, Sign, Spacing,
-    Sparse, Stored, Ulp, Underflow, Zero,
+    Affine, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups, Latent,
+    Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows, ScaleFormat,
+    Scales, Scope, Seeded, Set, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow, Values, Zero,
 };
-use gcodec::frame::{Delta, FrameKind, IndexSet, Metadata, Model, Reduction};
-use gcodec::{
-    Block, BlockOptions, Dtype, EncodeOptions, Encoder, Entropy, Manifest, Positions, Scope, Support,
-    TensorInfo, UpdateHeader, Values,
+use gcodec::frame::{
+    Delta, FrameKind, IndexSet, Manifest, Metadata, Model, Reduction, TensorInfo, UpdateHeader,
 };
+use gcodec::stream::{EncodeOptions, Encoder};
 
 /// A manifest with tensors of several types and shapes, small enough for tests that flip every bit.
 pub(crate) fn manifest() -> Arc<Manifest> {

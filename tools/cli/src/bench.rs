@@ -8,10 +8,10 @@ use crate::plan::{self, Compressed, fitting};
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::compress::{Input, NonFinite, Options};
-use gcodec::element::decode_f32s;
-use gcodec::{
-    Assembler, Body, Codec, EncodeOptions, Encoder, Event, Limits, SliceReader, TensorBuf, UpdateHeader,
-};
+use gcodec::frame::UpdateHeader;
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::tensor::element::decode_f32s;
+use gcodec::{Codec, Limits, TensorBuf};
 use serde::Serialize;
 use std::hint::black_box;
 use std::path::PathBuf;

@@ -5,7 +5,7 @@ use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{Align, Table, print, real, thousands};
 use crate::stream::Base;
 use crate::tensors::{Dump, Format, NamedTensor};
-use gcodec::element::decode_f32s;
+use gcodec::tensor::element::decode_f32s;
 use gcodec::tensor::{Dtype, TensorView};
 use half::{bf16, f16};
 use serde::Serialize;

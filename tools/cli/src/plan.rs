@@ -2,8 +2,10 @@
 
 use crate::fail::{Failure, Result};
 use crate::options::NameGlob;
-use gcodec::compress::{Input, Options};
-use gcodec::{Block, BlockOptions, Codec, Feedback, Manifest, TensorInfo, TensorView};
+use gcodec::block::{Block, BlockOptions};
+use gcodec::compress::{Feedback, Input, Options};
+use gcodec::frame::{Manifest, TensorInfo};
+use gcodec::{Codec, TensorView};
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -91,7 +93,7 @@ impl Compressed {
         options: &Options,
         feedback: Option<&mut Feedback>,
     ) -> gcodec::Result<Self> {
-        let blocks = gcodec::compress(inputs, codecs, options, feedback)?;
+        let blocks = gcodec::compress::compress(inputs, codecs, options, feedback)?;
         let positions = |block: &Block| {
             let first = inputs.iter().position(|input| input.tensor == block.scope.first());
             let codec = first.and_then(|i| codecs.get(i));

@@ -4,7 +4,8 @@ use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::options::{LimitArgs, check_output_is_new};
 use crate::output::{Output, counted, human_bytes, note};
-use gcodec::{Event, Limits, SliceReader};
+use gcodec::Limits;
+use gcodec::stream::{Event, SliceReader};
 use std::io::Write;
 use std::path::PathBuf;
 

@@ -8,14 +8,14 @@ use crate::plan::{self, Compressed, Plan, fitting};
 use crate::stream::{Names, explain};
 use crate::tensors::{self, Format};
 use clap::ValueEnum;
-use gcodec::block::{Set, SetId, Sets};
+use gcodec::block::{Block, BlockOptions, Set, SetId, Sets, Support};
 use gcodec::compress::{self, Options};
-use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexSet, PREAMBLE_LEN, UpdatePart};
-use gcodec::reduce::{self, Precision, Sum, SumOptions};
-use gcodec::{
-    Block, BlockOptions, Body, Codec, EncodeOptions, Event, Limits, Manifest, SliceReader, Support,
-    TensorBuf, UpdateHeader, Writer,
+use gcodec::frame::{
+    FrameHeader, FrameKind, HEADER_LEN, IndexSet, Manifest, PREAMBLE_LEN, UpdateHeader, UpdatePart,
 };
+use gcodec::reduce::{self, Precision, Sum, SumOptions};
+use gcodec::stream::{Body, EncodeOptions, Event, SliceReader};
+use gcodec::{Codec, Limits, TensorBuf, Writer};
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

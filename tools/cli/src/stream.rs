@@ -3,9 +3,11 @@
 use crate::fail::{Failure, Result};
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
-use gcodec::frame::{Delta, MAGIC, UpdatePart, tensor_digest};
+use gcodec::file::File;
+use gcodec::frame::{Delta, MAGIC, Manifest, UpdateHeader, UpdatePart, tensor_digest};
+use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
-use gcodec::{Assembler, Body, Event, File, Limits, Manifest, SliceReader, TensorBuf, UpdateHeader};
+use gcodec::{Limits, TensorBuf};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -6,8 +6,9 @@ use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{counted, human_bytes, note, print};
 use crate::progress::Progress;
 use crate::stream::{Names, explain};
+use gcodec::Limits;
 use gcodec::frame::UpdatePart;
-use gcodec::{Body, Event, Limits, SliceReader};
+use gcodec::stream::{Body, Event, SliceReader};
 use rayon::prelude::*;
 use std::path::PathBuf;
 

@@ -5,11 +5,12 @@ mod common;
 use std::sync::Arc;
 
 use common::{Dir, step, worker};
-use gcodec::compress::Amount;
+use gcodec::block::{BlockOptions, Scope};
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
-use gcodec::{
-    BlockOptions, Dtype, EncodeOptions, Encoder, Manifest, Scope, TensorBuf, TensorInfo, UpdateHeader, random,
-};
+use gcodec::compress::{Amount, random};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Dtype, TensorBuf};
 
 /// Writes streams of two senders, `name0.gcu` and `name1.gcu`.
 fn senders(dir: &Dir, name: &str, codec: &str) {

@@ -3,11 +3,11 @@
 
 use std::process::Command;
 
+use gcodec::block::BlockOptions;
 use gcodec::compress::{Input, Options, compress};
-use gcodec::frame::Metadata;
-use gcodec::{
-    BlockOptions, Codec, Dtype, EncodeOptions, Encoder, Manifest, TensorBuf, TensorInfo, UpdateHeader,
-};
+use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Codec, Dtype, TensorBuf};
 
 use crate::Result;
 use crate::page::paragraph;

@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use gcodec::block::{RawBlock, SupportId, ValuesId};
-use gcodec::{Body, Dtype, Event, Limits, Scope, SliceReader};
+use gcodec::block::{RawBlock, Scope, SupportId, ValuesId};
+use gcodec::stream::{Body, Event, SliceReader};
+use gcodec::{Dtype, Limits};
 use serde_json::Value;
 
 use crate::{Result, dictionary, root};
@@ -81,7 +82,7 @@ fn write(name: &str, food: Food) -> Result<()> {
 fn write_choices(corpus: &Path, roundtrip: bool) -> Result<()> {
     for number in 0..32u64 {
         let len = 16 << (number % 6);
-        let byte = |i| gcodec::random::word(number, 0, i) as u8;
+        let byte = |i| gcodec::compress::random::word(number, 0, i) as u8;
         let bytes: Vec<u8> = (0..len).map(byte).collect();
         fs::write(corpus.join(format!("choices-{number}")), bytes)?;
     }

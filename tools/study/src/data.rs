@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gcodec::random;
+use gcodec::compress::random;
 
 use crate::Result;
 

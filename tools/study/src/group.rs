@@ -3,15 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gcodec::block::Sets;
+use gcodec::block::{Block, BlockOptions, Scope, Sets};
 use gcodec::compress::Options;
 use gcodec::compress::senders::{onebit, scalecom};
-use gcodec::frame::Reduction;
+use gcodec::frame::{Manifest, Reduction, TensorInfo, UpdateHeader};
 use gcodec::reduce::{self, Sum, SumOptions};
-use gcodec::{
-    Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, Limits, Manifest, Scope,
-    TensorBuf, TensorInfo, UpdateHeader,
-};
+use gcodec::stream::{Body, Decoder, EncodeOptions, Encoder, Event};
+use gcodec::{Dtype, Limits, TensorBuf};
 
 use crate::Result;
 use crate::clock;

@@ -4,7 +4,7 @@ use burn::tensor::activation::{gelu, log_softmax, relu, softmax};
 use burn::tensor::module::{conv2d, embedding, layer_norm, linear, max_pool2d};
 use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
-use gcodec::random;
+use gcodec::compress::random;
 
 use crate::data::{Digits, PIXELS, Text, shuffled};
 

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use gcodec::Codec;
+use gcodec::block::Positions;
 use gcodec::compress::Amount;
 use gcodec::compress::senders::scalecom::{Choice, Settings};
 use gcodec::compress::senders::{DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit};
-use gcodec::{Codec, Manifest, Positions};
+use gcodec::frame::Manifest;
 
 use crate::Result;
 use crate::group::{Gather, Group, OneBit, ScaleCom};

@@ -1,8 +1,9 @@
 //! Senders: one worker's compression of its update. A new compressor is a codec's name, or a [`Sender`].
 
+use gcodec::block::{Block, Positions};
 use gcodec::compress::senders::{DeMo, Dgc, DgcOptions, Sbc, mask_momenta};
-use gcodec::compress::{Input, Options};
-use gcodec::{Block, Codec, Feedback, Positions, TensorBuf, compress};
+use gcodec::compress::{Feedback, Input, Options, compress};
+use gcodec::{Codec, TensorBuf};
 
 use crate::Result;
 use crate::optim::Optimiser;

@@ -5,12 +5,13 @@
 
 use std::time::Instant;
 
-use gcodec::block::{Block, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values, WireBlock};
-use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
-use gcodec::{
-    BlockOptions, Budget, Codec, Dtype, EncodeOptions, Encoder, Limits, Manifest, TensorBuf, TensorInfo,
-    UpdateHeader,
+use gcodec::block::{
+    Block, BlockOptions, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values, WireBlock,
 };
+use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
+use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 use gcodec_cuda::{Compressor, Device, DeviceBuf, Error, Input, Scatter, Stream, Target};
 
 type AnyResult<T> = Result<T, Box<dyn std::error::Error>>;
@@ -18,7 +19,7 @@ type AnyResult<T> = Result<T, Box<dyn std::error::Error>>;
 /// Gaussian enough, and the same everywhere.
 fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
     let mut words = vec![0; n];
-    gcodec::random::words(seed, 0, 0, &mut words);
+    gcodec::compress::random::words(seed, 0, 0, &mut words);
     // The difference of two uniform numbers, cubed: a peak at zero and long tails.
     let value = |w: &u32| {
         let x = ((w & 0xffff) as f32 - (w >> 16) as f32) / 65536.0;
@@ -26,7 +27,7 @@ fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
     };
     let values: Vec<f32> = words.iter().map(value).collect();
     let mut data = vec![0; dtype.bytes_for(n as u64).unwrap_or(0) as usize];
-    gcodec::element::encode_f32s(dtype, &values, 0, &mut data)?;
+    gcodec::tensor::element::encode_f32s(dtype, &values, 0, &mut data)?;
     Ok(TensorBuf::new(dtype, vec![n as u64], data)?)
 }
 
@@ -105,7 +106,7 @@ fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
     let planted = vec![0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, n - 1];
     let values: Vec<f32> = (1u8..7).map(f32::from).collect();
     let mut bytes = vec![0; 2 * values.len()];
-    gcodec::element::encode_f32s(dtype, &values, 0, &mut bytes)?;
+    gcodec::tensor::element::encode_f32s(dtype, &values, 0, &mut bytes)?;
     let block = Block {
         scope: Scope::Tensor(0),
         add: false,

@@ -260,13 +260,13 @@ impl Drop for Memory {
 /// Roughly normal numbers: a sum of twelve uniform ones, less its mean.
 pub(crate) fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut words = vec![0; n * 3];
-    gcodec::random::words(seed, 0, 0, &mut words);
+    gcodec::compress::random::words(seed, 0, 0, &mut words);
     let bytes = |w: &u32| w.to_le_bytes().map(f32::from).iter().sum::<f32>();
     words.chunks(3).map(|w| (w.iter().map(bytes).sum::<f32>() - 12.0 * 127.5) / 256.0).collect()
 }
 
 pub(crate) fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let mut data = vec![0; dtype.bytes_for(values.len() as u64).unwrap() as usize];
-    gcodec::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
+    gcodec::tensor::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
     data
 }

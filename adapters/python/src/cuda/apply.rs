@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use gcodec::block::{IndexSpace, Scope, Sets};
-use gcodec::{
-    Assembler, Block, Body, Budget, Event, Limits, Manifest, SliceReader, TensorInfo, UpdateHeader,
-};
+use gcodec::Limits;
+use gcodec::block::{Block, IndexSpace, Scope, Sets};
+use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec_cuda::{DeviceTensor, Part, Scatter, Target, TensorError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;

@@ -126,7 +126,7 @@ pub(crate) fn with_residuals(
     let mut compressors = Compressors::new();
     for (ordinal, tensors) in parts {
         let mut compressor = Compressor::new(&device(ordinal)?)?;
-        compressor.set_residuals(&gcodec::Feedback::load(tensors)?)?;
+        compressor.set_residuals(&gcodec::compress::Feedback::load(tensors)?)?;
         compressors.insert(ordinal, compressor);
     }
     Ok(compressors)

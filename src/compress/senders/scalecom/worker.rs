@@ -173,7 +173,7 @@ impl Worker {
         Ok(role)
     }
 
-    /// Takes the leader's set and its id: what a decoder, or for the leader [`Encoder::index_set`](crate::Encoder::index_set),
+    /// Takes the leader's set and its id: what a decoder, or for the leader [`Encoder::index_set`](crate::stream::Encoder::index_set),
     /// gave.
     ///
     /// # Errors

@@ -6,9 +6,10 @@ mod ints;
 mod walk;
 
 use block::{Around, block, digest};
+use gcodec::Limits;
 use gcodec::block::{RawBlock, SupportId};
 use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, Manifest, PREAMBLE_LEN, UpdatePart};
-use gcodec::{Body, Event, Limits, SliceReader};
+use gcodec::stream::{Body, Event, SliceReader};
 use ints::table;
 use std::collections::HashMap;
 use std::fmt::Write;

@@ -1,13 +1,14 @@
 //! Every byte is annotated exactly once, for every kind of the format.
 
 use super::*;
+use gcodec::Dtype;
 use gcodec::block::{
-    Affine, Bits, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat,
-    MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows, ScaleFormat, Scales, Scope, Seeded, Set,
-    SetId, Sign, Spacing, Sparse, Stored, Ulp, Underflow, Zero,
+    Affine, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups, Latent,
+    Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows, ScaleFormat,
+    Scales, Scope, Seeded, Set, SetId, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow, Values, Zero,
 };
-use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, Weights};
-use gcodec::{Block, BlockOptions, Dtype, EncodeOptions, Encoder, Entropy, Support, UpdateHeader, Values};
+use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, UpdateHeader, Weights};
+use gcodec::stream::{EncodeOptions, Encoder};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Elements of each tensor of the streams below.

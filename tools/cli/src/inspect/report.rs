@@ -5,11 +5,14 @@ use crate::fail::Failure;
 use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
 use crate::stream::{Names, explain};
-use gcodec::block::{Chunked, Floats, IndexSpace, Planes, RawBlock, Rows, Seeded, Set, Sparse, Stored};
-use gcodec::element::{bits_at, decode_f32s};
+use gcodec::Limits;
+use gcodec::block::{
+    Block, Chunked, Floats, IndexSpace, Planes, RawBlock, Rows, Seeded, Set, Sparse, Stored, Support, Values,
+};
 use gcodec::frame::{FrameHeader, HEADER_LEN, Reduction, UpdatePart, VERSION_MAJOR};
+use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::tensor::Dtype;
-use gcodec::{Block, Body, Event, Limits, SliceReader, Support, Values};
+use gcodec::tensor::element::{bits_at, decode_f32s};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -285,7 +288,7 @@ impl Update {
             bytes: 0,
             header_bytes: 0,
             elements: part.manifest.elements(),
-            source_bytes: part.manifest.tensors().iter().map(gcodec::TensorInfo::bytes).sum(),
+            source_bytes: part.manifest.tensors().iter().map(gcodec::frame::TensorInfo::bytes).sum(),
             kept: 0,
             density: 0.0,
             bits_per_parameter: 0.0,

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use gcodec::{Codec, Dtype, Positions, TensorBuf};
+use gcodec::block::Positions;
+use gcodec::{Codec, Dtype, TensorBuf};
 
 use super::dumps::Dump;
 use super::sizes::{kept, measure_codec};

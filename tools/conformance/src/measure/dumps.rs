@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gcodec::compress::Input;
-use gcodec::{Dtype, Manifest, TensorBuf, TensorInfo};
+use gcodec::frame::{Manifest, TensorInfo};
+use gcodec::{Dtype, TensorBuf};
 
 use crate::Result;
 

@@ -2,8 +2,10 @@
 
 use std::fmt::Write;
 
+use gcodec::Codec;
 use gcodec::compress::{Options, compress};
-use gcodec::{Codec, EncodeOptions, Encoder, UpdateHeader};
+use gcodec::frame::UpdateHeader;
+use gcodec::stream::{EncodeOptions, Encoder};
 
 use super::dumps::Dump;
 use crate::{Result, root};

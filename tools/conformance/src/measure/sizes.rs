@@ -3,13 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use gcodec::block::{Constant, Groups, ScaleFormat, Scales, Sparse, Ulp};
-use gcodec::compress::{Input, Options, compress, deltas};
-use gcodec::random;
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, Codec, Dtype, EncodeOptions, Encoder, Event, Limits, Positions,
-    Scope, SliceReader, Support, TensorBuf, UpdateHeader, Values,
+use gcodec::block::{
+    Block, BlockOptions, Constant, Groups, Positions, ScaleFormat, Scales, Scope, Sparse, Support, Ulp,
+    Values,
 };
+use gcodec::compress::{Input, Options, compress, deltas, random};
+use gcodec::frame::UpdateHeader;
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
 use super::dumps::Dump;
 use super::report::{Must, Report};
@@ -90,7 +91,11 @@ fn position_bits(n: u64, positions: Vec<u64>, choice: Positions) -> Result<f64> 
     let count = positions.len() as f64;
     let dump =
         Dump::new("mask", vec![("mask".into(), TensorBuf::new(Dtype::Bool, vec![n], vec![0; n as usize])?)])?;
-    let manifest = Arc::new(gcodec::Manifest::new(vec![gcodec::TensorInfo::new("mask", Dtype::F32, [n])])?);
+    let manifest = Arc::new(gcodec::frame::Manifest::new(vec![gcodec::frame::TensorInfo::new(
+        "mask",
+        Dtype::F32,
+        [n],
+    )])?);
     let dump = Dump { manifest, ..dump };
     let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
     let values = Values::Constant(Constant { groups: Groups::Block, scales });

@@ -6,8 +6,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
+use gcodec::Limits;
 use gcodec::frame::{Metadata, Model};
-use gcodec::{Assembler, Body, EncodeOptions, Encoder, Event, Limits, SliceReader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 
 use super::scratch::Scratch;
 use super::{Section, thousands};

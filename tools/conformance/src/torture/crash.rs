@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use gcodec::file::recover;
-use gcodec::{Event, File, Limits, SliceReader};
+use gcodec::Limits;
+use gcodec::file::{File, recover};
+use gcodec::stream::{Event, SliceReader};
 
 use super::scratch::{Scratch, has, must};
 use super::{Section, sources, thousands};
@@ -173,7 +174,7 @@ fn at_random(job: &Job, program: &Path, scratch: &Scratch, kills: u64) -> Result
             break;
         }
         scratch.write(job.target, &job.old)?;
-        let share = f64::from(gcodec::random::word(7, 0, turn)) / 2f64.powi(32);
+        let share = f64::from(gcodec::compress::random::word(7, 0, turn)) / 2f64.powi(32);
         let mut child = job.command(program, scratch.root()).spawn()?;
         std::thread::sleep(longest.mul_f64(share));
         // A finished process cannot be killed; the next line reports its end.

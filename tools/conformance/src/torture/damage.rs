@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gcodec::block::{SetId, SupportId};
-use gcodec::file::recover;
-use gcodec::frame::{FrameKind, HEADER_LEN, ManifestId, PREAMBLE_LEN};
-use gcodec::{Body, Decoder, Error, Event, File, Limits, SliceReader, TensorBuf, UpdateHeader};
+use gcodec::file::{File, recover};
+use gcodec::frame::{FrameKind, HEADER_LEN, ManifestId, PREAMBLE_LEN, UpdateHeader};
+use gcodec::stream::{Body, Decoder, Event, SliceReader};
+use gcodec::{Error, Limits, TensorBuf};
 use rayon::prelude::*;
 
 use super::{Section, sources, thousands};
@@ -273,7 +274,7 @@ impl Source {
 
     /// Flips the first and the last bit, and the bits between with a generator that the position seeds.
     fn burst(&self, start: usize, len: usize, pattern: u64) -> Case<'_> {
-        let middle = u64::from(gcodec::random::word(pattern, len as u64, start as u64));
+        let middle = u64::from(gcodec::compress::random::word(pattern, len as u64, start as u64));
         let flips = (middle & ((1 << (len - 1)) - 1)) | 1 | 1 << (len - 1);
         self.changed(format!("{len} bits from {start}"), |bytes| {
             let flipped = (0..len).filter(|i| flips >> i & 1 == 1).map(|i| start + i);

@@ -5,13 +5,14 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcodec::block::{Constant, Floats, Groups, ScaleFormat, Scales, Set, Sparse, Stored};
-use gcodec::file::recover;
-use gcodec::frame::{Delta, FrameKind, IndexSet, Model, tensor_digest};
-use gcodec::{
-    Assembler, Block, BlockOptions, Body, Decoder, Dtype, EncodeOptions, Encoder, Event, File, Limits,
-    Manifest, Positions, Scope, SliceReader, Support, TensorInfo, TensorView, UpdateHeader, Values,
+use gcodec::block::{
+    Block, BlockOptions, Constant, Floats, Groups, Positions, ScaleFormat, Scales, Scope, Set, Sparse,
+    Stored, Support, Values,
 };
+use gcodec::file::{File, recover};
+use gcodec::frame::{Delta, FrameKind, IndexSet, Manifest, Model, TensorInfo, UpdateHeader, tensor_digest};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Limits, TensorView};
 
 use super::scratch::Scratch;
 use super::{Section, thousands};
@@ -299,7 +300,7 @@ fn stream(manifest: &Arc<Manifest>, part_bytes: u64, updates: &[Vec<Block>]) -> 
 
 fn elements(n: u64) -> Result<Vec<u8>> {
     let mut words = vec![0; n as usize];
-    gcodec::random::words(1, 0, 0, &mut words);
+    gcodec::compress::random::words(1, 0, 0, &mut words);
     let bytes = words.iter().flat_map(|w| (*w as f32 / 2e9 - 1.0).to_le_bytes()).collect();
     let block = Block {
         scope: Scope::Tensor(0),
@@ -311,8 +312,10 @@ fn elements(n: u64) -> Result<Vec<u8>> {
 }
 
 fn positions(n: u64) -> Result<Vec<u8>> {
-    let block =
-        ones(Scope::Tensor(0), Support::Sparse(Sparse { positions: gcodec::random::sample(50 * n, n, 3) }));
+    let block = ones(
+        Scope::Tensor(0),
+        Support::Sparse(Sparse { positions: gcodec::compress::random::sample(50 * n, n, 3) }),
+    );
     stream(&named(1, &[50 * n])?, 1 << 26, &[vec![block]])
 }
 
@@ -402,8 +405,10 @@ fn manifests(n: u64) -> Result<Vec<u8>> {
 fn sets(n: u64) -> Result<Vec<u8>> {
     let manifest = named(1, &[1 << 16])?;
     frames(n, |encoder, out, i| {
-        let (scope, support) =
-            (Scope::Tensor(0), Support::Sparse(Sparse { positions: gcodec::random::sample(1 << 16, 50, i) }));
+        let (scope, support) = (
+            Scope::Tensor(0),
+            Support::Sparse(Sparse { positions: gcodec::compress::random::sample(1 << 16, 50, i) }),
+        );
         let set = IndexSet { manifest: manifest.id(), step: i, leader: 0, world: 0, scope, support };
         let options = BlockOptions::default().with_positions(Positions::Rice);
         let id = encoder.index_set(out, &set, &manifest, options)?;

@@ -6,12 +6,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gcodec::block::{Constant, Groups, ScaleFormat, Scales};
-use gcodec::file::{AtomicFile, Map, append};
-use gcodec::{
-    Block, BlockOptions, Body, EncodeOptions, Encoder, Event, File, Limits, Manifest, Reader, Scope,
-    SliceReader, Support, TensorInfo, UpdateHeader, Values,
-};
+use gcodec::block::{Block, BlockOptions, Constant, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use gcodec::file::{AtomicFile, File, Map, append};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Limits, Reader};
 
 use super::scratch::Scratch;
 use super::{Section, thousands};

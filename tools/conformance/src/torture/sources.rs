@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Floats, Seeded, Set, Sparse, Stored};
-use gcodec::compress::{Input, Options, compress, deltas};
-use gcodec::frame::{IndexSet, Metadata, Model};
-use gcodec::{
-    Block, BlockOptions, Codec, EncodeOptions, Encoder, Entropy, Manifest, Positions, Scope, Support,
-    TensorBuf, TensorInfo, UpdateHeader, Values,
+use gcodec::block::{
+    Block, BlockOptions, Entropy, Floats, Positions, Scope, Seeded, Set, Sparse, Stored, Support, Values,
 };
+use gcodec::compress::{Input, Options, compress, deltas};
+use gcodec::frame::{IndexSet, Manifest, Metadata, Model, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Codec, TensorBuf};
 
 use crate::{Result, root};
 

@@ -1,6 +1,7 @@
 //! Deltas (gcodec.md, section 6) and differences in units of the last place (values/ulp.md).
 
-use gcodec::{Dtype, TensorView, element, frame};
+use gcodec::tensor::element;
+use gcodec::{Dtype, TensorView, frame};
 use serde_json::{Value, json};
 
 use super::Area;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Chunked, ModelId, Rows, Seeded, Sparse};
-use gcodec::frame::{IndexSet, Metadata, Model, Weights};
-use gcodec::{BlockOptions, Dtype, EncodeOptions, Encoder, Manifest, Scope, Support, TensorInfo};
+use gcodec::Dtype;
+use gcodec::block::{BlockOptions, Chunked, ModelId, Rows, Scope, Seeded, Sparse, Support};
+use gcodec::frame::{IndexSet, Manifest, Metadata, Model, TensorInfo, Weights};
+use gcodec::stream::{EncodeOptions, Encoder};
 
 use super::Area;
 use super::build::*;

@@ -7,7 +7,8 @@
 
 use std::process::Command;
 
-use gcodec::{EncodeOptions, Encoder, Limits};
+use gcodec::Limits;
+use gcodec::stream::{EncodeOptions, Encoder};
 use serde_json::{Value, json};
 
 use super::arbitrary::{self, Random};

@@ -100,7 +100,7 @@ fn tokens_and_symbols(area: &mut Area) {
 }
 
 fn segments(area: &mut Area) {
-    let many: Vec<u8> = (0..2100u64).map(|i| (gcodec::random::word(11, 0, i) % 5) as u8).collect();
+    let many: Vec<u8> = (0..2100u64).map(|i| (gcodec::compress::random::word(11, 0, i) % 5) as u8).collect();
     let freqs = freqs_of(&[0, 1, 2, 3, 4]);
     let shared = |part: &[u8]| bytes().v(1).raw(freqs.code(part, 2));
     let own = |part: &[u8]| freqs_of(part).segment(part, 0);
@@ -220,7 +220,7 @@ fn tables(area: &mut Area) {
 }
 
 fn rans(area: &mut Area) {
-    let many: Vec<u8> = (0..500u64).map(|i| (gcodec::random::word(12, 0, i) % 9) as u8).collect();
+    let many: Vec<u8> = (0..500u64).map(|i| (gcodec::compress::random::word(12, 0, i) % 9) as u8).collect();
     let freqs = freqs_of(&many);
     let of = |count: u64, edit: &dyn Fn(&mut Vec<u32>, &mut Vec<u16>)| {
         let (mut states, mut words) = freqs.rans(&many, 2);

@@ -1,7 +1,8 @@
 //! Manifests (gcodec.md, section 4.1).
 
-use gcodec::frame::Shard;
-use gcodec::{Dtype, EncodeOptions, Encoder, Manifest, TensorInfo};
+use gcodec::Dtype;
+use gcodec::frame::{Manifest, Shard, TensorInfo};
+use gcodec::stream::{EncodeOptions, Encoder};
 use std::sync::Arc;
 
 use super::Area;

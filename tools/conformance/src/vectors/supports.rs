@@ -1,6 +1,6 @@
 //! Supports (supports/*.md).
 
-use gcodec::Positions;
+use gcodec::block::Positions;
 
 use super::Area;
 use super::build::*;

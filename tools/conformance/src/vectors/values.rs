@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use gcodec::Dtype;
 use gcodec::block::{
-    Affine, Bits, Codebook, Constant, Dct, Floats, Groups, Levels, LowRank, Minifloat, MinifloatFormat, Norm,
-    Planes, Pow2, ScaleFormat, Scales, Sign, Spacing, Sparse, Stored, Underflow, Zero,
+    Affine, Bits, Block, BlockOptions, Codebook, Constant, Dct, Floats, Groups, Levels, LowRank, Minifloat,
+    MinifloatFormat, Norm, Planes, Positions, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing, Sparse,
+    Stored, Support, Underflow, Values, Zero,
 };
-use gcodec::{
-    Block, BlockOptions, Dtype, EncodeOptions, Encoder, Manifest, Positions, Scope, Support, TensorInfo,
-    UpdateHeader, Values,
-};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
 
 use super::Area;
 use super::build::*;
@@ -46,7 +46,7 @@ fn f32s(values: &[f32]) -> Scales {
 
 /// Returns pseudo-random numbers, equal on every machine.
 fn noise(seed: u64, i: u64) -> u32 {
-    gcodec::random::word(seed, 0, i)
+    gcodec::compress::random::word(seed, 0, i)
 }
 
 pub(crate) fn add(area: &mut Area) {

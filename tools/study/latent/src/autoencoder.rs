@@ -6,7 +6,7 @@ use burn::tensor::activation::leaky_relu;
 use burn::tensor::module::{conv_transpose1d, conv1d};
 use burn::tensor::ops::{ConvOptions, ConvTransposeOptions};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use gcodec::random;
+use gcodec::compress::random;
 use gcodec_latent::{Conv, Innovation, Layer, Model};
 
 use crate::{Result, Signals};

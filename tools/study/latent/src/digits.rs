@@ -6,7 +6,7 @@ use burn::tensor::activation::{log_softmax, relu};
 use burn::tensor::module::conv2d;
 use burn::tensor::ops::ConvOptions;
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use gcodec::random;
+use gcodec::compress::random;
 
 use crate::Result;
 

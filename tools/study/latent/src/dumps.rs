@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use gcodec::TensorBuf;
 use gcodec::compress::Amount;
-use gcodec::{EncodeOptions, Encoder, Event, Manifest, SliceReader, TensorBuf, TensorInfo};
+use gcodec::frame::{Manifest, TensorInfo};
+use gcodec::stream::{EncodeOptions, Encoder, Event, SliceReader};
 use gcodec_latent::protocol::{Begun, Outcome, Receiver, Settings, Variant, Worker, classes};
 use safetensors::SafeTensors;
 
@@ -130,8 +132,8 @@ pub fn exchange(
     let mut reader = SliceReader::new(&out, gcodec::Limits::default());
     while let Some(event) = reader.next_event()? {
         match event {
-            Event::Frame(_, gcodec::Body::IndexSet(set, id, _)) => receiver.take_set(&set, id)?,
-            Event::Frame(_, gcodec::Body::Update(part)) => receiver.take(&part)?,
+            Event::Frame(_, gcodec::stream::Body::IndexSet(set, id, _)) => receiver.take_set(&set, id)?,
+            Event::Frame(_, gcodec::stream::Body::Update(part)) => receiver.take(&part)?,
             _ => {}
         }
     }

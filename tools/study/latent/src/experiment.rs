@@ -5,12 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcodec::block::Stored;
+use gcodec::block::{BlockOptions, Positions, Stored};
 use gcodec::compress::{Amount, Input, Kept, Options, Selection, compress};
-use gcodec::{
-    BlockOptions, Codec, Dtype, EncodeOptions, Encoder, Manifest, Positions, TensorBuf, TensorInfo,
-    UpdateHeader,
-};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::{Codec, Dtype, TensorBuf};
 use gcodec_latent::protocol::{Class, Phase, Settings, Variant, classes};
 use gcodec_latent::{Architecture, CodeFormat, Innovation, Model};
 
@@ -251,10 +250,11 @@ pub fn plain(
         measured.bytes += (encoder.offset() - before) as f64 / steps.len() as f64;
         // Writes each worker's update as its own stream: preamble and manifest, update, end.
         encoder.finish(&mut out);
-        let mut reader = gcodec::SliceReader::new(&out, gcodec::Limits::default());
+        let mut reader = gcodec::stream::SliceReader::new(&out, gcodec::Limits::default());
         while let Some(event) = reader.next_event()? {
-            let gcodec::Event::Frame(_, gcodec::Body::Update(part)) = event else { continue };
-            let mut assembler = gcodec::Assembler::new(&step.manifest, &gcodec::Limits::default(), |_| true)?;
+            let gcodec::stream::Event::Frame(_, gcodec::stream::Body::Update(part)) = event else { continue };
+            let mut assembler =
+                gcodec::stream::Assembler::new(&step.manifest, &gcodec::Limits::default(), |_| true)?;
             assembler.apply(&part)?;
             let learned = assembler.finish()?;
             let learned = learned.iter().zip(classes).filter(|(_, c)| **c == Class::Learned);

@@ -4,8 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gcodec::compress::Amount;
-use gcodec::random;
+use gcodec::compress::{Amount, random};
 use gcodec_latent::protocol::{Variant, classes};
 use gcodec_latent::{Architecture, CodeFormat, Innovation, Layer, Model};
 use gcodec_latent_train::autoencoder::{Loss, Optimizer, Training, burn_forward, train};

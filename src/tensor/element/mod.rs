@@ -10,9 +10,9 @@ pub(crate) mod small;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::element::small::{F4E2M1, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Overflow};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
+use crate::tensor::element::small::{F4E2M1, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ, Overflow};
 use crate::tensor::{Dtype, TensorView};
 
 impl TensorView<'_> {
@@ -197,7 +197,7 @@ pub fn ordered(dtype: Dtype, bits: u64) -> u64 {
 }
 
 /// Returns the bit pattern with a rank: the inverse of [`ordered`].
-pub fn unordered(dtype: Dtype, place: u64) -> u64 {
+fn unordered(dtype: Dtype, place: u64) -> u64 {
     let (mask, sign) = masks(dtype);
     match (dtype.is_float(), place & sign != 0) {
         (true, true) => place & !sign & mask,

@@ -1,4 +1,7 @@
-//! Element types, shapes, and borrowed and owned buffers of elements. No IO, no codes.
+//! Element types, shapes, borrowed and owned buffers of elements, and exact conversions of elements. No IO,
+//! no codes.
+
+pub mod element;
 
 use crate::error::{Error, InputErrorKind, Result};
 
