@@ -61,7 +61,7 @@ impl Groups {
             Self::Block => 0,
             Self::Tensor if space.tensors.is_some() => 1,
             Self::Len(len) if len >= 2 => len,
-            _ => return Err(Error::bad_option("groups")),
+            _ => return Err(Error::inconsistent("groups")),
         };
         put_varint(out, number);
         Ok(())

@@ -35,7 +35,7 @@ impl Kind for Chunked {
         let Self { chunk_len, kept, ref positions } = *self;
         let wrong = || Error::inconsistent("chunked positions do not fit the index space");
         if !(1..=MAX_CHUNK).contains(&chunk_len) || !(1..=chunk_len).contains(&kept) {
-            return Err(Error::bad_option("chunk_len or kept of a chunked support"));
+            return Err(Error::inconsistent("chunk_len or kept of a chunked support"));
         }
         if total(chunk_len, kept, n) != Some(positions.len() as u64) {
             return Err(wrong());

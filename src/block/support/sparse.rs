@@ -334,8 +334,7 @@ fn read_tokens(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Re
 
 fn write_bitmap(out: &mut Vec<u8>, positions: &[u64], n: u64) -> Result<SupportId> {
     let start = out.len();
-    let len = usize::try_from(n.div_ceil(8))
-        .map_err(|_| Error::bad_option("bitmap of an index space that does not fit into memory"))?;
+    let len = usize::try_from(n.div_ceil(8)).map_err(|_| Error::too_large("bitmap of the index space"))?;
     out.resize(start + len, 0);
     for &p in positions {
         out[start + in_memory(p / 8)] |= 1 << (p % 8);

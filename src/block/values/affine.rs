@@ -155,7 +155,7 @@ fn write_head(
 }
 
 fn check_bits(bits: u8) -> Result<()> {
-    if (1..=8).contains(&bits) { Ok(()) } else { Err(Error::bad_option("bits")) }
+    if (1..=8).contains(&bits) { Ok(()) } else { Err(Error::inconsistent("bits")) }
 }
 
 /// The largest code of `bits` bits, 1 to 8.

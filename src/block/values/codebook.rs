@@ -42,7 +42,7 @@ impl Kind for Codebook {
     fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
         let Self { table, groups, scales, shifts, codes } = self;
         if !(2..=256).contains(&table.len()) {
-            return Err(Error::bad_option("codebook entries"));
+            return Err(Error::inconsistent("codebook entries"));
         }
         if codes.len() as u64 != space.count || codes.iter().any(|&c| usize::from(c) >= table.len()) {
             return Err(Error::inconsistent("codebook codes"));

@@ -123,7 +123,7 @@ impl Dct {
     pub(crate) fn count(&self, n: u64) -> Result<u64> {
         let sides = [(self.rows, self.chunk_rows), (self.cols, self.chunk_cols)];
         if sides.iter().any(|&(dim, side)| !(1..=MAX_SIDE as u64).contains(&side) || dim % side != 0) {
-            return Err(Error::bad_option("chunk of a transform"));
+            return Err(Error::inconsistent("chunk of a transform"));
         }
         if self.rows.checked_mul(self.cols) != Some(n) {
             return Err(Error::inconsistent("rows and columns of a transform"));

@@ -43,7 +43,7 @@ impl Kind for Latent {
     fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, _: &ValueSpace<'_>) -> Result<()> {
         let Self { model, shape, codes } = self;
         let count = elements(shape).filter(|_| shape.len() as u64 <= MAX_RANK);
-        let count = count.ok_or(Error::bad_option("shape of latent codes"))?;
+        let count = count.ok_or(Error::inconsistent("shape of latent codes"))?;
         out.extend_from_slice(&model.0);
         put_varint(out, shape.len() as u64);
         shape.iter().for_each(|&d| put_varint(out, d));

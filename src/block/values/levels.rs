@@ -157,7 +157,7 @@ fn write_head(
     space: &ValueSpace<'_>,
 ) -> Result<()> {
     if !(1..=spacing.max_level()).contains(&max_level) {
-        return Err(Error::bad_option("max_level"));
+        return Err(Error::inconsistent("max_level"));
     }
     out.push(spacing as u8);
     put_varint(out, max_level.into());

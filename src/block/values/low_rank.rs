@@ -48,7 +48,7 @@ impl Kind for LowRank {
         let Self { rows, cols, rank, left, right } = self;
         let left_len = rows.checked_mul(*rank).filter(|_| *rank > 0);
         let (Some(left_len), Some(right_len)) = (left_len, cols.checked_mul(*rank)) else {
-            return Err(Error::bad_option("rank"));
+            return Err(Error::inconsistent("rank"));
         };
         if rows.checked_mul(*cols) != Some(space.count) {
             return Err(Error::inconsistent("rows and columns of a low-rank matrix"));

@@ -97,7 +97,7 @@ impl Pow2 {
 /// Appends the fields before the codes.
 fn write_head(out: &mut Vec<u8>, min_exponent: i16, underflow: Underflow) -> Result<()> {
     if !EXPONENTS.contains(&min_exponent) {
-        return Err(Error::bad_option("min_exponent"));
+        return Err(Error::inconsistent("min_exponent"));
     }
     put_i16(out, min_exponent);
     out.push(underflow as u8);
