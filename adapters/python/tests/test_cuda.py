@@ -377,7 +377,7 @@ def test_updates_are_put_and_added(driver: MockDriver, rng: np.random.Generator,
                 assert np.array_equal(there[name].memory.read(), total), (spec, name)
 
 
-def test_what_does_not_fit_is_not_put(driver: MockDriver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_does_not_fit_changes_nothing(driver: MockDriver, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     own = arrays(rng)
     data = gcodec.encode(own, "topk")
     ones = {name: np.ones_like(array) for name, array in own.items()}
@@ -389,12 +389,12 @@ def test_what_does_not_fit_is_not_put(driver: MockDriver, rng: np.random.Generat
                 assert (tensor.memory.read() == 1).all()
 
     there = shared(driver, ones)
-    refused({n: x for n, x in there.items() if n != "v"}, "input", 'tensor "v", which was not given')
+    refused({n: x for n, x in there.items() if n != "v"}, "input", 'tensor "v", which is not among the given')
     refused(there | {"q": there["v"]}, "input", 'no tensor "q"')
-    refused(there | {"v": Shared(Memory(driver, np.ones(36, np.float32)))}, "input", r'"v" is f32 \[36\], in the update f32 \[37\]')
+    refused(there | {"v": Shared(Memory(driver, np.ones(36, np.float32)))}, "input", r'"v" is f32 \[36\], but in the update f32 \[37\]')
     refused(there | {"v": Shared(Memory(driver, np.ones(37, np.float16)))}, "input", '"v" is f16')
     refused(there | {"v": Shared(Memory(driver, ones["v"]), flags=1)}, "read-only", "read-only")
-    refused(there | {"v": jax.numpy.ones(37)}, "read-only", "JAX's")
+    refused(there | {"v": jax.numpy.ones(37)}, "read-only", "is a JAX array")
     refused(there | {"m": Shared(Memory(driver, ones["m"]), strides=(1, 50))}, "strides", "row-major")
     refused(there | {"v": Shared(Memory(driver, ones["v"], device=1))}, "wrong-device", "another one on")
     refused(there | {"v": ones["v"]}, "wrong-device", "not on a CUDA device")
@@ -408,7 +408,7 @@ def test_what_does_not_fit_is_not_put(driver: MockDriver, rng: np.random.Generat
     with pytest.raises(gcodec.LimitError):
         gcodec.cuda.apply(data, there, limits=gcodec.Limits(max_elements=100))
     delta = gcodec.encode(own, "delta", base=ones)
-    refused(there, "input", "delta, whose base", delta)
+    refused(there, "input", "delta, which needs its base", delta)
     driver.fail("cuMemAlloc", 0)
     gcodec.cuda.release_memory()
     refused(there, "out-of-memory", "device memory", error=gcodec.DeviceError)
@@ -507,7 +507,7 @@ def test_tensors_of_pytorch_are_lent_in_its_current_stream(
 def test_what_is_too_old_goes_by_the_host(
     driver: MockDriver, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    monkeypatch.setattr("gcodec.devices._said", set())
+    monkeypatch.setattr("gcodec.devices._logged", set())
 
     def too_old(_: int) -> None:
         raise gcodec.DeviceError("too old", kind=kind, fault="world")
