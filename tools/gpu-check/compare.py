@@ -1,4 +1,4 @@
-"""What other libraries take for the same selection, and how fast the device copies; each is skipped, loudly, where it is not."""
+"""Measures the same selection by other libraries, and the copy bandwidth. Skips missing libraries."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ KEPT = ELEMENTS // 1000
 
 
 def median(run, wait):
-    """Of seven, in milliseconds, after one that does not count."""
+    """Returns the median of seven runs in milliseconds, after one warm-up."""
     times = []
     for i in range(8):
         wait()
@@ -59,5 +59,5 @@ for name, run in (("torch", with_torch), ("cupy", with_cupy)):
         run()
     except ImportError as error:
         print(f"{name}: SKIPPED, {error}")
-    except Exception as error:  # Out of memory, for one: the other library is still worth asking.
+    except Exception as error:  # For example out of memory: the other library can still be measured.
         print(f"{name}: SKIPPED, {type(error).__name__}: {error}")

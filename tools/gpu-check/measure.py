@@ -1,6 +1,8 @@
-"""CUDA tensors in Python: what a call takes beside its kernels and copies, and what many small tensors gain by one call. Each line is a
-name, a number and a unit; what is not there is skipped, loudly. GCODEC_MOCK_DRIVER takes the mock driver for a device, to try the file:
-what it prints then are no device's times, but what the calls themselves take is Python's own.
+"""Measures the overhead of calls with CUDA tensors in Python, and small tensors in one call and in a call each.
+
+Each line is a name, a number and a unit. Missing libraries are skipped with a message. With GCODEC_MOCK_DRIVER
+set, the mock driver takes the place of a device: times then include the emulator's, but the overhead of the calls
+is Python's.
 """
 
 import os
@@ -23,7 +25,7 @@ def median(values):
 
 
 def timed(run, wait, times=21):
-    """The median in milliseconds, after two that do not count."""
+    """Returns the median in milliseconds, after two warm-up runs."""
     out = []
     for i in range(times + 2):
         wait()
@@ -35,7 +37,7 @@ def timed(run, wait, times=21):
 
 
 def one_call(name, tensor, n, wait):
-    """A tensor to bytes: the whole call, the two parts of it that the library does, and the rest, which is the call's own."""
+    """Measures a tensor to bytes: the whole call, its two parts in the library, and the call's own rest."""
     compressor, parts = gcodec.cuda.Compressor(), []
     for i in range(23):
         wait()
@@ -53,7 +55,7 @@ def one_call(name, tensor, n, wait):
 
 
 def on_the_device(run, wait):
-    """What kernels, copies and fills of one call take by the profiler's count, in milliseconds."""
+    """Returns the time of the kernels, copies and fills of one call by the profiler, in milliseconds."""
     from torch.profiler import ProfilerActivity, profile
 
     run()
@@ -95,7 +97,7 @@ def with_torch():
         device = on_the_device(lambda: compressor.encode(tensor, SPEC), wait)
         print(f"torch to bytes, {ELEMENTS} f32, kernels and copies by the profiler: {device:.4f} ms", flush=True)
         print(f"torch to bytes, {ELEMENTS} f32, selection beyond kernels and copies: {wall - device:.4f} ms", flush=True)
-    except Exception as error:  # No profiler, no number; the rest is still worth having.
+    except Exception as error:  # The other measurements do not need the profiler.
         print(f"torch's profiler: SKIPPED, {type(error).__name__}: {error}")
     data = compressor.encode(tensor, SPEC)
     print(f"bytes to torch, {ELEMENTS} f32: {timed(lambda: (gcodec.cuda.apply(data, tensor), wait()), wait):.4f} ms")

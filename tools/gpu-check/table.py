@@ -1,4 +1,4 @@
-"""From the lines of a run on stdin to a page: `python3 table.py < log`. `--test` tests it."""
+"""Makes a page of the lines of a run on stdin: `python3 table.py < log`. `--test` tests this program."""
 
 import datetime
 import re
@@ -43,10 +43,10 @@ def page(lines, day):
             beyond = times.get(f"{name}, selection beyond kernels and copies")
             lines.append(f"- {name}: {1e3 * own:.0f} us of the call's own")
             if beyond is not None:
-                lines.append(f"- with what selection takes beyond kernels and copies: {1e3 * (own + beyond):.0f} us (wanted: below 50)")
+                lines.append(f"- with what selection takes beyond kernels and copies: {1e3 * (own + beyond):.0f} us (target: below 50)")
     one, each = (times.get(f"torch, 161 tensors of 4096 f32, {way}") for way in ("one call", "a call each"))
     if one and each:
-        lines.append(f"- 161 small tensors in Python: a call each takes {each / one:.1f} times as long as one of all (wanted: at least 5)")
+        lines.append(f"- 161 small tensors in Python: a call each takes {each / one:.1f} times as long as one of all (target: at least 5)")
     return "\n".join(text + ([""] + lines if lines else [])) + "\n"
 
 

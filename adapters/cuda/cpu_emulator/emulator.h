@@ -1,11 +1,12 @@
-// CUDA's device language as plain C++, for one operating-system thread: every thread of a block is a fiber, and blocks run one after
-// the other. It is a way to test the logic of kernels where there is no device, under sanitizers. It is no model of a device: it has
-// no concurrency, so it finds no races, and says nothing about speed.
+// CUDA's device language as plain C++ on one operating-system thread: every thread of a block is a fiber, and
+// blocks run one after the other. It tests the logic of kernels without a device, and under sanitizers. It
+// does not model a device: without concurrency it finds no races, and it says nothing about speed.
 //
-// Fibers are kept from block to block, and are switched to by hand where that is known how to do (x86-64).
+// Fibers are kept from block to block. On x86-64 an own routine switches between them, elsewhere ucontext.
 //
-// Shared memory is filled with rubbish before every block (but not under AddressSanitizer, which watches its bounds instead).
-// A block whose threads do not all reach the same barrier ends the program with a message.
+// Shared memory is filled with arbitrary bytes before every block, except under AddressSanitizer, which
+// watches its bounds. A block whose threads do not all reach the same barrier ends the program with a
+// message.
 #pragma once
 
 #include <math.h>
@@ -55,7 +56,8 @@ struct Index {
 constexpr unsigned LANES = 32;
 constexpr size_t STACK = 64 << 10;
 
-// What the lanes of a warp tell each other. Two sets in turn: nobody can be two operations ahead of another.
+// The values that the lanes of a warp exchange. Two sets in turn suffice: no lane can be two operations ahead
+// of another.
 struct Warp {
     uint64_t slots[2][LANES];
     unsigned arrived = 0, generation = 0;
@@ -73,7 +75,7 @@ struct Fiber {
     Index thread = {0, 0, 0};
     Warp *warp = nullptr;
     unsigned turn = 0;
-    // It goes on once this word is no longer `seen`; null: at once.
+    // It continues once this word is no longer `seen`; null: at once.
     const unsigned *word = nullptr;
     unsigned seen = 0;
 };
@@ -83,7 +85,7 @@ struct Block {
     std::vector<Warp> warps;
     std::vector<char> stacks;
     Fiber *current = nullptr, *previous = nullptr;
-    // What launched the kernel, and what AddressSanitizer wants to know of its stack.
+    // The caller of the kernel, and its stack for AddressSanitizer.
     Fiber main;
     const void *stack = nullptr;
     size_t stack_bytes = 0;
@@ -102,7 +104,8 @@ inline Block &block() { return the_block; }
 }
 
 #if defined(__x86_64__)
-// Registers that a call leaves as they are go to the old stack, and come from the new one: no system call, as swapcontext makes.
+// Saves the callee-saved registers to the old stack and loads them from the new one, without the system call
+// of swapcontext.
 __attribute__((naked, noinline)) inline void switch_stacks(void **, void *) {
     __asm__(
         "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
@@ -111,7 +114,7 @@ __attribute__((naked, noinline)) inline void switch_stacks(void **, void *) {
 }
 #endif
 
-// The first thing on the stack that was switched to.
+// Runs first on the stack that was switched to.
 inline void arrive(void *sanitizer) {
     Block &b = block();
     const void *stack = nullptr;
@@ -123,7 +126,7 @@ inline void arrive(void *sanitizer) {
     }
 }
 
-// From one fiber to another, and, some time, back.
+// Switches from one fiber to another. Returns when some fiber switches back.
 inline void go(Fiber &from, Fiber &to) {
     Block &b = block();
     if (&from == &to) {
@@ -141,7 +144,7 @@ inline void go(Fiber &from, Fiber &to) {
     arrive(from.sanitizer);
 }
 
-// The next thread that has not to wait; the one after `fiber` first.
+// Returns the next thread that does not wait, beginning after `fiber`.
 inline Fiber &next(const Fiber &fiber) {
     Block &b = block();
     const unsigned n = b.threads.x;
@@ -153,7 +156,7 @@ inline Fiber &next(const Fiber &fiber) {
             return other;
         }
     }
-    fail("threads wait for each other at different barriers");
+    fail("threads wait at different barriers");
 }
 
 inline void wait_for(const unsigned *word) {
@@ -163,7 +166,7 @@ inline void wait_for(const unsigned *word) {
     go(fiber, next(fiber));
 }
 
-// A fiber is the thread of its number in all blocks.
+// The body of a fiber, which is the thread of its number in all blocks.
 inline void enter() {
     Block &b = block();
     arrive(nullptr);
@@ -172,7 +175,8 @@ inline void enter() {
         Fiber &fiber = *b.current;
         fiber.done = true;
         b.live--;
-        // Those who wait for the others no longer wait for this one; a kernel in which that matters does not return early.
+        // On a device, the waiting threads would no longer wait for this one. No kernel here returns early
+        // before a barrier.
         if (b.live > 0 && b.arrived > 0) {
             fail("a thread returned while others wait at a barrier");
         }
@@ -192,7 +196,8 @@ inline void make_fibers(unsigned n) {
         fiber.warp = &b.warps[t / LANES];
         fiber.stack = first + t * STACK;
 #if defined(__x86_64__)
-        // As `switch_stacks` leaves it: six registers, where to go, and where nobody returns to.
+        // As `switch_stacks` leaves a stack: six registers, the address to continue at, and an unused return
+        // address.
         void **top = reinterpret_cast<void **>(fiber.stack + STACK) - 8;
         memset(top, 0, 8 * sizeof *top);
         top[6] = reinterpret_cast<void *>(enter);
@@ -207,7 +212,7 @@ inline void make_fibers(unsigned n) {
     }
 }
 
-// The threads of a block, each to its next barrier, over and over again.
+// Runs the threads of a block, each to its next barrier in turn, until all have returned.
 inline void run_block() {
     Block &b = block();
 #if !defined(__SANITIZE_ADDRESS__)
@@ -242,12 +247,12 @@ inline unsigned barrier(unsigned vote) {
     return b.result;
 }
 
-// Gives the others of the warp `x`; the slots of all lanes.
+// Gives `x` to the other lanes of the warp, and returns the values of all lanes.
 inline const uint64_t *exchange(unsigned mask, uint64_t x) {
     Block &b = block();
     Fiber &fiber = *b.current;
     if (mask != 0xffffffffu) {
-        fail("a warp operation of some lanes only");
+        fail("a warp operation without all lanes");
     }
     Warp &warp = *fiber.warp;
     uint64_t *slots = warp.slots[fiber.turn++ % 2];

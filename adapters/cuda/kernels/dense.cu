@@ -1,14 +1,16 @@
-// Codecs that send every element, as `src/compress/natural.rs`, `quantize.rs` and `sign.rs` have them:
+// Codecs that send every element, like `natural`, the quantisers and `sign` of `src/compress/codecs`:
 //
-//   round      powers of two: biased exponents and signs, the only pass over the tensors
-//   ranges     the exponents of each block, and where its plane goes
-//   measure    buckets that a block of threads cannot hold, and tensors that share one scale: sums and maxima of tiles
-//   scale      their scales
-//   quantise   levels, integers and signs, bucket by bucket; buckets of at most 8192 elements are measured here, and so read once
-//   pack       codes into the bit planes of the wire, where they could not be put there at once
+//   round      rounds to powers of two: biased exponents and signs, in the only pass over the tensors
+//   ranges     finds the range of exponents of each block, and places its plane
+//   measure    takes sums and maxima of tiles, for buckets that a block of threads cannot hold and for
+//              tensors with one scale
+//   scale      computes their scales
+//   quantise   makes levels, integers and signs, bucket by bucket; buckets of at most 8192 elements are
+//              measured here, and so read once
+//   pack       writes codes into the bit planes of the wire, if `quantise` could not write them there
 //
-// Each is one launch for all tensors. Sums are taken in the order of `src/compress/sum.rs`, in which nothing depends on which block
-// of threads does what.
+// Each is one launch for all tensors. Sums are taken in the order of `src/compress/sum.rs`, which does not
+// depend on which block of threads does what.
 #include "dense.cuh"
 #include "element.cuh"
 #include "group.cuh"
@@ -21,14 +23,14 @@ __device__ __forceinline__ float magnitude_of(float x) { return float_of(bits_of
 // 2^e, for exponents of normal numbers.
 __device__ __forceinline__ double power(int e) { return __longlong_as_double(static_cast<long long>(e + 1023) << 52); }
 
-// What is left of a number in an element type.
+// Rounds to an element type.
 __device__ __forceinline__ float rounded(u32 dtype, float x) { return dtype == F32 ? x : widen(dtype, narrow(dtype, x)); }
 
 __device__ __forceinline__ float largest_of(u32 dtype) { return dtype == F32 ? float_of(INFINITE - 1) : max_finite(dtype); }
 
 __device__ __forceinline__ u32 warp_least(u32 x) {
     for (u32 step = 16; step > 0; step /= 2) {
-        const u32 other = __shfl_xor_sync(ALL, x, step);
+        const u32 other = __shfl_xor_sync(ALL_LANES, x, step);
         x = other < x ? other : x;
     }
     return x;
@@ -36,22 +38,23 @@ __device__ __forceinline__ u32 warp_least(u32 x) {
 
 __device__ __forceinline__ u32 warp_most(u32 x) { return ~warp_least(~x); }
 
-// Of all warps: the sum by halves, which every lane gets.
+// Returns the sum over a warp by halves, to every lane.
 __device__ __forceinline__ double warp_halves(double x) {
     for (u32 step = 16; step > 0; step /= 2) {
-        x += __shfl_xor_sync(ALL, x, step);
+        x += __shfl_xor_sync(ALL_LANES, x, step);
     }
     return x;
 }
 
-// The wide exponent that a subnormal number is rounded to.
+// Returns the wide exponent of the power of two that a subnormal number is rounded to.
 __device__ __forceinline__ u32 round_subnormal(u32 magnitude, u32 word) {
     const u32 exponent = 31 - __clz(magnitude);
     const u32 mantissa = magnitude << (23 - exponent) & 0x7fffffu;
     return exponent + 1 + (word >> 9 < mantissa);
 }
 
-// The least and the most of a block's threads, for all of them. `scratch` is free for the next call.
+// Computes the least and the most over a block's threads, for all of them. The next call may use the same
+// `scratch`.
 __device__ __forceinline__ void block_range(u32 (&scratch)[2][WARPS], u32 &least, u32 &most) {
     least = warp_least(least);
     most = warp_most(most);
@@ -67,24 +70,25 @@ __device__ __forceinline__ void block_range(u32 (&scratch)[2][WARPS], u32 &least
     }
 }
 
-// Reads each element once, 4 bytes or 2, and 4 of its residual; writes a byte and a bit, and 4 of the residual.
+// Reads each element once, in 4 or 2 bytes, and 4 bytes of residual; writes a byte and a bit, and 4 bytes of
+// residual.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_round(const Work d) {
     __shared__ u32 scratch[2][WARPS];
     for (u32 tile = blockIdx.x; tile < d.n_tiles; tile += gridDim.x) {
         const Span &span = d.spans[last_at_most(d.n_spans, tile, [&](u32 s) { return d.spans[s].piece.first_tile; })];
         const Piece piece = span.piece;
         const u64 tensor = span.tensor, seed = d.blocks[piece.search].seed;
-        const u64 begin = static_cast<u64>(tile - piece.first_tile) * TILE + 4 * threadIdx.x;
-        // A span may begin anywhere in a residual.
+        const u64 begin = static_cast<u64>(tile - piece.first_tile) * TILE_LEN + 4 * threadIdx.x;
+        // A span may begin at any element of a residual, so its address may be unaligned.
         const bool even = (reinterpret_cast<u64>(piece.residual) | reinterpret_cast<u64>(piece.after)) % 16 == 0;
-        const bool full = even && begin - 4 * threadIdx.x + TILE <= piece.len;
+        const bool full = even && begin - 4 * threadIdx.x + TILE_LEN <= piece.len;
         const u32 top = bits_of(largest_of(piece.dtype)) >> 23;
         float x[ROWS][4];
         read_rows(piece, begin, full, x);
-        u32 least = ALL, most = 0;
+        u32 least = ~0u, most = 0;
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
-            const u64 at = begin + row * ROW;
+            const u64 at = begin + row * ROW_LEN;
             u32 words[4];
             words_of(seed, tensor, span.first + at, words);
             u32 codes = 0, signs = 0;
@@ -104,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_round(cons
                     most = wide > most ? wide : most;
                     signs |= bits >> 31 << j;
                 }
-                // Above any exponent.
+                // A bit above any exponent.
                 most |= magnitude >= INFINITE ? SIGN : 0;
                 codes |= code << 8 * j;
                 if (piece.after != nullptr && code != SUBNORMAL) {
@@ -113,11 +117,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_round(cons
             }
             // Eight threads have the signs of 32 elements.
             signs <<= 4 * (lane() % 8);
-            signs |= __shfl_xor_sync(ALL, signs, 1);
-            signs |= __shfl_xor_sync(ALL, signs, 2);
-            signs |= __shfl_xor_sync(ALL, signs, 4);
+            signs |= __shfl_xor_sync(ALL_LANES, signs, 1);
+            signs |= __shfl_xor_sync(ALL_LANES, signs, 2);
+            signs |= __shfl_xor_sync(ALL_LANES, signs, 4);
             if (at < piece.len) {
-                // There is room for whole words.
+                // Buffers end with whole words.
                 *reinterpret_cast<u32 *>(span.codes + at) = codes;
                 if (lane() % 8 == 0) {
                     span.signs[at / 32] = signs;
@@ -135,13 +139,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_round(cons
     }
 }
 
-// One block of threads for each natural block; 8 bytes for each 8192 elements.
+// One block of threads for each natural block. Reads 8 bytes for each 8192 elements.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_ranges(const Work d) {
     __shared__ u32 range[2][WARPS];
     __shared__ u64 scratch[WARPS];
     __shared__ u32 last;
     const Quantized &block = d.blocks[blockIdx.x];
-    u32 least = ALL, most = 0, bad = 0;
+    u32 least = ~0u, most = 0, bad = 0;
     for (u32 t = threadIdx.x; t < block.tiles; t += THREADS) {
         const u64 at = 2 * (static_cast<u64>(block.first_tile) + t);
         const u32 here = d.seen[at + 1];
@@ -161,10 +165,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_ranges(const 
             made.below = smallest < first;
             width = 32 - __clz(static_cast<u32>(largest - first + 1));
         }
-        // Exponents of what is not finite mean nothing.
+        // The range may be too wide because of elements that are not finite; the host then reports these.
         made.width = width <= 8 ? width : 8;
         made.bad = bad != 0;
-        // Planes begin where 16 divides.
+        // Planes begin at multiples of 16 bytes.
         d.bytes[blockIdx.x] = (block.len * made.width + 127) / 128 * 16;
         __threadfence();
         last = atomicAdd(d.ticket, 1u) == gridDim.x - 1;
@@ -187,13 +191,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_ranges(const 
     }
 }
 
-// What is known of a run: the sum of magnitudes or squares, if one is wanted, the largest magnitude's bits.
+// The sum of magnitudes or squares of a run, if one is needed, and the bits of its largest magnitude.
 struct Run {
     double sum;
     u32 largest;
 };
 
-// Whether sums are of magnitudes (1) or squares (2), or not wanted (0).
+// Returns the summands: none (0), magnitudes (1) or squares (2).
 __device__ __forceinline__ u32 terms(const Quantized &block) {
     switch (block.kind) {
         case INT8: return 0;
@@ -202,8 +206,9 @@ __device__ __forceinline__ u32 terms(const Quantized &block) {
     }
 }
 
-// A warp's elements, `n` from `begin` on, zeros beyond: each thread's four of a row at `mine[row * THREADS]`, in shared memory that no
-// other thread reads; what is gained is loops that need not be unrolled, so fewer registers. `again`: where `gcodec_dense_measure` left them.
+// Reads a warp's elements, `n` from `begin` on, zeros beyond. The four of each thread and row go to `mine[row
+// * THREADS]`, in shared memory that no other thread reads: loops over it need not be unrolled, which saves
+// registers. `again`: reads the sums that `gcodec_dense_measure` stored.
 __device__ __forceinline__ void read_run(const Piece &piece, u64 begin, u32 n, bool again, float4 *mine) {
     const u32 first = 4 * lane();
     const bool floats = again || piece.dtype == F32;
@@ -214,19 +219,19 @@ __device__ __forceinline__ void read_run(const Piece &piece, u64 begin, u32 n, b
                       (!added || reinterpret_cast<u64>(piece.residual + begin) % 16 == 0);
     if (!even) {
 #pragma unroll 1
-        for (u32 i = 0; i < RUN; i += RUN_ROW) {
+        for (u32 i = 0; i < RUN_LEN; i += RUN_ROW_LEN) {
             float x[4];
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 const u64 at = begin + i + first + j;
                 x[j] = i + first + j >= n ? 0.0f : again ? piece.after[at] : read(piece, at);
             }
-            mine[i / RUN_ROW * THREADS] = make_float4(x[0], x[1], x[2], x[3]);
+            mine[i / RUN_ROW_LEN * THREADS] = make_float4(x[0], x[1], x[2], x[3]);
         }
         return;
     }
-    // All loads of a kind first: what they wait for, they wait for together.
-    const u32 rows = first < n ? (n - first + RUN_ROW - 1) / RUN_ROW : 0;
+    // All loads of a kind come first, so that their latencies overlap.
+    const u32 rows = first < n ? (n - first + RUN_ROW_LEN - 1) / RUN_ROW_LEN : 0;
     if (floats) {
         const float4 *from = reinterpret_cast<const float4 *>(address) + lane();
         float4 four[RUN_ROWS];
@@ -269,7 +274,7 @@ __device__ __forceinline__ void read_run(const Piece &piece, u64 begin, u32 n, b
     }
 }
 
-// All lanes get the result.
+// Returns the result to all lanes.
 __device__ __forceinline__ Run measure_run(u32 terms, const float4 *mine) {
     u32 largest = 0;
     double columns[4] = {0.0, 0.0, 0.0, 0.0};
@@ -296,7 +301,7 @@ __device__ __forceinline__ Run measure_run(u32 terms, const float4 *mine) {
     return run;
 }
 
-// The scale of `n` elements.
+// Returns the scale of `n` elements.
 __device__ __forceinline__ float scale_of(const Quantized &block, u32 dtype, u32 largest, double sum, u64 n) {
     if (largest >= INFINITE) {
         return 0.0f;
@@ -309,7 +314,7 @@ __device__ __forceinline__ float scale_of(const Quantized &block, u32 dtype, u32
         if (largest == 0) {
             return 0.0f;
         }
-        // Never zero; and rounded down where the largest code would otherwise decode to infinity.
+        // Not zero, and rounded down if the largest code would decode to infinity.
         const float near = most / 127.0f;
         const float scale = bits_of(near) == 0 ? float_of(1) : near;
         const bool beyond = bits_of(static_cast<float>(wide_of(scale) * 127.0)) == INFINITE;
@@ -317,7 +322,7 @@ __device__ __forceinline__ float scale_of(const Quantized &block, u32 dtype, u32
     }
     float scale = most;
     if (block.norm == L1 || block.norm == L2) {
-        // Rounded up, so that no element exceeds it.
+        // Rounded up, so that no element exceeds the scale.
         const double exact = block.norm == L2 ? __dsqrt_rn(sum) : sum;
         scale = static_cast<float>(exact);
         scale = wide_of(scale) < exact ? float_of(bits_of(scale) + 1) : scale;
@@ -332,7 +337,7 @@ __device__ __forceinline__ float scale_of(const Quantized &block, u32 dtype, u32
     return end < scale ? end : scale;
 }
 
-// The first of four floats, if there are fewer.
+// Stores the first `some` of four floats.
 __device__ __forceinline__ void store_four(float *to, u32 some, float4 four) {
     if (some >= 4 && reinterpret_cast<u64>(to) % 16 == 0) {
         *reinterpret_cast<float4 *>(to) = four;
@@ -347,7 +352,8 @@ __device__ __forceinline__ void store_four(float *to, u32 some, float4 four) {
     }
 }
 
-// A block of threads for each tile. Reads each element once, and its residual; writes their sum where there is feedback.
+// One block of threads for each tile. Reads each element and its residual once; with error feedback it stores
+// their sum.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_measure(const Work d) {
     __shared__ float4 values[RUN_ROWS][THREADS];
     __shared__ double sums[WARPS];
@@ -357,16 +363,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_measure(const
         const Piece piece = m.piece;
         const Quantized &block = d.blocks[m.block];
         const u64 which = tile - m.first_team, bucket = which / m.tiles;
-        const u64 of_bucket = which % m.tiles * TILE + warp() * RUN, begin = bucket * m.bucket + of_bucket;
+        const u64 of_bucket = which % m.tiles * TILE_LEN + warp() * RUN_LEN, begin = bucket * m.bucket + of_bucket;
         const u64 rest = piece.len - bucket * m.bucket, end = rest < m.bucket ? rest : m.bucket;
-        const u32 n = of_bucket >= end ? 0 : end - of_bucket < RUN ? static_cast<u32>(end - of_bucket) : RUN;
+        const u32 n = of_bucket >= end ? 0 : end - of_bucket < RUN_LEN ? static_cast<u32>(end - of_bucket) : RUN_LEN;
         float4 *mine = &values[0][threadIdx.x];
         read_run(piece, begin, n, false, mine);
         const Run run = measure_run(terms(block), mine);
         if (piece.after != nullptr) {
 #pragma unroll 2
-            for (u32 i = 4 * lane(); i < n; i += RUN_ROW) {
-                store_four(piece.after + begin + i, n - i, mine[i / RUN_ROW * THREADS]);
+            for (u32 i = 4 * lane(); i < n; i += RUN_ROW_LEN) {
+                store_four(piece.after + begin + i, n - i, mine[i / RUN_ROW_LEN * THREADS]);
             }
         }
         if (lane() == 0) {
@@ -388,15 +394,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_measure(const
     }
 }
 
-// A block of threads for each bucket that was measured; 12 bytes for each 8192 elements.
+// One block of threads for each measured bucket. Reads 12 bytes for each 8192 elements.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_scale(const Work d) {
     __shared__ double chunks[WARPS];
     __shared__ u32 range[2][WARPS];
     const Measured &m = d.measured[last_at_most(d.n_measured, blockIdx.x, [&](u32 i) { return d.measured[i].first_bucket; })];
     const u64 bucket = blockIdx.x - m.first_bucket, first = bucket * m.tiles;
     double sum = 0.0;
-    u32 most = 0, least = ALL;
-    // A warp for each chunk, a lane for each tile of it.
+    u32 most = 0, least = ~0u;
+    // One warp for each chunk, one lane for each tile of it.
     for (u64 tile = 0; tile < m.tiles; tile += WARPS * CHUNK_TILES) {
         const u64 mine = tile + threadIdx.x;
         const double chunk = warp_halves(mine < m.tiles ? m.sums[first + mine] : 0.0);
@@ -421,7 +427,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_scale(const W
     }
 }
 
-// The level with its sign as it is packed, and what a receiver makes of it.
+// Returns the code of a level with its sign; `decoded` becomes what a receiver decodes.
 __device__ __forceinline__ u32 uniform_code(float x, float scale, u32 max_level, u32 word, float &decoded) {
     const double norm = wide_of(scale), s = static_cast<double>(max_level);
     int level = 0;
@@ -464,7 +470,7 @@ __device__ __forceinline__ u32 dither_code(float x, float scale, u32 max_level, 
 }
 
 __device__ __forceinline__ u32 int8_code(float x, float scale, float &decoded) {
-    // The quotient is far below 2^22, so the sum is rounded to an integer, ties to even, in its low bits.
+    // The quotient is far below 2^22, so the sum rounds it to an integer, ties to even, in its low bits.
     const float rounder = 12582912.0f;
     int code = static_cast<int>(bits_of(x / (scale == 0.0f ? 1.0f : scale) + rounder) - bits_of(rounder));
     code = code < -127 ? -127 : code > 127 ? 127 : code;
@@ -472,9 +478,9 @@ __device__ __forceinline__ u32 int8_code(float x, float scale, float &decoded) {
     return static_cast<u32>(code + 128);
 }
 
-// A team is a block of threads with 8 runs: of one bucket, or of several. Reads each element once, from its tensor and residual, or
-// from their sum where that was measured; writes its code, in the bits that it has in the plane or in one byte or two, and 4 bytes of its
-// residual.
+// A team is a block of threads with 8 runs, of one bucket or of several. Reads each element once, from its
+// tensor and residual, or from their sum if it was measured before. Writes its code, in the width of the
+// plane or in one or two bytes, and 4 bytes of its residual.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_quantise(const Work d) {
     __shared__ float4 values[RUN_ROWS][THREADS];
     __shared__ double sums[WARPS];
@@ -485,16 +491,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_quantise(c
         const Span &span = d.spans[block.first_span];
         const Piece piece = span.piece;
         const u64 of_block = team - block.first_team;
-        // Where runs of a bucket are few, a team has as many whole buckets as there is room for.
+        // A team has as many whole buckets as it has room for, if these have few runs.
         const bool known = block.known != 0;
         const u32 few = known ? 1 : static_cast<u32>(block.runs), each = WARPS / few;
         const u64 place = of_block * WARPS + warp();
         const u64 bucket = known ? place / block.runs : of_block * each + warp() / few;
-        const u64 of_bucket = (known ? place % block.runs : warp() % few) * RUN;
+        const u64 of_bucket = (known ? place % block.runs : warp() % few) * RUN_LEN;
         const u64 before = bucket * block.bucket, begin = before + of_bucket;
         const bool here = (known || warp() < each * few) && before < block.len;
         const u64 rest = here ? block.len - before : 0, end = rest < block.bucket ? rest : block.bucket;
-        const u32 n = of_bucket >= end ? 0 : end - of_bucket < RUN ? static_cast<u32>(end - of_bucket) : RUN;
+        const u32 n = of_bucket >= end ? 0 : end - of_bucket < RUN_LEN ? static_cast<u32>(end - of_bucket) : RUN_LEN;
         float scale = 0.0f;
         float4 *mine = &values[0][threadIdx.x];
         read_run(piece, begin, n, known && piece.after != nullptr, mine);
@@ -529,14 +535,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_quantise(c
         const u32 kind = block.kind, max_level = block.max_level, step = block.step;
         const u64 seed = block.seed, tensor = span.tensor, first = span.first + begin;
 #pragma unroll 1
-        for (u32 row = 0; row * RUN_ROW < n; row++) {
-            const u32 at = row * RUN_ROW + 4 * lane();
+        for (u32 row = 0; row * RUN_ROW_LEN < n; row++) {
+            const u32 at = row * RUN_ROW_LEN + 4 * lane();
             float *x = reinterpret_cast<float *>(&mine[row * THREADS]);
             u32 words[4] = {0, 0, 0, 0};
             if (kind == UNIFORM || kind == DITHER) {
                 words_of(seed, tensor, first + at, words);
             }
-            // Not unrolled: that takes too many registers.
+            // Unrolled, this takes too many registers.
             u64 codes = 0;
 #pragma unroll 1
             for (u32 j = 0; j < 4; j++) {
@@ -556,14 +562,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_quantise(c
                 codes |= static_cast<u64>(code) << step * j;
                 x[j] -= rounded(piece.dtype, decoded);
             }
-            // Of zeros beyond the end the codes of few bits are zero.
+            // Beyond the end elements are zero, and so are codes of few bits.
             const u32 some = at >= n ? 0 : n - at < 4 ? n - at : 4;
             if (step < 8) {
-                // As many threads as have the codes of one word of the plane.
+                // The threads that share one word of the plane.
                 const u32 few_lanes = 8 / step;
                 u32 word = static_cast<u32>(codes) << 4 * step * (lane() % few_lanes);
                 for (u32 by = 1; by < few_lanes; by *= 2) {
-                    word |= __shfl_xor_sync(ALL, word, by);
+                    word |= __shfl_xor_sync(ALL_LANES, word, by);
                 }
                 if (some != 0 && lane() % few_lanes == 0) {
                     reinterpret_cast<u32 *>(span.codes)[(begin + at) * step / 32] = word;
@@ -589,7 +595,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_dense_quantise(c
     }
 }
 
-// The code of an element whose power is below 2^-126, and what it leaves of the residual.
+// Returns the code of an element whose power is below 2^-126, and stores its residual.
 __device__ __forceinline__ u32 code_of_subnormal(const Span &span, u64 seed, u64 i, int first) {
     const Piece &piece = span.piece;
     const float x = read_again(piece, i);
@@ -600,7 +606,7 @@ __device__ __forceinline__ u32 code_of_subnormal(const Span &span, u64 seed, u64
     if (exponent >= first) {
         code = static_cast<u32>(exponent - first + 1);
     } else {
-        // That power of two becomes the least one that has a code, or zero, without bias.
+        // Rounds the power, without bias, to zero or to the least power that has a code.
         const u32 by = static_cast<u32>(first - exponent);
         code = word_of(seed, span.tensor | 1ull << 63, number) < 1ull << 32 >> by;
     }
@@ -616,20 +622,20 @@ __device__ __forceinline__ u32 span_at(const Work &d, const Quantized &block, u6
     return block.first_span + last_at_most(block.spans, i, [&](u32 s) { return d.spans[block.first_span + s].piece.start; });
 }
 
-// Reads a byte or two for each element, and writes as many bits as its code has. Signs are read and written again where small
-// tensors share a block, or where powers became zero.
+// Reads one or two bytes for each element, and writes the bits of its code. Signs are read and written again
+// if small tensors share a block, or if powers became zero.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_pack(const Work d) {
-    __shared__ u16 codes[TILE];
+    __shared__ u16 codes[TILE_LEN];
     for (u32 tile = blockIdx.x; tile < d.n_packs; tile += gridDim.x) {
         const u32 number = last_at_most(d.n_blocks, tile, [&](u32 b) { return d.blocks[b].first_pack; });
         const Quantized &block = d.blocks[number];
         const u32 of_block = tile - block.first_pack;
-        const u64 begin = static_cast<u64>(of_block) * TILE, seed = block.seed;
-        const u32 n = block.len - begin < TILE ? static_cast<u32>(block.len - begin) : TILE;
+        const u64 begin = static_cast<u64>(of_block) * TILE_LEN, seed = block.seed;
+        const u32 n = block.len - begin < TILE_LEN ? static_cast<u32>(block.len - begin) : TILE_LEN;
         const bool natural = block.kind == NATURAL, one = block.spans == 1;
         const int least = natural ? d.made[number].min_exponent : 0;
         const u32 width = natural ? d.made[number].width : block.width;
-        for (u32 i = 4 * threadIdx.x; i < TILE; i += 4 * THREADS) {
+        for (u32 i = 4 * threadIdx.x; i < TILE_LEN; i += 4 * THREADS) {
             const Span *span = &d.spans[block.first_span];
             u32 c[4] = {0, 0, 0, 0}, rare = 0;
             if (!one) {
@@ -648,7 +654,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_pack(const Wo
             }
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-                // What is beyond the end is rubbish.
+                // Memory beyond the end is not initialised.
                 c[j] = i + j < n ? c[j] : 0;
                 rare |= natural && c[j] == SUBNORMAL ? 1u << j : 0;
                 codes[i + j] = static_cast<u16>(natural && c[j] != 0 ? c[j] - static_cast<u32>(126 + least) : c[j]);
@@ -661,19 +667,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_dense_pack(const Wo
         }
         __syncthreads();
         u32 *plane = natural ? reinterpret_cast<u32 *>(d.payload + d.made[number].plane) : block.plane;
-        plane += static_cast<u64>(of_block) * (TILE / 32) * width;
+        plane += static_cast<u64>(of_block) * (TILE_LEN / 32) * width;
         const u32 words = (n * width + 31) / 32;
         for (u32 k = threadIdx.x; k < words; k += THREADS) {
             u32 field = 32 * k / width, filled = width - (32 * k - field * width);
             u64 word = codes[field] >> (width - filled);
-            while (filled < 32 && ++field < TILE) {
+            while (filled < 32 && ++field < TILE_LEN) {
                 word |= static_cast<u64>(codes[field]) << filled;
                 filled += width;
             }
             plane[k] = static_cast<u32>(word);
         }
         if (natural && (!one || d.made[number].below != 0)) {
-            u32 *signs = block.plane + static_cast<u64>(of_block) * (TILE / 32);
+            u32 *signs = block.plane + static_cast<u64>(of_block) * (TILE_LEN / 32);
             for (u32 k = threadIdx.x; 32 * k < n; k += THREADS) {
                 u32 word = one ? signs[k] : 0;
                 for (u32 j = 0; j < 32 && 32 * k + j < n; j++) {

@@ -1,6 +1,7 @@
-// Elements as the codec sees them: 32-bit floats, the residual added, in the arithmetic of `src/compress/source.rs`.
+// Elements as codecs see them: 32-bit floats with the residual added, in the arithmetic of
+// `src/compress/source.rs`.
 #pragma once
-#include "plan.cuh"
+#include "abi.cuh"
 
 constexpr u32 SIGN = 0x80000000u;
 
@@ -9,7 +10,7 @@ __device__ __forceinline__ float float_of(u32 bits) { return __uint_as_float(bit
 
 __device__ __forceinline__ bool is_finite(float x) { return (bits_of(x) & ~SIGN) < INFINITE; }
 
-// Exact, as every widening. A signalling NaN becomes quiet.
+// Widens a 16-bit element, exactly. A signalling NaN becomes quiet.
 __device__ __forceinline__ float widen(u32 dtype, u16 half) {
     const u32 bits = half;
     if (dtype == BF16) {
@@ -21,13 +22,13 @@ __device__ __forceinline__ float widen(u32 dtype, u16 half) {
         return float_of(sign | INFINITE | mantissa << 13 | (mantissa != 0 ? 1u << 22 : 0));
     }
     if (exponent == 0) {
-        // A product of a small integer and a power of two: exact, and a zero keeps its sign.
+        // The product of a small integer and a power of two is exact, and zero keeps its sign.
         return float_of(sign | bits_of(static_cast<float>(mantissa) * 0x1p-24f));
     }
     return float_of(sign | (exponent + 112) << 23 | mantissa << 13);
 }
 
-// To nearest, ties to even.
+// Rounds to a 16-bit element: to nearest, ties to even.
 __device__ __forceinline__ u16 narrow(u32 dtype, float x) {
     const u32 bits = bits_of(x), magnitude = bits & ~SIGN;
     const u16 sign = static_cast<u16>(bits >> 16 & 0x8000u);
@@ -44,11 +45,12 @@ __device__ __forceinline__ u16 narrow(u32 dtype, float x) {
         return static_cast<u16>(sign | 0x7c00u);
     }
     if (magnitude < 0x38800000u) {
-        // Below the smallest normal number: the sum's last place is that of the type's, so the sum is what rounds.
+        // Below the smallest normal number: the last place of the sum is that of the type, so the addition
+        // rounds.
         const u32 sum = bits_of(float_of(magnitude) + 0.5f);
         return static_cast<u16>(sign | (sum - bits_of(0.5f)));
     }
-    // The carry of the mantissa goes to the exponent, and beyond the largest number to infinity.
+    // The mantissa carries into the exponent, and from the largest number to infinity.
     const u32 rounded = magnitude + 0xfffu + (magnitude >> 13 & 1);
     return static_cast<u16>(sign | ((rounded - (112u << 23)) >> 13));
 }
@@ -57,7 +59,7 @@ __device__ __forceinline__ float max_finite(u32 dtype) {
     return dtype == F16 ? 65504.0f : float_of(0x7f7f0000u);
 }
 
-// An element as it is stored.
+// The stored value of an element.
 __device__ __forceinline__ float stored(const Piece &piece, u64 i) {
     if (piece.dtype == F32) {
         return static_cast<const float *>(piece.data)[i];
@@ -65,28 +67,30 @@ __device__ __forceinline__ float stored(const Piece &piece, u64 i) {
     return widen(piece.dtype, static_cast<const u16 *>(piece.data)[i]);
 }
 
-// A sum as it is sent and kept.
+// Applies the limits of the element type, and the rule for elements that are not finite.
 __device__ __forceinline__ float limited(const Piece &piece, float x) {
     if (piece.residual != nullptr && piece.dtype != F32 && is_finite(x)) {
-        // What a narrow type cannot hold cannot be sent, nor is it worth keeping.
+        // A value beyond the type's range cannot be sent, so it is not kept as a residual either.
         const float most = max_finite(piece.dtype);
         x = x < -most ? -most : x > most ? most : x;
     }
     return piece.zero_non_finite != 0 && !is_finite(x) ? 0.0f : x;
 }
 
+// The element with its residual.
 __device__ __forceinline__ float read(const Piece &piece, u64 i) {
     const float x = stored(piece, i);
     return limited(piece, piece.residual != nullptr ? x + piece.residual[i] : x);
 }
 
-// What `read` gave when the sums were stored.
+// The result of the first `read`: from the stored sums, where there are any.
 __device__ __forceinline__ float read_again(const Piece &piece, u64 i) {
     return piece.after != nullptr ? piece.after[i] : read(piece, i);
 }
 
-// The elements of a thread: in each row, which are `STEP` apart, four from `begin` on. Zeros beyond the end.
-template <u32 STEP = ROW>
+// Reads the elements of a thread: four of each row from `begin` on; rows are `STEP` apart. Zeros beyond the
+// end.
+template <u32 STEP = ROW_LEN>
 __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool full, float (&x)[ROWS][4]) {
     const u64 address = reinterpret_cast<u64>(piece.data);
     if (!full || address % (piece.dtype == F32 ? 16 : 8) != 0) {
@@ -100,7 +104,7 @@ __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool fu
         }
         return;
     }
-    // All loads of a kind first: what they wait for, they wait for together.
+    // All loads of a kind come first, so that their latencies overlap.
     if (piece.dtype == F32) {
         float4 four[ROWS];
 #pragma unroll
@@ -125,7 +129,7 @@ __device__ __forceinline__ void read_rows(const Piece &piece, u64 begin, bool fu
             x[row][3] = widen(piece.dtype, static_cast<u16>(four[row].y >> 16));
         }
     }
-    // Residuals are ours, so they are aligned.
+    // Residuals are allocated by the host program, so they are aligned.
     if (piece.residual != nullptr) {
         float4 four[ROWS];
 #pragma unroll
@@ -150,13 +154,13 @@ __device__ __forceinline__ void store_rows(const Piece &piece, u64 begin, bool f
 #pragma unroll
     for (u32 row = 0; row < ROWS; row++) {
         if (full) {
-            *reinterpret_cast<float4 *>(piece.after + begin + row * ROW) =
+            *reinterpret_cast<float4 *>(piece.after + begin + row * ROW_LEN) =
                 make_float4(x[row][0], x[row][1], x[row][2], x[row][3]);
             continue;
         }
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
-            const u64 i = begin + row * ROW + j;
+            const u64 i = begin + row * ROW_LEN + j;
             if (i < piece.len) {
                 piece.after[i] = x[row][j];
             }
@@ -164,8 +168,8 @@ __device__ __forceinline__ void store_rows(const Piece &piece, u64 begin, bool f
     }
 }
 
-// Orders the floats of a side by their magnitude; 0 for those that are never kept. `side`: 0 for all of a search that does not
-// tell signs apart, and for the positive ones of one that does.
+// Returns the key of an element, which orders the elements of a side by magnitude; 0 for elements that are
+// never kept. `side`: 0 in a search without sides, and for positive elements; 1 for negative elements.
 __device__ __forceinline__ u32 key_of(u32 bits, u32 sides, u32 side) {
     if (sides == 1) {
         return bits & ~SIGN;

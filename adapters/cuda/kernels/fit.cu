@@ -1,16 +1,18 @@
-// Sums over magnitudes that thresholds are fitted by, in the order of `src/compress/moments.rs`, and the means of `sbc`:
+// Sums over magnitudes, in the order of `src/compress/moments.rs`, to which the host fits thresholds; and the
+// means of `sbc`:
 //
-//   measure    the sums of each chunk of a sample, of a tensor, of candidates or of what was kept
-//   decide     what the host made of them: where candidates begin, or what is kept
-//   choose     which side of a search with two is sent, by its sum
-//   pack       what goes to the host of what was kept, in one piece
+//   measure    takes the sums of each chunk of a sample, of a tensor, of candidates or of kept elements
+//   decide     stores the decision of the host: where candidates begin, or what is kept
+//   choose     chooses the side to send, for searches with two sides, by its sum
+//   pack       gathers the copy to the host
 //
-// A mean's logarithm is the host's: of logarithms there are only the product of all mantissas and the sum of all exponents here.
+// The host computes the mean of logarithms. The device computes the product of all mantissas and the sum of
+// all exponents for it.
 #include "cut.cuh"
 #include "element.cuh"
 
 __device__ __forceinline__ long long exponent_of(double x) { return (__double_as_longlong(x) >> 52) - 1023; }
-// Of a positive normal number: from 1 to 2.
+// The mantissa of a positive normal number, from 1 to 2.
 __device__ __forceinline__ double mantissa_of(double x) {
     return __longlong_as_double((__double_as_longlong(x) & ((1ll << 52) - 1)) | 1023ll << 52);
 }
@@ -26,15 +28,16 @@ __device__ __forceinline__ Moments both(const Moments &a, const Moments &b) {
             0};
 }
 
-// The moments of the half of lanes that `step` tells from the other half, added to the others'. Sums do not mind the order of two.
+// Adds the moments of the lane at distance `step`, for one half of the lanes and the other alike: a sum of
+// two does not depend on their order.
 __device__ __forceinline__ Moments with_lane(const Moments &m, u32 step) {
-    return both(m, {__shfl_xor_sync(ALL, m.count, step), __shfl_xor_sync(ALL, m.sum, step), __shfl_xor_sync(ALL, m.squares, step),
-                    __shfl_xor_sync(ALL, m.product, step), __shfl_xor_sync(ALL, m.exponent, step),
-                    __shfl_xor_sync(ALL, m.max, step), 0});
+    return both(m, {__shfl_xor_sync(ALL_LANES, m.count, step), __shfl_xor_sync(ALL_LANES, m.sum, step),
+                    __shfl_xor_sync(ALL_LANES, m.squares, step), __shfl_xor_sync(ALL_LANES, m.product, step),
+                    __shfl_xor_sync(ALL_LANES, m.exponent, step), __shfl_xor_sync(ALL_LANES, m.max, step), 0});
 }
 
-// The sums of a tile while it is read. Sums and the product are complete in every lane of its warp; counts, the exponent and the
-// maximum are the lane's own: their order does not matter.
+// The sums of a tile while it is read. Sums and the product are complete in every lane of its warp. The
+// count, the exponent and the maximum are of this lane only, because their order does not matter.
 struct Reading {
     double sum = 0.0, squares = 0.0, product = 1.0;
     u32 count = 0;
@@ -42,7 +45,7 @@ struct Reading {
     float max = 0.0f;
 };
 
-// Adds a run of which each thread of a warp has four columns.
+// Adds a run; each thread of a warp has four columns of it.
 template <bool LOGS>
 __device__ __forceinline__ void add_run(Reading &m, const float (&x)[ROWS][4], float at, float location) {
     double sums[4], squares[4], products[4];
@@ -52,7 +55,7 @@ __device__ __forceinline__ void add_run(Reading &m, const float (&x)[ROWS][4], f
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
             const float a = float_of(bits_of(x[row][j]) & ~SIGN);
-            // NaN counts as no number, but reaches the sum.
+            // NaN is not counted, but reaches the sum.
             const double y = a < at ? 0.0 : static_cast<double>(a) - static_cast<double>(location);
             sums[j] += y;
             squares[j] += y * y;
@@ -60,7 +63,7 @@ __device__ __forceinline__ void add_run(Reading &m, const float (&x)[ROWS][4], f
             m.max = a > m.max ? a : m.max;
             if (LOGS) {
                 const double factor = a >= at ? static_cast<double>(a) : 1.0;
-                // With its bias, which is taken off below.
+                // With its bias, which is subtracted below.
                 m.exponent += __double2hiint(factor) >> 20;
                 products[j] *= mantissa_of(factor);
             }
@@ -71,29 +74,30 @@ __device__ __forceinline__ void add_run(Reading &m, const float (&x)[ROWS][4], f
     double product = (products[0] * products[1]) * (products[2] * products[3]);
 #pragma unroll
     for (u32 step = 16; step > 0; step /= 2) {
-        sum += __shfl_xor_sync(ALL, sum, step);
-        square += __shfl_xor_sync(ALL, square, step);
+        sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        square += __shfl_xor_sync(ALL_LANES, square, step);
         if (LOGS) {
-            product *= __shfl_xor_sync(ALL, product, step);
+            product *= __shfl_xor_sync(ALL_LANES, product, step);
         }
     }
     m.sum += sum;
     m.squares += square;
     if (LOGS) {
-        // The exponents of the products are the same in all lanes, but are to count once.
+        // The exponents of the products are the same in all lanes, and count once.
         const double all = m.product * mantissa_of(product);
         m.product = mantissa_of(all);
-        m.exponent += (lane() == 0 ? static_cast<int>(exponent_of(product) + exponent_of(all)) : 0) - 4 * static_cast<int>(ROWS) * 1023;
+        const int exponents = lane() == 0 ? static_cast<int>(exponent_of(product) + exponent_of(all)) : 0;
+        m.exponent += exponents - 4 * static_cast<int>(ROWS) * 1023;
     }
 }
 
-// Four elements in each row of a run of a list, from `begin` on. Zeros beyond the end.
+// Reads four elements of each row of a run of a list, from `begin` on. Zeros beyond the end.
 __device__ __forceinline__ void read_list(const u32 *bits, u64 len, u64 begin, bool full, float (&x)[ROWS][4]) {
     if (full && reinterpret_cast<u64>(bits) % 16 == 0) {
         float4 four[ROWS];
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
-            four[row] = *reinterpret_cast<const float4 *>(bits + begin + row * (RUN / ROWS));
+            four[row] = *reinterpret_cast<const float4 *>(bits + begin + row * (RUN_LEN / ROWS));
         }
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
@@ -105,38 +109,39 @@ __device__ __forceinline__ void read_list(const u32 *bits, u64 len, u64 begin, b
     for (u32 row = 0; row < ROWS; row++) {
 #pragma unroll
         for (u32 j = 0; j < 4; j++) {
-            const u64 i = begin + row * (RUN / ROWS) + j;
+            const u64 i = begin + row * (RUN_LEN / ROWS) + j;
             x[row][j] = i < len ? float_of(bits[i]) : 0.0f;
         }
     }
 }
 
-// Of a row of blocks, which is for a search, a block for each chunk, a warp for each tile, a run at a time.
+// One row of blocks for each search, one block for each chunk, one warp for each tile, which reads a run at a
+// time.
 template <bool LOGS>
 __device__ __forceinline__ void measure(const Select &s) {
     __shared__ Moments tiles[CHUNK_TILES];
     const u32 number = blockIdx.y;
     const Search &search = s.searches[number];
-    const Ask ask = s.asks[number];
-    const u32 what = ask.what & s.what;
-    const u32 key = ask.at != 0 ? ask.at : s.states[number].least[0];
+    const Directive directive = s.directives[number];
+    const u32 actions = directive.actions & s.sum_actions;
+    const u32 key = directive.key != 0 ? directive.key : s.states[number].least[0];
     const float at = float_of(key);
-    const float location = ask.at != 0 ? ask.location : at;
-    for (u32 side = 0; side < search.sides && what != 0; side++) {
+    const float location = directive.key != 0 ? directive.location : at;
+    for (u32 side = 0; side < search.sides && actions != 0; side++) {
         u64 len = search.elements;
         const u32 *bits = nullptr;
-        if ((what & SAMPLES) != 0) {
-            len = SAMPLE;
-            bits = s.samples + static_cast<u64>(search.sample) * SAMPLE;
-        } else if ((what & TENSORS) == 0) {
+        if ((actions & SUM_SAMPLE) != 0) {
+            len = SAMPLE_LEN;
+            bits = s.samples + static_cast<u64>(search.sample) * SAMPLE_LEN;
+        } else if ((actions & SUM_TENSOR) == 0) {
             len = s.totals[2 * number + side];
-            bits = ((what & SIDES) != 0 ? s.out_bits : s.list) + s.bases[2 * number + side];
+            bits = ((actions & SUM_SIDES) != 0 ? s.out_bits : s.list) + s.bases[2 * number + side];
         }
-        for (u32 chunk = blockIdx.x; chunk * CHUNK < len; chunk += gridDim.x) {
+        for (u32 chunk = blockIdx.x; chunk * CHUNK_LEN < len; chunk += gridDim.x) {
             for (u32 t = warp(); t < CHUNK_TILES; t += WARPS) {
                 Reading m;
-                const u64 first = chunk * CHUNK + static_cast<u64>(t) * TILE;
-                const u32 tile = search.first_tile + static_cast<u32>(first / TILE);
+                const u64 first = chunk * CHUNK_LEN + static_cast<u64>(t) * TILE_LEN;
+                const u32 tile = search.first_tile + static_cast<u32>(first / TILE_LEN);
                 if (first >= len || (bits == nullptr && tile < s.first_tile)) {
                     if (lane() == 0) {
                         tiles[t] = {0, 0.0, 0.0, 1.0, 0, 0.0f, 0};
@@ -147,24 +152,24 @@ __device__ __forceinline__ void measure(const Select &s) {
                 u64 begin = first, end = len;
                 if (bits == nullptr) {
                     piece = s.pieces[piece_of_tile(s, tile)];
-                    begin = static_cast<u64>(tile - piece.first_tile) * TILE;
+                    begin = static_cast<u64>(tile - piece.first_tile) * TILE_LEN;
                     end = piece.len;
                 }
-                for (u32 run = 0; run < TILE && begin + run < end; run += RUN) {
+                for (u32 run = 0; run < TILE_LEN && begin + run < end; run += RUN_LEN) {
                     float x[ROWS][4];
                     const u64 mine = begin + run + 4 * lane();
                     if (bits == nullptr) {
-                        read_rows<RUN / ROWS>(piece, mine, begin + run + RUN <= end, x);
+                        read_rows<RUN_LEN / ROWS>(piece, mine, begin + run + RUN_LEN <= end, x);
                     } else {
-                        read_list(bits, end, mine, begin + run + RUN <= end, x);
+                        read_list(bits, end, mine, begin + run + RUN_LEN <= end, x);
                     }
                     add_run<LOGS>(m, x, at, location);
                 }
                 const u32 count = warp_sum(m.count);
                 long long exponent = m.exponent;
                 for (u32 step = 16; step > 0; step /= 2) {
-                    exponent += __shfl_xor_sync(ALL, exponent, step);
-                    const float max = __shfl_xor_sync(ALL, m.max, step);
+                    exponent += __shfl_xor_sync(ALL_LANES, exponent, step);
+                    const float max = __shfl_xor_sync(ALL_LANES, m.max, step);
                     m.max = max > m.max ? max : m.max;
                 }
                 if (lane() == 0) {
@@ -178,7 +183,7 @@ __device__ __forceinline__ void measure(const Select &s) {
                     m = with_lane(m, step);
                 }
                 if (lane() == 0) {
-                    s.moments[search.chunks + side * ((search.k + CHUNK - 1) / CHUNK) + chunk] = m;
+                    s.moments[search.chunks + side * ((search.k + CHUNK_LEN - 1) / CHUNK_LEN) + chunk] = m;
                 }
             }
             __syncthreads();
@@ -186,30 +191,32 @@ __device__ __forceinline__ void measure(const Select &s) {
     }
 }
 
-// Rows of blocks: one for each search. Reads each element once, in 16-byte loads of a warp's consecutive 512 bytes, and writes 48
-// bytes for each 262,144. A tensor with a residual is read anew with it by each stage of a fit, which stores nothing.
+// One row of blocks for each search. Reads each element once, in 16-byte loads, 512 consecutive bytes for
+// each warp, and writes 48 bytes for each 262,144 elements. Each stage of a fit reads a tensor and its
+// residual again, and does not store their sum.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_measure(const Select s) { measure<false>(s); }
 
-// The same, with the products of mantissas, for an update in which some fit asks for them.
+// The same with the products of mantissas, for an update in which some fit needs them.
 extern "C" __global__ void __launch_bounds__(THREADS, 3) gcodec_measure_logs(const Select s) { measure<true>(s); }
 
-// One block for each search. Reads a sample three times where its largest keys are asked for, and nothing else.
+// One block for each search. Reads a sample three times if candidates begin at one of its keys, else no
+// elements.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_decide(const Select s) {
     __shared__ u32 counts[BINS];
     __shared__ u64 scratch[WARPS];
     __shared__ u64 answer[2];
     const Search &search = s.searches[blockIdx.x];
     State &state = s.states[blockIdx.x];
-    const Ask ask = s.asks[blockIdx.x];
-    u32 least = ask.at;
-    if ((ask.what & FROM_SAMPLE) != 0) {
-        const u32 *bits = s.samples + static_cast<u64>(search.sample) * SAMPLE;
-        least = largest_of_sample(bits, ask.rank, 1, 0, counts, scratch, answer);
+    const Directive directive = s.directives[blockIdx.x];
+    u32 least = directive.key;
+    if ((directive.actions & BEGIN_AT_RANK) != 0) {
+        const u32 *bits = s.samples + static_cast<u64>(search.sample) * SAMPLE_LEN;
+        least = largest_of_sample(bits, directive.rank, 1, 0, counts, scratch, answer);
     }
-    if (threadIdx.x == 0 && (ask.what & (FROM | FROM_SAMPLE | KEEP)) != 0) {
+    if (threadIdx.x == 0 && (directive.actions & (BEGIN_AT_KEY | BEGIN_AT_RANK | KEEP_FROM_KEY)) != 0) {
         state.least[0] = least;
     }
-    if (threadIdx.x == 0 && (ask.what & KEEP) != 0) {
+    if (threadIdx.x == 0 && (directive.actions & KEEP_FROM_KEY) != 0) {
         state.cut[0] = least;
         state.ties[0] = NO_LIMIT;
         state.exact = 1;
@@ -226,8 +233,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_choose(const Pack p
         const u32 sides = here ? p.searches[at].sides : 0;
         double sums[2] = {0.0, 0.0};
         for (u32 side = 0; side < 2 && sides == 2; side++) {
-            const u64 first = p.searches[at].chunks + side * ((p.searches[at].k + CHUNK - 1) / CHUNK);
-            const u64 chunks = (p.totals[2 * at + side] + CHUNK - 1) / CHUNK;
+            const u64 first = p.searches[at].chunks + side * ((p.searches[at].k + CHUNK_LEN - 1) / CHUNK_LEN);
+            const u64 chunks = (p.totals[2 * at + side] + CHUNK_LEN - 1) / CHUNK_LEN;
             for (u64 chunk = 0; chunk < chunks; chunk++) {
                 sums[side] += p.moments[first + chunk].sum;
             }
@@ -244,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_choose(const Pack p
     }
 }
 
-// Rows of blocks: one for each search. Reads and writes each kept element once.
+// One row of blocks for each search. Reads and writes each kept element once.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_pack(const Pack p) {
     const Choice choice = p.choices[blockIdx.y];
     const u32 side = side_of(choice);

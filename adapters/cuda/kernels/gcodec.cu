@@ -1,4 +1,4 @@
-// All kernels: what `cargo xtask cuda` compiles.
+// All kernels, in the translation unit that `cargo xtask cuda` compiles.
 #include "dense.cu"
 #include "fit.cu"
 #include "rice.cu"

@@ -1,18 +1,18 @@
-// Sums over the threads of a block.
+// Sums and searches that the threads of a warp or block compute together.
 #pragma once
-#include "plan.cuh"
+#include "abi.cuh"
 
-constexpr u32 ALL = 0xffffffffu;
+constexpr u32 ALL_LANES = 0xffffffffu;
 
 __device__ __forceinline__ u32 lane() { return threadIdx.x % 32; }
 __device__ __forceinline__ u32 warp() { return threadIdx.x / 32; }
-// The lanes below this one.
+// The mask of the lanes below this one.
 __device__ __forceinline__ u32 below() { return (1u << lane()) - 1; }
 
 template <typename T>
 __device__ __forceinline__ T warp_inclusive(T x) {
     for (u32 step = 1; step < 32; step *= 2) {
-        const T other = __shfl_up_sync(ALL, x, step);
+        const T other = __shfl_up_sync(ALL_LANES, x, step);
         x += lane() >= step ? other : 0;
     }
     return x;
@@ -20,12 +20,13 @@ __device__ __forceinline__ T warp_inclusive(T x) {
 
 __device__ __forceinline__ u32 warp_sum(u32 x) {
     for (u32 step = 16; step > 0; step /= 2) {
-        x += __shfl_xor_sync(ALL, x, step);
+        x += __shfl_xor_sync(ALL_LANES, x, step);
     }
     return x;
 }
 
-// The sum of `x` over the threads before this one; `total` over all. `scratch` has WARPS entries.
+// Returns the sum of `x` over the threads before this one, and in `total` over all. `scratch` has WARPS
+// entries.
 __device__ __forceinline__ u64 block_exclusive(u64 x, u64 *scratch, u64 &total) {
     const u64 inclusive = warp_inclusive(x);
     __syncthreads();
@@ -42,7 +43,7 @@ __device__ __forceinline__ u64 block_exclusive(u64 x, u64 *scratch, u64 &total) 
     return before + inclusive - x;
 }
 
-// The last of `n` ascending numbers that is at most `x`; the first is.
+// Returns the index of the last of `n` ascending numbers that is at most `x`; `first(0)` is at most `x`.
 template <typename First>
 __device__ __forceinline__ u32 last_at_most(u32 n, u64 x, First first) {
     u32 low = 0, high = n;

@@ -1,6 +1,7 @@
-// Philox4x32-10 as `src/random.rs` has it: the word of element i of a tensor is word i mod 4 of the counter i / 4.
+// Philox4x32-10 as in `src/random.rs`: the word of element i of a tensor is word i mod 4 of the counter i /
+// 4.
 #pragma once
-#include "plan.cuh"
+#include "abi.cuh"
 
 __device__ __forceinline__ uint4 philox(u64 seed, u64 tensor, u64 counter) {
     u32 x0 = static_cast<u32>(counter), x1 = static_cast<u32>(counter >> 32);
@@ -21,13 +22,13 @@ __device__ __forceinline__ uint4 philox(u64 seed, u64 tensor, u64 counter) {
     return words;
 }
 
-// The words of the elements from `first` on.
+// The words of four elements from `first` on.
 __device__ __forceinline__ void words_of(u64 seed, u64 tensor, u64 first, u32 (&words)[4]) {
     const uint4 a = philox(seed, tensor, first / 4);
     words[0] = a.x, words[1] = a.y, words[2] = a.z, words[3] = a.w;
     const u32 by = static_cast<u32>(first % 4);
     if (by != 0) {
-        // The same for all threads: where a block of the wire begins at such an element.
+        // All threads take this branch or none: it depends on where a block of the wire begins.
         const uint4 b = philox(seed, tensor, first / 4 + 1);
         words[0] = by == 1 ? a.y : by == 2 ? a.z : a.w;
         words[1] = by == 1 ? a.z : by == 2 ? a.w : b.x;

@@ -1,20 +1,22 @@
-// Positions as gaps by Rice (spec, supports/gaps-rice.md), to the bit as `src/block/support/sparse.rs` writes them, from places that
-// `emit` left in device memory:
+// Positions as Rice-coded gaps (spec, supports/gaps-rice.md), bit for bit those of the library's encoder,
+// from the places that `emit` left in device memory:
 //
-//   rows       where each segment's gaps begin in its row; how many there are
-//   measure    for each 1024 gaps: the best parameter of each chunk by each length, and what it costs
-//   choose     for each row: the length of chunks, and where everything goes: prefix sums over units
-//   pack       both planes, the table and the header, in place
+//   rows       counts the gaps of each row, and where each segment's gaps begin in it
+//   measure    finds for each unit of 1024 gaps the best parameter of each chunk, for each chunk length, and
+//              its cost
+//   choose     chooses the chunk length of each row, and places everything by prefix sums over units
+//   pack       writes both planes, the table and the header
 //
-// Each place is read twice, by `measure` and by `pack`, and every fourth once more each time, for the gap behind it. A bit is written once:
-// a block composes words in shared memory and stores whole ones; only words at the ends of what is its own it joins with its neighbours'
-// by an atomic or. No result depends on an order.
+// `measure` and `pack` read each place once, and every fourth place once more for the gap behind it. Each bit
+// is written once: a block composes words in shared memory and stores them whole, except for the words at the
+// ends of its range, which it joins with those of its neighbours by an atomic or. The result does not depend
+// on an order.
 #include "group.cuh"
 #include "rice.cuh"
 
 __device__ __forceinline__ u64 warp_sum_long(u64 x) {
     for (u32 step = 16; step > 0; step /= 2) {
-        x += __shfl_xor_sync(ALL, x, step);
+        x += __shfl_xor_sync(ALL_LANES, x, step);
     }
     return x;
 }
@@ -27,7 +29,7 @@ __device__ inline u64 varint_len(u64 x) {
     return len;
 }
 
-// The smallest parameter that is tried for `len` >= 1 gaps of this sum; the largest is 5 above it, or 63.
+// Returns the smallest parameter to try for `len` >= 1 gaps of this sum. The largest is 5 above it, or 63.
 __device__ __forceinline__ u32 first_tried(u64 sum, u64 len, u32 &tried) {
     const u64 mean = sum / len;
     const u32 log = 63 - static_cast<u32>(__clzll(static_cast<long long>(mean + 1)));
@@ -36,12 +38,13 @@ __device__ __forceinline__ u32 first_tried(u64 sum, u64 len, u32 &tried) {
     return first;
 }
 
-// Of `tried` parameters from `first` on the one that gives the fewest bits, the smallest of several, and the sum of its quotients.
+// Returns the parameter with the fewest bits among `tried` from `first` on, the smallest of equals, and the
+// sum of its quotients.
 __device__ inline u32 best(const u64 *sums, u64 len, u32 first, u32 tried, u64 &quotients) {
     u32 k = first;
     quotients = sums[0];
 #pragma unroll
-    for (u32 i = 1; i < TRIED; i++) {
+    for (u32 i = 1; i < TRIED_PARAMETERS; i++) {
         if (i < tried && sums[i] + len * (first + i) < quotients + len * k) {
             k = first + i;
             quotients = sums[i];
@@ -56,13 +59,13 @@ struct Size {
     u64 unary;
 };
 
-// Bytes of a chunk of `len` gaps whose quotients have this sum.
+// Returns the bytes of a chunk of `len` gaps whose quotients have this sum.
 __device__ inline Size size_of(u64 len, u64 sum, u32 k, u64 quotients) {
     const u64 unary = (quotients + len + 7) / 8;
     return {1 + varint_len(unary) + varint_len(sum + len), (len * k + 7) / 8, unary};
 }
 
-// The gaps of a row, in any order.
+// Random access to the gaps of a row.
 struct Gaps {
     const Rice &r;
     const Row &row;
@@ -80,10 +83,10 @@ struct Gaps {
         const u32 s = row.first_segment + segment;
         return r.segments[s].start + r.places[r.segment_from[s] + (i - r.segment_first[s])];
     }
-    // One more than the position of gap `i` - 1; 0 for the first.
+    // One more than the position before gap `i`; 0 for the first gap.
     __device__ u64 before(u64 i) const { return i == 0 ? 0 : position_in(segment_of(i - 1), i - 1) + 1; }
 
-    // Those from `i` on, zeros beyond the end; how many there are.
+    // Reads the gaps from `i` on, zeros beyond the end, and returns their number.
     __device__ u32 read(u64 i, u64 (&gaps)[PER_THREAD]) const {
         u32 here = 0;
         u64 next = 0, end = 0;
@@ -111,18 +114,19 @@ struct Gaps {
     }
 };
 
-// Rows of units, the last that begins at or before one: those without units begin where the next one does.
+// Returns the row of a unit: the last that begins at or before it, because rows without units begin where the
+// next one does.
 __device__ __forceinline__ u32 row_of_unit(const Rice &r, u64 unit) {
     return last_at_most(r.n_rows, unit, [&](u32 row) { return r.states[row].first_unit; });
 }
 
-__device__ __forceinline__ u64 units_of(u64 count) { return (count + UNIT - 1) / UNIT; }
+__device__ __forceinline__ u64 units_of(u64 count) { return (count + UNIT_LEN - 1) / UNIT_LEN; }
 
 __device__ __forceinline__ u64 all_units(const Rice &r) {
     return r.states[r.n_rows - 1].first_unit + units_of(r.states[r.n_rows - 1].count);
 }
 
-// Whether this block is the last of its grid to come here; it then sees what all others wrote before.
+// Whether this block is the last of its grid to arrive. It then sees everything that the others wrote before.
 __device__ __forceinline__ bool comes_last(u32 *ticket, u32 &shared) {
     __threadfence();
     __syncthreads();
@@ -147,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_rows(const Ric
         if (here) {
             const u32 piece = r.segments[s].piece, number = r.pieces[piece].search;
             const Search &search = r.searches[number];
-            const u32 side = r.segments[s].side == CHOSEN ? side_of(r.choices[number]) : r.segments[s].side;
+            const u32 side = r.segments[s].side == CHOSEN_SIDE ? side_of(r.choices[number]) : r.segments[s].side;
             const u64 first = r.piece_kept[2 * piece + side];
             const bool more = piece + 1 < search.first_piece + search.pieces;
             kept = (more ? r.piece_kept[2 * (piece + 1) + side] : r.totals[2 * number + side]) - first;
@@ -180,22 +184,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_rows(const Ric
     }
 }
 
-// A block for each unit, in turn.
+// Each block takes units in turn.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const Rice r) {
-    // Of each warp: its gaps, and their quotients by the parameters tried for each length of chunks, the last for all.
+    // For each warp: the sum of its gaps, and of their quotients for each chunk length and parameter tried;
+    // the last length is a single chunk.
     __shared__ u64 sums[WARPS];
-    __shared__ u64 quotients[LOGS + 1][WARPS][TRIED];
+    __shared__ u64 quotients[LEVELS + 1][WARPS][TRIED_PARAMETERS];
     __shared__ u64 outer[2];
-    __shared__ Size sizes[CHUNKS];
+    __shared__ Size sizes[UNIT_CHUNKS];
     const u64 units = all_units(r);
     for (u64 number = blockIdx.x; number < units; number += gridDim.x) {
         const u32 row = row_of_unit(r, number);
         const RowState &state = r.states[row];
         const Gaps all(r, row, state.count);
         Unit &unit = r.units[number];
-        const u64 begin = (number - state.first_unit) * UNIT;
+        const u64 begin = (number - state.first_unit) * UNIT_LEN;
         const u64 left = state.count - begin;
-        const u32 len = left < UNIT ? static_cast<u32>(left) : UNIT;
+        const u32 len = left < UNIT_LEN ? static_cast<u32>(left) : UNIT_LEN;
         u64 gaps[PER_THREAD];
         all.read(begin + PER_THREAD * threadIdx.x, gaps);
         u64 mine = 0;
@@ -209,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
             sums[warp()] = mine;
         }
         if (threadIdx.x < 2) {
-            // Sums of chunks that are longer than a unit: from their positions.
+            // The sum of a chunk that is longer than a unit follows from its positions.
             const u64 log = threadIdx.x == 0 ? OUTER_LOG : 63;
             const u64 first = begin >> log << log;
             const u64 end = log < 63 && first + (1ull << log) < state.count ? first + (1ull << log) : state.count;
@@ -217,10 +222,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
         }
         __syncthreads();
 #pragma unroll 1
-        for (u32 level = 0; level <= LOGS; level++) {
+        for (u32 level = 0; level <= LEVELS; level++) {
             u64 sum, chunk_len;
-            if (level < INNER) {
-                // Warps of this one's chunk.
+            if (level < INNER_LEVELS) {
+                // The warps of this warp's chunk.
                 const u32 warps = (1u << log_of(level)) / (32 * PER_THREAD), from = warp() / warps * warps;
                 sum = 0;
                 for (u32 w = from; w < from + warps; w++) {
@@ -229,15 +234,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
                 const u32 at = from * 32 * PER_THREAD, most = warps * 32 * PER_THREAD;
                 chunk_len = len <= at ? 0 : len - at < most ? len - at : most;
             } else {
-                sum = outer[level - INNER];
+                sum = outer[level - INNER_LEVELS];
                 const u64 first = begin >> OUTER_LOG << OUTER_LOG;
                 const u64 rest = state.count - first, most = 1ull << OUTER_LOG;
-                chunk_len = level == LOGS ? state.count : rest < most ? rest : most;
+                chunk_len = level == LEVELS ? state.count : rest < most ? rest : most;
             }
             u32 tried = 0;
             const u32 first = chunk_len == 0 ? 0 : first_tried(sum, chunk_len, tried);
 #pragma unroll 1
-            for (u32 i = 0; i < TRIED; i++) {
+            for (u32 i = 0; i < TRIED_PARAMETERS; i++) {
                 u64 total = 0;
 #pragma unroll
                 for (u32 j = 0; j < PER_THREAD; j++) {
@@ -250,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
             }
         }
         __syncthreads();
-        if (threadIdx.x < CHUNKS) {
+        if (threadIdx.x < UNIT_CHUNKS) {
             const u32 level = threadIdx.x < first_chunk(1) ? 0 : threadIdx.x < first_chunk(2) ? 1 : 2;
             const u32 chunk = threadIdx.x - first_chunk(level);
             const u32 warps = (1u << log_of(level)) / (32 * PER_THREAD), at = chunk << log_of(level);
@@ -258,11 +263,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
             u32 k = 0;
             if (at < len) {
                 const u64 chunk_len = len - at < 1u << log_of(level) ? len - at : 1u << log_of(level);
-                u64 sum = 0, by[TRIED] = {0, 0, 0, 0, 0, 0}, found;
+                u64 sum = 0, by[TRIED_PARAMETERS] = {0, 0, 0, 0, 0, 0}, found;
                 for (u32 w = chunk * warps; w < (chunk + 1) * warps; w++) {
                     sum += sums[w];
 #pragma unroll
-                    for (u32 i = 0; i < TRIED; i++) {
+                    for (u32 i = 0; i < TRIED_PARAMETERS; i++) {
                         by[i] += quotients[level][w][i];
                     }
                 }
@@ -273,11 +278,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
             }
             sizes[threadIdx.x] = size;
             unit.ks[threadIdx.x] = static_cast<u8>(k);
-        } else if (threadIdx.x >= 32 && threadIdx.x < 32 + 2 * TRIED) {
-            const u32 longer = (threadIdx.x - 32) / TRIED, i = (threadIdx.x - 32) % TRIED;
+        } else if (threadIdx.x >= 32 && threadIdx.x < 32 + 2 * TRIED_PARAMETERS) {
+            const u32 longer = (threadIdx.x - 32) / TRIED_PARAMETERS, i = (threadIdx.x - 32) % TRIED_PARAMETERS;
             u64 total = 0;
             for (u32 w = 0; w < WARPS; w++) {
-                total += quotients[INNER + longer][w][i];
+                total += quotients[INNER_LEVELS + longer][w][i];
             }
             unit.sums[longer][i] = total;
         } else if (threadIdx.x == 64) {
@@ -288,8 +293,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
             unit.sum = total;
         }
         __syncthreads();
-        if (threadIdx.x < INNER) {
-            const u32 end = threadIdx.x + 1 < INNER ? first_chunk(threadIdx.x + 1) : CHUNKS;
+        if (threadIdx.x < INNER_LEVELS) {
+            const u32 end = threadIdx.x + 1 < INNER_LEVELS ? first_chunk(threadIdx.x + 1) : UNIT_CHUNKS;
             u64 table = 0, planes = 0;
             for (u32 chunk = first_chunk(threadIdx.x); chunk < end; chunk++) {
                 table += sizes[chunk].table;
@@ -301,29 +306,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_measure(const 
     }
 }
 
-// A chunk of several units: the first of them, how many, and its gaps.
+// A chunk of several units: its first unit, their number, and the number of its gaps.
 struct Long {
     u64 first;
     u64 units;
     u64 len;
 
     __device__ Long(const RowState &state, u64 number) {
-        const u64 units_each = (1ull << OUTER_LOG) / UNIT, all = units_of(state.count);
+        const u64 units_each = (1ull << OUTER_LOG) / UNIT_LEN, all = units_of(state.count);
         first = number * units_each;
         units = all - first < units_each ? all - first : units_each;
-        const u64 left = state.count - first * UNIT;
+        const u64 left = state.count - first * UNIT_LEN;
         len = left < 1ull << OUTER_LOG ? left : 1ull << OUTER_LOG;
     }
 };
 
-// Its best parameter, and what it then takes.
+// Returns the size of a long chunk with its best parameter.
 __device__ Size long_size(const Unit *units, const Long &chunk, u32 &k, u32 &first, u64 &sum) {
-    u64 by[TRIED] = {0, 0, 0, 0, 0, 0}, quotients;
+    u64 by[TRIED_PARAMETERS] = {0, 0, 0, 0, 0, 0}, quotients;
     sum = 0;
     for (u64 u = chunk.first; u < chunk.first + chunk.units; u++) {
         sum += units[u].sum;
 #pragma unroll
-        for (u32 i = 0; i < TRIED; i++) {
+        for (u32 i = 0; i < TRIED_PARAMETERS; i++) {
             by[i] += units[u].sums[0][i];
         }
     }
@@ -342,16 +347,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_choose(const R
     Unit *units = r.units + state.first_unit;
     const u64 longs = (count + (1ull << OUTER_LOG) - 1) >> OUTER_LOG;
     if (count > 0) {
-        // What each length takes.
-        u64 bytes[LOGS] = {0, 0, 0, 0}, sum = 0, by[TRIED] = {0, 0, 0, 0, 0, 0};
+        // The bytes that each chunk length takes.
+        u64 bytes[LEVELS] = {0, 0, 0, 0}, sum = 0, by[TRIED_PARAMETERS] = {0, 0, 0, 0, 0, 0};
         for (u64 u = threadIdx.x; u < n; u += THREADS) {
 #pragma unroll
-            for (u32 level = 0; level < INNER; level++) {
+            for (u32 level = 0; level < INNER_LEVELS; level++) {
                 bytes[level] += units[u].table[level] + units[u].planes[level];
             }
             sum += units[u].sum;
 #pragma unroll
-            for (u32 i = 0; i < TRIED; i++) {
+            for (u32 i = 0; i < TRIED_PARAMETERS; i++) {
                 by[i] += units[u].sums[1][i];
             }
         }
@@ -359,40 +364,40 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_choose(const R
             u32 k, first;
             u64 of_chunk;
             const Size size = long_size(units, Long(state, c), k, first, of_chunk);
-            bytes[INNER] += size.table + size.low + size.unary;
+            bytes[INNER_LEVELS] += size.table + size.low + size.unary;
         }
 #pragma unroll 1
-        for (u32 level = 0; level < LOGS; level++) {
+        for (u32 level = 0; level < LEVELS; level++) {
             block_exclusive(bytes[level], scratch, bytes[level]);
         }
         block_exclusive(sum, scratch, sum);
 #pragma unroll 1
-        for (u32 i = 0; i < TRIED; i++) {
+        for (u32 i = 0; i < TRIED_PARAMETERS; i++) {
             block_exclusive(by[i], scratch, by[i]);
         }
         u32 tried;
         u64 quotients;
         const u32 first = first_tried(sum, count, tried), k = best(by, count, first, tried, quotients);
         const Size one = size_of(count, sum, k, quotients);
-        // One chunk has a parameter in the place of a table.
+        // A single chunk has a parameter in place of a table.
         u64 fewest = 1 + one.low + one.unary;
         u32 log = 0;
 #pragma unroll
-        for (u32 level = 0; level < LOGS; level++) {
+        for (u32 level = 0; level < LEVELS; level++) {
             const bool several = r.rows[blockIdx.x].one == 0 && count > 1ull << log_of(level);
             if (several && bytes[level] < fewest) {
                 fewest = bytes[level];
                 log = log_of(level);
             }
         }
-        // Where everything goes.
+        // The places of units.
         const u64 header = varint_len(count) + 1;
         u64 table = header, planes = 0, unary = 0;
         if (log == 0) {
             table = header + 1;
             for (u64 i = 0; i < n; i += THREADS) {
                 const u64 u = i + threadIdx.x;
-                const u64 len = u >= n ? 0 : count - u * UNIT < UNIT ? count - u * UNIT : UNIT;
+                const u64 len = u >= n ? 0 : count - u * UNIT_LEN < UNIT_LEN ? count - u * UNIT_LEN : UNIT_LEN;
                 u64 total;
                 const u64 bits = u < n ? units[u].sums[1][k - first] + len : 0;
                 const u64 before = unary + block_exclusive(bits, scratch, total);
@@ -428,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_choose(const R
                         units[u].unary_bytes = size.unary;
                         units[u].span = sum_of + chunk.len;
                         units[u].ks[0] = static_cast<u8>(k_of);
-                        const u64 len = count - u * UNIT < UNIT ? count - u * UNIT : UNIT;
+                        const u64 len = count - u * UNIT_LEN < UNIT_LEN ? count - u * UNIT_LEN : UNIT_LEN;
                         bits += units[u].sums[0][k_of - first_of] + len;
                     }
                 }
@@ -450,7 +455,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_choose(const R
         }
         if (threadIdx.x == 0) {
             state.bytes = header + fewest;
-            // Those of one chunk have their place in each unit already.
+            // The units of a single chunk have their places already.
             state.planes = log == 0 ? 0 : table;
             state.log = log;
             state.k = k;
@@ -478,20 +483,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_choose(const R
     }
 }
 
-// Words of bits that a block composes before it stores them: 1024 gaps of 63 bits, and some.
-constexpr u32 WINDOW = 2560;
+// Words that a block composes before it stores them: room for 1024 gaps of 63 bits, and unary bits.
+constexpr u32 WINDOW_WORDS = 2560;
 
-// A run of bits of the payload that a block writes: by way of its window where they fit there, and where bits are zero for long, one
-// by one.
+// A range of bits of the payload that a block writes: composed in its window if they fit, else one by one,
+// which happens only with long runs of zeros.
 struct Bits {
     u32 *payload;
     u32 *window;
     u64 first;
     u64 words;
 
-    __device__ bool composes() const { return words <= WINDOW; }
+    __device__ bool composes() const { return words <= WINDOW_WORDS; }
 
-    // The `width` low bits of `value`; its others are zero.
+    // Writes the `width` low bits of `value`; its other bits are zero.
     __device__ void put(u64 at, u64 value, u32 width) const {
         u64 word = at / 32;
         u32 shift = static_cast<u32>(at % 32);
@@ -508,7 +513,7 @@ struct Bits {
         }
     }
 
-    // For all threads, before and after what they put.
+    // All threads call these, before the first and after the last `put`.
     __device__ void clear() const {
         __syncthreads();
         for (u32 w = threadIdx.x; composes() && w < words; w += THREADS) {
@@ -528,12 +533,12 @@ struct Bits {
     }
 };
 
-// Bits `begin` to `end`, which is not before it.
+// Returns the bits from `begin` to `end` >= `begin`.
 __device__ __forceinline__ Bits bits_between(const Rice &r, u32 *window, u64 begin, u64 end) {
     return {r.payload, window, begin / 32, begin == end ? 0 : (end - 1) / 32 - begin / 32 + 1};
 }
 
-// A byte or a varint of the header or the table; the byte after it.
+// Writes a varint of the header or the table, and returns the place after it.
 __device__ u64 put_varint(const Rice &r, u64 at, u64 value) {
     do {
         const u32 byte = static_cast<u32>(value & 127) | (value >= 128 ? 128 : 0);
@@ -551,14 +556,15 @@ __device__ void put_entry(const Rice &r, u64 at, u32 k, u64 unary_bytes, u64 spa
     put_varint(r, put_varint(r, put_byte(r, at, k), unary_bytes), span);
 }
 
-// A block for each unit, in turn.
+// Each block takes units in turn.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_pack(const Rice r) {
     __shared__ u64 scratch[WARPS];
-    __shared__ u32 window[WINDOW];
-    // Of the chunks in the unit: bits of second planes before it and gaps before it, then of the whole unit.
+    __shared__ u32 window[WINDOW_WORDS];
+    // [chunk]: bits of second planes, and the sum of gaps, before it in the unit; the last entry is of the
+    // whole unit.
     __shared__ u64 bits_before[9];
     __shared__ u64 sum_before[9];
-    // Their first bits.
+    // [chunk]: the first bits of its planes.
     __shared__ u64 low_at[8];
     __shared__ u64 unary_at[8];
     __shared__ u64 end_at;
@@ -567,11 +573,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_pack(const Ric
         const u32 row = row_of_unit(r, number);
         const RowState &state = r.states[row];
         const Unit &unit = r.units[number];
-        const u64 begin = (number - state.first_unit) * UNIT, left = state.count - begin;
-        const u32 len = left < UNIT ? static_cast<u32>(left) : UNIT, mine = PER_THREAD * threadIdx.x;
+        const u64 begin = (number - state.first_unit) * UNIT_LEN, left = state.count - begin;
+        const u32 len = left < UNIT_LEN ? static_cast<u32>(left) : UNIT_LEN, mine = PER_THREAD * threadIdx.x;
         const u32 log = state.log, level = level_of(log);
         const bool inner = log != 0 && log < OUTER_LOG;
-        // A unit is in one longer chunk.
+        // A longer chunk contains the whole unit.
         const u32 chunk_log = inner ? log : 10, chunk = mine >> chunk_log;
         const u32 k = inner ? unit.ks[first_chunk(level) + chunk] : unit.ks[0];
         u64 gaps[PER_THREAD];
@@ -631,7 +637,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_rice_pack(const Ric
             }
         }
         __syncthreads();
-        // Both planes of inner chunks lie side by side; of a longer one the unit has a part of each.
+        // Both planes of an inner chunk are adjacent; of a longer chunk the unit has a part of each plane.
         const u64 low = low_at[chunk] + static_cast<u64>(mine % (1u << chunk_log)) * k;
         u64 one = unary_at[chunk] + before - bits_before[chunk];
         const Bits first = inner ? bits_between(r, window, low_at[0], end_at)

@@ -1,8 +1,9 @@
-// Numbers at positions: what was sent is taken from residuals, what was received goes to its tensor. The positions of a tensor
-// differ, so no order matters; what comes later in a stream is a later launch.
+// Values at positions: sent values are subtracted from residuals, received values are written to tensors. The
+// positions of a tensor are distinct, so the result does not depend on an order; later blocks of a stream are
+// later launches.
 #include "element.cuh"
 
-// Rows of blocks: one for each piece.
+// One row of blocks for each piece.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_subtract(const Subtract s) {
     const Taken taken = s.taken[blockIdx.y];
     const u64 step = static_cast<u64>(gridDim.x) * THREADS;
@@ -11,14 +12,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_subtract(const Subt
     }
 }
 
-// NaN has one form where arithmetic gives it, whatever the operands had in theirs; devices and hosts would differ.
+// Adds; a NaN result has one bit pattern, whatever the operands are, because devices and hosts differ in it.
 __device__ __forceinline__ float sum_of(float a, float b) {
     const float sum = a + b;
     return (bits_of(sum) & ~SIGN) > INFINITE ? float_of(0x7fc00000u) : sum;
 }
 
-// Rows of blocks: one for each tensor. Reads 4 bytes for each number, 8 for its position unless all elements follow each other, and an
-// element that is added to; writes an element.
+// One row of blocks for each tensor. For each value it reads 4 bytes, 8 of its position if there are
+// positions, and the element if values are added; it writes the element.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_scatter(const Scatter s) {
     const Put put = s.puts[blockIdx.y];
     const u64 step = static_cast<u64>(gridDim.x) * THREADS;

@@ -1,22 +1,25 @@
-// Exact selection by magnitude that reads a tensor once, as `src/compress/select.rs` does it:
+// Exact selection by magnitude that reads a tensor once, like `src/compress/select.rs`:
 //
-//   sample     a threshold that a small sample says is slightly too low
-//   collect    all elements that reach it, with the sums of error feedback on the way: the only pass over the tensors
-//   digits     three times: the exact cut, from candidates; from all elements in the rare case that candidates are too few or too many
-//   count      what each tile keeps: keys above the cut, and equal to it
-//   place      where each tile's kept elements go: two prefix sums
-//   emit       the kept elements, in order
+//   sample     estimates from a small sample a threshold that is slightly too low
+//   collect    lists the candidates, which are the elements that reach it, and stores the sums of error
+//              feedback: the only pass over the tensors
+//   digits     finds the exact cut among the candidates, in three launches; among all elements in the rare
+//              case that candidates are too few or too many
+//   count      counts for each tile the keys above the cut and equal to it
+//   place      computes where each tile's kept elements go, by two prefix sums
+//   emit       writes the kept elements, in order
 //
-// Nothing depends on the order in which blocks run: candidates of a tile lie together, but tiles in any order; counts are integers;
-// the rest is by tile.
+// The result does not depend on the order in which blocks run: the candidates of a tile are adjacent, while
+// tiles may be in any order; counts are integers; everything else is by tile.
 //
-// A search by fits has thresholds that the host finds, by `fit.cu`: `sample` only gathers, and before the cut
+// For a search by fits the host finds the threshold, with the sums of `fit.cu`. Then `sample` only gathers,
+// and before the cut is known
 //
-//   count, place, emit     put all candidates into their order
+//   count, place, emit     put all candidates in order
 #include "cut.cuh"
 #include "element.cuh"
 
-// Whether the cut has to be found among all elements.
+// Whether the cut has to be found among all elements: candidates are too few or too many.
 __device__ __forceinline__ bool not_among_candidates(const Search &search, const State &state) {
     bool fails = state.candidates > search.capacity;
     for (u32 side = 0; side < search.sides && state.exact == 0; side++) {
@@ -25,14 +28,14 @@ __device__ __forceinline__ bool not_among_candidates(const Search &search, const
     return fails;
 }
 
-// Whether a search has nothing to do while candidates are put into their order.
+// Whether a search has nothing to do while candidates are put in order.
 __device__ __forceinline__ bool rests(const Select &s, const Search &search, const State &state) {
     return s.listing != 0 && (search.fitted != 1 || state.exact != 0 || not_among_candidates(search, state));
 }
 
-// Elements of the sample that a thread has under way at once.
+// Elements of the sample that a thread loads at once.
 constexpr u32 GATHERED = 8;
-static_assert(SAMPLE % (GATHERED * THREADS) == 0, "no thread has fewer");
+static_assert(SAMPLE_LEN % (GATHERED * THREADS) == 0, "every thread loads as many");
 
 // One block for each search.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_sample(const Select s) {
@@ -47,21 +50,22 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_sample(const Select
         state.ties[side] = search.exact != 0 ? NO_LIMIT : search.k;
         state.exact = search.exact;
     }
-    if (search.sample == ALL) {
+    if (search.sample == NO_SAMPLE) {
         return;
     }
-    u32 *bits = s.samples + static_cast<u64>(search.sample) * SAMPLE;
-    const u64 stride = search.elements / SAMPLE, rest = search.elements % SAMPLE;
+    u32 *bits = s.samples + static_cast<u64>(search.sample) * SAMPLE_LEN;
+    const u64 stride = search.elements / SAMPLE_LEN, rest = search.elements % SAMPLE_LEN;
     const Piece *pieces = s.pieces + search.first_piece;
-    for (u32 first = threadIdx.x; first < SAMPLE; first += GATHERED * THREADS) {
-        // All loads first: what they wait for, they wait for together.
+    for (u32 first = threadIdx.x; first < SAMPLE_LEN; first += GATHERED * THREADS) {
+        // All loads come first, so that their latencies overlap.
         u32 found[GATHERED];
 #pragma unroll
         for (u32 j = 0; j < GATHERED; j++) {
             const u32 i = first + j * THREADS;
-            // One from each stride, not always at the same place, or the sample would be a column of a matrix.
+            // One element from each stride, at changing places: at a fixed place the sample could be a matrix
+            // column.
             const u64 jitter = (i * 0x9e3779b97f4a7c15ull >> 32) % stride;
-            const u64 at = i * stride + i * rest / SAMPLE + jitter;
+            const u64 at = i * stride + i * rest / SAMPLE_LEN + jitter;
             const Piece &piece = pieces[last_at_most(search.pieces, at, [&](u32 p) { return pieces[p].start; })];
             found[j] = bits_of(read(piece, at - piece.start));
         }
@@ -80,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_sample(const Select
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Select s) {
-    // [row][warp]: hits, then hits before.
+    // [row][warp]: hits, then the hits before them.
     __shared__ u32 hits[ROWS * WARPS];
     __shared__ u64 first;
     __shared__ u32 plus;
@@ -90,8 +94,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Selec
         const Search &search = s.searches[piece.search];
         State &state = s.states[piece.search];
         const u32 sides = search.sides, least = state.least[0], least_minus = state.least[1];
-        const u64 begin = static_cast<u64>(tile - piece.first_tile) * TILE + 4 * threadIdx.x;
-        const bool full = begin - 4 * threadIdx.x + TILE <= piece.len;
+        const u64 begin = static_cast<u64>(tile - piece.first_tile) * TILE_LEN + 4 * threadIdx.x;
+        const bool full = begin - 4 * threadIdx.x + TILE_LEN <= piece.len;
         float x[ROWS][4];
         read_rows(piece, begin, full, x);
         if (piece.after != nullptr) {
@@ -117,13 +121,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Selec
         if (threadIdx.x == 0) {
             plus = 0;
         }
-        // Hits of a row before this thread's, in its warp.
+        // Hits of each row in lower lanes of the warp.
         u32 before[ROWS];
 #pragma unroll
         for (u32 row = 0; row < ROWS; row++) {
             const u32 count = __popc(both >> 4 * row & 15);
-            const u32 one = __ballot_sync(ALL, count & 1), two = __ballot_sync(ALL, count & 2);
-            const u32 four = __ballot_sync(ALL, count & 4);
+            const u32 one = __ballot_sync(ALL_LANES, count & 1), two = __ballot_sync(ALL_LANES, count & 2);
+            const u32 four = __ballot_sync(ALL_LANES, count & 4);
             before[row] = __popc(one & below()) + 2 * __popc(two & below()) + 4 * __popc(four & below());
             if (lane() == 0) {
                 hits[row * WARPS + warp()] = __popc(one) + 2 * __popc(two) + 4 * __popc(four);
@@ -160,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Selec
             for (u32 j = 0; j < 4; j++) {
                 if ((both >> (4 * row + j) & 1) != 0) {
                     if (at < search.capacity) {
-                        s.candidate_places[search.candidates + at] = static_cast<u32>(begin + row * ROW + j);
+                        s.candidate_places[search.candidates + at] = static_cast<u32>(begin + row * ROW_LEN + j);
                         s.candidate_bits[search.candidates + at] = bits_of(x[row][j]);
                     }
                     at++;
@@ -171,7 +175,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_collect(const Selec
     }
 }
 
-// Rows of blocks: one for each search.
+// One row of blocks for each search.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_digits(const Select s) {
     __shared__ u32 counts[2][BINS];
     __shared__ u64 scratch[WARPS];
@@ -204,8 +208,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_digits(const Select
     } else {
         for (u32 t = blockIdx.x; t < search.tiles; t += gridDim.x) {
             const Piece &piece = s.pieces[piece_of_tile(s, search.first_tile + t)];
-            const u64 begin = static_cast<u64>(search.first_tile + t - piece.first_tile) * TILE;
-            const u64 end = begin + TILE < piece.len ? begin + TILE : piece.len;
+            const u64 begin = static_cast<u64>(search.first_tile + t - piece.first_tile) * TILE_LEN;
+            const u64 end = begin + TILE_LEN < piece.len ? begin + TILE_LEN : piece.len;
             for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {
                 visit(bits_of(read_again(piece, i)));
             }
@@ -219,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_digits(const Select
             atomicAdd(&all[bin], static_cast<u64>(count));
         }
     }
-    // The block that comes last sees what all others added.
+    // The last block to arrive sees the counts of all others.
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -246,7 +250,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_digits(const Select
         if (threadIdx.x == 0) {
             state.all[side] = !found;
             state.ties[side] = found ? ties : NO_LIMIT;
-            // Of an element that is kept for want of others the key is above zero.
+            // With fewer than k keys above zero all of these are kept, and no others.
             state.cut[side] = found ? cut[side] << s.width | digit : LOWEST;
         }
         __syncthreads();
@@ -256,7 +260,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_digits(const Select
     }
 }
 
-// The candidates of a tile, or all of its elements where candidates will not do.
+// The candidates of a tile; all of its elements if the cut is found among all.
 struct Items {
     const Piece &piece;
     const u32 *places;
@@ -275,8 +279,8 @@ struct Items {
             places = s.candidate_places + first;
             bits = s.candidate_bits + first;
         } else {
-            begin = static_cast<u64>(tile - piece.first_tile) * TILE;
-            len = static_cast<u32>(begin + TILE < piece.len ? TILE : piece.len - begin);
+            begin = static_cast<u64>(tile - piece.first_tile) * TILE_LEN;
+            len = static_cast<u32>(begin + TILE_LEN < piece.len ? TILE_LEN : piece.len - begin);
         }
     }
 
@@ -286,7 +290,7 @@ struct Items {
     }
 };
 
-// A warp for each tile.
+// One warp for each tile.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_count(const Select s) {
     for (u32 tile = s.first_tile + blockIdx.x * WARPS + warp(); tile < s.n_tiles; tile += gridDim.x * WARPS) {
         const Piece &piece = s.pieces[piece_of_tile(s, tile)];
@@ -310,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_count(const Select 
     }
 }
 
-// Tiles of a thread of the block that places them.
+// Tiles that a thread places at a time.
 constexpr u32 PLACED = 8;
 
 // One block for each search.
@@ -391,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_place(const Select 
     }
 }
 
-// A warp for each tile.
+// One warp for each tile.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_emit(const Select s) {
     for (u32 tile = s.first_tile + blockIdx.x * WARPS + warp(); tile < s.n_tiles; tile += gridDim.x * WARPS) {
         const Piece &piece = s.pieces[piece_of_tile(s, tile)];
@@ -407,10 +411,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_emit(const Select s
                 const u32 bits = here ? items.bits_at(i + lane()) : 0;
                 const u32 key = key_of(bits, search.sides, side);
                 const bool equal = here && key == state.cut[side];
-                const u32 equal_lanes = __ballot_sync(ALL, equal);
+                const u32 equal_lanes = __ballot_sync(ALL_LANES, equal);
                 const u32 rank = equals + __popc(equal_lanes & below());
                 const bool keep = here && (key > state.cut[side] || (equal && rank < s.tile_equal[at]));
-                const u32 kept_lanes = __ballot_sync(ALL, keep);
+                const u32 kept_lanes = __ballot_sync(ALL_LANES, keep);
                 if (keep) {
                     const u64 place = out + __popc(kept_lanes & below());
                     if (s.listing != 0) {
@@ -427,7 +431,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gcodec_emit(const Select s
     }
 }
 
-// The first element of a piece that is not finite.
+// Finds the first element of a piece that is not finite.
 extern "C" __global__ void __launch_bounds__(THREADS) gcodec_non_finite(const NonFinite n) {
     const u64 step = static_cast<u64>(gridDim.x) * THREADS;
     for (u64 i = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x; i < n.piece.len; i += step) {

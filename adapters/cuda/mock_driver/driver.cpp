@@ -1,10 +1,11 @@
-// A mock of NVIDIA's driver library, for tests on machines without one: the functions that `adapters/cuda/src/driver.rs` loads, with the
-// host's memory for a device's and the kernels run by the emulator. It checks what a driver would not: that copies and kernels stay
-// inside of allocations (guard zones), that nothing is freed twice or leaks, that a context is current; it counts calls and fails on
-// request. It is not a GPU.
+// A mock of NVIDIA's driver library, for tests on machines without one. It has the functions that
+// `adapters/cuda/src/driver.rs` loads, uses host memory as device memory, and runs the kernels in the CPU
+// emulator. It also checks what a driver does not: that copies and kernels stay inside of allocations (guard
+// zones), that memory is freed once and does not leak, and that a context is current. It counts calls, and
+// lets calls fail on request. It is not a GPU.
 //
-// What is put into a stream is done when the stream or an event on it is waited for, as late as can be: a host that reads too early,
-// or that uses pinned memory again too early, gets rubbish.
+// Work in a stream is done as late as possible: when the host waits for the stream or for an event on it. A
+// host that reads results too early, or overwrites pinned memory too early, gets wrong bytes.
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -45,7 +46,7 @@ struct Allocation {
 struct Stream {
     int device = -1;
     std::deque<std::function<void()>> pending;
-    // How much was ever put into it, and how much of that is done.
+    // The number of items ever put into it, and how many of them are done.
     uint64_t put = 0, done = 0;
 
     void push_back(std::function<void()> work) {
@@ -54,7 +55,7 @@ struct Stream {
     }
 };
 
-// What was last put into a stream when it was recorded.
+// The last item of a stream when the event was recorded.
 struct Event {
     void *stream = nullptr;
     uint64_t put = 0;
@@ -79,7 +80,7 @@ State &state() {
 
 thread_local std::vector<int> contexts;
 
-// Counts a call; not 0 if it is to fail.
+// Counts a call, and returns whether it has to fail.
 bool fails(const char *name) {
     State &s = state();
     s.counts[name]++;
@@ -104,7 +105,7 @@ const Allocation *find(uintptr_t at, size_t bytes) {
     return inside ? &next->second : nullptr;
 }
 
-// Under AddressSanitizer the guards are poisoned: reading them is found too, and at once.
+// Under AddressSanitizer the guards are poisoned, so that reads are found too, at the access.
 void poison(uintptr_t base, const Allocation &a) {
     ASAN_POISON_MEMORY_REGION(reinterpret_cast<char *>(base) - GUARD, GUARD);
     ASAN_POISON_MEMORY_REGION(reinterpret_cast<char *>(base) + a.bytes, a.mapped - GUARD - a.bytes);
@@ -124,7 +125,7 @@ bool guard_holds(uintptr_t base, const Allocation &a) {
 void check_guards(const char *when) {
     for (auto &[base, a] : state().allocations) {
         if (!guard_holds(base, a)) {
-            fault(std::string("written outside of an allocation, found ") + when);
+            fault(std::string("a write outside of an allocation, found ") + when);
         }
     }
 }
@@ -137,7 +138,7 @@ int allocate(uint64_t *out, size_t bytes, bool pinned) {
         return INVALID_CONTEXT;
     }
     const size_t page = 4096, mapped = (bytes + page - 1) / page * page + 2 * GUARD;
-    // Pages that are never touched take no memory, so a tensor of zeros can be larger than this machine.
+    // Untouched pages take no memory, so a tensor of zeros can be larger than this machine's memory.
     void *mapping = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) {
         return OUT_OF_MEMORY;
@@ -145,7 +146,7 @@ int allocate(uint64_t *out, size_t bytes, bool pinned) {
     unsigned char *base = static_cast<unsigned char *>(mapping) + GUARD;
     memset(mapping, GUARD_BYTE, GUARD);
     memset(base + bytes, GUARD_BYTE, GUARD);
-    // Fresh memory is rubbish; large tensors are left alone, or they would have to be there.
+    // New memory has arbitrary content. Large allocations are not filled, because that would touch all pages.
     if (bytes <= 64 << 20) {
         memset(base, 0xa5, bytes);
     }
@@ -155,7 +156,7 @@ int allocate(uint64_t *out, size_t bytes, bool pinned) {
     return SUCCESS;
 }
 
-// Does what is in a stream, up to what was put into it as number `end`.
+// Does the work in a stream, up to its item number `end`.
 void flush(Stream &stream, uint64_t end = UINT64_MAX) {
     while (!stream.pending.empty() && stream.done < end) {
         auto work = std::move(stream.pending.front());
@@ -170,13 +171,13 @@ Stream &stream_of(void *handle) { return state().streams[handle]; }
 int release(uintptr_t at, bool pinned) {
     auto found = state().allocations.find(at);
     if (found == state().allocations.end() || found->second.pinned != pinned) {
-        fault("freed what was not allocated");
+        fault("memory was freed that was not allocated");
         return INVALID_VALUE;
     }
     if (!guard_holds(at, found->second)) {
-        fault("written outside of an allocation, found when it was freed");
+        fault("a write outside of an allocation, found when it was freed");
     }
-    // As the driver does.
+    // Like the driver, waits for all work first.
     for (auto &[_, stream] : state().streams) {
         flush(stream);
     }
@@ -237,7 +238,7 @@ const std::map<std::string, Kernel> KERNELS = {
 
 extern "C" {
 
-// For tests.
+// Functions for tests.
 uint64_t mock_driver_count(const char *name) {
     LOCK;
     return state().counts[name];
@@ -246,7 +247,7 @@ void mock_driver_reset_counts() {
     LOCK;
     state().counts.clear();
 }
-// The call of this name after so many more fails; negative: none does.
+// Lets the call of this name fail once, after `after` successful ones; negative: no call fails.
 void mock_driver_fail(const char *name, int64_t after) {
     LOCK;
     state().fail_after[name] = after;
@@ -260,7 +261,7 @@ uint64_t mock_driver_allocations() {
     LOCK;
     return state().allocations.size();
 }
-// What went wrong that a driver would not have told; null if nothing did.
+// Returns the first fault that a driver would not report; null without one.
 const char *mock_driver_fault() {
     LOCK;
     check_guards("at the end");
@@ -296,7 +297,7 @@ int cuDeviceGetName(char *name, int len, int device) {
 }
 int cuDeviceGetAttribute(int *value, int attribute, int) {
     CALL("cuDeviceGetAttribute", INVALID_VALUE);
-    // Multiprocessors; compute capability.
+    // The number of multiprocessors; the compute capability, major and minor.
     *value = attribute == 16 ? 2 : attribute == 75 ? 9 : 0;
     return SUCCESS;
 }
@@ -309,7 +310,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 int cuDevicePrimaryCtxRelease_v2(int device) {
     CALL("cuDevicePrimaryCtxRelease", INVALID_CONTEXT);
     if (--state().retained[device] < 0) {
-        fault("a context released more often than retained");
+        fault("a context was released more often than retained");
     }
     return SUCCESS;
 }
@@ -321,7 +322,7 @@ int cuCtxPushCurrent_v2(void *context) {
 int cuCtxPopCurrent_v2(void **context) {
     CALL("cuCtxPopCurrent", INVALID_CONTEXT);
     if (contexts.empty()) {
-        fault("a context popped that was not pushed");
+        fault("a context was popped that was not pushed");
         return INVALID_CONTEXT;
     }
     *context = reinterpret_cast<void *>(static_cast<intptr_t>(contexts.back() + 1));
@@ -462,7 +463,7 @@ int cuPointerGetAttribute(void *data, int attribute, uint64_t at) {
     if (found == nullptr) {
         return INVALID_VALUE;
     }
-    // Kind of memory; number of the device.
+    // The type of the memory; the number of the device.
     switch (attribute) {
         case 2:
             *static_cast<unsigned *>(data) = found->pinned ? 1 : 2;

@@ -1,10 +1,10 @@
-//! Device memory for programs that have none from a framework.
-#![allow(unsafe_code)]
+//! Device tensors for programs without a framework.
 
 use gcodec::{Dtype, TensorBuf, TensorView};
 
-use crate::device::{Device, Memory, Pinned};
+use crate::device::Device;
 use crate::error::{Error, Result, TensorError};
+use crate::memory::{Memory, Pinned};
 use crate::tensor::{DeviceTensor, Stream};
 
 /// A tensor in device memory, owned.
@@ -16,11 +16,11 @@ pub struct DeviceBuf {
     shape: Vec<u64>,
 }
 
-/// Bytes that are copied at a time, through pinned memory.
-const PART: u64 = 64 << 20;
+/// Bytes copied at a time, through pinned memory.
+const PART_BYTES: u64 = 64 << 20;
 
 impl DeviceBuf {
-    /// Zeros.
+    /// Allocates a tensor of zeros.
     ///
     /// # Errors
     /// [`Error::Tensor`], [`Error::OutOfMemory`], [`Error::Call`].
@@ -36,16 +36,17 @@ impl DeviceBuf {
         Ok(Self { device: device.clone(), memory, dtype, shape: shape.to_vec() })
     }
 
-    /// A copy of a tensor of the host's.
+    /// Copies a tensor from the host.
     ///
     /// # Errors
     /// As [`Self::zeros`].
+    #[expect(unsafe_code, reason = "writes pinned memory that the device reads")]
     pub fn from_host(device: &Device, tensor: TensorView<'_>) -> Result<Self> {
         let buffer = Self::zeros(device, tensor.dtype(), tensor.shape())?;
         let _current = device.enter()?;
-        let mut part = Pinned::new(device, PART.min(tensor.data().len() as u64))?;
-        for (bytes, at) in tensor.data().chunks(PART as usize).zip((0..).step_by(PART as usize)) {
-            // SAFETY: every copy of it was waited for.
+        let mut part = Pinned::new(device, PART_BYTES.min(tensor.data().len() as u64))?;
+        for (bytes, at) in tensor.data().chunks(PART_BYTES as usize).zip((0..).step_by(PART_BYTES as usize)) {
+            // SAFETY: every copy from it was waited for.
             unsafe { part.write(0, bytes) };
             buffer.memory.copy_from(at, &part, bytes.len() as u64, Stream::DEFAULT)?;
             device.synchronize(Stream::DEFAULT)?;
@@ -53,33 +54,35 @@ impl DeviceBuf {
         Ok(buffer)
     }
 
-    /// A copy on the host, once what is in the default stream is done.
+    /// Copies the tensor to the host, after the work in the default stream.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::Call`].
+    #[expect(unsafe_code, reason = "reads pinned memory that the device wrote")]
     pub fn to_host(&self) -> Result<TensorBuf> {
         let _current = self.device.enter()?;
         let elements = gcodec::tensor::elements(&self.shape).unwrap_or(0);
         let bytes = self.dtype.bytes_for(elements).unwrap_or(0);
         let mut data = Vec::new();
-        let mut part = Pinned::new(&self.device, PART.min(bytes))?;
-        for at in (0..bytes).step_by(PART as usize) {
-            let len = PART.min(bytes - at);
+        let mut part = Pinned::new(&self.device, PART_BYTES.min(bytes))?;
+        for at in (0..bytes).step_by(PART_BYTES as usize) {
+            let len = PART_BYTES.min(bytes - at);
             self.memory.copy_to(at, &mut part, len, Stream::DEFAULT)?;
             self.device.synchronize(Stream::DEFAULT)?;
-            // SAFETY: it was waited for.
+            // SAFETY: the copy to it was waited for.
             data.extend_from_slice(unsafe { part.bytes(len) });
         }
         TensorBuf::new(self.dtype, self.shape.clone(), data).map_err(Error::Codec)
     }
 
-    /// The tensor, to compress it or to put blocks into it.
+    /// Borrows the tensor, to compress it or to write blocks into it.
     ///
     /// # Errors
-    /// [`Error::Tensor`] for element types that kernels do not take.
+    /// [`Error::Tensor`] for element types other than f32, f16 and bf16.
+    #[expect(unsafe_code, reason = "borrows device memory")]
     pub fn tensor(&self) -> Result<DeviceTensor<'_>> {
-        // SAFETY: the memory is as long as `self`, and was written and waited for. What `Scatter` writes to it is in a stream, which
-        // its caller promises to order before other uses.
+        // SAFETY: the memory stays allocated as long as `self` lives, and its content was waited for. The
+        // caller of `Scatter` promises to order later writes before other uses.
         unsafe { DeviceTensor::from_raw(&self.device, self.memory.address(), self.dtype, &self.shape) }
     }
 }

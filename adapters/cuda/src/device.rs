@@ -1,21 +1,22 @@
-//! A device: its context, the kernels loaded into it, its memory.
-#![allow(unsafe_code)]
+//! A device: its context, and the kernels loaded into it.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
 
-use crate::driver::{Driver, OUT_OF_MEMORY};
+use crate::abi::{Plain, THREADS};
+use crate::driver::Driver;
 use crate::error::{Error, Result};
-use crate::plan::{Plain, THREADS};
+use crate::memory::Event;
 use crate::tensor::Stream;
 
 /// The kernels, compiled by `cargo xtask cuda`.
 static IMAGE: &Image<[u8]> = &Image(*include_bytes!("../kernels/gcodec.fatbin"));
 
-/// The driver reads words of it.
+/// Aligned, because the driver reads it in words.
 #[repr(C, align(16))]
 struct Image<T: ?Sized>(T);
 
+/// Attributes of a device: its number of multiprocessors, and its compute capability, major and minor.
 const MULTIPROCESSORS: i32 = 16;
 const CAPABILITY: [i32; 2] = [75, 76];
 
@@ -75,7 +76,7 @@ const NAMES: [&CStr; 24] = [
     c"gcodec_dense_pack",
 ];
 
-/// A CUDA device. Clones are the same device.
+/// A CUDA device. Clones refer to the same device.
 #[derive(Debug, Clone)]
 pub struct Device {
     inner: Arc<Inner>,
@@ -95,7 +96,7 @@ struct Inner {
 }
 
 impl Device {
-    /// Device `ordinal` of this machine's driver, with its primary context, which frameworks use too.
+    /// Opens device `ordinal` of this machine's driver, with its primary context, which frameworks share.
     ///
     /// # Errors
     /// Those of [`Driver::get`]; [`Error::NoSuchDevice`], [`Error::OldDevice`]; [`Error::Call`].
@@ -103,10 +104,11 @@ impl Device {
         Self::of(&Driver::get()?, ordinal)
     }
 
-    /// Device `ordinal` of a driver.
+    /// Opens device `ordinal` of a driver.
     ///
     /// # Errors
     /// As [`Self::open`].
+    #[expect(unsafe_code, reason = "calls the driver")]
     pub fn of(driver: &Arc<Driver>, ordinal: i32) -> Result<Self> {
         let count = driver.devices();
         if !(0..count).contains(&ordinal) {
@@ -115,7 +117,8 @@ impl Device {
         let f = &driver.functions;
         let (mut device, mut name) = (0, [0 as c_char; 128]);
         let mut attributes = [0; 3];
-        // SAFETY: all pointers are to places of the types that the driver writes, and the name's length is given.
+        // SAFETY: all pointers are to places of the types that the driver writes, and the name's length is
+        // given.
         unsafe {
             driver.check("cuDeviceGet", (f.device)(&raw mut device, ordinal))?;
             let code = (f.device_name)(name.as_mut_ptr(), name.len() as i32 - 1, device);
@@ -139,37 +142,21 @@ impl Device {
             module: 0,
             kernels: [0; NAMES.len()],
         };
-        // SAFETY: a place for the handle; `Inner` releases the context once it has one.
+        // SAFETY: a place for the handle; `Inner` releases the context once it has one, also on an error
+        // below.
         let code = unsafe { (f.context_retain)(&raw mut inner.context, device) };
         driver.check("cuDevicePrimaryCtxRetain", code)?;
-        let current = inner.enter();
-        let loaded = current.and_then(|_current| {
-            // SAFETY: the image is what nvcc made, and stays; names are null-terminated.
-            unsafe {
-                let (mut module, mut kernels) = (0, [0; NAMES.len()]);
-                driver
-                    .check("cuModuleLoadData", (f.module_load)(&raw mut module, IMAGE.0.as_ptr().cast()))?;
-                for (kernel, name) in kernels.iter_mut().zip(NAMES) {
-                    let code = (f.module_function)(kernel, module, name.as_ptr());
-                    if let Err(e) = driver.check("cuModuleGetFunction", code) {
-                        (f.module_unload)(module);
-                        return Err(e);
-                    }
-                }
-                Ok((module, kernels))
-            }
-        });
-        // On an error `inner` goes, and with it the context.
+        let loaded = inner.enter().and_then(|_current| load_kernels(driver));
         (inner.module, inner.kernels) = loaded?;
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Its number.
+    /// The number by which the driver knows the device.
     pub fn ordinal(&self) -> i32 {
         self.inner.ordinal
     }
 
-    /// What its maker calls it.
+    /// The product name.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
@@ -182,15 +169,17 @@ impl Device {
         &self.inner.driver
     }
 
-    /// Makes the device's context current for as long as the guard lives.
+    /// Makes the device's context current while the guard lives.
     pub(crate) fn enter(&self) -> Result<Current<'_>> {
         self.inner.enter()
     }
 
-    /// Launches `grid` blocks of a kernel.
+    /// Launches a kernel on a grid of blocks.
     ///
     /// # Safety
-    /// The context is current; `arguments` is what the kernel takes, and what it points to is there until the launch is done.
+    /// The context is current; `arguments` is of the type that the kernel takes, and all that it points to
+    /// stays allocated until the launch is done.
+    #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) unsafe fn launch<T: Plain>(
         &self,
         kernel: Kernel,
@@ -210,7 +199,8 @@ impl Device {
         self.driver().check("cuLaunchKernel", code)
     }
 
-    /// Lets what is put into `later` from now on wait for what is in `earlier` by now. The host waits for nothing.
+    /// Lets work that is put into `later` from now on wait for the work that is in `earlier` now. The host
+    /// does not wait.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -221,21 +211,22 @@ impl Device {
         let _current = self.enter()?;
         let mut event = Event::new(self)?;
         event.record(earlier)?;
-        // SAFETY: the event is ours, and may go before what waits for it; `Stream` promises that these are streams.
-        let code = unsafe { (self.driver().functions.stream_wait_event)(later.raw(), event.handle, 0) };
-        self.driver().check("cuStreamWaitEvent", code)
+        event.hold(later)
     }
 
+    /// Blocks until all work in `stream` is done.
+    #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn synchronize(&self, stream: Stream) -> Result<()> {
-        // SAFETY: `Stream` promises that it is a stream.
+        // SAFETY: `Stream` promises that the stream exists.
         let code = unsafe { (self.driver().functions.stream_synchronize)(stream.raw()) };
         self.driver().check("cuStreamSynchronize", code)
     }
 }
 
 impl Inner {
+    #[expect(unsafe_code, reason = "calls the driver")]
     fn enter(&self) -> Result<Current<'_>> {
-        // SAFETY: the context is retained as long as `self`.
+        // SAFETY: the context is retained as long as `self` lives.
         let code = unsafe { (self.driver.functions.context_push)(self.context) };
         self.driver.check("cuCtxPushCurrent", code)?;
         Ok(Current { driver: &self.driver })
@@ -243,249 +234,61 @@ impl Inner {
 }
 
 impl Drop for Inner {
+    #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
         if self.module != 0 {
             let _current = self.enter();
-            // SAFETY: the module was loaded, and nothing of it is used any more.
+            // SAFETY: the module was loaded, and no kernel of it is in use any more.
             unsafe { (self.driver.functions.module_unload)(self.module) };
         }
         if self.context != 0 {
-            // SAFETY: it was retained once.
+            // SAFETY: the context was retained once.
             unsafe { (self.driver.functions.context_release)(self.device) };
         }
     }
 }
 
-/// Takes the context away again that [`Device::enter`] made current.
+/// Loads the kernels into the current context: the module's handle, and those of its kernels.
+#[expect(unsafe_code, reason = "calls the driver")]
+fn load_kernels(driver: &Driver) -> Result<(usize, [usize; NAMES.len()])> {
+    let f = &driver.functions;
+    let (mut module, mut kernels) = (0, [0; NAMES.len()]);
+    // SAFETY: the image was made by nvcc and is static; names are null-terminated.
+    unsafe {
+        driver.check("cuModuleLoadData", (f.module_load)(&raw mut module, IMAGE.0.as_ptr().cast()))?;
+        for (kernel, name) in kernels.iter_mut().zip(NAMES) {
+            let code = (f.module_function)(kernel, module, name.as_ptr());
+            if let Err(e) = driver.check("cuModuleGetFunction", code) {
+                (f.module_unload)(module);
+                return Err(e);
+            }
+        }
+    }
+    Ok((module, kernels))
+}
+
+/// Restores, when dropped, the context that was current before [`Device::enter`].
 pub(crate) struct Current<'a> {
     driver: &'a Driver,
 }
 
 impl Drop for Current<'_> {
+    #[expect(unsafe_code, reason = "calls the driver")]
     fn drop(&mut self) {
         let mut context = 0;
-        // SAFETY: a place for a handle.
+        // SAFETY: the driver writes the handle to a place of its type.
         unsafe { (self.driver.functions.context_pop)(&raw mut context) };
     }
 }
 
-/// Memory on a device, aligned to 256 bytes; not zeroed.
-#[derive(Debug)]
-pub(crate) struct Memory {
-    device: Device,
-    address: u64,
-    bytes: u64,
-}
-
-impl Memory {
-    /// `bytes` may be 0. The context is current.
-    pub(crate) fn new(device: &Device, bytes: u64) -> Result<Self> {
-        let mut address = 0;
-        let too_much = || Error::OutOfMemory { pinned: false, bytes };
-        if bytes > 0 {
-            let size = usize::try_from(bytes).map_err(|_| too_much())?;
-            // SAFETY: a place for the address.
-            match unsafe { (device.driver().functions.allocate)(&raw mut address, size) } {
-                OUT_OF_MEMORY => return Err(too_much()),
-                code => device.driver().check("cuMemAlloc", code)?,
-            }
-        }
-        Ok(Self { device: device.clone(), address, bytes })
-    }
-
-    /// As much as that, or more; what was in it is lost if it grows. Nothing that was launched uses it any more.
-    pub(crate) fn grow(&mut self, bytes: u64) -> Result<()> {
-        if bytes > self.bytes {
-            // First the old one goes: there may not be room for both.
-            let device = self.device.clone();
-            *self = Self::new(&device, 0)?;
-            *self = Self::new(&device, bytes)?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.address
-    }
-
-    pub(crate) fn len(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Copies pinned memory to `offset`, in stream order.
-    pub(crate) fn copy_from(&self, offset: u64, from: &Pinned, bytes: u64, stream: Stream) -> Result<()> {
-        debug_assert!(offset + bytes <= self.bytes && bytes <= from.bytes);
-        let copy = self.device.driver().functions.copy_to_device;
-        // SAFETY: both ranges are inside of what was allocated; `Pinned` is not written to before the stream was waited for.
-        let code = unsafe { copy(self.address + offset, from.pointer(), bytes as usize, stream.raw()) };
-        self.device.driver().check("cuMemcpyHtoDAsync", code)
-    }
-
-    /// Copies `bytes` from `offset` to pinned memory, in stream order.
-    pub(crate) fn copy_to(&self, offset: u64, to: &mut Pinned, bytes: u64, stream: Stream) -> Result<()> {
-        debug_assert!(offset + bytes <= self.bytes && bytes <= to.bytes);
-        let copy = self.device.driver().functions.copy_to_host;
-        // SAFETY: as above; it is not read before the stream was waited for.
-        let code = unsafe { copy(to.pointer(), self.address + offset, bytes as usize, stream.raw()) };
-        self.device.driver().check("cuMemcpyDtoHAsync", code)
-    }
-
-    /// Sets `bytes` from `offset` on to `value`, in stream order.
-    pub(crate) fn fill(&self, offset: u64, value: u8, bytes: u64, stream: Stream) -> Result<()> {
-        debug_assert!(offset + bytes <= self.bytes);
-        let fill = self.device.driver().functions.fill;
-        // SAFETY: inside of what was allocated.
-        let code = unsafe { fill(self.address + offset, value, bytes as usize, stream.raw()) };
-        self.device.driver().check("cuMemsetD8Async", code)
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.address != 0 {
-            let _current = self.device.enter();
-            // SAFETY: it was allocated and is freed once; the driver waits for what uses it.
-            unsafe { (self.device.driver().functions.free)(self.address) };
-        }
-    }
-}
-
-/// Page-locked memory of the host.
-#[derive(Debug)]
-pub(crate) struct Pinned {
-    device: Device,
-    address: usize,
-    bytes: u64,
-}
-
-impl Pinned {
-    /// `bytes` may be 0. The context is current.
-    pub(crate) fn new(device: &Device, bytes: u64) -> Result<Self> {
-        let mut pointer = std::ptr::null_mut();
-        let too_much = || Error::OutOfMemory { pinned: true, bytes };
-        if bytes > 0 {
-            let size = usize::try_from(bytes).map_err(|_| too_much())?;
-            // SAFETY: a place for the address; 0 asks for nothing special.
-            match unsafe { (device.driver().functions.allocate_pinned)(&raw mut pointer, size, 0) } {
-                OUT_OF_MEMORY => return Err(too_much()),
-                code => device.driver().check("cuMemHostAlloc", code)?,
-            }
-            // SAFETY: it is ours, and so many bytes; a slice is only of bytes that were written.
-            unsafe { pointer.write_bytes(0, size) };
-        }
-        Ok(Self { device: device.clone(), address: pointer.expose_provenance(), bytes })
-    }
-
-    /// As much as that, or more; what was in it is lost if it grows. No copy of it is under way.
-    pub(crate) fn grow(&mut self, bytes: u64) -> Result<()> {
-        if bytes > self.bytes {
-            let device = self.device.clone();
-            *self = Self::new(&device, 0)?;
-            // Twice what was asked for, so that sizes that creep do not pin anew each time.
-            *self = Self::new(&device, bytes.next_power_of_two())?;
-        }
-        Ok(())
-    }
-
-    fn pointer(&self) -> *mut u8 {
-        std::ptr::with_exposed_provenance_mut(self.address)
-    }
-
-    /// The first `len` bytes.
-    ///
-    /// # Safety
-    /// No copy to it is under way.
-    pub(crate) unsafe fn bytes(&self, len: u64) -> &[u8] {
-        if len == 0 {
-            return &[];
-        }
-        assert!(len <= self.bytes);
-        // SAFETY: allocated and written; the caller says that nobody writes.
-        unsafe { std::slice::from_raw_parts(self.pointer(), len as usize) }
-    }
-
-    /// Writes at `offset`.
-    ///
-    /// # Safety
-    /// No copy of it is under way.
-    pub(crate) unsafe fn write(&mut self, offset: u64, bytes: &[u8]) {
-        assert!(offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= self.bytes));
-        if !bytes.is_empty() {
-            // SAFETY: inside of what was allocated, which no slice of ours is part of.
-            unsafe {
-                self.pointer().add(offset as usize).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
-            };
-        }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.address != 0 {
-            let _current = self.device.enter();
-            // SAFETY: it was allocated and is freed once.
-            unsafe { (self.device.driver().functions.free_pinned)(self.pointer()) };
-        }
-    }
-}
-
-/// What was last put into a stream.
-#[derive(Debug)]
-pub(crate) struct Event {
-    device: Device,
-    handle: usize,
-    recorded: bool,
-}
-
-/// No timing.
-const EVENT_FLAGS: u32 = 2;
-
-impl Event {
-    /// The context is current.
-    pub(crate) fn new(device: &Device) -> Result<Self> {
-        let mut handle = 0;
-        // SAFETY: a place for the handle.
-        let code = unsafe { (device.driver().functions.event_create)(&raw mut handle, EVENT_FLAGS) };
-        device.driver().check("cuEventCreate", code)?;
-        Ok(Self { device: device.clone(), handle, recorded: false })
-    }
-
-    pub(crate) fn record(&mut self, stream: Stream) -> Result<()> {
-        // SAFETY: the event is ours, the stream one of this context.
-        let code = unsafe { (self.device.driver().functions.event_record)(self.handle, stream.raw()) };
-        self.device.driver().check("cuEventRecord", code)?;
-        self.recorded = true;
-        Ok(())
-    }
-
-    /// Waits for what was in the stream when it was recorded, if it was since the last wait.
-    pub(crate) fn wait(&mut self) -> Result<()> {
-        if self.recorded {
-            // SAFETY: the event is ours.
-            let code = unsafe { (self.device.driver().functions.event_synchronize)(self.handle) };
-            self.device.driver().check("cuEventSynchronize", code)?;
-            self.recorded = false;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        let _current = self.device.enter();
-        // SAFETY: it was created and is destroyed once.
-        unsafe { (self.device.driver().functions.event_destroy)(self.handle) };
-    }
-}
-
-/// Waits for a stream when it goes, so that nothing launched outlives what it uses, whatever error came in between.
+/// Waits for a stream when dropped, so that after an error no launched work outlives the memory that it uses.
 pub(crate) struct Quiet<'a> {
     pub(crate) device: &'a Device,
     pub(crate) stream: Stream,
 }
 
 impl Quiet<'_> {
-    /// Nothing is left to wait for.
+    /// Ends the guard without a wait.
     pub(crate) fn done(self) {
         std::mem::forget(self);
     }
@@ -493,7 +296,7 @@ impl Quiet<'_> {
 
 impl Drop for Quiet<'_> {
     fn drop(&mut self) {
-        // A context that failed is beyond waiting for.
+        // An error here has no use: the context has failed, and runs nothing any more.
         let _ = self.device.synchronize(self.stream);
     }
 }

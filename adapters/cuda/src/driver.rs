@@ -1,6 +1,5 @@
-//! NVIDIA's driver library, loaded at run time. The declarations are those of `cuda.h` 13.0; handles and addresses are integers,
-//! which have the same form in calls.
-#![allow(unsafe_code)]
+//! NVIDIA's driver library, loaded at run time. The declarations are those of `cuda.h` 13.0; handles and
+//! addresses are declared as integers, which are passed in the same way.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
@@ -10,26 +9,31 @@ use libloading::Library;
 
 use crate::error::{Error, Result};
 
-/// The version of CUDA that the kernels are built with.
+/// The version of CUDA that the kernels are built with: 1000 major + 10 minor.
 const NEEDED: i32 = 13000;
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: i32 = 100;
-// Attributes of an address, and one of their values.
-const KIND_OF_MEMORY: i32 = 2;
+/// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
+const MEMORY_TYPE: i32 = 2;
+/// `CU_MEMORYTYPE_DEVICE`.
+const MEMORY_TYPE_DEVICE: u32 = 2;
+/// `CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL`.
 const DEVICE_ORDINAL: i32 = 9;
-const DEVICE_MEMORY: u32 = 2;
 
 macro_rules! functions {
     ($($name:ident: $symbol:literal ($($argument:ty),*);)*) => {
-        /// The driver's functions; all but `error_name` return 0, or a code of what failed.
+        /// The driver's functions. All return 0 or an error code.
         pub(crate) struct Functions {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) -> c_int,)*
         }
 
         impl Functions {
             /// # Safety
-            /// What the library has under these names is what `cuda.h` declares.
+            /// The library has these functions as `cuda.h` declares them.
+            #[expect(unsafe_code, reason = "takes functions from a library")]
             unsafe fn load(library: &Library) -> Result<Self> {
                 Ok(Self {
                     $($name: {
@@ -80,7 +84,7 @@ functions! {
 pub struct Driver {
     pub(crate) functions: Functions,
     devices: i32,
-    // The functions are in it.
+    // Holds the functions.
     _library: Library,
 }
 
@@ -96,10 +100,11 @@ const NAMES: [&str; 1] = ["nvcuda.dll"];
 const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 impl Driver {
-    /// The driver of this machine, loaded once.
+    /// Returns the driver of this machine. It is loaded by the first call that succeeds.
     ///
     /// # Errors
-    /// [`Error::NoDriver`], [`Error::OldDriver`] or [`Error::NoDevice`]; what fails once is tried again by the next call.
+    /// [`Error::NoDriver`], [`Error::OldDriver`] or [`Error::NoDevice`]; [`Error::Call`].
+    #[expect(unsafe_code, reason = "loads a library")]
     pub fn get() -> Result<Arc<Self>> {
         static LOADED: OnceLock<Arc<Driver>> = OnceLock::new();
         if let Some(driver) = LOADED.get() {
@@ -107,7 +112,8 @@ impl Driver {
         }
         let mut failures = Vec::new();
         for name in NAMES {
-            // SAFETY: what goes by the driver's name in the system's library path is the driver, as for every CUDA program.
+            // SAFETY: like every CUDA program, trusts the system's library path to have the driver under its
+            // name.
             match unsafe { Self::load(Path::new(name)) } {
                 Ok(driver) => return Ok(Arc::clone(LOADED.get_or_init(|| driver))),
                 Err(Error::NoDriver { why }) => failures.push(why),
@@ -117,13 +123,14 @@ impl Driver {
         Err(Error::NoDriver { why: failures.remove(0) })
     }
 
-    /// The driver in a file.
+    /// Loads a driver from a file.
     ///
     /// # Errors
     /// As [`Self::get`].
     ///
     /// # Safety
     /// The file is NVIDIA's driver library, or one that behaves like it.
+    #[expect(unsafe_code, reason = "loads a library and calls it")]
     pub unsafe fn load(path: &Path) -> Result<Arc<Self>> {
         // SAFETY: the caller's promise.
         let library = unsafe { Library::new(path) }.map_err(|e| Error::NoDriver { why: e.to_string() })?;
@@ -131,7 +138,7 @@ impl Driver {
         let functions = unsafe { Functions::load(&library) }?;
         let mut driver = Self { functions, devices: 0, _library: library };
         let (mut version, mut devices) = (0, 0);
-        // SAFETY: these take nothing but a place for their result.
+        // SAFETY: the driver writes its results to places of their types.
         unsafe {
             driver.check("cuDriverGetVersion", (driver.functions.version)(&raw mut version))?;
             if version < NEEDED {
@@ -155,24 +162,28 @@ impl Driver {
         self.devices
     }
 
-    /// The device whose memory `address` is in; `None` if it is in no device's.
+    /// Returns the number of the device in whose memory `address` lies; `None` if it lies in no device's
+    /// memory.
+    #[expect(unsafe_code, reason = "calls the driver")]
     pub fn device_of(&self, address: u64) -> Option<i32> {
         let (mut kind, mut ordinal) = (0u32, 0i32);
         let attribute = self.functions.pointer_attribute;
-        // SAFETY: places of the types that these two attributes have.
+        // SAFETY: the driver writes these attributes to places of their types.
         let known = unsafe {
-            attribute((&raw mut kind).cast(), KIND_OF_MEMORY, address) == 0
+            attribute((&raw mut kind).cast(), MEMORY_TYPE, address) == 0
                 && attribute((&raw mut ordinal).cast(), DEVICE_ORDINAL, address) == 0
         };
-        (known && kind == DEVICE_MEMORY).then_some(ordinal)
+        (known && kind == MEMORY_TYPE_DEVICE).then_some(ordinal)
     }
 
+    /// Turns the result of a call into an error.
+    #[expect(unsafe_code, reason = "calls the driver")]
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
         let mut name = std::ptr::null();
-        // SAFETY: it takes any code, and gives a static string or null.
+        // SAFETY: the driver takes any code, and writes a static string or null.
         let name = unsafe {
             (self.functions.error_name)(code, &raw mut name);
             if name.is_null() { "unknown error".into() } else { CStr::from_ptr(name).to_string_lossy() }
@@ -181,7 +192,7 @@ impl Driver {
     }
 }
 
-/// Why CUDA tensors cannot be taken on this machine, in words; `None` if they can.
+/// Returns why CUDA tensors cannot be used on this machine, in words; `None` if they can.
 pub fn why_not() -> Option<String> {
     Driver::get().err().map(|e| e.to_string())
 }

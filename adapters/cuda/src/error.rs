@@ -1,154 +1,114 @@
-//! What went wrong, and whose fault.
-
-use std::fmt;
+//! Errors: what failed, and whether machine, memory, tensor or codec is at fault.
 
 /// A result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a device could not do what was asked for.
-#[derive(Debug)]
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no CUDA driver on this machine.
+    /// This machine has no CUDA driver.
+    #[error("no CUDA driver: {why}")]
     NoDriver {
-        /// What the system said.
+        /// The loader's message.
         why: String,
     },
-    /// The driver has no CUDA of the version that the kernels are built with.
+    /// The driver supports an older version of CUDA than the kernels are built with.
+    #[error("the driver supports CUDA {}, the kernels need {}", version(*.found), version(*.needed))]
     OldDriver {
-        /// The version it has: 1000 major + 10 minor.
+        /// The driver's version: 1000 major + 10 minor.
         found: i32,
-        /// The version it would need.
+        /// The required version.
         needed: i32,
     },
     /// The driver finds no device.
+    #[error("the CUDA driver finds no device")]
     NoDevice,
-    /// There is no device of this number.
+    /// No device has this number.
+    #[error("no CUDA device {ordinal}: the driver finds {count}")]
     NoSuchDevice {
         /// The number.
         ordinal: i32,
-        /// How many there are.
+        /// The number of devices.
         count: i32,
     },
-    /// The device is older than the kernels are built for.
+    /// The device is older than the kernels support.
+    #[error("the device has compute capability {}.{}, the kernels need 8.0", .capability.0, .capability.1)]
     OldDevice {
-        /// Its compute capability.
+        /// Its compute capability, major and minor.
         capability: (i32, i32),
     },
-    /// There is too little memory; state is as it was.
+    /// An allocation failed. State is unchanged.
+    #[error("cannot allocate {bytes} bytes of {}", if *.pinned { "pinned host memory" } else { "device memory" })]
     OutOfMemory {
-        /// On the device, or pinned on the host.
+        /// Whether it was pinned memory of the host, else memory of the device.
         pinned: bool,
-        /// How much was asked for, in bytes.
+        /// The size of the allocation, in bytes.
         bytes: u64,
     },
     /// A call of the driver failed.
+    #[error("{call} failed: {name} ({code})")]
     Call {
-        /// Which.
+        /// The function.
         call: &'static str,
-        /// What it returned.
+        /// The code that it returned.
         code: i32,
-        /// That code's name.
+        /// The name of the code.
         name: String,
     },
-    /// A tensor cannot be what it is said to be, or cannot be taken.
-    Tensor(TensorError),
-    /// What the codec says.
-    Codec(gcodec::Error),
+    /// A tensor of the caller cannot be used.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// An error of the library.
+    #[error(transparent)]
+    Codec(#[from] gcodec::Error),
 }
 
-/// What is wrong with a tensor that the caller gave.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Why a tensor of the caller cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// Kernels take f32, f16 and bf16.
+    /// The element type is none of f32, f16 and bf16.
+    #[error("element type {0} is not supported on a device: use f32, f16 or bf16")]
     Dtype(gcodec::Dtype),
     /// The address is not a multiple of the element's size.
+    #[error("address {address:#x} is not aligned to the element type")]
     Alignment {
         /// The address.
         address: u64,
     },
-    /// The shape has more elements than memory can.
+    /// The shape has more elements than memory can hold.
+    #[error("the shape has more elements than memory can hold")]
     Shape,
-    /// The first or the last byte is not device memory that the driver knows.
+    /// The first or the last byte is not device memory known to the driver.
+    #[error("address {address:#x} is not in device memory")]
     Bounds {
-        /// That byte's address.
+        /// The address of that byte.
         address: u64,
     },
-    /// It is on another device.
+    /// The tensor is on another device.
+    #[error("the tensor is on device {found}, not {expected}")]
     Device {
-        /// Where it is.
+        /// The number of its device.
         found: i32,
-        /// Where it was to be.
+        /// The number of the device in use.
         expected: i32,
     },
-    /// More tensors than one launch takes.
+    /// One call has more tensors, or pieces of tensors, than a launch takes.
+    #[error("more than {most} tensors at once")]
     TooMany {
-        /// How many it takes.
+        /// The most that a launch takes.
         most: usize,
     },
 }
 
-impl fmt::Display for TensorError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Dtype(dtype) => {
-                write!(f, "elements of type {dtype} are not taken on a device: f32, f16 and bf16 are")
-            }
-            Self::Alignment { address } => {
-                write!(f, "address {address:#x} is not aligned to the element type")
-            }
-            Self::Shape => f.write_str("the shape has more elements than memory can hold"),
-            Self::Bounds { address } => write!(f, "address {address:#x} is not in device memory"),
-            Self::Device { found, expected } => write!(f, "the tensor is on device {found}, not {expected}"),
-            Self::TooMany { most } => write!(f, "more than {most} tensors at once"),
-        }
+impl From<gcodec::error::InputErrorKind> for Error {
+    fn from(kind: gcodec::error::InputErrorKind) -> Self {
+        Self::Codec(kind.into())
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoDriver { why } => write!(f, "there is no CUDA driver here: {why}"),
-            Self::OldDriver { found, needed } => {
-                let version = |v: i32| format!("{}.{}", v / 1000, v % 1000 / 10);
-                write!(f, "the driver has CUDA {}, the kernels need {}", version(*found), version(*needed))
-            }
-            Self::NoDevice => f.write_str("the CUDA driver finds no device"),
-            Self::NoSuchDevice { ordinal, count } => {
-                write!(f, "there is no CUDA device {ordinal}: the driver finds {count}")
-            }
-            Self::OldDevice { capability: (major, minor) } => {
-                write!(f, "the device has compute capability {major}.{minor}, the kernels need 8.0")
-            }
-            Self::OutOfMemory { pinned, bytes } => {
-                let place = if *pinned { "pinned host memory" } else { "device memory" };
-                write!(f, "{bytes} bytes of {place} are not to be had")
-            }
-            Self::Call { call, code, name } => write!(f, "{call} failed: {name} ({code})"),
-            Self::Tensor(e) => write!(f, "{e}"),
-            Self::Codec(e) => write!(f, "{e}"),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Codec(e) => Some(e),
-            _ => None,
-        }
-    }
-}
-
-impl From<gcodec::Error> for Error {
-    fn from(e: gcodec::Error) -> Self {
-        Self::Codec(e)
-    }
-}
-
-impl From<TensorError> for Error {
-    fn from(e: TensorError) -> Self {
-        Self::Tensor(e)
-    }
+/// Prints a version of CUDA, which is 1000 major + 10 minor.
+fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
 }

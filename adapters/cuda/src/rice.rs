@@ -1,5 +1,5 @@
-//! Positions as gaps by Rice, written on the device (`adapters/cuda/kernels/rice.cu`), so that only what goes into a frame crosses the bus.
-#![allow(unsafe_code)]
+//! Positions as Rice-coded gaps, written on the device by `adapters/cuda/kernels/rice.cu`, so that only coded
+//! bytes cross the bus.
 
 use std::ops::Range;
 
@@ -8,15 +8,16 @@ use gcodec::block::Positions;
 use gcodec::compress::Kept;
 use gcodec::compress::device::Outline;
 
-use crate::device::{Device, Kernel, Memory};
+use crate::abi::{Plain, Select, structures};
+use crate::device::{Device, Kernel};
 use crate::error::Result;
-use crate::plan::{Plain, Select, structures};
+use crate::memory::Memory;
 use crate::tensor::Stream;
 
-/// Gaps that a block of threads looks at at a time.
-const UNIT: u64 = 1024;
-/// The side of a segment whose search chose one.
-const CHOSEN: u32 = 2;
+/// Gaps of a unit, which a block of threads codes at a time.
+const UNIT_LEN: u64 = 1024;
+/// The [`Segment::side`] of a search that chooses its side on the device.
+const CHOSEN_SIDE: u32 = 2;
 
 structures! {
     Segment(16) {
@@ -30,7 +31,7 @@ structures! {
         one: u32,
         reserved: u32,
     }
-    /// Only its size matters here, and that of the next.
+    /// Only the size of this and of the next structure matters here.
     RowState(48) {
         words: [u64; 6],
     }
@@ -65,8 +66,8 @@ structures! {
     }
 }
 
-/// Whether the positions of a codec's blocks are written on the device: powers of two are drawn by position, so that the host
-/// needs these.
+/// Whether the device writes the positions of a codec's blocks. It does not with powers of two as values: the
+/// host draws these by position.
 fn is_coded(codec: &Codec) -> bool {
     let values = match *codec {
         Codec::TopK { values, .. } | Codec::Threshold { values, .. } => Some(values),
@@ -76,14 +77,14 @@ fn is_coded(codec: &Codec) -> bool {
     matches!(codec.positions(), Positions::Rice | Positions::RiceOne) && values != Some(Kept::Pow2)
 }
 
-/// Where the device has the rows, their segments, and the sides of searches with two.
+/// Addresses of the rows, of their segments, and of the chosen sides.
 pub(crate) struct Tables {
     pub(crate) rows: u64,
     pub(crate) segments: u64,
     pub(crate) choices: u64,
 }
 
-/// What of an update's positions is written on the device.
+/// The positions of an update that the device writes. Each block's positions are a row.
 #[derive(Debug, Default)]
 pub(crate) struct Coding {
     pub(crate) rows: Vec<Row>,
@@ -92,12 +93,13 @@ pub(crate) struct Coding {
     lens: Vec<u64>,
     /// Whether the positions of an input are in a row.
     pub(crate) inputs: Vec<bool>,
-    /// Of each block, whether its positions are a row: rows are in the order of their blocks.
+    /// Whether each block has a row: rows are in the order of their blocks.
     blocks: Vec<bool>,
 }
 
 impl Coding {
-    /// `joined`: the inputs of each block; `pieces`: of each input the numbers of its pieces and where they begin in it, ascending.
+    /// `joined`: the inputs of each block; `pieces`: for each input the numbers of its pieces and the first
+    /// element of each, ascending.
     pub(crate) fn new(
         outlines: &[Outline],
         codecs: &[Codec],
@@ -112,7 +114,7 @@ impl Coding {
                 continue;
             }
             let first_segment = coding.segments.len() as u32;
-            let side = if matches!(codec, Codec::Sbc { .. }) { CHOSEN } else { 0 };
+            let side = if matches!(codec, Codec::Sbc { .. }) { CHOSEN_SIDE } else { 0 };
             let mut len = 0;
             for input in inputs.clone() {
                 coding.inputs[input] = true;
@@ -135,15 +137,15 @@ impl Coding {
         self.rows.is_empty()
     }
 
-    /// Whether no input's positions have to come to the host.
+    /// Whether the host needs the positions of no input.
     pub(crate) fn all(&self) -> bool {
         !self.is_empty() && self.inputs.iter().all(|coded| *coded)
     }
 
-    /// The most positions of each row. `kept`: how many were kept of each side of a piece.
+    /// Returns the most positions that each row can have. `kept`: the kept elements of a piece and side.
     fn most(&self, kept: impl Fn(u32, u32) -> u64) -> Vec<u64> {
         let of = |s: &Segment| match s.side {
-            CHOSEN => kept(s.piece, 0).max(kept(s.piece, 1)),
+            CHOSEN_SIDE => kept(s.piece, 0).max(kept(s.piece, 1)),
             side => kept(s.piece, side),
         };
         let row = |r: &Row| {
@@ -153,13 +155,13 @@ impl Coding {
         self.rows.iter().map(row).collect()
     }
 
-    /// Where things are in memory of which `first` bytes are taken.
+    /// Returns the layout of memory whose first `first` bytes are in use.
     pub(crate) fn layout(&self, first: u64, kept: impl Fn(u32, u32) -> u64) -> Layout {
         if self.is_empty() {
             return Layout { copied: first, bytes: first, ..Layout::default() };
         }
         let most = self.most(kept);
-        let units: u64 = most.iter().map(|m| m / UNIT + 1).sum();
+        let units: u64 = most.iter().map(|m| m / UNIT_LEN + 1).sum();
         let mut end = first;
         let mut take = |bytes: u64| {
             end = end.next_multiple_of(16);
@@ -194,10 +196,12 @@ impl Coding {
         }
     }
 
-    /// Writes the rows into `out`, from places that were emitted.
+    /// Writes the rows into `out`, from the places of kept elements.
     ///
     /// # Safety
-    /// The context is current; `select` is what places were emitted by, and what `layout` was made of is what it found.
+    /// The context is current; `select` are the arguments of the kernel that emitted the places, and `layout`
+    /// was made of its counts.
+    #[expect(unsafe_code, reason = "launches kernels")]
     pub(crate) unsafe fn launch(
         &self,
         device: &Device,
@@ -230,7 +234,7 @@ impl Coding {
         };
         let blocks = layout.n_units.min(u64::from(8 * device.multiprocessors())) as u32;
         out.fill(layout.zeros.start, 0, layout.zeros.end - layout.zeros.start, stream)?;
-        // SAFETY: the caller's promise; what the kernels write is inside of the layout.
+        // SAFETY: the caller's promise; the kernels write inside of the layout.
         unsafe {
             device.launch(Kernel::RiceRows, (rice.n_rows, 1), stream, &rice)?;
             device.launch(Kernel::RiceMeasure, (blocks, 1), stream, &rice)?;
@@ -239,7 +243,7 @@ impl Coding {
         }
     }
 
-    /// The supports of the blocks, from what was copied of the device's memory from [`Layout::written`] on.
+    /// Returns the supports of the blocks, from a copy of the device's memory from [`Layout::written`] on.
     pub(crate) fn supports(&self, layout: &Layout, copied: &[u8]) -> Vec<Option<Vec<u8>>> {
         let (written, payload) = copied.split_at((layout.payload - layout.written) as usize);
         let mut rows = written.as_chunks::<{ size_of::<Written>() }>().0.iter().map(|w| {
@@ -249,30 +253,32 @@ impl Coding {
         self.blocks.iter().map(|coded| coded.then(|| rows.next()).flatten()).collect()
     }
 
-    /// The supports of blocks of which nothing was kept.
+    /// Returns the supports of blocks without kept elements.
     pub(crate) fn empty(&self) -> Vec<Option<Vec<u8>>> {
         self.blocks.iter().map(|coded| coded.then(|| vec![0])).collect()
     }
 }
 
-/// The most bytes of `m` positions among `n` elements, in one chunk or in chunks that take less.
+/// Returns the most bytes that `m` positions among `n` elements take: in one chunk, or in chunks if they take
+/// less.
 ///
-/// With the parameter k = floor(log2(mean gap + 1)) a sum of gaps below m * 2^(k + 1) gives quotients below 2m together, and with
-/// the k + 1 bits that each gap takes beside it is m * (k + 3) bits; a gap's mean is at most n/m - 1. One more, since `m` may be more than
-/// there are, and the logarithm then is that of fewer.
+/// With the parameter k = floor(log2(mean gap + 1)) the sum of gaps is below m * 2^(k + 1), so the quotients
+/// sum to less than 2m. Each gap takes k + 1 further bits, which makes m * (k + 3) bits. The mean gap is at
+/// most n/m - 1. One bit more for each gap, because `m` may exceed the actual number of positions, whose mean
+/// gap then is larger.
 fn most_bytes(m: u64, n: u64) -> u64 {
-    // A varint, the length of chunks, the parameter, and what pads two planes.
+    // A varint, the length of chunks, the parameter, and the padding of two planes.
     let header = 10 + 1 + 1 + 2;
     let each = u128::from((n / m.max(1)).max(1).ilog2()) + 4;
     header + (u128::from(m) * each / 8) as u64
 }
 
-/// Where things are in the memory that places and bits are emitted to.
+/// Offsets in the memory that kept elements are emitted to, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     pub(crate) written: u64,
     payload: u64,
-    /// Where what goes to the host ends.
+    /// The end of the copy to the host.
     pub(crate) copied: u64,
     tickets: u64,
     zeros: Range<u64>,
@@ -288,16 +294,16 @@ pub(crate) struct Layout {
 mod tests {
     use super::*;
 
-    /// The best parameter needs no more than [`most_bytes`] says, whatever the gaps.
+    /// The best parameter takes at most [`most_bytes`], whatever the gaps.
     #[test]
-    fn positions_take_no_more_than_there_is_room_for() {
+    fn positions_fit_into_their_room() {
         let unary = |gaps: &[u64], k: u32| gaps.iter().map(|g| (g >> k) + 1).sum::<u64>();
         for seed in 0..300u64 {
             let mut words = vec![0; 200];
             gcodec::compress::random::words(seed, 0, 0, &mut words);
             let m = 1 + words[0] as usize % 199;
             let shift = words[1] % 32;
-            // Alike, or one that is much longer than all others.
+            // Similar gaps, or one much longer than all others.
             let gap = |(i, w): (usize, &u32)| match seed % 3 {
                 0 => u64::from(*w >> shift),
                 1 => u64::from(*w) << shift >> 8,

@@ -1,5 +1,4 @@
-//! Decoded blocks into device tensors.
-#![allow(unsafe_code)]
+//! From decoded blocks to device tensors.
 
 use std::ops::Range;
 
@@ -7,26 +6,27 @@ use gcodec::block::{Block, Floats, IndexSpace, Planes, Scope, Sets, Stored, Supp
 use gcodec::error::InputErrorKind;
 use gcodec::frame::Budget;
 
-use crate::device::{Device, Event, Kernel, Memory, Pinned};
+use crate::abi::{Put, Puts, THREADS, bytes_of};
+use crate::device::{Device, Kernel};
 use crate::error::{Error, Result};
-use crate::plan::{Put, Puts, THREADS, bytes_of};
+use crate::memory::{Event, Memory, Pinned};
 use crate::tensor::{DeviceTensor, Stream};
 
 /// The part of a device tensor that a block's scope covers.
 #[derive(Debug, Clone, Copy)]
 pub struct Target<'a> {
-    /// The tensor; it is written to.
+    /// The tensor, which is written to.
     pub tensor: DeviceTensor<'a>,
     /// First element that the scope covers.
     pub start: u64,
-    /// How many it covers.
+    /// The number of elements that it covers.
     pub len: u64,
 }
 
-/// Puts blocks into device tensors. What crosses the bus are the positions and the numbers of a block.
+/// Writes blocks into device tensors. The positions and the values of each block cross the bus.
 ///
-/// Every position of a block is another element, so that no order of the device's threads matters; blocks follow each other in the
-/// order of the stream. Two runs, or two devices, give the same bits.
+/// The result does not depend on the order of the device's threads, because the positions of a block are
+/// distinct, and blocks follow each other in stream order. Two runs, or two devices, give the same bits.
 #[derive(Debug)]
 pub struct Scatter {
     device: Device,
@@ -36,7 +36,7 @@ pub struct Scatter {
 }
 
 impl Scatter {
-    /// Something to put blocks with.
+    /// Allocates nothing yet.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -46,18 +46,21 @@ impl Scatter {
         Ok(Self { device: device.clone(), memory, up, last: Event::new(device)? })
     }
 
-    /// Gives the elements of `targets`, one for each tensor of the block's scope, what the block says of them, or adds it to them, as
-    /// [`Block::apply`] does in the host's memory. It is in the stream when this returns, but need not be done.
+    /// Writes a block into `targets`, one for each tensor of its scope, or adds it to them: on the device
+    /// what [`Block::apply`] does on the host. The work is in the stream when this returns, and may still be
+    /// running.
     ///
-    /// `add`: whether the numbers are added, whatever [`Block::add`] says, which is for blocks of one update.
+    /// `add`: adds the values even without [`Block::add`], which relates blocks of one update.
     ///
     /// # Errors
-    /// [`Error::Codec`] for what [`Block::numbers`] and [`Block::positions`] do not know, and for a block that does not fit the
-    /// targets; [`Error::Tensor`], [`Error::OutOfMemory`], [`Error::Call`]. Nothing is changed then.
+    /// [`Error::Codec`] for blocks that [`Block::numbers`] and [`Block::positions`] refuse, and for a block
+    /// that does not fit the targets; [`Error::Tensor`], [`Error::OutOfMemory`], [`Error::Call`]. The targets
+    /// are unchanged after an error.
     ///
     /// # Safety
-    /// The tensors may be written to, and are there until what is in the stream now is done.
-    #[allow(clippy::too_many_arguments)] // as `Block::apply`, and where it is done
+    /// The tensors may be written to, and stay allocated until the work that is in the stream now is done.
+    #[expect(clippy::too_many_arguments, reason = "those of `Block::apply`, and the stream")]
+    #[expect(unsafe_code, reason = "forwards the caller's promise")]
     pub unsafe fn put(
         &mut self,
         block: &Block,
@@ -72,15 +75,16 @@ impl Scatter {
         unsafe { self.put_all(&[Part { block, space, sets, targets }], &[], budget, add, stream) }
     }
 
-    /// The same for the blocks of an update, in its order; first the elements of `zeros` become zero. One copy to the device takes it all;
-    /// blocks that follow each other without [`Block::add`] are one launch.
+    /// Sets the elements of `zeros` to zero, then writes the blocks of an update in their order. All blocks
+    /// are one copy to the device, and consecutive blocks without [`Block::add`] are one launch.
     ///
     /// # Errors
-    /// As [`Self::put`], for any of the blocks. Nothing is changed then; but if a call fails that puts work into the stream, some of it
-    /// may be there.
+    /// As [`Self::put`], for any of the blocks. The targets are unchanged after an error, except if a call
+    /// fails that puts work into the stream: then some of the blocks may be written.
     ///
     /// # Safety
     /// As [`Self::put`].
+    #[expect(unsafe_code, reason = "writes pinned memory, calls the driver and launches kernels")]
     pub unsafe fn put_all(
         &mut self,
         parts: &[Part<'_>],
@@ -114,7 +118,7 @@ impl Scatter {
             }
             let positions: Vec<u8> = positions.iter().flat_map(|p| p.to_ne_bytes()).collect();
             let numbers: Vec<u8> = numbers.iter().flat_map(|x| x.to_ne_bytes()).collect();
-            // SAFETY: the event was waited for.
+            // SAFETY: the event behind the last copy from it was waited for.
             unsafe {
                 self.up.write(0, bytes_of(&puts));
                 self.up.write(table, &positions);
@@ -125,7 +129,7 @@ impl Scatter {
         }
         for tensor in zeros.iter().filter(|t| t.elements() > 0) {
             let bytes = tensor.dtype().bytes_for(tensor.elements()).unwrap_or(0) as usize;
-            // SAFETY: the caller lends the whole tensor.
+            // SAFETY: the caller lends the whole tensor to be written to.
             let code = unsafe { (device.driver().functions.fill)(tensor.address(), 0, bytes, stream.raw()) };
             device.driver().check("cuMemsetD8Async", code)?;
         }
@@ -135,16 +139,15 @@ impl Scatter {
             for first in launch.clone().step_by(65_535) {
                 let rows = (launch.end - first).min(65_535);
                 let arguments = Puts { puts: self.memory.address() + (first * size_of::<Put>()) as u64 };
-                // SAFETY: the context is current; every position was found to lie inside of its tensor, which the caller lends.
+                // SAFETY: the context is current; `Plan::take` checked that every position lies inside of its
+                // tensor, which the caller lends to be written to.
                 unsafe { device.launch(Kernel::Scatter, (blocks as u32, rows as u32), stream, &arguments)? };
             }
         }
         self.last.record(stream)
     }
-}
 
-impl Scatter {
-    /// Waits until what was put last is there.
+    /// Blocks until the last blocks are written.
     ///
     /// # Errors
     /// [`Error::Call`].
@@ -155,30 +158,31 @@ impl Scatter {
     }
 }
 
-/// A block of an update, and where it goes.
+/// A block of an update and its targets.
 #[derive(Debug, Clone, Copy)]
 pub struct Part<'a> {
     /// The block.
     pub block: &'a Block,
-    /// The elements that it speaks of.
+    /// The elements of its scope.
     pub space: &'a IndexSpace,
-    /// The index sets that it may name.
+    /// The index sets that it may refer to.
     pub sets: &'a Sets,
-    /// One for each tensor of its scope.
+    /// The targets, one for each tensor of its scope.
     pub targets: &'a [Target<'a>],
 }
 
-/// In the place of the first of a put's positions: it has none, but all elements.
+/// Stands for the index of the first position of a put that covers all elements.
 const NO_POSITIONS: u64 = u64::MAX;
 
-/// What crosses the bus. Until it has a place there, puts have numbers of positions and values for their addresses.
+/// The copy to the device. Puts have indices of positions and values where the kernel expects addresses,
+/// until the copy has its place.
 #[derive(Default)]
 struct Plan {
     puts: Vec<Put>,
     launches: Vec<Range<usize>>,
     positions: Vec<u64>,
     numbers: Vec<u32>,
-    /// The first tensor and element that the next block may cover to be in the same launch.
+    /// The first tensor and element that the next block may cover and still be in the same launch.
     next: Option<(u64, u64)>,
 }
 
@@ -197,12 +201,12 @@ impl Plan {
         let all = block.support == Support::All;
         let mut positions = if all { Vec::new() } else { block.positions(space, sets, budget)? };
         let add = add || block.add;
-        let (numbers, as_they_are) = words(block, space, sets, budget, add)?;
+        let (numbers, are_elements) = words(block, space, sets, budget, add)?;
         let count = if all { space.len() } else { positions.len() as u64 };
         if numbers.len() as u64 != count {
-            return Err(wrong("the block's values are not as many as its positions"));
+            return Err(wrong("the numbers of the block's values and positions differ"));
         }
-        // A block that was read is in order; one that was made need not be, and a device does not look.
+        // A decoded block is in order. One that the caller made need not be, and the kernel does not check.
         if !positions.is_sorted_by(|a, b| a < b) || positions.last().is_some_and(|&p| p >= space.len()) {
             return Err(wrong("the block's positions are not ascending inside of its scope"));
         }
@@ -227,7 +231,7 @@ impl Plan {
                     start: target.start,
                     len: count as u64,
                     dtype: target.tensor.dtype().id().into(),
-                    add: if as_they_are { 2 } else { u32::from(add) },
+                    add: if are_elements { 2 } else { u32::from(add) },
                 });
             }
             (done, base) = (done + count, end);
@@ -252,10 +256,11 @@ impl Plan {
 }
 
 fn wrong(what: &'static str) -> Error {
-    gcodec::Error::from(InputErrorKind::InconsistentBlock { what }).into()
+    InputErrorKind::InconsistentBlock { what }.into()
 }
 
-/// The words that a block gives: bit patterns of 32-bit floats; or, for the second, of 16-bit elements as they are.
+/// Returns a block's values as bit patterns of 32-bit floats; or of 16-bit elements, if the second result is
+/// true.
 fn words(
     block: &Block,
     space: &IndexSpace,
@@ -268,7 +273,7 @@ fn words(
         Values::Floats(Floats { stored: Stored::Source, bytes }) | Values::Planes(Planes { bytes }) => {
             let width = space.dtype.bits() / 8;
             if width == 2 && !add {
-                // Not by way of floats, which have no signalling NaN of the narrow type.
+                // Not converted to floats, which would make signalling NaNs quiet.
                 let halves = bytes.as_chunks().0.iter().map(|b| u32::from(u16::from_le_bytes(*b)));
                 return Ok((halves.collect(), true));
             }

@@ -1,5 +1,4 @@
-//! What the caller has on a device.
-#![allow(unsafe_code)]
+//! Streams and tensors of the caller.
 
 use std::marker::PhantomData;
 
@@ -8,19 +7,21 @@ use gcodec::Dtype;
 use crate::device::Device;
 use crate::error::{Result, TensorError};
 
-/// A stream of a device, in whose order work is done.
+/// A CUDA stream: its work is done in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct Stream(usize);
 
 impl Stream {
-    /// The legacy default stream, with which every blocking stream keeps step.
+    /// The legacy default stream, which synchronises with every blocking stream.
     pub const DEFAULT: Self = Self(0);
 
-    /// A `CUstream` or `cudaStream_t`; 0 and 1 are the legacy default stream, 2 is the thread's own.
+    /// Wraps a `CUstream` or `cudaStream_t`: 0 and 1 are the legacy default stream, 2 is the thread's own.
     ///
     /// # Safety
-    /// It is a stream of the primary context of the device that it is used with, and is not destroyed before that use ends.
+    /// The stream belongs to the primary context of the device that it is used with, and is not destroyed
+    /// before that use ends.
+    #[expect(unsafe_code, reason = "the caller has to promise that the stream exists")]
     pub const unsafe fn from_raw(stream: usize) -> Self {
         Self(stream)
     }
@@ -42,16 +43,18 @@ pub struct DeviceTensor<'a> {
 }
 
 impl<'a> DeviceTensor<'a> {
-    /// The tensor that begins at `address`.
+    /// Borrows the tensor at `address`.
     ///
-    /// What can be checked is: the element type, the alignment, that the first and the last byte are memory of this device.
+    /// Checks the element type, the alignment, and that the first and the last byte are memory of this
+    /// device.
     ///
     /// # Errors
     /// [`Error::Tensor`](crate::Error::Tensor).
     ///
     /// # Safety
-    /// All elements are there as long as `'a`, and what wrote them is before the use of the tensor in the order of the stream that is
-    /// used. Nothing writes to them until that use is over.
+    /// The elements stay allocated during `'a`. They are written before the tensor is used, in the order of
+    /// the stream that uses it, and not again until that use is over.
+    #[expect(unsafe_code, reason = "the caller has to promise that the elements exist")]
     pub unsafe fn from_raw(device: &Device, address: u64, dtype: Dtype, shape: &'a [u64]) -> Result<Self> {
         if !matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
             return Err(TensorError::Dtype(dtype).into());
@@ -86,7 +89,7 @@ impl<'a> DeviceTensor<'a> {
         self.len
     }
 
-    /// The address of the first.
+    /// The address of the first element.
     pub fn address(&self) -> u64 {
         self.address
     }

@@ -1,4 +1,4 @@
-//! What a device quantises is what the host quantises, to the bit: the kernels, run by the emulator, behind the mock driver.
+//! A device quantises like the host, bit for bit. The emulator runs the kernels, behind the mock driver.
 
 mod common;
 
@@ -8,7 +8,8 @@ use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compres
 use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, Error, Input};
 
-/// Every way to quantise, with buckets of parts of a run, of runs, of several runs, and with widths from 1 to 16 bits.
+/// Every quantiser, with buckets of part of a run, of one run and of several runs, and with widths from 1 to
+/// 16 bits.
 const SPECS: [&str; 15] = [
     "natural:seed=7",
     "qsgd:bits=4,bucket=512,seed=1",
@@ -27,7 +28,7 @@ const SPECS: [&str; 15] = [
     "sign:group=3000",
 ];
 
-/// Tensors on both sides.
+/// The same tensors on device and host.
 struct Tensors {
     dtype: Dtype,
     skip: usize,
@@ -66,7 +67,8 @@ impl Tensors {
             .collect()
     }
 
-    /// Both sides' blocks, with and without feedback, some steps in a row; the same, or the same error.
+    /// Checks that blocks, residuals or errors of device and host are equal, with and without error feedback,
+    /// in several steps.
     fn agree(
         &self,
         mock: &MockDriver,
@@ -97,7 +99,7 @@ impl Tensors {
     }
 }
 
-/// The same bits: `==` takes -0 for 0.
+/// Compares bits: `==` takes -0 for 0.
 fn same(got: &Feedback, expected: &Feedback, what: &str) {
     let words = |feedback: &Feedback| {
         feedback.save().into_iter().map(|(n, t)| (n, t.view().data().to_vec())).collect::<Vec<_>>()
@@ -105,7 +107,7 @@ fn same(got: &Feedback, expected: &Feedback, what: &str) {
     assert!(words(got) == words(expected), "residuals differ: {what}");
 }
 
-/// Lengths around the ends of runs and tiles; small neighbours that share a block, with empty ones among them.
+/// Lengths around the ends of runs and tiles; small neighbours that share a block, some of them empty.
 fn some() -> Vec<Vec<f32>> {
     [9001, 0, 1, 1023, 0, 8192, 5, 1025, 8191].iter().zip(1..).map(|(&n, seed)| normal(n, seed)).collect()
 }
@@ -117,7 +119,7 @@ fn blocks_and_residuals_are_those_of_the_host() {
         let tensors = Tensors::new(&mock, dtype, &some(), skip);
         for spec in SPECS {
             tensors.agree(&mock, &[spec; 9], &Options::default(), 2).unwrap();
-            // Blocks that begin at elements that four does not divide.
+            // Blocks that begin at elements that are no multiples of four.
             if skip == 4 {
                 tensors.agree(&mock, &[spec; 9], &Options::default().with_block_len(3001), 2).unwrap();
             }
@@ -145,7 +147,7 @@ fn codecs_of_all_kinds_in_one_update() {
     }
 }
 
-/// Buckets of more than a block of threads holds, and sums of more than a chunk.
+/// Buckets larger than a block of threads holds, and sums over more than a chunk.
 #[test]
 fn large_buckets_are_summed_in_the_order_of_the_host() {
     let Some(mock) = mock_driver() else { return };
@@ -164,9 +166,9 @@ fn large_buckets_are_summed_in_the_order_of_the_host() {
     tensors.agree(&mock, &["sign"; 2], &Options::default().with_block_len(100_001), 2).unwrap();
 }
 
-/// Sums that other orders round to other floats. Among zeros there are one large number and a few that are lost where one of them is
-/// added to it, and count where two of them were summed before. Norms are rounded up, and means lie between two floats, so that the last
-/// bit of a sum decides.
+/// Sums that other orders round to other floats. The numbers are zeros, one large number, and a few small
+/// ones: a small one is lost if it is added to the large one alone, and counts if two of them are summed
+/// first. Norms are rounded up, and means lie between two floats, so that the last bit of a sum decides.
 #[test]
 fn sums_are_taken_in_the_order_of_the_host() {
     let Some(mock) = mock_driver() else { return };
@@ -180,7 +182,7 @@ fn sums_are_taken_in_the_order_of_the_host() {
         (0..n).map(value).collect()
     };
     let n = (1 << 18) + 20_000;
-    // Of squares, those just above 2: there the root has the last place of what it is the root of.
+    // Squares are chosen just above 2, where the last place of the root is that of the sum.
     for (large, small, norm) in [(1.0, 2f32.powi(-53), "l1"), (1.414_213_7, 2f32.powi(-26) * 0.99, "l2")] {
         for bucket in [7, 60, 128, 512, 2048, 8192, 8200, 70_000, 300_000] {
             let tensors: Vec<_> =
@@ -192,7 +194,7 @@ fn sums_are_taken_in_the_order_of_the_host() {
             tensors.agree(&mock, &vec![spec.as_str(); values.len()], &Options::default(), 0).unwrap();
         }
     }
-    // 2^24 + 1, divided by a power of two, is a tie, but for what is far smaller.
+    // 2^24 + 1, divided by a power of two, is a tie, which far smaller numbers break.
     for (n, count) in [(1 << 10, 60), (1 << 15, 20), (1 << 19, 4)] {
         let values: Vec<_> = (0..count)
             .map(|seed| {
@@ -207,7 +209,8 @@ fn sums_are_taken_in_the_order_of_the_host() {
     }
 }
 
-/// All finite floats, subnormal ones and the largest among them: powers of two that span more than a block has codes for.
+/// Finite floats of all magnitudes, subnormal ones and the largest included: powers of two that span more
+/// than a block has codes for.
 #[test]
 fn exponents_of_every_size() {
     let Some(mock) = mock_driver() else { return };
@@ -223,13 +226,13 @@ fn exponents_of_every_size() {
     };
     let cases: [Vec<Vec<f32>>; 4] = [
         vec![wild(9000, 1, 0), wild(500, 2, 0), wild(3, 3, 0)],
-        // Nothing but subnormal numbers, and nothing but zeros.
+        // Subnormal numbers only, and zeros only.
         vec![
             (1..5000).map(|i| f32::from_bits(i * 977 % 0x80_0000)).collect(),
             vec![0.0; 4500],
             vec![-0.0; 100],
         ],
-        // Powers just inside of what a block has codes for, and just outside.
+        // Powers just inside of the range of a block's codes, and just outside.
         vec![vec![f32::MAX, -1e-38, 2e-38, 1e-39, -1e-40], vec![1.5, -1e-45], vec![]],
         vec![vec![-f32::MAX; 5000], vec![f32::MIN_POSITIVE; 5000], vec![1e-45; 5000]],
     ];
@@ -240,7 +243,7 @@ fn exponents_of_every_size() {
         }
         tensors.agree(&mock, &["natural"; 3], &Options::default().with_block_len(4097), 2).unwrap();
     }
-    // Sums that a narrow type cannot hold are limited.
+    // Sums beyond the range of a narrow type are limited.
     for dtype in [Dtype::F16, Dtype::Bf16] {
         let most = gcodec::tensor::element::max_finite(dtype);
         let values = [vec![most; 300], vec![-most; 3000], (0..999).map(|i| i as f32 * 1e-7).collect()];
@@ -252,7 +255,7 @@ fn exponents_of_every_size() {
 }
 
 #[test]
-fn what_is_not_finite_is_the_error_that_the_host_has() {
+fn elements_that_are_not_finite_give_the_error_of_the_host() {
     let Some(mock) = mock_driver() else { return };
     let zero = Options::default().with_non_finite(NonFinite::Zero);
     for (dtype, bad) in
@@ -267,14 +270,14 @@ fn what_is_not_finite_is_the_error_that_the_host_has() {
             tensors.agree(&mock, &[spec; 4], &Options::default().with_block_len(5000), 1).unwrap_err();
             tensors.agree(&mock, &[spec; 4], &zero, 2).unwrap();
         }
-        // A choice among all tensors comes before everything else.
+        // The error of a selection among all tensors comes first.
         let mixed = ["natural", "topk:k=3,scope=global", "natural", "topk:k=3,scope=global"];
         let error = tensors.agree(&mock, &mixed, &Options::default(), 1).unwrap_err();
         assert_eq!(error, "element 2 is NaN or infinite (tensor 3)");
         let mixed = ["natural", "topk:k=3", "natural", "topk:k=3"];
         let error = tensors.agree(&mock, &mixed, &Options::default(), 1).unwrap_err();
         assert_eq!(error, "element 10000 is NaN or infinite (tensor 2)");
-        // Small tensors of one block: the second is the one.
+        // Small tensors of one block, the second with the error.
         let mut small = vec![normal(10, 1), normal(20, 2), normal(30, 3)];
         small[1][7] = bad;
         let tensors = Tensors::new(&mock, dtype, &small, 0);
@@ -283,7 +286,7 @@ fn what_is_not_finite_is_the_error_that_the_host_has() {
     }
 }
 
-/// Numbers of elements that take more than 32 bits, and quotients by four that do.
+/// Indices of elements that take more than 32 bits, also divided by four.
 #[test]
 fn words_of_elements_beyond_32_bits() {
     let Some(mock) = mock_driver() else { return };
@@ -299,11 +302,11 @@ fn words_of_elements_beyond_32_bits() {
                 .unwrap()
         };
         let word = |i: u64| gcodec::compress::random::word(11, 0, first + i);
-        // 1.25 becomes 2 for a quarter of all words, which are the smallest ones.
+        // 1.25 becomes 2 for the smallest quarter of all words.
         let up: Vec<bool> = (0..n).map(|i| word(i) < 1 << 30).collect();
         let Values::Pow2(Pow2 { codes, .. }) = &blocks("natural:seed=11")[0].values else { panic!() };
         assert!(codes.iter().map(|&c| c == 2).eq(up.iter().copied()), "{first}");
-        // 1.25 of a norm of 1.25 is the largest level, whatever the word; of the norm of four such, 2.5, half of it.
+        // With a norm of four such elements, 2.5, 1.25 is half of the largest level.
         let Values::Levels(Levels { levels, .. }) = &blocks("qsgd:bits=2,bucket=4,seed=11")[0].values else {
             panic!()
         };
@@ -313,7 +316,7 @@ fn words_of_elements_beyond_32_bits() {
     mock.assert_sound();
 }
 
-/// The same number of copies, launches and waits for one tensor and for 161.
+/// One tensor and 161 take the same number of copies, launches and waits.
 #[test]
 fn calls_do_not_depend_on_the_number_of_tensors() {
     let Some(mock) = mock_driver() else { return };
@@ -357,7 +360,7 @@ fn calls_do_not_depend_on_the_number_of_tensors() {
     mock.assert_sound();
 }
 
-/// Every call of an update that can fail does once, and every time the residuals are as they were and the next update is right.
+/// Each driver call of an update fails once. Residuals are then unchanged, and the next update is right.
 #[test]
 fn any_call_may_fail() {
     let Some(mock) = mock_driver() else { return };
@@ -409,13 +412,13 @@ fn any_call_may_fail() {
     mock.assert_sound();
 }
 
-/// Every way through every kernel, with little work.
+/// Every branch of every kernel, with small tensors.
 #[test]
 fn small_updates() {
     let Some(mock) = mock_driver() else { return };
     let mut odd = normal(8300, 1);
     (odd[5], odd[7], odd[8250]) = (1e-45, -f32::MAX, 3e-39);
-    // Whole tiles once, then parts of runs.
+    // First whole tiles, then parts of runs.
     for (dtype, skip, n, part) in
         [(Dtype::F32, 4, 8300, 1), (Dtype::F16, 2, 1500, 2), (Dtype::Bf16, 0, 1500, 2)]
     {
@@ -434,8 +437,7 @@ fn small_updates() {
     }
 }
 
-/// The kernels' reads and writes, under AddressSanitizer and UndefinedBehaviorSanitizer: [`small_updates`] in a process of
-/// its own.
+/// Runs [`small_updates`] in a separate process, under AddressSanitizer and UndefinedBehaviorSanitizer.
 #[test]
 fn kernels_are_clean_under_sanitizers() {
     common::under_sanitizers("small_updates");

@@ -1,4 +1,4 @@
-//! What goes wrong is an error that says what, and leaves state as it was.
+//! Failures are errors that say what failed, and leave state unchanged.
 
 mod common;
 
@@ -12,30 +12,30 @@ use gcodec_cuda::{Compressor, Device, DeviceTensor, Driver, Error, Input, Stream
 #[test]
 #[allow(unsafe_code)]
 fn without_a_driver_it_says_so() {
-    // SAFETY: there is no such file.
+    // SAFETY: the file does not exist.
     let error = unsafe { Driver::load(Path::new("/nonexistent/libcuda.so.1")) }.unwrap_err();
     assert!(matches!(error, Error::NoDriver { .. }), "{error}");
-    assert!(error.to_string().starts_with("there is no CUDA driver here: /nonexistent"), "{error}");
-    // SAFETY: it is no library.
+    assert!(error.to_string().starts_with("no CUDA driver: /nonexistent"), "{error}");
+    // SAFETY: the file is not a library.
     let error = unsafe { Driver::load(Path::new(file!())) }.unwrap_err();
     assert!(matches!(error, Error::NoDriver { .. }), "{error}");
-    // Whatever this machine has, asking is no panic.
+    // Holds with and without a driver on this machine.
     assert_eq!(why_not().is_some(), Driver::get().is_err());
     assert_eq!(why_not().is_some(), Device::open(0).is_err());
 }
 
 #[test]
 #[allow(unsafe_code)]
-fn machines_that_will_not_do_are_told_apart() {
+fn unusable_machines_have_distinct_errors() {
     let Some(mock) = mock_driver() else { return };
     let path = mock.path();
-    // SAFETY: the mock driver.
+    // SAFETY: the file is the mock driver.
     let load = || unsafe { Driver::load(&path) };
     mock.machine(0, 13000);
     assert!(matches!(load(), Err(Error::NoDevice)));
     mock.machine(2, 12080);
     let error = load().unwrap_err();
-    assert_eq!(error.to_string(), "the driver has CUDA 12.8, the kernels need 13.0");
+    assert_eq!(error.to_string(), "the driver supports CUDA 12.8, the kernels need 13.0");
     mock.machine(2, 13000);
     for ordinal in [-1, 2] {
         let error = Device::of(&mock.driver, ordinal).unwrap_err();
@@ -68,7 +68,7 @@ fn tensors_are_checked_before_they_are_used() {
     let (memory, other) = (mock.memory(0, 4096), mock.memory(1, 4096));
     let at = memory.address;
     let tensor = |address, dtype, shape: &[u64]| {
-        // SAFETY: it is not read.
+        // SAFETY: the tensor is not read.
         match unsafe { DeviceTensor::from_raw(&device, address, dtype, shape) } {
             Ok(_) => None,
             Err(Error::Tensor(e)) => Some(e),
@@ -87,7 +87,7 @@ fn tensors_are_checked_before_they_are_used() {
     assert_eq!(tensor(at, Dtype::F32, &[1 << 62]), Some(TensorError::Shape));
     let elsewhere = TensorError::Device { found: 1, expected: 0 };
     assert_eq!(tensor(other.address, Dtype::F32, &[4]), Some(elsewhere));
-    // A host's memory is none of a device's.
+    // Host memory is not device memory.
     let host = [0u32; 4];
     let address = host.as_ptr().expose_provenance() as u64;
     assert_eq!(tensor(address, Dtype::F32, &[4]), Some(TensorError::Bounds { address }));
@@ -102,13 +102,13 @@ fn tensors_are_checked_before_they_are_used() {
     assert_eq!(error.to_string(), "the tensor is on device 1, not 0");
 }
 
-/// Every call of an update that can fail does once, and every time the residuals are as they were and the next update is right.
+/// Each driver call of an update fails once. Residuals are then unchanged, and the next update is right.
 #[test]
 fn any_call_may_fail() {
     let Some(mock) = mock_driver() else { return };
     let device = mock.device();
     let before = mock.allocations();
-    // All that an update is made of: fits, means, values that are rounded.
+    // All parts of an update: fits, means, rounded values.
     let shapes: [[u64; 1]; 3] = [[10_000], [300], [900]];
     let codecs = ["topk:k=20,values=bf16", "sbc:k=5", "sidco:k=20,fit=gamma-gp,stages=authors"];
     let codecs: [Codec; 3] = codecs.map(|s| s.parse().unwrap());
@@ -174,7 +174,7 @@ fn any_call_may_fail() {
         }
         assert!(failures >= least, "{call}: {failures}");
     }
-    // What an update cannot take leaves them too: a shape that changed, two tensors of one name.
+    // Invalid updates leave residuals unchanged too: a shape that changed, two tensors of one name.
     let mut compressor = Compressor::new(&device).unwrap();
     compressor.set_residuals(&feedback).unwrap();
     let shape = [100, 100];
@@ -191,7 +191,7 @@ fn any_call_may_fail() {
     mock.assert_sound();
 }
 
-/// What other streams do first is done first; the host waits for nothing.
+/// Work of another stream is done first, without a wait of the host.
 #[test]
 fn one_stream_waits_for_another() {
     let Some(mock) = mock_driver() else { return };
@@ -216,9 +216,9 @@ fn one_stream_waits_for_another() {
     mock.assert_sound();
 }
 
-/// An update that is taken back leaves the residuals that were there before it, also where there were none.
+/// Undoing an update restores the residuals from before it, also if there were none.
 #[test]
-fn an_update_may_be_taken_back() {
+fn an_update_can_be_undone() {
     let Some(mock) = mock_driver() else { return };
     let device = mock.device();
     let (shape, codec): (_, Codec) = ([900], "topk:k=9,values=bf16".parse().unwrap());

@@ -1,4 +1,4 @@
-//! What `tools/gpu-check` runs on a machine with a device, here: without one, and before the mock driver.
+//! The program of `tools/gpu-check`, without a device and with the mock driver.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn without_a_device_it_says_so() {
         return;
     }
     let (success, text) = gpu_check(std::path::Path::new("/nonexistent"));
-    assert!(success && text.starts_with("SKIPPED: there is no CUDA driver here"), "{text}");
+    assert!(success && text.starts_with("SKIPPED: no CUDA driver"), "{text}");
 }
 
 #[test]

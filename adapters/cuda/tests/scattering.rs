@@ -1,4 +1,4 @@
-//! What a device makes of a block is what [`Block::apply`] makes of it, to the bit.
+//! A block changes a device tensor like [`Block::apply`] changes one on the host, bit for bit.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn put(
     add: bool,
 ) {
     let device = mock.device();
-    // Targets are larger than the scope, which begins `skip` elements into them.
+    // Targets are larger than the scope, which begins at their element `skip`.
     let before: Vec<Vec<f32>> =
         space.lens.iter().zip(90..).map(|(&n, seed)| normal((n + 2 * skip) as usize, seed)).collect();
     let mut host: Vec<Vec<u8>> = before.iter().map(|v| encode(space.dtype, v)).collect();
@@ -41,11 +41,11 @@ fn put(
     let stream = mock.stream();
     // Twice, so that an addition meets its own result.
     for _ in 0..2 {
-        // SAFETY: the memory is there until the stream was waited for.
+        // SAFETY: the memory stays allocated until the stream was waited for.
         unsafe { scatter.put(block, space, &sets, &budget, &targets, add, stream) }.unwrap();
         let mut block = Block { add: block.add || add, ..block.clone() };
         if let (true, Values::Floats(Floats { stored: Stored::Source, bytes })) = (add, &block.values) {
-            // Elements' own bits are not added on the host; as floats they are.
+            // The host does not add elements stored in the source type, so convert them to floats.
             let mut numbers = vec![0.0; bytes.len() * 8 / space.dtype.bits() as usize];
             gcodec::tensor::element::decode_f32s(space.dtype, bytes, 0, &mut numbers).unwrap();
             block.values =
@@ -106,7 +106,7 @@ fn blocks_are_put_and_added_as_on_the_host() {
     mock.assert_sound();
 }
 
-/// Numbers around every boundary of the narrow types: ties, subnormal numbers, the largest, what is beyond.
+/// Numbers around every boundary of the narrow types: ties, subnormal numbers, the largest and beyond.
 #[test]
 fn numbers_are_rounded_as_on_the_host() {
     let Some(mock) = mock_driver() else { return };
@@ -116,7 +116,7 @@ fn numbers_are_rounded_as_on_the_host() {
         let numbers: Vec<f32> = (0..=u16::MAX)
             .flat_map(|high| {
                 let base = u32::from(high) << 16;
-                // Halfway, and next to it, at the type's last place and at those of its subnormal numbers.
+                // Halfway, and next to it, at the last place of the type and of its subnormal numbers.
                 (0..=last).flat_map(move |bit| {
                     [0u32, 1, u32::MAX].map(|d| base.wrapping_add(1 << bit).wrapping_add(d))
                 })
@@ -173,7 +173,7 @@ fn blocks_that_do_not_fit_are_refused() {
     ];
     for (block, space, target) in wrong {
         let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
-        // SAFETY: the memory is there.
+        // SAFETY: the memory is allocated.
         let got = unsafe { scatter.put(&block, space, &sets, &budget, &[target], false, Stream::DEFAULT) };
         assert!(matches!(got, Err(Error::Codec(_))), "{block:?}");
     }
@@ -182,10 +182,11 @@ fn blocks_that_do_not_fit_are_refused() {
     mock.assert_sound();
 }
 
-/// NaN that arithmetic gives has one form, and elements' own bits are put as they are, signalling NaN included.
+/// NaN results of arithmetic have one bit pattern. Elements stored in the source type keep their bits,
+/// signalling NaN included.
 #[test]
 #[allow(unsafe_code)]
-fn nan_is_what_it_is_on_the_host() {
+fn nan_has_the_bits_of_the_host() {
     let Some(mock) = mock_driver() else { return };
     let mut scatter = Scatter::new(&mock.device()).unwrap();
     let patterns =
@@ -212,7 +213,7 @@ fn nan_is_what_it_is_on_the_host() {
                 let shape = [49];
                 let tensor = memory.tensor(&mock.device(), 0, dtype, &shape);
                 let targets = [Target { tensor, start: 0, len: 49 }];
-                // SAFETY: the memory is there until the stream was waited for.
+                // SAFETY: the memory stays allocated until the stream was waited for.
                 unsafe { scatter.put(&block, &space, &sets, &budget, &targets, false, Stream::DEFAULT) }
                     .unwrap();
                 scatter.wait().unwrap();

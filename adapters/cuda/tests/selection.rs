@@ -1,4 +1,5 @@
-//! What a device selects is what the host selects, to the bit: the kernels, run by the emulator, behind the mock driver.
+//! A device selects what the host selects, bit for bit. The emulator runs the kernels, behind the mock
+//! driver.
 
 mod common;
 
@@ -10,7 +11,7 @@ use gcodec_cuda::{Compressor, Device, Error, Input};
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
-/// Tensors on both sides.
+/// The same tensors on device and host.
 struct Tensors {
     dtype: Dtype,
     skip: usize,
@@ -50,7 +51,7 @@ impl Tensors {
             .collect()
     }
 
-    /// Both sides' blocks, with and without feedback; the same, or the same error.
+    /// Checks that blocks, residuals or errors of device and host are equal, with and without error feedback.
     fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Result<Vec<Block>, String> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
         let device = mock.device();
@@ -81,7 +82,7 @@ impl Tensors {
     }
 }
 
-/// The same bits: `==` takes -0 for 0.
+/// Compares bits: `==` takes -0 for 0.
 fn same(got: &Feedback, expected: &Feedback, what: &[&str]) {
     let words = |feedback: &Feedback| {
         feedback.save().into_iter().map(|(n, t)| (n, t.view().data().to_vec())).collect::<Vec<_>>()
@@ -114,16 +115,17 @@ fn blocks_and_residuals_are_those_of_the_host() {
     }
 }
 
-/// Numbers with a tail: each of [`normal`], cubed.
+/// Numbers with heavy tails: those of [`normal`], cubed.
 fn heavy(n: usize, seed: u64) -> Vec<f32> {
     normal(n, seed).into_iter().map(|x| x * x * x).collect()
 }
 
-/// Thresholds that the host fits to sums that the device takes, in the host's order: of samples, of candidates, of whole tensors.
+/// The host fits thresholds to sums of the device, in the host's order: of samples, of candidates, of whole
+/// tensors.
 #[test]
 fn fits_are_those_of_the_host() {
     let Some(mock) = mock_driver() else { return };
-    // More than a chunk of 2^18 elements, more than a sample, less than one, a run, nothing.
+    // More than a chunk of 2^18 elements, more than a sample, no elements, a run, less than a sample.
     let values = [heavy(300_001, 1), normal(50_001, 2), vec![], heavy(1024, 3), heavy(20_000, 4)];
     for (dtype, skip) in [(Dtype::F32, 4), (Dtype::F16, 0), (Dtype::Bf16, 2)] {
         let tensors = Tensors::new(&mock, dtype, &values, skip);
@@ -186,12 +188,11 @@ fn ties_zeros_and_extremes_are_cut_where_the_host_cuts() {
     }
 }
 
-/// Where the sample is wrong about the tensor, the cut comes from all elements.
+/// If the sample misleads, the cut is found among all elements.
 #[test]
 fn a_sample_that_misleads_costs_time_only() {
     let Some(mock) = mock_driver() else { return };
-    // Larger than its sample by far, and nearly all of it in one place that the sample hits in proportion; the keys that the
-    // sample has are far above what k asks for, or far below.
+    // Far larger than its sample, with keys in the sample that are far above or far below the cut.
     let n = 1 << 18;
     let few: Vec<f32> = (0..n).map(|i| if i % 16 == 5 { 1.0 + i as f32 } else { 0.0 }).collect();
     let steps: Vec<f32> = (0..n).map(|i| if i < n / 2 { 1.0 } else { 2.0 }).collect();
@@ -205,7 +206,7 @@ fn a_sample_that_misleads_costs_time_only() {
 }
 
 #[test]
-fn what_is_not_finite_is_the_error_that_the_host_has() {
+fn elements_that_are_not_finite_give_the_error_of_the_host() {
     let Some(mock) = mock_driver() else { return };
     for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let dtypes = match (bad.is_nan(), bad.is_sign_negative()) {
@@ -281,7 +282,8 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
         .collect();
     let mut compressor = Compressor::new(&device).unwrap();
     let (stream, options) = (mock.stream(), Options::default());
-    // With launches: three more for means, and for fits as many waits and small copies as there are rounds of them.
+    // Codec, launches, rounds of fits. Means take three launches more; each round of fits takes a wait and
+    // small copies.
     let kinds = [("topk:density=0.01", 8, 0), ("sbc:density=0.01", 11, 0), ("sidco:density=0.01", 13, 7)];
     for (spec, launches, rounds, feedback) in
         kinds.iter().flat_map(|&(s, l, r)| [false, true].map(|f| (s, l, r, f)))
@@ -297,7 +299,8 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
             };
             let expected = compress(&host, &codecs, &options, feedback.then_some(&mut residuals)).unwrap();
             assert_eq!(got.unwrap(), expected);
-            // Two sizes for each search and each piece; then positions and values, or positions and two sums for each tensor.
+            // Two counts for each search and each piece; then positions and values, or positions and two sums
+            // for each tensor.
             let kept = expected.iter().map(kept).sum::<usize>() as u64;
             let payload = match spec.split(':').next() {
                 Some("sbc") => (4 * kept).next_multiple_of(16) + 32 * 161,
@@ -318,7 +321,7 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
                 ("cuMemsetD8", 1),
                 ("cuLaunchKernel", launches + more + fits),
                 ("cuStreamSynchronize", 2 + fits),
-                // For what the update before left in the stream.
+                // The wait for work that the update before left in the stream.
                 ("cuEventSynchronize", if step > 1 { more } else { more * u64::from(feedback) }),
                 ("cuMemAlloc", 0),
                 ("cuMemHostAlloc", 0),
@@ -331,7 +334,7 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
     mock.assert_sound();
 }
 
-/// Every way through every kernel, with little work.
+/// Every branch of every kernel, with small tensors.
 #[test]
 fn small_updates() {
     let Some(mock) = mock_driver() else { return };
@@ -346,7 +349,7 @@ fn small_updates() {
             tensors.agree(&mock, &specs, &Options::default()).unwrap();
         }
     }
-    // More than a sample, which misleads; then more that reach a threshold than there is room for.
+    // A tensor larger than its sample, which misleads; then more candidates than there is room for.
     let steps: Vec<f32> = (0..140_000).map(|i| if i < 70_000 { 1.0 } else { 2.0 }).collect();
     let mut bad = steps.clone();
     bad[135_000] = f32::NAN;
@@ -363,20 +366,19 @@ fn small_updates() {
     }
 }
 
-/// The kernels' reads and writes, under AddressSanitizer and UndefinedBehaviorSanitizer: [`small_updates`] in a process of
-/// its own.
+/// Runs [`small_updates`] in a separate process, under AddressSanitizer and UndefinedBehaviorSanitizer.
 #[test]
 fn kernels_are_clean_under_sanitizers() {
     common::under_sanitizers("small_updates");
 }
 
-/// Elements of a tensor whose numbers take more than 31 and 32 bits: GiB of zeros, of which the system gives only what is read, and
-/// of which only the last are.
+/// Elements whose indices take more than 31 and 32 bits. The tensors are GiB of zeros; the system allocates
+/// only pages that are read, which are the last ones.
 #[test]
 fn positions_beyond_32_bits() {
     let Some(mock) = mock_driver() else { return };
     if std::env::var_os(common::CHOSEN).is_some() {
-        return; // minutes under a sanitizer
+        return; // takes minutes under a sanitizer
     }
     let device = mock.device();
     let options = Options::default();
@@ -398,7 +400,7 @@ fn positions_beyond_32_bits() {
             let blocks = compressor.compress(&inputs, &[codec], &options, mock.stream()).unwrap();
             assert_eq!(blocks[0].support, Support::Sparse(Sparse { positions: planted.to_vec() }), "{spec}");
         }
-        // A cut between them: the two largest, 2.5 and 3.5; then, of sums with what that left, 3 and 3.5.
+        // A cut between them: the two largest are 2.5 and 3.5; then, with the residual added, 3 and 3.5.
         let (mut compressor, codec) = (compressor(), "topk:k=2".parse().unwrap());
         for expected in [[planted[2], planted[3]], [planted[1], planted[3]]] {
             let blocks = compressor.compress_with_feedback(&inputs, &[codec], &options, mock.stream());

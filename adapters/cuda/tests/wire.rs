@@ -1,5 +1,5 @@
-//! Positions that a device writes are those that the encoder writes, to the bit: the kernels, run by the emulator, behind the mock driver for the
-//! driver.
+//! Positions in wire form from the device are bit for bit those of the encoder. The emulator runs the
+//! kernels, behind the mock driver.
 
 mod common;
 
@@ -18,7 +18,7 @@ use gcodec_cuda::{Compressor, Device, Input, Stream};
 
 const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 
-/// Tensors on both sides.
+/// The same tensors on device and host.
 struct Tensors {
     dtype: Dtype,
     bytes: Vec<Vec<u8>>,
@@ -58,7 +58,7 @@ impl Tensors {
             .collect()
     }
 
-    /// The stream of one update.
+    /// Encodes one update.
     fn stream(&self, codecs: &[Codec], blocks: &[WireBlock<'_>]) -> Vec<u8> {
         let options = |b: &WireBlock<'_>| {
             BlockOptions::default().with_positions(codecs[b.scope.first() as usize].positions())
@@ -70,7 +70,8 @@ impl Tensors {
         out
     }
 
-    /// The device's blocks, whose frame is the host's, with and without feedback.
+    /// Checks that the frames of device and host are equal, with and without error feedback; returns the
+    /// device's blocks.
     fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Vec<WireBlock<'static>> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
         let device = mock.device();
@@ -105,7 +106,7 @@ fn wire(blocks: &[Block]) -> Vec<WireBlock<'_>> {
     blocks.iter().map(WireBlock::from).collect()
 }
 
-/// The bytes of a support that the device wrote.
+/// The bytes of a support that the device wrote, if it did.
 fn written<'a>(block: &'a WireBlock<'_>) -> Option<&'a [u8]> {
     match &block.support {
         Part::Written { id: SupportId::GAPS_RICE, bytes } => Some(bytes),
@@ -114,7 +115,7 @@ fn written<'a>(block: &'a WireBlock<'_>) -> Option<&'a [u8]> {
     }
 }
 
-/// The logarithm of a support's chunks.
+/// The binary logarithm of the chunk length of a support.
 fn chunk_log(support: &[u8]) -> u8 {
     support[support.iter().position(|b| b & 0x80 == 0).unwrap() + 1]
 }
@@ -146,7 +147,7 @@ fn frames_are_those_of_the_host_for_every_codec_and_type() {
     }
 }
 
-/// Every way through every kernel, with little work.
+/// Every branch of every kernel, with small tensors.
 #[test]
 fn small_updates() {
     let Some(mock) = mock_driver() else { return };
@@ -155,7 +156,7 @@ fn small_updates() {
         Tensors::new(&mock, dtype, &values).agree(&mock, &specs, &Options::default());
     }
     let tensors = Tensors::new(&mock, Dtype::F32, &values);
-    // What the device does not write, beside what it does.
+    // Supports that the device writes beside supports that it does not.
     let specs = [
         "topk:k=90,positions=rice",
         "topk:k=50",
@@ -182,7 +183,8 @@ fn kernels_are_clean_under_sanitizers() {
     common::under_sanitizers("small_updates");
 }
 
-/// Gaps whose scale changes every so many elements, so that chunks of every length are the best ones somewhere.
+/// Gaps whose scale changes after every `every` elements, so that each chunk length is the best one for some
+/// `every`.
 fn clustered(n: usize, every: usize, seed: u64) -> Vec<f32> {
     let mut words = vec![0; n];
     gcodec::compress::random::words(seed, 0, 0, &mut words);
@@ -197,7 +199,7 @@ fn clustered(n: usize, every: usize, seed: u64) -> Vec<f32> {
 fn chunks_of_every_length_are_chosen_where_the_encoder_chooses_them() {
     let Some(mock) = mock_driver() else { return };
     if std::env::var_os(common::CHOSEN).is_some() {
-        return; // minutes under a sanitizer
+        return; // takes minutes under a sanitizer
     }
     let mut logs = BTreeSet::new();
     for (n, every) in [(20_000, 100), (20_000, 700), (20_000, 12_000), (60_000, 25_000), (60_000, 50_000)] {
@@ -213,12 +215,12 @@ fn chunks_of_every_length_are_chosen_where_the_encoder_chooses_them() {
     assert_eq!(logs.into_iter().collect::<Vec<_>>(), [0, 7, 8, 10, 13]);
 }
 
-/// A gap so long that its zeros do not fit what a block composes at a time.
+/// A gap whose run of zeros is longer than the window in which a block composes words.
 #[test]
 fn a_gap_of_many_zeros() {
     let Some(mock) = mock_driver() else { return };
     if std::env::var_os(common::CHOSEN).is_some() {
-        return; // minutes under a sanitizer
+        return; // takes minutes under a sanitizer
     }
     let mut values = vec![0.0; 1_300_000];
     (0..60_000).for_each(|i| values[i] = 1.0);
@@ -232,7 +234,7 @@ fn a_gap_of_many_zeros() {
         compressor.compress_wire(&tensors.on_device(&device), &codecs, &options, mock.stream()).unwrap();
     let expected = compress(&tensors.on_host(), &codecs, &options, None).unwrap();
     assert!(tensors.stream(&codecs, &got) == tensors.stream(&codecs, &wire(&expected)));
-    // Of 119,999 gaps one is 1,180,001: by k = 3 it takes 147,500 zeros.
+    // One of 119,999 gaps is 1,180,001. With k = 3 it takes 147,500 zeros.
     let support = written(&got[0]).unwrap();
     assert_eq!(support[4], 3);
     let zeros = support[5..].windows(10_000).any(|w| w.iter().all(|b| *b == 0));
@@ -241,7 +243,7 @@ fn a_gap_of_many_zeros() {
 }
 
 #[test]
-fn what_is_not_finite_is_the_error_that_the_host_has() {
+fn elements_that_are_not_finite_give_the_error_of_the_host() {
     let Some(mock) = mock_driver() else { return };
     let mut values = normal(3000, 9);
     (values[2500], values[2600]) = (f32::NAN, f32::INFINITY);
@@ -284,7 +286,7 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
             for (call, expected) in [
                 ("cuMemcpyHtoD", 1),
                 ("cuMemcpyDtoH", 2),
-                // What is counted, and the payload.
+                // The counters, and the payload.
                 ("cuMemsetD8", 2),
                 ("cuLaunchKernel", 8 + 4 + chosen),
                 ("cuStreamSynchronize", 2),
@@ -297,7 +299,7 @@ fn an_update_is_three_copies_and_two_waits_for_any_number_of_tensors() {
     mock.assert_sound();
 }
 
-/// A call that fails leaves nothing behind, and residuals as they were.
+/// A failed call leaves no memory behind, and residuals unchanged.
 #[test]
 fn failures_leave_residuals_as_they_were() {
     let Some(mock) = mock_driver() else { return };
@@ -332,7 +334,7 @@ fn failures_leave_residuals_as_they_were() {
     mock.assert_sound();
 }
 
-// The kernels by themselves, on index spaces that no machine holds.
+// The kernels without the compressor, on index spaces larger than any memory.
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -361,11 +363,11 @@ fn halves(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_ne_bytes()).collect()
 }
 
-/// What the kernels write of places in pieces that begin where `starts` says.
+/// Returns what the kernels write for places in pieces that begin at `starts`.
 fn written_by_kernels(mock: &MockDriver, starts: &[u64], places: &[Vec<u32>], one: bool) -> Vec<u8> {
     let total: u64 = places.iter().map(|p| p.len() as u64).sum();
     let units = total / 1024 + 1;
-    // One search of as many pieces; of these kernels none reads more of either.
+    // One search with all pieces. These kernels read no other fields of searches and pieces.
     let pieces = vec![0u8; 56 * starts.len()];
     let mut search = vec![0u8; 80];
     search[52..56].copy_from_slice(&(starts.len() as u32).to_ne_bytes());
@@ -418,7 +420,7 @@ fn written_by_kernels(mock: &MockDriver, starts: &[u64], places: &[Vec<u32>], on
     memories[14].read()[..word(1) as usize].to_vec()
 }
 
-/// What the encoder writes.
+/// Returns what the encoder writes.
 fn written_by_the_encoder(positions: Vec<u64>, n: u64, one: bool) -> Vec<u8> {
     let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [n])]).unwrap());
     let scales = gcodec::block::Scales::from_f32s(gcodec::block::ScaleFormat::F32, &[1.0]);
@@ -445,11 +447,11 @@ fn positions_beyond_32_bits() {
         gcodec::compress::random::words(seed, 0, 0, &mut words);
         words.iter().map(|w| w % most).collect::<BTreeSet<_>>().into_iter().collect()
     };
-    // Pieces of 2^31 elements, of which some have nothing, side by side and far apart.
+    // Pieces of 2^31 elements, adjacent and far apart, some without kept elements.
     let starts =
         [0, 1u64 << 31, 1 << 32, (1 << 32) + (1 << 31), 1 << 40, (1 << 40) + (1 << 31) + 77, 1 << 57];
     for seed in 0..8u64 {
-        // Long runs beside single positions.
+        // Many positions beside single ones.
         let lens = [900, 0, 1, 3000, 0, 2, 1500];
         let places: Vec<Vec<u32>> = lens
             .iter()

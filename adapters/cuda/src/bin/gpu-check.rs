@@ -1,5 +1,6 @@
-//! Runs on a machine with a device: compares what it makes with what the host makes, byte by byte, and measures. Prints one line for
-//! each result: a name, a number, a unit; or `ok`/`FAILED` for a comparison. `tools/gpu-check` runs it and makes a table.
+//! Compares a device's results with the host's, byte for byte, and measures the device. Prints one line for
+//! each result: a name, a number and a unit, or `ok`/`FAILED` for a comparison. `tools/gpu-check` runs it and
+//! makes a table.
 //!
 //! `gpu-check [--elements N] [--small]`
 
@@ -16,7 +17,7 @@ use gcodec_cuda::{Compressor, Device, DeviceBuf, Error, Input, Scatter, Stream, 
 
 type AnyResult<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// Gaussian enough, and the same everywhere.
+/// Returns reproducible numbers with a distribution like a gradient's.
 fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
     let mut words = vec![0; n];
     gcodec::compress::random::words(seed, 0, 0, &mut words);
@@ -48,7 +49,7 @@ fn wire_stream(infos: &[TensorInfo], codecs: &[Codec], blocks: Vec<WireBlock<'_>
     Ok(out)
 }
 
-/// Whether both sides make the same bytes and residuals, three updates in a row.
+/// Whether device and host make the same bytes and residuals in three consecutive updates.
 fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<bool> {
     let codecs = vec![spec.parse::<Codec>()?; lens.len()];
     let hosts: Vec<TensorBuf> =
@@ -78,7 +79,7 @@ fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<
         if stream(&infos, &codecs, &got)? != expected {
             return Ok(false);
         }
-        // Positions by Rice, from the device.
+        // With positions in wire form from the device.
         let got = writing.compress_wire_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?;
         if wire_stream(&infos, &codecs, got)? != expected {
             return Ok(false);
@@ -90,7 +91,7 @@ fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<
     Ok(true)
 }
 
-/// Whether elements of a tensor of 2^32 + 5 are found where they are: numbers that are put into 8.6 GB of zeros.
+/// Whether values in a tensor of 2^32 + 5 elements, 8.6 GB of zeros otherwise, are found at their positions.
 #[allow(unsafe_code)]
 fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
     let (n, dtype) = ((1u64 << 32) + 5, Dtype::Bf16);
@@ -117,7 +118,7 @@ fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
     let target = Target { tensor: buffer.tensor()?, start: 0, len: n };
     let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
     let mut scatter = Scatter::new(device)?;
-    // SAFETY: the buffer is ours, and nothing reads it but what comes later in the same stream.
+    // SAFETY: the buffer stays allocated, and only later work of the same stream reads it.
     unsafe { scatter.put(&block, &space, &sets, &budget, &[target], false, Stream::DEFAULT) }?;
     let mut right = true;
     for spec in ["topk:k=6", "sbc:k=6", "threshold:at=0.5", "sidco:k=6", "sidco:k=6,stages=2"] {
@@ -133,7 +134,7 @@ fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
     Ok(right)
 }
 
-/// The median of seven, in seconds.
+/// Returns the median of seven runs in seconds, after one warm-up.
 fn median(mut f: impl FnMut() -> AnyResult<()>) -> AnyResult<f64> {
     f()?;
     let mut times = Vec::new();
@@ -230,7 +231,7 @@ fn main() -> AnyResult<()> {
                 println!("code {spec}, {n} f32{with}, on the host: {:.3} ms", seconds * 1e3);
             }
         }
-        // To a finished frame: positions written by the device, and by the host.
+        // To a finished frame, with positions coded by the device, and by the host.
         for spec in ["topk:density=0.001,positions=rice", "sbc:density=0.001,positions=rice"] {
             let codecs = [spec.parse::<Codec>()?];
             let mut compressor = Compressor::new(&device)?;
@@ -271,7 +272,8 @@ fn main() -> AnyResult<()> {
             let options = Options::default();
             let inputs =
                 || Ok::<_, gcodec_cuda::Error>([Input { tensor: 0, name: "w", data: buffer.tensor()? }]);
-            // On the device alone, to be held against the bandwidth of its memory; then with the bus and what the host makes of it.
+            // On the device alone, to compare with its memory bandwidth; then with the copies and the work of
+            // the host.
             let seconds = median(|| {
                 compressor.quantise_only(&inputs()?, &codecs, &options, Stream::DEFAULT)?;
                 Ok(())
@@ -287,7 +289,7 @@ fn main() -> AnyResult<()> {
             })?;
             println!("quantise {spec}, {n} f32, as blocks on the host: {:.3} ms", seconds * 1e3);
         }
-        // ResNet50's 161 tensors are small: one update of all of them, and one of each.
+        // 161 small tensors, as many as ResNet50 has: in one update, and in an update each.
         let hosts: Vec<TensorBuf> =
             (0..161).map(|t| gradient(Dtype::F32, 4096, t)).collect::<AnyResult<_>>()?;
         let buffers =

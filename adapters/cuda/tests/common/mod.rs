@@ -1,5 +1,5 @@
-//! the mock driver for the driver, built for the tests, and tensors in what it takes for a device's memory.
-#![allow(unsafe_code, dead_code)]
+//! The mock driver, built for the tests, and tensors in its device memory.
+#![allow(dead_code, reason = "every test program uses a part of it")]
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::{Path, PathBuf};
@@ -10,10 +10,11 @@ use gcodec::Dtype;
 use gcodec_cuda::{Device, DeviceTensor, Driver, Stream};
 use libloading::Library;
 
-/// Set to the library that a test is to take, in the place of one that it builds.
+/// The environment variable with the path of a mock driver to use, in place of one that the test builds.
 pub(crate) const CHOSEN: &str = "GCODEC_MOCK_DRIVER";
 
-/// Builds `adapters/cuda/mock_driver/driver.cpp` if that was not done yet; `None`, with a message, where there is no C++ compiler.
+/// Builds `adapters/cuda/mock_driver/driver.cpp` unless it is built already. Without a C++ compiler it prints
+/// a message and returns `None`.
 pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
@@ -24,7 +25,7 @@ pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
             return None;
         }
     };
-    // One library for what it is made of, so that test programs share it.
+    // The name is a hash of the sources, so that test programs share the library.
     let mut hash = blake3::Hasher::new();
     hash.update(&version).update(flags.join(" ").as_bytes());
     for folder in ["kernels", "cpu_emulator", "mock_driver"] {
@@ -42,7 +43,7 @@ pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
     let new = out.with_extension(std::process::id().to_string());
     let output = Command::new(&compiler)
         .args(["-std=c++17", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror"])
-        // As nvcc compiles them: no product and sum in one rounding.
+        // Like nvcc with -fmad=false: a product and a sum are rounded separately.
         .args(["-ffp-contract=off", "-fPIC", "-shared"])
         .args(flags)
         .arg("-o")
@@ -55,8 +56,8 @@ pub(crate) fn build(flags: &[&str]) -> Option<PathBuf> {
     Some(out)
 }
 
-/// Runs a test of the same program again with kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in a process of its
-/// own.
+/// Runs a test of the same program in a separate process, with kernels under AddressSanitizer and
+/// UndefinedBehaviorSanitizer.
 pub(crate) fn under_sanitizers(test: &str) {
     if std::env::var_os(CHOSEN).is_some() {
         return;
@@ -67,14 +68,14 @@ pub(crate) fn under_sanitizers(test: &str) {
     let found = Command::new(compiler).arg("-print-file-name=libasan.so").output().unwrap();
     let runtime = String::from_utf8(found.stdout).unwrap();
     if !runtime.starts_with('/') {
-        println!("SKIPPED: the compiler has no libasan.so, so kernels did not run under sanitizers");
+        println!("SKIPPED: the compiler has no libasan.so, so kernels do not run under sanitizers");
         return;
     }
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test])
         .env(CHOSEN, mock)
         .env("LD_PRELOAD", runtime.trim())
-        // The process has Rust's own allocations, which end with it.
+        // Rust's allocations that live until the end of the process are not leaks.
         .env("ASAN_OPTIONS", "detect_leaks=0")
         .output()
         .unwrap();
@@ -82,7 +83,7 @@ pub(crate) fn under_sanitizers(test: &str) {
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }
 
-/// the mock driver. Its counts are one for all tests, so that there is one test at a time.
+/// The mock driver. Its counters are global, so one test runs at a time.
 pub(crate) struct MockDriver {
     pub(crate) driver: Arc<Driver>,
     path: PathBuf,
@@ -90,6 +91,8 @@ pub(crate) struct MockDriver {
     _one: MutexGuard<'static, ()>,
 }
 
+/// Loads the mock driver, after the other tests that use it are done. `None` without a C++ compiler.
+#[expect(unsafe_code, reason = "loads a library")]
 pub(crate) fn mock_driver() -> Option<MockDriver> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     static ONE: Mutex<()> = Mutex::new(());
@@ -98,7 +101,7 @@ pub(crate) fn mock_driver() -> Option<MockDriver> {
         Some(path) => PathBuf::from(path),
         None => BUILT.get_or_init(|| build(&["-O3"])).clone()?,
     };
-    // SAFETY: it is the mock driver.
+    // SAFETY: the file is the mock driver.
     let (driver, library) = unsafe { (Driver::load(&path).unwrap(), Library::new(&path).unwrap()) };
     Some(MockDriver { driver, path, library, _one: one })
 }
@@ -118,12 +121,13 @@ impl MockDriver {
         Device::of(&self.driver, 0).unwrap()
     }
 
+    #[expect(unsafe_code, reason = "takes a function from a library")]
     pub(crate) fn function<T: Copy>(&self, name: &str) -> T {
-        // SAFETY: the callers below give the types that `driver.cpp` declares.
+        // SAFETY: callers give the types that `driver.cpp` declares.
         unsafe { *self.library.get::<T>(name.as_bytes()).unwrap() }
     }
 
-    /// How often a function was called since [`Self::reset_counts`].
+    /// The number of calls of a function since [`Self::reset_counts`].
     pub(crate) fn count(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap();
         self.function::<extern "C" fn(*const c_char) -> u64>("mock_driver_count")(name.as_ptr())
@@ -133,7 +137,7 @@ impl MockDriver {
         self.function::<extern "C" fn()>("mock_driver_reset_counts")();
     }
 
-    /// Lets the call of a function after so many more fail, once; or none.
+    /// Lets one call of a function fail, after `after` successful ones; or no call.
     pub(crate) fn fail(&self, name: &str, after: Option<i64>) {
         let name = CString::new(name).unwrap();
         let after = after.unwrap_or(-1);
@@ -148,17 +152,19 @@ impl MockDriver {
         self.function::<extern "C" fn() -> u64>("mock_driver_allocations")()
     }
 
-    /// Fails if something was done that a driver would not have told.
+    /// Fails if the mock driver found a fault that a driver would not report.
+    #[expect(unsafe_code, reason = "reads a string of the library")]
     pub(crate) fn assert_sound(&self) {
         let fault = self.function::<extern "C" fn() -> *const c_char>("mock_driver_fault")();
         if !fault.is_null() {
-            // SAFETY: a string of the library's.
+            // SAFETY: a null-terminated string of the library.
             let fault = unsafe { CStr::from_ptr(fault) };
             panic!("{}", fault.to_string_lossy());
         }
     }
 
-    /// Pinned memory with these bytes.
+    /// Allocates pinned memory with these bytes.
+    #[expect(unsafe_code, reason = "writes to allocated memory")]
     pub(crate) fn pinned(&self, bytes: &[u8]) -> u64 {
         let mut pointer = std::ptr::null_mut::<u8>();
         let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
@@ -167,7 +173,7 @@ impl MockDriver {
         assert_eq!(push(1), 0);
         assert_eq!(allocate(&raw mut pointer, bytes.len(), 0), 0);
         assert_eq!(pop(&mut 0), 0);
-        // SAFETY: as many bytes were allocated.
+        // SAFETY: `bytes.len()` bytes were allocated.
         unsafe { pointer.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         pointer.expose_provenance() as u64
     }
@@ -176,7 +182,7 @@ impl MockDriver {
         assert_eq!(self.function::<extern "C" fn(u64) -> i32>("cuMemFreeHost")(pinned), 0);
     }
 
-    /// A copy to a device that is done when its stream is waited for.
+    /// Puts a copy to a device into a stream. It is done when the stream is waited for.
     pub(crate) fn copy_late(&self, to: &Memory, from: u64, bytes: usize, stream: Stream) {
         let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
         let pop = self.function::<extern "C" fn(*mut usize) -> i32>("cuCtxPopCurrent_v2");
@@ -186,15 +192,16 @@ impl MockDriver {
         assert_eq!(pop(&mut 0), 0);
     }
 
+    #[expect(unsafe_code, reason = "wraps a stream")]
     pub(crate) fn stream(&self) -> Stream {
         let mut stream = 0;
         let create = self.function::<extern "C" fn(*mut usize, u32) -> i32>("cuStreamCreate");
         assert_eq!(create(&raw mut stream, 1), 0);
-        // SAFETY: it was just made.
+        // SAFETY: the stream was just created.
         unsafe { Stream::from_raw(stream) }
     }
 
-    /// Memory of device `ordinal`.
+    /// Allocates memory of device `ordinal`.
     pub(crate) fn memory(&self, ordinal: i32, bytes: usize) -> Memory {
         let mut address = 0u64;
         let push = self.function::<extern "C" fn(usize) -> i32>("cuCtxPushCurrent_v2");
@@ -207,7 +214,7 @@ impl MockDriver {
         Memory { address, bytes, free: self.function("cuMemFree_v2") }
     }
 
-    /// A tensor's bytes on device 0, `skip` bytes into an allocation that ends where they do.
+    /// Copies a tensor's bytes to device 0, `skip` bytes into an allocation that ends with them.
     pub(crate) fn upload(&self, bytes: &[u8], skip: usize) -> Memory {
         let memory = self.memory(0, skip + bytes.len());
         memory.write(skip, bytes);
@@ -215,7 +222,7 @@ impl MockDriver {
     }
 }
 
-/// What the mock driver takes for a device's memory is the host's.
+/// Device memory of the mock driver, which is host memory.
 pub(crate) struct Memory {
     pub(crate) address: u64,
     bytes: usize,
@@ -223,22 +230,25 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
+    #[expect(unsafe_code, reason = "writes to allocated memory")]
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.bytes);
-        // SAFETY: inside of what was allocated.
+        // SAFETY: the range is inside of the allocation.
         unsafe {
             let place = std::ptr::with_exposed_provenance_mut::<u8>(self.address as usize).add(offset);
             place.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
         }
     }
 
+    #[expect(unsafe_code, reason = "reads allocated memory")]
     pub(crate) fn read(&self) -> Vec<u8> {
         let place = std::ptr::with_exposed_provenance::<u8>(self.address as usize);
-        // SAFETY: it was allocated, and filled.
+        // SAFETY: the memory is allocated and initialised.
         unsafe { std::slice::from_raw_parts(place, self.bytes) }.to_vec()
     }
 
-    /// What begins `skip` bytes into it.
+    /// The tensor that begins at byte `skip`.
+    #[expect(unsafe_code, reason = "borrows device memory")]
     pub(crate) fn tensor<'a>(
         &'a self,
         device: &Device,
@@ -246,7 +256,7 @@ impl Memory {
         dtype: Dtype,
         shape: &'a [u64],
     ) -> DeviceTensor<'a> {
-        // SAFETY: it is there as long as `self`, and tests do not write to it meanwhile.
+        // SAFETY: the memory lives as long as `self`, and tests do not write to it meanwhile.
         unsafe { DeviceTensor::from_raw(device, self.address + skip as u64, dtype, shape) }.unwrap()
     }
 }
@@ -257,7 +267,7 @@ impl Drop for Memory {
     }
 }
 
-/// Roughly normal numbers: a sum of twelve uniform ones, less its mean.
+/// Returns roughly normal numbers: sums of twelve uniform ones, minus their mean.
 pub(crate) fn normal(n: usize, seed: u64) -> Vec<f32> {
     let mut words = vec![0; n * 3];
     gcodec::compress::random::words(seed, 0, 0, &mut words);

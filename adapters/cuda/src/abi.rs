@@ -1,42 +1,60 @@
-//! The structures of `adapters/cuda/kernels/plan.cuh`. Addresses are integers.
-#![allow(unsafe_code)]
+//! The structures that host and kernels exchange, as `adapters/cuda/kernels/abi.cuh` declares them. Addresses
+//! are integers.
+//!
+//! Fields have their documentation there.
 
+/// Threads of every block.
 pub(crate) const THREADS: u32 = 256;
+/// Warps of every block.
 pub(crate) const WARPS: u64 = 8;
-pub(crate) const TILE: u64 = 8192;
-pub(crate) const SAMPLE: u64 = 1 << 15;
+/// Elements of a tile, which a block of threads reads at a time.
+pub(crate) const TILE_LEN: u64 = 8192;
+/// Elements of a sample.
+pub(crate) const SAMPLE_LEN: u64 = 1 << 15;
+/// The [`Search::sample`] of a search without a sample.
+pub(crate) const NO_SAMPLE: u32 = u32::MAX;
+/// Bins of the widest digit of a key.
 pub(crate) const BINS: u64 = 2048;
-/// Elements whose sums are one.
-pub(crate) const CHUNK: u64 = 1 << 18;
-/// What an [`Ask`] says.
-pub(crate) const SAMPLES: u32 = 1;
-pub(crate) const TENSORS: u32 = 2;
-pub(crate) const CANDIDATES: u32 = 4;
-pub(crate) const SIDES: u32 = 8;
-pub(crate) const FROM: u32 = 16;
-pub(crate) const FROM_SAMPLE: u32 = 32;
-pub(crate) const KEEP: u32 = 64;
+/// Elements of a chunk, the largest unit of the order of sums.
+pub(crate) const CHUNK_LEN: u64 = 1 << 18;
 /// The key of the smallest magnitude above zero.
 pub(crate) const LOWEST: u32 = 1;
 
-/// Has no padding, and any bytes are a value of it.
+/// The bits of [`Directive::actions`].
+pub(crate) mod action {
+    pub(crate) const SUM_SAMPLE: u32 = 1;
+    pub(crate) const SUM_TENSOR: u32 = 2;
+    pub(crate) const SUM_CANDIDATES: u32 = 4;
+    pub(crate) const SUM_SIDES: u32 = 8;
+    pub(crate) const BEGIN_AT_KEY: u32 = 16;
+    pub(crate) const BEGIN_AT_RANK: u32 = 32;
+    pub(crate) const KEEP_FROM_KEY: u32 = 64;
+}
+
+/// A type that can be copied to and from a device as bytes.
 ///
 /// # Safety
-/// As it says.
+/// The type has no padding, and any bytes are a value of it.
+#[expect(unsafe_code, reason = "declares an unsafe trait")]
 pub(crate) unsafe trait Plain: Copy {}
 
-// SAFETY: an integer.
+// SAFETY: an integer has no padding, and any bytes are a value of it.
+#[expect(unsafe_code, reason = "implements an unsafe trait")]
 unsafe impl Plain for u64 {}
 
+/// Returns the bytes of `items`.
+#[expect(unsafe_code, reason = "reads structures as bytes")]
 pub(crate) fn bytes_of<T: Plain>(items: &[T]) -> &[u8] {
-    // SAFETY: there is no padding, so all bytes are written.
+    // SAFETY: `Plain` types have no padding, so all bytes are initialised.
     unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), size_of_val(items)) }
 }
 
-/// Items that a device wrote, whose byte order is the host's.
+/// Returns the items that a device wrote as `bytes`; its byte order is the host's.
+#[expect(unsafe_code, reason = "reads bytes as structures")]
 pub(crate) fn items_of<T: Plain>(bytes: &[u8]) -> Vec<T> {
-    // SAFETY: any bytes are a value, and the chunk is as long as one.
-    bytes.chunks_exact(size_of::<T>()).map(|b| unsafe { b.as_ptr().cast::<T>().read_unaligned() }).collect()
+    let chunks = bytes.chunks_exact(size_of::<T>());
+    // SAFETY: any bytes are a value of a `Plain` type, and the chunk has its length.
+    chunks.map(|b| unsafe { b.as_ptr().cast::<T>().read_unaligned() }).collect()
 }
 
 macro_rules! structures {
@@ -49,9 +67,10 @@ macro_rules! structures {
         }
 
         const _: () = assert!(size_of::<$name>() == $bytes $(&& size_of::<$type>() > 0)*);
-        // No padding: the fields are as many bytes as the structure.
+        // No padding: the fields take as many bytes as the structure.
         const _: () = assert!(0 $(+ size_of::<$type>())* == $bytes);
-        // SAFETY: as asserted; fields are integers, floats and such structures.
+        // SAFETY: no padding, as asserted; fields are integers, floats and structures of them.
+        #[expect(unsafe_code, reason = "implements an unsafe trait")]
         unsafe impl Plain for $name {}
     )* };
 }
@@ -87,9 +106,9 @@ structures! {
         fitted: u32,
         chunks: u64,
     }
-    Ask(24) {
-        what: u32,
-        at: u32,
+    Directive(24) {
+        actions: u32,
+        key: u32,
         location: f32,
         logs: u32,
         rank: u64,
@@ -132,7 +151,7 @@ structures! {
         out_places: u64,
         out_bits: u64,
         ticket: u64,
-        asks: u64,
+        directives: u64,
         moments: u64,
         list: u64,
         n_pieces: u32,
@@ -141,7 +160,7 @@ structures! {
         n_tiles: u32,
         shift: u32,
         width: u32,
-        what: u32,
+        sum_actions: u32,
         listing: u32,
     }
     Choice(32) {
@@ -195,10 +214,10 @@ structures! {
 
 /// The structures of `adapters/cuda/kernels/dense.cuh`.
 pub(crate) mod dense {
-    use super::{Piece, Plain, TILE, WARPS};
+    use super::{Piece, Plain, TILE_LEN, WARPS};
 
-    /// Elements of a run, of which a tile has [`WARPS`].
-    pub(crate) const RUN: u64 = TILE / WARPS;
+    /// Elements of a run, the work of one warp.
+    pub(crate) const RUN_LEN: u64 = TILE_LEN / WARPS;
 
     structures! {
         Span(88) {
