@@ -19,7 +19,7 @@
 //! | Encode and decode without IO | [`stream::Encoder`], [`stream::Decoder`] |
 //! | Turn updates into dense tensors | [`stream::Assembler`] |
 //! | Read one tensor of a finished file | [`file::File`] |
-//! | Map, append to, recover or replace a file | [`file`] |
+//! | Map, append to, recover or replace a file | [`mod@file`] |
 //! | Describe tensors; headers, metadata, models | [`frame`] |
 //! | Build or examine blocks | [`block`] |
 //! | Sum the updates of many workers | [`reduce`] |

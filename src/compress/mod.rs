@@ -3,7 +3,7 @@
 //!
 //! Compressors work on 32-bit floats: elements of narrower types are widened, f64 is rounded first. For any number of
 //! threads the blocks are the same: sums are taken in a fixed order, and random numbers belong to their element
-//! ([`crate::random`]).
+//! ([`random`]).
 
 mod codecs;
 #[doc(hidden)]
