@@ -170,7 +170,7 @@ fn apply(stream: &[u8], update: &Update, base: &[TensorBuf]) -> Result<Vec<Tenso
     };
     // Memory: the tensors, the blocks that are decoded at once, and the stored definitions.
     let applied = memory::within(allowance(stream.len(), 3), "applying a delta", run);
-    assert!(base == before, "the base stays as it is");
+    assert!(base == before, "the base is unchanged");
     Ok(applied?.into_iter().map(|(_, tensor)| tensor).collect())
 }
 

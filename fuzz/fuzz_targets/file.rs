@@ -146,7 +146,7 @@ fn appended(bytes: &[u8], well: bool) {
     let after = std::fs::read(&*PLACE).expect("the file");
     assert!(after.starts_with(bytes), "what was there stays");
     if written.is_err() {
-        assert_eq!(after.len(), bytes.len(), "a file that is refused stays as it is");
+        assert_eq!(after.len(), bytes.len(), "a refused file is unchanged");
         return;
     }
     if !well {

@@ -45,7 +45,7 @@ fuzz_target!(|bytes: &[u8]| {
         let most = LINE * (bytes.len() + 100) + 8 * limits.max_blocks as usize;
         assert!(json.len() <= 4 * most, "{} bytes of JSON for {}", json.len(), bytes.len());
         assert!(text.len() <= 4 * most, "{} bytes of text for {}", text.len(), bytes.len());
-        assert_eq!(report.ok, failure.is_none(), "what is well, and what is said of it");
+        assert_eq!(report.ok, failure.is_none(), "the report and its exit agree");
         let verified = verify::verify(bytes, &limits);
         let takes = takes(bytes);
         assert!(takes || verified.is_err(), "verify finds nothing wrong");

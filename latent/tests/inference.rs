@@ -225,7 +225,7 @@ fn without_biases_the_scale_goes_through() {
 }
 
 #[test]
-fn a_missing_or_wrong_model_is_said() {
+fn a_missing_or_wrong_model_is_an_error() {
     let model = tiny();
     let latent = encode_latent(&model, &[1.0, 2.0], CodeFormat::F32).unwrap();
     let error = decode_latent(&Models::new(), &latent, 2, 0).unwrap_err();
@@ -300,8 +300,8 @@ fn layers_that_do_not_fit_are_refused() {
         ("no crop", Innovation::None, encoder(), good()[..1].to_vec()),
         ("two crops", Innovation::None, encoder(), [good(), vec![Layer::Crop]].concat()),
         ("no growth", Innovation::None, encoder(), vec![Layer::Crop]),
-        ("innovation unsaid", Innovation::None, encoder(), [good(), vec![Layer::Innovation]].concat()),
-        ("innovation said", Innovation::Channel, encoder(), good()),
+        ("innovation undeclared", Innovation::None, encoder(), [good(), vec![Layer::Innovation]].concat()),
+        ("innovation declared", Innovation::Channel, encoder(), good()),
         ("crop in an encoder", Innovation::None, vec![Layer::Crop], good()),
         ("slope", Innovation::None, [encoder(), vec![Layer::LeakyRelu(-0.5)]].concat(), good()),
         ("channels", Innovation::None, vec![Layer::Conv(conv(2, 1, 2, 2, 0, &[0.5; 4]))], good()),

@@ -151,7 +151,7 @@ impl Settings {
             return Err(Error::Input("part of the values that is the innovation"));
         }
         if self.innovation_values == Stored::Source {
-            return Err(Error::Input("an innovation has a type of its own"));
+            return Err(Error::Input("an innovation's values need a type other than the source's"));
         }
         let learned = |c: &Class| *c == Class::Learned;
         let first = self.classes.iter().position(learned).ok_or(Error::Input("no tensor is learned"))?;

@@ -103,7 +103,7 @@ impl Compressed {
         Ok(Self { blocks, options })
     }
 
-    /// What an encoder takes.
+    /// Returns the blocks with their options, for an encoder.
     pub(crate) fn pairs(&self) -> Vec<(&Block, BlockOptions)> {
         self.blocks.iter().zip(self.options.iter().copied()).collect()
     }

@@ -552,7 +552,7 @@ fn public(
 ) -> Result<()> {
     if !args.gradients.is_dir() {
         println!(
-            "SKIPPED: {} is not there: only the files of tools/cli/gradients/ are taken",
+            "SKIPPED: {} is missing: only the files of tools/cli/gradients/ are used",
             args.gradients.display()
         );
         return Ok(());

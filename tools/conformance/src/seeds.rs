@@ -113,7 +113,7 @@ fn write_blocks(path: &Path, stream: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// The choices by which the target `body` makes this block, of one of its own tensors.
+/// Returns the choices with which the target `body` makes this block on one of its tensors.
 fn choices(block: &RawBlock<'_>) -> Vec<u8> {
     let delta = block.values_id == ValuesId::ULP;
     let all = block.support_id == SupportId::ALL;

@@ -278,7 +278,7 @@ impl Group for ScaleCom {
                 led = Some((w, set));
             }
         }
-        let (leader, set) = led.ok_or("nobody leads")?;
+        let (leader, set) = led.ok_or("no worker leads")?;
         let (mut out, mut found) = (Vec::new(), None);
         self.up[leader].0.index_set(&mut out, &set, &self.manifest, options)?;
         self.traffic.sent[leader] += out.len() as u64;

@@ -24,8 +24,8 @@ whole update.
 
 docs/inspect.schema.json describes the output of --json.
 
---annotate prints for each field: offset, bytes, name, value and meaning. Of fields longer than
-32 bytes it prints the beginning.
+--annotate prints for each field: offset, bytes, name, value and meaning. A field longer than
+32 bytes is shortened.
 
 Examples:
   gcodec inspect run.gcu

@@ -149,7 +149,7 @@ const DUMPS: [&str; 2] = ["gpt_step0300_worker0", "resnet_step0200_worker0"];
 pub(super) fn page(dumps: &[Dump]) -> Result<String> {
     let mut out = String::from(INTRODUCTION);
     let dumps = DUMPS.map(|name| dumps.iter().find(|dump| dump.name == name));
-    let [Some(gpt), Some(resnet)] = dumps else { return Err("the dumps of the table are not there".into()) };
+    let [Some(gpt), Some(resnet)] = dumps else { return Err("the dumps of the table are missing".into()) };
     for row in ROWS {
         let [a, b] = [measured(gpt, row.spec)?, measured(resnet, row.spec)?];
         let paper = if row.paper.is_empty() { String::new() } else { row.paper.to_owned() };

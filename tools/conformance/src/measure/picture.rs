@@ -1,4 +1,4 @@
-//! `docs/sizes.svg`: the bytes of one committed gradient as it is sent today, and with gcodec.
+//! Draws `docs/sizes.svg`: the bytes of one committed gradient, uncompressed and with gcodec.
 
 use std::fmt::Write;
 

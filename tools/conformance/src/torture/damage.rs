@@ -400,7 +400,7 @@ impl Source {
         }
         let expected = savable(&case.frames);
         if found.len() as u64 != saved.frames_kept {
-            return Err(format!("{} frames saved, {} said", found.len(), saved.frames_kept));
+            return Err(format!("{} frames saved, {} reported", found.len(), saved.frames_kept));
         }
         if found.iter().ne(expected.iter().map(|f| &f.bytes)) {
             let kinds = expected.iter().map(|f| f.kind.name().unwrap_or("?"));

@@ -34,8 +34,8 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
         "Races",
         "A writer replaces a file (`AtomicFile`) or appends segments to it (`file::append`) \
          repeatedly, while readers read it. A reader gets the old file, the new file, or a typed \
-         error with a position, and never a mixture. Of an appended file it always gets a prefix of \
-         the written updates. A replaced file is never refused.",
+         error with a position, and never a mixture. An appended file always gives a prefix of the \
+         written updates. A replaced file is never refused.",
         &["Writer", "Reader", "writes", "reads", "read", "refused", "wrong"],
     );
     let time = Duration::from_millis(if quick { 600 } else { 8000 });
