@@ -208,8 +208,9 @@ impl<'a> Walk<'a> {
         let name = name.to_string();
         let (mut value, mut len) = (0u64, 0usize);
         loop {
-            let byte =
-                *self.bytes[self.at..self.end].get(len).ok_or_else(|| Stop(format!("{name} is cut")))?;
+            let byte = *self.bytes[self.at..self.end]
+                .get(len)
+                .ok_or_else(|| Stop(format!("{name} is truncated")))?;
             if len == 10 {
                 return Err(Stop(format!("{name} is no varint")));
             }
