@@ -332,7 +332,7 @@ fn refused(args: &Args, update: &Update<'_>, error: gcodec::Error) -> Failure {
 
 fn explained(args: &Args, error: gcodec::Error, manifest: &Manifest) -> Failure {
     let mut failure = explain(error, Some(manifest));
-    if failure.message.contains("in it already") && !args.by_input {
+    if failure.message.contains("was added before") && !args.by_input {
         failure.message.push_str("; --by-input numbers senders by their inputs");
     }
     failure

@@ -258,7 +258,7 @@ fn damage_is_found_and_what_is_whole_is_saved() {
     // An input that is no stream.
     std::fs::write(dir.path("noise.gcu"), "noise").unwrap();
     dir.fails(3, "magic", "verify noise.gcu");
-    dir.fails(3, "saved", "recover noise.gcu -o noise2.gcu");
+    dir.fails(3, "no intact frames", "recover noise.gcu -o noise2.gcu");
     dir.fails(3, "", &format!("encode {} -o noise.gcu --codec raw --append", step(15)));
     assert_eq!(std::fs::read(dir.path("noise.gcu")).unwrap(), b"noise");
     assert_eq!(dir.files(), ["cut.gcu", "noise.gcu", "saved.gcu", "wrong.gcu", "x.gcu"]);
