@@ -8,8 +8,8 @@ pub struct Bits {
 }
 
 impl Bits {
-    /// Takes `bytes` as `len` bits. Returns `None` if the number of bytes differs from `len / 8` rounded up, or if a
-    /// padding bit is set.
+    /// Takes `bytes` as `len` bits. Returns `None` if the number of bytes differs from `len / 8` rounded up,
+    /// or if a padding bit is set.
     pub fn from_bytes(len: u64, bytes: Vec<u8>) -> Option<Self> {
         Self::is_valid(len, &bytes).then_some(Self { len, bytes })
     }

@@ -1,5 +1,6 @@
 //! Applies blocks to dense tensors (spec, section 5, "Applying an update").
 
+use crate::block::space::Surroundings;
 use crate::block::values::{Content, Structure, to_number};
 use crate::block::{Block, Groups, IndexSpace, Sets, Sparse, Stored, Support, Values};
 use crate::error::{Error, Result};
@@ -14,7 +15,7 @@ pub struct Target<'a> {
     pub data: &'a mut [u8],
     /// First element that the scope covers.
     pub start: u64,
-    /// How many it covers.
+    /// Number of elements that the scope covers.
     pub len: u64,
 }
 
@@ -36,9 +37,9 @@ fn for_each_run_in(
     starts: &[u64],
     mut f: impl FnMut(Run) -> Result<()>,
 ) -> Result<()> {
-    let mut target = 0;
-    let mut base = 0; // of the target in the index space
-    let mut value = 0;
+    let (mut target, mut value) = (0, 0);
+    // Position of the target's first element in the index space.
+    let mut base = 0;
     support.for_each_run(space.len(), sets, &mut |mut position, mut len| {
         while len > 0 {
             while position - base >= space.lens[target] {
@@ -67,10 +68,19 @@ fn tensor_counts(support: &Support, space: &IndexSpace, sets: &Sets) -> Result<V
 }
 
 impl Block {
-    /// The binary32 numbers that the block gives, one for each element of its support, in order.
+    /// The number of elements that have values, in an index space of `space.len()` elements.
     ///
     /// # Errors
-    /// [`Error::Input`] for kinds that give bits ([`Values::gives_bits`]), for latent codes, and for a set that is not known.
+    /// [`Error::Input`] for a set that is not known.
+    pub fn count(&self, space: &IndexSpace, sets: &Sets) -> Result<u64> {
+        self.support.count(&Surroundings { space, manifest: [0; 32], scope: self.scope, sets })
+    }
+
+    /// The binary32 numbers of the values, one for each element of the support, in order.
+    ///
+    /// # Errors
+    /// [`Error::Input`] for kinds that give bits ([`Values::gives_bits`]), for latent codes, and for a set
+    /// that is not known.
     ///
     /// # Panics
     /// As [`Block::apply`].
@@ -92,7 +102,7 @@ impl Block {
     /// The positions of the block's support in its index space, ascending.
     ///
     /// # Errors
-    /// [`Error::Input`] for a set that is not known, [`Error::Limit`] if they need too much memory.
+    /// [`Error::Input`] for a set that is not known, [`Error::Limit`] if the positions need too much memory.
     pub fn positions(&self, space: &IndexSpace, sets: &Sets, budget: &Budget) -> Result<Vec<u64>> {
         let mut positions = Vec::new();
         self.support.for_each_run(space.len(), sets, &mut |start, len| {
@@ -103,14 +113,16 @@ impl Block {
         Ok(positions)
     }
 
-    /// Gives the elements of `targets`, one for each tensor of the scope, what the block says of them.
+    /// Writes the values into `targets`, one for each tensor of the scope, or adds them to the elements there
+    /// if [`Block::add`] is set.
     ///
     /// # Errors
-    /// [`Error::Input`] for latent codes and for a set that is not known; nothing is changed then.
+    /// [`Error::Input`] for latent codes, for a set that is not known, and for targets that do not fit
+    /// `space`. The targets are unchanged then.
     ///
     /// # Panics
-    /// May panic for a block that was made by hand and that an [`Encoder`](crate::stream::Encoder) refuses, such as one with fewer
-    /// values than positions. A block that was decoded holds together.
+    /// May panic for a hand-made block that an [`Encoder`](crate::stream::Encoder) refuses, such as one with fewer
+    /// values than positions. Decoded blocks are consistent.
     pub fn apply(
         &self,
         space: &IndexSpace,
@@ -118,49 +130,23 @@ impl Block {
         budget: &Budget,
         targets: &mut [Target<'_>],
     ) -> Result<()> {
-        let fits = targets.len() == space.lens.len()
-            && targets.iter().zip(&space.lens).all(|(t, &len)| {
-                let end = t.start.checked_add(t.len).and_then(|e| space.dtype.bytes_for(e));
-                t.len == len && end.is_some_and(|e| e <= t.data.len() as u64)
-            });
-        if !fits {
-            return Err(Error::inconsistent("targets do not fit the block's scope"));
-        }
+        check_targets(space, targets)?;
         let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
         let dtype = space.dtype;
-        let bits_of = |bytes: &[u8], value: usize| element::bits_at(dtype, bytes, value as u64).unwrap_or(0);
         let content = self.values.facts().content;
         if let Support::Sparse(Sparse { positions }) = &self.support
             && !self.add
             && dtype.bits() >= 8
             && !matches!(content, Content::Ulps(_))
         {
-            let encoded;
-            let bytes = match content {
-                Content::Elements(Stored::Source, bytes) => bytes,
-                _ => {
-                    let numbers = self.numbers(space, sets, budget)?;
-                    let bytes = dtype.bytes_for(numbers.len() as u64).unwrap_or(u64::MAX);
-                    let mut bytes = vec![0; budget.reserve_items::<u8>(bytes, 0)?];
-                    element::encode_f32s(dtype, &numbers, 0, &mut bytes)?;
-                    encoded = bytes;
-                    &encoded
-                }
-            };
-            match dtype.bits() {
-                8 => scatter::<1>(positions, bytes, targets),
-                16 => scatter::<2>(positions, bytes, targets),
-                32 => scatter::<4>(positions, bytes, targets),
-                _ => scatter::<8>(positions, bytes, targets),
-            }
-            return Ok(());
+            return self.apply_sparse(positions, space, sets, budget, targets);
         }
         if let Values::Pow2(pow2) = &self.values {
-            // Powers of two need no memory for all numbers at once, as each depends on its own code only.
-            let mut tile = [0.0; TILE];
+            // Each power of two depends on its own code only: no memory is needed for all numbers at once.
+            let mut tile = [0.0; NUMBERS_IN_CACHE];
             return for_each_run_in(&self.support, space, sets, &starts, |run| {
-                for at in (0..run.len).step_by(TILE) {
-                    let tile = &mut tile[..TILE.min(run.len - at)];
+                for at in (0..run.len).step_by(NUMBERS_IN_CACHE) {
+                    let tile = &mut tile[..NUMBERS_IN_CACHE.min(run.len - at)];
                     pow2.numbers_from(run.value + at, tile);
                     let data = &mut *targets[run.target].data;
                     put_numbers(dtype, self.add, tile, run.element + at as u64, data)?;
@@ -170,23 +156,8 @@ impl Block {
         }
         match content {
             Content::Elements(Stored::Source, bytes) => {
-                let size = in_memory((dtype.bits() / 8).into());
                 for_each_run_in(&self.support, space, sets, &starts, |run| {
-                    let data = &mut *targets[run.target].data;
-                    if size > 0 && run.len > 1 {
-                        let at = in_memory(run.element) * size;
-                        let source = &bytes[run.value * size..][..run.len * size];
-                        data[at..at + run.len * size].copy_from_slice(source);
-                        return Ok(());
-                    }
-                    for i in 0..run.len {
-                        element::set_bits_at(
-                            dtype,
-                            data,
-                            run.element + i as u64,
-                            bits_of(bytes, run.value + i),
-                        );
-                    }
+                    copy_elements(dtype, bytes, &run, &mut *targets[run.target].data);
                     Ok(())
                 })
             }
@@ -199,7 +170,7 @@ impl Block {
                 }
                 Ok(())
             }),
-            _ => {
+            Content::Elements(..) | Content::Numbers { .. } => {
                 let numbers = self.numbers(space, sets, budget)?;
                 for_each_run_in(&self.support, space, sets, &starts, |run| {
                     let numbers = &numbers[run.value..run.value + run.len];
@@ -208,9 +179,66 @@ impl Block {
             }
         }
     }
+
+    /// Writes values at sparse positions into elements of whole bytes.
+    fn apply_sparse(
+        &self,
+        positions: &[u64],
+        space: &IndexSpace,
+        sets: &Sets,
+        budget: &Budget,
+        targets: &mut [Target<'_>],
+    ) -> Result<()> {
+        let dtype = space.dtype;
+        let encoded;
+        let bytes = match self.values.elements() {
+            Some(bytes) => bytes,
+            None => {
+                let numbers = self.numbers(space, sets, budget)?;
+                let bytes = dtype.bytes_for(numbers.len() as u64).unwrap_or(u64::MAX);
+                let mut bytes = vec![0; budget.reserve_items::<u8>(bytes, 0)?];
+                element::encode_f32s(dtype, &numbers, 0, &mut bytes)?;
+                encoded = bytes;
+                &encoded
+            }
+        };
+        match dtype.bits() {
+            8 => scatter::<1>(positions, bytes, targets),
+            16 => scatter::<2>(positions, bytes, targets),
+            32 => scatter::<4>(positions, bytes, targets),
+            _ => scatter::<8>(positions, bytes, targets),
+        }
+        Ok(())
+    }
 }
 
-/// Puts elements of `SIZE` bytes at ascending positions of the joint index space of the targets.
+/// Checks that `targets` are the parts of buffers that `space` spans.
+fn check_targets(space: &IndexSpace, targets: &[Target<'_>]) -> Result<()> {
+    let fits = targets.len() == space.lens.len()
+        && targets.iter().zip(&space.lens).all(|(t, &len)| {
+            let end = t.start.checked_add(t.len).and_then(|e| space.dtype.bytes_for(e));
+            t.len == len && end.is_some_and(|e| e <= t.data.len() as u64)
+        });
+    if fits { Ok(()) } else { Err(Error::inconsistent("targets do not fit the block's scope")) }
+}
+
+/// Copies the elements of a run from `bytes`, the elements of all values, into a tensor.
+#[inline]
+fn copy_elements(dtype: Dtype, bytes: &[u8], run: &Run, data: &mut [u8]) {
+    let size = in_memory((dtype.bits() / 8).into());
+    if size > 0 && run.len > 1 {
+        let at = in_memory(run.element) * size;
+        let source = &bytes[run.value * size..][..run.len * size];
+        data[at..at + run.len * size].copy_from_slice(source);
+        return;
+    }
+    for i in 0..run.len {
+        let bits = element::bits_at(dtype, bytes, (run.value + i) as u64).unwrap_or(0);
+        element::set_bits_at(dtype, data, run.element + i as u64, bits);
+    }
+}
+
+/// Writes elements of `SIZE` bytes at ascending positions of the joint index space of the targets.
 fn scatter<const SIZE: usize>(positions: &[u64], elements: &[u8], targets: &mut [Target<'_>]) {
     let mut pairs = positions.iter().zip(elements.as_chunks::<SIZE>().0).peekable();
     let mut base = 0;
@@ -224,16 +252,16 @@ fn scatter<const SIZE: usize>(positions: &[u64], elements: &[u8], targets: &mut 
     }
 }
 
-/// Numbers that are made and put at once: they stay in the first-level cache.
-const TILE: usize = 1024;
+/// Numbers that are computed and stored in one step, so that they stay in the first-level cache.
+const NUMBERS_IN_CACHE: usize = 1024;
 
-/// Makes the elements from `start` on these numbers, or adds the numbers to them.
+/// Stores numbers as the elements from `start` on, or adds them to these elements.
 fn put_numbers(dtype: Dtype, add: bool, numbers: &[f32], start: u64, data: &mut [u8]) -> Result<()> {
     if !add {
         return element::encode_f32s(dtype, numbers, start, data);
     }
-    let mut sums = [0.0; TILE];
-    for (numbers, start) in numbers.chunks(TILE).zip((start..).step_by(TILE)) {
+    let mut sums = [0.0; NUMBERS_IN_CACHE];
+    for (numbers, start) in numbers.chunks(NUMBERS_IN_CACHE).zip((start..).step_by(NUMBERS_IN_CACHE)) {
         let sums = &mut sums[..numbers.len()];
         element::decode_f32s(dtype, data, start, sums)?;
         sums.iter_mut().zip(numbers).for_each(|(s, n)| *s = to_number(f64::from(*s + n)));
@@ -249,7 +277,7 @@ mod tests {
     use crate::limits::Limits;
 
     #[test]
-    fn groups_by_tensor_meet_their_tensors() {
+    fn groups_by_tensor_apply_to_their_tensors() {
         let block = Block {
             scope: Scope::Tensors { first: 0, count: 3 },
             add: false,

@@ -30,7 +30,8 @@ impl Groups {
 
     /// Calls `f` with the number of each group and the range of its values, in order.
     ///
-    /// `tensor_counts` holds the number of values of each tensor of the scope; only [`Groups::Tensor`] needs it.
+    /// `tensor_counts` holds the number of values of each tensor of the scope; only [`Groups::Tensor`] needs
+    /// it.
     pub(crate) fn for_each(
         self,
         count: usize,

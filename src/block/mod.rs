@@ -1,7 +1,9 @@
-//! The central type: a [`Block`] pairs a [`Support`], the positions of some elements, with [`Values`] for them.
+//! The central type: a [`Block`] pairs a [`Support`], the positions of some elements, with [`Values`] for
+//! them.
 //!
-//! Compressors make blocks, and the wire carries them without loss (spec, section 5). Positions and values are stored
-//! separately, so that any compressor fits. A support kind is a file in `support/`, a values kind a file in `values/`.
+//! Compressors make blocks, and the wire carries them without loss (spec, section 5). Positions and values
+//! are stored separately, so that any compressor fits. A support kind is a file in `support/`, a values kind
+//! a file in `values/`.
 
 mod bits;
 mod dense;
@@ -31,8 +33,9 @@ pub use wire::{BlockOptions, RawBlock};
 
 /// Values for some elements of some tensors.
 ///
-/// `values` holds one value for each element of `support`, in the order of their positions. Positions count the elements of
-/// the tensors that `scope` names, in row-major order, one tensor after the other: the block's index space.
+/// `values` holds one value for each element of `support`, in the order of their positions. Positions count
+/// the elements of the tensors that `scope` names, in row-major order, one tensor after the other: the
+/// block's index space.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Block {
     /// The tensors, or the part of one, that the block's index space covers.

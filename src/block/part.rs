@@ -1,4 +1,4 @@
-//! Blocks whose support or values are in wire form already: made on a device, or taken as they are from another stream.
+//! Blocks with support or values in wire form, made on a device or copied from another stream.
 
 use std::borrow::Cow;
 
@@ -12,35 +12,39 @@ use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
-/// One of a block's two parts: what it says, or the bytes that say it.
+/// The support or the values of a block, decoded or in wire form.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Part<'a, T: Clone, Id> {
-    /// What it says; the encoder writes it.
+    /// Decoded: the encoder writes its wire form.
     Decoded(Cow<'a, T>),
-    /// Its bytes as they stand in a block, which the encoder takes as they are.
+    /// In wire form: the encoder copies the bytes.
     Written {
-        /// Its kind.
+        /// The kind.
         id: Id,
-        /// Its bytes, from its first field to its end.
+        /// The bytes, from the first field to the end.
         bytes: Cow<'a, [u8]>,
     },
 }
 
-/// A [`Block`] of whose parts one or both may be in wire form already (spec, section 5).
+/// A [`Block`] whose support, values or both may be in wire form (spec, section 5).
 ///
-/// [`Encoder::update_wire`](crate::stream::Encoder::update_wire) takes it. The frame is then byte for byte the one that it makes of the decoded
-/// block, where the bytes are those that the block's options ask for: codes without frequency tables, such as gaps by Rice
-/// and packed integers; what is coded by a table carries its own.
+/// [`Encoder::update_wire`](crate::stream::Encoder::update_wire) takes it. The frame equals the frame of the decoded
+/// block if the bytes are those that the block's options ask for. This holds for codes without frequency
+/// tables, such as gaps by Rice and packed integers. Codes with a frequency table carry their own table.
 ///
-/// # What is checked
+/// # Checks
 ///
-/// Whatever can be told without decoding a code: that both kinds are registered and go together, with `add` and with the
-/// element type; the fields before the codes; that the number of elements fits the index space; all lengths but that of the
-/// raw bits and signs behind entropy-coded integers; that frequency tables are the part's own, since a stream's shared tables
-/// belong to one frame; that an index set is known. Not checked is what codes stand for: whether positions lie in the index
-/// space, whether Rice runs hold as many gaps as they say, whether integers are in their range, whether entropy-coded
-/// sections end as they must. Bytes that are wrong there make a frame that a reader refuses, or that says something else;
-/// nothing worse. [`WireBlock::decode`] tells.
+/// Everything is checked that needs no decoding of codes:
+/// - Both kinds are registered, and they agree with each other, with `add` and with the element type.
+/// - The fields before the codes are valid, and the number of elements fits the index space.
+/// - All lengths are right, except those of raw bits and signs behind entropy-coded integers.
+/// - Frequency tables are in the part itself, since the shared tables of a stream belong to one frame.
+/// - Index sets are known.
+///
+/// The decoded contents of codes are not checked: positions may lie outside the index space, Rice runs may
+/// hold another number of gaps, integers may be out of range, and entropy-coded sections may not end as they
+/// must. A frame with such bytes is refused by readers or decodes to other values; it does no other harm.
+/// [`WireBlock::decode`] checks the contents, too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WireBlock<'a> {
     /// As [`Block::scope`].
@@ -76,7 +80,7 @@ impl<'a> From<&'a Block> for WireBlock<'a> {
     }
 }
 
-/// A block's bytes, before they have found their place.
+/// The bytes of a block that is not yet part of a stream.
 pub(crate) struct WrittenBlock {
     /// Everything before the support.
     head: Vec<u8>,
@@ -92,7 +96,7 @@ impl WrittenBlock {
 }
 
 impl WireBlock<'_> {
-    /// The same block with nothing borrowed.
+    /// Copies everything that the block borrows.
     pub fn into_owned(self) -> WireBlock<'static> {
         fn part<T: Clone, Id>(part: Part<'_, T, Id>) -> Part<'static, T, Id> {
             match part {
@@ -103,7 +107,7 @@ impl WireBlock<'_> {
         WireBlock { scope: self.scope, add: self.add, support: part(self.support), values: part(self.values) }
     }
 
-    /// The kind of its values.
+    /// The kind of the values.
     pub(crate) fn values_id(&self) -> ValuesId {
         match &self.values {
             Part::Decoded(values) => values.id(),
@@ -111,7 +115,7 @@ impl WireBlock<'_> {
         }
     }
 
-    /// The index set that it refers to.
+    /// The index set that the support refers to.
     pub(crate) fn set(&self) -> Option<SetId> {
         match &self.support {
             Part::Decoded(support) => match **support {
@@ -125,8 +129,8 @@ impl WireBlock<'_> {
         }
     }
 
-    /// Decodes the block as a reader would that knows no shared frequency tables. `space` is that of the block's scope,
-    /// `manifest` the id of its manifest; offsets in errors are those in the part.
+    /// Decodes the block without shared frequency tables. Offsets in errors count from the start of the
+    /// support or of the values.
     pub(crate) fn decode_in(&self, around: &Surroundings<'_>, budget: &Budget) -> Result<Block> {
         let mut decoder = Decoder { tables: &[], budget };
         budget.reserve_elements(around.space.len(), 0)?;
@@ -147,12 +151,12 @@ impl WireBlock<'_> {
         Ok(Block { scope: self.scope, add: self.add, support, values })
     }
 
-    /// Checks what can be told without decoding, and gives the block's weight.
+    /// Checks everything that needs no decoding of codes, and returns the block's weight.
     pub(crate) fn check(&self, around: &Surroundings<'_>) -> Result<u64> {
         self.check_at(around, 0, 0)
     }
 
-    /// As [`Self::check`], of parts that stand at these offsets.
+    /// As [`Self::check`], with the offsets of support and values in the stream.
     pub(super) fn check_at(
         &self,
         around: &Surroundings<'_>,
@@ -210,10 +214,10 @@ impl WireBlock<'_> {
         }
     }
 
-    /// Writes the block, which was checked.
+    /// Writes a checked block.
     ///
     /// # Errors
-    /// [`Error::Input`] if the block does not hold together or does not fit its space.
+    /// [`Error::Input`] if the fields of the block disagree with each other or with the index space.
     pub(crate) fn write(
         &self,
         coder: &mut Coder<'_>,

@@ -17,8 +17,8 @@ pub struct Scales {
 impl Scales {
     /// Stores `values` in `format`.
     ///
-    /// E8M0 takes the nearest power of two, and the larger one halfway between two. A number below 2^-127 becomes 2^-127;
-    /// NaN, infinity and negative numbers become NaN.
+    /// E8M0 takes the nearest power of two, and the larger one halfway between two. A number below 2^-127
+    /// becomes 2^-127; NaN, infinity and negative numbers become NaN.
     pub fn from_f32s(format: ScaleFormat, values: &[f32]) -> Self {
         let mut bytes = Vec::with_capacity(values.len() * format.bytes());
         for &x in values {
@@ -120,7 +120,8 @@ fn to_e8m0(x: f32) -> u8 {
     if !x.is_finite() || x < 0.0 {
         return 255;
     }
-    // Adding half of the mantissa carries to the next power from 1.5 on. Below 2^-126, the step to it lies at 0.75 of it.
+    // Adding half of the mantissa carries to the next power from 1.5 on. Below 2^-126, the step to it lies at
+    // 0.75 of it.
     let bits = x.to_bits();
     if bits < 1 << 23 { u8::from(bits >= 3 << 21) } else { ((bits + (1 << 22)) >> 23).min(254) as u8 }
 }

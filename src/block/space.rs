@@ -8,14 +8,15 @@ use std::sync::Arc;
 use crate::block::{Scope, SetId, Support};
 use crate::tensor::Dtype;
 
-/// The elements that a block speaks of: those of one or more tensors, or of a part of one.
+/// The elements that a block's positions count: those of one or more tensors, or of a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IndexSpace {
-    /// The element type of all of them.
+    /// The element type, the same for all tensors of the scope.
     pub dtype: Dtype,
-    /// Elements of each tensor of the scope, one number unless the scope is [`Scope::Tensors`].
+    /// Number of elements of each tensor of the scope: one number unless the scope is [`Scope::Tensors`].
     pub lens: Lens,
-    /// Lengths of rows that the elements may be seen as a matrix of, longest first: for choosing codes, not for meaning.
+    /// Row lengths of matrices that the elements may form, longest first. They help to choose codes and have
+    /// no meaning for readers.
     pub row_lens: Vec<u64>,
 }
 
@@ -30,14 +31,15 @@ impl IndexSpace {
         self.lens.total
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The numbers of elements of consecutive tensors, to be read as a slice. Those of a manifest's scopes share its memory: a
-/// block of a few bytes may span a million tensors.
+/// The numbers of elements of consecutive tensors, as a slice.
+///
+/// The scopes of a manifest share its memory, as a block of a few bytes may span a million tensors.
 #[derive(Clone)]
 pub struct Lens {
     all: Arc<[u64]>,
@@ -46,7 +48,7 @@ pub struct Lens {
 }
 
 impl Lens {
-    /// Those in `range` of `all`, which are `total` elements together.
+    /// Takes the numbers in `range` of `all`, whose sum is `total`.
     pub(crate) fn shared(all: &Arc<[u64]>, range: Range<usize>, total: u64) -> Self {
         debug_assert_eq!(all[range.clone()].iter().sum::<u64>(), total);
         Self { all: Arc::clone(all), range, total }
@@ -94,23 +96,24 @@ impl fmt::Debug for Lens {
 /// An index set that blocks may refer to.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SharedSet {
-    /// Id of the manifest of its scope.
+    /// Id of the manifest that the scope refers to.
     pub manifest: [u8; 32],
-    /// The index space that it was made for.
+    /// The index space of the set.
     pub scope: Scope,
-    /// Which elements.
+    /// The elements of the set.
     pub support: Support,
-    /// How many.
+    /// Number of elements of the set.
     pub count: u64,
 }
 
-/// Index sets by their ids, in whose order they are named.
+/// Index sets by their ids.
 pub type Sets = BTreeMap<SetId, Arc<SharedSet>>;
 
-/// What a block's wire form depends on beside its own bytes.
+/// The surroundings that the wire form of a block depends on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Surroundings<'a> {
     pub(crate) space: &'a IndexSpace,
+    /// Id of the manifest.
     pub(crate) manifest: [u8; 32],
     pub(crate) scope: Scope,
     pub(crate) sets: &'a Sets,

@@ -8,13 +8,13 @@ use crate::block::{Block, IndexSpace, Positions, Scope, Sets, Support, SupportId
 use crate::codes::{Decoder, Entropy};
 use crate::error::{Error, Result};
 
-/// How a block is written, where the format leaves a choice.
+/// Choices that the format leaves to the writer of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub struct BlockOptions {
-    /// How sparse positions are written. Not stored as such: the support's kind says it. Default: whatever is smallest.
+    /// The form of sparse positions, which the support's kind tells the reader. Default: the smallest.
     pub positions: Positions,
-    /// How the integers of values are written. Default: whatever is smallest.
+    /// The coding of the integers of values. Default: the smallest.
     pub entropy: Entropy,
 }
 
@@ -47,7 +47,7 @@ impl Scope {
         }
     }
 
-    /// How many tensors it covers, or touches.
+    /// Number of tensors that the scope covers or touches.
     pub fn tensors(&self) -> u64 {
         match *self {
             Self::Tensors { count, .. } => count,
@@ -66,7 +66,7 @@ impl Scope {
         fields.iter().for_each(|&f| put_varint(out, f));
     }
 
-    /// Reads a scope and whether `add` is set.
+    /// Reads a scope and the flag `add`.
     pub(crate) fn read(cursor: &mut Cursor<'_>) -> Result<(Self, bool)> {
         let offset = cursor.offset();
         let flags = cursor.flags("scope", 0b111)?;
@@ -86,31 +86,32 @@ impl Scope {
     }
 }
 
-/// A block's bytes, cut into their parts but not decoded.
+/// A block's bytes, cut into support and values but not decoded.
 #[derive(Debug, Clone)]
 pub struct RawBlock<'a> {
-    /// The tensors, or the part of one, that it speaks of.
+    /// The tensors, or the part of one, that the block covers.
     pub scope: Scope,
-    /// Whether its values are added.
+    /// Whether the values are added, as [`Block::add`].
     pub add: bool,
-    /// The elements of its scope.
+    /// The elements of the scope.
     pub space: IndexSpace,
-    /// The kind of its support.
+    /// The kind of the support.
     pub support_id: SupportId,
-    /// The kind of its values.
+    /// The kind of the values.
     pub values_id: ValuesId,
-    /// Its support's bytes.
+    /// The bytes of the support.
     pub support: &'a [u8],
-    /// Its values' bytes.
+    /// The bytes of the values.
     pub values: &'a [u8],
-    /// Offset of its first byte in the stream.
+    /// Offset of the first byte in the stream.
     pub offset: u64,
-    /// Its bytes, everything counted.
+    /// Number of bytes, with all headers.
     pub len: u64,
 }
 
 impl<'a> RawBlock<'a> {
-    /// Reads a block up to its end. `space_of` resolves its scope; the second argument is where an error would be.
+    /// Reads a block up to its end. `space_of` takes the scope and its offset, for errors, and returns the
+    /// index space.
     pub(crate) fn read(
         cursor: &mut Cursor<'a>,
         space_of: impl FnOnce(Scope, u64) -> Result<IndexSpace>,
@@ -146,24 +147,28 @@ impl<'a> RawBlock<'a> {
         })
     }
 
-    /// The scope, and whether `add` is set, of the block that `bytes` are the whole of.
+    /// Reads the scope and the flag `add` of the block in `bytes`.
     pub(crate) fn scope_of(bytes: &[u8], offset: u64) -> Result<(Scope, bool)> {
         let mut cursor = Cursor::new(bytes, offset, "block");
         let len = cursor.varint()?;
         Scope::read(&mut cursor.sub(len, "block")?)
     }
 
-    /// Offset of the values' first byte in the stream.
+    /// Offset of the first byte of the values in the stream.
     pub(crate) fn values_offset(&self) -> u64 {
         self.offset + self.len - self.values.len() as u64
     }
 
-    /// Bytes that are neither support nor values.
+    /// Number of bytes that are neither support nor values.
     pub fn header_len(&self) -> u64 {
         self.len - (self.support.len() + self.values.len()) as u64
     }
 
-    /// The block with its parts as they are, if they depend on nothing that stands elsewhere in its stream but index sets.
+    /// The block with support and values in wire form.
+    ///
+    /// # Errors
+    /// Those of [`WireBlock::check`], such as for codes that refer to the shared frequency tables of the
+    /// stream.
     pub(crate) fn to_wire(&self, manifest: [u8; 32], sets: &Sets) -> Result<WireBlock<'a>> {
         let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };
         let block = WireBlock {

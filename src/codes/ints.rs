@@ -513,14 +513,14 @@ fn read_referenced(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -
 
 /// Skips `entropy(N)` without decoding it. Where raw bits follow, only the symbols tell their number: the
 /// rest of the cursor is skipped. Tables must be in the segment itself.
-fn skim_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
+fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
     let segment = |cursor: &mut Cursor<'_>| {
         let offset = cursor.offset();
         if cursor.varint()? != 0 {
             return Err(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset));
         }
         Table::read(cursor)?;
-        rans::skim(cursor)?;
+        rans::validate(cursor)?;
         if raw {
             cursor.take_rest();
         }
@@ -546,13 +546,13 @@ fn skim_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
     }
 }
 
-/// Skips as [`skim_entropy`], over tokens.
-pub(crate) fn skim_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
-    if n == 0 { Ok(()) } else { skim_entropy(cursor, n, true) }
+/// Skips as [`validate_entropy`], over tokens.
+pub(crate) fn validate_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
+    if n == 0 { Ok(()) } else { validate_entropy(cursor, n, true) }
 }
 
-/// Skips `ints(N)` without decoding, as [`skim_entropy`] does.
-pub(crate) fn skim_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
+/// Skips `ints(N)` without decoding, as [`validate_entropy`] does.
+pub(crate) fn validate_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
     if n == 0 {
         return Ok(());
     }
@@ -565,16 +565,16 @@ pub(crate) fn skim_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
                 .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "packed integers" }, offset))?;
             PlaneReader::check_padding(cursor.take(bytes)?, n, width, offset)
         }
-        TOKENS => skim_entropy(cursor, n, true),
-        SYMBOLS => skim_entropy(cursor, n, false),
+        TOKENS => validate_entropy(cursor, n, true),
+        SYMBOLS => validate_entropy(cursor, n, false),
         REFERENCED => {
             let row_len = cursor.varint_in("row_len", 1, n)?;
             let flags = cursor.flags("reference flags", 0b11)?;
-            skim_entropy(cursor, n.div_ceil(row_len), false)?;
+            validate_entropy(cursor, n.div_ceil(row_len), false)?;
             if flags & 1 != 0 {
-                skim_entropy(cursor, row_len, false)?;
+                validate_entropy(cursor, row_len, false)?;
             }
-            skim_entropy(cursor, n, false)
+            validate_entropy(cursor, n, false)
         }
         other => Err(Error::unsupported("coding", other.into(), offset)),
     }

@@ -11,9 +11,9 @@ mod tokens;
 pub use ints::CODINGS;
 pub(crate) use ints::{
     Coder, Decoder, PACKED, Role, SymbolPlan, read_entropy_tokens, read_ints, read_symbols,
-    skim_entropy_tokens, skim_ints, write_entropy_tokens, write_ints, write_symbols,
+    validate_entropy_tokens, validate_ints, write_entropy_tokens, write_ints, write_symbols,
 };
-pub(crate) use rice::{RiceRun, best_parameter, read_run, run_bits, skim_run, write_run};
+pub(crate) use rice::{RiceRun, best_parameter, read_run, run_bits, validate_run, write_run};
 pub(crate) use table::{Counts, Table};
 pub(crate) use tokens::token_cost;
 

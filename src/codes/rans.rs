@@ -192,7 +192,7 @@ pub(crate) fn read(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut [u8]) -> Re
 }
 
 /// Skips a segment's lanes and words without decoding them.
-pub(crate) fn skim(cursor: &mut Cursor<'_>) -> Result<()> {
+pub(crate) fn validate(cursor: &mut Cursor<'_>) -> Result<()> {
     let offset = cursor.offset();
     let lanes_log = cursor.u8()?;
     if !matches!(lanes_log, 0 | 2 | 5) {

@@ -67,7 +67,7 @@ fn take_planes<'a>(cursor: &mut Cursor<'a>, run: &RiceRun) -> Result<[(&'a [u8],
 }
 
 /// Skips a run without decoding it.
-pub(crate) fn skim_run(cursor: &mut Cursor<'_>, run: &RiceRun) -> Result<()> {
+pub(crate) fn validate_run(cursor: &mut Cursor<'_>, run: &RiceRun) -> Result<()> {
     take_planes(cursor, run).map(drop)
 }
 

@@ -8,7 +8,8 @@ use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 
-/// Exactly `kept` elements of each chunk of `chunk_len`, or all elements of a last chunk that is shorter than `kept`.
+/// Exactly `kept` elements of each chunk of `chunk_len`, or all elements of a last chunk that is shorter than
+/// `kept`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunked {
     /// Elements in a chunk: 1 to 2^32.

@@ -52,7 +52,8 @@ pub(super) trait Kind: Sized {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Facts {
     /// The cost of the positions in comparison with values, as
-    /// [`values::Facts::weight`](crate::block::values::Facts::weight). Equal to [`Validated::weight`] of the wire form.
+    /// [`values::Facts::weight`](crate::block::values::Facts::weight). Equal to [`Validated::weight`] of the
+    /// wire form.
     pub(crate) weight: u64,
     /// Bytes of the positions in memory.
     pub(crate) memory: u64,

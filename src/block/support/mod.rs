@@ -1,7 +1,7 @@
 //! Supports on the wire (spec, supports/).
 //!
-//! Each kind is a struct in a file of this folder and implements [`Kind`]. This file lists the kinds and is the only place
-//! that chooses between them.
+//! Each kind is a struct in a file of this folder and implements [`Kind`]. This file lists the kinds and is
+//! the only place that chooses between them.
 
 mod all;
 mod chunked;
@@ -168,7 +168,8 @@ impl Support {
         }
     }
 
-    /// Calls `f` with every position of a support over `n` elements, ascending, in runs: first position, number.
+    /// Calls `f` with every position of a support over `n` elements, ascending, in runs: first position,
+    /// number.
     ///
     /// # Errors
     /// Those of `f`, and [`Error::Input`] for a set that is not known.
@@ -190,7 +191,8 @@ impl Support {
 }
 
 impl Support {
-    /// Reads a support of kind `id` from all bytes of `cursor`, and returns it with the number of its elements.
+    /// Reads a support of kind `id` from all bytes of `cursor`, and returns it with the number of its
+    /// elements.
     pub(crate) fn read(
         mut cursor: Cursor<'_>,
         decoder: &mut Decoder<'_>,
@@ -207,8 +209,8 @@ impl Support {
     ///
     /// # Errors
     /// Those errors of [`Self::read`] that show without decoding, and
-    /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that refer to a shared
-    /// frequency table.
+    /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that
+    /// refer to a shared frequency table.
     pub(crate) fn validate(
         mut cursor: Cursor<'_>,
         id: SupportId,

@@ -1,12 +1,13 @@
-//! Sparse positions as gaps by Rice, gaps by tokens, or a bitmap (spec, supports/gaps-rice.md, gaps-tokens.md, bitmap.md).
+//! Sparse positions as gaps by Rice, gaps by tokens, or a bitmap (spec, supports/gaps-rice.md,
+//! gaps-tokens.md, bitmap.md).
 
 use crate::bits::{Cursor, put_varint, varint_len};
 use crate::block::Sets;
 use crate::block::space::Surroundings;
 use crate::block::support::{Facts, Kind, SupportId, Validated, is_ascending};
 use crate::codes::{
-    Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, run_bits,
-    skim_entropy_tokens, skim_run, token_cost, write_entropy_tokens, write_run,
+    Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, run_bits, token_cost,
+    validate_entropy_tokens, validate_run, write_entropy_tokens, write_run,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -79,7 +80,8 @@ pub enum Positions {
     Auto,
     /// Gaps by Rice, in the chunk length that gives the fewest bytes.
     Rice,
-    /// Gaps by Rice with one parameter for the whole block, as in Sparse Binary Compression (arXiv 1805.08768).
+    /// Gaps by Rice with one parameter for the whole block, as in Sparse Binary Compression (arXiv
+    /// 1805.08768).
     RiceOne,
     /// Gaps by entropy-coded tokens.
     Tokens,
@@ -166,7 +168,7 @@ pub(super) fn validate(cursor: &mut Cursor<'_>, id: SupportId, n: u64) -> Result
         SupportId::GAPS_RICE => validate_rice(cursor, n),
         SupportId::GAPS_TOKENS => {
             let count = read_count(cursor, n)?;
-            skim_entropy_tokens(cursor, count)?;
+            validate_entropy_tokens(cursor, count)?;
             Ok(count)
         }
         _ => Ok(ones(take_bitmap(cursor, n)?)),
@@ -235,8 +237,8 @@ fn read_count(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
     Ok(count)
 }
 
-/// The Rice runs of a support. Each comes with the position after its last one, where the table declares it, and with the
-/// offset of its table entry.
+/// The Rice runs of a support. Each comes with the position after its last one, where the table declares it,
+/// and with the offset of its table entry.
 struct Runs {
     count: u64,
     runs: Vec<(RiceRun, Option<u64>, u64)>,
@@ -296,7 +298,7 @@ fn validate_rice(cursor: &mut Cursor<'_>, n: u64) -> Result<u64> {
         Err(_) => Err(Error::format(FormatErrorKind::LengthMismatch { field: "positions" }, offset)),
     };
     let Runs { count, runs } = read_runs(cursor, n, in_bits)?;
-    runs.iter().try_for_each(|(run, ..)| skim_run(cursor, run))?;
+    runs.iter().try_for_each(|(run, ..)| validate_run(cursor, run))?;
     Ok(count)
 }
 

@@ -5,11 +5,12 @@ use crate::block::values::{
     Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, to_number,
 };
 use crate::block::{Groups, Part, Scales, Values};
-use crate::codes::{Coder, Decoder, Role, read_symbols, skim_ints, write_symbols};
+use crate::codes::{Coder, Decoder, Role, read_symbols, validate_ints, write_symbols};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
-/// Each element is an integer code of 1 to 8 bits times its group's scale, minus a zero point or plus an offset.
+/// Each element is an integer code of 1 to 8 bits times its group's scale, minus a zero point or plus an
+/// offset.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Affine {
     /// Bits of a code: 1 to 8.
@@ -73,7 +74,7 @@ impl Kind for Affine {
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
         Self::read_head(cursor, space)?;
-        skim_ints(cursor, space.count)?;
+        validate_ints(cursor, space.count)?;
         Ok(Validated::numbers(space.count))
     }
 

@@ -3,11 +3,12 @@
 use crate::bits::{Cursor, put_f32};
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId, to_number};
 use crate::block::{Groups, Scales};
-use crate::codes::{Coder, Decoder, Role, read_symbols, skim_ints, write_symbols};
+use crate::codes::{Coder, Decoder, Role, read_symbols, validate_ints, write_symbols};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
-/// Each element is an entry of a table, times its group's scale, plus its group's shift: SparseLoCo (arXiv 2508.15706).
+/// Each element is an entry of a table, times its group's scale, plus its group's shift: SparseLoCo (arXiv
+/// 2508.15706).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Codebook {
     /// The table: 2 to 256 entries.
@@ -67,7 +68,7 @@ impl Kind for Codebook {
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
         Self::read_head(cursor, space)?;
-        skim_ints(cursor, space.count)?;
+        validate_ints(cursor, space.count)?;
         Ok(Validated::numbers(space.count))
     }
 

@@ -1,4 +1,5 @@
-//! A matrix by the coefficients of a blockwise cosine transform (spec, values/dct.md; DeMo, arXiv 2411.19870).
+//! A matrix by the coefficients of a blockwise cosine transform (spec, values/dct.md; DeMo, arXiv
+//! 2411.19870).
 
 mod basis;
 mod transform;
@@ -27,7 +28,8 @@ pub struct Dct {
     pub chunk_rows: u64,
     /// Columns of a chunk: 1 to 128, a divisor of `cols`.
     pub chunk_cols: u64,
-    /// Which of the n coefficients are not zero, chunk after chunk, row-major in each. Not a [`Support::Set`].
+    /// Which of the n coefficients are not zero, chunk after chunk, row-major in each. Not a
+    /// [`Support::Set`].
     pub support: Support,
     /// A number for each coefficient of `support`, of a kind that nests no other values.
     pub coefficients: Box<Values>,
@@ -143,7 +145,8 @@ impl Dct {
     }
 }
 
-/// The surroundings of coefficients: they are numbers, whatever the tensor's element type is, and have no scope.
+/// The surroundings of coefficients: they are numbers, whatever the tensor's element type is, and have no
+/// scope.
 fn surroundings<'a>(space: &'a IndexSpace, sets: &'a Sets) -> Surroundings<'a> {
     Surroundings { space, manifest: [0; 32], scope: Scope::Tensor(0), sets }
 }

@@ -41,9 +41,11 @@ pub(crate) trait Kind: Sized {
     /// As [`Self::read`]; also for codes that refer to a shared frequency table.
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated>;
 
-    /// Writes one number per value into `out`. Kinds that give elements' bits keep this default, which is an error.
+    /// Writes one number per value into `out`. Kinds that give elements' bits keep this default, which is an
+    /// error.
     ///
-    /// `tensor_counts` holds the number of values of each tensor of the scope; only [`Groups::Tensor`] needs it.
+    /// `tensor_counts` holds the number of values of each tensor of the scope; only [`Groups::Tensor`] needs
+    /// it.
     fn numbers(&self, _tensor_counts: &[u64], _budget: &Budget, _out: &mut [f32]) -> Result<()> {
         Err(not_numbers())
     }
@@ -61,7 +63,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) content: Content<'a>,
     /// The relation of the values to each other.
     pub(crate) structure: Structure,
-    /// About the number of values: updates are cut into parts by it. Equal to [`Validated::weight`] of the wire form.
+    /// About the number of values: updates are cut into parts by it. Equal to [`Validated::weight`] of the
+    /// wire form.
     pub(crate) weight: u64,
     /// About the number of bytes in memory.
     pub(crate) memory: u64,

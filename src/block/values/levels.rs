@@ -5,12 +5,12 @@ use crate::block::values::{
     Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, to_number,
 };
 use crate::block::{Groups, Part, Scales, Values};
-use crate::codes::{Coder, Decoder, Role, read_ints, skim_ints, write_ints};
+use crate::codes::{Coder, Decoder, Role, read_ints, validate_ints, write_ints};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
-/// Each element is its group's norm times a level between -1 and 1: QSGD (arXiv 1610.02132), TernGrad (arXiv 1705.07878),
-/// natural dithering (arXiv 1905.10988).
+/// Each element is its group's norm times a level between -1 and 1: QSGD (arXiv 1610.02132), TernGrad (arXiv
+/// 1705.07878), natural dithering (arXiv 1905.10988).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Levels {
     /// How levels are spaced.
@@ -98,7 +98,7 @@ impl Kind for Levels {
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
         Self::read_head(cursor, space)?;
-        skim_ints(cursor, space.count)?;
+        validate_ints(cursor, space.count)?;
         Ok(Validated::numbers(space.count))
     }
 

@@ -5,7 +5,7 @@ use crate::block::values::{
     Content, Facts, Kind, MinifloatFormat, Structure, Validated, ValueSpace, ValuesId, to_number,
 };
 use crate::block::{Groups, Scales};
-use crate::codes::{Coder, Decoder, Role, read_symbols, skim_ints, write_symbols};
+use crate::codes::{Coder, Decoder, Role, read_symbols, validate_ints, write_symbols};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
@@ -64,7 +64,7 @@ impl Kind for Minifloat {
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
         Self::read_head(cursor, space)?;
-        skim_ints(cursor, space.count)?;
+        validate_ints(cursor, space.count)?;
         Ok(Validated::numbers(space.count))
     }
 

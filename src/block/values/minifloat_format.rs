@@ -55,7 +55,8 @@ impl MinifloatFormat {
 
     /// The value of a code; bits above [`Self::bits`] are ignored.
     ///
-    /// f4e3m0 has a sign and three exponent bits: 2^(e - 3), and zero for e = 0. int8 is two's complement times 2^-6.
+    /// f4e3m0 has a sign and three exponent bits: 2^(e - 3), and zero for e = 0. int8 is two's complement
+    /// times 2^-6.
     pub fn decode(self, code: u8) -> f32 {
         match self.float() {
             Some(float) => float.decode(code & ((1u16 << self.bits()) - 1) as u8),
@@ -65,8 +66,8 @@ impl MinifloatFormat {
 
     /// The code nearest to `x`, ties to the even code.
     ///
-    /// Finite values beyond the largest become the largest. So does infinity, except in f8e5m2, which has infinities. NaN
-    /// becomes the largest value of its sign in formats without NaN.
+    /// Finite values beyond the largest become the largest. So does infinity, except in f8e5m2, which has
+    /// infinities. NaN becomes the largest value of its sign in formats without NaN.
     pub fn encode(self, x: f32) -> u8 {
         match self.float() {
             Some(float) => small::encode(float, x, Overflow::Saturate),

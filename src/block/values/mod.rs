@@ -1,7 +1,7 @@
 //! Values on the wire (spec, values/).
 //!
-//! Each kind is a struct in a file of this folder and implements [`Kind`]. This file lists the kinds and is the only place
-//! that chooses between them.
+//! Each kind is a struct in a file of this folder and implements [`Kind`]. This file lists the kinds and is
+//! the only place that chooses between them.
 
 mod affine;
 mod codebook;
@@ -45,10 +45,12 @@ use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
-/// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is the number of values.
+/// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is the
+/// number of values.
 ///
-/// [`Floats`] of [`Stored::Source`], [`Planes`] and [`Ulp`] give bits of the tensor's element type. All other kinds give a
-/// 32-bit float for each element, which is converted to the element type by rounding to nearest, ties to even.
+/// [`Floats`] of [`Stored::Source`], [`Planes`] and [`Ulp`] give bits of the tensor's element type. All other
+/// kinds give a 32-bit float for each element, which is converted to the element type by rounding to nearest,
+/// ties to even.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Values {
@@ -277,6 +279,14 @@ impl Values {
         self.facts().content.is_bits()
     }
 
+    /// The elements in little-endian bytes, for kinds that hold elements of the tensor's type.
+    pub fn elements(&self) -> Option<&[u8]> {
+        match self.facts().content {
+            Content::Elements(Stored::Source, bytes) => Some(bytes),
+            _ => None,
+        }
+    }
+
     /// Appends the wire form.
     ///
     /// # Errors
@@ -311,8 +321,8 @@ impl Values {
     ///
     /// # Errors
     /// Those errors of [`Self::read`] that show without decoding, and
-    /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that refer to a shared
-    /// frequency table.
+    /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that
+    /// refer to a shared frequency table.
     pub(crate) fn validate(
         mut cursor: Cursor<'_>,
         id: ValuesId,
@@ -354,7 +364,8 @@ impl std::fmt::Display for ValuesId {
     }
 }
 
-/// Rounds the result of arithmetic to a number. Any NaN becomes the spec's one NaN, as processors choose different ones.
+/// Rounds the result of arithmetic to a number. Any NaN becomes the spec's one NaN, as processors choose
+/// different ones.
 pub(crate) fn to_number(result: f64) -> f32 {
     if result.is_nan() { f32::from_bits(0x7fc0_0000) } else { result as f32 }
 }

@@ -4,7 +4,7 @@ use crate::bits::Cursor;
 use crate::block::Stored;
 use crate::block::values::floats::has_padding;
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
-use crate::codes::{Coder, Decoder, Role, SymbolPlan, read_symbols, skim_ints};
+use crate::codes::{Coder, Decoder, Role, SymbolPlan, read_symbols, validate_ints};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
@@ -77,7 +77,7 @@ impl Kind for Planes {
         let Sizes { planes, plane_len, total } = Sizes::new(space, cursor.offset())?;
         for _ in 0..planes {
             if take_plain(cursor, plane_len)?.is_none() {
-                skim_ints(cursor, plane_len)?;
+                validate_ints(cursor, plane_len)?;
             }
         }
         Ok(Validated::bits(total))
@@ -126,8 +126,9 @@ fn plane_of(bytes: &[u8], dtype: Dtype, plane: usize) -> Vec<u8> {
     if !rotates(dtype) {
         return bytes.iter().skip(plane).step_by(size).copied().collect();
     }
-    // After a rotation to the left by one bit, a byte holds its own low seven bits shifted up, and below them the top bit
-    // of the next lower byte. The lowest byte takes the sign, which is the top bit of the highest byte.
+    // After a rotation to the left by one bit, a byte holds its own low seven bits shifted up, and below them
+    // the top bit of the next lower byte. The lowest byte takes the sign, which is the top bit of the highest
+    // byte.
     let below = (plane + size - 1) % size;
     bytes.chunks_exact(size).map(|e| e[plane] << 1 | e[below] >> 7).collect()
 }

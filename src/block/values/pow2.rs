@@ -6,12 +6,12 @@ use crate::block::values::{
     Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues,
 };
 use crate::block::{Bits, Part, Values};
-use crate::codes::{Coder, Decoder, Role, read_symbols, skim_ints, write_symbols};
+use crate::codes::{Coder, Decoder, Role, read_symbols, validate_ints, write_symbols};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
 
-/// Each element is zero or a power of two: code 0 is zero, code c is 2^(min_exponent + c - 1). Natural Compression
-/// (arXiv 1905.10988).
+/// Each element is zero or a power of two: code 0 is zero, code c is 2^(min_exponent + c - 1). Natural
+/// Compression (arXiv 1905.10988).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pow2 {
     /// Exponent of code 1: -1074 to 1023.
@@ -24,7 +24,8 @@ pub struct Pow2 {
     pub negative: Bits,
 }
 
-/// How the sender treated magnitudes between zero and the smallest power of two. For the reader's information.
+/// How the sender treated magnitudes between zero and the smallest power of two. For the reader's
+/// information.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Underflow {
@@ -72,7 +73,7 @@ impl Kind for Pow2 {
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
         let offset = cursor.offset();
         read_head(cursor)?;
-        skim_ints(cursor, space.count)?;
+        validate_ints(cursor, space.count)?;
         // Only the codes tell how many of them are above 0 and have a sign.
         if cursor.take_rest().len() as u64 > space.count.div_ceil(8) {
             return Err(Error::format(FormatErrorKind::LengthMismatch { field: "signs" }, offset));

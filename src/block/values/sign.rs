@@ -88,7 +88,8 @@ impl WireValues {
     /// Writes [`Sign`]: `negative` has a bit for each value, 1 for minus.
     ///
     /// # Errors
-    /// [`Error::Input`] for groups that are out of range, and for lengths that do not fit the number of values.
+    /// [`Error::Input`] for groups that are out of range, and for lengths that do not fit the number of
+    /// values.
     pub fn sign(
         self,
         groups: Groups,

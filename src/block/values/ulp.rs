@@ -2,7 +2,7 @@
 
 use crate::bits::{Cursor, unzigzag, zigzag};
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
-use crate::codes::{Coder, Decoder, Role, read_ints, skim_ints, write_ints};
+use crate::codes::{Coder, Decoder, Role, read_ints, validate_ints, write_ints};
 use crate::error::{Error, Result};
 
 /// The difference to a base tensor in units of the last place.
@@ -42,7 +42,7 @@ impl Kind for Ulp {
     }
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
-        skim_ints(cursor, space.count)?;
+        validate_ints(cursor, space.count)?;
         Ok(Validated::bits(space.count))
     }
 }

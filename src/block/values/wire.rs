@@ -11,9 +11,9 @@ use crate::block::{Part, Values};
 
 /// Integers of fixed width (spec, section 7.1).
 ///
-/// Integer i takes the bits `i * width` to `(i + 1) * width - 1` of `plane`, least significant bit of each byte first. The
-/// last byte is padded with zeros. An encoder that writes packed integers takes the smallest width that holds the largest
-/// of them.
+/// Integer i takes the bits `i * width` to `(i + 1) * width - 1` of `plane`, least significant bit of each
+/// byte first. The last byte is padded with zeros. An encoder that writes packed integers takes the smallest
+/// width that holds the largest of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packed<'a> {
     /// Bits of an integer: 0 to 64.
@@ -24,8 +24,8 @@ pub struct Packed<'a> {
 
 /// Writes the fields and bit planes of a values kind as a [`Part::Written`].
 ///
-/// Each method takes the fields of the kind that it is named after ([`Values`]). Lengths are checked; the contents of the
-/// planes are not ([`WireBlock`](crate::block::WireBlock) says what follows from that).
+/// Each method takes the fields of the kind that it is named after ([`Values`]). Lengths are checked; the
+/// contents of the planes are not ([`WireBlock`](crate::block::WireBlock) says what follows from that).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WireValues {
     /// Number of values.

@@ -101,10 +101,12 @@ mod tests {
         assert!(page.contains(digest.as_str()), "{digest} is not in the page");
     }
 
-    /// No number lies so near to the middle between two binary64 numbers that the error could change the rounding.
+    /// No number lies so near to the middle between two binary64 numbers that the error could change the
+    /// rounding.
     #[test]
     fn the_numbers_are_correctly_rounded() {
-        // Each number is within 2^-115: the root within 2^-122, the cosine within 2^-117, both factors below 1.5.
+        // Each number is within 2^-115: the root within 2^-122, the cosine within 2^-117, both factors below
+        // 1.5.
         const ERROR: u128 = 1 << (FRACTION - 115);
         let sure = |x: u128| assert_eq!(nearest(x - ERROR), nearest(x + ERROR));
         for n in 1..=MAX_SIDE {
@@ -125,7 +127,8 @@ mod tests {
         }
     }
 
-    /// Rows are orthonormal up to rounding: the product of two rows sums n products, each within 2^-53 of its size.
+    /// Rows are orthonormal up to rounding: the product of two rows sums n products, each within 2^-53 of its
+    /// size.
     #[test]
     fn bases_are_orthonormal() {
         for n in [1, 2, 3, 5, 12, 64, 100, 127, 128] {

@@ -17,8 +17,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Lays a matrix of `cols` columns, at least 1, out in chunks. `chunk_rows` and `chunk_cols` are 1 to [`MAX_SIDE`] and
-    /// divide the rows and columns of the matrix.
+    /// Lays a matrix of `cols` columns, at least 1, out in chunks. `chunk_rows` and `chunk_cols` are 1 to
+    /// [`MAX_SIDE`] and divide the rows and columns of the matrix.
     pub(crate) fn new(cols: u64, chunk_rows: u64, chunk_cols: u64) -> Self {
         Self { cols: in_memory(cols), chunk_rows: in_memory(chunk_rows), chunk_cols: in_memory(chunk_cols) }
     }

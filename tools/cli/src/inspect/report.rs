@@ -6,9 +6,7 @@ use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
 use crate::stream::{Names, explain};
 use gcodec::Limits;
-use gcodec::block::{
-    Block, Chunked, Floats, IndexSpace, Planes, RawBlock, Rows, Seeded, Set, Sparse, Stored, Support, Values,
-};
+use gcodec::block::{Block, IndexSpace, RawBlock, Sparse, Support, Values};
 use gcodec::frame::{FrameHeader, HEADER_LEN, Reduction, UpdatePart, VERSION_MAJOR};
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::tensor::Dtype;
@@ -432,18 +430,17 @@ impl BlockReport {
         for (tensor, &kept) in self.tensors.iter_mut().zip(&counts) {
             tensor.kept = kept;
         }
+        let has_numbers = !matches!(block.values, Values::Latent(_)) && !block.values.gives_bits();
         let mut start = 0;
         for tensor in &mut self.tensors {
             let range = start..start + tensor.kept;
             start = range.end;
-            tensor.numbers = match &block.values {
-                Values::Floats(Floats { stored: Stored::Source, bytes })
-                | Values::Planes(Planes { bytes }) => count_stored(raw.space.dtype, bytes, range),
-                Values::Ulp(_) | Values::Latent(_) => None,
-                _ => Some(Numbers::default()),
+            tensor.numbers = match block.values.elements() {
+                Some(bytes) => count_stored(raw.space.dtype, bytes, range),
+                None => has_numbers.then(Numbers::default),
             };
         }
-        if !matches!(block.values, Values::Latent(_)) && !block.values.gives_bits() {
+        if has_numbers {
             let numbers = block.numbers(&raw.space, part.sets(), &part.budget())?;
             let mut rest = numbers.as_slice();
             for tensor in &mut self.tensors {
@@ -487,18 +484,7 @@ fn count_stored(dtype: Dtype, bytes: &[u8], range: std::ops::Range<u64>) -> Opti
 
 /// Returns the number of values in a block.
 pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<u64> {
-    match &block.support {
-        Support::All => Ok(space.len()),
-        Support::Sparse(Sparse { positions }) => Ok(positions.len() as u64),
-        Support::Chunked(Chunked { positions, .. }) => Ok(positions.len() as u64),
-        Support::Rows(Rows { row_len, rows }) => Ok(rows.len() as u64 * row_len),
-        Support::Seeded(Seeded { count, .. }) => Ok(*count),
-        Support::Set(Set { id }) => match part.sets().get(id) {
-            Some(set) => Ok(set.count),
-            None => Ok(block.positions(space, part.sets(), &part.budget())?.len() as u64),
-        },
-        _ => Ok(block.positions(space, part.sets(), &part.budget())?.len() as u64),
-    }
+    block.count(space, part.sets())
 }
 
 /// Returns the number of values of each tensor in a block's scope.
