@@ -91,7 +91,7 @@ struct Search {
     u64 chunks;
 };
 
-// What the host requests of one search, or decided for it.
+// A request of the host for one search, or its decision.
 struct Directive {
     u32 actions;
     // The smallest key that counts. 0: where the candidates begin, which is then the location too.

@@ -7,7 +7,7 @@ use gcodec::compress::{Feedback, Options, Selection};
 
 use crate::dense::{Dense, Outcome};
 use crate::device::{Device, Quiet};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::Event;
 use crate::residuals::{Residuals, Source};
 use crate::rice::Coding;
@@ -50,7 +50,7 @@ impl Compressor {
     /// Returns a compressor without residuals.
     ///
     /// # Errors
-    /// [`Error::Call`](crate::Error::Call).
+    /// [`Error::Call`].
     pub fn new(device: &Device) -> Result<Self> {
         let _current = device.enter()?;
         Ok(Self {
@@ -96,9 +96,9 @@ impl Compressor {
     /// put into `stream`; the tensors are no longer in use when this returns.
     ///
     /// # Errors
-    /// [`Error::Codec`](crate::Error::Codec) as [`gcodec::compress::compress()`], and for other codecs;
-    /// [`Error::Tensor`](crate::Error::Tensor), [`Error::OutOfMemory`](crate::Error::OutOfMemory),
-    /// [`Error::Call`](crate::Error::Call).
+    /// [`Error::Codec`] as [`gcodec::compress::compress()`], and for other codecs;
+    /// [`Error::Tensor`], [`Error::OutOfMemory`],
+    /// [`Error::Call`].
     pub fn compress(
         &mut self,
         inputs: &[Input<'_>],
@@ -113,7 +113,7 @@ impl Compressor {
     /// does not send is kept for the next.
     ///
     /// # Errors
-    /// As [`Self::compress`]; [`Error::Codec`](crate::Error::Codec) for a residual of another shape, and for
+    /// As [`Self::compress`]; [`Error::Codec`] for a residual of another shape, and for
     /// two tensors of one name. Residuals are unchanged after an error.
     pub fn compress_with_feedback(
         &mut self,
@@ -203,14 +203,8 @@ impl Compressor {
                 }
             }
         }
-        let rank = |input: usize| error_rank(codecs, input);
-        match (selected.not_finite().min_by_key(|&i| rank(sparse.inputs[i])), dense_error) {
-            (Some(i), Some((input, error))) if rank(input) < rank(sparse.inputs[i]) => return Err(error),
-            (Some(i), _) => {
-                return Err(self.selector.non_finite(&plan, i, sparse.outlines[i].tensor, stream)?);
-            }
-            (None, Some((_, error))) => return Err(error),
-            (None, None) => {}
+        if let Some(error) = self.first_error(codecs, &sparse, &plan, &selected, dense_error, stream)? {
+            return Err(error);
         }
         if !sparse.inputs.is_empty() {
             let (sparse_blocks, sent) = T::make(&sparse.outlines, &sparse.codecs, &mut selected)?;
@@ -230,6 +224,26 @@ impl Compressor {
         }
         quiet.done();
         Ok(blocks)
+    }
+
+    /// Returns the error that the library would find first: `dense_error`, with its input, or that of a
+    /// selected element that is not finite.
+    fn first_error(
+        &mut self,
+        codecs: &[Codec],
+        sparse: &Sparse,
+        plan: &Plan,
+        selected: &Selected,
+        dense_error: Option<(usize, Error)>,
+        stream: Stream,
+    ) -> Result<Option<Error>> {
+        let rank = |input: usize| error_rank(codecs, input);
+        let first = selected.not_finite().min_by_key(|&i| rank(sparse.inputs[i]));
+        match (first, dense_error) {
+            (Some(i), Some((input, error))) if rank(input) < rank(sparse.inputs[i]) => Ok(Some(error)),
+            (Some(i), _) => self.selector.non_finite(plan, i, sparse.outlines[i].tensor, stream).map(Some),
+            (None, error) => Ok(error.map(|(_, error)| error)),
+        }
     }
 
     /// Restores the residuals from before the last call of [`Self::compress_with_feedback`], if that
@@ -273,7 +287,7 @@ impl Compressor {
     /// its [`Feedback::save`].
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call).
+    /// [`Error::OutOfMemory`], [`Error::Call`].
     pub fn residuals(&mut self) -> Result<Feedback> {
         let device = self.device.clone();
         let _current = device.enter()?;
@@ -284,8 +298,8 @@ impl Compressor {
     /// Replaces the residuals by copies of these.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), [`Error::Call`](crate::Error::Call);
-    /// [`Error::Codec`](crate::Error::Codec) if `feedback` has other state than residuals. Residuals are
+    /// [`Error::OutOfMemory`], [`Error::Call`];
+    /// [`Error::Codec`] if `feedback` has other state than residuals. Residuals are
     /// unchanged after an error.
     pub fn set_residuals(&mut self, feedback: &Feedback) -> Result<()> {
         let device = self.device.clone();

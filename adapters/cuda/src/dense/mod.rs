@@ -23,7 +23,7 @@ use plan::{Place, Plan};
 #[derive(Debug)]
 pub(crate) struct Dense {
     work: Memory,
-    /// What the host gets: scales, planes whose length is known, planes of natural codes.
+    /// The copy to the host: scales, planes whose length is known, planes of natural codes.
     payload: Memory,
     up: Pinned,
     down: Pinned,

@@ -1,4 +1,4 @@
-//! What the kernels kept, as it comes to the host.
+//! The kept elements, as they come to the host.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use gcodec::compress::device::{self as host, Found};
 use super::plan::{Place, Plan};
 use crate::abi::Choice;
 
-/// What an update keeps of each input.
+/// The elements that an update keeps of each input.
 #[derive(Debug)]
 pub(crate) struct Selected {
     pub(crate) found: Vec<Found>,

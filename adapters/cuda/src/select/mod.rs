@@ -32,7 +32,7 @@ pub(crate) struct Selector {
     out: Memory,
     /// The copy to the host, where it is not all of `out`.
     packed: Memory,
-    /// What is subtracted from residuals.
+    /// The sent values, which are subtracted from residuals.
     sent: Memory,
     up: Pinned,
     down: Pinned,

@@ -61,7 +61,7 @@ pub(crate) struct Place {
 /// Offsets in the work memory, in bytes.
 #[derive(Debug)]
 pub(crate) struct Layout {
-    /// What is copied to the device: pieces, searches, rows, segments, directives.
+    /// The copy to the device: pieces, searches, rows, segments, directives.
     pub(crate) table: Range<u64>,
     pub(crate) rows: u64,
     pub(crate) segments: u64,
@@ -295,7 +295,7 @@ impl Plan {
         (Layout { table, rows, segments, directives, sums, zeros, tiles, sizes, bytes: take(0) }, select)
     }
 
-    /// What the fits request next, or have decided.
+    /// Returns the next request, or the decision, of each search.
     pub(crate) fn directives(&self) -> Vec<Directive> {
         let sum = |actions, q: MomentQuery| Directive {
             actions,
