@@ -1,29 +1,23 @@
-//! Error feedback: what a lossy codec left out is added to the next update.
+//! Error feedback: the part of an update that a lossy codec left out is added to the next update.
 
 use std::collections::BTreeMap;
 
-use super::codecs::powersgd::Factor;
-use super::codecs::sidco::Adaptation;
+use super::codecs::state::{self, CodecState, CodecStates};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::element::decode_f32s;
-use crate::tensor::{Dtype, TensorBuf, elements};
+use crate::tensor::{TensorBuf, elements};
 
-/// The residuals of a sender, by tensor name: 32-bit floats, for each tensor the sum of what it was to send and what the
-/// receivers did not get yet. It never travels.
+/// The residuals of a sender, by tensor name. They are never transmitted.
 ///
-/// Beside them, for tensors that [`Stages::Authors`](super::Stages::Authors) chose from, the state of that rule, and for those
-/// that [`Codec::PowerSgd`](super::Codec::PowerSgd) sent as factors the last of them, which the next step begins with.
+/// The residual of a tensor has one 32-bit float per element: the sum of all updates minus the sum of what the
+/// receivers got. Codecs that adapt from step to step keep their state here too:
+/// [`Stages::Authors`](super::Stages::Authors) its number of stages, and
+/// [`Codec::PowerSgd`](super::Codec::PowerSgd) the last factor of each tensor.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Feedback {
     residuals: BTreeMap<String, Residual>,
-    stages: BTreeMap<String, Adaptation>,
-    factors: BTreeMap<String, Factor>,
+    states: CodecStates,
 }
-
-/// Ends the name of a state of the stage rule in a checkpoint.
-const STAGES: &str = "#sidco";
-/// Ends the name of a factor of PowerSGD in a checkpoint.
-const FACTOR: &str = "#powersgd";
 
 #[derive(Debug, Clone, PartialEq)]
 struct Residual {
@@ -32,74 +26,49 @@ struct Residual {
 }
 
 impl Feedback {
-    /// No residuals.
+    /// Returns an empty memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The residual of the tensor `name`, row-major.
+    /// Returns the residual of the tensor `name`, row-major.
     pub fn get(&self, name: &str) -> Option<&[f32]> {
         self.residuals.get(name).map(|r| r.values.as_slice())
     }
 
-    /// The Euclidean norm of all residuals together, the sum taken in the order of names and elements.
+    /// Returns the Euclidean norm of all residuals together, summed in the order of names and elements.
     pub fn norm(&self) -> f64 {
         let squares = self.residuals.values().flat_map(|r| &r.values).map(|&x| f64::from(x) * f64::from(x));
         squares.sum::<f64>().sqrt()
     }
 
-    /// Forgets everything.
+    /// Removes all residuals and all codec state.
     pub fn reset(&mut self) {
         self.residuals.clear();
-        self.stages.clear();
-        self.factors.clear();
+        self.states.clear();
     }
 
-    /// All residuals as tensors, in the order of their names, for a checkpoint; then the states of the stage rule, as three
-    /// 64-bit integers each under the tensor's name and `#sidco`; then the factors of PowerSGD, cols x rank, as the bit patterns of
-    /// their 32-bit floats under the tensor's name and `#powersgd`.
+    /// Returns the content as tensors for a checkpoint, each group in the order of tensor names:
+    ///
+    /// 1. the residuals, under the names of their tensors;
+    /// 2. the states of SIDCo's stage rule, three 64-bit integers each, under the tensor's name and `#sidco`;
+    /// 3. the factors of PowerSGD, cols x rank, as the bit patterns of their 32-bit floats, under the tensor's name
+    ///    and `#powersgd`.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
-        let stages = self.stages.iter().filter_map(|(name, state)| {
-            let data = state.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
-            let state = TensorBuf::new(Dtype::I64, vec![3], data).ok()?;
-            Some((format!("{name}{STAGES}"), state))
+        let residuals = self.residuals.iter().filter_map(|(name, r)| {
+            Some((name.clone(), TensorBuf::from_f32(r.shape.clone(), &r.values).ok()?))
         });
-        let factors = self.factors.iter().filter_map(|(name, factor)| {
-            let data = factor.values.iter().flat_map(|x| x.to_le_bytes()).collect();
-            let cols = (factor.values.len() as u64).checked_div(factor.rank)?;
-            Some((format!("{name}{FACTOR}"), TensorBuf::new(Dtype::U32, vec![cols, factor.rank], data).ok()?))
-        });
-        self.residuals
-            .iter()
-            .filter_map(|(name, r)| {
-                TensorBuf::from_f32(r.shape.clone(), &r.values).ok().map(|t| (name.clone(), t))
-            })
-            .chain(stages)
-            .chain(factors)
-            .collect()
+        residuals.chain(state::save(&self.states)).collect()
     }
 
-    /// The residuals that [`Self::save`] gave.
+    /// Restores the content that [`Self::save`] returned.
     ///
     /// # Errors
-    /// [`Error::Input`] if a tensor is neither of floats nor a state of the stage rule or a factor.
+    /// [`Error::Input`] if a tensor is neither a residual (floats) nor a valid codec state.
     pub fn load(tensors: impl IntoIterator<Item = (String, TensorBuf)>) -> Result<Self> {
         let mut feedback = Self::new();
         for (name, tensor) in tensors {
-            if let (Dtype::I64, Some(of)) = (tensor.dtype(), name.strip_suffix(STAGES)) {
-                let words: Vec<i64> =
-                    tensor.data().as_chunks().0.iter().map(|w| i64::from_le_bytes(*w)).collect();
-                let state = words.try_into().ok().and_then(Adaptation::from_words);
-                let state =
-                    state.ok_or(Error::input(InputErrorKind::BadState { what: "stages of SIDCo" }))?;
-                feedback.set_stages(of, state);
-                continue;
-            }
-            if let (Dtype::U32, Some(of), &[_, rank]) =
-                (tensor.dtype(), name.strip_suffix(FACTOR), tensor.shape())
-            {
-                let values = tensor.data().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
-                feedback.set_factor(of, Factor { rank, values });
+            if state::load(&mut feedback.states, &name, &tensor)? {
                 continue;
             }
             let mut values = vec![0.0; elements(tensor.shape()).unwrap_or(0) as usize];
@@ -109,6 +78,7 @@ impl Feedback {
         Ok(feedback)
     }
 
+    /// Returns the residual of a tensor of this shape, `None` if there is none yet.
     pub(super) fn of(&self, name: &str, shape: &[u64]) -> Result<Option<&[f32]>> {
         match self.residuals.get(name) {
             Some(r) if r.shape != shape => {
@@ -118,24 +88,19 @@ impl Feedback {
         }
     }
 
-    pub(super) fn stages(&self, name: &str) -> Option<Adaptation> {
-        self.stages.get(name).copied()
-    }
-
-    pub(super) fn set_stages(&mut self, name: &str, state: Adaptation) {
-        self.stages.insert(name.to_owned(), state);
-    }
-
-    pub(super) fn factor(&self, name: &str) -> Option<&Factor> {
-        self.factors.get(name)
-    }
-
-    pub(super) fn set_factor(&mut self, name: &str, factor: Factor) {
-        self.factors.insert(name.to_owned(), factor);
-    }
-
     pub(super) fn set(&mut self, name: &str, shape: &[u64], values: Vec<f32>) {
         self.residuals.insert(name.to_owned(), Residual { shape: shape.to_vec(), values });
+    }
+
+    /// Returns the codec state of a tensor, empty if there is none yet.
+    pub(super) fn state(&self, name: &str) -> CodecState {
+        self.states.get(name).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn set_state(&mut self, name: &str, state: CodecState) {
+        if state != CodecState::default() {
+            self.states.insert(name.to_owned(), state);
+        }
     }
 }
 

@@ -476,17 +476,12 @@ pub fn compress(
             Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
         }
     }
-    let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.stages, s.factor)).collect();
+    let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.state)).collect();
     if let Some(feedback) = feedback {
-        for (input, (residual, stages, factor)) in inputs.iter().zip(after) {
+        for (input, (residual, state)) in inputs.iter().zip(after) {
             if let Some(residual) = residual {
                 feedback.set(input.name, input.view.shape(), residual);
-            }
-            if let Some(stages) = stages {
-                feedback.set_stages(input.name, stages);
-            }
-            if let Some(factor) = factor {
-                feedback.set_factor(input.name, factor);
+                feedback.set_state(input.name, state);
             }
         }
     }

@@ -1,22 +1,21 @@
-//! Tensors as selectors and quantisers see them: 32-bit floats with the residual added, read once, tile by tile.
+//! Tensors as selectors and quantisers read them: 32-bit floats plus the residual, one pass, in tiles.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::powersgd::Factor;
-use super::sidco::Adaptation;
+use super::codecs::state::CodecState;
 use super::{Codec, Feedback, Input, NonFinite, Options};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f32s, max_finite, round_f32s};
 
-/// Elements of a tile: its floats stay in the first-level cache.
+/// Elements of a tile. Its floats stay in the first-level cache.
 pub(super) const TILE: usize = 1024;
-/// Elements of a chunk, the work of one thread at a time; a multiple of [`TILE`].
+/// Elements of a chunk, the unit of work of a thread. A multiple of [`TILE`].
 pub(super) const CHUNK: usize = 1 << 18;
 
-/// One input of a lossy codec.
+/// The input of a codec for one tensor.
 pub(super) struct Source<'a> {
     pub(super) tensor: u64,
     pub(super) dtype: Dtype,
@@ -24,12 +23,10 @@ pub(super) struct Source<'a> {
     data: &'a [u8],
     residual: Option<&'a [f32]>,
     zero_non_finite: bool,
-    /// With feedback: the sum of tensor and residual once the tensor was scanned, then what is left of it.
+    /// With feedback: after a scan the sum of tensor and residual, at the end the new residual.
     pub(super) residual_after: Option<Vec<f32>>,
-    /// What SIDCo's stage rule remembers of the tensor.
-    pub(super) stages: Option<Adaptation>,
-    /// The last factor of PowerSGD.
-    pub(super) factor: Option<Factor>,
+    /// The state that the codec keeps for the tensor. It goes back to the feedback with the residual.
+    pub(super) state: CodecState,
 }
 
 impl<'a> Source<'a> {
@@ -56,12 +53,11 @@ impl<'a> Source<'a> {
             residual,
             zero_non_finite: options.non_finite == NonFinite::Zero,
             residual_after: (feedback.is_some() && lossy).then(|| vec![0.0; len]),
-            stages: feedback.and_then(|f| f.stages(input.name)),
-            factor: feedback.filter(|_| lossy).and_then(|f| f.factor(input.name)).cloned(),
+            state: feedback.filter(|_| lossy).map(|f| f.state(input.name)).unwrap_or_default(),
         })
     }
 
-    /// The elements `start ..`, as many as `out` holds.
+    /// Reads the elements from `start` on into `out`.
     pub(super) fn read(&self, start: usize, out: &mut [f32]) {
         let read = decode_f32s(self.dtype, self.data, start as u64, out);
         debug_assert!(read.is_ok(), "the type is a float and the range lies inside the tensor");
@@ -69,7 +65,7 @@ impl<'a> Source<'a> {
             for (x, r) in out.iter_mut().zip(&residual[start..]) {
                 *x += r;
             }
-            // What a narrow type cannot hold cannot be sent, nor is it worth keeping.
+            // A sum beyond the range of a narrow type cannot be sent, and is not worth keeping.
             if !matches!(self.dtype, Dtype::F32 | Dtype::F64) {
                 let max = max_finite(self.dtype);
                 for x in out.iter_mut().filter(|x| x.is_finite()) {
@@ -84,8 +80,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Visits the elements of `range` in chunks of `step`, in parallel; the results are in their order. With feedback
-    /// each chunk's sums are left in [`Self::residual_after`].
+    /// Visits the elements of `range` in chunks of `step`, in parallel. Returns the results in the order of the chunks.
+    /// With feedback the sums of each chunk stay in [`Self::residual_after`].
     pub(super) fn scan<T: Send>(
         &mut self,
         range: Range<usize>,
@@ -96,7 +92,7 @@ impl<'a> Source<'a> {
         self.scan_into(range, step, places, |chunk, ()| visit(chunk))
     }
 
-    /// [`Self::scan`] with a place for what a visitor makes of each chunk.
+    /// Visits like [`Self::scan`], with one of `places` for the output of each chunk.
     pub(super) fn scan_into<P: Send, T: Send>(
         &mut self,
         range: Range<usize>,
@@ -122,7 +118,7 @@ impl<'a> Source<'a> {
         results
     }
 
-    /// Takes what the receiver gets at `positions` from the residual.
+    /// Subtracts the values that the receiver gets at `positions` from the residual.
     pub(super) fn subtract(&mut self, positions: &[u64], mut decoded: Vec<f32>) -> Result<()> {
         if let Some(after) = &mut self.residual_after {
             round_f32s(self.dtype, &mut decoded)?;
@@ -133,7 +129,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// The error for the first element that is NaN or infinite.
+    /// Returns the error for the first element that is NaN or infinite.
     pub(super) fn non_finite(&self) -> Error {
         let mut tile = [0.0; TILE];
         for start in (0..self.len).step_by(TILE) {
@@ -148,7 +144,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The elements of a tensor of f32 without residual; those that are not finite as the options say.
+/// Returns the elements of an f32 tensor without residual. NaN and infinity are handled as `options` say.
 pub(super) fn checked_f32s(input: &Input<'_>, options: &Options, what: &'static str) -> Result<Vec<f32>> {
     let in_tensor = |e: Error| e.in_tensor(input.tensor);
     if input.view.dtype() != Dtype::F32 {
@@ -167,7 +163,7 @@ pub(super) fn checked_f32s(input: &Input<'_>, options: &Options, what: &'static 
     Ok(values)
 }
 
-/// Part of a tensor.
+/// Consecutive elements of a tensor, for one call of a visitor.
 pub(super) struct Chunk<'s, 'a> {
     pub(super) source: &'s Source<'a>,
     pub(super) start: usize,
@@ -176,19 +172,19 @@ pub(super) struct Chunk<'s, 'a> {
 }
 
 impl Chunk<'_, '_> {
-    /// Whether what a visitor takes from the elements it sees becomes the residual.
+    /// Whether the visitor's changes to the elements become the residual.
     pub(super) fn has_feedback(&self) -> bool {
         self.after.is_some()
     }
 
-    /// The elements' bytes where nothing has to be made of them but 32-bit floats.
+    /// Returns the elements' bytes if they are the 32-bit floats that a visitor would get.
     pub(super) fn plain(&self) -> Option<&[[u8; 4]]> {
         let source = self.source;
         let plain = source.dtype == Dtype::F32 && source.residual.is_none() && !source.zero_non_finite;
         (plain && self.after.is_none()).then(|| &source.data.as_chunks().0[self.start..self.start + self.len])
     }
 
-    /// Calls `visit` with each tile and with the index of its first element in the tensor.
+    /// Calls `visit` with the index of each tile's first element in the tensor, and with the tile.
     pub(super) fn tiles(self, mut visit: impl FnMut(usize, &mut [f32])) {
         let mut scratch = [0.0; TILE];
         let mut after = self.after;
@@ -203,7 +199,7 @@ impl Chunk<'_, '_> {
         }
     }
 
-    /// Calls `visit` with all elements of the chunk at once.
+    /// Calls `visit` with the index of the chunk's first element in the tensor, and with all elements.
     pub(super) fn whole<T>(self, visit: impl FnOnce(usize, &mut [f32]) -> T) -> T {
         let mut scratch = Vec::new();
         let values = match self.after {

@@ -10,3 +10,4 @@ pub(crate) mod randk;
 pub(crate) mod sbc;
 pub(crate) mod sidco;
 pub(crate) mod sign;
+pub(crate) mod state;

@@ -16,19 +16,43 @@
 use rayon::prelude::*;
 
 use super::demo::{finite, numbers_of};
+use super::state::CodecState;
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Input, Kept, Options, sparse};
 use crate::error::Result;
 use crate::random;
-use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
+use crate::tensor::{Dtype, TensorBuf};
 
 /// The last Q of a tensor, cols x rank, row-major.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Factor {
-    pub(crate) rank: u64,
-    pub(crate) values: Vec<f32>,
+pub(super) struct Factor {
+    rank: u64,
+    values: Vec<f32>,
+}
+
+impl Factor {
+    /// Returns the bit patterns of the factor as a tensor, cols x rank, for a checkpoint.
+    pub(super) fn to_tensor(&self) -> Option<TensorBuf> {
+        let cols = (self.values.len() as u64).checked_div(self.rank)?;
+        TensorBuf::new(Dtype::U32, vec![cols, self.rank], bytes(&self.values)).ok()
+    }
+
+    /// Returns the factor of this rank that [`Self::to_tensor`] wrote.
+    pub(super) fn from_tensor(tensor: &TensorBuf, rank: u64) -> Self {
+        Self { rank, values: floats(tensor.data()) }
+    }
+}
+
+/// Returns the last Q of a tensor if `state` has one of this rank.
+pub(crate) fn last_factor(state: &CodecState, rank: u64) -> Option<&[f32]> {
+    state.powersgd.as_ref().filter(|f| f.rank == rank).map(|f| f.values.as_slice())
+}
+
+/// Stores the last Q of a tensor, cols x rank, row-major.
+pub(crate) fn store_factor(state: &mut CodecState, rank: u64, values: Vec<f32>) {
+    state.powersgd = Some(Factor { rank, values });
 }
 
 /// Rows and columns of a tensor that is sent as factors; `None` if it is sent as it is: of fewer than two dimensions, or its
@@ -57,8 +81,7 @@ pub(crate) fn blocks(
             plain(tensor, &sums, options, blocks)?;
             continue;
         };
-        let before = tensor.factor.as_ref().filter(|f| f.rank == rank).map(|f| f.values.as_slice());
-        let basis = basis(before, cols, rank as usize, seed, tensor.tensor);
+        let basis = basis(last_factor(&tensor.state, rank), cols, rank as usize, seed, tensor.tensor);
         let left = left_factor(times(&sums, cols, &basis), rank as usize);
         let right = numbers(&transposed_times(&sums, cols, &left, rank as usize));
         let (values, decoded) = product(left, right, rank, tensor.dtype)?;
@@ -68,7 +91,7 @@ pub(crate) fn blocks(
         if let Values::LowRank(LowRank { right, .. }) = &values
             && let Values::Floats(Floats { bytes, .. }) = &**right
         {
-            tensor.factor = Some(Factor { rank, values: floats(bytes) });
+            store_factor(&mut tensor.state, rank, floats(bytes));
         }
         let scope = Scope::Tensor(tensor.tensor);
         blocks.push(Block { scope, add: false, support: Support::All, values });

@@ -8,6 +8,7 @@
 //! Q = the mean of each coefficient over the senders that sent it; step along the sign of its inverse
 //! ```
 
+use super::state;
 use crate::block::{Block, Dct, Floats, Sets, Stored, Support, Values};
 use crate::compress::codecs::demo::numbers_of;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
@@ -99,8 +100,7 @@ impl DeMo {
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
         let mut momenta = self.momenta.clone();
         for input in inputs {
-            let before = self.momenta.of(input.name, input.view.shape());
-            if let Some(momentum) = before.map_err(|e| e.in_tensor(input.tensor))? {
+            if let Some(momentum) = state::of(&self.momenta, input)? {
                 let decayed = momentum.iter().map(|m| self.options.decay * m).collect();
                 momenta.set(input.name, input.view.shape(), decayed);
             }

@@ -9,6 +9,7 @@
 //! The share that is sent falls from warm-up stage to warm-up stage to its final value.
 
 use super::mask_momenta;
+use super::state::{self, MOMENTUM};
 use crate::block::{Block, Positions};
 use crate::compress::source::checked_f32s;
 use crate::compress::{Amount, Codec, Feedback, Input, Kept, Options, Selection, compress};
@@ -63,9 +64,6 @@ pub struct Dgc {
     residuals: Feedback,
 }
 
-/// Ends a tensor's name in a checkpoint.
-const MOMENTUM: &str = "#momentum";
-
 impl Dgc {
     /// A sender at step 0.
     ///
@@ -115,8 +113,7 @@ impl Dgc {
             _ => 1.0,
         };
         for (input, gradient) in inputs.iter().zip(&mut gradients) {
-            let momentum = self.momenta.of(input.name, input.view.shape());
-            let momentum = momentum.map_err(|e| e.in_tensor(input.tensor))?;
+            let momentum = state::of(&self.momenta, input)?;
             for (i, x) in gradient.iter_mut().enumerate() {
                 *x = momentum.map_or(0.0, |u| self.options.momentum * u[i]) + scale * *x;
             }
@@ -151,8 +148,7 @@ impl Dgc {
 
     /// The state as tensors for a checkpoint, beside [`Self::steps`] and the options.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
-        let momenta = self.momenta.save().into_iter().map(|(name, u)| (name + MOMENTUM, u));
-        self.residuals.save().into_iter().chain(momenta).collect()
+        state::save(&self.residuals, [(MOMENTUM, &self.momenta)])
     }
 
     /// The state that [`Self::save`] gave after `steps` steps.
@@ -164,11 +160,7 @@ impl Dgc {
         steps: u64,
         tensors: impl IntoIterator<Item = (String, TensorBuf)>,
     ) -> Result<Self> {
-        let (momenta, residuals): (Vec<_>, Vec<_>) =
-            tensors.into_iter().partition(|(name, _)| name.ends_with(MOMENTUM));
-        let momenta =
-            momenta.into_iter().map(|(name, u)| (name[..name.len() - MOMENTUM.len()].to_owned(), u));
-        let (momenta, residuals) = (Feedback::load(momenta)?, Feedback::load(residuals)?);
+        let (residuals, [momenta]) = state::load([MOMENTUM], tensors)?;
         Ok(Self { step: steps, momenta, residuals, ..Self::new(options)? })
     }
 }

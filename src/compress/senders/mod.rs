@@ -7,6 +7,7 @@ pub mod onebit;
 pub mod powersgd;
 pub mod sbc;
 pub mod scalecom;
+mod state;
 
 pub use demo::{DeMo, DeMoOptions};
 pub use dgc::{Dgc, DgcOptions};

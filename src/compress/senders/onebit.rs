@@ -21,6 +21,7 @@
 //! not leave a variance that is too small. And an element whose frozen variance is zero, one that had no gradient in all of
 //! the warm-up, does not move: its sign would be plus or minus the scale of its neighbours, divided by epsilon.
 
+use super::state::{self, MOMENTUM, VARIANCE};
 use crate::block::Block;
 use crate::compress::source::checked_f32s;
 use crate::compress::{Codec, Feedback, Input, Options, Share, compress};
@@ -140,10 +141,6 @@ pub struct Worker {
     open: Option<Feedback>,
 }
 
-/// Ends of tensors' names in a checkpoint.
-const MOMENTUM: &str = "#momentum";
-const VARIANCE: &str = "#variance";
-
 impl Worker {
     /// A worker at step 0.
     ///
@@ -165,7 +162,7 @@ impl Worker {
         if self.step >= self.settings.warm_up {
             let b1 = self.settings.momentum;
             for (input, row) in gradients.iter().zip(&mut rows) {
-                let momentum = of(&self.momenta, input)?;
+                let momentum = state::of(&self.momenta, input)?;
                 for (i, x) in row.iter_mut().enumerate() {
                     *x = b1 * momentum.map_or(0.0, |m| m[i]) + (1.0 - b1) * *x;
                 }
@@ -186,7 +183,7 @@ impl Worker {
     /// a shape that changed. The state is then as it was before.
     pub fn apply(&mut self, received: &[Input<'_>]) -> Result<Vec<Vec<f32>>> {
         if self.open.is_none() {
-            return Err(Error::input(InputErrorKind::OutOfTurn { what: "1-bit Adam has no open step" }));
+            return Err(state::out_of_turn("1-bit Adam has no open step"));
         }
         let Settings { warm_up, momentum: b1, variance: b2, epsilon, .. } = self.settings;
         let t = self.step.saturating_add(1).min(i32::MAX as u64) as i32;
@@ -196,7 +193,7 @@ impl Worker {
         let mut rows = checked(received, &Options::default())?;
         let mut new = Vec::with_capacity(rows.len());
         for (input, row) in received.iter().zip(&mut rows) {
-            let (momentum, variance) = (of(&self.momenta, input)?, of(&self.variances, input)?);
+            let (momentum, variance) = (state::of(&self.momenta, input)?, state::of(&self.variances, input)?);
             let mut m = vec![0.0; row.len()];
             let mut v = variance.map_or_else(|| vec![0.0; row.len()], <[f32]>::to_vec);
             for (i, x) in row.iter_mut().enumerate() {
@@ -245,13 +242,7 @@ impl Worker {
 
     /// The state as tensors for a checkpoint, beside [`Self::steps`] and the settings; a step that is open is not in it.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
-        let named = |of: &Feedback, end: &'static str| {
-            of.save().into_iter().map(move |(name, tensor)| (name + end, tensor))
-        };
-        named(&self.residuals, "")
-            .chain(named(&self.momenta, MOMENTUM))
-            .chain(named(&self.variances, VARIANCE))
-            .collect()
+        state::save(&self.residuals, [(MOMENTUM, &self.momenta), (VARIANCE, &self.variances)])
     }
 
     /// The state that [`Self::save`] gave after `steps` steps.
@@ -263,23 +254,8 @@ impl Worker {
         steps: u64,
         tensors: impl IntoIterator<Item = (String, TensorBuf)>,
     ) -> Result<Self> {
-        let (mut momenta, mut variances, mut residuals) = (Vec::new(), Vec::new(), Vec::new());
-        for (name, tensor) in tensors {
-            if let Some(of) = name.strip_suffix(MOMENTUM) {
-                momenta.push((of.to_owned(), tensor));
-            } else if let Some(of) = name.strip_suffix(VARIANCE) {
-                variances.push((of.to_owned(), tensor));
-            } else {
-                residuals.push((name, tensor));
-            }
-        }
-        Ok(Self {
-            step: steps,
-            momenta: Feedback::load(momenta)?,
-            variances: Feedback::load(variances)?,
-            residuals: Feedback::load(residuals)?,
-            ..Self::new(settings)?
-        })
+        let (residuals, [momenta, variances]) = state::load([MOMENTUM, VARIANCE], tensors)?;
+        Ok(Self { step: steps, momenta, variances, residuals, ..Self::new(settings)? })
     }
 }
 
@@ -324,7 +300,7 @@ impl Server {
 
     /// The state as tensors for a checkpoint, beside [`Self::steps`] and the settings.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
-        self.residuals.save()
+        state::save(&self.residuals, [])
     }
 
     /// The state that [`Self::save`] gave after `steps` steps.
@@ -336,15 +312,11 @@ impl Server {
         steps: u64,
         tensors: impl IntoIterator<Item = (String, TensorBuf)>,
     ) -> Result<Self> {
-        let residuals = Feedback::load(tensors)?;
+        let (residuals, []) = state::load([], tensors)?;
         Ok(Self { step: steps, residuals, ..Self::new(settings)? })
     }
 }
 
 fn checked(inputs: &[Input<'_>], options: &Options) -> Result<Vec<Vec<f32>>> {
     inputs.iter().map(|input| checked_f32s(input, options, "1-bit Adam")).collect()
-}
-
-fn of<'a>(state: &'a Feedback, input: &Input<'_>) -> Result<Option<&'a [f32]>> {
-    state.of(input.name, input.view.shape()).map_err(|e| e.in_tensor(input.tensor))
 }

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use super::state::{self, out_of_turn};
 use crate::block::{Block, Floats, Scope, Stored, Support, Values};
 use crate::compress::codecs::demo;
 use crate::compress::codecs::powersgd::{
-    Factor, basis, bytes, elements, left_factor, matrix, numbers, product, times, transposed_times,
+    basis, bytes, elements, last_factor, left_factor, matrix, numbers, product, store_factor, times,
+    transposed_times,
 };
 use crate::compress::source::Source;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, sparse};
@@ -130,11 +132,7 @@ impl Worker {
     /// # Errors
     /// [`Error::Input`] inside a step.
     pub fn set_memory(&mut self, memory: Feedback) -> Result<()> {
-        if self.round.is_some() {
-            return Err(out_of_turn("the memory cannot change inside a step"));
-        }
-        self.memory = memory;
-        Ok(())
+        state::replace(&mut self.memory, memory, self.round.is_some())
     }
 
     /// Begins a step with this worker's gradients, one for each tensor of the manifest: its blocks for [`Self::p_manifest`].
@@ -159,8 +157,7 @@ impl Worker {
             let all = elements(&mut source)?;
             let values = match matrix(&info.shape, info.dtype, rank) {
                 Some((_, cols)) => {
-                    let before = source.factor.as_ref().filter(|f| f.rank == rank);
-                    let basis = basis(before.map(|f| f.values.as_slice()), cols, rank as usize, seed, tensor);
+                    let basis = basis(last_factor(&source.state, rank), cols, rank as usize, seed, tensor);
                     of_numbers(&numbers(&times(&all, cols, &basis)))
                 }
                 None => sparse::floats(info.dtype, Kept::F32, &all).map_err(in_tensor)?.0,
@@ -246,7 +243,9 @@ impl Worker {
                 for ((info, left), factor) in self.manifest.tensors().iter().zip(sums).zip(factors) {
                     self.memory.set(&info.name, &info.shape, left);
                     if let Some(values) = factor {
-                        self.memory.set_factor(&info.name, Factor { rank: self.settings.rank, values });
+                        let mut state = self.memory.state(&info.name);
+                        store_factor(&mut state, self.settings.rank, values);
+                        self.memory.set_state(&info.name, state);
                     }
                 }
                 Ok(())
@@ -300,8 +299,4 @@ fn of_numbers(numbers: &[f32]) -> Values {
 
 fn dense(tensor: u64, values: Values) -> Block {
     Block { scope: Scope::Tensor(tensor), add: false, support: Support::All, values }
-}
-
-fn out_of_turn(what: &'static str) -> Error {
-    Error::input(InputErrorKind::OutOfTurn { what })
 }

@@ -5,6 +5,7 @@
 //! every `delay` steps   send sbc(r), r <- r - what was sent      and mask_momenta(what was sent)
 //! ```
 
+use super::state;
 use crate::block::{Block, Positions};
 use crate::compress::source::Source;
 use crate::compress::{Amount, Codec, Feedback, Input, Options, compress};
@@ -141,7 +142,7 @@ impl Sbc {
 
     /// The state as tensors for a checkpoint, beside [`Self::steps`] and the options.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
-        self.residuals.save()
+        state::save(&self.residuals, [])
     }
 
     /// The state that [`Self::save`] gave after `steps` steps.
@@ -153,7 +154,7 @@ impl Sbc {
         steps: u64,
         tensors: impl IntoIterator<Item = (String, TensorBuf)>,
     ) -> Result<Self> {
-        let residuals = Feedback::load(tensors)?;
+        let (residuals, []) = state::load([], tensors)?;
         Ok(Self { step: steps, residuals, ..Self::new(options)? })
     }
 }

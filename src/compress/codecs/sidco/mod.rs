@@ -27,7 +27,8 @@ pub(in crate::compress) use stages::{Goal, Refined, Refining, Staging};
 use crate::block::Block;
 use crate::compress::source::Source;
 use crate::compress::{Amount, Kept, in_order, sparse};
-use crate::error::Result;
+use crate::error::{Error, InputErrorKind, Result};
+use crate::tensor::{Dtype, TensorBuf};
 
 /// How the number of stages is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -81,6 +82,22 @@ impl Adaptation {
         Self { stages: stages.clamp(1, most), steps: 0, ratios: 0.0 }
     }
 
+    /// Returns the state as a tensor of three 64-bit integers for a checkpoint.
+    pub(in crate::compress) fn to_tensor(self) -> Option<TensorBuf> {
+        let data = self.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
+        TensorBuf::new(Dtype::I64, vec![3], data).ok()
+    }
+
+    /// Returns the state that [`Self::to_tensor`] wrote.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the integers are no state.
+    pub(in crate::compress) fn from_tensor(tensor: &TensorBuf) -> Result<Self> {
+        let words: Vec<i64> = tensor.data().as_chunks().0.iter().map(|w| i64::from_le_bytes(*w)).collect();
+        let state = words.try_into().ok().and_then(Self::from_words);
+        state.ok_or(Error::input(InputErrorKind::BadState { what: "stages of SIDCo" }))
+    }
+
     /// Three integers for a checkpoint.
     pub(crate) fn to_words(self) -> [i64; 3] {
         [i64::from(self.stages), i64::from(self.steps), self.ratios.to_bits() as i64]
@@ -110,9 +127,11 @@ pub(crate) fn block(tensors: &mut [Source<'_>], settings: Settings) -> Result<Bl
     let Settings { amount, fit, stages, values, seed } = settings;
     let chosen = in_order(tensors.par_iter_mut().map(|source| {
         let k = amount.of(source.len as u64);
-        let state = source.stages.unwrap_or_default();
+        let state = source.state.sidco.unwrap_or_default();
         let (chosen, after) = stages::select(source, fit, stages, k, state)?;
-        source.stages = (stages == Stages::Authors).then_some(after);
+        if stages == Stages::Authors {
+            source.state.sidco = Some(after);
+        }
         Ok(chosen)
     }))?;
     sparse::block(tensors, chosen, values, seed)

@@ -111,9 +111,9 @@ fn the_authors_rule_moves_as_published() {
     let (mut feedback, codec) =
         (Feedback::new(), "sidco:density=0.001,fit=gp,stages=authors".parse::<Codec>().unwrap());
     for _ in 0..6 {
-        let before = feedback.stages("a");
+        let before = feedback.state("a").sidco;
         compress(&inputs(&values), &[codec], &Options::default(), Some(&mut feedback)).unwrap();
-        let state = feedback.stages("a").unwrap();
+        let state = feedback.state("a").sidco.unwrap();
         assert_eq!(state.stages, 1);
         assert!(before.is_none_or(|b| b != state));
     }
@@ -134,7 +134,7 @@ fn a_resumed_sender_sends_the_same() {
         assert_eq!(step(&mut uninterrupted), step(&mut resumed), "step {at}");
         assert_eq!(resumed, uninterrupted);
     }
-    assert_ne!(uninterrupted.stages("a").unwrap().stages, 1, "the rule moved");
+    assert_ne!(uninterrupted.state("a").sidco.unwrap().stages, 1, "the rule moved");
     let wrong = TensorBuf::new(Dtype::I64, vec![3], vec![0xff; 24]).unwrap();
     assert!(Feedback::load([("a#sidco".to_owned(), wrong)]).is_err());
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Choice, Settings, quasi};
 use crate::block::{Block, IndexSpace, Scope, Set, SetId, Sets, Support};
 use crate::compress::select::{Chosen, top_k, top_k_each};
+use crate::compress::senders::state::{self, out_of_turn};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Feedback, Input, Options, sparse};
 use crate::error::{Error, InputErrorKind, Result};
@@ -93,11 +94,7 @@ impl Worker {
     /// # Errors
     /// [`Error::Input`] inside a step.
     pub fn set_memory(&mut self, memory: Feedback) -> Result<()> {
-        if self.round.is_some() {
-            return Err(out_of_turn("the memory cannot change inside a step"));
-        }
-        self.memory = memory;
-        Ok(())
+        state::replace(&mut self.memory, memory, self.round.is_some())
     }
 
     /// The leader of a step: step mod world.
@@ -280,8 +277,4 @@ impl Worker {
         let joint: Vec<f32> = positions.iter().map(|&p| round.sums[p as usize]).collect();
         sparse::floats(self.space.dtype, self.settings.values, &joint)
     }
-}
-
-fn out_of_turn(what: &'static str) -> Error {
-    Error::input(InputErrorKind::OutOfTurn { what })
 }
