@@ -9,8 +9,8 @@ use crate::tensor::{TensorBuf, elements};
 
 /// The residuals of a sender, by tensor name. They are never transmitted.
 ///
-/// The residual of a tensor has one 32-bit float per element: the sum of all updates minus the sum of what the
-/// receivers got. Codecs that adapt from step to step keep their state here too:
+/// The residual of a tensor has one 32-bit float per element: the sum of all updates minus the sum of what
+/// the receivers got. Codecs that adapt from step to step keep their state here too:
 /// [`Stages::Authors`](super::Stages::Authors) its number of stages, and
 /// [`Codec::PowerSgd`](super::Codec::PowerSgd) the last factor of each tensor.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -52,8 +52,8 @@ impl Feedback {
     ///
     /// 1. the residuals, under the names of their tensors;
     /// 2. the states of SIDCo's stage rule, three 64-bit integers each, under the tensor's name and `#sidco`;
-    /// 3. the factors of PowerSGD, cols x rank, as the bit patterns of their 32-bit floats, under the tensor's name
-    ///    and `#powersgd`.
+    /// 3. the factors of PowerSGD, cols x rank, as the bit patterns of their 32-bit floats, under the
+    ///    tensor's name and `#powersgd`.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
         let residuals = self.residuals.iter().filter_map(|(name, r)| {
             Some((name.clone(), TensorBuf::from_f32(r.shape.clone(), &r.values).ok()?))

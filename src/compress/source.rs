@@ -80,8 +80,8 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Visits the elements of `range` in chunks of `step`, in parallel. Returns the results in the order of the chunks.
-    /// With feedback the sums of each chunk stay in [`Self::residual_after`].
+    /// Visits the elements of `range` in chunks of `step`, in parallel. Returns the results in the order of
+    /// the chunks. With feedback the sums of each chunk stay in [`Self::residual_after`].
     pub(super) fn scan<T: Send>(
         &mut self,
         range: Range<usize>,

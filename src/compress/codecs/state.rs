@@ -34,7 +34,8 @@ pub(in crate::compress) fn save(states: &CodecStates) -> impl Iterator<Item = (S
     sidco.chain(powersgd)
 }
 
-/// Adds a tensor of a checkpoint to `states`. Returns `false` if name and element type are not those of a state.
+/// Adds a tensor of a checkpoint to `states`. Returns `false` if name and element type are not those of a
+/// state.
 ///
 /// # Errors
 /// [`Error::Input`](crate::Error::Input) if the tensor has the name and type of a state but other content.

@@ -1,10 +1,10 @@
-//! DeMo, decoupled momentum (Peng et al., arXiv 2411.19870): the momentum's largest cosine coefficients travel, the rest of
-//! the momentum stays with its sender.
+//! DeMo, decoupled momentum (Peng et al., arXiv 2411.19870): senders transmit the largest cosine coefficients
+//! of their momentum and keep the rest of it.
 //!
 //! ```text
 //! m <- decay m + g                                  every sender
 //! q = the largest coefficients of each chunk of the DCT-II of m
-//! m <- m - what the receivers make of q
+//! m <- m - the inverse transform of q as receivers decode it
 //! Q = the mean of each coefficient over the senders that sent it; step along the sign of its inverse
 //! ```
 
@@ -18,14 +18,14 @@ use crate::error::{Error, InputErrorKind, Result};
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct DeMoOptions {
-    /// The longest side of a chunk: 1 to 128. Default: 64, as the authors' code.
+    /// Longest side of a chunk, in elements: 1 to 128. Default: 64, as in the authors' code.
     pub chunk: u64,
-    /// Coefficients kept of each chunk, at least 1. Default: 32, as the authors' code.
+    /// Coefficients kept per chunk, at least 1. Default: 32, as in the authors' code.
     pub kept: u64,
-    /// What is sent of a coefficient: [`Kept::Sign`], [`Kept::F32`], [`Kept::F16`] or [`Kept::Bf16`]. Default: its sign, and
-    /// the mean magnitude once for each block.
+    /// Representation of a coefficient: [`Kept::Sign`], [`Kept::F32`], [`Kept::F16`] or [`Kept::Bf16`].
+    /// Default: its sign, and the mean magnitude once per block.
     pub values: Kept,
-    /// What is left of the momentum from step to step: 0 to 1. Default: 0.999, as the authors' code.
+    /// Factor of the momentum per step: 0 to 1. Default: 0.999, as in the authors' code.
     pub decay: f32,
 }
 
@@ -65,7 +65,7 @@ impl DeMoOptions {
     }
 }
 
-/// The state of one sender: its momentum, by tensor. Receivers have none: see [`direction`].
+/// The state of one sender: its momentum, by tensor. Receivers have no state: see [`direction`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeMo {
     options: DeMoOptions,
@@ -73,7 +73,7 @@ pub struct DeMo {
 }
 
 impl DeMo {
-    /// A sender without momentum.
+    /// Returns a sender with zero momentum.
     ///
     /// # Errors
     /// [`Error::Input`] if an option is out of its range.
@@ -86,17 +86,19 @@ impl DeMo {
         Ok(demo)
     }
 
-    /// The codec of a step.
+    /// Returns the codec of every step.
     pub fn codec(&self) -> Codec {
         let DeMoOptions { chunk, kept, values, .. } = self.options;
         Codec::Demo { chunk, kept, values }
     }
 
-    /// The blocks of one step. `inputs`: gradients, times the learning rate as the authors' code has it, or not: signs do
-    /// not depend on it while it is constant.
+    /// Returns the blocks of one step.
+    ///
+    /// `inputs`: gradients. The authors' code multiplies them by the learning rate; the signs of the result
+    /// do not depend on it while it is constant.
     ///
     /// # Errors
-    /// Those of [`compress`]; the state is then as it was.
+    /// Those of [`compress`]. The state does not change then.
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
         let mut momenta = self.momenta.clone();
         for input in inputs {
@@ -110,27 +112,29 @@ impl DeMo {
         Ok(blocks)
     }
 
-    /// The momentum, for a checkpoint. It never travels.
+    /// Returns the momentum, for a checkpoint. It is never transmitted.
     pub fn momenta(&self) -> &Feedback {
         &self.momenta
     }
 
-    /// Takes up the momentum of a checkpoint.
+    /// Restores the momentum of a checkpoint.
     pub fn set_momenta(&mut self, momenta: Feedback) {
         self.momenta = momenta;
     }
 }
 
-/// What all receivers step along, once they have the senders' blocks of one scope: -1, 0 or 1 for each element of the scope.
+/// Returns the direction of the step of all receivers: -1, 0 or 1 for each element of the blocks' scope.
 ///
-/// Each coefficient becomes the mean of those that were sent for it, added in the order of `blocks`: give them in the order of
-/// their senders' numbers, and all receivers get the same bits. That is the authors' rule; [`reduce::Sum`](crate::reduce::Sum)
-/// divides by the number of all senders instead, and its signs may differ.
+/// `blocks`: the blocks of all senders for one scope, in the order of the senders' numbers. All receivers
+/// then get the same bits. Each coefficient is the mean over the senders that sent it, added in the order of
+/// `blocks`. This is the authors' rule. [`reduce::Sum`](crate::reduce::Sum) divides by the number of all
+/// senders instead, so its signs may differ.
 ///
 /// # Errors
-/// [`Error::Input`] if there is no block, one is not of [`Values::Dct`], or they differ in scope or layout.
+/// [`Error::Input`] if `blocks` is empty, a block has no [`Values::Dct`], or blocks differ in scope or
+/// layout.
 pub fn direction(blocks: &[&Block]) -> Result<Vec<f32>> {
-    let wrong = |i: usize| Error::cannot_reduce("it is no transform of the same chunks").of_sender(i as u64);
+    let wrong = |i: usize| Error::cannot_reduce("not a transform of the same chunks").of_sender(i as u64);
     let Some(Block { scope, values: Values::Dct(first), .. }) = blocks.first() else {
         return Err(wrong(0));
     };

@@ -1,4 +1,5 @@
-//! Deep Gradient Compression (Lin et al., arXiv 1712.01887, section 3) as state of a sender on top of top-k.
+//! Deep Gradient Compression (Lin et al., arXiv 1712.01887, section 3): the state of a sender on top of
+//! top-k.
 //!
 //! ```text
 //! g <- g min(1, clip / (sqrt(workers) |g|))    local gradient clipping, the norm over all tensors together
@@ -6,7 +7,7 @@
 //! send the largest elements of v; where sent: v <- v - sent, u <- 0      momentum factor masking
 //! ```
 //!
-//! The share that is sent falls from warm-up stage to warm-up stage to its final value.
+//! The density falls from one warm-up stage to the next, down to its final value.
 
 use super::mask_momenta;
 use super::state::{self, MOMENTUM};
@@ -20,21 +21,21 @@ use crate::tensor::TensorBuf;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DgcOptions {
-    /// The share of each tensor that is sent after the warm-up: more than 0, at most 1. Default: 0.001.
+    /// Density after the warm-up, for each tensor: more than 0, at most 1. Default: 0.001.
     pub density: f64,
-    /// The shares of the warm-up's stages. Default: 0.25, 0.063, 0.015, 0.004, as the authors' code.
+    /// Densities of the warm-up's stages. Default: 0.25, 0.063, 0.015, 0.004, as in the authors' code.
     pub warm_up: Vec<f64>,
-    /// Steps of each stage of the warm-up; the authors take an epoch's. 0, the default, is no warm-up.
+    /// Steps per stage of the warm-up. The authors use the steps of an epoch. Default: 0, no warm-up.
     pub warm_up_steps: u64,
     /// Momentum: at least 0, less than 1. Default: 0.9.
     pub momentum: f32,
-    /// The largest norm of the gradients of all workers together, if it is limited: more than 0. Default: it is not.
+    /// Limit of the norm of the gradients of all workers together: more than 0. Default: no limit.
     pub clip: Option<f32>,
-    /// The number of workers, at least 1, for clipping. Default: 1.
+    /// Number of workers, at least 1, for clipping. Default: 1.
     pub workers: u64,
-    /// What is sent of an element. Default: its value.
+    /// Representation of an element that is sent. Default: its value.
     pub values: Kept,
-    /// How positions are written.
+    /// Coding of positions. Default: the smallest.
     pub positions: Positions,
 }
 
@@ -65,7 +66,7 @@ pub struct Dgc {
 }
 
 impl Dgc {
-    /// A sender at step 0.
+    /// Returns a sender at step 0.
     ///
     /// # Errors
     /// [`Error::Input`] if an option is out of its range.
@@ -82,7 +83,7 @@ impl Dgc {
         }
     }
 
-    /// The codec of the next step.
+    /// Returns the codec of the next step.
     pub fn codec(&self) -> Codec {
         let stage = self.step.checked_div(self.options.warm_up_steps).map(usize::try_from);
         let warm = stage.and_then(|s| self.options.warm_up.get(s.ok()?)).copied();
@@ -95,11 +96,11 @@ impl Dgc {
         }
     }
 
-    /// The blocks of one step; `inputs` are gradients, not multiplied by a learning rate.
+    /// Returns the blocks of one step. `inputs`: gradients, not multiplied by a learning rate.
     ///
     /// # Errors
-    /// [`Error::Input`]: tensors of another type than f32, NaN or infinity, a shape that changed. The state is then as it
-    /// was before.
+    /// [`Error::Input`] for tensors of another type than f32, NaN or infinity, or a shape that changed. The
+    /// state does not change then.
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
         let mut gradients = Vec::with_capacity(inputs.len());
         for input in inputs {
@@ -136,25 +137,25 @@ impl Dgc {
         Ok(blocks)
     }
 
-    /// The steps that were made.
+    /// Returns the number of steps so far.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// The residuals, v.
+    /// Returns the residuals, v.
     pub fn residuals(&self) -> &Feedback {
         &self.residuals
     }
 
-    /// The state as tensors for a checkpoint, beside [`Self::steps`] and the options.
+    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the options.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
         state::save(&self.residuals, [(MOMENTUM, &self.momenta)])
     }
 
-    /// The state that [`Self::save`] gave after `steps` steps.
+    /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Input`] if a tensor is not of floats.
+    /// Those of [`Self::new`], and those of [`Feedback::load`].
     pub fn load(
         options: DgcOptions,
         steps: u64,

@@ -1,4 +1,4 @@
-//! Senders that keep state from step to step, one file for each paper.
+//! Senders that keep state between steps, one file per paper.
 
 pub mod demo;
 pub mod dgc;

@@ -1,19 +1,21 @@
-//! Momentum factor masking: the momentum of an element that was sent begins anew, so that what is old already does not
-//! push the element on when it comes to be sent again (arXiv 1712.01887, section 3.3; arXiv 1805.08768 does the same).
+//! Momentum factor masking: the momentum of an element restarts at zero when the element is sent, so that
+//! stale momentum does not move the element again (arXiv 1712.01887, section 3.3; arXiv 1805.08768 does the
+//! same).
 
 use std::ops::Range;
 
 use crate::block::{Block, Scope, Sets};
 use crate::error::{Error, InputErrorKind, Result};
 
-/// Sets the momenta of all elements that `blocks` speak of to zero.
+/// Sets the momenta of all elements in the supports of `blocks` to zero.
 ///
-/// `momenta`: tensors by their numbers, ascending, each with a number for each of its elements, row-major. A block of all
-/// elements of a tensor clears all of them. Blocks on index sets are not understood here: their sets are not at hand.
+/// `momenta`: one entry per tensor, in ascending order of tensor numbers: the tensor's number, and the
+/// momentum of each element, row-major. A block of all elements of a tensor clears the whole tensor. Blocks
+/// on index sets are refused, because this function does not have the sets.
 ///
 /// # Errors
-/// [`Error::Input`] if `momenta` lack a tensor that a block speaks of or have another length, or if a block is on an index
-/// set. The momenta are then as they were.
+/// [`Error::Input`] if `momenta` lack a tensor of a block or have another length, or if a block is on an
+/// index set. The momenta do not change then.
 pub fn mask_momenta(blocks: &[Block], momenta: &mut [(u64, &mut [f32])]) -> Result<()> {
     if !momenta.is_sorted_by(|(a, _), (b, _)| a < b) {
         return Err(Error::not_ascending("tensors of the momenta"));
@@ -28,7 +30,8 @@ pub fn mask_momenta(blocks: &[Block], momenta: &mut [(u64, &mut [f32])]) -> Resu
     Ok(())
 }
 
-/// Calls `f` with each run of elements that a block speaks of: which of `lens`, and where in it.
+/// Calls `f` with each run of elements in a block's support: the index in `lens`, and the range inside that
+/// tensor.
 fn visit(block: &Block, lens: &[(u64, u64)], f: &mut dyn FnMut(usize, Range<usize>)) -> Result<()> {
     let wrong = || Error::input(InputErrorKind::Mismatch { what: "tensors of blocks and momenta" });
     let wrong = || wrong().in_tensor(block.scope.first());

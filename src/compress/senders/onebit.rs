@@ -1,25 +1,27 @@
-//! 1-bit Adam (Tang et al., arXiv 2102.02888, algorithm 1) as state of workers and of a server.
+//! 1-bit Adam (Tang et al., arXiv 2102.02888, algorithm 1): the state of workers and of a server.
 //!
 //! ```text
-//! warm-up, T steps      worker -> server   g, as it is          server -> worker   the mean of g
+//! warm-up, T steps      worker -> server   g                    server -> worker   the mean of g
 //!   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2            Adam, with v frozen at the end
-//! afterwards            worker -> server   sign(b1 m + (1 - b1) g + d)      d: what that left over, the worker's
-//!                       server -> worker   sign(mean of those + D)           D: what that left over, the server's
-//!   m <- what the server sent
+//! afterwards            worker -> server   sign(b1 m + (1 - b1) g + d)      d: the worker's residual
+//!                       server -> worker   sign(mean of those + D)           D: the server's residual
+//!   m <- the server's message
 //! every step            x <- x - learning rate * m / (sqrt(v) + epsilon)
 //! ```
 //!
-//! `sign` stands for signs times mean magnitudes, the codec `sign`. Each side is a pair of calls: a [`Worker`] gives blocks
-//! ([`Worker::message`]) and takes the tensors that came back ([`Worker::apply`]); a [`Server`] takes the mean of the workers'
-//! tensors, as [`reduce::Sum`](../../reduce/struct.Sum.html) gives it, and gives blocks. What workers do depends on nothing but
-//! what the server sent, so all of them keep the same weights, bit for bit.
+//! `sign` is the codec `sign`: signs times mean magnitudes. A [`Worker`] makes the blocks of a step
+//! ([`Worker::message`]) and takes the tensors of the server's answer ([`Worker::apply`]). A [`Server`] takes
+//! the mean of the workers' tensors, for example from [`reduce::Sum`](../../reduce/struct.Sum.html), and
+//! makes blocks. The workers' weights depend only on the server's messages, so they are equal on all workers,
+//! bit for bit.
 //!
-//! The learning rate has to fall: what signs add is a part of the rate and does not vanish by itself, where Adam's steps do
-//! (`tests/compressors/onebit.rs` prints both).
+//! The learning rate has to fall: a step of signs is proportional to the rate and does not vanish by itself,
+//! unlike a step of Adam (`tests/compressors/onebit.rs` prints both).
 //!
-//! Two things are not in the paper. Moments have the bias correction of Adam (arXiv 1412.6980), so that a short warm-up does
-//! not leave a variance that is too small. And an element whose frozen variance is zero, one that had no gradient in all of
-//! the warm-up, does not move: its sign would be plus or minus the scale of its neighbours, divided by epsilon.
+//! Two things are not in the paper. Moments have the bias correction of Adam (arXiv 1412.6980), so that the
+//! variance is not too small after a short warm-up. An element whose frozen variance is zero, because it had
+//! no gradient in the whole warm-up, does not move: its step would be plus or minus the scale of its
+//! neighbours, divided by epsilon.
 
 use super::state::{self, MOMENTUM, VARIANCE};
 use crate::block::Block;
@@ -28,19 +30,20 @@ use crate::compress::{Codec, Feedback, Input, Options, Share, compress};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::TensorBuf;
 
-/// What workers and server have alike.
+/// The settings that all workers and the server share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Steps of the warm-up, at least 1: until the variance is stable; the paper takes 15 to 25 % of all. Default: 1000.
+    /// Steps of the warm-up, at least 1, until the variance is stable. The paper uses 15 to 25 % of all
+    /// steps. Default: 1000.
     pub warm_up: u64,
     /// Decay of the momentum, b1: at least 0, less than 1. Default: 0.9.
     pub momentum: f32,
     /// Decay of the variance, b2: at least 0, less than 1. Default: 0.999.
     pub variance: f32,
-    /// Added to the square root of the variance: more than 0. Default: 1e-8.
+    /// Term added to the square root of the variance: more than 0. Default: 1e-8.
     pub epsilon: f32,
-    /// Which elements share a scale. Default: those of a tensor.
+    /// Elements that share a scale. Default: those of a tensor.
     pub group: Share,
 }
 
@@ -95,7 +98,7 @@ impl Settings {
         Codec::Sign { group: self.group }.check()
     }
 
-    /// The codec of the messages of a step, in both directions.
+    /// Returns the codec of the messages of a step, in both directions.
     pub fn codec(&self, step: u64) -> Codec {
         match step < self.warm_up {
             true => Codec::Raw,
@@ -103,7 +106,8 @@ impl Settings {
         }
     }
 
-    /// The blocks of `values`, one row for each input. Residuals are taken up and left as the codec of the step does.
+    /// Returns the blocks of `values`, one row per input. The codec of the step reads and replaces the
+    /// residuals.
     fn blocks(
         &self,
         step: u64,
@@ -124,25 +128,25 @@ impl Settings {
 
 /// One worker's state.
 ///
-/// A step is [`Self::message`] and then [`Self::apply`]. Nothing changes for good before `apply`: a step whose answer never
-/// came is begun again by another `message`. Between steps [`Self::save`] is the whole state, beside the settings and
-/// [`Self::steps`].
+/// A step is [`Self::message`], then [`Self::apply`]. The saved state changes only in `apply`: if the
+/// server's answer is lost, another `message` restarts the step. Between steps, [`Self::save`],
+/// [`Self::steps`] and the settings are the whole state.
 ///
-/// Memory: 8 bytes for each element in the warm-up, then 12, and 16 inside a step.
+/// Memory: 8 bytes per element in the warm-up, then 12, and 16 inside a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Worker {
     settings: Settings,
     step: u64,
     momenta: Feedback,
-    /// Without bias from the last step of the warm-up on.
+    /// By tensor. The bias is removed in the last step of the warm-up.
     variances: Feedback,
     residuals: Feedback,
-    /// The residuals after the step that is open.
+    /// The residuals after the open step.
     open: Option<Feedback>,
 }
 
 impl Worker {
-    /// A worker at step 0.
+    /// Returns a worker at step 0.
     ///
     /// # Errors
     /// [`Error::Input`] if a setting is out of its range.
@@ -152,11 +156,11 @@ impl Worker {
         Ok(Self { settings, step: 0, momenta, variances, residuals, open: None })
     }
 
-    /// Begins a step: what the server is to get for these gradients.
+    /// Begins a step with this worker's gradients. Returns the blocks for the server.
     ///
     /// # Errors
-    /// [`Error::Input`]: tensors of another type than f32, NaN or infinity, a shape that changed, and those of [`compress`].
-    /// The state is then as it was before.
+    /// [`Error::Input`] for tensors of another type than f32, NaN or infinity, or a shape that changed, and
+    /// those of [`compress`]. The state does not change then.
     pub fn message(&mut self, gradients: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
         let mut rows = checked(gradients, options)?;
         if self.step >= self.settings.warm_up {
@@ -174,13 +178,14 @@ impl Worker {
         Ok(blocks)
     }
 
-    /// Ends a step with what the server sent, decoded: mean gradients in the warm-up, then momenta.
+    /// Ends a step with the server's decoded message: mean gradients in the warm-up, momenta afterwards.
     ///
-    /// Returns a row for each tensor of `received`; times the learning rate, it is to be taken from the weights.
+    /// Returns a row for each tensor of `received`. The caller multiplies it by the learning rate and
+    /// subtracts it from the weights.
     ///
     /// # Errors
-    /// [`Error::Input`]: no step is open; tensors of another type than f32, NaN or infinity, or a square that is not finite,
-    /// a shape that changed. The state is then as it was before.
+    /// [`Error::Input`] if no step is open, and for tensors of another type than f32, NaN or infinity, a
+    /// square that is not finite, or a shape that changed. The state does not change then.
     pub fn apply(&mut self, received: &[Input<'_>]) -> Result<Vec<Vec<f32>>> {
         if self.open.is_none() {
             return Err(state::out_of_turn("1-bit Adam has no open step"));
@@ -225,30 +230,31 @@ impl Worker {
         Ok(rows)
     }
 
-    /// The steps that were made.
+    /// Returns the number of steps so far.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// What the messages left over, by tensor.
+    /// Returns the residuals of the messages, by tensor.
     pub fn residuals(&self) -> &Feedback {
         &self.residuals
     }
 
-    /// The momenta, by tensor: equal on all workers.
+    /// Returns the momenta, by tensor. They are equal on all workers.
     pub fn momenta(&self) -> &Feedback {
         &self.momenta
     }
 
-    /// The state as tensors for a checkpoint, beside [`Self::steps`] and the settings; a step that is open is not in it.
+    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the settings. An
+    /// open step is not part of it.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
         state::save(&self.residuals, [(MOMENTUM, &self.momenta), (VARIANCE, &self.variances)])
     }
 
-    /// The state that [`Self::save`] gave after `steps` steps.
+    /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Input`] if a tensor is not of floats.
+    /// Those of [`Self::new`], and those of [`Feedback::load`].
     pub fn load(
         settings: Settings,
         steps: u64,
@@ -259,7 +265,7 @@ impl Worker {
     }
 }
 
-/// The server's state. Memory: 4 bytes for each element after the warm-up.
+/// The server's state. Memory: 4 bytes per element after the warm-up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Server {
     settings: Settings,
@@ -268,7 +274,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server at step 0.
+    /// Returns a server at step 0.
     ///
     /// # Errors
     /// [`Error::Input`] if a setting is out of its range.
@@ -277,10 +283,10 @@ impl Server {
         Ok(Self { settings, step: 0, residuals: Feedback::new() })
     }
 
-    /// One step: what all workers are to get for the means of what they sent.
+    /// Makes one step. `means`: the means of the workers' tensors. Returns the blocks for all workers.
     ///
     /// # Errors
-    /// As [`Worker::message`]. The state is then as it was before.
+    /// Those of [`Worker::message`]. The state does not change then.
     pub fn message(&mut self, means: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
         let rows = checked(means, options)?;
         let blocks = self.settings.blocks(self.step, means, &rows, options, &mut self.residuals)?;
@@ -288,25 +294,25 @@ impl Server {
         Ok(blocks)
     }
 
-    /// The steps that were made.
+    /// Returns the number of steps so far.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// What the messages left over, by tensor.
+    /// Returns the residuals of the messages, by tensor.
     pub fn residuals(&self) -> &Feedback {
         &self.residuals
     }
 
-    /// The state as tensors for a checkpoint, beside [`Self::steps`] and the settings.
+    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the settings.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
         state::save(&self.residuals, [])
     }
 
-    /// The state that [`Self::save`] gave after `steps` steps.
+    /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Input`] if a tensor is not of floats.
+    /// Those of [`Self::new`], and those of [`Feedback::load`].
     pub fn load(
         settings: Settings,
         steps: u64,

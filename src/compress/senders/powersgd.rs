@@ -1,4 +1,4 @@
-//! One worker's side of the protocol between many (arXiv 1905.13727, algorithm 1 and 2).
+//! The worker's side of PowerSGD between many workers (arXiv 1905.13727, algorithms 1 and 2).
 
 use std::sync::Arc;
 
@@ -16,18 +16,18 @@ use crate::frame::{Manifest, TensorInfo};
 use crate::tensor::element::round_f32s;
 use crate::tensor::{Dtype, TensorView};
 
-/// What all workers of a group have alike.
+/// The settings that all workers of a group share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
     /// Columns of the factors, at least 1.
     pub rank: u64,
-    /// Of the first Q. Default: 1.
+    /// Seed of the first Q. Default: 1.
     pub seed: u64,
 }
 
 impl Settings {
-    /// The defaults with this rank.
+    /// Returns the defaults with this rank.
     pub fn new(rank: u64) -> Self {
         Self { rank, seed: 1 }
     }
@@ -42,16 +42,17 @@ impl Settings {
 
 /// One worker's state for all tensors of a manifest.
 ///
-/// A step is [`Self::begin`], [`Self::take_p`], [`Self::take_q`] and [`Self::finish`], in this order; each call out of it is
-/// refused, and an error leaves the state as it was. The first two give blocks of floats on the support `all`, which
-/// [`reduce::add`](crate::reduce::add()) and [`reduce::Sum`](crate::reduce::Sum) sum; every worker is then given the mean over
-/// all workers, the same bits, and so all end with the same update. Only [`Self::finish`] changes the memory. Between steps
-/// [`Self::memory`] is the whole state, for a checkpoint: what was left over and the last Q of each tensor.
+/// A step is [`Self::begin`], [`Self::take_p`], [`Self::take_q`] and [`Self::finish`], in this order. A call
+/// in another order is refused, and an error does not change the state. The first two return blocks of floats
+/// on the support `all`, which [`reduce::add`](crate::reduce::add()) and [`reduce::Sum`](crate::reduce::Sum)
+/// sum. Every worker must get the same mean over all workers, bit for bit; then all workers end with the same
+/// update. Only [`Self::finish`] changes the memory. Between steps, [`Self::memory`] is the whole state, for
+/// a checkpoint: the residual and the last Q of each tensor.
 ///
-/// What is left over is M - P Q^T with the mean of Q, as in the authors' code: the sum of what all workers keep and of what
-/// they applied is that of their gradients.
+/// The residual is M - P Q^T with the mean of Q, as in the authors' code: all workers' residuals and the
+/// updates that they applied add up to the sum of their gradients.
 ///
-/// Memory: 4 bytes for each element between steps, 8 inside one, beside the factors.
+/// Memory: 4 bytes per element between steps, 8 inside one, plus the factors.
 #[derive(Debug, Clone)]
 pub struct Worker {
     manifest: Arc<Manifest>,
@@ -64,26 +65,26 @@ pub struct Worker {
 
 #[derive(Debug, Clone)]
 struct Round {
-    /// Gradient plus memory of each tensor; once the mean of Q was taken, what is left of them.
+    /// Gradient plus residual of each tensor. From the mean of Q on: the new residual.
     sums: Vec<Vec<f32>>,
     stage: Stage,
 }
 
 #[derive(Debug, Clone)]
 enum Stage {
-    /// The mean of P is awaited.
+    /// Waits for the mean of P.
     P,
-    /// The mean of Q is awaited: for each tensor P, orthonormalised, or the mean of its elements.
+    /// Waits for the mean of Q. Holds, for each tensor, the orthonormalised P or the mean of the elements.
     Q(Vec<Vec<f32>>),
-    /// For each tensor that has one the last Q.
+    /// Waits for the end of the step. Holds the mean Q of each tensor that has one.
     Done(Vec<Option<Vec<f32>>>),
 }
 
 impl Worker {
-    /// A worker without memory.
+    /// Returns a worker with an empty memory.
     ///
     /// # Errors
-    /// [`Error::Input`] for a rank of 0 and tensors that are not of floats.
+    /// [`Error::Input`] for a rank of 0, and for tensors that are not floats.
     pub fn new(manifest: &Arc<Manifest>, settings: Settings) -> Result<Self> {
         if settings.rank == 0 {
             return Err(Error::bad_option("rank"));
@@ -112,22 +113,22 @@ impl Worker {
         })
     }
 
-    /// The tensors of the first part: P of each matrix, and all other tensors as they are.
+    /// Returns the tensors of the first part: P of each matrix, and all other tensors unchanged.
     pub fn p_manifest(&self) -> &Arc<Manifest> {
         &self.p_manifest
     }
 
-    /// The tensors of the second part: Q of each matrix.
+    /// Returns the tensors of the second part: Q of each matrix.
     pub fn q_manifest(&self) -> &Arc<Manifest> {
         &self.q_manifest
     }
 
-    /// What was left over, and the last Q of each matrix.
+    /// Returns the residuals and the last Q of each matrix.
     pub fn memory(&self) -> &Feedback {
         &self.memory
     }
 
-    /// Takes up the memory of a checkpoint. All workers must have the last Q of one step.
+    /// Restores the memory of a checkpoint. All workers must have the last Q of the same step.
     ///
     /// # Errors
     /// [`Error::Input`] inside a step.
@@ -135,11 +136,12 @@ impl Worker {
         state::replace(&mut self.memory, memory, self.round.is_some())
     }
 
-    /// Begins a step with this worker's gradients, one for each tensor of the manifest: its blocks for [`Self::p_manifest`].
+    /// Begins a step with this worker's gradients, one per tensor of the manifest. Returns its blocks for
+    /// [`Self::p_manifest`].
     ///
     /// # Errors
-    /// [`Error::Input`] if a step is open, a tensor is not the manifest's, or an element or its sum with the memory is not
-    /// finite.
+    /// [`Error::Input`] if a step is open, a tensor does not fit the manifest, or an element or its sum with
+    /// the residual is not finite.
     pub fn begin(&mut self, gradients: &[TensorView<'_>]) -> Result<Vec<Block>> {
         if self.round.is_some() {
             return Err(out_of_turn("a step begins before the last one is finished"));
@@ -169,11 +171,12 @@ impl Worker {
         Ok(blocks)
     }
 
-    /// Takes the mean of the first part, one tensor for each of [`Self::p_manifest`]: the blocks for [`Self::q_manifest`].
+    /// Takes the mean of the first part, one tensor for each of [`Self::p_manifest`]. Returns the blocks for
+    /// [`Self::q_manifest`].
     ///
     /// # Errors
-    /// [`InputErrorKind::OutOfTurn`] unless it is awaited; other [`Error::Input`] if a tensor is not the manifest's or not
-    /// finite.
+    /// [`InputErrorKind::OutOfTurn`] in another phase of the step. Other [`Error::Input`] if a tensor does
+    /// not fit the manifest or is not finite.
     pub fn take_p(&mut self, mean: &[TensorView<'_>]) -> Result<Vec<Block>> {
         let Some(Round { sums, stage: stage @ Stage::P }) = &mut self.round else {
             return Err(out_of_turn("a mean of P outside its place in a step"));
@@ -193,11 +196,11 @@ impl Worker {
         Ok(blocks)
     }
 
-    /// Takes the mean of the second part, one tensor for each of [`Self::q_manifest`]: the blocks of the mean update, for the
-    /// manifest itself, the same on all workers. Apply them like any update.
+    /// Takes the mean of the second part, one tensor for each of [`Self::q_manifest`]. Returns the blocks of
+    /// the mean update for the manifest itself, equal on all workers. Apply them like any update.
     ///
     /// # Errors
-    /// As [`Self::take_p`].
+    /// Those of [`Self::take_p`].
     pub fn take_q(&mut self, mean: &[TensorView<'_>]) -> Result<Vec<Block>> {
         let Some(Round { sums, stage: stage @ Stage::Q(_) }) = &mut self.round else {
             return Err(out_of_turn("a mean of Q outside its place in a step"));
@@ -216,7 +219,7 @@ impl Worker {
                         product(p.clone(), q.clone(), rank, info.dtype).map_err(in_tensor)?;
                     (values, decoded, Some(q))
                 }
-                // Of a tensor that is sent as it is only this worker's own rounding is left over.
+                // The residual of a tensor without factors is only this worker's own rounding.
                 None => {
                     let (values, _) = sparse::floats(info.dtype, Kept::F32, p).map_err(in_tensor)?;
                     let (_, mut own) = sparse::floats(info.dtype, Kept::F32, sums).map_err(in_tensor)?;
@@ -233,10 +236,10 @@ impl Worker {
         Ok(blocks)
     }
 
-    /// Ends the step: what is left over and the last Q enter the memory.
+    /// Ends the step: stores the new residuals and the mean Q in the memory.
     ///
     /// # Errors
-    /// [`InputErrorKind::OutOfTurn`] before the mean of Q was taken.
+    /// [`InputErrorKind::OutOfTurn`] before [`Self::take_q`].
     pub fn finish(&mut self) -> Result<()> {
         match self.round.take() {
             Some(Round { sums, stage: Stage::Done(factors) }) => {
@@ -257,13 +260,13 @@ impl Worker {
         }
     }
 
-    /// Gives up the open step, if there is one: the memory is as it was before it.
+    /// Gives up the open step, if any. The memory is that before the step.
     pub fn abort(&mut self) {
         self.round = None;
     }
 }
 
-/// Checks that tensors are those of a manifest.
+/// Checks that tensors fit a manifest.
 fn check(infos: &[TensorInfo], views: &[TensorView<'_>]) -> Result<()> {
     if views.len() != infos.len() {
         return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of tensors and manifest" }));
@@ -278,7 +281,7 @@ fn check(infos: &[TensorInfo], views: &[TensorView<'_>]) -> Result<()> {
     }
 }
 
-/// The numbers of tensors, which must be finite.
+/// Returns the elements of tensors, which must be finite.
 fn finite(views: &[TensorView<'_>]) -> Result<Vec<Vec<f32>>> {
     let read = |(at, view): (usize, &TensorView<'_>)| {
         let numbers = view.to_f32()?;

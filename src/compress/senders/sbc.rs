@@ -1,8 +1,9 @@
-//! A sender of Sparse Binary Compression (Sattler et al., arXiv 1805.08768), with the paper's communication delay:
+//! A sender of Sparse Binary Compression (Sattler et al., arXiv 1805.08768) with the paper's communication
+//! delay.
 //!
 //! ```text
 //! every step            r <- r + local update
-//! every `delay` steps   send sbc(r), r <- r - what was sent      and mask_momenta(what was sent)
+//! every `delay` steps   q = sbc(r), send q, r <- r - q, mask_momenta(q)
 //! ```
 
 use super::state;
@@ -16,11 +17,11 @@ use crate::tensor::TensorBuf;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SbcOptions {
-    /// How many elements of each tensor are sent. Default: a density of 0.001.
+    /// Number of elements sent per tensor. Default: a density of 0.001.
     pub amount: Amount,
-    /// Steps of the optimiser from message to message, at least 1. Default: 1; the paper goes up to 100.
+    /// Steps of the optimiser per message, at least 1. Default: 1. The paper uses up to 100.
     pub delay: u64,
-    /// How positions are written. Default: whatever is smallest; [`Positions::RiceOne`] is the paper's code.
+    /// Coding of positions. Default: the smallest. [`Positions::RiceOne`] is the paper's code.
     pub positions: Positions,
 }
 
@@ -55,20 +56,20 @@ impl SbcOptions {
 
 /// The state of one sender of Sparse Binary Compression (arXiv 1805.08768, algorithm 1).
 ///
-/// The momentum of the local optimiser is the caller's: clear it with [`mask_momenta`](crate::compress::senders::mask_momenta) where a message
-/// sent something, as the paper does.
+/// The caller keeps the momentum of the local optimiser, and clears it with
+/// [`mask_momenta`](crate::compress::senders::mask_momenta) after each message, as the paper does.
 ///
-/// Memory: 4 bytes for each element, 8 inside a step.
+/// Memory: 4 bytes per element, 8 inside a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sbc {
     options: SbcOptions,
     step: u64,
-    /// By tensor, what no message held yet: residuals, and the local updates since the last message.
+    /// By tensor: the residual plus the local updates since the last message.
     residuals: Feedback,
 }
 
 impl Sbc {
-    /// A sender at step 0.
+    /// Returns a sender at step 0.
     ///
     /// # Errors
     /// [`Error::Input`] if an option is out of its range.
@@ -81,18 +82,20 @@ impl Sbc {
         }
     }
 
-    /// The codec of the messages.
+    /// Returns the codec of the messages.
     pub fn codec(&self) -> Codec {
         Codec::Sbc { amount: self.options.amount, positions: self.options.positions }
     }
 
-    /// Takes the local updates of one step. Every `delay` steps it gives the blocks of a message, otherwise `None`.
+    /// Adds the local updates of one step. Returns the blocks of a message every `delay` steps, otherwise
+    /// `None`.
     ///
-    /// `inputs`: what the optimiser adds to the weights, in ascending order of the tensors' numbers, all of them in the step
-    /// of a message: a tensor that is missing there waits for the next message.
+    /// `inputs`: the changes that the optimiser makes to the weights, in ascending order of tensor numbers. A
+    /// tensor that is missing in the step of a message waits for the next message.
     ///
     /// # Errors
-    /// Those of [`compress`]; a sum with the residual that is not finite is one of them. The state is then as it was before.
+    /// Those of [`compress`], also if the sum of an update and the residual is not finite. The state does not
+    /// change then.
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Option<Vec<Block>>> {
         let codecs = vec![self.codec(); inputs.len()];
         let sent = match (self.step + 1).is_multiple_of(self.options.delay) {
@@ -125,30 +128,30 @@ impl Sbc {
         Ok(())
     }
 
-    /// The settings.
+    /// Returns the settings.
     pub fn options(&self) -> &SbcOptions {
         &self.options
     }
 
-    /// The steps that were made, messages or not.
+    /// Returns the number of steps so far, with and without messages.
     pub fn steps(&self) -> u64 {
         self.step
     }
 
-    /// The residuals, with the local updates since the last message in them.
+    /// Returns the residuals, including the local updates since the last message.
     pub fn residuals(&self) -> &Feedback {
         &self.residuals
     }
 
-    /// The state as tensors for a checkpoint, beside [`Self::steps`] and the options.
+    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the options.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
         state::save(&self.residuals, [])
     }
 
-    /// The state that [`Self::save`] gave after `steps` steps.
+    /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`Error::Input`] if a tensor is not of floats.
+    /// Those of [`Self::new`], and those of [`Feedback::load`].
     pub fn load(
         options: SbcOptions,
         steps: u64,

@@ -1,7 +1,7 @@
 //! State that senders keep between steps: saving, loading and reading it.
 //!
-//! A sender's state is one [`Feedback`] for each quantity that it keeps for every element. In a checkpoint, the name of
-//! a tensor is followed by the suffix of the quantity. The residuals have no suffix.
+//! A sender's state is one [`Feedback`] for each quantity that it keeps for every element. In a checkpoint,
+//! the name of a tensor is followed by the suffix of the quantity. The residuals have no suffix.
 
 use crate::compress::{Feedback, Input};
 use crate::error::{Error, InputErrorKind, Result};
@@ -12,7 +12,8 @@ pub(super) const MOMENTUM: &str = "#momentum";
 /// Suffix of variances in a checkpoint.
 pub(super) const VARIANCE: &str = "#variance";
 
-/// Returns the residuals, and the other quantities of a sender with their suffixes, as tensors for a checkpoint.
+/// Returns the residuals, and the other quantities of a sender with their suffixes, as tensors for a
+/// checkpoint.
 pub(super) fn save<const N: usize>(
     residuals: &Feedback,
     others: [(&str, &Feedback); N],

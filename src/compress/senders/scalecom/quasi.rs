@@ -1,8 +1,10 @@
-//! The leader's choice by chunks: about three operations for each element, and no sorting (arXiv 2104.11125, section 3).
+//! The leader's selection by chunks: about three operations per element, no sorting (arXiv 2104.11125,
+//! section 3).
 
 use crate::block::{Chunked, Support};
 
-/// The element of largest magnitude of each chunk of `chunk_len` >= 1 elements, the first of equal ones.
+/// Returns the element of largest magnitude of each chunk of `chunk_len` >= 1 elements, the first of equal
+/// ones.
 pub(super) fn choose(numbers: &[f32], chunk_len: u64) -> Support {
     let len = usize::try_from(chunk_len).unwrap_or(usize::MAX);
     let largest = |chunk: &[f32]| {

@@ -1,4 +1,4 @@
-//! One worker's side of the protocol.
+//! The worker's side of ScaleCom.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{IndexSet, Manifest};
 use crate::tensor::TensorView;
 
-/// What a worker does in a step.
+/// The role of a worker in a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Role {
-    /// It leads: this set is to be sent, and to be given to [`Worker::take_set`] like everybody's.
+    /// The worker leads: it sends this set to all others, and passes it to its own [`Worker::take_set`] too.
     Leader(IndexSet),
-    /// It waits for the set of this worker.
+    /// The worker waits for the leader's set.
     Follower {
         /// The leader's number.
         leader: u64,
@@ -26,11 +26,12 @@ pub enum Role {
 
 /// One worker's state for one index space: whole tensors of one float type.
 ///
-/// A step is [`Self::begin`], [`Self::take_set`], [`Self::values`] and [`Self::finish`], in this order; each call out of it
-/// is refused, and an error leaves the state as it was. Only [`Self::finish`] changes the memory: take it once the sum has
-/// arrived, or [`Self::abort`] if it has not. Between steps [`Self::memory`] is the whole state, for a checkpoint.
+/// A step is [`Self::begin`], [`Self::take_set`], [`Self::values`] and [`Self::finish`], in this order. A
+/// call in another order is refused, and an error does not change the state. Only [`Self::finish`] changes
+/// the memory: call it when the sum has arrived, or [`Self::abort`] if it has not. Between steps,
+/// [`Self::memory`] is the whole state, for a checkpoint.
 ///
-/// Memory: 4 bytes for each element between steps, 8 inside one.
+/// Memory: 4 bytes per element between steps, 8 inside one.
 #[derive(Debug, Clone)]
 pub struct Worker {
     manifest: Arc<Manifest>,
@@ -48,17 +49,17 @@ struct Round {
     step: u64,
     /// Gradient plus memory, over the whole scope.
     sums: Vec<f32>,
-    /// What this worker chose, if it leads.
+    /// This worker's selection, if it leads.
     own: Option<Support>,
     set: Option<(SetId, Vec<u64>)>,
 }
 
 impl Worker {
-    /// Worker `rank` of `world`, without memory. `scope`: one or more whole tensors.
+    /// Returns worker `rank` of `world` with an empty memory. `scope`: one or more whole tensors.
     ///
     /// # Errors
-    /// [`Error::Input`] for a scope that the manifest does not have, a part of a tensor, an element type that is no float, no
-    /// elements, a rank that is not below `world`, and settings out of range.
+    /// [`Error::Input`] for a scope that is not in the manifest, is a part of a tensor, has no elements or no
+    /// float type, for a rank that is not below `world`, and for settings out of range.
     pub fn new(
         manifest: &Arc<Manifest>,
         scope: Scope,
@@ -84,12 +85,12 @@ impl Worker {
         Ok(Self { manifest, scope, space, rank, world, settings, memory, round: None })
     }
 
-    /// The memory by tensor name. It never travels.
+    /// Returns the memory, by tensor name. It is never transmitted.
     pub fn memory(&self) -> &Feedback {
         &self.memory
     }
 
-    /// Takes up the memory of a checkpoint.
+    /// Restores the memory of a checkpoint.
     ///
     /// # Errors
     /// [`Error::Input`] inside a step.
@@ -97,16 +98,16 @@ impl Worker {
         state::replace(&mut self.memory, memory, self.round.is_some())
     }
 
-    /// The leader of a step: step mod world.
+    /// Returns the leader of a step: step mod world.
     pub fn leader(&self, step: u64) -> u64 {
         step % self.world
     }
 
-    /// Begins a step with this worker's gradients, one for each tensor of the scope.
+    /// Begins a step with this worker's gradients, one per tensor of the scope.
     ///
     /// # Errors
-    /// [`Error::Input`] if a step is open, a tensor is not the manifest's, or an element or its sum with the memory is not
-    /// finite.
+    /// [`Error::Input`] if a step is open, a tensor does not fit the manifest, or an element or its sum with
+    /// the memory is not finite.
     pub fn begin(&mut self, step: u64, gradients: &[TensorView<'_>]) -> Result<Role> {
         if self.round.is_some() {
             return Err(out_of_turn("a step begins before the last one is finished"));
@@ -170,13 +171,13 @@ impl Worker {
         Ok(role)
     }
 
-    /// Takes the leader's set and its id: what a decoder, or for the leader [`Encoder::index_set`](crate::stream::Encoder::index_set),
-    /// gave.
+    /// Takes the leader's set and its id. Followers get both from the decoder, the leader gets the id from
+    /// [`Encoder::index_set`](crate::stream::Encoder::index_set).
     ///
     /// # Errors
-    /// [`InputErrorKind::OutOfTurn`] if no step is open, a set was taken already, or the set is of another step, leader or
-    /// number of workers; [`InputErrorKind::Mismatch`] if it is of other tensors; other [`Error::Input`] if it does not fit
-    /// them.
+    /// [`InputErrorKind::OutOfTurn`] if no step is open, a set was taken already, or the set has another
+    /// step, leader or number of workers. [`InputErrorKind::Mismatch`] if it is for other tensors. Other
+    /// [`Error::Input`] if it does not fit them.
     pub fn take_set(&mut self, set: &IndexSet, id: SetId) -> Result<()> {
         let Some(round) = &mut self.round else { return Err(out_of_turn("an index set outside a step")) };
         if round.set.is_some() {
@@ -218,20 +219,20 @@ impl Worker {
         Ok(())
     }
 
-    /// This worker's values on the set, for its update.
+    /// Returns the block of this worker's update: its values on the set.
     ///
     /// # Errors
-    /// [`InputErrorKind::OutOfTurn`] before the set was taken.
+    /// [`InputErrorKind::OutOfTurn`] before [`Self::take_set`].
     pub fn values(&self) -> Result<Block> {
         let (round, id, positions) = self.with_set()?;
         let (values, _) = self.sent(round, positions)?;
         Ok(Block { scope: self.scope, add: false, support: Support::Set(Set { id }), values })
     }
 
-    /// Ends the step: what was sent leaves the memory, what was not enters it.
+    /// Ends the step: the memory becomes (1 - beta) memory + beta (gradient + memory - sent values).
     ///
     /// # Errors
-    /// [`InputErrorKind::OutOfTurn`] before the set was taken.
+    /// [`InputErrorKind::OutOfTurn`] before [`Self::take_set`].
     pub fn finish(&mut self) -> Result<()> {
         let (round, _, positions) = self.with_set()?;
         let mut left = round.sums.clone();
@@ -256,8 +257,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives up the open step, if there is one: the memory is as it was before it. Whether its gradient is lost is the
-    /// caller's choice, who may add it to the next.
+    /// Gives up the open step, if any. The memory is that before the step. The caller may add the step's
+    /// gradient to the next one.
     pub fn abort(&mut self) {
         self.round = None;
     }
@@ -272,7 +273,7 @@ impl Worker {
         Ok((round, *id, positions))
     }
 
-    /// The values on the set, and what a receiver makes of them.
+    /// Returns the values on the set, and the same values as receivers decode them.
     fn sent(&self, round: &Round, positions: &[u64]) -> Result<(crate::block::Values, Vec<f32>)> {
         let joint: Vec<f32> = positions.iter().map(|&p| round.sums[p as usize]).collect();
         sparse::floats(self.space.dtype, self.settings.values, &joint)
