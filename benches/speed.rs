@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcodec::block::BlockOptions;
+use gcodec::block::CodedBlock;
 use gcodec::compress::{Input, Options, compress, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -116,7 +116,7 @@ impl Bench {
         let name = |what| format!("{what} {spec}");
         let seconds = self.best(|| drop(black_box(crate::blocks(&codec, view))));
         self.row(&name("compress"), view, seconds, Against::Read, None);
-        let seconds = self.best(|| drop(black_box(write(&self.manifest, &codec, &blocks))));
+        let seconds = self.best(|| drop(black_box(write(&self.manifest, &blocks))));
         self.row(&name("write"), view, seconds, Against::Read, None);
         let seconds = self.best(|| drop(black_box(self.encode(&codec, view))));
         self.row(&name("encode"), view, seconds, Against::Read, encode_floor);
@@ -174,7 +174,7 @@ impl Bench {
     }
 
     fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
-        write(&self.manifest, codec, &blocks(codec, view))
+        write(&self.manifest, &blocks(codec, view))
     }
 
     fn row(&mut self, name: &str, view: TensorView<'_>, seconds: f64, against: Against, floor: Option<f64>) {
@@ -215,17 +215,15 @@ fn quickselected(view: TensorView<'_>, k: usize) -> Vec<u64> {
     (0..).zip(words).filter(|(_, word)| magnitude(word) >= least).map(|(i, _)| i).collect()
 }
 
-fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<gcodec::block::Block> {
+fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<CodedBlock> {
     let input = Input { tensor: 0, name: "w", view, base: None };
     compress(&[input], std::slice::from_ref(codec), &Options::default(), None).expect("a finite tensor")
 }
 
-fn write(manifest: &Arc<Manifest>, codec: &Codec, blocks: &[gcodec::block::Block]) -> Vec<u8> {
-    let options = BlockOptions::default().with_positions(codec.positions());
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
+fn write(manifest: &Arc<Manifest>, blocks: &[CodedBlock]) -> Vec<u8> {
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
-    encoder.update(&mut out, &UpdateHeader::default(), manifest, &blocks).expect("blocks of this manifest");
+    encoder.update(&mut out, &UpdateHeader::default(), manifest, blocks).expect("blocks of this manifest");
     encoder.finish(&mut out);
     out
 }

@@ -57,8 +57,9 @@
 //! let mut writer = Writer::new(Vec::new(), EncodeOptions::default());
 //! for step in 0..2 {
 //!     let inputs = [Input { tensor: 0, name: "w", view: gradient.view(), base: None }];
-//!     let blocks = compress(&inputs, &["topk:k=1".parse()?], &Options::default(), None)?;
-//!     writer.update(&UpdateHeader::default().with_step(step), &manifest, &blocks, Default::default())?;
+//!     let codec = "sbc:k=1,positions=rice-one".parse()?;
+//!     let blocks = compress(&inputs, &[codec], &Options::default(), None)?;
+//!     writer.update(&UpdateHeader::default().with_step(step), &manifest, &blocks)?;
 //! }
 //! let bytes = writer.finish()?; // any `Write`: a file, a socket
 //!

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::block::BlockOptions;
 use crate::compress::{Codec, Input, Options, compress};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{HEADER_LEN, Manifest, TensorInfo, UpdateHeader, UpdatePart};
@@ -26,8 +25,6 @@ pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u
         .collect();
     let codecs = vec![*codec; inputs.len()];
     let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
-    let options = BlockOptions::default().with_positions(codec.positions());
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
     let header = UpdateHeader::default().with_label(codec.to_string());
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();

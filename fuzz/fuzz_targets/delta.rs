@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use gcodec::block::{Block, BlockOptions, Scope, Target};
+use gcodec::block::{Block, Scope, Target};
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
 use gcodec::file::File;
@@ -105,8 +105,7 @@ fn difference(
     let codecs = vec![codec; inputs.len()];
     let blocks = compress(&inputs, &codecs, &Options::default(), None).expect("tensors and their bases");
     let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
-    let wire = BlockOptions::default().with_positions(codec.positions());
-    let blocks = blocks.into_iter().map(|b| (b, wire)).collect();
+    let blocks = blocks.into_iter().map(|coded| (coded.block, coded.options)).collect();
     (Update { manifest: manifest.clone(), header, blocks }, result)
 }
 

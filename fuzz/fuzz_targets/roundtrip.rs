@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Affine, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank,
+    Affine, Block, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank,
     Minifloat, Planes, Pow2, Rows, Scales, Scope, Seeded, Set, Sign, Sparse, Support, Ulp, Values,
 };
 use gcodec::compress::{Feedback, Input, NonFinite, Options, compress, deltas};
@@ -361,7 +361,7 @@ fn long(random: &mut Random<'_>) {
         let input = Input { tensor: 0, name: "w", view: tensor.view(), base: None };
         let blocks = compress(&[input], &[codec], &options, None).expect("a codec that takes any float");
         let manifest = manifest(&[&tensor]);
-        let blocks = blocks.into_iter().map(|b| (b, BlockOptions::default())).collect();
+        let blocks = blocks.into_iter().map(|coded| (coded.block, coded.options)).collect();
         let update = arbitrary::Update { manifest, header: UpdateHeader::default(), blocks };
         encode(&update, &EncodeOptions::default()).expect("what was compressed is encoded")
     });
@@ -512,9 +512,8 @@ fn codec(random: &mut Random<'_>) {
     });
     let Ok(blocks) = compressed.0 else { return };
     let header = UpdateHeader::default().with_delta(is_delta.then(|| deltas(&inputs, &blocks)));
-    let wire = BlockOptions::default().with_positions(codec.positions());
     let manifest = manifest(&tensors.iter().collect::<Vec<_>>());
-    let blocks: Vec<_> = blocks.into_iter().map(|b| (b, wire)).collect();
+    let blocks: Vec<_> = blocks.into_iter().map(|coded| (coded.block, coded.options)).collect();
     let update = arbitrary::Update { manifest, header, blocks };
     let stream = match encode(&update, &EncodeOptions::default()) {
         Ok(stream) => stream,

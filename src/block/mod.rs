@@ -6,6 +6,7 @@
 //! a file in `values/`.
 
 mod bits;
+mod coded;
 mod dense;
 mod groups;
 mod part;
@@ -17,6 +18,7 @@ mod wire;
 
 pub use crate::codes::{CODINGS, Entropy};
 pub use bits::Bits;
+pub use coded::{Coded, CodedBlock, CodedWireBlock};
 pub use dense::Target;
 pub use groups::Groups;
 pub(crate) use part::WrittenBlock;

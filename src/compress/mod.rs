@@ -36,8 +36,7 @@ pub mod random {
 
 use rayon::prelude::*;
 
-use crate::block::Positions;
-use crate::block::{Block, Norm, Scope, Spacing};
+use crate::block::{BlockOptions, CodedBlock, Norm, Positions, Scope, Spacing};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::{Dtype, TensorView};
 use codecs::{chunked, demo, lossless, natural, powersgd, quantize, randk, sbc, sidco, sign};
@@ -251,6 +250,11 @@ impl Codec {
         }
     }
 
+    /// How the blocks that this codec makes are written.
+    pub fn block_options(&self) -> BlockOptions {
+        BlockOptions::default().with_positions(self.positions())
+    }
+
     /// This codec as it is to be for an update `steps` later in a row: with a seed that is greater by so many, so that what is
     /// rounded or drawn at random differs from update to update. Codecs without a seed stay as they are.
     #[must_use]
@@ -410,7 +414,7 @@ pub fn compress(
     codecs: &[Codec],
     options: &Options,
     feedback: Option<&mut Feedback>,
-) -> Result<Vec<Block>> {
+) -> Result<Vec<CodedBlock>> {
     check(inputs, codecs, options, feedback.is_some())?;
     let mut sources = inputs
         .iter()
@@ -420,9 +424,11 @@ pub fn compress(
         })
         .collect::<Result<Vec<_>>>()?;
     let mut chosen = select::global(&mut sources, codecs)?;
-    let mut blocks = Vec::new();
+    let mut coded = Vec::new();
     for run in runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype())) {
         let tensors = &mut sources[run.clone()];
+        let options_of_run = codecs[run.start].block_options();
+        let mut blocks = Vec::new();
         match codecs[run.start] {
             Codec::Raw => lossless::dense(&inputs[run], options, false, &mut blocks),
             Codec::Lossless => lossless::dense(&inputs[run], options, true, &mut blocks),
@@ -475,6 +481,7 @@ pub fn compress(
             Codec::Sign { group } => sign::blocks(tensors, group, options, &mut blocks)?,
             Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
         }
+        coded.extend(blocks.into_iter().map(|block| CodedBlock { block, options: options_of_run }));
     }
     let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.state)).collect();
     if let Some(feedback) = feedback {
@@ -485,7 +492,7 @@ pub fn compress(
             }
         }
     }
-    Ok(blocks)
+    Ok(coded)
 }
 
 fn check(inputs: &[Input<'_>], codecs: &[Codec], options: &Options, by_name: bool) -> Result<()> {

@@ -2,7 +2,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::block::{
-    Affine, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Ulp, Values, Zero,
+    Affine, Block, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Ulp,
+    Values, Zero,
 };
 use crate::random::word;
 use crate::tensor::element::{decode_f32s, round_f32s, ulp_step};
@@ -38,13 +39,17 @@ pub(super) fn inputs(tensors: &[TensorBuf]) -> Vec<Input<'_>> {
         .collect()
 }
 
-pub(super) fn run(tensors: &[TensorBuf], spec: &str, feedback: Option<&mut Feedback>) -> Result<Vec<Block>> {
+pub(super) fn run(
+    tensors: &[TensorBuf],
+    spec: &str,
+    feedback: Option<&mut Feedback>,
+) -> Result<Vec<CodedBlock>> {
     let codecs = vec![spec.parse::<Codec>().unwrap(); tensors.len()];
     compress(&inputs(tensors), &codecs, &Options::default(), feedback)
 }
 
 /// What a receiver makes of the blocks of float tensors, zero where they say nothing.
-fn decode(blocks: &[Block], tensors: &[TensorBuf]) -> Vec<Vec<f32>> {
+fn decode(blocks: &[CodedBlock], tensors: &[TensorBuf]) -> Vec<Vec<f32>> {
     let lens: Vec<usize> = tensors.iter().map(|t| t.view().elements() as usize).collect();
     let mut all: Vec<Vec<f32>> = lens.iter().map(|&n| vec![0.0; n]).collect();
     for block in blocks {

@@ -345,7 +345,7 @@ fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::{Block, BlockOptions, Floats, Scope, Sparse, Support, Values};
+    use crate::block::{Block, Floats, Scope, Sparse, Support, Values};
     use crate::frame::{Metadata, TensorInfo};
     use crate::stream::{EncodeOptions, Encoder};
     use crate::tensor::Dtype;
@@ -368,7 +368,6 @@ mod tests {
         encoder.metadata(&mut out, &Metadata { entries: [("k".to_owned(), "v".to_owned())].into() });
         for step in 0..2u8 {
             let blocks = [block(0, f32::from(step)), block(2, 3.0 + f32::from(step))];
-            let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
             let header = UpdateHeader::default().with_step(step.into()).with_sender(7);
             encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
         }

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::bits::Output;
-use crate::block::{Block, BlockOptions, SetId, Sets, WireBlock};
+use crate::block::{BlockOptions, Coded, SetId, Sets, WireBlock};
 use crate::error::{Error, Result};
 use crate::frame::{
     CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
@@ -165,15 +165,15 @@ impl Encoder {
     ///
     /// # Errors
     /// [`Error::Input`] if a block is inconsistent or does not fit the manifest.
-    pub fn update(
+    pub fn update<B: Coded>(
         &mut self,
         out: &mut dyn Output,
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
-        blocks: &[(&Block, BlockOptions)],
+        blocks: &[B],
     ) -> Result<()> {
         let blocks: Vec<_> =
-            blocks.iter().map(|&(block, options)| (WireBlock::from(block), options)).collect();
+            blocks.iter().map(|coded| (WireBlock::from(coded.block()), coded.options())).collect();
         self.update_wire(out, header, manifest, &blocks)
     }
 

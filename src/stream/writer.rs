@@ -1,7 +1,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::block::{Block, BlockOptions, SetId, WireBlock};
+use crate::block::{BlockOptions, Coded, SetId, WireBlock};
 use crate::error::Result;
 use crate::frame::{FrameKind, IndexSet, Manifest, Metadata, Model, UpdateHeader};
 use crate::stream::{EncodeOptions, Encoder};
@@ -44,30 +44,15 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Writes an update as [`Encoder::update`] does, with the same options for all blocks.
-    ///
-    /// # Errors
-    /// The errors of [`Encoder::update`], and [`Error::Io`](crate::Error::Io).
-    pub fn update(
-        &mut self,
-        header: &UpdateHeader,
-        manifest: &Arc<Manifest>,
-        blocks: &[Block],
-        options: BlockOptions,
-    ) -> Result<()> {
-        let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
-        self.update_with(header, manifest, &blocks)
-    }
-
     /// Writes an update as [`Encoder::update`] does.
     ///
     /// # Errors
     /// The errors of [`Encoder::update`], and [`Error::Io`](crate::Error::Io).
-    pub fn update_with(
+    pub fn update<B: Coded>(
         &mut self,
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
-        blocks: &[(&Block, BlockOptions)],
+        blocks: &[B],
     ) -> Result<()> {
         self.put(|encoder, out| encoder.update(out, header, manifest, blocks))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Block, BlockOptions, Chunked, Sparse};
+use gcodec::block::{Chunked, CodedBlock, Sparse};
 use gcodec::compress::random::word;
 use gcodec::compress::senders::{Dgc, DgcOptions};
 use gcodec::compress::{Feedback, Input, Options, compress};
@@ -29,7 +29,7 @@ fn send(
     tensors: &[TensorBuf],
     codec: &Codec,
     feedback: Option<&mut Feedback>,
-) -> (Vec<Block>, Vec<Vec<f32>>, usize) {
+) -> (Vec<CodedBlock>, Vec<Vec<f32>>, usize) {
     let named = || NAMES.iter().zip(tensors);
     let inputs: Vec<Input<'_>> = named()
         .enumerate()
@@ -39,10 +39,8 @@ fn send(
     let blocks = compress(&inputs, &codecs, &Options::default(), feedback).unwrap();
     let infos = named().map(|(name, t)| TensorInfo::new(*name, t.dtype(), t.shape())).collect();
     let manifest = Arc::new(Manifest::new(infos).unwrap());
-    let options = BlockOptions::default().with_positions(codec.positions());
-    let with_options: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
     let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, &with_options).unwrap();
+    encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, &blocks).unwrap();
     encoder.finish(&mut bytes);
     let decoded = gcodec::decode(&bytes).unwrap();
     let decoded = decoded.iter().map(|(_, t)| floats(t)).collect();

@@ -1,7 +1,7 @@
 //! DeMo: what its codec keeps, what its sender remembers, what its receivers step along, and what a step costs.
 
 use gcodec::block::{
-    Block, BlockOptions, Dct, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
+    Block, CodedBlock, Dct, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
 };
 use gcodec::compress::senders::{DeMo, DeMoOptions, demo};
 use gcodec::compress::{Feedback, Input, Kept, Options, compress, random};
@@ -21,7 +21,7 @@ fn normal(n: usize, seed: u64) -> Vec<f32> {
     (0..n as u64).map(|i| value(i) as f32).collect()
 }
 
-fn blocks_of(shape: &[u64], values: &[f32], spec: &str) -> Vec<Block> {
+fn blocks_of(shape: &[u64], values: &[f32], spec: &str) -> Vec<CodedBlock> {
     let tensor = TensorBuf::from_f32(shape.to_vec(), values).unwrap();
     let input = Input { tensor: 0, name: "w", view: tensor.view(), base: None };
     compress(&[input], &[spec.parse().unwrap()], &Options::default(), None).unwrap()
@@ -221,11 +221,10 @@ fn large_numbers_arrive_finite() {
     }
 }
 
-fn stream(manifest: &Arc<Manifest>, blocks: &[Block], sender: u64) -> Vec<u8> {
+fn stream(manifest: &Arc<Manifest>, blocks: &[CodedBlock], sender: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));
-    let pairs: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
-    encoder.update(&mut out, &UpdateHeader::default().with_sender(sender), manifest, &pairs).unwrap();
+    encoder.update(&mut out, &UpdateHeader::default().with_sender(sender), manifest, blocks).unwrap();
     encoder.finish(&mut out);
     out
 }
@@ -263,7 +262,7 @@ fn bits_for_each_kept() {
 fn receivers_step_along_the_sign_of_the_mean() {
     let values = [normal(4096, 1), normal(4096, 2), normal(4096, 3)];
     let blocks: Vec<Block> =
-        values.iter().map(|v| blocks_of(&[64, 64], v, "demo:kept=40,values=f32").remove(0)).collect();
+        values.iter().map(|v| blocks_of(&[64, 64], v, "demo:kept=40,values=f32").remove(0).block).collect();
     let all: Vec<&Block> = blocks.iter().collect();
     let direction = demo::direction(&all).unwrap();
     // By hand: sums and counts of each coefficient, then the inverse by all of them.

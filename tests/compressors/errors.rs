@@ -29,7 +29,7 @@ fn inputs_out_of_order_or_with_the_same_name() {
 
 #[test]
 fn momenta_out_of_order() {
-    let refused = mask_momenta(&[], &mut [(2, &mut []), (1, &mut [])]);
+    let refused = mask_momenta::<gcodec::block::Block>(&[], &mut [(2, &mut []), (1, &mut [])]);
     assert_eq!(kind(refused), InputErrorKind::NotAscending { what: "tensors of the momenta" });
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use gcodec::block::{BlockOptions, Pow2, Values};
+use gcodec::block::{Pow2, Values};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -120,10 +120,8 @@ fn bits_and_kept(tensors: &Named, spec: &str) -> (f64, f64) {
         Values::Pow2(Pow2 { codes, .. }) => codes.len(),
         other => panic!("{other:?}"),
     });
-    let options = BlockOptions::default().with_positions(codec.positions());
-    let with_options: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
     let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, &with_options).unwrap();
+    encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, &blocks).unwrap();
     encoder.finish(&mut bytes);
     let (mut reader, mut len) = (SliceReader::new(&bytes, Limits::default()), 0);
     while let Some(event) = reader.next_event().unwrap() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Block, BlockOptions, Values};
+use gcodec::block::{CodedBlock, Values};
 use gcodec::compress::random::words;
 use gcodec::compress::senders::onebit::{Server, Settings, Worker};
 use gcodec::compress::{Feedback, Input, Options, Share};
@@ -35,11 +35,10 @@ fn normal(n: usize, stream: u64) -> Vec<f32> {
     drawn.chunks(2).map(|u| draw(u) as f32).collect()
 }
 
-fn write(manifest: &Arc<Manifest>, sender: u64, blocks: &[Block]) -> Vec<u8> {
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
+fn write(manifest: &Arc<Manifest>, sender: u64, blocks: &[CodedBlock]) -> Vec<u8> {
     let header = UpdateHeader::default().with_sender(sender);
     let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update(&mut bytes, &header, manifest, &blocks).unwrap();
+    encoder.update(&mut bytes, &header, manifest, blocks).unwrap();
     encoder.finish(&mut bytes);
     bytes
 }

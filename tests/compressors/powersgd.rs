@@ -1,6 +1,6 @@
 //! PowerSGD: what its factors say, the protocol between many workers, and what a step of a ResNet18 costs.
 
-use gcodec::block::{Block, BlockOptions, IndexSpace, Sets, Values};
+use gcodec::block::{Block, Coded, CodedBlock, IndexSpace, Sets, Values};
 use gcodec::compress::senders::powersgd::{Settings, Worker};
 use gcodec::compress::{Feedback, Input, Options, compress, random};
 use gcodec::error::InputErrorKind;
@@ -30,7 +30,7 @@ fn send(
     values: &[f32],
     spec: &str,
     feedback: Option<&mut Feedback>,
-) -> (Vec<Block>, Vec<f32>) {
+) -> (Vec<CodedBlock>, Vec<f32>) {
     let tensor = TensorBuf::from_f32(shape.to_vec(), values).unwrap();
     let input = Input { tensor: 0, name: "w", view: tensor.view(), base: None };
     let blocks = compress(&[input], &[spec.parse().unwrap()], &Options::default(), feedback).unwrap();
@@ -41,11 +41,10 @@ fn send(
     (blocks, decoded.view().to_f32().unwrap())
 }
 
-fn stream(manifest: &Arc<Manifest>, blocks: &[Block], sender: u64) -> Vec<u8> {
+fn stream<B: Coded>(manifest: &Arc<Manifest>, blocks: &[B], sender: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));
-    let pairs: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
-    encoder.update(&mut out, &UpdateHeader::default().with_sender(sender), manifest, &pairs).unwrap();
+    encoder.update(&mut out, &UpdateHeader::default().with_sender(sender), manifest, blocks).unwrap();
     encoder.finish(&mut out);
     out
 }
@@ -352,7 +351,7 @@ fn bits_of_a_resnet18() {
     for (rank, paper) in [(1, 243), (2, 136), (4, 72)] {
         let codec: Codec = format!("powersgd:rank={rank}").parse().unwrap();
         let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None).unwrap();
-        let bytes = (stream(&manifest, &blocks, 0).len() - stream(&manifest, &[], 0).len()) as u64;
+        let bytes = (stream(&manifest, &blocks, 0).len() - stream::<Block>(&manifest, &[], 0).len()) as u64;
         let (mut matrices, mut others) = (0, 0);
         for shape in &shapes {
             let (n, m) = (shape[0], shape[1..].iter().product::<u64>());

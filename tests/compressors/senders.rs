@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Block, BlockOptions, Constant, Positions, Scope, Set, Sparse, Support, SupportId, Values,
+    Block, BlockOptions, CodedBlock, Constant, Positions, Scope, Set, Sparse, Support, SupportId, Values,
 };
 use gcodec::compress::random::words;
 use gcodec::compress::senders::{Sbc, SbcOptions, mask_momenta};
@@ -11,7 +11,7 @@ use gcodec::compress::{Amount, Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::tensor::element::decode_f32s;
-use gcodec::{Codec, Dtype, Limits, TensorBuf};
+use gcodec::{Codec, Dtype, Limits, TensorBuf, Writer};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -40,19 +40,18 @@ fn inputs(tensors: &[TensorBuf]) -> Vec<Input<'_>> {
 }
 
 /// The bytes of an update.
-fn write(tensors: &[TensorBuf], blocks: &[Block], options: BlockOptions) -> Vec<u8> {
+fn write(tensors: &[TensorBuf], blocks: &[CodedBlock]) -> Vec<u8> {
     let infos = NAMES.iter().zip(tensors).map(|(name, t)| TensorInfo::new(*name, t.dtype(), t.shape()));
     let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
     let (mut encoder, mut bytes) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, &blocks).unwrap();
+    encoder.update(&mut bytes, &UpdateHeader::default(), &manifest, blocks).unwrap();
     encoder.finish(&mut bytes);
     bytes
 }
 
 /// What a receiver of the bytes gets.
-fn arrived(tensors: &[TensorBuf], blocks: &[Block]) -> Vec<Vec<f32>> {
-    let decoded = gcodec::decode(&write(tensors, blocks, BlockOptions::default())).unwrap();
+fn arrived(tensors: &[TensorBuf], blocks: &[CodedBlock]) -> Vec<Vec<f32>> {
+    let decoded = gcodec::decode(&write(tensors, blocks)).unwrap();
     decoded.iter().map(|(_, t)| floats(t)).collect()
 }
 
@@ -219,12 +218,40 @@ fn momenta_are_cleared_where_something_was_sent() {
         assert!(mask_momenta(&blocks, &mut [(4, &mut a), (6, &mut [1.0; 10])]).is_err(), "{scope:?}");
         assert_eq!(a, [1.0; 10], "{scope:?}");
     }
-    assert!(mask_momenta(&[], &mut [(2, &mut []), (1, &mut [])]).is_err());
+    assert!(mask_momenta::<Block>(&[], &mut [(2, &mut []), (1, &mut [])]).is_err());
     let set =
         Block { support: Support::Set(Set { id: gcodec::block::SetId([0; 32]) }), ..block(Scope::Tensor(4)) };
     assert!(mask_momenta(&[set], &mut [(4, &mut a)]).is_err());
     mask_momenta(&[block(Scope::Tensor(4))], &mut [(4, &mut a)]).unwrap();
     assert_eq!(a, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
+}
+
+/// The program of the crate's front page: a stream's blocks are coded as the codec says, as those of `encode` are.
+#[test]
+fn a_stream_keeps_the_coding_that_its_codec_asks_for() {
+    let codec: Codec = "sbc:density=0.02,positions=rice-one".parse().unwrap();
+    // Half of what is sent lies close together, so that one Rice parameter for all gaps is not the smallest code.
+    let mut values = normal(60_000, 40);
+    values[..800].iter_mut().for_each(|x| *x *= 100.0);
+    let tensors = [tensor(&values), tensor(&normal(700, 41))];
+    let named: Vec<_> = NAMES.into_iter().zip(tensors.iter().map(TensorBuf::view)).collect();
+    let infos = named.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
+    let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+    let written = |codec: Codec| {
+        let blocks = compress(&inputs(&tensors), &[codec; 2], &Options::default(), None).unwrap();
+        let mut writer = Writer::new(Vec::new(), EncodeOptions::default());
+        let header = UpdateHeader::default().with_label(codec.to_string());
+        writer.update(&header, &manifest, &blocks).unwrap();
+        writer.finish().unwrap()
+    };
+    assert_eq!(written(codec), gcodec::encode(&named, &codec).unwrap());
+    let blocks = compress(&inputs(&tensors), &[codec; 2], &Options::default(), None).unwrap();
+    assert!(blocks.iter().all(|coded| coded.options.positions == Positions::RiceOne));
+    // Without the setting the bytes are others, so this test fails if a layer loses it.
+    assert_ne!(write(&tensors, &blocks), {
+        let default: Vec<CodedBlock> = blocks.into_iter().map(|coded| coded.block.into()).collect();
+        write(&tensors, &default)
+    });
 }
 
 /// p, b* and bits for a position as arXiv 1805.08768 counts them: b* + 1 / (1 - (1 - p)^(2^b*)).

@@ -1,6 +1,6 @@
 //! Results do not depend on the number of threads (CAN-1) and do not change from run to run.
 
-use gcodec::block::{BlockOptions, Scope, Sparse, Support};
+use gcodec::block::{Block, BlockOptions, Scope, Sparse, Support};
 use gcodec::compress::{Feedback, Input, Options, compress, random};
 use gcodec::frame::{Delta, IndexSet, Manifest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -52,8 +52,6 @@ fn encode(codec: &str, threads: usize) -> Vec<u8> {
             let feedback = codec.is_lossy().then_some(&mut feedback);
             let options = Options::default().with_block_len(50_000);
             let blocks = compress(&inputs, &vec![codec; inputs.len()], &options, feedback).unwrap();
-            let wire = BlockOptions::default().with_positions(codec.positions());
-            let blocks: Vec<_> = blocks.iter().map(|b| (b, wire)).collect();
             let delta = (codec.to_string().starts_with("delta")).then(|| delta.clone());
             let header = UpdateHeader::default().with_step(step).with_delta(delta);
             encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
@@ -121,7 +119,7 @@ fn a_part_names_its_sets_in_the_same_order_each_time() {
         let set = IndexSet { manifest: manifest.id(), step, leader: 0, world: 0, scope, support };
         encoder.index_set(&mut stream, &set, &manifest, BlockOptions::default()).unwrap();
     }
-    encoder.update(&mut stream, &UpdateHeader::default(), &manifest, &[]).unwrap();
+    encoder.update(&mut stream, &UpdateHeader::default(), &manifest, &[] as &[Block]).unwrap();
     encoder.finish(&mut stream);
     let debug = || {
         let mut reader = SliceReader::new(&stream, Limits::default());

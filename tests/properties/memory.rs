@@ -73,7 +73,6 @@ fn encode(spec: &str, manifest: &Arc<Manifest>, tensor: &TensorBuf) -> Vec<u8> {
     let codec: Codec = spec.parse().unwrap();
     let input = Input { tensor: 0, name: "w", view: tensor.view(), base: None };
     let blocks = compress(&[input], &[codec], &Options::default(), None).unwrap();
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
     encoder.update(&mut out, &UpdateHeader::default(), manifest, &blocks).unwrap();

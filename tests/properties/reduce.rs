@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Bits, Block, BlockOptions, Chunked, Floats, IndexSpace, Latent, Pow2, Rows, Scope, Seeded, Set, Sets,
-    Sparse, Stored, Support, Underflow, Values,
+    Bits, Block, Chunked, Coded, Floats, IndexSpace, Latent, Pow2, Rows, Scope, Seeded, Set, Sets, Sparse,
+    Stored, Support, Underflow, Values,
 };
 use gcodec::compress::{Input, Options, compress, random};
 use gcodec::error::InputErrorKind;
@@ -51,11 +51,15 @@ fn why(error: Error) -> (&'static str, Option<u64>) {
 }
 
 /// Returns a stream with one update.
-fn stream(header: &UpdateHeader, manifest: &Arc<Manifest>, blocks: &[Block], part_bytes: u64) -> Vec<u8> {
+fn stream<B: Coded>(
+    header: &UpdateHeader,
+    manifest: &Arc<Manifest>,
+    blocks: &[B],
+    part_bytes: u64,
+) -> Vec<u8> {
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
     let mut out = Vec::new();
-    encoder.update(&mut out, header, manifest, &blocks).unwrap();
+    encoder.update(&mut out, header, manifest, blocks).unwrap();
     encoder.finish(&mut out);
     out
 }

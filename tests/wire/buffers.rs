@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Block, BlockOptions};
+use gcodec::block::{Block, Coded, CodedBlock};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -29,11 +29,10 @@ fn assemble(stream: &[u8], manifest: &Arc<Manifest>, dirty: bool) -> Vec<(u64, T
     assembler.finish().unwrap()
 }
 
-fn encode(manifest: &Arc<Manifest>, blocks: &[Block]) -> Vec<u8> {
+fn encode<B: Coded>(manifest: &Arc<Manifest>, blocks: &[B]) -> Vec<u8> {
     let mut out = Vec::new();
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1000));
-    encoder.update(&mut out, &UpdateHeader::default(), manifest, &blocks).unwrap();
+    encoder.update(&mut out, &UpdateHeader::default(), manifest, blocks).unwrap();
     encoder.finish(&mut out);
     out
 }
@@ -86,7 +85,7 @@ fn ranges_and_parts_leave_no_gaps() {
         let codecs = vec![codec.parse::<Codec>().unwrap(); inputs.len()];
         let blocks = compress(&inputs, &codecs, &Options::default().with_block_len(300), None).unwrap();
         // All blocks, then two of every three: elements without a block are zero.
-        let some: Vec<Block> =
+        let some: Vec<CodedBlock> =
             blocks.iter().enumerate().filter(|(i, _)| i % 3 != 1).map(|(_, b)| b.clone()).collect();
         for blocks in [blocks, some] {
             let stream = encode(&manifest, &blocks);

@@ -113,7 +113,8 @@ fn digests_of_a_delta_out_of_order() {
     let header = UpdateHeader::default().with_delta(Some(delta.to_vec()));
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
-    let refused = encoder.update(&mut out, &header, &crate::streams::manifest(), &[]);
+    let refused =
+        encoder.update(&mut out, &header, &crate::streams::manifest(), &[] as &[gcodec::block::Block]);
     assert_eq!(kind(refused), InputErrorKind::NotAscending { what: "tensors of a delta" });
     assert!(out.is_empty());
 }

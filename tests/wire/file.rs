@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use gcodec::block::{Block, BlockOptions, Floats, Scope, Sparse, Stored, Support, Values};
+use gcodec::block::{Block, Floats, Scope, Sparse, Stored, Support, Values};
 use gcodec::file::{AtomicFile, File, append, recover};
 use gcodec::frame::{Delta, UpdateHeader, tensor_digest};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -85,7 +85,7 @@ fn append_extends_a_file_and_an_interrupted_append_loses_nothing() {
     for step in 10..12 {
         let mut writer = append(&path, EncodeOptions::default()).unwrap();
         let header = UpdateHeader::default().with_step(step);
-        writer.update(&header, &manifest, &[bias(step as f32)], BlockOptions::default()).unwrap();
+        writer.update(&header, &manifest, &[bias(step as f32)]).unwrap();
         writer.finish().unwrap();
     }
     let bytes = std::fs::read(&path).unwrap();
@@ -99,7 +99,7 @@ fn append_extends_a_file_and_an_interrupted_append_loses_nothing() {
     assert_eq!(manifests.count(), 1);
     // Dropping the writer without `finish` stands for a process that dies while it appends.
     let mut writer = append(&path, EncodeOptions::default()).unwrap();
-    writer.update(&UpdateHeader::default(), &manifest, &[bias(9.0)], BlockOptions::default()).unwrap();
+    writer.update(&UpdateHeader::default(), &manifest, &[bias(9.0)]).unwrap();
     drop(writer);
     let cut = std::fs::read(&path).unwrap();
     assert!(cut.starts_with(&bytes) && File::open(&cut, Limits::default()).is_err());
@@ -117,7 +117,7 @@ fn a_delta_is_applied_completely_or_not_at_all() {
         let mut out = Vec::new();
         let mut encoder = Encoder::new(EncodeOptions::default());
         let header = UpdateHeader::default().with_delta(Some(vec![delta]));
-        encoder.update(&mut out, &header, &manifest, &[(&bias(2.5), BlockOptions::default())]).unwrap();
+        encoder.update(&mut out, &header, &manifest, &[bias(2.5)]).unwrap();
         encoder.finish(&mut out);
         out
     };

@@ -1,7 +1,7 @@
 //! From device tensors to blocks.
 
 use gcodec::Codec;
-use gcodec::block::{Block, WireBlock};
+use gcodec::block::{CodedBlock, CodedWireBlock};
 use gcodec::compress::device::{self as host, Outline, Sent};
 use gcodec::compress::{Feedback, Options, Selection};
 
@@ -105,7 +105,7 @@ impl Compressor {
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
-    ) -> Result<Vec<Block>> {
+    ) -> Result<Vec<CodedBlock>> {
         self.run(inputs, codecs, options, stream, false)
     }
 
@@ -121,7 +121,7 @@ impl Compressor {
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
-    ) -> Result<Vec<Block>> {
+    ) -> Result<Vec<CodedBlock>> {
         self.run(inputs, codecs, options, stream, true)
     }
 
@@ -143,7 +143,7 @@ impl Compressor {
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
-    ) -> Result<Vec<WireBlock<'static>>> {
+    ) -> Result<Vec<CodedWireBlock<'static>>> {
         self.run(inputs, codecs, options, stream, false)
     }
 
@@ -157,7 +157,7 @@ impl Compressor {
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
-    ) -> Result<Vec<WireBlock<'static>>> {
+    ) -> Result<Vec<CodedWireBlock<'static>>> {
         self.run(inputs, codecs, options, stream, true)
     }
 
@@ -310,7 +310,7 @@ impl Compressor {
 }
 
 /// The form of an update's blocks.
-trait BlockForm: From<Block> {
+trait BlockForm: From<CodedBlock> {
     /// Whether the device writes positions in wire form.
     const WIRE: bool;
 
@@ -324,7 +324,7 @@ trait BlockForm: From<Block> {
     fn first_tensor(&self) -> u64;
 }
 
-impl BlockForm for Block {
+impl BlockForm for CodedBlock {
     const WIRE: bool = false;
 
     fn make(
@@ -336,11 +336,11 @@ impl BlockForm for Block {
     }
 
     fn first_tensor(&self) -> u64 {
-        self.scope.first()
+        self.block.scope.first()
     }
 }
 
-impl BlockForm for WireBlock<'static> {
+impl BlockForm for CodedWireBlock<'static> {
     const WIRE: bool = true;
 
     fn make(
@@ -352,7 +352,7 @@ impl BlockForm for WireBlock<'static> {
     }
 
     fn first_tensor(&self) -> u64 {
-        self.scope.first()
+        self.0.scope.first()
     }
 }
 

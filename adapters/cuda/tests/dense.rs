@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
-use gcodec::block::{Block, Levels, Pow2, Values};
+use gcodec::block::{CodedBlock, Levels, Pow2, Values};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, Error, Input};
@@ -75,7 +75,7 @@ impl Tensors {
         specs: &[&str],
         options: &Options,
         steps: usize,
-    ) -> Result<Vec<Block>, String> {
+    ) -> Result<Vec<CodedBlock>, String> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
         let device = mock.device();
         let mut compressor = Compressor::new(&device).unwrap();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
-use gcodec::block::{Block, Sparse, Support};
+use gcodec::block::{CodedBlock, Sparse, Support};
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::{Codec, Dtype, TensorView};
 use gcodec_cuda::{Compressor, Device, Error, Input};
@@ -52,7 +52,7 @@ impl Tensors {
     }
 
     /// Checks that blocks, residuals or errors of device and host are equal, with and without error feedback.
-    fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Result<Vec<Block>, String> {
+    fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Result<Vec<CodedBlock>, String> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
         let device = mock.device();
         let mut compressor = Compressor::new(&device).unwrap();
@@ -90,7 +90,7 @@ fn same(got: &Feedback, expected: &Feedback, what: &[&str]) {
     assert!(words(got) == words(expected), "residuals differ: {what:?}");
 }
 
-fn kept(block: &Block) -> usize {
+fn kept(block: &CodedBlock) -> usize {
     let Support::Sparse(Sparse { positions }) = &block.support else { panic!("{:?}", block.support) };
     positions.len()
 }

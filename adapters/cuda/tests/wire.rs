@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
 use gcodec::block::{
-    Block, BlockOptions, Constant, Part, Scope, Sparse, Support, SupportId, Values, WireBlock,
+    Block, BlockOptions, CodedBlock, Constant, Part, Scope, Sparse, Support, SupportId, Values, WireBlock,
 };
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
@@ -59,31 +59,32 @@ impl Tensors {
     }
 
     /// Encodes one update.
-    fn stream(&self, codecs: &[Codec], blocks: &[WireBlock<'_>]) -> Vec<u8> {
-        let options = |b: &WireBlock<'_>| {
-            BlockOptions::default().with_positions(codecs[b.scope.first() as usize].positions())
-        };
-        let blocks: Vec<_> = blocks.iter().map(|b| (b.clone(), options(b))).collect();
+    fn stream(&self, blocks: &[(WireBlock<'_>, BlockOptions)]) -> Vec<u8> {
         let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-        encoder.update_wire(&mut out, &UpdateHeader::default(), &self.manifest, &blocks).unwrap();
+        encoder.update_wire(&mut out, &UpdateHeader::default(), &self.manifest, blocks).unwrap();
         encoder.finish(&mut out);
         out
     }
 
     /// Checks that the frames of device and host are equal, with and without error feedback; returns the
     /// device's blocks.
-    fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Vec<WireBlock<'static>> {
+    fn agree(
+        &self,
+        mock: &MockDriver,
+        specs: &[&str],
+        options: &Options,
+    ) -> Vec<(WireBlock<'static>, BlockOptions)> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
         let device = mock.device();
         let mut compressor = Compressor::new(&device).unwrap();
         let expected = compress(&self.on_host(), &codecs, options, None).unwrap();
-        let stream = self.stream(&codecs, &wire(&expected));
+        let stream = self.stream(&wire(&expected));
         let mut found = Vec::new();
         for piece_len in [u64::MAX, 8192] {
             compressor = compressor.with_piece_len(piece_len);
             found =
                 compressor.compress_wire(&self.on_device(&device), &codecs, options, mock.stream()).unwrap();
-            assert!(self.stream(&codecs, &found) == stream, "{specs:?} {piece_len} {}", self.dtype);
+            assert!(self.stream(&found) == stream, "{specs:?} {piece_len} {}", self.dtype);
         }
         let mut feedback = Feedback::new();
         for step in 0..2 {
@@ -91,7 +92,7 @@ impl Tensors {
             let got =
                 compressor.compress_wire_with_feedback(&inputs, &codecs, options, mock.stream()).unwrap();
             let host = compress(&self.on_host(), &codecs, options, Some(&mut feedback)).unwrap();
-            assert!(self.stream(&codecs, &got) == self.stream(&codecs, &wire(&host)), "{specs:?} {step}");
+            assert!(self.stream(&got) == self.stream(&wire(&host)), "{specs:?} {step}");
             let words = |f: &Feedback| {
                 f.save().into_iter().map(|(n, t)| (n, t.view().data().to_vec())).collect::<Vec<_>>()
             };
@@ -102,12 +103,12 @@ impl Tensors {
     }
 }
 
-fn wire(blocks: &[Block]) -> Vec<WireBlock<'_>> {
-    blocks.iter().map(WireBlock::from).collect()
+fn wire(blocks: &[CodedBlock]) -> Vec<(WireBlock<'_>, BlockOptions)> {
+    blocks.iter().map(|coded| (WireBlock::from(&coded.block), coded.options)).collect()
 }
 
 /// The bytes of a support that the device wrote, if it did.
-fn written<'a>(block: &'a WireBlock<'_>) -> Option<&'a [u8]> {
+fn written<'a>((block, _): &'a (WireBlock<'_>, BlockOptions)) -> Option<&'a [u8]> {
     match &block.support {
         Part::Written { id: SupportId::GAPS_RICE, bytes } => Some(bytes),
         Part::Written { id, .. } => panic!("{id}"),
@@ -233,7 +234,7 @@ fn a_gap_of_many_zeros() {
     let got =
         compressor.compress_wire(&tensors.on_device(&device), &codecs, &options, mock.stream()).unwrap();
     let expected = compress(&tensors.on_host(), &codecs, &options, None).unwrap();
-    assert!(tensors.stream(&codecs, &got) == tensors.stream(&codecs, &wire(&expected)));
+    assert!(tensors.stream(&got) == tensors.stream(&wire(&expected)));
     // One of 119,999 gaps is 1,180,001. With k = 3 it takes 147,500 zeros.
     let support = written(&got[0]).unwrap();
     assert_eq!(support[4], 3);
@@ -329,7 +330,7 @@ fn failures_leave_residuals_as_they_were() {
     let got = compressor
         .compress_wire_with_feedback(&tensors.on_device(&device), &codecs, &options, stream)
         .unwrap();
-    assert!(tensors.stream(&codecs, &got) == tensors.stream(&codecs, &wire(&expected)));
+    assert!(tensors.stream(&got) == tensors.stream(&wire(&expected)));
     assert!(compressor.residuals().unwrap().save() == feedback.save());
     mock.assert_sound();
 }

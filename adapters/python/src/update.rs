@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gcodec::block::{Block, BlockOptions, WireBlock};
+use gcodec::block::{CodedBlock, CodedWireBlock};
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Manifest, Reduction, TensorInfo, UpdateHeader};
@@ -241,13 +241,8 @@ impl Update<'_> {
         if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {
             header = header.with_delta(Some(deltas(&inputs, &on_host)));
         }
-        let with_options = |block: WireBlock<'static>| {
-            let codec = codecs.get(block.scope.first() as usize);
-            let positions = codec.map(Codec::positions).unwrap_or_default();
-            (block, BlockOptions::default().with_positions(positions))
-        };
-        let blocks = on_devices.into_iter().chain(on_host.into_iter().map(WireBlock::from));
-        let mut blocks: Vec<_> = blocks.map(with_options).collect();
+        let mut blocks = on_devices;
+        blocks.extend(on_host.into_iter().map(CodedWireBlock::from));
         // Blocks of each side are in order, and all blocks of a tensor are on one side.
         blocks.sort_by_key(|(block, _)| block.scope.first());
         encoder.update_wire(out, &header, manifest, &blocks)?;
@@ -261,7 +256,7 @@ impl Update<'_> {
         inputs: &[Input<'_>],
         codecs: &[Codec],
         mut memory: Memory<'_>,
-    ) -> Result<(Vec<WireBlock<'static>>, Vec<Block>), Failure> {
+    ) -> Result<(Vec<CodedWireBlock<'static>>, Vec<CodedBlock>), Failure> {
         let on_host: Vec<Codec> = self.numbers.iter().map(|&n| codecs[n as usize]).collect();
         let given: Vec<cuda::Given<'_>> = self
             .lent

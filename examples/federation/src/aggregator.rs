@@ -13,7 +13,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gcodec::block::Block;
+use gcodec::block::CodedBlock;
 use gcodec::compress::Codec;
 use gcodec::error::FormatErrorKind;
 use gcodec::file::AtomicFile;
@@ -198,7 +198,7 @@ pub struct Outcome {
 /// An encoded update, shared by the members' queues.
 struct Update {
     header: UpdateHeader,
-    blocks: Vec<Block>,
+    blocks: Vec<CodedBlock>,
 }
 
 struct Member {
@@ -280,7 +280,7 @@ pub fn run(
         ("roster", config.roster.join(" ")),
     ]))?;
     let first = anchor(0, &weights, config)?;
-    record.update(&first.header, &manifest, &first.blocks, Default::default())?;
+    record.update(&first.header, &manifest, &first.blocks)?;
     let shared = Shared {
         config,
         control,
@@ -397,7 +397,7 @@ impl Shared<'_> {
             let begun = Instant::now();
             let (event, step) = self.round(begun)?;
             self.say(&event);
-            record.update(&step.header, &self.manifest, &step.blocks, Default::default())?;
+            record.update(&step.header, &self.manifest, &step.blocks)?;
             thread::sleep(self.config.pace.saturating_sub(begun.elapsed()));
         }
         record.finish()?.commit()?;
@@ -646,9 +646,9 @@ impl Shared<'_> {
         socket.set_write_timeout(Some(ENDS))?;
         let mut writer = Writer::new(socket, EncodeOptions::default().with_index(false));
         writer.metadata(welcome)?;
-        writer.update(&anchor.header, &self.manifest, &anchor.blocks, Default::default())?;
+        writer.update(&anchor.header, &self.manifest, &anchor.blocks)?;
         for update in steps {
-            writer.update(&update.header, &self.manifest, &update.blocks, Default::default())?;
+            writer.update(&update.header, &self.manifest, &update.blocks)?;
         }
         writer.finish()?;
         Ok(())

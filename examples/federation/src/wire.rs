@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gcodec::Limits;
-use gcodec::block::Block;
+use gcodec::block::CodedBlock;
 use gcodec::compress::{Codec, Feedback, Input, Options, compress};
 use gcodec::frame::{Manifest, Metadata, UpdatePart};
 use gcodec::stream::Assembler;
@@ -36,7 +36,7 @@ pub fn blocks(
     numbers: &Numbers,
     codec: Codec,
     feedback: Option<&mut Feedback>,
-) -> gcodec::Result<Vec<Block>> {
+) -> gcodec::Result<Vec<CodedBlock>> {
     let tensors = numbers.to_tensors()?;
     let named = SHAPES.iter().zip(&tensors).enumerate();
     let inputs: Vec<Input<'_>> = named

@@ -75,12 +75,12 @@ pub fn run(address: &str, name: &str) -> Result<Numbers> {
         let update = blocks(&gradient, codec.parse()?, Some(&mut feedback))?;
         let mine =
             UpdateHeader::default().with_step(step).with_sender(sender).with_world(world).with_label(codec);
-        writer.update(&mine, &manifest, &update, Default::default())?;
+        writer.update(&mine, &manifest, &update)?;
     }
     let weights = weights.ok_or("the aggregator sent no weights")?;
     writer.metadata(&metadata([("says", "weights".into())]))?;
     let header = UpdateHeader::default().with_sender(number(&said, "sender")?).with_label("weights".into());
-    writer.update(&header, &manifest, &blocks(&weights, Codec::Raw, None)?, Default::default())?;
+    writer.update(&header, &manifest, &blocks(&weights, Codec::Raw, None)?)?;
     writer.finish()?;
     Ok(weights)
 }

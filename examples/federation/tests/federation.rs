@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use gcodec::Writer;
-use gcodec::block::Block;
+use gcodec::block::CodedBlock;
 use gcodec::compress::Codec;
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::EncodeOptions;
@@ -86,11 +86,16 @@ fn among(name: &str, settings: impl Fn(&mut Config), peer: impl FnOnce(&str) + S
 }
 
 /// Joins as "bad", sends an update, and holds the connection until the aggregator closes it.
-fn send_update(address: &str, header: &UpdateHeader, manifest: &std::sync::Arc<Manifest>, blocks: &[Block]) {
+fn send_update(
+    address: &str,
+    header: &UpdateHeader,
+    manifest: &std::sync::Arc<Manifest>,
+    blocks: &[CodedBlock],
+) {
     let socket = TcpStream::connect(address).expect("a connection");
     let mut writer = Writer::new(&socket, EncodeOptions::default());
     writer.metadata(&metadata([("name", "bad".into())])).expect("written");
-    writer.update(header, manifest, blocks, Default::default()).expect("written");
+    writer.update(header, manifest, blocks).expect("written");
     hold(&socket);
 }
 
@@ -180,9 +185,7 @@ fn who_vanishes_within_an_update_is_left_out_of_the_round() {
             writer.metadata(&metadata([("name", "bad".into())])).expect("written");
             let gradient = blocks(&Numbers::random(5), Codec::Raw, None).expect("blocks");
             let header = UpdateHeader::default().with_sender(1).with_world(2);
-            writer
-                .update(&header, &manifest().expect("the manifest"), &gradient, Default::default())
-                .expect("written");
+            writer.update(&header, &manifest().expect("the manifest"), &gradient).expect("written");
             drop(writer);
             let mut socket = TcpStream::connect(address).expect("a connection");
             std::io::Write::write_all(&mut socket, &bytes[..bytes.len() / 2]).expect("half of it");

@@ -1,6 +1,8 @@
 use std::sync::Arc;
 
-use gcodec::block::{Block, BlockOptions, Floats, Positions, Scope, Set, SetId, Sparse, Support, Values};
+use gcodec::block::{
+    Block, BlockOptions, CodedBlock, Floats, Positions, Scope, Set, SetId, Sparse, Support, Values,
+};
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
 use gcodec::compress::{Codec, Feedback, Input, Kept, Options, Selection, compress};
 use gcodec::frame::{IndexSet, Manifest, UpdateHeader};
@@ -49,7 +51,7 @@ struct Round {
     step: u64,
     phase: Phase,
     /// Blocks of the other tensors, and their residuals after sending.
-    blocks: Vec<Block>,
+    blocks: Vec<CodedBlock>,
     feedback: Feedback,
     shared: Option<Shared>,
     /// Blocks of the learned tensors once the set is known: the leader's codes for the server, then the
@@ -207,13 +209,13 @@ impl Worker {
             .with_sender(self.rank)
             .with_world(self.world)
             .with_contributors(1);
-        let mut blocks: Vec<&Block> = round.blocks.iter().chain(&round.own).collect();
-        blocks.sort_by_key(|b| b.scope.first());
-        let with = |block| (block, BlockOptions::default());
-        let blocks: Vec<_> = blocks.into_iter().map(with).collect();
+        let own = round.own.iter().map(|block| (block, BlockOptions::default()));
+        let mut blocks: Vec<_> =
+            round.blocks.iter().map(|coded| (&coded.block, coded.options)).chain(own).collect();
+        blocks.sort_by_key(|(block, _)| block.scope.first());
         encoder.update(out, &header, &self.manifest, &blocks)?;
         if let Some(common) = &round.common {
-            encoder.update(out, &header, &self.manifest, &[with(common)])?;
+            encoder.update(out, &header, &self.manifest, std::slice::from_ref(common))?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use rayon::prelude::*;
 
-use crate::block::{Block, Floats, Planes, Scope, Sparse, Stored, Support, Ulp, Values};
+use crate::block::{Block, Coded, Floats, Planes, Scope, Sparse, Stored, Support, Ulp, Values};
 use crate::compress::{Input, Options, Part, in_order, parts, whole};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Delta, tensor_digest};
@@ -74,8 +74,8 @@ pub(crate) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()>
 
 /// What the header of an update with these blocks says of the tensors that they touch, before and after
 /// ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)): of those of `inputs` that have a base.
-pub fn deltas(inputs: &[Input<'_>], blocks: &[Block]) -> Vec<Delta> {
-    let scopes = blocks.iter().map(|block| block.scope);
+pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<Delta> {
+    let scopes = blocks.iter().map(|coded| coded.block().scope);
     let touched: HashSet<u64> =
         scopes.flat_map(|scope| (scope.first()..).take(scope.tensors() as usize)).collect();
     let entry = |input: &Input<'_>| {

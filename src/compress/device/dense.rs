@@ -42,8 +42,8 @@ use super::super::{Codec, Options, Part, parts, runs, whole};
 use super::{Outline, check_order};
 use crate::bits::{PlaneReader, packed_bytes, unzigzag};
 use crate::block::{
-    Affine, Bits, Block, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing, Support,
-    Underflow, Values, Zero,
+    Affine, Bits, Block, CodedBlock, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing,
+    Support, Underflow, Values, Zero,
 };
 use crate::error::{Error, Result};
 
@@ -208,12 +208,13 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
 /// # Errors
 /// [`Error::Input`] if what was computed does not fit its task: planes of another length or with bits beyond their end, codes and
 /// scales out of range, a sign where the code is 0.
-pub fn blocks(tasks: &[Task], packed: &[Packed<'_>]) -> Result<Vec<Block>> {
+pub fn blocks(tasks: &[Task], packed: &[Packed<'_>]) -> Result<Vec<CodedBlock>> {
     if tasks.len() != packed.len() {
         return Err(Error::inconsistent("numbers of tasks and of what was computed"));
     }
     // Collected in two steps: as one result, any of several errors would be given.
-    let blocks: Vec<Result<Block>> = tasks.par_iter().zip(packed).map(|(t, p)| block(t, p)).collect();
+    let blocks: Vec<Result<CodedBlock>> =
+        tasks.par_iter().zip(packed).map(|(t, p)| Ok(block(t, p)?.into())).collect();
     blocks.into_iter().collect()
 }
 

@@ -31,7 +31,7 @@ use std::ops::Range;
 use super::codecs::sbc;
 use super::select::Chosen;
 use super::{Codec, Selection, runs, select, sparse};
-use crate::block::{Block, Part, SupportId, WireBlock};
+use crate::block::{Block, CodedBlock, CodedWireBlock, Part, SupportId, WireBlock};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
 use crate::tensor::element::round_f32s;
@@ -172,7 +172,11 @@ pub enum Sent {
 ///
 /// # Errors
 /// As [`searches`]; [`Error::Input`] if what was found does not fit the tensors, or if a value is NaN or infinite.
-pub fn blocks(tensors: &[Outline], codecs: &[Codec], found: &[Found]) -> Result<(Vec<Block>, Vec<Sent>)> {
+pub fn blocks(
+    tensors: &[Outline],
+    codecs: &[Codec],
+    found: &[Found],
+) -> Result<(Vec<CodedBlock>, Vec<Sent>)> {
     check(tensors, codecs)?;
     blocks_of(tensors, codecs, found, |_| false)
 }
@@ -196,7 +200,7 @@ pub fn wire_blocks(
     codecs: &[Codec],
     found: &[Found],
     supports: Vec<Option<Vec<u8>>>,
-) -> Result<(Vec<WireBlock<'static>>, Vec<Sent>)> {
+) -> Result<(Vec<CodedWireBlock<'static>>, Vec<Sent>)> {
     let joined = joined(tensors, codecs)?;
     if supports.len() != joined.len() {
         return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of blocks and of supports" }));
@@ -207,12 +211,12 @@ pub fn wire_blocks(
     }
     // Of tensors there may be fewer than of what was found, which is told then.
     let (blocks, sent) = blocks_of(tensors, codecs, found, |i| written.get(i).copied().unwrap_or_default())?;
-    let with = |(block, support): (Block, Option<Vec<u8>>)| {
+    let with = |(CodedBlock { block, options }, support): (CodedBlock, Option<Vec<u8>>)| {
         let mut block = WireBlock::from(block);
         if let Some(bytes) = support {
             block.support = Part::Written { id: SupportId::GAPS_RICE, bytes: bytes.into() };
         }
-        block
+        (block, options)
     };
     Ok((blocks.into_iter().zip(supports).map(with).collect(), sent))
 }
@@ -223,7 +227,7 @@ fn blocks_of(
     codecs: &[Codec],
     found: &[Found],
     written: impl Fn(usize) -> bool,
-) -> Result<(Vec<Block>, Vec<Sent>)> {
+) -> Result<(Vec<CodedBlock>, Vec<Sent>)> {
     if found.len() != tensors.len() {
         return Err(Error::input(InputErrorKind::Mismatch {
             what: "numbers of tensors and of what was found",
@@ -240,13 +244,14 @@ fn blocks_of(
             Found::Side { positions, .. } => Chosen { positions: positions.clone(), values: Vec::new() },
         });
         let chosen: Vec<Chosen> = chosen.collect();
+        let options = codecs[run.start].block_options();
         match codecs[run.start] {
             Codec::TopK { values, seed, .. }
             | Codec::Threshold { values, seed, .. }
             | Codec::Sidco { values, seed, .. } => {
                 let (values, decoded) = sparse::values(tensors, &chosen, values, seed)?;
                 let (scope, support) = sparse::join(tensors, &chosen);
-                blocks.push(Block { scope, add: false, support, values });
+                blocks.push(CodedBlock { block: Block { scope, add: false, support, values }, options });
                 let mut decoded = decoded.into_iter();
                 for (tensor, chosen) in tensors.iter().zip(&chosen) {
                     let mut values: Vec<f32> = decoded.by_ref().take(chosen.values.len()).collect();
@@ -257,7 +262,7 @@ fn blocks_of(
             Codec::Sbc { .. } => {
                 let mean = |found: &Found| if let Found::Side { mean, .. } = found { *mean } else { 0.0 };
                 let means: Vec<f32> = found.iter().map(mean).collect();
-                blocks.push(sbc::constant(tensors, &chosen, &means));
+                blocks.push(CodedBlock { block: sbc::constant(tensors, &chosen, &means), options });
                 for (tensor, mean) in tensors.iter().zip(means) {
                     let mut value = [mean];
                     round_f32s(tensor.dtype, &mut value)?;
@@ -535,7 +540,9 @@ mod tests {
         let (got, sent_too) = wire_blocks(&outlines, &codecs, &without, supports.clone()).unwrap();
         assert_eq!(sent_too, sent);
         let bytes = Part::Written { id: SupportId::GAPS_RICE, bytes: vec![3, 0, 1].into() };
-        assert_eq!(got, [WireBlock { support: bytes, ..(&expected[0]).into() }, (&expected[1]).into()]);
+        let expected = expected.iter().map(|coded| (WireBlock::from(&coded.block), coded.options));
+        let [first, second] = expected.collect::<Vec<_>>().try_into().unwrap();
+        assert_eq!(got, [(WireBlock { support: bytes, ..first.0 }, first.1), second]);
         // Positions where they are in wire form, and none where they are not; too few supports.
         assert!(wire_blocks(&outlines, &codecs, &found, supports.clone()).is_err());
         assert!(wire_blocks(&outlines, &codecs, &without, vec![None; 2]).is_err());

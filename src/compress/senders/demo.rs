@@ -9,7 +9,7 @@
 //! ```
 
 use super::state;
-use crate::block::{Block, Dct, Floats, Sets, Stored, Support, Values};
+use crate::block::{Block, CodedBlock, Dct, Floats, Sets, Stored, Support, Values};
 use crate::compress::codecs::demo::numbers_of;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
 use crate::error::{Error, InputErrorKind, Result};
@@ -99,7 +99,7 @@ impl DeMo {
     ///
     /// # Errors
     /// Those of [`compress`]. The state does not change then.
-    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
+    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let mut momenta = self.momenta.clone();
         for input in inputs {
             if let Some(momentum) = state::of(&self.momenta, input)? {

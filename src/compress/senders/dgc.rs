@@ -11,7 +11,7 @@
 
 use super::mask_momenta;
 use super::state::{self, MOMENTUM};
-use crate::block::{Block, Positions};
+use crate::block::{CodedBlock, Positions};
 use crate::compress::source::checked_f32s;
 use crate::compress::{Amount, Codec, Feedback, Input, Kept, Options, Selection, compress};
 use crate::error::{Error, Result};
@@ -101,7 +101,7 @@ impl Dgc {
     /// # Errors
     /// [`Error::Input`] for tensors of another type than f32, NaN or infinity, or a shape that changed. The
     /// state does not change then.
-    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
+    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let mut gradients = Vec::with_capacity(inputs.len());
         for input in inputs {
             gradients.push(checked_f32s(input, options, "Deep Gradient Compression")?);

@@ -24,7 +24,7 @@
 //! neighbours, divided by epsilon.
 
 use super::state::{self, MOMENTUM, VARIANCE};
-use crate::block::Block;
+use crate::block::CodedBlock;
 use crate::compress::source::checked_f32s;
 use crate::compress::{Codec, Feedback, Input, Options, Share, compress};
 use crate::error::{Error, InputErrorKind, Result};
@@ -115,7 +115,7 @@ impl Settings {
         values: &[Vec<f32>],
         options: &Options,
         residuals: &mut Feedback,
-    ) -> Result<Vec<Block>> {
+    ) -> Result<Vec<CodedBlock>> {
         let tensors = inputs.iter().zip(values);
         let tensors = tensors
             .map(|(input, values)| TensorBuf::from_f32(input.view.shape().to_vec(), values))
@@ -161,7 +161,7 @@ impl Worker {
     /// # Errors
     /// [`Error::Input`] for tensors of another type than f32, NaN or infinity, or a shape that changed, and
     /// those of [`compress`]. The state does not change then.
-    pub fn message(&mut self, gradients: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
+    pub fn message(&mut self, gradients: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let mut rows = checked(gradients, options)?;
         if self.step >= self.settings.warm_up {
             let b1 = self.settings.momentum;
@@ -287,7 +287,7 @@ impl Server {
     ///
     /// # Errors
     /// Those of [`Worker::message`]. The state does not change then.
-    pub fn message(&mut self, means: &[Input<'_>], options: &Options) -> Result<Vec<Block>> {
+    pub fn message(&mut self, means: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let rows = checked(means, options)?;
         let blocks = self.settings.blocks(self.step, means, &rows, options, &mut self.residuals)?;
         self.step += 1;

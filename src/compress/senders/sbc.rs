@@ -7,7 +7,7 @@
 //! ```
 
 use super::state;
-use crate::block::{Block, Positions};
+use crate::block::{CodedBlock, Positions};
 use crate::compress::source::Source;
 use crate::compress::{Amount, Codec, Feedback, Input, Options, compress};
 use crate::error::{Error, Result};
@@ -96,7 +96,7 @@ impl Sbc {
     /// # Errors
     /// Those of [`compress`], also if the sum of an update and the residual is not finite. The state does not
     /// change then.
-    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Option<Vec<Block>>> {
+    pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Option<Vec<CodedBlock>>> {
         let codecs = vec![self.codec(); inputs.len()];
         let sent = match (self.step + 1).is_multiple_of(self.options.delay) {
             true => Some(compress(inputs, &codecs, options, Some(&mut self.residuals))?),

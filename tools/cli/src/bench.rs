@@ -4,7 +4,7 @@ use crate::bandwidth::{BUFFER_BYTES, Bandwidth};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::options::check_one_stdin;
 use crate::output::{Align, Table, human_bytes, print, real, thousands};
-use crate::plan::{self, Compressed, fitting};
+use crate::plan::{self, fitting};
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::compress::{Input, NonFinite, Options};
@@ -201,11 +201,11 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
     let options = Options::default().with_non_finite(NonFinite::Zero);
     let header = UpdateHeader::default().with_label(codec.to_string());
     let encode = || -> Result<Vec<u8>> {
-        let compressed =
-            Compressed::new(&inputs, &codecs, &options, None).map_err(|e| plan::explain(e, &manifest))?;
+        let compressed = gcodec::compress::compress(&inputs, &codecs, &options, None)
+            .map_err(|e| plan::explain(e, &manifest))?;
         let mut encoder = Encoder::new(EncodeOptions::default());
         let mut out = Vec::new();
-        encoder.update(&mut out, &header, &manifest, &compressed.pairs())?;
+        encoder.update(&mut out, &header, &manifest, &compressed)?;
         encoder.finish(&mut out);
         Ok(out)
     };

@@ -4,7 +4,7 @@ use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::is_standard;
 use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands};
-use crate::plan::{self, Compressed, Plan, Rule, fitting};
+use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
 use crate::tensors::{self, Dump, NamedTensor};
 use gcodec::compress::{self, Feedback, Input, NonFinite, Options};
@@ -250,7 +250,7 @@ impl Update<'_> {
         if is_delta && let Some(missing) = inputs.iter().find(|input| input.base.is_none()) {
             return Err(Failure::usage(format_args!("tensor {:?} is not in the base", missing.name)));
         }
-        let compressed = Compressed::new(&inputs, &codecs, self.options, feedback)
+        let compressed = gcodec::compress::compress(&inputs, &codecs, self.options, feedback)
             .map_err(|e| plan::explain(e, &manifest))?;
         let label = match self.plan.has_delta() && !is_delta {
             true => Codec::Lossless.to_string(),
@@ -262,11 +262,9 @@ impl Update<'_> {
             .with_world(self.args.world)
             .with_label(label);
         if is_delta {
-            header = header.with_delta(Some(compress::deltas(&inputs, compressed.blocks())));
+            header = header.with_delta(Some(compress::deltas(&inputs, &compressed)));
         }
-        writer
-            .update_with(&header, &manifest, &compressed.pairs())
-            .map_err(|e| crate::stream::explain(e, Some(&manifest)))
+        writer.update(&header, &manifest, &compressed).map_err(|e| crate::stream::explain(e, Some(&manifest)))
     }
 
     /// Returns the codec of each tensor, and prints notes on choices that may surprise the user.

@@ -2,8 +2,6 @@
 
 use crate::fail::{Failure, Result};
 use crate::options::NameGlob;
-use gcodec::block::{Block, BlockOptions};
-use gcodec::compress::{Feedback, Input, Options};
 use gcodec::frame::{Manifest, TensorInfo};
 use gcodec::{Codec, TensorView};
 use std::str::FromStr;
@@ -79,42 +77,7 @@ pub(crate) fn manifest_of<'t>(
     Ok(Arc::new(Manifest::new(infos.collect())?))
 }
 
-/// Blocks with the way in which each is to be written.
-pub(crate) struct Compressed {
-    blocks: Vec<Block>,
-    options: Vec<BlockOptions>,
-}
-
-impl Compressed {
-    /// Compresses tensors, each with its codec.
-    pub(crate) fn new(
-        inputs: &[Input<'_>],
-        codecs: &[Codec],
-        options: &Options,
-        feedback: Option<&mut Feedback>,
-    ) -> gcodec::Result<Self> {
-        let blocks = gcodec::compress::compress(inputs, codecs, options, feedback)?;
-        let positions = |block: &Block| {
-            let first = inputs.iter().position(|input| input.tensor == block.scope.first());
-            let codec = first.and_then(|i| codecs.get(i));
-            BlockOptions::default().with_positions(codec.map(Codec::positions).unwrap_or_default())
-        };
-        let options = blocks.iter().map(positions).collect();
-        Ok(Self { blocks, options })
-    }
-
-    /// Returns the blocks with their options, for an encoder.
-    pub(crate) fn pairs(&self) -> Vec<(&Block, BlockOptions)> {
-        self.blocks.iter().zip(self.options.iter().copied()).collect()
-    }
-
-    /// Returns the blocks.
-    pub(crate) fn blocks(&self) -> &[Block] {
-        &self.blocks
-    }
-}
-
-/// Converts an error of [`Compressed::new`] to a failure with the tensor's name and advice.
+/// Converts an error of [`gcodec::compress::compress()`] to a failure with the tensor's name and advice.
 pub(crate) fn explain(error: gcodec::Error, manifest: &Manifest) -> Failure {
     use gcodec::error::{Error, InputError, InputErrorKind};
     let advice = match &error {

@@ -4,11 +4,11 @@ use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::options::{LimitArgs, check_one_stdin, check_output_is_new};
 use crate::output::{Counted, Output, counted, human_bytes, note};
-use crate::plan::{self, Compressed, Plan, fitting};
+use crate::plan::{self, Plan, fitting};
 use crate::stream::{Names, explain};
 use crate::tensors::{self, Format};
 use clap::ValueEnum;
-use gcodec::block::{Block, BlockOptions, Set, SetId, Sets, Support};
+use gcodec::block::{Block, BlockOptions, CodedBlock, Set, SetId, Sets, Support};
 use gcodec::compress::{self, Options};
 use gcodec::frame::{
     FrameHeader, FrameKind, HEADER_LEN, IndexSet, Manifest, PREAMBLE_LEN, UpdateHeader, UpdatePart,
@@ -267,12 +267,12 @@ fn write_stream(
                 let sum = dense(args, &updates, limits)?;
                 let header = sum.header.clone().with_label(codec.to_string());
                 let compressed = recompressed(codec, &manifest, &sum.tensors().map_err(named)?)?;
-                writer.update_with(&header, &manifest, &compressed.pairs()).map_err(named)?;
+                writer.update(&header, &manifest, &compressed).map_err(named)?;
             }
             (Method::Dense, None) => {
                 let sum = dense(args, &updates, limits)?;
                 let blocks = sum.blocks().map_err(named)?;
-                writer.update(&sum.header, &manifest, &blocks, BlockOptions::default()).map_err(named)?;
+                writer.update(&sum.header, &manifest, &blocks).map_err(named)?;
             }
             (method, _) => {
                 let sum = compressed(args, method, &updates)?;
@@ -282,9 +282,7 @@ fn write_stream(
                         found.ok_or_else(|| Failure::invalid("an index set of the sum is missing"))?;
                     writer.index_set(set, &sum.manifest, BlockOptions::default()).map_err(named)?;
                 }
-                writer
-                    .update(&sum.header, &sum.manifest, &sum.blocks, BlockOptions::default())
-                    .map_err(named)?;
+                writer.update(&sum.header, &sum.manifest, &sum.blocks).map_err(named)?;
             }
         }
     }
@@ -390,7 +388,7 @@ fn compressed(args: &Args, method: Method, updates: &[Update<'_>]) -> Result<Red
     Ok(Reduced { header, manifest, sets: sent, blocks })
 }
 
-fn recompressed(codec: Codec, manifest: &Manifest, tensors: &[TensorBuf]) -> Result<Compressed> {
+fn recompressed(codec: Codec, manifest: &Manifest, tensors: &[TensorBuf]) -> Result<Vec<CodedBlock>> {
     let plan = Plan::new(codec, &[]);
     let inputs: Vec<_> = manifest
         .tensors()
@@ -401,5 +399,6 @@ fn recompressed(codec: Codec, manifest: &Manifest, tensors: &[TensorBuf]) -> Res
         .collect();
     let codecs: Vec<Codec> =
         inputs.iter().map(|input| fitting(plan.codec(input.name), &input.view)).collect();
-    Compressed::new(&inputs, &codecs, &Options::default(), None).map_err(|e| plan::explain(e, manifest))
+    gcodec::compress::compress(&inputs, &codecs, &Options::default(), None)
+        .map_err(|e| plan::explain(e, manifest))
 }

@@ -3,7 +3,6 @@
 
 use std::process::Command;
 
-use gcodec::block::BlockOptions;
 use gcodec::compress::{Input, Options, compress};
 use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -78,8 +77,6 @@ fn stream() -> Result<Vec<u8>> {
     let codecs =
         tensors.iter().map(|(_, _, codec)| Ok(codec.parse::<Codec>()?)).collect::<Result<Vec<_>>>()?;
     let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
-    let options = |i: usize| BlockOptions::default().with_positions(codecs[i].positions());
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, options(b.scope.first() as usize))).collect();
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut metadata = Metadata::default();

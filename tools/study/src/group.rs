@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gcodec::block::{Block, BlockOptions, Scope, Sets};
+use gcodec::block::{Block, BlockOptions, CodedBlock, Scope, Sets};
 use gcodec::compress::Options;
 use gcodec::compress::senders::{onebit, scalecom};
 use gcodec::frame::{Manifest, Reduction, TensorInfo, UpdateHeader};
@@ -149,15 +149,14 @@ impl Gather {
     }
 
     /// Returns the bytes of a server's answer.
-    fn merge(&mut self, blocks: &[Vec<Block>]) -> Result<()> {
+    fn merge(&mut self, blocks: &[Vec<CodedBlock>]) -> Result<()> {
         let header = self.header().with_contributors(blocks.len() as u64).with_reduction(Reduction::Sum);
         let Some((encoder, decoder)) = &mut self.server else { return Ok(()) };
         let mut merged = Vec::new();
         for i in 0..blocks[0].len() {
-            let same: Vec<&Block> = blocks.iter().map(|b| &b[i]).collect();
+            let same: Vec<&Block> = blocks.iter().map(|b| &b[i].block).collect();
             merged.push(reduce::merge(&same, &self.manifest.space(same[0].scope, 0)?)?);
         }
-        let merged: Vec<_> = merged.iter().map(|b| (b, BlockOptions::default())).collect();
         let mut out = Vec::new();
         encoder.update(&mut out, &header, &self.manifest, &merged)?;
         self.traffic.received += out.len() as u64;
@@ -175,11 +174,9 @@ impl Group for Gather {
             let update = named(&self.manifest, update)?;
             let sender = &mut self.senders[w];
             let blocks = sender.send(turn, &update, &mut locals[w])?;
-            let options = BlockOptions::default().with_positions(sender.positions());
-            let with_options: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
             let mut out = Vec::new();
             let header = self.header().with_sender(w as u64);
-            self.encoders[w].update(&mut out, &header, &self.manifest, &with_options)?;
+            self.encoders[w].update(&mut out, &header, &self.manifest, &blocks)?;
             self.traffic.sent[w] += out.len() as u64;
             streams.push(out);
             sent.push(blocks);
@@ -412,7 +409,6 @@ impl Group for OneBit {
         for (w, update) in updates.iter().enumerate() {
             let update = named(&self.manifest, update)?;
             let blocks = self.workers[w].message(&inputs(&update), &options)?;
-            let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
             let mut out = Vec::new();
             let header = header.clone().with_sender(w as u64);
             self.up[w].0.update(&mut out, &header, &self.manifest, &blocks)?;
@@ -422,7 +418,6 @@ impl Group for OneBit {
         let borrowed: Vec<(usize, &[u8])> = streams.iter().map(Vec::as_slice).enumerate().collect();
         let means = self.decoded(&borrowed, None)?;
         let blocks = self.server.message(&inputs(&means), &options)?;
-        let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
         let mut down = Vec::new();
         // The server's own update, which is none of the workers'.
         let header = header.with_sender(self.workers.len() as u64);

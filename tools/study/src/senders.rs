@@ -1,6 +1,6 @@
 //! Senders: one worker's compression of its update. A new compressor is a codec's name, or a [`Sender`].
 
-use gcodec::block::{Block, Positions};
+use gcodec::block::CodedBlock;
 use gcodec::compress::senders::{DeMo, Dgc, DgcOptions, Sbc, mask_momenta};
 use gcodec::compress::{Feedback, Input, Options, compress};
 use gcodec::{Codec, TensorBuf};
@@ -25,10 +25,7 @@ pub(crate) trait Sender {
         turn: Turn,
         update: &[(String, TensorBuf)],
         local: &mut Optimiser,
-    ) -> Result<Vec<Block>>;
-
-    /// Coding of the positions.
-    fn positions(&self) -> Positions;
+    ) -> Result<Vec<CodedBlock>>;
 }
 
 /// Returns a compressor's inputs for named tensors.
@@ -53,7 +50,12 @@ impl ByCodec {
 }
 
 impl Sender for ByCodec {
-    fn send(&mut self, turn: Turn, update: &[(String, TensorBuf)], _: &mut Optimiser) -> Result<Vec<Block>> {
+    fn send(
+        &mut self,
+        turn: Turn,
+        update: &[(String, TensorBuf)],
+        _: &mut Optimiser,
+    ) -> Result<Vec<CodedBlock>> {
         // New random numbers for each round, and for each worker unless workers must agree.
         let later = match self.codec {
             Codec::RandK { .. } => turn.round,
@@ -62,10 +64,6 @@ impl Sender for ByCodec {
         let codecs = vec![self.codec.later(later); update.len()];
         Ok(compress(&inputs(update), &codecs, &Options::default(), self.feedback.as_mut())?)
     }
-
-    fn positions(&self) -> Positions {
-        self.codec.positions()
-    }
 }
 
 /// Sparse Binary Compression with momentum masking. Its delay is the number of local steps, whose sum it
@@ -73,14 +71,15 @@ impl Sender for ByCodec {
 pub(crate) struct BySbc(pub(crate) Sbc);
 
 impl Sender for BySbc {
-    fn send(&mut self, _: Turn, update: &[(String, TensorBuf)], local: &mut Optimiser) -> Result<Vec<Block>> {
+    fn send(
+        &mut self,
+        _: Turn,
+        update: &[(String, TensorBuf)],
+        local: &mut Optimiser,
+    ) -> Result<Vec<CodedBlock>> {
         let blocks = self.0.step(&inputs(update), &Options::default())?.ok_or("a delay of its own")?;
         mask_momenta(&blocks, &mut local.momenta())?;
         Ok(blocks)
-    }
-
-    fn positions(&self) -> Positions {
-        self.0.codec().positions()
     }
 }
 
@@ -88,31 +87,32 @@ impl Sender for BySbc {
 pub(crate) struct ByDeMo(pub(crate) DeMo);
 
 impl Sender for ByDeMo {
-    fn send(&mut self, _: Turn, update: &[(String, TensorBuf)], _: &mut Optimiser) -> Result<Vec<Block>> {
+    fn send(
+        &mut self,
+        _: Turn,
+        update: &[(String, TensorBuf)],
+        _: &mut Optimiser,
+    ) -> Result<Vec<CodedBlock>> {
         Ok(self.0.step(&inputs(update), &Options::default())?)
-    }
-
-    fn positions(&self) -> Positions {
-        Positions::Auto
     }
 }
 
 /// Deep Gradient Compression.
-pub(crate) struct ByDgc(pub(crate) Dgc, Positions);
+pub(crate) struct ByDgc(pub(crate) Dgc);
 
 impl ByDgc {
     pub(crate) fn new(options: DgcOptions) -> Result<Self> {
-        let positions = options.positions;
-        Ok(Self(Dgc::new(options)?, positions))
+        Ok(Self(Dgc::new(options)?))
     }
 }
 
 impl Sender for ByDgc {
-    fn send(&mut self, _: Turn, update: &[(String, TensorBuf)], _: &mut Optimiser) -> Result<Vec<Block>> {
+    fn send(
+        &mut self,
+        _: Turn,
+        update: &[(String, TensorBuf)],
+        _: &mut Optimiser,
+    ) -> Result<Vec<CodedBlock>> {
         Ok(self.0.step(&inputs(update), &Options::default())?)
-    }
-
-    fn positions(&self) -> Positions {
-        self.1
     }
 }

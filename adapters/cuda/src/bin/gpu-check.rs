@@ -7,7 +7,8 @@
 use std::time::Instant;
 
 use gcodec::block::{
-    Block, BlockOptions, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values, WireBlock,
+    Block, BlockOptions, CodedBlock, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
+    WireBlock,
 };
 use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
@@ -32,19 +33,15 @@ fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
     Ok(TensorBuf::new(dtype, vec![n as u64], data)?)
 }
 
-fn stream(infos: &[TensorInfo], codecs: &[Codec], blocks: &[Block]) -> AnyResult<Vec<u8>> {
-    wire_stream(infos, codecs, blocks.iter().map(WireBlock::from).collect())
+fn stream(infos: &[TensorInfo], blocks: &[CodedBlock]) -> AnyResult<Vec<u8>> {
+    let blocks: Vec<_> = blocks.iter().map(|coded| (WireBlock::from(&coded.block), coded.options)).collect();
+    wire_stream(infos, &blocks)
 }
 
-fn wire_stream(infos: &[TensorInfo], codecs: &[Codec], blocks: Vec<WireBlock<'_>>) -> AnyResult<Vec<u8>> {
+fn wire_stream(infos: &[TensorInfo], blocks: &[(WireBlock<'_>, BlockOptions)]) -> AnyResult<Vec<u8>> {
     let manifest = std::sync::Arc::new(Manifest::new(infos.to_vec())?);
-    let options: Vec<_> = blocks
-        .iter()
-        .map(|b| BlockOptions::default().with_positions(codecs[b.scope.first() as usize].positions()))
-        .collect();
-    let blocks: Vec<_> = blocks.into_iter().zip(options).collect();
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update_wire(&mut out, &UpdateHeader::default(), &manifest, &blocks)?;
+    encoder.update_wire(&mut out, &UpdateHeader::default(), &manifest, blocks)?;
     encoder.finish(&mut out);
     Ok(out)
 }
@@ -75,13 +72,13 @@ fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<
             .collect();
         let got = compressor.compress_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?;
         let expected = compress(&host, &codecs, &options, Some(&mut feedback))?;
-        let expected = stream(&infos, &codecs, &expected)?;
-        if stream(&infos, &codecs, &got)? != expected {
+        let expected = stream(&infos, &expected)?;
+        if stream(&infos, &got)? != expected {
             return Ok(false);
         }
         // With positions in wire form from the device.
         let got = writing.compress_wire_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?;
-        if wire_stream(&infos, &codecs, got)? != expected {
+        if wire_stream(&infos, &got)? != expected {
             return Ok(false);
         }
         if compressor.residuals()?.save() != feedback.save() {
@@ -227,7 +224,7 @@ fn main() -> AnyResult<()> {
                 let with = if feedback { ", error feedback" } else { "" };
                 println!("select {spec}, {n} f32{with}: {:.3} ms", seconds * 1e3);
                 println!("select {spec}, {n} f32{with}: {:.1} GB/s of input", 4.0 * n as f64 / seconds / 1e9);
-                let seconds = median(|| stream(&infos, &codecs, &blocks).map(|_| ()))?;
+                let seconds = median(|| stream(&infos, &blocks).map(|_| ()))?;
                 println!("code {spec}, {n} f32{with}, on the host: {:.3} ms", seconds * 1e3);
             }
         }
@@ -243,11 +240,11 @@ fn main() -> AnyResult<()> {
                         true => {
                             let blocks =
                                 compressor.compress_wire(&inputs, &codecs, &options, Stream::DEFAULT)?;
-                            wire_stream(&infos, &codecs, blocks)?
+                            wire_stream(&infos, &blocks)?
                         }
                         false => {
                             let blocks = compressor.compress(&inputs, &codecs, &options, Stream::DEFAULT)?;
-                            stream(&infos, &codecs, &blocks)?
+                            stream(&infos, &blocks)?
                         }
                     };
                     std::hint::black_box(frame);

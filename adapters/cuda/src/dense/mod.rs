@@ -4,7 +4,7 @@ mod plan;
 
 use std::ops::Range;
 
-use gcodec::block::Block;
+use gcodec::block::CodedBlock;
 use gcodec::compress::Options;
 use gcodec::compress::device::dense::{Packed, Task, blocks};
 use gcodec::compress::device::non_finite;
@@ -45,7 +45,7 @@ pub(crate) struct Begun {
 /// The result of an update.
 pub(crate) enum Outcome {
     /// The blocks.
-    Blocks(Vec<Block>),
+    Blocks(Vec<CodedBlock>),
     /// This task has an element that is not finite.
     NotFinite { task: usize },
 }
@@ -190,7 +190,7 @@ impl Dense {
 
 impl Begun {
     /// `planes`: the codes of each block; `payload`: the copy of the device's.
-    fn blocks(&self, made: &[Made], planes: &[Range<u64>], payload: &[u8]) -> Result<Vec<Block>> {
+    fn blocks(&self, made: &[Made], planes: &[Range<u64>], payload: &[u8]) -> Result<Vec<CodedBlock>> {
         let part = |range: &Range<u64>| -> Result<&[u8]> {
             let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());
             range.and_then(|(start, end)| payload.get(start..end)).ok_or_else(inconsistent)

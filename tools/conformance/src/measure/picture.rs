@@ -92,7 +92,6 @@ fn update_bytes(dump: &Dump, codec: &str) -> Result<usize> {
     let inputs = dump.inputs();
     let codecs = vec![codec.parse::<Codec>()?; inputs.len()];
     let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
-    let blocks: Vec<_> = blocks.iter().map(|block| (block, Default::default())).collect();
     let (mut bytes, mut encoder) = (Vec::new(), Encoder::new(EncodeOptions::default()));
     let header = UpdateHeader::default();
     encoder.update(&mut bytes, &header, &dump.manifest, &blocks)?;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gcodec::block::{
-    Block, BlockOptions, Constant, Groups, Positions, ScaleFormat, Scales, Scope, Sparse, Support, Ulp,
-    Values,
+    Block, BlockOptions, CodedBlock, Constant, Groups, Positions, ScaleFormat, Scales, Scope, Sparse,
+    Support, Ulp, Values,
 };
 use gcodec::compress::{Input, Options, compress, deltas, random};
 use gcodec::frame::UpdateHeader;
@@ -39,15 +39,13 @@ impl Cost {
 /// Writes an update and reads it back; returns its size and tensors.
 fn measure(
     dump: &Dump,
-    blocks: &[Block],
-    options: BlockOptions,
+    blocks: &[CodedBlock],
     header: &UpdateHeader,
     base: Option<&Dump>,
 ) -> Result<(Cost, Vec<TensorBuf>)> {
-    let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
     let mut bytes = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());
-    encoder.update(&mut bytes, header, &dump.manifest, &blocks)?;
+    encoder.update(&mut bytes, header, &dump.manifest, blocks)?;
     encoder.finish(&mut bytes);
     let mut cost = Cost::default();
     let mut reader = SliceReader::new(&bytes, Limits::default());
@@ -76,8 +74,9 @@ pub(super) fn measure_codec(
 ) -> Result<(Cost, Vec<TensorBuf>)> {
     let codec: Codec = codec.parse()?;
     let inputs = dump.inputs();
-    let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None)?;
-    measure(dump, &blocks, BlockOptions::default().with_positions(positions), &UpdateHeader::default(), None)
+    let mut blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None)?;
+    blocks.iter_mut().for_each(|coded| coded.options.positions = positions);
+    measure(dump, &blocks, &UpdateHeader::default(), None)
 }
 
 pub(super) fn kept(tensors: &[TensorBuf]) -> u64 {
@@ -101,13 +100,8 @@ fn position_bits(n: u64, positions: Vec<u64>, choice: Positions) -> Result<f64> 
     let values = Values::Constant(Constant { groups: Groups::Block, scales });
     let block =
         Block { scope: Scope::Tensor(0), add: false, support: Support::Sparse(Sparse { positions }), values };
-    let (cost, _) = measure(
-        &dump,
-        &[block],
-        BlockOptions::default().with_positions(choice),
-        &UpdateHeader::default(),
-        None,
-    )?;
+    let options = BlockOptions::default().with_positions(choice);
+    let (cost, _) = measure(&dump, &[CodedBlock { block, options }], &UpdateHeader::default(), None)?;
     Ok(cost.support as f64 * 8.0 / count)
 }
 
@@ -385,7 +379,7 @@ pub(crate) fn delta(report: &mut Report, gradients: &Path) -> Result<()> {
         .map(|b| if let Values::Ulp(Ulp { diffs }) = &b.values { diffs.len() as u64 } else { 0 })
         .sum();
     let header = UpdateHeader::default().with_delta(Some(deltas(&inputs, &blocks)));
-    let (cost, tensors) = measure(&next, &blocks, BlockOptions::default(), &header, Some(&base))?;
+    let (cost, tensors) = measure(&next, &blocks, &header, Some(&base))?;
     if tensors != next.tensors {
         return Err("delta: the result is not the new weights".into());
     }

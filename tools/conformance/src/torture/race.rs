@@ -67,7 +67,7 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
             appended += 1;
             let mut writer = append(&path, EncodeOptions::default())?;
             let (header, block) = (UpdateHeader::default().with_step(appended), constant(appended));
-            writer.update(&header, &manifest()?, &[block], BlockOptions::default())?;
+            writer.update(&header, &manifest()?, &[block])?;
             writer.finish()?;
             Ok(())
         };

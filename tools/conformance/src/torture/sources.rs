@@ -109,8 +109,6 @@ fn real() -> Result<Vec<u8>> {
         let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None)?;
         let delta = (spec == "delta").then(|| deltas(&inputs, &blocks));
         let header = UpdateHeader::default().with_step(step as u64).with_label(spec.into()).with_delta(delta);
-        let options = BlockOptions::default().with_positions(codec.positions());
-        let blocks: Vec<_> = blocks.iter().map(|b| (b, options)).collect();
         encoder.update(&mut out, &header, &manifest, &blocks)?;
     }
     encoder.finish(&mut out);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use gcodec::block::{BlockOptions, Positions, Stored};
+use gcodec::block::{Positions, Stored};
 use gcodec::compress::{Amount, Input, Kept, Options, Selection, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -237,7 +237,6 @@ pub fn plain(
                 .map(|(tensor, (info, t))| Input { tensor, name: &info.name, view: t.view(), base: None })
                 .collect();
             let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
-            let blocks: Vec<_> = blocks.iter().map(|b| (b, BlockOptions::default())).collect();
             let header = UpdateHeader::default()
                 .with_step(step.step)
                 .with_round(step.step)
