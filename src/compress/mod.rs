@@ -1,414 +1,305 @@
-//! The lossy front end. A *compressor* decides what an update says of a tensor and makes [`Block`]s of it; it belongs to
-//! the sender, and nothing below knows of it. A [`Codec`] names a compressor and its settings, [`compress`] runs it.
+//! The lossy front end. A *compressor* chooses what an update says about a tensor and makes blocks of it. It belongs
+//! to the sender; no module below depends on it. A [`Codec`] names a compressor and its settings, [`compress()`] runs
+//! it.
 //!
-//! Compressors work on 32-bit floats: elements of narrower types are widened, f64 is rounded first. For any number of
-//! threads the blocks are the same: sums are taken in a fixed order, and random numbers belong to their element
+//! Compressors work on 32-bit floats: elements of narrower types are widened, f64 is rounded first. The blocks do not
+//! depend on the number of threads: sums are taken in a fixed order, and random numbers belong to their element
 //! ([`random`]).
 
-mod codecs;
+pub mod codecs;
 #[doc(hidden)]
 pub mod device;
 mod feedback;
 mod moments;
+mod options;
+mod parts;
 mod select;
 pub mod senders;
+mod settings;
 mod source;
 mod sparse;
-mod spec;
-mod sum;
+mod sums;
 
 use std::collections::HashSet;
-use std::ops::Range;
+use std::fmt;
+use std::str::FromStr;
 
-pub use codecs::chunked::ChunkValues;
+use rayon::prelude::*;
+
 pub use codecs::lossless::deltas;
-pub use codecs::randk::Scaling;
-pub use codecs::sidco::{Fit, Stages};
-pub use codecs::sign::Share;
+pub use codecs::{ChunkValues, Fit, Scaling, Share, Stages};
 pub use feedback::Feedback;
+pub use options::{Input, NonFinite, Options};
 pub use select::Chosen;
-pub use spec::SpecError;
+pub use settings::{Amount, Kept, Selection, SpecError};
+
+use crate::block::{Block, BlockOptions, CodedBlock, Positions};
+use crate::error::{Error, InputErrorKind, Result};
+use codecs::*;
+use codecs::{demo, lossless, natural, powersgd, quantize, sign};
+use parts::{Part, parts, runs, whole};
+use settings::{Keys, OutOfRange, SpecWriter};
+use source::Source;
 
 /// Random numbers that depend only on a seed and a position (spec, section 8).
 pub mod random {
     pub use crate::random::{key, sample, word, words};
 }
 
-use rayon::prelude::*;
-
-use crate::block::{BlockOptions, CodedBlock, Norm, Positions, Scope, Spacing};
-use crate::error::{Error, InputErrorKind, Result};
-use crate::tensor::{Dtype, TensorView};
-use codecs::{chunked, demo, lossless, natural, powersgd, quantize, randk, sbc, sidco, sign};
-use source::Source;
-
 /// A compressor and its settings. [`str::parse`] reads it from `name[:key=value,...]`, [`ToString`] writes it back.
+///
+/// `docs/codecs.md` lists all names, keys, ranges and defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Codec {
-    /// `raw`: the elements as they are.
+    /// `raw`: the elements unchanged.
     Raw,
     /// `lossless`: the elements' byte planes, entropy coded.
     Lossless,
-    /// `topk`: the elements of largest magnitude. `stc`, sparse ternary compression (arXiv 1903.02891), is `topk` with
-    /// `values=sign`.
-    TopK {
-        /// `density` or `k`: how many.
-        amount: Amount,
-        /// `values`: what is sent of them.
-        values: Kept,
-        /// `scope`: among which elements they are the largest.
-        selection: Selection,
-        /// `seed`: of the rounding to powers of two.
-        seed: u64,
-        /// `positions`: how their positions are written.
-        positions: Positions,
-    },
-    /// `threshold`: the elements whose magnitude is at least `at`.
-    Threshold {
-        /// `at`: positive and finite.
-        at: f32,
-        /// `values`: what is sent of them.
-        values: Kept,
-        /// `seed`: of the rounding to powers of two.
-        seed: u64,
-        /// `positions`: how their positions are written.
-        positions: Positions,
-    },
-    /// `sbc`: Sparse Binary Compression, one value for the largest elements of one sign of each tensor.
-    Sbc {
-        /// `density` or `k`: how many of each tensor.
-        amount: Amount,
-        /// `positions`: how their positions are written.
-        positions: Positions,
-    },
-    /// `sidco`: about as many elements of largest magnitude as asked for, by a fitted threshold.
-    Sidco {
-        /// `density` or `k`: how many of each tensor, about.
-        amount: Amount,
-        /// `fit`: `exp`, `gamma-gp` or `gp`, what is fitted to the magnitudes.
-        fit: Fit,
-        /// `stages`: `guard`, `authors`, or a number from 1 to 64.
-        stages: Stages,
-        /// `values`: what is sent of them.
-        values: Kept,
-        /// `seed`: of the rounding to powers of two.
-        seed: u64,
-        /// `positions`: how their positions are written.
-        positions: Positions,
-    },
-    /// `randk`: elements drawn at random from a seed that stands for their positions (arXiv 1809.07599).
-    RandK {
-        /// `density` or `k`: how many of each tensor.
-        amount: Amount,
-        /// `scale`: `n/k` or `1`, what they are multiplied by.
-        scale: Scaling,
-        /// `values`: how they are sent; only floats.
-        values: Kept,
-        /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates are summed.
-        seed: u64,
-    },
-    /// `chunked`: the elements of largest magnitude of each chunk, as many of each (SparseLoCo, arXiv 2508.15706).
-    Chunked {
-        /// `chunk`: consecutive elements of a chunk, 1 to 2^32.
-        chunk: u64,
-        /// `kept`: how many are kept of each, 1 to `chunk`; all of a last chunk that has no more.
-        kept: u64,
-        /// `values`: `sign` or `code2`, what is sent of them.
-        values: ChunkValues,
-    },
-    /// `demo`: the largest coefficients of a cosine transform of each chunk (DeMo, arXiv 2411.19870): see
-    /// [`senders::demo`].
-    Demo {
-        /// `chunk`: the longest side of a chunk, 1 to 128.
-        chunk: u64,
-        /// `kept`: coefficients of each chunk, at least 1; all of a chunk that has no more.
-        kept: u64,
-        /// `values`: `sign`, `f32`, `f16` or `bf16`, what is sent of them.
-        values: Kept,
-    },
-    /// `powersgd`: each matrix as two factors of few columns (PowerSGD, arXiv 1905.13727): see
-    /// [`senders::powersgd`].
-    PowerSgd {
-        /// `rank`: columns of a factor, at least 1.
-        rank: u64,
-        /// `seed`: of the columns that the first step begins with.
-        seed: u64,
-    },
-    /// `natural`: natural compression, each element rounded at random to a power of two, without bias.
-    Natural {
-        /// `seed`: of the rounding. Take another one for every step.
-        seed: u64,
-    },
-    /// `qsgd`: each element rounded at random, without bias, to a multiple of its bucket's norm / (2^(bits-1) - 1).
-    Qsgd {
-        /// `bits`: of a level with its sign, 2 to 16.
-        bits: u8,
-        /// `bucket`: values that share a norm, at least 2.
-        bucket: u64,
-        /// `norm`: `l2` or `max`.
-        norm: Norm,
-        /// `seed`: of the rounding. Take another one for every step.
-        seed: u64,
-    },
-    /// `dither`: natural dithering, each element rounded at random, without bias, to its bucket's norm times zero or a power
-    /// of two from 2^(1 - levels) to 1 (arXiv 1905.10988, section 5).
-    Dither {
-        /// `levels`: how many powers, 1 to 255.
-        levels: u8,
-        /// `bucket`: values that share a norm, at least 2.
-        bucket: u64,
-        /// `norm`: `l1`, `l2` or `max`.
-        norm: Norm,
-        /// `seed`: of the rounding. Take another one for every step.
-        seed: u64,
-    },
-    /// `terngrad`: each element rounded at random to zero or plus or minus its bucket's largest magnitude, once magnitudes
-    /// above `clip` root mean squares of the bucket are limited to that; without bias but for what was limited
-    /// (arXiv 1705.07878). The paper takes the standard deviation; the root mean square differs from it by the mean, which
-    /// is near zero in gradients, and limits nothing where all elements are equal.
-    TernGrad {
-        /// `clip`: at least 1; `inf` for no limit.
-        clip: f32,
-        /// `bucket`: values that share a norm, at least 2.
-        bucket: u64,
-        /// `seed`: of the rounding. Take another one for every step.
-        seed: u64,
-    },
-    /// `sign`: the sign of each element and the mean magnitude (arXiv 1901.09847); +0 counts as positive, -0 as negative.
-    Sign {
-        /// `group`: `tensor`, or how many elements share a mean, at least 2.
-        group: Share,
-    },
-    /// `int8`: each element rounded to a multiple of its group's largest magnitude / 127.
-    Int8 {
-        /// `group`: values that share a scale, at least 2.
-        group: u64,
-    },
-    /// `delta`: the elements that differ from a base, losslessly.
-    Delta {
-        /// `positions`: how their positions are written.
-        positions: Positions,
-    },
+    /// `topk`: the elements of largest magnitude.
+    TopK(TopK),
+    /// `threshold`: the elements that reach a threshold.
+    Threshold(Threshold),
+    /// `sbc`: Sparse Binary Compression.
+    Sbc(Sbc),
+    /// `sidco`: the elements that reach a fitted threshold.
+    Sidco(Sidco),
+    /// `randk`: elements drawn at random.
+    RandK(RandK),
+    /// `chunked`: the largest elements of each chunk.
+    Chunked(Chunked),
+    /// `demo`: the largest coefficients of a cosine transform.
+    Demo(Demo),
+    /// `powersgd`: two factors of few columns.
+    PowerSgd(PowerSgd),
+    /// `natural`: powers of two.
+    Natural(Natural),
+    /// `qsgd`: uniform levels.
+    Qsgd(Qsgd),
+    /// `dither`: levels that are powers of two.
+    Dither(Dither),
+    /// `terngrad`: -1, 0 or 1 times a scale.
+    TernGrad(TernGrad),
+    /// `sign`: signs.
+    Sign(Sign),
+    /// `int8`: 8-bit integers.
+    Int8(Int8),
+    /// `delta`: lossless differences to a base.
+    Delta(Delta),
 }
 
-/// How many elements a selector keeps. Zeros are never kept, so it may be fewer.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Amount {
-    /// This part of them, rounded to a whole number, at least one: more than 0, at most 1.
-    Density(f64),
-    /// So many, at least 1.
-    Count(u64),
+const NAMES: &str = "raw, lossless, topk, stc, threshold, sbc, sidco, randk, chunked, demo, powersgd, natural, qsgd, dither, terngrad, sign, int8, delta";
+
+impl FromStr for Codec {
+    type Err = SpecError;
+
+    fn from_str(spec: &str) -> Result<Self, SpecError> {
+        let (name, rest) = spec.split_once(':').unwrap_or((spec, ""));
+        let keys = &mut Keys::parse(name, rest)?;
+        let codec = match name {
+            "raw" => Self::Raw,
+            "lossless" => Self::Lossless,
+            "stc" => Self::TopK(TopK::parse_ternary(keys)?),
+            "topk" => Self::TopK(TopK::parse(keys)?),
+            "threshold" => Self::Threshold(Threshold::parse(keys)?),
+            "sbc" => Self::Sbc(Sbc::parse(keys)?),
+            "sidco" => Self::Sidco(Sidco::parse(keys)?),
+            "randk" => Self::RandK(RandK::parse(keys)?),
+            "chunked" => Self::Chunked(Chunked::parse(keys)?),
+            "demo" => Self::Demo(Demo::parse(keys)?),
+            "powersgd" => Self::PowerSgd(PowerSgd::parse(keys)?),
+            "natural" => Self::Natural(Natural::parse(keys)?),
+            "qsgd" => Self::Qsgd(Qsgd::parse(keys)?),
+            "dither" => Self::Dither(Dither::parse(keys)?),
+            "terngrad" => Self::TernGrad(TernGrad::parse(keys)?),
+            "sign" => Self::Sign(Sign::parse(keys)?),
+            "int8" => Self::Int8(Int8::parse(keys)?),
+            "delta" => Self::Delta(Delta::parse(keys)?),
+            _ => return Err(SpecError(format!("unknown codec `{name}`: one of {NAMES}"))),
+        };
+        keys.finish()?;
+        codec.range_check().map_err(|e| keys.out_of_range(e))?;
+        Ok(codec)
+    }
 }
 
-impl Amount {
-    /// The number of elements to keep of `n`.
-    pub fn of(self, n: u64) -> u64 {
+impl fmt::Display for Codec {
+    /// Writes the shortest specification that parses as this codec, except that amount and values are always written.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let out = &mut SpecWriter::new(f, self.name())?;
         match self {
-            Self::Density(density) => ((density * n as f64).round() as u64).max(1).min(n),
-            Self::Count(count) => count.min(n),
+            Self::Raw | Self::Lossless => Ok(()),
+            Self::TopK(c) => c.write(out),
+            Self::Threshold(c) => c.write(out),
+            Self::Sbc(c) => c.write(out),
+            Self::Sidco(c) => c.write(out),
+            Self::RandK(c) => c.write(out),
+            Self::Chunked(c) => c.write(out),
+            Self::Demo(c) => c.write(out),
+            Self::PowerSgd(c) => c.write(out),
+            Self::Natural(c) => c.write(out),
+            Self::Qsgd(c) => c.write(out),
+            Self::Dither(c) => c.write(out),
+            Self::TernGrad(c) => c.write(out),
+            Self::Sign(c) => c.write(out),
+            Self::Int8(c) => c.write(out),
+            Self::Delta(c) => c.write(out),
         }
     }
 }
 
-/// What is sent of an element that was kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kept {
-    /// Its value, or as much of it as the tensor's own type holds.
-    F32,
-    /// Its value in half precision.
-    F16,
-    /// Its value in bfloat16.
-    Bf16,
-    /// A power of two at random, without bias.
-    Pow2,
-    /// Its sign; the mean magnitude is sent once.
-    Sign,
-    /// A multiple, -7 to 7, of a scale that 256 kept elements share.
-    Q4,
-}
-
-/// Among which elements those of largest magnitude are sought.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Selection {
-    /// Those of each tensor.
-    Tensor,
-    /// Those of all tensors of the update that have this codec.
-    Global,
-}
-
 impl Codec {
-    /// The wire option for the positions of the blocks that this codec makes.
+    /// Returns the name in specifications.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Lossless => "lossless",
+            Self::TopK(_) => "topk",
+            Self::Threshold(_) => "threshold",
+            Self::Sbc(_) => "sbc",
+            Self::Sidco(_) => "sidco",
+            Self::RandK(_) => "randk",
+            Self::Chunked(_) => "chunked",
+            Self::Demo(_) => "demo",
+            Self::PowerSgd(_) => "powersgd",
+            Self::Natural(_) => "natural",
+            Self::Qsgd(_) => "qsgd",
+            Self::Dither(_) => "dither",
+            Self::TernGrad(_) => "terngrad",
+            Self::Sign(_) => "sign",
+            Self::Int8(_) => "int8",
+            Self::Delta(_) => "delta",
+        }
+    }
+
+    /// Returns how the positions of this codec's blocks are written.
     pub fn positions(&self) -> Positions {
-        match *self {
-            Self::TopK { positions, .. }
-            | Self::Threshold { positions, .. }
-            | Self::Sbc { positions, .. }
-            | Self::Sidco { positions, .. }
-            | Self::Delta { positions } => positions,
+        match self {
+            Self::TopK(c) => c.positions,
+            Self::Threshold(c) => c.positions,
+            Self::Sbc(c) => c.positions,
+            Self::Sidco(c) => c.positions,
+            Self::Delta(c) => c.positions,
             _ => Positions::Auto,
         }
     }
 
-    /// How the blocks that this codec makes are written.
+    /// Returns how this codec's blocks are written.
     pub fn block_options(&self) -> BlockOptions {
         BlockOptions::default().with_positions(self.positions())
     }
 
-    /// This codec as it is to be for an update `steps` later in a row: with a seed that is greater by so many, so that what is
-    /// rounded or drawn at random differs from update to update. Codecs without a seed stay as they are.
+    /// Returns this codec for the update `steps` later: its seed is greater by `steps`, so that each update rounds and
+    /// draws differently. Codecs without a seed stay the same, and so does `powersgd`, whose seed is that of the first
+    /// step.
     #[must_use]
     pub fn later(mut self, steps: u64) -> Self {
-        match &mut self {
-            Self::TopK { seed, .. }
-            | Self::Threshold { seed, .. }
-            | Self::Sidco { seed, .. }
-            | Self::RandK { seed, .. }
-            | Self::Natural { seed }
-            | Self::Qsgd { seed, .. }
-            | Self::Dither { seed, .. }
-            | Self::TernGrad { seed, .. } => *seed = seed.wrapping_add(steps),
-            Self::Raw
-            | Self::Lossless
-            | Self::Sbc { .. }
-            | Self::Chunked { .. }
-            | Self::Demo { .. }
-            // Its seed is that of the first step of all.
-            | Self::PowerSgd { .. }
-            | Self::Sign { .. }
-            | Self::Int8 { .. }
-            | Self::Delta { .. } => {}
-        }
+        let seed = match &mut self {
+            Self::TopK(c) => &mut c.seed,
+            Self::Threshold(c) => &mut c.seed,
+            Self::Sidco(c) => &mut c.seed,
+            Self::RandK(c) => &mut c.seed,
+            Self::Natural(c) => &mut c.seed,
+            Self::Qsgd(c) => &mut c.seed,
+            Self::Dither(c) => &mut c.seed,
+            Self::TernGrad(c) => &mut c.seed,
+            _ => return self,
+        };
+        *seed = seed.wrapping_add(steps);
         self
     }
 
     /// Whether the receiver may get other values than the sender had.
     pub fn is_lossy(&self) -> bool {
-        !matches!(self, Self::Raw | Self::Lossless | Self::Delta { .. })
+        !matches!(self, Self::Raw | Self::Lossless | Self::Delta(_))
     }
 
+    /// Checks that every setting is in its range.
     fn check(&self) -> Result<()> {
-        let amount_fits = match *self {
-            Self::TopK { amount, .. }
-            | Self::Sbc { amount, .. }
-            | Self::RandK { amount, .. }
-            | Self::Sidco { amount, .. } => match amount {
-                Amount::Density(d) => d > 0.0 && d <= 1.0,
-                Amount::Count(k) => k > 0,
-            },
-            _ => true,
-        };
-        match *self {
-            _ if !amount_fits => Err(Error::bad_option("density or k")),
-            Self::Threshold { at, .. } if !(at > 0.0 && at.is_finite()) => Err(Error::bad_option("at")),
-            Self::Sidco { stages: Stages::Fixed(0 | 65..), .. } => Err(Error::bad_option("stages")),
-            Self::Qsgd { bits, .. } if !(2..=16).contains(&bits) => Err(Error::bad_option("bits")),
-            Self::Qsgd { norm: Norm::L1, .. } => Err(Error::bad_option("norm")),
-            Self::Sign { group: Share::Len(0 | 1) } => Err(Error::bad_option("group")),
-            Self::RandK { values: Kept::Pow2 | Kept::Sign | Kept::Q4, .. } => {
-                Err(Error::bad_option("values"))
-            }
-            Self::Chunked { chunk, kept, .. }
-                if !(1..=1 << 32).contains(&chunk) || !(1..=chunk).contains(&kept) =>
-            {
-                Err(Error::bad_option("chunk or kept"))
-            }
-            Self::Demo { chunk, kept, values } => {
-                let fits = (1..=demo::MAX_CHUNK).contains(&chunk) && kept > 0;
-                match fits && !matches!(values, Kept::Pow2 | Kept::Q4) {
-                    true => Ok(()),
-                    false => Err(Error::bad_option("chunk, kept or values")),
-                }
-            }
-            Self::PowerSgd { rank: 0, .. } => Err(Error::bad_option("rank")),
-            Self::Dither { levels: 0, .. } => Err(Error::bad_option("levels")),
-            Self::TernGrad { clip, .. } if clip.is_nan() || clip < 1.0 => Err(Error::bad_option("clip")),
-            Self::Qsgd { bucket: len, .. }
-            | Self::Dither { bucket: len, .. }
-            | Self::TernGrad { bucket: len, .. }
-            | Self::Int8 { group: len }
-                if len < 2 =>
-            {
-                Err(Error::bad_option("bucket or group"))
-            }
-            _ => Ok(()),
+        self.range_check().map_err(|e| Error::bad_option(e.key))
+    }
+
+    fn range_check(&self) -> Result<(), OutOfRange> {
+        match self {
+            Self::Raw | Self::Lossless => Ok(()),
+            Self::TopK(c) => c.check(),
+            Self::Threshold(c) => c.check(),
+            Self::Sbc(c) => c.check(),
+            Self::Sidco(c) => c.check(),
+            Self::RandK(c) => c.check(),
+            Self::Chunked(c) => c.check(),
+            Self::Demo(c) => c.check(),
+            Self::PowerSgd(c) => c.check(),
+            Self::Natural(c) => c.check(),
+            Self::Qsgd(c) => c.check(),
+            Self::Dither(c) => c.check(),
+            Self::TernGrad(c) => c.check(),
+            Self::Sign(c) => c.check(),
+            Self::Int8(c) => c.check(),
+            Self::Delta(c) => c.check(),
         }
     }
-}
 
-/// A tensor to compress.
-#[derive(Debug, Clone, Copy)]
-pub struct Input<'a> {
-    /// Its number in the manifest.
-    pub tensor: u64,
-    /// Its name in the manifest, by which [`Feedback`] knows it.
-    pub name: &'a str,
-    /// Its elements.
-    pub view: TensorView<'a>,
-    /// The elements of the tensor it replaces, for [`Codec::Delta`].
-    pub base: Option<TensorView<'a>>,
-}
-
-/// What a lossy codec does with NaN and infinity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum NonFinite {
-    /// It fails.
-    #[default]
-    Reject,
-    /// It takes them for zero.
-    Zero,
-}
-
-/// How to compress.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Options {
-    /// The most elements that one dense block of one tensor spans, at least 1; larger tensors take several.
-    /// Default: 4,194,304. Not stored.
-    pub block_len: u64,
-    /// What a lossy codec does with NaN and infinity. Default: it fails. Not stored.
-    pub non_finite: NonFinite,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { block_len: 1 << 22, non_finite: NonFinite::default() }
+    /// Appends the blocks of a run of tensors. `chosen`: the elements already selected, for [`Selection::Global`].
+    fn blocks(
+        &self,
+        inputs: &[Input<'_>],
+        tensors: &mut [Source<'_>],
+        chosen: &mut [Chosen],
+        options: &Options,
+        blocks: &mut Vec<Block>,
+    ) -> Result<()> {
+        match self {
+            Self::Raw => lossless::dense(inputs, options, false, blocks),
+            Self::Lossless => lossless::dense(inputs, options, true, blocks),
+            Self::Delta(_) => lossless::delta(inputs, blocks)?,
+            Self::TopK(c) => blocks.push(c.block(tensors, chosen)?),
+            Self::Threshold(c) => blocks.push(c.block(tensors)?),
+            Self::Sbc(c) => blocks.push(c.block(tensors)?),
+            Self::Sidco(c) => blocks.push(c.block(tensors)?),
+            Self::RandK(c) => c.blocks(tensors, blocks)?,
+            Self::Chunked(c) => c.blocks(tensors, blocks)?,
+            Self::Demo(c) => demo::blocks(tensors, inputs, c, options, blocks)?,
+            Self::PowerSgd(c) => powersgd::blocks(tensors, inputs, c, options, blocks)?,
+            Self::Natural(c) => natural::blocks(tensors, c, options, blocks)?,
+            Self::Qsgd(c) => quantize::levels(tensors, c.levels(), options, blocks)?,
+            Self::Dither(c) => quantize::levels(tensors, c.levels(), options, blocks)?,
+            Self::TernGrad(c) => quantize::levels(tensors, c.levels(), options, blocks)?,
+            Self::Sign(c) => sign::blocks(tensors, c, options, blocks)?,
+            Self::Int8(c) => quantize::int8(tensors, c.group, options, blocks)?,
+        }
+        Ok(())
     }
 }
 
-impl Options {
-    /// Sets [`Options::block_len`].
-    #[must_use]
-    pub fn with_block_len(mut self, elements: u64) -> Self {
-        self.block_len = elements;
-        self
-    }
-
-    /// Sets [`Options::non_finite`].
-    #[must_use]
-    pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
-        self.non_finite = non_finite;
-        self
-    }
-}
-
-/// Compresses the tensors of one update: the blocks in ascending order of what they span.
+/// Compresses the tensors of one update. Returns blocks in ascending order of the elements that they span.
 ///
-/// `inputs`: in ascending order of their numbers; `codecs`: one for each. With `feedback`, lossy codecs compress the sum
-/// of the tensor and of what earlier calls left over, and what this call leaves over is kept for the next.
+/// `inputs`: in ascending order of their numbers; `codecs`: one for each input. With `feedback`, lossy codecs
+/// compress the sum of the tensor and its residual from earlier calls, and the new residual is stored there.
 ///
 /// # Memory
-/// Beside what it returns and the residuals: for sparse codecs at most 1 MiB and, with the coding of
+/// The returned blocks are held at once:
+///
+/// | codec | bytes |
+/// |---|---|
+/// | sparse codecs | 12 for each element kept |
+/// | `natural` | 9 bits for each element |
+/// | `int8` | 1 for each element |
+/// | `qsgd`, `dither`, `terngrad` | 4 for each element |
+/// | `raw`, `lossless` | a copy of the elements |
+/// | `demo` | 12 for each coefficient kept |
+/// | `powersgd` | 4 for each element of the largest tensor |
+///
+/// `demo` and `powersgd` take 4 bytes more for each element of a block, to reconstruct it. In addition to this and to
+/// the residuals, sparse codecs take at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::stream::Encoder::update), 64 bytes for each element kept, as measured in
-/// `tests/properties/memory.rs` at a density of 0.001; for dense ones a few tiles for each thread. What it returns is held at once: 12 bytes for each element kept,
-/// 9 bits for each element of natural compression, a byte for each of `int8`, 4 for each of `qsgd`, `dither` and `terngrad`, and a copy of the
-/// elements for `raw` and `lossless`. `demo` takes 12 bytes for each coefficient kept, and `powersgd` 4 bytes for each element of the
-/// largest tensor; both 4 more for each element of a block to see what arrives. A sender that cannot hold that compresses some tensors at a time.
+/// `tests/properties/memory.rs` at a density of 0.001. Dense codecs take a few tiles for each thread. A sender that
+/// cannot hold this compresses some tensors at a time.
 ///
 /// # Errors
-/// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a lossy codec, a
-/// missing or different base for [`Codec::Delta`], a residual of another shape; or without: an option out of its range.
-/// `feedback` is then as it was before.
+/// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a lossy codec,
+/// a missing or different base for [`Codec::Delta`], a residual of another shape. [`Error::Input`] without it: an
+/// option out of its range. `feedback` is unchanged then.
 pub fn compress(
     inputs: &[Input<'_>],
     codecs: &[Codec],
@@ -427,61 +318,11 @@ pub fn compress(
     let mut coded = Vec::new();
     for run in runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype())) {
         let tensors = &mut sources[run.clone()];
-        let options_of_run = codecs[run.start].block_options();
         let mut blocks = Vec::new();
-        match codecs[run.start] {
-            Codec::Raw => lossless::dense(&inputs[run], options, false, &mut blocks),
-            Codec::Lossless => lossless::dense(&inputs[run], options, true, &mut blocks),
-            Codec::Delta { .. } => lossless::delta(&inputs[run], &mut blocks)?,
-            Codec::TopK { amount, values, selection, seed, .. } => {
-                let chosen = match selection {
-                    Selection::Global => chosen[run].iter_mut().map(std::mem::take).collect(),
-                    Selection::Tensor => select::top_k_each(tensors, amount)?,
-                };
-                blocks.push(sparse::block(tensors, chosen, values, seed)?);
-            }
-            Codec::Threshold { at, values, seed, .. } => {
-                let chosen = select::at_least(tensors, at)?;
-                blocks.push(sparse::block(tensors, chosen, values, seed)?);
-            }
-            Codec::Sbc { amount, .. } => blocks.push(sbc::block(tensors, amount)?),
-            Codec::Sidco { amount, fit, stages, values, seed, .. } => {
-                blocks.push(sidco::block(tensors, sidco::Settings { amount, fit, stages, values, seed })?);
-            }
-            Codec::RandK { amount, scale, values, seed } => {
-                randk::blocks(tensors, amount, scale, values, seed, &mut blocks)?;
-            }
-            Codec::Chunked { chunk, kept, values } => {
-                chunked::blocks(tensors, chunk, kept, values, &mut blocks)?;
-            }
-            Codec::Demo { chunk, kept, values } => {
-                let settings = demo::Settings { chunk, kept, values };
-                demo::blocks(tensors, &inputs[run], settings, options, &mut blocks)?;
-            }
-            Codec::PowerSgd { rank, seed } => {
-                powersgd::blocks(tensors, &inputs[run], rank, seed, options, &mut blocks)?;
-            }
-            Codec::Natural { seed } => natural::blocks(tensors, seed, options, &mut blocks)?,
-            Codec::Qsgd { bits, bucket, norm, seed } => {
-                let (spacing, max_level) = (Spacing::Uniform, (1 << (bits - 1)) - 1);
-                let clip = f32::INFINITY;
-                let levels = quantize::Levels { spacing, max_level, bucket, norm, clip, seed };
-                quantize::levels(tensors, levels, options, &mut blocks)?;
-            }
-            Codec::Dither { levels, bucket, norm, seed } => {
-                let (spacing, max_level, clip) = (Spacing::Natural, levels.into(), f32::INFINITY);
-                let levels = quantize::Levels { spacing, max_level, bucket, norm, clip, seed };
-                quantize::levels(tensors, levels, options, &mut blocks)?;
-            }
-            Codec::TernGrad { clip, bucket, seed } => {
-                let (spacing, norm) = (Spacing::Uniform, Norm::Max);
-                let levels = quantize::Levels { spacing, max_level: 1, bucket, norm, clip, seed };
-                quantize::levels(tensors, levels, options, &mut blocks)?;
-            }
-            Codec::Sign { group } => sign::blocks(tensors, group, options, &mut blocks)?,
-            Codec::Int8 { group } => quantize::int8(tensors, group, options, &mut blocks)?,
-        }
-        coded.extend(blocks.into_iter().map(|block| CodedBlock { block, options: options_of_run }));
+        let codec = codecs[run.start];
+        codec.blocks(&inputs[run.clone()], tensors, &mut chosen[run], options, &mut blocks)?;
+        let options = codec.block_options();
+        coded.extend(blocks.into_iter().map(|block| CodedBlock { block, options }));
     }
     let after: Vec<_> = sources.into_iter().map(|s| (s.residual_after, s.state)).collect();
     if let Some(feedback) = feedback {
@@ -512,78 +353,10 @@ fn check(inputs: &[Input<'_>], codecs: &[Codec], options: &Options, by_name: boo
     codecs.iter().try_for_each(Codec::check)
 }
 
-/// What all of them gave, or the first error in their order: collected as one result, any of several errors would be given.
+/// Collects all results, or the first error in their order. (Collecting into a `Result` directly would return any of
+/// several errors.)
 fn in_order<T: Send>(results: impl ParallelIterator<Item = Result<T>>) -> Result<Vec<T>> {
     results.collect::<Vec<_>>().into_iter().collect()
-}
-
-/// Inputs that one block may hold together: consecutive in the manifest, of one element type, with one codec.
-/// `of`: number and element type of each.
-fn runs(codecs: &[Codec], of: impl Fn(usize) -> (u64, Dtype)) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for i in 0..codecs.len() {
-        match runs.last_mut() {
-            Some(run) if of(i) == (of(i - 1).0 + 1, of(i - 1).1) && codecs[i] == codecs[i - 1] => {
-                run.end = i + 1;
-            }
-            _ => runs.push(i..i + 1),
-        }
-    }
-    runs
-}
-
-/// The scope of `count` >= 1 whole tensors.
-fn whole(first: u64, count: usize) -> Scope {
-    match count {
-        1 => Scope::Tensor(first),
-        _ => Scope::Tensors { first, count: count as u64 },
-    }
-}
-
-/// What one dense block spans.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
-    /// Whole tensors of a run.
-    Whole(Range<usize>),
-    /// Elements of one tensor of a run.
-    Slice(usize, Range<u64>),
-}
-
-/// A tensor with fewer elements than this is small: neighbours share a block.
-const SMALL: u64 = 4096;
-/// The most elements of small tensors in one block.
-const SMALL_BLOCK: u64 = 1 << 16;
-
-/// Divides a run of tensors of these lengths into dense blocks: small neighbours together if `merge`, large ones in
-/// pieces of `block_len` elements.
-fn parts(lens: &[u64], block_len: u64, merge: bool) -> Vec<Part> {
-    let mut parts = Vec::new();
-    let mut merged = None;
-    for (i, &len) in lens.iter().enumerate() {
-        if len > block_len {
-            parts.extend(
-                (0..len)
-                    .step_by(block_len as usize)
-                    .map(|start| Part::Slice(i, start..len.min(start.saturating_add(block_len)))),
-            );
-            merged = None;
-            continue;
-        }
-        let small = merge && len < SMALL.min(block_len);
-        match (parts.last_mut(), &mut merged) {
-            (Some(Part::Whole(range)), Some(total))
-                if small && *total + len <= SMALL_BLOCK.min(block_len) =>
-            {
-                range.end = i + 1;
-                *total += len;
-            }
-            _ => {
-                parts.push(Part::Whole(i..i + 1));
-                merged = small.then_some(len);
-            }
-        }
-    }
-    parts
 }
 
 #[cfg(test)]

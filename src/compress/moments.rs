@@ -1,34 +1,45 @@
-//! Sums over magnitudes, in an order that vectors, threads and devices can all keep.
-//! [`device`](super::device) has the order, and `adapters/cuda/kernels/fit.cu` keeps it too.
+//! Sums over magnitudes, taken in one pass in the order of [`sums`](super::sums).
+//! `adapters/cuda/kernels/fit.cu` takes the same sums on a device.
 
-use super::source::{CHUNK, Chunk, Source};
+use super::source::{Chunk, Source};
+use super::sums::{CHUNK, COLUMNS, FOURS, RUN, Runs, Sum, combine_fours, halve};
 use crate::arch::{self, Kernel};
 
-/// Sums over magnitudes that reach a threshold, each less a location, which is the threshold or zero. Zeros never count.
+/// Sums over the magnitudes that reach a threshold. A location, the threshold or zero, is subtracted from each
+/// magnitude first. Zeros never count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moments {
-    /// How many there are.
+    /// The number of magnitudes.
     pub count: u64,
-    /// Their sum; NaN or infinite if one of them is.
+    /// The sum of the magnitudes; NaN or infinite if one of them is.
     pub sum: f64,
-    /// The sum of their squares.
+    /// The sum of the squares.
     pub squares: f64,
-    /// The product of their mantissas as a number from 1 to 2, if it was asked for; without the location.
+    /// The mantissa, from 1 to 2, of the product of the magnitudes if [`MomentQuery::logs`], else 1. The location
+    /// is not subtracted here.
     pub product: f64,
-    /// The binary exponent to that: of the product of them all.
+    /// The binary exponent of that product.
     pub exponent: i64,
-    /// The largest magnitude, without the location.
+    /// The largest magnitude. The location is not subtracted here.
     pub max: f32,
 }
 
 impl Default for Moments {
     fn default() -> Self {
-        Self { count: 0, sum: 0.0, squares: 0.0, product: 1.0, exponent: 0, max: 0.0 }
+        Self::ZERO
+    }
+}
+
+impl Sum for Moments {
+    const ZERO: Self = Self { count: 0, sum: 0.0, squares: 0.0, product: 1.0, exponent: 0, max: 0.0 };
+
+    fn and(self, other: Self) -> Self {
+        self.and(other)
     }
 }
 
 impl Moments {
-    /// The moments of what both are of.
+    /// Returns the moments of the magnitudes of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let product = self.product * other.product;
@@ -42,110 +53,67 @@ impl Moments {
         }
     }
 
-    /// Those of the values of a list.
-    pub(super) fn of<const LOGS: bool>(values: &[f32], question: MomentQuery) -> Self {
+    /// Returns the moments of a list of values.
+    pub(super) fn of<const LOGS: bool>(values: &[f32], query: MomentQuery) -> Self {
         let chunks = values.chunks(CHUNK);
-        chunks.map(|chunk| of_slice::<LOGS>(chunk, question)).fold(Self::default(), Self::and)
+        chunks.map(|chunk| of_slice::<LOGS>(chunk, query)).fold(Self::default(), Self::and)
     }
 
-    /// Those of the elements of a tensor, which is read once.
-    pub(super) fn of_source(source: &mut Source<'_>, question: MomentQuery) -> Self {
-        let of_chunks = source.scan(0..source.len, CHUNK, |chunk| match question.logs {
-            true => of_chunk::<true>(chunk, question),
-            false => of_chunk::<false>(chunk, question),
+    /// Returns the moments of the elements of a tensor, which is read once.
+    pub(super) fn of_source(source: &mut Source<'_>, query: MomentQuery) -> Self {
+        let of_chunks = source.scan(0..source.len, CHUNK, |chunk| match query.logs {
+            true => of_chunk::<true>(chunk, query),
+            false => of_chunk::<false>(chunk, query),
         });
         of_chunks.into_iter().fold(Self::default(), Self::and)
     }
 }
 
-/// Which [`Moments`] are asked for.
+/// Settings of [`Moments`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MomentQuery {
     /// The smallest magnitude that counts, above 0.
     pub at: f32,
-    /// What each is taken less of.
+    /// The location, which is subtracted from each magnitude.
     pub location: f32,
-    /// Whether the product is wanted.
+    /// Whether the product, from which the mean logarithm follows, is computed.
     pub logs: bool,
 }
 
 impl MomentQuery {
-    /// All magnitudes above zero, as they are.
+    /// Moments of all magnitudes above zero, with location 0.
     pub(super) fn all(logs: bool) -> Self {
         Self { at: f32::from_bits(1), location: 0.0, logs }
     }
 
-    /// What reaches a threshold, less that.
+    /// Moments of the magnitudes that reach `at`, with `at` subtracted.
     pub(super) fn exceeding(at: f32) -> Self {
         Self { at, location: at, logs: false }
     }
 }
 
-fn of_slice<const LOGS: bool>(chunk: &[f32], question: MomentQuery) -> Moments {
-    arch::run(Measure::<_, _, LOGS> { chunk, value: |x: &f32| *x, question })
+fn of_slice<const LOGS: bool>(chunk: &[f32], query: MomentQuery) -> Moments {
+    arch::run(Measure::<_, _, LOGS> { chunk, value: |x: &f32| *x, query })
 }
 
-fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, question: MomentQuery) -> Moments {
+fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, query: MomentQuery) -> Moments {
     if let Some(chunk) = chunk.plain() {
         let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
-        return arch::run(Measure::<_, _, LOGS> { chunk, value, question });
+        return arch::run(Measure::<_, _, LOGS> { chunk, value, query });
     }
     let mut runs = Runs::new();
-    chunk.tiles(|_, tile| runs.push(of_slice::<LOGS>(tile, question)));
+    chunk.runs(|_, run| runs.push(of_slice::<LOGS>(run, query)));
     runs.finish()
 }
 
-const COLUMNS: usize = 128;
-const ROWS: usize = 8;
-const RUN: usize = ROWS * COLUMNS;
-/// Runs of a tile.
-const TILE: usize = 8;
-/// Tiles of a chunk.
-const TILES: usize = 32;
-/// Columns that a vector holds, and two or four of narrower ones.
+/// Columns whose sums are kept in registers at a time: one wide vector of magnitudes, two or four narrow ones.
 const GROUP: usize = 16;
 
-const _: () = assert!(TILES * TILE * RUN == CHUNK && RUN == super::source::TILE);
-
-/// The runs of a chunk, one after the other.
-struct Runs {
-    tiles: [Moments; TILES],
-    runs: usize,
-}
-
-impl Runs {
-    #[inline(always)]
-    fn new() -> Self {
-        Self { tiles: [Moments::default(); TILES], runs: 0 }
-    }
-
-    #[inline(always)]
-    fn push(&mut self, run: Moments) {
-        let tile = &mut self.tiles[self.runs / TILE];
-        *tile = tile.and(run);
-        self.runs += 1;
-    }
-
-    #[inline(always)]
-    fn finish(mut self) -> Moments {
-        if self.runs <= TILE {
-            return self.tiles[0];
-        }
-        for half in [16, 8, 4, 2, 1] {
-            let (first, second) = self.tiles.split_at_mut(half);
-            for (a, b) in first.iter_mut().zip(second) {
-                *a = a.and(*b);
-            }
-        }
-        self.tiles[0]
-    }
-}
-
-/// The [`Moments`] of a chunk at most; with the product if `LOGS`.
+/// Computes the [`Moments`] of at most one chunk, with the product if `LOGS`.
 struct Measure<'a, T, V, const LOGS: bool> {
     chunk: &'a [T],
     value: V,
-    question: MomentQuery,
+    query: MomentQuery,
 }
 
 impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, LOGS> {
@@ -153,40 +121,40 @@ impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, 
 
     #[inline(always)]
     fn call(self) -> Moments {
-        let Self { chunk, value, question } = self;
+        let Self { chunk, value, query } = self;
         let (mut runs, mut run) = (Runs::new(), [0.0; RUN]);
         let (whole, rest) = chunk.as_chunks::<RUN>();
-        // Copied in their order first: reading memory by columns keeps the processor from reading ahead.
+        // Magnitudes are copied in order first: reading memory by columns defeats the processor's prefetching.
         for elements in whole {
             run.iter_mut().zip(elements).for_each(|(x, element)| *x = value(element).abs());
-            runs.push(of_run::<LOGS>(&run, RUN, question));
+            runs.push(of_run::<LOGS>(&run, RUN, query));
         }
         if !rest.is_empty() {
             run = [0.0; RUN];
             run.iter_mut().zip(rest).for_each(|(x, element)| *x = value(element).abs());
-            runs.push(of_run::<LOGS>(&run, rest.len(), question));
+            runs.push(of_run::<LOGS>(&run, rest.len(), query));
         }
         runs.finish()
     }
 }
 
-/// Of a run of magnitudes of which the first `len` are there, and the others are zeros.
+/// Computes the moments of one run of magnitudes; those from `len` on are zeros.
 #[inline(always)]
-fn of_run<const LOGS: bool>(run: &[f32; RUN], len: usize, question: MomentQuery) -> Moments {
-    let (at, location) = (question.at, f64::from(question.location));
+fn of_run<const LOGS: bool>(run: &[f32; RUN], len: usize, query: MomentQuery) -> Moments {
+    let (at, location) = (query.at, f64::from(query.location));
+    let (add, multiply) = (|a: f64, b: f64| a + b, |a: f64, b: f64| a * b);
     let (mut counts, mut max, mut exponents) = ([0u32; GROUP], [0f32; GROUP], [0i64; GROUP]);
-    let [mut sums, mut squares, mut products] =
-        [[0f64; COLUMNS / 4], [0f64; COLUMNS / 4], [1f64; COLUMNS / 4]];
+    let [mut sums, mut squares, mut products] = [[0f64; FOURS], [0f64; FOURS], [1f64; FOURS]];
     for group in 0..COLUMNS / GROUP {
         let [mut sum, mut square, mut product] = [[0f64; GROUP], [0f64; GROUP], [1f64; GROUP]];
-        for row in 0..ROWS {
+        for row in 0..RUN / COLUMNS {
             let first = row * COLUMNS + group * GROUP;
             if first >= len {
                 break;
             }
             for i in 0..GROUP {
                 let x = run[first + i];
-                // NaN counts as no number, but reaches the sum.
+                // NaN is not counted, but it reaches the sum.
                 let y = if x < at { 0.0 } else { f64::from(x) - location };
                 sum[i] += y;
                 square[i] += y * y;
@@ -199,25 +167,19 @@ fn of_run<const LOGS: bool>(run: &[f32; RUN], len: usize, question: MomentQuery)
                 }
             }
         }
-        for four in 0..GROUP / 4 {
-            let (to, from) = (group * GROUP / 4 + four, 4 * four);
-            sums[to] = (sum[from] + sum[from + 1]) + (sum[from + 2] + sum[from + 3]);
-            squares[to] = (square[from] + square[from + 1]) + (square[from + 2] + square[from + 3]);
-            if LOGS {
-                products[to] = (product[from] * product[from + 1]) * (product[from + 2] * product[from + 3]);
-            }
+        let fours = group * GROUP / 4..(group + 1) * GROUP / 4;
+        combine_fours(&sum, &mut sums[fours.clone()], add);
+        combine_fours(&square, &mut squares[fours.clone()], add);
+        if LOGS {
+            combine_fours(&product, &mut products[fours], multiply);
         }
     }
-    for half in [16, 8, 4, 2, 1] {
-        for i in 0..half {
-            sums[i] += sums[half + i];
-            squares[i] += squares[half + i];
-            if LOGS {
-                products[i] *= products[half + i];
-            }
-        }
+    halve(&mut sums, FOURS, add);
+    halve(&mut squares, FOURS, add);
+    if LOGS {
+        halve(&mut products, FOURS, multiply);
     }
-    // 1024 mantissas of 24 bits are less than 2^1024 together, by more than their product is rounded.
+    // The product of 1024 mantissas of 24 bits stays below 2^1024 by more than its rounding error.
     let product = if LOGS { products[0] } else { 1.0 };
     Moments {
         count: counts.iter().map(|&c| u64::from(c)).sum(),
@@ -231,7 +193,7 @@ fn of_run<const LOGS: bool>(run: &[f32; RUN], len: usize, question: MomentQuery)
 
 const MANTISSA: u64 = (1 << 52) - 1;
 
-/// Of a positive normal number, from 1 to 2; infinity and NaN become some such number.
+/// Returns the mantissa, from 1 to 2, of a positive normal number; infinity and NaN give any such number.
 #[inline(always)]
 fn mantissa(x: f64) -> f64 {
     f64::from_bits(x.to_bits() & MANTISSA | 1023 << 52)
@@ -246,8 +208,8 @@ fn exponent(x: f64) -> i64 {
 mod tests {
     use super::*;
 
-    fn moments(values: &[f32], question: MomentQuery) -> Moments {
-        Moments::of::<true>(values, question)
+    fn moments(values: &[f32], query: MomentQuery) -> Moments {
+        Moments::of::<true>(values, query)
     }
 
     #[test]
@@ -280,7 +242,7 @@ mod tests {
         assert!(wide.squares.is_finite());
     }
 
-    /// The largest mantissa in every place: the product of a run is as large as it can be.
+    /// Every mantissa is the largest one, so the product of a run is as large as possible.
     #[test]
     fn products_stay_in_range() {
         let largest = f32::from_bits(0x3fff_ffff);
@@ -289,30 +251,13 @@ mod tests {
         assert!((got.product.ln() + got.exponent as f64 * 2f64.ln() - expected).abs() < 1e-9 * expected);
     }
 
-    /// The order is what the table says, so that a device can keep it: numbers whose sums are rounded differently in others.
+    /// Numbers whose sums round differently in any other order.
     #[test]
-    fn the_order_is_the_documented_one() {
-        let n = CHUNK + 70_003;
-        let mut words = vec![0; n];
+    fn sums_follow_the_documented_order() {
+        let mut words = vec![0; CHUNK + 70_003];
         crate::random::words(3, 0, 0, &mut words);
         let values: Vec<f32> = words.iter().map(|&w| f32::from_bits(w % 0x7f80_0000)).collect();
-        let halves = |mut sums: Vec<f64>| {
-            while sums.len() > 1 {
-                let (first, second) = sums.split_at(sums.len() / 2);
-                sums = first.iter().zip(second).map(|(a, b)| a + b).collect();
-            }
-            sums[0]
-        };
-        let at = |i: usize| values.get(i).map_or(0.0, |x| f64::from(*x));
-        let of_run = |run: usize| {
-            let column = |c: usize| (0..8).fold(0.0, |sum, row| sum + at(run + 128 * row + c));
-            let four = |c: usize| (column(c) + column(c + 1)) + (column(c + 2) + column(c + 3));
-            halves((0..32).map(|i| four(4 * i)).collect())
-        };
-        let of_tile = |tile: usize| (0..8).fold(0.0, |sum, run| sum + of_run(tile + 1024 * run));
-        let of_chunk = |chunk: usize| halves((0..32).map(|i| of_tile(chunk + 8192 * i)).collect());
-        let expected = (0..n).step_by(CHUNK).fold(0.0, |sum, chunk| sum + of_chunk(chunk));
+        let expected = super::super::sums::in_documented_order(&values, f64::abs);
         assert_eq!(moments(&values, MomentQuery::all(false)).sum.to_bits(), expected.to_bits());
-        assert_eq!(super::super::sum::magnitudes(&values).to_bits(), expected.to_bits());
     }
 }

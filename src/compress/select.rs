@@ -9,6 +9,7 @@
 //!
 //! Among equal magnitudes the lowest index is kept. Zeros are never kept.
 
+use crate::compress::codecs::TopK;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
@@ -32,7 +33,7 @@ pub struct Chosen {
 pub(super) fn global(sources: &mut [Source<'_>], codecs: &[Codec]) -> Result<Vec<Chosen>> {
     let mut all = vec![Chosen::default(); sources.len()];
     for (i, codec) in codecs.iter().enumerate() {
-        let Codec::TopK { selection: Selection::Global, amount, .. } = codec else { continue };
+        let Codec::TopK(TopK { selection: Selection::Global, amount, .. }) = codec else { continue };
         if codecs[..i].contains(codec) {
             continue;
         }
@@ -113,8 +114,8 @@ fn among(
         for source in group.iter_mut() {
             let of_chunks = source.scan(0..source.len, 16 * CHUNK, |chunk| {
                 let mut counts = vec![0u32; 1 << digits];
-                chunk.tiles(|_, tile| {
-                    for key in tile.iter().map(|x| side.key(x.to_bits())) {
+                chunk.runs(|_, values| {
+                    for key in values.iter().map(|x| side.key(x.to_bits())) {
                         if key > 0 && key >> shift >> digits == prefix {
                             counts[(key >> shift) as usize & ((1 << digits) - 1)] += 1;
                         }
@@ -134,8 +135,8 @@ fn among(
         .map(|source| {
             source.scan(0..source.len, CHUNK, |chunk| {
                 let (mut found, mut ties) = (Found { start: chunk.start, elements: Vec::new() }, cut.ties);
-                chunk.tiles(|start, tile| {
-                    for (i, x) in tile.iter().enumerate() {
+                chunk.runs(|start, values| {
+                    for (i, x) in values.iter().enumerate() {
                         let key = side.key(x.to_bits());
                         if key > cut.least || key == cut.least && ties > 0 {
                             ties -= u64::from(key == cut.least);
@@ -289,19 +290,19 @@ fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: u
     match chunk.plain() {
         Some(plain) => {
             let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
-            arch::run(Collect { tile: plain, at: 0, value, hit, room, elements: &mut elements });
+            arch::run(Collect { values: plain, at: 0, value, hit, room, elements: &mut elements });
         }
-        None => chunk.tiles(|start, tile| {
+        None => chunk.runs(|start, values| {
             let (at, elements) = (start - first, &mut elements);
-            arch::run(Collect { tile: &*tile, at, value: |x: &f32| *x, hit, room, elements });
+            arch::run(Collect { values: &*values, at, value: |x: &f32| *x, hit, room, elements });
         }),
     }
     Found { start: first, elements }
 }
 
-/// Appends the elements of `tile` that `hit`; `at` is the index of its first.
+/// Appends the elements of `values` that `hit`; `at` is the index of its first.
 struct Collect<'a, T, V, H> {
-    tile: &'a [T],
+    values: &'a [T],
     at: usize,
     value: V,
     hit: H,
@@ -314,8 +315,8 @@ impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'
 
     #[inline(always)]
     fn call(self) {
-        let Self { tile, mut at, value, hit, room, elements } = self;
-        let (rows, rest) = tile.as_chunks::<ROW>();
+        let Self { values, mut at, value, hit, room, elements } = self;
+        let (rows, rest) = values.as_chunks::<ROW>();
         for row in rows {
             let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(value(x))));
             if any != 0 && elements.len() <= room {

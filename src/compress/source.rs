@@ -1,19 +1,16 @@
-//! Tensors as selectors and quantisers read them: 32-bit floats plus the residual, one pass, in tiles.
+//! Tensors as selectors and quantisers read them: 32-bit floats plus the residual, in one pass, run by run. The floats
+//! of a run stay in the first-level cache.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::codecs::state::CodecState;
+pub(super) use super::sums::{CHUNK, RUN};
 use super::{Codec, Feedback, Input, NonFinite, Options};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f32s, max_finite, round_f32s};
-
-/// Elements of a tile. Its floats stay in the first-level cache.
-pub(super) const TILE: usize = 1024;
-/// Elements of a chunk, the unit of work of a thread. A multiple of [`TILE`].
-pub(super) const CHUNK: usize = 1 << 18;
 
 /// The input of a codec for one tensor.
 pub(super) struct Source<'a> {
@@ -131,11 +128,11 @@ impl<'a> Source<'a> {
 
     /// Returns the error for the first element that is NaN or infinite.
     pub(super) fn non_finite(&self) -> Error {
-        let mut tile = [0.0; TILE];
-        for start in (0..self.len).step_by(TILE) {
-            let tile = &mut tile[..TILE.min(self.len - start)];
-            self.read(start, tile);
-            if let Some(at) = tile.iter().position(|x| !x.is_finite()) {
+        let mut run = [0.0; RUN];
+        for start in (0..self.len).step_by(RUN) {
+            let run = &mut run[..RUN.min(self.len - start)];
+            self.read(start, run);
+            if let Some(at) = run.iter().position(|x| !x.is_finite()) {
                 let index = (start + at) as u64;
                 return Error::input(InputErrorKind::NonFinite { index }).in_tensor(self.tensor);
             }
@@ -184,18 +181,18 @@ impl Chunk<'_, '_> {
         (plain && self.after.is_none()).then(|| &source.data.as_chunks().0[self.start..self.start + self.len])
     }
 
-    /// Calls `visit` with the index of each tile's first element in the tensor, and with the tile.
-    pub(super) fn tiles(self, mut visit: impl FnMut(usize, &mut [f32])) {
-        let mut scratch = [0.0; TILE];
+    /// Calls `visit` with the index of each run's first element in the tensor, and with the run.
+    pub(super) fn runs(self, mut visit: impl FnMut(usize, &mut [f32])) {
+        let mut scratch = [0.0; RUN];
         let mut after = self.after;
-        for at in (0..self.len).step_by(TILE) {
-            let len = TILE.min(self.len - at);
-            let tile = match &mut after {
+        for at in (0..self.len).step_by(RUN) {
+            let len = RUN.min(self.len - at);
+            let run = match &mut after {
                 Some(after) => &mut after[at..at + len],
                 None => &mut scratch[..len],
             };
-            self.source.read(self.start + at, tile);
-            visit(self.start + at, tile);
+            self.source.read(self.start + at, run);
+            visit(self.start + at, run);
         }
     }
 

@@ -1,6 +1,7 @@
 use std::time::Instant;
 
 use super::*;
+use crate::block::Scope;
 use crate::block::{
     Affine, Block, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Ulp,
     Values, Zero,
@@ -551,7 +552,10 @@ fn lossy_codecs_take_floats_only() {
             Err(e) => panic!("{e}"),
         }
     }
-    let bad = [Codec::Int8 { group: 1 }, Codec::Sbc { amount: Amount::Count(0), positions: Positions::Auto }];
+    let bad = [
+        Codec::Int8(Int8 { group: 1 }),
+        Codec::Sbc(Sbc { amount: Amount::Count(0), positions: Positions::Auto }),
+    ];
     for codec in bad {
         assert!(compress(&inputs(&tensors[..1]), &[codec], &Options::default(), None).is_err());
     }

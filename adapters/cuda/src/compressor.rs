@@ -2,6 +2,7 @@
 
 use gcodec::Codec;
 use gcodec::block::{CodedBlock, CodedWireBlock};
+use gcodec::compress::codecs::TopK;
 use gcodec::compress::device::{self as host, Outline, Sent};
 use gcodec::compress::{Feedback, Options, Selection};
 
@@ -380,7 +381,7 @@ fn outlines(inputs: &[Input<'_>]) -> Vec<Outline> {
 /// Orders inputs by when the library, which takes choices among all tensors first, finds the error of one.
 fn error_rank(codecs: &[Codec], input: usize) -> (Option<usize>, usize) {
     match codecs[input] {
-        Codec::TopK { selection: Selection::Global, .. } => {
+        Codec::TopK(TopK { selection: Selection::Global, .. }) => {
             (codecs.iter().position(|c| *c == codecs[input]), input)
         }
         _ => (Some(codecs.len()), input),

@@ -1,6 +1,7 @@
 //! Positions as Rice-coded gaps, written on the device by `adapters/cuda/kernels/rice.cu`, so that only coded
 //! bytes cross the bus.
 
+use gcodec::compress::codecs::{Threshold, TopK};
 use std::ops::Range;
 
 use gcodec::Codec;
@@ -70,7 +71,7 @@ structures! {
 /// host draws these by position.
 fn is_coded(codec: &Codec) -> bool {
     let values = match *codec {
-        Codec::TopK { values, .. } | Codec::Threshold { values, .. } => Some(values),
+        Codec::TopK(TopK { values, .. }) | Codec::Threshold(Threshold { values, .. }) => Some(values),
         Codec::Sbc { .. } => None,
         _ => return false,
     };

@@ -1,5 +1,6 @@
 //! Sender state: the residuals of error feedback, and Deep Gradient Compression.
 
+use gcodec::compress::codecs::TopK;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -173,7 +174,7 @@ pub(crate) struct Settings {
 impl Settings {
     fn options(self, py: Python<'_>) -> PyResult<DgcOptions> {
         let mut options = DgcOptions::default();
-        if let gcodec::Codec::TopK { values, positions, .. } = parse(py, &self.codec)? {
+        if let gcodec::Codec::TopK(TopK { values, positions, .. }) = parse(py, &self.codec)? {
             options.values = values;
             options.positions = positions;
         }

@@ -1,5 +1,6 @@
 //! Workers of ScaleCom, which sum in the compressed domain.
 
+use gcodec::compress::codecs::TopK;
 use std::sync::Arc;
 
 use gcodec::block::{Block, BlockOptions, Floats, Scope, SetId, Sets, Stored, Support, Target, Values};
@@ -40,7 +41,7 @@ impl ScaleCom {
         codec: &str,
         beta: f32,
     ) -> PyResult<Self> {
-        let Codec::TopK { amount, selection, .. } = parse(py, codec)? else {
+        let Codec::TopK(TopK { amount, selection, .. }) = parse(py, codec)? else {
             return Err(errors::input(py, "ScaleCom needs a topk codec for its choice"));
         };
         let choice = match selection {

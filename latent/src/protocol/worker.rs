@@ -1,3 +1,4 @@
+use gcodec::compress::codecs::TopK;
 use std::sync::Arc;
 
 use gcodec::block::{
@@ -119,13 +120,13 @@ impl Worker {
         }
         let (mut inputs, mut codecs) = (Vec::new(), Vec::new());
         for (i, class) in self.settings.classes.iter().enumerate() {
-            let top_k = Codec::TopK {
+            let top_k = Codec::TopK(TopK {
                 amount: self.settings.amount,
                 values: self.settings.values,
                 selection: Selection::Tensor,
                 seed: step,
                 positions: Positions::Auto,
-            };
+            });
             codecs.push(match (phase, class) {
                 (Phase::Full, _) | (_, Class::Full) => Codec::Raw,
                 (_, Class::TopK) => top_k,

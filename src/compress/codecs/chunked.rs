@@ -5,16 +5,25 @@
 //! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of equal
 //! magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
 
+use std::fmt;
+
 use crate::block::{
-    Bits, Block, Chunked, Codebook, Groups, ScaleFormat, Scales, Scope, Sign, Sparse, Support, Values,
+    self, Bits, Block, Codebook, Groups, ScaleFormat, Scales, Scope, Sparse, Support, Values,
 };
 use crate::codes::{best_parameter, run_bits};
+use crate::compress::settings::{Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::sparse::mean_magnitude;
-use crate::error::Result;
+use crate::error;
 use crate::tensor::element::max_finite;
 
-/// What is sent of an element that was kept of a chunk.
+const CHUNK_LEN: Number<u64> =
+    Number { key: "chunk", allowed: "1 to 2^32", fits: |c| (1..=1 << 32).contains(&c) };
+const KEPT: Number<u64> = Number { key: "kept", allowed: "1 to the chunk", fits: |k| k >= 1 };
+const VALUES: Choice<ChunkValues> =
+    Choice { key: "values", names: &[("sign", ChunkValues::Sign), ("code2", ChunkValues::Code2)] };
+
+/// The form in which the kept elements of a chunk are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChunkValues {
     /// Its sign, that of zero being its own; the mean magnitude of the tensor's kept elements is sent once.
@@ -24,42 +33,85 @@ pub enum ChunkValues {
     Code2,
 }
 
-/// One block for each tensor of a run.
-pub(crate) fn blocks(
-    tensors: &mut [Source<'_>],
-    chunk_len: u64,
-    kept: u64,
-    values: ChunkValues,
-    blocks: &mut Vec<Block>,
-) -> Result<()> {
-    let len = usize::try_from(chunk_len).unwrap_or(usize::MAX);
-    let step = len.saturating_mul((CHUNK / len).max(1));
-    for tensor in tensors {
-        let found = tensor.scan(0..tensor.len, step, |chunk| {
-            chunk.whole(|_, elements| {
-                let finite = elements.iter().all(|x| x.is_finite());
-                finite.then(|| elements.chunks(len).map(|c| largest(c, kept)).collect::<Vec<_>>())
-            })
-        });
-        let (mut positions, mut numbers, mut start) = (Vec::new(), Vec::new(), 0);
-        for part in found {
-            let Some(chunks) = part else { return Err(tensor.non_finite()) };
-            for (of_chunk, elements) in chunks {
-                positions.extend(of_chunk.iter().map(|&p| start + u64::from(p)));
-                numbers.extend(elements);
-                start += chunk_len;
-            }
-        }
-        let max = max_finite(tensor.dtype);
-        let (values, decoded) = match values {
-            ChunkValues::Sign => signs(&numbers),
-            ChunkValues::Code2 => codes(&numbers, max),
-        };
-        tensor.subtract(&positions, decoded)?;
-        let support = support_of(positions, kept, chunk_len, tensor.len as u64);
-        blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
+/// `chunked`: keeps the elements of largest magnitude of each chunk, the same number of each (SparseLoCo).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Chunked {
+    /// `chunk`: consecutive elements of a chunk, 1 to 2^32. Default: 4096.
+    pub chunk: u64,
+    /// `kept`: elements kept of each chunk, 1 to `chunk`; all elements of a shorter last chunk. Default: 64, or
+    /// `chunk` if that is less.
+    pub kept: u64,
+    /// `values`: `sign` or `code2`. Default: `code2`.
+    pub values: ChunkValues,
+}
+
+impl Default for Chunked {
+    fn default() -> Self {
+        Self { chunk: 4096, kept: 64, values: ChunkValues::Code2 }
     }
-    Ok(())
+}
+
+impl Chunked {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        let chunk = keys.number(&CHUNK_LEN, default.chunk)?;
+        Ok(Self {
+            chunk,
+            kept: keys.number(&KEPT, default.kept.min(chunk))?,
+            values: keys.choice(&VALUES, default.values)?,
+        })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        CHUNK_LEN.check(self.chunk)?;
+        match self.kept > self.chunk {
+            true => Err(OutOfRange { key: KEPT.key, allowed: KEPT.allowed }),
+            false => KEPT.check(self.kept),
+        }
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.key(CHUNK_LEN.key, self.chunk)?;
+        out.key(KEPT.key, self.kept)?;
+        out.choice(&VALUES, self.values)
+    }
+
+    /// Appends one block for each tensor of a run.
+    pub(in crate::compress) fn blocks(
+        &self,
+        tensors: &mut [Source<'_>],
+        blocks: &mut Vec<Block>,
+    ) -> error::Result<()> {
+        let Self { chunk: chunk_len, kept, values } = *self;
+        let len = usize::try_from(chunk_len).unwrap_or(usize::MAX);
+        let step = len.saturating_mul((CHUNK / len).max(1));
+        for tensor in tensors {
+            let found = tensor.scan(0..tensor.len, step, |chunk| {
+                chunk.whole(|_, elements| {
+                    let finite = elements.iter().all(|x| x.is_finite());
+                    finite.then(|| elements.chunks(len).map(|c| largest(c, kept)).collect::<Vec<_>>())
+                })
+            });
+            let (mut positions, mut numbers, mut start) = (Vec::new(), Vec::new(), 0);
+            for part in found {
+                let Some(chunks) = part else { return Err(tensor.non_finite()) };
+                for (of_chunk, elements) in chunks {
+                    positions.extend(of_chunk.iter().map(|&p| start + u64::from(p)));
+                    numbers.extend(elements);
+                    start += chunk_len;
+                }
+            }
+            let max = max_finite(tensor.dtype);
+            let (values, decoded) = match values {
+                ChunkValues::Sign => signs(&numbers),
+                ChunkValues::Code2 => codes(&numbers, max),
+            };
+            tensor.subtract(&positions, decoded)?;
+            let support = support_of(positions, kept, chunk_len, tensor.len as u64);
+            blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
+        }
+        Ok(())
+    }
 }
 
 /// The smaller of a fixed number of bits for each position and one Rice parameter for all gaps; the wire may find something
@@ -75,7 +127,7 @@ pub(crate) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64)
         return Support::Sparse(Sparse { positions });
     }
     let positions = positions.into_iter().map(|p| (p % chunk_len) as u32).collect();
-    Support::Chunked(Chunked { chunk_len, kept, positions })
+    Support::Chunked(block::Chunked { chunk_len, kept, positions })
 }
 
 /// The positions in a chunk, ascending, of its `kept` largest magnitudes, and the elements there.
@@ -98,7 +150,7 @@ fn signs(numbers: &[f32]) -> (Values, Vec<f32>) {
     let negative: Bits = numbers.iter().map(|x| x.is_sign_negative()).collect();
     let scales = Scales::from_f32s(ScaleFormat::F32, &[scale]);
     let decoded = numbers.iter().map(|x| scale.copysign(*x)).collect();
-    (Values::Sign(Sign { groups: Groups::Block, scales, negative }), decoded)
+    (Values::Sign(block::Sign { groups: Groups::Block, scales, negative }), decoded)
 }
 
 /// Bins of a code.

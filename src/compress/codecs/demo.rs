@@ -5,28 +5,68 @@
 //! cut into runs. Where a dimension is a large prime that leaves chunks of one row or one element, and what is kept of each is
 //! at most all of it.
 
+use std::fmt;
+
 use super::chunked::{largest, support_of};
 use crate::block::values::dct::{Layout, MAX_SIDE};
 use crate::block::{
     Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
 };
+use crate::compress::settings::{Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::sparse::{floats, mean_magnitude};
 use crate::compress::{Input, Kept, Options};
-use crate::error::Result;
+use crate::error;
 use crate::limits::{Budget, Limits};
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
 
-/// The longest side of a chunk.
-pub(crate) const MAX_CHUNK: u64 = MAX_SIDE as u64;
+const CHUNK_SIDE: Number<u64> =
+    Number { key: "chunk", allowed: "1 to 128", fits: |c| (1..=MAX_SIDE as u64).contains(&c) };
+const KEPT: Number<u64> = Number { key: "kept", allowed: "at least 1", fits: |k| k >= 1 };
+const VALUES: Choice<Kept> = Choice {
+    key: "values",
+    names: &[("sign", Kept::Sign), ("f32", Kept::F32), ("f16", Kept::F16), ("bf16", Kept::Bf16)],
+};
 
-/// What is asked of each tensor.
-#[derive(Clone, Copy)]
-pub(crate) struct Settings {
-    pub(crate) chunk: u64,
-    pub(crate) kept: u64,
-    pub(crate) values: Kept,
+/// `demo`: keeps the largest coefficients of a cosine transform of each chunk (DeMo).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Demo {
+    /// `chunk`: the longest side of a chunk, 1 to 128. Default: 64.
+    pub chunk: u64,
+    /// `kept`: coefficients kept of each chunk, at least 1; all of a smaller chunk. Default: 32.
+    pub kept: u64,
+    /// `values`: `sign`, `f32`, `f16` or `bf16`. Default: `sign`.
+    pub values: Kept,
+}
+
+impl Default for Demo {
+    fn default() -> Self {
+        Self { chunk: 64, kept: 32, values: Kept::Sign }
+    }
+}
+
+impl Demo {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        Ok(Self {
+            chunk: keys.number(&CHUNK_SIDE, default.chunk)?,
+            kept: keys.number(&KEPT, default.kept)?,
+            values: keys.choice(&VALUES, default.values)?,
+        })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        CHUNK_SIDE.check(self.chunk)?;
+        KEPT.check(self.kept)?;
+        VALUES.check(self.values)
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.key(CHUNK_SIDE.key, self.chunk)?;
+        out.key(KEPT.key, self.kept)?;
+        out.choice(&VALUES, self.values)
+    }
 }
 
 /// A tensor as a matrix in chunks.
@@ -62,10 +102,10 @@ impl View {
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     inputs: &[Input<'_>],
-    settings: Settings,
+    settings: &Demo,
     options: &Options,
     blocks: &mut Vec<Block>,
-) -> Result<()> {
+) -> error::Result<()> {
     for (tensor, input) in tensors.iter_mut().zip(inputs).filter(|(tensor, _)| tensor.len > 0) {
         let view = View::new(input.view.shape(), settings.chunk);
         let of_row = view.chunk_rows * view.cols;
@@ -79,7 +119,7 @@ pub(crate) fn blocks(
 }
 
 /// The block of the elements `start .. start + len`, whole rows of chunks.
-fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: Settings) -> Result<Block> {
+fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &Demo) -> error::Result<Block> {
     let range = start as usize..(start + len) as usize;
     let of_row = (view.chunk_rows * view.cols) as usize;
     let layout = Layout::new(view.cols, view.chunk_rows, view.chunk_cols);
@@ -142,7 +182,7 @@ fn surely_fits(dtype: Dtype, numbers: &[f32], kept: u64) -> bool {
 }
 
 /// What a receiver makes of values that are a whole matrix of `n` elements.
-pub(crate) fn numbers_of(values: &Values, n: u64) -> Result<Vec<f32>> {
+pub(crate) fn numbers_of(values: &Values, n: u64) -> error::Result<Vec<f32>> {
     let mut decoded = vec![0.0; n as usize];
     let limits = Limits::default().with_max_alloc_bytes(u64::MAX);
     values.numbers(&[], &Budget::new(&limits), &mut decoded)?;

@@ -1,13 +1,36 @@
-//! One file for each compressor.
+//! One file for each compressor: its settings with their ranges and written form, and the function that makes blocks.
 
-pub(crate) mod chunked;
-pub(crate) mod demo;
-pub(crate) mod lossless;
-pub(crate) mod natural;
-pub(crate) mod powersgd;
-pub(crate) mod quantize;
-pub(crate) mod randk;
-pub(crate) mod sbc;
-pub(crate) mod sidco;
-pub(crate) mod sign;
-pub(crate) mod state;
+pub(super) mod chunked;
+mod delta;
+pub(super) mod demo;
+mod dither;
+mod int8;
+pub(super) mod lossless;
+pub(super) mod natural;
+pub(super) mod powersgd;
+mod qsgd;
+pub(super) mod quantize;
+pub(super) mod randk;
+pub(super) mod sbc;
+pub(super) mod sidco;
+pub(super) mod sign;
+pub(super) mod state;
+mod terngrad;
+mod threshold;
+mod topk;
+
+pub use chunked::{ChunkValues, Chunked};
+pub use delta::Delta;
+pub use demo::Demo;
+pub use dither::Dither;
+pub use int8::Int8;
+pub use natural::Natural;
+pub use powersgd::PowerSgd;
+pub use qsgd::Qsgd;
+pub use randk::{RandK, Scaling};
+pub use sbc::Sbc;
+pub use sidco::{Fit, Sidco, Stages};
+pub use sign::{Share, Sign};
+pub use terngrad::TernGrad;
+pub use threshold::Threshold;
+pub use topk::TopK;

@@ -1,23 +1,53 @@
 //! Natural compression (Horvath et al., arXiv 1905.10988): each element becomes one of the two powers of two around its
 //! magnitude, the upper one with the probability that makes the mean right: its mantissa.
 
+use std::fmt;
+
 use crate::arch::{self, Kernel};
 use crate::bits::pack_bits;
 use crate::block::{Bits, Block, Pow2, Scope, Support, Underflow, Values};
-use crate::compress::source::{Chunk, Source, TILE};
+use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
+use crate::compress::source::{Chunk, RUN, Source};
 use crate::compress::{Options, Part, parts, whole};
-use crate::error::Result;
+use crate::error;
 use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
 
+/// `natural`: natural compression, each element rounded at random to a power of two, without bias.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Natural {
+    /// `seed`: of the rounding. Take another one for every step. Default: 1.
+    pub seed: u64,
+}
+
+impl Default for Natural {
+    fn default() -> Self {
+        Self { seed: 1 }
+    }
+}
+
+impl Natural {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        Ok(Self { seed: keys.seed()? })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        Ok(())
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.seed(self.seed)
+    }
+}
+
 /// Dense blocks of a run of tensors.
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
-    seed: u64,
+    &Natural { seed }: &Natural,
     options: &Options,
     blocks: &mut Vec<Block>,
-) -> Result<()> {
+) -> error::Result<()> {
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
     for part in parts(&lens, options.block_len, true) {
         let (scope, values) = match part {
@@ -103,7 +133,7 @@ fn biased(magnitude: u32, word: u32) -> u32 {
     (magnitude + (!word >> 9)) >> 23
 }
 
-/// Elements of the work of one thread at a time; a multiple of [`TILE`].
+/// Elements of the work of one thread at a time; a multiple of [`RUN`].
 const STEP: usize = 1 << 16;
 
 /// What was seen of elements whose codes are biased exponents yet.
@@ -129,7 +159,7 @@ impl Seen {
 
 /// One span of one tensor. As long as all elements are normal numbers or zero, a code is a biased exponent less the
 /// same number for all; only that number has to wait for the end.
-fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> Result<Values> {
+fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> error::Result<Values> {
     let (mut codes, mut negative) = (vec![0; range.len()], vec![0; range.len().div_ceil(8)]);
     let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
     let seen = tensor.scan_into(range.clone(), STEP, places, |chunk, (codes, negative)| {
@@ -155,38 +185,38 @@ fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut
     let (tensor, dtype) = (chunk.source.tensor, chunk.source.dtype);
     let most = (top(dtype) + 127) as u8;
     let mut seen = Seen::NOTHING;
-    chunk.tiles(|start, tile| {
-        let codes = &mut codes[start - first..][..tile.len()];
+    chunk.runs(|start, run| {
+        let codes = &mut codes[start - first..][..run.len()];
         let negative = &mut negative[(start - first) / 8..];
-        seen = seen.and(arch::run(RoundTile { seed, tensor, start, tile, most, codes, negative }));
+        seen = seen.and(arch::run(RoundRun { seed, tensor, start, run, most, codes, negative }));
         if feedback {
-            subtract(dtype, tile, codes);
+            subtract(dtype, run, codes);
         }
     });
     seen
 }
 
 /// Writes biased exponents, at most `most`, and signs.
-struct RoundTile<'a> {
+struct RoundRun<'a> {
     seed: u64,
     tensor: u64,
     start: usize,
-    tile: &'a [f32],
+    run: &'a [f32],
     most: u8,
     codes: &'a mut [u8],
     negative: &'a mut [u8],
 }
 
-impl Kernel for RoundTile<'_> {
+impl Kernel for RoundRun<'_> {
     type Output = Seen;
 
     #[inline(always)]
     fn call(self) -> Seen {
-        let mut words = [0; TILE];
-        let words = &mut words[..self.tile.len()];
+        let mut words = [0; RUN];
+        let words = &mut words[..self.run.len()];
         random::fill_words(self.seed, self.tensor, self.start as u64, words);
         let (mut least, mut subnormal, mut non_finite) = (255, 0u32, 0u32);
-        for ((x, word), code) in self.tile.iter().zip(words).zip(self.codes.iter_mut()) {
+        for ((x, word), code) in self.run.iter().zip(words).zip(self.codes.iter_mut()) {
             let magnitude = x.to_bits() & 0x7fff_ffff;
             // Sign bits tell: below 2^23 but not below 1, and above the largest finite magnitude.
             subnormal |= magnitude.wrapping_sub(1 << 23) & !magnitude.wrapping_sub(1);
@@ -194,15 +224,15 @@ impl Kernel for RoundTile<'_> {
             *code = (biased(magnitude, *word) as u8).min(self.most);
             least = code.wrapping_sub(1).min(least);
         }
-        pack_signs(self.tile, self.codes, self.negative);
+        pack_signs(self.run, self.codes, self.negative);
         Seen { least, subnormal: subnormal >> 31 != 0, non_finite: non_finite >> 31 != 0 }
     }
 }
 
 /// The signs of what is not zero.
 #[inline(always)]
-fn pack_signs(tile: &[f32], codes: &[u8], out: &mut [u8]) {
-    let ((rows, rest), (code_rows, code_rest)) = (tile.as_chunks::<64>(), codes.as_chunks::<64>());
+fn pack_signs(run: &[f32], codes: &[u8], out: &mut [u8]) {
+    let ((rows, rest), (code_rows, code_rest)) = (run.as_chunks::<64>(), codes.as_chunks::<64>());
     for ((row, codes), out) in rows.iter().zip(code_rows).zip(out.as_chunks_mut::<8>().0) {
         let signs = std::array::from_fn(|i| (row[i].to_bits() >> 31) as u8 & u8::from(codes[i] != 0));
         out.copy_from_slice(&pack_bits(&signs).to_le_bytes());
@@ -212,21 +242,21 @@ fn pack_signs(tile: &[f32], codes: &[u8], out: &mut [u8]) {
     }
 }
 
-fn subtract(dtype: Dtype, tile: &mut [f32], codes: &[u8]) {
-    let mut decoded = [0.0; TILE];
-    let decoded = &mut decoded[..tile.len()];
-    for ((d, x), &code) in decoded.iter_mut().zip(tile.iter()).zip(codes) {
+fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
+    let mut decoded = [0.0; RUN];
+    let decoded = &mut decoded[..run.len()];
+    for ((d, x), &code) in decoded.iter_mut().zip(run.iter()).zip(codes) {
         *d = f32::from_bits(u32::from(code) << 23).copysign(*x);
     }
     let rounded = round_f32s(dtype, decoded);
     debug_assert!(rounded.is_ok(), "sources are floats");
-    for (x, d) in tile.iter_mut().zip(decoded) {
+    for (x, d) in run.iter_mut().zip(decoded) {
         *x -= *d;
     }
 }
 
 /// Any spans together: small tensors that share a block, subnormal elements.
-fn general(spans: &mut [(std::ops::Range<usize>, &mut Source<'_>)], seed: u64) -> Result<Values> {
+fn general(spans: &mut [(std::ops::Range<usize>, &mut Source<'_>)], seed: u64) -> error::Result<Values> {
     let mut exponents = Vec::new();
     let mut negative = Vec::new();
     for (range, tensor) in spans.iter_mut() {

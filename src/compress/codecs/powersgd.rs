@@ -13,17 +13,53 @@
 //! distributed numbers; here they are uniform between -1 and 1, which needs no logarithm: only the space that they span
 //! counts. Like the authors' code, the last step's Q is orthonormalised before it is used, which changes no space either.
 
+use std::fmt;
+
 use rayon::prelude::*;
 
 use super::demo::{finite, numbers_of};
 use super::state::CodecState;
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
+use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Input, Kept, Options, sparse};
-use crate::error::Result;
+use crate::error;
 use crate::random;
 use crate::tensor::element::{max_finite, round_f32s};
 use crate::tensor::{Dtype, TensorBuf};
+
+const RANK: Number<u64> = Number { key: "rank", allowed: "at least 1", fits: |r| r >= 1 };
+
+/// `powersgd`: sends each matrix as two factors of few columns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PowerSgd {
+    /// `rank`: columns of a factor, at least 1. Default: 4.
+    pub rank: u64,
+    /// `seed`: of the columns with which the first step begins. Default: 1.
+    pub seed: u64,
+}
+
+impl Default for PowerSgd {
+    fn default() -> Self {
+        Self { rank: 4, seed: 1 }
+    }
+}
+
+impl PowerSgd {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        Ok(Self { rank: keys.number(&RANK, default.rank)?, seed: keys.seed()? })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        RANK.check(self.rank)
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.key(RANK.key, self.rank)?;
+        out.seed(self.seed)
+    }
+}
 
 /// The last Q of a tensor, cols x rank, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -70,11 +106,10 @@ pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, u
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     inputs: &[Input<'_>],
-    rank: u64,
-    seed: u64,
+    &PowerSgd { rank, seed }: &PowerSgd,
     options: &Options,
     blocks: &mut Vec<Block>,
-) -> Result<()> {
+) -> error::Result<()> {
     for (tensor, input) in tensors.iter_mut().zip(inputs).filter(|(tensor, _)| tensor.len > 0) {
         let sums = elements(tensor)?;
         let Some((_, cols)) = matrix(input.view.shape(), tensor.dtype, rank) else {
@@ -100,14 +135,19 @@ pub(crate) fn blocks(
 }
 
 /// All elements of a tensor with what was left over, which must be finite.
-pub(crate) fn elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
+pub(crate) fn elements(tensor: &mut Source<'_>) -> error::Result<Vec<f32>> {
     let parts = tensor.scan(0..tensor.len, CHUNK, |chunk| chunk.whole(|_, values| values.to_vec()));
     let sums = parts.concat();
     if sums.iter().all(|x| x.is_finite()) { Ok(sums) } else { Err(tensor.non_finite()) }
 }
 
 /// The elements as they are, or as much of them as the tensor's type holds.
-fn plain(tensor: &mut Source<'_>, sums: &[f32], options: &Options, blocks: &mut Vec<Block>) -> Result<()> {
+fn plain(
+    tensor: &mut Source<'_>,
+    sums: &[f32],
+    options: &Options,
+    blocks: &mut Vec<Block>,
+) -> error::Result<()> {
     let step = usize::try_from(options.block_len).unwrap_or(usize::MAX);
     for start in (0..sums.len()).step_by(step) {
         let part = &sums[start..sums.len().min(start.saturating_add(step))];
@@ -224,7 +264,7 @@ pub(crate) fn product(
     mut right: Vec<f32>,
     rank: u64,
     dtype: Dtype,
-) -> Result<(Values, Vec<f32>)> {
+) -> error::Result<(Values, Vec<f32>)> {
     let factor =
         |numbers: &[f32]| Box::new(Values::Floats(Floats { stored: Stored::F32, bytes: bytes(numbers) }));
     let (rows, cols) = (left.len() as u64 / rank, right.len() as u64 / rank);

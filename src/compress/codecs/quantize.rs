@@ -7,7 +7,7 @@ use crate::block::{
     self, Affine, Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
 };
 use crate::compress::source::{Chunk, Source};
-use crate::compress::{Options, Part, parts, sum};
+use crate::compress::{Options, Part, parts, sums};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::element::{max_finite, round_f32s};
@@ -154,8 +154,8 @@ fn norm_of(norm: Norm, values: &[f32]) -> f32 {
         return values.iter().fold(0.0, |max, x| max.max(x.abs()));
     }
     let exact = match norm {
-        Norm::L1 => sum::magnitudes(values),
-        _ => sum::squares(values).sqrt(),
+        Norm::L1 => sums::magnitudes(values),
+        _ => sums::squares(values).sqrt(),
     };
     let near = exact as f32;
     if f64::from(near) < exact { near.next_up() } else { near }
@@ -198,7 +198,7 @@ fn natural_level(x: f32, norm: f32, s: u32, word: u32) -> (i32, f32) {
 
 /// Limits magnitudes to `clip` times their root mean square.
 fn limit(values: &mut [f32], clip: f32) {
-    let square = sum::squares(values) / values.len().max(1) as f64;
+    let square = sums::squares(values) / values.len().max(1) as f64;
     let most = (f64::from(clip) * square.sqrt()).min(f64::from(f32::MAX)) as f32;
     for x in values {
         *x = x.clamp(-most, most);

@@ -1,13 +1,21 @@
 //! Random elements, the same for every sender that has the seed (random-k; Stich et al., arXiv 1809.07599, section 2.1):
 //! positions cost nothing, and equal supports can be summed.
 
+use std::fmt;
+
 use crate::block::{Block, Scope, Seeded, Support};
+use crate::compress::settings::{Choice, Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Amount, Kept, sparse};
-use crate::error::Result;
+use crate::error;
 use crate::random;
 
-/// What the kept elements are multiplied by.
+const SCALE: Choice<Scaling> =
+    Choice { key: "scale", names: &[("n/k", Scaling::Unbiased), ("1", Scaling::One)] };
+const FLOATS: Choice<Kept> =
+    Choice { key: "values", names: &[("f32", Kept::F32), ("f16", Kept::F16), ("bf16", Kept::Bf16)] };
+
+/// The factor by which kept elements are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scaling {
     /// n/k: the mean over seeds of what arrives is the tensor. Not for error feedback, whose residuals it makes grow.
@@ -16,45 +24,86 @@ pub enum Scaling {
     One,
 }
 
-/// One block for each tensor of a run.
-pub(crate) fn blocks(
-    tensors: &mut [Source<'_>],
-    amount: Amount,
-    scaling: Scaling,
-    values: Kept,
-    seed: u64,
-    blocks: &mut Vec<Block>,
-) -> Result<()> {
-    for tensor in tensors {
-        // Every element is looked at, so that an error does not depend on the draw.
-        let finite = tensor.scan(0..tensor.len, CHUNK, |chunk| {
-            let mut finite = true;
-            chunk.tiles(|_, tile| finite &= tile.iter().all(|x| x.is_finite()));
-            finite
-        });
-        if finite.contains(&false) {
-            return Err(tensor.non_finite());
-        }
-        let n = tensor.len as u64;
-        let (count, seed) = (amount.of(n), seed_of(seed, tensor.tensor));
-        let positions = random::sample(n, count, seed);
-        let factor = match scaling {
-            Scaling::Unbiased => n as f64 / count.max(1) as f64,
-            Scaling::One => 1.0,
-        };
-        let read = |&p: &u64| {
-            let mut x = [0.0];
-            tensor.read(p as usize, &mut x);
-            // Not infinite: the largest number at most.
-            (f64::from(x[0]) * factor).clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
-        };
-        let numbers: Vec<f32> = positions.iter().map(read).collect();
-        let (values, decoded) = sparse::floats(tensor.dtype, values, &numbers)?;
-        tensor.subtract(&positions, decoded)?;
-        let support = Support::Seeded(Seeded { count, seed });
-        blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
+/// `randk`: keeps elements drawn at random from a seed, which stands for their positions (arXiv 1809.07599).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RandK {
+    /// `density` or `k`: the number of elements to keep of each tensor. Default: density 0.01.
+    pub amount: Amount,
+    /// `scale`: the factor for kept elements, `n/k` or `1`. Default: `n/k`.
+    pub scale: Scaling,
+    /// `values`: `f32`, `f16` or `bf16`. Default: `f32`.
+    pub values: Kept,
+    /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates are
+    /// summed. Default: 1.
+    pub seed: u64,
+}
+
+impl Default for RandK {
+    fn default() -> Self {
+        Self { amount: Amount::Density(0.01), scale: Scaling::Unbiased, values: Kept::F32, seed: 1 }
     }
-    Ok(())
+}
+
+impl RandK {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        Ok(Self {
+            amount: keys.amount(default.amount)?,
+            scale: keys.choice(&SCALE, default.scale)?,
+            values: keys.choice(&FLOATS, default.values)?,
+            seed: keys.seed()?,
+        })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        self.amount.check()?;
+        FLOATS.check(self.values)
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.amount(self.amount)?;
+        out.choice(&SCALE, self.scale)?;
+        out.choice(&FLOATS, self.values)?;
+        out.seed(self.seed)
+    }
+
+    /// Appends one block for each tensor of a run.
+    pub(in crate::compress) fn blocks(
+        &self,
+        tensors: &mut [Source<'_>],
+        blocks: &mut Vec<Block>,
+    ) -> error::Result<()> {
+        for tensor in tensors {
+            // Every element is looked at, so that an error does not depend on the draw.
+            let finite = tensor.scan(0..tensor.len, CHUNK, |chunk| {
+                let mut finite = true;
+                chunk.runs(|_, run| finite &= run.iter().all(|x| x.is_finite()));
+                finite
+            });
+            if finite.contains(&false) {
+                return Err(tensor.non_finite());
+            }
+            let n = tensor.len as u64;
+            let (count, seed) = (self.amount.of(n), seed_of(self.seed, tensor.tensor));
+            let positions = random::sample(n, count, seed);
+            let factor = match self.scale {
+                Scaling::Unbiased => n as f64 / count.max(1) as f64,
+                Scaling::One => 1.0,
+            };
+            let read = |&p: &u64| {
+                let mut x = [0.0];
+                tensor.read(p as usize, &mut x);
+                // Not infinite: the largest number at most.
+                (f64::from(x[0]) * factor).clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
+            };
+            let numbers: Vec<f32> = positions.iter().map(read).collect();
+            let (values, decoded) = sparse::floats(tensor.dtype, self.values, &numbers)?;
+            tensor.subtract(&positions, decoded)?;
+            let support = Support::Seeded(Seeded { count, seed });
+            blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
+        }
+        Ok(())
+    }
 }
 
 /// The seed of a tensor, so that tensors of one length do not all get the same positions. Its generator's counter is

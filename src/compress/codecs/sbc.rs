@@ -5,39 +5,73 @@
 //! `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent. Sums of magnitudes are taken in the
 //! order that [`device`](crate::compress::device) defines.
 
+use std::fmt;
+
+use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
 use rayon::prelude::*;
 
-use crate::block::{Block, Constant, ScaleFormat, Scales, Values};
+use crate::block::{Block, Constant, Positions, ScaleFormat, Scales, Values};
 use crate::compress::device::Outline;
 use crate::compress::select::Chosen;
 use crate::compress::source::Source;
 use crate::compress::sparse::{join, mean, outlines, tensor_groups};
-use crate::compress::sum::magnitudes;
+use crate::compress::sums::magnitudes;
 use crate::compress::{Amount, in_order, select};
-use crate::error::Result;
+use crate::error;
 
-/// One block for a run of tensors.
-pub(crate) fn block(tensors: &mut [Source<'_>], amount: Amount) -> Result<Block> {
-    let chosen = in_order(tensors.par_iter_mut().map(|tensor| {
-        let sides = select::both_sides(tensor, amount.of(tensor.len as u64))?;
-        let (side, mean) = larger(&sides);
-        let [plus, minus] = sides;
-        let chosen = if side == 0 { plus } else { minus };
-        tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
-        Ok((chosen, mean))
-    }))?;
-    let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-    Ok(constant(&outlines(tensors), &chosen, &means))
+/// `sbc`: Sparse Binary Compression, one value for the largest elements of one sign of each tensor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sbc {
+    /// `density` or `k`: the number of elements to keep of each tensor. Default: density 0.001.
+    pub amount: Amount,
+    /// `positions`: how positions are written. Default: `auto`.
+    pub positions: Positions,
 }
 
-/// Which of the largest positive and the smallest negative elements are sent, and their mean.
-fn larger(sides: &[Chosen; 2]) -> (usize, f32) {
+impl Default for Sbc {
+    fn default() -> Self {
+        Self { amount: Amount::Density(0.001), positions: Positions::Auto }
+    }
+}
+
+impl Sbc {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        Ok(Self { amount: keys.amount(default.amount)?, positions: keys.positions()? })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        self.amount.check()
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.amount(self.amount)?;
+        out.positions(self.positions)
+    }
+
+    /// Makes the block of a run of tensors.
+    pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
+        let chosen = in_order(tensors.par_iter_mut().map(|tensor| {
+            let sides = select::both_sides(tensor, self.amount.of(tensor.len as u64))?;
+            let (side, mean) = larger_side(&sides);
+            let [plus, minus] = sides;
+            let chosen = if side == 0 { plus } else { minus };
+            tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
+            Ok((chosen, mean))
+        }))?;
+        let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
+        Ok(constant(&outlines(tensors), &chosen, &means))
+    }
+}
+
+/// Returns the side to send, 0 for the largest positive elements and 1 for the smallest negative ones, and its mean.
+fn larger_side(sides: &[Chosen; 2]) -> (usize, f32) {
     let sums = sides.each_ref().map(|s| magnitudes(&s.values));
-    larger_of(sums, sides.each_ref().map(|s| s.values.len() as u64))
+    larger_side_of(sums, sides.each_ref().map(|s| s.values.len() as u64))
 }
 
-/// The same by their sums of magnitudes and their numbers.
-pub(crate) fn larger_of([plus, minus]: [f64; 2], [positive, negative]: [u64; 2]) -> (usize, f32) {
+/// Returns the same from the sums of magnitudes and the numbers of elements of both sides.
+pub(crate) fn larger_side_of([plus, minus]: [f64; 2], [positive, negative]: [u64; 2]) -> (usize, f32) {
     if plus >= minus { (0, mean(plus, positive)) } else { (1, -mean(minus, negative)) }
 }
 

@@ -3,10 +3,13 @@
 //! The sign of a zero is its own: +0 becomes plus the scale, -0 minus the scale. Error feedback takes that back in the
 //! next step; without it, exact zeros are better sent by another codec.
 
-use crate::block::{Bits, Block, Groups, ScaleFormat, Scales, Scope, Sign, Support, Values};
+use std::fmt;
+
+use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
-use crate::compress::{Options, Part, parts, sum};
-use crate::error::Result;
+use crate::compress::{Options, Part, parts, sums};
+use crate::error;
 
 /// Which elements share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,13 +20,55 @@ pub enum Share {
     Len(u64),
 }
 
+const GROUP: Number<u64> = Number { key: "group", allowed: "tensor, or at least 2", fits: |g| g >= 2 };
+
+/// `sign`: the sign of each element and the mean magnitude. +0 counts as positive, -0 as negative.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sign {
+    /// `group`: the elements that share a mean: `tensor`, or a number of at least 2. Default: `tensor`.
+    pub group: Share,
+}
+
+impl Default for Sign {
+    fn default() -> Self {
+        Self { group: Share::Tensor }
+    }
+}
+
+impl Sign {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let group = match keys.take(GROUP.key) {
+            None | Some("tensor") => Share::Tensor,
+            Some(text) => match text.parse() {
+                Ok(len) if GROUP.check(len).is_ok() => Share::Len(len),
+                _ => return Err(keys.wrong(GROUP.key, text, GROUP.allowed)),
+            },
+        };
+        Ok(Self { group })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        match self.group {
+            Share::Tensor => Ok(()),
+            Share::Len(len) => GROUP.check(len),
+        }
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        match self.group {
+            Share::Tensor => Ok(()),
+            Share::Len(len) => out.key(GROUP.key, len),
+        }
+    }
+}
+
 /// Dense blocks of a run of tensors; the tensors are read twice, for the means and for the signs.
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
-    share: Share,
+    &Sign { group: share }: &Sign,
     options: &Options,
     blocks: &mut Vec<Block>,
-) -> Result<()> {
+) -> error::Result<()> {
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
     let mut of_tensor = vec![None; tensors.len()];
     for part in parts(&lens, options.block_len, false) {
@@ -55,34 +100,34 @@ pub(crate) fn blocks(
             scope,
             add: false,
             support: Support::All,
-            values: Values::Sign(Sign { groups, scales, negative }),
+            values: Values::Sign(block::Sign { groups, scales, negative }),
         });
     }
     Ok(())
 }
 
-fn mean_of_tensor(tensor: &mut Source<'_>) -> Result<f32> {
+fn mean_of_tensor(tensor: &mut Source<'_>) -> error::Result<f32> {
     let sums = tensor.scan(0..tensor.len, CHUNK, |chunk| {
-        let mut runs = sum::Runs::default();
-        chunk.tiles(|_, tile| runs.push_magnitudes(tile));
+        let mut runs = sums::Runs::new();
+        chunk.runs(|_, run| runs.push_magnitudes(run));
         runs.finish()
     });
     mean(tensor, sums.iter().fold(0.0, |all, x| all + x), tensor.len)
 }
 
-fn mean(tensor: &Source<'_>, sum: f64, len: usize) -> Result<f32> {
+fn mean(tensor: &Source<'_>, sum: f64, len: usize) -> error::Result<f32> {
     match sum.is_finite() {
         true => Ok((sum / len.max(1) as f64) as f32),
         false => Err(tensor.non_finite()),
     }
 }
 
-fn means(tensor: &mut Source<'_>, range: std::ops::Range<usize>, group: u64) -> Result<Vec<f32>> {
+fn means(tensor: &mut Source<'_>, range: std::ops::Range<usize>, group: u64) -> error::Result<Vec<f32>> {
     let group = usize::try_from(group).unwrap_or(usize::MAX);
     let step = group.saturating_mul((CHUNK / group).max(1));
     let sums = tensor.scan(range.clone(), step, |chunk| {
         chunk.whole(|_, values| {
-            values.chunks(group).map(|g| (sum::magnitudes(g), g.len())).collect::<Vec<_>>()
+            values.chunks(group).map(|g| (sums::magnitudes(g), g.len())).collect::<Vec<_>>()
         })
     });
     sums.into_iter().flatten().map(|(sum, len)| mean(tensor, sum, len)).collect()
@@ -94,7 +139,7 @@ fn signs(
     range: std::ops::Range<usize>,
     share: Share,
     scales: &[f32],
-) -> Result<Bits> {
+) -> error::Result<Bits> {
     let (start, dtype) = (range.start, tensor.dtype);
     let mut rounded = scales.to_vec();
     crate::tensor::element::round_f32s(dtype, &mut rounded)?;
@@ -102,9 +147,9 @@ fn signs(
     let places = bytes.chunks_mut(CHUNK / 8).collect();
     tensor.scan_into(range.clone(), CHUNK, places, |chunk, bytes: &mut [u8]| {
         let (first, feedback) = (chunk.start, chunk.has_feedback());
-        chunk.tiles(|at, tile| {
+        chunk.runs(|at, run| {
             let (in_chunk, in_range) = (at - first, at - start);
-            for (i, x) in tile.iter_mut().enumerate() {
+            for (i, x) in run.iter_mut().enumerate() {
                 let negative = x.is_sign_negative();
                 bytes[(in_chunk + i) / 8] |= u8::from(negative) << ((in_chunk + i) % 8);
                 if feedback {

@@ -6,10 +6,8 @@
 //! [`random::word`](crate::random::word) of the seed, its tensor's number, and its number in its tensor. Arithmetic is in 64-bit
 //! floats where nothing else is said, rounded to nearest, each operation by itself.
 //!
-//! **Sums** of magnitudes or squares are taken in this order, counted from the first element of what is summed; what is not there is
-//! zero. In each run of 1024 elements column c of 128 is the sum of the elements c, c + 128, .. in this order; columns 4k to 4k + 3 are
-//! summed as (a + b) + (c + d), and those 32 sums by halves: the second half added to the first until one is left. 8 runs, one after the
-//! other, are a tile; 32 tiles, by halves, a chunk; chunks are added one after the other.
+//! **Sums** of magnitudes or squares are taken in the order of `src/compress/sums.rs`, counted from the first
+//! element of the sum.
 //!
 //! **Scales** of elements that share one, whose largest magnitude is m; 0 if m is 0:
 //! - [`Quantizer::Levels`]: with [`Norm::Max`] m, with L1 and L2 the 32-bit float that is not below the sum of magnitudes or the square
@@ -35,6 +33,7 @@
 //! Error feedback takes what a receiver decodes, rounded to the element type, from x; that of code 0 of natural compression has the
 //! sign of x.
 
+use crate::compress::codecs::{self, Int8, Natural, quantize};
 use rayon::prelude::*;
 
 use super::super::codecs::sign::Share;
@@ -163,25 +162,19 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
     if options.block_len == 0 {
         return Err(Error::bad_option("block_len"));
     }
+    let levels = |quantize::Levels { spacing, max_level, bucket, norm, clip, seed }| {
+        (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
+    };
     let mut tasks = Vec::new();
     for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
         let (first, of_run) = (run.start, &tensors[run]);
         let (quantizer, share) = match codecs[first] {
-            Codec::Natural { seed } => (Quantizer::Natural { seed }, None),
-            Codec::Qsgd { bits, bucket, norm, seed } => {
-                let (spacing, max_level, clip) = (Spacing::Uniform, (1 << (bits - 1)) - 1, f32::INFINITY);
-                (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
-            }
-            Codec::Dither { levels, bucket, norm, seed } => {
-                let (spacing, max_level, clip) = (Spacing::Natural, levels.into(), f32::INFINITY);
-                (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
-            }
-            Codec::TernGrad { clip, bucket, seed } => {
-                let (spacing, max_level, norm) = (Spacing::Uniform, 1, Norm::Max);
-                (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
-            }
-            Codec::Int8 { group } => (Quantizer::Int8, Some(Share::Len(group))),
-            Codec::Sign { group } => (Quantizer::Sign, Some(group)),
+            Codec::Natural(Natural { seed }) => (Quantizer::Natural { seed }, None),
+            Codec::Qsgd(c) => levels(c.levels()),
+            Codec::Dither(c) => levels(c.levels()),
+            Codec::TernGrad(c) => levels(c.levels()),
+            Codec::Int8(Int8 { group }) => (Quantizer::Int8, Some(Share::Len(group))),
+            Codec::Sign(codecs::Sign { group }) => (Quantizer::Sign, Some(group)),
             _ => continue,
         };
         let lens: Vec<u64> = of_run.iter().map(|t| t.len).collect();
@@ -299,7 +292,7 @@ fn fields<T>(packed: &Packed<'_>, elements: u64, make: impl Fn(u64) -> T) -> Res
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::{Feedback, Input, compress, sum};
+    use super::super::super::{Feedback, Input, compress, sums};
     use super::*;
     use crate::bits::{PlaneWriter, zigzag};
     use crate::random::word;
@@ -396,8 +389,8 @@ mod tests {
                 let scale = match task.quantizer {
                     Quantizer::Levels { norm, clip, .. } => {
                         let exact = match norm {
-                            Norm::L1 => sum::magnitudes(&xs),
-                            Norm::L2 => sum::squares(&xs).sqrt(),
+                            Norm::L1 => sums::magnitudes(&xs),
+                            Norm::L2 => sums::squares(&xs).sqrt(),
                             Norm::Max => m.into(),
                         };
                         let mut scale = exact as f32;
@@ -405,14 +398,14 @@ mod tests {
                             scale = scale.next_up();
                         }
                         if clip.is_finite() {
-                            let most = f64::from(clip) * (sum::squares(&xs) / n).sqrt();
+                            let most = f64::from(clip) * (sums::squares(&xs) / n).sqrt();
                             scale = scale.min(most.min(f32::MAX.into()) as f32);
                         }
                         scale.min(max_finite(dtype))
                     }
                     Quantizer::Int8 if m == 0.0 => 0.0,
                     Quantizer::Int8 => (m / 127.0).max(f32::from_bits(1)),
-                    _ => (sum::magnitudes(&xs) / n) as f32,
+                    _ => (sums::magnitudes(&xs) / n) as f32,
                 };
                 for &(tensor, i, x) in group {
                     let (wide, s) = (f64::from(scale), f64::from(x.abs()));

@@ -30,7 +30,7 @@ enum State {
     Sample(Refining, bool),
     Collect(Least, u32),
     Candidates(Refining),
-    Done(Kept, bool),
+    Done(FitResult, bool),
 }
 
 /// What a search by fits does next.
@@ -52,7 +52,7 @@ pub enum Step {
     /// Give the moments of the candidates to [`Fitting::answer`].
     Candidates(MomentQuery),
     /// This is what is kept.
-    Keep(Kept),
+    Keep(FitResult),
 }
 
 /// Where candidates begin.
@@ -64,9 +64,9 @@ pub enum Least {
     InSample(u64),
 }
 
-/// What a search keeps in the end.
+/// The set of elements that a search keeps in the end.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Kept {
+pub enum FitResult {
     /// All that reach this.
     Reached(f32),
     /// The `k` largest of the candidates; of all elements if fewer than that are candidates, or more than the limit.
@@ -155,10 +155,10 @@ impl Fitting {
         self.state = match self.state {
             // There is one that is not finite: it is kept, for the error that this is.
             State::Staging(_) | State::Sample(..) if !moments.sum.is_finite() => {
-                State::Done(Kept::Reached(f32::INFINITY), false)
+                State::Done(FitResult::Reached(f32::INFINITY), false)
             }
             State::Staging(mut staging) => match staging.answer(moments) {
-                Some(at) => State::Done(Kept::Reached(at), staging.fitted),
+                Some(at) => State::Done(FitResult::Reached(at), staging.fitted),
                 None => State::Staging(staging),
             },
             State::Sample(refining, true) if moments.count <= refining.goal.most => {
@@ -170,8 +170,8 @@ impl Fitting {
                 None => State::Sample(refining, false),
             },
             State::Candidates(mut refining) => match refining.answer(moments) {
-                Some(Refined::Reached(at)) => State::Done(Kept::Reached(at), true),
-                Some(Refined::Exactly) => State::Done(Kept::Largest, true),
+                Some(Refined::Reached(at)) => State::Done(FitResult::Reached(at), true),
+                Some(Refined::Exactly) => State::Done(FitResult::Largest, true),
                 None => State::Candidates(refining),
             },
             state @ (State::Collect(..) | State::Done(..)) => state,
@@ -184,15 +184,15 @@ impl Fitting {
         let goal = Goal::of_all(self.k);
         let enough = least.to_bits() == LOWEST || candidates >= self.k;
         self.state = if candidates > self.limit() {
-            State::Done(Kept::Largest, true)
+            State::Done(FitResult::Largest, true)
         } else if enough && candidates <= goal.most {
-            State::Done(Kept::Reached(least), true)
+            State::Done(FitResult::Reached(least), true)
         } else if !moments.sum.is_finite() {
-            State::Done(Kept::Reached(f32::INFINITY), false)
+            State::Done(FitResult::Reached(f32::INFINITY), false)
         } else if enough {
             State::Candidates(Refining::new(self.fit, stage, least, goal))
         } else {
-            State::Done(Kept::Largest, true)
+            State::Done(FitResult::Largest, true)
         };
         if let State::Candidates(_) = self.state {
             self.answer(moments);

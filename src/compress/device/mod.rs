@@ -8,29 +8,20 @@
 //!
 //! Codecs that send every element are in [`dense`].
 //!
-//! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on sums of 64-bit floats, so their order is
-//! defined too. Elements count from the beginning of what is summed:
-//!
-//! | of what | how it is summed |
-//! |---|---|
-//! | a run: 1024 elements, as 8 rows of 128 columns | each column from its first row to its last; columns in fours, `(a + b) + (c + d)`; those 32 sums by halves |
-//! | a tile: 8 runs | one after the other |
-//! | a chunk: 32 tiles | by halves |
-//! | all | chunks one after the other |
-//!
-//! By halves: the sums of the second half are added to those of the first until one is left. Elements that are not there count as
-//! zeros. [`Fitting`] says of what SIDCo wants sums.
+//! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on sums of 64-bit floats
+//! in one fixed order, which `src/compress/sums.rs` defines.
 
 pub mod dense;
 mod fitting;
 
-pub use fitting::{Fitting, Kept, Least, MomentQuery, Moments, Step};
+pub use fitting::{FitResult, Fitting, Least, MomentQuery, Moments, Step};
 
 use std::ops::Range;
 
-use super::codecs::sbc;
+use super::codecs::{Sbc, Sidco, Threshold, TopK, sbc};
+use super::parts::runs;
 use super::select::Chosen;
-use super::{Codec, Selection, runs, select, sparse};
+use super::{Codec, Selection, select, sparse};
 use crate::block::{Block, CodedBlock, CodedWireBlock, Part, SupportId, WireBlock};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
@@ -90,18 +81,22 @@ pub fn searches(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Search>> {
     let mut searches = Vec::new();
     for (i, (tensor, codec)) in tensors.iter().zip(codecs).enumerate() {
         match *codec {
-            Codec::TopK { amount, selection: Selection::Tensor, .. } => {
+            Codec::TopK(TopK { amount, selection: Selection::Tensor, .. }) => {
                 searches.push(Search::Largest { among: vec![i], k: amount.of(tensor.len) });
             }
-            Codec::TopK { amount, selection: Selection::Global, .. } if !codecs[..i].contains(codec) => {
+            Codec::TopK(TopK { amount, selection: Selection::Global, .. })
+                if !codecs[..i].contains(codec) =>
+            {
                 let among: Vec<usize> = (i..codecs.len()).filter(|&j| codecs[j] == *codec).collect();
                 let n = among.iter().try_fold(0u64, |n, &j| n.checked_add(tensors[j].len));
                 let n = n.ok_or(Error::too_large("length of all tensors together"))?;
                 searches.push(Search::Largest { among, k: amount.of(n) });
             }
-            Codec::Sbc { amount, .. } => searches.push(Search::BothSides { of: i, k: amount.of(tensor.len) }),
-            Codec::Threshold { at, .. } => searches.push(Search::AtLeast { of: i, at }),
-            Codec::Sidco { amount, fit, stages, .. } => {
+            Codec::Sbc(Sbc { amount, .. }) => {
+                searches.push(Search::BothSides { of: i, k: amount.of(tensor.len) })
+            }
+            Codec::Threshold(Threshold { at, .. }) => searches.push(Search::AtLeast { of: i, at }),
+            Codec::Sidco(Sidco { amount, fit, stages, .. }) => {
                 let fitting = Fitting::new(fit, stages, tensor.len, amount.of(tensor.len));
                 searches.push(Search::Fitted { of: i, fitting });
             }
@@ -154,7 +149,7 @@ pub fn sample_rank(k: u64, n: u64) -> Option<u64> {
 /// Which of the two sides of [`Search::BothSides`] is sent, and the mean that it becomes: `sums`: of magnitudes, each a
 /// [`Moments::sum`] of what was kept of that side, in its order; `counts`: how many these are.
 pub fn larger_side(sums: [f64; 2], counts: [u64; 2]) -> (usize, f32) {
-    sbc::larger_of(sums, counts)
+    sbc::larger_side_of(sums, counts)
 }
 
 /// What a receiver gets of the elements that were kept of one tensor, in the tensor's type: error feedback takes it from the sum.
@@ -246,9 +241,9 @@ fn blocks_of(
         let chosen: Vec<Chosen> = chosen.collect();
         let options = codecs[run.start].block_options();
         match codecs[run.start] {
-            Codec::TopK { values, seed, .. }
-            | Codec::Threshold { values, seed, .. }
-            | Codec::Sidco { values, seed, .. } => {
+            Codec::TopK(TopK { values, seed, .. })
+            | Codec::Threshold(Threshold { values, seed, .. })
+            | Codec::Sidco(Sidco { values, seed, .. }) => {
                 let (values, decoded) = sparse::values(tensors, &chosen, values, seed)?;
                 let (scope, support) = sparse::join(tensors, &chosen);
                 blocks.push(CodedBlock { block: Block { scope, add: false, support, values }, options });
@@ -430,8 +425,8 @@ mod tests {
         };
         let mut order: Vec<usize> = (0..values.len()).filter(|&i| values[i] != 0.0).collect();
         match kept {
-            Kept::Reached(at) => order.retain(|&i| values[i].abs() >= at),
-            Kept::Largest => {
+            FitResult::Reached(at) => order.retain(|&i| values[i].abs() >= at),
+            FitResult::Largest => {
                 order.sort_by(|&i, &j| values[j].abs().total_cmp(&values[i].abs()).then(i.cmp(&j)));
                 order.truncate(fitting.wanted() as usize);
                 order.sort_unstable();

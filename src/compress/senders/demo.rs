@@ -10,6 +10,7 @@
 
 use super::state;
 use crate::block::{Block, CodedBlock, Dct, Floats, Sets, Stored, Support, Values};
+use crate::compress::codecs::Demo;
 use crate::compress::codecs::demo::numbers_of;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
 use crate::error::{Error, InputErrorKind, Result};
@@ -89,7 +90,7 @@ impl DeMo {
     /// Returns the codec of every step.
     pub fn codec(&self) -> Codec {
         let DeMoOptions { chunk, kept, values, .. } = self.options;
-        Codec::Demo { chunk, kept, values }
+        Codec::Demo(Demo { chunk, kept, values })
     }
 
     /// Returns the blocks of one step.

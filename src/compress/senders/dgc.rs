@@ -12,6 +12,7 @@
 use super::mask_momenta;
 use super::state::{self, MOMENTUM};
 use crate::block::{CodedBlock, Positions};
+use crate::compress::codecs::TopK;
 use crate::compress::source::checked_f32s;
 use crate::compress::{Amount, Codec, Feedback, Input, Kept, Options, Selection, compress};
 use crate::error::{Error, Result};
@@ -87,13 +88,13 @@ impl Dgc {
     pub fn codec(&self) -> Codec {
         let stage = self.step.checked_div(self.options.warm_up_steps).map(usize::try_from);
         let warm = stage.and_then(|s| self.options.warm_up.get(s.ok()?)).copied();
-        Codec::TopK {
+        Codec::TopK(TopK {
             amount: Amount::Density(warm.unwrap_or(self.options.density)),
             values: self.options.values,
             selection: Selection::Tensor,
             seed: self.step,
             positions: self.options.positions,
-        }
+        })
     }
 
     /// Returns the blocks of one step. `inputs`: gradients, not multiplied by a learning rate.

@@ -25,6 +25,7 @@
 
 use super::state::{self, MOMENTUM, VARIANCE};
 use crate::block::CodedBlock;
+use crate::compress::codecs::Sign;
 use crate::compress::source::checked_f32s;
 use crate::compress::{Codec, Feedback, Input, Options, Share, compress};
 use crate::error::{Error, InputErrorKind, Result};
@@ -95,14 +96,14 @@ impl Settings {
         if !fits {
             return Err(Error::bad_option("settings of 1-bit Adam"));
         }
-        Codec::Sign { group: self.group }.check()
+        Codec::Sign(Sign { group: self.group }).check()
     }
 
     /// Returns the codec of the messages of a step, in both directions.
     pub fn codec(&self, step: u64) -> Codec {
         match step < self.warm_up {
             true => Codec::Raw,
-            false => Codec::Sign { group: self.group },
+            false => Codec::Sign(Sign { group: self.group }),
         }
     }
 

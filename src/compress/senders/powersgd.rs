@@ -1,5 +1,6 @@
 //! The worker's side of PowerSGD between many workers (arXiv 1905.13727, algorithms 1 and 2).
 
+use crate::compress::codecs::PowerSgd;
 use std::sync::Arc;
 
 use super::state::{self, out_of_turn};
@@ -153,7 +154,7 @@ impl Worker {
             let tensor = i as u64;
             let in_tensor = |e: Error| e.in_tensor(tensor);
             let input = Input { tensor, name: &info.name, view, base: None };
-            let codec = Codec::PowerSgd { rank, seed };
+            let codec = Codec::PowerSgd(PowerSgd { rank, seed });
             let mut source =
                 Source::new(&input, codec, &Options::default(), Some(&self.memory)).map_err(in_tensor)?;
             let all = elements(&mut source)?;

@@ -8,6 +8,7 @@
 
 use super::state;
 use crate::block::{CodedBlock, Positions};
+use crate::compress::codecs;
 use crate::compress::source::Source;
 use crate::compress::{Amount, Codec, Feedback, Input, Options, compress};
 use crate::error::{Error, Result};
@@ -84,7 +85,7 @@ impl Sbc {
 
     /// Returns the codec of the messages.
     pub fn codec(&self) -> Codec {
-        Codec::Sbc { amount: self.options.amount, positions: self.options.positions }
+        Codec::Sbc(codecs::Sbc { amount: self.options.amount, positions: self.options.positions })
     }
 
     /// Adds the local updates of one step. Returns the blocks of a message every `delay` steps, otherwise

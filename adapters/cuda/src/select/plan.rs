@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gcodec::compress::device::{self as host, Fitting, Kept, Least, MomentQuery, Search as Task, Step};
+use gcodec::compress::device::{self as host, FitResult, Fitting, Least, MomentQuery, Search as Task, Step};
 use gcodec::compress::{NonFinite as NonFiniteRule, Options};
 
 use super::Selected;
@@ -325,10 +325,10 @@ impl Plan {
                     location: at,
                     ..Directive::default()
                 },
-                Step::Keep(Kept::Reached(at)) => {
+                Step::Keep(FitResult::Reached(at)) => {
                     Directive { actions: KEEP_FROM_KEY, key: at.to_bits(), ..Directive::default() }
                 }
-                Step::Keep(Kept::Largest) => Directive::default(),
+                Step::Keep(FitResult::Largest) => Directive::default(),
             };
         }
         directives
@@ -336,7 +336,7 @@ impl Plan {
 
     /// Whether the cut of some search has to be counted out.
     pub(crate) fn counts_digits(&self) -> bool {
-        let largest = |f: &Fits| f.search.is_some() && f.fitting.next() == Step::Keep(Kept::Largest);
+        let largest = |f: &Fits| f.search.is_some() && f.fitting.next() == Step::Keep(FitResult::Largest);
         self.searches.iter().any(|s| s.exact == 0 && s.fitted == 0) || self.fits.iter().any(largest)
     }
 

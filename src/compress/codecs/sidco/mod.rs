@@ -19,15 +19,18 @@
 mod fit;
 mod stages;
 
+use std::fmt;
+
 use rayon::prelude::*;
 
 pub use fit::Fit;
 pub(in crate::compress) use stages::{Goal, Refined, Refining, Staging};
 
-use crate::block::Block;
+use crate::block::{Block, Positions};
+use crate::compress::settings::{Choice, KEPT, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::Source;
 use crate::compress::{Amount, Kept, in_order, sparse};
-use crate::error::{Error, InputErrorKind, Result};
+use crate::error::{self, Error, InputErrorKind};
 use crate::tensor::{Dtype, TensorBuf};
 
 /// How the number of stages is chosen.
@@ -39,9 +42,14 @@ pub enum Stages {
     /// less than 0.8, one more; from 1 to ceil(log2(n/k)). The state lives in the sender's [`Feedback`](crate::compress::Feedback);
     /// without one every call begins anew.
     Authors,
-    /// So many, at least 1.
+    /// A fixed number, 1 to 64.
     Fixed(u8),
 }
+
+const FIT: Choice<Fit> =
+    Choice { key: "fit", names: &[("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)] };
+const STAGES: Number<u8> =
+    Number { key: "stages", allowed: "guard, authors, or 1 to 64", fits: |s| (1..=64).contains(&s) };
 
 /// Steps between adaptations (the authors' Q).
 const WINDOW: u32 = 5;
@@ -92,7 +100,7 @@ impl Adaptation {
     ///
     /// # Errors
     /// [`Error::Input`] if the integers are no state.
-    pub(in crate::compress) fn from_tensor(tensor: &TensorBuf) -> Result<Self> {
+    pub(in crate::compress) fn from_tensor(tensor: &TensorBuf) -> error::Result<Self> {
         let words: Vec<i64> = tensor.data().as_chunks().0.iter().map(|w| i64::from_le_bytes(*w)).collect();
         let state = words.try_into().ok().and_then(Self::from_words);
         state.ok_or(Error::input(InputErrorKind::BadState { what: "stages of SIDCo" }))
@@ -112,29 +120,94 @@ impl Adaptation {
     }
 }
 
-/// The settings of [`block`].
-#[derive(Clone, Copy)]
-pub(crate) struct Settings {
-    pub(crate) amount: Amount,
-    pub(crate) fit: Fit,
-    pub(crate) stages: Stages,
-    pub(crate) values: Kept,
-    pub(crate) seed: u64,
+/// `sidco`: keeps about the requested number of elements of largest magnitude, by a fitted threshold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sidco {
+    /// `density` or `k`: the number of elements to keep of each tensor, approximately. Default: density 0.001.
+    pub amount: Amount,
+    /// `fit`: the distribution fitted to the magnitudes, `exp`, `gamma-gp` or `gp`. Default: `gp`.
+    pub fit: Fit,
+    /// `stages`: `guard`, `authors`, or a number from 1 to 64. Default: `guard`.
+    pub stages: Stages,
+    /// `values`: the form in which kept elements are sent. Default: `f32`.
+    pub values: Kept,
+    /// `seed`: of the rounding to powers of two. Default: 1.
+    pub seed: u64,
+    /// `positions`: how positions are written. Default: `auto`.
+    pub positions: Positions,
 }
 
-/// One block for a run of tensors.
-pub(crate) fn block(tensors: &mut [Source<'_>], settings: Settings) -> Result<Block> {
-    let Settings { amount, fit, stages, values, seed } = settings;
-    let chosen = in_order(tensors.par_iter_mut().map(|source| {
-        let k = amount.of(source.len as u64);
-        let state = source.state.sidco.unwrap_or_default();
-        let (chosen, after) = stages::select(source, fit, stages, k, state)?;
-        if stages == Stages::Authors {
-            source.state.sidco = Some(after);
+impl Default for Sidco {
+    fn default() -> Self {
+        Self {
+            amount: Amount::Density(0.001),
+            fit: Fit::Gp,
+            stages: Stages::Guard,
+            values: Kept::F32,
+            seed: 1,
+            positions: Positions::Auto,
         }
-        Ok(chosen)
-    }))?;
-    sparse::block(tensors, chosen, values, seed)
+    }
+}
+
+impl Sidco {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        Ok(Self {
+            amount: keys.amount(default.amount)?,
+            fit: keys.choice(&FIT, default.fit)?,
+            stages: parse_stages(keys)?,
+            values: keys.choice(&KEPT, default.values)?,
+            seed: keys.seed()?,
+            positions: keys.positions()?,
+        })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        self.amount.check()?;
+        match self.stages {
+            Stages::Fixed(stages) => STAGES.check(stages),
+            Stages::Guard | Stages::Authors => Ok(()),
+        }
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.amount(self.amount)?;
+        out.choice(&FIT, self.fit)?;
+        match self.stages {
+            Stages::Fixed(stages) => out.key(STAGES.key, stages)?,
+            Stages::Guard => out.key(STAGES.key, "guard")?,
+            Stages::Authors => out.key(STAGES.key, "authors")?,
+        }
+        out.choice(&KEPT, self.values)?;
+        out.seed(self.seed)?;
+        out.positions(self.positions)
+    }
+
+    /// Makes the block of a run of tensors.
+    pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
+        let chosen = in_order(tensors.par_iter_mut().map(|source| {
+            let k = self.amount.of(source.len as u64);
+            let state = source.state.sidco.unwrap_or_default();
+            let (chosen, after) = stages::select(source, self.fit, self.stages, k, state)?;
+            if self.stages == Stages::Authors {
+                source.state.sidco = Some(after);
+            }
+            Ok(chosen)
+        }))?;
+        sparse::block(tensors, chosen, self.values, self.seed)
+    }
+}
+
+fn parse_stages(keys: &mut Keys<'_>) -> Result<Stages, SpecError> {
+    match keys.take(STAGES.key) {
+        None | Some("guard") => Ok(Stages::Guard),
+        Some("authors") => Ok(Stages::Authors),
+        Some(text) => match text.parse() {
+            Ok(stages) if STAGES.check(stages).is_ok() => Ok(Stages::Fixed(stages)),
+            _ => Err(keys.wrong(STAGES.key, text, STAGES.allowed)),
+        },
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ mod worker;
 pub use worker::{Role, Worker};
 
 use crate::block::Positions;
+use crate::compress::codecs::TopK;
 use crate::compress::{Amount, Codec, Kept, Selection};
 use crate::error::{Error, Result};
 
@@ -93,6 +94,6 @@ impl Settings {
             Choice::PerChunk(_) => Amount::Count(1),
         };
         let positions = Positions::Auto;
-        Codec::TopK { amount, values: self.values, selection: Selection::Tensor, seed: 0, positions }
+        Codec::TopK(TopK { amount, values: self.values, selection: Selection::Tensor, seed: 0, positions })
     }
 }

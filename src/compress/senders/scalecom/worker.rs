@@ -131,7 +131,7 @@ impl Worker {
         for source in &mut sources {
             let finite = source.scan(0..source.len, CHUNK, |chunk| {
                 let mut finite = true;
-                chunk.tiles(|_, tile| finite &= tile.iter().all(|x| x.is_finite()));
+                chunk.runs(|_, run| finite &= run.iter().all(|x| x.is_finite()));
                 finite
             });
             if finite.contains(&false) {

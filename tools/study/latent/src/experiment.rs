@@ -1,5 +1,6 @@
 //! The experiment: error and cost of later gradients, compared with plain top-k at the same cost.
 
+use gcodec::compress::codecs::TopK;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
@@ -215,12 +216,14 @@ pub fn plain(
         let mut out = Vec::new();
         encoder.manifest(&mut out, &step.manifest);
         let before = encoder.offset();
-        let top_k = |amount, values| Codec::TopK {
-            amount,
-            values,
-            selection: Selection::Tensor,
-            seed: step.step,
-            positions: Positions::Auto,
+        let top_k = |amount, values| {
+            Codec::TopK(TopK {
+                amount,
+                values,
+                selection: Selection::Tensor,
+                seed: step.step,
+                positions: Positions::Auto,
+            })
         };
         let codecs: Vec<Codec> = classes
             .iter()

@@ -1,0 +1,59 @@
+//! TernGrad (Wen et al., arXiv 1705.07878): -1, 0 or 1 times the largest magnitude of a bucket.
+
+use std::fmt;
+
+use crate::block::{Norm, Spacing};
+use crate::compress::settings::{BUCKET, Keys, Number, OutOfRange, SpecError, SpecWriter};
+
+use super::quantize::Levels;
+
+const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", fits: |c| c >= 1.0 };
+
+/// `terngrad`: each element rounded at random to zero or plus or minus its bucket's largest magnitude.
+///
+/// Magnitudes above `clip` root mean squares of the bucket are first limited to that. The rounding is without bias,
+/// the limit is not. The paper takes the standard deviation; the root mean square differs from it by the mean, which
+/// is near zero in gradients, and limits nothing where all elements are equal.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TernGrad {
+    /// `clip`: at least 1; `inf` for no limit. Default: 2.5.
+    pub clip: f32,
+    /// `bucket`: values that share a norm, at least 2. Default: 4096.
+    pub bucket: u64,
+    /// `seed`: of the rounding. Take another one for every step. Default: 1.
+    pub seed: u64,
+}
+
+impl Default for TernGrad {
+    fn default() -> Self {
+        Self { clip: 2.5, bucket: 4096, seed: 1 }
+    }
+}
+
+impl TernGrad {
+    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
+        let default = Self::default();
+        Ok(Self {
+            clip: keys.number(&CLIP, default.clip)?,
+            bucket: keys.number(&BUCKET, default.bucket)?,
+            seed: keys.seed()?,
+        })
+    }
+
+    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
+        CLIP.check(self.clip)?;
+        BUCKET.check(self.bucket)
+    }
+
+    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        out.key(CLIP.key, self.clip)?;
+        out.key(BUCKET.key, self.bucket)?;
+        out.seed(self.seed)
+    }
+
+    /// Returns the levels of these settings.
+    pub(in crate::compress) fn levels(&self) -> Levels {
+        let &Self { clip, bucket, seed } = self;
+        Levels { spacing: Spacing::Uniform, max_level: 1, bucket, norm: Norm::Max, clip, seed }
+    }
+}

@@ -1,0 +1,59 @@
+//! Input and options of [`compress`](super::compress()).
+
+use crate::tensor::TensorView;
+
+/// A tensor to compress.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// Number in the manifest.
+    pub tensor: u64,
+    /// Name in the manifest, by which [`Feedback`](super::Feedback) knows it.
+    pub name: &'a str,
+    /// Elements.
+    pub view: TensorView<'a>,
+    /// Elements of the tensor that it replaces, for [`Codec::Delta`](super::Codec::Delta).
+    pub base: Option<TensorView<'a>>,
+}
+
+/// The treatment of NaN and infinity by lossy codecs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum NonFinite {
+    /// The codec returns an error.
+    #[default]
+    Reject,
+    /// The codec takes them for zero.
+    Zero,
+}
+
+/// Options of [`compress`](super::compress()).
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// The largest number of elements, at least 1, of a dense block. Larger tensors take several blocks.
+    /// Default: 4,194,304. Not stored.
+    pub block_len: u64,
+    /// The treatment of NaN and infinity by lossy codecs. Default: an error. Not stored.
+    pub non_finite: NonFinite,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { block_len: 1 << 22, non_finite: NonFinite::default() }
+    }
+}
+
+impl Options {
+    /// Sets [`Options::block_len`].
+    #[must_use]
+    pub fn with_block_len(mut self, elements: u64) -> Self {
+        self.block_len = elements;
+        self
+    }
+
+    /// Sets [`Options::non_finite`].
+    #[must_use]
+    pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
+        self.non_finite = non_finite;
+        self
+    }
+}

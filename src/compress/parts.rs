@@ -1,0 +1,76 @@
+//! The division of an update's tensors into blocks.
+
+use std::ops::Range;
+
+use super::Codec;
+use crate::block::Scope;
+use crate::tensor::Dtype;
+
+/// Returns the runs of inputs that one block may hold together: consecutive in the manifest, of one element type,
+/// with one codec. `of`: number and element type of each input.
+pub(super) fn runs(codecs: &[Codec], of: impl Fn(usize) -> (u64, Dtype)) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for i in 0..codecs.len() {
+        match runs.last_mut() {
+            Some(run) if of(i) == (of(i - 1).0 + 1, of(i - 1).1) && codecs[i] == codecs[i - 1] => {
+                run.end = i + 1;
+            }
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}
+
+/// Returns the scope of `count` >= 1 whole tensors.
+pub(super) fn whole(first: u64, count: usize) -> Scope {
+    match count {
+        1 => Scope::Tensor(first),
+        _ => Scope::Tensors { first, count: count as u64 },
+    }
+}
+
+/// The span of one dense block.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Whole tensors of a run.
+    Whole(Range<usize>),
+    /// Elements of one tensor of a run.
+    Slice(usize, Range<u64>),
+}
+
+/// Tensors with fewer elements than this are small. Neighbouring small tensors share a block.
+const SMALL: u64 = 4096;
+/// The largest number of elements of small tensors in one block.
+const SMALL_BLOCK: u64 = 1 << 16;
+
+/// Divides a run of tensors of these lengths into dense blocks: small neighbours together if `merge`, large ones in
+/// pieces of `block_len` elements.
+pub(super) fn parts(lens: &[u64], block_len: u64, merge: bool) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut merged = None;
+    for (i, &len) in lens.iter().enumerate() {
+        if len > block_len {
+            parts.extend(
+                (0..len)
+                    .step_by(block_len as usize)
+                    .map(|start| Part::Slice(i, start..len.min(start.saturating_add(block_len)))),
+            );
+            merged = None;
+            continue;
+        }
+        let small = merge && len < SMALL.min(block_len);
+        match (parts.last_mut(), &mut merged) {
+            (Some(Part::Whole(range)), Some(total))
+                if small && *total + len <= SMALL_BLOCK.min(block_len) =>
+            {
+                range.end = i + 1;
+                *total += len;
+            }
+            _ => {
+                parts.push(Part::Whole(i..i + 1));
+                merged = small.then_some(len);
+            }
+        }
+    }
+    parts
+}
