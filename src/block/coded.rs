@@ -39,8 +39,8 @@ impl From<CodedBlock> for CodedWireBlock<'static> {
     }
 }
 
-/// A block that an encoder can write: a [`CodedBlock`], a [`Block`] with the default choices, or a pair of a block and
-/// its choices.
+/// A block that an encoder can write: a [`CodedBlock`], a [`Block`] with the default choices, or a pair of a
+/// block and its choices.
 pub trait Coded {
     /// The block.
     fn block(&self) -> &Block;

@@ -121,8 +121,8 @@ impl Block {
     /// `space`. The targets are unchanged then.
     ///
     /// # Panics
-    /// May panic for a hand-made block that an [`Encoder`](crate::stream::Encoder) refuses, such as one with fewer
-    /// values than positions. Decoded blocks are consistent.
+    /// May panic for a hand-made block that an [`Encoder`](crate::stream::Encoder) refuses, such as one with
+    /// fewer values than positions. Decoded blocks are consistent.
     pub fn apply(
         &self,
         space: &IndexSpace,

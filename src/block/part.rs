@@ -28,9 +28,10 @@ pub enum Part<'a, T: Clone, Id> {
 
 /// A [`Block`] whose support, values or both may be in wire form (spec, section 5).
 ///
-/// [`Encoder::update_wire`](crate::stream::Encoder::update_wire) takes it. The frame equals the frame of the decoded
-/// block if the bytes are those that the block's options ask for. This holds for codes without frequency
-/// tables, such as gaps by Rice and packed integers. Codes with a frequency table carry their own table.
+/// [`Encoder::update_wire`](crate::stream::Encoder::update_wire) takes it. The frame equals the frame of the
+/// decoded block if the bytes are those that the block's options ask for. This holds for codes without
+/// frequency tables, such as gaps by Rice and packed integers. Codes with a frequency table carry their own
+/// table.
 ///
 /// # Checks
 ///

@@ -1,10 +1,10 @@
-//! The lossy front end. A *compressor* chooses what an update says about a tensor and makes blocks of it. It belongs
-//! to the sender; no module below depends on it. A [`Codec`] names a compressor and its settings, [`compress()`] runs
-//! it.
+//! The lossy front end. A *compressor* chooses what an update says about a tensor and makes blocks of it. It
+//! belongs to the sender; no module below depends on it. A [`Codec`] names a compressor and its settings,
+//! [`compress()`] runs it.
 //!
-//! Compressors work on 32-bit floats: elements of narrower types are widened, f64 is rounded first. The blocks do not
-//! depend on the number of threads: sums are taken in a fixed order, and random numbers belong to their element
-//! ([`random`]).
+//! Compressors work on 32-bit floats: elements of narrower types are widened, f64 is rounded first. The
+//! blocks do not depend on the number of threads: sums are taken in a fixed order, and random numbers belong
+//! to their element ([`random`]).
 
 pub mod codecs;
 #[doc(hidden)]
@@ -46,7 +46,8 @@ pub mod random {
     pub use crate::random::{key, sample, word, words};
 }
 
-/// A compressor and its settings. [`str::parse`] reads it from `name[:key=value,...]`, [`ToString`] writes it back.
+/// A compressor and its settings. [`str::parse`] reads it from `name[:key=value,...]`, [`ToString`] writes it
+/// back.
 ///
 /// `docs/codecs.md` lists all names, keys, ranges and defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -124,7 +125,8 @@ impl FromStr for Codec {
 }
 
 impl fmt::Display for Codec {
-    /// Writes the shortest specification that parses as this codec, except that amount and values are always written.
+    /// Writes the shortest specification that parses as this codec, except that amount and values are always
+    /// written.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let out = &mut SpecWriter::new(f, self.name())?;
         match self {
@@ -189,9 +191,9 @@ impl Codec {
         BlockOptions::default().with_positions(self.positions())
     }
 
-    /// Returns this codec for the update `steps` later: its seed is greater by `steps`, so that each update rounds and
-    /// draws differently. Codecs without a seed stay the same, and so does `powersgd`, whose seed is that of the first
-    /// step.
+    /// Returns this codec for the update `steps` later: its seed is greater by `steps`, so that each update
+    /// rounds and draws differently. Codecs without a seed stay the same, and so does `powersgd`, whose seed
+    /// is that of the first step.
     #[must_use]
     pub fn later(mut self, steps: u64) -> Self {
         let seed = match &mut self {
@@ -240,7 +242,8 @@ impl Codec {
         }
     }
 
-    /// Appends the blocks of a run of tensors. `chosen`: the elements already selected, for [`Selection::Global`].
+    /// Appends the blocks of a run of tensors. `chosen`: the elements already selected, for
+    /// [`Selection::Global`].
     fn blocks(
         &self,
         inputs: &[Input<'_>],
@@ -290,16 +293,16 @@ impl Codec {
 /// | `demo` | 12 for each coefficient kept |
 /// | `powersgd` | 4 for each element of the largest tensor |
 ///
-/// `demo` and `powersgd` take 4 bytes more for each element of a block, to reconstruct it. In addition to this and to
-/// the residuals, sparse codecs take at most 1 MiB and, with the coding of
+/// `demo` and `powersgd` take 4 bytes more for each element of a block, to reconstruct it. In addition to
+/// this and to the residuals, sparse codecs take at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::stream::Encoder::update), 64 bytes for each element kept, as measured in
-/// `tests/properties/memory.rs` at a density of 0.001. Dense codecs take a few tiles for each thread. A sender that
-/// cannot hold this compresses some tensors at a time.
+/// `tests/properties/memory.rs` at a density of 0.001. Dense codecs take a few tiles for each thread. A
+/// sender that cannot hold this compresses some tensors at a time.
 ///
 /// # Errors
-/// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a lossy codec,
-/// a missing or different base for [`Codec::Delta`], a residual of another shape. [`Error::Input`] without it: an
-/// option out of its range. `feedback` is unchanged then.
+/// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a
+/// lossy codec, a missing or different base for [`Codec::Delta`], a residual of another shape.
+/// [`Error::Input`] without it: an option out of its range. `feedback` is unchanged then.
 pub fn compress(
     inputs: &[Input<'_>],
     codecs: &[Codec],
@@ -353,8 +356,8 @@ fn check(inputs: &[Input<'_>], codecs: &[Codec], options: &Options, by_name: boo
     codecs.iter().try_for_each(Codec::check)
 }
 
-/// Collects all results, or the first error in their order. (Collecting into a `Result` directly would return any of
-/// several errors.)
+/// Collects all results, or the first error in their order. (Collecting into a `Result` directly would return
+/// any of several errors.)
 fn in_order<T: Send>(results: impl ParallelIterator<Item = Result<T>>) -> Result<Vec<T>> {
     results.collect::<Vec<_>>().into_iter().collect()
 }

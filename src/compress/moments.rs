@@ -5,8 +5,8 @@ use super::source::{Chunk, Source};
 use super::sums::{CHUNK, COLUMNS, FOURS, RUN, Runs, Sum, combine_fours, halve};
 use crate::arch::{self, Kernel};
 
-/// Sums over the magnitudes that reach a threshold. A location, the threshold or zero, is subtracted from each
-/// magnitude first. Zeros never count.
+/// Sums over the magnitudes that reach a threshold. A location, the threshold or zero, is subtracted from
+/// each magnitude first. Zeros never count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Moments {
     /// The number of magnitudes.
@@ -15,8 +15,8 @@ pub struct Moments {
     pub sum: f64,
     /// The sum of the squares.
     pub squares: f64,
-    /// The mantissa, from 1 to 2, of the product of the magnitudes if [`MomentQuery::logs`], else 1. The location
-    /// is not subtracted here.
+    /// The mantissa, from 1 to 2, of the product of the magnitudes if [`MomentQuery::logs`], else 1. The
+    /// location is not subtracted here.
     pub product: f64,
     /// The binary exponent of that product.
     pub exponent: i64,
@@ -106,7 +106,8 @@ fn of_chunk<const LOGS: bool>(chunk: Chunk<'_, '_>, query: MomentQuery) -> Momen
     runs.finish()
 }
 
-/// Columns whose sums are kept in registers at a time: one wide vector of magnitudes, two or four narrow ones.
+/// Columns whose sums are kept in registers at a time: one wide vector of magnitudes, two or four narrow
+/// ones.
 const GROUP: usize = 16;
 
 /// Computes the [`Moments`] of at most one chunk, with the product if `LOGS`.
@@ -124,7 +125,8 @@ impl<T, V: Fn(&T) -> f32 + Copy, const LOGS: bool> Kernel for Measure<'_, T, V, 
         let Self { chunk, value, query } = self;
         let (mut runs, mut run) = (Runs::new(), [0.0; RUN]);
         let (whole, rest) = chunk.as_chunks::<RUN>();
-        // Magnitudes are copied in order first: reading memory by columns defeats the processor's prefetching.
+        // Magnitudes are copied in order first: reading memory by columns defeats the processor's
+        // prefetching.
         for elements in whole {
             run.iter_mut().zip(elements).for_each(|(x, element)| *x = value(element).abs());
             runs.push(of_run::<LOGS>(&run, RUN, query));

@@ -9,7 +9,6 @@
 //!
 //! Among equal magnitudes the lowest index is kept. Zeros are never kept.
 
-use crate::compress::codecs::TopK;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
@@ -18,6 +17,7 @@ use super::source::{CHUNK, Chunk, Source};
 use super::{Amount, Codec, Selection, in_order};
 use crate::arch::{self, Kernel};
 use crate::bits::pack_bits;
+use crate::compress::codecs::TopK;
 use crate::error::Result;
 
 /// The elements that were kept of a tensor.
@@ -93,8 +93,8 @@ pub(super) fn exactly(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chose
     among(group, Side::Both, None, LOWEST, k)
 }
 
-/// The `k` largest of a side among candidates, all that are at least `least`; from all elements if the candidates
-/// turn out too few, or were too many to collect.
+/// The `k` largest of a side among candidates, all that are at least `least`; from all elements if the
+/// candidates turn out too few, or were too many to collect.
 fn among(
     group: &mut [&mut Source<'_>],
     side: Side,
@@ -203,7 +203,8 @@ fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) ->
 pub(super) struct Sample {
     /// The elements' bits.
     pub(super) bits: Vec<u32>,
-    /// If so many of the sample, or more, exceed a threshold, then `k` of the group do, by four standard deviations.
+    /// If so many of the sample, or more, exceed a threshold, then `k` of the group do, by four standard
+    /// deviations.
     pub(super) rank: usize,
 }
 
@@ -221,7 +222,8 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
     let stride = n / SAMPLE;
     let bits = (0..SAMPLE)
         .map(|i| {
-            // One from each stride, not always at the same place, or the sample would be a column of a matrix.
+            // One from each stride, not always at the same place, or the sample would be a column of a
+            // matrix.
             let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
             let at = (u128::from(i) * u128::from(n) / u128::from(SAMPLE)) as u64 + jitter;
             let which = ends.partition_point(|&end| end <= at);
@@ -242,7 +244,8 @@ pub(super) fn rank(k: u64, n: u64) -> Option<u64> {
     (n > SAMPLE && rank < SAMPLE).then_some(rank)
 }
 
-/// Elements found in a chunk that starts at `start`: the index inside the chunk in the high half, the bits in the low.
+/// Elements found in a chunk that starts at `start`: the index inside the chunk in the high half, the bits in
+/// the low.
 pub(super) struct Found {
     start: usize,
     elements: Vec<u64>,

@@ -8,7 +8,8 @@ use crate::block::Positions;
 /// The number of elements that a selector keeps. Zeros are never kept, so fewer may be sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Amount {
-    /// A fraction of the elements, more than 0 and at most 1. The product is rounded to a whole number of at least 1.
+    /// A fraction of the elements, more than 0 and at most 1. The product is rounded to a whole number of at
+    /// least 1.
     Density(f64),
     /// A number of elements, at least 1.
     Count(u64),

@@ -1,5 +1,5 @@
-//! Tensors as selectors and quantisers read them: 32-bit floats plus the residual, in one pass, run by run. The floats
-//! of a run stay in the first-level cache.
+//! Tensors as selectors and quantisers read them: 32-bit floats plus the residual, in one pass, run by run.
+//! The floats of a run stay in the first-level cache.
 
 use std::ops::Range;
 

@@ -30,7 +30,8 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
     Ok(Block { scope, add: false, support, values })
 }
 
-/// The values of what was kept of a run of tensors, and the floats that they stand for, one tensor's after the other.
+/// The values of what was kept of a run of tensors, and the floats that they stand for, one tensor's after
+/// the other.
 pub(super) fn values(
     tensors: &[Outline],
     chosen: &[Chosen],

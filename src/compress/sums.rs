@@ -1,7 +1,7 @@
 //! Sums of 64-bit floats in one fixed order, so that vectors, threads and devices all get the same bits.
 //!
-//! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on these sums. Elements
-//! are counted from the first one of the sum:
+//! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on these sums.
+//! Elements are counted from the first one of the sum:
 //!
 //! | part | how it is summed |
 //! |---|---|
@@ -10,11 +10,12 @@
 //! | a chunk: 32 tiles | by halves |
 //! | the whole | one chunk after the other |
 //!
-//! By halves: the sums of the second half are added to those of the first half until one sum is left. Elements
-//! beyond the end count as zeros. `adapters/cuda/kernels/fit.cu` and `dense.cu` follow the same order.
+//! By halves: the sums of the second half are added to those of the first half until one sum is left.
+//! Elements beyond the end count as zeros. `adapters/cuda/kernels/fit.cu` and `dense.cu` follow the same
+//! order.
 //!
-//! [`magnitudes`] and [`squares`] return one sum each. [`Moments`](super::moments::Moments) are several sums, taken
-//! in one pass.
+//! [`magnitudes`] and [`squares`] return one sum each. [`Moments`](super::moments::Moments) are several sums,
+//! taken in one pass.
 
 use crate::arch::{self, Kernel};
 

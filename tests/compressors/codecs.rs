@@ -57,7 +57,8 @@ fn decoded(values: &[f32], spec: &str) -> Vec<f32> {
     send(&[tensor(values)], &spec.parse().unwrap(), None).1.remove(0)
 }
 
-/// Residual + what arrived = residual before + tensor, in 32-bit arithmetic, for three steps of several tensors.
+/// Residual + what arrived = residual before + tensor, in 32-bit arithmetic, for three steps of several
+/// tensors.
 fn feeds_back(spec: &str) {
     let values = [normal(3000, 6), normal(100_000, 7), vec![], vec![1e-40; 10]];
     feeds_back_of(spec, values.each_ref().map(|v| tensor(v)));
@@ -114,7 +115,8 @@ fn natural_dithering_is_unbiased() {
     feeds_back("terngrad:bucket=100");
 }
 
-/// E|C(x) - x|^2 <= omega |x|^2, omega = 1/8 + q min(1, q), q = d^(1/r) 2^(1-s), r = min(p, 2) (arXiv 1905.10988).
+/// E|C(x) - x|^2 <= omega |x|^2, omega = 1/8 + q min(1, q), q = d^(1/r) 2^(1-s), r = min(p, 2) (arXiv
+/// 1905.10988).
 #[test]
 fn natural_dithering_is_within_its_variance() {
     for d in [16, 128, 512, 4096] {
@@ -200,7 +202,8 @@ fn signs_times_mean_magnitudes() {
     feeds_back("sign:group=100");
 }
 
-/// One sign and one position for each kept element: 1 + 8.11 bits at 1 % (arXiv 1903.02891), entropy-coded gaps less.
+/// One sign and one position for each kept element: 1 + 8.11 bits at 1 % (arXiv 1903.02891), entropy-coded
+/// gaps less.
 #[test]
 fn ternary_compression_sends_signs_and_one_mean() {
     let values = normal(1 << 20, 80);
@@ -294,8 +297,9 @@ fn chunks_keep_their_largest_elements() {
                 assert!((sent - got).abs() <= 1e-6 * sum(|(x, _)| f64::from(x.abs())), "{spec} {sent} {got}");
             }
             if n == 1 << 20 {
-                // The entropy of 64 of 4096 independent positions is 7.43 bits each, Rice's code of their gaps 7.53 (papers
-                // claim 12), and a value takes 2 or 1. Frames and their fields take less than 0.003 bits for an element.
+                // The entropy of 64 of 4096 independent positions is 7.43 bits each, Rice's code of their
+                // gaps 7.53 (papers claim 12), and a value takes 2 or 1. Frames and their fields take less
+                // than 0.003 bits for an element.
                 let most = if kind == "sign" { 8.53 } else { 9.53 } / 64.0;
                 assert!(bytes as f64 * 8.0 / n as f64 <= most + 0.003, "{spec} {bytes}");
             }

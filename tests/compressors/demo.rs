@@ -1,4 +1,5 @@
-//! DeMo: what its codec keeps, what its sender remembers, what its receivers step along, and what a step costs.
+//! DeMo: what its codec keeps, what its sender remembers, what its receivers step along, and what a step
+//! costs.
 
 use gcodec::block::{
     Block, CodedBlock, Dct, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
@@ -66,7 +67,8 @@ fn by_definition(chunk: &[f32], rows: usize, cols: usize) -> Vec<f64> {
 
 #[test]
 fn all_coefficients_give_the_tensor_back() {
-    // Each number is rounded once to 24 bits on its way there and once on its way back; a sum of 128 x 128 squares.
+    // Each number is rounded once to 24 bits on its way there and once on its way back; a sum of 128 x 128
+    // squares.
     for shape in [&[64, 64][..], &[6, 100], &[128, 128], &[127, 3], &[1000], &[7, 5, 3], &[], &[1]] {
         let n: u64 = shape.iter().product();
         let values = normal(n as usize, n);
@@ -131,7 +133,8 @@ fn exact_bits() {
     assert_eq!(&hasher.finalize().to_hex()[..32], "8685f074efb55f6c15c32aeb474757e5");
 }
 
-/// m' + what arrives = decay m + g, in 32-bit arithmetic, for tensors of several shapes and all kinds of values.
+/// m' + what arrives = decay m + g, in 32-bit arithmetic, for tensors of several shapes and all kinds of
+/// values.
 #[test]
 fn the_momentum_keeps_what_was_not_sent() {
     let shapes: [&[u64]; 5] = [&[128, 192], &[300], &[0, 4], &[], &[8, 3, 5]];
@@ -229,8 +232,9 @@ fn stream(manifest: &Arc<Manifest>, blocks: &[CodedBlock], sender: u64) -> Vec<u
     out
 }
 
-/// Bits for each coefficient kept, everything in the block counted, on coefficients that are independent and of one size: the
-/// worst case. papers.md: 12 bits of position and a sign at C = 4096; the enumerative floor log2 binomial(4096, k) / k.
+/// Bits for each coefficient kept, everything in the block counted, on coefficients that are independent and
+/// of one size: the worst case. papers.md: 12 bits of position and a sign at C = 4096; the enumerative floor
+/// log2 binomial(4096, k) / k.
 #[test]
 fn bits_for_each_kept() {
     let side = 1024;
@@ -249,15 +253,16 @@ fn bits_for_each_kept() {
              {independent:.3}, DeMo's fields 13",
             bits * p
         );
-        // At most 32 bytes of headers. The code does not use that each chunk has exactly k, and Rice costs up to 0.1 bit more
-        // than the entropy of independent positions, which these are but for that.
+        // At most 32 bytes of headers. The code does not use that each chunk has exactly k, and Rice costs up
+        // to 0.1 bit more than the entropy of independent positions, which these are but for that.
         let headers = 8.0 * 32.0 / kept;
         assert!(bits <= 13.0 + headers, "{k} {bits}");
         assert!(k < 4 || bits < independent + 0.1 + headers, "{k} {bits} {independent}");
     }
 }
 
-/// Every way through the receiver: a mean for each coefficient over those who sent it, the same bits in any place.
+/// Every way through the receiver: a mean for each coefficient over those who sent it, the same bits in any
+/// place.
 #[test]
 fn receivers_step_along_the_sign_of_the_mean() {
     let values = [normal(4096, 1), normal(4096, 2), normal(4096, 3)];

@@ -16,12 +16,12 @@ fn arrived(values: &[f32], spec: &str) -> Vec<f32> {
     gcodec::decode(&bytes).unwrap()[0].1.view().to_f32().unwrap()
 }
 
-/// A number 1 + m becomes 2 with probability m and 1 otherwise: E C(x)^2 / x^2 = (1 + 3m) / (1 + m)^2, which has its
-/// maximum, 9/8, at 1 + m = 4/3.
+/// A number 1 + m becomes 2 with probability m and 1 otherwise: E C(x)^2 / x^2 = (1 + 3m) / (1 + m)^2, which
+/// has its maximum, 9/8, at 1 + m = 4/3.
 ///
-/// A draw of C(x)^2 has variance 9 m (1 - m): the mean of 10^6 draws is within 5 deviations of it. Near the maximum the
-/// ratio falls by 0.63 d^2 at a distance d, and two means differ by less than 5 of their deviations, 0.0057 in all: the
-/// largest mean is less than 0.095 away from a third.
+/// A draw of C(x)^2 has variance 9 m (1 - m): the mean of 10^6 draws is within 5 deviations of it. Near the
+/// maximum the ratio falls by 0.63 d^2 at a distance d, and two means differ by less than 5 of their
+/// deviations, 0.0057 in all: the largest mean is less than 0.095 away from a third.
 #[test]
 fn the_second_moment_has_its_peak_at_four_thirds() {
     let (draws, steps) = (1_000_000, 48);
@@ -46,7 +46,8 @@ fn the_second_moment_has_its_peak_at_four_thirds() {
     assert!((peak.0 - 1.0 / 3.0).abs() < 0.095 && (peak.1 - 1.125).abs() < 0.0057, "{peak:?}");
 }
 
-/// Kept elements, rounded: the values of what top-k keeps, each one of the two powers around it, without bias.
+/// Kept elements, rounded: the values of what top-k keeps, each one of the two powers around it, without
+/// bias.
 #[test]
 fn kept_elements_round_to_powers_of_two() {
     let n = 100_000;
@@ -133,8 +134,8 @@ fn bits_and_kept(tensors: &Named, spec: &str) -> (f64, f64) {
     (len as f64 * 8.0, kept.sum::<usize>() as f64)
 }
 
-/// The paper counts 40 bits for an element that top-k keeps and natural compression rounds. Here at most 14 in all, headers,
-/// tables and checksums of the update counted.
+/// The paper counts 40 bits for an element that top-k keeps and natural compression rounds. Here at most 14
+/// in all, headers, tables and checksums of the update counted.
 #[test]
 fn a_kept_element_costs_at_most_fourteen_bits() {
     let dumps = dumps();

@@ -77,7 +77,8 @@ impl Group {
         }
     }
 
-    /// One step; `gradients`: one row for each tensor of each worker. Gives the bytes of one worker's message.
+    /// One step; `gradients`: one row for each tensor of each worker. Gives the bytes of one worker's
+    /// message.
     fn step(&mut self, gradients: &[Vec<Vec<f32>>], rate: f32) -> usize {
         let options = Options::default();
         let mut updates = Vec::new();
@@ -136,7 +137,8 @@ fn workers_stay_equal_and_resume() {
     }
 }
 
-/// Residual after + what arrived = residual before + what was to be sent, on both sides and in 32-bit arithmetic.
+/// Residual after + what arrived = residual before + what was to be sent, on both sides and in 32-bit
+/// arithmetic.
 #[test]
 fn what_a_message_leaves_over_is_in_the_next() {
     let settings = Settings::default().with_warm_up(2);
@@ -248,8 +250,8 @@ fn a_refused_step_changes_nothing() {
     }
 }
 
-/// Logistic regression with a quadratic penalty: strongly convex, so that the gradient at a point bounds what it is above
-/// the minimum: f(x) - min f <= |grad f(x)|^2 / (2 mu), mu the factor of the penalty.
+/// Logistic regression with a quadratic penalty: strongly convex, so that the gradient at a point bounds what
+/// it is above the minimum: f(x) - min f <= |grad f(x)|^2 / (2 mu), mu the factor of the penalty.
 struct Regression {
     features: Vec<Vec<f32>>,
     labels: Vec<f32>,
@@ -299,10 +301,11 @@ impl Regression {
     }
 }
 
-/// Adam and 1-bit Adam with the same schedule. What signs add is bounded by the scale, a mean of magnitudes, times the rate;
-/// the rate falls, so both are to end near the one minimum: closer than a thousandth of what there was to gain, by the
-/// certificate above. When the variance is frozen they are ten times that away or more, so it is the signs that go the rest
-/// of the way. With a rate that does not fall, what signs add does not fall either: printed, not asserted.
+/// Adam and 1-bit Adam with the same schedule. What signs add is bounded by the scale, a mean of magnitudes,
+/// times the rate; the rate falls, so both are to end near the one minimum: closer than a thousandth of what
+/// there was to gain, by the certificate above. When the variance is frozen they are ten times that away or
+/// more, so it is the signs that go the rest of the way. With a rate that does not fall, what signs add does
+/// not fall either: printed, not asserted.
 #[test]
 fn it_minimises_what_adam_minimises() {
     let (samples, steps, warm_up) = (512, 600, 30);

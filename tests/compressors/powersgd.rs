@@ -57,8 +57,9 @@ fn error(a: &[f32], b: &[f32]) -> f64 {
     norm(a.iter().zip(b).map(|(a, b)| a - b)) / norm(b.iter().copied())
 }
 
-/// The matrix is rounded to 24 bits, and a start that is nearly orthogonal to what it should find makes that larger, by the
-/// inverse of their cosine: 400 for the first of these. The next step begins with what was found.
+/// The matrix is rounded to 24 bits, and a start that is nearly orthogonal to what it should find makes that
+/// larger, by the inverse of their cosine: 400 for the first of these. The next step begins with what was
+/// found.
 #[test]
 fn a_matrix_of_no_higher_rank_comes_back() {
     for (rank, true_rank) in [(1, 1), (4, 4), (4, 2), (8, 3), (3, 1)] {
@@ -325,8 +326,8 @@ fn resnet18() -> Vec<Vec<u64>> {
     shapes
 }
 
-/// What travels is 32 r (n + m) bits for each matrix and 32 for each other number, and headers; the paper reports 243x, 136x
-/// and 72x for ranks 1, 2 and 4.
+/// What travels is 32 r (n + m) bits for each matrix and 32 for each other number, and headers; the paper
+/// reports 243x, 136x and 72x for ranks 1, 2 and 4.
 #[test]
 fn bits_of_a_resnet18() {
     let shapes = resnet18();

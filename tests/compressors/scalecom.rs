@@ -1,5 +1,5 @@
-//! The claims of ScaleCom (arXiv 2104.11125): sums in the compressed domain, traffic that does not grow with the workers,
-//! error feedback, and a protocol that refuses what does not fit.
+//! The claims of ScaleCom (arXiv 2104.11125): sums in the compressed domain, traffic that does not grow with
+//! the workers, error feedback, and a protocol that refuses what does not fit.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -154,7 +154,8 @@ fn the_sum_of_the_encoded_is_the_encoded_sum() {
                 for (&p, found) in kept.iter().zip(found) {
                     let terms = all.iter().map(|g| f64::from(g[p as usize]));
                     let exact: f64 = terms.clone().sum();
-                    // Each of world - 1 additions is off by half a unit of a partial sum, none larger than all magnitudes.
+                    // Each of world - 1 additions is off by half a unit of a partial sum, none larger than
+                    // all magnitudes.
                     let rounding = (world - 1) as f64 * terms.map(f64::abs).sum::<f64>() * 2f64.powi(-24);
                     let bound = if exactly { 0.0 } else { rounding * 1.001 };
                     assert!(

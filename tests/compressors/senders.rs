@@ -226,11 +226,13 @@ fn momenta_are_cleared_where_something_was_sent() {
     assert_eq!(a, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
 }
 
-/// The program of the crate's front page: a stream's blocks are coded as the codec says, as those of `encode` are.
+/// The program of the crate's front page: a stream's blocks are coded as the codec says, as those of `encode`
+/// are.
 #[test]
 fn a_stream_keeps_the_coding_that_its_codec_asks_for() {
     let codec: Codec = "sbc:density=0.02,positions=rice-one".parse().unwrap();
-    // Half of what is sent lies close together, so that one Rice parameter for all gaps is not the smallest code.
+    // Half of what is sent lies close together, so that one Rice parameter for all gaps is not the smallest
+    // code.
     let mut values = normal(60_000, 40);
     values[..800].iter_mut().for_each(|x| *x *= 100.0);
     let tensors = [tensor(&values), tensor(&normal(700, 41))];
@@ -268,13 +270,14 @@ const ACCOUNT: [(f64, u8, f64); 10] = [
     (0.0001, 13, 14.7882),
 ];
 
-/// The classic code of the paper, on positions that are kept with probability p each: the bits of the index stream in the
-/// bytes that were written are what the paper counts.
+/// The classic code of the paper, on positions that are kept with probability p each: the bits of the index
+/// stream in the bytes that were written are what the paper counts.
 ///
-/// Gaps between such positions are independent and geometric, so they are drawn, not the mask; it ends with the last
-/// kept element. A position takes b + 1 + q bits, q geometric too: its variance is r / (1 - r)^2, r = (1 - p)^(2^b), and b*
-/// holds r below 0.62, so that its deviation is at most 2.1 bits. The mean of K = 2^21 positions has a deviation of at most
-/// 0.0015 bits; 5 of them are 0.0073, within 0.2 % of the smallest number of bits here, 4.7558.
+/// Gaps between such positions are independent and geometric, so they are drawn, not the mask; it ends with
+/// the last kept element. A position takes b + 1 + q bits, q geometric too: its variance is r / (1 - r)^2, r
+/// = (1 - p)^(2^b), and b* holds r below 0.62, so that its deviation is at most 2.1 bits. The mean of K =
+/// 2^21 positions has a deviation of at most 0.0015 bits; 5 of them are 0.0073, within 0.2 % of the smallest
+/// number of bits here, 4.7558.
 #[test]
 fn classic_positions_cost_what_the_paper_counts() {
     let kept = 1 << 21;
@@ -311,7 +314,8 @@ fn classic_positions_cost_what_the_paper_counts() {
             panic!("no update")
         };
         let (id, bytes) = written("sbc:positions=rice-one".parse::<Codec>().unwrap().positions());
-        // The count in four bytes, a chunk length of 0, which says one chunk, and b (spec, supports/gaps-rice.md).
+        // The count in four bytes, a chunk length of 0, which says one chunk, and b (spec,
+        // supports/gaps-rice.md).
         assert_eq!((id, &bytes[..6]), (SupportId::GAPS_RICE, &[0x80, 0x80, 0x80, 0x01, 0, b][..]), "{p}");
         let measured = (bytes.len() - 6) as f64 * 8.0 / kept as f64;
         println!("p {p:.6}: b* {b}, {measured:.4} bits for a position, {bits:.4} by the formula");

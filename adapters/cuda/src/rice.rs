@@ -1,12 +1,12 @@
 //! Positions as Rice-coded gaps, written on the device by `adapters/cuda/kernels/rice.cu`, so that only coded
 //! bytes cross the bus.
 
-use gcodec::compress::codecs::{Threshold, TopK};
 use std::ops::Range;
 
 use gcodec::Codec;
 use gcodec::block::Positions;
 use gcodec::compress::Kept;
+use gcodec::compress::codecs::{Threshold, TopK};
 use gcodec::compress::device::Outline;
 
 use crate::abi::{Plain, Select, structures};

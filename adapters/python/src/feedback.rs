@@ -1,9 +1,9 @@
 //! Sender state: the residuals of error feedback, and Deep Gradient Compression.
 
-use gcodec::compress::codecs::TopK;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use gcodec::compress::codecs::TopK;
 use gcodec::compress::senders::DgcOptions;
 use gcodec::{TensorBuf, compress};
 use pyo3::prelude::*;

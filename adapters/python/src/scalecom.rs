@@ -1,10 +1,10 @@
 //! Workers of ScaleCom, which sum in the compressed domain.
 
-use gcodec::compress::codecs::TopK;
 use std::sync::Arc;
 
 use gcodec::block::{Block, BlockOptions, Floats, Scope, SetId, Sets, Stored, Support, Target, Values};
 use gcodec::compress::Selection;
+use gcodec::compress::codecs::TopK;
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
 use gcodec::frame::{Budget, IndexSet, Manifest, TensorInfo};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};

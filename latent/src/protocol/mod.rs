@@ -1,5 +1,5 @@
-//! The three phases (arXiv 2103.08870), as states without IO. An [`Encoder`](gcodec::stream::Encoder) writes the
-//! messages, and a [`Decoder`](gcodec::stream::Decoder) reads them.
+//! The three phases (arXiv 2103.08870), as states without IO. An [`Encoder`](gcodec::stream::Encoder) writes
+//! the messages, and a [`Decoder`](gcodec::stream::Decoder) reads them.
 //!
 //! ```text
 //! phase 1, full      every worker sends its dense gradients

@@ -1,9 +1,9 @@
-use gcodec::compress::codecs::TopK;
 use std::sync::Arc;
 
 use gcodec::block::{
     Block, BlockOptions, CodedBlock, Floats, Positions, Scope, Set, SetId, Sparse, Support, Values,
 };
+use gcodec::compress::codecs::TopK;
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
 use gcodec::compress::{Codec, Feedback, Input, Kept, Options, Selection, compress};
 use gcodec::frame::{IndexSet, Manifest, UpdateHeader};

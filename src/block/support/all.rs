@@ -7,7 +7,8 @@ use crate::block::support::{Facts, Kind, Positions, SupportId, Validated};
 use crate::codes::{Coder, Decoder};
 use crate::error::Result;
 
-/// All elements of the index space. [`Support::All`](crate::block::Support::All) stands for it, as it has no fields.
+/// All elements of the index space. [`Support::All`](crate::block::Support::All) stands for it, as it has no
+/// fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct All;
 

@@ -98,7 +98,8 @@ pub(crate) enum Structure {
     Flat,
     /// Groups of values share a scale.
     Grouped(Groups),
-    /// The values are a matrix of all elements: the support must be [`Support::All`](crate::block::Support::All).
+    /// The values are a matrix of all elements: the support must be
+    /// [`Support::All`](crate::block::Support::All).
     Matrix,
 }
 

@@ -1,9 +1,9 @@
-//! The largest elements of each chunk, as SparseLoCo sends them (Sarfi et al., arXiv 2508.15706): the same number from each
-//! chunk of consecutive elements, with 2-bit codes or signs as values. A position is a gap, or a fixed number of bits inside
-//! its chunk where those are fewer.
+//! The largest elements of each chunk, as SparseLoCo sends them (Sarfi et al., arXiv 2508.15706): the same
+//! number from each chunk of consecutive elements, with 2-bit codes or signs as values. A position is a gap,
+//! or a fixed number of bits inside its chunk where those are fewer.
 //!
-//! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of equal
-//! magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
+//! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of
+//! equal magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
 
 use std::fmt;
 
@@ -28,8 +28,8 @@ const VALUES: Choice<ChunkValues> =
 pub enum ChunkValues {
     /// Its sign, that of zero being its own; the mean magnitude of the tensor's kept elements is sent once.
     Sign,
-    /// Which of four equal bins from three standard deviations below the mean of the tensor's kept elements to three above
-    /// it lies in; what arrives is the mean of those in its bin.
+    /// Which of four equal bins from three standard deviations below the mean of the tensor's kept elements
+    /// to three above it lies in; what arrives is the mean of those in its bin.
     Code2,
 }
 
@@ -38,8 +38,8 @@ pub enum ChunkValues {
 pub struct Chunked {
     /// `chunk`: consecutive elements of a chunk, 1 to 2^32. Default: 4096.
     pub chunk: u64,
-    /// `kept`: elements kept of each chunk, 1 to `chunk`; all elements of a shorter last chunk. Default: 64, or
-    /// `chunk` if that is less.
+    /// `kept`: elements kept of each chunk, 1 to `chunk`; all elements of a shorter last chunk. Default: 64,
+    /// or `chunk` if that is less.
     pub kept: u64,
     /// `values`: `sign` or `code2`. Default: `code2`.
     pub values: ChunkValues,
@@ -114,8 +114,9 @@ impl Chunked {
     }
 }
 
-/// The smaller of a fixed number of bits for each position and one Rice parameter for all gaps; the wire may find something
-/// smaller still for gaps. `positions` are `kept` of each chunk of `chunk_len` of `n` elements.
+/// The smaller of a fixed number of bits for each position and one Rice parameter for all gaps; the wire may
+/// find something smaller still for gaps. `positions` are `kept` of each chunk of `chunk_len` of `n`
+/// elements.
 pub(crate) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64) -> Support {
     if kept >= chunk_len {
         return Support::All;

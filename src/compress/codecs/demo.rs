@@ -1,9 +1,10 @@
-//! The codec of DeMo (Peng et al., arXiv 2411.19870): the largest coefficients of a cosine transform of each chunk.
+//! The codec of DeMo (Peng et al., arXiv 2411.19870): the largest coefficients of a cosine transform of each
+//! chunk.
 //!
-//! A matrix is cut into chunks whose sides are the largest divisors of its dimensions that are at most `chunk`, as the authors'
-//! code has it; a tensor of more than two dimensions is the matrix of its first and the product of the others, and a vector is
-//! cut into runs. Where a dimension is a large prime that leaves chunks of one row or one element, and what is kept of each is
-//! at most all of it.
+//! A matrix is cut into chunks whose sides are the largest divisors of its dimensions that are at most
+//! `chunk`, as the authors' code has it; a tensor of more than two dimensions is the matrix of its first and
+//! the product of the others, and a vector is cut into runs. Where a dimension is a large prime that leaves
+//! chunks of one row or one element, and what is kept of each is at most all of it.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Natural dithering (Horvath et al., arXiv 1905.10988, section 5): levels that are powers of two, without bias.
+//! Natural dithering (Horvath et al., arXiv 1905.10988, section 5): levels that are powers of two, without
+//! bias.
 
 use std::fmt;
 
@@ -11,8 +12,8 @@ const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l
 const NORM: Choice<Norm> =
     Choice { key: "norm", names: &[("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)] };
 
-/// `dither`: each element rounded at random, without bias, to its bucket's norm times zero or a power of two from
-/// 2^(1 - levels) to 1.
+/// `dither`: each element rounded at random, without bias, to its bucket's norm times zero or a power of two
+/// from 2^(1 - levels) to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dither {
     /// `levels`: the number of powers, 1 to 255. Default: 8.

@@ -1,4 +1,5 @@
-//! One file for each compressor: its settings with their ranges and written form, and the function that makes blocks.
+//! One file for each compressor: its settings with their ranges and written form, and the function that makes
+//! blocks.
 
 pub(super) mod chunked;
 mod delta;

@@ -1,5 +1,5 @@
-//! Natural compression (Horvath et al., arXiv 1905.10988): each element becomes one of the two powers of two around its
-//! magnitude, the upper one with the probability that makes the mean right: its mantissa.
+//! Natural compression (Horvath et al., arXiv 1905.10988): each element becomes one of the two powers of two
+//! around its magnitude, the upper one with the probability that makes the mean right: its mantissa.
 
 use std::fmt;
 
@@ -97,8 +97,8 @@ pub(crate) const ZERO: i16 = i16::MIN;
 /// Added to a tensor's number for the words of the second draw.
 pub(crate) const SECOND_STREAM: u64 = 1 << 63;
 
-/// The smallest exponent that has a code, and a code for each exponent that [`round`] gave. `words` draws a second word
-/// for each element; it is asked only if the exponents span more than 255.
+/// The smallest exponent that has a code, and a code for each exponent that [`round`] gave. `words` draws a
+/// second word for each element; it is asked only if the exponents span more than 255.
 pub(crate) fn codes(exponents: &[i16], words: impl FnOnce() -> Vec<u32>) -> (i16, Vec<u8>) {
     let nonzero = || exponents.iter().copied().filter(|&e| e != ZERO);
     let (Some(smallest), Some(largest)) = (nonzero().min(), nonzero().max()) else {
@@ -125,8 +125,8 @@ pub(crate) fn value(min_exponent: i16, code: u8) -> f32 {
     }
 }
 
-/// The biased exponent of a normal magnitude, plus one if a 23-bit uniform number is less than the mantissa; 255 beyond
-/// the largest power.
+/// The biased exponent of a normal magnitude, plus one if a 23-bit uniform number is less than the mantissa;
+/// 255 beyond the largest power.
 #[inline(always)]
 fn biased(magnitude: u32, word: u32) -> u32 {
     // r < m if and only if m + (2^23 - 1 - r) carries, and !word >> 9 is that complement of r = word >> 9.
@@ -157,8 +157,8 @@ impl Seen {
     }
 }
 
-/// One span of one tensor. As long as all elements are normal numbers or zero, a code is a biased exponent less the
-/// same number for all; only that number has to wait for the end.
+/// One span of one tensor. As long as all elements are normal numbers or zero, a code is a biased exponent
+/// less the same number for all; only that number has to wait for the end.
 fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> error::Result<Values> {
     let (mut codes, mut negative) = (vec![0; range.len()], vec![0; range.len().div_ceil(8)]);
     let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();

@@ -1,4 +1,5 @@
-//! PowerSGD (Vogels et al., arXiv 1905.13727): a matrix as two factors of few columns, found by one step of subspace iteration.
+//! PowerSGD (Vogels et al., arXiv 1905.13727): a matrix as two factors of few columns, found by one step of
+//! subspace iteration.
 //!
 //! ```text
 //! M = gradient + what earlier steps left over       first dimension x the product of the others
@@ -6,12 +7,15 @@
 //! Q = M^T P                                          the receiver makes P Q^T, and M - P Q^T is left over
 //! ```
 //!
-//! [`Codec::PowerSgd`](crate::compress::Codec::PowerSgd) is this for one sender; [`Worker`](crate::compress::senders::powersgd::Worker) for many, whose P and Q are averaged as they
-//! are. Vectors, and matrices whose factors would take no fewer bytes, are sent as they are, as the paper does with vectors.
+//! [`Codec::PowerSgd`](crate::compress::Codec::PowerSgd) is this for one sender;
+//! [`Worker`](crate::compress::senders::powersgd::Worker) for many, whose P and Q are averaged as they are.
+//! Vectors, and matrices whose factors would take no fewer bytes, are sent as they are, as the paper does
+//! with vectors.
 //!
-//! Sums are taken in binary64 in the order of the elements, so that nodes and threads agree. The paper begins with normally
-//! distributed numbers; here they are uniform between -1 and 1, which needs no logarithm: only the space that they span
-//! counts. Like the authors' code, the last step's Q is orthonormalised before it is used, which changes no space either.
+//! Sums are taken in binary64 in the order of the elements, so that nodes and threads agree. The paper begins
+//! with normally distributed numbers; here they are uniform between -1 and 1, which needs no logarithm: only
+//! the space that they span counts. Like the authors' code, the last step's Q is orthonormalised before it is
+//! used, which changes no space either.
 
 use std::fmt;
 
@@ -91,8 +95,8 @@ pub(crate) fn store_factor(state: &mut CodecState, rank: u64, values: Vec<f32>) 
     state.powersgd = Some(Factor { rank, values });
 }
 
-/// Rows and columns of a tensor that is sent as factors; `None` if it is sent as it is: of fewer than two dimensions, or its
-/// factors, 32 bits a number, would take as many bytes or more.
+/// Rows and columns of a tensor that is sent as factors; `None` if it is sent as it is: of fewer than two
+/// dimensions, or its factors, 32 bits a number, would take as many bytes or more.
 pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, usize)> {
     let [rows, rest @ ..] = shape else { return None };
     let cols: u64 = rest.iter().product();
@@ -164,8 +168,8 @@ fn plain(
     Ok(())
 }
 
-/// The columns that M is multiplied by, cols x rank: those of the last step, orthonormalised; where there are none, or one
-/// is zero or not finite, those that the seed gives.
+/// The columns that M is multiplied by, cols x rank: those of the last step, orthonormalised; where there are
+/// none, or one is zero or not finite, those that the seed gives.
 pub(crate) fn basis(before: Option<&[f32]>, cols: usize, rank: usize, seed: u64, tensor: u64) -> Vec<f64> {
     let before = before.filter(|b| b.len() == cols * rank);
     let mut basis = match before {
@@ -191,8 +195,9 @@ pub(crate) fn basis(before: Option<&[f32]>, cols: usize, rank: usize, seed: u64,
 /// What is left of a column, relative to what it was, that is taken for rounding.
 const NOTHING: f64 = 1.0 / (1u64 << 40) as f64;
 
-/// Makes the columns of a row-major matrix orthonormal by modified Gram-Schmidt, each projected twice, so that rounding of
-/// the first time is taken back. A column that is a sum of those before it, or zero, becomes zero.
+/// Makes the columns of a row-major matrix orthonormal by modified Gram-Schmidt, each projected twice, so
+/// that rounding of the first time is taken back. A column that is a sum of those before it, or zero, becomes
+/// zero.
 fn orthonormalise(matrix: &mut [f64], rank: usize) {
     let dot = |matrix: &[f64], s: usize, t: usize| {
         matrix.chunks_exact(rank).fold(0.0, |sum, row| sum + row[s] * row[t])

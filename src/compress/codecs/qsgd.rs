@@ -10,7 +10,8 @@ use super::quantize::Levels;
 const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
 const NORM: Choice<Norm> = Choice { key: "norm", names: &[("l2", Norm::L2), ("max", Norm::Max)] };
 
-/// `qsgd`: each element rounded at random, without bias, to a multiple of its bucket's norm / (2^(bits-1) - 1).
+/// `qsgd`: each element rounded at random, without bias, to a multiple of its bucket's norm / (2^(bits-1) -
+/// 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Qsgd {
     /// `bits`: of a level with its sign, 2 to 16. Default: 4.

@@ -1,5 +1,5 @@
-//! Dense quantisers: levels at random without bias (QSGD, arXiv 1610.02132; natural dithering, arXiv 1905.10988, section
-//! 5; TernGrad, arXiv 1705.07878), integers to the nearest (int8).
+//! Dense quantisers: levels at random without bias (QSGD, arXiv 1610.02132; natural dithering, arXiv
+//! 1905.10988, section 5; TernGrad, arXiv 1705.07878), integers to the nearest (int8).
 
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ pub(crate) struct Levels {
     pub(crate) seed: u64,
 }
 
-/// Each element as its bucket's norm times a level, rounded at random so that the mean is right. Level l is l / s, or for
-/// natural spacing 2^(l - s) with 0 for l = 0.
+/// Each element as its bucket's norm times a level, rounded at random so that the mean is right. Level l is l
+/// / s, or for natural spacing 2^(l - s) with 0 for l = 0.
 pub(crate) fn levels(
     tensors: &mut [Source<'_>],
     settings: Levels,
@@ -115,7 +115,8 @@ pub(crate) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>
         let scale = affine_scale(values, largest as f32);
         let of = if scale == 0.0 { 1.0 } else { scale };
         for (x, code) in values.iter().zip(codes) {
-            // The quotient is far below 2^22, so the sum is rounded to an integer, ties to even, in its low bits.
+            // The quotient is far below 2^22, so the sum is rounded to an integer, ties to even, in its low
+            // bits.
             let rounded = (x / of + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32;
             *code = (rounded.clamp(-largest, largest) + centre) as u8;
         }
@@ -230,8 +231,8 @@ fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [
     })
 }
 
-/// Makes the dense blocks of a run of tensors: `visit` gives scales and codes of a chunk, which are whole groups, and
-/// `make` the values of the block.
+/// Makes the dense blocks of a run of tensors: `visit` gives scales and codes of a chunk, which are whole
+/// groups, and `make` the values of the block.
 fn each_block<C: Send>(
     tensors: &mut [Source<'_>],
     group: u64,

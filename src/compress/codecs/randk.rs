@@ -1,5 +1,5 @@
-//! Random elements, the same for every sender that has the seed (random-k; Stich et al., arXiv 1809.07599, section 2.1):
-//! positions cost nothing, and equal supports can be summed.
+//! Random elements, the same for every sender that has the seed (random-k; Stich et al., arXiv 1809.07599,
+//! section 2.1): positions cost nothing, and equal supports can be summed.
 
 use std::fmt;
 
@@ -18,7 +18,8 @@ const FLOATS: Choice<Kept> =
 /// The factor by which kept elements are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scaling {
-    /// n/k: the mean over seeds of what arrives is the tensor. Not for error feedback, whose residuals it makes grow.
+    /// n/k: the mean over seeds of what arrives is the tensor. Not for error feedback, whose residuals it
+    /// makes grow.
     Unbiased,
     /// 1: nothing is expected of what was not drawn; with error feedback it comes later.
     One,
@@ -33,8 +34,8 @@ pub struct RandK {
     pub scale: Scaling,
     /// `values`: `f32`, `f16` or `bf16`. Default: `f32`.
     pub values: Kept,
-    /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates are
-    /// summed. Default: 1.
+    /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates
+    /// are summed. Default: 1.
     pub seed: u64,
 }
 
@@ -106,8 +107,8 @@ impl RandK {
     }
 }
 
-/// The seed of a tensor, so that tensors of one length do not all get the same positions. Its generator's counter is
-/// beyond those of elements and of draws.
+/// The seed of a tensor, so that tensors of one length do not all get the same positions. Its generator's
+/// counter is beyond those of elements and of draws.
 fn seed_of(seed: u64, tensor: u64) -> u64 {
     let counter = [tensor as u32, (tensor >> 32) as u32, u32::MAX - 1, u32::MAX];
     let words = random::philox4x32_10(counter, random::key(seed));

@@ -1,9 +1,9 @@
-//! Sparse Binary Compression (Sattler et al., arXiv 1805.08768): of the `k` largest and the `k` smallest elements of a
-//! tensor those with the larger mean magnitude are kept, and all of them become that mean.
+//! Sparse Binary Compression (Sattler et al., arXiv 1805.08768): of the `k` largest and the `k` smallest
+//! elements of a tensor those with the larger mean magnitude are kept, and all of them become that mean.
 //!
-//! Only positive elements count among the largest and only negative ones among the smallest. Where there are fewer than
-//! `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent. Sums of magnitudes are taken in the
-//! order that [`device`](crate::compress::device) defines.
+//! Only positive elements count among the largest and only negative ones among the smallest. Where there are
+//! fewer than `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent.
+//! Sums of magnitudes are taken in the order that [`device`](crate::compress::device) defines.
 
 use std::fmt;
 
@@ -64,7 +64,8 @@ impl Sbc {
     }
 }
 
-/// Returns the side to send, 0 for the largest positive elements and 1 for the smallest negative ones, and its mean.
+/// Returns the side to send, 0 for the largest positive elements and 1 for the smallest negative ones, and
+/// its mean.
 fn larger_side(sides: &[Chosen; 2]) -> (usize, f32) {
     let sums = sides.each_ref().map(|s| magnitudes(&s.values));
     larger_side_of(sums, sides.each_ref().map(|s| s.values.len() as u64))

@@ -1,7 +1,8 @@
-//! Signs times the mean magnitude: signSGD as error feedback makes it converge (Karimireddy et al., arXiv 1901.09847).
+//! Signs times the mean magnitude: signSGD as error feedback makes it converge (Karimireddy et al., arXiv
+//! 1901.09847).
 //!
-//! The sign of a zero is its own: +0 becomes plus the scale, -0 minus the scale. Error feedback takes that back in the
-//! next step; without it, exact zeros are better sent by another codec.
+//! The sign of a zero is its own: +0 becomes plus the scale, -0 minus the scale. Error feedback takes that
+//! back in the next step; without it, exact zeros are better sent by another codec.
 
 use std::fmt;
 

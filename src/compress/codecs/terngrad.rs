@@ -11,9 +11,9 @@ const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", f
 
 /// `terngrad`: each element rounded at random to zero or plus or minus its bucket's largest magnitude.
 ///
-/// Magnitudes above `clip` root mean squares of the bucket are first limited to that. The rounding is without bias,
-/// the limit is not. The paper takes the standard deviation; the root mean square differs from it by the mean, which
-/// is near zero in gradients, and limits nothing where all elements are equal.
+/// Magnitudes above `clip` root mean squares of the bucket are first limited to that. The rounding is without
+/// bias, the limit is not. The paper takes the standard deviation; the root mean square differs from it by
+/// the mean, which is near zero in gradients, and limits nothing where all elements are equal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TernGrad {
     /// `clip`: at least 1; `inf` for no limit. Default: 2.5.

@@ -1,39 +1,46 @@
-//! Quantising outside of this library, where the elements are not in the host's memory: [`tasks`] says what has to be
-//! computed, and [`blocks`] makes of what was computed the blocks that [`compress`](super::super::compress()) would have made.
+//! Quantising outside of this library, where the elements are not in the host's memory: [`tasks`] says what
+//! has to be computed, and [`blocks`] makes of what was computed the blocks that
+//! [`compress`](super::super::compress()) would have made.
 //!
-//! What has to be computed is defined to the bit. An element x is read as for a [`Search`](super::Search), and with
-//! [`NonFinite::Zero`](super::super::NonFinite::Zero) is 0 where it is not finite. Its *word* is
-//! [`random::word`](crate::random::word) of the seed, its tensor's number, and its number in its tensor. Arithmetic is in 64-bit
-//! floats where nothing else is said, rounded to nearest, each operation by itself.
+//! What has to be computed is defined to the bit. An element x is read as for a [`Search`](super::Search),
+//! and with [`NonFinite::Zero`](super::super::NonFinite::Zero) is 0 where it is not finite. Its *word* is
+//! [`random::word`](crate::random::word) of the seed, its tensor's number, and its number in its tensor.
+//! Arithmetic is in 64-bit floats where nothing else is said, rounded to nearest, each operation by itself.
 //!
 //! **Sums** of magnitudes or squares are taken in the order of `src/compress/sums.rs`, counted from the first
 //! element of the sum.
 //!
 //! **Scales** of elements that share one, whose largest magnitude is m; 0 if m is 0:
-//! - [`Quantizer::Levels`]: with [`Norm::Max`] m, with L1 and L2 the 32-bit float that is not below the sum of magnitudes or the square
-//!   root of the sum of squares; if `clip` is finite then the least of m and of the 32-bit float nearest to `clip` times the square root
-//!   of (the sum of squares / the number of elements), or the largest 32-bit float; in any case at most the largest finite number of
-//!   the element type.
-//! - [`Quantizer::Int8`]: m / 127 in 32 bits, at least 2^-149; the next lower one if 127 times it is beyond 32-bit floats.
+//! - [`Quantizer::Levels`]: with [`Norm::Max`] m, with L1 and L2 the 32-bit float that is not below the sum
+//!   of magnitudes or the square root of the sum of squares; if `clip` is finite then the least of m and of
+//!   the 32-bit float nearest to `clip` times the square root of (the sum of squares / the number of
+//!   elements), or the largest 32-bit float; in any case at most the largest finite number of the element
+//!   type.
+//! - [`Quantizer::Int8`]: m / 127 in 32 bits, at least 2^-149; the next lower one if 127 times it is beyond
+//!   32-bit floats.
 //! - [`Quantizer::Sign`]: the 32-bit float nearest to the sum of magnitudes / the number of elements.
 //!
 //! **Codes**, each `width` bits in a bit plane, the first lowest (spec, section 7.1):
-//! - Uniform levels: y = |x| / scale * s, at most s; the level is floor(y), plus 1 if word < (y - floor(y)) 2^32; negative as x; its
-//!   code 2l, or -2l - 1 if it is negative. The scale 0 makes the level 0.
-//! - Natural levels: y = |x| / scale, at most 1. Below 2^(1 - s) level 0, plus 1 if word < y / 2^(1 - s) 2^32; else level e + s with
-//!   2^e the largest power that is not above y, plus 1 if word < (y / 2^e - 1) 2^32. Codes as above.
-//! - Int8: 128 + x / scale in 32 bits, rounded to an integer, ties to even, and limited to +-127; 128 if the scale is 0.
+//! - Uniform levels: y = |x| / scale * s, at most s; the level is floor(y), plus 1 if word < (y - floor(y))
+//!   2^32; negative as x; its code 2l, or -2l - 1 if it is negative. The scale 0 makes the level 0.
+//! - Natural levels: y = |x| / scale, at most 1. Below 2^(1 - s) level 0, plus 1 if word < y / 2^(1 - s)
+//!   2^32; else level e + s with 2^e the largest power that is not above y, plus 1 if word < (y / 2^e - 1)
+//!   2^32. Codes as above.
+//! - Int8: 128 + x / scale in 32 bits, rounded to an integer, ties to even, and limited to +-127; 128 if the
+//!   scale is 0.
 //! - Sign: the sign bit of x.
-//! - [`Quantizer::Natural`]: e is the exponent of the largest power of two not above |x|, plus 1 if (word >> 9) < the 23 bits of
-//!   (|x| / 2^e - 1) 2^23, at most that of the largest power of the element type. Over all elements of the block that are not 0 the
-//!   smallest e and the largest one give `min_exponent`: the greater of the smallest e and the largest one less 254; 0 if all are 0. The
-//!   code is e - `min_exponent` + 1, or 0 for 0; for an e below `min_exponent` it is 1 if the element's second word < 2^(32 - (`min_exponent`
-//!   - e)), else 0, the second word being that of tensor number + 2^63. Where codes are not 0 there are signs, a bit for each element.
+//! - [`Quantizer::Natural`]: e is the exponent of the largest power of two not above |x|, plus 1 if (word >>
+//!   9) < the 23 bits of (|x| / 2^e - 1) 2^23, at most that of the largest power of the element type. Over
+//!   all elements of the block that are not 0 the smallest e and the largest one give `min_exponent`: the
+//!   greater of the smallest e and the largest one less 254; 0 if all are 0. The code is e - `min_exponent` +
+//!   1, or 0 for 0; for an e below `min_exponent` it is 1 if the element's second word < 2^(32 -
+//!   (`min_exponent`
+//!   - e)), else 0, the second word being that of tensor number + 2^63. Where codes are not 0 there are
+//!     signs, a bit for each element.
 //!
-//! Error feedback takes what a receiver decodes, rounded to the element type, from x; that of code 0 of natural compression has the
-//! sign of x.
+//! Error feedback takes what a receiver decodes, rounded to the element type, from x; that of code 0 of
+//! natural compression has the sign of x.
 
-use crate::compress::codecs::{self, Int8, Natural, quantize};
 use rayon::prelude::*;
 
 use super::super::codecs::sign::Share;
@@ -44,6 +51,7 @@ use crate::block::{
     Affine, Bits, Block, CodedBlock, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing,
     Support, Underflow, Values, Zero,
 };
+use crate::compress::codecs::{self, Int8, Natural, quantize};
 use crate::error::{Error, Result};
 
 /// What is made of an element.
@@ -91,10 +99,11 @@ pub struct Task {
     pub scope: Scope,
     /// What is made of each element.
     pub quantizer: Quantizer,
-    /// Which elements share a scale, in runs from the first of the block on; with [`Share::Tensor`] all of the tensor, also those
-    /// outside of the block. `None` for natural compression, which has no scales.
+    /// Which elements share a scale, in runs from the first of the block on; with [`Share::Tensor`] all of
+    /// the tensor, also those outside of the block. `None` for natural compression, which has no scales.
     pub share: Option<Share>,
-    /// The elements, in this order: one span but for natural compression, which sends small neighbours together.
+    /// The elements, in this order: one span but for natural compression, which sends small neighbours
+    /// together.
     pub spans: Vec<Span>,
 }
 
@@ -113,7 +122,8 @@ impl Task {
         }
     }
 
-    /// The bits of a code; `None` for natural compression, where it is as many as the largest code has, at most 8.
+    /// The bits of a code; `None` for natural compression, where it is as many as the largest code has, at
+    /// most 8.
     pub fn width(&self) -> Option<u32> {
         match self.quantizer {
             Quantizer::Natural { .. } => None,
@@ -152,11 +162,12 @@ pub fn takes(codec: &Codec) -> bool {
     )
 }
 
-/// What has to be computed for the tensors whose codec is one of `natural`, `qsgd`, `dither`, `terngrad`, `sign` and `int8`; others
-/// are passed over.
+/// What has to be computed for the tensors whose codec is one of `natural`, `qsgd`, `dither`, `terngrad`,
+/// `sign` and `int8`; others are passed over.
 ///
 /// # Errors
-/// [`Error::Input`] for tensors that are not in ascending order or not of floats, and for options out of range.
+/// [`Error::Input`] for tensors that are not in ascending order or not of floats, and for options out of
+/// range.
 pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result<Vec<Task>> {
     check_order(tensors, codecs)?;
     if options.block_len == 0 {
@@ -199,8 +210,8 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
 /// The blocks of these tasks, in their order: ascending in what they span.
 ///
 /// # Errors
-/// [`Error::Input`] if what was computed does not fit its task: planes of another length or with bits beyond their end, codes and
-/// scales out of range, a sign where the code is 0.
+/// [`Error::Input`] if what was computed does not fit its task: planes of another length or with bits beyond
+/// their end, codes and scales out of range, a sign where the code is 0.
 pub fn blocks(tasks: &[Task], packed: &[Packed<'_>]) -> Result<Vec<CodedBlock>> {
     if tasks.len() != packed.len() {
         return Err(Error::inconsistent("numbers of tasks and of what was computed"));

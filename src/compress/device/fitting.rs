@@ -1,4 +1,5 @@
-//! SIDCo's thresholds for elements that are elsewhere: what has to be known of them, and what follows of that.
+//! SIDCo's thresholds for elements that are elsewhere: what has to be known of them, and what follows of
+//! that.
 
 use crate::compress::codecs::sidco::{Adaptation, Goal, Refined, Refining, Staging};
 use crate::compress::select::{self, LOWEST};
@@ -6,8 +7,8 @@ use crate::compress::{Fit, Stages};
 
 pub use crate::compress::moments::{MomentQuery, Moments};
 
-/// The search of one tensor by fits, in steps: [`Self::next`] says what is to be done, [`Self::answer`] or [`Self::collected`] takes
-/// what came of it.
+/// The search of one tensor by fits, in steps: [`Self::next`] says what is to be done, [`Self::answer`] or
+/// [`Self::collected`] takes what came of it.
 ///
 /// ```text
 /// guard:              Sample (0 to 7 times), Collect, Candidates (0 to 6 times), Keep
@@ -36,13 +37,15 @@ enum State {
 /// What a search by fits does next.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Step {
-    /// Give the moments of the sample to [`Fitting::answer`]: 2^15 elements, those at `i n / 2^15 + (i * 0x9e3779b97f4a7c15 >> 32) mod
-    /// (n / 2^15)` for `i` from 0 on, the product modulo 2^64, and `i n / 2^15` rounded down.
+    /// Give the moments of the sample to [`Fitting::answer`]: 2^15 elements, those at
+    /// `i n / 2^15 + (i * 0x9e3779b97f4a7c15 >> 32) mod (n / 2^15)` for `i` from 0 on, the product modulo
+    /// 2^64, and `i n / 2^15` rounded down.
     Sample(MomentQuery),
     /// Give the moments of all elements to [`Fitting::answer`].
     Tensor(MomentQuery),
-    /// Collect what reaches `least`, and give to [`Fitting::collected`] how many these are, `least`, and their moments, in the order
-    /// of the elements. The moments are not asked for where there are more than [`Fitting::limit`].
+    /// Collect what reaches `least`, and give to [`Fitting::collected`] how many these are, `least`, and
+    /// their moments, in the order of the elements. The moments are not asked for where there are more than
+    /// [`Fitting::limit`].
     Collect {
         /// Where candidates begin.
         least: Least,
@@ -69,7 +72,8 @@ pub enum Least {
 pub enum FitResult {
     /// All that reach this.
     Reached(f32),
-    /// The `k` largest of the candidates; of all elements if fewer than that are candidates, or more than the limit.
+    /// The `k` largest of the candidates; of all elements if fewer than that are candidates, or more than the
+    /// limit.
     Largest,
 }
 
@@ -98,7 +102,8 @@ impl Fitting {
         self.state = State::Staging(Staging::new(self.fit, adaptation.stages(), self.k));
     }
 
-    /// Goes on from a state of the authors' rule, as [`Self::adaptation`] gave it; other rules have none. Before the first step.
+    /// Goes on from a state of the authors' rule, as [`Self::adaptation`] gave it; other rules have none.
+    /// Before the first step.
     pub fn set_adaptation(&mut self, words: [i64; 3]) {
         if let (Some(_), Some(adaptation)) = (self.adaptation, Adaptation::from_words(words)) {
             self.resume(adaptation);

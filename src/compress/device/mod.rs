@@ -1,15 +1,17 @@
-//! Selection outside of this library, where the elements are not in the host's memory: [`searches`] says what is to be
-//! found, [`blocks`] makes of what was found the blocks that [`compress`](super::compress()) would have made.
+//! Selection outside of this library, where the elements are not in the host's memory: [`searches`] says what
+//! is to be found, [`blocks`] makes of what was found the blocks that [`compress`](super::compress()) would
+//! have made.
 //!
-//! What a search has to find is defined to the bit: an element's *key* is its magnitude's bit pattern, elements with key 0 are
-//! never kept, larger keys come first, and of equal keys those with the lower index (in the order of the tensors, then of
-//! their elements). Elements are 32-bit floats: those of f16 and bf16 are widened first, exactly; the residual of error
-//! feedback is added in 32 bits, and a finite sum that exceeds what the type holds is limited to that.
+//! What a search has to find is defined to the bit: an element's *key* is its magnitude's bit pattern,
+//! elements with key 0 are never kept, larger keys come first, and of equal keys those with the lower index
+//! (in the order of the tensors, then of their elements). Elements are 32-bit floats: those of f16 and bf16
+//! are widened first, exactly; the residual of error feedback is added in 32 bits, and a finite sum that
+//! exceeds what the type holds is limited to that.
 //!
 //! Codecs that send every element are in [`dense`].
 //!
-//! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on sums of 64-bit floats
-//! in one fixed order, which `src/compress/sums.rs` defines.
+//! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on sums of 64-bit
+//! floats in one fixed order, which `src/compress/sums.rs` defines.
 
 pub mod dense;
 mod fitting;
@@ -41,14 +43,16 @@ pub struct Outline {
 /// What a selector is to find. Tensors are named by their place in the list given to [`searches`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Search {
-    /// The `k` elements with the largest keys of several tensors together; all with a key above 0 if there are fewer.
+    /// The `k` elements with the largest keys of several tensors together; all with a key above 0 if there
+    /// are fewer.
     Largest {
         /// The tensors, ascending.
         among: Vec<usize>,
         /// How many.
         k: u64,
     },
-    /// Of one tensor the `k` largest positive and the `k` smallest negative elements, by magnitude; all if there are fewer.
+    /// Of one tensor the `k` largest positive and the `k` smallest negative elements, by magnitude; all if
+    /// there are fewer.
     BothSides {
         /// The tensor.
         of: usize,
@@ -74,8 +78,8 @@ pub enum Search {
 /// The searches that these codecs begin with.
 ///
 /// # Errors
-/// [`Error::Input`] for tensors that are not in ascending order or not of floats, for options out of range, and for codecs
-/// other than [`Codec::TopK`], [`Codec::Threshold`], [`Codec::Sbc`] and [`Codec::Sidco`].
+/// [`Error::Input`] for tensors that are not in ascending order or not of floats, for options out of range,
+/// and for codecs other than [`Codec::TopK`], [`Codec::Threshold`], [`Codec::Sbc`] and [`Codec::Sidco`].
 pub fn searches(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Search>> {
     check(tensors, codecs)?;
     let mut searches = Vec::new();
@@ -140,19 +144,22 @@ impl Found {
     }
 }
 
-/// How a search may begin: among a sample of 2^15 elements, spread over all `n`, so many (which are fewer than the sample) have
-/// larger keys than the one from which on there are `k` of all, but for bad luck. `None` where a sample would not help.
+/// How a search may begin: among a sample of 2^15 elements, spread over all `n`, so many (which are fewer
+/// than the sample) have larger keys than the one from which on there are `k` of all, but for bad luck.
+/// `None` where a sample would not help.
 pub fn sample_rank(k: u64, n: u64) -> Option<u64> {
     select::rank(k, n)
 }
 
-/// Which of the two sides of [`Search::BothSides`] is sent, and the mean that it becomes: `sums`: of magnitudes, each a
-/// [`Moments::sum`] of what was kept of that side, in its order; `counts`: how many these are.
+/// Which of the two sides of [`Search::BothSides`] is sent, and the mean that it becomes: `sums`: of
+/// magnitudes, each a [`Moments::sum`] of what was kept of that side, in its order; `counts`: how many these
+/// are.
 pub fn larger_side(sums: [f64; 2], counts: [u64; 2]) -> (usize, f32) {
     sbc::larger_side_of(sums, counts)
 }
 
-/// What a receiver gets of the elements that were kept of one tensor, in the tensor's type: error feedback takes it from the sum.
+/// What a receiver gets of the elements that were kept of one tensor, in the tensor's type: error feedback
+/// takes it from the sum.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sent {
     /// Of each of them.
@@ -166,7 +173,8 @@ pub enum Sent {
 /// `found`: for each tensor what was found of it: one side for [`Codec::Sbc`], elements for others.
 ///
 /// # Errors
-/// As [`searches`]; [`Error::Input`] if what was found does not fit the tensors, or if a value is NaN or infinite.
+/// As [`searches`]; [`Error::Input`] if what was found does not fit the tensors, or if a value is NaN or
+/// infinite.
 pub fn blocks(
     tensors: &[Outline],
     codecs: &[Codec],
@@ -185,8 +193,9 @@ pub fn joined(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Range<usize>>
     Ok(runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)))
 }
 
-/// As [`blocks`], where the supports of some blocks are in wire form already: `supports` has for each of [`joined`] the bytes of a
-/// support of kind [`SupportId::GAPS_RICE`], or nothing. Of what was found of the tensors of such a block positions are left out.
+/// As [`blocks`], where the supports of some blocks are in wire form already: `supports` has for each of
+/// [`joined`] the bytes of a support of kind [`SupportId::GAPS_RICE`], or nothing. Of what was found of the
+/// tensors of such a block positions are left out.
 ///
 /// # Errors
 /// As [`blocks`]. Bytes are checked when they are written ([`WireBlock`]).
@@ -270,8 +279,8 @@ fn blocks_of(
     Ok((blocks, sent))
 }
 
-/// The error for an element of a tensor that is NaN or infinite, where that is an error: of the first tensor for which a value
-/// that is not finite was kept, its first element that is not.
+/// The error for an element of a tensor that is NaN or infinite, where that is an error: of the first tensor
+/// for which a value that is not finite was kept, its first element that is not.
 pub fn non_finite(tensor: u64, index: u64) -> Error {
     Error::input(InputErrorKind::NonFinite { index }).in_tensor(tensor)
 }

@@ -1,10 +1,10 @@
 //! The worker's side of PowerSGD between many workers (arXiv 1905.13727, algorithms 1 and 2).
 
-use crate::compress::codecs::PowerSgd;
 use std::sync::Arc;
 
 use super::state::{self, out_of_turn};
 use crate::block::{Block, Floats, Scope, Stored, Support, Values};
+use crate::compress::codecs::PowerSgd;
 use crate::compress::codecs::demo;
 use crate::compress::codecs::powersgd::{
     basis, bytes, elements, last_factor, left_factor, matrix, numbers, product, store_factor, times,

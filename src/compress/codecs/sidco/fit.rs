@@ -1,5 +1,5 @@
-//! Distributions fitted to magnitudes, and the thresholds that a given part of them exceeds (SIDCo, arXiv 2101.10761,
-//! section 2: "sparsity-inducing distributions").
+//! Distributions fitted to magnitudes, and the thresholds that a given part of them exceeds (SIDCo, arXiv
+//! 2101.10761, section 2: "sparsity-inducing distributions").
 //!
 //! | family | fitted by | exceeded by a part `d` |
 //! |---|---|---|
@@ -7,9 +7,9 @@
 //! | gamma | mean and mean logarithm: shape `a`, scale `m / a` | `(m / a) Q^-1(a, d)` |
 //! | generalised Pareto | mean and variance `v`: shape `x = (1 - m^2/v) / 2`, scale `c = m (1 + m^2/v) / 2` | `(c / x) (d^-x - 1)` |
 //!
-//! `Q` is the regularised upper incomplete gamma function. At `x = 0` the Pareto threshold is its limit, the exponential
-//! one. Magnitudes that are all equal (variance below 1e-12 of the squared mean) have no tail to fit: gamma and Pareto
-//! give their mean.
+//! `Q` is the regularised upper incomplete gamma function. At `x = 0` the Pareto threshold is its limit, the
+//! exponential one. Magnitudes that are all equal (variance below 1e-12 of the squared mean) have no tail to
+//! fit: gamma and Pareto give their mean.
 
 use std::f64::consts::{LN_2, PI};
 
@@ -46,8 +46,8 @@ impl Fit {
 }
 
 impl Moments {
-    /// What a part `part`, more than 0 and at most 1, of the fitted distribution exceeds, above the location; at least 0,
-    /// finite for sums that are.
+    /// What a part `part`, more than 0 and at most 1, of the fitted distribution exceeds, above the location;
+    /// at least 0, finite for sums that are.
     pub(super) fn threshold(&self, family: Family, part: f64) -> f64 {
         if self.count == 0 || part >= 1.0 {
             return 0.0;
@@ -77,8 +77,8 @@ fn pareto(mean: f64, variance: f64, tail: f64) -> f64 {
     if power.abs() < 1e-12 { scale * tail } else { scale * power.exp_m1() / shape }
 }
 
-/// The approximate maximum-likelihood shape from `s`, the logarithm of the mean less the mean of logarithms (Minka, 2002,
-/// as SIDCo uses it), held within 1e-3 and 1e4.
+/// The approximate maximum-likelihood shape from `s`, the logarithm of the mean less the mean of logarithms
+/// (Minka, 2002, as SIDCo uses it), held within 1e-3 and 1e4.
 fn gamma_shape(s: f64) -> f64 {
     let s = s.max(1e-9);
     ((3.0 - s + ((s - 3.0) * (s - 3.0) + 24.0 * s).sqrt()) / (12.0 * s)).clamp(1e-3, 1e4)
@@ -96,7 +96,8 @@ fn ln_gamma(x: f64) -> f64 {
     (x - 0.5) * x.ln() - x + 0.5 * (2.0 * PI).ln() + series - shift
 }
 
-/// `Q(a, x)`: the power series of `P` below `a + 1` (Abramowitz and Stegun 6.5.29), the continued fraction above (6.5.31).
+/// `Q(a, x)`: the power series of `P` below `a + 1` (Abramowitz and Stegun 6.5.29), the continued fraction
+/// above (6.5.31).
 fn upper_gamma(a: f64, x: f64) -> f64 {
     if x <= 0.0 {
         return 1.0;

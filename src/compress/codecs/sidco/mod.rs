@@ -1,20 +1,21 @@
-//! SIDCo (Abdelmoniem et al., arXiv 2101.10761): a threshold from a distribution fitted to the magnitudes, in stages,
-//! instead of a sort.
+//! SIDCo (Abdelmoniem et al., arXiv 2101.10761): a threshold from a distribution fitted to the magnitudes, in
+//! stages, instead of a sort.
 //!
-//! Three ways to choose the stages ([`Stages`]): a fixed number; the authors' rule, which adapts the number of each
-//! tensor to what was kept of it in earlier steps; and a guard of our own, which stays within 10 % of the target in every
-//! step, whatever the distribution.
+//! Three ways to choose the stages ([`Stages`]): a fixed number; the authors' rule, which adapts the number
+//! of each tensor to what was kept of it in earlier steps; and a guard of our own, which stays within 10 % of
+//! the target in every step, whatever the distribution.
 //!
-//! Differences to the authors' code: exact zeros take no part in the fit (row-sparse gradients have many), exceedances are
-//! taken relative to the threshold they exceed, as the paper has it, and the number of stages belongs to its tensor.
+//! Differences to the authors' code: exact zeros take no part in the fit (row-sparse gradients have many),
+//! exceedances are taken relative to the threshold they exceed, as the paper has it, and the number of stages
+//! belongs to its tensor.
 //!
-//! A fixed number of stages and the authors' rule read the tensor once for each fit and once to collect. The guard takes its
-//! fits from a sample first, reads the tensor once to collect somewhat more than the target, and goes on with that.
-//! `cargo bench --bench speed -- --only sidco` measures it beside exact top-k.
+//! A fixed number of stages and the authors' rule read the tensor once for each fit and once to collect. The
+//! guard takes its fits from a sample first, reads the tensor once to collect somewhat more than the target,
+//! and goes on with that. `cargo bench --bench speed -- --only sidco` measures it beside exact top-k.
 //!
-//! For every way: nothing is kept of zeros, all non-zero elements where they are no more than the target, and NaN and
-//! infinity are errors wherever they are. Where all magnitudes are equal, the guard keeps the first ones, as many as the
-//! target says; the other ways keep all.
+//! For every way: nothing is kept of zeros, all non-zero elements where they are no more than the target, and
+//! NaN and infinity are errors wherever they are. Where all magnitudes are equal, the guard keeps the first
+//! ones, as many as the target says; the other ways keep all.
 
 mod fit;
 mod stages;
@@ -36,11 +37,12 @@ use crate::tensor::{Dtype, TensorBuf};
 /// How the number of stages is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stages {
-    /// As many fits as it takes to keep 0.9 to 1.1 times the target; equal magnitudes are cut at exactly the target.
+    /// As many fits as it takes to keep 0.9 to 1.1 times the target; equal magnitudes are cut at exactly the
+    /// target.
     Guard,
-    /// The authors' rule: begin with one stage; whenever the mean of k'/k over five steps is more than 1.2, one less, or
-    /// less than 0.8, one more; from 1 to ceil(log2(n/k)). The state lives in the sender's [`Feedback`](crate::compress::Feedback);
-    /// without one every call begins anew.
+    /// The authors' rule: begin with one stage; whenever the mean of k'/k over five steps is more than 1.2,
+    /// one less, or less than 0.8, one more; from 1 to ceil(log2(n/k)). The state lives in the sender's
+    /// [`Feedback`](crate::compress::Feedback); without one every call begins anew.
     Authors,
     /// A fixed number, 1 to 64.
     Fixed(u8),
@@ -123,7 +125,8 @@ impl Adaptation {
 /// `sidco`: keeps about the requested number of elements of largest magnitude, by a fitted threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sidco {
-    /// `density` or `k`: the number of elements to keep of each tensor, approximately. Default: density 0.001.
+    /// `density` or `k`: the number of elements to keep of each tensor, approximately. Default: density
+    /// 0.001.
     pub amount: Amount,
     /// `fit`: the distribution fitted to the magnitudes, `exp`, `gamma-gp` or `gp`. Default: `gp`.
     pub fit: Fit,

@@ -35,8 +35,8 @@ fn rounded(threshold: f64, moments: &Moments) -> f32 {
     (threshold as f32).clamp(f32::from_bits(LOWEST), moments.max)
 }
 
-/// SIDCo with a number of stages: all elements that reach the last threshold. A read for each stage, and one to collect.
-/// Also tells whether anything was fitted: not if no more than `k` are not zero.
+/// SIDCo with a number of stages: all elements that reach the last threshold. A read for each stage, and one
+/// to collect. Also tells whether anything was fitted: not if no more than `k` are not zero.
 fn staged(source: &mut Source<'_>, fit: Fit, stages: u32, k: u64) -> Result<(Chosen, bool)> {
     let mut staging = Staging::new(fit, stages, k);
     let at = loop {
@@ -54,8 +54,9 @@ fn staged(source: &mut Source<'_>, fit: Fit, stages: u32, k: u64) -> Result<(Cho
 
 /// From the moments of a tensor to the threshold of its last stage.
 ///
-/// With several stages a quarter of the elements is to exceed the first threshold, and each later one takes an equal
-/// share of the rest. A threshold beyond the largest magnitude becomes that, so something is kept unless all is zero.
+/// With several stages a quarter of the elements is to exceed the first threshold, and each later one takes
+/// an equal share of the rest. A threshold beyond the largest magnitude becomes that, so something is kept
+/// unless all is zero.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::compress) struct Staging {
     fit: Fit,
@@ -137,7 +138,8 @@ impl Goal {
 ///   enough exceed that, and not too many: done;  too many: fit those;  too few: exactly as many as wanted, by counting
 /// ```
 ///
-/// Equal magnitudes that no threshold divides are counted too: the first ones are kept, exactly as many as wanted.
+/// Equal magnitudes that no threshold divides are counted too: the first ones are kept, exactly as many as
+/// wanted.
 fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
     let (mut at, mut stage) = (f32::from_bits(LOWEST), 0);
     if let Some(Sample { bits, rank }) = select::sample(&[source], k) {
@@ -198,7 +200,8 @@ fn refine(values: &[f32], mut refining: Refining, first: Moments) -> Cut {
     }
 }
 
-/// From the moments of magnitudes of which no less than `goal.least` are there, or else no more are to be had, to a threshold.
+/// From the moments of magnitudes of which no less than `goal.least` are there, or else no more are to be
+/// had, to a threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::compress) struct Refining {
     fit: Fit,

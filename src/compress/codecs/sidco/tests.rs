@@ -55,8 +55,9 @@ fn the_guard_stays_in_its_band() {
     }
 }
 
-/// What a fixed number of stages keeps of each distribution, k'/k, simulated independently (numpy, n = 2e6) from the
-/// formulas. Tolerance: 5 % for the formulas' treatment of the shift and 5 standard deviations of a count of k' = r k.
+/// What a fixed number of stages keeps of each distribution, k'/k, simulated independently (numpy, n = 2e6)
+/// from the formulas. Tolerance: 5 % for the formulas' treatment of the shift and 5 standard deviations of a
+/// count of k' = r k.
 #[test]
 fn fixed_stages_keep_what_the_formulas_say() {
     let table: [(&str, &str, f64, &[f64]); 14] = [

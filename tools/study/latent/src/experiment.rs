@@ -1,12 +1,12 @@
 //! The experiment: error and cost of later gradients, compared with plain top-k at the same cost.
 
-use gcodec::compress::codecs::TopK;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
 use gcodec::block::{Positions, Stored};
+use gcodec::compress::codecs::TopK;
 use gcodec::compress::{Amount, Input, Kept, Options, Selection, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
