@@ -1,9 +1,9 @@
-//! The largest elements of each chunk, as SparseLoCo sends them (Sarfi et al., arXiv 2508.15706): the same
-//! number from each chunk of consecutive elements, with 2-bit codes or signs as values. A position is a gap,
-//! or a fixed number of bits inside its chunk where those are fewer.
+//! Chunked top-k, as in SparseLoCo (Sarfi et al., arXiv 2508.15706): keeps the same number of largest
+//! elements of each chunk of consecutive elements. The values are 2-bit codes or signs. A position is stored
+//! as a gap, or as a fixed number of bits inside its chunk if that is smaller.
 //!
-//! The chunks are runs of the row-major elements, where the authors' code takes 64 x 64 tiles of matrices. Of
-//! equal magnitudes the lowest index is kept; zeros are kept where a chunk has too few others.
+//! The chunks are runs of the row-major elements; the authors' code uses 64 x 64 tiles of matrices. The
+//! lowest index wins among equal magnitudes. Zeros are kept if a chunk has too few non-zero elements.
 
 use std::fmt;
 
@@ -23,25 +23,26 @@ const KEPT: Number<u64> = Number { key: "kept", allowed: "1 to the chunk", fits:
 const VALUES: Choice<ChunkValues> =
     Choice { key: "values", names: &[("sign", ChunkValues::Sign), ("code2", ChunkValues::Code2)] };
 
-/// The form in which the kept elements of a chunk are sent.
+/// Form in which the kept elements of a chunk are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChunkValues {
-    /// Its sign, that of zero being its own; the mean magnitude of the tensor's kept elements is sent once.
+    /// Sign of each element; a zero keeps its own sign. The mean magnitude of the tensor's kept elements is
+    /// sent once.
     Sign,
-    /// Which of four equal bins from three standard deviations below the mean of the tensor's kept elements
-    /// to three above it lies in; what arrives is the mean of those in its bin.
+    /// Index of one of four equal bins. The bins span three standard deviations below to three above the mean
+    /// of the tensor's kept elements. An element decodes to the mean of the kept elements in its bin.
     Code2,
 }
 
-/// `chunked`: keeps the elements of largest magnitude of each chunk, the same number of each (SparseLoCo).
+/// `chunked`: keeps the elements of largest magnitude of each chunk, the same number in each (SparseLoCo).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Chunked {
-    /// `chunk`: consecutive elements of a chunk, 1 to 2^32. Default: 4096.
+    /// `chunk`: number of consecutive elements of a chunk, 1 to 2^32. Default: 4096.
     pub chunk: u64,
-    /// `kept`: elements kept of each chunk, 1 to `chunk`; all elements of a shorter last chunk. Default: 64,
-    /// or `chunk` if that is less.
+    /// `kept`: elements kept of each chunk, 1 to `chunk`. A shorter last chunk keeps at most all of its
+    /// elements. Default: 64, or `chunk` if that is less.
     pub kept: u64,
-    /// `values`: `sign` or `code2`. Default: `code2`.
+    /// `values`: the form of the values, `sign` or `code2`. Default: `code2`.
     pub values: ChunkValues,
 }
 
@@ -114,9 +115,9 @@ impl Chunked {
     }
 }
 
-/// The smaller of a fixed number of bits for each position and one Rice parameter for all gaps; the wire may
-/// find something smaller still for gaps. `positions` are `kept` of each chunk of `chunk_len` of `n`
-/// elements.
+/// Returns the smaller support: a fixed number of bits for each position, or one Rice parameter for all gaps.
+/// The wire format may encode gaps in a smaller form. `positions` has `kept` positions in each chunk of
+/// `chunk_len` of `n` elements.
 pub(crate) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64) -> Support {
     if kept >= chunk_len {
         return Support::All;
@@ -131,9 +132,9 @@ pub(crate) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64)
     Support::Chunked(block::Chunked { chunk_len, kept, positions })
 }
 
-/// The positions in a chunk, ascending, of its `kept` largest magnitudes, and the elements there.
+/// Returns the ascending positions of the `kept` largest magnitudes of a chunk, and the elements at them.
 pub(crate) fn largest(chunk: &[f32], kept: u64) -> (Vec<u32>, Vec<f32>) {
-    // Larger magnitudes first, then lower positions; a chunk has at most 2^32 elements.
+    // Larger magnitudes come first, then lower positions. A chunk has at most 2^32 elements.
     let mut keys: Vec<(u32, u32)> = chunk.iter().map(|x| !(x.to_bits() & 0x7fff_ffff)).zip(0..).collect();
     let kept = usize::try_from(kept).unwrap_or(usize::MAX).min(keys.len());
     if kept < keys.len() {
@@ -154,7 +155,7 @@ fn signs(numbers: &[f32]) -> (Values, Vec<f32>) {
     (Values::Sign(block::Sign { groups: Groups::Block, scales, negative }), decoded)
 }
 
-/// Bins of a code.
+/// Number of bins of a code.
 const BINS: usize = 4;
 
 fn codes(numbers: &[f32], max: f32) -> (Values, Vec<f32>) {

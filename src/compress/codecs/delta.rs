@@ -1,14 +1,14 @@
-//! Differences to a base, without loss.
+//! Lossless differences from a base.
 
 use std::fmt;
 
 use crate::block::Positions;
 use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
 
-/// `delta`: the elements that differ from a base, without loss.
+/// `delta`: sends the elements that differ from a base, without loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Delta {
-    /// `positions`: how positions are written. Default: `auto`.
+    /// `positions`: the encoding of positions. Default: `auto`.
     pub positions: Positions,
 }
 

@@ -1,10 +1,10 @@
-//! The codec of DeMo (Peng et al., arXiv 2411.19870): the largest coefficients of a cosine transform of each
-//! chunk.
+//! DeMo (Peng et al., arXiv 2411.19870): keeps the largest coefficients of a cosine transform of each chunk.
 //!
-//! A matrix is cut into chunks whose sides are the largest divisors of its dimensions that are at most
-//! `chunk`, as the authors' code has it; a tensor of more than two dimensions is the matrix of its first and
-//! the product of the others, and a vector is cut into runs. Where a dimension is a large prime that leaves
-//! chunks of one row or one element, and what is kept of each is at most all of it.
+//! A matrix is cut into chunks. The sides of a chunk are the largest divisors of the matrix dimensions that
+//! are at most `chunk`, as in the authors' code. A tensor of more than two dimensions becomes a matrix: its
+//! first dimension by the product of the others. A vector is cut into runs. A dimension that is a large prime
+//! gives chunks with a side of 1. A chunk then has one row, one column or one element, and at most all of its
+//! elements are kept.
 
 use std::fmt;
 
@@ -35,9 +35,9 @@ const VALUES: Choice<Kept> = Choice {
 pub struct Demo {
     /// `chunk`: the longest side of a chunk, 1 to 128. Default: 64.
     pub chunk: u64,
-    /// `kept`: coefficients kept of each chunk, at least 1; all of a smaller chunk. Default: 32.
+    /// `kept`: coefficients kept of each chunk, at least 1. A smaller chunk keeps all. Default: 32.
     pub kept: u64,
-    /// `values`: `sign`, `f32`, `f16` or `bf16`. Default: `sign`.
+    /// `values`: the form of the coefficients, `sign`, `f32`, `f16` or `bf16`. Default: `sign`.
     pub values: Kept,
 }
 
@@ -70,7 +70,7 @@ impl Demo {
     }
 }
 
-/// A tensor as a matrix in chunks.
+/// Layout of a tensor as a matrix in chunks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct View {
     rows: u64,
@@ -80,12 +80,12 @@ struct View {
 }
 
 impl View {
-    /// Of a tensor of this shape that has elements.
+    /// Returns the layout of a non-empty tensor of this shape.
     fn new(shape: &[u64], chunk: u64) -> Self {
         let side = |dim: u64| (1..=chunk.min(dim)).rev().find(|s| dim.is_multiple_of(*s)).unwrap_or(1);
         match shape {
             [] => Self { rows: 1, cols: 1, chunk_rows: 1, chunk_cols: 1 },
-            // Runs of a vector are rows, so that a long one can be sent in several blocks.
+            // Runs of a vector are rows, so that a long vector can be sent in several blocks.
             [n] => Self { rows: n / side(*n), cols: side(*n), chunk_rows: 1, chunk_cols: side(*n) },
             [rows, rest @ ..] => {
                 let cols = rest.iter().product();
@@ -99,7 +99,7 @@ impl View {
     }
 }
 
-/// Blocks of a run of tensors, each of whole rows of chunks of one of them.
+/// Appends the blocks of a run of tensors. Each block covers whole rows of chunks of one tensor.
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     inputs: &[Input<'_>],
@@ -119,7 +119,7 @@ pub(crate) fn blocks(
     Ok(())
 }
 
-/// The block of the elements `start .. start + len`, whole rows of chunks.
+/// Returns the block of the elements `start .. start + len`, which are whole rows of chunks.
 fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &Demo) -> error::Result<Block> {
     let range = start as usize..(start + len) as usize;
     let of_row = (view.chunk_rows * view.cols) as usize;
@@ -156,7 +156,7 @@ fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &D
         if decoded.iter().all(|x| x.abs() <= max) {
             break (values, decoded);
         }
-        // Part of a sum may be larger than the whole, and than the tensor's type holds.
+        // A partial sum may be larger than the whole sum and exceed the range of the tensor's type.
         numbers.iter_mut().for_each(|x| *x *= 0.5);
     };
     if let Some(after) = &mut tensor.residual_after {
@@ -170,19 +170,20 @@ fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &D
     Ok(Block { scope, add: false, support: Support::All, values })
 }
 
-/// A number that was made of finite ones, no larger than the largest.
+/// Clamps an infinite result of finite numbers to the largest finite number.
 pub(crate) fn finite(x: f32) -> f32 {
     x.clamp(-f32::MAX, f32::MAX)
 }
 
-/// Whether an element, the sum of `kept` coefficients times at most 2, cannot exceed the type.
+/// Whether no element can exceed the type's range. Each element is the sum of `kept` coefficients, each times
+/// at most 2.
 fn surely_fits(dtype: Dtype, numbers: &[f32], kept: u64) -> bool {
     let largest = numbers.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
-    // The mean of magnitudes and a rounding to 16 bits are no larger than twice the largest.
+    // The mean magnitude and values rounded to 16 bits are at most twice the largest magnitude.
     f64::from(largest) * 4.0 * kept as f64 <= f64::from(max_finite(dtype))
 }
 
-/// What a receiver makes of values that are a whole matrix of `n` elements.
+/// Returns the numbers that a receiver decodes from values that are a whole matrix of `n` elements.
 pub(crate) fn numbers_of(values: &Values, n: u64) -> error::Result<Vec<f32>> {
     let mut decoded = vec![0.0; n as usize];
     let limits = Limits::default().with_max_alloc_bytes(u64::MAX);
@@ -197,7 +198,7 @@ fn coefficients(kept: Kept, numbers: &[f32]) -> Values {
             let negative: Bits = numbers.iter().map(|x| x.is_sign_negative()).collect();
             Values::Sign(Sign { groups: Groups::Block, scales, negative })
         }
-        // As for elements of 64 bits: nested values have no element type to be stored as.
+        // Nested values have no element type to be stored as, so they are stored as for 64-bit elements.
         kept => match floats(Dtype::F64, kept, numbers) {
             Ok((values, _)) => values,
             Err(_) => Values::Floats(Floats { stored: Stored::F32, bytes: Vec::new() }),

@@ -1,5 +1,5 @@
-//! Natural dithering (Horvath et al., arXiv 1905.10988, section 5): levels that are powers of two, without
-//! bias.
+//! Natural dithering (Horvath et al., arXiv 1905.10988, section 5): unbiased rounding to levels that are
+//! powers of two.
 
 use std::fmt;
 
@@ -12,17 +12,17 @@ const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l
 const NORM: Choice<Norm> =
     Choice { key: "norm", names: &[("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)] };
 
-/// `dither`: each element rounded at random, without bias, to its bucket's norm times zero or a power of two
+/// `dither`: rounds each element at random, without bias, to its bucket's norm times zero or a power of two
 /// from 2^(1 - levels) to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Dither {
-    /// `levels`: the number of powers, 1 to 255. Default: 8.
+    /// `levels`: the number of powers of two, 1 to 255. Default: 8.
     pub levels: u8,
-    /// `bucket`: values that share a norm, at least 2. Default: 512.
+    /// `bucket`: number of values that share a norm, at least 2. Default: 512.
     pub bucket: u64,
-    /// `norm`: `l1`, `l2` or `max`. Default: `l2`.
+    /// `norm`: the norm of a bucket, `l1`, `l2` or `max`. Default: `l2`.
     pub norm: Norm,
-    /// `seed`: of the rounding. Take another one for every step. Default: 1.
+    /// `seed`: the seed for rounding. Use a different one for every step. Default: 1.
     pub seed: u64,
 }
 

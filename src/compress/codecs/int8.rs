@@ -1,4 +1,4 @@
-//! Integers of 8 bits with a scale for each group (8-bit approximations, arXiv 1511.04561).
+//! 8-bit integers with a scale for each group (8-bit approximations, arXiv 1511.04561).
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter}
 
 const GROUP: Number<u64> = Number { key: "group", allowed: "at least 2", fits: |g| g >= 2 };
 
-/// `int8`: each element rounded to a multiple of its group's largest magnitude / 127.
+/// `int8`: rounds each element to a multiple of its group's largest magnitude / 127.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Int8 {
-    /// `group`: values that share a scale, at least 2. Default: 256.
+    /// `group`: number of values that share a scale, at least 2. Default: 256.
     pub group: u64,
 }
 

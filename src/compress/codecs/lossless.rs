@@ -1,4 +1,4 @@
-//! Blocks that lose nothing: the elements as they are, and differences to a base.
+//! Lossless blocks: unchanged elements, and differences from a base.
 
 use std::collections::HashSet;
 
@@ -11,7 +11,7 @@ use crate::frame::{Delta, tensor_digest};
 use crate::tensor::element::{bits_at, set_bits_at, ulp_diff};
 use crate::tensor::{Dtype, TensorView};
 
-/// Dense blocks of a run of tensors, as byte planes if `planes`.
+/// Appends dense blocks of a run of tensors, as byte planes if `planes`.
 pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, blocks: &mut Vec<Block>) {
     let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
     for part in parts(&lens, options.block_len, true) {
@@ -37,10 +37,10 @@ pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, block
     }
 }
 
-/// The most elements that a block of differences spans, unless it spans one tensor.
+/// Maximum number of elements of a block of differences, unless the block spans one tensor.
 const DELTA_BLOCK: u64 = 1 << 26;
 
-/// Blocks of the elements of a run of tensors that differ from their bases.
+/// Appends blocks of the elements of a run of tensors that differ from their bases.
 pub(crate) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()> {
     let differences = in_order(inputs.par_iter().map(|input| {
         let base = input.base.ok_or(Error::input(InputErrorKind::MissingBase));
@@ -72,8 +72,9 @@ pub(crate) fn delta(inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()>
     Ok(())
 }
 
-/// What the header of an update with these blocks says of the tensors that they touch, before and after
-/// ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)): of those of `inputs` that have a base.
+/// Returns the entries that an update's header has for the tensors touched by these blocks, before and after
+/// the update ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)). Only tensors of `inputs` with a
+/// base have an entry.
 pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<Delta> {
     let scopes = blocks.iter().map(|coded| coded.block().scope);
     let touched: HashSet<u64> =
@@ -85,9 +86,9 @@ pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<Delta> {
     inputs.iter().filter(|input| touched.contains(&input.tensor)).filter_map(entry).collect()
 }
 
-/// Bytes that are compared at once where nothing differs; whole elements of every type.
+/// Number of bytes compared at once where nothing differs. It holds whole elements of every type.
 const ROW: usize = 256;
-/// Bytes of the work of one thread at a time.
+/// Number of bytes that a thread processes at a time.
 const STEP: usize = 1 << 20;
 
 fn differences(new: TensorView<'_>, old: TensorView<'_>) -> Result<(Vec<u64>, Vec<i64>)> {
@@ -131,7 +132,7 @@ fn differences(new: TensorView<'_>, old: TensorView<'_>) -> Result<(Vec<u64>, Ve
     Ok((positions, diffs))
 }
 
-/// Elements one after the other, even where two share a byte.
+/// Reads elements one by one, even if two share a byte.
 struct Elements {
     dtype: Dtype,
     len: u64,

@@ -1,5 +1,5 @@
-//! One file for each compressor: its settings with their ranges and written form, and the function that makes
-//! blocks.
+//! Compressors, one per file. Each file has the settings with their ranges and text form, and the function
+//! that makes blocks.
 
 pub(super) mod chunked;
 mod delta;

@@ -1,5 +1,5 @@
-//! Natural compression (Horvath et al., arXiv 1905.10988): each element becomes one of the two powers of two
-//! around its magnitude, the upper one with the probability that makes the mean right: its mantissa.
+//! Natural compression (Horvath et al., arXiv 1905.10988): rounds each element to one of the two powers of
+//! two around its magnitude. The probability of the upper one is the mantissa, which makes the mean exact.
 
 use std::fmt;
 
@@ -14,10 +14,10 @@ use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
 
-/// `natural`: natural compression, each element rounded at random to a power of two, without bias.
+/// `natural`: natural compression, which rounds each element at random to a power of two, without bias.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Natural {
-    /// `seed`: of the rounding. Take another one for every step. Default: 1.
+    /// `seed`: the seed for rounding. Use a different one for every step. Default: 1.
     pub seed: u64,
 }
 
@@ -41,7 +41,7 @@ impl Natural {
     }
 }
 
-/// Dense blocks of a run of tensors.
+/// Appends dense blocks of a run of tensors.
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     &Natural { seed }: &Natural,
@@ -71,8 +71,8 @@ pub(crate) fn blocks(
     Ok(())
 }
 
-/// The exponent of the power of two that a finite float of these bits is rounded to, [`ZERO`] for zero.
-/// Magnitudes that would round to more than `2^top` become that.
+/// Returns the exponent of the power of two that a finite float of these bits is rounded to, or [`ZERO`] for
+/// zero. Magnitudes that would round to more than `2^top` become `2^top`.
 pub(crate) fn round(bits: u32, word: u32, top: i16) -> i16 {
     let magnitude = bits & 0x7fff_ffff;
     if magnitude == 0 {
@@ -86,19 +86,19 @@ pub(crate) fn round(bits: u32, word: u32, top: i16) -> i16 {
     (biased(magnitude, word) as i16 - 127).min(top)
 }
 
-/// The exponent of the largest power of two that elements of a type hold.
+/// Returns the exponent of the largest power of two that elements of a type can hold.
 pub(crate) fn top(dtype: Dtype) -> i16 {
     (max_finite(dtype).to_bits() >> 23) as i16 - 127
 }
 
-/// What [`round`] gives for zero.
+/// Result of [`round`] for zero.
 pub(crate) const ZERO: i16 = i16::MIN;
 
-/// Added to a tensor's number for the words of the second draw.
+/// Offset added to a tensor's number for the words of the second draw.
 pub(crate) const SECOND_STREAM: u64 = 1 << 63;
 
-/// The smallest exponent that has a code, and a code for each exponent that [`round`] gave. `words` draws a
-/// second word for each element; it is asked only if the exponents span more than 255.
+/// Returns the smallest exponent that has a code, and a code for each exponent returned by [`round`]. `words`
+/// draws a second word for each element. It is called only if the exponents span more than 255 values.
 pub(crate) fn codes(exponents: &[i16], words: impl FnOnce() -> Vec<u32>) -> (i16, Vec<u8>) {
     let nonzero = || exponents.iter().copied().filter(|&e| e != ZERO);
     let (Some(smallest), Some(largest)) = (nonzero().min(), nonzero().max()) else {
@@ -109,13 +109,13 @@ pub(crate) fn codes(exponents: &[i16], words: impl FnOnce() -> Vec<u32>) -> (i16
     if smallest == least {
         return (least, exponents.iter().map(|&e| code(e)).collect());
     }
-    // 2^e below the least power becomes that with probability 2^(e - least), or zero.
+    // 2^e below the least power becomes that power with probability 2^(e - least), and zero otherwise.
     let draw = |e: i16, word: u32| u8::from(u64::from(word) < (1u64 << 32) >> (least - e).min(63));
     let draws = exponents.iter().zip(words());
     (least, draws.map(|(&e, word)| if e != ZERO && e < least { draw(e, word) } else { code(e) }).collect())
 }
 
-/// The magnitude of a code, for exponents that 32-bit floats have.
+/// Returns the magnitude of a code, for exponents within the range of 32-bit floats.
 pub(crate) fn value(min_exponent: i16, code: u8) -> f32 {
     let exponent = i32::from(min_exponent) + i32::from(code) - 1;
     match code {
@@ -125,21 +125,21 @@ pub(crate) fn value(min_exponent: i16, code: u8) -> f32 {
     }
 }
 
-/// The biased exponent of a normal magnitude, plus one if a 23-bit uniform number is less than the mantissa;
-/// 255 beyond the largest power.
+/// Returns the biased exponent of a normal magnitude, plus one if a 23-bit uniform number is less than the
+/// mantissa. Returns 255 beyond the largest power.
 #[inline(always)]
 fn biased(magnitude: u32, word: u32) -> u32 {
     // r < m if and only if m + (2^23 - 1 - r) carries, and !word >> 9 is that complement of r = word >> 9.
     (magnitude + (!word >> 9)) >> 23
 }
 
-/// Elements of the work of one thread at a time; a multiple of [`RUN`].
+/// Number of elements that a thread processes at a time; a multiple of [`RUN`].
 const STEP: usize = 1 << 16;
 
-/// What was seen of elements whose codes are biased exponents yet.
+/// Summary of elements whose codes are still biased exponents.
 #[derive(Clone, Copy)]
 struct Seen {
-    /// The smallest code above 0, less one.
+    /// Smallest code above 0, minus one.
     least: u8,
     subnormal: bool,
     non_finite: bool,
@@ -157,8 +157,8 @@ impl Seen {
     }
 }
 
-/// One span of one tensor. As long as all elements are normal numbers or zero, a code is a biased exponent
-/// less the same number for all; only that number has to wait for the end.
+/// Returns the values of one span of one tensor. If all elements are normal numbers or zero, every code is a
+/// biased exponent minus a common number. Only that number is known at the end of the pass.
 fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> error::Result<Values> {
     let (mut codes, mut negative) = (vec![0; range.len()], vec![0; range.len().div_ceil(8)]);
     let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
@@ -172,7 +172,7 @@ fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> e
     if seen.subnormal {
         return general(&mut [(range, tensor)], seed);
     }
-    // 255 says that there was no code but 0.
+    // 255 means that all codes are 0.
     let shift = if seen.least == 255 { 126 } else { seen.least };
     codes.iter_mut().for_each(|c| *c = c.saturating_sub(shift));
     let negative = Bits::from_bytes(range.len() as u64, negative).unwrap_or_default();
@@ -196,7 +196,7 @@ fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut
     seen
 }
 
-/// Writes biased exponents, at most `most`, and signs.
+/// Visitor that writes biased exponents, at most `most`, and signs.
 struct RoundRun<'a> {
     seed: u64,
     tensor: u64,
@@ -218,7 +218,7 @@ impl Kernel for RoundRun<'_> {
         let (mut least, mut subnormal, mut non_finite) = (255, 0u32, 0u32);
         for ((x, word), code) in self.run.iter().zip(words).zip(self.codes.iter_mut()) {
             let magnitude = x.to_bits() & 0x7fff_ffff;
-            // Sign bits tell: below 2^23 but not below 1, and above the largest finite magnitude.
+            // Sign bits mark magnitudes from 1 to 2^23 - 1, and magnitudes above the largest finite one.
             subnormal |= magnitude.wrapping_sub(1 << 23) & !magnitude.wrapping_sub(1);
             non_finite |= 0x7f7f_ffffu32.wrapping_sub(magnitude);
             *code = (biased(magnitude, *word) as u8).min(self.most);
@@ -229,7 +229,7 @@ impl Kernel for RoundRun<'_> {
     }
 }
 
-/// The signs of what is not zero.
+/// Packs the signs of the non-zero elements.
 #[inline(always)]
 fn pack_signs(run: &[f32], codes: &[u8], out: &mut [u8]) {
     let ((rows, rest), (code_rows, code_rest)) = (run.as_chunks::<64>(), codes.as_chunks::<64>());
@@ -255,7 +255,8 @@ fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
     }
 }
 
-/// Any spans together: small tensors that share a block, subnormal elements.
+/// Returns the values of several spans together. Handles small tensors that share a block, and subnormal
+/// elements.
 fn general(spans: &mut [(std::ops::Range<usize>, &mut Source<'_>)], seed: u64) -> error::Result<Values> {
     let mut exponents = Vec::new();
     let mut negative = Vec::new();

@@ -1,21 +1,21 @@
-//! PowerSGD (Vogels et al., arXiv 1905.13727): a matrix as two factors of few columns, found by one step of
-//! subspace iteration.
+//! PowerSGD (Vogels et al., arXiv 1905.13727): sends a matrix as two factors of few columns, found by one
+//! step of subspace iteration.
 //!
 //! ```text
-//! M = gradient + what earlier steps left over       first dimension x the product of the others
-//! P = M Q, its columns orthonormalised               Q: of the last step, at first from the seed
-//! Q = M^T P                                          the receiver makes P Q^T, and M - P Q^T is left over
+//! M = gradient + residual of earlier steps          first dimension x the product of the others
+//! P = M Q, its columns orthonormalised               Q: from the last step, at first from the seed
+//! Q = M^T P                                          the receiver computes P Q^T; the residual is M - P Q^T
 //! ```
 //!
-//! [`Codec::PowerSgd`](crate::compress::Codec::PowerSgd) is this for one sender;
-//! [`Worker`](crate::compress::senders::powersgd::Worker) for many, whose P and Q are averaged as they are.
-//! Vectors, and matrices whose factors would take no fewer bytes, are sent as they are, as the paper does
-//! with vectors.
+//! [`Codec::PowerSgd`](crate::compress::Codec::PowerSgd) does this for one sender.
+//! [`Worker`](crate::compress::senders::powersgd::Worker) does it for many senders, whose P and Q are
+//! averaged directly. Vectors are sent uncompressed, as in the paper. The same holds for matrices whose
+//! factors would take no fewer bytes.
 //!
-//! Sums are taken in binary64 in the order of the elements, so that nodes and threads agree. The paper begins
-//! with normally distributed numbers; here they are uniform between -1 and 1, which needs no logarithm: only
-//! the space that they span counts. Like the authors' code, the last step's Q is orthonormalised before it is
-//! used, which changes no space either.
+//! Sums are computed in binary64 in the order of the elements, so that nodes and threads agree. The paper
+//! starts from normally distributed numbers. This code starts from uniform numbers between -1 and 1, which
+//! need no logarithm; only the space that they span matters. The last step's Q is orthonormalised before use,
+//! as in the authors' code. This does not change the space either.
 
 use std::fmt;
 
@@ -37,9 +37,9 @@ const RANK: Number<u64> = Number { key: "rank", allowed: "at least 1", fits: |r|
 /// `powersgd`: sends each matrix as two factors of few columns.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PowerSgd {
-    /// `rank`: columns of a factor, at least 1. Default: 4.
+    /// `rank`: the number of columns of a factor, at least 1. Default: 4.
     pub rank: u64,
-    /// `seed`: of the columns with which the first step begins. Default: 1.
+    /// `seed`: the seed of the columns that the first step starts from. Default: 1.
     pub seed: u64,
 }
 
@@ -65,7 +65,7 @@ impl PowerSgd {
     }
 }
 
-/// The last Q of a tensor, cols x rank, row-major.
+/// Last Q of a tensor, cols x rank, row-major.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Factor {
     rank: u64,
@@ -95,8 +95,9 @@ pub(crate) fn store_factor(state: &mut CodecState, rank: u64, values: Vec<f32>) 
     state.powersgd = Some(Factor { rank, values });
 }
 
-/// Rows and columns of a tensor that is sent as factors; `None` if it is sent as it is: of fewer than two
-/// dimensions, or its factors, 32 bits a number, would take as many bytes or more.
+/// Returns the rows and columns of a tensor that is sent as factors, or `None` if it is sent uncompressed. A
+/// tensor is sent uncompressed if it has fewer than two dimensions, or if its factors, at 32 bits per number,
+/// would take as many bytes or more.
 pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, usize)> {
     let [rows, rest @ ..] = shape else { return None };
     let cols: u64 = rest.iter().product();
@@ -106,7 +107,7 @@ pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, u
     smaller.then_some((usize::try_from(*rows).ok()?, usize::try_from(cols).ok()?))
 }
 
-/// Blocks of a run of tensors.
+/// Appends the blocks of a run of tensors.
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     inputs: &[Input<'_>],
@@ -138,14 +139,14 @@ pub(crate) fn blocks(
     Ok(())
 }
 
-/// All elements of a tensor with what was left over, which must be finite.
+/// Returns all elements of a tensor plus the residual. The sums must be finite.
 pub(crate) fn elements(tensor: &mut Source<'_>) -> error::Result<Vec<f32>> {
     let parts = tensor.scan(0..tensor.len, CHUNK, |chunk| chunk.whole(|_, values| values.to_vec()));
     let sums = parts.concat();
     if sums.iter().all(|x| x.is_finite()) { Ok(sums) } else { Err(tensor.non_finite()) }
 }
 
-/// The elements as they are, or as much of them as the tensor's type holds.
+/// Appends blocks of the uncompressed elements, clamped to the range of the tensor's type.
 fn plain(
     tensor: &mut Source<'_>,
     sums: &[f32],
@@ -168,15 +169,15 @@ fn plain(
     Ok(())
 }
 
-/// The columns that M is multiplied by, cols x rank: those of the last step, orthonormalised; where there are
-/// none, or one is zero or not finite, those that the seed gives.
+/// Returns the columns that M is multiplied by, cols x rank: those of the last step, orthonormalised. A
+/// missing, zero or non-finite column is drawn from the seed.
 pub(crate) fn basis(before: Option<&[f32]>, cols: usize, rank: usize, seed: u64, tensor: u64) -> Vec<f64> {
     let before = before.filter(|b| b.len() == cols * rank);
     let mut basis = match before {
         Some(before) => before.iter().map(|&x| f64::from(x)).collect(),
         None => vec![0.0; cols * rank],
     };
-    // A second time for columns that were a sum of others.
+    // The second pass handles columns that were linear combinations of others.
     for _ in 0..2 {
         for t in 0..rank {
             let column = || basis[t..].iter().step_by(rank);
@@ -192,12 +193,12 @@ pub(crate) fn basis(before: Option<&[f32]>, cols: usize, rank: usize, seed: u64,
     basis
 }
 
-/// What is left of a column, relative to what it was, that is taken for rounding.
+/// Relative size below which the rest of a projected column counts as rounding error.
 const NOTHING: f64 = 1.0 / (1u64 << 40) as f64;
 
-/// Makes the columns of a row-major matrix orthonormal by modified Gram-Schmidt, each projected twice, so
-/// that rounding of the first time is taken back. A column that is a sum of those before it, or zero, becomes
-/// zero.
+/// Makes the columns of a row-major matrix orthonormal by modified Gram-Schmidt. Each column is projected
+/// twice, so that the second projection corrects the rounding of the first. A column that is zero or a linear
+/// combination of earlier ones becomes zero.
 fn orthonormalise(matrix: &mut [f64], rank: usize) {
     let dot = |matrix: &[f64], s: usize, t: usize| {
         matrix.chunks_exact(rank).fold(0.0, |sum, row| sum + row[s] * row[t])
@@ -214,7 +215,7 @@ fn orthonormalise(matrix: &mut [f64], rank: usize) {
     }
 }
 
-/// M Q, rows x rank: each sum in the order of the columns.
+/// Computes M Q, rows x rank. Each sum is in the order of the columns.
 pub(crate) fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
     let rank = basis.len() / cols;
     let rows = matrix.par_chunks_exact(cols).map(|row| {
@@ -227,9 +228,9 @@ pub(crate) fn times(matrix: &[f32], cols: usize, basis: &[f64]) -> Vec<f64> {
     rows.collect::<Vec<_>>().concat()
 }
 
-/// M^T P, cols x rank: each sum in the order of the rows.
+/// Computes M^T P, cols x rank. Each sum is in the order of the rows.
 pub(crate) fn transposed_times(matrix: &[f32], cols: usize, left: &[f32], rank: usize) -> Vec<f64> {
-    /// Columns that a thread takes at a time.
+    /// Number of columns that a thread processes at a time.
     const STRIP: usize = 256;
     let strips = (0..cols).into_par_iter().step_by(STRIP).map(|first| {
         let len = STRIP.min(cols - first);
@@ -244,13 +245,13 @@ pub(crate) fn transposed_times(matrix: &[f32], cols: usize, left: &[f32], rank: 
     strips.collect::<Vec<_>>().concat()
 }
 
-/// P as it is sent: orthonormal columns.
+/// Returns P in the form that is sent, with orthonormal columns.
 pub(crate) fn left_factor(mut product: Vec<f64>, rank: usize) -> Vec<f32> {
     orthonormalise(&mut product, rank);
     product.into_iter().map(|x| x as f32).collect()
 }
 
-/// Binary32 numbers, none beyond the largest.
+/// Converts to binary32 numbers, clamped to the largest finite number.
 pub(crate) fn numbers(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&x| finite(x as f32)).collect()
 }
@@ -263,7 +264,8 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// The values P Q^T, and what receivers whose elements are of this type make of them: finite numbers.
+/// Returns the values P Q^T and the finite numbers that receivers with elements of this type decode from
+/// them.
 pub(crate) fn product(
     left: Vec<f32>,
     mut right: Vec<f32>,
@@ -282,7 +284,8 @@ pub(crate) fn product(
             round_f32s(dtype, &mut decoded)?;
             return Ok((values, decoded));
         }
-        // A projection of large elements may be larger than they are, and than the tensor's type holds.
+        // A projection of large elements may be larger than the elements and exceed the range of the tensor's
+        // type.
         right.iter_mut().for_each(|x| *x *= 0.5);
     }
 }
@@ -294,7 +297,7 @@ mod tests {
     #[test]
     fn columns_become_orthonormal_and_dependent_ones_zero() {
         let random = |i: u64| f64::from(random::word(3, 0, i)) / 4e9 - 0.5;
-        // Column 2 is zero, column 3 is column 0 plus twice column 1.
+        // Column 2 is zero. Column 3 is column 0 plus twice column 1.
         let mut matrix: Vec<f64> = (0..50)
             .flat_map(|i| {
                 let (a, b) = (random(2 * i), random(2 * i + 1));

@@ -1,4 +1,4 @@
-//! QSGD (Alistarh et al., arXiv 1610.02132): uniform levels, without bias.
+//! QSGD (Alistarh et al., arXiv 1610.02132): unbiased rounding to uniform levels.
 
 use std::fmt;
 
@@ -10,17 +10,17 @@ use super::quantize::Levels;
 const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
 const NORM: Choice<Norm> = Choice { key: "norm", names: &[("l2", Norm::L2), ("max", Norm::Max)] };
 
-/// `qsgd`: each element rounded at random, without bias, to a multiple of its bucket's norm / (2^(bits-1) -
-/// 1).
+/// `qsgd`: rounds each element at random, without bias. The result is a multiple of its bucket's norm /
+/// (2^(bits-1) - 1).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Qsgd {
-    /// `bits`: of a level with its sign, 2 to 16. Default: 4.
+    /// `bits`: bits per level, sign included, 2 to 16. Default: 4.
     pub bits: u8,
-    /// `bucket`: values that share a norm, at least 2. Default: 512.
+    /// `bucket`: number of values that share a norm, at least 2. Default: 512.
     pub bucket: u64,
-    /// `norm`: `l2` or `max`. Default: `l2`.
+    /// `norm`: the norm of a bucket, `l2` or `max`. Default: `l2`.
     pub norm: Norm,
-    /// `seed`: of the rounding. Take another one for every step. Default: 1.
+    /// `seed`: the seed for rounding. Use a different one for every step. Default: 1.
     pub seed: u64,
 }
 

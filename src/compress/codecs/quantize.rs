@@ -1,5 +1,5 @@
-//! Dense quantisers: levels at random without bias (QSGD, arXiv 1610.02132; natural dithering, arXiv
-//! 1905.10988, section 5; TernGrad, arXiv 1705.07878), integers to the nearest (int8).
+//! Dense quantisers. Levels are drawn at random without bias (QSGD, arXiv 1610.02132; natural dithering,
+//! arXiv 1905.10988, section 5; TernGrad, arXiv 1705.07878). Integers are rounded to nearest (int8).
 
 use std::ops::Range;
 
@@ -12,21 +12,21 @@ use crate::error::Result;
 use crate::random;
 use crate::tensor::element::{max_finite, round_f32s};
 
-/// The settings of [`levels`].
+/// Settings of [`levels`].
 #[derive(Clone, Copy)]
 pub(crate) struct Levels {
     pub(crate) spacing: Spacing,
-    /// The number s of the largest level, within the wire's range.
+    /// Number s of the largest level, within the wire format's range.
     pub(crate) max_level: u32,
     pub(crate) bucket: u64,
     pub(crate) norm: Norm,
-    /// Magnitudes are first limited to so many root mean squares of their bucket; infinite for no limit.
+    /// Limit of magnitudes, in root mean squares of their bucket, applied first; infinite for no limit.
     pub(crate) clip: f32,
     pub(crate) seed: u64,
 }
 
-/// Each element as its bucket's norm times a level, rounded at random so that the mean is right. Level l is l
-/// / s, or for natural spacing 2^(l - s) with 0 for l = 0.
+/// Quantises each element to its bucket's norm times a level. The rounding is random and unbiased. Level l is
+/// l / s, or for natural spacing 2^(l - s) with 0 for l = 0.
 pub(crate) fn levels(
     tensors: &mut [Source<'_>],
     settings: Levels,
@@ -45,7 +45,7 @@ pub(crate) fn levels(
                 if clip < f32::INFINITY {
                     limit(values, clip);
                 }
-                // Any number that no element exceeds will do; this one never decodes to infinity.
+                // Any number that no element exceeds is a valid norm. This one never decodes to infinity.
                 let norm = norm_of(norm, values).min(max);
                 let mut words = vec![0; values.len()];
                 random::words(seed, tensor, start as u64, &mut words);
@@ -54,7 +54,7 @@ pub(crate) fn levels(
                     let (level, decoded) = match spacing {
                         Spacing::Uniform => {
                             let level = level(*x, norm, max_level, word);
-                            // The receiver's arithmetic.
+                            // This is the receiver's arithmetic.
                             (level, (f64::from(norm) * f64::from(level) / f64::from(max_level)) as f32)
                         }
                         Spacing::Natural => natural_level(*x, norm, max_level, word),
@@ -77,7 +77,7 @@ pub(crate) fn levels(
     )
 }
 
-/// Each element as its group's scale times an integer from -127 to 127.
+/// Quantises each element to its group's scale times an integer from -127 to 127.
 pub(crate) fn int8(
     tensors: &mut [Source<'_>],
     group: u64,
@@ -106,7 +106,7 @@ pub(crate) fn int8(
     )
 }
 
-/// A scale for each `group` of values, and codes `round(x / scale) + 2^(bits-1)`.
+/// Returns a scale for each `group` of values, and the codes `round(x / scale) + 2^(bits-1)`.
 pub(crate) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>) {
     let (centre, largest) = (1i32 << (bits - 1), (1i32 << (bits - 1)) - 1);
     let group = usize::try_from(group).unwrap_or(usize::MAX);
@@ -115,8 +115,8 @@ pub(crate) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>
         let scale = affine_scale(values, largest as f32);
         let of = if scale == 0.0 { 1.0 } else { scale };
         for (x, code) in values.iter().zip(codes) {
-            // The quotient is far below 2^22, so the sum is rounded to an integer, ties to even, in its low
-            // bits.
+            // The quotient is far below 2^22, so the low bits of the sum hold it rounded to an integer, ties
+            // to even.
             let rounded = (x / of + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32;
             *code = (rounded.clamp(-largest, largest) + centre) as u8;
         }
@@ -125,10 +125,10 @@ pub(crate) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>
     (scales.collect(), codes)
 }
 
-/// 1.5 * 2^23.
+/// Rounding constant 1.5 * 2^23.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// What the receiver gets for the codes of [`affine`].
+/// Returns the numbers that the receiver decodes from the codes of [`affine`].
 pub(crate) fn affine_values(scales: &[f32], codes: &[u8], bits: u8, group: u64) -> Vec<f32> {
     let centre = 1 << (bits - 1);
     let groups = codes.chunks(usize::try_from(group).unwrap_or(usize::MAX)).zip(scales);
@@ -144,12 +144,12 @@ fn affine_scale(values: &[f32], largest: f32) -> f32 {
     if max == 0.0 {
         return 0.0;
     }
-    // Never zero; and rounded down where the largest code would otherwise decode to infinity.
+    // The scale is never zero. It is rounded down if the largest code would otherwise decode to infinity.
     let scale = (max / largest).max(f32::from_bits(1));
     if ((f64::from(scale) * f64::from(largest)) as f32).is_infinite() { scale.next_down() } else { scale }
 }
 
-/// Rounded up, so that no element exceeds it.
+/// Returns the norm rounded up, so that no element exceeds it.
 fn norm_of(norm: Norm, values: &[f32]) -> f32 {
     if norm == Norm::Max {
         return values.iter().fold(0.0, |max, x| max.max(x.abs()));
@@ -173,13 +173,13 @@ fn level(x: f32, norm: f32, max_level: u32, word: u32) -> i32 {
     if x.is_sign_negative() { -level } else { level }
 }
 
-/// The natural level of `x` and what the receiver makes of it; 1 <= s <= 255.
+/// Returns the natural level of `x` and the number that the receiver decodes; 1 <= s <= 255.
 fn natural_level(x: f32, norm: f32, s: u32, word: u32) -> (i32, f32) {
     if norm == 0.0 {
         return (0, 0.0);
     }
     let y = (f64::from(x.abs()) / f64::from(norm)).min(1.0);
-    // 2^(1 - s) is a normal 64-bit float, so every y from there on is, too.
+    // 2^(1 - s) is a normal 64-bit float, so every y at or above it is normal too.
     let power = |e: i64| f64::from_bits(((e + 1023) as u64) << 52);
     let least = 1 - i64::from(s);
     let (below, up) = if y < power(least) {
@@ -206,7 +206,8 @@ fn limit(values: &mut [f32], clip: f32) {
     }
 }
 
-/// Quantises the groups of a chunk in place and leaves the residual; false if an element is not finite.
+/// Quantises the groups of a chunk in place and leaves the residual. Returns false if an element is not
+/// finite.
 fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [f32])) -> bool {
     let (dtype, feedback) = (chunk.source.dtype, chunk.has_feedback());
     chunk.whole(|start, values| {
@@ -231,8 +232,8 @@ fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [
     })
 }
 
-/// Makes the dense blocks of a run of tensors: `visit` gives scales and codes of a chunk, which are whole
-/// groups, and `make` the values of the block.
+/// Makes the dense blocks of a run of tensors. `visit` returns scales and codes of a chunk of whole groups.
+/// `make` returns the values of the block.
 fn each_block<C: Send>(
     tensors: &mut [Source<'_>],
     group: u64,
@@ -273,5 +274,5 @@ fn each_block<C: Send>(
     Ok(())
 }
 
-/// About the elements of the work of one thread at a time.
+/// Approximate number of elements that a thread processes at a time.
 const STEP: u64 = 1 << 16;

@@ -1,5 +1,5 @@
-//! Random elements, the same for every sender that has the seed (random-k; Stich et al., arXiv 1809.07599,
-//! section 2.1): positions cost nothing, and equal supports can be summed.
+//! Random-k (Stich et al., arXiv 1809.07599, section 2.1): keeps random elements, the same for every sender
+//! that has the seed. Positions cost no bytes, and equal supports can be summed.
 
 use std::fmt;
 
@@ -15,27 +15,27 @@ const SCALE: Choice<Scaling> =
 const FLOATS: Choice<Kept> =
     Choice { key: "values", names: &[("f32", Kept::F32), ("f16", Kept::F16), ("bf16", Kept::Bf16)] };
 
-/// The factor by which kept elements are multiplied.
+/// Factor by which kept elements are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scaling {
-    /// n/k: the mean over seeds of what arrives is the tensor. Not for error feedback, whose residuals it
-    /// makes grow.
+    /// n/k: the mean of the decoded tensor over seeds is the tensor. Not for error feedback, because this
+    /// factor makes residuals grow.
     Unbiased,
-    /// 1: nothing is expected of what was not drawn; with error feedback it comes later.
+    /// 1: elements that were not drawn are not compensated for. With error feedback they are sent later.
     One,
 }
 
-/// `randk`: keeps elements drawn at random from a seed, which stands for their positions (arXiv 1809.07599).
+/// `randk`: keeps elements drawn at random from a seed, which replaces their positions (arXiv 1809.07599).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RandK {
     /// `density` or `k`: the number of elements to keep of each tensor. Default: density 0.01.
     pub amount: Amount,
     /// `scale`: the factor for kept elements, `n/k` or `1`. Default: `n/k`.
     pub scale: Scaling,
-    /// `values`: `f32`, `f16` or `bf16`. Default: `f32`.
+    /// `values`: the form in which kept elements are sent, `f32`, `f16` or `bf16`. Default: `f32`.
     pub values: Kept,
-    /// `seed`: of the draw. Take another one for every step, and the same one on all senders whose updates
-    /// are summed. Default: 1.
+    /// `seed`: the seed of the draw. Use a different one for every step, and the same one on all senders
+    /// whose updates are summed. Default: 1.
     pub seed: u64,
 }
 
@@ -75,7 +75,7 @@ impl RandK {
         blocks: &mut Vec<Block>,
     ) -> error::Result<()> {
         for tensor in tensors {
-            // Every element is looked at, so that an error does not depend on the draw.
+            // All elements are checked, so that an error does not depend on the draw.
             let finite = tensor.scan(0..tensor.len, CHUNK, |chunk| {
                 let mut finite = true;
                 chunk.runs(|_, run| finite &= run.iter().all(|x| x.is_finite()));
@@ -94,7 +94,7 @@ impl RandK {
             let read = |&p: &u64| {
                 let mut x = [0.0];
                 tensor.read(p as usize, &mut x);
-                // Not infinite: the largest number at most.
+                // Clamped to the finite range, so that the product is never infinite.
                 (f64::from(x[0]) * factor).clamp(f64::from(f32::MIN), f64::from(f32::MAX)) as f32
             };
             let numbers: Vec<f32> = positions.iter().map(read).collect();
@@ -107,8 +107,8 @@ impl RandK {
     }
 }
 
-/// The seed of a tensor, so that tensors of one length do not all get the same positions. Its generator's
-/// counter is beyond those of elements and of draws.
+/// Returns the seed of a tensor, so that tensors of equal length do not all get the same positions. The
+/// generator's counter for this seed is beyond those of elements and draws.
 fn seed_of(seed: u64, tensor: u64) -> u64 {
     let counter = [tensor as u32, (tensor >> 32) as u32, u32::MAX - 1, u32::MAX];
     let words = random::philox4x32_10(counter, random::key(seed));

@@ -1,9 +1,10 @@
-//! Sparse Binary Compression (Sattler et al., arXiv 1805.08768): of the `k` largest and the `k` smallest
-//! elements of a tensor those with the larger mean magnitude are kept, and all of them become that mean.
+//! Sparse Binary Compression (Sattler et al., arXiv 1805.08768): compares the `k` largest and the `k`
+//! smallest elements of a tensor. The side with the larger mean magnitude is kept, and all of its elements
+//! become that mean.
 //!
-//! Only positive elements count among the largest and only negative ones among the smallest. Where there are
-//! fewer than `k` of a sign, the missing ones count as zeros in the choice of the side, and are not sent.
-//! Sums of magnitudes are taken in the order that [`device`](crate::compress::device) defines.
+//! Only positive elements count among the largest, and only negative ones among the smallest. If fewer than
+//! `k` elements have a sign, the missing ones count as zeros in the choice of the side and are not sent. Sums
+//! of magnitudes are computed in the order that [`device`](crate::compress::device) defines.
 
 use std::fmt;
 
@@ -19,12 +20,13 @@ use crate::compress::sums::magnitudes;
 use crate::compress::{Amount, in_order, select};
 use crate::error;
 
-/// `sbc`: Sparse Binary Compression, one value for the largest elements of one sign of each tensor.
+/// `sbc`: Sparse Binary Compression, which sends one value for the largest elements of one sign of each
+/// tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sbc {
     /// `density` or `k`: the number of elements to keep of each tensor. Default: density 0.001.
     pub amount: Amount,
-    /// `positions`: how positions are written. Default: `auto`.
+    /// `positions`: the encoding of positions. Default: `auto`.
     pub positions: Positions,
 }
 
@@ -49,7 +51,7 @@ impl Sbc {
         out.positions(self.positions)
     }
 
-    /// Makes the block of a run of tensors.
+    /// Returns the block of a run of tensors.
     pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
         let chosen = in_order(tensors.par_iter_mut().map(|tensor| {
             let sides = select::both_sides(tensor, self.amount.of(tensor.len as u64))?;
@@ -64,19 +66,20 @@ impl Sbc {
     }
 }
 
-/// Returns the side to send, 0 for the largest positive elements and 1 for the smallest negative ones, and
-/// its mean.
+/// Returns the side to send and its mean. Side 0 is the largest positive elements, side 1 the smallest
+/// negative ones.
 fn larger_side(sides: &[Chosen; 2]) -> (usize, f32) {
     let sums = sides.each_ref().map(|s| magnitudes(&s.values));
     larger_side_of(sums, sides.each_ref().map(|s| s.values.len() as u64))
 }
 
-/// Returns the same from the sums of magnitudes and the numbers of elements of both sides.
+/// Returns the side to send and its mean from the sums of magnitudes and the numbers of elements of both
+/// sides.
 pub(crate) fn larger_side_of([plus, minus]: [f64; 2], [positive, negative]: [u64; 2]) -> (usize, f32) {
     if plus >= minus { (0, mean(plus, positive)) } else { (1, -mean(minus, negative)) }
 }
 
-/// The block of what is sent of a run of tensors.
+/// Returns the block of the elements sent of a run of tensors.
 pub(crate) fn constant(tensors: &[Outline], chosen: &[Chosen], means: &[f32]) -> Block {
     let (scope, support) = join(tensors, chosen);
     let values = Values::Constant(Constant {

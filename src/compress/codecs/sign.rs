@@ -1,8 +1,8 @@
-//! Signs times the mean magnitude: signSGD as error feedback makes it converge (Karimireddy et al., arXiv
-//! 1901.09847).
+//! Sign compression: signs times the mean magnitude. This is signSGD in the form that converges with error
+//! feedback (Karimireddy et al., arXiv 1901.09847).
 //!
-//! The sign of a zero is its own: +0 becomes plus the scale, -0 minus the scale. Error feedback takes that
-//! back in the next step; without it, exact zeros are better sent by another codec.
+//! A zero keeps its own sign: +0 becomes plus the scale, -0 minus the scale. Error feedback corrects this in
+//! the next step. Without error feedback, another codec suits exact zeros better.
 
 use std::fmt;
 
@@ -12,21 +12,21 @@ use crate::compress::source::{CHUNK, Source};
 use crate::compress::{Options, Part, parts, sums};
 use crate::error;
 
-/// Which elements share a scale.
+/// Range of elements that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Share {
-    /// Those of a tensor.
+    /// All elements of a tensor share a scale.
     Tensor,
-    /// Each run of this many elements, at least 2; the last may be shorter.
+    /// Each run of this many elements, at least 2, shares a scale. The last run may be shorter.
     Len(u64),
 }
 
 const GROUP: Number<u64> = Number { key: "group", allowed: "tensor, or at least 2", fits: |g| g >= 2 };
 
-/// `sign`: the sign of each element and the mean magnitude. +0 counts as positive, -0 as negative.
+/// `sign`: sends the sign of each element and the mean magnitude. +0 counts as positive, -0 as negative.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sign {
-    /// `group`: the elements that share a mean: `tensor`, or a number of at least 2. Default: `tensor`.
+    /// `group`: the elements that share a mean, `tensor` or a number of at least 2. Default: `tensor`.
     pub group: Share,
 }
 
@@ -63,7 +63,7 @@ impl Sign {
     }
 }
 
-/// Dense blocks of a run of tensors; the tensors are read twice, for the means and for the signs.
+/// Appends dense blocks of a run of tensors. Reads the tensors twice, for the means and for the signs.
 pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
     &Sign { group: share }: &Sign,
@@ -134,7 +134,7 @@ fn means(tensor: &mut Source<'_>, range: std::ops::Range<usize>, group: u64) -> 
     sums.into_iter().flatten().map(|(sum, len)| mean(tensor, sum, len)).collect()
 }
 
-/// The signs of a range, whose residual becomes what they leave.
+/// Returns the signs of a range and updates its residual to the remaining error.
 fn signs(
     tensor: &mut Source<'_>,
     range: std::ops::Range<usize>,

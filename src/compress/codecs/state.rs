@@ -1,4 +1,4 @@
-//! State that codecs keep for a tensor from one update to the next.
+//! Codec state kept for a tensor from one update to the next.
 
 use std::collections::BTreeMap;
 
@@ -7,24 +7,24 @@ use super::sidco::Adaptation;
 use crate::error::Result;
 use crate::tensor::{Dtype, TensorBuf};
 
-/// State that codecs keep for one tensor from one update to the next. Only the codecs look into it.
+/// Codec state kept for one tensor from one update to the next. Only the codecs read or change it.
 ///
-/// Each codec with state has a part of it, because a sender may change the codec of a tensor between updates.
+/// Each codec with state has its own part, because a sender may change the codec of a tensor between updates.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(in crate::compress) struct CodecState {
     pub(super) sidco: Option<Adaptation>,
     pub(super) powersgd: Option<Factor>,
 }
 
-/// The states of a sender's tensors, by tensor name.
+/// States of a sender's tensors, by tensor name.
 pub(in crate::compress) type CodecStates = BTreeMap<String, CodecState>;
 
-/// Ends the name of the state of SIDCo's stage rule in a checkpoint.
+/// Name suffix of the state of SIDCo's stage rule in a checkpoint.
 const SIDCO: &str = "#sidco";
-/// Ends the name of a factor of PowerSGD in a checkpoint.
+/// Name suffix of a PowerSGD factor in a checkpoint.
 const POWERSGD: &str = "#powersgd";
 
-/// Returns all parts of all states as tensors for a checkpoint, codec by codec, in the order of tensor names.
+/// Returns all parts of all states as tensors for a checkpoint, by codec and then by tensor name.
 pub(in crate::compress) fn save(states: &CodecStates) -> impl Iterator<Item = (String, TensorBuf)> {
     let sidco =
         states.iter().filter_map(|(name, state)| Some((format!("{name}{SIDCO}"), state.sidco?.to_tensor()?)));
@@ -34,11 +34,11 @@ pub(in crate::compress) fn save(states: &CodecStates) -> impl Iterator<Item = (S
     sidco.chain(powersgd)
 }
 
-/// Adds a tensor of a checkpoint to `states`. Returns `false` if name and element type are not those of a
+/// Adds a tensor of a checkpoint to `states`. Returns `false` if name and element type do not belong to a
 /// state.
 ///
 /// # Errors
-/// [`Error::Input`](crate::Error::Input) if the tensor has the name and type of a state but other content.
+/// [`Error::Input`](crate::Error::Input) if the tensor has the name and type of a state but invalid content.
 pub(in crate::compress) fn load(states: &mut CodecStates, name: &str, tensor: &TensorBuf) -> Result<bool> {
     if let (Dtype::I64, Some(name)) = (tensor.dtype(), name.strip_suffix(SIDCO)) {
         let sidco = Adaptation::from_tensor(tensor)?;

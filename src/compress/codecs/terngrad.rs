@@ -1,4 +1,4 @@
-//! TernGrad (Wen et al., arXiv 1705.07878): -1, 0 or 1 times the largest magnitude of a bucket.
+//! TernGrad (Wen et al., arXiv 1705.07878): rounds to -1, 0 or 1 times the largest magnitude of a bucket.
 
 use std::fmt;
 
@@ -9,18 +9,18 @@ use super::quantize::Levels;
 
 const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", fits: |c| c >= 1.0 };
 
-/// `terngrad`: each element rounded at random to zero or plus or minus its bucket's largest magnitude.
+/// `terngrad`: rounds each element at random to zero or plus or minus its bucket's largest magnitude.
 ///
-/// Magnitudes above `clip` root mean squares of the bucket are first limited to that. The rounding is without
-/// bias, the limit is not. The paper takes the standard deviation; the root mean square differs from it by
-/// the mean, which is near zero in gradients, and limits nothing where all elements are equal.
+/// Magnitudes above `clip` root mean squares of the bucket are first limited to that value. The rounding is
+/// unbiased; the limit is biased. The paper uses the standard deviation. The root mean square differs from it
+/// by the mean, which is near zero in gradients. It limits nothing if all elements are equal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TernGrad {
-    /// `clip`: at least 1; `inf` for no limit. Default: 2.5.
+    /// `clip`: the limit in root mean squares, at least 1; `inf` for no limit. Default: 2.5.
     pub clip: f32,
-    /// `bucket`: values that share a norm, at least 2. Default: 4096.
+    /// `bucket`: number of values that share a norm, at least 2. Default: 4096.
     pub bucket: u64,
-    /// `seed`: of the rounding. Take another one for every step. Default: 1.
+    /// `seed`: the seed for rounding. Use a different one for every step. Default: 1.
     pub seed: u64,
 }
 

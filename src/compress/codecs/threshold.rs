@@ -1,4 +1,4 @@
-//! The elements that reach a given threshold.
+//! Selection of the elements that reach a given threshold.
 
 use std::fmt;
 
@@ -18,9 +18,9 @@ pub struct Threshold {
     pub at: f32,
     /// `values`: the form in which kept elements are sent. Default: `f32`.
     pub values: Kept,
-    /// `seed`: of the rounding to powers of two. Default: 1.
+    /// `seed`: the seed for rounding to powers of two. Default: 1.
     pub seed: u64,
-    /// `positions`: how positions are written. Default: `auto`.
+    /// `positions`: the encoding of positions. Default: `auto`.
     pub positions: Positions,
 }
 
@@ -52,7 +52,7 @@ impl Threshold {
         out.positions(self.positions)
     }
 
-    /// Makes the block of a run of tensors.
+    /// Returns the block of a run of tensors.
     pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
         let chosen = select::at_least(tensors, self.at)?;
         sparse::block(tensors, chosen, self.values, self.seed)

@@ -1,4 +1,5 @@
-//! The elements of largest magnitude, as Deep Gradient Compression (arXiv 1712.01887) and others select them.
+//! Top-k: selects the elements of largest magnitude, as in Deep Gradient Compression (arXiv 1712.01887) and
+//! others.
 
 use std::fmt;
 
@@ -20,11 +21,11 @@ pub struct TopK {
     pub amount: Amount,
     /// `values`: the form in which kept elements are sent. Default: `f32`.
     pub values: Kept,
-    /// `scope`: the range in which they are the largest. Default: each tensor.
+    /// `scope`: the range in which elements are compared. Default: each tensor.
     pub selection: Selection,
-    /// `seed`: of the rounding to powers of two. Default: 1.
+    /// `seed`: the seed for rounding to powers of two. Default: 1.
     pub seed: u64,
-    /// `positions`: how positions are written. Default: `auto`.
+    /// `positions`: the encoding of positions. Default: `auto`.
     pub positions: Positions,
 }
 
@@ -72,7 +73,8 @@ impl TopK {
         Ok(Self { amount: keys.amount(default.amount)?, positions: keys.positions()?, ..default })
     }
 
-    /// Makes the block of a run of tensors. `global`: the elements already chosen if the selection is global.
+    /// Returns the block of a run of tensors. `global`: the elements already chosen if the selection is
+    /// global.
     pub(in crate::compress) fn block(
         &self,
         tensors: &mut [Source<'_>],

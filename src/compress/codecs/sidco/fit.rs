@@ -1,26 +1,27 @@
 //! Distributions fitted to magnitudes, and the thresholds that a given part of them exceeds (SIDCo, arXiv
 //! 2101.10761, section 2: "sparsity-inducing distributions").
 //!
-//! | family | fitted by | exceeded by a part `d` |
+//! | family | fitted by | threshold that a part `d` exceeds |
 //! |---|---|---|
 //! | exponential | mean `m` | `m ln(1/d)` |
 //! | gamma | mean and mean logarithm: shape `a`, scale `m / a` | `(m / a) Q^-1(a, d)` |
 //! | generalised Pareto | mean and variance `v`: shape `x = (1 - m^2/v) / 2`, scale `c = m (1 + m^2/v) / 2` | `(c / x) (d^-x - 1)` |
 //!
 //! `Q` is the regularised upper incomplete gamma function. At `x = 0` the Pareto threshold is its limit, the
-//! exponential one. Magnitudes that are all equal (variance below 1e-12 of the squared mean) have no tail to
-//! fit: gamma and Pareto give their mean.
+//! exponential threshold. If all magnitudes are equal (variance below 1e-12 of the squared mean), no tail can
+//! be fitted, and gamma and Pareto return the mean.
 
 use std::f64::consts::{LN_2, PI};
 
 use crate::compress::moments::Moments;
 
-/// Which distributions are fitted to the magnitudes of a tensor.
+/// Distributions fitted to the magnitudes of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fit {
-    /// The exponential one in every stage: the tensor's elements are Laplacian.
+    /// The exponential distribution in every stage; the tensor's elements are then modelled as Laplacian.
     Exp,
-    /// The gamma distribution first, the generalised Pareto distribution of the exceedances in later stages.
+    /// The gamma distribution in the first stage, the generalised Pareto distribution of the exceedances in
+    /// later stages.
     GammaGp,
     /// The generalised Pareto distribution in every stage.
     Gp,
@@ -35,7 +36,7 @@ pub(super) enum Family {
 }
 
 impl Fit {
-    /// What is fitted in stage `stage`, the first of which is 0.
+    /// Returns the family fitted in stage `stage`, counted from 0.
     pub(super) fn family(self, stage: u32) -> Family {
         match (self, stage) {
             (Self::Exp, _) => Family::Exp,
@@ -46,8 +47,9 @@ impl Fit {
 }
 
 impl Moments {
-    /// What a part `part`, more than 0 and at most 1, of the fitted distribution exceeds, above the location;
-    /// at least 0, finite for sums that are.
+    /// Returns the threshold, relative to the location, that the part `part` of the fitted distribution
+    /// exceeds. `part` is more than 0 and at most 1. The result is at least 0, and it is finite if the sums
+    /// are finite.
     pub(super) fn threshold(&self, family: Family, part: f64) -> f64 {
         if self.count == 0 || part >= 1.0 {
             return 0.0;
@@ -69,7 +71,8 @@ impl Moments {
     }
 }
 
-/// The threshold of a generalised Pareto distribution of this mean and variance; `tail` is `ln(1/part)`.
+/// Returns the threshold of a generalised Pareto distribution of this mean and variance; `tail` is
+/// `ln(1/part)`.
 fn pareto(mean: f64, variance: f64, tail: f64) -> f64 {
     let ratio = mean * mean / variance;
     let (shape, scale) = (0.5 * (1.0 - ratio), 0.5 * mean * (1.0 + ratio));
@@ -77,14 +80,15 @@ fn pareto(mean: f64, variance: f64, tail: f64) -> f64 {
     if power.abs() < 1e-12 { scale * tail } else { scale * power.exp_m1() / shape }
 }
 
-/// The approximate maximum-likelihood shape from `s`, the logarithm of the mean less the mean of logarithms
-/// (Minka, 2002, as SIDCo uses it), held within 1e-3 and 1e4.
+/// Returns the approximate maximum-likelihood shape, clamped to 1e-3 to 1e4 (Minka, 2002, as used by SIDCo).
+/// `s` is the logarithm of the mean minus the mean of logarithms.
 fn gamma_shape(s: f64) -> f64 {
     let s = s.max(1e-9);
     ((3.0 - s + ((s - 3.0) * (s - 3.0) + 24.0 * s).sqrt()) / (12.0 * s)).clamp(1e-3, 1e4)
 }
 
-/// Stirling's series (Abramowitz and Stegun 6.1.41) after the argument, which is positive, was raised to 10.
+/// Computes the logarithm of the gamma function by Stirling's series (Abramowitz and Stegun 6.1.41). The
+/// argument is positive and is first raised to at least 10.
 fn ln_gamma(x: f64) -> f64 {
     let (mut x, mut shift) = (x, 0.0);
     while x < 10.0 {
@@ -96,8 +100,8 @@ fn ln_gamma(x: f64) -> f64 {
     (x - 0.5) * x.ln() - x + 0.5 * (2.0 * PI).ln() + series - shift
 }
 
-/// `Q(a, x)`: the power series of `P` below `a + 1` (Abramowitz and Stegun 6.5.29), the continued fraction
-/// above (6.5.31).
+/// Computes `Q(a, x)`: by the power series of `P` below `a + 1` (Abramowitz and Stegun 6.5.29), by the
+/// continued fraction above (6.5.31).
 fn upper_gamma(a: f64, x: f64) -> f64 {
     if x <= 0.0 {
         return 1.0;
@@ -114,7 +118,7 @@ fn upper_gamma(a: f64, x: f64) -> f64 {
         }
         return (1.0 - front * sum).max(0.0);
     }
-    // Convergents by their ratios, from the left (Lentz); all denominators are positive for x > a - 1.
+    // Convergents come from their ratios, from the left (Lentz). All denominators are positive for x > a - 1.
     let mut b = x + 1.0 - a;
     let (mut c, mut d) = (f64::MAX, 1.0 / b);
     let mut fraction = d;
@@ -131,7 +135,7 @@ fn upper_gamma(a: f64, x: f64) -> f64 {
     front * fraction
 }
 
-/// The `x` with `Q(a, x) = part`, 0 < part < 1, by bisection to a relative 1e-12.
+/// Returns the `x` with `Q(a, x) = part`, 0 < part < 1, by bisection to a relative error of 1e-12.
 fn inverse_upper_gamma(a: f64, part: f64) -> f64 {
     let (mut low, mut high) = (0.0, a.max(1.0));
     while upper_gamma(a, high) > part && high < 1e9 {

@@ -1,21 +1,21 @@
-//! SIDCo (Abdelmoniem et al., arXiv 2101.10761): a threshold from a distribution fitted to the magnitudes, in
-//! stages, instead of a sort.
+//! SIDCo (Abdelmoniem et al., arXiv 2101.10761): selects by a threshold instead of a sort. The threshold
+//! comes from a distribution fitted to the magnitudes in stages.
 //!
-//! Three ways to choose the stages ([`Stages`]): a fixed number; the authors' rule, which adapts the number
-//! of each tensor to what was kept of it in earlier steps; and a guard of our own, which stays within 10 % of
-//! the target in every step, whatever the distribution.
+//! [`Stages`] has three ways to choose the number of stages. The first is a fixed number. The second is the
+//! authors' rule, which adapts the number for each tensor to the counts kept in earlier steps. The third is a
+//! guard of this library, which stays within 10 % of the target in every step for any distribution.
 //!
-//! Differences to the authors' code: exact zeros take no part in the fit (row-sparse gradients have many),
-//! exceedances are taken relative to the threshold they exceed, as the paper has it, and the number of stages
-//! belongs to its tensor.
+//! Differences from the authors' code: exact zeros take no part in the fit, because row-sparse gradients have
+//! many zeros. Exceedances are relative to the threshold that they exceed, as in the paper. Each tensor has
+//! its own number of stages.
 //!
 //! A fixed number of stages and the authors' rule read the tensor once for each fit and once to collect. The
-//! guard takes its fits from a sample first, reads the tensor once to collect somewhat more than the target,
-//! and goes on with that. `cargo bench --bench speed -- --only sidco` measures it beside exact top-k.
+//! guard first fits a sample. It then reads the tensor once, collects somewhat more elements than the target,
+//! and refines among them. `cargo bench --bench speed -- --only sidco` measures it beside exact top-k.
 //!
-//! For every way: nothing is kept of zeros, all non-zero elements where they are no more than the target, and
-//! NaN and infinity are errors wherever they are. Where all magnitudes are equal, the guard keeps the first
-//! ones, as many as the target says; the other ways keep all.
+//! In every mode zeros are never kept, and all non-zero elements are kept if their number does not exceed the
+//! target. NaN and infinity are errors at any position. If all magnitudes are equal, the guard keeps the
+//! first ones up to the target; the other modes keep all.
 
 mod fit;
 mod stages;
@@ -34,17 +34,17 @@ use crate::compress::{Amount, Kept, in_order, sparse};
 use crate::error::{self, Error, InputErrorKind};
 use crate::tensor::{Dtype, TensorBuf};
 
-/// How the number of stages is chosen.
+/// Rule that chooses the number of stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stages {
-    /// As many fits as it takes to keep 0.9 to 1.1 times the target; equal magnitudes are cut at exactly the
-    /// target.
+    /// Fits until 0.9 to 1.1 times the target is kept. Equal magnitudes are cut at exactly the target.
     Guard,
-    /// The authors' rule: begin with one stage; whenever the mean of k'/k over five steps is more than 1.2,
-    /// one less, or less than 0.8, one more; from 1 to ceil(log2(n/k)). The state lives in the sender's
-    /// [`Feedback`](crate::compress::Feedback); without one every call begins anew.
+    /// The authors' rule, which begins with one stage. It adapts when five steps are complete: one stage less
+    /// if the mean of k'/k is more than 1.2, one more if it is less than 0.8. The range is 1 to
+    /// ceil(log2(n/k)). The sender's [`Feedback`](crate::compress::Feedback) holds the state; without one
+    /// every call starts from one stage.
     Authors,
-    /// A fixed number, 1 to 64.
+    /// A fixed number of stages, 1 to 64.
     Fixed(u8),
 }
 
@@ -56,7 +56,7 @@ const STAGES: Number<u8> =
 /// Steps between adaptations (the authors' Q).
 const WINDOW: u32 = 5;
 
-/// The state of the authors' rule for one tensor.
+/// State of the authors' rule for one tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Adaptation {
     stages: u32,
@@ -75,7 +75,8 @@ impl Adaptation {
         self.stages
     }
 
-    /// The state after a step that kept `ratio` times its target, a part `density` of the tensor.
+    /// Returns the state after a step that kept `ratio` times its target. The target is the part `density` of
+    /// the tensor.
     pub(crate) fn after(mut self, ratio: f64, density: f64) -> Self {
         self.steps += 1;
         self.ratios += ratio;
@@ -101,19 +102,19 @@ impl Adaptation {
     /// Returns the state that [`Self::to_tensor`] wrote.
     ///
     /// # Errors
-    /// [`Error::Input`] if the integers are no state.
+    /// [`Error::Input`] if the integers are not a valid state.
     pub(in crate::compress) fn from_tensor(tensor: &TensorBuf) -> error::Result<Self> {
         let words: Vec<i64> = tensor.data().as_chunks().0.iter().map(|w| i64::from_le_bytes(*w)).collect();
         let state = words.try_into().ok().and_then(Self::from_words);
         state.ok_or(Error::input(InputErrorKind::BadState { what: "stages of SIDCo" }))
     }
 
-    /// Three integers for a checkpoint.
+    /// Returns the state as three integers for a checkpoint.
     pub(crate) fn to_words(self) -> [i64; 3] {
         [i64::from(self.stages), i64::from(self.steps), self.ratios.to_bits() as i64]
     }
 
-    /// What [`Self::to_words`] gave; `None` if the words are no state.
+    /// Returns the state that [`Self::to_words`] wrote, or `None` if the words are not a valid state.
     pub(crate) fn from_words([stages, steps, ratios]: [i64; 3]) -> Option<Self> {
         let (stages, steps) = (u32::try_from(stages).ok()?, u32::try_from(steps).ok()?);
         let ratios = f64::from_bits(ratios as u64);
@@ -122,11 +123,10 @@ impl Adaptation {
     }
 }
 
-/// `sidco`: keeps about the requested number of elements of largest magnitude, by a fitted threshold.
+/// `sidco`: keeps approximately the requested number of elements of largest magnitude, by a fitted threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sidco {
-    /// `density` or `k`: the number of elements to keep of each tensor, approximately. Default: density
-    /// 0.001.
+    /// `density` or `k`: the approximate number of elements to keep of each tensor. Default: density 0.001.
     pub amount: Amount,
     /// `fit`: the distribution fitted to the magnitudes, `exp`, `gamma-gp` or `gp`. Default: `gp`.
     pub fit: Fit,
@@ -134,9 +134,9 @@ pub struct Sidco {
     pub stages: Stages,
     /// `values`: the form in which kept elements are sent. Default: `f32`.
     pub values: Kept,
-    /// `seed`: of the rounding to powers of two. Default: 1.
+    /// `seed`: the seed for rounding to powers of two. Default: 1.
     pub seed: u64,
-    /// `positions`: how positions are written. Default: `auto`.
+    /// `positions`: the encoding of positions. Default: `auto`.
     pub positions: Positions,
 }
 
@@ -187,7 +187,7 @@ impl Sidco {
         out.positions(self.positions)
     }
 
-    /// Makes the block of a run of tensors.
+    /// Returns the block of a run of tensors.
     pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
         let chosen = in_order(tensors.par_iter_mut().map(|source| {
             let k = self.amount.of(source.len as u64);

@@ -1,4 +1,4 @@
-//! From fits to what is kept of one tensor.
+//! Selection of the kept elements of one tensor by fitted thresholds.
 
 use super::Adaptation;
 use super::fit::Fit;
@@ -7,16 +7,19 @@ use crate::compress::select::{self, Chosen, Cut, Found, LOWEST, Sample, Side};
 use crate::compress::source::Source;
 use crate::error::Result;
 
-/// The part that is to exceed the first of several thresholds (the authors' constant `first_ratio`).
+/// Part of the elements that is to exceed the first of several thresholds (the authors' constant
+/// `first_ratio`).
 const FIRST: f64 = 0.25;
 /// The authors' tolerances of k'/k, 1 - eps_L and 1 + eps_H.
 pub(super) const BAND: [f64; 2] = [0.8, 1.2];
-/// The guard's: an element too many costs more, here and on the wire, than one more fit.
+/// The guard's tolerances of k'/k. They are narrower because surplus elements cost more time and bytes than
+/// another fit.
 const GUARD: [f64; 2] = [0.9, 1.1];
-/// Fits of the guard before it counts.
+/// Maximum number of the guard's fits before it counts exactly.
 const FITS: u32 = 6;
 
-/// All elements whose magnitude reaches `at`, by chunk; `None` if there are more than `limit`: one read.
+/// Returns all elements whose magnitude reaches `at`, by chunk, or `None` if there are more than `limit`.
+/// Reads the tensor once.
 fn collect(source: &mut Source<'_>, at: f32, limit: usize) -> Option<Vec<Found>> {
     select::collect(&mut [source], |x| select::reaches(x.abs(), at), limit)?.pop()
 }
@@ -25,18 +28,19 @@ fn keep(source: &mut Source<'_>, found: Vec<Found>, cut: Cut) -> Result<Chosen> 
     Ok(select::finish(&[source], Side::Both, &[found], cut)?.pop().unwrap_or_default())
 }
 
-/// What reaches a threshold.
+/// Returns the cut that keeps all magnitudes that reach a threshold.
 fn reached(at: f32) -> Cut {
     Cut { least: at.to_bits(), ties: u64::MAX }
 }
 
-/// A threshold as a float that some magnitude reaches: positive, at most the largest.
+/// Returns a threshold as a positive float that is at most the largest magnitude.
 fn rounded(threshold: f64, moments: &Moments) -> f32 {
     (threshold as f32).clamp(f32::from_bits(LOWEST), moments.max)
 }
 
-/// SIDCo with a number of stages: all elements that reach the last threshold. A read for each stage, and one
-/// to collect. Also tells whether anything was fitted: not if no more than `k` are not zero.
+/// Selects with a number of stages: keeps all elements that reach the last threshold. Reads the tensor once
+/// for each stage and once to collect. Also returns whether anything was fitted, which is false if at most
+/// `k` elements are non-zero.
 fn staged(source: &mut Source<'_>, fit: Fit, stages: u32, k: u64) -> Result<(Chosen, bool)> {
     let mut staging = Staging::new(fit, stages, k);
     let at = loop {
@@ -52,19 +56,19 @@ fn staged(source: &mut Source<'_>, fit: Fit, stages: u32, k: u64) -> Result<(Cho
     Ok((keep(source, found, reached(at))?, staging.fitted))
 }
 
-/// From the moments of a tensor to the threshold of its last stage.
+/// Computes the threshold of the last stage from the moments of a tensor.
 ///
-/// With several stages a quarter of the elements is to exceed the first threshold, and each later one takes
-/// an equal share of the rest. A threshold beyond the largest magnitude becomes that, so something is kept
-/// unless all is zero.
+/// With several stages, a quarter of the non-zero elements is to exceed the first threshold. Each later stage
+/// takes an equal share of the remaining reduction. A threshold beyond the largest magnitude is replaced by
+/// that magnitude, so at least one element is kept unless all are zero.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::compress) struct Staging {
     fit: Fit,
     stages: u32,
     k: u64,
-    /// The stage whose fit is next.
+    /// Stage of the next fit.
     stage: u32,
-    /// What is to exceed the last threshold, of all that is not zero.
+    /// Part of the non-zero elements that is to exceed the last threshold.
     part: f64,
     at: f32,
     pub(in crate::compress) fitted: bool,
@@ -75,7 +79,7 @@ impl Staging {
         Self { fit, stages, k, stage: 0, part: 1.0, at: f32::from_bits(LOWEST), fitted: false }
     }
 
-    /// What has to be known next of the whole tensor.
+    /// Returns the query for the next moments of the whole tensor.
     pub(in crate::compress) fn question(&self) -> MomentQuery {
         match self.stage {
             0 => MomentQuery::all(self.fit == Fit::GammaGp),
@@ -83,7 +87,7 @@ impl Staging {
         }
     }
 
-    /// The last threshold, once it is known.
+    /// Takes the queried moments and returns the last threshold once it is known.
     pub(in crate::compress) fn answer(&mut self, here: &Moments) -> Option<f32> {
         let family = self.fit.family(self.stage);
         if self.stage == 0 {
@@ -106,7 +110,7 @@ impl Staging {
     }
 }
 
-/// How many magnitudes a threshold is to leave.
+/// Range of the number of magnitudes that a threshold is to leave.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::compress) struct Goal {
     least: u64,
@@ -115,31 +119,34 @@ pub(in crate::compress) struct Goal {
 }
 
 impl Goal {
-    /// Of a sample of which the `rank` largest are to be exceeded by `k` of all.
+    /// Returns the goal for a sample. A threshold that at least `rank` elements of the sample reach is to be
+    /// reached by `k` elements of the whole tensor.
     pub(in crate::compress) fn of_sample(rank: u64) -> Self {
         Self { least: rank, wanted: rank + rank / 16, most: rank + rank / 8 }
     }
 
-    /// Of all.
+    /// Returns the goal for all elements.
     pub(in crate::compress) fn of_all(k: u64) -> Self {
         let [least, most] = GUARD.map(|factor| factor * k as f64);
         Self { least: least.ceil() as u64, wanted: k, most: most as u64 }
     }
 }
 
-/// As many elements as the band allows. One read, and three more where the sample misled.
+/// Selects a number of elements within the band. Reads the tensor once, or four times if the sample misled.
 ///
 /// ```text
-/// of a sample, which is in the cache: refine, so that somewhat more than k of all are to exceed the threshold
-/// collect what exceeds it; if less than k do, or far too many: the exact k by counting
-/// refine what was collected, so that k of all exceed the threshold
+/// refine a sample, which is in the cache, so that somewhat more than k elements are to exceed the threshold
+/// collect the elements that exceed it; if fewer than k or far too many do, select exactly k by counting
+/// refine the collected elements, so that k elements exceed the threshold
 ///
-/// refine: fit the exceedances of the threshold so far, for the next threshold
-///   enough exceed that, and not too many: done;  too many: fit those;  too few: exactly as many as wanted, by counting
+/// refine: fit the exceedances of the current threshold to get the next threshold
+///   count within the goal: done
+///   too many exceed it:    fit those
+///   too few exceed it:     select exactly the wanted number by counting
 /// ```
 ///
-/// Equal magnitudes that no threshold divides are counted too: the first ones are kept, exactly as many as
-/// wanted.
+/// Equal magnitudes that no threshold divides are also counted. The first ones are kept, up to exactly the
+/// wanted number.
 fn guarded(source: &mut Source<'_>, fit: Fit, k: u64) -> Result<Chosen> {
     let (mut at, mut stage) = (f32::from_bits(LOWEST), 0);
     if let Some(Sample { bits, rank }) = select::sample(&[source], k) {
@@ -184,7 +191,7 @@ fn measure(values: &[f32], question: MomentQuery) -> Moments {
     }
 }
 
-/// Which of these values are kept.
+/// Returns the cut that selects the kept values.
 fn refine(values: &[f32], mut refining: Refining, first: Moments) -> Cut {
     let mut moments = first;
     loop {
@@ -200,46 +207,46 @@ fn refine(values: &[f32], mut refining: Refining, first: Moments) -> Cut {
     }
 }
 
-/// From the moments of magnitudes of which no less than `goal.least` are there, or else no more are to be
-/// had, to a threshold.
+/// Computes a threshold from the moments of magnitudes. Either at least `goal.least` magnitudes are present,
+/// or no more exist.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::compress) struct Refining {
     fit: Fit,
-    /// The stage whose fit is next.
+    /// Stage of the next fit.
     stage: u32,
     fits: u32,
     pub(in crate::compress) goal: Goal,
-    /// The largest threshold known to leave enough.
+    /// Largest threshold known to leave enough magnitudes.
     at: f32,
-    /// What is asked about.
+    /// Threshold of the next query.
     next: f32,
 }
 
-/// What is kept.
+/// Result of a refinement.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::compress) enum Refined {
-    /// What reaches this.
+    /// All magnitudes that reach this threshold are kept.
     Reached(f32),
-    /// The largest, as many as wanted; of equal magnitudes the first ones.
+    /// The largest magnitudes are kept, exactly the wanted number. The first ones win among equal magnitudes.
     Exactly,
 }
 
 impl Refining {
-    /// `stage`: that of the first fit; `at`: what all reach.
+    /// Returns the state before the first fit. `stage` is the stage of that fit; all magnitudes reach `at`.
     pub(in crate::compress) fn new(fit: Fit, stage: u32, at: f32, goal: Goal) -> Self {
         Self { fit, stage, fits: 0, goal, at, next: at }
     }
 
-    /// What has to be known next of the magnitudes.
+    /// Returns the query for the next moments of the magnitudes.
     pub(in crate::compress) fn question(&self) -> MomentQuery {
         match self.stage {
-            // The first stage fits all that is not zero.
+            // The first stage fits all non-zero elements.
             0 => MomentQuery::all(self.fit == Fit::GammaGp),
             _ => MomentQuery::exceeding(self.next),
         }
     }
 
-    /// What is kept, once it is known.
+    /// Takes the queried moments and returns the result once it is known.
     pub(in crate::compress) fn answer(&mut self, here: &Moments) -> Option<Refined> {
         if self.fits > 0 && here.count < self.goal.least {
             return Some(Refined::Exactly);
@@ -260,7 +267,7 @@ impl Refining {
     }
 }
 
-/// What is kept of a tensor, and the state after it.
+/// Returns the kept elements of a tensor and the state after the step.
 pub(super) fn select(
     source: &mut Source<'_>,
     fit: Fit,

@@ -13,7 +13,7 @@ const N: usize = 1 << 20;
 const FITS: [&str; 3] = ["exp", "gp", "gamma-gp"];
 const DENSITIES: [f64; 3] = [0.1, 0.01, 0.001];
 
-/// Laplacian numbers of scale 1.
+/// Returns Laplacian numbers of scale 1.
 fn laplace(n: usize, tensor: u64) -> Vec<f32> {
     let draw = |i: u64| {
         let u = (f64::from(word(17, tensor, i)) + 0.5) / (1u64 << 32) as f64 - 0.5;
@@ -22,7 +22,7 @@ fn laplace(n: usize, tensor: u64) -> Vec<f32> {
     (0..n as u64).map(draw).collect()
 }
 
-/// The distributions of the claim, each drawn once with a fixed seed.
+/// Returns the distributions of the claim, each drawn once with a fixed seed.
 fn distributions(n: usize) -> Vec<(&'static str, Vec<f32>)> {
     let z: Vec<Vec<f32>> = (0..4).map(|t| normal(n, 40 + t)).collect();
     let t3 = |i: usize| z[0][i] / ((1..4).map(|j| z[j][i] * z[j][i]).sum::<f32>() / 3.0).sqrt();
@@ -37,7 +37,7 @@ fn distributions(n: usize) -> Vec<(&'static str, Vec<f32>)> {
     ]
 }
 
-/// k'/k.
+/// Returns k'/k.
 fn ratio(values: &[f32], fit: &str, stages: &str, density: f64) -> f64 {
     let spec = format!("sidco:density={density},fit={fit},stages={stages}");
     let blocks = run(&[tensor(values)], &spec, None).unwrap();
@@ -55,9 +55,9 @@ fn the_guard_stays_in_its_band() {
     }
 }
 
-/// What a fixed number of stages keeps of each distribution, k'/k, simulated independently (numpy, n = 2e6)
-/// from the formulas. Tolerance: 5 % for the formulas' treatment of the shift and 5 standard deviations of a
-/// count of k' = r k.
+/// Compares k'/k of a fixed number of stages with an independent simulation of the formulas (numpy, n = 2e6)
+/// for each distribution. Tolerance: 5 % for the formulas' treatment of the shift, and 5 standard deviations
+/// of a count of k' = r k.
 #[test]
 fn fixed_stages_keep_what_the_formulas_say() {
     let table: [(&str, &str, f64, &[f64]); 14] = [
@@ -107,7 +107,8 @@ fn the_authors_rule_moves_as_published() {
         let after = (0..5).fold(state, |s, _| s.after(inside, 0.001));
         assert_eq!(after.stages, state.stages);
     }
-    // At one stage it stays there, though it keeps seven times too many: the weakness that the guard is for.
+    // At one stage the rule stays there, though it keeps seven times the target. The guard exists for this
+    // weakness.
     let values = [tensor(&normal(N, 40))];
     let (mut feedback, codec) =
         (Feedback::new(), "sidco:density=0.001,fit=gp,stages=authors".parse::<Codec>().unwrap());
@@ -171,7 +172,8 @@ fn every_tensor_has_an_answer() {
             }
         }
     }
-    // Every density of every size: what the band allows of the target, unless there are too few non-zeros.
+    // At every density and size the kept count is within the band, unless there are too few non-zero
+    // elements.
     for n in [1, 2, 10, 100, 3000, 100_000] {
         let values = normal(n, 6);
         for density in [1e-6, 0.001, 0.1, 0.3, 0.6, 0.9, 1.0] {
@@ -184,7 +186,7 @@ fn every_tensor_has_an_answer() {
     }
 }
 
-/// Tensors of which the guard sees a sample first that says nothing of them, or the wrong thing.
+/// Tensors whose sample tells the guard nothing, or misleads it.
 #[test]
 fn a_sample_that_misleads_costs_reads_only() {
     let n = 200_000;
@@ -204,7 +206,7 @@ fn a_sample_that_misleads_costs_reads_only() {
     let mut source = Source::new(&inputs(&indices)[0], codec, &Options::default(), None).unwrap();
     let sampled = select::sample(&[&mut source], k).unwrap().bits;
     assert_eq!(sampled.len(), 1 << 15);
-    // Too high, so that too few exceed the threshold: counted exactly.
+    // The threshold is too high, so too few elements exceed it, and they are counted exactly.
     let mut high = laplace(n, 11);
     sampled.iter().for_each(|&i| high[i as usize] *= 100.0);
     let mut largest: Vec<u64> = (0..n as u64).collect();
@@ -212,25 +214,25 @@ fn a_sample_that_misleads_costs_reads_only() {
     largest.truncate(k as usize);
     largest.sort_unstable();
     assert_eq!(kept(&high), largest);
-    // Only zeros in the sample, and nearly all of the tensor beyond it.
+    // The sample holds only zeros. The non-zero elements, which are most of the tensor, are outside it.
     let mut hidden = laplace(n, 12);
     sampled.iter().for_each(|&i| hidden[i as usize] = 0.0);
     assert_eq!(kept(&hidden).len(), k as usize);
-    // Fewer than the target, none of them in the sample.
+    // Fewer non-zero elements than the target, none of them in the sample.
     let unsampled: Vec<usize> = (0..n).filter(|&i| hidden[i] != 0.0).collect();
     let mut few = vec![0.0; n];
     unsampled.iter().step_by(unsampled.len() / 500).for_each(|&i| few[i] = hidden[i]);
     let nonzero: Vec<u64> = (0..n as u64).filter(|&i| few[i as usize] != 0.0).collect();
     assert!((500..510).contains(&nonzero.len()));
     assert_eq!(kept(&few), nonzero);
-    // Equal magnitudes: the first ones.
+    // The first of equal magnitudes are kept.
     for x in [0.3, -7.25e-42, f32::MAX] {
         assert_eq!(kept(&vec![x; n]), (0..k).collect::<Vec<_>>(), "{x}");
         let some: Vec<f32> = (0..n).map(|i| if i % 7 == 3 { x } else { 0.0 }).collect();
         assert_eq!(kept(&some), (0..k).map(|i| 7 * i + 3).collect::<Vec<_>>(), "{x}");
     }
     assert!(kept(&vec![-0.0; n]).is_empty());
-    // What is not finite is found in the sample and beyond it, and where counting has to help.
+    // Non-finite elements are found in the sample, outside it, and where exact counting is needed.
     let places = [sampled[777] as usize, unsampled[5], unsampled[unsampled.len() - 1]];
     for values in [laplace(n, 13), high, hidden, few, vec![2.5; n], vec![0.0; n]] {
         for at in places {
@@ -258,10 +260,10 @@ fn what_is_kept_is_what_exceeds_a_threshold() {
     }
 }
 
-/// Tensors by their names.
+/// Tensors with their names.
 type Tensors = Vec<(String, Vec<f32>)>;
 
-/// The f32 tensors of a safetensors file.
+/// Returns the f32 tensors of a safetensors file.
 fn f32_tensors(path: &Path) -> Tensors {
     let bytes = std::fs::read(path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -276,7 +278,7 @@ fn f32_tensors(path: &Path) -> Tensors {
         .collect()
 }
 
-/// Each file of the public set with its tensors.
+/// Returns each file of the public set with its tensors.
 fn dumps() -> Vec<(String, Tensors)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = ["../shared/gradients", "shared/gradients"].map(|f| root.join(f));
@@ -292,7 +294,7 @@ fn dumps() -> Vec<(String, Tensors)> {
     paths.iter().map(|p| (name(p), f32_tensors(p))).collect()
 }
 
-/// On each tensor of each dump, and beside it the authors' rule after 30 steps of the same gradient.
+/// Runs the guard on each tensor of each dump, and the authors' rule after 30 steps of the same gradient.
 #[test]
 fn the_guard_stays_in_its_band_on_real_gradients() {
     for (dump, tensors) in dumps() {
@@ -325,7 +327,7 @@ fn the_guard_stays_in_its_band_on_real_gradients() {
     }
 }
 
-/// `cargo test --release -p gcodec --lib -- --ignored --nocapture report_authors`
+/// Run with `cargo test --release -p gcodec --lib -- --ignored --nocapture report_authors`.
 #[test]
 #[ignore = "a report"]
 fn report_authors_rule_beside_the_guard() {
