@@ -6,8 +6,8 @@ use super::Codec;
 use crate::block::Scope;
 use crate::tensor::Dtype;
 
-/// Returns the runs of inputs that one block may hold together: consecutive in the manifest, of one element
-/// type, with one codec. `of`: number and element type of each input.
+/// Returns the runs of inputs that one block may hold together. The inputs of a run are consecutive in the
+/// manifest, and have one element type and one codec. `of` returns the number and element type of an input.
 pub(super) fn runs(codecs: &[Codec], of: impl Fn(usize) -> (u64, Dtype)) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for i in 0..codecs.len() {
@@ -43,8 +43,8 @@ const SMALL: u64 = 4096;
 /// The largest number of elements of small tensors in one block.
 const SMALL_BLOCK: u64 = 1 << 16;
 
-/// Divides a run of tensors of these lengths into dense blocks: small neighbours together if `merge`, large
-/// ones in pieces of `block_len` elements.
+/// Divides a run of tensors of these lengths into dense blocks. If `merge` is set, small neighbours share a
+/// block. Large tensors are divided into pieces of `block_len` elements.
 pub(super) fn parts(lens: &[u64], block_len: u64, merge: bool) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut merged = None;

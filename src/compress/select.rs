@@ -1,7 +1,7 @@
 //! Exact selection by magnitude that reads a tensor once.
 //!
 //! ```text
-//! t = a threshold that a small sample says is slightly too low
+//! t = a threshold, estimated slightly too low from a small sample
 //! candidates = all elements with magnitude >= t            one pass, 64 elements at a comparison
 //! if at least k of them: the k largest of them           only candidates are touched
 //! else: the exact threshold by two histograms, then collect   rare: three more passes
@@ -20,16 +20,17 @@ use crate::bits::pack_bits;
 use crate::compress::codecs::TopK;
 use crate::error::Result;
 
-/// The elements that were kept of a tensor.
+/// The kept elements of one tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Chosen {
-    /// Their positions in the tensor, strictly ascending.
+    /// Positions in the tensor, strictly ascending.
     pub positions: Vec<u64>,
-    /// Their values, as many.
+    /// Values, one for each position.
     pub values: Vec<f32>,
 }
 
-/// The choice of each codec with [`Selection::Global`], one for each source; the others' are empty.
+/// Returns the choice of each codec with [`Selection::Global`], one entry for each source. The entries of
+/// sources with other codecs are empty.
 pub(super) fn global(sources: &mut [Source<'_>], codecs: &[Codec]) -> Result<Vec<Chosen>> {
     let mut all = vec![Chosen::default(); sources.len()];
     for (i, codec) in codecs.iter().enumerate() {
@@ -52,7 +53,7 @@ pub(super) fn global(sources: &mut [Source<'_>], codecs: &[Codec]) -> Result<Vec
     Ok(all)
 }
 
-/// The largest elements of each tensor.
+/// Returns the largest elements of each tensor.
 pub(super) fn top_k_each(sources: &mut [Source<'_>], amount: Amount) -> Result<Vec<Chosen>> {
     in_order(sources.par_iter_mut().map(|source| {
         let k = amount.of(source.len as u64);
@@ -60,14 +61,15 @@ pub(super) fn top_k_each(sources: &mut [Source<'_>], amount: Amount) -> Result<V
     }))
 }
 
-/// All elements of at least this magnitude; `at` is positive.
+/// Returns all elements whose magnitude is at least `at`, which is positive.
 pub(super) fn at_least(sources: &mut [Source<'_>], at: f32) -> Result<Vec<Chosen>> {
     let (least, mut group) = (at.to_bits(), sources.iter_mut().collect::<Vec<_>>());
     let found = collect(&mut group, |x| reaches(x.abs(), at), usize::MAX);
     finish(&group, Side::Both, &found.unwrap_or_default(), Cut { least, ties: u64::MAX })
 }
 
-/// The `k` largest positive and the `k` smallest negative elements of a tensor, or all if there are fewer.
+/// Returns the `k` largest positive and the `k` smallest negative elements of a tensor. If a sign has fewer
+/// than `k` elements, returns all of them.
 pub(super) fn both_sides(source: &mut Source<'_>, k: u64) -> Result<[Chosen; 2]> {
     let group: &mut [&mut Source<'_>] = &mut [source];
     let sides = [Side::Plus, Side::Minus];
@@ -88,13 +90,14 @@ pub(super) fn top_k(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chosen>
     among(group, Side::Both, found.as_deref(), least, k)
 }
 
-/// The `k` largest of all elements, by counting: three reads.
+/// Returns the `k` largest of all elements, by counting. Reads the elements three times.
 pub(super) fn exactly(group: &mut [&mut Source<'_>], k: u64) -> Result<Vec<Chosen>> {
     among(group, Side::Both, None, LOWEST, k)
 }
 
-/// The `k` largest of a side among candidates, all that are at least `least`; from all elements if the
-/// candidates turn out too few, or were too many to collect.
+/// Returns the `k` largest elements of a side. `candidates` has all elements that are at least `least`. It is
+/// `None` if there were too many to collect. If `candidates` is `None` or has too few elements, all elements
+/// of the group are read.
 fn among(
     group: &mut [&mut Source<'_>],
     side: Side,
@@ -154,9 +157,9 @@ fn among(
 const SIGN: u32 = 1 << 31;
 const MAGNITUDE: u32 = SIGN - 1;
 const INFINITY: u32 = 0x7f80_0000;
-/// The key of the smallest magnitude above zero.
+/// Key of the smallest magnitude above zero.
 pub(super) const LOWEST: u32 = 1;
-/// Elements of a sample; a group that has no more is its own sample.
+/// Number of elements of a sample. A group with no more elements than this is not sampled.
 const SAMPLE: u64 = 1 << 15;
 
 #[derive(Clone, Copy)]
@@ -167,7 +170,8 @@ pub(super) enum Side {
 }
 
 impl Side {
-    /// Orders the floats of this side by their magnitude; 0 for those that are never kept.
+    /// Returns a key that orders the floats of this side by magnitude. The key is 0 for floats that are never
+    /// kept.
     pub(super) fn key(self, bits: u32) -> u32 {
         match self {
             Self::Both => bits & MAGNITUDE,
@@ -184,12 +188,12 @@ pub(super) fn reaches(x: f32, least: f32) -> bool {
     !(x < least)
 }
 
-/// More candidates than this are not worth collecting.
+/// Returns the largest number of candidates that is worth collecting.
 pub(super) fn limit(k: u64) -> usize {
     usize::try_from(k.saturating_mul(4).saturating_add(1 << 16)).unwrap_or(usize::MAX)
 }
 
-/// For each side a key that about `k` of the keys of the group reach, or a few more.
+/// Returns for each side a key that about `k` keys of the group reach, or a few more.
 fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) -> [u32; N] {
     let Some(Sample { bits, rank }) = sample(group, k) else { return [LOWEST; N] };
     sides.map(|side| {
@@ -199,16 +203,16 @@ fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) ->
     })
 }
 
-/// Elements of a group, the same ones in every call.
+/// A sample of the elements of a group. Every call takes the same elements.
 pub(super) struct Sample {
-    /// The elements' bits.
+    /// Bit patterns of the elements.
     pub(super) bits: Vec<u32>,
-    /// If so many of the sample, or more, exceed a threshold, then `k` of the group do, by four standard
-    /// deviations.
+    /// Rank in the sample. If at least this number of sample elements exceed a threshold, then at least `k`
+    /// elements of the group do, by a margin of four standard deviations.
     pub(super) rank: usize,
 }
 
-/// `None` for a group that is no larger than its sample, and where the rank is outside of that.
+/// Returns `None` for a group that is no larger than its sample, or if the rank is not within the sample.
 pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
     let ends: Vec<u64> = group
         .iter()
@@ -222,8 +226,8 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
     let stride = n / SAMPLE;
     let bits = (0..SAMPLE)
         .map(|i| {
-            // One from each stride, not always at the same place, or the sample would be a column of a
-            // matrix.
+            // Takes one element from each stride, at varying places. A constant place could sample a single
+            // column of a matrix.
             let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
             let at = (u128::from(i) * u128::from(n) / u128::from(SAMPLE)) as u64 + jitter;
             let which = ends.partition_point(|&end| end <= at);
@@ -236,16 +240,16 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
     Some(Sample { bits, rank })
 }
 
-/// The [`Sample::rank`] for `k` of `n` elements, if there is to be a sample.
+/// Returns the [`Sample::rank`] for `k` of `n` elements, or `None` if no sample is taken.
 pub(super) fn rank(k: u64, n: u64) -> Option<u64> {
-    // Four standard deviations of the sample's count more than what is expected.
+    // The expected count in the sample, plus four of its standard deviations.
     let expected = k as f64 * SAMPLE as f64 / n as f64;
     let rank = (expected + 4.0 * expected.sqrt() + 4.0) as u64;
     (n > SAMPLE && rank < SAMPLE).then_some(rank)
 }
 
-/// Elements found in a chunk that starts at `start`: the index inside the chunk in the high half, the bits in
-/// the low.
+/// Elements found in a chunk that starts at `start`. Each has its index in the chunk in the high 32 bits and
+/// its bit pattern in the low 32 bits.
 pub(super) struct Found {
     start: usize,
     elements: Vec<u64>,
@@ -256,7 +260,7 @@ impl Found {
         self.elements.len()
     }
 
-    /// The elements' numbers.
+    /// Returns the values of the elements.
     pub(super) fn values(&self) -> impl Iterator<Item = f32> {
         self.elements.iter().map(|&e| f32::from_bits(e as u32))
     }
@@ -266,7 +270,8 @@ fn element(index: usize, bits: u32) -> u64 {
     (index as u64) << 32 | u64::from(bits)
 }
 
-/// All elements that `hit`, by source and chunk; `None` if there are more than `limit`.
+/// Returns all elements that `hit` accepts, by source and chunk. Returns `None` if there are more than
+/// `limit`.
 pub(super) fn collect(
     group: &mut [&mut Source<'_>],
     hit: impl Fn(f32) -> bool + Copy + Sync,
@@ -287,7 +292,7 @@ pub(super) fn collect(
     (total.into_inner() <= limit).then_some(found)
 }
 
-/// Stops collecting once there are more than `room`.
+/// Collects from one chunk, and stops once there are more than `room` elements.
 fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: usize) -> Found {
     let (first, mut elements) = (chunk.start, Vec::new());
     match chunk.plain() {
@@ -303,7 +308,7 @@ fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: u
     Found { start: first, elements }
 }
 
-/// Appends the elements of `values` that `hit`; `at` is the index of its first.
+/// Appends the elements of `values` that `hit` accepts. `at` is the index of the first of `values`.
 struct Collect<'a, T, V, H> {
     values: &'a [T],
     at: usize,
@@ -337,17 +342,17 @@ impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'
     }
 }
 
-/// Elements that one comparison decides about in the common case that none of them hits.
+/// Number of elements that one comparison rejects in the common case that `hit` accepts none of them.
 const ROW: usize = 64;
 
-/// Kept are the keys above `least`, and the first `ties` of those that equal it.
+/// The end of the kept keys: all keys above `least`, and the first `ties` keys that equal it.
 #[derive(Clone, Copy)]
 pub(super) struct Cut {
     pub(super) least: u32,
     pub(super) ties: u64,
 }
 
-/// Where the `k` largest of these keys end.
+/// Returns the cut after the `k` largest of these keys.
 pub(super) fn cut_of(keys: &mut [u32], k: u64) -> Cut {
     let last = match usize::try_from(k) {
         Ok(k) if k < keys.len() => k,
@@ -358,8 +363,9 @@ pub(super) fn cut_of(keys: &mut [u32], k: u64) -> Cut {
     Cut { least, ties: k - above.iter().filter(|&&key| key > least).count() as u64 }
 }
 
-/// Where the `k` largest keys end, digit by digit. `digits`: for each digit its place and width in bits;
-/// `count(place, width, prefix)`: how often each digit follows this prefix in the keys above 0.
+/// Returns the cut after the `k` largest keys, found digit by digit. `digits` has the place and the width of
+/// each digit, in bits. `count(place, width, prefix)` returns how often each digit follows this prefix in the
+/// keys above 0.
 fn cut(digits: &[(u32, u32)], k: u64, mut count: impl FnMut(u32, u32, u32) -> Vec<u64>) -> Cut {
     let (mut least, mut ties) = (0, k);
     for &(place, width) in digits {
@@ -392,7 +398,7 @@ pub(super) fn finish(
                 if key < cut.least || key == cut.least && cut.ties == 0 {
                     continue;
                 }
-                // Magnitudes that are not finite are the largest: if there is one, one is kept.
+                // Non-finite magnitudes are the largest. If a tensor has one, at least one is kept.
                 if key >= INFINITY {
                     return Err(source.non_finite());
                 }

@@ -13,10 +13,10 @@ use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f32s, encode_f32s, max_finite};
 
-/// Kept elements that share a scale with [`Kept::Q4`].
+/// Number of kept elements that share a scale with [`Kept::Q4`].
 const Q4_GROUP: u64 = 256;
 
-/// The block of a run of tensors and of what was kept of each.
+/// Returns the block of a run of tensors. `chosen` has the kept elements of each tensor.
 pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept, seed: u64) -> Result<Block> {
     let outlines = outlines(tensors);
     let (values, decoded) = values(&outlines, &chosen, kept, seed)?;
@@ -30,8 +30,8 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
     Ok(Block { scope, add: false, support, values })
 }
 
-/// The values of what was kept of a run of tensors, and the floats that they stand for, one tensor's after
-/// the other.
+/// Returns the values of the kept elements of a run of tensors, and the floats that a receiver decodes. Both
+/// are in the order of the tensors.
 pub(super) fn values(
     tensors: &[Outline],
     chosen: &[Chosen],
@@ -71,13 +71,13 @@ pub(super) fn values(
     })
 }
 
-/// What a block has to know of each tensor of a run.
+/// Returns the number, type and length of each tensor of a run.
 pub(super) fn outlines(tensors: &[Source<'_>]) -> Vec<Outline> {
     let outline = |t: &Source<'_>| Outline { tensor: t.tensor, dtype: t.dtype, len: t.len as u64 };
     tensors.iter().map(outline).collect()
 }
 
-/// The scope of a run of tensors, and the positions that were kept in their joint index space.
+/// Returns the scope of a run of tensors, and the kept positions in their joint index space.
 pub(super) fn join(tensors: &[Outline], chosen: &[Chosen]) -> (Scope, Support) {
     let mut positions = Vec::with_capacity(chosen.iter().map(|c| c.positions.len()).sum());
     let mut start = 0;
@@ -88,14 +88,15 @@ pub(super) fn join(tensors: &[Outline], chosen: &[Chosen]) -> (Scope, Support) {
     (whole(tensors[0].tensor, tensors.len()), Support::Sparse(Sparse { positions }))
 }
 
-/// Which values share a scale if each tensor has its own.
+/// Returns the groups of values that share a scale if each tensor has its own scale.
 pub(super) fn tensor_groups(tensors: usize) -> Groups {
     if tensors == 1 { Groups::Block } else { Groups::Tensor }
 }
 
-/// Numbers as they are stored, and what the receiver gets.
+/// Returns the values as they are stored, and the floats that the receiver decodes.
 pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values, Vec<f32>)> {
-    // A tensor's own type where it holds no more than what was asked for: the receiver rounds to it anyway.
+    // The tensor's own type is used if it is no wider than the requested one. The receiver rounds to it
+    // anyway.
     let (stored, as_type) = match (kept, dtype) {
         (Kept::F32, Dtype::F64) => (Stored::F32, Dtype::F32),
         (Kept::F16, Dtype::F64 | Dtype::F32 | Dtype::Bf16) => (Stored::F16, Dtype::F16),
@@ -120,12 +121,12 @@ fn signs(chosen: &[Chosen]) -> (Values, Vec<f32>) {
     (Values::Sign(Sign { groups: tensor_groups(chosen.len()), scales, negative }), decoded)
 }
 
-/// The mean magnitude, summed in the order of the values; 0 of none.
+/// Returns the mean magnitude, summed in the order of the values. The mean of no values is 0.
 pub(super) fn mean_magnitude(values: &[f32]) -> f32 {
     mean(values.iter().map(|x| f64::from(x.abs())).sum(), values.len() as u64)
 }
 
-/// A mean by its sum; 0 of none.
+/// Returns the mean of `count` values with this sum. The mean of no values is 0.
 pub(super) fn mean(sum: f64, count: u64) -> f32 {
     if count == 0 { 0.0 } else { (sum / count as f64) as f32 }
 }

@@ -10,7 +10,7 @@ use crate::random::word;
 use crate::tensor::element::{decode_f32s, round_f32s, ulp_step};
 use crate::tensor::{Dtype, TensorBuf};
 
-/// Normal numbers, the same for every run.
+/// Returns normally distributed numbers, the same in every run.
 pub(super) fn normal(n: usize, tensor: u64) -> Vec<f32> {
     let uniform = |i: usize| (f64::from(word(9, tensor, i as u64)) + 0.5) / f64::from(u32::MAX);
     let draw = |i| (-2.0 * uniform(2 * i).ln()).sqrt() * (std::f64::consts::TAU * uniform(2 * i + 1)).cos();
@@ -49,7 +49,7 @@ pub(super) fn run(
     compress(&inputs(tensors), &codecs, &Options::default(), feedback)
 }
 
-/// What a receiver makes of the blocks of float tensors, zero where they say nothing.
+/// Returns the float tensors that a receiver decodes from the blocks. Elements that no block sends are zero.
 fn decode(blocks: &[CodedBlock], tensors: &[TensorBuf]) -> Vec<Vec<f32>> {
     let lens: Vec<usize> = tensors.iter().map(|t| t.view().elements() as usize).collect();
     let mut all: Vec<Vec<f32>> = lens.iter().map(|&n| vec![0.0; n]).collect();
@@ -79,7 +79,7 @@ fn decode(blocks: &[CodedBlock], tensors: &[TensorBuf]) -> Vec<Vec<f32>> {
     all
 }
 
-/// Blocks whose groups are tensors begin at tensor 0 here.
+/// Returns the decoded values. Blocks whose groups are tensors begin at tensor 0 here.
 fn decode_values(values: &Values, kept: &[(usize, usize)], dtype: Dtype) -> Vec<f32> {
     let m = kept.len();
     let group = |groups: &Groups, i: usize| match groups {
@@ -147,7 +147,7 @@ pub(super) fn positions(block: &Block) -> &[u64] {
     }
 }
 
-/// Shapes of data that take every way through the selection.
+/// Returns data of several distributions, which reach every path through the selection.
 fn distributions(n: usize) -> Vec<(&'static str, Vec<f32>)> {
     let x = normal(n, 1);
     vec![
@@ -192,7 +192,7 @@ fn global_top_k_equals_a_sort_of_everything() {
     assert_eq!((blocks.len(), blocks[0].scope), (1, Scope::Tensors { first: 0, count: 5 }));
     assert_eq!(positions(&blocks[0]), naive_top_k(&parts.concat(), 900));
 
-    // The same choice in two blocks if another codec stands between.
+    // Another codec in between divides the same choice into two blocks.
     let global: Codec = "topk:k=900,scope=global".parse().unwrap();
     let codecs = [global, global, Codec::Raw, global, global];
     let blocks = compress(&inputs(&tensors), &codecs, &Options::default(), None).unwrap();
@@ -247,7 +247,7 @@ fn sbc_keeps_one_side_and_its_mean() {
     assert_eq!((0..4).map(|i| scales.get(i)).collect::<Vec<_>>(), [-4.0, 0.0, 0.0, 3.0]);
 }
 
-/// What natural compression makes of a tensor of this number repeated.
+/// Compresses a tensor of `n` copies of `x` with natural compression, and returns the decoded values.
 fn natural_of(x: f32, n: usize) -> Vec<f32> {
     let tensors = [tensor(&vec![x; n])];
     decode(&run(&tensors, "natural:seed=5", None).unwrap(), &tensors).remove(0)
@@ -308,7 +308,8 @@ fn natural_of_special_values() {
 
 #[test]
 fn natural_of_exponents_that_do_not_fit_one_block() {
-    // 2^127 leaves room down to 2^-127; 2^-128 is that or zero, half of the time each.
+    // The largest exponent 127 leaves room down to 2^-127. 2^-128 becomes 2^-127 or zero, each half of the
+    // time.
     let mut values = vec![2f32.powi(-128); 20_001];
     values[0] = 2f32.powi(127);
     let tensors = [tensor(&values)];
@@ -316,7 +317,7 @@ fn natural_of_exponents_that_do_not_fit_one_block() {
     let Values::Pow2(Pow2 { min_exponent: -127, codes, .. }) = &blocks[0].values else { panic!() };
     let ups = codes[1..].iter().filter(|&&c| c == 1).count();
     assert!(codes[1..].iter().all(|&c| c <= 1) && ups.abs_diff(10_000) < 354, "{ups}");
-    // The largest power of a half is 2^15.
+    // The largest power of two in f16 is 2^15.
     let tensors = [as_type(Dtype::F16, &[65504.0; 50])];
     let blocks = run(&tensors, "natural", None).unwrap();
     assert_eq!(decode(&blocks, &tensors)[0], vec![32768.0; 50]);
@@ -336,7 +337,7 @@ fn words_belong_to_their_elements() {
     let pieces = compress(&inputs(&tensors), &codecs, &options, None).unwrap();
     assert_eq!(pieces.len(), 11);
     assert_eq!(decode(&pieces, &tensors), whole);
-    // Kept elements are rounded like those of a dense block.
+    // Kept elements are rounded in the same way as those of a dense block.
     let sparse = decode(&run(&tensors, "topk:density=1,values=pow2", None).unwrap(), &tensors);
     assert_eq!(sparse, whole);
     // Small neighbours share a block, and each keeps its words.
@@ -584,7 +585,7 @@ fn bench_bandwidth_of_the_front_end() {
     let n = 64 << 20;
     let mut words = vec![0u32; n];
     crate::random::words(1, 1, 0, &mut words);
-    // Roughly normal, cheaply: sums of four uniform numbers.
+    // Sums of four uniform numbers are roughly normal and cheap.
     let sum = |w: u32| (0..4).map(|i| (w >> (8 * i) & 0xff) as f32 - 127.5).sum::<f32>();
     let fine = |w: u32| (sum(w) + (w.wrapping_mul(0x9e37_79b9) >> 8) as f32 / 16_777_216.0) * 1e-4;
     let values: Vec<f32> = words.iter().map(|&w| fine(w)).collect();

@@ -1,45 +1,50 @@
-//! Quantising outside of this library, where the elements are not in the host's memory: [`tasks`] says what
-//! has to be computed, and [`blocks`] makes of what was computed the blocks that
+//! Quantisation of tensors that are not in the host's memory, for example on a device.
+//!
+//! [`tasks`] lists the computations. [`blocks`] turns their results into the same blocks that
 //! [`compress`](super::super::compress()) would have made.
 //!
-//! What has to be computed is defined to the bit. An element x is read as for a [`Search`](super::Search),
-//! and with [`NonFinite::Zero`](super::super::NonFinite::Zero) is 0 where it is not finite. Its *word* is
-//! [`random::word`](crate::random::word) of the seed, its tensor's number, and its number in its tensor.
-//! Arithmetic is in 64-bit floats where nothing else is said, rounded to nearest, each operation by itself.
+//! The results are defined to the bit. An element x is read as for a [`Search`](super::Search). With
+//! [`NonFinite::Zero`](super::super::NonFinite::Zero), an element that is not finite is 0. The *word* of an
+//! element is [`random::word`](crate::random::word) of the seed, the number of its tensor, and its index in
+//! the tensor. Unless stated otherwise, arithmetic uses 64-bit floats. Each operation is rounded to nearest
+//! by itself.
 //!
 //! **Sums** of magnitudes or squares are taken in the order of `src/compress/sums.rs`, counted from the first
 //! element of the sum.
 //!
-//! **Scales** of elements that share one, whose largest magnitude is m; 0 if m is 0:
-//! - [`Quantizer::Levels`]: with [`Norm::Max`] m, with L1 and L2 the 32-bit float that is not below the sum
-//!   of magnitudes or the square root of the sum of squares; if `clip` is finite then the least of m and of
-//!   the 32-bit float nearest to `clip` times the square root of (the sum of squares / the number of
-//!   elements), or the largest 32-bit float; in any case at most the largest finite number of the element
-//!   type.
-//! - [`Quantizer::Int8`]: m / 127 in 32 bits, at least 2^-149; the next lower one if 127 times it is beyond
-//!   32-bit floats.
+//! **Scales**: let m be the largest magnitude of the elements that share a scale. If m is 0, the scale is 0.
+//! Otherwise it is:
+//! - [`Quantizer::Levels`]: with [`Norm::Max`], m. With L1 the sum of magnitudes, with L2 the square root of
+//!   the sum of squares. Both are rounded up to a 32-bit float. If `clip` is finite, the scale is at most
+//!   `clip` times the square root of (the sum of squares / the number of elements). This limit is rounded to
+//!   the nearest 32-bit float and is at most the largest finite one. In every case the scale is at most the
+//!   largest finite number of the element type.
+//! - [`Quantizer::Int8`]: m / 127 in 32 bits, at least 2^-149. If 127 times this number overflows a 32-bit
+//!   float, the scale is the next lower 32-bit float.
 //! - [`Quantizer::Sign`]: the 32-bit float nearest to the sum of magnitudes / the number of elements.
 //!
-//! **Codes**, each `width` bits in a bit plane, the first lowest (spec, section 7.1):
-//! - Uniform levels: y = |x| / scale * s, at most s; the level is floor(y), plus 1 if word < (y - floor(y))
-//!   2^32; negative as x; its code 2l, or -2l - 1 if it is negative. The scale 0 makes the level 0.
-//! - Natural levels: y = |x| / scale, at most 1. Below 2^(1 - s) level 0, plus 1 if word < y / 2^(1 - s)
-//!   2^32; else level e + s with 2^e the largest power that is not above y, plus 1 if word < (y / 2^e - 1)
-//!   2^32. Codes as above.
-//! - Int8: 128 + x / scale in 32 bits, rounded to an integer, ties to even, and limited to +-127; 128 if the
-//!   scale is 0.
+//! **Codes** have `width` bits each. They form a bit plane, with the first code in the lowest bits (spec,
+//! section 7.1):
+//! - Uniform levels: y = |x| / scale * s, at most s. The level l is floor(y), plus 1 if word < (y - floor(y))
+//!   2^32. It has the sign of x. Its code is 2l, or -2l - 1 if the level is negative. If the scale is 0, the
+//!   level is 0.
+//! - Natural levels: y = |x| / scale, at most 1. If y < 2^(1 - s), the level is 0, plus 1 if word < y /
+//!   2^(1 - s) 2^32. Otherwise let 2^e be the largest power of two that is not above y. The level is e + s,
+//!   plus 1 if word < (y / 2^e - 1) 2^32. Codes are made from levels as above.
+//! - Int8: 128 + x / scale. The quotient is taken in 32 bits, rounded to an integer, ties to even, and
+//!   limited to +-127. The code is 128 if the scale is 0.
 //! - Sign: the sign bit of x.
-//! - [`Quantizer::Natural`]: e is the exponent of the largest power of two not above |x|, plus 1 if (word >>
-//!   9) < the 23 bits of (|x| / 2^e - 1) 2^23, at most that of the largest power of the element type. Over
-//!   all elements of the block that are not 0 the smallest e and the largest one give `min_exponent`: the
-//!   greater of the smallest e and the largest one less 254; 0 if all are 0. The code is e - `min_exponent` +
-//!   1, or 0 for 0; for an e below `min_exponent` it is 1 if the element's second word < 2^(32 -
-//!   (`min_exponent`
-//!   - e)), else 0, the second word being that of tensor number + 2^63. Where codes are not 0 there are
-//!     signs, a bit for each element.
+//! - [`Quantizer::Natural`]: e is the exponent of the largest power of two not above |x|, plus 1 if
+//!   `word >> 9` is less than the 23 bits of (|x| / 2^e - 1) 2^23. It is at most the exponent of the largest
+//!   power of two of the element type. `min_exponent` is the greater of the smallest e and (the largest e -
+//!   254), over all elements of the block that are not 0. It is 0 if all elements are 0. The code of an
+//!   element that is 0 is 0. Otherwise the code is `e - min_exponent + 1` if e is at least `min_exponent`.
+//!   For a lower e, the code is 1 if the element's second word < `2^(32 - (min_exponent - e))`, and 0
+//!   otherwise. The second word is the word for tensor number + 2^63. Each element also has a sign bit, which
+//!   is 0 where the code is 0.
 //!
-//! Error feedback takes what a receiver decodes, rounded to the element type, from x; that of code 0 of
-//! natural compression has the sign of x.
+//! Error feedback subtracts the decoded value, rounded to the element type, from x. In natural compression
+//! the decoded value of code 0 is a zero with the sign of x.
 
 use rayon::prelude::*;
 
@@ -54,66 +59,67 @@ use crate::block::{
 use crate::compress::codecs::{self, Int8, Natural, quantize};
 use crate::error::{Error, Result};
 
-/// What is made of an element.
+/// The quantiser of a block, with its settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quantizer {
-    /// A power of two at random.
+    /// Rounds to a power of two at random.
     Natural {
-        /// Of the words.
+        /// Seed of the words.
         seed: u64,
     },
-    /// A level at random.
+    /// Rounds to a level at random.
     Levels {
-        /// How levels are spaced.
+        /// Spacing of the levels.
         spacing: Spacing,
-        /// The number s of the largest.
+        /// Number s of the largest level.
         max_level: u32,
-        /// What the scale is made of.
+        /// Norm that the scale is computed from.
         norm: Norm,
-        /// So many root mean squares are the most that the scale is; infinite for no limit.
+        /// Upper limit of the scale, in root mean squares. Infinity means no limit.
         clip: f32,
-        /// Of the words.
+        /// Seed of the words.
         seed: u64,
     },
-    /// An integer from -127 to 127.
+    /// Rounds to an integer from -127 to 127.
     Int8,
-    /// Its sign.
+    /// Keeps the sign.
     Sign,
 }
 
-/// Elements of one tensor.
+/// A range of elements of one tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// The tensor's place in the list given to [`tasks`].
+    /// Index of the tensor in the list given to [`tasks`].
     pub input: usize,
-    /// The number of the first element.
+    /// Index of the first element in the tensor.
     pub start: u64,
-    /// How many there are.
+    /// Number of elements.
     pub len: u64,
 }
 
-/// What has to be computed for one block.
+/// The computation for one block.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
-    /// What the block spans.
+    /// Scope of the block.
     pub scope: Scope,
-    /// What is made of each element.
+    /// Quantiser of each element.
     pub quantizer: Quantizer,
-    /// Which elements share a scale, in runs from the first of the block on; with [`Share::Tensor`] all of
-    /// the tensor, also those outside of the block. `None` for natural compression, which has no scales.
+    /// Elements that share a scale: runs that are counted from the first element of the block. With
+    /// [`Share::Tensor`] the whole tensor shares one scale, including its elements outside of the block.
+    /// `None` for natural compression, which has no scales.
     pub share: Option<Share>,
-    /// The elements, in this order: one span but for natural compression, which sends small neighbours
-    /// together.
+    /// Elements of the block, in this order. Only natural compression has more than one span, because it
+    /// sends small neighbouring tensors together.
     pub spans: Vec<Span>,
 }
 
 impl Task {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.spans.iter().map(|span| span.len).sum()
     }
 
-    /// The number of scales.
+    /// Returns the number of scales.
     pub fn scales(&self) -> u64 {
         match self.share {
             None => 0,
@@ -122,8 +128,8 @@ impl Task {
         }
     }
 
-    /// The bits of a code; `None` for natural compression, where it is as many as the largest code has, at
-    /// most 8.
+    /// Returns the number of bits of a code. Returns `None` for natural compression, where the width is that
+    /// of the largest code, at most 8 bits.
     pub fn width(&self) -> Option<u32> {
         match self.quantizer {
             Quantizer::Natural { .. } => None,
@@ -134,22 +140,23 @@ impl Task {
     }
 }
 
-/// What was computed for one block.
+/// The computed result for one block.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Packed<'a> {
-    /// The exponent of code 1 of natural compression.
+    /// Exponent of code 1 in natural compression.
     pub min_exponent: i16,
-    /// The bits of a code.
+    /// Bits of each code.
     pub width: u32,
-    /// The bit plane of codes, padded with zeros to a whole byte.
+    /// Bit plane of codes, padded with zeros to a whole byte.
     pub codes: &'a [u8],
-    /// Natural compression: a bit for each element, 1 for minus, 0 where the code is 0, padded likewise.
+    /// Bit plane of signs in natural compression: one bit for each element, 1 for minus, 0 where the code
+    /// is 0. It is padded like `codes`.
     pub negative: &'a [u8],
-    /// The scales.
+    /// Scales, in the order of the groups.
     pub scales: &'a [f32],
 }
 
-/// Whether [`tasks`] takes this codec.
+/// Whether [`tasks`] accepts this codec.
 pub fn takes(codec: &Codec) -> bool {
     matches!(
         codec,
@@ -162,11 +169,11 @@ pub fn takes(codec: &Codec) -> bool {
     )
 }
 
-/// What has to be computed for the tensors whose codec is one of `natural`, `qsgd`, `dither`, `terngrad`,
-/// `sign` and `int8`; others are passed over.
+/// Returns the computations for the tensors whose codec is `natural`, `qsgd`, `dither`, `terngrad`, `sign` or
+/// `int8`. Tensors with other codecs are skipped.
 ///
 /// # Errors
-/// [`Error::Input`] for tensors that are not in ascending order or not of floats, and for options out of
+/// Returns [`Error::Input`] if tensors are not in ascending order or not of floats, or if options are out of
 /// range.
 pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result<Vec<Task>> {
     check_order(tensors, codecs)?;
@@ -207,16 +214,16 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
     Ok(tasks)
 }
 
-/// The blocks of these tasks, in their order: ascending in what they span.
+/// Returns the blocks of these tasks, in ascending order of their scopes.
 ///
 /// # Errors
-/// [`Error::Input`] if what was computed does not fit its task: planes of another length or with bits beyond
-/// their end, codes and scales out of range, a sign where the code is 0.
+/// Returns [`Error::Input`] if a result does not fit its task: a plane has the wrong length or has bits
+/// beyond its end, a code or scale is out of range, or a sign is set where the code is 0.
 pub fn blocks(tasks: &[Task], packed: &[Packed<'_>]) -> Result<Vec<CodedBlock>> {
     if tasks.len() != packed.len() {
         return Err(Error::inconsistent("numbers of tasks and of what was computed"));
     }
-    // Collected in two steps: as one result, any of several errors would be given.
+    // Results are collected in two steps, so that the first error is returned. In one step it could be any.
     let blocks: Vec<Result<CodedBlock>> =
         tasks.par_iter().zip(packed).map(|(t, p)| Ok(block(t, p)?.into())).collect();
     blocks.into_iter().collect()
@@ -290,7 +297,7 @@ fn block(task: &Task, packed: &Packed<'_>) -> Result<Block> {
     Ok(Block { scope: task.scope, add: false, support: Support::All, values })
 }
 
-/// The fields of a plane whose length was checked.
+/// Returns the fields of a plane whose length has been checked.
 fn fields<T>(packed: &Packed<'_>, elements: u64, make: impl Fn(u64) -> T) -> Result<Vec<T>> {
     if packed.width == 8 {
         return Ok(packed.codes.iter().map(|&code| make(code.into())).collect());
@@ -335,7 +342,7 @@ mod tests {
         e
     }
 
-    /// The definition, read literally; and what a receiver decodes of each element.
+    /// Follows the definition literally. Also returns the decoded value of each element.
     fn compute(task: &Task, tensors: &[Outline], values: &[Vec<f32>]) -> (Computed, Vec<f32>) {
         let mut out = Computed::default();
         let mut decoded = Vec::new();
@@ -473,7 +480,7 @@ mod tests {
             .iter()
             .zip(0..)
             .map(|(&n, t)| {
-                // Exponents of all floats where `t` is 2; zeros of both signs.
+                // If `t` is 2: the exponents of all floats, and zeros of both signs.
                 let value = |i: u64| {
                     let w = word(7, t, i);
                     let narrow = w & 0x80ff_ffff | (100 + w % 30) << 23;
@@ -500,7 +507,7 @@ mod tests {
                 })
                 .collect();
             let read: Vec<Vec<f32>> = tensors.iter().map(|t| t.view().to_f32().unwrap()).collect();
-            // The last stands apart: two runs.
+            // The last number is not consecutive, so there are two runs.
             let numbers = [0, 1, 2, 3, 9];
             let outlines: Vec<Outline> = numbers
                 .iter()

@@ -1,5 +1,5 @@
-//! SIDCo's thresholds for elements that are elsewhere: what has to be known of them, and what follows of
-//! that.
+//! SIDCo's threshold search for tensors that are not in the host's memory. Each step names the data that it
+//! needs and then takes the result.
 
 use crate::compress::codecs::sidco::{Adaptation, Goal, Refined, Refining, Staging};
 use crate::compress::select::{self, LOWEST};
@@ -7,8 +7,8 @@ use crate::compress::{Fit, Stages};
 
 pub use crate::compress::moments::{MomentQuery, Moments};
 
-/// The search of one tensor by fits, in steps: [`Self::next`] says what is to be done, [`Self::answer`] or
-/// [`Self::collected`] takes what came of it.
+/// The search by fits for one tensor, in steps. [`Self::next`] returns the next step. [`Self::answer`] or
+/// [`Self::collected`] takes its result.
 ///
 /// ```text
 /// guard:              Sample (0 to 7 times), Collect, Candidates (0 to 6 times), Keep
@@ -19,7 +19,7 @@ pub struct Fitting {
     len: u64,
     k: u64,
     fit: Fit,
-    /// For the authors' rule, before this search.
+    /// State of the authors' rule before this search.
     adaptation: Option<Adaptation>,
     rank: Option<u64>,
     state: State,
@@ -34,51 +34,51 @@ enum State {
     Done(FitResult, bool),
 }
 
-/// What a search by fits does next.
+/// The next step of a search by fits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Step {
-    /// Give the moments of the sample to [`Fitting::answer`]: 2^15 elements, those at
-    /// `i n / 2^15 + (i * 0x9e3779b97f4a7c15 >> 32) mod (n / 2^15)` for `i` from 0 on, the product modulo
-    /// 2^64, and `i n / 2^15` rounded down.
+    /// Give the moments of the sample to [`Fitting::answer`]. The sample has 2^15 elements, those at `i n /
+    /// 2^15 + (i * 0x9e3779b97f4a7c15 >> 32) mod (n /
+    /// 2^15)` for `i` from 0 on. The product is taken modulo 2^64, and `i n / 2^15` is rounded down.
     Sample(MomentQuery),
     /// Give the moments of all elements to [`Fitting::answer`].
     Tensor(MomentQuery),
-    /// Collect what reaches `least`, and give to [`Fitting::collected`] how many these are, `least`, and
-    /// their moments, in the order of the elements. The moments are not asked for where there are more than
-    /// [`Fitting::limit`].
+    /// Collect all elements that reach `least`. Give to [`Fitting::collected`] the number of these
+    /// candidates, `least`, and the moments of the candidates in the order of the elements. The moments are
+    /// not needed if there are more than [`Fitting::limit`] candidates.
     Collect {
-        /// Where candidates begin.
+        /// Lower limit of the candidates.
         least: Least,
-        /// Which moments; `None`: of those that exceed `least`.
+        /// Query for the moments. `None` asks for the moments of the elements that exceed `least`.
         question: Option<MomentQuery>,
     },
     /// Give the moments of the candidates to [`Fitting::answer`].
     Candidates(MomentQuery),
-    /// This is what is kept.
+    /// Keep these elements. The search is complete.
     Keep(FitResult),
 }
 
-/// Where candidates begin.
+/// The lower limit of the candidates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Least {
-    /// At this magnitude.
+    /// This magnitude.
     At(f32),
-    /// At the sample's largest key but so many less one.
+    /// The n-th largest key of the sample, with n counted from 1.
     InSample(u64),
 }
 
 /// The set of elements that a search keeps in the end.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum FitResult {
-    /// All that reach this.
+    /// All elements that reach this magnitude.
     Reached(f32),
-    /// The `k` largest of the candidates; of all elements if fewer than that are candidates, or more than the
-    /// limit.
+    /// The `k` largest of the candidates. If there are fewer than `k` candidates, or more than the limit, the
+    /// `k` largest of all elements.
     Largest,
 }
 
 impl Fitting {
-    /// `len`: elements of the tensor, of which about `k` are wanted.
+    /// Returns the search in a tensor of `len` elements, of which about `k` are wanted.
     pub(super) fn new(fit: Fit, stages: Stages, len: u64, k: u64) -> Self {
         let mut fitting =
             Self { len, k, fit, adaptation: None, rank: None, state: State::Collect(Least::At(0.0), 0) };
@@ -102,15 +102,15 @@ impl Fitting {
         self.state = State::Staging(Staging::new(self.fit, adaptation.stages(), self.k));
     }
 
-    /// Goes on from a state of the authors' rule, as [`Self::adaptation`] gave it; other rules have none.
-    /// Before the first step.
+    /// Restores a state of the authors' rule that [`Self::adaptation`] returned. Other rules have no state.
+    /// Call this before the first step.
     pub fn set_adaptation(&mut self, words: [i64; 3]) {
         if let (Some(_), Some(adaptation)) = (self.adaptation, Adaptation::from_words(words)) {
             self.resume(adaptation);
         }
     }
 
-    /// The state of the authors' rule once so many elements were kept.
+    /// Returns the state of the authors' rule after `kept` elements were kept.
     pub fn adaptation(&self, kept: u64) -> Option<[i64; 3]> {
         let before = self.adaptation?;
         let after = match self.state {
@@ -122,22 +122,22 @@ impl Fitting {
         Some(after.to_words())
     }
 
-    /// Whether it begins with a sample.
+    /// Whether the search begins with a sample.
     pub fn takes_sample(&self) -> bool {
         self.rank.is_some()
     }
 
-    /// The most candidates that are worth collecting.
+    /// Returns the largest number of candidates that is worth collecting.
     pub fn limit(&self) -> u64 {
         select::limit(self.k) as u64
     }
 
-    /// How many elements are wanted.
+    /// Returns the number of elements that are wanted.
     pub fn wanted(&self) -> u64 {
         self.k
     }
 
-    /// What to do.
+    /// Returns the next step.
     pub fn next(&self) -> Step {
         match self.state {
             State::Staging(staging) => Step::Tensor(staging.question()),
@@ -155,10 +155,10 @@ impl Fitting {
         }
     }
 
-    /// Goes on with the moments that were asked for.
+    /// Continues with the moments that the step asked for.
     pub fn answer(&mut self, moments: &Moments) {
         self.state = match self.state {
-            // There is one that is not finite: it is kept, for the error that this is.
+            // At least one element is not finite. It is kept, so that it causes the error.
             State::Staging(_) | State::Sample(..) if !moments.sum.is_finite() => {
                 State::Done(FitResult::Reached(f32::INFINITY), false)
             }
@@ -183,7 +183,7 @@ impl Fitting {
         };
     }
 
-    /// Goes on with so many candidates, all that reach `least`.
+    /// Continues with the number of candidates. The candidates are all elements that reach `least`.
     pub fn collected(&mut self, candidates: u64, least: f32, moments: &Moments) {
         let State::Collect(_, stage) = self.state else { return };
         let goal = Goal::of_all(self.k);

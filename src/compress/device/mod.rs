@@ -1,12 +1,13 @@
-//! Selection outside of this library, where the elements are not in the host's memory: [`searches`] says what
-//! is to be found, [`blocks`] makes of what was found the blocks that [`compress`](super::compress()) would
-//! have made.
+//! Selection from tensors that are not in the host's memory, for example on a device.
 //!
-//! What a search has to find is defined to the bit: an element's *key* is its magnitude's bit pattern,
-//! elements with key 0 are never kept, larger keys come first, and of equal keys those with the lower index
-//! (in the order of the tensors, then of their elements). Elements are 32-bit floats: those of f16 and bf16
-//! are widened first, exactly; the residual of error feedback is added in 32 bits, and a finite sum that
-//! exceeds what the type holds is limited to that.
+//! [`searches`] lists the sets of elements to find. [`blocks`] turns the elements that were found into the
+//! same blocks that [`compress`](super::compress()) would have made.
+//!
+//! The result of a search is defined to the bit. The *key* of an element is the bit pattern of its magnitude.
+//! Elements with key 0 are never kept. Larger keys come first. Equal keys are ordered by index, lowest first
+//! (in the order of the tensors, then of their elements). Elements are 32-bit floats. Elements of f16 and
+//! bf16 are first widened exactly. The residual of error feedback is added in 32 bits. A finite sum that
+//! exceeds the range of the element type is limited to that range.
 //!
 //! Codecs that send every element are in [`dense`].
 //!
@@ -29,57 +30,57 @@ use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
 use crate::tensor::element::round_f32s;
 
-/// A tensor whose elements are elsewhere.
+/// Number, type and length of a tensor whose elements are elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outline {
-    /// Its number in the manifest.
+    /// Number of the tensor in the manifest.
     pub tensor: u64,
-    /// Its element type.
+    /// Type of the elements.
     pub dtype: Dtype,
-    /// Its number of elements.
+    /// Number of elements.
     pub len: u64,
 }
 
-/// What a selector is to find. Tensors are named by their place in the list given to [`searches`].
+/// A set of elements to find. Tensors are given by their index in the list passed to [`searches`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Search {
-    /// The `k` elements with the largest keys of several tensors together; all with a key above 0 if there
-    /// are fewer.
+    /// The `k` elements with the largest keys of several tensors together. If fewer than `k` keys are above
+    /// 0, all elements with a key above 0.
     Largest {
-        /// The tensors, ascending.
+        /// Indices of the tensors, ascending.
         among: Vec<usize>,
-        /// How many.
+        /// Number of elements to find.
         k: u64,
     },
-    /// Of one tensor the `k` largest positive and the `k` smallest negative elements, by magnitude; all if
-    /// there are fewer.
+    /// The `k` largest positive and the `k` smallest negative elements of one tensor, by magnitude. If a sign
+    /// has fewer than `k` elements, all of them.
     BothSides {
-        /// The tensor.
+        /// Index of the tensor.
         of: usize,
-        /// How many of each sign.
+        /// Number of elements of each sign.
         k: u64,
     },
-    /// All elements of one tensor whose key is at least that of `at`, NaN included.
+    /// All elements of one tensor whose key is at least that of `at`, including NaN.
     AtLeast {
-        /// The tensor.
+        /// Index of the tensor.
         of: usize,
-        /// Positive and finite.
+        /// Threshold, positive and finite.
         at: f32,
     },
-    /// What [`Codec::Sidco`] keeps of one tensor.
+    /// The elements that [`Codec::Sidco`] keeps of one tensor.
     Fitted {
-        /// The tensor.
+        /// Index of the tensor.
         of: usize,
-        /// How to find it.
+        /// Steps of the search.
         fitting: Fitting,
     },
 }
 
-/// The searches that these codecs begin with.
+/// Returns the initial searches of these codecs.
 ///
 /// # Errors
-/// [`Error::Input`] for tensors that are not in ascending order or not of floats, for options out of range,
-/// and for codecs other than [`Codec::TopK`], [`Codec::Threshold`], [`Codec::Sbc`] and [`Codec::Sidco`].
+/// Returns [`Error::Input`] if tensors are not in ascending order or not of floats, if options are out of
+/// range, or if a codec is not [`Codec::TopK`], [`Codec::Threshold`], [`Codec::Sbc`] or [`Codec::Sidco`].
 pub fn searches(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Search>> {
     check(tensors, codecs)?;
     let mut searches = Vec::new();
@@ -111,7 +112,8 @@ pub fn searches(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Search>> {
 }
 
 impl Search {
-    /// The most elements that it keeps of each side, if that is known before the elements are.
+    /// Returns the largest number of elements that the search keeps of each side. Returns `None` if that
+    /// number depends on the elements.
     pub fn most(&self) -> Option<u64> {
         match *self {
             Self::Largest { k, .. } | Self::BothSides { k, .. } => Some(k),
@@ -120,22 +122,23 @@ impl Search {
     }
 }
 
-/// What was found of one tensor.
+/// The elements found in one tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Found {
     /// The elements that are kept.
     Elements(Chosen),
-    /// For [`Codec::Sbc`] those of one side, which all become their mean: side and mean by [`larger_side`].
+    /// The elements of one side, for [`Codec::Sbc`]. Each of them becomes the mean. [`larger_side`] returns
+    /// the side and the mean.
     Side {
-        /// Their positions, strictly ascending.
+        /// Positions of the elements, strictly ascending.
         positions: Vec<u64>,
-        /// Their mean, with its sign.
+        /// Mean of the elements, with its sign.
         mean: f32,
     },
 }
 
 impl Found {
-    /// Where it is.
+    /// Returns the positions of the elements.
     pub fn positions(&self) -> &[u64] {
         match self {
             Self::Elements(chosen) => &chosen.positions,
@@ -144,37 +147,39 @@ impl Found {
     }
 }
 
-/// How a search may begin: among a sample of 2^15 elements, spread over all `n`, so many (which are fewer
-/// than the sample) have larger keys than the one from which on there are `k` of all, but for bad luck.
-/// `None` where a sample would not help.
+/// Returns the rank in the 2^15-element sample whose key is, with high probability, below the k-th largest of
+/// all `n`. The rank counts from 0 at the largest key and is less than the sample size. The sample is spread
+/// over all `n` elements. Returns `None` where a sample would not help.
 pub fn sample_rank(k: u64, n: u64) -> Option<u64> {
     select::rank(k, n)
 }
 
-/// Which of the two sides of [`Search::BothSides`] is sent, and the mean that it becomes: `sums`: of
-/// magnitudes, each a [`Moments::sum`] of what was kept of that side, in its order; `counts`: how many these
-/// are.
+/// Returns the side of [`Search::BothSides`] that is sent, and the mean of its elements.
+///
+/// `sums` has for each side the sum of the magnitudes of the kept elements. Each sum is a [`Moments::sum`] in
+/// the order of the elements. `counts` has the number of kept elements of each side.
 pub fn larger_side(sums: [f64; 2], counts: [u64; 2]) -> (usize, f32) {
     sbc::larger_side_of(sums, counts)
 }
 
-/// What a receiver gets of the elements that were kept of one tensor, in the tensor's type: error feedback
-/// takes it from the sum.
+/// The values that a receiver decodes for the kept elements of one tensor, in the tensor's type. Error
+/// feedback subtracts them from the sum.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Sent {
-    /// Of each of them.
+    /// One value for each element.
     Each(Vec<f32>),
-    /// Of all of them.
+    /// One value for all elements.
     All(f32),
 }
 
-/// The blocks of one update, and what they send of each tensor.
+/// Returns the blocks of one update, and the values that they send of each tensor.
 ///
-/// `found`: for each tensor what was found of it: one side for [`Codec::Sbc`], elements for others.
+/// `found` has for each tensor the elements found in it: `Found::Side` for [`Codec::Sbc`], `Found::Elements`
+/// for other codecs.
 ///
 /// # Errors
-/// As [`searches`]; [`Error::Input`] if what was found does not fit the tensors, or if a value is NaN or
-/// infinite.
+/// Returns the errors of [`searches`]. Returns [`Error::Input`] if `found` does not fit the tensors, or if a
+/// value is NaN or infinite.
 pub fn blocks(
     tensors: &[Outline],
     codecs: &[Codec],
@@ -184,21 +189,22 @@ pub fn blocks(
     blocks_of(tensors, codecs, found, |_| false)
 }
 
-/// Which tensors share a block: for each block of [`blocks`] their range.
+/// Returns the tensors that share a block: for each block of [`blocks`] the range of its tensors.
 ///
 /// # Errors
-/// As [`searches`].
+/// Returns the errors of [`searches`].
 pub fn joined(tensors: &[Outline], codecs: &[Codec]) -> Result<Vec<Range<usize>>> {
     check(tensors, codecs)?;
     Ok(runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)))
 }
 
-/// As [`blocks`], where the supports of some blocks are in wire form already: `supports` has for each of
-/// [`joined`] the bytes of a support of kind [`SupportId::GAPS_RICE`], or nothing. Of what was found of the
-/// tensors of such a block positions are left out.
+/// Returns the same as [`blocks`], where the supports of some blocks are already in wire form.
+///
+/// `supports` has one entry for each range of [`joined`]: the bytes of a support of kind
+/// [`SupportId::GAPS_RICE`], or `None`. For tensors of a block in wire form, `found` has no positions.
 ///
 /// # Errors
-/// As [`blocks`]. Bytes are checked when they are written ([`WireBlock`]).
+/// Returns the errors of [`blocks`]. The bytes are checked when they are written ([`WireBlock`]).
 pub fn wire_blocks(
     tensors: &[Outline],
     codecs: &[Codec],
@@ -213,7 +219,7 @@ pub fn wire_blocks(
     for (run, _) in joined.into_iter().zip(&supports).filter(|(_, support)| support.is_some()) {
         written[run].fill(true);
     }
-    // Of tensors there may be fewer than of what was found, which is told then.
+    // If `found` is longer than `tensors`, `blocks_of` returns the error.
     let (blocks, sent) = blocks_of(tensors, codecs, found, |i| written.get(i).copied().unwrap_or_default())?;
     let with = |(CodedBlock { block, options }, support): (CodedBlock, Option<Vec<u8>>)| {
         let mut block = WireBlock::from(block);
@@ -225,7 +231,7 @@ pub fn wire_blocks(
     Ok((blocks.into_iter().zip(supports).map(with).collect(), sent))
 }
 
-/// `written`: whether a tensor's positions are elsewhere.
+/// `written` returns whether the positions of a tensor are elsewhere.
 fn blocks_of(
     tensors: &[Outline],
     codecs: &[Codec],
@@ -279,8 +285,9 @@ fn blocks_of(
     Ok((blocks, sent))
 }
 
-/// The error for an element of a tensor that is NaN or infinite, where that is an error: of the first tensor
-/// for which a value that is not finite was kept, its first element that is not.
+/// Returns the error for an element that is NaN or infinite, where such an element is an error. The error
+/// names the first tensor for which a non-finite value was kept, and the first non-finite element of that
+/// tensor.
 pub fn non_finite(tensor: u64, index: u64) -> Error {
     Error::input(InputErrorKind::NonFinite { index }).in_tensor(tensor)
 }
@@ -298,7 +305,7 @@ fn check(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     if codecs.iter().all(selects) { Ok(()) } else { Err(Error::bad_option(UNKNOWN)) }
 }
 
-/// What holds for all codecs.
+/// Checks the conditions that hold for all codecs.
 fn check_order(tensors: &[Outline], codecs: &[Codec]) -> Result<()> {
     if tensors.len() != codecs.len() {
         return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of inputs and codecs" }));
@@ -348,7 +355,7 @@ mod tests {
     use super::*;
     use crate::tensor::TensorBuf;
 
-    /// The searches by sorting, and fits by what they ask.
+    /// Runs searches by sorting, and fits by their own steps.
     fn find(values: &[Vec<f32>], search: &Search, found: &mut [Found]) {
         if let Search::Fitted { of, fitting } = search {
             found[*of] = Found::Elements(fitted(&values[*of], fitting.clone()));
@@ -396,7 +403,7 @@ mod tests {
         MomentQuery { at: f32::from_bits(1), location: 0.0, logs: false }
     }
 
-    /// What a fit keeps, step by step as it says.
+    /// Returns the elements that a fit keeps, after running all of its steps.
     fn fitted(values: &[f32], mut fitting: Fitting) -> Chosen {
         let n = values.len() as u64;
         let sample = || -> Vec<f32> {
@@ -455,7 +462,7 @@ mod tests {
             .map(|(&n, t)| {
                 let mut words = vec![0; n];
                 crate::random::words(7, t, 0, &mut words);
-                // Few different magnitudes: ties within a tensor and across tensors.
+                // Few different magnitudes, which gives ties within a tensor and across tensors.
                 words.iter().map(|&w| (w % 201) as f32 / 8.0 - 12.5).collect()
             })
             .collect();
@@ -470,7 +477,7 @@ mod tests {
                 })
                 .collect();
             let read: Vec<Vec<f32>> = tensors.iter().map(|t| t.view().to_f32().unwrap()).collect();
-            // The third stands apart from the second: two runs.
+            // The last number is not consecutive, so there are two runs.
             let numbers = [0, 1, 2, 5];
             let outlines: Vec<Outline> = numbers
                 .iter()
@@ -547,7 +554,8 @@ mod tests {
         let expected = expected.iter().map(|coded| (WireBlock::from(&coded.block), coded.options));
         let [first, second] = expected.collect::<Vec<_>>().try_into().unwrap();
         assert_eq!(got, [(WireBlock { support: bytes, ..first.0 }, first.1), second]);
-        // Positions where they are in wire form, and none where they are not; too few supports.
+        // Errors: positions given for a block in wire form, positions missing for another, and too few
+        // supports.
         assert!(wire_blocks(&outlines, &codecs, &found, supports.clone()).is_err());
         assert!(wire_blocks(&outlines, &codecs, &without, vec![None; 2]).is_err());
         assert!(wire_blocks(&outlines, &codecs, &without, supports[..1].to_vec()).is_err());
