@@ -1,8 +1,8 @@
-"""Measures the overhead of calls with CUDA tensors in Python, and small tensors in one call and in a call each.
+"""Measures the overhead of calls with CUDA tensors in Python: small tensors, in one call and in a call each.
 
-Each line is a name, a number and a unit. Missing libraries are skipped with a message. With GCODEC_MOCK_DRIVER
-set, the mock driver takes the place of a device: times then include the emulator's, but the overhead of the calls
-is Python's.
+Each line is a name, a number and a unit. Missing libraries are skipped with a message. With
+GCODEC_MOCK_DRIVER set, the mock driver takes the place of a device: times then include the emulator's, but
+the overhead of the calls is Python's.
 """
 
 import os
