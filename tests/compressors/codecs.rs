@@ -1,4 +1,4 @@
-//! Claims of the compressors' papers, from tensors through the wire to tensors.
+//! Checks of the compressors' papers, from tensors through an encoded stream to tensors.
 
 use std::sync::Arc;
 
@@ -17,14 +17,15 @@ fn tensor(values: &[f32]) -> TensorBuf {
     TensorBuf::from_f32(vec![values.len() as u64], values).unwrap()
 }
 
-/// Normal numbers, the same for every run.
+/// Normally distributed numbers, the same in every run.
 fn normal(n: usize, tensor: u64) -> Vec<f32> {
     let uniform = |i: usize| (f64::from(word(9, tensor, i as u64)) + 0.5) / f64::from(u32::MAX);
     let draw = |i| (-2.0 * uniform(2 * i).ln()).sqrt() * (std::f64::consts::TAU * uniform(2 * i + 1)).cos();
     (0..n).map(|i| draw(i) as f32).collect()
 }
 
-/// The blocks of an update, and what a receiver of its bytes gets.
+/// Encodes the tensors as one update. Returns its blocks, the decoded tensors and the stream's length in
+/// bytes.
 fn send(
     tensors: &[TensorBuf],
     codec: &Codec,
@@ -57,8 +58,8 @@ fn decoded(values: &[f32], spec: &str) -> Vec<f32> {
     send(&[tensor(values)], &spec.parse().unwrap(), None).1.remove(0)
 }
 
-/// Residual + what arrived = residual before + tensor, in 32-bit arithmetic, for three steps of several
-/// tensors.
+/// Checks that residual + decoded tensor = residual before + tensor. The arithmetic is 32-bit, over three
+/// steps of several tensors.
 fn feeds_back(spec: &str) {
     let values = [normal(3000, 6), normal(100_000, 7), vec![], vec![1e-40; 10]];
     feeds_back_of(spec, values.each_ref().map(|v| tensor(v)));
@@ -88,7 +89,7 @@ fn feeds_back_of(spec: &str, tensors: [TensorBuf; 4]) {
     }
 }
 
-/// The mean over draws of each element of a bucket is within 5 standard errors of it.
+/// Checks that the mean over draws of each element of a bucket is within 5 standard errors of the element.
 fn is_unbiased(spec: &str, bucket: &[f32], draws: usize) {
     let arrived = decoded(&bucket.repeat(draws), spec);
     for (i, &x) in bucket.iter().enumerate() {
@@ -96,7 +97,7 @@ fn is_unbiased(spec: &str, bucket: &[f32], draws: usize) {
         let mean = drawn().sum::<f64>() / draws as f64;
         let variance = drawn().map(|y| (y - mean).powi(2)).sum::<f64>() / draws as f64;
         let error = (mean - f64::from(x)).abs();
-        // The last bit of the norm, a 32-bit float, beside the draws.
+        // Two errors: that of the draws, and the last bit of the norm, a 32-bit float.
         let bound = 5.0 * (variance / draws as f64).sqrt() + f64::from(x.abs()) * 1e-6 + 1e-9;
         assert!(error <= bound, "{spec} {x}: mean {mean}, bound {bound}");
     }
@@ -115,8 +116,8 @@ fn natural_dithering_is_unbiased() {
     feeds_back("terngrad:bucket=100");
 }
 
-/// E|C(x) - x|^2 <= omega |x|^2, omega = 1/8 + q min(1, q), q = d^(1/r) 2^(1-s), r = min(p, 2) (arXiv
-/// 1905.10988).
+/// Bound of the variance: E|C(x) - x|^2 <= omega |x|^2, omega = 1/8 + q min(1, q), q = d^(1/r) 2^(1-s), r =
+/// min(p, 2) (arXiv 1905.10988).
 #[test]
 fn natural_dithering_is_within_its_variance() {
     for d in [16, 128, 512, 4096] {
@@ -157,7 +158,7 @@ fn levels_of_special_values() {
             );
         }
     }
-    // What is a level already stays: the norm is the largest magnitude.
+    // An element that equals a level is unchanged: the norm is the largest magnitude.
     let powers = [1.0, 0.5, -0.25, 0.125, 0.0, -1.0];
     assert_eq!(decoded(&powers, "dither:levels=4,bucket=6,norm=max"), powers);
     assert_eq!(decoded(&[-3.0; 64], "terngrad:bucket=64"), [-3.0; 64]);
@@ -186,7 +187,7 @@ fn signs_times_mean_magnitudes() {
     assert!(decoded(&[0.0; 9], "sign").iter().all(|&x| x == 0.0));
     assert_eq!(decoded(&[f32::MAX; 3], "sign"), [f32::MAX; 3]);
     assert_eq!(decoded(&[-1e-45], "sign"), [-1e-45]);
-    // One bit for an element, and all that is around it.
+    // One bit per element, and the headers.
     let values = normal(1 << 20, 70);
     let (_, _, bytes) = send(&[tensor(&values)], &"sign".parse().unwrap(), None);
     assert!(bytes as f64 * 8.0 / f64::from(1 << 20) <= 1.002, "{bytes}");
@@ -202,8 +203,8 @@ fn signs_times_mean_magnitudes() {
     feeds_back("sign:group=100");
 }
 
-/// One sign and one position for each kept element: 1 + 8.11 bits at 1 % (arXiv 1903.02891), entropy-coded
-/// gaps less.
+/// Size of one sign and one position per kept element: 1 + 8.11 bits at 1 % (arXiv 1903.02891). Entropy-coded
+/// gaps take less.
 #[test]
 fn ternary_compression_sends_signs_and_one_mean() {
     let values = normal(1 << 20, 80);
@@ -215,7 +216,7 @@ fn ternary_compression_sends_signs_and_one_mean() {
     let least = kept.iter().map(|(x, _)| x.abs()).fold(f32::MAX, f32::min);
     assert_eq!(values.iter().filter(|x| x.abs() >= least).count(), kept.len());
     assert!(kept.iter().all(|(x, y)| (f64::from(y.abs()) - mean).abs() < 1e-6 && x.signum() == y.signum()));
-    // Without what a stream of one element has, too.
+    // The bytes that a stream of one kept element also has are subtracted.
     let (_, _, around) = send(&[tensor(&values)], &"stc:k=1".parse().unwrap(), None);
     assert!((bytes - around) as f64 * 8.0 / f64::from(1 << 20) <= 0.0911 * 1.01, "{bytes} {around}");
     feeds_back("stc:density=0.02");
@@ -235,12 +236,13 @@ fn random_elements_have_no_bias_and_no_positions() {
             assert!(*y == 0.0 || *y == values[i] * 10.0);
         }
     }
-    // What arrives of x is 10 x with probability 0.1: its variance is 9 x^2.
+    // Each x decodes to 10 x with probability 0.1, so the variance is 9 x^2.
     for (i, x) in values.iter().map(|&x| f64::from(x)).enumerate() {
         let bound = 5.0 * 3.0 * x.abs() / f64::from(draws).sqrt() + 1e-9;
         assert!((sums[i] / f64::from(draws) - x).abs() <= bound, "{i} {} {x}", drawn[i]);
     }
-    // Equal seeds draw equal positions from any tensors of one manifest; tensors of one update differ.
+    // Equal seeds draw equal positions from any tensors of one manifest. The tensors of one update get
+    // different positions.
     let (x, y) = (vec![1.0; 1000], vec![2.0; 1000]);
     let of = |values: &[Vec<f32>; 2], spec: &str| {
         let tensors = values.each_ref().map(|v| tensor(v));
@@ -290,22 +292,24 @@ fn chunks_keep_their_largest_elements() {
             distinct.sort_unstable();
             distinct.dedup();
             assert!(distinct.len() <= if kind == "sign" { 1 } else { 4 });
-            // Means of bins: what arrives has the sum of what was kept, and less error than signs have.
+            // Values are means of bins. Their sum equals the sum of the kept elements, and their error is
+            // smaller than that of signs.
             let sum = |f: fn((&f32, &f32)) -> f64| pairs().map(f).sum::<f64>();
             if kind == "code2" {
                 let (sent, got) = (sum(|(x, _)| f64::from(*x)), sum(|(_, y)| f64::from(*y)));
                 assert!((sent - got).abs() <= 1e-6 * sum(|(x, _)| f64::from(x.abs())), "{spec} {sent} {got}");
             }
             if n == 1 << 20 {
-                // The entropy of 64 of 4096 independent positions is 7.43 bits each, Rice's code of their
-                // gaps 7.53 (papers claim 12), and a value takes 2 or 1. Frames and their fields take less
-                // than 0.003 bits for an element.
+                // The entropy of 64 of 4096 independent positions is 7.43 bits each. The Rice code of their
+                // gaps takes 7.53 bits (papers claim 12). A value takes 2 bits or 1. Frames and their fields
+                // take less than 0.003 bits per element.
                 let most = if kind == "sign" { 8.53 } else { 9.53 } / 64.0;
                 assert!(bytes as f64 * 8.0 / n as f64 <= most + 0.003, "{spec} {bytes}");
             }
         }
     }
-    // Ties by position; zeros where there is nothing else; one value for all.
+    // Ties are broken by position. Zeros are kept if a chunk has no other elements. Equal elements give one
+    // value.
     let ties = [0.0, 2.0, -2.0, 2.0];
     assert_eq!(decoded(&ties, "chunked:chunk=4,kept=2"), [0.0, 2.0, -2.0, 0.0]);
     assert_eq!(decoded(&[0.0; 9], "chunked:chunk=4,kept=2"), [0.0; 9]);
@@ -316,7 +320,7 @@ fn chunks_keep_their_largest_elements() {
     feeds_back("chunked:chunk=128,kept=4,values=sign");
 }
 
-/// Deep Gradient Compression against its formulas, written out for dense vectors.
+/// Compares Deep Gradient Compression with its formulas, written out for dense vectors.
 #[test]
 fn momentum_is_corrected_and_masked() {
     let sizes = [500, 0, 300];
@@ -365,7 +369,7 @@ fn momentum_is_corrected_and_masked() {
         let residuals = dgc.residuals();
         assert_eq!([residuals.get("a").unwrap(), residuals.get("c").unwrap()].concat(), v, "step {step}");
     }
-    // A failure leaves the state, and options have ranges.
+    // A failed step leaves the state unchanged. Options outside their ranges are refused.
     let before = dgc.clone();
     let bad = [tensor(&[f32::NAN; 500])];
     let input = Input { tensor: 0, name: "a", view: bad[0].view(), base: None };
@@ -383,7 +387,7 @@ fn momentum_is_corrected_and_masked() {
     }
 }
 
-/// The compressors of this file, with settings that take different ways.
+/// Compressors of this file, with settings that take different code paths.
 const EVERY: [&str; 11] = [
     "dither",
     "dither:levels=3,bucket=100,norm=l1",

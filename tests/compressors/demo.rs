@@ -1,5 +1,5 @@
-//! DeMo: what its codec keeps, what its sender remembers, what its receivers step along, and what a step
-//! costs.
+//! DeMo: the coefficients that its codec keeps, the sender's momentum, the receivers' direction and the size
+//! of a step.
 
 use gcodec::block::{
     Block, CodedBlock, Dct, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
@@ -13,7 +13,7 @@ use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Error, Limits, TensorBuf};
 use std::sync::Arc;
 
-/// Normally distributed numbers, by Box and Muller.
+/// Normally distributed numbers, by the Box-Muller transform.
 fn normal(n: usize, seed: u64) -> Vec<f32> {
     let uniform = |i: u64| (f64::from(random::word(seed, 0, i)) + 0.5) / 4_294_967_296.0;
     let value = |i: u64| {
@@ -33,7 +33,7 @@ fn numbers(block: &Block, n: u64) -> Vec<f32> {
     block.numbers(&space, &Sets::new(), &Budget::new(&Limits::default())).unwrap()
 }
 
-/// The support and the coefficients of a block.
+/// Returns the support and the coefficients of a block.
 fn kept(block: &Block) -> (Vec<u64>, Vec<f32>) {
     let Values::Dct(Dct { support, coefficients, rows, cols, .. }) = &block.values else {
         panic!("{block:?}")
@@ -52,7 +52,7 @@ fn energy(values: &[f32]) -> f64 {
     values.iter().map(|&x| f64::from(x) * f64::from(x)).sum()
 }
 
-/// The chunk's DCT-II by its definition and the machine's cosine.
+/// Computes the chunk's DCT-II by its definition, with the machine's cosine.
 fn by_definition(chunk: &[f32], rows: usize, cols: usize) -> Vec<f64> {
     let cosine = |n: usize, u: usize, i: usize| {
         let scale = if u == 0 { 1.0 } else { 2.0 } / n as f64;
@@ -67,8 +67,8 @@ fn by_definition(chunk: &[f32], rows: usize, cols: usize) -> Vec<f64> {
 
 #[test]
 fn all_coefficients_give_the_tensor_back() {
-    // Each number is rounded once to 24 bits on its way there and once on its way back; a sum of 128 x 128
-    // squares.
+    // Each number is rounded to 24 bits once by the transform and once by its inverse. The error is a sum of
+    // 128 x 128 squares.
     for shape in [&[64, 64][..], &[6, 100], &[128, 128], &[127, 3], &[1000], &[7, 5, 3], &[], &[1]] {
         let n: u64 = shape.iter().product();
         let values = normal(n as usize, n);
@@ -107,7 +107,7 @@ fn the_largest_coefficients_of_each_chunk_are_kept() {
     }
 }
 
-/// A block's element bits never change by accident: sums of products in the order of the spec's page.
+/// Fixes the bits of a block's elements: sums of products in the order of the spec's page.
 #[test]
 fn exact_bits() {
     let mut hasher = blake3::Hasher::new();
@@ -133,8 +133,8 @@ fn exact_bits() {
     assert_eq!(&hasher.finalize().to_hex()[..32], "8685f074efb55f6c15c32aeb474757e5");
 }
 
-/// m' + what arrives = decay m + g, in 32-bit arithmetic, for tensors of several shapes and all kinds of
-/// values.
+/// Checks that m' + decoded tensor = decay m + g in 32-bit arithmetic, for tensors of several shapes and all
+/// kinds of values.
 #[test]
 fn the_momentum_keeps_what_was_not_sent() {
     let shapes: [&[u64]; 5] = [&[128, 192], &[300], &[0, 4], &[], &[8, 3, 5]];
@@ -178,7 +178,7 @@ fn the_momentum_keeps_what_was_not_sent() {
             let saved = Feedback::load(state.momenta().save()).unwrap();
             assert_eq!(&saved, state.momenta());
         }
-        // Another shape, and a number that is none: refused, and nothing has changed.
+        // Another shape and a NaN are refused, and the state is unchanged.
         let before = state.clone();
         for wrong in [
             TensorBuf::from_f32(vec![2, 2], &[0.0; 4]).unwrap(),
@@ -200,7 +200,7 @@ fn the_momentum_keeps_what_was_not_sent() {
     }
 }
 
-/// Numbers near the largest of their type stay finite for the receiver.
+/// Numbers near the largest of their type decode to finite numbers.
 #[test]
 fn large_numbers_arrive_finite() {
     for (dtype, large) in [(Dtype::F32, f32::MAX), (Dtype::F16, 65504.0), (Dtype::F8E4M3Fn, 448.0)] {
@@ -232,9 +232,9 @@ fn stream(manifest: &Arc<Manifest>, blocks: &[CodedBlock], sender: u64) -> Vec<u
     out
 }
 
-/// Bits for each coefficient kept, everything in the block counted, on coefficients that are independent and
-/// of one size: the worst case. papers.md: 12 bits of position and a sign at C = 4096; the enumerative floor
-/// log2 binomial(4096, k) / k.
+/// Bits per kept coefficient, with everything in the block counted. The coefficients are independent and of
+/// one size, which is the worst case. Bounds of papers.md: 12 bits of position and a sign at C = 4096, and
+/// the enumerative floor log2 binomial(4096, k) / k.
 #[test]
 fn bits_for_each_kept() {
     let side = 1024;
@@ -253,16 +253,17 @@ fn bits_for_each_kept() {
              {independent:.3}, DeMo's fields 13",
             bits * p
         );
-        // At most 32 bytes of headers. The code does not use that each chunk has exactly k, and Rice costs up
-        // to 0.1 bit more than the entropy of independent positions, which these are but for that.
+        // Headers take at most 32 bytes. The code makes no use of the fact that each chunk has exactly k
+        // coefficients; otherwise the positions are independent. The Rice code costs up to 0.1 bit more than
+        // the entropy of independent positions.
         let headers = 8.0 * 32.0 / kept;
         assert!(bits <= 13.0 + headers, "{k} {bits}");
         assert!(k < 4 || bits < independent + 0.1 + headers, "{k} {bits} {independent}");
     }
 }
 
-/// Every way through the receiver: a mean for each coefficient over those who sent it, the same bits in any
-/// place.
+/// Covers every path through the receiver. Each coefficient is the mean over the senders that sent it. The
+/// bits are the same everywhere.
 #[test]
 fn receivers_step_along_the_sign_of_the_mean() {
     let values = [normal(4096, 1), normal(4096, 2), normal(4096, 3)];
@@ -270,7 +271,7 @@ fn receivers_step_along_the_sign_of_the_mean() {
         values.iter().map(|v| blocks_of(&[64, 64], v, "demo:kept=40,values=f32").remove(0).block).collect();
     let all: Vec<&Block> = blocks.iter().collect();
     let direction = demo::direction(&all).unwrap();
-    // By hand: sums and counts of each coefficient, then the inverse by all of them.
+    // Expected direction: sums and counts of each coefficient, then the inverse transform of all means.
     let (mut sums, mut counts) = (vec![0.0f64; 4096], vec![0u32; 4096]);
     for block in &blocks {
         let (positions, numbers) = kept(block);

@@ -1,4 +1,4 @@
-//! Mistakes of a compressor's caller that do not concern an option.
+//! Errors of a compressor's caller that do not concern an option.
 
 use gcodec::compress::senders::{mask_momenta, onebit};
 use gcodec::compress::{Feedback, Input, Options, compress};

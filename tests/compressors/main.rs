@@ -1,4 +1,4 @@
-//! The compressors, against the definitions of their papers and small models of them.
+//! Tests of the compressors against the definitions of their papers and small models of them.
 
 mod codecs;
 mod demo;

@@ -1,4 +1,4 @@
-//! Natural compression (arXiv 1905.10988): its second moment, and what it costs after top-k.
+//! Natural compression (arXiv 1905.10988): its second moment, and its size after top-k.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
-/// What a receiver gets of one tensor.
+/// Encodes one tensor and returns the decoded elements.
 fn arrived(values: &[f32], spec: &str) -> Vec<f32> {
     let tensor = TensorBuf::from_f32(vec![values.len() as u64], values).unwrap();
     let bytes = gcodec::encode(&[("w", tensor.view())], &spec.parse().unwrap()).unwrap();
     gcodec::decode(&bytes).unwrap()[0].1.view().to_f32().unwrap()
 }
 
-/// A number 1 + m becomes 2 with probability m and 1 otherwise: E C(x)^2 / x^2 = (1 + 3m) / (1 + m)^2, which
-/// has its maximum, 9/8, at 1 + m = 4/3.
+/// Second moment of natural compression. A number 1 + m becomes 2 with probability m and 1 otherwise, so E
+/// C(x)^2 / x^2 = (1 + 3m) / (1 + m)^2. The maximum of this ratio is 9/8, at 1 + m = 4/3.
 ///
-/// A draw of C(x)^2 has variance 9 m (1 - m): the mean of 10^6 draws is within 5 deviations of it. Near the
-/// maximum the ratio falls by 0.63 d^2 at a distance d, and two means differ by less than 5 of their
-/// deviations, 0.0057 in all: the largest mean is less than 0.095 away from a third.
+/// A draw of C(x)^2 has variance 9 m (1 - m). The mean of 10^6 draws is within 5 deviations of its
+/// expectation. Near the maximum the ratio falls by 0.63 d^2 at a distance d. Two means differ by less than 5
+/// of their deviations, 0.0057 in all. The m of the largest ratio is thus less than 0.095 away from 1/3.
 #[test]
 fn the_second_moment_has_its_peak_at_four_thirds() {
     let (draws, steps) = (1_000_000, 48);
@@ -46,7 +46,7 @@ fn the_second_moment_has_its_peak_at_four_thirds() {
     assert!((peak.0 - 1.0 / 3.0).abs() < 0.095 && (peak.1 - 1.125).abs() < 0.0057, "{peak:?}");
 }
 
-/// Kept elements, rounded: the values of what top-k keeps, each one of the two powers around it, without
+/// Rounding of the elements that top-k keeps: each becomes one of the two powers of two around it, without
 /// bias.
 #[test]
 fn kept_elements_round_to_powers_of_two() {
@@ -59,11 +59,11 @@ fn kept_elements_round_to_powers_of_two() {
     assert!(kept.iter().all(|y| [-1.0, -2.0].contains(y)));
     let mean = kept.iter().sum::<f64>() / n as f64;
     assert!((mean - f64::from(x)).abs() <= 5.0 * (0.375 * 0.625 / n as f64).sqrt(), "{mean}");
-    // What has no next power, what is subnormal, and both zeros.
+    // The largest number (it has no next power), subnormal numbers, and both zeros.
     let special = [f32::MAX, -1e-45, 0.0, -0.0, f32::MIN_POSITIVE];
     let powers = [2f32.powi(127), -1e-45, 0.0, 0.0, f32::MIN_POSITIVE];
     let got = arrived(&special, "topk:density=1,values=pow2,seed=3");
-    // One block holds 255 powers: 2^-149 becomes 2^-127 or zero beside 2^127.
+    // One block holds 255 powers: next to 2^127, 2^-149 becomes 2^-127 or zero.
     assert!([0.0, -2f32.powi(-127)].contains(&got[1]), "{got:?}");
     assert!(got[..].iter().zip(powers).enumerate().all(|(i, (&y, p))| i == 1 || y == p), "{got:?}");
     assert_eq!(arrived(&special[1..], "topk:density=1,values=pow2"), powers[1..]);
@@ -76,7 +76,7 @@ fn kept_elements_round_to_powers_of_two() {
 
 type Named = Vec<(String, TensorBuf)>;
 
-/// The tensors of a safetensors file, if all are of f32.
+/// Reads the tensors of a safetensors file; `None` unless all are f32.
 fn dump(path: &Path) -> Option<Named> {
     let bytes = std::fs::read(path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -106,7 +106,7 @@ fn dumps() -> Vec<(String, Named)> {
     paths.iter().filter_map(|p| Some((name(p), dump(p)?))).collect()
 }
 
-/// The bits of all frames of an update, its manifest left out, and the number of kept elements.
+/// Returns the bits of all frames of an update without its manifest, and the number of kept elements.
 fn bits_and_kept(tensors: &Named, spec: &str) -> (f64, f64) {
     let codec: Codec = spec.parse().unwrap();
     let infos = tensors.iter().map(|(name, t)| TensorInfo::new(name, t.dtype(), t.shape()));
@@ -134,8 +134,8 @@ fn bits_and_kept(tensors: &Named, spec: &str) -> (f64, f64) {
     (len as f64 * 8.0, kept.sum::<usize>() as f64)
 }
 
-/// The paper counts 40 bits for an element that top-k keeps and natural compression rounds. Here at most 14
-/// in all, headers, tables and checksums of the update counted.
+/// Size of an element that top-k keeps and natural compression rounds. The paper counts 40 bits. The bound
+/// here is 14 bits, with the update's headers, tables and checksums counted.
 #[test]
 fn a_kept_element_costs_at_most_fourteen_bits() {
     let dumps = dumps();

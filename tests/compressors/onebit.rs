@@ -1,4 +1,4 @@
-//! 1-bit Adam (arXiv 2102.02888), workers and server, through the bytes of updates.
+//! 1-bit Adam (arXiv 2102.02888): workers and a server that exchange encoded updates.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ fn inputs(tensors: &[TensorBuf]) -> Vec<Input<'_>> {
     each.map(|((name, t), tensor)| Input { tensor, name, view: t.view(), base: None }).collect()
 }
 
-/// Normal numbers, the same for every run.
+/// Normally distributed numbers, the same in every run.
 fn normal(n: usize, stream: u64) -> Vec<f32> {
     let mut drawn = vec![0; 2 * n];
     words(22, stream, 0, &mut drawn);
@@ -43,7 +43,7 @@ fn write(manifest: &Arc<Manifest>, sender: u64, blocks: &[CodedBlock]) -> Vec<u8
     bytes
 }
 
-/// The mean of updates, as it stands in dense tensors.
+/// Computes the mean of updates as dense tensors.
 fn mean(manifest: &Arc<Manifest>, updates: &[Vec<u8>]) -> Vec<TensorBuf> {
     let mut sum = Sum::new(manifest, SumOptions::default());
     for bytes in updates {
@@ -57,7 +57,7 @@ fn mean(manifest: &Arc<Manifest>, updates: &[Vec<u8>]) -> Vec<TensorBuf> {
     sum.finish(true).unwrap().tensors().unwrap()
 }
 
-/// Workers and a server, and the weights of each worker.
+/// Group of workers and a server, with the weights of each worker.
 struct Group {
     manifest: Arc<Manifest>,
     workers: Vec<Worker>,
@@ -77,8 +77,8 @@ impl Group {
         }
     }
 
-    /// One step; `gradients`: one row for each tensor of each worker. Gives the bytes of one worker's
-    /// message.
+    /// Runs one step and returns the length of one worker's message in bytes. `gradients` has one row for
+    /// each tensor of each worker.
     fn step(&mut self, gradients: &[Vec<Vec<f32>>], rate: f32) -> usize {
         let options = Options::default();
         let mut updates = Vec::new();
@@ -121,7 +121,7 @@ fn workers_stay_equal_and_resume() {
             let resumed = Server::load(settings, all.server.steps(), all.server.save()).unwrap();
             assert_eq!(resumed, all.server);
             all.server = resumed;
-            // A step whose answer never came is begun again.
+            // A step whose answer was lost is started again.
             all.workers[1].message(&inputs(&tensors(&gradients[0])), &Options::default()).unwrap();
             bytes.push(all.step(&gradients, 1e-3));
             for other in 1..3 {
@@ -137,8 +137,8 @@ fn workers_stay_equal_and_resume() {
     }
 }
 
-/// Residual after + what arrived = residual before + what was to be sent, on both sides and in 32-bit
-/// arithmetic.
+/// Checks that residual after + decoded message = residual before + message, for workers and server, in
+/// 32-bit arithmetic.
 #[test]
 fn what_a_message_leaves_over_is_in_the_next() {
     let settings = Settings::default().with_warm_up(2);
@@ -176,7 +176,7 @@ fn what_a_message_leaves_over_is_in_the_next() {
     }
 }
 
-/// An element without gradient has no variance; what its sign makes of it must not be divided by epsilon.
+/// An element without gradient has no variance. The value of its sign must not be divided by epsilon.
 #[test]
 fn an_element_without_gradient_does_not_move() {
     let settings = Settings::default().with_warm_up(3);
@@ -193,10 +193,10 @@ fn an_element_without_gradient_does_not_move() {
         let [a, b] = &all.weights[0][..] else { panic!() };
         assert_eq!((a[7], a[8]), (0.5, 0.5), "step {step}");
         assert_eq!(*b, [0.5; 10]);
-        // The others do; divided by epsilon, one step would take them 10^4 away.
+        // The other elements move. A division by epsilon would move an element by 10^4 in one step.
         assert!(a.iter().all(|x| (x - 0.5).abs() < 2.5));
         assert!(a.iter().enumerate().all(|(i, &x)| i == 7 || i == 8 || x != 0.5));
-        // What it was said to have been sent stays within what the error feedback of its neighbours is.
+        // The residual of such an element stays within the error feedback of its neighbours.
         let largest = |f: &Feedback| f.get("a").map_or(0.0, |r| r.iter().fold(0f32, |m, x| m.max(x.abs())));
         assert!(largest(all.workers[0].residuals()) < 20.0 && largest(all.server.residuals()) < 20.0);
     }
@@ -222,7 +222,7 @@ fn a_refused_step_changes_nothing() {
         let before = worker.clone();
         assert!(worker.apply(&inputs(&tensors(&[vec![f32::INFINITY; 20]]))).is_err() && worker == before);
         if worker.steps() == 0 {
-            // Its square is too large for a variance.
+            // The square of 1e30 is too large for a variance.
             assert!(worker.apply(&inputs(&tensors(&[vec![1e30; 20]]))).is_err() && worker == before);
         }
         worker.apply(&inputs(&good)).unwrap();
@@ -250,8 +250,9 @@ fn a_refused_step_changes_nothing() {
     }
 }
 
-/// Logistic regression with a quadratic penalty: strongly convex, so that the gradient at a point bounds what
-/// it is above the minimum: f(x) - min f <= |grad f(x)|^2 / (2 mu), mu the factor of the penalty.
+/// Logistic regression with a quadratic penalty. The loss is strongly convex, so the gradient at a point
+/// bounds the excess over the minimum: f(x) - min f <= |grad f(x)|^2 / (2 mu), where mu is the factor of the
+/// penalty.
 struct Regression {
     features: Vec<Vec<f32>>,
     labels: Vec<f32>,
@@ -265,7 +266,7 @@ impl Regression {
         let truth = normal(FEATURES, 900);
         let features: Vec<Vec<f32>> = (0..samples)
             .map(|s| {
-                // Features of different scale, and one that is always zero.
+                // Features of different scales, one of them always zero.
                 let scale = |i: usize| if i == 5 { 0.0 } else { 0.25 + i as f32 / 20.0 };
                 normal(FEATURES, 1000 + s as u64).iter().enumerate().map(|(i, x)| x * scale(i)).collect()
             })
@@ -278,7 +279,7 @@ impl Regression {
         Self { features, labels }
     }
 
-    /// The mean loss of some samples, and its gradient.
+    /// Computes the mean loss of some samples and its gradient.
     fn loss(&self, samples: std::ops::Range<usize>, w: &[f32]) -> (f64, Vec<f32>) {
         let n = samples.len() as f64;
         let squares: f64 = w.iter().map(|&w| f64::from(w).powi(2)).sum();
@@ -294,18 +295,18 @@ impl Regression {
         (loss, gradient.iter().map(|&g| g as f32).collect())
     }
 
-    /// The loss of all samples, and what it is above the minimum at most.
+    /// Computes the loss of all samples and an upper bound of its excess over the minimum.
     fn excess(&self, w: &[f32]) -> (f64, f64) {
         let (loss, gradient) = self.loss(0..self.labels.len(), w);
         (loss, gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>() / (2.0 * MU))
     }
 }
 
-/// Adam and 1-bit Adam with the same schedule. What signs add is bounded by the scale, a mean of magnitudes,
-/// times the rate; the rate falls, so both are to end near the one minimum: closer than a thousandth of what
-/// there was to gain, by the certificate above. When the variance is frozen they are ten times that away or
-/// more, so it is the signs that go the rest of the way. With a rate that does not fall, what signs add does
-/// not fall either: printed, not asserted.
+/// Compares Adam and 1-bit Adam on the same schedule. The error that signs add is at most the scale, a mean
+/// of magnitudes, times the rate. The rate falls, so both must end near the one minimum: closer than a
+/// thousandth of the possible gain, by the bound above. When the variance is frozen, the distance is at least
+/// ten times as large, so the sign steps cover the rest. With a constant rate the error of the signs does not
+/// fall either; that case is printed, not asserted.
 #[test]
 fn it_minimises_what_adam_minimises() {
     let (samples, steps, warm_up) = (512, 600, 30);
@@ -326,7 +327,7 @@ fn it_minimises_what_adam_minimises() {
     let (begin, _) = problem.excess(&start[0]);
     println!("loss, and what it is above the minimum at most: {begin:.6} at first");
     for (rate, decay) in [(0.01, 1.0), (0.05, 0.99)] {
-        // Warm-up without end is Adam.
+        // An endless warm-up is Adam.
         let adam = run(u64::MAX, steps, rate, decay);
         let (frozen, one_bit) = (run(warm_up, warm_up, rate, decay), run(warm_up, steps, rate, decay));
         println!(

@@ -1,4 +1,4 @@
-//! PowerSGD: what its factors say, the protocol between many workers, and what a step of a ResNet18 costs.
+//! PowerSGD: its factors, the protocol between many workers, and the size of a step of a ResNet18.
 
 use gcodec::block::{Block, Coded, CodedBlock, IndexSpace, Sets, Values};
 use gcodec::compress::senders::powersgd::{Settings, Worker};
@@ -14,7 +14,7 @@ fn uniform(n: usize, seed: u64) -> Vec<f32> {
     (0..n as u64).map(|i| random::word(seed, 0, i) as i32 as f32 / 2e9).collect()
 }
 
-/// A sum of `rank` outer products, the t-th of weight 2^-t.
+/// Sum of `rank` outer products, the t-th with weight 2^-t.
 fn of_rank(rows: usize, cols: usize, rank: usize, seed: u64) -> Vec<f32> {
     let (p, q) = (uniform(rows * rank, seed), uniform(cols * rank, seed + 1000));
     let element = |i: usize, j: usize| -> f64 {
@@ -57,9 +57,9 @@ fn error(a: &[f32], b: &[f32]) -> f64 {
     norm(a.iter().zip(b).map(|(a, b)| a - b)) / norm(b.iter().copied())
 }
 
-/// The matrix is rounded to 24 bits, and a start that is nearly orthogonal to what it should find makes that
-/// larger, by the inverse of their cosine: 400 for the first of these. The next step begins with what was
-/// found.
+/// Recovers a matrix whose rank is at most that of the codec. The matrix is rounded to 24 bits. A start that
+/// is nearly orthogonal to the factor sought multiplies this error by the inverse of their cosine: 400 for
+/// the first case. The next step starts from the factor found.
 #[test]
 fn a_matrix_of_no_higher_rank_comes_back() {
     for (rank, true_rank) in [(1, 1), (4, 4), (4, 2), (8, 3), (3, 1)] {
@@ -75,13 +75,13 @@ fn a_matrix_of_no_higher_rank_comes_back() {
             feedback = factors(&feedback);
         }
     }
-    // The product of a convolution's other dimensions is its columns.
+    // The number of columns is the product of a convolution's other dimensions.
     let matrix = of_rank(32, 147, 2, 6);
     let (_, decoded) = send(&[32, 3, 7, 7], &matrix, "powersgd:rank=2", None);
     assert!(error(&decoded, &matrix) < 1e-4);
 }
 
-/// The factors alone, without residuals.
+/// Returns the factors without the residuals.
 fn factors(feedback: &Feedback) -> Feedback {
     Feedback::load(feedback.save().into_iter().filter(|(name, _)| name.ends_with("#powersgd"))).unwrap()
 }
@@ -95,11 +95,11 @@ fn zeros_stay_zeros_and_finite() {
         assert_eq!(decoded, zeros);
         assert_eq!(feedback.norm(), 0.0);
     }
-    // A factor that was zero begins anew: nothing is lost once there is something to say.
+    // A zero factor starts anew, so the first nonzero matrix loses nothing.
     let matrix = of_rank(40, 50, 4, 7);
     let (_, decoded) = send(&[40, 50], &matrix, "powersgd:rank=4", Some(&mut feedback));
     assert!(error(&decoded, &matrix) < 1e-4);
-    // Zero rows and columns, one element, tiny and huge ones.
+    // Zero rows and columns, one nonzero column, tiny and huge elements.
     for scale in [1.0, 1e-36, 1e36] {
         let mut sparse = vec![0.0; 40 * 50];
         sparse[7 * 50 + 9] = scale;
@@ -112,7 +112,7 @@ fn zeros_stay_zeros_and_finite() {
 
 #[test]
 fn the_residual_is_what_did_not_arrive_and_the_start_is_warm() {
-    // A fixed matrix and no feedback of its residual: only the basis gets better from step to step.
+    // The matrix is fixed and its residual is not fed back: only the basis improves from step to step.
     let matrix: Vec<f32> =
         of_rank(64, 100, 12, 1).iter().zip(uniform(6400, 2)).map(|(a, b)| a + 0.01 * b).collect();
     let (mut feedback, mut errors) = (Feedback::new(), Vec::new());
@@ -127,7 +127,7 @@ fn the_residual_is_what_did_not_arrive_and_the_start_is_warm() {
     println!("relative error of rank 3 by step: {errors:.4?}");
     assert!(errors.windows(2).all(|e| e[1] <= e[0] + 1e-6), "{errors:?}");
     assert!(errors[5] < 0.97 * errors[0], "{errors:?}");
-    // With feedback of the residual, the sum of what arrived approaches the sum of what was to be sent.
+    // With feedback of the residual, the sum of the decoded matrices approaches the sum of the inputs.
     let (mut feedback, mut arrived) = (Feedback::new(), vec![0.0f64; 6400]);
     for step in 1..=40 {
         let (_, decoded) = send(&[64, 100], &matrix, "powersgd:rank=3", Some(&mut feedback));
@@ -183,7 +183,7 @@ fn views(tensors: &[TensorBuf]) -> Vec<gcodec::TensorView<'_>> {
     tensors.iter().map(TensorBuf::view).collect()
 }
 
-/// The mean of what workers sent, as a node that takes their streams makes it.
+/// Computes the mean of the workers' messages, as a node that receives their streams does.
 fn mean(manifest: &Arc<Manifest>, parts: &[Vec<Block>]) -> Vec<TensorBuf> {
     let mut sum = Sum::new(manifest, SumOptions::default());
     for (blocks, sender) in parts.iter().zip(0..) {
@@ -208,7 +208,7 @@ fn workers_agree_bit_by_bit_and_lose_nothing() {
             given.push(gradients(rank, step));
             ps.push(worker.begin(&views(&given[rank as usize])).unwrap());
         }
-        // Summable as they are.
+        // The factors can be added without decoding.
         let space = IndexSpace::flat(Dtype::F32, 48 * 2);
         let sum = add(&ps[0][0], &ps[1][0], &space, &Sets::new()).unwrap();
         let budget = Budget::new(&Limits::default());
@@ -220,7 +220,8 @@ fn workers_agree_bit_by_bit_and_lose_nothing() {
         let updates: Vec<_> = workers.iter_mut().map(|w| w.take_q(&views(&q_mean)).unwrap()).collect();
         assert!(updates.iter().all(|u| stream(&manifest, u, 0) == stream(&manifest, &updates[0], 0)));
         let update = gcodec::decode(&stream(&manifest, &updates[0], 0)).unwrap();
-        // What each worker keeps is its gradient and what it kept, less the update it applies.
+        // The new residual of a worker is its gradient plus its old residual, less the update that it
+        // applies.
         for (worker, (given, rank)) in workers.iter_mut().zip(given.iter().zip(0u64..)) {
             let before = worker.memory().clone();
             worker.finish().unwrap();
@@ -246,7 +247,7 @@ fn workers_agree_bit_by_bit_and_lose_nothing() {
             }
         }
     }
-    // The mean of the gradients of all steps is what was applied and the mean of what is kept.
+    // The mean gradients of all steps add up to the applied updates plus the mean residual.
     for (total, name) in total.iter().zip(["a", "b", "c", "d"]) {
         for (i, x) in total.iter().enumerate() {
             let kept: f64 =
@@ -254,7 +255,7 @@ fn workers_agree_bit_by_bit_and_lose_nothing() {
             assert!((x - kept).abs() < 1e-5, "{name} {i}");
         }
     }
-    // A checkpoint goes on as its worker would have.
+    // A worker restored from a checkpoint continues as the original would.
     let mut resumed = Worker::new(&manifest, Settings::new(2).with_seed(9)).unwrap();
     resumed.set_memory(Feedback::load(workers[1].memory().save()).unwrap()).unwrap();
     let next = gradients(1, 9);
@@ -297,7 +298,7 @@ fn calls_out_of_turn_and_wrong_tensors_are_refused() {
     assert_eq!(*worker.memory(), Feedback::new());
     worker.abort();
     assert_eq!(*worker.memory(), Feedback::new());
-    // Again from the beginning: the same, and alone it is what the codec makes.
+    // A restart gives the same messages. The update of a single worker equals the codec's.
     assert_eq!(worker.begin(&views(&given)).unwrap(), p);
     worker.take_p(&views(&p_mean)).unwrap();
     assert_eq!(worker.take_q(&views(&q_mean)).unwrap(), update);
@@ -308,7 +309,8 @@ fn calls_out_of_turn_and_wrong_tensors_are_refused() {
     assert!(Worker::new(&ints, Settings::new(1)).is_err());
 }
 
-/// The gradients of a ResNet18 for CIFAR-10: convolutions, batch norms' weights and biases, the classifier.
+/// Shapes of the gradients of a ResNet18 for CIFAR-10: convolutions, weights and biases of batch norms, the
+/// classifier.
 fn resnet18() -> Vec<Vec<u64>> {
     let mut shapes = vec![vec![64, 3, 3, 3], vec![64], vec![64]];
     let mut before = 64;
@@ -326,8 +328,8 @@ fn resnet18() -> Vec<Vec<u64>> {
     shapes
 }
 
-/// What travels is 32 r (n + m) bits for each matrix and 32 for each other number, and headers; the paper
-/// reports 243x, 136x and 72x for ranks 1, 2 and 4.
+/// Size of a step: 32 r (n + m) bits per matrix, 32 bits per other number, and headers. The paper reports
+/// 243x, 136x and 72x for ranks 1, 2 and 4.
 #[test]
 fn bits_of_a_resnet18() {
     let shapes = resnet18();

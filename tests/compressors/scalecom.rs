@@ -1,5 +1,5 @@
-//! The claims of ScaleCom (arXiv 2104.11125): sums in the compressed domain, traffic that does not grow with
-//! the workers, error feedback, and a protocol that refuses what does not fit.
+//! ScaleCom (arXiv 2104.11125): sums in the compressed domain, traffic that does not grow with the number of
+//! workers, error feedback, and a protocol that refuses mismatched messages.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ fn manifest() -> Arc<Manifest> {
     Arc::new(Manifest::new(infos.collect()).unwrap())
 }
 
-/// Whole numbers up to 2^20, so that f32 sums of 16 of them are exact.
+/// Whole number of magnitude at most 2^20, so that f32 sums of 16 of them are exact.
 fn whole(worker: u64, step: u64, i: u64) -> f32 {
     (random::word(worker, step, i) as i32 >> 12) as f32
 }
 
-/// Numbers of very different magnitudes.
+/// Number from a wide range of magnitudes.
 fn rough(worker: u64, step: u64, i: u64) -> f32 {
     whole(worker, step, i) * 1.000_1 * 2f32.powi((random::word(worker, step + 1000, i) % 30) as i32 - 25)
 }
@@ -57,7 +57,8 @@ fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// One step of a whole group: the set's frame, every worker's block in order, and the set.
+/// Runs one step of a whole group. Returns the length of the set's frame in bytes, every worker's block in
+/// order, and the set.
 fn step(workers: &mut [Worker], number: u64, of: fn(u64, u64, u64) -> f32) -> (u64, Vec<Block>, Sets) {
     let mut found = None;
     for (rank, worker) in workers.iter_mut().enumerate() {
@@ -154,8 +155,8 @@ fn the_sum_of_the_encoded_is_the_encoded_sum() {
                 for (&p, found) in kept.iter().zip(found) {
                     let terms = all.iter().map(|g| f64::from(g[p as usize]));
                     let exact: f64 = terms.clone().sum();
-                    // Each of world - 1 additions is off by half a unit of a partial sum, none larger than
-                    // all magnitudes.
+                    // Each of world - 1 additions has an error of half a unit of a partial sum. No partial
+                    // sum exceeds the sum of all magnitudes.
                     let rounding = (world - 1) as f64 * terms.map(f64::abs).sum::<f64>() * 2f64.powi(-24);
                     let bound = if exactly { 0.0 } else { rounding * 1.001 };
                     assert!(
@@ -218,7 +219,7 @@ fn memory_is_the_papers() {
                 let gradient = joint(&gradients(rank as u64, number, rough));
                 let mut left: Vec<f32> = gradient.iter().zip(memory.iter()).map(|(g, m)| g + m).collect();
                 let space = manifest().space(BOTH, 0).unwrap();
-                // As f32 whatever it was stored as: adding nothing says so.
+                // The values sent, as f32 whatever their stored type.
                 let budget = gcodec::frame::Budget::new(&gcodec::Limits::default());
                 let sent = match values {
                     Kept::F32 => numbers(&blocks[rank]),
@@ -238,7 +239,7 @@ fn memory_is_the_papers() {
                 }
             }
         }
-        // A checkpoint continues as if nothing had happened.
+        // A group restored from checkpoints continues as the original does.
         let mut resumed = group(3, settings);
         for (worker, old) in resumed.iter_mut().zip(&workers) {
             worker.set_memory(Feedback::load(old.memory().save()).unwrap()).unwrap();
@@ -294,13 +295,13 @@ fn what_is_out_of_turn_is_refused_and_changes_nothing() {
     assert!(what(follower.take_set(&set, id).unwrap_err()).contains("second"));
     assert!(what(follower.set_memory(Feedback::new()).unwrap_err()).contains("inside"));
     let first = follower.values().unwrap();
-    // A round that is lost leaves the memory, and can be had again.
+    // A lost round leaves the memory unchanged and can be repeated.
     follower.abort();
     assert_eq!(follower.memory(), &memory);
     begin(follower, 1, &gradients(2, 1, rough)).unwrap();
     follower.take_set(&set, id).unwrap();
     assert_eq!(follower.values().unwrap(), first);
-    // The leader sends what it chose.
+    // The leader accepts only the set that it chose.
     let other = with(|s| s.support = Support::Sparse(Sparse { positions: vec![0] }));
     assert!(what(workers[1].take_set(&other, id).unwrap_err()).contains("leader's own"));
 }
@@ -336,7 +337,7 @@ fn settings_and_gradients_are_checked() {
     assert_eq!(worker.memory(), &Feedback::new());
 }
 
-/// The f32 tensors of a safetensors file, in the order of their names.
+/// Reads the f32 tensors of a safetensors file, in the order of their names.
 fn dump(path: &Path) -> Vec<Vec<f32>> {
     let bytes = std::fs::read(path).unwrap();
     let len = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -370,7 +371,8 @@ fn a_choice_by_chunks_has_less_energy_than_the_exact_one_and_more_than_chance() 
         let quasi = energy(Choice::PerChunk(100));
         let exact = energy(Choice::TopK(Amount::Count(n.div_ceil(100))));
         println!("{name}: one of 100 by chunks has {:.3} of the energy of the exact choice", quasi / exact);
-        // No choice of as many has more; one that ignored magnitudes would have the share of all the energy.
+        // No choice of equally many elements has more energy. A choice that ignores magnitudes would have
+        // 1/100 of the total energy.
         let chance = numbers.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() / 100.0;
         assert!(quasi <= exact && quasi > 4.0 * chance, "{quasi} of {exact}, by chance {chance}");
     }

@@ -1,4 +1,4 @@
-//! Compressors with state, from tensors through the wire to tensors, for several steps.
+//! Compressors with state, from tensors through an encoded stream to tensors, over several steps.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn uniforms(n: usize, stream: u64) -> impl Iterator<Item = f64> {
     (0..n).map(move |i| of(drawn[2 * i], drawn[2 * i + 1]))
 }
 
-/// Normal numbers, the same for every run.
+/// Normally distributed numbers, the same in every run.
 fn normal(n: usize, stream: u64) -> Vec<f32> {
     let draw = |(u, v): (f64, f64)| ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32;
     uniforms(n, 2 * stream).zip(uniforms(n, 2 * stream + 1)).map(draw).collect()
@@ -39,7 +39,7 @@ fn inputs(tensors: &[TensorBuf]) -> Vec<Input<'_>> {
     each.map(|((name, t), tensor)| Input { tensor, name, view: t.view(), base: None }).collect()
 }
 
-/// The bytes of an update.
+/// Returns the bytes of an update.
 fn write(tensors: &[TensorBuf], blocks: &[CodedBlock]) -> Vec<u8> {
     let infos = NAMES.iter().zip(tensors).map(|(name, t)| TensorInfo::new(*name, t.dtype(), t.shape()));
     let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
@@ -49,7 +49,7 @@ fn write(tensors: &[TensorBuf], blocks: &[CodedBlock]) -> Vec<u8> {
     bytes
 }
 
-/// What a receiver of the bytes gets.
+/// Encodes the blocks as an update and returns the decoded tensors.
 fn arrived(tensors: &[TensorBuf], blocks: &[CodedBlock]) -> Vec<Vec<f32>> {
     let decoded = gcodec::decode(&write(tensors, blocks)).unwrap();
     decoded.iter().map(|(_, t)| floats(t)).collect()
@@ -67,7 +67,7 @@ fn sbc(density: f64, delay: u64) -> SbcOptions {
     SbcOptions::default().with_amount(Amount::Density(density)).with_delay(delay)
 }
 
-/// arXiv 1805.08768, algorithm 2: R <- R + sum of local updates - what was sent, once in `delay` steps.
+/// arXiv 1805.08768, algorithm 2: R <- R + sum of local updates - message sent, once in `delay` steps.
 #[test]
 fn a_delayed_sender_keeps_what_it_did_not_send() {
     for delay in [1, 2, 5] {
@@ -101,7 +101,8 @@ fn a_delayed_sender_keeps_what_it_did_not_send() {
     }
 }
 
-/// What was sent of `sums` are the `k` largest of one sign, the one of larger mean, and each is their mean.
+/// Checks that the elements of `sums` that were sent are the `k` largest of one sign, the sign with the
+/// larger mean. Each is sent as their mean.
 fn one_side(sums: &[f32], sent: &[f32], k: usize) {
     let Some(value) = sent.iter().copied().find(|x| *x != 0.0) else { return };
     let largest = |sign: f32| {
@@ -134,7 +135,7 @@ fn a_sender_of_special_tensors() {
     let (constant, left) = of(&[0.5; 100], Amount::Count(10));
     assert!(constant[..10].iter().all(|&x| x == 0.5) && constant[10..].iter().all(|&x| x == 0.0));
     assert!(left[..10].iter().all(|&x| x == 0.0) && left[10..].iter().all(|&x| x == 0.5));
-    // All of them: only those of one sign are sent.
+    // At density 1 only the elements of one sign are sent.
     assert_eq!(of(&[3.0, -1.0, 1.0], Amount::Density(1.0)), (vec![2.0, 0.0, 2.0], vec![1.0, -1.0, -1.0]));
     assert_eq!(of(&[], Amount::Density(0.5)), (vec![], vec![]));
 }
@@ -161,7 +162,7 @@ fn a_failing_step_leaves_the_sender() {
             sender.step(&inputs(&good), &Options::default()).unwrap();
         }
     }
-    // Not rejected but zero.
+    // With `NonFinite::Zero` an infinite element becomes zero and is not rejected.
     let zeroed = Options::default().with_non_finite(gcodec::compress::NonFinite::Zero);
     let mut bad = normal(50, 1);
     bad[7] = f32::INFINITY;
@@ -226,12 +227,12 @@ fn momenta_are_cleared_where_something_was_sent() {
     assert_eq!(a, [0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0]);
 }
 
-/// The program of the crate's front page: a stream's blocks are coded as the codec says, as those of `encode`
-/// are.
+/// Program of the crate's front page. The codec's coding choices apply to the blocks of a stream as to those
+/// of `encode`.
 #[test]
 fn a_stream_keeps_the_coding_that_its_codec_asks_for() {
     let codec: Codec = "sbc:density=0.02,positions=rice-one".parse().unwrap();
-    // Half of what is sent lies close together, so that one Rice parameter for all gaps is not the smallest
+    // Half of the elements sent lie close together, so one Rice parameter for all gaps is not the smallest
     // code.
     let mut values = normal(60_000, 40);
     values[..800].iter_mut().for_each(|x| *x *= 100.0);
@@ -249,14 +250,14 @@ fn a_stream_keeps_the_coding_that_its_codec_asks_for() {
     assert_eq!(written(codec), gcodec::encode(&named, &codec).unwrap());
     let blocks = compress(&inputs(&tensors), &[codec; 2], &Options::default(), None).unwrap();
     assert!(blocks.iter().all(|coded| coded.options.positions == Positions::RiceOne));
-    // Without the setting the bytes are others, so this test fails if a layer loses it.
+    // The bytes differ without the setting, so this test fails if a layer loses it.
     assert_ne!(write(&tensors, &blocks), {
         let default: Vec<CodedBlock> = blocks.into_iter().map(|coded| coded.block.into()).collect();
         write(&tensors, &default)
     });
 }
 
-/// p, b* and bits for a position as arXiv 1805.08768 counts them: b* + 1 / (1 - (1 - p)^(2^b*)).
+/// Probability p, b* and bits per position as arXiv 1805.08768 counts them: b* + 1 / (1 - (1 - p)^(2^b*)).
 const ACCOUNT: [(f64, u8, f64); 10] = [
     (0.1, 3, 4.7558),
     (0.05, 4, 5.7861),
@@ -270,14 +271,14 @@ const ACCOUNT: [(f64, u8, f64); 10] = [
     (0.0001, 13, 14.7882),
 ];
 
-/// The classic code of the paper, on positions that are kept with probability p each: the bits of the index
-/// stream in the bytes that were written are what the paper counts.
+/// Size of the paper's classic code, on positions that are each kept with probability p. The index stream in
+/// the written bytes has the number of bits that the paper counts.
 ///
-/// Gaps between such positions are independent and geometric, so they are drawn, not the mask; it ends with
-/// the last kept element. A position takes b + 1 + q bits, q geometric too: its variance is r / (1 - r)^2, r
-/// = (1 - p)^(2^b), and b* holds r below 0.62, so that its deviation is at most 2.1 bits. The mean of K =
-/// 2^21 positions has a deviation of at most 0.0015 bits; 5 of them are 0.0073, within 0.2 % of the smallest
-/// number of bits here, 4.7558.
+/// Gaps between such positions are independent and geometric, so the test draws gaps, not the mask. The mask
+/// ends with the last kept element. A position takes b + 1 + q bits, and q is geometric too. The variance of
+/// q is r / (1 - r)^2 with r = (1 - p)^(2^b). The choice of b* holds r below 0.62, so the deviation is at
+/// most 2.1 bits. The mean of K = 2^21 positions has a deviation of at most 0.0015 bits. Five deviations are
+/// 0.0073 bits, within 0.2 % of the smallest number of bits here, 4.7558.
 #[test]
 fn classic_positions_cost_what_the_paper_counts() {
     let kept = 1 << 21;
@@ -314,7 +315,7 @@ fn classic_positions_cost_what_the_paper_counts() {
             panic!("no update")
         };
         let (id, bytes) = written("sbc:positions=rice-one".parse::<Codec>().unwrap().positions());
-        // The count in four bytes, a chunk length of 0, which says one chunk, and b (spec,
+        // The count in four bytes, a chunk length of 0, which means one chunk, and b (spec,
         // supports/gaps-rice.md).
         assert_eq!((id, &bytes[..6]), (SupportId::GAPS_RICE, &[0x80, 0x80, 0x80, 0x01, 0, b][..]), "{p}");
         let measured = (bytes.len() - 6) as f64 * 8.0 / kept as f64;

@@ -1,8 +1,8 @@
-//! The table of codecs in `docs/codecs.md`, against the codecs themselves.
+//! Comparison of the table of codecs in `docs/codecs.md` with the codecs.
 
 use gcodec::Codec;
 
-/// Name and options cell of each row of the page's first table.
+/// Returns the name cell and the options cell of each row of the page's first table.
 fn rows(page: &str) -> Vec<(&str, &str)> {
     let table = page.lines().skip_while(|line| !line.starts_with("| codec |")).skip(2);
     table
@@ -14,7 +14,7 @@ fn rows(page: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// `key=default` of every option in a cell: the code spans with an equals sign.
+/// Returns `key=default` of every option in a cell: the code spans with an equals sign.
 fn defaults(cell: &str) -> String {
     let spans = cell.split('`').skip(1).step_by(2).filter(|span| span.contains('='));
     spans.collect::<Vec<_>>().join(",")
