@@ -167,7 +167,7 @@ impl<'a> RawBlock<'a> {
     /// The block with support and values in wire form.
     ///
     /// # Errors
-    /// Those of [`WireBlock::check`], such as for codes that refer to the shared frequency tables of the
+    /// The errors of [`WireBlock::check`], such as for codes that refer to the shared frequency tables of the
     /// stream.
     pub(crate) fn to_wire(&self, manifest: [u8; 32], sets: &Sets) -> Result<WireBlock<'a>> {
         let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };

@@ -97,9 +97,8 @@ impl Compressor {
     /// put into `stream`; the tensors are no longer in use when this returns.
     ///
     /// # Errors
-    /// [`Error::Codec`] as [`gcodec::compress::compress()`], and for other codecs;
-    /// [`Error::Tensor`], [`Error::OutOfMemory`],
-    /// [`Error::Call`].
+    /// [`Error::Codec`] as [`gcodec::compress::compress()`], and for other codecs; [`Error::Tensor`],
+    /// [`Error::OutOfMemory`], [`Error::Call`].
     pub fn compress(
         &mut self,
         inputs: &[Input<'_>],
@@ -133,8 +132,7 @@ impl Compressor {
     /// of two as values, which are drawn by position on the host. Only the coded bytes of these positions
     /// cross the bus. All other parts are those of [`Self::compress`].
     ///
-    /// With the codecs' own [positions](Codec::positions) as options the frames are byte for byte those of
-    /// the blocks of [`Self::compress`].
+    /// The frames are byte for byte those of the blocks of [`Self::compress`].
     ///
     /// # Errors
     /// As [`Self::compress`].

@@ -99,7 +99,7 @@ impl Device {
     /// Opens device `ordinal` of this machine's driver, with its primary context, which frameworks share.
     ///
     /// # Errors
-    /// Those of [`Driver::get`]; [`Error::NoSuchDevice`], [`Error::OldDevice`]; [`Error::Call`].
+    /// The errors of [`Driver::get`]; [`Error::NoSuchDevice`], [`Error::OldDevice`]; [`Error::Call`].
     pub fn open(ordinal: i32) -> Result<Self> {
         Self::of(&Driver::get()?, ordinal)
     }

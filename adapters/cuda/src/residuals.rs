@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use gcodec::compress::Feedback;
+use gcodec::compress::device::SIDCO_STATE;
 use gcodec::error::InputErrorKind;
 use gcodec::{Dtype, TensorBuf};
 
@@ -11,9 +12,6 @@ use crate::device::Device;
 use crate::error::{Result, TensorError};
 use crate::memory::{Memory, Pinned};
 use crate::tensor::Stream;
-
-/// Ends the name under which [`Feedback`] saves the state of SIDCo's adaptive stages.
-const STAGES: &str = "#sidco";
 
 /// A tensor and the addresses of its residual.
 #[derive(Debug, Clone, Copy)]
@@ -150,7 +148,7 @@ impl Residuals {
         }
         for (name, state) in &self.stages {
             let bytes = state.iter().flat_map(|word| word.to_le_bytes()).collect();
-            tensors.push((format!("{name}{STAGES}"), TensorBuf::new(Dtype::I64, vec![3], bytes)?));
+            tensors.push((format!("{name}{SIDCO_STATE}"), TensorBuf::new(Dtype::I64, vec![3], bytes)?));
         }
         Ok(Feedback::load(tensors)?)
     }
@@ -162,7 +160,7 @@ impl Residuals {
         let (mut tensors, mut stages) = (BTreeMap::new(), BTreeMap::new());
         for (name, tensor) in feedback.save() {
             if let (Dtype::I64, Some(of), ([a, b, c], [])) =
-                (tensor.dtype(), name.strip_suffix(STAGES), tensor.data().as_chunks::<8>())
+                (tensor.dtype(), name.strip_suffix(SIDCO_STATE), tensor.data().as_chunks::<8>())
             {
                 stages.insert(of.to_owned(), [a, b, c].map(|word| i64::from_le_bytes(*word)));
                 continue;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gcodec::compress::codecs::TopK;
+use gcodec::compress::device::split_state_name;
 use gcodec::compress::senders::DgcOptions;
 use gcodec::{TensorBuf, compress};
 use pyo3::prelude::*;
@@ -36,15 +37,12 @@ pub(crate) fn given_out(tensors: Vec<(String, TensorBuf)>) -> Vec<(String, Tenso
 
 /// Residuals on the host, and on the devices where their tensors were compressed.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct Residuals {
     pub(crate) host: gcodec::compress::Feedback,
     pub(crate) compressors: Compressors,
     /// The device of each residual that is on one.
     homes: BTreeMap<String, i32>,
 }
-
-/// State of codecs beside residuals: the suffix of its names, and the codec.
-const STATES: [(&str, &str); 2] = [("#sidco", "sidco"), ("#powersgd", "powersgd")];
 
 /// Returns the tensor to which a saved entry belongs; `None` for the state of a codec that does not run on
 /// devices.
@@ -52,12 +50,11 @@ fn owner<'a>(entry: &'a str, all: &gcodec::compress::Feedback) -> Option<&'a str
     if all.get(entry).is_some() {
         return Some(entry);
     }
-    let (end, codec) = STATES.iter().find(|(end, _)| entry.ends_with(end))?;
-    let codec: gcodec::Codec = codec.parse().ok()?;
-    entry.strip_suffix(end).filter(|_| gcodec_cuda::takes(&codec))
+    let (tensor, codec) = split_state_name(entry)?;
+    gcodec_cuda::takes(&codec).then_some(tensor)
 }
 
-impl Kept {
+impl Residuals {
     /// Returns all residuals and codec states, as they would be if all tensors had been on the host.
     fn all(&mut self) -> Result<gcodec::compress::Feedback, Failure> {
         if self.homes.is_empty() {
@@ -116,12 +113,12 @@ impl Kept {
 /// The residuals of a `gcodec.Feedback`.
 #[pyclass(frozen, module = "gcodec._native")]
 #[derive(Default)]
-pub(crate) struct Feedback(Mutex<Kept>);
+pub(crate) struct Feedback(Mutex<Residuals>);
 
 impl Feedback {
     /// Locks the residuals. A panic during a call leaves them unchanged, because they change in one step at
     /// its end.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Kept> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Residuals> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -142,7 +139,7 @@ impl Feedback {
     }
 
     fn reset(&self, py: Python<'_>) {
-        py.detach(|| *self.lock() = Kept::default());
+        py.detach(|| *self.lock() = Residuals::default());
     }
 
     fn save(&self, py: Python<'_>) -> PyResult<Vec<(String, Tensor)>> {
@@ -153,7 +150,7 @@ impl Feedback {
     fn load(&self, py: Python<'_>, tensors: Given<'_>) -> PyResult<()> {
         let host =
             gcodec::compress::Feedback::load(owned(py, tensors)?).map_err(|e| errors::raise(py, e, None))?;
-        py.detach(|| *self.lock() = Kept { host, ..Kept::default() });
+        py.detach(|| *self.lock() = Residuals { host, ..Residuals::default() });
         Ok(())
     }
 }

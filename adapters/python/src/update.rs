@@ -16,7 +16,7 @@ use pyo3::prelude::*;
 use crate::cuda::{self, Lent};
 use crate::encode::parse;
 use crate::errors::{self, Failure};
-use crate::feedback::{Dgc, Feedback, Kept};
+use crate::feedback::{Dgc, Feedback, Residuals};
 use crate::named::{Given, Named, borrow, views};
 use crate::reserved::Reserved;
 
@@ -24,8 +24,8 @@ use crate::reserved::Reserved;
 pub(crate) enum Memory<'a> {
     None,
     /// Device memory to work in, without residuals.
-    Work(&'a mut Kept),
-    Feedback(&'a mut Kept),
+    Work(&'a mut Residuals),
+    Feedback(&'a mut Residuals),
     Dgc(&'a mut gcodec::compress::senders::Dgc),
 }
 

@@ -172,7 +172,7 @@ impl Support {
     /// number.
     ///
     /// # Errors
-    /// Those of `f`, and [`Error::Input`] for a set that is not known.
+    /// The errors of `f`, and [`Error::Input`] for a set that is not known.
     pub(crate) fn for_each_run(
         &self,
         n: u64,
@@ -208,7 +208,7 @@ impl Support {
     /// Checks a support of kind `id` in all bytes of `cursor` without decoding its codes.
     ///
     /// # Errors
-    /// Those errors of [`Self::read`] that show without decoding, and
+    /// The errors of [`Self::read`] that show without decoding, and
     /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that
     /// refer to a shared frequency table.
     pub(crate) fn validate(

@@ -320,7 +320,7 @@ impl Values {
     /// Checks values of kind `id` in all bytes of `cursor` without decoding their codes.
     ///
     /// # Errors
-    /// Those errors of [`Self::read`] that show without decoding, and
+    /// The errors of [`Self::read`] that show without decoding, and
     /// [`FormatErrorKind::UnknownReference`](crate::error::FormatErrorKind::UnknownReference) for codes that
     /// refer to a shared frequency table.
     pub(crate) fn validate(

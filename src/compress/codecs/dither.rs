@@ -6,7 +6,7 @@ use std::fmt;
 use crate::block::{Norm, Spacing};
 use crate::compress::settings::{BUCKET, Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 
-use super::quantize::Levels;
+use super::quantize::LevelSettings;
 
 const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l| l >= 1 };
 const NORM: Choice<Norm> =
@@ -58,9 +58,9 @@ impl Dither {
     }
 
     /// Returns the levels of these settings.
-    pub(in crate::compress) fn levels(&self) -> Levels {
+    pub(in crate::compress) fn levels(&self) -> LevelSettings {
         let &Self { levels, bucket, norm, seed } = self;
         let max_level = levels.into();
-        Levels { spacing: Spacing::Natural, max_level, bucket, norm, clip: f32::INFINITY, seed }
+        LevelSettings { spacing: Spacing::Natural, max_level, bucket, norm, clip: f32::INFINITY, seed }
     }
 }

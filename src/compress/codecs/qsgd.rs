@@ -5,7 +5,7 @@ use std::fmt;
 use crate::block::{Norm, Spacing};
 use crate::compress::settings::{BUCKET, Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 
-use super::quantize::Levels;
+use super::quantize::LevelSettings;
 
 const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
 const NORM: Choice<Norm> = Choice { key: "norm", names: &[("l2", Norm::L2), ("max", Norm::Max)] };
@@ -57,9 +57,9 @@ impl Qsgd {
     }
 
     /// Returns the levels of these settings.
-    pub(in crate::compress) fn levels(&self) -> Levels {
+    pub(in crate::compress) fn levels(&self) -> LevelSettings {
         let &Self { bits, bucket, norm, seed } = self;
         let max_level = (1 << (bits - 1)) - 1;
-        Levels { spacing: Spacing::Uniform, max_level, bucket, norm, clip: f32::INFINITY, seed }
+        LevelSettings { spacing: Spacing::Uniform, max_level, bucket, norm, clip: f32::INFINITY, seed }
     }
 }

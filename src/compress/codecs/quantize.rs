@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::block::{
-    self, Affine, Block, Groups, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
+    Affine, Block, Groups, Levels, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
 };
 use crate::compress::source::{Chunk, Source};
 use crate::compress::{Options, Part, parts, sums};
@@ -14,7 +14,7 @@ use crate::tensor::element::{max_finite, round_f32s};
 
 /// Settings of [`levels`].
 #[derive(Clone, Copy)]
-pub(crate) struct Levels {
+pub(crate) struct LevelSettings {
     pub(crate) spacing: Spacing,
     /// Number s of the largest level, within the wire format's range.
     pub(crate) max_level: u32,
@@ -29,11 +29,11 @@ pub(crate) struct Levels {
 /// l / s, or for natural spacing 2^(l - s) with 0 for l = 0.
 pub(crate) fn levels(
     tensors: &mut [Source<'_>],
-    settings: Levels,
+    settings: LevelSettings,
     options: &Options,
     blocks: &mut Vec<Block>,
 ) -> Result<()> {
-    let Levels { spacing, max_level, bucket, norm, clip, seed } = settings;
+    let LevelSettings { spacing, max_level, bucket, norm, clip, seed } = settings;
     each_block(
         tensors,
         bucket,
@@ -65,14 +65,7 @@ pub(crate) fn levels(
             })
         },
         |norms, levels| {
-            Values::Levels(block::Levels {
-                spacing,
-                max_level,
-                norm,
-                groups: Groups::Len(bucket),
-                norms,
-                levels,
-            })
+            Values::Levels(Levels { spacing, max_level, norm, groups: Groups::Len(bucket), norms, levels })
         },
     )
 }

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::powersgd::Factor;
-use super::sidco::Adaptation;
+use super::powersgd::{Factor, PowerSgd};
+use super::sidco::{Adaptation, Sidco};
+use crate::compress::Codec;
 use crate::error::Result;
 use crate::tensor::{Dtype, TensorBuf};
 
@@ -19,10 +20,17 @@ pub(in crate::compress) struct CodecState {
 /// States of a sender's tensors, by tensor name.
 pub(in crate::compress) type CodecStates = BTreeMap<String, CodecState>;
 
-/// Name suffix of the state of SIDCo's stage rule in a checkpoint.
-const SIDCO: &str = "#sidco";
-/// Name suffix of a PowerSGD factor in a checkpoint.
+/// Suffix of the state of SIDCo's stage rule in a checkpoint.
+pub const SIDCO: &str = "#sidco";
+/// Suffix of a factor of PowerSGD in a checkpoint.
 const POWERSGD: &str = "#powersgd";
+
+/// Splits the name of a codec's state in a checkpoint into the name of its tensor and the codec; `None` for any
+/// other name.
+pub fn split_state_name(name: &str) -> Option<(&str, Codec)> {
+    let sidco = name.strip_suffix(SIDCO).map(|tensor| (tensor, Codec::Sidco(Sidco::default())));
+    sidco.or_else(|| Some((name.strip_suffix(POWERSGD)?, Codec::PowerSgd(PowerSgd::default()))))
+}
 
 /// Returns all parts of all states as tensors for a checkpoint, by codec and then by tensor name.
 pub(in crate::compress) fn save(states: &CodecStates) -> impl Iterator<Item = (String, TensorBuf)> {

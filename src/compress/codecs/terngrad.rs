@@ -5,7 +5,7 @@ use std::fmt;
 use crate::block::{Norm, Spacing};
 use crate::compress::settings::{BUCKET, Keys, Number, OutOfRange, SpecError, SpecWriter};
 
-use super::quantize::Levels;
+use super::quantize::LevelSettings;
 
 const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", fits: |c| c >= 1.0 };
 
@@ -52,8 +52,8 @@ impl TernGrad {
     }
 
     /// Returns the levels of these settings.
-    pub(in crate::compress) fn levels(&self) -> Levels {
+    pub(in crate::compress) fn levels(&self) -> LevelSettings {
         let &Self { clip, bucket, seed } = self;
-        Levels { spacing: Spacing::Uniform, max_level: 1, bucket, norm: Norm::Max, clip, seed }
+        LevelSettings { spacing: Spacing::Uniform, max_level: 1, bucket, norm: Norm::Max, clip, seed }
     }
 }

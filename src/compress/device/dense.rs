@@ -180,7 +180,7 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
     if options.block_len == 0 {
         return Err(Error::bad_option("block_len"));
     }
-    let levels = |quantize::Levels { spacing, max_level, bucket, norm, clip, seed }| {
+    let levels = |quantize::LevelSettings { spacing, max_level, bucket, norm, clip, seed }| {
         (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
     };
     let mut tasks = Vec::new();

@@ -17,6 +17,7 @@
 pub mod dense;
 mod fitting;
 
+pub use super::codecs::state::{SIDCO as SIDCO_STATE, split_state_name};
 pub use fitting::{FitResult, Fitting, Least, MomentQuery, Moments, Step};
 
 use std::ops::Range;

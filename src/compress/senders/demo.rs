@@ -99,7 +99,7 @@ impl DeMo {
     /// do not depend on it while it is constant.
     ///
     /// # Errors
-    /// Those of [`compress`]. The state does not change then.
+    /// The errors of [`compress`]. The state does not change then.
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let mut momenta = self.momenta.clone();
         for input in inputs {

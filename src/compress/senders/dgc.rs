@@ -156,7 +156,7 @@ impl Dgc {
     /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// Those of [`Self::new`], and those of [`Feedback::load`].
+    /// The errors of [`Self::new`] and of [`Feedback::load`].
     pub fn load(
         options: DgcOptions,
         steps: u64,

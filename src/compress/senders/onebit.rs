@@ -255,7 +255,7 @@ impl Worker {
     /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// Those of [`Self::new`], and those of [`Feedback::load`].
+    /// The errors of [`Self::new`] and of [`Feedback::load`].
     pub fn load(
         settings: Settings,
         steps: u64,
@@ -287,7 +287,7 @@ impl Server {
     /// Makes one step. `means`: the means of the workers' tensors. Returns the blocks for all workers.
     ///
     /// # Errors
-    /// Those of [`Worker::message`]. The state does not change then.
+    /// The errors of [`Worker::message`]. The state does not change then.
     pub fn message(&mut self, means: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let rows = checked(means, options)?;
         let blocks = self.settings.blocks(self.step, means, &rows, options, &mut self.residuals)?;
@@ -313,7 +313,7 @@ impl Server {
     /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// Those of [`Self::new`], and those of [`Feedback::load`].
+    /// The errors of [`Self::new`] and of [`Feedback::load`].
     pub fn load(
         settings: Settings,
         steps: u64,

@@ -201,7 +201,7 @@ impl Worker {
     /// the mean update for the manifest itself, equal on all workers. Apply them like any update.
     ///
     /// # Errors
-    /// Those of [`Self::take_p`].
+    /// The errors of [`Self::take_p`].
     pub fn take_q(&mut self, mean: &[TensorView<'_>]) -> Result<Vec<Block>> {
         let Some(Round { sums, stage: stage @ Stage::Q(_) }) = &mut self.round else {
             return Err(out_of_turn("a mean of Q outside its place in a step"));

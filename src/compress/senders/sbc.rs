@@ -95,7 +95,7 @@ impl Sbc {
     /// tensor that is missing in the step of a message waits for the next message.
     ///
     /// # Errors
-    /// Those of [`compress`], also if the sum of an update and the residual is not finite. The state does not
+    /// The errors of [`compress`], also if the sum of an update and the residual is not finite. The state does not
     /// change then.
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Option<Vec<CodedBlock>>> {
         let codecs = vec![self.codec(); inputs.len()];
@@ -152,7 +152,7 @@ impl Sbc {
     /// Restores the state that [`Self::save`] returned after `steps` steps.
     ///
     /// # Errors
-    /// Those of [`Self::new`], and those of [`Feedback::load`].
+    /// The errors of [`Self::new`] and of [`Feedback::load`].
     pub fn load(
         options: SbcOptions,
         steps: u64,

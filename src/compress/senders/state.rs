@@ -28,7 +28,7 @@ pub(super) fn save<const N: usize>(
 /// Restores the residuals, and the quantities with these suffixes, from the tensors that [`save`] returned.
 ///
 /// # Errors
-/// Those of [`Feedback::load`].
+/// The errors of [`Feedback::load`].
 pub(super) fn load<const N: usize>(
     suffixes: [&str; N],
     tensors: impl IntoIterator<Item = (String, TensorBuf)>,

@@ -45,7 +45,7 @@ impl Language {
             "md" => Some(Self::Markdown),
             "py" | "pyi" => Some(Self::Python),
             "rs" | "cu" | "cuh" | "h" | "cpp" | "js" => Some(Self::Code(&["//", "/*", "* "])),
-            "toml" => Some(Self::Code(&["# "])),
+            "toml" | "txt" => Some(Self::Code(&["# "])),
             "lua" => Some(Self::Code(&["--"])),
             _ => None,
         }
