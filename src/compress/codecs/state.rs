@@ -25,8 +25,8 @@ pub const SIDCO: &str = "#sidco";
 /// Suffix of a factor of PowerSGD in a checkpoint.
 const POWERSGD: &str = "#powersgd";
 
-/// Splits the name of a codec's state in a checkpoint into the name of its tensor and the codec; `None` for any
-/// other name.
+/// Splits the name of a codec's state in a checkpoint into the name of its tensor and the codec. Returns
+/// `None` for any other name.
 pub fn split_state_name(name: &str) -> Option<(&str, Codec)> {
     let sidco = name.strip_suffix(SIDCO).map(|tensor| (tensor, Codec::Sidco(Sidco::default())));
     sidco.or_else(|| Some((name.strip_suffix(POWERSGD)?, Codec::PowerSgd(PowerSgd::default()))))

@@ -95,8 +95,8 @@ impl Sbc {
     /// tensor that is missing in the step of a message waits for the next message.
     ///
     /// # Errors
-    /// The errors of [`compress`], also if the sum of an update and the residual is not finite. The state does not
-    /// change then.
+    /// The errors of [`compress`], also if the sum of an update and the residual is not finite. The state
+    /// does not change then.
     pub fn step(&mut self, inputs: &[Input<'_>], options: &Options) -> Result<Option<Vec<CodedBlock>>> {
         let codecs = vec![self.codec(); inputs.len()];
         let sent = match (self.step + 1).is_multiple_of(self.options.delay) {
