@@ -1,6 +1,7 @@
 //! Properties that hold for every input: round trips, equal bytes for any number of threads, sums; and the
 //! layers of `src/`.
 
+mod commands;
 mod determinism;
 mod layering;
 mod reduce;

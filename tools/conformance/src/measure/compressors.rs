@@ -85,7 +85,7 @@ const ROWS: &[Row] = &[
     row(
         "randk:density=0.01",
         "random-k, 1809.07599",
-        "seed x floats",
+        "seeded x floats",
         "32 bits kept",
         "`--test compressors random_elements`",
     ),
@@ -212,8 +212,8 @@ the tests of the row's claims.
 const PROTOCOLS: &str = "
 ## Senders with a state, and protocols between workers
 
-A codec compresses one update. The senders in `gcodec::compress` keep a state between updates, which can be
-saved and loaded.
+A codec compresses one update. The senders in `gcodec::compress::senders` keep a state between
+updates, which can be saved and loaded.
 
 | type | paper | state and method | tests |
 |---|---|---|---|
