@@ -1,5 +1,5 @@
-//! Commands in the pages: every word that selects tests selects at least one, so a renamed test cannot leave a
-//! claim without the command that shows it.
+//! Commands in the pages: every word that selects tests selects at least one, so a renamed test cannot leave
+//! a claim without the command that shows it.
 
 use std::path::{Path, PathBuf};
 
@@ -69,7 +69,8 @@ impl Target<'_> {
     }
 }
 
-/// Returns the programs that a command runs, and the words that select tests: neither options nor their values.
+/// Returns the programs that a command runs, and the words that select tests: neither options nor their
+/// values.
 fn selectors(arguments: &str) -> (Target<'_>, Vec<&str>) {
     let (mut target, mut found) = (Target::All, Vec::new());
     let mut words = arguments.split_whitespace();
