@@ -4,17 +4,18 @@ use std::fmt::Write;
 
 use gcodec::frame::{MAGIC, SYNC};
 
-use crate::{Result, root};
+use crate::Result;
+use crate::registry::{self, Entry};
 
 /// Returns the text of `fuzz/gcodec.dict`.
 pub(crate) fn text() -> Result<String> {
-    let registry = std::fs::read_to_string(root().join("spec/registry.toml"))?;
+    let registry = registry::read()?;
     let mut out =
         "# The format's constants and the ids of spec/registry.toml: cargo xtask fuzz --write\n".to_owned();
     put(&mut out, "magic", &MAGIC)?;
     put(&mut out, "sync", &SYNC)?;
     put(&mut out, "tail", b"GCUE")?;
-    for (table, id, name) in entries(&registry) {
+    for Entry { table, id, name, .. } in registry::entries(&registry) {
         let name = format!("{table}-{name}").replace(['_', '.'], "-");
         match (table, u16::try_from(id)) {
             // With the sync word, as in a frame's header.
@@ -32,24 +33,4 @@ fn put(out: &mut String, name: &str, bytes: &[u8]) -> Result<()> {
     bytes.iter().try_for_each(|b| write!(out, "\\x{b:02x}"))?;
     out.push_str("\"\n");
     Ok(())
-}
-
-/// Returns table, id and name of each entry of the registry; the rest of its TOML is not needed.
-fn entries(registry: &str) -> Vec<(&str, u64, &str)> {
-    let number = |text: &str| match text.strip_prefix("0x") {
-        Some(digits) => u64::from_str_radix(digits, 16).ok(),
-        None => text.parse().ok(),
-    };
-    let (mut table, mut id) = ("", None);
-    let mut entries = Vec::new();
-    for line in registry.lines() {
-        if let Some(name) = line.strip_prefix("[[") {
-            (table, id) = (name.trim_end_matches("]]"), None);
-        } else if let Some(value) = line.strip_prefix("id = ") {
-            id = number(value);
-        } else if let (Some(name), Some(id)) = (line.strip_prefix("name = "), id) {
-            entries.push((table, id, name.trim_matches('"')));
-        }
-    }
-    entries
 }

@@ -9,6 +9,7 @@ mod page;
 mod programs;
 mod readers;
 mod reference;
+mod registry;
 mod seeds;
 mod torture;
 mod vectors;
@@ -38,6 +39,8 @@ enum Command {
     Vectors(vectors::Arguments),
     /// Writes or checks the worked example in spec/examples.md.
     Example(example::Args),
+    /// Writes or checks the tables of ids in spec/gcodec.md.
+    Ids(registry::Args),
     /// Compares the reference decoder with the library on files that the command line writes.
     Reference(reference::Args),
     /// Compiles the Kaitai Struct description and parses every vector with it; tests file(1).
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Vectors(args) => vectors::run(&args).map(passed),
         Command::Example(args) => example::run(&args).map(passed),
+        Command::Ids(args) => registry::run(&args).map(passed),
         Command::Reference(args) => reference::run_all(&args),
         Command::Kaitai => readers::kaitai(),
         Command::Wireshark => readers::wireshark(),

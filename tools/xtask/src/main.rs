@@ -35,6 +35,9 @@ enum Task {
     /// Writes or checks the worked example in spec/examples.md.
     #[command(disable_help_flag = true)]
     Example(Forwarded),
+    /// Writes or checks the tables of ids in spec/gcodec.md.
+    #[command(disable_help_flag = true)]
+    Ids(Forwarded),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
     /// Checks the licences of all dependencies, and that nothing is shipped in two versions.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args).map(end),
         Task::Vectors(args) => args.run("vectors"),
         Task::Example(args) => args.run("example"),
+        Task::Ids(args) => args.run("ids"),
         Task::Dependencies => dependencies::run().map(end),
         Task::Python => python::test().map(|()| end(true)),
         Task::Reference(args) => args.run("reference"),

@@ -160,6 +160,7 @@ const TESTS: &[Step] = &[
     step("benchmarks, once", "cargo", &["test", "--workspace", "--bench", "speed", "--", "--test"]),
     step("vectors are up to date", "cargo", &["xtask", "vectors", "--check"]),
     step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
+    step("the tables of ids are up to date", "cargo", &["xtask", "ids", "--check"]),
     step("the worked example is up to date", "cargo", &["xtask", "example", "--check"]),
     step("the picture of sizes is up to date", "cargo", &["xtask", "picture", "--check"]),
     step("width of prose", "cargo", &["xtask", "prose"]),
