@@ -1,5 +1,6 @@
 //! Resource limits for untrusted input: [`Limits`] is the policy, [`Budget`] the account of one decode.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, LimitError, Location, Result};
@@ -18,9 +19,8 @@ pub struct Limits {
     pub max_rank: u64,
     /// Bytes in one tensor name. Default: 4096 (the spec's own maximum).
     pub max_name_bytes: u64,
-    /// Elements spanned by all blocks of one update part together. A low-rank matrix counts each element once
-    /// per rank, a transform each element once more for every 16 of its chunk's rows and columns. Default:
-    /// 2^36.
+    /// Elements spanned by all blocks of one update part together, or by one index set; low-rank factors,
+    /// transforms and latent codes count extra (spec, LIM-3). Default: 2^36.
     pub max_elements: u64,
     /// Bytes of memory for decoding one frame, for declared sizes beyond the bytes that have arrived:
     /// positions, codes, values. As much again may be kept per stream, for the names of its manifests and the
@@ -29,7 +29,8 @@ pub struct Limits {
     /// Blocks in one update part, each counted once for every tensor that its scope touches. Default:
     /// 1,048,576.
     pub max_blocks: u64,
-    /// Bytes of a decompressed metadata or model payload, or of all names of a manifest. Default: 64 MiB.
+    /// Bytes of a decompressed metadata or model payload, of the window of its zstd frame, or of all names of
+    /// a manifest. Default: 64 MiB.
     pub max_inflated_bytes: u64,
     /// Manifests, index sets and models kept per stream, each. Default: 1024.
     pub max_definitions: u64,
@@ -101,7 +102,7 @@ pub(crate) const MEMORY: &str = "max_alloc_bytes";
 pub struct Budget {
     limits: Limits,
     alloc_left: AtomicU64,
-    elements_left: AtomicU64,
+    elements_left: Arc<AtomicU64>,
 }
 
 impl Budget {
@@ -109,15 +110,20 @@ impl Budget {
     pub fn new(limits: &Limits) -> Self {
         Self {
             alloc_left: limits.max_alloc_bytes.into(),
-            elements_left: limits.max_elements.into(),
+            elements_left: Arc::new(limits.max_elements.into()),
             limits: limits.clone(),
         }
     }
 
-    /// Returns a budget with the full memory again, for use after the memory taken from this one was freed,
-    /// and with the elements left here.
-    pub(crate) fn with_memory_renewed(self) -> Self {
-        Self { alloc_left: self.limits.max_alloc_bytes.into(), ..self }
+    /// Returns a budget with the full memory again, for blocks whose memory is freed before the next block is
+    /// decoded. Both budgets take elements from the same allowance.
+    #[must_use]
+    pub fn with_memory_renewed(&self) -> Self {
+        Self {
+            limits: self.limits.clone(),
+            alloc_left: self.limits.max_alloc_bytes.into(),
+            elements_left: Arc::clone(&self.elements_left),
+        }
     }
 
     /// Returns the limits behind this budget.

@@ -85,7 +85,8 @@ fuzz_target!(|bytes: &[u8]| {
 fn takes(bytes: &[u8]) -> bool {
     SliceReader::new(bytes, limits()).all(|event| match event {
         Ok(Event::Frame(_, Body::Update(part))) => {
-            (0..part.blocks.len()).all(|i| part.decode(i, &part.budget()).is_ok())
+            let budget = part.budget();
+            (0..part.blocks.len()).all(|i| part.decode(i, &budget.with_memory_renewed()).is_ok())
         }
         event => event.is_ok(),
     })

@@ -224,7 +224,7 @@ impl Encoder {
 
     /// Returns the index entry of a part that was just written.
     fn entry(&self, body: &[u8], manifest: &Arc<Manifest>) -> Result<IndexedUpdate> {
-        let limits = Limits { max_blocks: u64::MAX, ..Limits::default() };
+        let limits = Limits { max_blocks: u64::MAX, max_elements: u64::MAX, ..Limits::default() };
         let part = UpdatePart::read(body, 0, true, &limits, &Arc::default(), |_| Some(Arc::clone(manifest)))?;
         Ok(IndexedUpdate::of(&part, body))
     }

@@ -170,7 +170,8 @@ fn part<'a, T: Clone, Id>(id: Id, bytes: &'a [u8]) -> Part<'a, T, Id> {
 fn as_bytes(block: &Block, options: BlockOptions) -> WireBlock<'static> {
     let stream = encoded(&[(block.into(), options)]).unwrap();
     let mut found = None;
-    each_part(&stream, &Limits::default(), |part, _| found = Some(part.wire_block(0).unwrap().into_owned()));
+    let limits = Limits::default().with_max_elements(1 << 41);
+    each_part(&stream, &limits, |part, _| found = Some(part.wire_block(0).unwrap().into_owned()));
     found.unwrap()
 }
 

@@ -232,6 +232,24 @@ fn a_limit_exceeded_while_applying_names_the_block() {
 }
 
 #[test]
+fn the_elements_of_all_blocks_are_charged_before_any_is_decoded() {
+    let manifest = manifest([("w".into(), Dtype::F32, vec![1 << 24])]);
+    let block = constant(Scope::Tensor(0), Support::Sparse(Sparse { positions: vec![1] }), true);
+    let bytes = stream(&manifest, EncodeOptions::default(), &vec![block; 100]);
+    for (blocks, limited) in [(99, true), (100, false)] {
+        let limits = Limits::default().with_max_elements(blocks << 24);
+        let error = SliceReader::new(&bytes, limits.clone()).find_map(|event| event.err());
+        assert_eq!(error.map(|e| e.name()), limited.then_some("limit"));
+        let mut decoder = Decoder::new(limits.clone());
+        decoder.feed(&bytes);
+        let error = std::iter::from_fn(|| decoder.next_event().map(|e| e.map(drop)).transpose());
+        assert_eq!(error.filter_map(Result::err).next().map(|e| e.name()), limited.then_some("limit"));
+        let tensors = File::open(&bytes, limits).unwrap().tensors(0, |_| true, &BTreeMap::new());
+        assert_eq!(tensors.err().map(|e| e.name()), limited.then_some("limit"));
+    }
+}
+
+#[test]
 fn the_ranks_of_all_low_rank_blocks_are_charged_together() {
     let manifest = manifest([("w".into(), Dtype::F32, vec![64, 64])]);
     let zeros = |n: usize| Box::new(Values::Floats(Floats { stored: Stored::F16, bytes: vec![0; 2 * n] }));

@@ -2,7 +2,7 @@
 
 use gcodec::Error;
 use gcodec::block::{RawBlock, Support};
-use gcodec::frame::{TensorInfo, UpdatePart, VERSION_MAJOR};
+use gcodec::frame::{Budget, TensorInfo, UpdatePart, VERSION_MAJOR};
 use gcodec::stream::{Body, Event, SliceReader};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -115,8 +115,11 @@ impl Report {
         update.blocks += part.blocks.len() as u64;
         update.bytes += len;
         update.header_bytes += len - part.blocks.iter().map(|b| b.len).sum::<u64>();
-        let kept: Vec<gcodec::Result<Vec<u64>>> =
-            (0..part.blocks.len()).into_par_iter().map(|i| kept_each(part, i)).collect();
+        let budget = part.budget();
+        let kept: Vec<gcodec::Result<Vec<u64>>> = (0..part.blocks.len())
+            .into_par_iter()
+            .map(|i| kept_each(part, i, &budget.with_memory_renewed()))
+            .collect();
         let mut failure: Option<Error> = None;
         for (raw, kept) in part.blocks.iter().zip(kept) {
             let kept = kept.unwrap_or_else(|e| {
@@ -247,14 +250,14 @@ impl Update {
 }
 
 /// Returns the number of values that a block keeps in each tensor of its scope.
-fn kept_each(part: &UpdatePart<'_>, number: usize) -> gcodec::Result<Vec<u64>> {
+fn kept_each(part: &UpdatePart<'_>, number: usize, budget: &Budget) -> gcodec::Result<Vec<u64>> {
     let raw = &part.blocks[number];
-    let (space, budget) = (&raw.space, part.budget());
-    let block = part.decode(number, &budget)?;
+    let space = &raw.space;
+    let block = part.decode(number, budget)?;
     if block.support == Support::All {
         return Ok(space.lens.to_vec());
     }
-    let positions = block.positions(space, part.sets(), &budget)?;
+    let positions = block.positions(space, part.sets(), budget)?;
     let mut rest = &positions[..];
     let mut end = 0;
     let cut = |&len: &u64| {

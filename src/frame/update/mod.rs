@@ -130,25 +130,29 @@ pub(crate) struct Head {
 
 const MAX_TABLES: u64 = 64;
 
-/// Index spaces of the blocks of one part. It counts the tensors that blocks touch, because work on a block
-/// may take time for each of them.
+/// Index spaces of the blocks of one part. It counts the tensors and the elements that their scopes span,
+/// because work on a block may take time for each of them (LIM-3).
 struct Spaces<'a> {
     manifest: &'a Manifest,
-    max_blocks: u64,
-    touched: u64,
+    limits: &'a Limits,
+    tensors: u64,
+    elements: u64,
 }
 
 impl<'a> Spaces<'a> {
-    fn new(manifest: &'a Manifest, limits: &Limits) -> Self {
-        Self { manifest, max_blocks: limits.max_blocks, touched: 0 }
+    fn new(manifest: &'a Manifest, limits: &'a Limits) -> Self {
+        Self { manifest, limits, tensors: 0, elements: 0 }
     }
 
     /// Returns the space of the next block's scope, which stands at `offset`.
     fn of(&mut self, scope: Scope, offset: u64) -> Result<IndexSpace> {
         let tensors = scope.tensors().min(self.manifest.tensors().len() as u64);
-        self.touched = self.touched.saturating_add(tensors);
-        check("max_blocks", self.touched, self.max_blocks, offset)?;
-        self.manifest.space(scope, offset)
+        self.tensors = self.tensors.saturating_add(tensors);
+        check("max_blocks", self.tensors, self.limits.max_blocks, offset)?;
+        let space = self.manifest.space(scope, offset)?;
+        self.elements = self.elements.saturating_add(space.len());
+        check("max_elements", self.elements, self.limits.max_elements, offset)?;
+        Ok(space)
     }
 }
 

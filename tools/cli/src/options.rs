@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// Most elements in one part of an update [default: 2^40]
+    /// Most elements in one part of an update [default: 2^36]
     #[arg(long, value_name = "N")]
     max_elements: Option<u64>,
     /// Most bytes of memory for a frame, or for the tensors of an update [default: 64 GiB]

@@ -132,10 +132,11 @@ pub(crate) fn verify(bytes: &[u8], limits: &Limits) -> Result<Checked> {
 
 /// Returns the number of values in each block, or its error.
 fn decode_blocks(part: &UpdatePart<'_>) -> Vec<gcodec::Result<u64>> {
+    let budget = part.budget();
     (0..part.blocks.len())
         .into_par_iter()
         .map(|i| {
-            let block = part.decode(i, &part.budget())?;
+            let block = part.decode(i, &budget.with_memory_renewed())?;
             crate::inspect::kept(&block, &part.blocks[i].space, part)
         })
         .collect()

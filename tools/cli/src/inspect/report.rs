@@ -7,7 +7,7 @@ use crate::progress::Progress;
 use crate::stream::{Names, explain};
 use gcodec::Limits;
 use gcodec::block::{Block, IndexSpace, RawBlock, Sparse, Support, Values};
-use gcodec::frame::{FrameHeader, HEADER_LEN, Reduction, UpdatePart, VERSION_MAJOR};
+use gcodec::frame::{Budget, FrameHeader, HEADER_LEN, Reduction, UpdatePart, VERSION_MAJOR};
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::tensor::Dtype;
 use gcodec::tensor::element::{bits_at, decode_f32s};
@@ -251,8 +251,11 @@ impl Report {
         update.bytes += len;
         update.header_bytes += len - part.blocks.iter().map(|b| b.len).sum::<u64>();
         // Blocks are added one after another; the work on each is parallel.
-        let looked: Vec<(BlockReport, Option<gcodec::Error>)> =
-            (0..part.blocks.len()).into_par_iter().map(|i| BlockReport::of(part, i)).collect();
+        let budget = part.budget();
+        let looked: Vec<(BlockReport, Option<gcodec::Error>)> = (0..part.blocks.len())
+            .into_par_iter()
+            .map(|i| BlockReport::of(part, i, &budget.with_memory_renewed()))
+            .collect();
         let mut failure = None;
         for (raw, (block, error)) in part.blocks.iter().zip(looked) {
             let error = error.map(|e| explain(e, Some(&part.manifest)).about(format_args!("frame {number}")));
@@ -410,20 +413,20 @@ struct Numbers {
 }
 
 impl BlockReport {
-    fn of(part: &UpdatePart<'_>, number: usize) -> (Self, Option<gcodec::Error>) {
+    fn of(part: &UpdatePart<'_>, number: usize, budget: &Budget) -> (Self, Option<gcodec::Error>) {
         let raw = &part.blocks[number];
         let mut report = Self {
             values: raw.values_id.to_string(),
             codes: String::new(),
             tensors: vec![Counts::default(); raw.space.lens.len()],
         };
-        let error = report.look(part, number).err();
+        let error = report.look(part, number, budget).err();
         (report, error)
     }
 
-    fn look(&mut self, part: &UpdatePart<'_>, number: usize) -> gcodec::Result<()> {
+    fn look(&mut self, part: &UpdatePart<'_>, number: usize, budget: &Budget) -> gcodec::Result<()> {
         let raw = &part.blocks[number];
-        let block = part.decode(number, &part.budget())?;
+        let block = part.decode(number, budget)?;
         self.values = block.values.label();
         self.codes = annotate::codes(raw, part);
         let counts = kept_each(&block, &raw.space, part)?;
