@@ -200,7 +200,7 @@ impl<'b> Assembler<'b> {
         (scope.first()..scope.first() + scope.tensors()).any(|t| self.tensors[in_memory(t)].is_some())
     }
 
-    /// Copies the base into each tensor of a delta.
+    /// Copies the base into each tensor of a delta, and checks that all parts list the same digests (DEL-5).
     fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
         let known = self.delta.get_or_insert_default();
         for entry in delta {

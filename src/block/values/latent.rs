@@ -76,7 +76,7 @@ impl Latent {
     }
 }
 
-/// The fields before the codes.
+/// The fields before the codes (LAT-3).
 struct Head {
     model: ModelId,
     shape: Vec<u64>,

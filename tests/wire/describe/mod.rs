@@ -10,7 +10,7 @@ use gcodec::block::{
 use gcodec::error::Error;
 use gcodec::frame::{Budget, Index, IndexSet, Manifest, Model, UpdatePart, Weights};
 use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, FrameInfo, SliceReader};
-use gcodec::tensor::element;
+use gcodec::tensor::{element, elements};
 use gcodec::{Dtype, Limits, Result, TensorBuf};
 use serde_json::{Map, Value, json};
 
@@ -229,7 +229,7 @@ fn describe_block(part: &UpdatePart<'_>, raw: &RawBlock<'_>, block: &Block) -> R
         Values::Latent(Latent { model, shape, codes }) => {
             let inner =
                 Block { scope: block.scope, add: false, support: Support::All, values: (**codes).clone() };
-            let space = IndexSpace::flat(Dtype::F32, shape.iter().product());
+            let space = IndexSpace::flat(Dtype::F32, elements(shape).expect("a shape that was read"));
             let codes = inner.numbers(&space, part.sets(), &part.budget())?;
             json!({ "model": hex(&model.0), "shape": shape, "codes": patterns(&codes) })
         }

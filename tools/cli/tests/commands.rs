@@ -278,6 +278,39 @@ fn every_cut_is_refused() {
     assert!(!dir.path("y.safetensors").exists());
 }
 
+/// The vectors whose limits the command has options for. `verify` charges blocks as every reader does.
+#[test]
+fn verify_keeps_the_limits_of_the_vectors() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../spec/vectors/index.json");
+    let index: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let dir = Dir::new();
+    let (mut kept, mut exceeded) = (0, 0);
+    for vector in index["vectors"].as_array().unwrap() {
+        let id = vector["id"].as_str().unwrap();
+        let limits = vector["limits"].as_object().cloned().unwrap_or_default();
+        let option = |(name, value): (&String, &Value)| match name.as_str() {
+            "max_elements" => Some(format!("--max-elements {value}")),
+            "max_alloc_bytes" => Some(format!("--max-alloc {value}")),
+            _ => None,
+        };
+        let options: Option<Vec<String>> = limits.iter().map(option).collect();
+        let (Some(options), true) = (options, id.starts_with("limits/")) else { continue };
+        let hex = vector["hex"].as_str().unwrap();
+        let byte = |i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap();
+        let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(byte).collect();
+        let run = dir.run_with(&format!("verify - {}", options.join(" ")), &bytes);
+        let code = match vector["error"]["kind"].as_str() {
+            None => 0,
+            Some("limit") => 4,
+            Some(_) => 3,
+        };
+        assert_eq!(run.code, code, "{id}: {}", run.err);
+        kept += u32::from(code == 0);
+        exceeded += u32::from(code == 4);
+    }
+    assert!(kept > 5 && exceeded > 15, "{kept} kept, {exceeded} exceeded");
+}
+
 #[test]
 fn limits_and_missing_files_have_their_codes() {
     let dir = Dir::new();

@@ -126,6 +126,10 @@ fn attributes(area: &mut Area) {
         "unknown_reference",
         of(vec![over(several(0, 2))], attribute(&[entry(0)])),
     );
+    area.invalid("scope-without-positions", "DEL-2", "unknown_reference", {
+        of(vec![block(several(0, 2), (4, bytes().u8(0)), ones())], attribute(&[entry(0)]))
+    })
+    .notes("a tensor counts if it is in the scope, also without any values");
     area.invalid("attribute-left-over", "CNV-6", "length_mismatch", of(vec![], attribute(&[entry(0)]).u8(0)));
     area.invalid("attribute-short", "CNV-6", "length_mismatch", of(vec![], bytes().v(1).v(0).raw([0; 31])));
     area.invalid("ulp-without-attribute", "DEL-3", "unknown_reference", {
@@ -209,4 +213,25 @@ fn applied(area: &mut Area) {
     .late()
     .base(base())
     .notes("digests of each part, not of the whole update");
+    let wrong = [("base", ([0; 16], written.digest())), ("result", (a.digest(), [0; 16]))];
+    for (part, first) in [("first", true), ("second", false)] {
+        for (digest, (before, after)) in wrong {
+            let (good, wrong) = (attribute(&good), attribute(&[(0, before, after)]));
+            let (one, two) = if first { (wrong, good) } else { (good, wrong) };
+            let one = update(&man, [overwrite()]).attribute(2, one);
+            let two = update(&man, []).part(1).attribute(2, two);
+            let bytes = stream().manifest(&man).part(&one, 0).part(&two, LAST).done();
+            area.invalid(&format!("{part}-part-other-{digest}"), "DEL-5", "checksum_mismatch", bytes)
+                .late()
+                .base(base())
+                .notes("the tensor is listed in both parts, with one right pair of digests");
+        }
+    }
+    area.valid("listed-again-without-blocks", "DEL-5 DEL-2", {
+        let one = update(&man, [overwrite()]).attribute(2, attribute(&good));
+        let two = update(&man, []).part(1).attribute(2, attribute(&good));
+        stream().manifest(&man).part(&one, 0).part(&two, LAST).done()
+    })
+    .base(base())
+    .tensors();
 }

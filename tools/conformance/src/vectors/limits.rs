@@ -25,6 +25,7 @@ pub(crate) fn add(area: &mut Area) {
     area.invalid("elements-one-more", "LIM-1", "limit", two.clone()).limit("max_elements", 15);
     area.valid("blocks-just-so", "LIM-1", two.clone()).limit("max_blocks", 2);
     area.invalid("blocks-one-more", "LIM-1", "limit", two).limit("max_blocks", 1);
+    charges(area, &man);
     let other = manifest(&[("c", F32, &[1])]);
     let definitions = || {
         let chosen = super::frames::set(&man, whole(0), (4, bytes().u8(1)));
@@ -98,4 +99,95 @@ pub(crate) fn add(area: &mut Area) {
         one(F32, &[1 << 39], (2, bytes().v(1 << 38).u8(0).u8(0)), ones())
     })
     .limit("max_elements", 1 << 40);
+}
+
+/// What counts against the limits on elements, blocks and names (LIM-3): each stream with a limit that it
+/// just keeps, and with one less.
+fn charges(area: &mut Area, man: &Bytes) {
+    let of = |blocks: Vec<Bytes>| stream().manifest(man).update(&update(man, blocks)).done();
+    let mut exact = |id: &str, limit: &str, most: u64, bytes: Vec<u8>, notes: &str| {
+        area.valid(&format!("{id}-just-so"), "LIM-3", bytes.clone()).limit(limit, most).notes(notes);
+        area.invalid(&format!("{id}-one-more"), "LIM-3", "limit", bytes).limit(limit, most - 1);
+    };
+    let constant = |scope: Bytes| block(scope, ALL(), ones());
+    exact(
+        "elements-added",
+        "max_elements",
+        24,
+        of((0..3).map(|_| constant(adding(whole(0)))).collect()),
+        "blocks with `add` over the same 8 elements count each time",
+    );
+    exact(
+        "elements-without-values",
+        "max_elements",
+        11,
+        of(vec![block(range(0, 0, 3), (4, bytes().u8(0)), (1, bytes().u8(0))), constant(whole(1))]),
+        "the elements of a scope count, with and without values",
+    );
+    exact(
+        "elements-of-parts",
+        "max_elements",
+        8,
+        {
+            let (first, second) =
+                (update(man, [constant(whole(0))]), update(man, [constant(whole(1))]).part(1));
+            stream().manifest(man).part(&first, 0).part(&second, LAST).done()
+        },
+        "each part of an update counts by itself",
+    );
+    exact(
+        "elements-of-a-set",
+        "max_elements",
+        8,
+        {
+            let set = super::frames::set(man, whole(0), (4, bytes().u8(1)));
+            stream().manifest(man).frame(SET, 0, set).done()
+        },
+        "the elements of the set's scope",
+    );
+    let factor = |count: usize| (1, bytes().u8(3).raw(vec![0; 2 * count]));
+    let low_rank = {
+        let (p, q) = (factor(2 * 3), factor(4 * 3));
+        (12, bytes().v(2).v(4).v(3).v(p.0).text(p.1).v(q.0).raw(q.1))
+    };
+    exact(
+        "low-rank",
+        "max_elements",
+        8 + 3 * (2 + 4) + 3 * 8,
+        of(vec![block(whole(0), ALL(), low_rank)]),
+        "a matrix of 2 x 4 of rank 3: its elements, the factors, a multiplication per element and rank",
+    );
+    let latent = (11, bytes().raw([0xab; 32]).v(2).v(3).v(4).v(4).u16(0).u8(0).packed(0, &[]));
+    exact(
+        "latent",
+        "max_elements",
+        8 + 12,
+        of(vec![block(whole(0), ALL(), latent)]),
+        "8 elements and 12 codes",
+    );
+    let dct = |rows: u64, cols: u64, tall: u64, wide: u64| {
+        (13, bytes().v(rows).v(cols).v(tall).v(wide).v(4).v(1).u8(0).v(2).raw(scale(1.0)))
+    };
+    exact(
+        "transforms",
+        "max_elements",
+        2 * 8 + 3 + 1,
+        of(vec![block(whole(0), ALL(), dct(2, 4, 2, 4)), block(whole(1), ALL(), dct(1, 8, 1, 1))]),
+        "ceil(8 x 6 / 16) and ceil(8 x 2 / 16): rounded up for each block",
+    );
+    exact(
+        "blocks-of-several-tensors",
+        "max_blocks",
+        3,
+        of(vec![constant(several(0, 2)), constant(adding(whole(1)))]),
+        "a block counts once for each tensor of its scope",
+    );
+    let names = manifest(&[("layer.weight", F32, &[1]), ("layer.bias", F32, &[1])]);
+    exact(
+        "names",
+        "max_inflated_bytes",
+        22,
+        stream().manifest(names).done(),
+        "the names with their shared parts",
+    );
 }

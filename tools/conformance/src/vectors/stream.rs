@@ -19,8 +19,16 @@ fn preambles(area: &mut Area) {
         .notes("what a copy that changes line ends does");
     area.invalid("preamble-crc", "STR-2", "checksum_mismatch", edited(|b| b[12] ^= 1));
     area.invalid("major-2", "STR-3", "unsupported", Stream::after(preamble(2, 0, 0)).done());
+    area.valid("minor-255", "STR-4", Stream::after(preamble(1, 255, 0)).done());
+    for major in [0, 255] {
+        let bytes = Stream::after(preamble(major, 0, 0)).done();
+        area.invalid(&format!("major-{major}"), "STR-3", "unsupported", bytes);
+    }
     area.invalid("preamble-flags", "CNV-5", "reserved_bits", Stream::after(preamble(1, 0, 1)).done());
     area.invalid("nothing", "STR-5", "truncated", Vec::new());
+    area.invalid("half-a-magic", "STR-1 STR-5", "truncated", preamble(1, 0, 0).0[..5].to_vec());
+    area.invalid("half-another-magic", "STR-1", "bad_magic", b"\x89PNG\r".to_vec())
+        .notes("bytes that no stream begins with: not the beginning of one");
     area.invalid("half-a-preamble", "STR-5", "truncated", preamble(1, 0, 0).0[..9].to_vec());
     area.invalid("preamble-alone", "STR-5", "truncated", preamble(1, 0, 0).0);
 }
@@ -96,6 +104,14 @@ fn segments(area: &mut Area) {
     area.invalid("byte-after-the-end", "STR-6", "bad_sync", stream().end().raw([0]).open());
     area.invalid("preamble-after-the-end", "STR-6", "bad_sync", stream().end().raw(stream().done()).open())
         .notes("two streams one after the other are not a stream");
+    for cut in 1..4 {
+        let bytes = stream().end().raw(&b"\xd3gcf"[..cut]).open();
+        area.invalid(&format!("sync-cut-after-{cut}"), "STR-5 STR-6", "truncated", bytes);
+    }
+    area.invalid("other-sync-cut", "STR-6", "bad_sync", stream().end().raw(b"\xd3gd").open())
+        .notes("no frame begins with these bytes");
+    area.invalid("sync-cut-in-a-segment", "FRM-1 STR-5", "truncated", stream().raw(b"\xd3g").open());
+    area.invalid("other-sync-cut-in-a-segment", "FRM-1", "bad_sync", stream().raw(b"\xd3h").open());
     area.invalid("second-segment-cut", "STR-5 STR-6", "truncated", two().open());
     let flip = |at: usize| move |b: &mut Vec<u8>| b[at] ^= 1;
     area.invalid("end-count", "END-1", "count_mismatch", stream().end_with(flip(0)).open());

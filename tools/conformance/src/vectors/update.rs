@@ -220,6 +220,17 @@ fn order(area: &mut Area) {
         ])
     })
     .tensors();
+    area.valid("add-between-ranges", "UPD-6", {
+        of([over(range(0, 0, 1)), valued(adding(several(0, 2)), 0.25), over(range(0, 1, 3)), over(whole(1))])
+    })
+    .tensors()
+    .notes("the order is that of the blocks without `add`");
+    area.valid("empty-tensors-in-order", "UPD-6", {
+        let man = manifest(&[("a", F32, &[0]), ("b", F32, &[2]), ("c", F32, &[0]), ("d", F32, &[0])]);
+        let blocks = [over(whole(0)), over(whole(1)), over(several(2, 2))];
+        stream().manifest(&man).update(&update(&man, blocks)).done()
+    })
+    .tensors();
     let mut refuse = |id: &str, blocks: Vec<Bytes>| {
         area.invalid(id, "UPD-6", "not_ascending", of(blocks));
     };
@@ -230,6 +241,14 @@ fn order(area: &mut Area) {
     refuse("range-after-whole", vec![over(whole(0)), over(range(0, 2, 1))]);
     refuse("several-overlap", vec![over(several(0, 2)), over(whole(1))]);
     refuse("empty-tensor-twice", vec![over(whole(4)), over(whole(4))]);
+    let nothing = || (1, bytes().u8(0));
+    refuse(
+        "empty-supports-overlap",
+        vec![
+            block(whole(0), (4, bytes().u8(0)), nothing()),
+            block(range(0, 2, 1), (4, bytes().u8(0)), nothing()),
+        ],
+    );
 }
 
 /// Numbers that test a conversion: all kinds of NaN, infinities, halves, subnormals, the largest number and

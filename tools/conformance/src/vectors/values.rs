@@ -421,6 +421,16 @@ fn latent(area: &mut Area) {
         "out_of_range",
         dense(F32, &[10], of(&[1; 33], 1, stored_f32(&[7]).1)),
     );
+    area.valid("latent-none-of-a-large-shape", "LAT-3", {
+        dense(F32, &[10], of(&[1 << 32, 1 << 32, 0], 4, bytes().u16(0).u8(0)))
+    })
+    .notes("a dimension of 0: no codes, whatever the product of the others");
+    area.invalid("latent-65-bits", "LAT-3", "out_of_range", {
+        dense(F32, &[10], of(&[1 << 32, 1 << 32], 4, bytes().u16(0).u8(0).packed(0, &[])))
+    });
+    area.invalid("latent-63-bits", "LAT-3 LIM-3", "limit", {
+        dense(F32, &[10], of(&[1 << 32, 1 << 31], 4, bytes().u16(0).u8(0).packed(0, &[])))
+    });
     area.invalid(
         "latent-short",
         "FLT-1",
