@@ -17,6 +17,24 @@ use crate::tensor::{TensorBuf, elements};
 pub struct Feedback {
     residuals: BTreeMap<String, Residual>,
     states: CodecStates,
+    /// What changed since [`Feedback::begin`].
+    replaced: Option<Replaced>,
+}
+
+/// The content from before a change, by tensor name; `None` where there was none.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Replaced {
+    residuals: BTreeMap<String, Option<Residual>>,
+    states: BTreeMap<String, Option<CodecState>>,
+}
+
+fn restore<T>(content: &mut BTreeMap<String, T>, before: BTreeMap<String, Option<T>>) {
+    for (name, before) in before {
+        match before {
+            Some(before) => content.insert(name, before),
+            None => content.remove(&name),
+        };
+    }
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -44,8 +62,27 @@ impl Feedback {
 
     /// Removes all residuals and all codec state.
     pub fn reset(&mut self) {
-        self.residuals.clear();
-        self.states.clear();
+        *self = Self::new();
+    }
+
+    /// Keeps what later updates replace, until [`Self::commit`] or [`Self::undo`]: for a sender that learns
+    /// only later whether the receivers apply an update. It takes 4 bytes for each element that changes.
+    pub fn begin(&mut self) {
+        self.replaced = Some(Replaced::default());
+    }
+
+    /// Accepts the updates since [`Self::begin`].
+    pub fn commit(&mut self) {
+        self.replaced = None;
+    }
+
+    /// Restores the content from before [`Self::begin`]. Without one, or after [`Self::commit`], it does
+    /// nothing.
+    pub fn undo(&mut self) {
+        if let Some(Replaced { residuals, states }) = self.replaced.take() {
+            restore(&mut self.residuals, residuals);
+            restore(&mut self.states, states);
+        }
     }
 
     /// Returns the content as tensors for a checkpoint, each group in the order of tensor names:
@@ -89,7 +126,10 @@ impl Feedback {
     }
 
     pub(super) fn set(&mut self, name: &str, shape: &[u64], values: Vec<f32>) {
-        self.residuals.insert(name.to_owned(), Residual { shape: shape.to_vec(), values });
+        let before = self.residuals.insert(name.to_owned(), Residual { shape: shape.to_vec(), values });
+        if let Some(replaced) = &mut self.replaced {
+            replaced.residuals.entry(name.to_owned()).or_insert(before);
+        }
     }
 
     /// Returns the codec state of a tensor, empty if there is none yet.
@@ -99,7 +139,10 @@ impl Feedback {
 
     pub(super) fn set_state(&mut self, name: &str, state: CodecState) {
         if state != CodecState::default() {
-            self.states.insert(name.to_owned(), state);
+            let before = self.states.insert(name.to_owned(), state);
+            if let Some(replaced) = &mut self.replaced {
+                replaced.states.entry(name.to_owned()).or_insert(before);
+            }
         }
     }
 }
@@ -121,5 +164,25 @@ mod tests {
         assert_eq!(feedback.of("c", &[1, 2]).unwrap(), None);
         feedback.reset();
         assert_eq!((feedback.norm(), feedback.get("b")), (0.0, None));
+    }
+
+    #[test]
+    fn an_update_is_undone_as_a_whole() {
+        let mut feedback = Feedback::new();
+        feedback.set("a", &[1], vec![1.0]);
+        feedback.undo();
+        let before = feedback.clone();
+        feedback.begin();
+        feedback.set("a", &[1], vec![2.0]);
+        feedback.set("a", &[1], vec![3.0]);
+        feedback.set("b", &[2], vec![4.0, 5.0]);
+        assert_eq!(feedback.get("a"), Some(&[3.0][..]));
+        feedback.undo();
+        assert_eq!(feedback, before);
+        feedback.begin();
+        feedback.set("a", &[1], vec![6.0]);
+        feedback.commit();
+        feedback.undo();
+        assert_eq!(feedback.get("a"), Some(&[6.0][..]));
     }
 }

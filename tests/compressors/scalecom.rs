@@ -5,15 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gcodec::block::{
-    Block, BlockOptions, Floats, Planes, Scope, Set, SetId, Sets, SharedSet, Sparse, Support,
+    Block, BlockOptions, Floats, Planes, Scope, Set, SetId, Sets, SharedSet, Sparse, Support, Values,
 };
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
 use gcodec::compress::{Amount, Feedback, Kept, random};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::{IndexSet, Manifest, Reduction, TensorInfo, UpdateHeader};
+use gcodec::frame::{Budget, IndexSet, Manifest, Reduction, TensorInfo, UpdateHeader};
 use gcodec::reduce::add;
 use gcodec::stream::{EncodeOptions, Encoder};
-use gcodec::{Dtype, Error, TensorBuf};
+use gcodec::{Dtype, Error, Limits, TensorBuf};
 
 const SHAPES: [[u64; 2]; 2] = [[40, 30], [7, 11]];
 const BOTH: Scope = Scope::Tensors { first: 0, count: 2 };
@@ -304,6 +304,42 @@ fn what_is_out_of_turn_is_refused_and_changes_nothing() {
     // The leader accepts only the set that it chose.
     let other = with(|s| s.support = Support::Sparse(Sparse { positions: vec![0] }));
     assert!(what(workers[1].take_set(&other, id).unwrap_err()).contains("leader's own"));
+}
+
+#[test]
+fn a_tensor_that_a_worker_does_not_use_keeps_its_memory() {
+    for choice in
+        [Choice::TopK(Amount::Count(40)), Choice::TopKOfEach(Amount::Count(9)), Choice::PerChunk(16)]
+    {
+        let mut workers = group(2, Settings::new(choice).with_beta(0.5));
+        step(&mut workers, 0, rough);
+        let before: Vec<Feedback> = workers.iter().map(|w| w.memory().clone()).collect();
+        // Worker 1 leads and does not use tensor 0, whose gradient it has, as an error, all the same.
+        let (mine, theirs) = (gradients(1, 1, rough), gradients(0, 1, rough));
+        let views: Vec<_> = mine.iter().map(TensorBuf::view).collect();
+        assert!(workers[1].begin_used(1, &views, &[false]).is_err());
+        let Role::Leader(set) = workers[1].begin_used(1, &views, &[false, true]).unwrap() else { panic!() };
+        begin(&mut workers[0], 1, &theirs).unwrap();
+        let id = encode_set(&set).0;
+        for worker in &mut workers {
+            worker.take_set(&set, id).unwrap();
+        }
+        let sent = Block { support: set.support.clone(), ..workers[1].values().unwrap() };
+        let (space, budget) = (manifest().space(BOTH, 0).unwrap(), Budget::new(&Limits::default()));
+        let positions = sent.positions(&space, &Sets::new(), &budget).unwrap();
+        assert!(positions.iter().any(|&p| p >= 1200));
+        assert!(matches!(choice, Choice::PerChunk(_)) || positions.iter().all(|&p| p >= 1200));
+        let Values::Floats(Floats { bytes, .. }) = sent.values else { panic!() };
+        for (&position, value) in positions.iter().zip(f32s(&bytes)) {
+            assert!(position >= 1200 || value == 0.0, "element {position} of an unused tensor is sent");
+        }
+        for worker in &mut workers {
+            worker.finish().unwrap();
+        }
+        assert_eq!(workers[1].memory().get("t0"), before[1].get("t0"));
+        assert_ne!(workers[1].memory().get("t1"), before[1].get("t1"));
+        assert_ne!(workers[0].memory().get("t0"), before[0].get("t0"));
+    }
 }
 
 #[test]

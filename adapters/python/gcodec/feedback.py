@@ -102,6 +102,11 @@ class Dgc:
         self._native = _native.Dgc(self._settings)
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings, apart from the state."""
+        return dict(self._settings.__dict__)
+
+    @property
     def spec(self) -> str:
         """Specification of the codec for the next step."""
         return self._native.codec()
@@ -125,7 +130,7 @@ class Dgc:
         self._native.load(self._settings, state["steps"], given(dict(state["tensors"])))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"settings": self._settings.__dict__, **self.state_dict()}
+        return {"settings": self.settings, **self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._settings = _DgcSettings(**state["settings"])

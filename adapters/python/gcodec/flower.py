@@ -20,13 +20,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from gcodec.codecs import Codec, numbered, spec_of
+from gcodec.codecs import Codec, numbered
 from gcodec.errors import GcodecError, InputError
 from gcodec.feedback import Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
 from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
+from gcodec.update import check_codecs, check_rules
 
 __all__ = ["STYPE", "Compressed", "Mod", "mod"]
 
@@ -84,13 +85,6 @@ def _is_changed(base: Any, array: Any) -> bool:
     return _is_float(array) and bool(array.dtype == base.dtype)
 
 
-def _checked(codec: Codec | str, rules: Mapping[str, Codec | str] | None) -> dict[str, Codec | str]:
-    for one in (codec, *(rules or {}).values()):
-        if spec_of(one).partition(":")[0] == "delta":
-            raise InputError("the codec delta needs a base that both sides have: use another codec")
-    return dict(rules or {})
-
-
 def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[OptionKeywords]) -> Mod:
     """Returns a client mod: the app gets plain arrays, and the changes in the arrays of its reply are sent
     compressed.
@@ -106,7 +100,8 @@ def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[O
             non_finite, limits (on the server's streams).
     """
     chosen = resolve("gcodec.flower.mod", ("rules", "feedback", "non_finite", "limits"), options, keywords)
-    own = _checked(codec, chosen.rules)
+    own = dict(chosen.rules or {})
+    check_codecs("gcodec.flower.mod", codec, own)
     feedback = trainers_feedback("gcodec.flower.mod", chosen.feedback)
 
     def compressing(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
@@ -117,6 +112,9 @@ def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[O
         reply = call_next(message, context)
         if reply.has_error():
             return reply
+        names = [name for record in reply.content.array_records.values() for name in record]
+        if names:
+            check_rules("gcodec.flower.mod", own, names)
         for key, record in reply.content.array_records.items():
             base = next((arrays for arrays in came.values() if set(arrays) == set(record)), None)
             if base is not None:
@@ -174,7 +172,8 @@ class Compressed(Strategy):  # type: ignore[misc]
         **keywords: Unpack[OptionKeywords],
     ) -> None:
         self._options = resolve("gcodec.flower.Compressed", ("rules", "non_finite", "limits"), options, keywords)
-        self._strategy, self._codec, self._rules = strategy, codec, _checked(codec, self._options.rules)
+        self._strategy, self._codec, self._rules = strategy, codec, dict(self._options.rules or {})
+        check_codecs("gcodec.flower.Compressed", codec, self._rules)
         self._sent: list[dict[str, Any]] = []
 
     def summary(self) -> None:
@@ -212,6 +211,9 @@ class Compressed(Strategy):  # type: ignore[misc]
     def _compress(self, messages: list[Message], server_round: int) -> list[dict[str, Any]]:
         """Compresses the arrays of messages, each record once, and returns the arrays before compression."""
         sent: dict[int, tuple[ArrayRecord, dict[str, Any], ArrayRecord]] = {}
+        records = [record for message in messages for record in message.content.array_records.values()]
+        if names := {name for record in records for name in record}:
+            check_rules("gcodec.flower.Compressed", self._rules, names)
         for message in messages:
             content = RecordDict(dict(message.content))
             for key, record in content.array_records.items():

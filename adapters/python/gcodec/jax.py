@@ -13,18 +13,27 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 
-from gcodec.codecs import Codec, numbered, spec_of
+from gcodec.codecs import Codec, numbered
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
 from gcodec.oneshot import decode, encode
 from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
 from gcodec.reduction import reduce
+from gcodec.trees import ROOT, path_name
+from gcodec.update import check_codecs, check_rules
 
 __all__ = ["CompressState", "Exchange", "compress", "process_exchange"]
 
 Exchange = Callable[[bytes], Sequence[bytes]]
 """A function that sends this process's stream to all, and returns all streams in the same order
 everywhere."""
+
+# What a process sends instead of a stream, which begins with another byte.
+_NOT_FINITE, _FAILED = b"\0", b"\1"
+
+
+class _NotFinite(Exception):
+    """An update is not finite, or the mean is not."""
 
 
 class CompressState(NamedTuple):
@@ -47,71 +56,127 @@ def compress(
     feedback.
 
     Put it first in an `optax.chain`. Without `exchange` it shows the effect of compression on training in one
-    process, also inside `jax.jit`. With `exchange` the result is the mean of the updates of all processes,
-    the same bits everywhere; call it outside `jax.jit`, because the exchange runs on the host.
+    process, also inside `jax.jit` and `jax.vmap`, which compresses one member after the other. With
+    `exchange` the result is the mean of the updates of all processes, the same bits everywhere; call it
+    outside `jax.jit`, because the exchange runs on the host. If one process cannot compress, all raise.
 
     Args:
         codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each step and
             process.
-        options, keywords: see `gcodec.Options`. Used: rules, feedback (True or False; default True), order,
-            limits (on the streams of other processes).
+        options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter), feedback (True or
+            False; default True), non_finite (`propagate`: all updates become NaN in all processes and the
+            residuals stay, for `optax.apply_if_finite` around the chain, or a loss scale), order, limits (on
+            the streams of other processes).
         exchange: how streams travel, for instance `process_exchange`. Default: None, one process.
 
     Raises:
-        InputError: the codec is `Delta`; `exchange` is called inside a traced function; or the codec cannot
-            take an update.
+        InputError: the codec is `Delta`, or one with state of its own (`Dgc`, `ScaleCom`); a rule matches no
+            parameter; the state is of another model; `exchange` is called inside a traced function; or the
+            codec cannot take an update.
     """
     import optax  # type: ignore[import-untyped]
 
-    chosen = resolve("gcodec.jax.compress", ("rules", "feedback", "order", "limits"), options, keywords)
+    chosen = resolve("gcodec.jax.compress", ("rules", "feedback", "non_finite", "order", "limits"), options, keywords)
     feedback = trainers_feedback("gcodec.jax.compress", chosen.feedback)
+    propagate = chosen.non_finite == "propagate"
     rules = chosen.rules or {}
-    for one in (codec, *rules.values()):
-        if spec_of(one).partition(":")[0] == "delta":
-            raise InputError("the codec delta needs a base, which an update does not have: use another codec")
+    check_codecs("gcodec.jax.compress", codec, rules)
 
     def init(params: Any) -> CompressState:
+        check_rules("gcodec.jax.compress", rules, _shapes(params))
         zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
         return CompressState(jnp.zeros((), jnp.int32), zeros if feedback else ())
 
-    def host(count: Any, updates: Any) -> tuple[Any, Any]:
-        """Returns this process's update as a receiver decodes it, and the mean of all processes: NumPy
-        arrays."""
+    def encoded(count: Any, updates: Any) -> bytes:
         sender, world = (jax.process_index(), jax.process_count()) if exchange else (0, 1)
         number = int(count) * world + sender
-        data = encode(
+        return encode(
             updates,
             numbered(codec, number),
             rules={glob: numbered(rule, number) for glob, rule in rules.items()},
             header=UpdateHeader(step=int(count), sender=sender),
             order=chosen.order,
+            non_finite=None if propagate else chosen.non_finite,
         )
-        own = decode(data, like=updates, framework="numpy")
-        if exchange is None:
-            return own, own
-        return own, reduce(exchange(data), mean=True, limits=chosen.limits).tree(updates, "numpy")
 
     def callback(count: Any, updates: Any) -> Any:
-        return host(count, jax.tree.map(jax.device_get, updates))[0]
+        """Returns this process's update as a receiver decodes it, in NumPy arrays."""
+        return decode(encoded(count, jax.tree.map(jax.device_get, updates)), like=updates, framework="numpy")
+
+    def exchanged(exchange: Exchange, count: Any, updates: Any) -> tuple[Any, Any]:
+        """Returns this process's update as a receiver decodes it, and the mean of all processes, in NumPy
+        arrays."""
+        error = None
+        if propagate and not _is_finite(updates):
+            data = _NOT_FINITE
+        else:
+            try:
+                data = encoded(count, updates)
+            except Exception as e:
+                error, data = e, _FAILED + str(e).encode()
+        streams = [bytes(stream) for stream in exchange(data)]
+        if error is not None:
+            raise error
+        for process, stream in enumerate(streams):
+            if stream.startswith(_FAILED):
+                raise InputError(f"process {process} could not compress its update: {stream[1:].decode(errors='replace')}")
+        if _NOT_FINITE in streams:
+            raise _NotFinite
+        mean = reduce(streams, mean=True, limits=chosen.limits).tree(updates, "numpy")
+        if propagate and not _is_finite(mean):
+            raise _NotFinite
+        return decode(data, like=updates, framework="numpy"), mean
 
     def update(updates: Any, state: CompressState, params: Any = None, **_: Any) -> tuple[Any, CompressState]:
         del params
         wanted = jax.tree.map(lambda u: jnp.asarray(u, jnp.float32), updates)
         if feedback:
+            _check_state(wanted, state.residual)
             wanted = jax.tree.map(jnp.add, wanted, state.residual)
         traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((updates, state)))
+        finite: Any = True
         if exchange is None:
+            if propagate:
+                finite = jnp.array([jnp.isfinite(w).all() for w in jax.tree.leaves(wanted)]).all()
             shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), wanted)
-            own = mean = jax.pure_callback(callback, shapes, state.count, wanted)
+            sent = jax.tree.map(lambda w: jnp.where(finite, w, 0), wanted)
+            own = mean = jax.pure_callback(callback, shapes, state.count, sent, vmap_method="sequential")
         elif traced:
             raise InputError("the exchange runs on the host: call update outside jax.jit")
         else:
-            own, mean = host(state.count, wanted)
-        residual = jax.tree.map(jnp.subtract, wanted, own) if feedback else ()
-        out = jax.tree.map(lambda m, u: jnp.asarray(m, jnp.asarray(u).dtype), mean, updates)
+            try:
+                own, mean = exchanged(exchange, state.count, wanted)
+            except _NotFinite:
+                own, mean, finite = wanted, wanted, False
+        residual = state.residual
+        if feedback:
+            residual = jax.tree.map(lambda w, o, r: jnp.where(finite, w - o, r), wanted, own, state.residual)
+        out = jax.tree.map(lambda m, u: jnp.asarray(jnp.where(finite, m, jnp.nan), jnp.asarray(u).dtype), mean, updates)
         return out, CompressState(state.count + 1, residual)
 
     return optax.GradientTransformation(init, update)
+
+
+def _is_finite(tree: Any) -> bool:
+    return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree))
+
+
+def _check_state(updates: Any, residual: Any) -> None:
+    """Raises InputError unless the residuals are those of these updates."""
+    if jax.tree.structure(updates) != jax.tree.structure(residual):
+        raise InputError("the state of gcodec.jax.compress is of another model: its residuals have another structure")
+    there = _shapes(residual)
+    for name, shape in _shapes(updates).items():
+        if shape != there[name]:
+            raise InputError(
+                f"the state of gcodec.jax.compress is of another model: {name!r} has the shape {there[name]} there and {shape} here"
+            )
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of leaves, which may be traced, by the names that `encode` gives them."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {path_name(path) or ROOT: jnp.shape(leaf) for path, leaf in leaves}
 
 
 def process_exchange(data: bytes) -> list[bytes]:

@@ -16,6 +16,10 @@ Order = Literal["name"] | Iterable[str] | None
 """Order of the tensors in a stream: `name`, all names in the wanted order, or None for the tree's."""
 
 
+NonFinite = Literal["reject", "zero", "propagate"] | None
+"""Treatment of NaN and infinity; None is that of the entry point."""
+
+
 class OptionKeywords(TypedDict, total=False):
     """The fields of `Options` as keyword arguments, for type checkers. `Options` documents them."""
 
@@ -23,7 +27,7 @@ class OptionKeywords(TypedDict, total=False):
     base: Any
     feedback: Feedback | bool | None
     header: UpdateHeader | None
-    non_finite: Literal["reject", "zero"]
+    non_finite: NonFinite
     order: Order
     limits: Limits | None
 
@@ -53,9 +57,11 @@ class Options:
     use them unless this is False. Default: None."""
     header: UpdateHeader | None = None
     """Step, round and sender of the update. Default: None, all numbers 0."""
-    non_finite: Literal["reject", "zero"] = "reject"
-    """NaN and infinity under a lossy codec: `reject` raises InputError, `zero` encodes them as 0.
-    Default: `reject`."""
+    non_finite: NonFinite = None
+    """NaN and infinity under a lossy codec: `reject` raises InputError, `zero` encodes them as 0. `propagate`,
+    for trainers whose processes exchange updates: all processes get NaN, and their residuals stay as they
+    were, so that the step can be skipped. Default: None, which is `propagate` in `gcodec.torch.State`,
+    otherwise `reject`."""
     order: Order = field(default=None, compare=False)
     """Order of the tensors in the stream. Streams can be summed only if their orders agree, and frameworks
     differ: JAX sorts the keys of a dict, PyTorch does not. `name` sorts all names; a sequence lists all
@@ -64,8 +70,8 @@ class Options:
     """For entry points that also decode: limits on streams of other senders. Default: None, `Limits()`."""
 
     def __post_init__(self) -> None:
-        if self.non_finite not in ("reject", "zero"):
-            raise InputError(f"non_finite is {self.non_finite!r}: use reject or zero")
+        if self.non_finite not in (None, "reject", "zero", "propagate"):
+            raise InputError(f"non_finite is {self.non_finite!r}: use reject, zero or propagate")
 
 
 def resolve(where: str, used: tuple[str, ...], options: Options | None, keywords: OptionKeywords) -> Options:

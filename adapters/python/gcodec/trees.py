@@ -65,7 +65,7 @@ def _children(tree: Any) -> _Children | None:
         # Flatten one level: every child of the tree is a leaf.
         pairs, definition = tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)
         if not tree_util.treedef_is_leaf(definition):
-            keys = [_key(path) for path, _ in pairs]
+            keys = [path_name(path) for path, _ in pairs]
             children = [(key, child) for key, (_, child) in zip(keys, pairs, strict=True)]
             return children, lambda new: tree_util.tree_unflatten(definition, new)
     return None
@@ -82,8 +82,8 @@ def _like_mapping(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
     return out
 
 
-def _key(path: tuple[Any, ...]) -> str:
-    """Returns a JAX key path as text."""
+def path_name(path: tuple[Any, ...]) -> str:
+    """Returns a JAX key path as the name of its leaf."""
     parts = [getattr(key, "name", getattr(key, "key", getattr(key, "idx", key))) for key in path]
     return ".".join(str(part) for part in parts)
 

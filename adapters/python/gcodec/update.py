@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,15 +33,29 @@ class EncodeSettings:
     """Elements in a block, at most."""
     zero_non_finite: bool
     """Whether NaN and infinity are encoded as 0."""
+    held: list[str]
+    """Names of tensors that stay out of the update, with their residuals. A receiver gets zeros."""
+    provisional: bool
+    """Whether the sender state can be restored after the update."""
 
 
 def native_update(
-    where: str, tree: Any, codec: Codec | str | Dgc, options: Options, on: Work | None = None
+    where: str,
+    tree: Any,
+    codec: Codec | str | Dgc,
+    options: Options,
+    on: Work | None = None,
+    *,
+    held: Collection[str] = (),
+    provisional: bool = False,
 ) -> _native._Update:
     """Returns an update as the native module's encoder takes it.
 
-    where: the entry point, for messages. on: the stream and the device memory to work in.
+    where: the entry point, for messages. on: the stream and the device memory to work in. held, provisional:
+    see `EncodeSettings`.
     """
+    if options.non_finite == "propagate":
+        raise InputError(f"{where} has no other processes to tell: non_finite is reject or zero")
     tensors = ordered(named_tensors(tree), options.order)
     chosen, native_feedback, native_dgc = split(codec, callers_feedback(where, options.feedback))
     default = spec_of(chosen)
@@ -54,7 +69,7 @@ def native_update(
     header = options.header or UpdateHeader()
     if not header.label:
         header = replace(header, label=label)
-    settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero")
+    settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero", list(held), provisional)
     bases = given(named_tensors(options.base))
     # Deep Gradient Compression runs on the host only.
     placed = given(tensors) if native_dgc is not None else place(tensors, specs, on)
@@ -78,6 +93,28 @@ def ordered(tensors: dict[str, Any], order: Order) -> dict[str, Any]:
         wrong = sorted(set(names) ^ set(tensors)) or sorted({name for name in names if names.count(name) > 1})
         raise InputError(f"order and the tree do not have the same names: {', '.join(map(repr, wrong[:8]))}")
     return {name: tensors[name] for name in names}
+
+
+def check_codecs(where: str, codec: Any, rules: Mapping[str, Any]) -> None:
+    """Raises InputError for codecs that a trainer without bases and without sender state cannot use."""
+    for one in (codec, *rules.values()):
+        if not isinstance(one, (Codec, str)):
+            name = type(one).__name__
+            raise InputError(
+                f"{where} takes no {name}, which keeps state of its own: use gcodec.TopK with error feedback, "
+                f"or {name} with gcodec.torch"
+            )
+        if spec_of(one).partition(":")[0] == "delta":
+            raise InputError(f"{where} takes no delta, which needs a base that both sides have: use another codec")
+
+
+def check_rules(where: str, rules: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Raises InputError if a rule matches none of the names."""
+    names = list(names)
+    for glob in rules:
+        if not any(fnmatch.fnmatchcase(name, glob) for name in names):
+            some = ", ".join(map(repr, names[:4])) + (", .." if len(names) > 4 else "")
+            raise InputError(f"the rule {glob!r} of {where} matches no tensor: there are {some or 'none'}")
 
 
 def _ruled(name: str, default: str, rules: list[tuple[str, str]]) -> str:

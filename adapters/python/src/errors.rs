@@ -17,6 +17,14 @@ fn party(error: &Error) -> (&'static str, &'static str) {
     }
 }
 
+/// Returns the `kind` of the exception.
+fn kind(error: &Error) -> &'static str {
+    match error {
+        Error::Input(e) if matches!(e.kind, InputErrorKind::NonFinite { .. }) => "non_finite",
+        _ => error.name(),
+    }
+}
+
 /// Returns the exception for an error. `manifest` has the names of the tensors.
 pub(crate) fn raise(py: Python<'_>, error: Error, manifest: Option<&Manifest>) -> PyErr {
     raise_with(py, error, manifest, "")
@@ -43,7 +51,7 @@ fn raise_with(py: Python<'_>, error: Error, manifest: Option<&Manifest>, prefix:
     let number = |of: fn(Location) -> Option<u64>| location.and_then(of);
     let exception = || -> PyResult<PyErr> {
         let keys = PyDict::new(py);
-        keys.set_item("kind", error.name())?;
+        keys.set_item("kind", kind(&error))?;
         keys.set_item("fault", fault)?;
         keys.set_item("offset", number(|l| Some(l.offset)))?;
         keys.set_item("frame", number(|l| l.frame))?;

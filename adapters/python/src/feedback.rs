@@ -42,6 +42,8 @@ pub(crate) struct Residuals {
     pub(crate) compressors: Compressors,
     /// The device of each residual that is on one.
     homes: BTreeMap<String, i32>,
+    /// The devices whose residuals the open update has changed.
+    changed: Vec<i32>,
 }
 
 /// Returns the tensor to which a saved entry belongs; `None` for the state of a codec that does not run on
@@ -96,12 +98,32 @@ impl Residuals {
         }
         let host = gcodec::compress::Feedback::load(on_host)?;
         let compressors = cuda::with_residuals(on_devices)?;
-        *self = Self { host, compressors, homes };
+        *self = Self { host, compressors, homes, changed: Vec::new() };
         Ok(())
     }
 
-    /// Records that the residuals of these tensors are on devices.
-    pub(crate) fn note<'a>(&mut self, places: impl Iterator<Item = (&'a str, i32)>) {
+    /// Begins an update that [`Self::undo`] can take back.
+    pub(crate) fn begin(&mut self) {
+        self.host.begin();
+        self.changed.clear();
+    }
+
+    /// Accepts the last update.
+    fn commit(&mut self) {
+        self.host.commit();
+        self.changed.clear();
+    }
+
+    /// Restores the residuals from before [`Self::begin`].
+    fn undo(&mut self) {
+        self.host.undo();
+        cuda::undo(&mut self.compressors, &self.changed);
+        self.changed.clear();
+    }
+
+    /// Records an update: the residuals of these tensors are on devices, and these devices changed.
+    pub(crate) fn note<'a>(&mut self, places: impl Iterator<Item = (&'a str, i32)>, devices: Vec<i32>) {
+        self.changed = devices;
         for (name, device) in places {
             if self.homes.get(name) != Some(&device) {
                 self.homes.insert(name.to_owned(), device);
@@ -140,6 +162,16 @@ impl Feedback {
 
     fn reset(&self, py: Python<'_>) {
         py.detach(|| *self.lock() = Residuals::default());
+    }
+
+    /// Accepts a provisional update.
+    fn commit(&self, py: Python<'_>) {
+        py.detach(|| self.lock().commit());
+    }
+
+    /// Restores the residuals from before a provisional update.
+    fn undo(&self, py: Python<'_>) {
+        py.detach(|| self.lock().undo());
     }
 
     fn save(&self, py: Python<'_>) -> PyResult<Vec<(String, Tensor)>> {
@@ -214,6 +246,16 @@ impl Dgc {
 
     fn norm(&self, py: Python<'_>) -> f64 {
         py.detach(|| self.lock().residuals().norm())
+    }
+
+    /// Accepts a provisional step.
+    fn commit(&self, py: Python<'_>) {
+        py.detach(|| self.lock().commit());
+    }
+
+    /// Restores the state from before a provisional step.
+    fn undo(&self, py: Python<'_>) {
+        py.detach(|| self.lock().undo());
     }
 
     fn save(&self, py: Python<'_>) -> Vec<(String, Tensor)> {

@@ -66,13 +66,20 @@ impl ScaleCom {
         self.worker.leader(step)
     }
 
-    /// Begins a step with all gradients. Returns the stream of the index set on the leader, `None` on others.
-    fn begin<'py>(&mut self, py: Python<'py>, step: u64, gradients: Given<'py>) -> PyResult<Option<Encoded>> {
+    /// Begins a step with all gradients. `used`: whether each takes part. Returns the stream of the index set
+    /// on the leader, `None` on others.
+    fn begin<'py>(
+        &mut self,
+        py: Python<'py>,
+        step: u64,
+        gradients: Given<'py>,
+        used: Vec<bool>,
+    ) -> PyResult<Option<Encoded>> {
         let mut gradients = borrow(gradients)?;
         let (worker, manifest) = (&mut self.worker, &self.manifest);
         let begun = threads::run(py, || {
             let views: Vec<_> = views(&mut gradients)?.into_iter().map(|(_, view)| view).collect();
-            let Role::Leader(set) = worker.begin(step, &views)? else { return Ok(None) };
+            let Role::Leader(set) = worker.begin_used(step, &views, &used)? else { return Ok(None) };
             let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));
             let mut out = Vec::new();
             let written = encoder.index_set(&mut out, &set, manifest, BlockOptions::default());

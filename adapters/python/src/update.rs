@@ -1,7 +1,7 @@
 //! Updates from Python: the arguments, checked and borrowed, and their compression on the host and on
 //! devices.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,6 +64,9 @@ pub(crate) struct Contents {
     codecs: Vec<Codec>,
     header: UpdateHeader,
     options: Options,
+    /// Names of tensors that are in the manifest but not in the update.
+    held: HashSet<String>,
+    provisional: bool,
 }
 
 impl<'py> Prepared<'py> {
@@ -88,6 +91,8 @@ impl<'py> Prepared<'py> {
             numbers,
             lent,
             base: borrow(base)?,
+            held: settings.held.into_iter().collect(),
+            provisional: settings.provisional,
         };
         Ok(Self { contents, feedback, dgc, remember })
     }
@@ -134,14 +139,15 @@ impl Contents {
         infos.sort_by_key(|(number, _)| *number);
         let manifest = Manifest::new(infos.into_iter().map(|(_, info)| info).collect())?;
         let manifest = known.insert(Arc::new(manifest));
+        let on_host = self.numbers.iter().copied().zip(views.iter().copied());
         let update = Update {
-            views: &views,
-            numbers: &self.numbers,
-            lent: &self.lent,
+            views: on_host.filter(|(_, (name, _))| !self.held.contains(*name)).collect(),
+            lent: self.lent.iter().filter(|(_, name, _)| !self.held.contains(name)).collect(),
             bases: &bases,
             codecs: &self.codecs,
             header: self.header.clone(),
             options: &self.options,
+            provisional: self.provisional,
         };
         update.encode(encoder, manifest, memory, out)
     }
@@ -190,17 +196,21 @@ impl Header {
 pub(crate) struct Settings {
     block_len: u64,
     zero_non_finite: bool,
+    held: Vec<String>,
+    provisional: bool,
 }
 
 /// An update with views of its tensors.
 struct Update<'a> {
-    views: &'a [(&'a str, TensorView<'a>)],
-    numbers: &'a [u64],
-    lent: &'a [(u64, String, Py<Lent>)],
+    /// Tensors on the host, with their numbers.
+    views: Vec<(u64, (&'a str, TensorView<'a>))>,
+    lent: Vec<&'a (u64, String, Py<Lent>)>,
     bases: &'a [(&'a str, TensorView<'a>)],
     codecs: &'a [Codec],
     header: UpdateHeader,
     options: &'a Options,
+    /// Whether the sender state can be restored after the update.
+    provisional: bool,
 }
 
 impl Update<'_> {
@@ -216,10 +226,9 @@ impl Update<'_> {
         let inputs: Vec<Input<'_>> = self
             .views
             .iter()
-            .zip(self.numbers)
-            .map(|(&(name, view), &tensor)| Input { tensor, name, view, base: bases.get(name).copied() })
+            .map(|&(tensor, (name, view))| Input { tensor, name, view, base: bases.get(name).copied() })
             .collect();
-        let all = self.views.len() + self.lent.len();
+        let all = manifest.tensors().len();
         let mut codecs = match self.codecs {
             [one] => vec![*one; all],
             all => all.to_vec(),
@@ -231,6 +240,9 @@ impl Update<'_> {
         let start = Instant::now();
         let (on_devices, on_host) = match memory {
             Memory::Dgc(dgc) => {
+                if self.provisional {
+                    dgc.begin();
+                }
                 codecs = vec![dgc.codec(); all];
                 (Vec::new(), dgc.step(&inputs, self.options)?)
             }
@@ -257,7 +269,7 @@ impl Update<'_> {
         codecs: &[Codec],
         mut memory: Memory<'_>,
     ) -> Result<(Vec<CodedWireBlock<'static>>, Vec<CodedBlock>), Failure> {
-        let on_host: Vec<Codec> = self.numbers.iter().map(|&n| codecs[n as usize]).collect();
+        let on_host: Vec<Codec> = self.views.iter().map(|&(n, _)| codecs[n as usize]).collect();
         let given: Vec<cuda::Given<'_>> = self
             .lent
             .iter()
@@ -272,6 +284,9 @@ impl Update<'_> {
             let on_host = inputs.iter().map(|i| (i.name, None));
             let on_devices = given.iter().map(|g| (g.name, Some(g.lent.ordinal())));
             kept.settle(&on_host.chain(on_devices).collect::<Vec<_>>())?;
+            if self.provisional {
+                kept.begin();
+            }
         }
         let on_devices = match &mut memory {
             _ if given.is_empty() => Vec::new(),
@@ -282,9 +297,10 @@ impl Update<'_> {
         let host = match &mut memory {
             Memory::Feedback(kept) => {
                 let made = compress(inputs, &on_host, self.options, Some(&mut kept.host));
+                let devices = cuda::ordinals(&given);
                 match &made {
-                    Ok(_) => kept.note(given.iter().map(|g| (g.name, g.lent.ordinal()))),
-                    Err(_) => cuda::undo(&mut kept.compressors, &cuda::ordinals(&given)),
+                    Ok(_) => kept.note(given.iter().map(|g| (g.name, g.lent.ordinal())), devices),
+                    Err(_) => cuda::undo(&mut kept.compressors, &devices),
                 }
                 made?
             }

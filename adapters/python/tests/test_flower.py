@@ -167,6 +167,23 @@ def test_a_bad_reply_is_left_out() -> None:
     assert arrays is not None and arrays["w"].numpy().tolist() == [1, 1, 1, 1]
 
 
+def test_codecs_with_state_of_their_own_are_refused() -> None:
+    with pytest.raises(gcodec.InputError, match="mod takes no Dgc, .* use gcodec.TopK"):
+        gcodec.flower.mod(gcodec.Dgc())  # type: ignore[arg-type]
+    with pytest.raises(gcodec.InputError, match="Compressed takes no Dgc"):
+        gcodec.flower.Compressed(FedAvg(), gcodec.Dgc())  # type: ignore[arg-type]
+
+
+def test_rules_that_match_nothing_are_refused() -> None:
+    base = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
+    app = adding({}, gcodec.flower.mod("topk:k=1", rules={"*.bias": "lossless"}))
+    with pytest.raises(gcodec.InputError, match=r"'\*\.bias' of gcodec\.flower\.mod matches no tensor: there are 'w'"):
+        app(message(base), Context(1, 10, {}, RecordDict(), {}))
+    strategy = gcodec.flower.Compressed(FedAvg(), rules={"*.bias": "lossless"})
+    with pytest.raises(gcodec.InputError, match=r"of gcodec\.flower\.Compressed matches no tensor"):
+        list(strategy.configure_train(1, base, ConfigRecord(), Here(client_app())))
+
+
 def test_delta_is_refused() -> None:
     with pytest.raises(gcodec.InputError):
         gcodec.flower.mod("topk", rules={"*": "delta"})

@@ -28,7 +28,7 @@ NAMED = {block.partition("\n")[0][2:]: block for block in BLOCKS if block.starts
 
 
 def test_every_block_is_run_here() -> None:
-    assert set(NAMED) == {"ddp.py", "diloco.py", "several.py", "client_app.py", "server_app.py"}
+    assert set(NAMED) == {"ddp.py", "amp.py", "diloco.py", "several.py", "client_app.py", "server_app.py"}
     assert len(BLOCKS) > len(NAMED)
 
 
@@ -92,6 +92,13 @@ def test_ddp(tmp_path: Path) -> None:
     said = torchrun("ddp.py", tmp_path)
     # Guessing zero has the variance of the target as loss, 3.
     assert all(number(line, "loss") < 0.3 for line in said), said
+
+
+def test_a_scale_of_the_loss(tmp_path: Path) -> None:
+    said = torchrun("amp.py", tmp_path)
+    # f16 holds less than 2^16, so that a scale of 2^24 overflows until it has fallen.
+    assert all(number(line, "loss") < 0.3 and number(line, "scale") < 2**24 for line in said), said
+    assert all(number(line, "skipped") > 0 for line in said), said
 
 
 def test_diloco(tmp_path: Path) -> None:

@@ -75,6 +75,59 @@ def test_what_is_refused() -> None:
     assert gcodec.jax.process_exchange(b"alone") == [b"alone"]
 
 
+def test_codecs_with_state_of_their_own_are_refused() -> None:
+    for codec in (gcodec.Dgc(), gcodec.Feedback()):
+        with pytest.raises(gcodec.InputError, match=f"takes no {type(codec).__name__}, .* use gcodec.TopK with error feedback"):
+            gcodec.jax.compress(codec)  # type: ignore[arg-type]
+
+
+def test_rules_and_state_belong_to_the_model() -> None:
+    transform = gcodec.jax.compress("topk", rules={"dense.bias": "lossless", "norm.*": "lossless"})
+    with pytest.raises(gcodec.InputError, match=r"'norm\.\*' of gcodec\.jax\.compress matches no tensor: there are 'dense\.bias'"):
+        transform.init(tree(0))
+    transform = gcodec.jax.compress("topk", rules={"scales.1": "lossless"})
+    state = jax.jit(transform.init)(tree(0))
+    with pytest.raises(gcodec.InputError, match="of another model: its residuals have another structure"):
+        transform.update({"w": jnp.ones(3)}, state)
+    # Broadcasting would take this one.
+    wrong = state._replace(residual={**state.residual, "scales": [jnp.zeros(7), jnp.zeros((1, 5))]})
+    for update in (transform.update, jax.jit(transform.update)):
+        with pytest.raises(gcodec.InputError, match=r"'scales\.1' has the shape \(1, 5\) there and \(3, 5\) here"):
+            update(tree(1), wrong)
+
+
+def test_vmap_compresses_each_member() -> None:
+    transform = gcodec.jax.compress("topk:density=0.1")
+    members = [tree(seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
+    state = jax.vmap(transform.init)(stacked)
+    outs, state = jax.jit(jax.vmap(transform.update))(stacked, state)
+    outs, state = jax.vmap(transform.update)(stacked, state)
+    for i, member in enumerate(members):
+        alone = transform.init(member)
+        for _ in range(2):
+            out, alone = transform.update(member, alone)
+        assert jax.tree.all(jax.tree.map(lambda one, many, i=i: jnp.array_equal(one, many[i]), (out, alone), (outs, state)))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_an_update_that_is_not_finite_is_skipped(jitted: bool) -> None:
+    transform = gcodec.jax.compress("topk:density=0.1", non_finite="propagate", rules={"dense.bias": "lossless"})
+    update = jax.jit(transform.update) if jitted else transform.update
+    _, before = update(tree(0), transform.init(tree(0)))
+    broken = tree(1)
+    broken["dense"]["bias"] = broken["dense"]["bias"].at[3].set(jnp.inf)
+    out, after = update(broken, before)
+    assert all(bool(jnp.isnan(leaf).all()) for leaf in jax.tree.leaves(out))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, before.residual, after.residual))
+    optimizer = optax.apply_if_finite(optax.chain(transform, optax.sgd(1.0)), max_consecutive_errors=3)
+    state = optimizer.init(tree(0))
+    out, state = optimizer.update(broken, state)
+    assert not any(bool(leaf.any()) for leaf in jax.tree.leaves(out)) and int(state.total_notfinite) == 1
+    out, state = optimizer.update(tree(2), state)
+    assert bool(out["dense"]["kernel"].any())
+
+
 def trained(optimizer: Any, steps: int = 150) -> float:
     pixels, labels, _, _ = digits()
     rng = np.random.default_rng(5)
@@ -109,6 +162,26 @@ def test_a_network_learns() -> None:
     assert compressed < 0.3 < without, (trained(sgd), compressed, without)
 
 
+SKIPPED = """
+import sys, jax, jax.numpy as jnp, numpy as np, gcodec, gcodec.jax
+jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
+me = jax.process_index()
+said = []
+for non_finite in ("propagate", "reject"):
+    compress = gcodec.jax.compress("topk:k=2", exchange=gcodec.jax.process_exchange, non_finite=non_finite)
+    state = compress.init({"w": jnp.zeros(20)})
+    for step in range(3):
+        gradient = jnp.arange(20.0) + me
+        if (me, step) == (1, 1):
+            gradient = gradient.at[4].set(jnp.nan)
+        try:
+            out, state = compress.update({"w": gradient}, state)
+            said.append(f"{np.asarray(out['w'])[-1]:.1f} {float(state.residual['w'].sum()):.1f}")
+        except gcodec.InputError as e:
+            said.append(str(e))
+np.savez(sys.argv[3], said=said)
+"""
+
 PROCESS = """
 import os, sys, jax, jax.numpy as jnp, numpy as np, optax, gcodec, gcodec.jax
 jax.distributed.initialize(f"127.0.0.1:{sys.argv[1]}", num_processes=2, process_id=int(sys.argv[2]))
@@ -126,25 +199,40 @@ np.savez(sys.argv[3], params=params["w"], sent=given - np.asarray(state[0].resid
 """
 
 
-def test_processes_end_with_the_same_bits(tmp_path: Path) -> None:
+def processes(program: str, tmp_path: Path) -> list[Any]:
+    """Returns what two processes saved."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     files = [tmp_path / f"{i}.npz" for i in range(2)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo"}
-    processes = [
+    running = [
         subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(port), str(i), str(file)],
+            [sys.executable, "-c", program, str(port), str(i), str(file)],
             cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for i, file in enumerate(files)
     ]  # fmt: skip
     try:
-        said = [process.communicate(timeout=120)[0] for process in processes]
+        said = [process.communicate(timeout=120)[0] for process in running]
     finally:
-        [process.kill() for process in processes]
+        [process.kill() for process in running]
     assert all(file.exists() for file in files), "\n".join(said)
-    one, two = (np.load(file) for file in files)
+    return [np.load(file) for file in files]
+
+
+def test_no_process_is_left_alone_with_an_update_that_is_not_finite(tmp_path: Path) -> None:
+    one, two = ([str(line) for line in saved["said"]] for saved in processes(SKIPPED, tmp_path))
+    # The sums of 18 of 20 numbers stay.
+    assert one[:2] == ["19.5 153.0", "nan 153.0"] and two[:2] == ["19.5 171.0", "nan 171.0"], (one, two)
+    assert one[2].split()[0] == two[2].split()[0] != "nan"
+    assert one[4] == "process 1 could not compress its update: tensor \"w\": element 4 is NaN or infinite (tensor 0)", one
+    assert two[4] == "tensor \"w\": element 4 is NaN or infinite (tensor 0)", two
+    assert one[5].split()[0] == two[5].split()[0] == one[2].split()[0]
+
+
+def test_processes_end_with_the_same_bits(tmp_path: Path) -> None:
+    one, two = processes(PROCESS, tmp_path)
     assert one["params"].tobytes() == two["params"].tobytes()
     # Minus the mean of both updates, with the rounding of 5 f32 sums of numbers below 16.
     assert np.abs(one["params"] + (one["sent"] + two["sent"]) / 2).max() < 5 * 4 * 2.0**-20

@@ -21,7 +21,7 @@ import gcodec.jax
 import gcodec.torch
 
 TREE = {"w": np.arange(40, dtype="f") - 20, "b": np.arange(5, dtype="f")}
-RULES = {"b": "lossless"}
+RULES = {"b*": "lossless"}
 
 
 def written(*arguments: Any, **keywords: Any) -> bytes:
@@ -48,7 +48,7 @@ ENTRY_POINTS: dict[str, tuple[Callable[..., Any], str]] = {
     "Writer.write": (written, "limits"),
     "gcodec.torch.State": (state(gcodec.torch.State), "header"),
     "gcodec.torch.DiLoCo": (state(gcodec.torch.DiLoCo), "order"),
-    "gcodec.jax.compress": (lambda *a, **k: gcodec.jax.compress("topk", *a, **k), "non_finite"),
+    "gcodec.jax.compress": (lambda *a, **k: gcodec.jax.compress("topk", *a, **k), "header"),
     "gcodec.flower.mod": (lambda *a, **k: gcodec.flower.mod("topk", *a, **k), "base"),
     "gcodec.flower.Compressed": (lambda *a, **k: gcodec.flower.Compressed(FedAvg(), "topk", *a, **k), "feedback"),
 }
@@ -56,7 +56,6 @@ UNUSED: dict[str, Any] = {
     "limits": gcodec.Limits(),
     "header": gcodec.UpdateHeader(),
     "order": "name",
-    "non_finite": "zero",
     "base": TREE,
     "feedback": True,
 }
@@ -115,7 +114,7 @@ def test_feedback_belongs_to_the_caller_or_to_the_trainer() -> None:
     assert isinstance(optax.chain(gcodec.jax.compress("topk", gcodec.Options(feedback=False))), tuple)
     given = gcodec.Feedback()
     made = state(gcodec.torch.State)(feedback=given)
-    made._exchange.mean({"w": torch.arange(200, dtype=torch.float32)})
-    assert given.norm > 0 and made.state_dict()["feedback"].keys() == {"w"}
+    made._exchange.mean({"weight": torch.arange(200, dtype=torch.float32)}, device=torch.device("cpu"))
+    assert given.norm > 0 and made.state_dict()["feedback"].keys() == {"weight"}
     with pytest.raises(gcodec.InputError, match="Dgc holds its own residuals"):
         gcodec.torch.State(torch.nn.Linear(3, 2), gcodec.Dgc(), feedback=given)

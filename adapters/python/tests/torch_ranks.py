@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import importlib
 import os
 import pickle
 import sys
@@ -29,7 +30,9 @@ def entry(rank: int, world: int, folder: str, task: str, arguments: tuple[Any, .
     gcodec.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-        result = globals()[task](rank, world, *arguments)
+        module, _, name = task.rpartition(":")
+        work = getattr(importlib.import_module(module), name) if module else globals()[name]
+        result = work(rank, world, *arguments)
         torch.save(result, Path(folder) / f"{rank}.pt")
         dist.barrier()
         dist.destroy_process_group()
@@ -39,7 +42,7 @@ def entry(rank: int, world: int, folder: str, task: str, arguments: tuple[Any, .
 
 
 def ranks(folder: Path, world: int, task: str, *arguments: Any) -> list[Any]:
-    """Returns the results of `task` on each of `world` ranks."""
+    """Returns the results of `task`, a function here or a `module:function`, on each of `world` ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     context = torch.multiprocessing.start_processes(
         entry, args=(world, str(folder), task, arguments), nprocs=world, join=False, start_method="spawn"
@@ -121,9 +124,9 @@ CODECS: dict[str, Any] = {
 }
 
 
-def state_of(name: str, model: torch.nn.Module) -> gcodec.torch.State:
+def state_of(name: str, model: torch.nn.Module, **keywords: Any) -> gcodec.torch.State:
     rules = {"*.bias": "lossless"} if name == "rules" else None
-    return gcodec.torch.State(model, CODECS[name], rules=rules, feedback=name != "no feedback")
+    return gcodec.torch.State(model, CODECS[name], rules=rules, feedback=name != "no feedback", **keywords)
 
 
 def every_codec(rank: int, world: int, seeds: int, steps: int) -> dict[str, Any]:
@@ -192,7 +195,7 @@ def failures(rank: int, world: int, name: str) -> list[str]:
     """Gives rank 1 a gradient that is not finite: all ranks must raise, and none may wait."""
     model = network(0)
     ddp = DistributedDataParallel(model)
-    state = state_of(name, model)
+    state = state_of(name, model, non_finite="reject")
     ddp.register_comm_hook(state, gcodec.torch.hook)
     said = []
     for step, (pixels, labels) in enumerate(batches(0, rank, world, 3)):

@@ -64,6 +64,8 @@ pub struct Dgc {
     momenta: Feedback,
     /// v, by tensor.
     residuals: Feedback,
+    /// The number of steps at [`Dgc::begin`].
+    begun_at: Option<u64>,
 }
 
 impl Dgc {
@@ -79,7 +81,13 @@ impl Dgc {
             && options.clip.is_none_or(|c| c > 0.0 && c.is_finite())
             && options.workers > 0;
         match fits {
-            true => Ok(Self { options, step: 0, momenta: Feedback::new(), residuals: Feedback::new() }),
+            true => Ok(Self {
+                options,
+                step: 0,
+                momenta: Feedback::new(),
+                residuals: Feedback::new(),
+                begun_at: None,
+            }),
             false => Err(Error::bad_option("options of Deep Gradient Compression")),
         }
     }
@@ -136,6 +144,27 @@ impl Dgc {
         }
         self.step += 1;
         Ok(blocks)
+    }
+
+    /// Keeps what later steps replace, until [`Self::commit`] or [`Self::undo`], as [`Feedback::begin`].
+    pub fn begin(&mut self) {
+        self.momenta.begin();
+        self.residuals.begin();
+        self.begun_at = Some(self.step);
+    }
+
+    /// Accepts the steps since [`Self::begin`].
+    pub fn commit(&mut self) {
+        self.momenta.commit();
+        self.residuals.commit();
+        self.begun_at = None;
+    }
+
+    /// Restores the state from before [`Self::begin`]. Without one it does nothing.
+    pub fn undo(&mut self) {
+        self.momenta.undo();
+        self.residuals.undo();
+        self.step = self.begun_at.take().unwrap_or(self.step);
     }
 
     /// Returns the number of steps so far.

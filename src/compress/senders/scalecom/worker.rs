@@ -52,6 +52,8 @@ struct Round {
     /// This worker's selection, if it leads.
     own: Option<Support>,
     set: Option<(SetId, Vec<u64>)>,
+    /// Whether each tensor of the scope takes part.
+    used: Vec<bool>,
 }
 
 impl Worker {
@@ -109,13 +111,29 @@ impl Worker {
     /// [`Error::Input`] if a step is open, a tensor does not fit the manifest, or an element or its sum with
     /// the memory is not finite.
     pub fn begin(&mut self, step: u64, gradients: &[TensorView<'_>]) -> Result<Role> {
+        self.begin_used(step, gradients, &vec![true; gradients.len()])
+    }
+
+    /// Begins a step like [`Self::begin`], without the tensors for which `used` is false: this worker neither
+    /// chooses nor sends anything of them, and their memory stays. For a model of which a step uses a part,
+    /// where the sum of an unused tensor is not applied.
+    ///
+    /// # Errors
+    /// The errors of [`Self::begin`].
+    pub fn begin_used(&mut self, step: u64, gradients: &[TensorView<'_>], used: &[bool]) -> Result<Role> {
         if self.round.is_some() {
             return Err(out_of_turn("a step begins before the last one is finished"));
         }
         let infos = self.infos();
-        if gradients.len() != infos.len() {
+        if gradients.len() != infos.len() || used.len() != infos.len() {
             return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of gradients and tensors" }));
         }
+        let nothing = Feedback::new();
+        let zeros: Vec<Vec<u8>> = gradients
+            .iter()
+            .zip(used)
+            .map(|(view, &used)| vec![0; if used { 0 } else { view.data().len() }])
+            .collect();
         let mut sources = Vec::new();
         for (i, (info, &view)) in infos.iter().zip(gradients).enumerate() {
             let tensor = self.scope.first() + i as u64;
@@ -123,9 +141,12 @@ impl Worker {
                 let kind = InputErrorKind::Mismatch { what: "gradient and manifest" };
                 return Err(Error::input(kind).in_tensor(tensor));
             }
+            let (view, memory) = match used[i] {
+                true => (view, &self.memory),
+                false => (TensorView::new(view.dtype(), view.shape(), &zeros[i])?, &nothing),
+            };
             let input = Input { tensor, name: &info.name, view, base: None };
-            let codec = self.settings.codec();
-            let source = Source::new(&input, codec, &Options::default(), Some(&self.memory));
+            let source = Source::new(&input, self.settings.codec(), &Options::default(), Some(memory));
             sources.push(source.map_err(|e| e.in_tensor(tensor))?);
         }
         for source in &mut sources {
@@ -167,7 +188,7 @@ impl Worker {
             }),
             None => Role::Follower { leader },
         };
-        self.round = Some(Round { step, sums, own, set: None });
+        self.round = Some(Round { step, sums, own, set: None, used: used.to_vec() });
         Ok(role)
     }
 
@@ -239,12 +260,15 @@ impl Worker {
         for (&position, sent) in positions.iter().zip(self.sent(round, positions)?.1) {
             left[position as usize] -= sent;
         }
-        let beta = self.settings.beta;
+        let (beta, used) = (self.settings.beta, round.used.clone());
         let infos: Vec<_> = self.infos().iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
         let mut rest = left.as_mut_slice();
-        for ((name, shape), &len) in infos.iter().zip(&self.space.lens) {
+        for (((name, shape), &len), used) in infos.iter().zip(&self.space.lens).zip(used) {
             let (mine, others) = std::mem::take(&mut rest).split_at_mut(len as usize);
             rest = others;
+            if !used {
+                continue;
+            }
             if beta < 1.0 {
                 let before = self.memory.get(name);
                 for (i, x) in mine.iter_mut().enumerate() {

@@ -1,0 +1,188 @@
+"""The communication hook of DistributedDataParallel, and its state."""
+
+# DistributedDataParallel reads the hook's annotations, which therefore are not strings.
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+import torch.distributed as dist
+
+from gcodec.codecs import Codec
+from gcodec.errors import InputError
+from gcodec.feedback import Dgc
+from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.names import described, parameters_of
+from gcodec.torch.ranks import NotFinite, Profile
+from gcodec.torch.scalecom import ScaleCom
+
+
+class State:
+    """The state of `hook` for a model: the codec, the residuals by parameter name, and a profile.
+
+    All gradients of a step form one update, which is sent when the last bucket is ready. So residuals,
+    `scope="global"` and Deep Gradient Compression cover the whole model, and the arrangement of buckets has
+    no effect. Compression does not overlap with the backward pass.
+
+    A rank whose gradient of a parameter is zero everywhere sends nothing of that parameter and keeps its
+    residual: DistributedDataParallel drops the mean of a parameter that no rank used in a step.
+
+    Save `state_dict()` in a checkpoint. The object can also be pickled and copied, as part of a
+    DistributedDataParallel model, which holds it; register the hook again afterwards. A copy belongs to the
+    copied parameters, and has no `scaler`.
+
+    Args:
+        model: the model, with or without DistributedDataParallel or `torch.compile` around it.
+        codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`. Codecs that round or draw at
+            random do so independently at each step and rank.
+        options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter), feedback (True,
+            False, or a `Feedback` to use; default True; `Dgc` and `ScaleCom` hold their own residuals),
+            non_finite (on `reject` all ranks raise; default `propagate`), limits (on the streams of other
+            ranks).
+        scaler: the `GradScaler` that scales the loss, if there is one. Residuals are then kept in the unit
+            of the gradients without its scale, which changes from step to step. Default: None.
+        group: the process group. Default: None, the default group.
+        profile: number of steps between prints of the profile, on rank 0, to standard error. Default: 0,
+            never.
+
+    Raises:
+        InputError: an option, a codec, a rule or residuals do not fit the model or the group.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        codec: Codec | str | Dgc | ScaleCom,
+        options: Options | None = None,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        group: dist.ProcessGroup | None = None,
+        profile: int = 0,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        chosen = resolve("gcodec.torch.State", USED, options, keywords)
+        chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
+        parameters = parameters_of(model)
+        self._exchange = Exchange("gcodec.torch.State", codec, chosen, described(parameters), group, profile)
+        self.scaler = scaler
+        """The scaler of the loss."""
+        self._watch(parameters)
+
+    @property
+    def profile(self) -> Profile:
+        """Times and traffic so far."""
+        return self._exchange.profile
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns this rank's residuals and step, for its part of a checkpoint."""
+        return self._exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned on this rank.
+
+        Raises:
+            InputError: the state is of another model, codec, rank or number of ranks. Nothing is changed.
+        """
+        self._exchange.load_state_dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"exchange": self._exchange, "parameters": self._parameters}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._exchange, self.scaler = state["exchange"], None
+        self._watch(state["parameters"])
+
+    def _watch(self, parameters: dict[str, torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._order = {id(parameter): (i, name) for i, (name, parameter) in enumerate(parameters.items())}
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begins a step."""
+        self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._error: Exception | None = None
+
+    def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        if bucket.index() == 0:
+            # An earlier backward pass that failed may have left gradients.
+            self._forget()
+        devices = [buffer.device] if buffer.device.type != "cpu" else None
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._waiting.append((future, buffer))
+        try:
+            self._collect(bucket, buffer)
+        except InputError as e:
+            self._error = self._error or e
+        if bucket.is_last():
+            try:
+                self._exchange_all(buffer.device)
+            except BaseException as e:
+                _raise_after_backward(e)
+            waiting = self._waiting
+            self._forget()
+            for other, filled in waiting:
+                other.set_result(filled)
+        return future
+
+    def _collect(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> None:
+        parameters = bucket.parameters()
+        unknown = [parameter for parameter in parameters if id(parameter) not in self._order]
+        if unknown:
+            raise InputError("a parameter of DistributedDataParallel is not in the model given to State: give it this model")
+        if buffer.layout is not torch.strided:
+            name = self._order[id(parameters[0])][1]
+            raise InputError(
+                f"the gradient of {name!r} is sparse: make its layer with sparse=False. gcodec sends only the elements "
+                "that its codec keeps anyway"
+            )
+        for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
+            self._gradients[self._order[id(parameter)][1]] = gradient.view(parameter.shape)
+
+    def _exchange_all(self, device: torch.device) -> None:
+        """Replaces the gradients of the step by their means, or by NaN if there are none."""
+        gradients = {name: self._gradients[name] for name in self._parameters if name in self._gradients}
+        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        try:
+            means = self._exchange.mean(gradients, device=device, held=_unused(gradients), scale=scale, error=self._error)
+        except BaseException as e:
+            for gradient in gradients.values():
+                gradient.fill_(float("nan"))
+            if isinstance(e, NotFinite):
+                return
+            raise
+        for name, gradient in gradients.items():
+            gradient.copy_(means[name])
+
+
+def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The communication hook for DistributedDataParallel:
+    `ddp.register_comm_hook(state, gcodec.torch.hook)`."""
+    return state._take(bucket)
+
+
+def _unused(gradients: Mapping[str, torch.Tensor]) -> list[str]:
+    """Returns the names of gradients that are zero everywhere."""
+    # On the host, the first elements of most gradients say enough.
+    rest = {n: g for n, g in gradients.items() if g.device.type != "cpu" or not g.reshape(-1)[:256].any()}
+    flags = [gradient.any() for gradient in rest.values()]
+    used = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+    return [name for name, is_used in zip(rest, used, strict=True) if not is_used]
+
+
+def _raise_after_backward(error: BaseException) -> None:
+    """Raises at the end of the running backward pass.
+
+    An error that is raised by a hook leaves DistributedDataParallel in the middle of its step, and no further
+    step is possible. It ends its step in a callback of the backward pass that it adds after its last hook.
+    So this callback adds another one, which comes after that.
+    """
+    engine = torch.autograd.Variable._execution_engine
+
+    def raise_it() -> None:
+        raise error
+
+    engine.queue_callback(lambda: engine.queue_callback(raise_it))

@@ -1,0 +1,115 @@
+"""DiLoCo: exchanges of pseudo-gradients after a number of local steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import torch
+import torch.distributed as dist
+
+from gcodec.codecs import Codec
+from gcodec.errors import InputError
+from gcodec.feedback import Dgc
+from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.names import described, parameters_of, plain, some
+from gcodec.torch.ranks import Profile
+from gcodec.torch.scalecom import ScaleCom
+
+
+class DiLoCo:
+    """Exchanges pseudo-gradients after a number of local steps (DiLoCo, arXiv 2311.08105, algorithm 1).
+
+    Each rank trains alone with an inner optimizer. The pseudo-gradient of a rank is its parameters at the
+    last exchange minus its parameters now. At every `every`-th `step()` the pseudo-gradients are compressed
+    and exchanged, and the outer optimizer applies their mean to the parameters of the last exchange. All
+    ranks then have the same parameters. Buffers, such as running means, are not exchanged.
+
+        outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        diloco = gcodec.torch.DiLoCo(model, outer, gcodec.Chunked(), every=50)
+        for batch in data:
+            ...; inner.step(); diloco.step()
+
+    The model is not in DistributedDataParallel. All ranks must start with the same parameters.
+
+    Args:
+        model: the model.
+        outer: a PyTorch optimizer over the model's parameters.
+        codec, options, keywords, group, profile: as in `State`.
+        every: inner steps between exchanges, at least 1.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        outer: torch.optim.Optimizer,
+        codec: Codec | str | Dgc | ScaleCom,
+        options: Options | None = None,
+        *,
+        every: int,
+        group: dist.ProcessGroup | None = None,
+        profile: int = 0,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        if every < 1:
+            raise InputError(f"every of DiLoCo is {every}: use at least 1")
+        chosen = resolve("gcodec.torch.DiLoCo", USED, options, keywords)
+        if chosen.non_finite == "propagate":
+            raise InputError("DiLoCo cannot skip an exchange: non_finite is reject or zero")
+        self._parameters, self._outer, self._every = parameters_of(model), outer, every
+        tensors = described(self._parameters)
+        self._exchange = Exchange("gcodec.torch.DiLoCo", codec, chosen, tensors, group, profile)
+        mine = {id(p) for p in self._parameters.values()}
+        if mine != {id(p) for settings in outer.param_groups for p in settings["params"] if p.requires_grad}:
+            raise InputError("the outer optimizer does not have exactly the model's trainable parameters")
+        self._anchor = self._now()
+        self._inner = 0
+
+    def _now(self) -> dict[str, torch.Tensor]:
+        return {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    @property
+    def profile(self) -> Profile:
+        """Times and traffic so far."""
+        return self._exchange.profile
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self) -> bool:
+        """Counts a step of the inner optimizer, and exchanges after every `every`-th. Returns whether it
+        exchanged.
+
+        An exchange sets the gradients to None. If it raises, the parameters are those of the inner optimizer.
+        """
+        self._inner += 1
+        if self._inner < self._every:
+            return False
+        pseudo = {name: self._anchor[name] - p for name, p in self._parameters.items()}
+        try:
+            device = next((p.device for p in pseudo.values()), torch.device("cpu"))
+            means = self._exchange.mean(pseudo, device=device, inner_steps=self._inner)
+        except BaseException:
+            self._inner -= 1
+            raise
+        for name, p in self._parameters.items():
+            p.copy_(self._anchor[name])
+            p.grad = means[name].to(p.device, p.dtype)
+        with torch.enable_grad():
+            self._outer.step()
+        self._outer.zero_grad(set_to_none=True)
+        self._anchor, self._inner = self._now(), 0
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns this rank's part of a checkpoint, apart from the model's and the optimizers' states."""
+        return {"exchange": self._exchange.state_dict(), "anchor": dict(self._anchor), "inner": self._inner}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned on this rank."""
+        anchor = {plain(name): tensor for name, tensor in state["anchor"].items()}
+        wrong = [n for n, p in self._parameters.items() if n not in anchor or anchor[n].shape != p.shape]
+        if wrong or len(anchor) != len(self._parameters):
+            raise InputError(f"the state is of another model: {some(wrong or anchor)}")
+        self._exchange.load_state_dict(state["exchange"])
+        self._anchor = {name: anchor[name].to(p.device, copy=True) for name, p in self._parameters.items()}
+        self._inner = int(state["inner"])

@@ -1,0 +1,330 @@
+"""The mean over ranks of named tensors, exchanged compressed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gcodec import _native
+from gcodec.codecs import Codec, numbered, spec_of
+from gcodec.errors import InputError
+from gcodec.feedback import Dgc, Feedback
+from gcodec.header import UpdateHeader
+from gcodec.limits import Limits
+from gcodec.options import Options
+from gcodec.reduction import reduce
+from gcodec.tensors import convert, given
+from gcodec.torch.handshake import check, greeting
+from gcodec.torch.names import Tensors, own
+from gcodec.torch.ranks import NotFinite, Profile, Ranks
+from gcodec.torch.scalecom import ScaleCom
+from gcodec.update import PART_BYTES, check_rules, native_update
+
+USED = ("rules", "feedback", "non_finite", "limits")
+"""The options that an exchange uses."""
+
+
+class Exchange:
+    """The mean over ranks of named tensors, exchanged compressed.
+
+    owner: the entry point, for messages. tensors: those that ranks exchange, in their order.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        codec: Codec | str | Dgc | ScaleCom,
+        options: Options,
+        tensors: Tensors,
+        group: dist.ProcessGroup | None,
+        profile: int,
+    ) -> None:
+        self._settings = (owner, codec, options, tensors, None, profile)
+        self._codec, self._options, self._tensors, self._every = codec, options, tensors, profile
+        self._rules, self._limits = dict(options.rules or {}), options.limits or Limits()
+        self._propagate = options.non_finite == "propagate"
+        self._ranks = Ranks(group)
+        self._met = False
+        self.step = 0
+        self._check_codec()
+        check_rules(owner, self._rules, tensors)
+        self._feedback: Feedback | None = None
+        if not isinstance(codec, (Dgc, ScaleCom)) and options.feedback is not False:
+            self._feedback = options.feedback if isinstance(options.feedback, Feedback) else Feedback()
+            # Residuals that the caller gives must be of this model too.
+            known = self._feedback.state_dict()
+            if list(renamed := own(known, tensors)) != list(known):
+                self._feedback.load_state_dict(renamed)
+        # A ScaleCom worker is made at the first exchange, and then loads its memory.
+        self._scalecom: _native.ScaleCom | None = None
+        self._memory: dict[str, Any] = {}
+
+    def _check_codec(self) -> None:
+        codec, world = self._codec, self._ranks.world
+        if isinstance(codec, (Dgc, ScaleCom)):
+            if isinstance(self._options.feedback, Feedback):
+                raise InputError(f"{type(codec).__name__} holds its own residuals: it takes no feedback")
+            if self._rules:
+                raise InputError(f"{type(codec).__name__} takes no rules: it compresses every tensor in the same way")
+        if isinstance(codec, ScaleCom):
+            if not 0 < codec.beta <= 1:
+                raise InputError(f"beta of ScaleCom is {codec.beta}: use more than 0, at most 1")
+            _ = codec.spec
+        elif isinstance(codec, Dgc):
+            own(codec.state_dict()["tensors"], self._tensors)
+            workers = codec.settings["workers"]
+            if codec.settings["clip"] is not None and workers != world:
+                raise InputError(f"Dgc clips for {workers} workers, and the group has {world}: set workers={world}")
+        else:
+            for one in (codec, *self._rules.values()):
+                if spec_of(one).partition(":")[0] == "delta":
+                    raise InputError("deltas have no mean: use another codec than delta")
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._ranks.group is not None:
+            raise TypeError("a process group cannot be pickled or copied: use the default group, or save state_dict()")
+        # `kept` has the residuals and the codec's state.
+        owner, codec, options, *rest = self._settings
+        options = replace(options, feedback=self._feedback is not None)
+        return {"settings": (owner, codec, options, *rest), "kept": self.state_dict(), "profile": self.profile}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Exchange.__init__(self, *state["settings"])
+        self.load_state_dict(state["kept"])
+        self._ranks.profile = state["profile"]
+
+    @property
+    def profile(self) -> Profile:
+        """Times and traffic so far."""
+        return self._ranks.profile
+
+    def mean(
+        self,
+        tensors: dict[str, torch.Tensor],
+        *,
+        device: torch.device,
+        inner_steps: int = 0,
+        held: Collection[str] = (),
+        scale: float = 1.0,
+        error: Exception | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the mean over all ranks of tensors of the same names.
+
+        Args:
+            device: the device of the tensors.
+            inner_steps: local steps that they cover.
+            held: names of tensors of which this rank sends nothing, and whose residuals stay.
+            scale: number by which the tensors are too large; they are divided by it in place.
+            error: the reason why this rank has no tensors; all ranks raise.
+
+        Raises:
+            NotFinite: the mean is not finite, and that is to be propagated.
+        """
+        start, known = time.perf_counter(), self._accounted()
+        self._ranks.use(device)
+        self._meet()
+        try:
+            dtypes = {name: tensor.dtype for name, tensor in tensors.items()} if scale != 1 else {}
+            if dtypes:
+                tensors = {name: _divided(tensor, scale) for name, tensor in tensors.items()}
+            if isinstance(self._codec, ScaleCom):
+                means = self._by_set(self._codec, tensors, held, error)
+            else:
+                means = self._by_frames(self._codec, tensors, inner_steps, held, error)
+            for name, dtype in dtypes.items():
+                means[name] = (means[name] * scale).to(dtype)
+            if self._propagate and not all(map(_is_finite, means.values())):
+                raise NotFinite
+        except NotFinite:
+            self._undo()
+            self.profile.skipped += 1
+            self._count(start, known)
+            raise
+        except BaseException:
+            self._undo()
+            raise
+        self._commit()
+        self._count(start, known)
+        return means
+
+    def _count(self, start: float, known: float) -> None:
+        """Counts an exchange that began at `start`, when the profile had accounted for `known` seconds."""
+        self.step += 1
+        self.profile.exchanges += 1
+        self.profile.other += time.perf_counter() - start - (self._accounted() - known)
+        if self._every and self.step % self._every == 0 and self._ranks.rank == 0:
+            print(self.profile, file=sys.stderr, flush=True)
+
+    def _accounted(self) -> float:
+        return self.profile.selection + self.profile.coding + self.profile.communication
+
+    def _meet(self) -> None:
+        """Compares the settings of all ranks, before the first exchange."""
+        if self._met:
+            return
+        codec, kept = self._codec, self._feedback is not None
+        mine = greeting(
+            self._tensors,
+            world=self._ranks.world,
+            codec=str(codec) if isinstance(codec, ScaleCom) else codec.settings if isinstance(codec, Dgc) else spec_of(codec),
+            rules=[(glob, spec_of(rule)) for glob, rule in self._rules.items()],
+            feedback=kept,
+            non_finite=self._options.non_finite,
+            step=self.step,
+        )
+        check([bytes(one) for one in self._ranks.gather(mine)])
+        self._met = True
+
+    def _by_frames(
+        self,
+        codec: Codec | str | Dgc,
+        tensors: dict[str, torch.Tensor],
+        inner_steps: int,
+        held: Collection[str],
+        error: Exception | None,
+    ) -> dict[str, torch.Tensor]:
+        encoded = None
+        if error is None:
+            try:
+                encoded = self._encoded(codec, tensors, inner_steps, held)
+            except Exception as e:
+                error = e
+        # The preamble and the manifest are the same on all ranks, so they are not sent. If a rank's manifest
+        # differs, decoding fails because the update names another one.
+        frames = memoryview(encoded or b"")
+        head = bytes(frames[: _native.head_bytes(frames)]) if encoded else b""
+        sizes = self._ranks.sizes(len(frames) - len(head), error, self._propagate)
+        streams = self._ranks.gather_frames(head, frames[len(head) :], sizes)
+        start = time.perf_counter()
+        mean = reduce(streams, mean=True, limits=self._limits)
+        self.profile.coding += time.perf_counter() - start
+        return mean.tensors("torch")
+
+    def _encoded(
+        self, codec: Codec | str | Dgc, tensors: dict[str, torch.Tensor], inner_steps: int, held: Collection[str]
+    ) -> _native.Encoded:
+        """Returns this rank's frames. The sender state can be restored afterwards."""
+        # Ranks and steps round and draw independently.
+        number = self.step * self._ranks.world + self._ranks.rank
+        chosen = codec if isinstance(codec, Dgc) else numbered(codec, number)
+        header = UpdateHeader(
+            step=self.step,
+            sender=self._ranks.rank,
+            world=self._ranks.world,
+            inner_steps=inner_steps,
+            label="dgc" if isinstance(codec, Dgc) else spec_of(codec).partition(":")[0],
+        )
+        rules = {glob: numbered(rule, number) for glob, rule in self._rules.items()}
+        non_finite = None if self._propagate else self._options.non_finite
+        options = replace(self._options, rules=rules, feedback=self._feedback, header=header, non_finite=non_finite)
+        update = native_update("gcodec.torch", tensors, chosen, options, held=held, provisional=True)
+        encoded = _native.Encoder(PART_BYTES, False, True).update(update, finish=True)
+        self.profile.selection += encoded.seconds[0]
+        self.profile.coding += encoded.seconds[1]
+        return encoded
+
+    def _by_set(
+        self, codec: ScaleCom, tensors: dict[str, torch.Tensor], held: Collection[str], error: Exception | None
+    ) -> dict[str, torch.Tensor]:
+        found = None
+        start = time.perf_counter()
+        if error is None:
+            try:
+                wide = {name: tensor.float() for name, tensor in tensors.items()}
+                worker = self._worker(codec, wide)
+                found = worker.begin(self.step, given(wide), [name not in held for name in wide])
+            except Exception as e:
+                error = e
+        self.profile.selection += time.perf_counter() - start
+        leader = self.step % self._ranks.world
+        size = self._ranks.sizes(len(memoryview(found or b"")), error, self._propagate)[leader]
+        index_set = self._ranks.broadcast(memoryview(found or b""), size, leader)
+        start = time.perf_counter()
+        values: torch.Tensor = worker.take_set(index_set, self._limits).torch()
+        self.profile.coding += time.perf_counter() - start
+        mean = self._ranks.mean_of(values)
+        if self._propagate and not _is_finite(mean):
+            raise NotFinite
+        start = time.perf_counter()
+        out = {name: convert(tensor, "torch") for name, tensor in worker.finish(given({"mean": mean}))}
+        self.profile.coding += time.perf_counter() - start
+        return out
+
+    def _worker(self, codec: ScaleCom, tensors: dict[str, torch.Tensor]) -> _native.ScaleCom:
+        if self._scalecom is None:
+            shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
+            worker = _native.ScaleCom(shapes, self._ranks.rank, self._ranks.world, codec.spec, codec.beta)
+            worker.load(given(self._memory))
+            self._scalecom, self._memory = worker, {}
+        return self._scalecom
+
+    def _commit(self) -> None:
+        """Accepts the change of the sender state. ScaleCom's worker changes only when its step is finished."""
+        for memory in self._memories():
+            memory.commit()
+
+    def _undo(self) -> None:
+        """Restores the sender state from before the exchange."""
+        for memory in self._memories():
+            memory.undo()
+        if self._scalecom is not None:
+            self._scalecom.abort()
+
+    def _memories(self) -> list[_native.Feedback | _native.Dgc]:
+        if isinstance(self._codec, Dgc):
+            return [self._codec._native]
+        return [] if self._feedback is None else [self._feedback._native]
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"step": self.step, "rank": self._ranks.rank, "world": self._ranks.world}
+        if self._feedback is not None:
+            state["feedback"] = self._feedback.state_dict("torch")
+        elif isinstance(self._codec, Dgc):
+            state["dgc"] = self._codec.state_dict("torch")
+        elif isinstance(self._codec, ScaleCom):
+            saved = {n: convert(t, "torch") for n, t in self._scalecom.save()} if self._scalecom else self._memory
+            state["scalecom"] = saved
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        kinds = {"feedback": self._feedback is not None, "dgc": isinstance(self._codec, Dgc)}
+        kinds["scalecom"] = isinstance(self._codec, ScaleCom)
+        expected = {"step", "rank", "world"} | {kind for kind, used in kinds.items() if used}
+        if set(state) != expected:
+            raise InputError(f"the state has {sorted(state)}, but this codec needs {sorted(expected)}: use the codec that saved it")
+        there, here = (state["rank"], state["world"]), (self._ranks.rank, self._ranks.world)
+        if there != here:
+            raise InputError(
+                f"the state is of rank {there[0]} of {there[1]}, and this is rank {here[0]} of {here[1]}: save and load one "
+                "file for each rank, or begin without the residuals"
+            )
+        if self._feedback is not None:
+            self._feedback.load_state_dict(own(state["feedback"], self._tensors))
+        elif isinstance(self._codec, Dgc):
+            self._codec.load_state_dict({**state["dgc"], "tensors": own(state["dgc"]["tensors"], self._tensors)})
+        elif isinstance(self._codec, ScaleCom):
+            memory = own(state["scalecom"], self._tensors)
+            if self._scalecom is not None:
+                self._scalecom.load(given(memory))
+            else:
+                self._memory = memory
+        self.step = int(state["step"])
+
+
+def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:
+    """Returns a quotient: in place, or in f32 for a narrow type, in which it might vanish."""
+    return tensor.div_(by) if tensor.dtype in (torch.float32, torch.float64) else tensor.float() / by
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point():
+        return True
+    # A sum is faster than a comparison of each element. It may overflow, though.
+    total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(tensor).all())

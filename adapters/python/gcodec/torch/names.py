@@ -1,0 +1,69 @@
+"""Names of a model's parameters, and state that is saved by these names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from gcodec.errors import InputError
+
+# Modules that torch.compile and activation checkpointing put around a module, as they appear in names.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Element types and shapes of tensors, by name."""
+
+
+def plain(name: str) -> str:
+    """Returns a parameter's name without the parts that wrappers add."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Returns the trainable parameters, by their names in the model without wrappers around it or inside."""
+    while True:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), torch.nn.Module):
+            model = inner
+        else:
+            break
+    out: dict[str, torch.nn.Parameter] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            if plain(name) in out:
+                raise InputError(f"two parameters have the name {plain(name)!r} without the wrappers of torch.compile")
+            out[plain(name)] = parameter
+    return out
+
+
+def described(tensors: Mapping[str, torch.Tensor]) -> Tensors:
+    """Returns the element types and shapes of tensors."""
+    return {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in tensors.items()}
+
+
+def own(saved: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Returns saved sender state by the names of these tensors.
+
+    Raises:
+        InputError: an entry belongs to a tensor of another name or shape.
+    """
+    out: dict[str, Any] = {}
+    for name, entry in saved.items():
+        # A codec's own state has its name after the tensor's, and a shape of its own, except momenta.
+        of, _, kind = plain(name).partition("#")
+        if of not in tensors:
+            raise InputError(f"the state is of another model: it has {of!r}, and this model has {some(tensors)}")
+        here = tensors[of][1]
+        if kind in ("", "momentum") and tuple(entry.shape) != here:
+            raise InputError(f"the state is of another model: {of!r} has the shape {tuple(entry.shape)} there and {here} here")
+        out[plain(name)] = entry
+    return out
+
+
+def some(names: Iterable[str]) -> str:
+    """Returns a few names, for a message."""
+    listed = list(names)
+    return ", ".join(map(repr, listed[:4])) + (f" and {len(listed) - 4} others" if len(listed) > 4 else "")

@@ -1,0 +1,153 @@
+"""Collectives of bytes and values between the ranks of a process group, with their times and traffic."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from gcodec.errors import InputError
+
+# Sizes that say why a rank sends nothing.
+_FAILED, _NOT_FINITE = -1, -2
+# Bytes of an error's text that other ranks get.
+_TEXT = 2000
+
+
+@dataclass
+class Profile:
+    """Times and traffic of the exchanges of one rank: sums over all exchanges, in seconds and bytes."""
+
+    exchanges: int = 0
+    """Number of exchanges."""
+    skipped: int = 0
+    """Number of exchanges that gave NaN, because a gradient or a mean was not finite."""
+    selection: float = 0.0
+    """Seconds for making blocks: error feedback, selection, quantisation."""
+    coding: float = 0.0
+    """Seconds for writing frames and for summing them."""
+    communication: float = 0.0
+    """Seconds in collectives, including the wait for other ranks."""
+    other: float = 0.0
+    """Seconds for the rest: copies, and Python."""
+    sent: int = 0
+    """Bytes of this rank's frames, and of the values of its all-reduces."""
+    received: int = 0
+    """Bytes from other ranks: sizes, padded frames, and 2 (n - 1) / n of the values of an all-reduce, as in a
+    ring."""
+
+    def __str__(self) -> str:
+        times = ", ".join(
+            f"{name} {1e3 * getattr(self, name) / max(self.exchanges, 1):.2f} ms"
+            for name in ("selection", "coding", "communication", "other")
+        )
+        return (
+            f"gcodec: {self.exchanges} exchanges; each {times}; "
+            f"sent {self.sent / max(self.exchanges, 1):.0f} bytes, received {self.received / max(self.exchanges, 1):.0f}"
+        )
+
+
+class NotFinite(Exception):
+    """A rank's tensors are not finite, or the mean is not: no rank gets a mean."""
+
+
+class Ranks:
+    """A process group, and this rank's part of its collectives."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.profile = Profile()
+        self._device = torch.device("cpu")
+
+    def use(self, device: torch.device) -> None:
+        """Sets the device of the gradients. NCCL sends from device memory, gloo from host memory."""
+        self._device = device if "nccl" in str(dist.get_backend(self.group)) else torch.device("cpu")
+
+    def sizes(self, size: int, error: Exception | None, propagate: bool) -> list[int]:
+        """Returns the number of bytes that each rank sends.
+
+        If `error` is set on one rank, all ranks raise, so that none waits for it.
+
+        Raises:
+            NotFinite: `propagate` is set, and the error of a rank is an element that is not finite.
+            Exception: `error`, or an InputError with the text of another rank's.
+        """
+        not_finite = propagate and getattr(error, "kind", "") == "non_finite"
+        mine = size if error is None else _NOT_FINITE if not_finite else _FAILED
+        sizes = self._numbers(mine)
+        if _FAILED in sizes:
+            texts = self.gather(str(error).encode()[:_TEXT] if mine == _FAILED else b"")
+            if error is not None and mine == _FAILED:
+                raise error
+            rank = sizes.index(_FAILED)
+            text = bytes(texts[rank]).decode(errors="replace")
+            raise InputError(f"rank {rank} could not compress its tensors: {text}")
+        if _NOT_FINITE in sizes:
+            raise NotFinite from error
+        return sizes
+
+    def gather(self, data: bytes) -> list[memoryview]:
+        """Returns the bytes of all ranks, in their order."""
+        return self.gather_frames(b"", memoryview(data), self._numbers(len(data)))
+
+    def gather_frames(self, head: bytes, frames: memoryview, sizes: list[int]) -> list[memoryview]:
+        """Sends this rank's frames, and returns the streams of all ranks, each with `head` before its
+        frames."""
+        buffers = [bytearray(len(head) + max(sizes)) for _ in sizes]
+        if max(sizes) == 0:
+            return [memoryview(head) for _ in sizes]
+        for buffer in buffers:
+            buffer[: len(head)] = head
+        bodies = [torch.frombuffer(buffer, dtype=torch.uint8, offset=len(head)) for buffer in buffers]
+        if frames:
+            bodies[self.rank][: len(frames)] = torch.frombuffer(bytearray(frames), dtype=torch.uint8)
+        start = time.perf_counter()
+        moved = [body.to(self._device) for body in bodies]
+        dist.all_gather(moved, moved[self.rank].clone(), group=self.group)
+        for body, there in zip(bodies, moved, strict=True):
+            if there is not body:
+                body.copy_(there)
+        self.profile.communication += time.perf_counter() - start
+        self.profile.sent += sizes[self.rank]
+        self.profile.received += (self.world - 1) * max(sizes)
+        return [memoryview(buffer)[: len(head) + size] for buffer, size in zip(buffers, sizes, strict=True)]
+
+    def broadcast(self, frames: memoryview, size: int, leader: int) -> bytearray:
+        """Returns the `size` bytes of the leader's frames, which are `frames` on that rank."""
+        buffer = bytearray(frames) if self.rank == leader else bytearray(size)
+        start = time.perf_counter()
+        there = torch.frombuffer(buffer, dtype=torch.uint8)
+        moved = there.to(self._device)
+        source = leader if self.group is None else dist.get_global_rank(self.group, leader)
+        dist.broadcast(moved, source, group=self.group)
+        there.copy_(moved)
+        self.profile.communication += time.perf_counter() - start
+        self.profile.sent += len(frames)
+        self.profile.received += 0 if self.rank == leader else size
+        return buffer
+
+    def mean_of(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the mean over all ranks of one tensor, by an all-reduce."""
+        if values.numel() == 0:
+            return values
+        start = time.perf_counter()
+        total = values.to(self._device, copy=True)
+        dist.all_reduce(total, group=self.group)
+        mean = (total / self.world).cpu()
+        self.profile.communication += time.perf_counter() - start
+        self.profile.sent += values.nbytes
+        self.profile.received += 2 * (self.world - 1) * values.nbytes // self.world
+        return mean
+
+    def _numbers(self, number: int) -> list[int]:
+        """Returns one number of each rank."""
+        start = time.perf_counter()
+        mine = torch.tensor([number], dtype=torch.int64, device=self._device)
+        everyone = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(everyone, mine, group=self.group)
+        self.profile.communication += time.perf_counter() - start
+        self.profile.received += 8 * (self.world - 1)
+        return [int(one) for one in everyone]
