@@ -2,9 +2,9 @@
 //! bandwidth of this machine.
 //!
 //! `cargo bench --bench speed` runs on one thread with 64 Mi elements. `-- --elements N` sets another number,
-//! `-- --only CODEC` selects one codec, and `-- --only sidco` compares SIDCo's thresholds with exact
-//! selection. A result below its floor is reported and fails the run. Under `cargo test --benches` the
-//! program runs once on a small tensor and never fails for a floor.
+//! `-- --only CODEC` selects one codec, `-- --only reduce` the mean of several updates, and `-- --only sidco`
+//! compares SIDCo's thresholds with exact selection. A result below its floor is reported and fails the run.
+//! Under `cargo test --benches` the program runs once on a small tensor and never fails for a floor.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -14,6 +14,7 @@ use std::time::Instant;
 use gcodec::block::CodedBlock;
 use gcodec::compress::{Input, Options, compress, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Limits, TensorBuf, TensorView};
 
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
     bench.codec("qsgd:bits=4", even.view(), None, None);
     bench.codec("int8", even.view(), None, None);
     bench.thresholds(even.view());
+    bench.reduce(even.view());
     drop(even);
     // A tensor with a scale per row and column, like the gradient of a matrix.
     let scale = |i: usize| {
@@ -173,6 +175,32 @@ impl Bench {
         }
     }
 
+    /// Measures the mean of the top-k updates of 8 senders, from streams to a tensor.
+    fn reduce(&mut self, view: TensorView<'_>) {
+        if self.only.as_ref().is_some_and(|only| only != "reduce") {
+            return;
+        }
+        self.memory(view);
+        let codec = "topk:density=0.01".parse().expect("a codec");
+        let n = view.elements() as usize;
+        let senders = (0..8u64).map(|sender| {
+            // Each sender keeps other elements.
+            let mut data = view.data().to_vec();
+            data.rotate_left(4 * (sender as usize * 1009 % n));
+            let turned = TensorView::new(view.dtype(), view.shape(), &data).expect("the same shape");
+            let mut encoder = Encoder::new(EncodeOptions::default());
+            let (mut out, header) = (Vec::new(), UpdateHeader::default().with_sender(sender));
+            let blocks = blocks(&codec, turned);
+            encoder.update(&mut out, &header, &self.manifest, &blocks).expect("blocks of this manifest");
+            encoder.finish(&mut out);
+            out
+        });
+        let streams: Vec<Vec<u8>> = senders.collect();
+        let seconds = self.best(|| drop(black_box(mean(&self.manifest, &streams))));
+        self.row("reduce 8 x topk:density=0.01", view, seconds, Against::Fill, None);
+        println!("{:<40}{:>9.1} ms", "", 1e3 * seconds);
+    }
+
     fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
         write(&self.manifest, &blocks(codec, view))
     }
@@ -236,6 +264,20 @@ fn decode(bytes: &[u8], mut assembler: Assembler<'_>) -> Vec<(u64, TensorBuf)> {
         }
     }
     assembler.finish().expect("complete")
+}
+
+/// Returns the mean of the updates of several senders.
+fn mean(manifest: &Arc<Manifest>, streams: &[Vec<u8>]) -> Vec<TensorBuf> {
+    let mut sum = Sum::new(manifest, SumOptions::default());
+    for stream in streams {
+        let mut reader = SliceReader::new(stream, Limits::default());
+        while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
+            if let Event::Frame(_, Body::Update(part)) = event {
+                sum.add(&part, 1.0).expect("updates of one manifest");
+            }
+        }
+    }
+    sum.finish(true).expect("complete updates").into_tensors().expect("floats")
 }
 
 /// Returns approximately normal numbers, each times its scale: sums of four uniform numbers.

@@ -1,12 +1,14 @@
-//! Sums of whole updates, in dense accumulators.
+//! Sums of whole updates.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::headers;
 use super::linear::{Linear, quiet};
+use super::scatter;
 use crate::block::values::to_number;
-use crate::block::{Block, Scope, Set, Sets, Support, Target, Values};
+use crate::block::{Block, Floats, Scope, Set, Sets, Stored, Support, Target, Values};
 #[cfg(doc)]
 use crate::error::InputErrorKind;
 use crate::error::{Error, Result};
@@ -63,7 +65,8 @@ struct Contribution {
 
 /// Sum or mean of the updates of many senders.
 ///
-/// Each update is expanded as a reader would: blocks of any kind, and zero for elements without a block. The
+/// Each update counts as a reader would decode it: blocks of any kind, and zero for elements without a block.
+/// If all updates of an f32 tensor are sparse, they are added without expanding them, to the same bits. The
 /// sum is taken in the order of the senders' numbers, independent of the order of arrival, so every node with
 /// the same updates and options gets the same bits. It does not wait for missing senders: [`Reduced::header`]
 /// has the number that took part.
@@ -71,7 +74,8 @@ struct Contribution {
 /// # Memory
 /// Until [`Sum::finish`]: the decoded, unexpanded blocks of every sender (12 bytes per element of a top-k
 /// update, 9 bits per element of natural compression). During it: the accumulators (4 bytes per element, 8
-/// with [`Precision::F64`] or f64 tensors, 16 for integers) and one expanded update.
+/// with [`Precision::F64`] or f64 tensors, 16 for integers); and one expanded update, or 4 bytes per element
+/// of all sparse updates.
 pub struct Sum {
     manifest: Arc<Manifest>,
     options: SumOptions,
@@ -181,27 +185,86 @@ impl Sum {
     /// accumulators need too much memory.
     pub fn finish(self, mean: bool) -> Result<Reduced> {
         let header = self.header(mean)?;
-        let mut sums = self.accumulators(mean)?;
-        let mut scratch: Vec<Vec<u8>> =
-            self.manifest.tensors().iter().map(|t| vec![0; t.bytes() as usize]).collect();
+        let divisor = mean.then(|| self.total_weight());
+        let sparse = self.sparse(divisor);
+        let mut sums = self.accumulators(mean, &sparse)?;
+        let mut scratch = vec![Vec::new(); sums.len()];
+        let mut decoded = Vec::new();
         for (sender, contribution) in &self.waiting {
-            let touched = self.expand(contribution, &mut scratch).map_err(|e| e.of_sender(*sender))?;
+            let of_sender = |e: Error| e.of_sender(*sender);
+            let touched = self.expand(contribution, &sparse, &mut scratch).map_err(of_sender)?;
             for number in (0..touched.len()).filter(|&n| touched[n]) {
                 let dtype = self.manifest.tensors()[number].dtype;
-                let numbers = Linear::of_elements(dtype, &scratch[number], sums[number].len())?;
-                sums[number].accumulate(numbers, contribution.weight);
+                if let Total::Numbers(sum) = &mut sums[number] {
+                    let numbers = Linear::of_elements(dtype, &scratch[number], sum.len())?;
+                    sum.accumulate(numbers, contribution.weight);
+                }
                 scratch[number].fill(0);
             }
+            decoded.extend(self.decode_sparse(contribution, &sparse).map_err(of_sender)?);
         }
-        if mean {
-            let weights = self.waiting.values().map(|c| match c.header.reduction {
-                Reduction::None => c.weight,
-                _ => c.header.contributors as f64,
-            });
-            let total: f64 = weights.sum();
-            sums.iter_mut().for_each(|sum| sum.divide(total));
+        let mut parts = vec![Vec::new(); sums.len()];
+        decoded.iter().for_each(|block| block.for_each_part(|tensor, part| parts[tensor].push(part)));
+        for ((sum, parts), info) in sums.iter_mut().zip(&parts).zip(self.manifest.tensors()) {
+            match (sum, divisor) {
+                (Total::Elements(elements), _) => {
+                    *elements = scatter::sum(info.elements() as usize, parts, divisor);
+                }
+                (Total::Numbers(sum), Some(divisor)) => sum.divide(divisor),
+                (Total::Numbers(_), None) => {}
+            }
         }
         Ok(Reduced { header, manifest: self.manifest, sums })
+    }
+
+    /// Returns the sum of the weights (for updates that are sums, of their contributors).
+    fn total_weight(&self) -> f64 {
+        let weights = self.waiting.values().map(|c| match c.header.reduction {
+            Reduction::None => c.weight,
+            _ => c.header.contributors as f64,
+        });
+        weights.sum()
+    }
+
+    /// Returns for each tensor whether all updates are added to it by their positions.
+    fn sparse(&self, divisor: Option<f64>) -> Vec<bool> {
+        let plain = self.options.precision == Precision::F32 && divisor.is_none_or(|d| d > 0.0);
+        let tensors = self.manifest.tensors();
+        let mut sparse: Vec<bool> = tensors.iter().map(|t| plain && t.dtype == Dtype::F32).collect();
+        for contribution in self.waiting.values() {
+            let mut touched = vec![false; sparse.len()];
+            for block in &contribution.blocks {
+                for tensor in tensors_of(block) {
+                    sparse[tensor] &= scatter::takes(block) && !std::mem::replace(&mut touched[tensor], true);
+                }
+            }
+        }
+        // A block is added in one way to all of its tensors.
+        loop {
+            let mut changed = false;
+            for block in self.waiting.values().flat_map(|c| &c.blocks) {
+                let of_block = &mut sparse[tensors_of(block)];
+                if of_block.contains(&true) && of_block.contains(&false) {
+                    of_block.fill(false);
+                    changed = true;
+                }
+            }
+            if !changed {
+                return sparse;
+            }
+        }
+    }
+
+    /// Reads the blocks that are added by their positions.
+    fn decode_sparse<'a>(
+        &self,
+        contribution: &'a Contribution,
+        sparse: &[bool],
+    ) -> Result<Vec<scatter::Decoded<'a>>> {
+        let budget = Budget::new(&self.options.limits);
+        let blocks = contribution.blocks.iter().filter(|block| sparse[tensors_of(block).start]);
+        let (sets, weight) = (&contribution.sets, contribution.weight);
+        blocks.map(|block| scatter::Decoded::new(block, &self.manifest, sets, &budget, weight)).collect()
     }
 
     fn header(&self, mean: bool) -> Result<UpdateHeader> {
@@ -211,7 +274,7 @@ impl Sum {
         headers::header(self.waiting.values().map(|c| &c.header), mean)
     }
 
-    fn accumulators(&self, mean: bool) -> Result<Vec<Linear>> {
+    fn accumulators(&self, mean: bool, sparse: &[bool]) -> Result<Vec<Total>> {
         let kind = |dtype: Dtype| match (dtype, self.options.precision) {
             (Dtype::Bool, _) => Err(Error::cannot_reduce("bool tensors have no sum")),
             _ if !dtype.is_float() && mean => {
@@ -227,24 +290,36 @@ impl Sum {
             let asked = info.elements().saturating_mul(each).saturating_add(info.bytes());
             bytes = bytes.saturating_add(asked);
             check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
+            if sparse[number] {
+                sums.push(Total::Elements(Vec::new()));
+                continue;
+            }
             sum.zeros(info.elements() as usize);
-            sums.push(sum);
+            sums.push(Total::Numbers(sum));
         }
         Ok(sums)
     }
 
-    /// Expands the update into `scratch`, which is zero, as a reader would. Returns which tensors it touches.
-    fn expand(&self, contribution: &Contribution, scratch: &mut [Vec<u8>]) -> Result<Vec<bool>> {
+    /// Expands the blocks that are not `sparse` into `scratch`, which is zero or empty, as a reader would.
+    /// Returns which tensors they touch.
+    fn expand(
+        &self,
+        contribution: &Contribution,
+        sparse: &[bool],
+        scratch: &mut [Vec<u8>],
+    ) -> Result<Vec<bool>> {
         let mut touched = vec![false; scratch.len()];
-        for block in &contribution.blocks {
+        for block in contribution.blocks.iter().filter(|block| !sparse[tensors_of(block).start]) {
             let space = self.manifest.space(block.scope, 0)?;
-            let first = block.scope.first() as usize;
             let start = match block.scope {
                 Scope::Range { start, .. } => start,
                 _ => 0,
             };
-            let tensors = first..first + space.lens.len();
+            let tensors = tensors_of(block);
             touched[tensors.clone()].fill(true);
+            for tensor in tensors.clone() {
+                scratch[tensor].resize(self.manifest.tensors()[tensor].bytes() as usize, 0);
+            }
             let data = scratch[tensors].iter_mut().zip(&space.lens);
             let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
             let budget = Budget::new(&self.options.limits);
@@ -252,6 +327,20 @@ impl Sum {
         }
         Ok(touched)
     }
+}
+
+/// Returns the numbers of the tensors of a decoded block.
+fn tensors_of(block: &Block) -> Range<usize> {
+    let first = block.scope.first() as usize;
+    first..first + block.scope.tensors() as usize
+}
+
+/// The sum of one tensor.
+#[derive(Debug, Clone)]
+enum Total {
+    /// Elements of an f32 tensor.
+    Elements(Vec<u8>),
+    Numbers(Linear),
 }
 
 impl Linear {
@@ -309,7 +398,7 @@ pub struct Reduced {
     /// 0 until the caller sets it.
     pub header: UpdateHeader,
     manifest: Arc<Manifest>,
-    sums: Vec<Linear>,
+    sums: Vec<Total>,
 }
 
 impl Reduced {
@@ -319,10 +408,23 @@ impl Reduced {
     /// # Errors
     /// [`InputErrorKind::CannotReduce`] with the tensor if an integer does not fit its type.
     pub fn tensors(&self) -> Result<Vec<TensorBuf>> {
-        let tensors = self.manifest.tensors().iter().zip(&self.sums).enumerate();
+        self.clone().into_tensors()
+    }
+
+    /// Returns what [`Self::tensors`] returns, without a copy of sparse sums.
+    ///
+    /// # Errors
+    /// The errors of [`Self::tensors`].
+    pub fn into_tensors(self) -> Result<Vec<TensorBuf>> {
+        let tensors = self.manifest.tensors().iter().zip(self.sums).enumerate();
         tensors
             .map(|(number, (info, sum))| {
-                let data = sum.to_elements(info.dtype).map_err(|e| e.in_tensor(number as u64))?;
+                let data = match sum {
+                    Total::Elements(data) => data,
+                    Total::Numbers(sum) => {
+                        sum.to_elements(info.dtype).map_err(|e| e.in_tensor(number as u64))?
+                    }
+                };
                 TensorBuf::new(info.dtype, info.shape.clone(), data)
             })
             .collect()
@@ -337,15 +439,23 @@ impl Reduced {
     pub fn blocks(&self) -> Result<Vec<Block>> {
         let mut blocks = Vec::new();
         for (number, (info, sum)) in self.manifest.tensors().iter().zip(&self.sums).enumerate() {
-            let (tensor, n) = (number as u64, sum.len() as u64);
+            let (tensor, n) = (number as u64, info.elements());
             for start in (0..n).step_by(BLOCK_LEN as usize) {
                 let len = BLOCK_LEN.min(n - start);
                 let scope = match len == n {
                     true => Scope::Tensor(tensor),
                     false => Scope::Range { tensor, start, len },
                 };
-                let values = sum.slice(start as usize..(start + len) as usize).into_values(info.dtype);
-                let values = values.map_err(|e| e.in_tensor(tensor))?;
+                let range = start as usize..(start + len) as usize;
+                let values = match sum {
+                    Total::Elements(data) => {
+                        let bytes = data[4 * range.start..4 * range.end].to_vec();
+                        Values::Floats(Floats { stored: Stored::Source, bytes })
+                    }
+                    Total::Numbers(sum) => {
+                        sum.slice(range).into_values(info.dtype).map_err(|e| e.in_tensor(tensor))?
+                    }
+                };
                 blocks.push(Block { scope, add: false, support: Support::All, values });
             }
         }
@@ -354,7 +464,7 @@ impl Reduced {
 }
 
 impl Linear {
-    fn slice(&self, range: std::ops::Range<usize>) -> Self {
+    fn slice(&self, range: Range<usize>) -> Self {
         match self {
             Self::F32(x) => Self::F32(x[range].to_vec()),
             Self::F64(x) => Self::F64(x[range].to_vec()),

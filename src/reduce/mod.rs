@@ -7,7 +7,7 @@
 //!   exist for this (ScaleCom, arXiv 2104.11125, section 3: "commutes with averaging").
 //! - [`merge`] adds sparse blocks with different positions. The result has the union of the positions, which
 //!   grows with the number of senders ("gradient build-up", the same section).
-//! - [`Sum`] takes updates of any kind, expands each as a reader would, and adds them in dense accumulators.
+//! - [`Sum`] takes updates of any kind, and gives the sum of what a reader would decode of each.
 //!
 //! Labels and names of codecs have no influence. Updates that cannot be summed are refused with the reason.
 
@@ -15,6 +15,7 @@ mod add;
 mod dense;
 mod headers;
 mod linear;
+mod scatter;
 mod sparse;
 
 pub use add::add;

@@ -133,6 +133,68 @@ fn a_sum_equals_the_sum_of_decoded_numbers_in_any_order_of_arrival() {
     assert_eq!(f32s(twice.tensors().unwrap()[0].data()), expected.iter().map(sixth).collect::<Vec<_>>());
 }
 
+/// Sums the same numbers twice: as sparse updates, and each decoded and sent again as raw elements.
+#[test]
+fn sparse_updates_give_the_bits_of_dense_ones() {
+    const LENS: [u64; 4] = [70_000, 3, 1, 40_000];
+    let infos =
+        |dtype| LENS.iter().enumerate().map(move |(i, &n)| TensorInfo::new(format!("t{i}"), dtype, [n]));
+    let all: u64 = LENS.iter().sum();
+    for (dtype, precision, mean, weighted) in [
+        (Dtype::F32, Precision::F32, false, false),
+        (Dtype::F32, Precision::F32, true, false),
+        (Dtype::F32, Precision::F32, true, true),
+        (Dtype::F32, Precision::F64, true, true),
+        (Dtype::Bf16, Precision::F32, true, true),
+    ] {
+        let manifest = Arc::new(Manifest::new(infos(dtype).collect()).unwrap());
+        let mut sums = [0; 2].map(|_| Sum::new(&manifest, SumOptions::default().with_precision(precision)));
+        for sender in 0..5u64 {
+            let chosen = |step| move |i: &u64| random::word(sender, u64::from(step), *i) % step < 2;
+            let number = |&i: &u64| match random::word(sender, 9, i) {
+                word if word % 97 == 0 => [f32::NAN, f32::INFINITY, -0.0, 1e-42][(word / 97 % 4) as usize],
+                word => (word as i32 as f32) * 2f32.powi((word % 40) as i32 - 50),
+            };
+            let sparse = |scope, n, step| {
+                let positions: Vec<u64> = (0..n).filter(chosen(step)).collect();
+                let bytes = positions.iter().flat_map(|i| number(i).to_le_bytes()).collect();
+                let values = Values::Floats(Floats { stored: Stored::F32, bytes });
+                Block { scope, add: false, support: Support::Sparse(Sparse { positions }), values }
+            };
+            // Senders cut the tensors into blocks in different ways. One has two blocks for the last tensor.
+            let mut blocks = match sender {
+                0 => vec![sparse(Scope::Tensors { first: 0, count: 4 }, all, 50)],
+                1 => vec![sparse(Scope::Tensors { first: 0, count: 2 }, 70_003, 9)],
+                2 => vec![sparse(Scope::Tensor(0), 70_000, 300), sparse(Scope::Tensor(3), 40_000, 3)],
+                3 => vec![sparse(Scope::Tensors { first: 1, count: 3 }, 40_004, 11)],
+                _ => vec![sparse(Scope::Tensor(2), 1, 2)],
+            };
+            if sender == 2 && weighted {
+                blocks.push(Block { add: true, ..sparse(Scope::Tensor(3), 40_000, 70) });
+            }
+            let header = UpdateHeader::default().with_sender(sender);
+            let weight = if weighted { 0.3 * (sender + 1) as f64 } else { 1.0 };
+            let sent = stream(&header, &manifest, &blocks, 1 << 20);
+            let raw =
+                gcodec::decode(&sent).unwrap().into_iter().enumerate().map(|(tensor, (_, decoded))| Block {
+                    scope: Scope::Tensor(tensor as u64),
+                    add: false,
+                    support: Support::All,
+                    values: Values::Floats(Floats { stored: Stored::Source, bytes: decoded.data().to_vec() }),
+                });
+            take(&mut sums[0], &sent, weight).unwrap();
+            take(&mut sums[1], &stream(&header, &manifest, &raw.collect::<Vec<_>>(), 1 << 20), weight)
+                .unwrap();
+        }
+        let [one, two] = sums.map(|sum| sum.finish(mean).unwrap());
+        assert_eq!(one.blocks().unwrap(), two.blocks().unwrap(), "{dtype:?} {precision:?} {mean} {weighted}");
+        let tensors = one.tensors().unwrap();
+        assert_eq!(tensors, two.tensors().unwrap());
+        assert_eq!(tensors, one.into_tensors().unwrap());
+        assert!(tensors[0].data().iter().any(|&b| b != 0));
+    }
+}
+
 #[test]
 fn weights_scale_and_a_mean_divides_by_them() {
     let manifest = manifest(Dtype::F32);

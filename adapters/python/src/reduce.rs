@@ -70,9 +70,10 @@ fn sum(
     }
     let Some((sum, manifest)) = sum else { return Ok(None) };
     let reduced = sum.finish(settings.mean).map_err(|e| (None, e))?;
-    let tensors = reduced.tensors().map_err(|e| (None, e))?;
+    let header = reduced.header.clone();
+    let tensors = reduced.into_tensors().map_err(|e| (None, e))?;
     let names = manifest.tensors().iter().map(|t| t.name.clone());
-    Ok(Some((reduced.header, names.zip(tensors).collect())))
+    Ok(Some((header, names.zip(tensors).collect())))
 }
 
 /// Returns the parts of the last update of a whole stream.
