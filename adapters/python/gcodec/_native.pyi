@@ -180,7 +180,13 @@ class Dgc:
 @final
 class ScaleCom:
     def __new__(
-        cls, tensors: list[tuple[str, tuple[int, ...]]], rank: int, world: int, codec: str, beta: float
+        cls,
+        tensors: list[tuple[str, tuple[int, ...]]],
+        rank: int,
+        world: int,
+        codec: str,
+        beta: float,
+        chunk: int | None = None,
     ) -> ScaleCom: ...
     def leader(self, step: int) -> int: ...
     def begin(self, step: int, gradients: _Given, used: list[bool]) -> Encoded | None: ...

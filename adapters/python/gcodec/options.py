@@ -58,10 +58,10 @@ class Options:
     header: UpdateHeader | None = None
     """Step, round and sender of the update. Default: None, all numbers 0."""
     non_finite: NonFinite = None
-    """NaN and infinity under a lossy codec: `reject` raises InputError, `zero` encodes them as 0. `propagate`,
-    for trainers whose processes exchange updates: all processes get NaN, and their residuals stay as they
-    were, so that the step can be skipped. Default: None, which is `propagate` in `gcodec.torch.State`,
-    otherwise `reject`."""
+    """NaN and infinity under a lossy codec: `reject` raises InputError, `zero` encodes them as 0.
+    `propagate`, for trainers whose processes exchange updates: all processes get NaN, and their residuals
+    stay as they were, so that the step can be skipped. Default: None, which is `propagate` in
+    `gcodec.torch.State`, otherwise `reject`."""
     order: Order = field(default=None, compare=False)
     """Order of the tensors in the stream. Streams can be summed only if their orders agree, and frameworks
     differ: JAX sorts the keys of a dict, PyTorch does not. `name` sorts all names; a sequence lists all

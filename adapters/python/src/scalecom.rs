@@ -31,8 +31,9 @@ pub(crate) struct ScaleCom {
 #[pymethods]
 impl ScaleCom {
     /// `tensors`: names and shapes. `codec`: a top-k codec, for the number of elements and the scope of the
-    /// choice.
+    /// choice. `chunk`: the number of elements of which one is chosen instead.
     #[new]
+    #[pyo3(signature = (tensors, rank, world, codec, beta, chunk=None))]
     fn new(
         py: Python<'_>,
         tensors: Vec<(String, Vec<u64>)>,
@@ -40,13 +41,15 @@ impl ScaleCom {
         world: u64,
         codec: &str,
         beta: f32,
+        chunk: Option<u64>,
     ) -> PyResult<Self> {
         let Codec::TopK(TopK { amount, selection, .. }) = parse(py, codec)? else {
             return Err(errors::input(py, "ScaleCom needs a topk codec for its choice"));
         };
-        let choice = match selection {
-            Selection::Global => Choice::TopK(amount),
-            Selection::Tensor => Choice::TopKOfEach(amount),
+        let choice = match (chunk, selection) {
+            (Some(chunk), _) => Choice::PerChunk(chunk),
+            (None, Selection::Global) => Choice::TopK(amount),
+            (None, Selection::Tensor) => Choice::TopKOfEach(amount),
         };
         let infos: Vec<_> =
             tensors.into_iter().map(|(name, shape)| TensorInfo::new(name, Dtype::F32, shape)).collect();

@@ -51,9 +51,9 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return out
 
 
-def residuals(state: gcodec.torch.State) -> dict[str, torch.Tensor]:
+def all_residuals(state: gcodec.torch.State) -> dict[str, torch.Tensor]:
     saved = state.state_dict()
-    kept = saved.get("feedback", saved.get("scalecom")) if "dgc" not in saved else saved["dgc"]["tensors"]
+    kept = saved.get("feedback", {}) | saved.get("scalecom", {}) | saved.get("dgc", {"tensors": {}})["tensors"]
     return {name: tensor.double() for name, tensor in kept.items() if "#" not in name}
 
 
@@ -73,7 +73,7 @@ class Books:
 
     def lost(self, state: gcodec.torch.State) -> float:
         """Returns the part of the gradient that is neither applied nor kept: a ratio of norms."""
-        kept, squares, missing = residuals(state), 0.0, 0.0
+        kept, squares, missing = all_residuals(state), 0.0, 0.0
         for name, given in self.given.items():
             mean = torch.stack([given, kept.get(name, torch.zeros_like(given))])
             dist.all_reduce(mean)
@@ -106,9 +106,7 @@ def branches(rank: int, world: int) -> dict[str, Any]:
 
 
 def snapshot(state: gcodec.torch.State) -> dict[str, bytes]:
-    saved = state.state_dict()
-    tensors = saved.get("feedback", saved.get("scalecom", saved.get("dgc", {}).get("tensors")))
-    return {name: tensor.numpy().tobytes() for name, tensor in (tensors or {}).items()}
+    return {name: tensor.numpy().tobytes() for name, tensor in all_residuals(state).items()}
 
 
 PROPAGATE: dict[str, dict[str, Any]] = {
@@ -323,3 +321,72 @@ def mixed(rank: int, world: int) -> dict[str, Any]:
     dist.barrier()
     del ddp
     return out
+
+
+SCHEDULES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dense first": (gcodec.torch.Schedule({0: "raw", 2: gcodec.TopK(density=0.2), 5: "topk:density=0.02"}), {}),
+    "scalecom later": (gcodec.torch.Schedule({0: "topk:density=0.1", 3: gcodec.torch.ScaleCom(0.05)}), {}),
+    "scalecom first": (gcodec.torch.Schedule({0: gcodec.torch.ScaleCom(0.1), 3: "sbc:density=0.05", 6: gcodec.torch.ScaleCom(0.02)}), {}),
+    "chunks": (gcodec.torch.ScaleCom(chunk=50), {}),
+    "rules": (gcodec.torch.ScaleCom(density=0.05), {"rules": {"*.bias": "topk:k=2"}}),
+    "all ruled": (gcodec.torch.ScaleCom(density=0.05), {"rules": {"*": "topk:density=0.1"}}),
+}
+
+
+def scheduled(rank: int, world: int) -> dict[str, Any]:
+    """Codecs that follow each other, and ScaleCom's other choices. Nothing is lost, and NaN changes
+    nothing."""
+    out: dict[str, Any] = {}
+    for name, (codec, keywords) in SCHEDULES.items():
+        model = network(0)
+        ddp = DistributedDataParallel(model)
+        state = gcodec.torch.State(model, codec, **keywords)
+        ddp.register_comm_hook(state, gcodec.torch.hook)
+        books, sent, kept = Books(model), [], []
+        for step, (pixels, labels) in enumerate(batches(0, rank, world, 9)):
+            before = state.profile.sent
+            if step == 4:
+                # In another process, with the state so far.
+                state.load_state_dict(copy.deepcopy(state.state_dict()))
+            if step == 7:
+                there = {name: tensor.sum() for name, tensor in all_residuals(state).items()}
+                handle = model[0].bias.register_hook(lambda g: g * (float("nan") if rank == 1 else 1.0))
+                backward(ddp, pixels, labels)
+                handle.remove()
+                kept = [all(bool(g.isnan().all()) for g in gradients(model).values())]
+                kept.append(all(bool(there[name] == tensor.sum()) for name, tensor in all_residuals(state).items()))
+                continue
+            books.give(pixels, labels)
+            backward(ddp, pixels, labels)
+            got = gradients(model)
+            books.take(got)
+            sent.append(state.profile.sent - before)
+        out[name] = {"lost": books.lost(state), "sent": sent, "kept": kept, "names": sorted(all_residuals(state))}
+        dist.barrier()
+        del ddp
+    return out
+
+
+def masked(rank: int, world: int) -> dict[str, Any]:
+    """Sparse Binary Compression with delay and momentum masking, as DiLoCo."""
+    model = network(0)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    outer = torch.optim.SGD(model.parameters(), lr=1.0)
+    codec = gcodec.Sbc(density=0.05)
+    diloco = gcodec.torch.DiLoCo(model, outer, codec, every=3, mask=inner)
+    seen = []
+    for pixels, labels in batches(2, rank, world, 9):
+        inner.zero_grad()
+        backward(model, pixels, labels)
+        inner.step()
+        before = {n: inner.state[p]["momentum_buffer"].clone() for n, p in model.named_parameters()}
+        state = diloco.state_dict()
+        kept = state["exchange"]["feedback"]
+        wanted = {n: state["anchor"][n] - p.detach() + kept.get(n, 0) for n, p in model.named_parameters()}
+        exchanged = diloco.step()
+        left = diloco.state_dict()["exchange"]["feedback"]
+        for n, p in model.named_parameters():
+            sent = left[n] != wanted[n] if exchanged else torch.zeros_like(p, dtype=torch.bool)
+            now = inner.state[p]["momentum_buffer"]
+            seen.append(bool(torch.equal(now, torch.where(sent, 0, before[n]))) and bool(sent.any()) == exchanged)
+    return {"seen": seen, "bits": bits(model), "exchanges": diloco.profile.exchanges}

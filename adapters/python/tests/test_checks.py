@@ -120,6 +120,23 @@ def test_a_compiled_distributed_model_is_the_model() -> None:
     assert list(gcodec.torch.State(ddp, "topk")._parameters) == ["0.weight", "0.bias", "2.weight", "2.bias"]
 
 
+def test_schedules_and_choices_are_checked() -> None:
+    for stages in ({}, {1: "raw"}, {0: "raw", -3: "topk"}):
+        with pytest.raises(gcodec.InputError, match="use whole numbers, the first of them 0"):
+            gcodec.torch.Schedule(stages)  # type: ignore[arg-type]
+    with pytest.raises(gcodec.InputError, match="a schedule has a Dgc: use codecs and ScaleCom"):
+        gcodec.torch.Schedule({0: "raw", 9: gcodec.Dgc()})  # type: ignore[dict-item]
+    with pytest.raises(gcodec.InputError, match="deltas have no mean"):
+        gcodec.torch.State(network(0), gcodec.torch.Schedule({0: "raw", 9: "delta"}))
+    for settings, message in (
+        ({"chunk": 0}, "chunk of ScaleCom is 0"), ({"chunk": 5, "k": 3}, "k and chunk"), ({"beta": 0.0}, "beta of ScaleCom is 0.0")
+    ):  # fmt: skip
+        with pytest.raises(gcodec.InputError, match=message):
+            gcodec.torch.ScaleCom(**settings)
+    with pytest.raises(gcodec.InputError, match="feedback cannot be False"):
+        gcodec.torch.State(network(0), gcodec.torch.ScaleCom(), feedback=False)
+
+
 def test_settings_that_cannot_work_are_refused() -> None:
     with pytest.raises(gcodec.InputError, match="Dgc clips for 4 workers, and the group has 1: set workers=1"):
         gcodec.torch.State(network(0), gcodec.Dgc(clip=1.0, workers=4))

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import pickle
+import re
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
+from conftest import ROOT
 
 import gcodec
+import gcodec.torch
 from gcodec import _native
 from gcodec.codecs import numbered
 
@@ -108,3 +115,35 @@ def test_dgc_has_the_librarys_defaults() -> None:
     for wrong in ({"density": 0}, {"momentum": 1.0}, {"clip": -1.0}, {"workers": 0}):
         with pytest.raises(gcodec.InputError):
             gcodec.Dgc(**wrong)
+
+
+PAGE = (ROOT / "docs/python-codecs.md").read_text()
+
+
+def call(kind: Callable[..., Any]) -> str:
+    """Returns a call with all arguments and their defaults."""
+    parameters = inspect.signature(kind).parameters.values()
+    plain = inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in parameters])
+    return f"{kind.__name__}{plain}"
+
+
+def test_the_page_has_every_codec_with_its_defaults() -> None:
+    for kind in gcodec.CODECS:
+        assert f"| `{call(kind)}` |" in PAGE, call(kind)
+    assert f"| `{call(gcodec.Dgc)}` |" in PAGE, call(gcodec.Dgc)
+    for kind in (gcodec.torch.ScaleCom, gcodec.torch.Schedule):
+        assert f"| `torch.{call(kind)}` |" in PAGE, call(kind)
+
+
+def test_the_page_has_the_messages_of_mistakes() -> None:
+    names = {
+        **{name: getattr(gcodec, name) for name in ("TopK", "Dgc", "Feedback", "encode")},
+        "integers": np.arange(2), "nan": np.array([0, np.nan], "f"), "floats": np.ones(2, "f"), "doubles": np.ones(2),
+    }  # fmt: skip
+    rows = re.findall(r"^\| `([^`]+)` \| (`+)(.*?)\2(?:, of the kind `(\w+)`)? \|$", PAGE, re.MULTILINE)
+    assert len(rows) == 12, rows
+    for mistake, _, message, kind in rows:
+        with pytest.raises(gcodec.InputError) as caught:
+            eval(mistake, names)
+        assert str(caught.value).startswith(message.removesuffix("..")), (mistake, caught.value)
+        assert caught.value.kind == (kind or "input"), mistake

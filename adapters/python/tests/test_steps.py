@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from step_ranks import PROPAGATE, SENDERS
+from step_ranks import PROPAGATE, SCHEDULES, SENDERS
 from torch_ranks import ranks
 
 # Of sums of 24 gradients in f32.
@@ -38,6 +38,28 @@ def test_all_ranks_get_nan_and_keep_their_residuals(not_finite: list[dict[str, A
     for result in not_finite:
         assert result[sender]["seen"] == [True, True] and result[sender]["skipped"] == 1
         assert result[sender]["lost"] < ROUNDING
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return ranks(tmp_path_factory.mktemp("scheduled"), 2, "step_ranks:scheduled")
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_residuals_go_on_from_codec_to_codec(scheduled: list[dict[str, Any]], name: str) -> None:
+    for result in scheduled:
+        assert result[name]["lost"] < ROUNDING and result[name]["kept"] == [True, True], result[name]
+        assert result[name]["names"] == ["0.bias", "0.weight", "2.bias", "2.weight"]
+    if name == "dense first":
+        # The first message also has the settings.
+        _, raw, *middle = scheduled[0][name]["sent"]
+        assert raw > 4 * 3610 and all(n < raw / 4 for n in middle) and middle[-1] < middle[0] / 4
+
+
+def test_momentum_restarts_where_an_element_is_sent(tmp_path: Path) -> None:
+    one, two = ranks(tmp_path, 2, "step_ranks:masked")
+    assert all(one["seen"]) and all(two["seen"]) and one["exchanges"] == 3
+    assert one["bits"] == two["bits"]
 
 
 def test_training_goes_on_after_an_error(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ def refusals(rank: int, world: int) -> int:
     state = gcodec.torch.State(model, "topk")
     wrong: list[Callable[[], Any]] = [
         lambda: gcodec.torch.State(model, "delta"),
-        lambda: gcodec.torch.State(model, gcodec.torch.ScaleCom(), rules={"*": "raw"}),
+        lambda: gcodec.torch.State(model, gcodec.torch.ScaleCom(), feedback=False),
         lambda: state.load_state_dict(gcodec.torch.State(model, gcodec.torch.ScaleCom()).state_dict()),
         lambda: gcodec.torch.DiLoCo(model, sgd, "topk", every=0),
         lambda: gcodec.torch.DiLoCo(network(1), sgd, "topk", every=1),

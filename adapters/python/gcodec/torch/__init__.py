@@ -16,5 +16,6 @@ from gcodec.torch.ddp import State, hook
 from gcodec.torch.diloco import DiLoCo
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.schedule import Schedule
 
-__all__ = ["DiLoCo", "Profile", "ScaleCom", "State", "hook"]
+__all__ = ["DiLoCo", "Profile", "ScaleCom", "Schedule", "State", "hook"]

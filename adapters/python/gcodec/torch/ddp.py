@@ -17,6 +17,7 @@ from gcodec.torch.exchange import USED, Exchange
 from gcodec.torch.names import described, parameters_of
 from gcodec.torch.ranks import NotFinite, Profile
 from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.schedule import Schedule
 
 
 class State:
@@ -35,12 +36,12 @@ class State:
 
     Args:
         model: the model, with or without DistributedDataParallel or `torch.compile` around it.
-        codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`. Codecs that round or draw at
-            random do so independently at each step and rank.
-        options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter), feedback (True,
-            False, or a `Feedback` to use; default True; `Dgc` and `ScaleCom` hold their own residuals),
-            non_finite (on `reject` all ranks raise; default `propagate`), limits (on the streams of other
-            ranks).
+        codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`; or a `Schedule`. Codecs that
+            round or draw at random do so independently at each step and rank.
+        options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter; beside a
+            `ScaleCom`, for the parameters that it leaves out), feedback (True, False, or a `Feedback` to use;
+            default True; `Dgc` and `ScaleCom` hold their own residuals), non_finite (on `reject` all ranks
+            raise; default `propagate`), limits (on the streams of other ranks).
         scaler: the `GradScaler` that scales the loss, if there is one. Residuals are then kept in the unit
             of the gradients without its scale, which changes from step to step. Default: None.
         group: the process group. Default: None, the default group.
@@ -54,7 +55,7 @@ class State:
     def __init__(
         self,
         model: torch.nn.Module,
-        codec: Codec | str | Dgc | ScaleCom,
+        codec: Codec | str | Dgc | ScaleCom | Schedule,
         options: Options | None = None,
         *,
         scaler: torch.amp.GradScaler | None = None,

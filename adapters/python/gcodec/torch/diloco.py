@@ -16,6 +16,7 @@ from gcodec.torch.exchange import USED, Exchange
 from gcodec.torch.names import described, parameters_of, plain, some
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.schedule import Schedule
 
 
 class DiLoCo:
@@ -38,16 +39,21 @@ class DiLoCo:
         outer: a PyTorch optimizer over the model's parameters.
         codec, options, keywords, group, profile: as in `State`.
         every: inner steps between exchanges, at least 1.
+        mask: the inner optimizer, whose momentum restarts at zero in every element that an exchange sends of
+            this rank (momentum masking, as in arXiv 1805.08768, algorithm 1, and 1712.01887, section 3.3).
+            With `Sbc` as codec and plain SGD with the learning rate 1 as outer optimizer, this is Sparse
+            Binary Compression with a delay of `every` steps. Default: None, no masking.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         outer: torch.optim.Optimizer,
-        codec: Codec | str | Dgc | ScaleCom,
+        codec: Codec | str | Dgc | ScaleCom | Schedule,
         options: Options | None = None,
         *,
         every: int,
+        mask: torch.optim.Optimizer | None = None,
         group: dist.ProcessGroup | None = None,
         profile: int = 0,
         **keywords: Unpack[OptionKeywords],
@@ -63,6 +69,9 @@ class DiLoCo:
         mine = {id(p) for p in self._parameters.values()}
         if mine != {id(p) for settings in outer.param_groups for p in settings["params"] if p.requires_grad}:
             raise InputError("the outer optimizer does not have exactly the model's trainable parameters")
+        if mask is not None and isinstance(codec, (Dgc, ScaleCom, Schedule)):
+            raise InputError(f"mask needs a codec that sends elements of its own choice in frames, which {type(codec).__name__} does not")
+        self._mask = mask
         self._anchor = self._now()
         self._inner = 0
 
@@ -97,8 +106,19 @@ class DiLoCo:
         with torch.enable_grad():
             self._outer.step()
         self._outer.zero_grad(set_to_none=True)
+        self._mask_momenta()
         self._anchor, self._inner = self._now(), 0
         return True
+
+    def _mask_momenta(self) -> None:
+        """Clears the inner optimizer's momentum where this rank's update has elements."""
+        if self._mask is None:
+            return
+        for name, sent in self._exchange.sent().items():
+            state = self._mask.state.get(self._parameters[name], {})
+            for key in ("momentum_buffer", "exp_avg"):
+                if isinstance(momentum := state.get(key), torch.Tensor):
+                    momentum[sent.to(momentum.device) != 0] = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns this rank's part of a checkpoint, apart from the model's and the optimizers' states."""

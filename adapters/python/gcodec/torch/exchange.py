@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
+from gcodec.oneshot import decode
 from gcodec.options import Options
 from gcodec.reduction import reduce
 from gcodec.tensors import convert, given
@@ -24,6 +26,7 @@ from gcodec.torch.handshake import check, greeting
 from gcodec.torch.names import Tensors, own
 from gcodec.torch.ranks import NotFinite, Profile, Ranks
 from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.schedule import Schedule
 from gcodec.update import PART_BYTES, check_rules, native_update
 
 USED = ("rules", "feedback", "non_finite", "limits")
@@ -39,7 +42,7 @@ class Exchange:
     def __init__(
         self,
         owner: str,
-        codec: Codec | str | Dgc | ScaleCom,
+        codec: Codec | str | Dgc | ScaleCom | Schedule,
         options: Options,
         tensors: Tensors,
         group: dist.ProcessGroup | None,
@@ -51,32 +54,37 @@ class Exchange:
         self._propagate = options.non_finite == "propagate"
         self._ranks = Ranks(group)
         self._met = False
+        self._sent = memoryview(b"")
         self.step = 0
-        self._check_codec()
+        stages = list(codec.stages.values()) if isinstance(codec, Schedule) else [codec]
+        for stage in stages:
+            self._check_codec(stage)
         check_rules(owner, self._rules, tensors)
+        # Tensors that a ScaleCom leaves to codecs of their own.
+        self._ruled = {name for name in tensors if any(fnmatchcase(name, glob) for glob in self._rules)}
+        self._has_sets = any(isinstance(stage, ScaleCom) for stage in stages)
+        has_frames = bool(self._rules) or not all(isinstance(stage, (Dgc, ScaleCom)) for stage in stages)
         self._feedback: Feedback | None = None
-        if not isinstance(codec, (Dgc, ScaleCom)) and options.feedback is not False:
+        if has_frames and options.feedback is not False:
             self._feedback = options.feedback if isinstance(options.feedback, Feedback) else Feedback()
             # Residuals that the caller gives must be of this model too.
             known = self._feedback.state_dict()
             if list(renamed := own(known, tensors)) != list(known):
                 self._feedback.load_state_dict(renamed)
-        # A ScaleCom worker is made at the first exchange, and then loads its memory.
-        self._scalecom: _native.ScaleCom | None = None
+        # A ScaleCom worker is made at its first exchange, and then loads its memory.
+        self._scalecom: tuple[ScaleCom, _native.ScaleCom] | None = None
         self._memory: dict[str, Any] = {}
 
-    def _check_codec(self) -> None:
-        codec, world = self._codec, self._ranks.world
-        if isinstance(codec, (Dgc, ScaleCom)):
-            if isinstance(self._options.feedback, Feedback):
-                raise InputError(f"{type(codec).__name__} holds its own residuals: it takes no feedback")
-            if self._rules:
-                raise InputError(f"{type(codec).__name__} takes no rules: it compresses every tensor in the same way")
+    def _check_codec(self, codec: Codec | str | Dgc | ScaleCom) -> None:
+        world, feedback = self._ranks.world, self._options.feedback
+        if isinstance(codec, (Dgc, ScaleCom)) and isinstance(feedback, Feedback):
+            raise InputError(f"{type(codec).__name__} holds its own residuals: it takes no feedback")
         if isinstance(codec, ScaleCom):
-            if not 0 < codec.beta <= 1:
-                raise InputError(f"beta of ScaleCom is {codec.beta}: use more than 0, at most 1")
-            _ = codec.spec
+            if feedback is False:
+                raise InputError("ScaleCom needs its residuals: feedback cannot be False")
         elif isinstance(codec, Dgc):
+            if self._rules:
+                raise InputError("Dgc takes no rules: it compresses every tensor in the same way")
             own(codec.state_dict()["tensors"], self._tensors)
             workers = codec.settings["workers"]
             if codec.settings["clip"] is not None and workers != world:
@@ -91,7 +99,7 @@ class Exchange:
             raise TypeError("a process group cannot be pickled or copied: use the default group, or save state_dict()")
         # `kept` has the residuals and the codec's state.
         owner, codec, options, *rest = self._settings
-        options = replace(options, feedback=self._feedback is not None)
+        options = replace(options, feedback=options.feedback is not False)
         return {"settings": (owner, codec, options, *rest), "kept": self.state_dict(), "profile": self.profile}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -133,10 +141,7 @@ class Exchange:
             dtypes = {name: tensor.dtype for name, tensor in tensors.items()} if scale != 1 else {}
             if dtypes:
                 tensors = {name: _divided(tensor, scale) for name, tensor in tensors.items()}
-            if isinstance(self._codec, ScaleCom):
-                means = self._by_set(self._codec, tensors, held, error)
-            else:
-                means = self._by_frames(self._codec, tensors, inner_steps, held, error)
+            means = self._means(tensors, inner_steps, held, scale, error)
             for name, dtype in dtypes.items():
                 means[name] = (means[name] * scale).to(dtype)
             if self._propagate and not all(map(_is_finite, means.values())):
@@ -152,6 +157,41 @@ class Exchange:
         self._commit()
         self._count(start, known)
         return means
+
+    def _means(
+        self,
+        tensors: dict[str, torch.Tensor],
+        inner_steps: int,
+        held: Collection[str],
+        scale: float,
+        error: Exception | None,
+    ) -> dict[str, torch.Tensor]:
+        codec = self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
+        if not isinstance(codec, ScaleCom):
+            self._leave_set()
+            return self._by_frames(codec, tensors, inner_steps, held, error)
+        others = {name: tensor for name, tensor in tensors.items() if name not in self._ruled}
+        worker, means = None, {}
+        by_set = len(self._ruled) < len(self._tensors)
+        if by_set and error is None:
+            try:
+                worker = self._worker(codec, others)
+            except Exception as e:
+                error = e
+        if self._ruled:
+            framed = {name: tensor for name, tensor in tensors.items() if name in self._ruled}
+            means = self._by_frames("lossless", framed, inner_steps, held, error)
+            # The worker's step cannot be taken back once it is finished.
+            if self._propagate and not all(_is_finite(mean * scale) for mean in means.values()):
+                raise NotFinite
+        if by_set:
+            means |= self._by_set(worker, others, held, scale, error)
+        return means
+
+    def sent(self) -> dict[str, torch.Tensor]:
+        """Returns this rank's last update, as receivers decode it."""
+        tensors: dict[str, torch.Tensor] = decode(self._sent, framework="torch", limits=self._limits)
+        return tensors
 
     def _count(self, start: float, known: float) -> None:
         """Counts an exchange that began at `start`, when the profile had accounted for `known` seconds."""
@@ -172,7 +212,7 @@ class Exchange:
         mine = greeting(
             self._tensors,
             world=self._ranks.world,
-            codec=str(codec) if isinstance(codec, ScaleCom) else codec.settings if isinstance(codec, Dgc) else spec_of(codec),
+            codec=_text(codec),
             rules=[(glob, spec_of(rule)) for glob, rule in self._rules.items()],
             feedback=kept,
             non_finite=self._options.non_finite,
@@ -201,6 +241,7 @@ class Exchange:
         head = bytes(frames[: _native.head_bytes(frames)]) if encoded else b""
         sizes = self._ranks.sizes(len(frames) - len(head), error, self._propagate)
         streams = self._ranks.gather_frames(head, frames[len(head) :], sizes)
+        self._sent = streams[self._ranks.rank]
         start = time.perf_counter()
         mean = reduce(streams, mean=True, limits=self._limits)
         self.profile.coding += time.perf_counter() - start
@@ -230,14 +271,18 @@ class Exchange:
         return encoded
 
     def _by_set(
-        self, codec: ScaleCom, tensors: dict[str, torch.Tensor], held: Collection[str], error: Exception | None
+        self,
+        worker: _native.ScaleCom | None,
+        tensors: dict[str, torch.Tensor],
+        held: Collection[str],
+        scale: float,
+        error: Exception | None,
     ) -> dict[str, torch.Tensor]:
         found = None
         start = time.perf_counter()
-        if error is None:
+        if worker is not None and error is None:
             try:
                 wide = {name: tensor.float() for name, tensor in tensors.items()}
-                worker = self._worker(codec, wide)
                 found = worker.begin(self.step, given(wide), [name not in held for name in wide])
             except Exception as e:
                 error = e
@@ -245,11 +290,12 @@ class Exchange:
         leader = self.step % self._ranks.world
         size = self._ranks.sizes(len(memoryview(found or b"")), error, self._propagate)[leader]
         index_set = self._ranks.broadcast(memoryview(found or b""), size, leader)
+        assert worker is not None, "an error is raised on all ranks"
         start = time.perf_counter()
         values: torch.Tensor = worker.take_set(index_set, self._limits).torch()
         self.profile.coding += time.perf_counter() - start
         mean = self._ranks.mean_of(values)
-        if self._propagate and not _is_finite(mean):
+        if self._propagate and not _is_finite(mean * scale):
             raise NotFinite
         start = time.perf_counter()
         out = {name: convert(tensor, "torch") for name, tensor in worker.finish(given({"mean": mean}))}
@@ -257,15 +303,36 @@ class Exchange:
         return out
 
     def _worker(self, codec: ScaleCom, tensors: dict[str, torch.Tensor]) -> _native.ScaleCom:
+        if self._scalecom is not None and self._scalecom[0] is not codec:
+            self._leave_set()
         if self._scalecom is None:
             shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
-            worker = _native.ScaleCom(shapes, self._ranks.rank, self._ranks.world, codec.spec, codec.beta)
-            worker.load(given(self._memory))
-            self._scalecom, self._memory = worker, {}
-        return self._scalecom
+            ranks = self._ranks
+            worker = _native.ScaleCom(shapes, ranks.rank, ranks.world, codec.spec, codec.beta, codec.chunk)
+            kept = {} if self._feedback is None else self._feedback.state_dict("torch")
+            worker.load(given(self._memory | {name: kept.pop(name) for name in tensors if name in kept}))
+            if self._feedback is not None:
+                self._feedback.load_state_dict(kept)
+            self._scalecom, self._memory = (codec, worker), {}
+        return self._scalecom[1]
+
+    def _leave_set(self) -> None:
+        """Moves the residuals of a ScaleCom to where codecs have theirs, if there are such codecs."""
+        memory, self._scalecom, self._memory = self._set_memory(), None, {}
+        if self._feedback is None:
+            self._memory = memory
+        elif memory:
+            self._feedback.load_state_dict(self._feedback.state_dict("torch") | memory)
+
+    def _set_memory(self) -> dict[str, Any]:
+        """Returns the residuals of the ScaleCom."""
+        if self._scalecom is None:
+            return self._memory
+        return {name: convert(tensor, "torch") for name, tensor in self._scalecom[1].save()}
 
     def _commit(self) -> None:
-        """Accepts the change of the sender state. ScaleCom's worker changes only when its step is finished."""
+        """Accepts the change of the sender state. ScaleCom's worker changes only when its step is
+        finished."""
         for memory in self._memories():
             memory.commit()
 
@@ -274,7 +341,7 @@ class Exchange:
         for memory in self._memories():
             memory.undo()
         if self._scalecom is not None:
-            self._scalecom.abort()
+            self._scalecom[1].abort()
 
     def _memories(self) -> list[_native.Feedback | _native.Dgc]:
         if isinstance(self._codec, Dgc):
@@ -285,16 +352,15 @@ class Exchange:
         state: dict[str, Any] = {"step": self.step, "rank": self._ranks.rank, "world": self._ranks.world}
         if self._feedback is not None:
             state["feedback"] = self._feedback.state_dict("torch")
-        elif isinstance(self._codec, Dgc):
+        if isinstance(self._codec, Dgc):
             state["dgc"] = self._codec.state_dict("torch")
-        elif isinstance(self._codec, ScaleCom):
-            saved = {n: convert(t, "torch") for n, t in self._scalecom.save()} if self._scalecom else self._memory
-            state["scalecom"] = saved
+        if self._has_sets:
+            state["scalecom"] = self._set_memory()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         kinds = {"feedback": self._feedback is not None, "dgc": isinstance(self._codec, Dgc)}
-        kinds["scalecom"] = isinstance(self._codec, ScaleCom)
+        kinds["scalecom"] = self._has_sets
         expected = {"step", "rank", "world"} | {kind for kind, used in kinds.items() if used}
         if set(state) != expected:
             raise InputError(f"the state has {sorted(state)}, but this codec needs {sorted(expected)}: use the codec that saved it")
@@ -304,17 +370,22 @@ class Exchange:
                 f"the state is of rank {there[0]} of {there[1]}, and this is rank {here[0]} of {here[1]}: save and load one "
                 "file for each rank, or begin without the residuals"
             )
-        if self._feedback is not None:
-            self._feedback.load_state_dict(own(state["feedback"], self._tensors))
-        elif isinstance(self._codec, Dgc):
+        feedback, memory = (own(state.get(kind, {}), self._tensors) for kind in ("feedback", "scalecom"))
+        if isinstance(self._codec, Dgc):
             self._codec.load_state_dict({**state["dgc"], "tensors": own(state["dgc"]["tensors"], self._tensors)})
-        elif isinstance(self._codec, ScaleCom):
-            memory = own(state["scalecom"], self._tensors)
-            if self._scalecom is not None:
-                self._scalecom.load(given(memory))
-            else:
-                self._memory = memory
+        if self._feedback is not None:
+            self._feedback.load_state_dict(feedback)
+        self._scalecom, self._memory = None, memory
         self.step = int(state["step"])
+
+
+def _text(codec: Codec | str | Dgc | ScaleCom | Schedule) -> Any:
+    """Returns the settings of a codec for the comparison between ranks."""
+    if isinstance(codec, Schedule):
+        return [(first, _text(stage)) for first, stage in sorted(codec.stages.items())]
+    if isinstance(codec, Dgc):
+        return codec.settings
+    return str(codec) if isinstance(codec, ScaleCom) else spec_of(codec)
 
 
 def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:

@@ -1,0 +1,36 @@
+"""Codecs that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gcodec.codecs import Codec
+from gcodec.errors import InputError
+from gcodec.torch.scalecom import ScaleCom
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Codecs that follow each other, for instance a dense one in the first steps and sparse ones then.
+
+        gcodec.torch.Schedule({0: "raw", 500: gcodec.TopK(density=0.1), 1000: gcodec.TopK(density=0.01)})
+
+    Residuals go on from one codec to the next. `Dgc` has a warm-up of its own.
+
+    Attributes:
+        stages: codecs by the number of the first exchange in which they are used, from 0 on.
+    """
+
+    stages: Mapping[int, Codec | str | ScaleCom]
+
+    def __post_init__(self) -> None:
+        if 0 not in self.stages or not all(isinstance(first, int) and first >= 0 for first in self.stages):
+            raise InputError(f"a schedule begins at the exchanges {list(self.stages)}: use whole numbers, the first of them 0")
+        for codec in self.stages.values():
+            if not isinstance(codec, (Codec, str, ScaleCom)):
+                raise InputError(f"a schedule has a {type(codec).__name__}: use codecs and ScaleCom. Dgc has a warm-up of its own")
+
+    def at(self, exchange: int) -> Codec | str | ScaleCom:
+        """Returns the codec of an exchange."""
+        return self.stages[max(first for first in self.stages if first <= exchange)]
