@@ -7,11 +7,12 @@ use crate::error::{Error, LimitError, Location, Result};
 
 /// Limits of a reader. Every field is checked before the memory or the time is spent (spec, section 10).
 ///
-/// The defaults suit a trainer that receives updates of models with up to tens of billions of parameters.
+/// The defaults suit a trainer that receives updates of models with up to tens of billions of parameters. Where
+/// addresses have 32 bits, those in parentheses fit them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Bytes in the body of one frame. Default: 1 GiB.
+    /// Bytes in the body of one frame. Default: 1 GiB (256 MiB).
     pub max_frame_bytes: u64,
     /// Tensors in one manifest. Default: 1,048,576.
     pub max_tensors: u64,
@@ -24,7 +25,7 @@ pub struct Limits {
     pub max_elements: u64,
     /// Bytes of memory for decoding one frame, for declared sizes beyond the bytes that have arrived:
     /// positions, codes, values. As much again may be kept per stream, for the names of its manifests and the
-    /// positions of its index sets together. Default: 4 GiB.
+    /// positions of its index sets together. Default: 4 GiB (512 MiB).
     pub max_alloc_bytes: u64,
     /// Blocks in one update part, each counted once for every tensor that its scope touches. Default:
     /// 1,048,576.
@@ -36,15 +37,21 @@ pub struct Limits {
     pub max_definitions: u64,
 }
 
+/// Whether addresses have 32 bits or fewer.
+const NARROW: bool = usize::BITS < 64;
+
+/// The most bytes that one allocation can have.
+const ALLOCATION: u64 = isize::MAX as u64;
+
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            max_frame_bytes: 1 << 30,
+            max_frame_bytes: if NARROW { 256 << 20 } else { 1 << 30 },
             max_tensors: 1 << 20,
             max_rank: 32,
             max_name_bytes: 4096,
             max_elements: 1 << 36,
-            max_alloc_bytes: 4 << 30,
+            max_alloc_bytes: if NARROW { 512 << 20 } else { 4 << 30 },
             max_blocks: 1 << 20,
             max_inflated_bytes: 64 << 20,
             max_definitions: 1024,
@@ -93,6 +100,11 @@ pub(crate) fn check(limit: &'static str, asked: u64, allowed: u64, offset: u64) 
     Ok(())
 }
 
+/// Checks that one allocation can have `bytes`.
+pub(crate) fn check_allocation(bytes: u64, offset: u64) -> Result<()> {
+    check("address space", bytes, ALLOCATION, offset)
+}
+
 /// Limit that [`Budget::reserve_bytes`] reports.
 pub(crate) const MEMORY: &str = "max_alloc_bytes";
 
@@ -138,15 +150,10 @@ impl Budget {
 
     /// Takes memory for `count` items of `T` from the allowance, and returns `count` as a `usize`.
     pub(crate) fn reserve_items<T>(&self, count: u64, offset: u64) -> Result<usize> {
-        self.reserve_bytes(count.saturating_mul(size_of::<T>() as u64), offset)?;
-        usize::try_from(count).map_err(|_| {
-            Error::Limit(LimitError {
-                limit: "address space",
-                asked: count,
-                allowed: usize::MAX as u64,
-                at: Location::at(offset),
-            })
-        })
+        let bytes = count.saturating_mul(size_of::<T>() as u64);
+        self.reserve_bytes(bytes, offset)?;
+        check_allocation(bytes, offset)?;
+        Ok(in_memory(count))
     }
 
     /// Takes the `elements` that a block spans from the allowance.
@@ -160,4 +167,25 @@ fn take(limit: &'static str, left: &AtomicU64, asked: u64, offset: u64) -> Resul
     // This number orders no other memory: relaxed is enough.
     let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(asked));
     taken.map(drop).or_else(|left| check(limit, asked, left, offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_allocation_exceeds_the_address_space() {
+        let unlimited = Budget::new(&Limits::default().with_max_alloc_bytes(u64::MAX));
+        assert_eq!(unlimited.reserve_items::<u64>(3, 0).unwrap(), 3);
+        let e = unlimited.reserve_items::<u64>(1 << (usize::BITS - 4), 7).unwrap_err();
+        assert!(matches!(&e, Error::Limit(limit) if limit.limit == "address space"), "{e}");
+        assert_eq!((e.name(), e.location().unwrap().offset), ("limit", 7));
+    }
+
+    #[test]
+    fn the_defaults_fit_the_address_space() {
+        let limits = Limits::default();
+        let most = [limits.max_frame_bytes, limits.max_alloc_bytes, limits.max_inflated_bytes];
+        assert!(most.iter().sum::<u64>() < ALLOCATION);
+    }
 }

@@ -62,8 +62,8 @@ fn inflate(
 /// Limit on decompressed bytes, and on zstd's window.
 const INFLATED: &str = "max_inflated_bytes";
 
-/// Largest window that zstd accepts; [`INFLATED`] limits the window of each frame.
-const ZSTD_WINDOW_LOG_MAX: u32 = 31;
+/// Largest window that zstd accepts on this machine; [`INFLATED`] limits the window of each frame.
+const ZSTD_WINDOW_LOG_MAX: u32 = if usize::BITS < 64 { 30 } else { 31 };
 
 /// Magic of a zstd frame; a skippable frame has another.
 const ZSTD_MAGIC: [u8; 4] = 0xfd2f_b528u32.to_le_bytes();
