@@ -7,7 +7,10 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::OnceLock;
+
 pub(crate) mod map;
+pub(crate) mod masks;
 pub(crate) mod rans;
 
 /// A loop worth compiling for several instruction sets.
@@ -19,59 +22,114 @@ pub(crate) trait Kernel {
     fn call(self) -> Self::Output;
 }
 
+/// A set of instructions that this processor has. Only [`forms`] makes one, so that code for it may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Form(Width);
+
+/// The instruction sets that kernels are compiled for, narrowest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "other processors have the plain form"))]
+enum Width {
+    Plain,
+    Avx2,
+    Avx512,
+}
+
+/// Returns the forms of a kernel that this processor can run, narrowest first.
+pub(crate) fn forms() -> impl Iterator<Item = Form> {
+    [Width::Plain, Width::Avx2, Width::Avx512].into_iter().filter(|width| has(*width)).map(Form)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has(width: Width) -> bool {
+    match width {
+        Width::Plain => true,
+        Width::Avx2 => x86::has_avx2(),
+        Width::Avx512 => x86::has_avx512(),
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has(width: Width) -> bool {
+    width == Width::Plain
+}
+
+/// Environment variable with the widest form that may be used: `plain`, `avx2` or `avx512`. Read once, at the
+/// first use of a kernel. Every form gives the same results: only the speed differs.
+const WIDEST_FORM: &str = "GCODEC_WIDEST_FORM";
+
+/// Returns the widest form that this processor has and that [`WIDEST_FORM`] allows.
+#[inline]
+pub(crate) fn widest() -> Form {
+    static WIDEST: OnceLock<Form> = OnceLock::new();
+    let form = *WIDEST.get_or_init(|| {
+        let allowed = match std::env::var(WIDEST_FORM).as_deref() {
+            Ok("plain") => Width::Plain,
+            Ok("avx2") => Width::Avx2,
+            _ => Width::Avx512,
+        };
+        forms().filter(|form| form.0 <= allowed).last().unwrap_or(Form(Width::Plain))
+    });
+    #[cfg(fuzzing)]
+    let form = narrowed(form);
+    form
+}
+
 /// Runs a kernel in the widest form that this processor supports. The result is the same in every form.
 #[inline]
 pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if x86::has_avx512() {
-            // SAFETY: all features that `with_avx512` enables were detected.
-            return unsafe { x86::with_avx512(kernel) };
-        }
-        if x86::has_avx2() {
-            // SAFETY: all features that `with_avx2` enables were detected.
-            return unsafe { x86::with_avx2(kernel) };
-        }
-    }
-    kernel.call()
+    run_as(widest(), kernel)
 }
 
-/// Widest form that a fuzzer allows [`run`]: 0 the plain loop, 1 AVX2, 2 AVX-512.
+/// Runs a kernel in this form.
+#[inline]
+pub(crate) fn run_as<K: Kernel>(form: Form, kernel: K) -> K::Output {
+    match form.0 {
+        // SAFETY: a form exists only if the processor has all features that its function enables.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx512 => unsafe { x86::with_avx512(kernel) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx2 => unsafe { x86::with_avx2(kernel) },
+        _ => kernel.call(),
+    }
+}
+
+/// Widest form that a fuzzer allows: 0 the plain loop, 1 AVX2, 2 AVX-512.
 #[cfg(fuzzing)]
 pub static WIDEST: std::sync::atomic::AtomicU8 = std::sync::atomic::AtomicU8::new(2);
 
-/// Whether a form of this width may be used.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-fn allowed(_width: u8) -> bool {
-    #[cfg(fuzzing)]
-    return _width <= WIDEST.load(std::sync::atomic::Ordering::Relaxed);
-    #[cfg(not(fuzzing))]
-    true
+/// Returns `form`, or the widest form that the fuzzer allows.
+#[cfg(fuzzing)]
+fn narrowed(form: Form) -> Form {
+    let allowed = match WIDEST.load(std::sync::atomic::Ordering::Relaxed) {
+        0 => Width::Plain,
+        1 => Width::Avx2,
+        _ => Width::Avx512,
+    };
+    forms().filter(|f| f.0 <= allowed.min(form.0)).last().unwrap_or(Form(Width::Plain))
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Kernel;
 
-    /// Whether the processor has the features of [`with_avx512`]; the standard library caches the answer.
-    #[inline]
+    /// Whether the processor has the features of [`with_avx512`].
     pub(super) fn has_avx512() -> bool {
-        super::allowed(2)
+        has_avx2()
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vbmi")
             && is_x86_feature_detected!("avx512vbmi2")
-            && is_x86_feature_detected!("bmi2")
-            && is_x86_feature_detected!("popcnt")
     }
 
     /// Whether the processor has the features of [`with_avx2`].
-    #[inline]
     pub(super) fn has_avx2() -> bool {
-        super::allowed(1) && is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2")
+        is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("bmi2")
+            && is_x86_feature_detected!("popcnt")
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vbmi2,bmi2,popcnt")]
@@ -79,7 +137,7 @@ mod x86 {
         kernel.call()
     }
 
-    #[target_feature(enable = "avx2,bmi2")]
+    #[target_feature(enable = "avx2,bmi2,popcnt")]
     pub(super) fn with_avx2<K: Kernel>(kernel: K) -> K::Output {
         kernel.call()
     }
@@ -105,10 +163,8 @@ mod tests {
         let numbers: Vec<u32> = (0..1000).collect();
         let expected = Sum(&numbers).call();
         assert_eq!(run(Sum(&numbers)), expected);
-        #[cfg(target_arch = "x86_64")]
-        if x86::has_avx2() {
-            // SAFETY: the features were detected.
-            assert_eq!(unsafe { x86::with_avx2(Sum(&numbers)) }, expected);
+        for form in forms() {
+            assert_eq!(run_as(form, Sum(&numbers)), expected, "{form:?}");
         }
     }
 }

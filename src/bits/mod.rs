@@ -8,7 +8,9 @@ mod write;
 
 pub(crate) use cursor::Cursor;
 pub use output::Output;
-pub(crate) use plane::{PlaneReader, PlaneWriter, gather_bits, pack_bits, packed_bytes, scatter_bits};
+pub(crate) use plane::{
+    PlaneReader, PlaneWriter, gather_bits, pack_bits, packed_bytes, put_packed, scatter_bits, unpack,
+};
 pub(crate) use write::{put_f32, put_i16, put_text, put_u16, put_u32, put_u64, put_varint, varint_len};
 
 use crate::error::{Error, FormatErrorKind, Result};

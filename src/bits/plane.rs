@@ -49,6 +49,65 @@ pub(crate) fn scatter_bits(mut word: u64, mut mask: u64) -> u64 {
     scattered
 }
 
+/// Appends fields of `width` <= 8 bits, which must hold the symbols, and zeros up to a whole byte.
+pub(crate) fn put_packed(out: &mut Vec<u8>, symbols: &[u8], width: u32) {
+    match width {
+        0 => {}
+        1 => pack::<1>(out, symbols),
+        2 => pack::<2>(out, symbols),
+        3 => pack::<3>(out, symbols),
+        4 => pack::<4>(out, symbols),
+        5 => pack::<5>(out, symbols),
+        6 => pack::<6>(out, symbols),
+        7 => pack::<7>(out, symbols),
+        _ => out.extend_from_slice(symbols),
+    }
+}
+
+fn pack<const WIDTH: usize>(out: &mut Vec<u8>, symbols: &[u8]) {
+    debug_assert!(symbols.iter().all(|s| s >> WIDTH == 0));
+    let start = out.len();
+    out.resize(start + (symbols.len() * WIDTH).div_ceil(8), 0);
+    let (eights, rest) = symbols.as_chunks::<8>();
+    let (whole, tail) = out[start..].split_at_mut(eights.len() * WIDTH);
+    let word = |symbols: &[u8]| symbols.iter().rev().fold(0, |word, &s| word << WIDTH | u64::from(s));
+    for (eight, bytes) in eights.iter().zip(whole.as_chunks_mut::<WIDTH>().0) {
+        bytes.copy_from_slice(&word(eight).to_le_bytes()[..WIDTH]);
+    }
+    tail.copy_from_slice(&word(rest).to_le_bytes()[..tail.len()]);
+}
+
+/// Inverts [`put_packed`]: reads the fields of `bytes` into `out`. Missing bytes are zeros.
+pub(crate) fn unpack(bytes: &[u8], width: u32, out: &mut [u8]) {
+    match width {
+        0 => out.fill(0),
+        1 => unpack_fields::<1>(bytes, out),
+        2 => unpack_fields::<2>(bytes, out),
+        3 => unpack_fields::<3>(bytes, out),
+        4 => unpack_fields::<4>(bytes, out),
+        5 => unpack_fields::<5>(bytes, out),
+        6 => unpack_fields::<6>(bytes, out),
+        7 => unpack_fields::<7>(bytes, out),
+        _ => out.copy_from_slice(bytes),
+    }
+}
+
+fn unpack_fields<const WIDTH: usize>(bytes: &[u8], out: &mut [u8]) {
+    let mask = (1u64 << WIDTH) - 1;
+    let put = |bytes: &[u8], out: &mut [u8]| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        let word = u64::from_le_bytes(word);
+        out.iter_mut().zip(0..).for_each(|(s, i)| *s = (word >> (WIDTH * i) & mask) as u8);
+    };
+    let (eights, rest) = out.as_chunks_mut::<8>();
+    let (whole, tail) = bytes.split_at(bytes.len().min(eights.len() * WIDTH));
+    for (eight, bytes) in eights.iter_mut().zip(whole.as_chunks::<WIDTH>().0) {
+        put(bytes, eight);
+    }
+    put(tail, rest);
+}
+
 /// Writes a bit plane, from the least significant bit on.
 pub(crate) struct PlaneWriter<'a> {
     out: &'a mut Vec<u8>,
@@ -187,6 +246,24 @@ mod tests {
             (0..width * 3).for_each(|_| assert_eq!(reader.get(1), 0));
             assert_eq!(reader.get(1), 1);
             reader.finish("t").unwrap();
+        }
+    }
+
+    #[test]
+    fn packed_symbols_come_back() {
+        for width in 0..=8u32 {
+            for len in [0, 1, 7, 8, 9, 64, 77] {
+                let symbols: Vec<u8> = (0..len).map(|i: u32| (i * 151 % (1 << width)) as u8).collect();
+                let (mut bytes, mut expected) = (Vec::new(), Vec::new());
+                put_packed(&mut bytes, &symbols, width);
+                let mut plane = PlaneWriter::new(&mut expected);
+                symbols.iter().for_each(|&s| plane.put(s.into(), width));
+                plane.finish();
+                assert_eq!(bytes, expected, "{width} {len}");
+                let mut back = vec![0xff; symbols.len()];
+                unpack(&bytes, width, &mut back);
+                assert_eq!(back, symbols, "{width} {len}");
+            }
         }
     }
 

@@ -57,6 +57,21 @@ impl Groups {
         }
     }
 
+    /// Calls `f` as [`Self::for_each`] does, for the values in `range` of a scope of one tensor.
+    pub(crate) fn for_each_in(self, range: Range<usize>, mut f: impl FnMut(usize, Range<usize>)) {
+        let len = match self {
+            Self::Block | Self::Tensor => usize::MAX,
+            Self::Len(len) => usize::try_from(len).unwrap_or(usize::MAX),
+        };
+        let mut start = range.start;
+        while start < range.end {
+            let group = start / len;
+            let end = group.saturating_add(1).saturating_mul(len).min(range.end);
+            f(group, start..end);
+            start = end;
+        }
+    }
+
     pub(super) fn write(self, out: &mut Vec<u8>, space: &ValueSpace<'_>) -> Result<()> {
         let number = match self {
             Self::Block => 0,
@@ -88,5 +103,9 @@ mod tests {
         let mut seen = Vec::new();
         Groups::Len(3).for_each(7, &[], |g, r| seen.push((g, r)));
         assert_eq!(seen, [(0, 0..3), (1, 3..6), (2, 6..7)]);
+        let mut seen = Vec::new();
+        Groups::Len(3).for_each_in(2..7, |g, r| seen.push((g, r)));
+        Groups::Block.for_each_in(2..7, |g, r| seen.push((g, r)));
+        assert_eq!(seen, [(0, 2..3), (1, 3..6), (2, 6..7), (0, 2..7)]);
     }
 }

@@ -208,4 +208,25 @@ impl<'a> RawBlock<'a> {
         }
         Ok(Block { scope: self.scope, add: self.add, support, values })
     }
+
+    /// Whether the block only replaces all elements of a part of one tensor, so that [`Self::decode_into`] can
+    /// decode it.
+    pub(crate) fn is_dense(&self) -> bool {
+        let all = self.support_id == SupportId::ALL && self.support.is_empty() && !self.add;
+        all && self.scope.tensors() == 1 && Values::can_read_into(self.values_id, self.space.dtype)
+    }
+
+    /// Decodes a dense block into `out`, the bytes of its elements. After an error these are arbitrary.
+    pub(crate) fn decode_into(&self, decoder: &Decoder<'_>, out: &mut [u8]) -> Result<()> {
+        decoder.budget.reserve_elements(self.space.len(), self.offset)?;
+        let space = ValueSpace {
+            count: self.space.len(),
+            is_all: true,
+            tensors: Some(1),
+            dtype: self.space.dtype,
+            row_lens: &[],
+        };
+        let cursor = Cursor::new(self.values, self.values_offset(), "values");
+        Values::read_into(cursor, decoder, self.values_id, &space, out)
+    }
 }

@@ -1,17 +1,16 @@
-//! Coded integers (spec, section 7.1): an array of integers of known length, in whichever coding is smallest.
+//! Writes coded integers (spec, section 7.1): an array of integers of known length, in whichever coding is
+//! smallest.
 
-use crate::bits::{Cursor, PlaneReader, PlaneWriter, packed_bytes, put_varint};
-use crate::codes::rans::{self, Slots};
+use crate::bits::{PlaneWriter, put_packed, put_varint};
+use crate::codes::rans;
 use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table};
 use crate::codes::{Entropy, tokens};
-use crate::error::{Error, FormatErrorKind, Result};
-use crate::limits::{Budget, in_memory};
 
 pub(crate) const PACKED: u8 = 0;
-const TOKENS: u8 = 1;
-const SYMBOLS: u8 = 2;
-const REFERENCED: u8 = 3;
+pub(super) const TOKENS: u8 = 1;
+pub(super) const SYMBOLS: u8 = 2;
+pub(super) const REFERENCED: u8 = 3;
 
 /// Every coding of integers by number, with its name in the registry.
 pub const CODINGS: [(u8, &str); 4] =
@@ -39,14 +38,6 @@ pub(crate) struct Coder<'a> {
     pub(crate) tables: &'a [Table],
     /// Receives the counts of each segment while the shared tables are still being chosen.
     pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
-}
-
-/// Context of a decoder of integers.
-pub(crate) struct Decoder<'a> {
-    /// Frequency tables shared by the update.
-    pub(crate) tables: &'a [Table],
-    /// Memory that may be allocated.
-    pub(crate) budget: &'a Budget,
 }
 
 /// Cost in units of 1/65536 bit.
@@ -89,15 +80,22 @@ const COARSE_LOG: u8 = 16;
 impl Cut {
     fn new(coder: &Coder<'_>, symbols: &[u8]) -> Self {
         let fine = symbols.chunks(1 << FINE_LOG).map(rans::count_few).collect();
+        Self::of(coder, fine, symbols.len())
+    }
+
+    /// Divides `len` symbols with these counts.
+    fn of(coder: &Coder<'_>, fine: Vec<[u32; 256]>, len: usize) -> Self {
         let mut cut = Self { segment_log: 0, cost: 0, fine };
-        if symbols.is_empty() {
+        if len == 0 {
             return cut;
         }
-        cut.cost = coder.segment_cost(&sum(&cut.fine), symbols.len());
+        cut.cost = coder.segment_cost(&sum(&cut.fine), len);
         for log in [COARSE_LOG, FINE_LOG] {
-            if symbols.len() > 1 << log {
-                let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip(symbols.chunks(1 << log));
-                let costs = each.map(|(counts, s)| coder.segment_cost(&sum(counts), s.len()) + bits(24));
+            if len > 1 << log {
+                let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip((0..len).step_by(1 << log));
+                let costs = each.map(|(counts, start)| {
+                    coder.segment_cost(&sum(counts), (len - start).min(1 << log)) + bits(24)
+                });
                 let cost = costs.fold(0, Cost::saturating_add);
                 if cost < cut.cost {
                     (cut.segment_log, cut.cost) = (log, cost);
@@ -105,6 +103,17 @@ impl Cut {
             }
         }
         cut
+    }
+
+    /// Returns the cut of the tokens of these symbols.
+    fn of_tokens(&self, coder: &Coder<'_>, len: usize) -> Self {
+        let tokens = |counts: &[u32; 256]| {
+            let mut tokens = [0; 256];
+            let pairs = counts.iter().zip(0..);
+            pairs.for_each(|(count, symbol)| tokens[usize::from(tokens::token(symbol))] += count);
+            tokens
+        };
+        Self::of(coder, self.fine.iter().map(tokens).collect(), len)
     }
 
     /// Returns the cost of the raw bits if the symbols are tokens.
@@ -219,6 +228,32 @@ pub(crate) fn write_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, v
     plane.finish();
 }
 
+/// Appends `ints(N)` for integers below 256: the same bytes as [`write_ints`].
+pub(crate) fn write_small_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u8]) {
+    if values.is_empty() {
+        return;
+    }
+    let width = 8 - values.iter().fold(0, |max, &v| v.max(max)).leading_zeros();
+    if coder.entropy == Entropy::Auto {
+        let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
+        let by_symbols = Cut::new(coder, values);
+        let by_tokens = by_symbols.of_tokens(coder, values.len());
+        let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
+        if by_symbols.cost <= token_cost.min(packed) {
+            out.push(SYMBOLS);
+            return write_entropy(out, coder, role, values, None, &by_symbols);
+        }
+        if token_cost < packed {
+            let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v.into())).collect();
+            let values: Vec<u64> = values.iter().map(|&v| v.into()).collect();
+            out.push(TOKENS);
+            return write_entropy(out, coder, role, &symbols, Some(&values), &by_tokens);
+        }
+    }
+    out.extend([PACKED, width as u8]);
+    put_packed(out, values, width);
+}
+
 /// Chosen coding of an array of bytes.
 pub(crate) enum SymbolPlan {
     /// Fields of this width in bits.
@@ -258,9 +293,7 @@ impl SymbolPlan {
         match self {
             Self::Packed(width) => {
                 out.extend([PACKED, *width as u8]);
-                let mut plane = PlaneWriter::new(out);
-                symbols.iter().for_each(|&s| plane.put(s.into(), *width));
-                plane.finish();
+                put_packed(out, symbols, *width);
             }
             Self::Symbols(cut) => {
                 out.push(SYMBOLS);
@@ -289,6 +322,12 @@ pub(crate) fn write_symbols(
     row_lens: &[u64],
 ) {
     SymbolPlan::new(coder, symbols, row_lens).write(out, coder, role, symbols);
+}
+
+/// Whether a code saves at least 1/256 of these bytes.
+pub(crate) fn pays(coder: &Coder<'_>, symbols: &[u8]) -> bool {
+    let whole = bits(8 * symbols.len() as u64);
+    coder.table_for(&rans::count(symbols)).1 < whole - whole / 256
 }
 
 fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
@@ -339,251 +378,13 @@ fn token_bits(coder: &Coder<'_>, values: &[u64]) -> u64 {
     (Cut::new(coder, &symbols).cost >> 16) + raw
 }
 
-/// Reads `entropy(N)` of `out.len()` symbols. `raw` is called with each segment's symbols and the cursor
-/// after its words.
-fn read_entropy<'c>(
-    cursor: &mut Cursor<'c>,
-    tables: &[Table],
-    out: &mut [u8],
-    mut raw: impl FnMut(&mut Cursor<'c>, &[u8]) -> Result<()>,
-) -> Result<()> {
-    let offset = cursor.offset();
-    match cursor.u8()? {
-        0 => {
-            read_segment(cursor, tables, out)?;
-            raw(cursor, out)
-        }
-        log @ 10..=24 => {
-            if out.len() <= 1 << log {
-                return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
-            }
-            for part in out.chunks_mut(1 << log) {
-                let len = cursor.varint()?;
-                let mut segment = cursor.sub(len, "segment")?;
-                read_segment(&mut segment, tables, part)?;
-                raw(&mut segment, part)?;
-                segment.finish()?;
-            }
-            Ok(())
-        }
-        other => Err(Error::out_of_range("segment_log", other.into(), offset)),
-    }
-}
-
-fn read_segment(cursor: &mut Cursor<'_>, tables: &[Table], out: &mut [u8]) -> Result<()> {
-    let offset = cursor.offset();
-    let slots = match cursor.varint()? {
-        0 => Slots::new(&Table::read(cursor)?),
-        reference => {
-            let table = usize::try_from(reference - 1).ok().and_then(|i| tables.get(i));
-            Slots::new(
-                table.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset))?,
-            )
-        }
-    };
-    rans::read(cursor, &slots, out)
-}
-
-/// Reads `entropy(N)` over tokens.
-pub(crate) fn read_entropy_tokens(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    n: u64,
-) -> Result<Vec<u64>> {
-    if n == 0 {
-        return Ok(Vec::new());
-    }
-    let offset = cursor.offset();
-    let len = decoder.budget.reserve_items::<[u64; 2]>(n, offset)?;
-    let mut symbols = vec![0; len];
-    let mut values = Vec::with_capacity(len);
-    read_entropy(cursor, decoder.tables, &mut symbols, |cursor, symbols| {
-        let offset = cursor.offset();
-        if let Some(&token) = symbols.iter().find(|&&s| s >= tokens::TOKENS) {
-            return Err(Error::out_of_range("token", token.into(), offset));
-        }
-        let bits: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
-        let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
-        values.extend(symbols.iter().map(|&t| tokens::value(t, plane.get(tokens::raw_bits(t)))));
-        plane.finish("raw bits")
-    })?;
-    Ok(values)
-}
-
-/// Reads `ints(N)`, each at most `max`.
-pub(crate) fn read_ints(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    n: u64,
-    max: u64,
-) -> Result<Vec<u64>> {
-    if n == 0 {
-        return Ok(Vec::new());
-    }
-    let offset = cursor.offset();
-    let values = match cursor.clone().u8()? {
-        PACKED => {
-            cursor.u8()?;
-            let width = u32::from(cursor.u8_in("width", 0, 64)?);
-            let offset = cursor.offset();
-            let bytes = packed_bytes(n, width)
-                .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "packed integers" }, offset))?;
-            let mut plane = PlaneReader::new(cursor.take(bytes)?, offset);
-            let len = decoder.budget.reserve_items::<u64>(n, offset)?;
-            let values = (0..len).map(|_| plane.get(width)).collect();
-            plane.finish("packed integers")?;
-            values
-        }
-        TOKENS => {
-            cursor.u8()?;
-            read_entropy_tokens(cursor, decoder, n)?
-        }
-        _ => {
-            decoder.budget.reserve_items::<u64>(n, offset)?;
-            read_symbols(cursor, decoder, n, 255)?.into_iter().map(u64::from).collect()
-        }
-    };
-    match values.iter().find(|&&v| v > max) {
-        Some(&value) => Err(Error::out_of_range("coded integer", value, offset)),
-        None => Ok(values),
-    }
-}
-
-/// Reads `ints(N)`, each at most `max`, which is below 256.
-pub(crate) fn read_symbols(
-    cursor: &mut Cursor<'_>,
-    decoder: &mut Decoder<'_>,
-    n: u64,
-    max: u8,
-) -> Result<Vec<u8>> {
-    if n == 0 {
-        return Ok(Vec::new());
-    }
-    let offset = cursor.offset();
-    let symbols = match cursor.clone().u8()? {
-        SYMBOLS => {
-            cursor.u8()?;
-            read_plain_symbols(cursor, decoder, n)?
-        }
-        REFERENCED => {
-            cursor.u8()?;
-            read_referenced(cursor, decoder, n)?
-        }
-        PACKED | TOKENS => {
-            // `read_ints` has checked them against `max`: the conversion is exact.
-            let values = read_ints(cursor, decoder, n, max.into())?;
-            decoder.budget.reserve_items::<u8>(n, offset)?;
-            values.into_iter().map(|v| v as u8).collect()
-        }
-        other => return Err(Error::unsupported("coding", other.into(), offset)),
-    };
-    // No byte exceeds 255, so dense blocks with that maximum skip the scan.
-    let too_large = if max == 255 { None } else { symbols.iter().find(|&&s| s > max) };
-    match too_large {
-        Some(&symbol) => Err(Error::out_of_range("coded integer", symbol.into(), offset)),
-        None => Ok(symbols),
-    }
-}
-
-fn read_plain_symbols(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u8>> {
-    let len = decoder.budget.reserve_items::<u8>(n, cursor.offset())?;
-    let mut symbols = vec![0; len];
-    read_entropy(cursor, decoder.tables, &mut symbols, |_, _| Ok(()))?;
-    Ok(symbols)
-}
-
-fn read_referenced(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Result<Vec<u8>> {
-    let row_len = cursor.varint_in("row_len", 1, n)?;
-    let flags = cursor.flags("reference flags", 0b11)?;
-    let zero_apart = flags & 0b10 != 0;
-    let mut references = |count| {
-        let offset = cursor.offset();
-        let references = read_plain_symbols(cursor, decoder, count)?;
-        if zero_apart && references.contains(&255) {
-            return Err(Error::out_of_range("reference", 255, offset));
-        }
-        Ok(references)
-    };
-    let rows = references(n.div_ceil(row_len))?;
-    let columns = if flags & 1 != 0 { references(row_len)? } else { Vec::new() };
-    let residuals = read_plain_symbols(cursor, decoder, n)?;
-    // `row_len` <= n, for which memory was reserved.
-    Ok(Referenced { row_len: in_memory(row_len), zero_apart, rows, columns, residuals }.into_symbols())
-}
-
-/// Skips `entropy(N)` without decoding it. Where raw bits follow, only the symbols tell their number: the
-/// rest of the cursor is skipped. Tables must be in the segment itself.
-fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
-    let segment = |cursor: &mut Cursor<'_>| {
-        let offset = cursor.offset();
-        if cursor.varint()? != 0 {
-            return Err(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset));
-        }
-        Table::read(cursor)?;
-        rans::validate(cursor)?;
-        if raw {
-            cursor.take_rest();
-        }
-        Ok(())
-    };
-    let offset = cursor.offset();
-    match cursor.u8()? {
-        0 => segment(cursor),
-        log @ 10..=24 => {
-            if n <= 1 << log {
-                return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
-            }
-            // Each segment takes some bytes: a count that is too large ends at the end of the bytes.
-            for _ in 0..n.div_ceil(1 << log) {
-                let len = cursor.varint()?;
-                let mut inner = cursor.sub(len, "segment")?;
-                segment(&mut inner)?;
-                inner.finish()?;
-            }
-            Ok(())
-        }
-        other => Err(Error::out_of_range("segment_log", other.into(), offset)),
-    }
-}
-
-/// Skips as [`validate_entropy`], over tokens.
-pub(crate) fn validate_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
-    if n == 0 { Ok(()) } else { validate_entropy(cursor, n, true) }
-}
-
-/// Skips `ints(N)` without decoding, as [`validate_entropy`] does.
-pub(crate) fn validate_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
-    if n == 0 {
-        return Ok(());
-    }
-    let offset = cursor.offset();
-    match cursor.u8()? {
-        PACKED => {
-            let width = u32::from(cursor.u8_in("width", 0, 64)?);
-            let offset = cursor.offset();
-            let bytes = packed_bytes(n, width)
-                .ok_or(Error::format(FormatErrorKind::LengthMismatch { field: "packed integers" }, offset))?;
-            PlaneReader::check_padding(cursor.take(bytes)?, n, width, offset)
-        }
-        TOKENS => validate_entropy(cursor, n, true),
-        SYMBOLS => validate_entropy(cursor, n, false),
-        REFERENCED => {
-            let row_len = cursor.varint_in("row_len", 1, n)?;
-            let flags = cursor.flags("reference flags", 0b11)?;
-            validate_entropy(cursor, n.div_ceil(row_len), false)?;
-            if flags & 1 != 0 {
-                validate_entropy(cursor, row_len, false)?;
-            }
-            validate_entropy(cursor, n, false)
-        }
-        other => Err(Error::unsupported("coding", other.into(), offset)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::Limits;
+    use crate::bits::Cursor;
+    use crate::codes::read::{Decoder, read_entropy_tokens, read_ints, read_symbols};
+    use crate::error::Result;
+    use crate::limits::{Budget, Limits};
     use proptest::prelude::*;
 
     fn coder(tables: &[Table]) -> Coder<'_> {
@@ -666,6 +467,20 @@ mod tests {
             coder.entropy = if packed { Entropy::Packed } else { Entropy::Auto };
             write_ints(&mut bytes, &mut coder, Role::Ulps, &values);
             prop_assert_eq!(read(&bytes, &[], |c, d| read_ints(c, d, values.len() as u64, u64::MAX)).unwrap(), values);
+        }
+
+        #[test]
+        fn small_ints_are_written_as_ints(
+            values in proptest::collection::vec(prop_oneof![0u8..4, 0u8..40, any::<u8>()], 0..300),
+            packed: bool,
+        ) {
+            let (mut small, mut wide) = (Vec::new(), Vec::new());
+            let mut coder = coder(&[]);
+            coder.entropy = if packed { Entropy::Packed } else { Entropy::Auto };
+            write_small_ints(&mut small, &mut coder, Role::Levels, &values);
+            let values: Vec<u64> = values.into_iter().map(u64::from).collect();
+            write_ints(&mut wide, &mut coder, Role::Levels, &values);
+            prop_assert_eq!(small, wide);
         }
 
         #[test]

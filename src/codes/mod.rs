@@ -3,6 +3,7 @@
 
 mod ints;
 mod rans;
+mod read;
 mod reference;
 mod rice;
 mod table;
@@ -10,8 +11,11 @@ mod tokens;
 
 pub use ints::CODINGS;
 pub(crate) use ints::{
-    Coder, Decoder, PACKED, Role, SymbolPlan, read_entropy_tokens, read_ints, read_symbols,
-    validate_entropy_tokens, validate_ints, write_entropy_tokens, write_ints, write_symbols,
+    Coder, PACKED, Role, SymbolPlan, pays, write_entropy_tokens, write_ints, write_small_ints, write_symbols,
+};
+pub(crate) use read::{
+    Decoder, PIECE, SymbolReader, read_entropy_tokens, read_ints, read_symbols, validate_entropy_tokens,
+    validate_ints,
 };
 pub(crate) use rice::{RiceRun, best_parameter, read_run, run_bits, validate_run, write_run};
 pub(crate) use table::{Counts, Table};

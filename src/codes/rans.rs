@@ -1,7 +1,7 @@
 //! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit
 //! frequencies (spec, section 7.3).
 
-use crate::arch;
+use crate::arch::{self, Form};
 use crate::bits::{Cursor, put_u32, put_varint};
 use crate::codes::table::{Counts, FREQ_BITS, Table};
 use crate::error::{Error, FormatErrorKind, Result};
@@ -98,7 +98,7 @@ fn write_lanes<const L: usize>(
     for (state, &symbol) in states.iter_mut().zip(rest).rev() {
         put(state, &steps[usize::from(symbol)], &mut words, &mut free);
     }
-    free = match put_rows_wide(rows, steps, &mut states, &mut words, free) {
+    free = match put_rows_wide(arch::widest(), rows, steps, &mut states, &mut words, free) {
         Some(free) => free,
         None => put_rows(rows, steps, &mut states, &mut words, free),
     };
@@ -143,8 +143,9 @@ fn put_rows<const L: usize>(
     free
 }
 
-/// Encodes rows as [`put_rows`] does, with vector instructions if the lanes fill them.
+/// Encodes rows as [`put_rows`] does, with vector instructions if `form` has them and the lanes fill them.
 fn put_rows_wide<const L: usize>(
+    form: Form,
     rows: &[[u8; L]],
     steps: &[Step; 256],
     states: &mut [u32; L],
@@ -159,7 +160,7 @@ fn put_rows_wide<const L: usize>(
         first: steps.iter().position(present)? as u8,
         last: steps.iter().rposition(present)? as u8,
     };
-    arch::rans::encode_rows(rows.as_flattened().as_chunks().0, &wide, states, words, free)
+    arch::rans::encode_rows(form, rows.as_flattened().as_chunks().0, &wide, states, words, free)
 }
 
 /// Decoding form of a table. Each slot holds the symbol (bits 0 to 7), its frequency minus one (bits 8 to 19)
@@ -180,54 +181,89 @@ impl Slots {
     }
 }
 
-/// Reads the lanes, words and states of `out.len()` symbols.
-pub(crate) fn read(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut [u8]) -> Result<()> {
+/// A segment that is decoded piece by piece.
+pub(crate) struct Segment<'a> {
+    slots: Slots,
+    lanes_log: u8,
+    /// A state for each lane; the others are not used.
+    states: [u32; MAX_LANES],
+    words: &'a [u8],
+    /// Number of bytes of the words that were read.
+    taken: usize,
+    offset: u64,
+}
+
+/// The largest number of lanes.
+const MAX_LANES: usize = arch::rans::LANES;
+
+impl<'a> Segment<'a> {
+    /// Reads lanes, states and words; the symbols are decoded by [`Self::fill`].
+    pub(crate) fn read(cursor: &mut Cursor<'a>, slots: Slots) -> Result<Self> {
+        let lanes_log = read_lanes_log(cursor)?;
+        let offset = cursor.offset();
+        let word_count = cursor.varint()?;
+        let mut states = [INITIAL; MAX_LANES];
+        for state in &mut states[..1 << lanes_log] {
+            *state = cursor.u32()?;
+            if *state < INITIAL {
+                return Err(Error::format(FormatErrorKind::BadCode, offset));
+            }
+        }
+        let words = cursor.take(word_count.saturating_mul(2))?;
+        Ok(Self { slots, lanes_log, states, words, taken: 0, offset })
+    }
+
+    /// Decodes the next symbols: a multiple of 32, or the last ones of the segment.
+    pub(crate) fn fill(&mut self, out: &mut [u8]) {
+        match self.lanes_log {
+            0 => self.fill_lanes::<1>(arch::widest(), out),
+            2 => self.fill_lanes::<4>(arch::widest(), out),
+            _ => self.fill_lanes::<MAX_LANES>(arch::widest(), out),
+        }
+    }
+
+    fn fill_lanes<const L: usize>(&mut self, form: Form, out: &mut [u8]) {
+        let Self { slots, words, taken, .. } = self;
+        let Some(states) = self.states.first_chunk_mut::<L>() else { return };
+        let mut done = 0;
+        if let Ok(states) = states.as_mut_slice().try_into() {
+            let rows = out.as_chunks_mut().0;
+            let words = words.get(*taken..).unwrap_or_default();
+            let (rows, read) = arch::rans::decode_rows(form, &slots.0, states, words, rows);
+            done = rows;
+            *taken += read;
+        }
+        let (rows, rest) = out.as_chunks_mut::<L>();
+        get_rows(&mut rows[done..], slots, states, words, taken);
+        for (symbol, state) in rest.iter_mut().zip(states) {
+            *symbol = get(state, slots, words, taken);
+        }
+    }
+
+    /// Checks that the segment ends after the symbols decoded so far.
+    pub(crate) fn finish(self) -> Result<()> {
+        // The unused states are initial ones, too.
+        match self.taken == self.words.len() && self.states == [INITIAL; MAX_LANES] {
+            true => Ok(()),
+            false => Err(Error::format(FormatErrorKind::BadCode, self.offset)),
+        }
+    }
+}
+
+fn read_lanes_log(cursor: &mut Cursor<'_>) -> Result<u8> {
     let offset = cursor.offset();
     match cursor.u8()? {
-        0 => read_lanes::<1>(cursor, slots, out),
-        2 => read_lanes::<4>(cursor, slots, out),
-        5 => read_lanes::<32>(cursor, slots, out),
+        lanes_log @ (0 | 2 | 5) => Ok(lanes_log),
         other => Err(Error::out_of_range("lanes_log", other.into(), offset)),
     }
 }
 
 /// Skips a segment's lanes and words without decoding them.
 pub(crate) fn validate(cursor: &mut Cursor<'_>) -> Result<()> {
-    let offset = cursor.offset();
-    let lanes_log = cursor.u8()?;
-    if !matches!(lanes_log, 0 | 2 | 5) {
-        return Err(Error::out_of_range("lanes_log", lanes_log.into(), offset));
-    }
+    let lanes_log = read_lanes_log(cursor)?;
     let word_count = cursor.varint()?;
     cursor.take(4 << lanes_log)?;
     cursor.take(word_count.saturating_mul(2)).map(drop)
-}
-
-fn read_lanes<const L: usize>(cursor: &mut Cursor<'_>, slots: &Slots, out: &mut [u8]) -> Result<()> {
-    let offset = cursor.offset();
-    let bad = || Error::format(FormatErrorKind::BadCode, offset);
-    let word_count = cursor.varint()?;
-    let mut states = [0u32; L];
-    for state in &mut states {
-        *state = cursor.u32()?;
-        if *state < INITIAL {
-            return Err(bad());
-        }
-    }
-    let words = cursor.take(word_count.saturating_mul(2))?;
-    let (mut done, mut taken) = (0, 0);
-    if let Ok(states) = states.as_mut_slice().try_into() {
-        (done, taken) = arch::rans::decode_rows(&slots.0, states, words, out.as_chunks_mut().0);
-    }
-    let (rows, rest) = out.as_chunks_mut::<L>();
-    get_rows(&mut rows[done..], slots, &mut states, words, &mut taken);
-    for (symbol, state) in rest.iter_mut().zip(&mut states) {
-        *symbol = get(state, slots, words, &mut taken);
-    }
-    if taken != words.len() || states.iter().any(|&s| s != INITIAL) {
-        return Err(bad());
-    }
-    Ok(())
 }
 
 /// Decodes a symbol from a state, then reads the word that the state needs from `words[taken..]`.
@@ -277,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn wide_rows_give_the_same_states_and_words() {
+    fn every_form_gives_the_same_states_and_words() {
         let word = |i: u64| crate::random::word(1, 2, i);
         let tables = [
             table(&[(9, 1)]),
@@ -298,32 +334,40 @@ mod tests {
                 _ => word(9000 + i as u64).max(INITIAL),
             };
             let start: [u32; 32] = std::array::from_fn(any);
-            let (mut states, mut wide_states) = (start, start);
+            let mut states = start;
             let mut words = vec![0; 32 * 301 + 1];
-            let mut wide_words = words.clone();
             let all = words.len();
             let free = put_rows(&rows, &steps, &mut states, &mut words, all);
-            match put_rows_wide(&rows, &steps, &mut wide_states, &mut wide_words, all) {
-                Some(wide) => {
-                    assert_eq!((wide, wide_states), (free, states), "case {case}");
-                    assert_eq!(wide_words[free..], words[free..], "case {case}");
-                }
-                // Without the wide form only decoding is compared.
-                None => wide_states = states,
-            }
-
             let slots = Slots::new(table);
             let bytes: Vec<u8> = words[free..].iter().flat_map(|w| w.to_le_bytes()).collect();
-            let mut back = vec![[0; 32]; rows.len()];
-            let (done, mut taken) = arch::rans::decode_rows(&slots.0, &mut wide_states, &bytes, &mut back);
-            get_rows(&mut back[done..], &slots, &mut wide_states, &bytes, &mut taken);
-            assert_eq!((taken, wide_states), (bytes.len(), start), "case {case}");
+            let (mut back, mut first, mut taken) = (vec![[0; 32]; rows.len()], states, 0);
+            get_rows(&mut back, &slots, &mut first, &bytes, &mut taken);
+            assert_eq!((taken, first), (bytes.len(), start), "case {case}");
             assert_eq!(back, rows, "case {case}");
-            let (mut back, mut taken) = (vec![[0; 32]; rows.len()], 0);
-            get_rows(&mut back, &slots, &mut states, &bytes, &mut taken);
-            assert_eq!((taken, states), (bytes.len(), start), "case {case}");
-            assert_eq!(back, rows, "case {case}");
+
+            for form in arch::forms() {
+                let (mut wide_states, mut wide_words) = (start, vec![0; all]);
+                // The plain form leaves all rows to the loops above.
+                if let Some(wide) = put_rows_wide(form, &rows, &steps, &mut wide_states, &mut wide_words, all)
+                {
+                    assert_eq!((wide, wide_states), (free, states), "case {case}, {form:?}");
+                    assert_eq!(wide_words[free..], words[free..], "case {case}, {form:?}");
+                }
+                let (mut back, mut first) = (vec![[0; 32]; rows.len()], states);
+                let (done, mut taken) =
+                    arch::rans::decode_rows(form, &slots.0, &mut first, &bytes, &mut back);
+                get_rows(&mut back[done..], &slots, &mut first, &bytes, &mut taken);
+                assert_eq!((taken, first), (bytes.len(), start), "case {case}, {form:?}");
+                assert_eq!(back, rows, "case {case}, {form:?}");
+            }
         }
+    }
+
+    /// Decodes all symbols of a segment at once.
+    fn read(cursor: &mut Cursor<'_>, slots: Slots, out: &mut [u8]) -> Result<()> {
+        let mut segment = Segment::read(cursor, slots)?;
+        segment.fill(out);
+        segment.finish()
     }
 
     fn round_trip(symbols: &[u8], lanes_log: u8) -> Vec<u8> {
@@ -333,7 +377,7 @@ mod tests {
         write(&mut bytes, symbols, &counts, &table, lanes_log);
         let mut out = vec![0; symbols.len()];
         let mut cursor = Cursor::new(&bytes, 0, "segment");
-        read(&mut cursor, &Slots::new(&table), &mut out).unwrap();
+        read(&mut cursor, Slots::new(&table), &mut out).unwrap();
         cursor.finish().unwrap();
         assert_eq!(out, symbols);
         bytes
@@ -364,7 +408,6 @@ mod tests {
         let symbols: Vec<u8> = (0..500u32).map(|i| (i * i % 7) as u8).collect();
         let counts = count(&symbols);
         let table = Table::from_counts(&counts).unwrap();
-        let slots = Slots::new(&table);
         let mut bytes = Vec::new();
         write(&mut bytes, &symbols, &counts, &table, 0);
         for bit in 0..bytes.len() * 8 {
@@ -372,7 +415,7 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             let mut cursor = Cursor::new(&damaged, 0, "segment");
             let mut out = vec![0; symbols.len()];
-            let read = read(&mut cursor, &slots, &mut out).and_then(|()| cursor.finish());
+            let read = read(&mut cursor, Slots::new(&table), &mut out).and_then(|()| cursor.finish());
             assert!(read.is_err() || out != symbols, "bit {bit}");
         }
     }

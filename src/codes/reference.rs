@@ -30,11 +30,6 @@ impl Referenced {
         arch::run(Split { symbols, row_len, columns })
     }
 
-    /// Restores the symbols.
-    pub(crate) fn into_symbols(self) -> Vec<u8> {
-        arch::run(Join(self))
-    }
-
     #[inline(always)]
     fn split(symbols: &[u8], row_len: usize, columns: bool) -> Self {
         let zero_apart = symbols.contains(&0);
@@ -51,47 +46,85 @@ impl Referenced {
             columns: column_means.iter().map(|&m| wrap(m, zero_apart)).collect(),
             residuals: symbols.to_vec(),
         };
-        split.each_row(|symbol, reference, zero_apart| {
-            if !zero_apart {
-                symbol.wrapping_sub(reference as u8)
-            } else if symbol == 0 {
-                0
-            } else {
+        let Self { rows, columns, residuals, .. } = &mut split;
+        if zero_apart {
+            each_row(residuals, 0, row_len, rows, columns, |symbol, reference| {
                 // symbol - 1 and the reference are below 255 and 510.
-                let difference = u16::from(symbol) - 1 + 510 - reference;
-                (difference % 255) as u8 + 1
-            }
-        });
+                let difference = (u16::from(symbol).wrapping_sub(1)).wrapping_add(510 - reference);
+                if symbol == 0 { 0 } else { (difference % 255) as u8 + 1 }
+            });
+        } else {
+            each_row(residuals, 0, row_len, rows, columns, |symbol, reference| {
+                symbol.wrapping_sub(reference as u8)
+            });
+        }
         split
     }
+}
 
-    #[inline(always)]
-    fn join(mut self) -> Vec<u8> {
-        self.each_row(|residual, reference, zero_apart| {
-            if !zero_apart {
-                residual.wrapping_add(reference as u8)
-            } else if residual == 0 {
-                0
-            } else {
-                ((u16::from(residual) - 1 + reference) % 255) as u8 + 1
-            }
-        });
-        self.residuals
+/// References of rows and columns, which turn residuals into symbols piece by piece.
+pub(crate) struct References {
+    row_len: usize,
+    zero_apart: bool,
+    rows: Vec<u8>,
+    columns: Vec<u8>,
+    /// Number of symbols that were restored.
+    done: usize,
+}
+
+impl References {
+    /// Takes the fields of [`Referenced`]; `row_len` >= 1, and there is a reference for each row.
+    pub(crate) fn new(row_len: usize, zero_apart: bool, rows: Vec<u8>, columns: Vec<u8>) -> Self {
+        Self { row_len, zero_apart, rows, columns, done: 0 }
     }
 
-    /// Replaces each residual by `f` of the residual, the sum of its references, and `zero_apart`.
+    /// Turns the next residuals into symbols.
+    pub(crate) fn add_to(&mut self, residuals: &mut [u8]) {
+        let len = residuals.len();
+        arch::run(Join { references: self, residuals });
+        self.done += len;
+    }
+
     #[inline(always)]
-    fn each_row(&mut self, f: impl Fn(u8, u16, bool) -> u8) {
-        let zero_apart = self.zero_apart;
-        for (row, &reference) in self.residuals.chunks_mut(self.row_len).zip(&self.rows) {
-            if self.columns.is_empty() {
-                row.iter_mut().for_each(|s| *s = f(*s, reference.into(), zero_apart));
-            } else {
-                for (s, &column) in row.iter_mut().zip(&self.columns) {
-                    *s = f(*s, u16::from(reference) + u16::from(column), zero_apart);
-                }
+    fn join(&self, residuals: &mut [u8]) {
+        let Self { row_len, zero_apart, rows, columns, done } = self;
+        if *zero_apart {
+            each_row(residuals, *done, *row_len, rows, columns, |residual, reference| {
+                let sum = u16::from(residual).wrapping_sub(1).wrapping_add(reference);
+                if residual == 0 { 0 } else { (sum % 255) as u8 + 1 }
+            });
+        } else {
+            each_row(residuals, *done, *row_len, rows, columns, |residual, reference| {
+                residual.wrapping_add(reference as u8)
+            });
+        }
+    }
+}
+
+/// Replaces each of `symbols`, the first at place `start`, by `f` of it and the sum of its references.
+#[inline(always)]
+fn each_row(
+    mut symbols: &mut [u8],
+    start: usize,
+    row_len: usize,
+    rows: &[u8],
+    columns: &[u8],
+    f: impl Fn(u8, u16) -> u8,
+) {
+    let mut column = start % row_len;
+    for &reference in &rows[start / row_len..] {
+        let (row, later) = symbols.split_at_mut(symbols.len().min(row_len - column));
+        if columns.is_empty() {
+            row.iter_mut().for_each(|s| *s = f(*s, reference.into()));
+        } else {
+            for (s, &of_column) in row.iter_mut().zip(&columns[column..]) {
+                *s = f(*s, u16::from(reference) + u16::from(of_column));
             }
         }
+        if later.is_empty() {
+            break;
+        }
+        (symbols, column) = (later, 0);
     }
 }
 
@@ -110,14 +143,17 @@ impl Kernel for Split<'_> {
     }
 }
 
-struct Join(Referenced);
+struct Join<'a> {
+    references: &'a References,
+    residuals: &'a mut [u8],
+}
 
-impl Kernel for Join {
-    type Output = Vec<u8>;
+impl Kernel for Join<'_> {
+    type Output = ();
 
     #[inline(always)]
-    fn call(self) -> Vec<u8> {
-        self.0.join()
+    fn call(self) {
+        self.references.join(self.residuals);
     }
 }
 
@@ -174,19 +210,32 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Restores the symbols in pieces of this length.
+    fn joined(split: Referenced, piece: usize) -> Vec<u8> {
+        let Referenced { row_len, zero_apart, rows, columns, mut residuals } = split;
+        let mut references = References::new(row_len, zero_apart, rows, columns);
+        residuals.chunks_mut(piece).for_each(|piece| references.add_to(piece));
+        residuals
+    }
+
     #[test]
     fn a_sum_of_rows_and_columns_leaves_one_symbol() {
         let symbols: Vec<u8> = (0..64u8).flat_map(|r| (0..32u8).map(move |c| 40 + r % 9 + c % 5)).collect();
         let split = Referenced::new(&symbols, 32, true);
         let distinct = crate::codes::rans::count(&split.residuals).iter().filter(|&&c| c > 0).count();
         assert!(distinct <= 3, "{distinct}");
-        assert_eq!(split.into_symbols(), symbols);
+        assert_eq!(joined(split, 100), symbols);
     }
 
     proptest! {
         #[test]
-        fn symbols_come_back(symbols in proptest::collection::vec(any::<u8>(), 1..400), row_len in 1usize..50, columns: bool) {
-            prop_assert_eq!(Referenced::new(&symbols, row_len, columns).into_symbols(), symbols);
+        fn symbols_come_back(
+            symbols in proptest::collection::vec(any::<u8>(), 1..400),
+            row_len in 1usize..50,
+            columns: bool,
+            piece in 1usize..200,
+        ) {
+            prop_assert_eq!(joined(Referenced::new(&symbols, row_len, columns), piece), symbols);
         }
     }
 }

@@ -3,10 +3,10 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::block::{Block, Scope, Support, Target, ValuesId};
+use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, tensor_digest};
-use crate::limits::{Budget, Limits, MEMORY, check, in_memory};
+use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
 use crate::tensor::{Dtype, TensorBuf, TensorView};
 
 /// Assembles the parts of one update into dense tensors.
@@ -16,9 +16,10 @@ use crate::tensor::{Dtype, TensorBuf, TensorView};
 /// every digest of a delta matches.
 ///
 /// # Memory
-/// Besides the tensors, the memory of two decoded blocks per thread: 9 bits per element of dense powers of
-/// two, 32 bytes per position of a sparse block, and 256 KiB; and the bytes of unwanted tensors in blocks
-/// that also contain wanted ones. Each block may take [`Limits::max_alloc_bytes`], and so may all blocks
+/// Besides the tensors, 256 KiB per thread, and the memory of two decoded blocks per thread: 32 bytes per
+/// position of a sparse block, up to 4 bytes per element of a dense block of several tensors; and the bytes
+/// of unwanted tensors in blocks that also contain wanted ones. Most dense blocks of one tensor are decoded
+/// straight into their elements. Each block may take [`Limits::max_alloc_bytes`], and so may all blocks
 /// decoded at the same time.
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
@@ -66,6 +67,16 @@ impl Buffer {
     }
 }
 
+/// Returns the tensor of a block's scope, which must be one, and the first element and number of elements of
+/// the scope.
+fn span(raw: &RawBlock<'_>) -> (usize, u64, u64) {
+    let start = match raw.scope {
+        Scope::Range { start, .. } => start,
+        _ => 0,
+    };
+    (in_memory(raw.scope.first()), start, raw.space.len())
+}
+
 impl<'b> Assembler<'b> {
     /// Returns an assembler of the tensors of `manifest` whose names `wanted` accepts.
     ///
@@ -75,7 +86,8 @@ impl<'b> Assembler<'b> {
         let wanted: Vec<bool> = manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
         let sizes = manifest.tensors().iter().zip(&wanted).filter(|(_, w)| **w).map(|(t, _)| t.bytes());
         let bytes = sizes.fold(0, u64::saturating_add);
-        check("max_alloc_bytes", bytes, limits.max_alloc_bytes, 0)?;
+        check(MEMORY, bytes, limits.max_alloc_bytes, 0)?;
+        check_allocation(bytes, 0)?;
         let tensors = manifest.tensors().iter().zip(&wanted);
         Ok(Self {
             // The system provides zeroed pages on first use: a tensor without blocks costs address space
@@ -156,26 +168,83 @@ impl<'b> Assembler<'b> {
         let wanted: Vec<usize> =
             (0..part.blocks.len()).filter(|&i| self.wants(part.blocks[i].scope)).collect();
         let mut budget = part.budget();
-        // Memory is bounded by a few blocks at a time.
-        for batch in wanted.chunks(rayon::current_num_threads().max(1) * 2) {
+        let mut rest = wanted.as_slice();
+        while let [first, ..] = rest {
             budget = budget.with_memory_renewed();
-            let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, &budget)).collect();
-            for (&i, block) in batch.iter().zip(decoded) {
-                let applied = block.and_then(|block| self.apply_block(&block, part, i, &budget));
-                let applied = match applied {
-                    // The memory of all blocks depends on the number of threads, but the memory allowed for
-                    // one block must not.
-                    Err(Error::Limit(e)) if e.limit == MEMORY => {
-                        let alone = part.budget();
-                        part.decode(i, &alone).and_then(|block| self.apply_block(&block, part, i, &alone))
-                    }
-                    applied => applied,
-                };
-                applied.map_err(|e| part.place(e, i))?;
+            let dense = part.blocks[*first].is_dense();
+            // Memory is bounded by a few blocks at a time.
+            let most = rayon::current_num_threads().max(1) * if dense { 8 } else { 2 };
+            let like_first = rest.iter().take(most).take_while(|i| part.blocks[**i].is_dense() == dense);
+            let (batch, later) = rest.split_at(like_first.count());
+            match dense {
+                true => self.fill_blocks(part, batch, &budget)?,
+                false => self.apply_blocks(part, batch, &budget)?,
             }
+            rest = later;
         }
         if part.last {
             self.applied = Applied::Complete;
+        }
+        Ok(())
+    }
+
+    /// Decodes dense blocks in parallel, straight into their elements. The elements of a block that fails
+    /// become zero.
+    fn fill_blocks(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
+        for &i in batch {
+            let (number, start, len) = span(&part.blocks[i]);
+            self.touched[number] = true;
+            if let Some(buffer) = &mut self.tensors[number] {
+                buffer.prepare(start, start + len, true);
+            }
+        }
+        // The blocks ascend and are disjoint: each takes its elements off the rest of its tensor.
+        let mut tensors = self.tensors.iter_mut().enumerate();
+        let mut current = (usize::MAX, 0, [].as_mut_slice());
+        let mut places = Vec::with_capacity(batch.len());
+        for &i in batch {
+            let raw = &part.blocks[i];
+            let (number, start, len) = span(raw);
+            if current.0 != number {
+                let buffer = tensors.find_map(|(n, buffer)| buffer.as_mut().filter(|_| n == number));
+                let buffer = buffer.ok_or(Error::inconsistent("order of dense blocks"))?;
+                current = (number, 0, buffer.data.as_mut_slice());
+            }
+            let bytes = |elements| raw.space.dtype.bytes_for(elements).map_or(usize::MAX, in_memory);
+            let (_, data) = current.2.split_at_mut(bytes(start - current.1));
+            let (place, rest) = data.split_at_mut(bytes(len));
+            places.push(place);
+            current = (number, start + len, rest);
+        }
+        let filled: Vec<Result<()>> = batch
+            .par_iter()
+            .zip(places)
+            .map(|(&i, place)| {
+                let filled = match part.decode_into(i, budget, place) {
+                    Err(Error::Limit(e)) if e.limit == MEMORY => part.decode_into(i, &part.budget(), place),
+                    filled => filled,
+                };
+                filled.inspect_err(|_| place.fill(0))
+            })
+            .collect();
+        filled.into_iter().collect()
+    }
+
+    /// Decodes blocks in parallel and applies them in order.
+    fn apply_blocks(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
+        let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, budget)).collect();
+        for (&i, block) in batch.iter().zip(decoded) {
+            let applied = block.and_then(|block| self.apply_block(&block, part, i, budget));
+            let applied = match applied {
+                // The memory of all blocks depends on the number of threads, but the memory allowed for one
+                // block must not.
+                Err(Error::Limit(e)) if e.limit == MEMORY => {
+                    let alone = part.budget();
+                    part.decode(i, &alone).and_then(|block| self.apply_block(&block, part, i, &alone))
+                }
+                applied => applied,
+            };
+            applied.map_err(|e| part.place(e, i))?;
         }
         Ok(())
     }

@@ -1,11 +1,13 @@
 //! Integers with a scale, and a zero point or an offset, per group (spec, values/affine.md).
 
+use crate::arch::{self, Kernel};
 use crate::bits::Cursor;
 use crate::block::values::{
-    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, to_number,
+    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers,
+    to_number,
 };
 use crate::block::{Groups, Part, Scales, Values};
-use crate::codes::{Coder, Decoder, Role, read_symbols, validate_ints, write_symbols};
+use crate::codes::{Coder, Decoder, PIECE, Role, SymbolReader, read_symbols, validate_ints, write_symbols};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
@@ -58,7 +60,7 @@ impl Kind for Affine {
         let Self { bits, groups, scales, zero, codes } = self;
         check_bits(*bits)?;
         let max = max_code(*bits);
-        if codes.len() as u64 != space.count || codes.iter().any(|&c| c > max) {
+        if codes.len() as u64 != space.count || codes.iter().fold(0, |most, &c| c.max(most)) > max {
             return Err(Error::inconsistent("affine codes"));
         }
         write_head(out, *bits, *groups, scales, zero, space)?;
@@ -79,28 +81,55 @@ impl Kind for Affine {
     }
 
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
-        let Self { bits, groups, scales, zero, codes } = self;
+        let Self { groups, codes, .. } = self;
         groups.for_each(out.len(), tensor_counts, |g, range| {
-            let scale = f64::from(scales.get(g));
-            let number = |code: u8| match zero {
-                Zero::Centre => scale * (f64::from(code) - f64::from(1u16 << (bits - 1))),
-                Zero::Point(points) => scale * (f64::from(code) - f64::from(points[g])),
-                Zero::Offset(offsets) => scale * f64::from(code) + f64::from(offsets.get(g)),
-            };
-            // There are at most 256 different numbers: longer groups look them up in a table.
-            let (out, codes) = (&mut out[range.clone()], &codes[range]);
-            if codes.len() >= 256 {
-                let table: [f32; 256] = std::array::from_fn(|code| to_number(number(code as u8)));
-                out.iter_mut().zip(codes).for_each(|(v, &c)| *v = table[usize::from(c)]);
-            } else {
-                out.iter_mut().zip(codes).for_each(|(v, &c)| *v = to_number(number(c)));
-            }
+            self.group_numbers(g, &codes[range.clone()], &mut out[range]);
         });
         Ok(())
     }
 }
 
 impl Affine {
+    /// Computes the numbers of some codes of group `g`.
+    fn group_numbers(&self, g: usize, codes: &[u8], out: &mut [f32]) {
+        let Self { bits, scales, zero, .. } = self;
+        let scale = scales.get(g);
+        let zero = match zero {
+            Zero::Centre => 1 << (bits - 1),
+            Zero::Point(points) => points[g].into(),
+            Zero::Offset(offsets) => {
+                let offset = f64::from(offsets.get(g));
+                let number = |code: u8| to_number(f64::from(scale) * f64::from(code) + offset);
+                return each_code(codes, out, number);
+            }
+        };
+        if scale.is_finite() {
+            return arch::run(Scaled { scale, zero, codes, out });
+        }
+        each_code(codes, out, |code| to_number(f64::from(scale) * f64::from(i32::from(code) - zero)));
+    }
+
+    /// Reads the wire form of values of one tensor, and stores them as its elements.
+    pub(crate) fn read_into(
+        cursor: &mut Cursor<'_>,
+        decoder: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let head = Self::read_head(cursor, space)?;
+        let mut reader = SymbolReader::new(cursor, decoder, space.count, max_code(head.bits))?;
+        let mut codes = [0; PIECE];
+        put_numbers(space.dtype, out, |start, numbers| {
+            let codes = &mut codes[..numbers.len()];
+            reader.fill(codes)?;
+            head.groups.for_each_in(start..start + numbers.len(), |g, range| {
+                let range = range.start - start..range.end - start;
+                head.group_numbers(g, &codes[range.clone()], &mut numbers[range]);
+            });
+            Ok(())
+        })
+    }
+
     /// Reads the fields before the codes; `codes` stays empty.
     fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let bits = cursor.u8_in("bits", 1, 8)?;
@@ -121,6 +150,38 @@ impl Affine {
             _ => Zero::Offset(Scales::read(cursor, count)?),
         };
         Ok(Self { bits, groups, scales, zero, codes: Vec::new() })
+    }
+}
+
+/// Computes a number for each code. There are at most 256 different numbers: longer groups look them up in a
+/// table.
+fn each_code(codes: &[u8], out: &mut [f32], number: impl Fn(u8) -> f32) {
+    if codes.len() < 256 {
+        return out.iter_mut().zip(codes).for_each(|(v, &c)| *v = number(c));
+    }
+    let table: [f32; 256] = std::array::from_fn(|code| number(code as u8));
+    out.iter_mut().zip(codes).for_each(|(v, &c)| *v = table[usize::from(c)]);
+}
+
+/// Computes the products of codes and a finite scale.
+///
+/// The spec rounds the exact product, which has 33 bits at most, to a 32-bit float. So does a product of
+/// 32-bit floats.
+struct Scaled<'a> {
+    scale: f32,
+    zero: i32,
+    codes: &'a [u8],
+    out: &'a mut [f32],
+}
+
+impl Kernel for Scaled<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for (value, &code) in self.out.iter_mut().zip(self.codes) {
+            *value = self.scale * (i32::from(code) - self.zero) as f32;
+        }
     }
 }
 
@@ -181,5 +242,32 @@ impl WireValues {
         write_head(&mut bytes, bits, groups, scales, zero, &self.space())?;
         self.ints(&mut bytes, codes)?;
         Ok(Part::Written { id: Affine::ID, bytes: bytes.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::ScaleFormat;
+
+    #[test]
+    fn products_are_those_of_the_spec() {
+        let codes: Vec<u8> = (0..=255).collect();
+        let scales = [0.0, 1.0, 1e-45, 3.3e-41, 1.17e-38, 0.1, 2.6e36, 3.4e38, f32::INFINITY, f32::NAN, -1.5];
+        for scale in scales {
+            for (zero, of) in [(Zero::Centre, 128), (Zero::Point(vec![7]), 7)] {
+                let scales = Scales::from_f32s(ScaleFormat::F32, &[scale]);
+                let groups = Groups::Block;
+                let values = Affine { bits: 8, groups, scales, zero, codes: codes.clone() };
+                for len in [255, 256] {
+                    let mut out = vec![0.0; len];
+                    values.group_numbers(0, &codes[..len], &mut out);
+                    for (number, &code) in out.iter().zip(&codes) {
+                        let exact = f64::from(scale) * (f64::from(code) - f64::from(of));
+                        assert_eq!(number.to_bits(), to_number(exact).to_bits(), "{scale} {code}");
+                    }
+                }
+            }
+        }
     }
 }

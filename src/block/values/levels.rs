@@ -2,10 +2,14 @@
 
 use crate::bits::{Cursor, put_varint, unzigzag, zigzag};
 use crate::block::values::{
-    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, to_number,
+    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers,
+    to_number,
 };
 use crate::block::{Groups, Part, Scales, Values};
-use crate::codes::{Coder, Decoder, Role, read_ints, validate_ints, write_ints};
+use crate::codes::{
+    Coder, Decoder, PIECE, Role, SymbolReader, read_ints, read_symbols, validate_ints, write_ints,
+    write_small_ints,
+};
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
@@ -78,21 +82,35 @@ impl Kind for Levels {
 
     fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
         let Self { spacing, max_level, norm, groups, norms, levels } = self;
-        if levels.len() as u64 != space.count || levels.iter().any(|l| l.unsigned_abs() > *max_level) {
+        let most = levels.iter().fold(0, |most, level| level.unsigned_abs().max(most));
+        if levels.len() as u64 != space.count || most > *max_level {
             return Err(Error::inconsistent("levels"));
         }
         write_head(out, *spacing, *max_level, *norm, *groups, norms, space)?;
-        let codes: Vec<u64> = levels.iter().map(|&l| zigzag(l.into())).collect();
-        write_ints(out, coder, Role::Levels, &codes);
+        if *max_level <= MAX_SMALL {
+            let codes: Vec<u8> = levels.iter().map(|&l| (l << 1 ^ l >> 31) as u8).collect();
+            write_small_ints(out, coder, Role::Levels, &codes);
+        } else {
+            let codes: Vec<u64> = levels.iter().map(|&l| zigzag(l.into())).collect();
+            write_ints(out, coder, Role::Levels, &codes);
+        }
         Ok(())
     }
 
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let head = Self::read_head(cursor, space)?;
-        let codes = read_ints(cursor, decoder, space.count, u64::from(head.max_level) * 2)?;
-        // Beside the codes, from which they are made.
-        decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
-        let levels = codes.into_iter().map(|c| unzigzag(c) as i32).collect();
+        let max = u64::from(head.max_level) * 2;
+        let level = |code: u64| unzigzag(code) as i32;
+        let levels = if head.max_level <= MAX_SMALL {
+            let codes = read_symbols(cursor, decoder, space.count, max as u8)?;
+            // Beside the codes, from which they are made.
+            decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
+            codes.into_iter().map(|code| level(code.into())).collect()
+        } else {
+            let codes = read_ints(cursor, decoder, space.count, max)?;
+            decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
+            codes.into_iter().map(level).collect()
+        };
         Ok(Self { levels, ..head })
     }
 
@@ -103,28 +121,76 @@ impl Kind for Levels {
     }
 
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
-        let Self { spacing, max_level, groups, norms, levels, .. } = self;
-        let s = f64::from(*max_level);
-        groups.for_each(out.len(), tensor_counts, |g, range| {
-            let norm = f64::from(norms.get(g));
-            for (value, &level) in out[range.clone()].iter_mut().zip(&levels[range]) {
-                let number = match (spacing, level) {
-                    (Spacing::Uniform, l) => norm * f64::from(l) / s,
-                    (Spacing::Natural, 0) => 0.0,
-                    // At least 2^-254: a normal binary64 number.
-                    (Spacing::Natural, l) => {
-                        let exponent = i64::from(l.unsigned_abs()) - i64::from(*max_level);
-                        f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
-                    }
-                };
-                *value = to_number(number);
+        self.groups.for_each(out.len(), tensor_counts, |g, range| {
+            let norm = f64::from(self.norms.get(g));
+            for (value, &level) in out[range.clone()].iter_mut().zip(&self.levels[range]) {
+                *value = self.number(norm, level);
             }
         });
         Ok(())
     }
 }
 
+/// The largest `max_level` whose codes are bytes.
+const MAX_SMALL: u32 = 127;
+
 impl Levels {
+    /// Returns the number of a level of a group with this norm.
+    fn number(&self, norm: f64, level: i32) -> f32 {
+        let s = f64::from(self.max_level);
+        to_number(match (self.spacing, level) {
+            (Spacing::Uniform, l) => norm * f64::from(l) / s,
+            (Spacing::Natural, 0) => 0.0,
+            // At least 2^-254: a normal binary64 number.
+            (Spacing::Natural, l) => {
+                let exponent = i64::from(l.unsigned_abs()) - i64::from(self.max_level);
+                f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
+            }
+        })
+    }
+
+    /// Reads the wire form of values of one tensor, and stores them as its elements.
+    pub(crate) fn read_into(
+        cursor: &mut Cursor<'_>,
+        decoder: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let head = Self::read_head(cursor, space)?;
+        if head.max_level > MAX_SMALL {
+            let codes = read_ints(cursor, decoder, space.count, u64::from(head.max_level) * 2)?;
+            return put_numbers(space.dtype, out, |start, numbers| {
+                head.groups.for_each_in(start..start + numbers.len(), |g, range| {
+                    let norm = f64::from(head.norms.get(g));
+                    for i in range {
+                        numbers[i - start] = head.number(norm, unzigzag(codes[i]) as i32);
+                    }
+                });
+                Ok(())
+            });
+        }
+        let largest = (2 * head.max_level) as u8;
+        let mut reader = SymbolReader::new(cursor, decoder, space.count, largest)?;
+        let (mut codes, mut table) = ([0; PIECE], [0.0; 256]);
+        put_numbers(space.dtype, out, |start, numbers| {
+            let codes = &mut codes[..numbers.len()];
+            reader.fill(codes)?;
+            head.groups.for_each_in(start..start + numbers.len(), |g, range| {
+                let norm = f64::from(head.norms.get(g));
+                let number = |code: u8| head.number(norm, unzigzag(code.into()) as i32);
+                let range = range.start - start..range.end - start;
+                let (codes, numbers) = (&codes[range.clone()], &mut numbers[range]);
+                if codes.len() <= usize::from(largest) {
+                    numbers.iter_mut().zip(codes).for_each(|(n, &code)| *n = number(code));
+                } else {
+                    table.iter_mut().zip(0..=largest).for_each(|(n, code)| *n = number(code));
+                    numbers.iter_mut().zip(codes).for_each(|(n, &code)| *n = table[usize::from(code)]);
+                }
+            });
+            Ok(())
+        })
+    }
+
     /// Reads the fields before the levels; `levels` stays empty.
     fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let spacing = match cursor.u8_in("spacing", 0, 1)? {

@@ -41,9 +41,10 @@ use kind::Kind;
 pub(crate) use kind::{Content, Facts, Structure, Validated, ValueSpace};
 
 use crate::bits::Cursor;
-use crate::codes::{Coder, Decoder};
+use crate::codes::{Coder, Decoder, PIECE};
 use crate::error::{Error, Result};
-use crate::limits::Budget;
+use crate::limits::{Budget, in_memory};
+use crate::tensor::{Dtype, element};
 
 /// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is the
 /// number of values.
@@ -317,6 +318,36 @@ impl Values {
         Ok(values)
     }
 
+    /// Whether [`Self::read_into`] reads values of this kind.
+    pub(crate) fn can_read_into(id: ValuesId, dtype: Dtype) -> bool {
+        let numbers = [Sign::ID, Pow2::ID, Levels::ID, Affine::ID].contains(&id);
+        dtype.bits() >= 8 && (id == Planes::ID || numbers && dtype.is_float())
+    }
+
+    /// Reads values of kind `id` from all bytes of `cursor` straight into `out`, which are all elements of a
+    /// part of one tensor. This takes no memory for decoded values. After an error the elements are
+    /// arbitrary.
+    ///
+    /// # Errors
+    /// As [`Self::read`]; [`Error::Unsupported`] for a kind that [`Self::can_read_into`] excludes.
+    pub(crate) fn read_into(
+        mut cursor: Cursor<'_>,
+        decoder: &Decoder<'_>,
+        id: ValuesId,
+        space: &ValueSpace<'_>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        match id {
+            Planes::ID => Planes::read_into(&mut cursor, decoder, space, out)?,
+            Pow2::ID => Pow2::read_into(&mut cursor, decoder, space, out)?,
+            Levels::ID => Levels::read_into(&mut cursor, decoder, space, out)?,
+            Affine::ID => Affine::read_into(&mut cursor, decoder, space, out)?,
+            Sign::ID => Sign::read_into(&mut cursor, space, out)?,
+            ValuesId(other) => return Err(Error::unsupported("values", other, cursor.offset())),
+        }
+        cursor.finish()
+    }
+
     /// Checks values of kind `id` in all bytes of `cursor` without decoding their codes.
     ///
     /// # Errors
@@ -362,6 +393,23 @@ impl std::fmt::Display for ValuesId {
             None => write!(f, "values {:#x}", self.0),
         }
     }
+}
+
+/// Computes numbers piece by piece, and stores them as the elements `out`, which have at least 8 bits.
+/// `numbers` gets the place of the first number of a piece.
+fn put_numbers(
+    dtype: Dtype,
+    out: &mut [u8],
+    mut numbers: impl FnMut(usize, &mut [f32]) -> Result<()>,
+) -> Result<()> {
+    let mut piece = [0.0; PIECE];
+    let size = in_memory((dtype.bits() / 8).into());
+    for (start, out) in (0..).step_by(PIECE).zip(out.chunks_mut(PIECE * size)) {
+        let piece = &mut piece[..out.len() / size];
+        numbers(start, piece)?;
+        element::encode_f32s(dtype, piece, 0, out)?;
+    }
+    Ok(())
 }
 
 /// Rounds the result of arithmetic to a number. Any NaN becomes the spec's one NaN, as processors choose

@@ -1,10 +1,13 @@
 //! The elements' own bits by byte planes (spec, values/planes.md).
 
+use std::ops::Range;
+
+use crate::arch::{self, Kernel};
 use crate::bits::Cursor;
 use crate::block::Stored;
 use crate::block::values::floats::has_padding;
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
-use crate::codes::{Coder, Decoder, Role, SymbolPlan, read_symbols, validate_ints};
+use crate::codes::{Coder, Decoder, Entropy, PIECE, Role, SymbolPlan, SymbolReader, pays, validate_ints};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
@@ -32,44 +35,29 @@ impl Kind for Planes {
         {
             return Err(Error::inconsistent("bytes of planes"));
         }
-        let planes = element_bytes(space.dtype);
-        for plane in 0..planes {
-            let symbols = plane_of(bytes, space.dtype, plane);
-            // Elements of a row have similar exponents: only the top plane gains from a reference per row.
-            let row_lens = if plane + 1 == planes && space.dtype.is_float() { space.row_lens } else { &[] };
-            match SymbolPlan::new(coder, &symbols, row_lens) {
-                plan if symbols.is_empty() || matches!(plan, SymbolPlan::Packed(8)) => {
-                    out.push(0);
-                    out.extend_from_slice(&symbols);
-                }
-                plan => {
-                    out.push(1);
-                    plan.write(out, coder, Role::Plane((planes - 1 - plane) as u8), &symbols);
-                }
+        let layout = Layout::of(space.dtype);
+        let mut noise = [false; MAX_PLANES];
+        for (plane, noise) in noise[..layout.size].iter_mut().enumerate() {
+            *noise = is_noise(coder, bytes, layout, plane);
+        }
+        let mut plane = 0;
+        while plane < layout.size {
+            // One pass splits the planes of noise up to the next plane that may have a code, and that plane.
+            let plain = noise[plane..layout.size].iter().take_while(|noise| **noise).count();
+            let coded = (plane + plain < layout.size).then_some(plane + plain);
+            let symbols = split_run(out, bytes, layout, plane..plane + plain, coded);
+            if let Some(coded) = coded {
+                write_plane(out, coder, &symbols, layout.size - 1 - coded, space);
             }
+            plane += plain + usize::from(coded.is_some());
         }
         Ok(())
     }
 
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
-        let offset = cursor.offset();
-        let Sizes { planes, plane_len, total } = Sizes::new(space, offset)?;
-        let len = decoder.budget.reserve_items::<u8>(total, offset)?;
-        let mut bytes = vec![0u8; len];
-        for plane in 0..planes {
-            let decoded;
-            let symbols = match take_plain(cursor, plane_len)? {
-                Some(symbols) => symbols,
-                None => {
-                    decoded = read_symbols(cursor, decoder, plane_len, 255)?;
-                    decoded.as_slice()
-                }
-            };
-            put_plane(&mut bytes, space.dtype, plane, symbols);
-        }
-        if has_padding(space.dtype, space.count, &bytes) {
-            return Err(Error::format(FormatErrorKind::NonzeroPadding, offset));
-        }
+        let Sizes { total, .. } = Sizes::new(space, cursor.offset())?;
+        let mut bytes = vec![0u8; decoder.budget.reserve_items::<u8>(total, cursor.offset())?];
+        Self::read_into(cursor, decoder, space, &mut bytes)?;
         Ok(Self { bytes })
     }
 
@@ -84,6 +72,239 @@ impl Kind for Planes {
     }
 }
 
+impl Planes {
+    /// Reads the wire form into `out`, which has the length of all elements.
+    pub(crate) fn read_into(
+        cursor: &mut Cursor<'_>,
+        decoder: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let offset = cursor.offset();
+        let Sizes { plane_len, .. } = Sizes::new(space, offset)?;
+        let layout = Layout::of(space.dtype);
+        let mut planes = Vec::with_capacity(layout.size);
+        for _ in 0..layout.size {
+            planes.push(match take_plain(cursor, plane_len)? {
+                Some(symbols) => Plane::Plain(symbols),
+                None => Plane::Coded(Box::new(SymbolReader::new(cursor, decoder, plane_len, 255)?)),
+            });
+        }
+        let mut scratch = vec![[0; PIECE]; layout.size];
+        for out in out.chunks_mut(PIECE * layout.size) {
+            let len = out.len() / layout.size;
+            let mut pieces = [[].as_slice(); MAX_PLANES];
+            for ((piece, plane), scratch) in pieces.iter_mut().zip(&mut planes).zip(&mut scratch) {
+                *piece = plane.next(&mut scratch[..len])?;
+            }
+            arch::run(Join { layout, planes: &pieces[..layout.size], out });
+        }
+        match has_padding(space.dtype, space.count, out) {
+            true => Err(Error::format(FormatErrorKind::NonzeroPadding, offset)),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A plane that is read.
+enum Plane<'a> {
+    /// The symbols that are left.
+    Plain(&'a [u8]),
+    Coded(Box<SymbolReader<'a>>),
+}
+
+impl Plane<'_> {
+    /// Returns the next symbols; those that have a code are decoded into `scratch`.
+    fn next<'s>(&'s mut self, scratch: &'s mut [u8]) -> Result<&'s [u8]> {
+        match self {
+            Self::Plain(symbols) => {
+                let (here, rest) = symbols.split_at(scratch.len());
+                *symbols = rest;
+                Ok(here)
+            }
+            Self::Coded(reader) => {
+                reader.fill(scratch)?;
+                Ok(scratch)
+            }
+        }
+    }
+}
+
+/// Appends the flag of a plane and its symbols, in the smallest form. `significance` counts from the top
+/// plane.
+fn write_plane(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    symbols: &[u8],
+    significance: usize,
+    space: &ValueSpace<'_>,
+) {
+    // Elements of a row have similar exponents: only the top plane gains from a reference per row.
+    let row_lens = if significance == 0 && space.dtype.is_float() { space.row_lens } else { &[] };
+    match SymbolPlan::new(coder, symbols, row_lens) {
+        plan if symbols.is_empty() || matches!(plan, SymbolPlan::Packed(8)) => {
+            out.push(0);
+            out.extend_from_slice(symbols);
+        }
+        plan => {
+            out.push(1);
+            plan.write(out, coder, Role::Plane(significance as u8), symbols);
+        }
+    }
+}
+
+/// Symbols from which a plane is judged by a sample.
+const SAMPLED: usize = 1 << 20;
+/// Symbols of each piece of the sample.
+const SAMPLE: usize = 1 << 14;
+/// One of so many pieces is in the sample.
+const SAMPLE_STEP: usize = 16;
+
+/// Whether a long plane saves less than 1/256 by a code, as a sample of it tells. A code of a few hundredths
+/// of a bit would cost most of the time of encoding and decoding.
+fn is_noise(coder: &Coder<'_>, bytes: &[u8], layout: Layout, plane: usize) -> bool {
+    if bytes.len() / layout.size < SAMPLED || coder.entropy == Entropy::Packed {
+        return false;
+    }
+    let mut sample = vec![0; SAMPLE];
+    let mut pieces = bytes.chunks_exact(SAMPLE * layout.size).step_by(SAMPLE_STEP);
+    pieces.all(|piece| {
+        let mut planes = [const { [].as_mut_slice() }; MAX_PLANES];
+        planes[plane] = &mut sample;
+        arch::run(Split { layout, elements: piece, planes: &mut planes[..layout.size] });
+        !pays(coder, &sample)
+    })
+}
+
+/// Appends the flags and symbols of the planes `plain`, and returns the symbols of the plane `coded`.
+fn split_run(
+    out: &mut Vec<u8>,
+    bytes: &[u8],
+    layout: Layout,
+    plain: Range<usize>,
+    coded: Option<usize>,
+) -> Vec<u8> {
+    let len = bytes.len() / layout.size;
+    let mut symbols = vec![0; if coded.is_some() { len } else { 0 }];
+    let start = out.len();
+    out.resize(start + plain.len() * (1 + len), 0);
+    let mut rest = out[start..].chunks_exact_mut(1 + len);
+    let mut planes = [const { [].as_mut_slice() }; MAX_PLANES];
+    for plane in plain {
+        planes[plane] = rest.next().map(|flag_and_symbols| &mut flag_and_symbols[1..]).unwrap_or_default();
+    }
+    if let Some(coded) = coded {
+        planes[coded] = &mut symbols;
+    }
+    // Steps whose elements stay in the first-level cache for each plane.
+    for elements in bytes.chunks(PIECE * layout.size) {
+        let mut pieces = [const { [].as_mut_slice() }; MAX_PLANES];
+        for (piece, plane) in pieces.iter_mut().zip(&mut planes).filter(|(_, plane)| !plane.is_empty()) {
+            let (here, rest) = std::mem::take(plane).split_at_mut(elements.len() / layout.size);
+            (*piece, *plane) = (here, rest);
+        }
+        arch::run(Split { layout, elements, planes: &mut pieces[..layout.size] });
+    }
+    symbols
+}
+
+/// The bytes of an element.
+#[derive(Debug, Clone, Copy)]
+struct Layout {
+    /// Number of planes: the bytes of an element, or of a pair of 4-bit elements.
+    size: usize,
+    /// Whether the sign bit is moved to the low end.
+    rotates: bool,
+}
+
+/// The largest number of planes.
+const MAX_PLANES: usize = 8;
+
+impl Layout {
+    fn of(dtype: Dtype) -> Self {
+        let size = in_memory((dtype.bits() / 8).max(1).into());
+        Self { size, rotates: dtype.is_float() && size > 1 }
+    }
+}
+
+/// Splits elements into their planes. An empty plane is left out.
+struct Split<'a, 'p> {
+    layout: Layout,
+    elements: &'a [u8],
+    planes: &'a mut [&'p mut [u8]],
+}
+
+impl Kernel for Split<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { layout, elements, planes } = self;
+        for (significance, plane) in planes.iter_mut().enumerate().filter(|(_, plane)| !plane.is_empty()) {
+            match layout.size {
+                2 => split_u16(layout, elements, significance, plane),
+                4 => split_u32(layout, elements, significance, plane),
+                8 => split_u64(layout, elements, significance, plane),
+                _ => plane.copy_from_slice(elements),
+            }
+        }
+    }
+}
+
+/// Inverts [`Split`] for planes of equal length.
+struct Join<'a> {
+    layout: Layout,
+    planes: &'a [&'a [u8]],
+    out: &'a mut [u8],
+}
+
+impl Kernel for Join<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { layout, planes, out } = self;
+        match layout.size {
+            2 => join_u16(layout, planes, out),
+            4 => join_u32(layout, planes, out),
+            8 => join_u64(layout, planes, out),
+            _ => out.copy_from_slice(planes[0]),
+        }
+    }
+}
+
+/// Splits elements of one width into planes, and joins them. The loops have no closures: these would not be
+/// compiled for the instructions of the kernel around them.
+macro_rules! words {
+    ($($word:ident $split:ident $join:ident [$($plane:literal)*])*) => { $(
+        #[inline(always)]
+        fn $split(layout: Layout, elements: &[u8], significance: usize, plane: &mut [u8]) {
+            // A rotation by nothing leaves unrotated elements as they are.
+            let (turn, shift) = (u32::from(layout.rotates), 8 * significance);
+            for (symbol, element) in plane.iter_mut().zip(elements.as_chunks().0) {
+                *symbol = ($word::from_le_bytes(*element).rotate_left(turn) >> shift) as u8;
+            }
+        }
+
+        #[inline(always)]
+        fn $join(layout: Layout, planes: &[&[u8]], out: &mut [u8]) {
+            let (turn, out) = (u32::from(layout.rotates), out.as_chunks_mut().0);
+            let len = out.len();
+            let planes = [$(&planes[$plane][..len]),*];
+            for i in 0..len {
+                let word = 0 $(| $word::from(planes[$plane][i]) << (8 * $plane))*;
+                out[i] = word.rotate_right(turn).to_le_bytes();
+            }
+        }
+    )* };
+}
+
+words! {
+    u16 split_u16 join_u16 [0 1]
+    u32 split_u32 join_u32 [0 1 2 3]
+    u64 split_u64 join_u64 [0 1 2 3 4 5 6 7]
+}
+
 /// Sizes of the planes of some elements.
 struct Sizes {
     planes: usize,
@@ -95,7 +316,7 @@ struct Sizes {
 
 impl Sizes {
     fn new(space: &ValueSpace<'_>, offset: u64) -> Result<Self> {
-        let planes = element_bytes(space.dtype);
+        let planes = Layout::of(space.dtype).size;
         let too_long = || Error::format(FormatErrorKind::LengthMismatch { field: "planes" }, offset);
         let total = space.dtype.bytes_for(space.count).ok_or_else(too_long)?;
         Ok(Self { planes, plane_len: total / planes as u64, total })
@@ -110,54 +331,48 @@ fn take_plain<'a>(cursor: &mut Cursor<'a>, plane_len: u64) -> Result<Option<&'a 
     }
 }
 
-/// Number of planes: the bytes of an element, or of a pair of 4-bit elements.
-fn element_bytes(dtype: Dtype) -> usize {
-    in_memory((dtype.bits() / 8).max(1).into())
-}
-
-/// Whether the sign bit is moved to the low end.
-fn rotates(dtype: Dtype) -> bool {
-    dtype.is_float() && dtype.bits() >= 16
-}
-
-/// The bytes of significance `plane` of all elements.
-fn plane_of(bytes: &[u8], dtype: Dtype, plane: usize) -> Vec<u8> {
-    let size = element_bytes(dtype);
-    if !rotates(dtype) {
-        return bytes.iter().skip(plane).step_by(size).copied().collect();
-    }
-    // After a rotation to the left by one bit, a byte holds its own low seven bits shifted up, and below them
-    // the top bit of the next lower byte. The lowest byte takes the sign, which is the top bit of the highest
-    // byte.
-    let below = (plane + size - 1) % size;
-    bytes.chunks_exact(size).map(|e| e[plane] << 1 | e[below] >> 7).collect()
-}
-
-/// Inverse of [`plane_of`] for one plane of elements that begin as zeros.
-fn put_plane(bytes: &mut [u8], dtype: Dtype, plane: usize, symbols: &[u8]) {
-    let size = element_bytes(dtype);
-    if rotates(dtype) {
-        let below = (plane + size - 1) % size;
-        for (element, &symbol) in bytes.chunks_exact_mut(size).zip(symbols) {
-            element[plane] |= symbol >> 1;
-            element[below] |= symbol << 7;
-        }
-    } else {
-        bytes.iter_mut().skip(plane).step_by(size).zip(symbols).for_each(|(b, &s)| *b = s);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random;
 
     #[test]
     fn the_sign_goes_to_the_lowest_bit() {
-        let x = (-1.5f32).to_le_bytes();
         let rotated = (-1.5f32).to_bits().rotate_left(1).to_le_bytes();
-        for (plane, byte) in rotated.into_iter().enumerate() {
-            assert_eq!(plane_of(&x, Dtype::F32, plane), [byte]);
+        let mut planes = rotated.map(|_| [0]);
+        let [a, b, c, d] = &mut planes;
+        let layout = Layout::of(Dtype::F32);
+        let elements = &(-1.5f32).to_le_bytes();
+        Split { layout, elements, planes: &mut [a, b, c, d] }.call();
+        assert_eq!(planes.as_flattened(), rotated);
+    }
+
+    #[test]
+    fn every_form_splits_and_joins_elements() {
+        let bytes: Vec<u8> = (0..16_000).map(|i| random::word(1, 0, i) as u8).collect();
+        for dtype in Dtype::ALL {
+            let layout = Layout::of(dtype);
+            let len = bytes.len() / layout.size;
+            for form in arch::forms() {
+                let mut planes = vec![vec![0; len]; layout.size];
+                let mut places: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
+                arch::run_as(form, Split { layout, elements: &bytes, planes: &mut places });
+                for (element, i) in bytes.chunks(layout.size).zip(0..) {
+                    let mut word = [0; 8];
+                    word[..layout.size].copy_from_slice(element);
+                    let (word, bits) = (u64::from_le_bytes(word), 8 * layout.size);
+                    let rotated = match layout.rotates {
+                        true => word << 1 | word >> (bits - 1),
+                        false => word,
+                    };
+                    let symbols: Vec<u8> = planes.iter().map(|plane| plane[i]).collect();
+                    assert_eq!(symbols, rotated.to_le_bytes()[..layout.size], "{dtype} {form:?}");
+                }
+                let planes: Vec<&[u8]> = planes.iter().map(Vec::as_slice).collect();
+                let mut back = vec![0; bytes.len()];
+                arch::run_as(form, Join { layout, planes: &planes, out: &mut back });
+                assert_eq!(back, bytes, "{dtype} {form:?}");
+            }
         }
-        assert_eq!(plane_of(&[1, 2, 3, 4], Dtype::U16, 1), [2, 4]);
     }
 }

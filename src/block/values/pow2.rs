@@ -1,12 +1,12 @@
 //! Powers of two (spec, values/pow2.md).
 
 use crate::arch::{self, Kernel};
-use crate::bits::{Cursor, PlaneReader, PlaneWriter, gather_bits, pack_bits, put_i16, scatter_bits};
+use crate::bits::{Cursor, PlaneReader, PlaneWriter, gather_bits, put_i16, scatter_bits};
 use crate::block::values::{
-    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues,
+    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers,
 };
 use crate::block::{Bits, Part, Values};
-use crate::codes::{Coder, Decoder, Role, read_symbols, validate_ints, write_symbols};
+use crate::codes::{Coder, Decoder, PIECE, Role, SymbolReader, read_symbols, validate_ints, write_symbols};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
 
@@ -91,7 +91,36 @@ impl Pow2 {
     /// The numbers of the values from `start` on.
     pub(crate) fn numbers_from(&self, start: usize, out: &mut [f32]) {
         let Self { min_exponent, codes, negative, .. } = self;
-        arch::run(Numbers { min_exponent: *min_exponent, codes: &codes[start..], negative, start, out });
+        let signs = negative.as_bytes().get(start / 8..).unwrap_or_default();
+        let codes = &codes[start..];
+        arch::run(Numbers { min_exponent: *min_exponent, codes, signs, first: start % 8, out });
+    }
+
+    /// Reads the wire form, and stores the numbers as elements.
+    pub(crate) fn read_into(
+        cursor: &mut Cursor<'_>,
+        decoder: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+        out: &mut [u8],
+    ) -> Result<()> {
+        let (min_exponent, _) = read_head(cursor)?;
+        let mut reader = SymbolReader::new(cursor, decoder, space.count, 255)?;
+        let offset = cursor.offset();
+        let mut plane = PlaneReader::new(cursor.take_rest(), offset);
+        let (mut codes, mut signs) = ([0; PIECE], [0; PIECE / 8]);
+        put_numbers(space.dtype, out, |_, numbers| {
+            let codes = &mut codes[..numbers.len()];
+            reader.fill(codes)?;
+            let mut words = signs.as_chunks_mut::<8>().0.iter_mut();
+            for_each_mask(codes, |mask| {
+                let here = scatter_bits(plane.get(mask.count_ones()), mask);
+                words.next().into_iter().for_each(|word| *word = here.to_le_bytes());
+                Ok(())
+            })?;
+            arch::run(Numbers { min_exponent, codes, signs: &signs, first: 0, out: numbers });
+            Ok(())
+        })?;
+        plane.finish("signs")
     }
 }
 
@@ -177,14 +206,13 @@ fn read_signs(cursor: &mut Cursor<'_>, codes: &[u8]) -> Result<Bits> {
 
 /// Calls `f` with a mask for each 64 codes: a bit is set where the code is above 0.
 fn for_each_mask(codes: &[u8], mut f: impl FnMut(u64) -> Result<()>) -> Result<()> {
-    let (rows, rest) = codes.as_chunks::<64>();
-    for row in rows {
-        f(pack_bits(&row.map(|code| u8::from(code != 0))))?;
+    let mut masks = [0; PIECE / 64];
+    for codes in codes.chunks(PIECE) {
+        let masks = &mut masks[..codes.len().div_ceil(64)];
+        arch::masks::nonzero(arch::widest(), codes, masks);
+        masks.iter().try_for_each(|&mask| f(mask))?;
     }
-    if rest.is_empty() {
-        return Ok(());
-    }
-    f(rest.iter().zip(0..).fold(0, |mask, (&code, i)| mask | u64::from(code != 0) << i))
+    Ok(())
 }
 
 /// Up to eight bytes as a word.
@@ -195,8 +223,9 @@ fn word(bytes: &[u8]) -> u64 {
 struct Numbers<'a> {
     min_exponent: i16,
     codes: &'a [u8],
-    negative: &'a Bits,
-    start: usize,
+    /// A bit for each value, from bit `first` of the first byte on.
+    signs: &'a [u8],
+    first: usize,
     out: &'a mut [f32],
 }
 
@@ -205,7 +234,7 @@ impl Kernel for Numbers<'_> {
 
     #[inline(always)]
     fn call(self) {
-        let Self { min_exponent, codes, negative, start, out } = self;
+        let Self { min_exponent, codes, signs, first, out } = self;
         // Without subnormals, a magnitude has exponent bits only; exponent 255 is infinity.
         if min_exponent >= -126 {
             let base = (i32::from(min_exponent) + 126) as u32;
@@ -220,15 +249,18 @@ impl Kernel for Numbers<'_> {
             }
         }
         let signed = |value: &mut f32, bit: u32| *value = f32::from_bits(value.to_bits() | bit << 31);
-        let head = (start.wrapping_neg() % 8).min(out.len());
-        let (head, body) = out.split_at_mut(head);
-        for (i, value) in head.iter_mut().enumerate() {
-            signed(value, negative.get(start + i).into());
+        let (head, body) = out.split_at_mut(((8 - first) % 8).min(out.len()));
+        let byte = signs.first().copied().unwrap_or(0);
+        for (value, bit) in head.iter_mut().zip(first..) {
+            signed(value, u32::from(byte) >> bit & 1);
         }
-        let signs = negative.as_bytes().get((start + head.len()) / 8..).unwrap_or_default();
+        let signs = signs.get((first + head.len()) / 8..).unwrap_or_default();
         let (eights, rest) = body.as_chunks_mut::<8>();
         for (eight, &signs) in eights.iter_mut().zip(signs) {
-            eight.iter_mut().zip(0..).for_each(|(value, bit)| signed(value, u32::from(signs) >> bit & 1));
+            // A loop without a closure is compiled for the instructions of the kernel around it.
+            for (value, bit) in eight.iter_mut().zip(0..8) {
+                *value = f32::from_bits(value.to_bits() | u32::from(signs) << (31 - bit) & 1 << 31);
+            }
         }
         let signs = signs.get(eights.len()).copied().unwrap_or(0);
         rest.iter_mut().zip(0..).for_each(|(value, bit)| signed(value, u32::from(signs) >> bit & 1));

@@ -1,7 +1,10 @@
 //! A scale per group and a sign per value (spec, values/sign.md).
 
+use crate::arch::{self, Kernel};
 use crate::bits::Cursor;
-use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId, WireValues};
+use crate::block::values::{
+    Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers,
+};
 use crate::block::{Bits, Groups, Part, Scales, Values};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
@@ -61,10 +64,61 @@ impl Kind for Sign {
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
         let Self { groups, scales, negative } = self;
         groups.for_each(out.len(), tensor_counts, |g, range| {
-            let scale = scales.get(g);
-            range.for_each(|i| out[i] = if negative.get(i) { -scale } else { scale });
+            let (bits, start) = (negative.as_bytes(), range.start);
+            arch::run(Signed { scale: scales.get(g), bits, start, out: &mut out[range] });
         });
         Ok(())
+    }
+}
+
+impl Sign {
+    /// Reads the wire form of values of one tensor, and stores them as its elements.
+    pub(crate) fn read_into(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>, out: &mut [u8]) -> Result<()> {
+        let (groups, scales) = read_head(cursor, space)?;
+        let bits = cursor.take(space.count.div_ceil(8))?;
+        if !Bits::is_valid(space.count, bits) {
+            return Err(padding(cursor));
+        }
+        put_numbers(space.dtype, out, |first, numbers| {
+            groups.for_each_in(first..first + numbers.len(), |g, range| {
+                let (start, out) = (range.start, &mut numbers[range.start - first..range.end - first]);
+                arch::run(Signed { scale: scales.get(g), bits, start, out });
+            });
+            Ok(())
+        })
+    }
+}
+
+/// Computes plus or minus a scale for the bits from `start` on.
+struct Signed<'a> {
+    scale: f32,
+    bits: &'a [u8],
+    start: usize,
+    out: &'a mut [f32],
+}
+
+impl Kernel for Signed<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { scale, bits, start, out } = self;
+        let signed =
+            |byte: u8, bit: usize| f32::from_bits(scale.to_bits() ^ u32::from(byte >> bit & 1) << 31);
+        let (head, body) = out.split_at_mut((start.wrapping_neg() % 8).min(out.len()));
+        for (i, value) in (start..).zip(head.iter_mut()) {
+            *value = signed(bits[i / 8], i % 8);
+        }
+        let bits = &bits[(start + head.len()) / 8..];
+        let (eights, rest) = body.as_chunks_mut::<8>();
+        for (eight, &byte) in eights.iter_mut().zip(bits) {
+            let word = u32::from(byte) << 24;
+            for (value, bit) in eight.iter_mut().zip(0..8) {
+                *value = f32::from_bits(scale.to_bits() ^ word << (7 - bit) & 1 << 31);
+            }
+        }
+        let byte = bits.get(eights.len()).copied().unwrap_or(0);
+        rest.iter_mut().enumerate().for_each(|(bit, value)| *value = signed(byte, bit));
     }
 }
 
@@ -103,5 +157,27 @@ impl WireValues {
         }
         bytes.extend_from_slice(negative);
         Ok(Part::Written { id: Sign::ID, bytes: bytes.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_gives_the_sign_of_each_bit() {
+        let bits: Vec<u8> = (0..40).map(|i: u8| i.wrapping_mul(77) ^ i).collect();
+        for form in arch::forms() {
+            for (scale, start, len) in
+                [(1.5f32, 0, 320), (-0.0, 3, 2), (f32::NAN, 3, 100), (2.0, 319, 1), (1.0, 8, 0)]
+            {
+                let mut out = vec![0.0; len];
+                arch::run_as(form, Signed { scale, bits: &bits, start, out: &mut out });
+                for (i, x) in (start..).zip(out) {
+                    let expected = if bits[i / 8] >> (i % 8) & 1 == 1 { -scale } else { scale };
+                    assert_eq!(x.to_bits(), expected.to_bits(), "{form:?} {scale} {i}");
+                }
+            }
+        }
     }
 }

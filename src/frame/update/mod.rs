@@ -342,6 +342,16 @@ impl<'a> UpdatePart<'a> {
         raw.decode(&mut decoder, self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
     }
 
+    /// Decodes a dense block ([`RawBlock::is_dense`]) into `out`, the bytes of its elements. After an error
+    /// these are arbitrary.
+    ///
+    /// # Errors
+    /// As [`Self::decode`].
+    pub(crate) fn decode_into(&self, block: usize, budget: &Budget, out: &mut [u8]) -> Result<()> {
+        let decoder = Decoder { tables: &self.tables, budget };
+        self.raw(block)?.decode_into(&decoder, out).map_err(|e| self.place(e, block))
+    }
+
     /// Returns one block in wire form, to be written again without decoding it
     /// ([`Encoder::update_wire`](crate::stream::Encoder::update_wire)). It makes the checks that
     /// [`WireBlock`] lists.

@@ -1,0 +1,211 @@
+//! The AVX2 form: 32 states in four registers. Table entries are loaded one by one, which is as fast as a
+//! gather, and faster where gathers are microcode.
+
+use std::arch::x86_64::*;
+
+use super::{LANES, Steps};
+
+/// States in a register.
+const GROUP: usize = 8;
+const GROUPS: usize = LANES / GROUP;
+
+/// For each mask of lanes: the rank of each of them among those in the mask. Other lanes have any rank.
+static RANKS: [[u8; GROUP]; 256] = {
+    let mut ranks = [[0; GROUP]; 256];
+    let mut mask = 0;
+    while mask < 256 {
+        let (mut lane, mut rank) = (0, 0);
+        while lane < GROUP {
+            if mask >> lane & 1 == 1 {
+                ranks[mask][lane] = rank;
+                rank += 1;
+            }
+            lane += 1;
+        }
+        mask += 1;
+    }
+    ranks
+};
+
+/// For each mask of lanes: these lanes in ascending order, at the end.
+static LAST: [[u8; GROUP]; 256] = {
+    let mut lanes = [[0; GROUP]; 256];
+    let mut mask = 0;
+    while mask < 256 {
+        let (mut lane, mut at) = (GROUP, GROUP);
+        while lane > 0 {
+            lane -= 1;
+            if mask >> lane & 1 == 1 {
+                at -= 1;
+                lanes[mask][at] = lane as u8;
+            }
+        }
+        mask += 1;
+    }
+    lanes
+};
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_states(states: &[u32; LANES]) -> [__m256i; GROUPS] {
+    let (groups, _) = states.as_chunks::<GROUP>();
+    // SAFETY: each group covers the 32 bytes that are read.
+    std::array::from_fn(|g| unsafe { _mm256_loadu_si256(groups[g].as_ptr().cast()) })
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store_states(states: &mut [u32; LANES], from: [__m256i; GROUPS]) {
+    let (groups, _) = states.as_chunks_mut::<GROUP>();
+    for (group, from) in groups.iter_mut().zip(from) {
+        // SAFETY: the group covers the 32 bytes that are written.
+        unsafe { _mm256_storeu_si256(group.as_mut_ptr().cast(), from) };
+    }
+}
+
+/// Widens the entry of a table of lane numbers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lanes(entry: &[u8; GROUP]) -> __m256i {
+    _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(i64::from_le_bytes(*entry)))
+}
+
+/// The mask of the lanes whose highest bit is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn mask_of(lanes: __m256i) -> u8 {
+    _mm256_movemask_ps(_mm256_castsi256_ps(lanes)) as u8
+}
+
+/// Where `choose` has a highest bit `b`, else `a`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn blend(a: __m256i, b: __m256i, choose: __m256i) -> __m256i {
+    _mm256_blendv_epi8(a, b, choose)
+}
+
+#[target_feature(enable = "avx2,bmi2,popcnt")]
+pub(in crate::arch) fn encode(
+    symbols: &[[u8; LANES]],
+    steps: &Steps,
+    states: &mut [u32; LANES],
+    words: &mut [u16],
+    mut free: usize,
+) -> usize {
+    let table: [i32; 256] =
+        std::array::from_fn(|s| i32::from(steps.freqs[s]) << 16 | i32::from(steps.starts[s]));
+    let low_half = _mm256_set1_epi32(0xffff);
+    let mut x = load_states(states);
+    for row in symbols.iter().rev() {
+        for g in (0..GROUPS).rev() {
+            let mut entries = [0; GROUP];
+            for (entry, &symbol) in entries.iter_mut().zip(&row[g * GROUP..(g + 1) * GROUP]) {
+                *entry = table[usize::from(symbol)];
+            }
+            let [a, b, c, d, e, f, g7, h] = entries;
+            let entries = _mm256_setr_epi32(a, b, c, d, e, f, g7, h);
+            let (f, s) = (_mm256_srli_epi32::<16>(entries), _mm256_and_si256(entries, low_half));
+            let fits = _mm256_cmpgt_epi32(f, _mm256_srli_epi32::<20>(x[g]));
+            let full = !mask_of(fits);
+            let low = _mm256_and_si256(x[g], low_half);
+            let packed = _mm256_permutevar8x32_epi32(low, lanes(&LAST[usize::from(full)]));
+            let packed =
+                _mm_packus_epi32(_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed));
+            let window = &mut words[free - GROUP..free];
+            // SAFETY: the slice covers the 16 bytes that are written.
+            unsafe { _mm_storeu_si128(window.as_mut_ptr().cast(), packed) };
+            free -= full.count_ones() as usize;
+            x[g] = push(blend(_mm256_srli_epi32::<16>(x[g]), x[g], fits), f, s);
+        }
+    }
+    store_states(states, x);
+    free
+}
+
+/// Encodes a symbol into each state; x < f * 2^20.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn push(x: __m256i, f: __m256i, s: __m256i) -> __m256i {
+    // Both halves are exact floats: their sum is x with one rounding.
+    let high = _mm256_cvtepi32_ps(_mm256_srli_epi32::<16>(x));
+    let low = _mm256_cvtepi32_ps(_mm256_and_si256(x, _mm256_set1_epi32(0xffff)));
+    let float = _mm256_add_ps(_mm256_mul_ps(high, _mm256_set1_ps(65536.0)), low);
+    // Four units in the last place make the divisor larger by 2^-22 to 2^-21 of it. This outweighs both
+    // roundings, each at most 2^-24, so the ratio is never above x / f. It is below by less than 0.8, because
+    // x / f < 2^20: the remainder of x is less than 2f.
+    let divisor = _mm256_castps_si256(_mm256_cvtepi32_ps(f));
+    let divisor = _mm256_castsi256_ps(_mm256_add_epi32(divisor, _mm256_set1_epi32(4)));
+    let q = _mm256_cvttps_epi32(_mm256_div_ps(float, divisor));
+    let rest = _mm256_sub_epi32(x, _mm256_mullo_epi32(q, f));
+    let next = _mm256_add_epi32(_mm256_slli_epi32::<12>(q), _mm256_add_epi32(s, rest));
+    let step = _mm256_sub_epi32(_mm256_set1_epi32(4096), f);
+    _mm256_add_epi32(next, _mm256_andnot_si256(_mm256_cmpgt_epi32(f, rest), step))
+}
+
+#[target_feature(enable = "avx2,bmi2,popcnt")]
+pub(in crate::arch) fn decode(
+    slots: &[u32; 4096],
+    states: &mut [u32; LANES],
+    words: &[u8],
+    out: &mut [[u8; LANES]],
+) -> (usize, usize) {
+    let mut x = load_states(states);
+    let (mut rows, mut taken) = (0, 0);
+    for row in out {
+        let Some(next) = words.get(taken..).and_then(|w| w.first_chunk::<{ 2 * LANES }>()) else { break };
+        let mut at = 0;
+        let mut symbols = [_mm256_setzero_si256(); GROUPS];
+        for g in 0..GROUPS {
+            let slot = look_up(slots, _mm256_and_si256(x[g], _mm256_set1_epi32(4095)));
+            let f = _mm256_and_si256(_mm256_srli_epi32::<8>(slot), _mm256_set1_epi32(4095));
+            let f = _mm256_add_epi32(f, _mm256_set1_epi32(1));
+            let product = _mm256_mullo_epi32(f, _mm256_srli_epi32::<12>(x[g]));
+            let y = _mm256_add_epi32(product, _mm256_srli_epi32::<20>(slot));
+            let needs = _mm256_cmpeq_epi32(_mm256_srli_epi32::<16>(y), _mm256_setzero_si256());
+            let mask = mask_of(needs);
+            // SAFETY: the groups before took at most 8 words each, so `at` is at most 48, and 16 bytes from
+            // there lie inside the 64 of `next`.
+            let word = unsafe { _mm_loadu_si128(next.as_ptr().add(at).cast()) };
+            let ranks = lanes(&RANKS[usize::from(mask)]);
+            let word = _mm256_permutevar8x32_epi32(_mm256_cvtepu16_epi32(word), ranks);
+            x[g] = blend(y, _mm256_or_si256(_mm256_slli_epi32::<16>(y), word), needs);
+            at += 2 * mask.count_ones() as usize;
+            symbols[g] = _mm256_and_si256(slot, _mm256_set1_epi32(255));
+        }
+        let [a, b, c, d] = symbols;
+        // Packing works in halves of registers: the fours of lanes come out in the order 0, 2, 4, 6, 1, ..
+        let packed = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
+        let packed = _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        // SAFETY: the reference covers the 32 bytes that are written.
+        unsafe { _mm256_storeu_si256(row.as_mut_ptr().cast(), packed) };
+        taken += at;
+        rows += 1;
+    }
+    store_states(states, x);
+    (rows, taken)
+}
+
+/// Looks up eight entries; each index is below 4096.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_up(slots: &[u32; 4096], index: __m256i) -> __m256i {
+    let (low, high) = (_mm256_castsi256_si128(index), _mm256_extracti128_si256::<1>(index));
+    let pairs = [
+        _mm_cvtsi128_si64(low),
+        _mm_extract_epi64::<1>(low),
+        _mm_cvtsi128_si64(high),
+        _mm_extract_epi64::<1>(high),
+    ];
+    let mut entries = [0; GROUP];
+    for (two, pair) in entries.as_chunks_mut::<2>().0.iter_mut().zip(pairs) {
+        // SAFETY: both indices are below 4096, the number of slots.
+        *two = unsafe {
+            [
+                slots.get_unchecked((pair as u32) as usize).cast_signed(),
+                slots.get_unchecked((pair as u64 >> 32) as usize).cast_signed(),
+            ]
+        };
+    }
+    let [a, b, c, d, e, f, g, h] = entries;
+    _mm256_setr_epi32(a, b, c, d, e, f, g, h)
+}

@@ -1,0 +1,397 @@
+//! Reads coded integers (spec, section 7.1).
+
+use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
+use crate::codes::ints::{PACKED, REFERENCED, SYMBOLS, TOKENS};
+use crate::codes::rans::{self, Segment, Slots};
+use crate::codes::reference::References;
+use crate::codes::table::Table;
+use crate::codes::tokens;
+use crate::error::{Error, FormatErrorKind, Result};
+use crate::limits::{Budget, in_memory};
+
+/// Context of a decoder of integers.
+pub(crate) struct Decoder<'a> {
+    /// Frequency tables shared by the update.
+    pub(crate) tables: &'a [Table],
+    /// Memory that may be allocated.
+    pub(crate) budget: &'a Budget,
+}
+
+/// Symbols of `entropy(N)` that are decoded piece by piece.
+struct EntropyReader<'a> {
+    /// The segments that were not begun.
+    rest: Cursor<'a>,
+    tables: &'a [Table],
+    /// Number of symbols of a segment, except the last.
+    segment_len: u64,
+    /// Number of symbols in segments that were not begun.
+    left: u64,
+    /// The segment that was begun, and the number of its symbols that are left.
+    current: Option<(Segment<'a>, u64)>,
+}
+
+impl<'a> EntropyReader<'a> {
+    /// Begins `entropy(N)`, and moves the cursor to its end.
+    fn new<'c: 'a>(cursor: &mut Cursor<'c>, tables: &'a [Table], n: u64) -> Result<Self> {
+        let offset = cursor.offset();
+        let log = cursor.u8()?;
+        let rest = cursor.clone();
+        match log {
+            0 => {
+                let current = Some((read_segment(cursor, tables)?, n));
+                Ok(Self { rest, tables, segment_len: n, left: 0, current })
+            }
+            10..=24 => {
+                let segment_len = 1 << log;
+                if n <= segment_len {
+                    let kind = FormatErrorKind::NotCanonical { field: "segment_log" };
+                    return Err(Error::format(kind, offset));
+                }
+                // Each segment takes some bytes: a count that is too large ends at the end of the bytes.
+                for _ in 0..n.div_ceil(segment_len) {
+                    let len = cursor.varint()?;
+                    cursor.sub(len, "segment")?;
+                }
+                Ok(Self { rest, tables, segment_len, left: n, current: None })
+            }
+            other => Err(Error::out_of_range("segment_log", other.into(), offset)),
+        }
+    }
+
+    /// Decodes the next symbols: a multiple of 32, or the last ones.
+    fn fill(&mut self, mut out: &mut [u8]) -> Result<()> {
+        while !out.is_empty() {
+            let (mut segment, left) = match self.current.take() {
+                Some(begun) => begun,
+                None => self.next_segment()?,
+            };
+            let here = out.len().min(in_memory(left));
+            let (part, later) = out.split_at_mut(here);
+            segment.fill(part);
+            out = later;
+            match left - here as u64 {
+                0 => segment.finish()?,
+                left => self.current = Some((segment, left)),
+            }
+        }
+        Ok(())
+    }
+
+    fn next_segment(&mut self) -> Result<(Segment<'a>, u64)> {
+        let symbols = self.segment_len.min(self.left);
+        self.left -= symbols;
+        let len = self.rest.varint()?;
+        let mut cursor = self.rest.sub(len, "segment")?;
+        let segment = read_segment(&mut cursor, self.tables)?;
+        cursor.finish()?;
+        Ok((segment, symbols))
+    }
+}
+
+fn read_segment<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<Segment<'a>> {
+    let offset = cursor.offset();
+    let slots = match cursor.varint()? {
+        0 => Slots::new(&Table::read(cursor)?),
+        reference => {
+            let table = usize::try_from(reference - 1).ok().and_then(|i| tables.get(i));
+            Slots::new(
+                table.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset))?,
+            )
+        }
+    };
+    Segment::read(cursor, slots)
+}
+
+/// Reads `entropy(N)` of `out.len()` symbols over tokens. `raw` is called with each segment's symbols and the
+/// cursor after its words.
+fn read_entropy<'c>(
+    cursor: &mut Cursor<'c>,
+    tables: &[Table],
+    out: &mut [u8],
+    mut raw: impl FnMut(&mut Cursor<'c>, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let offset = cursor.offset();
+    let mut segment = |cursor: &mut Cursor<'c>, part: &mut [u8]| {
+        let mut segment = read_segment(cursor, tables)?;
+        segment.fill(part);
+        segment.finish()?;
+        raw(cursor, part)
+    };
+    match cursor.u8()? {
+        0 => segment(cursor, out),
+        log @ 10..=24 => {
+            if out.len() <= 1 << log {
+                return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
+            }
+            for part in out.chunks_mut(1 << log) {
+                let len = cursor.varint()?;
+                let mut inner = cursor.sub(len, "segment")?;
+                segment(&mut inner, part)?;
+                inner.finish()?;
+            }
+            Ok(())
+        }
+        other => Err(Error::out_of_range("segment_log", other.into(), offset)),
+    }
+}
+
+/// Reads `entropy(N)` over tokens.
+pub(crate) fn read_entropy_tokens(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    n: u64,
+) -> Result<Vec<u64>> {
+    if n == 0 {
+        return Ok(Vec::new());
+    }
+    let offset = cursor.offset();
+    let len = decoder.budget.reserve_items::<[u64; 2]>(n, offset)?;
+    let mut symbols = vec![0; len];
+    let mut values = Vec::with_capacity(len);
+    read_entropy(cursor, decoder.tables, &mut symbols, |cursor, symbols| {
+        let offset = cursor.offset();
+        if let Some(&token) = symbols.iter().find(|&&s| s >= tokens::TOKENS) {
+            return Err(Error::out_of_range("token", token.into(), offset));
+        }
+        let bits: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
+        let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
+        values.extend(symbols.iter().map(|&t| tokens::value(t, plane.get(tokens::raw_bits(t)))));
+        plane.finish("raw bits")
+    })?;
+    Ok(values)
+}
+
+/// Reads `ints(N)`, each at most `max`.
+pub(crate) fn read_ints(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    n: u64,
+    max: u64,
+) -> Result<Vec<u64>> {
+    if n == 0 {
+        return Ok(Vec::new());
+    }
+    let offset = cursor.offset();
+    let values = match cursor.clone().u8()? {
+        PACKED => {
+            cursor.u8()?;
+            let (width, bytes) = take_packed(cursor, n)?;
+            let mut plane = PlaneReader::new(bytes, offset);
+            let len = decoder.budget.reserve_items::<u64>(n, offset)?;
+            (0..len).map(|_| plane.get(width)).collect()
+        }
+        TOKENS => {
+            cursor.u8()?;
+            read_entropy_tokens(cursor, decoder, n)?
+        }
+        _ => {
+            decoder.budget.reserve_items::<u64>(n, offset)?;
+            read_symbols(cursor, decoder, n, 255)?.into_iter().map(u64::from).collect()
+        }
+    };
+    match values.iter().find(|&&v| v > max) {
+        Some(&value) => Err(Error::out_of_range("coded integer", value, offset)),
+        None => Ok(values),
+    }
+}
+
+/// Symbols that are decoded at a time: a power of two, so that pieces fall on segments. They stay in the
+/// first-level cache.
+pub(crate) const PIECE: usize = 1 << 12;
+
+/// The symbols of `ints(N)`, each at most a given number, decoded piece by piece.
+pub(crate) struct SymbolReader<'a> {
+    source: Source<'a>,
+    max: u8,
+    offset: u64,
+}
+
+enum Source<'a> {
+    /// Fields of this width, at most 8 bits; the bytes that are left.
+    Packed(u32, &'a [u8]),
+    Symbols(EntropyReader<'a>),
+    Referenced(References, EntropyReader<'a>),
+    /// All symbols, and the number of those that were read.
+    Decoded(Vec<u8>, usize),
+}
+
+impl<'a> SymbolReader<'a> {
+    /// Begins `ints(N)`, each at most `max`, and moves the cursor to its end.
+    pub(crate) fn new<'c: 'a>(
+        cursor: &mut Cursor<'c>,
+        decoder: &Decoder<'a>,
+        n: u64,
+        max: u8,
+    ) -> Result<Self> {
+        let offset = cursor.offset();
+        let source = match n {
+            0 => Source::Decoded(Vec::new(), 0),
+            _ => Source::new(cursor, decoder, n, max)?,
+        };
+        Ok(Self { source, max, offset })
+    }
+
+    /// Decodes the next symbols: a multiple of [`PIECE`], or the last ones.
+    pub(crate) fn fill(&mut self, out: &mut [u8]) -> Result<()> {
+        match &mut self.source {
+            Source::Packed(width, bytes) => {
+                let used = in_memory(packed_bytes(out.len() as u64, *width).unwrap_or(u64::MAX));
+                let (here, rest) = bytes.split_at(used.min(bytes.len()));
+                unpack(here, *width, out);
+                *bytes = rest;
+            }
+            Source::Symbols(symbols) => symbols.fill(out)?,
+            Source::Referenced(references, residuals) => {
+                residuals.fill(out)?;
+                references.add_to(out);
+            }
+            Source::Decoded(symbols, at) => {
+                out.copy_from_slice(&symbols[*at..*at + out.len()]);
+                *at += out.len();
+            }
+        }
+        // The maximum has vector instructions; the search for the first symbol has none.
+        let largest = out.iter().fold(0, |largest, &s| s.max(largest));
+        if largest <= self.max {
+            return Ok(());
+        }
+        let first = out.iter().find(|&&s| s > self.max).copied().unwrap_or(largest);
+        Err(Error::out_of_range("coded integer", first.into(), self.offset))
+    }
+}
+
+impl<'a> Source<'a> {
+    fn new<'c: 'a>(cursor: &mut Cursor<'c>, decoder: &Decoder<'a>, n: u64, max: u8) -> Result<Self> {
+        let offset = cursor.offset();
+        let mut ahead = cursor.clone();
+        match ahead.u8()? {
+            SYMBOLS => {
+                *cursor = ahead;
+                Ok(Self::Symbols(EntropyReader::new(cursor, decoder.tables, n)?))
+            }
+            REFERENCED => {
+                *cursor = ahead;
+                let references = read_references(cursor, decoder, n)?;
+                Ok(Self::Referenced(references, EntropyReader::new(cursor, decoder.tables, n)?))
+            }
+            PACKED if ahead.clone().u8()? <= 8 => {
+                *cursor = ahead;
+                let (width, bytes) = take_packed(cursor, n)?;
+                Ok(Self::Packed(width, bytes))
+            }
+            PACKED | TOKENS => {
+                // `read_ints` has checked them against `max`: the conversion is exact.
+                let values = read_ints(cursor, decoder, n, max.into())?;
+                decoder.budget.reserve_items::<u8>(n, offset)?;
+                Ok(Self::Decoded(values.into_iter().map(|v| v as u8).collect(), 0))
+            }
+            other => Err(Error::unsupported("coding", other.into(), offset)),
+        }
+    }
+}
+
+/// Takes the width and the fields of packed integers.
+fn take_packed<'a>(cursor: &mut Cursor<'a>, n: u64) -> Result<(u32, &'a [u8])> {
+    let width = u32::from(cursor.u8_in("width", 0, 64)?);
+    let offset = cursor.offset();
+    let length = Error::format(FormatErrorKind::LengthMismatch { field: "packed integers" }, offset);
+    let bytes = cursor.take(packed_bytes(n, width).ok_or(length)?)?;
+    PlaneReader::check_padding(bytes, n, width, offset)?;
+    Ok((width, bytes))
+}
+
+/// Reads `ints(N)`, each at most `max`, which is below 256.
+pub(crate) fn read_symbols(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    n: u64,
+    max: u8,
+) -> Result<Vec<u8>> {
+    let offset = cursor.offset();
+    let mut reader = SymbolReader::new(cursor, decoder, n, max)?;
+    let mut symbols = vec![0; decoder.budget.reserve_items::<u8>(n, offset)?];
+    symbols.chunks_mut(PIECE).try_for_each(|piece| reader.fill(piece))?;
+    Ok(symbols)
+}
+
+fn read_references(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, n: u64) -> Result<References> {
+    let row_len = cursor.varint_in("row_len", 1, n)?;
+    let flags = cursor.flags("reference flags", 0b11)?;
+    let zero_apart = flags & 0b10 != 0;
+    let mut references = |count| {
+        let offset = cursor.offset();
+        let mut reader = EntropyReader::new(cursor, decoder.tables, count)?;
+        let mut references = vec![0; decoder.budget.reserve_items::<u8>(count, offset)?];
+        reader.fill(&mut references)?;
+        if zero_apart && references.contains(&255) {
+            return Err(Error::out_of_range("reference", 255, offset));
+        }
+        Ok(references)
+    };
+    let rows = references(n.div_ceil(row_len))?;
+    let columns = if flags & 1 != 0 { references(row_len)? } else { Vec::new() };
+    Ok(References::new(in_memory(row_len), zero_apart, rows, columns))
+}
+
+/// Skips `entropy(N)` without decoding it. Where raw bits follow, only the symbols tell their number: the
+/// rest of the cursor is skipped. Tables must be in the segment itself.
+fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
+    let segment = |cursor: &mut Cursor<'_>| {
+        let offset = cursor.offset();
+        if cursor.varint()? != 0 {
+            return Err(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset));
+        }
+        Table::read(cursor)?;
+        rans::validate(cursor)?;
+        if raw {
+            cursor.take_rest();
+        }
+        Ok(())
+    };
+    let offset = cursor.offset();
+    match cursor.u8()? {
+        0 => segment(cursor),
+        log @ 10..=24 => {
+            if n <= 1 << log {
+                return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
+            }
+            // Each segment takes some bytes: a count that is too large ends at the end of the bytes.
+            for _ in 0..n.div_ceil(1 << log) {
+                let len = cursor.varint()?;
+                let mut inner = cursor.sub(len, "segment")?;
+                segment(&mut inner)?;
+                inner.finish()?;
+            }
+            Ok(())
+        }
+        other => Err(Error::out_of_range("segment_log", other.into(), offset)),
+    }
+}
+
+/// Skips as [`validate_entropy`], over tokens.
+pub(crate) fn validate_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
+    if n == 0 { Ok(()) } else { validate_entropy(cursor, n, true) }
+}
+
+/// Skips `ints(N)` without decoding, as [`validate_entropy`] does.
+pub(crate) fn validate_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
+    if n == 0 {
+        return Ok(());
+    }
+    let offset = cursor.offset();
+    match cursor.u8()? {
+        PACKED => take_packed(cursor, n).map(drop),
+        TOKENS => validate_entropy(cursor, n, true),
+        SYMBOLS => validate_entropy(cursor, n, false),
+        REFERENCED => {
+            let row_len = cursor.varint_in("row_len", 1, n)?;
+            let flags = cursor.flags("reference flags", 0b11)?;
+            validate_entropy(cursor, n.div_ceil(row_len), false)?;
+            if flags & 1 != 0 {
+                validate_entropy(cursor, row_len, false)?;
+            }
+            validate_entropy(cursor, n, false)
+        }
+        other => Err(Error::unsupported("coding", other.into(), offset)),
+    }
+}
