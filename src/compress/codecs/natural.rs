@@ -4,7 +4,6 @@
 use std::fmt;
 
 use crate::arch::{self, Kernel};
-use crate::bits::pack_bits;
 use crate::block::{Bits, Block, Pow2, Scope, Support, Underflow, Values};
 use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{Chunk, RUN, Source};
@@ -188,7 +187,8 @@ fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut
     chunk.runs(|start, run| {
         let codes = &mut codes[start - first..][..run.len()];
         let negative = &mut negative[(start - first) / 8..];
-        seen = seen.and(arch::run(RoundRun { seed, tensor, start, run, most, codes, negative }));
+        seen = seen.and(arch::run(RoundRun { seed, tensor, start, run, most, codes }));
+        pack_signs(run, codes, negative);
         if feedback {
             subtract(dtype, run, codes);
         }
@@ -196,7 +196,7 @@ fn round_chunk(chunk: Chunk<'_, '_>, seed: u64, codes: &mut [u8], negative: &mut
     seen
 }
 
-/// Visitor that writes biased exponents, at most `most`, and signs.
+/// Writes biased exponents, at most `most`.
 struct RoundRun<'a> {
     seed: u64,
     tensor: u64,
@@ -204,7 +204,6 @@ struct RoundRun<'a> {
     run: &'a [f32],
     most: u8,
     codes: &'a mut [u8],
-    negative: &'a mut [u8],
 }
 
 impl Kernel for RoundRun<'_> {
@@ -224,22 +223,18 @@ impl Kernel for RoundRun<'_> {
             *code = (biased(magnitude, *word) as u8).min(self.most);
             least = code.wrapping_sub(1).min(least);
         }
-        pack_signs(self.run, self.codes, self.negative);
         Seen { least, subnormal: subnormal >> 31 != 0, non_finite: non_finite >> 31 != 0 }
     }
 }
 
-/// Packs the signs of the non-zero elements.
-#[inline(always)]
+/// Packs the signs of the elements whose codes are not zero.
 fn pack_signs(run: &[f32], codes: &[u8], out: &mut [u8]) {
-    let ((rows, rest), (code_rows, code_rest)) = (run.as_chunks::<64>(), codes.as_chunks::<64>());
-    for ((row, codes), out) in rows.iter().zip(code_rows).zip(out.as_chunks_mut::<8>().0) {
-        let signs = std::array::from_fn(|i| (row[i].to_bits() >> 31) as u8 & u8::from(codes[i] != 0));
-        out.copy_from_slice(&pack_bits(&signs).to_le_bytes());
-    }
-    for (i, (x, &code)) in rest.iter().zip(code_rest).enumerate() {
-        out[8 * rows.len() + i / 8] |= u8::from(x.is_sign_negative() && code != 0) << (i % 8);
-    }
+    let (mut signs, mut nonzero) = ([0; RUN / 64], [0; RUN / 64]);
+    let words = run.len().div_ceil(64);
+    arch::masks::signs(arch::widest(), run, &mut signs[..words]);
+    arch::masks::nonzero(arch::widest(), codes, &mut nonzero[..words]);
+    let packed = signs.iter().zip(nonzero).flat_map(|(signs, nonzero)| (signs & nonzero).to_le_bytes());
+    out[..run.len().div_ceil(8)].iter_mut().zip(packed).for_each(|(out, packed)| *out = packed);
 }
 
 fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {

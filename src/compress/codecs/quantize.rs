@@ -3,10 +3,11 @@
 
 use std::ops::Range;
 
+use crate::arch::{self, Kernel};
 use crate::block::{
     Affine, Block, Groups, Levels, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
 };
-use crate::compress::source::{Chunk, Source};
+use crate::compress::source::{Chunk, RUN, Source};
 use crate::compress::{Options, Part, parts, sums};
 use crate::error::Result;
 use crate::random;
@@ -39,28 +40,22 @@ pub(crate) fn levels(
         bucket,
         options,
         blocks,
-        |chunk, norms, levels: &mut Vec<i32>| {
+        |chunk, norms, levels: &mut [i32]| {
             let (tensor, max) = (chunk.source.tensor, max_finite(chunk.source.dtype));
+            let (first, feedback) = (chunk.start, chunk.has_feedback());
             quantize(chunk, bucket, |start, values| {
                 if clip < f32::INFINITY {
                     limit(values, clip);
                 }
                 // Any number that no element exceeds is a valid norm. This one never decodes to infinity.
                 let norm = norm_of(norm, values).min(max);
-                let mut words = vec![0; values.len()];
-                random::words(seed, tensor, start as u64, &mut words);
                 norms.push(norm);
-                for (x, word) in values.iter_mut().zip(words) {
-                    let (level, decoded) = match spacing {
-                        Spacing::Uniform => {
-                            let level = level(*x, norm, max_level, word);
-                            // This is the receiver's arithmetic.
-                            (level, (f64::from(norm) * f64::from(level) / f64::from(max_level)) as f32)
-                        }
-                        Spacing::Natural => natural_level(*x, norm, max_level, word),
-                    };
-                    levels.push(level);
-                    *x = decoded;
+                let levels = &mut levels[start - first..][..values.len()];
+                let start = start as u64;
+                arch::run(Draw { spacing, max_level, norm, seed, tensor, start, values, levels });
+                if feedback {
+                    let decoded = levels.iter().map(|&level| decoded(spacing, max_level, norm, level));
+                    values.iter_mut().zip(decoded).for_each(|(x, decoded)| *x = decoded);
                 }
             })
         },
@@ -82,15 +77,15 @@ pub(crate) fn int8(
         group,
         options,
         blocks,
-        |chunk, scales, codes: &mut Vec<u8>| {
-            let feedback = chunk.has_feedback();
-            quantize(chunk, group, |_, values| {
-                let (scale, new) = affine(values, 8, group);
+        |chunk, scales, codes: &mut [u8]| {
+            let (first, feedback) = (chunk.start, chunk.has_feedback());
+            quantize(chunk, group, |start, values| {
+                let codes = &mut codes[start - first..][..values.len()];
+                let scale = arch::run(AffineGroup { values, bits: 8, codes });
                 if feedback {
-                    values.copy_from_slice(&affine_values(&scale, &new, 8, group));
+                    values.copy_from_slice(&affine_values(&[scale], codes, 8, group));
                 }
-                scales.extend(scale);
-                codes.extend(new);
+                scales.push(scale);
             })
         },
         |scales, codes| {
@@ -101,21 +96,36 @@ pub(crate) fn int8(
 
 /// Returns a scale for each `group` of values, and the codes `round(x / scale) + 2^(bits-1)`.
 pub(crate) fn affine(values: &[f32], bits: u8, group: u64) -> (Vec<f32>, Vec<u8>) {
-    let (centre, largest) = (1i32 << (bits - 1), (1i32 << (bits - 1)) - 1);
     let group = usize::try_from(group).unwrap_or(usize::MAX);
     let mut codes = vec![0; values.len()];
-    let scales = values.chunks(group).zip(codes.chunks_mut(group)).map(|(values, codes)| {
-        let scale = affine_scale(values, largest as f32);
+    let groups = values.chunks(group).zip(codes.chunks_mut(group));
+    let scales = groups.map(|(values, codes)| arch::run(AffineGroup { values, bits, codes })).collect();
+    (scales, codes)
+}
+
+/// Computes the scale and the codes of a group of finite values.
+struct AffineGroup<'a> {
+    values: &'a [f32],
+    bits: u8,
+    codes: &'a mut [u8],
+}
+
+impl Kernel for AffineGroup<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn call(self) -> f32 {
+        let (centre, largest) = (1i32 << (self.bits - 1), (1i32 << (self.bits - 1)) - 1);
+        let scale = affine_scale(largest_magnitude(self.values), largest as f32);
         let of = if scale == 0.0 { 1.0 } else { scale };
-        for (x, code) in values.iter().zip(codes) {
+        for (x, code) in self.values.iter().zip(self.codes) {
             // The quotient is far below 2^22, so the low bits of the sum hold it rounded to an integer, ties
             // to even.
             let rounded = (x / of + ROUNDER).to_bits() as i32 - ROUNDER.to_bits() as i32;
             *code = (rounded.clamp(-largest, largest) + centre) as u8;
         }
         scale
-    });
-    (scales.collect(), codes)
+    }
 }
 
 /// Rounding constant 1.5 * 2^23.
@@ -132,8 +142,19 @@ pub(crate) fn affine_values(scales: &[f32], codes: &[u8], bits: u8, group: u64) 
         .collect()
 }
 
-fn affine_scale(values: &[f32], largest: f32) -> f32 {
-    let max = values.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+/// Returns the largest magnitude of finite values.
+#[inline(always)]
+fn largest_magnitude(values: &[f32]) -> f32 {
+    // Magnitudes are in the order of their bits, and the maximum of integers has vector instructions.
+    let mut max = 0;
+    for x in values {
+        max = (x.to_bits() & 0x7fff_ffff).max(max);
+    }
+    f32::from_bits(max)
+}
+
+#[inline(always)]
+fn affine_scale(max: f32, largest: f32) -> f32 {
     if max == 0.0 {
         return 0.0;
     }
@@ -145,7 +166,7 @@ fn affine_scale(values: &[f32], largest: f32) -> f32 {
 /// Returns the norm rounded up, so that no element exceeds it.
 fn norm_of(norm: Norm, values: &[f32]) -> f32 {
     if norm == Norm::Max {
-        return values.iter().fold(0.0, |max, x| max.max(x.abs()));
+        return arch::run(LargestMagnitude(values));
     }
     let exact = match norm {
         Norm::L1 => sums::magnitudes(values),
@@ -155,39 +176,116 @@ fn norm_of(norm: Norm, values: &[f32]) -> f32 {
     if f64::from(near) < exact { near.next_up() } else { near }
 }
 
-fn level(x: f32, norm: f32, max_level: u32, word: u32) -> i32 {
-    if norm == 0.0 {
-        return 0;
+struct LargestMagnitude<'a>(&'a [f32]);
+
+impl Kernel for LargestMagnitude<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn call(self) -> f32 {
+        largest_magnitude(self.0)
     }
-    let y = (f64::from(x.abs()) / f64::from(norm) * f64::from(max_level)).min(f64::from(max_level));
-    let below = y as i32;
-    let up = f64::from(word) < (y - f64::from(below)) * (1u64 << 32) as f64;
-    let level = below + i32::from(up);
-    if x.is_sign_negative() { -level } else { level }
 }
 
-/// Returns the natural level of `x` and the number that the receiver decodes; 1 <= s <= 255.
-fn natural_level(x: f32, norm: f32, s: u32, word: u32) -> (i32, f32) {
-    if norm == 0.0 {
-        return (0, 0.0);
+/// Draws the levels of a group of finite values, none above the norm.
+struct Draw<'a> {
+    spacing: Spacing,
+    max_level: u32,
+    norm: f32,
+    seed: u64,
+    tensor: u64,
+    /// Place of the first value in its tensor.
+    start: u64,
+    values: &'a [f32],
+    levels: &'a mut [i32],
+}
+
+/// 2^52: the low bits of its sum with a small integer hold that integer.
+const INTEGER: f64 = (1u64 << 52) as f64;
+/// Number of words.
+const WORDS: f64 = (1u64 << 32) as f64;
+
+impl Kernel for Draw<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { spacing, max_level, norm, seed, tensor, start, values, levels } = self;
+        if norm == 0.0 {
+            return levels.fill(0);
+        }
+        let mut words = [0; RUN];
+        for ((at, values), levels) in
+            (start..).step_by(RUN).zip(values.chunks(RUN)).zip(levels.chunks_mut(RUN))
+        {
+            let words = &mut words[..values.len()];
+            random::fill_words(seed, tensor, at, words);
+            let each = values.iter().zip(words.iter()).zip(levels);
+            match spacing {
+                Spacing::Uniform => {
+                    let s = f64::from(max_level);
+                    for ((x, word), level) in each {
+                        *level = uniform_level(*x, f64::from(norm), s, *word);
+                    }
+                }
+                Spacing::Natural => {
+                    for ((x, word), level) in each {
+                        *level = natural_level(*x, f64::from(norm), max_level, *word);
+                    }
+                }
+            }
+        }
     }
-    let y = (f64::from(x.abs()) / f64::from(norm)).min(1.0);
+}
+
+/// Returns `level` with the sign of `x`.
+#[inline(always)]
+fn with_sign(level: i32, x: f32) -> i32 {
+    let sign = x.to_bits().cast_signed() >> 31;
+    (level ^ sign) - sign
+}
+
+#[inline(always)]
+fn uniform_level(x: f32, norm: f64, s: f64, word: u32) -> i32 {
+    let y = f64::from(x.abs()) / norm * s;
+    let y = if y < s { y } else { s };
+    // The sum rounds to an integer, which may be the one above.
+    let nearest = (y + INTEGER) - INTEGER;
+    let below = if nearest > y { nearest - 1.0 } else { nearest };
+    let up = f64::from(word) < (y - below) * WORDS;
+    let level = (below + INTEGER).to_bits() as i32 + i32::from(up);
+    with_sign(level, x)
+}
+
+/// Returns the natural level of `x`; 1 <= s <= 255.
+#[inline(always)]
+fn natural_level(x: f32, norm: f64, s: u32, word: u32) -> i32 {
+    let y = f64::from(x.abs()) / norm;
+    let y = if y < 1.0 { y } else { 1.0 };
     // 2^(1 - s) is a normal 64-bit float, so every y at or above it is normal too.
-    let power = |e: i64| f64::from_bits(((e + 1023) as u64) << 52);
-    let least = 1 - i64::from(s);
-    let (below, up) = if y < power(least) {
-        (0, y / power(least))
-    } else {
-        let exponent = (y.to_bits() >> 52) as i64 - 1023;
-        (exponent - least + 1, y / power(exponent) - 1.0)
+    let least = 1024 - u64::from(s);
+    let bits = y.to_bits();
+    let small = bits < least << 52;
+    // Below the least power, the part of it; from there on, the mantissa.
+    let of_least = y * f64::from_bits((2046 - least) << 52);
+    let mantissa = f64::from_bits(bits & (1 << 52) - 1 | 1.0f64.to_bits()) - 1.0;
+    let up = f64::from(word) < if small { of_least } else { mantissa } * WORDS;
+    let below = if small { 0 } else { (bits >> 52) as i32 - least as i32 + 1 };
+    with_sign(below + i32::from(up), x)
+}
+
+/// Returns the number that the receiver decodes, by the receiver's arithmetic.
+fn decoded(spacing: Spacing, s: u32, norm: f32, level: i32) -> f32 {
+    let number = match (spacing, level) {
+        (_, 0) => 0.0,
+        (Spacing::Uniform, level) => f64::from(norm) * f64::from(level) / f64::from(s),
+        (Spacing::Natural, level) => {
+            let exponent = i64::from(level.unsigned_abs()) - i64::from(s);
+            let power = f64::from_bits(((exponent + 1023) as u64) << 52);
+            f64::from(level.signum()) * (f64::from(norm) * power)
+        }
     };
-    let level = below + i64::from(f64::from(word) < up * (1u64 << 32) as f64);
-    if level == 0 {
-        return (0, 0.0);
-    }
-    let decoded = f64::from(norm) * power(level - i64::from(s));
-    let sign = if x.is_sign_negative() { -1.0 } else { 1.0 };
-    (level as i32 * sign as i32, (sign * decoded) as f32)
+    number as f32
 }
 
 /// Limits magnitudes to `clip` times their root mean square.
@@ -204,7 +302,7 @@ fn limit(values: &mut [f32], clip: f32) {
 fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [f32])) -> bool {
     let (dtype, feedback) = (chunk.source.dtype, chunk.has_feedback());
     chunk.whole(|start, values| {
-        if !values.iter().all(|x| x.is_finite()) {
+        if !arch::run(AllFinite(values)) {
             return false;
         }
         let group = usize::try_from(group).unwrap_or(usize::MAX);
@@ -225,14 +323,25 @@ fn quantize(chunk: Chunk<'_, '_>, group: u64, mut each: impl FnMut(usize, &mut [
     })
 }
 
-/// Makes the dense blocks of a run of tensors. `visit` returns scales and codes of a chunk of whole groups.
-/// `make` returns the values of the block.
-fn each_block<C: Send>(
+struct AllFinite<'a>(&'a [f32]);
+
+impl Kernel for AllFinite<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn call(self) -> bool {
+        largest_magnitude(self.0) < f32::INFINITY
+    }
+}
+
+/// Makes the dense blocks of a run of tensors. `visit` appends the scales and writes the codes of a chunk of
+/// whole groups. `make` returns the values of the block.
+fn each_block<C: Send + Clone + Default>(
     tensors: &mut [Source<'_>],
     group: u64,
     options: &Options,
     blocks: &mut Vec<Block>,
-    visit: impl Fn(Chunk<'_, '_>, &mut Vec<f32>, &mut Vec<C>) -> bool + Sync,
+    visit: impl Fn(Chunk<'_, '_>, &mut Vec<f32>, &mut [C]) -> bool + Sync,
     make: impl Fn(Scales, Vec<C>) -> Values,
 ) -> Result<()> {
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
@@ -251,15 +360,16 @@ fn each_block<C: Send>(
                 (tensor, range.start as usize..range.end as usize, scope)
             }
         };
-        let chunks = tensor.scan(range.clone(), step, |chunk| {
-            let (mut scales, mut codes) = (Vec::new(), Vec::with_capacity(chunk.len));
-            visit(chunk, &mut scales, &mut codes).then_some((scales, codes))
+        let mut codes = vec![C::default(); range.len()];
+        let places = codes.chunks_mut(step).collect();
+        let chunks = tensor.scan_into(range.clone(), step, places, |chunk, codes| {
+            let mut scales = Vec::new();
+            visit(chunk, &mut scales, codes).then_some(scales)
         });
-        let (mut scales, mut codes) = (Vec::new(), Vec::with_capacity(range.len()));
+        let mut scales = Vec::new();
         for chunk in chunks {
-            let Some((s, c)) = chunk else { return Err(tensor.non_finite()) };
-            scales.extend(s);
-            codes.extend(c);
+            let Some(chunk) = chunk else { return Err(tensor.non_finite()) };
+            scales.extend(chunk);
         }
         let values = make(Scales::from_f32s(ScaleFormat::F32, &scales), codes);
         blocks.push(Block { scope, add: false, support: Support::All, values });
@@ -269,3 +379,64 @@ fn each_block<C: Send>(
 
 /// Approximate number of elements that a thread processes at a time.
 const STEP: u64 = 1 << 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The levels as the papers define them, one at a time.
+    fn plainly(spacing: Spacing, x: f32, norm: f32, s: u32, word: u32) -> i32 {
+        let share = f64::from(x.abs()) / f64::from(norm);
+        let (below, up) = match spacing {
+            Spacing::Uniform => {
+                let y = (share * f64::from(s)).min(f64::from(s));
+                (y.floor() as i32, y - y.floor())
+            }
+            Spacing::Natural => {
+                let (y, least) = (share.min(1.0), 2f64.powi(1 - s as i32));
+                match y < least {
+                    true => (0, y / least),
+                    false => {
+                        let exponent = y.log2().floor() as i32;
+                        // The logarithm may round up to the next integer.
+                        let exponent = if 2f64.powi(exponent) > y { exponent - 1 } else { exponent };
+                        (exponent + s as i32, y / 2f64.powi(exponent) - 1.0)
+                    }
+                }
+            }
+        };
+        let level = below + i32::from(f64::from(word) < up * 2f64.powi(32));
+        if x.is_sign_negative() { -level } else { level }
+    }
+
+    #[test]
+    fn every_form_draws_the_levels_of_the_papers() {
+        let numbers = |i: u64| f32::from_bits(random::word(3, 1, i) & 0xbfff_ffff | 0x3000_0000);
+        let edges =
+            [0.0, -0.0, f32::from_bits(1), 1e-38, 0.25, 0.5f32.next_down(), 0.5, 1.0, -1.0, 2.0, 1.9999];
+        let values: Vec<f32> = edges.into_iter().chain((0..2100).map(numbers)).collect();
+        let norm = values.iter().fold(0.0f32, |max, x| max.max(x.abs()));
+        for (spacing, s) in [
+            (Spacing::Uniform, 1),
+            (Spacing::Uniform, 7),
+            (Spacing::Uniform, 65_535),
+            (Spacing::Natural, 1),
+            (Spacing::Natural, 8),
+            (Spacing::Natural, 255),
+        ] {
+            let (seed, tensor, start) = (5, 6, 3);
+            let expected: Vec<i32> = (start..)
+                .zip(&values)
+                .map(|(i, &x)| plainly(spacing, x, norm, s, random::word(seed, tensor, i)))
+                .collect();
+            for form in arch::forms() {
+                let (values, mut levels) = (&values, vec![0; values.len()]);
+                arch::run_as(
+                    form,
+                    Draw { spacing, max_level: s, norm, seed, tensor, start, values, levels: &mut levels },
+                );
+                assert_eq!(levels, expected, "{spacing:?} {s} {form:?}");
+            }
+        }
+    }
+}

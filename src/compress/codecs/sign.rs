@@ -6,9 +6,10 @@
 
 use std::fmt;
 
+use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
 use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
-use crate::compress::source::{CHUNK, Source};
+use crate::compress::source::{CHUNK, RUN, Source};
 use crate::compress::{Options, Part, parts, sums};
 use crate::error;
 
@@ -149,16 +150,18 @@ fn signs(
     tensor.scan_into(range.clone(), CHUNK, places, |chunk, bytes: &mut [u8]| {
         let (first, feedback) = (chunk.start, chunk.has_feedback());
         chunk.runs(|at, run| {
-            let (in_chunk, in_range) = (at - first, at - start);
-            for (i, x) in run.iter_mut().enumerate() {
-                let negative = x.is_sign_negative();
-                bytes[(in_chunk + i) / 8] |= u8::from(negative) << ((in_chunk + i) % 8);
-                if feedback {
+            // Runs begin at multiples of 8 elements of their chunk.
+            let words = &mut [0; RUN / 64][..run.len().div_ceil(64)];
+            arch::masks::signs(arch::widest(), run, words);
+            let negative = words.iter().flat_map(|word| word.to_le_bytes());
+            bytes[(at - first) / 8..].iter_mut().zip(negative).for_each(|(byte, signs)| *byte = signs);
+            if feedback {
+                for (x, i) in run.iter_mut().zip(at - start..) {
                     let scale = match share {
                         Share::Tensor => rounded[0],
-                        Share::Len(group) => rounded[((in_range + i) as u64 / group) as usize],
+                        Share::Len(group) => rounded[(i as u64 / group) as usize],
                     };
-                    *x -= if negative { -scale } else { scale };
+                    *x -= if x.is_sign_negative() { -scale } else { scale };
                 }
             }
         });
