@@ -7,8 +7,8 @@ use crate::error::{Error, LimitError, Location, Result};
 
 /// Limits of a reader. Every field is checked before the memory or the time is spent (spec, section 10).
 ///
-/// The defaults suit a trainer that receives updates of models with up to tens of billions of parameters. Where
-/// addresses have 32 bits, those in parentheses fit them.
+/// The defaults suit a trainer that receives updates of models with up to tens of billions of parameters.
+/// Where addresses have 32 bits, those in parentheses fit them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {

@@ -209,8 +209,8 @@ impl<'a> RawBlock<'a> {
         Ok(Block { scope: self.scope, add: self.add, support, values })
     }
 
-    /// Whether the block only replaces all elements of a part of one tensor, so that [`Self::decode_into`] can
-    /// decode it.
+    /// Whether the block only replaces all elements of a part of one tensor, so that [`Self::decode_into`]
+    /// can decode it.
     pub(crate) fn is_dense(&self) -> bool {
         let all = self.support_id == SupportId::ALL && self.support.is_empty() && !self.add;
         all && self.scope.tensors() == 1 && Values::can_read_into(self.values_id, self.space.dtype)

@@ -268,7 +268,7 @@ fn natural_level(x: f32, norm: f64, s: u32, word: u32) -> i32 {
     let small = bits < least << 52;
     // Below the least power, the part of it; from there on, the mantissa.
     let of_least = y * f64::from_bits((2046 - least) << 52);
-    let mantissa = f64::from_bits(bits & (1 << 52) - 1 | 1.0f64.to_bits()) - 1.0;
+    let mantissa = f64::from_bits(bits & ((1 << 52) - 1) | 1.0f64.to_bits()) - 1.0;
     let up = f64::from(word) < if small { of_least } else { mantissa } * WORDS;
     let below = if small { 0 } else { (bits >> 52) as i32 - least as i32 + 1 };
     with_sign(below + i32::from(up), x)

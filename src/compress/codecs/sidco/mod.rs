@@ -16,6 +16,10 @@
 //! In every mode zeros are never kept, and all non-zero elements are kept if their number does not exceed the
 //! target. NaN and infinity are errors at any position. If all magnitudes are equal, the guard keeps the
 //! first ones up to the target; the other modes keep all.
+//!
+//! Thresholds rest on the logarithms and exponentials of the platform's mathematical library, whose last bit
+//! differs between platforms. One platform keeps the same elements for any number of threads and any
+//! instruction set; another may keep a few more or fewer.
 
 mod fit;
 mod stages;
