@@ -1,14 +1,18 @@
 //! Measures the throughput of encoding and decoding, from tensor to bytes and back, relative to the memory
 //! bandwidth of this machine.
 //!
-//! `cargo bench --bench speed` runs on one thread with 64 Mi elements. `-- --elements N` sets another number,
-//! `-- --only CODEC` selects one codec, `-- --only reduce` the mean of several updates, and `-- --only sidco`
-//! compares SIDCo's thresholds with exact selection. A result below its floor is reported and fails the run.
-//! Under `cargo test --benches` the program runs once on a small tensor and never fails for a floor.
+//! `cargo bench --bench speed` runs on one thread with 64 Mi elements; `RAYON_NUM_THREADS` sets another
+//! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
+//! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
+//! updates, and `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --cpu` measures
+//! processor time instead of time, for one thread on a machine with other work (Linux).
+//! `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions. A result below its floor is reported
+//! and fails the run. Under `cargo test --benches` the program runs once on a small tensor and never fails
+//! for a floor.
 
 use std::hint::black_box;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use gcodec::block::CodedBlock;
@@ -16,7 +20,7 @@ use gcodec::compress::{Input, Options, compress, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::{Codec, Limits, TensorBuf, TensorView};
+use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
 
 /// The baseline of a ratio.
 #[derive(Clone, Copy)]
@@ -34,15 +38,16 @@ struct Bench {
     fill: f64,
     top_k: f64,
     missed: bool,
-    only: Option<String>,
+    only: Vec<String>,
 }
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let full = args.iter().any(|a| a == "--bench") && !args.iter().any(|a| a == "--test");
-    let option = |name| args.iter().position(|a| a == name).and_then(|i| args.get(i + 1).cloned());
-    let (asked, only) = (option("--elements").and_then(|n| n.parse().ok()), option("--only"));
-    let elements: usize = asked.unwrap_or(if full { 64 << 20 } else { 1 << 16 });
+    let options = |name| args.windows(2).filter(move |pair| pair[0] == name).map(|pair| pair[1].clone());
+    let number = |name| options(name).find_map(|n| n.parse().ok());
+    let only = options("--only").collect();
+    let elements: usize = number("--elements").unwrap_or(if full { 64 << 20 } else { 1 << 16 });
     if std::env::var_os("RAYON_NUM_THREADS").is_none() {
         rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("no pool was built before");
     }
@@ -50,9 +55,8 @@ fn main() -> ExitCode {
     let columns = (elements as u64).min(4096);
     let shape = vec![elements as u64 / columns, columns];
     let elements = (shape[0] * shape[1]) as usize;
-    let info = TensorInfo::new("w", gcodec::Dtype::F32, shape.clone());
-    let manifest = Arc::new(Manifest::new(vec![info]).expect("one tensor"));
-    let repeats = if full { 5 } else { 1 };
+    let manifest = manifest_of(Dtype::F32, &shape);
+    let repeats = number("--repeats").unwrap_or(if full { 5 } else { 1 });
     let mut bench = Bench { manifest, repeats, read: 0.0, fill: 0.0, top_k: 0.0, missed: false, only };
     println!("{elements} f32 elements, {} thread(s), best of {repeats}", rayon::current_num_threads());
     println!("{:<40}{:>9}{:>9}  {:<6}{:>7}", "operation", "GB/s", "ratio", "of", "floor");
@@ -63,13 +67,22 @@ fn main() -> ExitCode {
     // The cost of writing positions with either code: `write` minus the cost of the frame.
     bench.codec("sbc:density=0.001,positions=rice", even.view(), None, None);
     bench.codec("sbc:density=0.001,positions=tokens", even.view(), None, None);
+    bench.codec("topk:density=0.01", even.view(), None, None);
+    bench.codec("topk:density=0.1", even.view(), None, None);
     bench.codec("natural", even.view(), Some(0.05), None);
-    bench.codec("lossless", even.view(), None, None);
-    bench.codec("qsgd:bits=4", even.view(), None, None);
-    bench.codec("int8", even.view(), None, None);
+    for codec in ["lossless", "qsgd:bits=4", "dither", "terngrad", "int8", "sign"] {
+        bench.codec(codec, even.view(), None, None);
+    }
     bench.thresholds(even.view());
     bench.reduce(even.view());
+    let halves = even.view().data().as_chunks::<4>().0.iter().flat_map(|x| [x[2], x[3]]).collect();
     drop(even);
+    bench.manifest = manifest_of(Dtype::Bf16, &shape);
+    let halves = TensorBuf::new(Dtype::Bf16, shape.clone(), halves).expect("shape fits");
+    println!("bf16:");
+    bench.codec("lossless", halves.view(), None, None);
+    drop(halves);
+    bench.manifest = manifest_of(Dtype::F32, &shape);
     // A tensor with a scale per row and column, like the gradient of a matrix.
     let scale = |i: usize| {
         let (row, column) = (i as u64 / columns, i as u64 % columns);
@@ -101,6 +114,10 @@ impl Bench {
         println!("read {:.1} GB/s, fill {:.1} GB/s", self.read / 1e9, self.fill / 1e9);
     }
 
+    fn wants(&self, spec: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == spec)
+    }
+
     fn codec(
         &mut self,
         spec: &str,
@@ -108,7 +125,7 @@ impl Bench {
         encode_floor: Option<f64>,
         decode_floor: Option<f64>,
     ) {
-        if self.only.as_ref().is_some_and(|only| only != spec) {
+        if !self.wants(spec) {
             return;
         }
         self.memory(view);
@@ -141,7 +158,7 @@ impl Bench {
     /// quickselect of all magnitudes, and a pass that selects by the magnitude found. The measurements
     /// alternate, so that load from other programs affects all of them.
     fn thresholds(&mut self, view: TensorView<'_>) {
-        if self.only.as_ref().is_some_and(|only| only != "sidco") {
+        if !self.wants("sidco") {
             return;
         }
         self.memory(view);
@@ -177,7 +194,7 @@ impl Bench {
 
     /// Measures the mean of the top-k updates of 8 senders, from streams to a tensor.
     fn reduce(&mut self, view: TensorView<'_>) {
-        if self.only.as_ref().is_some_and(|only| only != "reduce") {
+        if !self.wants("reduce") {
             return;
         }
         self.memory(view);
@@ -221,16 +238,41 @@ impl Bench {
         println!("{name:<40}{:>9.2}{ratio:>9.3}  {of:<6}{verdict}", speed / 1e9);
     }
 
+    /// Returns the seconds of the fastest repetition; with `--cpu` the mean, because Linux counts processor
+    /// time in steps of milliseconds.
     fn best(&self, mut f: impl FnMut()) -> f64 {
+        if *CPU {
+            let all = once(|| (0..self.repeats).for_each(|_| f()));
+            return all / self.repeats as f64;
+        }
         (0..self.repeats).map(|_| once(&mut f)).fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Returns the seconds that `f` takes.
+/// Whether to measure processor time.
+static CPU: LazyLock<bool> = LazyLock::new(|| std::env::args().any(|arg| arg == "--cpu"));
+
+/// Returns the seconds that `f` takes: on a clock, or with `--cpu` of processors.
 fn once(f: impl FnOnce()) -> f64 {
+    if *CPU {
+        let start = processor_seconds();
+        f();
+        return processor_seconds() - start;
+    }
     let start = Instant::now();
     f();
     start.elapsed().as_secs_f64()
+}
+
+/// Returns the seconds that processors have spent on all threads of this process (Linux).
+fn processor_seconds() -> f64 {
+    let threads = std::fs::read_dir("/proc/self/task").expect("Linux lists threads");
+    let of_thread = |thread: std::io::Result<std::fs::DirEntry>| -> f64 {
+        let path = thread.expect("a thread of this process").path().join("schedstat");
+        let text = std::fs::read_to_string(path).expect("Linux counts processor time");
+        text.split(' ').next().and_then(|nanoseconds| nanoseconds.parse().ok()).unwrap_or(0.0)
+    };
+    threads.map(of_thread).sum::<f64>() / 1e9
 }
 
 /// Returns the positions of the `k` largest magnitudes, and of all magnitudes equal to the smallest of these.
@@ -246,6 +288,10 @@ fn quickselected(view: TensorView<'_>, k: usize) -> Vec<u64> {
 fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<CodedBlock> {
     let input = Input { tensor: 0, name: "w", view, base: None };
     compress(&[input], std::slice::from_ref(codec), &Options::default(), None).expect("a finite tensor")
+}
+
+fn manifest_of(dtype: Dtype, shape: &[u64]) -> Arc<Manifest> {
+    Arc::new(Manifest::new(vec![TensorInfo::new("w", dtype, shape.to_vec())]).expect("one tensor"))
 }
 
 fn write(manifest: &Arc<Manifest>, blocks: &[CodedBlock]) -> Vec<u8> {
