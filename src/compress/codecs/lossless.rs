@@ -14,7 +14,7 @@ use crate::tensor::{Dtype, TensorView};
 /// Appends dense blocks of a run of tensors, as byte planes if `planes`.
 pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, blocks: &mut Vec<Block>) {
     let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
-    for part in parts(&lens, options.block_len, true) {
+    let block = |part| {
         let (scope, bytes) = match part {
             Part::Whole(run) => {
                 let inputs = &inputs[run];
@@ -33,8 +33,10 @@ pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, block
             true => Values::Planes(Planes { bytes }),
             false => Values::Floats(Floats { stored: Stored::Source, bytes }),
         };
-        blocks.push(Block { scope, add: false, support: Support::All, values });
-    }
+        Block { scope, add: false, support: Support::All, values }
+    };
+    // The copies touch new memory, which takes longer than the copying: threads share it.
+    blocks.par_extend(parts(&lens, options.block_len, true).into_par_iter().map(block));
 }
 
 /// Maximum number of elements of a block of differences, unless the block spans one tensor.

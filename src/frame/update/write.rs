@@ -142,10 +142,12 @@ fn write_part(
     tables.iter().for_each(|t| t.write(&mut head));
     put_varint(&mut head, blocks.len() as u64);
     out.append(&head);
-    let batch_weight = BATCH * rayon::current_num_threads() as u64;
+    let threads = rayon::current_num_threads();
     let mut rest = blocks;
     while !rest.is_empty() {
-        let (batch, others) = rest.split_at(first_of_weight(rest, batch_weight));
+        // At least one block for each thread, however heavy.
+        let count = first_of_weight(rest, BATCH * threads as u64).max(threads.min(rest.len()));
+        let (batch, others) = rest.split_at(count);
         let written: Vec<Result<WrittenBlock>> = batch
             .par_iter()
             .map(|block| {
