@@ -94,8 +94,8 @@ impl Part<'_> {
     }
 }
 
-/// Returns the `len` elements of an f32 tensor with the sum of all parts, added in their order, and divided by
-/// `divisor`, which is more than 0.
+/// Returns the `len` elements of an f32 tensor with the sum of all parts, added in their order, and divided
+/// by `divisor`, which is more than 0.
 ///
 /// Elements without a value stay zero: adding zero and dividing zero do not change them.
 pub(super) fn sum(len: usize, parts: &[Part<'_>], divisor: Option<f64>) -> Vec<u8> {
