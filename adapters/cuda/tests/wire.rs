@@ -432,7 +432,9 @@ fn written_by_the_encoder(positions: Vec<u64>, n: u64, one: bool) -> Vec<u8> {
     let options = BlockOptions::default().with_positions(choice);
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default().with_index(false)), Vec::new());
     encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[(&block, options)]).unwrap();
-    for event in gcodec::stream::SliceReader::new(&out, gcodec::Limits::default()) {
+    // The space is larger than what readers accept by default.
+    let limits = gcodec::Limits::default().with_max_elements(u64::MAX);
+    for event in gcodec::stream::SliceReader::new(&out, limits) {
         if let Ok(gcodec::stream::Event::Frame(_, gcodec::stream::Body::Update(part))) = event {
             return part.blocks[0].support.to_vec();
         }
