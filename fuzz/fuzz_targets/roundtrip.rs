@@ -95,8 +95,7 @@ fn blocks(random: &mut Random<'_>, broken: bool) {
     let mut update = arbitrary::update(random, &manifest, ulp);
     if ulp {
         let digests = (0..manifest.tensors().len() as u64).map(|tensor| Delta {
-            first: tensor,
-            more: 0,
+            tensor,
             base: [1; 16],
             result: [2; 16],
         });

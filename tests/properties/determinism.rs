@@ -43,8 +43,7 @@ fn encode(codec: &str, threads: usize) -> Vec<u8> {
         let mut encoder = Encoder::new(EncodeOptions::default());
         let delta: Vec<_> = pairs
             .map(|(i, ((_, t), (_, b)))| Delta {
-                first: i as u64,
-                more: 0,
+                tensor: i as u64,
                 base: tensor_digest(b.view()),
                 result: tensor_digest(t.view()),
             })

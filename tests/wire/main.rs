@@ -3,7 +3,6 @@
 mod blocks;
 mod buffers;
 mod chunking;
-mod classed;
 mod corruption;
 mod describe;
 mod errors;

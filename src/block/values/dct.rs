@@ -59,9 +59,7 @@ impl Kind for Dct {
             put_varint(out, field);
         }
         let mut positions = Vec::new();
-        let (coefficient_space, sets) = (IndexSpace::flat(Dtype::F32, space.count), Sets::new());
-        let around = surroundings(&coefficient_space, &sets);
-        let id = self.support.write(&mut positions, coder, &around, Positions::Auto)?;
+        let id = self.support.write(&mut positions, coder, space.count, Positions::Auto)?;
         put_varint(out, id.0);
         put_varint(out, positions.len() as u64);
         out.append(&mut positions);
@@ -132,8 +130,8 @@ impl Dct {
         if self.rows.checked_mul(self.cols) != Some(n) {
             return Err(Error::inconsistent("rows and columns of a transform"));
         }
-        if matches!(self.support, Support::Set(_) | Support::Based(_)) {
-            return Err(Error::inconsistent("positions of elements, not of coefficients"));
+        if matches!(self.support, Support::Set(_)) {
+            return Err(Error::inconsistent("an index set holds elements, not coefficients"));
         }
         self.support.check(n)?;
         let (space, sets) = (IndexSpace::flat(Dtype::F32, n), Sets::new());

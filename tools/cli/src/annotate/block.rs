@@ -1,7 +1,6 @@
 //! Blocks: supports and values (spec, section 5, supports/ and values/).
 
-use super::classed::{classed, signs};
-use super::ints::{Table, entropy, grouped_ints, ints};
+use super::ints::{Table, entropy, ints};
 use super::walk::{Result, Stop, Walk, few_floats, short_hex};
 use gcodec::block::{IndexSpace, Scope, SupportId, ValuesId};
 use gcodec::frame::Manifest;
@@ -10,6 +9,8 @@ use std::collections::HashMap;
 
 /// Definitions that a block refers to.
 pub(crate) struct Around<'a> {
+    /// All bytes of the frame's body.
+    pub(crate) body: &'a [u8],
     /// The update's manifest.
     pub(crate) manifest: Option<&'a Manifest>,
     /// The update's tables.
@@ -28,15 +29,12 @@ pub(crate) fn block(w: &mut Walk<'_>, around: &Around<'_>) -> Result<()> {
         let values_id = w.varint("values_id", |id| ValuesId(id).to_string())?;
         let support_len = w.varint("support_len", |_| "bytes of the support")?;
         let support_len = usize::try_from(support_len).map_err(|_| Stop("a support is too long".into()))?;
-        let kept = w.under(format_args!("support {}", SupportId(support_id)), |w| {
-            let (id, over) = (SupportId(support_id), Over { n: space.len(), tensors: scope.tensors() });
-            w.inside(support_len, |w| support(w, around, id, over))
+        let m = w.under(format_args!("support {}", SupportId(support_id)), |w| {
+            w.inside(support_len, |w| support(w, around, SupportId(support_id), space.len()))
         })?;
-        let m = kept.m;
         let heading =
             format!("values {} of {m} element{}", ValuesId(values_id), if m == 1 { "" } else { "s" });
-        let (tensors, dtype) = (Some(scope.tensors()), space.dtype);
-        let space = Space { m, groups: &kept.groups, tensors, dtype };
+        let space = Space { m, tensors: Some(scope.tensors()), dtype: space.dtype };
         w.under(heading, |w| values(w, around, ValuesId(values_id), &space))
     })
 }
@@ -71,33 +69,8 @@ pub(crate) fn scope(w: &mut Walk<'_>, around: &Around<'_>) -> Result<(Scope, Ind
     Ok((scope, space))
 }
 
-/// What a support selects from.
-#[derive(Clone, Copy)]
-pub(crate) struct Over {
-    /// Number of elements.
-    pub(crate) n: u64,
-    /// Number of tensors.
-    pub(crate) tensors: u64,
-}
-
-/// What a support selects.
-pub(crate) struct Kept {
-    /// Number of elements.
-    pub(crate) m: u64,
-    /// For a support classed by the base, the number of elements of each group that has some.
-    pub(crate) groups: Vec<u64>,
-}
-
-/// Notes a support of a block or index set, up to the end of its structure.
-pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, over: Over) -> Result<Kept> {
-    match id {
-        SupportId::CLASSED => classed(w, around, over.tensors),
-        other => Ok(Kept { m: unclassed(w, around, other, over.n)?, groups: Vec::new() }),
-    }
-}
-
 /// Notes a support over `n` elements, up to the end of its structure; returns the number of its elements.
-fn unclassed(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Result<u64> {
+pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Result<u64> {
     match id {
         SupportId::ALL => Ok(n),
         SupportId::GAPS_RICE => rice(w),
@@ -105,7 +78,7 @@ fn unclassed(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Re
             let m = w.varint("m", |_| "positions")?;
             if m > 0 {
                 w.under(format_args!("gaps: entropy({m}) over tokens"), |w| {
-                    entropy(w, around.tables, m, true)
+                    entropy(w, around.body, m, true, around.tables)
                 })?;
             }
             Ok(m)
@@ -136,7 +109,7 @@ fn unclassed(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Re
             {
                 return Err(Stop("rows are of no elements, or of a kind that is not allowed".into()));
             }
-            let rows = unclassed(w, around, inner, n / row_len)?;
+            let rows = support(w, around, inner, n / row_len)?;
             rows.checked_mul(row_len).ok_or(Stop("too many rows".into()))
         }
         SupportId::SEEDED => {
@@ -193,18 +166,18 @@ fn rice(w: &mut Walk<'_>) -> Result<u64> {
 }
 
 /// Context that determines the layout of values.
-struct Space<'a> {
+struct Space {
     m: u64,
-    /// Number of values of each group that has some, for a support classed by the base.
-    groups: &'a [u64],
     /// `None` for nested values.
     tensors: Option<u64>,
     dtype: Dtype,
 }
 
 /// Notes values, up to the end of their structure.
-fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>) -> Result<()> {
+fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) -> Result<()> {
     let m = space.m;
+    let signs =
+        |w: &mut Walk<'_>| w.payload(m.div_ceil(8), "signs", "a bit for each value, 1 for minus").map(drop);
     match id {
         ValuesId::FLOATS => {
             let stored = w.u8("stored", |s| match s {
@@ -222,7 +195,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
         ValuesId::SIGN => {
             let count = groups(w, space)?;
             scales(w, "scales", count)?;
-            signs(w, around, space.tensors, Some(m))
+            signs(w)
         }
         ValuesId::POW2 => {
             w.array::<2>("min_exponent", |b| {
@@ -235,9 +208,8 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
                 2 => "took the power",
                 _ => "out of range",
             })?;
-            ints(w, around.tables, m, "codes")?;
-            // One for each code above 0.
-            signs(w, around, space.tensors, None)
+            ints(w, around.body, m, "codes", around.tables)?;
+            w.payload(w.rest() as u64, "signs", "a bit for each code above 0, 1 for minus").map(drop)
         }
         ValuesId::LEVELS => {
             w.u8("spacing", |s| if s == 0 { "uniform" } else { "natural" })?;
@@ -250,7 +222,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
             })?;
             let count = groups(w, space)?;
             scales(w, "norms", count)?;
-            ints(w, around.tables, m, "levels")
+            ints(w, around.body, m, "levels", around.tables)
         }
         ValuesId::AFFINE => {
             w.u8("bits", |_| "of a code")?;
@@ -267,7 +239,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
                 2 => scales(w, "offsets", count)?,
                 _ => {}
             }
-            ints(w, around.tables, m, "codes")
+            ints(w, around.body, m, "codes", around.tables)
         }
         ValuesId::CODEBOOK => {
             let last = w.u8("entries - 1", |e| format!("{} entries", u32::from(e) + 1))?;
@@ -286,7 +258,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
             if flags & 2 != 0 {
                 scales(w, "shifts", count)?;
             }
-            ints(w, around.tables, m, "codes")
+            ints(w, around.body, m, "codes", around.tables)
         }
         ValuesId::MINIFLOAT => {
             w.u8("format", |f| match f {
@@ -298,7 +270,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
             })?;
             let count = groups(w, space)?;
             scales(w, "scales", count)?;
-            ints(w, around.tables, m, "bit patterns")
+            ints(w, around.body, m, "bit patterns", around.tables)
         }
         ValuesId::PLANES => {
             let (planes, symbols) = match space.dtype.bits() {
@@ -309,13 +281,13 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
                 w.under(format_args!("plane {plane}"), |w| {
                     match w.u8("coded", |c| if c == 0 { "as bytes" } else { "as integers" })? {
                         0 => w.payload(symbols, "symbols", "").map(drop),
-                        _ => ints(w, around.tables, symbols, "symbols"),
+                        _ => ints(w, around.body, symbols, "symbols", around.tables),
                     }
                 })?;
             }
             Ok(())
         }
-        ValuesId::ULP => grouped_ints(w, around.tables, m, "differences, zigzag", space.groups),
+        ValuesId::ULP => ints(w, around.body, m, "differences, zigzag", around.tables),
         ValuesId::LATENT => {
             w.hash("model id", "")?;
             let rank = w.varint("rank", |_| "dimensions of the codes")?;
@@ -336,7 +308,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
                 let id = ValuesId(w.varint("values_id", |id| ValuesId(id).to_string())?);
                 let len = w.varint("length", |_| "bytes of P")?;
                 let len = usize::try_from(len).map_err(|_| Stop("P is too long".into()))?;
-                let space = Space { m: left, groups: &[], tensors: None, dtype: Dtype::F32 };
+                let space = Space { m: left, tensors: None, dtype: Dtype::F32 };
                 w.inside(len, |w| values(w, around, id, &space))
             })?;
             nested(w, around, "Q", right)
@@ -351,7 +323,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>
                 let id = SupportId(w.varint("support_id", |id| SupportId(id).to_string())?);
                 let len = w.varint("length", |_| "bytes of the support")?;
                 let len = usize::try_from(len).map_err(|_| Stop("a support is too long".into()))?;
-                w.inside(len, |w| unclassed(w, around, id, n))
+                w.inside(len, |w| support(w, around, id, n))
             })?;
             nested(w, around, "coefficients", count)
         }
@@ -365,12 +337,12 @@ fn nested(w: &mut Walk<'_>, around: &Around<'_>, what: &str, m: u64) -> Result<(
         if matches!(id, ValuesId::LATENT | ValuesId::LOW_RANK | ValuesId::DCT) {
             return Err(Stop(format!("{id} inside other values")));
         }
-        values(w, around, id, &Space { m, groups: &[], tensors: None, dtype: Dtype::F32 })
+        values(w, around, id, &Space { m, tensors: None, dtype: Dtype::F32 })
     })
 }
 
 /// Notes `groups`; returns their number.
-fn groups(w: &mut Walk<'_>, space: &Space<'_>) -> Result<u64> {
+fn groups(w: &mut Walk<'_>, space: &Space) -> Result<u64> {
     let groups = w.varint("groups", |g| match g {
         0 => "all values of the block".to_owned(),
         1 => "the values of each tensor".to_owned(),

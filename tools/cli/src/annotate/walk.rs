@@ -76,14 +76,9 @@ impl<'a> Walk<'a> {
         self.end - self.at
     }
 
-    /// Returns the position.
+    /// Returns the bytes of the innermost structure from the position on.
     pub(crate) fn at(&self) -> usize {
         self.at
-    }
-
-    /// Returns the bytes of the innermost structure from the position on.
-    pub(crate) fn ahead(&self) -> &'a [u8] {
-        &self.bytes[self.at..self.end]
     }
 
     /// Walks a structure under a heading.

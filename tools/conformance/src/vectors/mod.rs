@@ -4,7 +4,6 @@
 #[path = "../../../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 pub(crate) mod build;
-mod classed;
 mod coverage;
 mod delta;
 #[path = "../../../../tests/wire/describe/mod.rs"]
@@ -214,7 +213,6 @@ fn all() -> Result<Vec<Vector>> {
     area("frames", frames::add);
     area("manifest", manifest::add);
     area("update", update::add);
-    area("classed", classed::add);
     area("supports", supports::add);
     area("values", values::add);
     area("ints", ints::add);
