@@ -20,17 +20,17 @@ pub struct Target<'a> {
 }
 
 /// A run of consecutive elements of one tensor, and the values for them.
-struct Run {
-    target: usize,
+pub(crate) struct Run {
+    pub(crate) target: usize,
     /// First element inside the tensor.
-    element: u64,
+    pub(crate) element: u64,
     /// First value.
-    value: usize,
-    len: usize,
+    pub(crate) value: usize,
+    pub(crate) len: usize,
 }
 
 /// Cuts the positions of a support into runs that lie in one tensor each.
-fn for_each_run_in(
+pub(crate) fn for_each_run_in(
     support: &Support,
     space: &IndexSpace,
     sets: &Sets,
@@ -57,7 +57,7 @@ fn for_each_run_in(
 }
 
 /// The number of values in each tensor of the scope.
-fn tensor_counts(support: &Support, space: &IndexSpace, sets: &Sets) -> Result<Vec<u64>> {
+pub(crate) fn tensor_counts(support: &Support, space: &IndexSpace, sets: &Sets) -> Result<Vec<u64>> {
     let mut counts = vec![0; space.lens.len()];
     let starts = vec![0; space.lens.len()];
     for_each_run_in(support, space, sets, &starts, |run| {

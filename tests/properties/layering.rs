@@ -13,7 +13,7 @@ const LAYERS: &[&[&str]] = &[
     &["codes"],
     &["block"],
     &["frame"],
-    &["compress", "reduce", "stream"],
+    &["compress", "reduce", "stats", "stream"],
     &["file"],
     &["oneshot"],
 ];
