@@ -100,7 +100,8 @@ impl Numbers<'_> {
         Ok(())
     }
 
-    /// Counts the values of a run in the grid, and translates numbers of special values to indices of elements.
+    /// Counts the values of a run in the grid, and translates numbers of special values to indices of
+    /// elements.
     fn place(&self, run: &Run, buffer: &mut [f64; CHUNK], collector: &mut Collector) -> Result<()> {
         collector.place_specials(run.value as u64, run.len as u64, run.element);
         if !collector.has_grid() {

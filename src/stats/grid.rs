@@ -5,8 +5,8 @@ pub const SIDE: u64 = 64;
 
 /// Number of nonzero elements in each cell of a tensor's rows and columns.
 ///
-/// The rows are the tensor's first dimension, the columns all others. A tensor with fewer rows or columns than
-/// [`SIDE`] has a cell for each.
+/// The rows are the tensor's first dimension, the columns all others. A tensor with fewer rows or columns
+/// than [`SIDE`] has a cell for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grid {
     rows: u64,

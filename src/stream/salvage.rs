@@ -48,11 +48,11 @@ pub struct DamagedFrame<'a> {
 /// an event cannot be read for. A fault does not end it: the next frame is found by its sync word. A stream
 /// without faults gives the events of [`Reader`](crate::stream::Reader).
 ///
-/// After a fault, the counts and checksums of an index and of an end are not compared with what was read, since
-/// they list what is missing. A missing end is a fault.
+/// After a fault, the counts and checksums of an index and of an end are not compared with what was read,
+/// since they list what is missing. A missing end is a fault.
 ///
-/// It buffers one frame at a time, as [`Decoder`](crate::stream::Decoder) does, and takes linear time. `visit`
-/// can end it early.
+/// It buffers one frame at a time, as [`Decoder`](crate::stream::Decoder) does, and takes linear time.
+/// `visit` can end it early.
 ///
 /// # Errors
 /// [`Error::Io`] from `inner`.
@@ -68,8 +68,8 @@ pub fn salvage(
 
 /// Bytes per call of the inner reader.
 const CHUNK: usize = 1 << 18;
-/// Bytes of refused bodies that are searched for frames besides four times the bytes read. Bodies can overlap:
-/// this keeps the time linear.
+/// Bytes of refused bodies that are searched for frames besides four times the bytes read. Bodies can
+/// overlap: this keeps the time linear.
 const PATIENCE: u64 = 1 << 20;
 
 /// Unread bytes.
