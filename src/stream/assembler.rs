@@ -43,6 +43,8 @@ enum Applied {
         order: BlockOrder,
     },
     Complete,
+    /// A part failed half-way: the elements are arbitrary.
+    Failed,
 }
 
 /// Elements of a tensor that is being assembled.
@@ -156,12 +158,23 @@ impl<'b> Assembler<'b> {
     ///
     /// # Errors
     /// The errors of [`UpdatePart::decode`]; [`Error::Input`] if the part belongs to another manifest, is not
-    /// the next of its update, needs a base that is missing or differs, or needs a model.
+    /// the next of its update, needs a base that is missing or differs, or needs a model. If a part fails
+    /// after it was accepted as the next, no further part is taken and [`Self::finish`] fails.
     pub fn apply(&mut self, part: &UpdatePart<'_>) -> Result<()> {
         if part.manifest.id() != self.manifest.id() {
             return Err(Error::input(InputErrorKind::Mismatch { what: "manifests" }));
         }
         self.follow(part)?;
+        let applied = self.apply_part(part);
+        match applied {
+            Ok(()) if part.last => self.applied = Applied::Complete,
+            Ok(()) => {}
+            Err(_) => self.applied = Applied::Failed,
+        }
+        applied
+    }
+
+    fn apply_part(&mut self, part: &UpdatePart<'_>) -> Result<()> {
         if let Some(delta) = &part.header.delta {
             self.take_base(delta)?;
         }
@@ -181,9 +194,6 @@ impl<'b> Assembler<'b> {
                 false => self.apply_blocks(part, batch, &budget)?,
             }
             rest = later;
-        }
-        if part.last {
-            self.applied = Applied::Complete;
         }
         Ok(())
     }
@@ -255,7 +265,7 @@ impl<'b> Assembler<'b> {
         let (first, next_part, mut order) = match &self.applied {
             Applied::Nothing => (part.header.without_details(), 0, BlockOrder::default()),
             Applied::Parts { first, next_part, order } => (first.clone(), *next_part, order.clone()),
-            Applied::Complete => return Err(mismatch()),
+            Applied::Complete | Applied::Failed => return Err(mismatch()),
         };
         let follows = part.part == next_part && first.same_update(&part.header);
         if !follows || !part.blocks.iter().all(|b| order.accept(b.scope, b.add)) {
@@ -349,7 +359,8 @@ impl<'b> Assembler<'b> {
     /// Returns the wanted tensors with their numbers in the manifest.
     ///
     /// # Errors
-    /// [`Error::Input`] if the last part is missing, or if a delta's result differs from its sender's.
+    /// [`Error::Input`] if the last part is missing or a part failed, or if a delta's result differs from its
+    /// sender's.
     pub fn finish(mut self) -> Result<Vec<(u64, TensorBuf)>> {
         if !self.is_complete() {
             return Err(Error::input(InputErrorKind::IncompleteUpdate));

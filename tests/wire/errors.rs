@@ -118,3 +118,30 @@ fn digests_of_a_delta_out_of_order() {
     assert_eq!(kind(refused), InputErrorKind::NotAscending { what: "tensors of a delta" });
     assert!(out.is_empty());
 }
+
+/// A part that failed is not passed over: later parts are refused, and there are no tensors.
+#[test]
+fn an_assembler_ends_with_its_first_failed_part() {
+    use gcodec::block::{Block, Scope, Values};
+    let manifest = crate::streams::manifest();
+    let blocks = crate::streams::blocks();
+    let latent = blocks.iter().find(|b| matches!(b.values, Values::Latent(_))).unwrap();
+    let whole = |b: &&Block| b.scope == Scope::Tensor(3);
+    let after = blocks.iter().find(whole).unwrap();
+    let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default().with_part_bytes(1)), Vec::new());
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[latent, after]).unwrap();
+    encoder.finish(&mut out);
+    let mut assembler = Assembler::new(&manifest, &Limits::default(), |_| true).unwrap();
+    let (mut reader, mut results) = (SliceReader::new(&out, Limits::default()), Vec::new());
+    while let Some(event) = reader.next_event().unwrap() {
+        if let Event::Frame(_, Body::Update(part)) = event {
+            results.push((part.last, assembler.apply(&part)));
+        }
+    }
+    let [(false, Err(_)), (true, refused)] = <[_; 2]>::try_from(results).unwrap() else {
+        panic!("the first of two parts needs a model")
+    };
+    assert_eq!(kind(refused), InputErrorKind::Mismatch { what: "part and update" });
+    assert!(!assembler.is_complete());
+    assert_eq!(kind(assembler.finish()), InputErrorKind::IncompleteUpdate);
+}
