@@ -239,20 +239,20 @@ impl Sum {
                 }
             }
         }
-        // A block is added in one way to all of its tensors.
-        loop {
-            let mut changed = false;
-            for block in self.waiting.values().flat_map(|c| &c.blocks) {
-                let of_block = &mut sparse[tensors_of(block)];
-                if of_block.contains(&true) && of_block.contains(&false) {
-                    of_block.fill(false);
-                    changed = true;
-                }
-            }
-            if !changed {
-                return sparse;
-            }
+        // A block is added in one way to all of its tensors, so tensors that blocks join are treated alike.
+        let mut joined = vec![false; sparse.len()];
+        for block in self.waiting.values().flat_map(|c| &c.blocks) {
+            tensors_of(block).skip(1).for_each(|tensor| joined[tensor] = true);
         }
+        let mut start = 0;
+        while start < sparse.len() {
+            let more = joined[start + 1..].iter().take_while(|joined| **joined).count();
+            let run = &mut sparse[start..=start + more];
+            let all = !run.contains(&false);
+            run.fill(all);
+            start += more + 1;
+        }
+        sparse
     }
 
     /// Reads the blocks that are added by their positions.

@@ -395,3 +395,32 @@ fn a_merge_is_the_union_and_sums_in_order() {
     assert!(merge(&[&of(&[5, 1], &[0.0, 0.0])], &space).is_err());
     assert!(merge(&[], &space).is_err());
 }
+
+/// Blocks of two senders join all tensors in a chain, and one dense block at its end decides for all of them.
+#[test]
+fn tensors_that_blocks_join_are_summed_alike() {
+    const TENSORS: u64 = 20_000;
+    let infos = (0..TENSORS).map(|i| TensorInfo::new(format!("t{i}"), Dtype::F32, [1]));
+    let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+    let pair = |first| Block {
+        scope: Scope::Tensors { first, count: 2 },
+        add: false,
+        support: Support::Sparse(Sparse { positions: vec![0, 1] }),
+        values: Values::Floats(Floats { stored: Stored::F32, bytes: bytes(&[1.0, 1.0]) }),
+    };
+    let last = Block { scope: Scope::Tensor(TENSORS - 1), ..floats(Support::All, &[5.0]) };
+    let senders: [Vec<Block>; 3] = [
+        (0..TENSORS).step_by(2).map(pair).collect(),
+        (1..TENSORS - 2).step_by(2).map(pair).collect(),
+        vec![last],
+    ];
+    let mut sum = Sum::new(&manifest, SumOptions::default());
+    for (sender, blocks) in (0..).zip(&senders) {
+        let header = UpdateHeader::default().with_sender(sender);
+        take(&mut sum, &stream(&header, &manifest, blocks, 1 << 20), 1.0).unwrap();
+    }
+    let tensors = sum.finish(false).unwrap().into_tensors().unwrap();
+    let found: Vec<f32> = tensors.iter().flat_map(|t| f32s(t.data())).collect();
+    assert_eq!((found[0], found[1], found[19_998], found[19_999]), (1.0, 2.0, 2.0, 6.0));
+    assert!(found[1..19_999].iter().all(|&x| x == 2.0));
+}
