@@ -131,22 +131,25 @@ impl Kind for Levels {
     }
 }
 
+/// Returns the number of a level of a group with this norm (spec, values/levels.md).
+pub(crate) fn number_of(spacing: Spacing, max_level: u32, norm: f64, level: i32) -> f32 {
+    to_number(match (spacing, level) {
+        (Spacing::Uniform, l) => norm * f64::from(l) / f64::from(max_level),
+        (Spacing::Natural, 0) => 0.0,
+        // At least 2^-254: a normal binary64 number.
+        (Spacing::Natural, l) => {
+            let exponent = i64::from(l.unsigned_abs()) - i64::from(max_level);
+            f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
+        }
+    })
+}
+
 /// The largest `max_level` whose codes are bytes.
 const MAX_SMALL: u32 = 127;
 
 impl Levels {
-    /// Returns the number of a level of a group with this norm.
     fn number(&self, norm: f64, level: i32) -> f32 {
-        let s = f64::from(self.max_level);
-        to_number(match (self.spacing, level) {
-            (Spacing::Uniform, l) => norm * f64::from(l) / s,
-            (Spacing::Natural, 0) => 0.0,
-            // At least 2^-254: a normal binary64 number.
-            (Spacing::Natural, l) => {
-                let exponent = i64::from(l.unsigned_abs()) - i64::from(self.max_level);
-                f64::from(l.signum()) * norm * f64::from_bits(((exponent + 1023) as u64) << 52)
-            }
-        })
+        number_of(self.spacing, self.max_level, norm, level)
     }
 
     /// Reads the wire form of values of one tensor, and stores them as its elements.

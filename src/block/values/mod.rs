@@ -27,6 +27,7 @@ pub use constant::Constant;
 pub use dct::Dct;
 pub use floats::{Floats, Stored};
 pub use latent::{Latent, ModelId};
+pub(crate) use levels::number_of;
 pub use levels::{Levels, Norm, Spacing};
 pub use low_rank::LowRank;
 pub use minifloat::Minifloat;

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::arch::{self, Kernel};
+use crate::block::values::number_of;
 use crate::block::{
     Affine, Block, Groups, Levels, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
 };
@@ -54,7 +55,8 @@ pub(crate) fn levels(
                 let start = start as u64;
                 arch::run(Draw { spacing, max_level, norm, seed, tensor, start, values, levels });
                 if feedback {
-                    let decoded = levels.iter().map(|&level| decoded(spacing, max_level, norm, level));
+                    let norm = f64::from(norm);
+                    let decoded = levels.iter().map(|&level| number_of(spacing, max_level, norm, level));
                     values.iter_mut().zip(decoded).for_each(|(x, decoded)| *x = decoded);
                 }
             })
@@ -272,20 +274,6 @@ fn natural_level(x: f32, norm: f64, s: u32, word: u32) -> i32 {
     let up = f64::from(word) < if small { of_least } else { mantissa } * WORDS;
     let below = if small { 0 } else { (bits >> 52) as i32 - least as i32 + 1 };
     with_sign(below + i32::from(up), x)
-}
-
-/// Returns the number that the receiver decodes, by the receiver's arithmetic.
-fn decoded(spacing: Spacing, s: u32, norm: f32, level: i32) -> f32 {
-    let number = match (spacing, level) {
-        (_, 0) => 0.0,
-        (Spacing::Uniform, level) => f64::from(norm) * f64::from(level) / f64::from(s),
-        (Spacing::Natural, level) => {
-            let exponent = i64::from(level.unsigned_abs()) - i64::from(s);
-            let power = f64::from_bits(((exponent + 1023) as u64) << 52);
-            f64::from(level.signum()) * (f64::from(norm) * power)
-        }
-    };
-    number as f32
 }
 
 /// Limits magnitudes to `clip` times their root mean square.
