@@ -107,7 +107,7 @@ const BUILDS: &[Step] = &[
 
 /// Steps that mostly keep one core busy: two at a time, the longest first.
 const TESTS: &[Step] = &[
-    step("tests", "cargo", &["test", "--workspace"]),
+    step("tests", "cargo", &["test", "--workspace", "--no-fail-fast"]),
     Step { need: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
     step("reference decoder: files of the CLI", "cargo", &["xtask", "reference"]),
     Step {
