@@ -17,7 +17,7 @@ use crate::tensor::{TensorBuf, elements};
 pub struct Feedback {
     residuals: BTreeMap<String, Residual>,
     states: CodecStates,
-    /// What changed since [`Feedback::begin`].
+    /// The content that updates since [`Feedback::begin`] replaced; `None` if nothing is begun.
     replaced: Option<Replaced>,
 }
 

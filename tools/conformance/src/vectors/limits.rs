@@ -101,7 +101,7 @@ pub(crate) fn add(area: &mut Area) {
     .limit("max_elements", 1 << 40);
 }
 
-/// What counts against the limits on elements, blocks and names (LIM-3): each stream with a limit that it
+/// Adds vectors of the counts of elements, blocks and names (LIM-3): each stream with a limit that it
 /// just keeps, and with one less.
 fn charges(area: &mut Area, man: &Bytes) {
     let of = |blocks: Vec<Bytes>| stream().manifest(man).update(&update(man, blocks)).done();
