@@ -259,13 +259,16 @@ types:
     seq:
       - id: count
         type: varint
-      - id: tensors
-        type: delta_tensor
+      - id: runs
+        type: delta_run
         repeat: expr
         repeat-expr: count.value
-  delta_tensor:
+  delta_run:
+    doc: For the tensors `first` to `first + more`.
     seq:
-      - id: tensor
+      - id: first
+        type: varint
+      - id: more
         type: varint
       - id: base
         size: 16
@@ -471,6 +474,7 @@ types:
             'support_kind::rows': rows
             'support_kind::seeded': seeded
             'support_kind::set': hash
+            'support_kind::classed': classed
             _: opaque
     instances:
       kind:
@@ -559,6 +563,55 @@ types:
         type: varint
       - id: seed
         type: u8
+  classed:
+    seq:
+      - id: rule
+        type: u1
+        enum: class_rule
+      - id: class_count
+        type: u1
+        valid:
+          min: 1
+          max: 64
+      - id: by_base
+        type: classed_by_base(class_count)
+        if: rule == class_rule::base
+      - id: rest
+        type: opaque
+        if: rule != class_rule::base
+        doc: Views, levels, symbols and groups. Their lengths depend on the tensors of the scope.
+  classed_by_base:
+    params:
+      - id: class_count
+        type: u1
+    seq:
+      - id: bounds
+        size: class_count - 1
+      - id: group_count
+        type: varint
+      - id: groups
+        type: class_group
+        repeat: expr
+        repeat-expr: group_count.value
+      - id: gaps
+        type: opaque
+        doc: The quotients of each group that has positions, then the bit plane of low bits.
+  class_group:
+    seq:
+      - id: class_count
+        type: varint
+      - id: m
+        type: varint
+      - id: shift
+        type: b6
+        if: m.value > 0
+      - id: has_tokens
+        type: b1
+        if: m.value > 0
+      - id: reserved
+        type: b1
+        valid: false
+        if: m.value > 0
   # ---------------------------------------------------------------------------------------- values/
   values:
     params:
@@ -571,7 +624,7 @@ types:
           cases:
             'values_kind::floats': floats
             'values_kind::constant': constant
-            'values_kind::sign': constant
+            'values_kind::sign': sign
             'values_kind::pow2': pow2
             'values_kind::levels': levels
             'values_kind::affine': affine
@@ -608,12 +661,22 @@ types:
       - id: numbers
         size-eos: true
   constant:
-    doc: For the kinds constant and sign; sign has a bit plane after the scales.
     seq:
       - id: scales
         type: scales
       - id: rest
         type: opaque
+        doc: The scales of several groups.
+  sign:
+    seq:
+      - id: scales
+        type: scales
+      - id: signs
+        type: signs
+        if: scales.groups.value == 0
+      - id: scales_and_signs
+        type: opaque
+        if: scales.groups.value != 0
   pow2:
     seq:
       - id: min_exponent
@@ -621,8 +684,13 @@ types:
       - id: underflow
         type: u1
       - id: codes
-        type: maybe_ints
-        doc: The codes and, after them, a bit plane of signs.
+        type: ints
+        if: _io.size - _io.pos > 1
+        doc: The codes and, after them, the signs.
+      - id: signs
+        type: signs
+        if: not _io.eof
+        doc: If there are no codes, the one byte of signs without a sign.
   levels:
     seq:
       - id: spacing
@@ -792,6 +860,17 @@ types:
         valid: 0
       - id: rest
         type: opaque
+  signs:
+    doc: Section 7.7.
+    seq:
+      - id: coding
+        type: u1
+        enum: sign_coding
+      - id: body
+        type: opaque
+        doc: |
+          Coding `plane` is one bit for each sign. Coding `predicted` is views, the bits of rows and columns, a
+          width and symbols; their lengths depend on the tensors of the scope.
   some_entropy:
     doc: Entropy-coded integers whose number is not known here.
     seq:
@@ -803,6 +882,7 @@ types:
       - id: segments
         type: opaque
         if: segment_log > 0
+        doc: If segment_log is 1, the segments of the groups of a support that is classed by the base.
   entropy:
     doc: Entropy-coded integers to the end of their structure.
     params:
@@ -811,6 +891,8 @@ types:
     seq:
       - id: segment_log
         type: u1
+        valid:
+          expr: _ == 0 or _ >= 10 and _ <= 24
       - id: segment
         type: entropy_segment
         if: segment_log == 0
@@ -918,6 +1000,10 @@ enums:
     6: rows
     7: seeded
     8: set
+    9: classed
+  class_rule:
+    1: base
+    2: rows_and_columns
   values_kind:
     1: floats
     2: constant
@@ -937,6 +1023,9 @@ enums:
     1: tokens
     2: symbols
     3: referenced
+  sign_coding:
+    0: plane
+    1: predicted
   dtype:
     1: f64
     2: f32

@@ -81,7 +81,7 @@ static AROUND: LazyLock<Around> = LazyLock::new(|| {
         (id, frames, frames::Update::parse(&update.body).expect("an update of ours").head)
     };
     let (id, before, plain) = stream(None);
-    let digests = |tensor| Delta { tensor, base: [1; 16], result: [2; 16] };
+    let digests = |tensor| Delta { first: tensor, more: 0, base: [1; 16], result: [2; 16] };
     let (_, _, delta) = stream(Some((0..MANIFEST.tensors().len() as u64).map(digests).collect()));
     Around { before, set: (id, set), plain, delta }
 });

@@ -50,13 +50,13 @@ fuzz_target!(|bytes: &[u8]| {
     if !digests.is_empty() || !base.is_empty() {
         assert_eq!(apply(&stream, &update, &[]).map_err(wrong), Err(InputErrorKind::MissingBase));
     }
-    let touched = digests.iter().find(|d| !base[d.tensor as usize].data().is_empty());
+    let touched = digests.iter().find(|d| !base[d.first as usize].data().is_empty());
     if let Some(touched) = touched {
         let mut other = base.clone();
-        let data = other[touched.tensor as usize].data_mut();
+        let data = other[touched.first as usize].data_mut();
         let at = random.below(data.len() as u64) as usize;
         data[at] ^= 1
-            << random.below(if update.manifest.tensors()[touched.tensor as usize].dtype.bits() == 4 {
+            << random.below(if update.manifest.tensors()[touched.first as usize].dtype.bits() == 4 {
                 4
             } else {
                 8
@@ -67,7 +67,7 @@ fuzz_target!(|bytes: &[u8]| {
     let damaged = damage(&mut random, &stream);
     if let Ok(applied) = apply(&damaged, &update, &base) {
         for delta in listed(&damaged) {
-            let found = tensor_digest(applied[delta.tensor as usize].view());
+            let found = tensor_digest(applied[delta.first as usize].view());
             assert_eq!(found, delta.result, "a result that is given out is the one that its sender had");
         }
     }
@@ -135,7 +135,8 @@ fn arbitrary_delta(
     }
     let digest = |tensors: &[TensorBuf], t: u64| tensor_digest(tensors[t as usize].view());
     let entries = touched.iter().map(|&tensor| Delta {
-        tensor,
+        first: tensor,
+        more: 0,
         base: digest(base, tensor),
         result: digest(&result, tensor),
     });

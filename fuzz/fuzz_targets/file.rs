@@ -119,7 +119,7 @@ fn update(parts: &[Box<gcodec::frame::UpdatePart<'_>>]) -> (String, Result<Tenso
     for part in &parts[1..] {
         if let (Some(all), Some(more)) = (&mut header.delta, &part.header.delta) {
             all.extend(more);
-            all.sort_by_key(|d| d.tensor);
+            all.sort_by_key(|d| d.first);
             all.dedup();
         }
     }

@@ -95,7 +95,8 @@ fn blocks(random: &mut Random<'_>, broken: bool) {
     let mut update = arbitrary::update(random, &manifest, ulp);
     if ulp {
         let digests = (0..manifest.tensors().len() as u64).map(|tensor| Delta {
-            tensor,
+            first: tensor,
+            more: 0,
             base: [1; 16],
             result: [2; 16],
         });

@@ -13,7 +13,10 @@ versions the package `backports.zstd` has the same module. Without either, a fra
 """
 
 import argparse
+import bisect
+import collections
 import functools
+import itertools
 import json
 import math
 import os
@@ -158,7 +161,8 @@ def unzigzag(u):
 # ----------------------------------------------------------------------------------------------- the registry
 
 FRAMES = {1: "manifest", 2: "update", 3: "index_set", 4: "model", 5: "end", 0x8001: "metadata", 0x8002: "index"}
-SUPPORTS = {1: "all", 2: "gaps-rice", 3: "gaps-tokens", 4: "bitmap", 5: "chunked", 6: "rows", 7: "seeded", 8: "set"}
+SUPPORTS = {1: "all", 2: "gaps-rice", 3: "gaps-tokens", 4: "bitmap", 5: "chunked", 6: "rows", 7: "seeded", 8: "set",
+            9: "classed"}
 VALUES = {1: "floats", 2: "constant", 3: "sign", 4: "pow2", 5: "levels", 6: "affine", 7: "codebook", 8: "minifloat",
           9: "planes", 10: "ulp", 11: "latent", 12: "low-rank", 13: "dct"}
 DTYPES = {1: ("f64", 64), 2: ("f32", 32), 3: ("f16", 16), 4: ("bf16", 16), 5: ("f8e4m3fn", 8), 6: ("f8e5m2", 8),
@@ -371,16 +375,8 @@ class Bits:
             raise FormatError("nonzero_padding", self.r.at - 1, "padding bits of a table are not zero")
 
 
-def segment(r, count, tokens, tables):
-    at = r.at
-    j = r.varint()
-    if j == 0:
-        table = Table(r)
-    elif j > len(tables):                                                        # [INT-2]
-        raise FormatError("unknown_reference", at, f"shared table {j - 1} of {len(tables)}")
-    else:
-        table = tables[j - 1]
-    lanes = 1 << r.u8((0, 2, 5))
+def rans(r, lanes, tables, highest=255):
+    """Decodes one symbol with each of `tables`, each at most `highest`: section 7.3."""
     word_count = r.varint()
     states = []
     for _ in range(lanes):
@@ -391,7 +387,7 @@ def segment(r, count, tokens, tables):
     words_at = r.at
     words = r.take(2 * word_count)                                               # [LIM-2]
     taken, symbols = 0, []
-    for i in range(count):                          # 7.3
+    for i, table in enumerate(tables):
         x = states[i % lanes]
         slot = x % 4096
         s = table.owner[slot]
@@ -402,25 +398,48 @@ def segment(r, count, tokens, tables):
             x = x << 16 | int.from_bytes(words[2 * taken:2 * taken + 2], "little")
             taken += 1
         states[i % lanes] = x
-        if tokens and s >= 128:                                                  # [INT-4]
-            raise FormatError("out_of_range", words_at, f"token {s}")
+        if s > highest:
+            raise FormatError("out_of_range", words_at, f"symbol {s} is more than {highest}")
         symbols.append(s)
     if taken != word_count or any(x != 1 << 16 for x in states):                 # [ANS-2]
         raise FormatError("bad_code", words_at, "words left over, or a final state that is not 2^16")
+    return symbols
+
+
+def segment(r, count, tokens, tables):
+    at = r.at
+    j = r.varint()
+    if j == 0:
+        table = Table(r)
+    elif j > len(tables):                                                        # [INT-2]
+        raise FormatError("unknown_reference", at, f"shared table {j - 1} of {len(tables)}")
+    else:
+        table = tables[j - 1]
+    lanes = 1 << r.u8((0, 2, 5))
+    symbols = rans(r, lanes, itertools.repeat(table, count), 127 if tokens else 255)    # [INT-4]
     if not tokens:
         return symbols
     raw = r.plane(sum(max(0, t // 2 - 1) for t in symbols))
     return [t if t < 2 else (2 + t % 2) << (t // 2 - 1) | raw.field(t // 2 - 1) for t in symbols]
 
 
-def entropy(r, count, tokens, tables, budget):
+def entropy(r, count, tokens, tables, budget, counts=()):
+    """Decodes `count` integers: section 7.1.
+
+    If the integers are values of kind `ulp` in a support that is classed by the base, `counts` holds the
+    number of positions of each group that has any.
+    """
     at = r.at
-    log = r.u8([0, *range(10, 25)])
-    if log and count <= 1 << log:                                                # [INT-1]
+    log = r.u8([0, 1, *range(10, 25)])
+    if log == 1 and len(counts) < 2:                                             # [INT-6]
+        raise FormatError("out_of_range", at, "segments of groups, without two groups that have positions")
+    if log > 1 and count <= 1 << log:                                            # [INT-1]
         raise FormatError("not_canonical", at, "one segment only")
     budget.alloc(count, 8, at)                                                   # [LIM-2]
     if log == 0:
         return segment(r, count, tokens, tables)
+    if log == 1:
+        return [v for of_group in counts for v in segment(r, of_group, tokens, tables)]
     out = []
     while len(out) < count:
         inner = r.part(r.varint())
@@ -429,8 +448,11 @@ def entropy(r, count, tokens, tables, budget):
     return out
 
 
-def ints(r, count, tables, budget, highest=None):
-    """Decodes `count` coded integers, each at most `highest`: section 7.1, [INT-3]."""
+def ints(r, count, tables, budget, highest=None, counts=()):
+    """Decodes `count` coded integers, each at most `highest`: section 7.1, [INT-3].
+
+    For `counts` see `entropy`.
+    """
     if count == 0:
         return []
     start = r.at
@@ -442,9 +464,9 @@ def ints(r, count, tables, budget, highest=None):
         plane = r.plane(count * width)                                           # [LIM-2]
         out = [plane.field(width) for _ in range(count)]
     elif coding == 1:
-        out = entropy(r, count, True, tables, budget)
+        out = entropy(r, count, True, tables, budget, counts)
     elif coding == 2:
-        out = entropy(r, count, False, tables, budget)
+        out = entropy(r, count, False, tables, budget, counts)
     elif coding == 3:                               # 7.5 Referenced symbols
         row_len = r.varint(1, count)
         flags = r.flags(0b11)
@@ -467,6 +489,78 @@ def ints(r, count, tables, budget, highest=None):
             if v > highest:                                                      # [INT-3]
                 raise FormatError("out_of_range", start, f"integer {v} is more than {highest}")
     return out
+
+
+class View:
+    """The rows and columns of one tensor of a scope: section 7.6."""
+
+    def __init__(self, code, tensor, scope, at):
+        self.has_rows, self.has_columns = bool(code & 0x40), bool(code & 0x80)
+        self.rows, self.columns, self.cell = 1, 1, scope.length or max(1, tensor.count)
+        if code == 0:
+            return
+        if code < 0x40 or tensor.count == 0:                                     # [VIW-1]
+            raise FormatError("not_canonical", at, f"view {code:#04x} of {tensor.count} elements")
+        a, b = code & 7, code >> 3 & 7
+        if a == 7:
+            if b != 7 or tensor.matrix is None:                                  # [VIW-2]
+                raise FormatError("out_of_range", at, f"view {code:#04x} of a tensor without matrix view, or b = {b}")
+            (self.rows, self.columns), self.cell = tensor.matrix, 1
+        else:
+            if not a <= b <= len(tensor.shape):                                  # [VIW-2]
+                raise FormatError("out_of_range", at, f"view {code:#04x} of a tensor of rank {len(tensor.shape)}")
+            shape = tensor.shape
+            self.rows, self.columns, self.cell = math.prod(shape[:a]), math.prod(shape[a:b]), math.prod(shape[b:])
+        row_len = self.columns * self.cell
+        if scope.form == 2:
+            if scope.start % row_len or scope.length % row_len:                  # [VIW-3]
+                raise FormatError("out_of_range", at, f"a range that cuts rows of {row_len} elements")
+            self.rows = scope.length // row_len
+
+    def place(self, i):
+        """Returns row and column of element i."""
+        return i // (self.columns * self.cell), i // self.cell % self.columns
+
+
+def read_views(r, cx):
+    at = r.at
+    codes = ints(r, cx.scope.tensors, cx.tables, cx.budget, 255)                 # [INT-3]
+    return [View(code, tensor, cx.scope, at) for code, tensor in zip(codes, cx.scope.list)]
+
+
+def read_signs(r, values, cx, tables, budget):
+    """Reads the signs of the values with the numbers `values`: section 7.7.
+
+    `cx` is None for nested values.
+    """
+    at, count = r.at, len(values)
+    if r.u8((0, 1)) == 0:                                                        # [SIG-1]
+        plane = r.plane(count)
+        return [plane.field(1) for _ in range(count)]
+    if cx is None or cx.support_id in (7, 8) or cx.is_by_base() or count == 0:   # [SIG-1]
+        raise FormatError("out_of_range", at, "predicted signs of values without rows and columns")
+    views = read_views(r, cx)
+    places, of_tensor = [], [(set(), set()) for _ in views]
+    positions = [cx.positions[i] for i in values]
+    for p, t in zip(positions, cx.scope.tensor_of(positions)):
+        row, column = views[t].place(p - cx.scope.firsts[t])
+        places.append((t, row, column))
+        of_tensor[t][0].add(row)
+        of_tensor[t][1].add(column)
+    lists = [(sorted(rows) if view.has_rows else [], sorted(columns) if view.has_columns else [])
+             for view, (rows, columns) in zip(views, of_tensor)]
+    plane = r.plane(sum(len(rows) + len(columns) for rows, columns in lists))    # [SIG-3]
+    bits = [({row: plane.field(1) for row in rows}, {column: plane.field(1) for column in columns})
+            for rows, columns in lists]
+    width = r.u8(range(1, 9))
+    at = r.at
+    symbols = entropy(r, -(-count // width), False, tables, budget)
+    if max(symbols) >> width:                                                    # [SIG-2]
+        raise FormatError("out_of_range", at, f"symbol {max(symbols)} in {width} bits")
+    if symbols[-1] >> (count - 1) % width + 1:                                   # [SIG-2]
+        raise FormatError("nonzero_padding", at, "bits that belong to no sign")
+    return [symbols[k // width] >> k % width & 1 ^ bits[t][0].get(row, 0) ^ bits[t][1].get(column, 0)
+            for k, (t, row, column) in enumerate(places)]
 
 
 # ------------------------------------------------------------------------------------------ 8. Random numbers
@@ -639,8 +733,233 @@ def support_set(r, n, cx):
     return known["positions"]
 
 
+class ClassGroup:
+    """Consecutive classes whose gaps share one code: supports/classed.md."""
+
+    def __init__(self, r, most):
+        self.classes, self.count, self.quotients = r.varint(1, most), r.varint(), []
+        code = r.flags(0b0111_1111) if self.count > 0 else 0                     # [CNV-5]
+        self.shift, self.has_tokens = code & 63, bool(code >> 6)
+
+
+def unary_quotients(r, count):
+    if count > 8 * r.left():                                                     # [LIM-2]
+        raise FormatError("length_mismatch", r.at, f"{count} quotients in {r.left()} bytes")
+    out, zeros = [], 0
+    while len(out) < count:
+        at, byte = r.at, r.uint(1)                                               # [CNV-6]
+        for bit in range(8):
+            if not byte >> bit & 1:
+                zeros += 1
+            elif len(out) == count:                                              # [CNV-1]
+                raise FormatError("nonzero_padding", at, "a one bit after the last quotient")
+            else:
+                out.append(zeros)
+                zeros = 0
+    return out
+
+
+def read_class_groups(r, n, classes, most, cx):
+    """Reads groups of at most `most` classes each, and their quotients."""
+    at = r.at
+    groups = [ClassGroup(r, most) for _ in range(r.varint(1, classes))]
+    if sum(group.classes for group in groups) != classes:                        # [CLS-1]
+        raise FormatError("count_mismatch", at, f"groups of {[g.classes for g in groups]} of {classes} classes")
+    if sum(group.count for group in groups) > n:                                 # [CLS-2]
+        raise FormatError("count_mismatch", at, f"{[g.count for g in groups]} positions in {n} elements")
+    for group in groups:
+        if group.count > 0 and group.has_tokens:
+            group.quotients = entropy(r, group.count, True, cx.tables, cx.budget)
+        elif group.count > 0:
+            group.quotients = unary_quotients(r, group.count)
+    return groups
+
+
+class Lists:
+    """The elements of each class, in ascending order."""
+
+    def __init__(self, lists):
+        self.lists = lists
+
+    def size(self, c):
+        return len(self.lists[c])
+
+    def find(self, c, numbers):
+        return [self.lists[c][k] for k in numbers]
+
+
+class AnyBase:
+    """Classes of `n` elements each: bounds for those that an unknown base gives."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def size(self, c):
+        return self.n
+
+    def find(self, c, numbers):
+        return numbers
+
+
+class Grid:
+    """The classes of the elements of one tensor by rule 2. `first` is the index of its first element."""
+
+    def __init__(self, view, level, rows, columns, first):
+        self.rows, self.level, self.first = rows, level, first
+        self.row_len = view.columns * view.cell
+        self.cell = view.cell if view.has_columns else self.row_len     # without columns, a row is one cell
+        self.each = 1 if view.has_rows else view.rows                   # without rows, all rows are equal
+        self.columns_of = {}
+        for q, symbol in enumerate(columns):
+            self.columns_of.setdefault(symbol, []).append(q)
+        self.sizes = collections.Counter()
+        for row, count in collections.Counter(rows).items():
+            for column, those in self.columns_of.items():
+                self.sizes[level + row + column] += count * self.each * len(those) * self.cell
+
+    def find(self, c, numbers):
+        """Returns the indices of those elements of the class that have the ascending `numbers` in it."""
+        out, at, numbers = [], 0, collections.deque(numbers)
+        for i, row in enumerate(self.rows):
+            if not numbers:
+                break
+            those = self.columns_of.get(c - self.level - row, [])
+            size = len(those) * self.cell
+            while numbers and numbers[0] < at + self.each * size:
+                further, rest = divmod(numbers.popleft() - at, size)
+                q, inside = divmod(rest, self.cell)
+                out.append(self.first + (i + further) * self.row_len + those[q] * self.cell + inside)
+            at += self.each * size
+        return out
+
+
+class Grids:
+    """The elements of each class by rule 2."""
+
+    def __init__(self, grids):
+        self.grids, self.sizes = grids, collections.Counter()
+        for grid in grids:
+            self.sizes.update(grid.sizes)
+
+    def size(self, c):
+        return self.sizes[c]
+
+    def find(self, c, numbers):
+        out, first = [], 0
+        for grid in self.grids:
+            end = first + grid.sizes[c]
+            mine = numbers[bisect.bisect_left(numbers, first):bisect.bisect_left(numbers, end)]
+            out += grid.find(c, [k - first for k in mine])
+            first = end
+        return out
+
+
+def place_gaps(groups, elements, low, at):
+    """Returns the positions, in the order of groups and ranks. `elements` has those of each class."""
+    plane, positions, first = Plane(low), [], 0
+    for group in groups:
+        sizes = [elements.size(c) for c in range(first, first + group.classes)]
+        ends, rank, numbers = list(itertools.accumulate(sizes)), -1, [[] for _ in sizes]
+        for quotient in group.quotients:
+            left = ends[-1] - rank - 1
+            if left == 0:                                                        # [CLS-3]
+                raise FormatError("position_out_of_range", at, f"no element after rank {rank}")
+            width = max(0, group.shift - bisect.bisect_right(ends, rank + 1))
+            if quotient > left - 1 >> width:                                     # [CLS-3]
+                raise FormatError("position_out_of_range", at, f"a gap of {quotient} << {width} in {left} elements")
+            if plane.at + width > 8 * len(low):                                  # [CLS-4]
+                raise FormatError("length_mismatch", at, "the plane of low bits is too short")
+            gap = quotient << width | plane.field(width)
+            if gap >= left:                                                      # [CLS-3]
+                raise FormatError("position_out_of_range", at, f"a gap of {gap} in {left} elements")
+            rank += 1 + gap
+            c = bisect.bisect_right(ends, rank)
+            numbers[c].append(rank - (ends[c] - sizes[c]))
+        for c, mine in enumerate(numbers, first):
+            if mine:
+                positions += elements.find(c, mine)
+        first += group.classes
+    if len(low) != (plane.at + 7) // 8:                                          # [CLS-4]
+        raise FormatError("length_mismatch", at, f"{plane.at} low bits in {len(low)} bytes")
+    padding(low, plane.at, at)                                                   # [CNV-1]
+    return positions
+
+
+class ByBase:
+    """A support that is classed by the base. Only the base gives its positions."""
+
+    def __init__(self, bounds, groups, low, at):
+        self.bounds, self.groups, self.low, self.at = bounds, groups, low, at
+
+    def __len__(self):
+        return sum(group.count for group in self.groups)
+
+    def counts(self):
+        return [group.count for group in self.groups if group.count > 0]
+
+    def positions(self, dtype, base):
+        """Returns the positions in the order of the values. `base` gives the elements of the scope."""
+        width = BITS[dtype] - (dtype in FLOATS)     # without the sign of a float
+        class_of = [sum(bound > key for bound in self.bounds) for key in range(256)]
+        lists = [[] for _ in range(len(self.bounds) + 1)]
+        for i, element in enumerate(base):
+            key = (element & (1 << width) - 1) >> max(0, width - 8)
+            lists[class_of[key]].append(i)
+        return place_gaps(self.groups, Lists(lists), self.low, self.at)
+
+
+def read_rows_and_columns(r, classes, cx):
+    """Returns the elements of each class by rule 2."""
+    scope, budget = cx.scope, cx.budget
+    views = read_views(r, cx)
+    levels = ints(r, scope.tensors, cx.tables, budget, 63)                       # [INT-3]
+    at = r.at
+    table_count = r.u8(range(17))                                                # [CLS-7]
+    lengths = [n for view in views for n in view.has_rows * [view.rows] + view.has_columns * [view.columns]]
+    if (table_count == 0) != (lengths == []):                                    # [CLS-7]
+        raise FormatError("count_mismatch", at, f"{table_count} tables for {len(lengths)} lists")
+    own = [Table(r) for _ in range(table_count)]
+    numbers = ints(r, len(lengths), cx.tables, budget, table_count - 1)          # [INT-3]
+    budget.alloc(sum(lengths), 8, at)                                            # [LIM-2]
+    of_lists = itertools.chain.from_iterable(itertools.repeat(own[j], n) for j, n in zip(numbers, lengths))
+    symbols = iter(rans(r, 1, of_lists)) if lengths else iter(())
+    grids = []
+    for view, level, first, n in zip(views, levels, scope.firsts, scope.counts):
+        rows = list(itertools.islice(symbols, view.rows)) if view.has_rows else [0]
+        columns = list(itertools.islice(symbols, view.columns)) if view.has_columns else [0]
+        if level + max(rows) + max(columns) >= classes:                          # [CLS-8]
+            raise FormatError("out_of_range", at, f"class {level} + {max(rows)} + {max(columns)} of {classes}")
+        if n > 0:
+            grids.append(Grid(view, level, rows, columns, first))
+    return Grids(grids)
+
+
+def support_classed(r, n, cx):
+    at = r.at
+    rule = r.u8((1, 2))
+    if rule == 1 and (cx.is_index_set or cx.scope.add):                          # [CLS-6]
+        raise FormatError("out_of_range", at, "classed by the base, in an index set or with add")
+    if rule == 1 and not cx.has_delta:                                           # [CLS-6]
+        raise FormatError("unknown_reference", at, "classed by the base, without the attribute delta")
+    classes = r.u8(range(1, 65))
+    if rule == 2:
+        elements = read_rows_and_columns(r, classes, cx)
+        groups = read_class_groups(r, n, classes, classes, cx)
+        at = r.at
+        return sorted(place_gaps(groups, elements, r.take(r.left()), at))
+    at = r.at
+    bounds = list(r.take(classes - 1))
+    if any(a <= b for a, b in zip(bounds, bounds[1:] + [0])):                    # [CLS-5]
+        raise FormatError("not_ascending", at, f"bounds {bounds}")
+    groups = read_class_groups(r, n, classes, 1, cx)                             # [CLS-9]
+    at = r.at
+    low = r.take(r.left())
+    place_gaps(groups, AnyBase(n), low, at)                                      # [CLS-3] [CLS-4], without the base
+    return ByBase(bounds, groups, low, at)
+
+
 SUPPORT_READERS = {1: support_all, 2: support_rice, 3: support_tokens, 4: support_bitmap, 5: support_chunked,
-                   6: support_rows, 7: support_seeded, 8: support_set}
+                   6: support_rows, 7: support_seeded, 8: support_set, 9: support_classed}
 
 
 # -------------------------------------------------------------------------------------------------- 5. Blocks
@@ -690,6 +1009,7 @@ class Scope:
             self.counts = [self.length]
         else:
             self.counts = [t.count for t in mine]
+        self.list, self.firsts = mine, [0, *itertools.accumulate(self.counts)]
         self.n = sum(self.counts)
         self.form = form
 
@@ -708,13 +1028,7 @@ class Scope:
 
     def tensor_of(self, positions):
         """Returns, for each position, the number of its tensor within the scope."""
-        out, t, end = [], 0, self.counts[0]
-        for p in positions:
-            while p >= end:
-                t += 1
-                end += self.counts[t]
-            out.append(t)
-        return out
+        return [bisect.bisect_right(self.firsts, p) - 1 for p in positions]
 
 
 class Context:
@@ -725,6 +1039,13 @@ class Context:
         self.tables, self.budget = tables, budget
         self.is_index_set, self.has_delta = is_index_set, has_delta
         self.support_id = self.positions = None
+
+    def is_by_base(self):
+        return isinstance(self.positions, ByBase)
+
+    def counts(self):
+        """Returns the number of values in each segment of `segment_log` 1: section 7.1."""
+        return self.positions.counts() if self.is_by_base() else ()
 
 
 def read_support(r, support_id, length, cx):
@@ -802,9 +1123,9 @@ def values_constant(r, m, cx, tables, budget):
 def values_sign(r, m, cx, tables, budget):
     groups = Groups(r, m, cx)
     scales = read_scales(r, groups)
-    rest_is(r, (m + 7) // 8, "signs")                                            # [SGN-1]
-    plane = r.plane(m)
-    return "numbers", [scales[g] ^ plane.field(1) << 31 for g in groups.of]
+    signs = read_signs(r, range(m), cx, tables, budget)
+    rest_is(r, 0, "signs")                                                       # [SGN-1]
+    return "numbers", [scales[g] ^ sign << 31 for g, sign in zip(groups.of, signs)]
 
 
 def values_pow2(r, m, cx, tables, budget):
@@ -815,11 +1136,9 @@ def values_pow2(r, m, cx, tables, budget):
         raise FormatError("out_of_range", at, f"min_exponent {low}")
     r.u8((0, 1, 2))
     codes = ints(r, m, tables, budget, 255)                                      # [INT-3]
-    signs = sum(1 for c in codes if c)
-    rest_is(r, (signs + 7) // 8, "signs")                                        # [PW2-1]
-    plane = r.plane(signs)
-    out = [join("f32", "finite", plane.field(1), 1, low + c - 1) if c else 0 for c in codes]
-    return "numbers", out
+    signs = iter(read_signs(r, [i for i, c in enumerate(codes) if c], cx, tables, budget))
+    rest_is(r, 0, "signs")                                                       # [PW2-1]
+    return "numbers", [join("f32", "finite", next(signs), 1, low + c - 1) if c else 0 for c in codes]
 
 
 def values_levels(r, m, cx, tables, budget):
@@ -926,7 +1245,7 @@ def values_ulp(r, m, cx, tables, budget):
     if not cx.has_delta:                                                         # [DEL-3]
         raise FormatError("unknown_reference", at, "values of kind ulp without the attribute delta")
     width = BITS[cx.scope.dtype]
-    out = [unzigzag(u) for u in ints(r, m, tables, budget)]
+    out = [unzigzag(u) for u in ints(r, m, tables, budget, counts=cx.counts())]
     for d in out:
         if not -(1 << (width - 1)) <= d < 1 << (width - 1):                      # [ULP-1]
             raise FormatError("out_of_range", at, f"difference {d} in {width} bits")
@@ -1104,6 +1423,8 @@ class Block:
         cx.support_id = self.support_id
         self.positions = cx.positions = read_support(inner, self.support_id, inner.varint(), cx)
         at = inner.at
+        if cx.is_by_base() and self.values_id not in (1, 9, 10):                 # [CLS-6]
+            raise FormatError("out_of_range", at, "numbers in a support that is classed by the base")
         self.form, self.data = VALUES_READERS[self.values_id](inner, len(self.positions), cx, cx.tables, cx.budget)
         inner.finish()                                                           # [CNV-6]
         gives_numbers = self.form in ("numbers", "latent")
@@ -1111,6 +1432,8 @@ class Block:
             raise FormatError("out_of_range", at, f"numbers for {self.scope.dtype}")
         if not gives_numbers and self.scope.add:                                 # [BLK-5]; ulp gives bits
             raise FormatError("out_of_range", at, "add with bits")
+        if gives_numbers and cx.is_by_base():                                    # [CLS-6]
+            raise FormatError("out_of_range", at, "numbers in a support that is classed by the base")
         self.length = inner.end - self.at
 
     def describe(self):
@@ -1123,11 +1446,38 @@ class Block:
             numbers = {"diffs": self.data}
         else:
             numbers = self.data
-        return {"scope": self.scope.describe(), "support": SUPPORTS[self.support_id], "values": VALUES[self.values_id],
-                "positions": None if self.support_id == 1 else list(self.positions), "numbers": numbers}
+        by_base = isinstance(self.positions, ByBase)
+        out = {"scope": self.scope.describe(), "support": SUPPORTS[self.support_id], "values": VALUES[self.values_id],
+               "positions": None if by_base or self.support_id == 1 else list(self.positions), "numbers": numbers}
+        if by_base:
+            out["groups"] = [[group.classes, group.count] for group in self.positions.groups]
+        return out
 
 
 # -------------------------------------------------------------------------------------------------- 4. Frames
+
+class Run:
+    """An entry of a delta: section 6."""
+
+    def __init__(self, r):
+        self.first, self.more = r.varint(), r.varint()
+        self.base, self.result = r.take(16), r.take(16)
+        self.end = self.first + self.more + 1
+
+    def describe(self):
+        return {"first": self.first, "more": self.more, "base": self.base.hex(), "result": self.result.hex()}
+
+
+def spans(runs):
+    """Returns the tensors of `runs` as few ranges (first, end)."""
+    out = []
+    for run in runs:
+        if out and out[-1][1] == run.first:
+            out[-1] = out[-1][0], run.end
+        else:
+            out.append((run.first, run.end))
+    return out
+
 
 class Update:
     """The parts of one update that have arrived so far."""
@@ -1308,7 +1658,7 @@ class Decoder:
                 out["label"] = utf8(inner.take(inner.left()), inner.at)          # [UPD-7]
             elif number == 2:
                 delta = self.delta(inner, manifest)
-                out["delta"] = [{"tensor": t, "base": b.hex(), "result": x.hex()} for t, (b, x) in delta.items()]
+                out["delta"] = [run.describe() for run in delta]
             elif number % 2 == 0:                                                # [UPD-5]
                 raise FormatError("unsupported", at, f"attribute {number}")
         if part > 0 and (delta is not None) != update.is_delta:                  # [UPD-3]
@@ -1322,6 +1672,7 @@ class Decoder:
             raise FormatError("length_mismatch", at, f"{block_count} blocks in {r.left()} bytes")
         head = self.data[body:r.at]
         budget = Budget(self.limits)
+        listed = spans(delta or [])
 
         def cx_of(scope, offset):
             budget.scope(scope, offset)                                          # [LIM-3]
@@ -1330,9 +1681,9 @@ class Decoder:
                     raise FormatError("not_ascending", offset, "blocks are not in order, or overlap")
                 update.end = scope.end()
             if delta is not None:
-                for t in range(scope.tensor, scope.tensor + scope.tensors):
-                    if t not in delta:                                           # [DEL-2]
-                        raise FormatError("unknown_reference", offset, f"tensor {t} is not listed in the delta")
+                i = bisect.bisect_right(listed, (scope.tensor, math.inf)) - 1
+                if i < 0 or listed[i][1] < scope.tensor + scope.tensors:         # [DEL-2]
+                    raise FormatError("unknown_reference", offset, "a tensor that is not listed in the delta")
             return Context(self, identity, scope, tables, budget, has_delta=delta is not None)
 
         blocks = [Block(r, manifest, cx_of) for _ in range(block_count)]
@@ -1353,16 +1704,16 @@ class Decoder:
     # 6. Deltas
 
     def delta(self, r, manifest):
-        out, previous = {}, -1
+        out, end = [], 0
         for _ in range(r.varint()):
             at = r.at
-            tensor = r.varint()
-            if tensor >= len(manifest):                                          # [DEL-1]
-                raise FormatError("out_of_range", at, f"tensor {tensor} of {len(manifest)}")
-            if tensor <= previous:                                               # [DEL-1]
-                raise FormatError("not_ascending", at, f"tensor {tensor} after {previous}")
-            previous = tensor
-            out[tensor] = (r.take(16), r.take(16))
+            run = Run(r)
+            if run.first < end:                                                  # [DEL-1]
+                raise FormatError("not_ascending", at, f"tensor {run.first} after {end - 1}")
+            end = run.end
+            if end > len(manifest):                                              # [DEL-1]
+                raise FormatError("out_of_range", at, f"tensor {end - 1} of {len(manifest)}")
+            out.append(run)
         r.finish()                                                               # [CNV-6]
         return out
 
@@ -1540,22 +1891,33 @@ class Decoder:
                     before[i] = unpack(t, bytes.fromhex(given["data"]))
                 else:                                                            # [DEL-4]
                     raise FormatError("unknown_reference", 0, f"no base for {t.name}")
-            listed = {}
-            for delta in update.deltas:
-                for i, digests in delta.items():
-                    if listed.setdefault(i, digests) != digests:                 # [DEL-5]
-                        raise FormatError("checksum_mismatch", 0, f"two parts list {manifest[i].name} differently")
-                    if tensor_digest(manifest[i], before[i]) != digests[0]:      # [DEL-4]
-                        raise FormatError("checksum_mismatch", 0, f"base of {manifest[i].name}")
+            self.compare(manifest, update, before, "base")
         after = [list(values) for values in before]
         for block in update.blocks:
             apply_block(manifest, after, block)
-        if update.is_delta:
-            for i, (_, digest) in listed.items():
-                if tensor_digest(manifest[i], after[i]) != digest:               # [DEL-4]
-                    raise FormatError("checksum_mismatch", 0, f"result of {manifest[i].name}")
+        self.compare(manifest, update, after, "result")
         return {t.name: {"dtype": t.dtype, "shape": t.shape, "data": pack(t, x).hex()}
                 for t, x in zip(manifest, after)}
+
+    def compare(self, manifest, update, tensors, which):
+        """Compares the base digests or the result digests of an update: [DEL-4]."""
+        runs = [run for delta in update.deltas for run in delta]
+        if sum(run.more + 1 for run in runs) > self.limits["max_blocks"]:        # [LIM-1]
+            raise FormatError("limit", 0, "more tensors in the runs of all parts than the limit")
+        known = {}
+        for run in runs:
+            key = run.more, run.base, run.result
+            if known.setdefault(run.first, key) != key:                          # [DEL-5]
+                raise FormatError("checksum_mismatch", 0, f"two parts list {manifest[run.first].name} differently")
+        ends = sorted((first, first + key[0]) for first, key in known.items())
+        if any(b[0] <= a[1] for a, b in zip(ends, ends[1:])):                    # [DEL-5]
+            raise FormatError("checksum_mismatch", 0, "runs of two parts overlap")
+        digest_of = functools.cache(lambda i: tensor_digest(manifest[i], tensors[i]))
+        for run in runs:
+            digests = [digest_of(i) for i in range(run.first, run.end)]
+            digest = digests[0] if run.more == 0 else blake3(b"".join(digests))[:16]
+            if digest != getattr(run, which):                                    # [DEL-4]
+                raise FormatError("checksum_mismatch", 0, f"{which} of {manifest[run.first].name} and {run.more} more")
 
 
 def pack(tensor, values):
@@ -1625,11 +1987,13 @@ def apply_block(manifest, after, block):
     scope = block.scope
     dtype = scope.dtype
     width, is_float = BITS[dtype], dtype in FLOATS
-    firsts = [0]
-    for count in scope.counts:
-        firsts.append(firsts[-1] + count)
-    for p, t, v in zip(block.positions, scope.tensor_of(block.positions), block.data):
-        at = p - firsts[t] + scope.start
+    positions = block.positions
+    if isinstance(positions, ByBase):
+        mine = after[scope.tensor:scope.tensor + scope.tensors]     # as earlier blocks left the base
+        base = itertools.chain.from_iterable(t[scope.start:scope.start + n] for t, n in zip(mine, scope.counts))
+        positions = positions.positions(dtype, base)
+    for p, t, v in zip(positions, scope.tensor_of(positions), block.data):
+        at = p - scope.firsts[t] + scope.start
         old = after[scope.tensor + t][at]
         if block.form == "diffs":
             order = ulp_order(old, width, is_float)

@@ -106,12 +106,13 @@ def stream(*frames):
 
 
 def manifest(*tensors):
-    """Returns the body of a manifest; each tensor is (name, dtype id, shape)."""
+    """Returns the body of a manifest. A tensor is (name, dtype id, shape), or the same and a matrix view."""
     body, previous = v(len(tensors)), b""
-    for name, dtype, shape in tensors:
+    for name, dtype, shape, *matrix in tensors:
         raw = name.encode()
         p = len(os.path.commonprefix([raw, previous]))
-        body += v(p) + v(len(raw) - p) + raw[p:] + bytes([dtype]) + v(len(shape)) + b"".join(map(v, shape)) + b"\0"
+        body += v(p) + v(len(raw) - p) + raw[p:] + bytes([dtype]) + v(len(shape)) + b"".join(map(v, shape))
+        body += b"".join([b"\1", *map(v, matrix[0])]) if matrix else b"\0"
         previous = raw
     return body
 
@@ -372,7 +373,7 @@ class Stream(Case):
                 ("not_ascending", made(two, one)), ("not_ascending", made(one, one)), ("misplaced", made(one, flags=0)),
                 ("misplaced", made(one, part=1)), ("reserved_bits", made(one, flags=3)),
                 ("unknown_reference", stream(frame(2, update(MAN, [one]), 1))),
-                ("unsupported", made(block(b"\0\0", 9, b"", 2, CONSTANT))),
+                ("unsupported", made(block(b"\0\0", 10, b"", 2, CONSTANT))),
                 ("unsupported", made(block(b"\0\0", 1, b"", 14, CONSTANT))),
                 ("out_of_range", made(block(b"\0\2", 1, b"", 2, CONSTANT))),
                 ("out_of_range", made(block(b"\1\0\2", 1, b"", 2, CONSTANT))),
@@ -405,7 +406,7 @@ class Stream(Case):
         man = manifest(("w", 4, [3]))
         tensor = d.Tensor("w", "bf16", [3], None, None)
         base, result = [0x3F80, 0x0000, 0xBF80], [0x3F81, 0x8000, 0xBF80]
-        body = v(1) + v(0) + d.tensor_digest(tensor, base) + d.tensor_digest(tensor, result)
+        body = v(1) + v(0) + v(0) + d.tensor_digest(tensor, base) + d.tensor_digest(tensor, result)
         attributes = v(1) + v(2) + v(len(body)) + body
         # 1.0 goes one step up; from +0 to -0 is one step down
         made = block(b"\0\0", 1, b"", 10, b"\0\x02" + plane([(2, 2), (1, 2), (0, 2)]))
@@ -501,8 +502,8 @@ class Stream(Case):
             return [f"{struct.unpack('<I', struct.pack('<f', x))[0]:08x}" for x in xs]
         two = b"\0\x02" + struct.pack("<f", 2.0)                 # groups 0, scale 2.0
         codes = b"\0\x02" + plane([(0, 2), (1, 2), (2, 2), (3, 2)])
-        self.assertEqual(numbers(3, two + b"\x05"), floats(-2, 2, -2, 2))
-        self.assertEqual(numbers(4, struct.pack("<hB", -1, 0) + codes + b"\x04"), floats(0, .5, 1, -2))
+        self.assertEqual(numbers(3, two + b"\0\x05"), floats(-2, 2, -2, 2))
+        self.assertEqual(numbers(4, struct.pack("<hB", -1, 0) + codes + b"\0\x04"), floats(0, .5, 1, -2))
         self.assertEqual(numbers(5, b"\0\3\2" + two + codes), floats(0, 2 * -1 / 3, 2 / 3, 2 * -2 / 3))
         self.assertEqual(numbers(5, b"\1\3\2" + two + codes), floats(0, -.5, .5, -1))
         self.assertEqual(numbers(6, b"\2\0" + two + codes), floats(-4, -2, 0, 2))
@@ -554,6 +555,12 @@ class Stream(Case):
         # Coefficient (0, 0) is twice the mean; (1, 0) is the difference between the two rows.
         out = d.decode(data)["frames"][1]["blocks"][0]["numbers"]
         self.assertEqual([struct.unpack(">f", bytes.fromhex(x))[0] for x in out], [3.0, 3.0, 1.0, 1.0])
+
+
+def load_tests(loader, tests, pattern):
+    """Adds the tests of the other file to those of this one."""
+    tests.addTests(loader.loadTestsFromName("test_classed"))
+    return tests
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 pub(crate) mod map;
 pub(crate) mod masks;
+pub(crate) mod ranges;
 pub(crate) mod rans;
 
 /// A loop worth compiling for several instruction sets.

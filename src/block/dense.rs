@@ -2,7 +2,7 @@
 
 use crate::block::space::Surroundings;
 use crate::block::values::{Content, Structure, to_number};
-use crate::block::{Block, Groups, IndexSpace, Sets, Sparse, Stored, Support, Values};
+use crate::block::{BaseElements, Based, Block, Groups, IndexSpace, Sets, Sparse, Stored, Support, Values};
 use crate::error::{Error, Result};
 use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
@@ -134,6 +134,9 @@ impl Block {
         let starts: Vec<u64> = targets.iter().map(|t| t.start).collect();
         let dtype = space.dtype;
         let content = self.values.facts().content;
+        if let Support::Based(based) = &self.support {
+            return apply_based(based, content, dtype, targets);
+        }
         if let Support::Sparse(Sparse { positions }) = &self.support
             && !self.add
             && dtype.bits() >= 8
@@ -212,6 +215,42 @@ impl Block {
     }
 }
 
+/// Changes elements at positions that depend on the elements before the block.
+fn apply_based(based: &Based, content: Content<'_>, dtype: Dtype, targets: &mut [Target<'_>]) -> Result<()> {
+    let base: Vec<_> =
+        targets.iter().map(|t| BaseElements { data: &*t.data, start: t.start, len: t.len }).collect();
+    // All positions come first: a changed element may belong to another class.
+    let positions = based.positions(dtype, &base)?;
+    let starts: Vec<u64> =
+        targets.iter().scan(0, |end, t| Some(std::mem::replace(end, *end + t.len))).collect();
+    let mut number = 0;
+    for (value, &position) in positions.iter().enumerate() {
+        // Positions ascend inside each class.
+        if position < starts[number] {
+            number = 0;
+        }
+        while position - starts[number] >= targets[number].len {
+            number += 1;
+        }
+        let target = &mut targets[number];
+        let index = target.start + position - starts[number];
+        let bits = match content {
+            Content::Ulps(diffs) => {
+                let old = element::bits_at(dtype, target.data, index).unwrap_or(0);
+                element::ulp_step(dtype, old, diffs[value])
+            }
+            Content::Elements(_, bytes) => element::bits_at(dtype, bytes, value as u64).unwrap_or(0),
+            Content::Numbers { .. } => return Err(not_numbers_of_base()),
+        };
+        element::set_bits_at(dtype, target.data, index, bits);
+    }
+    Ok(())
+}
+
+fn not_numbers_of_base() -> Error {
+    Error::inconsistent("positions classed by the base need bits that replace elements")
+}
+
 /// Checks that `targets` are the parts of buffers that `space` spans.
 fn check_targets(space: &IndexSpace, targets: &[Target<'_>]) -> Result<()> {
     let fits = targets.len() == space.lens.len()
@@ -287,7 +326,12 @@ mod tests {
                 scales: Scales::from_f32s(ScaleFormat::F32, &[1.0, 2.0, -3.0]),
             }),
         };
-        let space = IndexSpace { dtype: Dtype::F32, lens: vec![2, 2, 2].into(), row_lens: vec![] };
+        let space = IndexSpace {
+            dtype: Dtype::F32,
+            lens: vec![2, 2, 2].into(),
+            row_lens: vec![],
+            shapes: Default::default(),
+        };
         let mut buffers = vec![vec![0u8; 8]; 3];
         let mut targets: Vec<_> = buffers.iter_mut().map(|b| Target { data: b, start: 0, len: 2 }).collect();
         block.apply(&space, &Sets::new(), &Budget::new(&Limits::default()), &mut targets).unwrap();

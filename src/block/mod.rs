@@ -14,6 +14,7 @@ mod scales;
 pub(crate) mod space;
 pub(crate) mod support;
 pub(crate) mod values;
+mod views;
 mod wire;
 
 pub use crate::codes::{CODINGS, Entropy};
@@ -24,8 +25,11 @@ pub use groups::Groups;
 pub(crate) use part::WrittenBlock;
 pub use part::{Part, WireBlock};
 pub use scales::{ScaleFormat, Scales};
-pub use space::{IndexSpace, Lens, Sets, SharedSet};
-pub use support::{Chunked, Positions, Rows, Seeded, Set, SetId, Sparse, Support, SupportId};
+pub use space::{IndexSpace, Lens, Sets, Shapes, SharedSet};
+pub(crate) use support::for_each_keys;
+pub use support::{
+    BaseElements, Based, Chunked, Positions, Rows, Seeded, Set, SetId, Sparse, Support, SupportId,
+};
 pub use values::{
     Affine, Codebook, Constant, Dct, Floats, Latent, Levels, LowRank, Minifloat, Planes, Pow2, Sign, Ulp,
     Values, ValuesId,

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::bits::{Cursor, Output, put_varint};
 use crate::block::space::Surroundings;
-use crate::block::values::{Structure, ValueSpace};
+use crate::block::values::{Elements, Structure, ValueSpace};
 use crate::block::{
     Block, BlockOptions, IndexSpace, Scope, Set, SetId, Support, SupportId, Values, ValuesId,
 };
@@ -142,10 +142,15 @@ impl WireBlock<'_> {
                 Support::read(Cursor::new(bytes, 0, "support"), &mut decoder, *id, around)?
             }
         };
+        let group_counts = support.group_counts();
         let values = match &self.values {
             Part::Decoded(decoded) => decoded.as_ref().clone(),
             Part::Written { id, bytes } => {
-                let space = self.value_space(around.space, count);
+                let space = ValueSpace {
+                    group_counts: &group_counts,
+                    elements: Some(Elements { support: &support, space: around.space }),
+                    ..self.value_space(around.space, count)
+                };
                 Values::read(Cursor::new(bytes, 0, "values"), &mut decoder, *id, &space)?
             }
         };
@@ -164,15 +169,15 @@ impl WireBlock<'_> {
         support_offset: u64,
         values_offset: u64,
     ) -> Result<u64> {
-        let (count, support_weight) = match &self.support {
+        let (count, support_weight, group_counts) = match &self.support {
             Part::Decoded(support) => {
                 support.check(around.space.len())?;
-                (support.count(around)?, support.facts().weight)
+                (support.count(around)?, support.facts().weight, support.group_counts())
             }
             Part::Written { id, bytes } => {
                 let cursor = Cursor::new(bytes, support_offset, "support");
                 let validated = Support::validate(cursor, *id, around)?;
-                (validated.count, validated.weight)
+                (validated.count, validated.weight, validated.group_counts)
             }
         };
         let (is_bits, is_matrix, values_weight) = match &self.values {
@@ -181,7 +186,8 @@ impl WireBlock<'_> {
                 (facts.content.is_bits(), facts.structure == Structure::Matrix, facts.weight)
             }
             Part::Written { id, bytes } => {
-                let space = self.value_space(around.space, count);
+                let space =
+                    ValueSpace { group_counts: &group_counts, ..self.value_space(around.space, count) };
                 let cursor = Cursor::new(bytes, values_offset, "values");
                 let validated = Values::validate(cursor, *id, &space)?;
                 (validated.is_bits, validated.is_matrix, validated.weight)
@@ -193,7 +199,18 @@ impl WireBlock<'_> {
         if self.add && is_bits {
             return Err(Error::inconsistent("bits cannot be added"));
         }
+        if self.is_based() && (self.add || !is_bits) {
+            return Err(Error::inconsistent("positions classed by the base need bits that replace elements"));
+        }
         Ok(support_weight.saturating_add(values_weight))
+    }
+
+    /// Whether the positions are classed by the base.
+    pub(crate) fn is_based(&self) -> bool {
+        match &self.support {
+            Part::Decoded(support) => matches!(**support, Support::Based(_)),
+            Part::Written { id, bytes } => Support::needs_base(*id, bytes),
+        }
     }
 
     /// Whether the support is all elements.
@@ -205,13 +222,15 @@ impl WireBlock<'_> {
     }
 
     /// The space of the block's values, without the lengths of rows.
-    fn value_space(&self, space: &IndexSpace, count: u64) -> ValueSpace<'static> {
+    fn value_space<'a>(&self, space: &IndexSpace, count: u64) -> ValueSpace<'a> {
         ValueSpace {
             count,
             is_all: self.has_all(),
             tensors: Some(self.scope.tensors()),
             dtype: space.dtype,
             row_lens: &[],
+            group_counts: &[],
+            elements: None,
         }
     }
 
@@ -229,7 +248,7 @@ impl WireBlock<'_> {
         let (support_id, count) = match &self.support {
             Part::Decoded(decoded) => {
                 let count = decoded.count(around)?;
-                (decoded.write(&mut payload, coder, around.space.len(), options.positions)?, count)
+                (decoded.write(&mut payload, coder, around, options.positions)?, count)
             }
             Part::Written { id, bytes } => {
                 payload.extend_from_slice(bytes);
@@ -244,7 +263,17 @@ impl WireBlock<'_> {
         match &self.values {
             Part::Decoded(decoded) => {
                 let row_lens = if self.has_all() { around.space.row_lens.as_slice() } else { &[] };
-                let space = ValueSpace { row_lens, ..self.value_space(around.space, count) };
+                let support = match &self.support {
+                    Part::Decoded(support) => Some(&**support),
+                    Part::Written { .. } => None,
+                };
+                let group_counts = support.map_or_else(Vec::new, Support::group_counts);
+                let space = ValueSpace {
+                    row_lens,
+                    group_counts: &group_counts,
+                    elements: support.map(|support| Elements { support, space: around.space }),
+                    ..self.value_space(around.space, count)
+                };
                 decoded.write(&mut payload, coder, &space)?;
             }
             Part::Written { bytes, .. } => payload.extend_from_slice(bytes),

@@ -18,12 +18,14 @@ pub struct IndexSpace {
     /// Row lengths of matrices that the elements may form, longest first. They help to choose codes and have
     /// no meaning for readers.
     pub row_lens: Vec<u64>,
+    /// Shapes of the tensors of the scope: views of rows and columns refer to them.
+    pub shapes: Shapes,
 }
 
 impl IndexSpace {
     /// A space of `len` elements without structure.
     pub fn flat(dtype: Dtype, len: u64) -> Self {
-        Self { dtype, lens: vec![len].into(), row_lens: Vec::new() }
+        Self { dtype, lens: vec![len].into(), row_lens: Vec::new(), shapes: Shapes::default() }
     }
 
     /// Number of elements.
@@ -89,6 +91,80 @@ impl Eq for Lens {}
 impl fmt::Debug for Lens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self).finish()
+    }
+}
+
+/// The shapes of consecutive tensors, or of one tensor of which the space is a part.
+///
+/// The scopes of a manifest share its memory. The default knows no shapes: no view fits it.
+#[derive(Clone, Default)]
+pub struct Shapes {
+    all: Arc<ShapeTable>,
+    range: Range<usize>,
+    /// First element of a part of one tensor.
+    start: Option<u64>,
+}
+
+/// The shapes and matrix views of all tensors of a manifest.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ShapeTable {
+    dims: Vec<u64>,
+    /// Number of dims of all tensors up to each one, inclusive.
+    ends: Vec<usize>,
+    /// Rows and columns of the matrix views that the manifest has, by tensor.
+    matrices: BTreeMap<usize, (u64, u64)>,
+}
+
+/// The shape of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape<'a> {
+    pub(crate) dims: &'a [u64],
+    /// Rows and columns of its matrix view in the manifest.
+    pub(crate) matrix: Option<(u64, u64)>,
+}
+
+impl ShapeTable {
+    pub(crate) fn push(&mut self, dims: &[u64], matrix: Option<(u64, u64)>) {
+        if let Some(matrix) = matrix {
+            self.matrices.insert(self.ends.len(), matrix);
+        }
+        self.dims.extend_from_slice(dims);
+        self.ends.push(self.dims.len());
+    }
+}
+
+impl Shapes {
+    /// Takes the shapes in `range` of `all`. `start` is the first element of a part of one tensor.
+    pub(crate) fn shared(all: &Arc<ShapeTable>, range: Range<usize>, start: Option<u64>) -> Self {
+        Self { all: Arc::clone(all), range, start }
+    }
+
+    /// The shape of tensor `i` of the scope.
+    pub(crate) fn of(&self, i: usize) -> Option<Shape<'_>> {
+        let tensor = self.range.start.checked_add(i).filter(|t| self.range.contains(t))?;
+        let end = *self.all.ends.get(tensor)?;
+        let start = tensor.checked_sub(1).map_or(0, |before| self.all.ends[before]);
+        Some(Shape { dims: &self.all.dims[start..end], matrix: self.all.matrices.get(&tensor).copied() })
+    }
+
+    /// The first element of a part of one tensor.
+    pub(crate) fn start(&self) -> Option<u64> {
+        self.start
+    }
+}
+
+impl PartialEq for Shapes {
+    fn eq(&self, other: &Self) -> bool {
+        let len = self.range.len();
+        self.start == other.start && len == other.range.len() && (0..len).all(|i| self.of(i) == other.of(i))
+    }
+}
+
+impl Eq for Shapes {}
+
+impl fmt::Debug for Shapes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries((0..self.range.len()).filter_map(|i| self.of(i))).finish()
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::bits::{Cursor, put_varint};
 use crate::block::part::{Part, WireBlock};
 use crate::block::space::Surroundings;
-use crate::block::values::ValueSpace;
+use crate::block::values::{Elements, ValueSpace};
 use crate::block::{Block, IndexSpace, Positions, Scope, Sets, Support, SupportId, Values, ValuesId};
 use crate::codes::{Decoder, Entropy};
 use crate::error::{Error, Result};
@@ -154,6 +154,11 @@ impl<'a> RawBlock<'a> {
         Scope::read(&mut cursor.sub(len, "block")?)
     }
 
+    /// Whether the positions are classed by the base.
+    pub(crate) fn is_based(&self) -> bool {
+        Support::needs_base(self.support_id, self.support)
+    }
+
     /// Offset of the first byte of the values in the stream.
     pub(crate) fn values_offset(&self) -> u64 {
         self.offset + self.len - self.values.len() as u64
@@ -190,18 +195,31 @@ impl<'a> RawBlock<'a> {
         let support_offset = values_offset - self.support.len() as u64;
         let support_cursor = Cursor::new(self.support, support_offset, "support");
         let (support, count) = Support::read(support_cursor, decoder, self.support_id, &around)?;
+        if self.add && matches!(support, Support::Based(_)) {
+            return Err(Error::out_of_range("support of an added block", self.support_id.0, support_offset));
+        }
+        let group_counts = support.group_counts();
         let space = ValueSpace {
             count,
             is_all: support == Support::All,
             tensors: Some(self.scope.tensors()),
             dtype: self.space.dtype,
             row_lens: &self.space.row_lens,
+            group_counts: &group_counts,
+            elements: Some(Elements { support: &support, space: &self.space }),
         };
         let values =
             Values::read(Cursor::new(self.values, values_offset, "values"), decoder, self.values_id, &space)?;
         if self.add && values.gives_bits() {
             return Err(Error::out_of_range(
                 "values kind for an added block",
+                self.values_id.0,
+                values_offset,
+            ));
+        }
+        if matches!(support, Support::Based(_)) && !values.gives_bits() {
+            return Err(Error::out_of_range(
+                "values kind for positions classed by the base",
                 self.values_id.0,
                 values_offset,
             ));
@@ -225,6 +243,8 @@ impl<'a> RawBlock<'a> {
             tensors: Some(1),
             dtype: self.space.dtype,
             row_lens: &[],
+            group_counts: &[],
+            elements: Some(Elements { support: &Support::All, space: &self.space }),
         };
         let cursor = Cursor::new(self.values, self.values_offset(), "values");
         Values::read_into(cursor, decoder, self.values_id, &space, out)

@@ -6,11 +6,15 @@ use crate::codes::rans;
 use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table};
 use crate::codes::{Entropy, tokens};
+use crate::limits::in_memory;
 
 pub(crate) const PACKED: u8 = 0;
 pub(super) const TOKENS: u8 = 1;
 pub(super) const SYMBOLS: u8 = 2;
 pub(super) const REFERENCED: u8 = 3;
+
+/// Value of `segment_log` for a segment for each group.
+pub(super) const BY_GROUP: u8 = 1;
 
 /// Every coding of integers by number, with its name in the registry.
 pub const CODINGS: [(u8, &str); 4] =
@@ -20,6 +24,12 @@ pub const CODINGS: [(u8, &str); 4] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Role {
     Gaps,
+    /// High parts of gaps inside classes.
+    Quotients,
+    /// Views, levels and tables of lists.
+    Views,
+    /// Wrong predictions of signs.
+    Signs,
     Exponents,
     Residuals,
     References,
@@ -48,6 +58,23 @@ const fn bits(n: u64) -> Cost {
 }
 
 impl Coder<'_> {
+    /// The number of segments whose counts are recorded.
+    pub(crate) fn recorded(&self) -> usize {
+        self.record.as_ref().map_or(0, |record| record.len())
+    }
+
+    /// Removes the recorded segments from number `mark` on.
+    pub(crate) fn take_recorded(&mut self, mark: usize) -> Vec<(Role, Counts)> {
+        self.record.as_mut().map_or_else(Vec::new, |record| record.split_off(mark))
+    }
+
+    /// Records segments.
+    pub(crate) fn record_all(&mut self, segments: Vec<(Role, Counts)>) {
+        if let Some(record) = self.record.as_mut() {
+            record.extend(segments);
+        }
+    }
+
     /// Returns the cheapest table for symbols with these `counts` (the number of a shared table, or `None`
     /// for an own one) and its cost.
     fn table_for(&self, counts: &Counts) -> (Option<usize>, Cost) {
@@ -69,8 +96,10 @@ impl Coder<'_> {
 pub(crate) struct Cut {
     segment_log: u8,
     cost: Cost,
-    /// Count of each symbol in each piece of `2^FINE_LOG` symbols.
+    /// Count of each symbol in each piece of `2^FINE_LOG` symbols, or in each group.
     fine: Vec<[u32; 256]>,
+    /// Lengths of the groups that have a segment each.
+    groups: Vec<usize>,
 }
 
 /// Binary logarithm of the smallest segment that is considered.
@@ -85,7 +114,7 @@ impl Cut {
 
     /// Divides `len` symbols with these counts.
     fn of(coder: &Coder<'_>, fine: Vec<[u32; 256]>, len: usize) -> Self {
-        let mut cut = Self { segment_log: 0, cost: 0, fine };
+        let mut cut = Self { segment_log: 0, cost: 0, fine, groups: Vec::new() };
         if len == 0 {
             return cut;
         }
@@ -103,6 +132,21 @@ impl Cut {
             }
         }
         cut
+    }
+
+    /// Finds the cheapest division where groups of these lengths may have a segment each.
+    fn grouped(coder: &Coder<'_>, symbols: &[u8], groups: &[u64]) -> Self {
+        let whole = Self::new(coder, symbols);
+        let groups: Vec<usize> = groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
+        if groups.len() < 2 {
+            return whole;
+        }
+        let mut rest = symbols;
+        let parts: Vec<&[u8]> = groups.iter().filter_map(|&len| rest.split_off(..len)).collect();
+        let fine: Vec<_> = parts.iter().map(|part| rans::count_few(part)).collect();
+        let costs = fine.iter().zip(&groups).map(|(counts, &len)| coder.segment_cost(&sum(&[*counts]), len));
+        let cost = costs.fold(0, Cost::saturating_add);
+        if cost < whole.cost { Self { segment_log: BY_GROUP, cost, fine, groups } } else { whole }
     }
 
     /// Returns the cut of the tokens of these symbols.
@@ -140,6 +184,15 @@ fn write_entropy(
     out.push(cut.segment_log);
     if cut.segment_log == 0 {
         return write_segment(out, coder, role, symbols, values, &sum(&cut.fine));
+    }
+    if cut.segment_log == BY_GROUP {
+        let mut start = 0;
+        for (&len, counts) in cut.groups.iter().zip(&cut.fine) {
+            let values = values.and_then(|v| v.get(start..start + len));
+            write_segment(out, coder, role, &symbols[start..start + len], values, &sum(&[*counts]));
+            start += len;
+        }
+        return;
     }
     let len = 1usize << cut.segment_log;
     let mut segment = Vec::new();
@@ -199,17 +252,48 @@ pub(crate) fn write_entropy_tokens(out: &mut Vec<u8>, coder: &mut Coder<'_>, rol
     }
 }
 
+/// Appends `entropy(N)` over symbols; nothing if there are none.
+pub(crate) fn write_entropy_symbols(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, symbols: &[u8]) {
+    if !symbols.is_empty() {
+        let cut = Cut::new(coder, symbols);
+        write_entropy(out, coder, role, symbols, None, &cut);
+    }
+}
+
+/// Returns the cost of [`write_entropy_symbols`] in 1/65536 bit.
+pub(crate) fn entropy_symbol_cost(coder: &Coder<'_>, symbols: &[u8]) -> u64 {
+    Cut::new(coder, symbols).cost
+}
+
+/// Returns the cost of [`write_entropy_tokens`] in 1/65536 bit.
+pub(crate) fn entropy_token_cost(coder: &Coder<'_>, values: &[u64]) -> u64 {
+    let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
+    let cut = Cut::new(coder, &symbols);
+    cut.cost.saturating_add(cut.raw_cost())
+}
+
 /// Appends `ints(N)` for integers of any size.
 pub(crate) fn write_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
+    write_grouped_ints(out, coder, role, values, &[]);
+}
+
+/// Appends `ints(N)`, where groups of these lengths may have a segment each.
+pub(crate) fn write_grouped_ints(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    role: Role,
+    values: &[u64],
+    groups: &[u64],
+) {
     let Some(&max) = values.iter().max() else { return };
     let width = 64 - max.leading_zeros();
     let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
     if coder.entropy == Entropy::Auto {
         let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
-        let by_tokens = Cut::new(coder, &symbols);
+        let by_tokens = Cut::grouped(coder, &symbols, groups);
         let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
         let direct: Option<Vec<u8>> = (max < 256).then(|| values.iter().map(|&v| v as u8).collect());
-        let by_symbols = direct.as_ref().map(|s| Cut::new(coder, s));
+        let by_symbols = direct.as_ref().map(|s| Cut::grouped(coder, s, groups));
         if let (Some(direct), Some(by_symbols)) = (direct, by_symbols)
             && by_symbols.cost <= token_cost.min(packed)
         {

@@ -2,6 +2,7 @@
 //! 7). Every support and every values kind uses them. This layer knows nothing about tensors.
 
 mod ints;
+mod lists;
 mod rans;
 mod read;
 mod reference;
@@ -11,15 +12,18 @@ mod tokens;
 
 pub use ints::CODINGS;
 pub(crate) use ints::{
-    Coder, PACKED, Role, SymbolPlan, pays, write_entropy_tokens, write_ints, write_small_ints, write_symbols,
+    Coder, PACKED, Role, SymbolPlan, entropy_symbol_cost, entropy_token_cost, pays, write_entropy_symbols,
+    write_entropy_tokens, write_grouped_ints, write_ints, write_small_ints, write_symbols,
 };
+pub(crate) use lists::{read_lists, write_lists};
+pub(crate) use rans::count_few as count_symbols;
 pub(crate) use read::{
-    Decoder, PIECE, SymbolReader, read_entropy_tokens, read_ints, read_symbols, validate_entropy_tokens,
-    validate_ints,
+    Decoder, PIECE, SymbolReader, read_entropy_symbols, read_entropy_tokens, read_grouped_ints, read_ints,
+    read_symbols, validate_entropy_tokens, validate_grouped_ints, validate_ints,
 };
 pub(crate) use rice::{RiceRun, best_parameter, read_run, run_bits, validate_run, write_run};
-pub(crate) use table::{Counts, Table};
-pub(crate) use tokens::token_cost;
+pub(crate) use table::{Counts, Table, log2};
+pub(crate) use tokens::{raw_cost, token, token_cost};
 
 /// How the integers of a values kind are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -8,7 +8,7 @@ use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 
 /// State in which an encoder begins and a decoder ends.
-const INITIAL: u32 = 1 << 16;
+pub(super) const INITIAL: u32 = 1 << 16;
 
 /// Counts the symbols.
 pub(crate) fn count(symbols: &[u8]) -> Counts {
@@ -45,7 +45,7 @@ pub(crate) fn lanes_log(len: usize) -> u8 {
 
 /// Encoding step of one symbol.
 #[derive(Clone, Copy, Default)]
-struct Step {
+pub(super) struct Step {
     /// Reciprocal, rounded up: for x < freq * 2^20, x / freq = x * reciprocal >> 44 exactly (error below x /
     /// 2^44 < 1 / freq).
     reciprocal: u64,
@@ -53,7 +53,7 @@ struct Step {
     start: u32,
 }
 
-fn steps(table: &Table) -> [Step; 256] {
+pub(super) fn steps(table: &Table) -> [Step; 256] {
     let starts = table.starts();
     std::array::from_fn(|symbol| match table.freq(symbol as u8) {
         0 => Step::default(),
@@ -125,6 +125,17 @@ fn put(state: &mut u32, step: &Step, words: &mut [u16], free: &mut usize) {
     x >>= if overflows { 16 } else { 0 };
     let quotient = ((u64::from(x) * reciprocal) >> 44) as u32;
     *state = (quotient << FREQ_BITS) + start + (x - quotient * freq);
+}
+
+/// Encodes a symbol into a state, and appends its word if the state would become too large. Words are read in
+/// reverse.
+pub(super) fn put_one(state: &mut u32, step: &Step, words: &mut Vec<u16>) {
+    let mut room = [0; 1];
+    let mut free = 1;
+    put(state, step, &mut room, &mut free);
+    if free == 0 {
+        words.push(room[0]);
+    }
 }
 
 /// Encodes rows, the last row first; returns the new `free`.
@@ -270,7 +281,7 @@ pub(crate) fn validate(cursor: &mut Cursor<'_>) -> Result<()> {
 ///
 /// Past the end it reads zeros: `taken` then exceeds the number of bytes, which the caller reports.
 #[inline(always)]
-fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usize) -> u8 {
+pub(super) fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usize) -> u8 {
     let slot = slots.0[in_memory((*state & ((1 << FREQ_BITS) - 1)).into())];
     let x = ((slot >> 8 & 0xfff) + 1) * (*state >> FREQ_BITS) + (slot >> 20);
     let word = match words.get(*taken..*taken + 2) {

@@ -1,7 +1,7 @@
 //! Reads coded integers (spec, section 7.1).
 
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
-use crate::codes::ints::{PACKED, REFERENCED, SYMBOLS, TOKENS};
+use crate::codes::ints::{BY_GROUP, PACKED, REFERENCED, SYMBOLS, TOKENS};
 use crate::codes::rans::{self, Segment, Slots};
 use crate::codes::reference::References;
 use crate::codes::table::Table;
@@ -102,11 +102,12 @@ fn read_segment<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<Segment
     Segment::read(cursor, slots)
 }
 
-/// Reads `entropy(N)` of `out.len()` symbols over tokens. `raw` is called with each segment's symbols and the
-/// cursor after its words.
+/// Reads `entropy(N)` of `out.len()` symbols. `raw` is called with each segment's symbols and the cursor
+/// after its words. `groups` are the lengths of the segments that groups of positions may have.
 fn read_entropy<'c>(
     cursor: &mut Cursor<'c>,
     tables: &[Table],
+    groups: &[u64],
     out: &mut [u8],
     mut raw: impl FnMut(&mut Cursor<'c>, &[u8]) -> Result<()>,
 ) -> Result<()> {
@@ -119,6 +120,13 @@ fn read_entropy<'c>(
     };
     match cursor.u8()? {
         0 => segment(cursor, out),
+        BY_GROUP if groups.iter().filter(|&&len| len > 0).count() > 1 => {
+            let mut rest = out;
+            groups.iter().filter(|&&len| len > 0).try_for_each(|&len| {
+                let part = rest.split_off_mut(..in_memory(len)).unwrap_or_default();
+                segment(cursor, part)
+            })
+        }
         log @ 10..=24 => {
             if out.len() <= 1 << log {
                 return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
@@ -141,6 +149,15 @@ pub(crate) fn read_entropy_tokens(
     decoder: &Decoder<'_>,
     n: u64,
 ) -> Result<Vec<u64>> {
+    read_grouped_tokens(cursor, decoder, n, &[])
+}
+
+fn read_grouped_tokens(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    n: u64,
+    groups: &[u64],
+) -> Result<Vec<u64>> {
     if n == 0 {
         return Ok(Vec::new());
     }
@@ -148,7 +165,7 @@ pub(crate) fn read_entropy_tokens(
     let len = decoder.budget.reserve_items::<[u64; 2]>(n, offset)?;
     let mut symbols = vec![0; len];
     let mut values = Vec::with_capacity(len);
-    read_entropy(cursor, decoder.tables, &mut symbols, |cursor, symbols| {
+    read_entropy(cursor, decoder.tables, groups, &mut symbols, |cursor, symbols| {
         let offset = cursor.offset();
         if let Some(&token) = symbols.iter().find(|&&s| s >= tokens::TOKENS) {
             return Err(Error::out_of_range("token", token.into(), offset));
@@ -161,12 +178,43 @@ pub(crate) fn read_entropy_tokens(
     Ok(values)
 }
 
+/// Reads `entropy(N)` over symbols.
+pub(crate) fn read_entropy_symbols(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    n: u64,
+) -> Result<Vec<u8>> {
+    read_grouped_symbols(cursor, decoder, n, &[])
+}
+
+fn read_grouped_symbols(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    n: u64,
+    groups: &[u64],
+) -> Result<Vec<u8>> {
+    let mut symbols = vec![0; decoder.budget.reserve_items::<u8>(n, cursor.offset())?];
+    read_entropy(cursor, decoder.tables, groups, &mut symbols, |_, _| Ok(()))?;
+    Ok(symbols)
+}
+
 /// Reads `ints(N)`, each at most `max`.
 pub(crate) fn read_ints(
     cursor: &mut Cursor<'_>,
     decoder: &Decoder<'_>,
     n: u64,
     max: u64,
+) -> Result<Vec<u64>> {
+    read_grouped_ints(cursor, decoder, n, max, &[])
+}
+
+/// Reads `ints(N)`, each at most `max`, which may have a segment for each group.
+pub(crate) fn read_grouped_ints(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    n: u64,
+    max: u64,
+    groups: &[u64],
 ) -> Result<Vec<u64>> {
     if n == 0 {
         return Ok(Vec::new());
@@ -182,7 +230,12 @@ pub(crate) fn read_ints(
         }
         TOKENS => {
             cursor.u8()?;
-            read_entropy_tokens(cursor, decoder, n)?
+            read_grouped_tokens(cursor, decoder, n, groups)?
+        }
+        SYMBOLS if !groups.is_empty() => {
+            cursor.u8()?;
+            decoder.budget.reserve_items::<u64>(n, offset)?;
+            read_grouped_symbols(cursor, decoder, n, groups)?.into_iter().map(u64::from).collect()
         }
         _ => {
             decoder.budget.reserve_items::<u64>(n, offset)?;
@@ -335,7 +388,7 @@ fn read_references(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, n: u64) -> Re
 
 /// Skips `entropy(N)` without decoding it. Where raw bits follow, only the symbols tell their number: the
 /// rest of the cursor is skipped. Tables must be in the segment itself.
-fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
+fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool, groups: &[u64]) -> Result<()> {
     let segment = |cursor: &mut Cursor<'_>| {
         let offset = cursor.offset();
         if cursor.varint()? != 0 {
@@ -349,8 +402,11 @@ fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
         Ok(())
     };
     let offset = cursor.offset();
+    let grouped = groups.iter().filter(|&&len| len > 0).count();
     match cursor.u8()? {
         0 => segment(cursor),
+        BY_GROUP if grouped > 1 && raw => segment(cursor),
+        BY_GROUP if grouped > 1 => (0..grouped).try_for_each(|_| segment(cursor)),
         log @ 10..=24 => {
             if n <= 1 << log {
                 return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
@@ -370,27 +426,32 @@ fn validate_entropy(cursor: &mut Cursor<'_>, n: u64, raw: bool) -> Result<()> {
 
 /// Skips as [`validate_entropy`], over tokens.
 pub(crate) fn validate_entropy_tokens(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
-    if n == 0 { Ok(()) } else { validate_entropy(cursor, n, true) }
+    if n == 0 { Ok(()) } else { validate_entropy(cursor, n, true, &[]) }
 }
 
 /// Skips `ints(N)` without decoding, as [`validate_entropy`] does.
 pub(crate) fn validate_ints(cursor: &mut Cursor<'_>, n: u64) -> Result<()> {
+    validate_grouped_ints(cursor, n, &[])
+}
+
+/// Skips as [`validate_ints`], where groups may have a segment each.
+pub(crate) fn validate_grouped_ints(cursor: &mut Cursor<'_>, n: u64, groups: &[u64]) -> Result<()> {
     if n == 0 {
         return Ok(());
     }
     let offset = cursor.offset();
     match cursor.u8()? {
         PACKED => take_packed(cursor, n).map(drop),
-        TOKENS => validate_entropy(cursor, n, true),
-        SYMBOLS => validate_entropy(cursor, n, false),
+        TOKENS => validate_entropy(cursor, n, true, groups),
+        SYMBOLS => validate_entropy(cursor, n, false, groups),
         REFERENCED => {
             let row_len = cursor.varint_in("row_len", 1, n)?;
             let flags = cursor.flags("reference flags", 0b11)?;
-            validate_entropy(cursor, n.div_ceil(row_len), false)?;
+            validate_entropy(cursor, n.div_ceil(row_len), false, &[])?;
             if flags & 1 != 0 {
-                validate_entropy(cursor, row_len, false)?;
+                validate_entropy(cursor, row_len, false, &[])?;
             }
-            validate_entropy(cursor, n, false)
+            validate_entropy(cursor, n, false, &[])
         }
         other => Err(Error::unsupported("coding", other.into(), offset)),
     }

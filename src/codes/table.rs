@@ -182,24 +182,29 @@ const fn log_costs() -> [u32; in_memory(TOTAL as u64) + 1] {
     let mut costs = [0; in_memory(TOTAL as u64) + 1];
     let mut f = 1;
     while f <= in_memory(TOTAL as u64) {
-        let whole = f.ilog2();
-        // Squaring x in [1, 2) doubles its logarithm: each time it passes 2 the next bit is a one.
-        let mut x = (f as u64) << (31 - whole);
-        let mut fraction = 0;
-        let mut bit = 0;
-        while bit < 16 {
-            x = (x * x) >> 31;
-            fraction <<= 1;
-            if x >= 1 << 32 {
-                x >>= 1;
-                fraction |= 1;
-            }
-            bit += 1;
-        }
-        costs[f] = (FREQ_BITS << 16) - (whole << 16) - fraction;
+        costs[f] = (FREQ_BITS << 16) - log2(f as u64);
         f += 1;
     }
     costs
+}
+
+/// Returns the binary logarithm of `n` >= 1, rounded down, in units of 1/65536.
+pub(crate) const fn log2(n: u64) -> u32 {
+    let whole = n.ilog2();
+    // Squaring x in [1, 2) doubles its logarithm: each time it passes 2 the next bit is a one.
+    let mut x = (n << (63 - whole)) >> 32;
+    let mut fraction = 0;
+    let mut bit = 0;
+    while bit < 16 {
+        x = (x * x) >> 31;
+        fraction <<= 1;
+        if x >= 1 << 32 {
+            x >>= 1;
+            fraction |= 1;
+        }
+        bit += 1;
+    }
+    (whole << 16) + fraction
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use std::str::FromStr;
 
 use rayon::prelude::*;
 
-pub use codecs::lossless::deltas;
+pub use codecs::delta::deltas;
 pub use codecs::{ChunkValues, Fit, Scaling, Share, Stages};
 pub use feedback::Feedback;
 pub use options::{Input, NonFinite, Options};
@@ -255,7 +255,7 @@ impl Codec {
         match self {
             Self::Raw => lossless::dense(inputs, options, false, blocks),
             Self::Lossless => lossless::dense(inputs, options, true, blocks),
-            Self::Delta(_) => lossless::delta(inputs, blocks)?,
+            Self::Delta(c) => c.blocks(inputs, blocks)?,
             Self::TopK(c) => blocks.push(c.block(tensors, chosen)?),
             Self::Threshold(c) => blocks.push(c.block(tensors)?),
             Self::Sbc(c) => blocks.push(c.block(tensors)?),

@@ -351,7 +351,7 @@ mod tests {
             ("topk:values=q5", "key `values` of `topk` is `q5`: one of f32, f16, bf16, pow2, sign, q4"),
             (
                 "sbc:positions=x",
-                "key `positions` of `sbc` is `x`: one of auto, rice, rice-one, tokens, bitmap",
+                "key `positions` of `sbc` is `x`: one of auto, rice, rice-one, tokens, bitmap, classed",
             ),
             ("sidco:stages=0", "key `stages` of `sidco` is `0`: guard, authors, or 1 to 64"),
             ("sign:group=1", "key `group` of `sign` is `1`: tensor, or at least 2"),

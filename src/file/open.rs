@@ -100,7 +100,7 @@ impl<'a> File<'a> {
         }
         // A tensor with blocks in several parts is listed by each of them.
         for delta in file.updates.iter_mut().filter_map(|update| update.header.delta.as_mut()) {
-            delta.sort_by_key(|d| d.tensor);
+            delta.sort_by_key(|d| d.first);
             delta.dedup();
         }
         Ok(file)
@@ -199,8 +199,8 @@ impl<'a> File<'a> {
         // Number of wanted tensors before each tensor: a block is tested in constant time, however many
         // tensors it claims.
         let mut wanted_before = vec![0u64];
-        for info in entry.manifest.tensors() {
-            wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(wanted(&info.name)));
+        for needed in needed(entry, &wanted) {
+            wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(needed));
         }
         let mut order = BlockOrder::default();
         for number in entry.parts.clone() {
@@ -255,6 +255,18 @@ impl<'a> File<'a> {
         let mut found = self.tensors(update, |n| n == name, base)?;
         found.pop().map(|(_, tensor)| tensor).ok_or(Error::input(InputErrorKind::NoSuchTensor))
     }
+}
+
+/// Returns for each tensor whether its blocks are needed: those of wanted tensors, and those of the tensors that
+/// share a digest with one.
+fn needed(entry: &UpdateEntry, wanted: impl Fn(&str) -> bool) -> Vec<bool> {
+    let mut needed: Vec<bool> = entry.manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
+    for run in entry.header.delta.iter().flatten().filter(|run| run.more > 0) {
+        let run = &mut needed[in_memory(run.first)..=in_memory(run.last())];
+        let any = run.contains(&true);
+        run.fill(any);
+    }
+    needed
 }
 
 /// Whether a block touches a wanted tensor. `wanted_before` has an entry for each tensor of the manifest and

@@ -48,8 +48,8 @@ impl IndexSet {
         if manifest.id() != self.manifest {
             return Err(Error::input(InputErrorKind::Mismatch { what: "manifests" }));
         }
-        if matches!(self.support, Support::Set(_)) {
-            return Err(Error::inconsistent("an index set that refers to a set"));
+        if matches!(self.support, Support::Set(_) | Support::Based(_)) {
+            return Err(Error::inconsistent("an index set that depends on a set or a base"));
         }
         manifest.space(self.scope, 0).map_err(|_| Error::inconsistent("scope of an index set"))
     }
@@ -66,7 +66,10 @@ impl IndexSet {
         self.scope.write(&mut out, false);
         let mut coder = Coder { entropy: options.entropy, tables: &[], record: None };
         let mut bytes = Vec::new();
-        let id = self.support.write(&mut bytes, &mut coder, space.len(), options.positions)?;
+        let sets = Sets::new();
+        let around =
+            Surroundings { space: &space, manifest: self.manifest.0, scope: self.scope, sets: &sets };
+        let id = self.support.write(&mut bytes, &mut coder, &around, options.positions)?;
         put_varint(&mut out, id.0);
         out.append(&mut bytes);
         let id = SetId(*blake3::hash(&out).as_bytes());
@@ -108,6 +111,9 @@ impl IndexSet {
         let rest = cursor.remaining() as u64;
         let (support, count) =
             Support::read(cursor.sub(rest, "support")?, &mut decoder, support_id, &around)?;
+        if matches!(support, Support::Based(_)) {
+            return Err(Error::out_of_range("support of an index set", support_id.0, id_offset));
+        }
         let id = SetId(*blake3::hash(body).as_bytes());
         Ok((Self { manifest, step, leader, world, scope, support }, id, count))
     }

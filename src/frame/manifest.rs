@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use crate::bits::{Cursor, put_varint};
+use crate::block::space::{ShapeTable, Shapes};
 use crate::block::{IndexSpace, Lens, Scope};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::limits::{Limits, check, in_memory};
@@ -85,6 +86,7 @@ struct Spans {
     before: Vec<u64>,
     /// Ends of runs of tensors with one element type, ascending.
     dtype_ends: Vec<usize>,
+    shapes: Arc<ShapeTable>,
 }
 
 impl Spans {
@@ -97,7 +99,9 @@ impl Spans {
         let before = std::iter::once(0).chain(sums).collect();
         let changes = tensors.windows(2).zip(1..).filter(|(pair, _)| pair[0].dtype != pair[1].dtype);
         let dtype_ends = changes.map(|(_, end)| end).chain([tensors.len()]).collect();
-        Self { lens, before, dtype_ends }
+        let mut shapes = ShapeTable::default();
+        tensors.iter().for_each(|t| shapes.push(&t.shape, t.matrix));
+        Self { lens, before, dtype_ends, shapes: shapes.into() }
     }
 
     fn lens(&self, range: std::ops::Range<usize>) -> Lens {
@@ -192,10 +196,12 @@ impl Manifest {
         match scope {
             Scope::Tensor(number) => {
                 let tensor = tensor(number)?;
+                let tensors = in_memory(number)..in_memory(number) + 1;
                 Ok(IndexSpace {
                     dtype: tensor.dtype,
-                    lens: self.spans.lens(in_memory(number)..in_memory(number) + 1),
+                    lens: self.spans.lens(tensors.clone()),
                     row_lens: tensor.row_lens(),
+                    shapes: Shapes::shared(&self.spans.shapes, tensors, None),
                 })
             }
             Scope::Tensors { first, count } => {
@@ -211,7 +217,8 @@ impl Manifest {
                     return Err(Error::out_of_range("element types of a scope", first, offset));
                 }
                 let lens = self.spans.lens(start..last + 1);
-                Ok(IndexSpace { dtype: head.dtype, lens, row_lens: Vec::new() })
+                let shapes = Shapes::shared(&self.spans.shapes, start..last + 1, None);
+                Ok(IndexSpace { dtype: head.dtype, lens, row_lens: Vec::new(), shapes })
             }
             Scope::Range { tensor: number, start, len } => {
                 let tensor = tensor(number)?;
@@ -221,7 +228,9 @@ impl Manifest {
                 }
                 let mut row_lens = tensor.row_lens();
                 row_lens.retain(|l| start % l == 0);
-                Ok(IndexSpace { dtype: tensor.dtype, lens: vec![len].into(), row_lens })
+                let tensors = in_memory(number)..in_memory(number) + 1;
+                let shapes = Shapes::shared(&self.spans.shapes, tensors, Some(start));
+                Ok(IndexSpace { dtype: tensor.dtype, lens: vec![len].into(), row_lens, shapes })
             }
         }
     }

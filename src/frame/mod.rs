@@ -20,7 +20,9 @@ pub use index_set::IndexSet;
 pub use manifest::{Manifest, ManifestId, Shard, TensorInfo};
 pub use metadata::Metadata;
 pub use model::{Model, Weights};
-pub use update::{AttributeId, Delta, Digest, Reduction, UpdateHeader, UpdatePart, tensor_digest};
+pub use update::{
+    AttributeId, Delta, Digest, Reduction, UpdateHeader, UpdatePart, run_digest, tensor_digest,
+};
 pub(crate) use update::{BlockOrder, Part, write_parts};
 
 use crate::error::{Error, FormatErrorKind, Result};

@@ -1,11 +1,11 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use rayon::prelude::*;
 
 use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
-use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, tensor_digest};
+use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest};
 use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
 use crate::tensor::{Dtype, TensorBuf, TensorView};
 
@@ -23,11 +23,15 @@ use crate::tensor::{Dtype, TensorBuf, TensorView};
 /// decoded at the same time.
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
-    /// Buffers of the wanted tensors; `None` for the others.
+    /// Buffers of the wanted tensors, and of those that share a digest with one; `None` for the others.
     tensors: Vec<Option<Buffer>>,
+    /// Tensors that are assembled for a digest only.
+    extra: BTreeSet<u64>,
+    /// Bytes that may still be allocated for such tensors.
+    alloc_left: u64,
     touched: Vec<bool>,
     base: BTreeMap<String, TensorView<'b>>,
-    /// Digests of the tensors that a delta changes; `None` if the update is no delta.
+    /// The runs of tensors that a delta changes, by their first tensor; `None` if the update is no delta.
     delta: Option<BTreeMap<u64, Delta>>,
     applied: Applied,
 }
@@ -100,6 +104,8 @@ impl<'b> Assembler<'b> {
                     Some(Buffer { data, dtype: t.dtype, ready: u64::MAX })
                 })
                 .collect(),
+            extra: BTreeSet::new(),
+            alloc_left: limits.max_alloc_bytes - bytes,
             touched: vec![false; wanted.len()],
             manifest: Arc::clone(manifest),
             base: BTreeMap::new(),
@@ -281,24 +287,46 @@ impl<'b> Assembler<'b> {
 
     /// Copies the base into each tensor of a delta, and checks that all parts list the same digests (DEL-5).
     fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
-        let known = self.delta.get_or_insert_default();
+        let infos = Arc::clone(&self.manifest);
         for entry in delta {
-            let number = in_memory(entry.tensor);
-            let Some(buffer) = self.tensors.get_mut(number).and_then(Option::as_mut) else { continue };
-            if let Some(earlier) = known.insert(entry.tensor, *entry) {
-                if earlier != *entry {
-                    return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.tensor));
-                }
+            let run = in_memory(entry.first)..=in_memory(entry.last());
+            if self.tensors[run.clone()].iter().all(Option::is_none) {
                 continue;
             }
-            let base = self.base.get(&self.manifest.tensors()[number].name);
-            let base = base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(entry.tensor))?;
-            if tensor_digest(*base) != entry.base {
-                return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.tensor));
+            let mismatch = || Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.first);
+            let known = self.delta.get_or_insert_default();
+            match run_of(known, entry.last()) {
+                Some(earlier) if earlier == entry => continue,
+                Some(_) => return Err(mismatch()),
+                None if known.range(entry.first..=entry.last()).next().is_some() => return Err(mismatch()),
+                None => known.insert(entry.first, *entry),
+            };
+            let mut bases = Vec::with_capacity(run.clone().count());
+            for number in run.clone() {
+                let base = self.base.get(&infos.tensors()[number].name);
+                bases.push(*base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number as u64))?);
             }
-            buffer.data.copy_from_slice(base.data());
-            buffer.ready = u64::MAX;
+            let digests: Vec<_> = bases.par_iter().map(|base| tensor_digest(*base)).collect();
+            if run_digest(&digests) != entry.base {
+                return Err(mismatch());
+            }
+            for (number, base) in run.zip(bases) {
+                let len = base.data().len() as u64;
+                if self.tensors[number].is_none() {
+                    check(MEMORY, len, self.alloc_left, 0)?;
+                    self.alloc_left -= len;
+                    self.extra.insert(number as u64);
+                }
+                let buffer = self.tensors[number].get_or_insert_with(|| {
+                    let data = vec![0; base.data().len()];
+                    Buffer { data, dtype: base.dtype(), ready: u64::MAX }
+                });
+                buffer.data.copy_from_slice(base.data());
+                buffer.ready = u64::MAX;
+            }
         }
+        // A delta that touches no wanted tensor is a delta, too.
+        self.delta.get_or_insert_default();
         Ok(())
     }
 
@@ -372,21 +400,24 @@ impl<'b> Assembler<'b> {
             buffer.prepare(u64::MAX, u64::MAX, false);
             let (number, mut data) = (number as u64, buffer.data);
             // A delta contains only the tensors that changed: the others are copied from the base.
-            let entry = self.delta.as_ref().map(|delta| delta.get(&number));
-            if let Some(None) = entry {
+            if self.delta.as_ref().is_some_and(|delta| run_of(delta, number).is_none()) {
                 let base = self.base.get(&info.name);
                 data.copy_from_slice(
                     base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number))?.data(),
                 );
             }
-            let tensor = TensorBuf::new(info.dtype, info.shape.clone(), data)?;
-            if let Some(Some(entry)) = entry
-                && tensor_digest(tensor.view()) != entry.result
-            {
-                return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(number));
-            }
-            out.push((number, tensor));
+            out.push((number, TensorBuf::new(info.dtype, info.shape.clone(), data)?));
         }
+        for run in self.delta.iter().flat_map(BTreeMap::values) {
+            let start = out.partition_point(|(number, _)| *number < run.first);
+            let tensors = &out[start..=start + in_memory(run.more)];
+            let digests: Vec<_> =
+                tensors.par_iter().map(|(_, tensor)| tensor_digest(tensor.view())).collect();
+            if run_digest(&digests) != run.result {
+                return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(run.first));
+            }
+        }
+        out.retain(|(number, _)| !self.extra.contains(number));
         Ok(out)
     }
 
@@ -394,4 +425,9 @@ impl<'b> Assembler<'b> {
     pub fn touches(&self, tensor: u64) -> bool {
         usize::try_from(tensor).ok().and_then(|t| self.touched.get(t)).copied().unwrap_or(false)
     }
+}
+
+/// Returns the run that contains a tensor.
+fn run_of(runs: &BTreeMap<u64, Delta>, tensor: u64) -> Option<&Delta> {
+    runs.range(..=tensor).next_back().map(|(_, run)| run).filter(|run| run.contains(tensor))
 }

@@ -43,7 +43,8 @@ fn encode(codec: &str, threads: usize) -> Vec<u8> {
         let mut encoder = Encoder::new(EncodeOptions::default());
         let delta: Vec<_> = pairs
             .map(|(i, ((_, t), (_, b)))| Delta {
-                tensor: i as u64,
+                first: i as u64,
+                more: 0,
                 base: tensor_digest(b.view()),
                 result: tensor_digest(t.view()),
             })

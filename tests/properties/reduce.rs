@@ -241,7 +241,7 @@ fn invalid_combinations_are_refused_and_change_nothing() {
     let base = || UpdateHeader::default().with_step(3).with_world(4);
     let mut sum = Sum::new(&manifest, SumOptions::default());
     take(&mut sum, &stream(&base(), &manifest, &ones(), 1 << 20), 1.0).unwrap();
-    let delta = gcodec::frame::Delta { tensor: 0, base: [0; 16], result: [0; 16] };
+    let delta = gcodec::frame::Delta { first: 0, more: 0, base: [0; 16], result: [0; 16] };
     let one = || base().with_sender(1);
     for (header, reason) in [
         (base(), "added before"),

@@ -109,7 +109,7 @@ fn updates_that_are_missing_or_incomplete() {
 #[test]
 fn digests_of_a_delta_out_of_order() {
     let digest = Digest::default();
-    let delta = [2, 1].map(|tensor| Delta { tensor, base: digest, result: digest });
+    let delta = [2, 1].map(|tensor| Delta { first: tensor, more: 0, base: digest, result: digest });
     let header = UpdateHeader::default().with_delta(Some(delta.to_vec()));
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default());

@@ -112,7 +112,8 @@ fn a_delta_is_applied_completely_or_not_at_all() {
     let manifest = crate::streams::manifest();
     let base = TensorBuf::from_f32(vec![4], &[1.0, 2.0, 3.0, 4.0]).unwrap();
     let next = TensorBuf::from_f32(vec![4], &[1.0, 2.5, 3.0, 4.0]).unwrap();
-    let entry = Delta { tensor: 1, base: tensor_digest(base.view()), result: tensor_digest(next.view()) };
+    let entry =
+        Delta { first: 1, more: 0, base: tensor_digest(base.view()), result: tensor_digest(next.view()) };
     let encode = |delta: Delta| {
         let mut out = Vec::new();
         let mut encoder = Encoder::new(EncodeOptions::default());

@@ -364,7 +364,7 @@ fn the_delta_of_an_update_in_parts_lists_each_tensor_once() {
         values: Values::Constant(Constant { groups: Groups::Block, scales: crate::streams::scales(&[1.0]) }),
     };
     let blocks: Vec<Block> = [(0, 8), (8, 8), (16, 16)].map(|(start, len)| range(start, len)).into();
-    let delta = vec![Delta { tensor: 0, base: [1; 16], result: [2; 16] }];
+    let delta = vec![Delta { first: 0, more: 0, base: [1; 16], result: [2; 16] }];
     let header = UpdateHeader::default().with_delta(Some(delta.clone()));
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1));

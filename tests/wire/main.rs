@@ -3,6 +3,7 @@
 mod blocks;
 mod buffers;
 mod chunking;
+mod classed;
 mod corruption;
 mod describe;
 mod errors;

@@ -96,7 +96,7 @@ fn blocks_are_put_and_added_as_on_the_host() {
                 let first = block.scope.first() as usize;
                 let tensors = first..first + block.scope.tensors() as usize;
                 let lens = shapes[tensors].iter().map(|[n]| *n).collect::<Vec<_>>().into();
-                let space = IndexSpace { dtype, lens, row_lens: vec![] };
+                let space = IndexSpace { dtype, lens, row_lens: vec![], shapes: Default::default() };
                 put(&mock, &mut scatter, &block, &space, 0, false);
                 put(&mock, &mut scatter, &block, &space, 3, true);
             }
@@ -193,7 +193,8 @@ fn nan_has_the_bits_of_the_host() {
         [0x7f80_0001u32, 0xffc0_0005, 0x7fff_ffff, 0xff80_0000, 0x7f80_0000, 0x3f80_0000, 0x8000_0000];
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         let width = (dtype.bits() / 8) as usize;
-        let space = IndexSpace { dtype, lens: vec![49].into(), row_lens: Vec::new() };
+        let space =
+            IndexSpace { dtype, lens: vec![49].into(), row_lens: Vec::new(), shapes: Default::default() };
         let halves = [0x7c01u16, 0xfe05, 0x7fff, 0x7f81, 0xff80, 0x7c00, 0xfc00];
         let source = |i: usize| match width {
             4 => patterns[i % 7].to_le_bytes().to_vec(),

@@ -70,7 +70,8 @@ class TopK(Codec):
         values: encoding of the kept values: `f32`, `f16`, `bf16`, `pow2`, `sign` or `q4`.
         scope: selection within each `tensor`, or `global`, over all tensors of the codec.
         seed: seed of the rounding to powers of two, 0 to 2^64 - 1.
-        positions: encoding of positions: `auto`, `rice`, `rice-one`, `tokens` or `bitmap`.
+        positions: encoding of positions: `auto`, `rice`, `rice-one`, `tokens`, `bitmap` or
+            `classed`.
     """
 
     name: ClassVar[str] = "topk"

@@ -29,7 +29,13 @@ impl Kind for All {
         Ok(around.space.len())
     }
 
-    fn write(&self, _: &mut Vec<u8>, _: &mut Coder<'_>, _: u64, _: Positions) -> Result<SupportId> {
+    fn write(
+        &self,
+        _: &mut Vec<u8>,
+        _: &mut Coder<'_>,
+        _: &Surroundings<'_>,
+        _: Positions,
+    ) -> Result<SupportId> {
         Ok(Self::ID)
     }
 
@@ -38,7 +44,7 @@ impl Kind for All {
     }
 
     fn validate(_: &mut Cursor<'_>, _: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
-        Ok(Validated { count: around.space.len(), weight: 0 })
+        Ok(Validated::new(around.space.len(), 0))
     }
 
     fn for_each_run(&self, n: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {

@@ -51,8 +51,14 @@ impl Kind for Chunked {
         Ok(self.positions.len() as u64)
     }
 
-    fn write(&self, out: &mut Vec<u8>, _: &mut Coder<'_>, n: u64, _: Positions) -> Result<SupportId> {
-        self.check(n)?;
+    fn write(
+        &self,
+        out: &mut Vec<u8>,
+        _: &mut Coder<'_>,
+        around: &Surroundings<'_>,
+        _: Positions,
+    ) -> Result<SupportId> {
+        self.check(around.space.len())?;
         put_varint(out, self.chunk_len);
         put_varint(out, self.kept);
         let mut plane = PlaneWriter::new(out);
@@ -90,7 +96,7 @@ impl Kind for Chunked {
 
     fn validate(cursor: &mut Cursor<'_>, _: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
         let count = Plane::take(cursor, around.space.len())?.count;
-        Ok(Validated { count, weight: count.saturating_mul(4) })
+        Ok(Validated::new(count, count.saturating_mul(4)))
     }
 
     fn for_each_run(&self, n: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {

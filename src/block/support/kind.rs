@@ -24,12 +24,12 @@ pub(super) trait Kind: Sized {
     /// The number of elements.
     fn count(&self, around: &Surroundings<'_>) -> Result<u64>;
 
-    /// Appends the wire form of a checked support over `n` elements, and returns the kind that was chosen.
+    /// Appends the wire form of a checked support, and returns the kind that was chosen.
     fn write(
         &self,
         out: &mut Vec<u8>,
         coder: &mut Coder<'_>,
-        n: u64,
+        around: &Surroundings<'_>,
         positions: Positions,
     ) -> Result<SupportId>;
 
@@ -60,10 +60,19 @@ pub(crate) struct Facts {
 }
 
 /// Properties of a support in wire form that are known without decoding.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Validated {
     /// Number of elements.
     pub(crate) count: u64,
     /// As [`Facts::weight`].
     pub(crate) weight: u64,
+    /// As [`Support::group_counts`](super::Support::group_counts).
+    pub(crate) group_counts: Vec<u64>,
+}
+
+impl Validated {
+    /// A support without groups.
+    pub(super) fn new(count: u64, weight: u64) -> Self {
+        Self { count, weight, group_counts: Vec::new() }
+    }
 }

@@ -5,6 +5,7 @@
 
 mod all;
 mod chunked;
+mod classed;
 mod kind;
 mod rows;
 mod seeded;
@@ -12,6 +13,8 @@ mod set;
 mod sparse;
 
 pub use chunked::Chunked;
+pub(crate) use classed::for_each_keys;
+pub use classed::{BaseElements, Based};
 pub use rows::Rows;
 pub use seeded::Seeded;
 pub use set::{Set, SetId};
@@ -43,6 +46,8 @@ pub enum Support {
     Seeded(Seeded),
     /// The positions of an index set.
     Set(Set),
+    /// Positions of changed elements, given the base.
+    Based(Based),
 }
 
 impl SupportId {
@@ -62,9 +67,11 @@ impl SupportId {
     pub const SEEDED: Self = Seeded::ID;
     /// [`Set`]: `supports/set.md`
     pub const SET: Self = Set::ID;
+    /// [`Sparse`] and [`Based`]: `supports/classed.md`
+    pub const CLASSED: Self = classed::ID;
 
     /// Every registered kind with its name.
-    pub const REGISTERED: [(Self, &'static str); 8] = [
+    pub const REGISTERED: [(Self, &'static str); 9] = [
         (Self::ALL, "all"),
         (Self::GAPS_RICE, "gaps-rice"),
         (Self::GAPS_TOKENS, "gaps-tokens"),
@@ -73,6 +80,7 @@ impl SupportId {
         (Self::ROWS, "rows"),
         (Self::SEEDED, "seeded"),
         (Self::SET, "set"),
+        (Self::CLASSED, "classed"),
     ];
 }
 
@@ -86,6 +94,7 @@ impl Support {
             Self::Rows(s) => s.facts(),
             Self::Seeded(s) => s.facts(),
             Self::Set(s) => s.facts(),
+            Self::Based(s) => s.facts(),
         }
     }
 
@@ -101,6 +110,7 @@ impl Support {
             Self::Rows(s) => s.check(n),
             Self::Seeded(s) => s.check(n),
             Self::Set(s) => s.check(n),
+            Self::Based(s) => s.check(n),
         }
     }
 
@@ -116,24 +126,26 @@ impl Support {
             Self::Rows(s) => s.count(around),
             Self::Seeded(s) => s.count(around),
             Self::Set(s) => s.count(around),
+            Self::Based(s) => s.count(around),
         }
     }
 
-    /// Appends the wire form of a checked support over `n` elements, and returns the kind that was chosen.
+    /// Appends the wire form of a checked support, and returns the kind that was chosen.
     pub(crate) fn write(
         &self,
         out: &mut Vec<u8>,
         coder: &mut Coder<'_>,
-        n: u64,
+        around: &Surroundings<'_>,
         positions: Positions,
     ) -> Result<SupportId> {
         match self {
-            Self::All => All.write(out, coder, n, positions),
-            Self::Sparse(s) => s.write(out, coder, n, positions),
-            Self::Chunked(s) => s.write(out, coder, n, positions),
-            Self::Rows(s) => s.write(out, coder, n, positions),
-            Self::Seeded(s) => s.write(out, coder, n, positions),
-            Self::Set(s) => s.write(out, coder, n, positions),
+            Self::All => All.write(out, coder, around, positions),
+            Self::Sparse(s) => s.write(out, coder, around, positions),
+            Self::Chunked(s) => s.write(out, coder, around, positions),
+            Self::Rows(s) => s.write(out, coder, around, positions),
+            Self::Seeded(s) => s.write(out, coder, around, positions),
+            Self::Set(s) => s.write(out, coder, around, positions),
+            Self::Based(s) => s.write(out, coder, around, positions),
         }
     }
 
@@ -152,6 +164,7 @@ impl Support {
             Rows::ID => Self::Rows(Rows::read(cursor, decoder, id, around)?),
             Seeded::ID => Self::Seeded(Seeded::read(cursor, decoder, id, around)?),
             Set::ID => Self::Set(Set::read(cursor, decoder, id, around)?),
+            classed::ID => classed::read(cursor, decoder, around)?,
             SupportId(other) => return Err(Error::unsupported("support", other, cursor.offset())),
         })
     }
@@ -164,6 +177,7 @@ impl Support {
             Rows::ID => Rows::validate(cursor, id, around),
             Seeded::ID => Seeded::validate(cursor, id, around),
             Set::ID => Set::validate(cursor, id, around),
+            classed::ID => classed::validate(cursor, around),
             SupportId(other) => Err(Error::unsupported("support", other, cursor.offset())),
         }
     }
@@ -186,11 +200,25 @@ impl Support {
             Self::Rows(s) => s.for_each_run(n, sets, f),
             Self::Seeded(s) => s.for_each_run(n, sets, f),
             Self::Set(s) => s.for_each_run(n, sets, f),
+            Self::Based(s) => s.for_each_run(n, sets, f),
         }
     }
 }
 
 impl Support {
+    /// Whether the bytes of a support of kind `id` are positions classed by the base.
+    pub(crate) fn needs_base(id: SupportId, bytes: &[u8]) -> bool {
+        id == classed::ID && bytes.first() == Some(&classed::BASE)
+    }
+
+    /// The numbers of values in each group of positions classed by the base; none for other supports.
+    pub(crate) fn group_counts(&self) -> Vec<u64> {
+        match self {
+            Self::Based(based) => based.counts(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Reads a support of kind `id` from all bytes of `cursor`, and returns it with the number of its
     /// elements.
     pub(crate) fn read(

@@ -41,11 +41,11 @@ impl Kind for Rows {
         &self,
         out: &mut Vec<u8>,
         coder: &mut Coder<'_>,
-        n: u64,
+        around: &Surroundings<'_>,
         positions: Positions,
     ) -> Result<SupportId> {
         let mut inner = Vec::new();
-        let id = sparse::write(&mut inner, coder, &self.rows, n / self.row_len, positions)?;
+        let id = sparse::write(&mut inner, coder, &self.rows, around.space.len() / self.row_len, positions)?;
         put_varint(out, self.row_len);
         put_varint(out, id.0);
         out.append(&mut inner);
@@ -67,7 +67,7 @@ impl Kind for Rows {
         let n = around.space.len();
         let (row_len, inner) = read_head(cursor, n)?;
         let rows = sparse::validate(cursor, inner, n / row_len)?;
-        Ok(Validated { count: row_len.saturating_mul(rows), weight: rows.saturating_mul(2) })
+        Ok(Validated::new(row_len.saturating_mul(rows), rows.saturating_mul(2)))
     }
 
     fn for_each_run(&self, _: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {

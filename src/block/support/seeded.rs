@@ -53,8 +53,14 @@ impl Kind for Seeded {
         Ok(self.count)
     }
 
-    fn write(&self, out: &mut Vec<u8>, _: &mut Coder<'_>, n: u64, _: Positions) -> Result<SupportId> {
-        debug_assert!(self.count <= n);
+    fn write(
+        &self,
+        out: &mut Vec<u8>,
+        _: &mut Coder<'_>,
+        around: &Surroundings<'_>,
+        _: Positions,
+    ) -> Result<SupportId> {
+        debug_assert!(self.count <= around.space.len());
         put_varint(out, self.count);
         put_u64(out, self.seed);
         Ok(Self::ID)
@@ -73,7 +79,7 @@ impl Kind for Seeded {
     }
 
     fn validate(cursor: &mut Cursor<'_>, _: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
-        Ok(Validated { count: Self::take(cursor, around.space.len())?.count, weight: 0 })
+        Ok(Validated::new(Self::take(cursor, around.space.len())?.count, 0))
     }
 
     fn for_each_run(&self, n: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {

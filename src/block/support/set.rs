@@ -52,7 +52,13 @@ impl Kind for Set {
         Ok(self.find(around.sets)?.count)
     }
 
-    fn write(&self, out: &mut Vec<u8>, _: &mut Coder<'_>, _: u64, _: Positions) -> Result<SupportId> {
+    fn write(
+        &self,
+        out: &mut Vec<u8>,
+        _: &mut Coder<'_>,
+        _: &Surroundings<'_>,
+        _: Positions,
+    ) -> Result<SupportId> {
         out.extend_from_slice(&self.id.0);
         Ok(Self::ID)
     }
@@ -82,7 +88,7 @@ impl Kind for Set {
         let set = Self::take(cursor)?;
         let shared = set.find(around.sets)?;
         match shared.scope == around.scope && shared.manifest == around.manifest {
-            true => Ok(Validated { count: shared.count, weight: 0 }),
+            true => Ok(Validated::new(shared.count, 0)),
             false => Err(set.missing()),
         }
     }

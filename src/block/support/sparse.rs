@@ -4,7 +4,7 @@
 use crate::bits::{Cursor, put_varint, varint_len};
 use crate::block::Sets;
 use crate::block::space::Surroundings;
-use crate::block::support::{Facts, Kind, SupportId, Validated, is_ascending};
+use crate::block::support::{Facts, Kind, SupportId, Validated, classed, is_ascending};
 use crate::codes::{
     Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, run_bits, token_cost,
     validate_entropy_tokens, validate_run, write_entropy_tokens, write_run,
@@ -46,10 +46,28 @@ impl Kind for Sparse {
         &self,
         out: &mut Vec<u8>,
         coder: &mut Coder<'_>,
-        n: u64,
+        around: &Surroundings<'_>,
         positions: Positions,
     ) -> Result<SupportId> {
-        write(out, coder, &self.positions, n, positions)
+        let by_class = positions == Positions::Classed
+            || positions == Positions::Auto && self.positions.len() >= FEW_FOR_CLASSES;
+        if !by_class {
+            return write(out, coder, &self.positions, around.space.len(), positions);
+        }
+        let mark = coder.recorded();
+        let mut classed = Vec::new();
+        let useful = classed::write_matrix(&mut classed, coder, &self.positions, around.space);
+        let counts = coder.take_recorded(mark);
+        let start = out.len();
+        let id = write(out, coder, &self.positions, around.space.len(), Positions::Auto)?;
+        if !useful || positions == Positions::Auto && out.len() - start <= classed.len() {
+            return Ok(id);
+        }
+        coder.take_recorded(mark);
+        coder.record_all(counts);
+        out.truncate(start);
+        out.append(&mut classed);
+        Ok(SupportId::CLASSED)
     }
 
     fn read(
@@ -63,7 +81,7 @@ impl Kind for Sparse {
 
     fn validate(cursor: &mut Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
         let count = validate(cursor, id, around.space.len())?;
-        Ok(Validated { count, weight: count.saturating_mul(2) })
+        Ok(Validated::new(count, count.saturating_mul(2)))
     }
 
     fn for_each_run(&self, _: u64, _: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {
@@ -87,16 +105,20 @@ pub enum Positions {
     Tokens,
     /// A bit for each element.
     Bitmap,
+    /// Gaps inside classes: by rows and columns, or in a delta by the base's elements. The smallest other
+    /// form if no classes are useful.
+    Classed,
 }
 
 impl Positions {
     /// Each choice with its name on the command line.
-    pub const ALL: [(Self, &'static str); 5] = [
+    pub const ALL: [(Self, &'static str); 6] = [
         (Self::Auto, "auto"),
         (Self::Rice, "rice"),
         (Self::RiceOne, "rice-one"),
         (Self::Tokens, "tokens"),
         (Self::Bitmap, "bitmap"),
+        (Self::Classed, "classed"),
     ];
 
     /// The choice's name on the command line.
@@ -104,6 +126,9 @@ impl Positions {
         Self::ALL.iter().find(|(p, _)| *p == self).map_or("auto", |(_, name)| name)
     }
 }
+
+/// Fewest positions for which the smallest form may be one by classes.
+const FEW_FOR_CLASSES: usize = 128;
 
 /// Binary logarithms of the chunk lengths that a writer tries.
 const CHUNK_LOGS: [u8; 4] = [7, 8, 10, 13];

@@ -59,7 +59,9 @@ impl Kind for Dct {
             put_varint(out, field);
         }
         let mut positions = Vec::new();
-        let id = self.support.write(&mut positions, coder, space.count, Positions::Auto)?;
+        let (coefficient_space, sets) = (IndexSpace::flat(Dtype::F32, space.count), Sets::new());
+        let around = surroundings(&coefficient_space, &sets);
+        let id = self.support.write(&mut positions, coder, &around, Positions::Auto)?;
         put_varint(out, id.0);
         put_varint(out, positions.len() as u64);
         out.append(&mut positions);
@@ -130,8 +132,8 @@ impl Dct {
         if self.rows.checked_mul(self.cols) != Some(n) {
             return Err(Error::inconsistent("rows and columns of a transform"));
         }
-        if matches!(self.support, Support::Set(_)) {
-            return Err(Error::inconsistent("an index set holds elements, not coefficients"));
+        if matches!(self.support, Support::Set(_) | Support::Based(_)) {
+            return Err(Error::inconsistent("positions of elements, not of coefficients"));
         }
         self.support.check(n)?;
         let (space, sets) = (IndexSpace::flat(Dtype::F32, n), Sets::new());

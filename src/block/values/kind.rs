@@ -2,7 +2,7 @@
 
 use crate::bits::Cursor;
 use crate::block::values::ValuesId;
-use crate::block::{Groups, Stored};
+use crate::block::{Groups, IndexSpace, Stored, Support};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
@@ -144,6 +144,17 @@ pub(crate) struct ValueSpace<'a> {
     pub(crate) dtype: Dtype,
     /// Row lengths of matrices that the values may form.
     pub(crate) row_lens: &'a [u64],
+    /// Number of values in each group of a support that is classed by the base; none for other supports.
+    pub(crate) group_counts: &'a [u64],
+    /// The elements that the values are for; `None` for nested values and for a support in wire form.
+    pub(crate) elements: Option<Elements<'a>>,
+}
+
+/// Elements that values are for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Elements<'a> {
+    pub(crate) support: &'a Support,
+    pub(crate) space: &'a IndexSpace,
 }
 
 impl ValueSpace<'_> {

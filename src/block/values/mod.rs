@@ -18,6 +18,7 @@ mod nested;
 mod planes;
 mod pow2;
 mod sign;
+mod signs;
 mod ulp;
 mod wire;
 
@@ -39,7 +40,7 @@ pub use ulp::Ulp;
 pub use wire::{Packed, WireValues};
 
 use kind::Kind;
-pub(crate) use kind::{Content, Facts, Structure, Validated, ValueSpace};
+pub(crate) use kind::{Content, Elements, Facts, Structure, Validated, ValueSpace};
 
 use crate::bits::Cursor;
 use crate::codes::{Coder, Decoder, PIECE};
@@ -343,7 +344,7 @@ impl Values {
             Pow2::ID => Pow2::read_into(&mut cursor, decoder, space, out)?,
             Levels::ID => Levels::read_into(&mut cursor, decoder, space, out)?,
             Affine::ID => Affine::read_into(&mut cursor, decoder, space, out)?,
-            Sign::ID => Sign::read_into(&mut cursor, space, out)?,
+            Sign::ID => Sign::read_into(&mut cursor, decoder, space, out)?,
             ValuesId(other) => return Err(Error::unsupported("values", other, cursor.offset())),
         }
         cursor.finish()

@@ -121,5 +121,13 @@ fn write(
 
 /// Nested values are numbers, whatever the tensor's element type is; f32 stands for that.
 fn space(count: u64, row_lens: &[u64]) -> ValueSpace<'_> {
-    ValueSpace { count, is_all: true, tensors: None, dtype: Dtype::F32, row_lens }
+    ValueSpace {
+        count,
+        is_all: true,
+        tensors: None,
+        dtype: Dtype::F32,
+        row_lens,
+        group_counts: &[],
+        elements: None,
+    }
 }

@@ -3,7 +3,7 @@
 use crate::arch::{self, Kernel};
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, gather_bits, put_i16, scatter_bits};
 use crate::block::values::{
-    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers,
+    Content, Facts, Kind, Packed, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers, signs,
 };
 use crate::block::{Bits, Part, Values};
 use crate::codes::{Coder, Decoder, PIECE, Role, SymbolReader, read_symbols, validate_ints, write_symbols};
@@ -59,14 +59,16 @@ impl Kind for Pow2 {
             return Err(Error::inconsistent("number of codes"));
         }
         write_symbols(out, coder, Role::Exponents, &self.codes, space.row_lens);
-        write_signs(out, &self.codes, &self.negative)
+        let signs = gather_signs(&self.codes, &self.negative)?;
+        signs::write(out, coder, &signs, space.elements, Some(&self.codes));
+        Ok(())
     }
 
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let (min_exponent, underflow) = read_head(cursor)?;
         let codes = read_symbols(cursor, decoder, space.count, 255)?;
         decoder.budget.reserve_items::<u8>(space.count.div_ceil(8), cursor.offset())?;
-        let negative = read_signs(cursor, &codes)?;
+        let negative = read_signs(cursor, decoder, &codes, space)?;
         Ok(Self { min_exponent, underflow, codes, negative })
     }
 
@@ -74,8 +76,10 @@ impl Kind for Pow2 {
         let offset = cursor.offset();
         read_head(cursor)?;
         validate_ints(cursor, space.count)?;
-        // Only the codes tell how many of them are above 0 and have a sign.
-        if cursor.take_rest().len() as u64 > space.count.div_ceil(8) {
+        // Only the codes tell how many of them are above 0 and have a sign. Where raw bits of codes end is not
+        // known either.
+        let signs = cursor.take_rest();
+        if signs.first() == Some(&signs::PLANE) && signs.len() as u64 > 1 + space.count.div_ceil(8) {
             return Err(Error::format(FormatErrorKind::LengthMismatch { field: "signs" }, offset));
         }
         Ok(Validated::numbers(space.count))
@@ -103,8 +107,21 @@ impl Pow2 {
         space: &ValueSpace<'_>,
         out: &mut [u8],
     ) -> Result<()> {
-        let (min_exponent, _) = read_head(cursor)?;
+        let (min_exponent, underflow) = read_head(cursor)?;
         let mut reader = SymbolReader::new(cursor, decoder, space.count, 255)?;
+        if cursor.clone().u8()? != signs::PLANE {
+            // Predictions need the codes of all values.
+            let len = decoder.budget.reserve_items::<[u8; 2]>(space.count, cursor.offset())?;
+            let mut codes = vec![0; len];
+            codes.chunks_mut(PIECE).try_for_each(|piece| reader.fill(piece))?;
+            let negative = read_signs(cursor, decoder, &codes, space)?;
+            let values = Self { min_exponent, underflow, codes, negative };
+            return put_numbers(space.dtype, out, |first, numbers| {
+                values.numbers_from(first, numbers);
+                Ok(())
+            });
+        }
+        cursor.u8()?;
         let offset = cursor.offset();
         let mut plane = PlaneReader::new(cursor.take_rest(), offset);
         let (mut codes, mut signs) = ([0; PIECE], [0; PIECE / 8]);
@@ -166,17 +183,20 @@ impl WireValues {
         if signs.len() as u64 > self.count.div_ceil(8) {
             return Err(Error::inconsistent("number of signs"));
         }
+        bytes.push(signs::PLANE);
         bytes.extend_from_slice(signs);
         Ok(Part::Written { id: Pow2::ID, bytes: bytes.into() })
     }
 }
 
-/// Appends a bit for each code above 0.
-fn write_signs(out: &mut Vec<u8>, codes: &[u8], negative: &Bits) -> Result<()> {
+/// Returns the bits of the codes above 0.
+fn gather_signs(codes: &[u8], negative: &Bits) -> Result<Bits> {
     if negative.len() != codes.len() as u64 {
         return Err(Error::inconsistent("number of signs"));
     }
-    let mut plane = PlaneWriter::new(out);
+    let mut gathered = Vec::with_capacity(codes.len() / 8 + 8);
+    let mut count = 0u64;
+    let mut plane = PlaneWriter::new(&mut gathered);
     let mut signs = negative.as_bytes().chunks(8);
     for_each_mask(codes, |mask| {
         let signs = word(signs.next().unwrap_or_default());
@@ -184,24 +204,34 @@ fn write_signs(out: &mut Vec<u8>, codes: &[u8], negative: &Bits) -> Result<()> {
             return Err(Error::inconsistent("sign of a zero"));
         }
         plane.put(gather_bits(signs, mask), mask.count_ones());
+        count += u64::from(mask.count_ones());
         Ok(())
     })?;
     plane.finish();
-    Ok(())
+    Bits::from_bytes(count, gathered).ok_or(Error::inconsistent("number of signs"))
 }
 
-fn read_signs(cursor: &mut Cursor<'_>, codes: &[u8]) -> Result<Bits> {
-    let count: u64 = codes.iter().map(|&code| u64::from(code != 0)).sum();
-    let offset = cursor.offset();
-    let mut plane = PlaneReader::new(cursor.take(count.div_ceil(8))?, offset);
-    let mut signs = Vec::with_capacity(codes.len().next_multiple_of(64) / 8);
+/// Reads the signs of the codes above 0; the others have the bit 0.
+fn read_signs(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    codes: &[u8],
+    space: &ValueSpace<'_>,
+) -> Result<Bits> {
+    let count = codes.iter().map(|&code| u64::from(code != 0)).sum();
+    scatter_signs(codes, &signs::read(cursor, decoder, count, space.elements, Some(codes))?)
+}
+
+/// Inverts [`gather_signs`].
+fn scatter_signs(codes: &[u8], signs: &Bits) -> Result<Bits> {
+    let mut plane = PlaneReader::new(signs.as_bytes(), 0);
+    let mut scattered = Vec::with_capacity(codes.len().next_multiple_of(64) / 8);
     for_each_mask(codes, |mask| {
-        signs.extend(scatter_bits(plane.get(mask.count_ones()), mask).to_le_bytes());
+        scattered.extend(scatter_bits(plane.get(mask.count_ones()), mask).to_le_bytes());
         Ok(())
     })?;
-    plane.finish("signs")?;
-    signs.truncate(codes.len().div_ceil(8));
-    Bits::from_bytes(codes.len() as u64, signs).ok_or(Error::inconsistent("number of signs"))
+    scattered.truncate(codes.len().div_ceil(8));
+    Bits::from_bytes(codes.len() as u64, scattered).ok_or(Error::inconsistent("number of signs"))
 }
 
 /// Calls `f` with a mask for each 64 codes: a bit is set where the code is above 0.
@@ -289,16 +319,13 @@ mod tests {
         for len in [0, 1, 63, 64, 65, 128, 200] {
             let codes: Vec<u8> = (0..len).map(|i| (i * i % 5 % 3) as u8).collect();
             let negative: Bits = codes.iter().enumerate().map(|(i, &code)| code != 0 && i % 3 == 0).collect();
-            let mut bytes = Vec::new();
-            write_signs(&mut bytes, &codes, &negative).unwrap();
-            assert_eq!(bytes.len(), codes.iter().filter(|&&code| code != 0).count().div_ceil(8));
-            let mut cursor = Cursor::new(&bytes, 0, "signs");
-            assert_eq!(read_signs(&mut cursor, &codes).unwrap(), negative);
-            assert_eq!(cursor.remaining(), 0);
+            let signs = gather_signs(&codes, &negative).unwrap();
+            assert_eq!(signs.len(), codes.iter().filter(|&&code| code != 0).count() as u64);
+            assert_eq!(scatter_signs(&codes, &signs).unwrap(), negative);
         }
         let of_a_zero: Bits = [false, true].into_iter().collect();
-        assert!(write_signs(&mut Vec::new(), &[1, 0], &of_a_zero).is_err());
-        assert!(write_signs(&mut Vec::new(), &[1], &of_a_zero).is_err());
+        assert!(gather_signs(&[1, 0], &of_a_zero).is_err());
+        assert!(gather_signs(&[1], &of_a_zero).is_err());
     }
 
     #[test]

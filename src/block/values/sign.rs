@@ -3,11 +3,11 @@
 use crate::arch::{self, Kernel};
 use crate::bits::Cursor;
 use crate::block::values::{
-    Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers,
+    Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId, WireValues, put_numbers, signs,
 };
 use crate::block::{Bits, Groups, Part, Scales, Values};
 use crate::codes::{Coder, Decoder};
-use crate::error::{Error, FormatErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::limits::Budget;
 
 /// Each element is plus or minus its group's scale: signSGD, 1-bit Adam, sparse ternary compression.
@@ -36,29 +36,25 @@ impl Kind for Sign {
         }
     }
 
-    fn write(&self, out: &mut Vec<u8>, _: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+    fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
         write_head(out, self.groups, &self.scales, space)?;
         if self.negative.len() != space.count {
             return Err(Error::inconsistent("number of signs"));
         }
-        out.extend_from_slice(self.negative.as_bytes());
+        signs::write(out, coder, &self.negative, space.elements, None);
         Ok(())
     }
 
-    fn read(cursor: &mut Cursor<'_>, _: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
+    fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let (groups, scales) = read_head(cursor, space)?;
-        let bytes = cursor.take(space.count.div_ceil(8))?;
-        let negative = Bits::from_bytes(space.count, bytes.to_vec()).ok_or_else(|| padding(cursor))?;
+        let negative = signs::read(cursor, decoder, space.count, space.elements, None)?;
         Ok(Self { groups, scales, negative })
     }
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
         read_head(cursor, space)?;
-        let bytes = cursor.take(space.count.div_ceil(8))?;
-        match Bits::is_valid(space.count, bytes) {
-            true => Ok(Validated::numbers(space.count / 8)),
-            false => Err(padding(cursor)),
-        }
+        signs::validate(cursor, space.count)?;
+        Ok(Validated::numbers(space.count / 8))
     }
 
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
@@ -73,12 +69,15 @@ impl Kind for Sign {
 
 impl Sign {
     /// Reads the wire form of values of one tensor, and stores them as its elements.
-    pub(crate) fn read_into(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>, out: &mut [u8]) -> Result<()> {
+    pub(crate) fn read_into(
+        cursor: &mut Cursor<'_>,
+        decoder: &Decoder<'_>,
+        space: &ValueSpace<'_>,
+        out: &mut [u8],
+    ) -> Result<()> {
         let (groups, scales) = read_head(cursor, space)?;
-        let bits = cursor.take(space.count.div_ceil(8))?;
-        if !Bits::is_valid(space.count, bits) {
-            return Err(padding(cursor));
-        }
+        let negative = signs::read(cursor, decoder, space.count, space.elements, None)?;
+        let bits = negative.as_bytes();
         put_numbers(space.dtype, out, |first, numbers| {
             groups.for_each_in(first..first + numbers.len(), |g, range| {
                 let (start, out) = (range.start, &mut numbers[range.start - first..range.end - first]);
@@ -133,11 +132,6 @@ fn read_head(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<(Groups,
     Ok((groups, Scales::read(cursor, groups.count(space))?))
 }
 
-/// The error for padding bits that are set in the byte before the cursor.
-fn padding(cursor: &Cursor<'_>) -> Error {
-    Error::format(FormatErrorKind::NonzeroPadding, cursor.offset().saturating_sub(1))
-}
-
 impl WireValues {
     /// Writes [`Sign`]: `negative` has a bit for each value, 1 for minus.
     ///
@@ -155,6 +149,7 @@ impl WireValues {
         if negative.len() as u64 != self.count.div_ceil(8) {
             return Err(Error::inconsistent("number of signs"));
         }
+        bytes.push(signs::PLANE);
         bytes.extend_from_slice(negative);
         Ok(Part::Written { id: Sign::ID, bytes: bytes.into() })
     }

@@ -2,7 +2,7 @@
 
 use crate::bits::{Cursor, unzigzag, zigzag};
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
-use crate::codes::{Coder, Decoder, Role, read_ints, validate_ints, write_ints};
+use crate::codes::{Coder, Decoder, Role, read_grouped_ints, validate_grouped_ints, write_grouped_ints};
 use crate::error::{Error, Result};
 
 /// The difference to a base tensor in units of the last place.
@@ -32,17 +32,18 @@ impl Kind for Ulp {
             return Err(Error::inconsistent("differences"));
         }
         let codes: Vec<u64> = self.diffs.iter().map(|&d| zigzag(d)).collect();
-        write_ints(out, coder, Role::Ulps, &codes);
+        write_grouped_ints(out, coder, Role::Ulps, &codes, space.group_counts);
         Ok(())
     }
 
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
-        let codes = read_ints(cursor, decoder, space.count, max_zigzag(space.dtype.bits()))?;
+        let max = max_zigzag(space.dtype.bits());
+        let codes = read_grouped_ints(cursor, decoder, space.count, max, space.group_counts)?;
         Ok(Self { diffs: codes.into_iter().map(unzigzag).collect() })
     }
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
-        validate_ints(cursor, space.count)?;
+        validate_grouped_ints(cursor, space.count, space.group_counts)?;
         Ok(Validated::bits(space.count))
     }
 }

@@ -38,7 +38,15 @@ impl WireValues {
     /// The space of the values. No kind that has a method here depends on the other properties.
     pub(super) fn space(self) -> ValueSpace<'static> {
         let Self { count, tensors } = self;
-        ValueSpace { count, is_all: false, tensors: Some(tensors), dtype: Dtype::F32, row_lens: &[] }
+        ValueSpace {
+            count,
+            is_all: false,
+            tensors: Some(tensors),
+            dtype: Dtype::F32,
+            row_lens: &[],
+            group_counts: &[],
+            elements: None,
+        }
     }
 
     /// Appends `ints(N)`.

@@ -2,7 +2,7 @@
 //! that makes blocks.
 
 pub(super) mod chunked;
-mod delta;
+pub(super) mod delta;
 pub(super) mod demo;
 mod dither;
 mod int8;

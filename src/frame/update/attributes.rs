@@ -22,15 +22,34 @@ impl AttributeId {
 /// First 16 bytes of the hash of a tensor's type, shape and elements.
 pub type Digest = [u8; 16];
 
-/// A tensor that a delta changes.
+/// A run of consecutive tensors that a delta changes, with one digest for all of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delta {
-    /// Number of the tensor in the manifest.
-    pub tensor: u64,
+    /// Number of the first tensor in the manifest.
+    pub first: u64,
+    /// Number of further tensors.
+    pub more: u64,
     /// Digest before the update.
     pub base: Digest,
     /// Digest after the whole update.
     pub result: Digest,
+}
+
+impl Delta {
+    /// Number of the last tensor in the manifest. Runs that were read are in their manifest.
+    pub fn last(&self) -> u64 {
+        self.first.saturating_add(self.more)
+    }
+
+    /// Whether the run contains a tensor.
+    pub fn contains(&self, tensor: u64) -> bool {
+        (self.first..=self.last()).contains(&tensor)
+    }
+
+    /// Returns the run in `runs`, in ascending order, that contains a tensor.
+    pub fn find(runs: &[Self], tensor: u64) -> Option<&Self> {
+        runs.get(runs.partition_point(|run| run.last() < tensor)).filter(|run| run.contains(tensor))
+    }
 }
 
 /// Returns the digest of a tensor (spec, section 6).
@@ -42,6 +61,17 @@ pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
     hasher.update(&head).update(tensor.data());
     let hash = hasher.finalize();
     std::array::from_fn(|i| hash.as_bytes()[i])
+}
+
+/// Returns the digest of a run of tensors with these digests (spec, section 6).
+pub fn run_digest(tensors: &[Digest]) -> Digest {
+    match tensors {
+        [one] => *one,
+        several => {
+            let hash = blake3::hash(several.as_flattened());
+            std::array::from_fn(|i| hash.as_bytes()[i])
+        }
+    }
 }
 
 /// Longest label that is written, in bytes.
@@ -62,7 +92,8 @@ pub(super) fn write(out: &mut Vec<u8>, label: &str, delta: Option<&[Delta]>) {
         let mut bytes = Vec::new();
         put_varint(&mut bytes, delta.len() as u64);
         for entry in delta {
-            put_varint(&mut bytes, entry.tensor);
+            put_varint(&mut bytes, entry.first);
+            put_varint(&mut bytes, entry.more);
             bytes.extend_from_slice(&entry.base);
             bytes.extend_from_slice(&entry.result);
         }
@@ -101,11 +132,15 @@ fn read_delta(cursor: &mut Cursor<'_>) -> Result<Vec<Delta>> {
     let mut delta: Vec<Delta> = Vec::new();
     for _ in 0..cursor.varint()? {
         let offset = cursor.offset();
-        let tensor = cursor.varint()?;
-        if delta.last().is_some_and(|last| last.tensor >= tensor) {
+        let first = cursor.varint()?;
+        if delta.last().is_some_and(|run| run.last() >= first) {
             return Err(Error::format(FormatErrorKind::NotAscending, offset));
         }
-        delta.push(Delta { tensor, base: cursor.array()?, result: cursor.array()? });
+        let more = cursor.varint()?;
+        if first.checked_add(more).is_none() {
+            return Err(Error::out_of_range("tensor of a delta", more, offset));
+        }
+        delta.push(Delta { first, more, base: cursor.array()?, result: cursor.array()? });
     }
     cursor.finish()?;
     Ok(delta)

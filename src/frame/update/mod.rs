@@ -4,7 +4,7 @@ mod attributes;
 mod tables;
 mod write;
 
-pub use attributes::{AttributeId, Delta, Digest, tensor_digest};
+pub use attributes::{AttributeId, Delta, Digest, run_digest, tensor_digest};
 pub(crate) use write::{Part, write_parts};
 
 use std::sync::Arc;
@@ -292,20 +292,26 @@ impl<'a> UpdatePart<'a> {
         let listed = match &self.header.delta {
             Some(delta) => delta,
             None => {
-                let ulp = self.blocks.iter().find(|b| b.values_id == ValuesId::ULP);
-                return ulp.map_or(Ok(()), |b| Err(unknown("delta attribute", b.offset)));
+                let needs_base = |b: &&RawBlock<'_>| b.values_id == ValuesId::ULP || b.is_based();
+                let block = self.blocks.iter().find(needs_base);
+                return block.map_or(Ok(()), |b| Err(unknown("delta attribute", b.offset)));
             }
         };
-        if let Some(entry) = listed.iter().find(|d| d.tensor >= self.manifest.tensors().len() as u64) {
-            return Err(Error::out_of_range("tensor of a delta", entry.tensor, offset));
+        if let Some(entry) = listed.iter().find(|d| d.last() >= self.manifest.tensors().len() as u64) {
+            return Err(Error::out_of_range("tensor of a delta", entry.last(), offset));
+        }
+        // For each run, the last tensor of the runs that follow it without a gap.
+        let mut ends: Vec<u64> = listed.iter().map(Delta::last).collect();
+        for i in (1..ends.len()).rev() {
+            if ends[i - 1] + 1 == listed[i].first {
+                ends[i - 1] = ends[i];
+            }
         }
         for block in &self.blocks {
-            // The list is strictly ascending: all touched tensors are listed exactly if the last one stands
-            // `count - 1` entries after the first.
             let (first, count) = (block.scope.first(), block.scope.tensors());
-            let start = listed.partition_point(|d| d.tensor < first);
-            let last = usize::try_from(count - 1).ok().and_then(|more| listed.get(start.checked_add(more)?));
-            if last.is_none_or(|d| d.tensor != first + (count - 1)) {
+            let run = listed.partition_point(|d| d.last() < first);
+            let is_listed = listed.get(run).is_some_and(|d| d.first <= first);
+            if !is_listed || ends[run] - first < count - 1 {
                 return Err(unknown("digests of a tensor", block.offset));
             }
         }

@@ -106,7 +106,7 @@ fn check(
         }
     }
     let delta = header.delta.as_deref().unwrap_or_default();
-    if !delta.is_sorted_by(|a, b| a.tensor < b.tensor) {
+    if !delta.is_sorted_by(|a, b| a.last() < b.first) {
         return Err(Error::not_ascending("tensors of a delta"));
     }
     Ok(())
@@ -166,19 +166,24 @@ fn write_part(
 /// Returns the entries of the delta for the tensors that the blocks of a part touch.
 fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<Delta>>> {
     let Some(delta) = &header.delta else {
-        let ulp = blocks.iter().any(|b| b.block.values_id() == ValuesId::ULP);
-        return if ulp { Err(Error::inconsistent("ULP differences without a delta")) } else { Ok(None) };
+        let needs_base = blocks.iter().any(|b| b.block.values_id() == ValuesId::ULP || b.block.is_based());
+        return match needs_base {
+            true => Err(Error::inconsistent("differences from a base without a delta")),
+            false => Ok(None),
+        };
     };
-    let mut entries = Vec::new();
+    let mut entries: Vec<Delta> = Vec::new();
     for Weighed { block, .. } in blocks {
         for tensor in block.scope.first()..block.scope.first() + block.scope.tensors() {
-            let found = delta.binary_search_by_key(&tensor, |d| d.tensor);
-            let found =
-                found.map_err(|_| Error::inconsistent("tensor missing in the delta").in_tensor(tensor))?;
-            entries.push(delta[found]);
+            if entries.last().is_some_and(|run| run.contains(tensor)) {
+                continue;
+            }
+            let found = Delta::find(delta, tensor);
+            let missing = || Error::inconsistent("tensor missing in the delta").in_tensor(tensor);
+            entries.push(*found.ok_or_else(missing)?);
         }
     }
-    entries.sort_by_key(|d| d.tensor);
+    entries.sort_by_key(|d| d.first);
     entries.dedup();
     Ok(Some(entries))
 }

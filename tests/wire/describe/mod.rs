@@ -190,9 +190,9 @@ fn describe_update(part: &UpdatePart<'_>) -> Result<Value> {
         out["label"] = json!(h.label);
     }
     if let Some(delta) = &h.delta {
-        let entries = delta
-            .iter()
-            .map(|d| json!({ "tensor": d.tensor, "base": hex(&d.base), "result": hex(&d.result) }));
+        let entries = delta.iter().map(
+            |d| json!({ "first": d.first, "more": d.more, "base": hex(&d.base), "result": hex(&d.result) }),
+        );
         out["delta"] = entries.collect();
     }
     let blocks = part.decode_all()?;
@@ -212,16 +212,13 @@ fn describe_scope(scope: &Scope, add: bool) -> Value {
 
 fn describe_block(part: &UpdatePart<'_>, raw: &RawBlock<'_>, block: &Block) -> Result<Value> {
     let positions = match block.support {
-        Support::All => Value::Null,
+        Support::All | Support::Based(_) => Value::Null,
         _ => json!(block.positions(&raw.space, part.sets(), &part.budget())?),
     };
     let numbers = match &block.values {
         Values::Floats(Floats { stored: Stored::Source, bytes }) | Values::Planes(Planes { bytes }) => {
             let digits = raw.space.dtype.bits() as usize / 4;
-            let count = match &positions {
-                Value::Array(positions) => positions.len() as u64,
-                _ => raw.space.len(),
-            };
+            let count = block.count(&raw.space, part.sets())?;
             let bits = (0..count).map(|i| element::bits_at(raw.space.dtype, bytes, i).expect("an element"));
             bits.map(|b| json!(format!("{b:0digits$x}"))).collect()
         }
@@ -235,10 +232,14 @@ fn describe_block(part: &UpdatePart<'_>, raw: &RawBlock<'_>, block: &Block) -> R
         }
         _ => patterns(&block.numbers(&raw.space, part.sets(), &part.budget())?),
     };
-    Ok(json!({
+    let mut out = json!({
         "scope": describe_scope(&block.scope, block.add), "support": raw.support_id.name(),
         "values": raw.values_id.name(), "positions": positions, "numbers": numbers,
-    }))
+    });
+    if let Support::Based(based) = &block.support {
+        out["groups"] = based.ranks.iter().map(|ranks| json!([1, ranks.len()])).collect();
+    }
+    Ok(out)
 }
 
 fn describe_set(set: &IndexSet, id: &[u8], manifest: &Manifest) -> Result<Value> {

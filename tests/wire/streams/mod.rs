@@ -5,9 +5,10 @@ use std::sync::Arc;
 
 use gcodec::Dtype;
 use gcodec::block::{
-    Affine, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups, Latent,
-    Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows, ScaleFormat,
-    Scales, Scope, Seeded, Set, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow, Values, Zero,
+    Affine, Based, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups,
+    Latent, Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows,
+    ScaleFormat, Scales, Scope, Seeded, Set, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow, Values,
+    Zero,
 };
 use gcodec::frame::{
     Delta, FrameKind, IndexSet, Manifest, Metadata, Model, Reduction, TensorInfo, UpdateHeader,
@@ -175,6 +176,12 @@ pub(crate) fn blocks() -> Vec<Block> {
             Support::Sparse(Sparse { positions: vec![2, 9] }),
             Values::Ulp(Ulp { diffs: vec![1, -300] }),
         ),
+        block(
+            Scope::Tensor(4),
+            // Without bits, a base has elements of the second class only.
+            Support::Based(Based { bounds: vec![100], ranks: vec![vec![], vec![0, 3, 14]] }),
+            Values::Ulp(Ulp { diffs: vec![2, -1, 70] }),
+        ),
         block(Scope::Tensor(5), Support::All, Values::Planes(Planes { bytes: (0..24).collect() })),
         block(
             Scope::Tensor(6),
@@ -244,14 +251,14 @@ pub(crate) fn blocks() -> Vec<Block> {
 
 /// Whether a block is allowed only in a delta.
 pub(crate) fn needs_delta(block: &Block) -> bool {
-    matches!(block.values, Values::Ulp(_))
+    matches!(block.values, Values::Ulp(_)) || matches!(block.support, Support::Based(_))
 }
 
 /// The header of an update that contains only `block`.
 pub(crate) fn header_for(block: &Block) -> UpdateHeader {
     let delta = needs_delta(block).then(|| {
         let touched = block.scope.first()..block.scope.first() + block.scope.tensors();
-        touched.map(|tensor| Delta { tensor, base: [1; 16], result: [2; 16] }).collect()
+        touched.map(|tensor| Delta { first: tensor, more: 0, base: [1; 16], result: [2; 16] }).collect()
     });
     UpdateHeader::default().with_step(9).with_delta(delta)
 }
@@ -287,7 +294,7 @@ pub(crate) fn sample() -> Vec<u8> {
     encoder.update(&mut out, &header, &manifest, &[(&on_set, options)]).unwrap();
     encoder.private(&mut out, FrameKind(0xf001), b"private").unwrap();
     let tokens = options.with_positions(Positions::Tokens).with_entropy(Entropy::Auto);
-    let second: Vec<_> = [3, 13, 15, 16].iter().map(|&i| (&blocks[i], tokens)).collect();
+    let second: Vec<_> = [3, 13, 16, 17].iter().map(|&i| (&blocks[i], tokens)).collect();
     let header = UpdateHeader::default().with_step(2).with_label("several parts".into());
     encoder.update(&mut out, &header, &manifest, &second).unwrap();
     encoder.finish(&mut out);

@@ -45,7 +45,7 @@ SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
   int8:group=256            8 bits per element and a scale per group
   powersgd:rank=4           PowerSGD: each matrix as two factors
 
-Codecs with positions take positions=auto|rice|rice-one|tokens|bitmap. A seed grows by one with
+Codecs with positions take positions=auto|rice|rice-one|tokens|bitmap|classed. A seed grows by one with
 each update.
 
 With the codec delta, each input is the base of the next one; without --base the first input is

@@ -4,7 +4,7 @@ use crate::fail::{Failure, Result};
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
 use gcodec::file::File;
-use gcodec::frame::{Delta, MAGIC, Manifest, UpdateHeader, UpdatePart, tensor_digest};
+use gcodec::frame::{Delta, MAGIC, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest};
 use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
 use gcodec::{Limits, TensorBuf};
@@ -125,8 +125,10 @@ impl<'a> Updates<'a> {
                 None => base.clone(),
             };
             let manifest = self.manifest(step);
+            // The next delta of a chain may have a digest for several tensors: all of them are its base.
+            let is_wanted = |name: &str| step < number || wanted(name);
             let decoded =
-                self.decode_one(step, &wanted, &previous).map_err(|e| explain(e, Some(manifest)))?;
+                self.decode_one(step, &is_wanted, &previous).map_err(|e| explain(e, Some(manifest)))?;
             let name = |number: u64| manifest.tensors()[number as usize].name.clone();
             tensors = Some(decoded.into_iter().map(|(n, t)| NamedTensor::new(name(n), t)).collect());
         }
@@ -160,10 +162,14 @@ impl<'a> Updates<'a> {
         let Some(delta) = &self.header(number).delta else { return true };
         let infos = self.manifest(number).tensors();
         let is_base = |entry: &Delta| {
-            let tensor = infos.get(entry.tensor as usize).and_then(|info| base.get(&info.name));
-            tensor.is_some_and(|tensor| tensor_digest(*tensor) == entry.base)
+            let digest = |number| {
+                let info = infos.get(usize::try_from(number).ok()?)?;
+                base.get(&info.name).map(|tensor| tensor_digest(*tensor))
+            };
+            let digests: Option<Vec<_>> = (entry.first..=entry.last()).map(digest).collect();
+            digests.is_some_and(|digests| run_digest(&digests) == entry.base)
         };
-        // One tensor suffices here: the decoder compares them all.
+        // One run suffices here: the decoder compares them all.
         delta.first().is_none_or(is_base)
     }
 }

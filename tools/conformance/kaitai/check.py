@@ -137,6 +137,8 @@ def check_values(values, want):
     body = values.body
     if kind == "floats" and body.stored == 2:
         same("numbers", [body.numbers[i:i + 4][::-1].hex() for i in range(0, 4 * m, 4)], want["numbers"])
+    if kind == "sign" and hasattr(body, "signs") and name_of(body.signs.coding) == "plane":
+        same("bytes of signs", len(body.signs.body.bytes), (m + 7) // 8)
     if kind == "latent":
         same("model", body.model_id.bytes.hex(), want["numbers"]["model"])
         same("codes' shape", numbers(body.dims), want["numbers"]["shape"])
@@ -154,8 +156,9 @@ def check_update(body, frame, met):
     same("reduction", name_of(body.reduction), frame["reduction_name"])
     attributes = {name_of(a.kind): a.body for a in body.attributes}
     same("label", getattr(attributes.get("label"), "value", None), frame.get("label"))
-    deltas = getattr(attributes.get("delta"), "tensors", None)
-    got = deltas and [{"tensor": d.tensor.value, "base": d.base.hex(), "result": d.result.hex()} for d in deltas]
+    runs = getattr(attributes.get("delta"), "runs", None)
+    got = runs and [{"first": r.first.value, "more": r.more.value, "base": r.base.hex(), "result": r.result.hex()}
+                    for r in runs]
     same("delta", got, frame.get("delta"))
     for table in body.tables:
         check_table(table)
@@ -166,6 +169,9 @@ def check_update(body, frame, met):
     for block, want in zip(body.blocks, frame["blocks"]):
         same("scope", scope_of(block.body.scope), want["scope"])
         check_support(block.body.support, want["positions"], want["support"])
+        if "groups" in want:
+            groups = block.body.support.body.by_base.groups
+            same("groups", [[g.class_count.value, g.m.value] for g in groups], want["groups"])
         check_values(block.body.values, want)
 
 

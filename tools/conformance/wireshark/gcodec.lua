@@ -7,7 +7,8 @@ local gcodec = Proto("gcodec", "gcodec stream of model updates")
 
 local FRAMES = { [1] = "manifest", [2] = "update", [3] = "index set", [4] = "model", [5] = "end",
   [0x8001] = "metadata", [0x8002] = "index" }
-local SUPPORTS = { "all", "gaps-rice", "gaps-tokens", "bitmap", "chunked", "rows", "seeded", "set" }
+local SUPPORTS = { "all", "gaps-rice", "gaps-tokens", "bitmap", "chunked", "rows", "seeded", "set", "classed" }
+local RULES = { "base", "rows and columns" }
 local VALUES = { "floats", "constant", "sign", "pow2", "levels", "affine", "codebook", "minifloat", "planes", "ulp",
   "latent", "low-rank", "dct" }
 local DTYPES = { [1] = "f64", [2] = "f32", [3] = "f16", [4] = "bf16", [5] = "f8e4m3fn", [6] = "f8e5m2", [7] = "f8e4m3fnuz",
@@ -65,11 +66,12 @@ field("update.reduction", "uint8", "Reduction", base.DEC, REDUCTIONS)
 field("update.part", "uint64", "Part")
 field("update.attribute", "uint64", "Attribute")
 field("update.label", "string", "Label")
-field("update.delta_tensors", "uint64", "Tensors in the delta")
+field("update.delta_runs", "uint64", "Runs in the delta")
 field("update.table_count", "uint64", "Shared tables")
 field("update.table", "bytes", "Shared table")
 field("update.block_count", "uint64", "Blocks")
-field("delta.tensor", "uint64", "Tensor")
+field("delta.first", "uint64", "First tensor")
+field("delta.more", "uint64", "Tensors after the first")
 field("delta.base", "bytes", "Base digest")
 field("delta.result", "bytes", "Result digest")
 field("block.len", "uint64", "Length")
@@ -81,6 +83,9 @@ field("block.elements", "uint64", "Elements")
 field("block.name", "string", "Name")
 field("block.support", "uint32", "Support", base.DEC, SUPPORTS)
 field("block.values", "uint32", "Values", base.DEC, VALUES)
+field("block.rule", "uint8", "Classed by", base.DEC, RULES)
+field("block.classes", "uint8", "Classes")
+field("block.group", "string", "Group")
 field("block.positions", "uint64", "Positions")
 field("block.support_bytes", "bytes", "Bytes of the support")
 field("block.values_bytes", "bytes", "Bytes of the values")
@@ -252,8 +257,8 @@ local function human(bytes)
   return string.format("%.1f GB", bytes / 1e9)
 end
 
-local function counted(count, noun)
-  return dec(count) .. " " .. noun .. (count == 1 and "" or "s")
+local function counted(count, noun, plural)
+  return dec(count) .. " " .. noun .. (count == 1 and "" or plural or "s")
 end
 
 -- Returns text for the tree from any bytes: bytes that are not UTF-8 and control characters become U+FFFD.
@@ -397,9 +402,33 @@ local function scope(c, tree, tensors)
   return name
 end
 
+-- Shows the fields of a classed support (supports/classed.md), as far as their places do not depend on coded
+-- integers.
+local function classed(c, tree)
+  local rule, rule_range = c:u8("the rule")
+  local classes, classes_range = c:u8("the number of classes")
+  if not RULES[rule] then malformed("a support is classed by rule " .. dec(rule)) end
+  if classes < 1 or classes > 64 then malformed("a support has " .. counted(classes, "class", "es")) end
+  tree:add(f["block.rule"], rule_range)
+  tree:add(f["block.classes"], classes_range)
+  if rule == 2 then return end
+  c:take(classes - 1, "the bounds")
+  local first, m = c.at, UInt64(0)
+  for _ = 1, c:varint("group_count") do
+    local at = c.at
+    local size = c:varint("the classes of a group")
+    local count, exact = c:varint("the positions of a group")
+    if count > 0 then c:take(1, "the code of a group") end
+    m = m + exact
+    tree:add(f["block.group"], c.tvb:range(at, c.at - at), counted(size, "class", "es") .. ", " .. counted(count, "position"))
+  end
+  tree:add(f["block.positions"], c.tvb:range(first, c.at - first), m):set_generated()
+end
+
 -- Shows the number of positions, for the support kinds that store it.
 local function positions(c, tree, support_id)
   if support_id == 2 or support_id == 3 or support_id == 7 then c:show(tree, "block.positions") end
+  if support_id == 9 then classed(c, tree) end
 end
 
 -- Shows a block (section 5).
@@ -483,13 +512,16 @@ bodies[1] = function(c, tree, stream)
 end
 
 local function delta(c, tree)
-  local count = c:show(tree, "update.delta_tensors")
+  local count = c:show(tree, "update.delta_runs")
   for _ = 1, count do
-    local first = c.at
-    local tensor, exact, range = c:varint("tensor")
+    local at = c.at
+    local _, first, first_range = c:varint("the first tensor of a run")
+    local more, exact, more_range = c:varint("the length of a run")
     local base, result = c:take(16, "a digest"), c:take(16, "a digest")
-    local sub = tree:add(gcodec, c.tvb:range(first, c.at - first), "Delta of tensor " .. tostring(exact))
-    sub:add(f["delta.tensor"], range, exact)
+    local text = "Delta of tensor " .. tostring(first) .. (more > 0 and " and " .. tostring(exact) .. " more" or "")
+    local sub = tree:add(gcodec, c.tvb:range(at, c.at - at), text)
+    sub:add(f["delta.first"], first_range, first)
+    sub:add(f["delta.more"], more_range, exact)
     sub:add(f["delta.base"], base)
     sub:add(f["delta.result"], result)
   end

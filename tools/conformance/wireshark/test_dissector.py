@@ -156,7 +156,7 @@ class Dissector(unittest.TestCase):
             self.assertEqual(tree.number("update.block_count"), update["blocks"])
             self.assertEqual(len(tree.all("block.len")), update["blocks"])
             self.assertEqual(["none", "sum", "mean"][tree.number("update.reduction")], update["reduction"])
-            self.assertEqual(bool(tree.all("update.delta_tensors")), update["delta"])
+            self.assertEqual(bool(tree.all("update.delta_runs")), update["delta"])
             # A block covers one tensor or several; inspect lists the first tensor of each block.
             names = [t["name"] for t in update["tensors"]]
             self.assertLessEqual(set(tree.all("block.name")), set(names))
@@ -263,13 +263,15 @@ class Dissector(unittest.TestCase):
                     self.assertEqual(tree.number(f"update.{key}"), want[key], key)
                 self.assertEqual(tree.one("frame.last") in ("1", "True"), want["last"])
                 self.assertEqual(tree.all("update.label"), [want["label"]] if "label" in want else [])
-                self.assertEqual([int(t) for t in tree.all("delta.tensor")], [d["tensor"] for d in want.get("delta", [])])
+                runs = [(int(first), int(more)) for first, more in zip(tree.all("delta.first"), tree.all("delta.more"))]
+                self.assertEqual(runs, [(d["first"], d["more"]) for d in want.get("delta", [])])
                 self.assertEqual([plain(t) for t in tree.all("delta.result")], [d["result"] for d in want.get("delta", [])])
                 blocks = want["blocks"]
                 self.assertEqual([int(t) for t in tree.all("block.tensor")], [b["scope"][1] for b in blocks])
                 self.assertEqual([decoder.SUPPORTS[int(s)] for s in tree.all("block.support")], [b["support"] for b in blocks])
                 self.assertEqual([decoder.VALUES[int(v)] for v in tree.all("block.values")], [b["values"] for b in blocks])
-                counted = [len(b["positions"]) for b in blocks if b["support"] in ("gaps-rice", "gaps-tokens", "seeded")]
+                stored = [b for b in blocks if b["support"] in ("gaps-rice", "gaps-tokens", "seeded") or "groups" in b]
+                counted = [sum(m for _, m in b["groups"]) if "groups" in b else len(b["positions"]) for b in stored]
                 self.assertEqual([int(m) for m in tree.all("block.positions")], counted)
                 ranges = [b["scope"][2:] for b in blocks if b["scope"][0] & 3 == 2]
                 self.assertEqual([[int(a), int(b)] for a, b in zip(tree.all("block.start"), tree.all("block.elements"))], ranges)

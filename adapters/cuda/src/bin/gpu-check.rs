@@ -111,7 +111,7 @@ fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
         support: Support::Sparse(Sparse { positions: planted.clone() }),
         values: Values::Floats(Floats { stored: Stored::Source, bytes }),
     };
-    let space = IndexSpace { dtype, lens: vec![n].into(), row_lens: vec![] };
+    let space = IndexSpace { dtype, lens: vec![n].into(), row_lens: vec![], shapes: Default::default() };
     let target = Target { tensor: buffer.tensor()?, start: 0, len: n };
     let (sets, budget) = (Sets::new(), Budget::new(&Limits::default()));
     let mut scatter = Scatter::new(device)?;

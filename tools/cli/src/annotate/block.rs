@@ -1,6 +1,7 @@
 //! Blocks: supports and values (spec, section 5, supports/ and values/).
 
-use super::ints::{Table, entropy, ints};
+use super::classed::{classed, signs};
+use super::ints::{Table, entropy, grouped_ints, ints};
 use super::walk::{Result, Stop, Walk, few_floats, short_hex};
 use gcodec::block::{IndexSpace, Scope, SupportId, ValuesId};
 use gcodec::frame::Manifest;
@@ -9,8 +10,6 @@ use std::collections::HashMap;
 
 /// Definitions that a block refers to.
 pub(crate) struct Around<'a> {
-    /// All bytes of the frame's body.
-    pub(crate) body: &'a [u8],
     /// The update's manifest.
     pub(crate) manifest: Option<&'a Manifest>,
     /// The update's tables.
@@ -29,12 +28,15 @@ pub(crate) fn block(w: &mut Walk<'_>, around: &Around<'_>) -> Result<()> {
         let values_id = w.varint("values_id", |id| ValuesId(id).to_string())?;
         let support_len = w.varint("support_len", |_| "bytes of the support")?;
         let support_len = usize::try_from(support_len).map_err(|_| Stop("a support is too long".into()))?;
-        let m = w.under(format_args!("support {}", SupportId(support_id)), |w| {
-            w.inside(support_len, |w| support(w, around, SupportId(support_id), space.len()))
+        let kept = w.under(format_args!("support {}", SupportId(support_id)), |w| {
+            let (id, over) = (SupportId(support_id), Over { n: space.len(), tensors: scope.tensors() });
+            w.inside(support_len, |w| support(w, around, id, over))
         })?;
+        let m = kept.m;
         let heading =
             format!("values {} of {m} element{}", ValuesId(values_id), if m == 1 { "" } else { "s" });
-        let space = Space { m, tensors: Some(scope.tensors()), dtype: space.dtype };
+        let (tensors, dtype) = (Some(scope.tensors()), space.dtype);
+        let space = Space { m, groups: &kept.groups, tensors, dtype };
         w.under(heading, |w| values(w, around, ValuesId(values_id), &space))
     })
 }
@@ -69,8 +71,33 @@ pub(crate) fn scope(w: &mut Walk<'_>, around: &Around<'_>) -> Result<(Scope, Ind
     Ok((scope, space))
 }
 
+/// What a support selects from.
+#[derive(Clone, Copy)]
+pub(crate) struct Over {
+    /// Number of elements.
+    pub(crate) n: u64,
+    /// Number of tensors.
+    pub(crate) tensors: u64,
+}
+
+/// What a support selects.
+pub(crate) struct Kept {
+    /// Number of elements.
+    pub(crate) m: u64,
+    /// For a support classed by the base, the number of elements of each group that has some.
+    pub(crate) groups: Vec<u64>,
+}
+
+/// Notes a support of a block or index set, up to the end of its structure.
+pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, over: Over) -> Result<Kept> {
+    match id {
+        SupportId::CLASSED => classed(w, around, over.tensors),
+        other => Ok(Kept { m: unclassed(w, around, other, over.n)?, groups: Vec::new() }),
+    }
+}
+
 /// Notes a support over `n` elements, up to the end of its structure; returns the number of its elements.
-pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Result<u64> {
+fn unclassed(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Result<u64> {
     match id {
         SupportId::ALL => Ok(n),
         SupportId::GAPS_RICE => rice(w),
@@ -78,7 +105,7 @@ pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u
             let m = w.varint("m", |_| "positions")?;
             if m > 0 {
                 w.under(format_args!("gaps: entropy({m}) over tokens"), |w| {
-                    entropy(w, around.body, m, true, around.tables)
+                    entropy(w, around.tables, m, true)
                 })?;
             }
             Ok(m)
@@ -109,7 +136,7 @@ pub(crate) fn support(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u
             {
                 return Err(Stop("rows are of no elements, or of a kind that is not allowed".into()));
             }
-            let rows = support(w, around, inner, n / row_len)?;
+            let rows = unclassed(w, around, inner, n / row_len)?;
             rows.checked_mul(row_len).ok_or(Stop("too many rows".into()))
         }
         SupportId::SEEDED => {
@@ -166,18 +193,18 @@ fn rice(w: &mut Walk<'_>) -> Result<u64> {
 }
 
 /// Context that determines the layout of values.
-struct Space {
+struct Space<'a> {
     m: u64,
+    /// Number of values of each group that has some, for a support classed by the base.
+    groups: &'a [u64],
     /// `None` for nested values.
     tensors: Option<u64>,
     dtype: Dtype,
 }
 
 /// Notes values, up to the end of their structure.
-fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) -> Result<()> {
+fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space<'_>) -> Result<()> {
     let m = space.m;
-    let signs =
-        |w: &mut Walk<'_>| w.payload(m.div_ceil(8), "signs", "a bit for each value, 1 for minus").map(drop);
     match id {
         ValuesId::FLOATS => {
             let stored = w.u8("stored", |s| match s {
@@ -195,7 +222,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
         ValuesId::SIGN => {
             let count = groups(w, space)?;
             scales(w, "scales", count)?;
-            signs(w)
+            signs(w, around, space.tensors, Some(m))
         }
         ValuesId::POW2 => {
             w.array::<2>("min_exponent", |b| {
@@ -208,8 +235,9 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
                 2 => "took the power",
                 _ => "out of range",
             })?;
-            ints(w, around.body, m, "codes", around.tables)?;
-            w.payload(w.rest() as u64, "signs", "a bit for each code above 0, 1 for minus").map(drop)
+            ints(w, around.tables, m, "codes")?;
+            // One for each code above 0.
+            signs(w, around, space.tensors, None)
         }
         ValuesId::LEVELS => {
             w.u8("spacing", |s| if s == 0 { "uniform" } else { "natural" })?;
@@ -222,7 +250,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
             })?;
             let count = groups(w, space)?;
             scales(w, "norms", count)?;
-            ints(w, around.body, m, "levels", around.tables)
+            ints(w, around.tables, m, "levels")
         }
         ValuesId::AFFINE => {
             w.u8("bits", |_| "of a code")?;
@@ -239,7 +267,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
                 2 => scales(w, "offsets", count)?,
                 _ => {}
             }
-            ints(w, around.body, m, "codes", around.tables)
+            ints(w, around.tables, m, "codes")
         }
         ValuesId::CODEBOOK => {
             let last = w.u8("entries - 1", |e| format!("{} entries", u32::from(e) + 1))?;
@@ -258,7 +286,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
             if flags & 2 != 0 {
                 scales(w, "shifts", count)?;
             }
-            ints(w, around.body, m, "codes", around.tables)
+            ints(w, around.tables, m, "codes")
         }
         ValuesId::MINIFLOAT => {
             w.u8("format", |f| match f {
@@ -270,7 +298,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
             })?;
             let count = groups(w, space)?;
             scales(w, "scales", count)?;
-            ints(w, around.body, m, "bit patterns", around.tables)
+            ints(w, around.tables, m, "bit patterns")
         }
         ValuesId::PLANES => {
             let (planes, symbols) = match space.dtype.bits() {
@@ -281,13 +309,13 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
                 w.under(format_args!("plane {plane}"), |w| {
                     match w.u8("coded", |c| if c == 0 { "as bytes" } else { "as integers" })? {
                         0 => w.payload(symbols, "symbols", "").map(drop),
-                        _ => ints(w, around.body, symbols, "symbols", around.tables),
+                        _ => ints(w, around.tables, symbols, "symbols"),
                     }
                 })?;
             }
             Ok(())
         }
-        ValuesId::ULP => ints(w, around.body, m, "differences, zigzag", around.tables),
+        ValuesId::ULP => grouped_ints(w, around.tables, m, "differences, zigzag", space.groups),
         ValuesId::LATENT => {
             w.hash("model id", "")?;
             let rank = w.varint("rank", |_| "dimensions of the codes")?;
@@ -308,7 +336,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
                 let id = ValuesId(w.varint("values_id", |id| ValuesId(id).to_string())?);
                 let len = w.varint("length", |_| "bytes of P")?;
                 let len = usize::try_from(len).map_err(|_| Stop("P is too long".into()))?;
-                let space = Space { m: left, tensors: None, dtype: Dtype::F32 };
+                let space = Space { m: left, groups: &[], tensors: None, dtype: Dtype::F32 };
                 w.inside(len, |w| values(w, around, id, &space))
             })?;
             nested(w, around, "Q", right)
@@ -323,7 +351,7 @@ fn values(w: &mut Walk<'_>, around: &Around<'_>, id: ValuesId, space: &Space) ->
                 let id = SupportId(w.varint("support_id", |id| SupportId(id).to_string())?);
                 let len = w.varint("length", |_| "bytes of the support")?;
                 let len = usize::try_from(len).map_err(|_| Stop("a support is too long".into()))?;
-                w.inside(len, |w| support(w, around, id, n))
+                w.inside(len, |w| unclassed(w, around, id, n))
             })?;
             nested(w, around, "coefficients", count)
         }
@@ -337,12 +365,12 @@ fn nested(w: &mut Walk<'_>, around: &Around<'_>, what: &str, m: u64) -> Result<(
         if matches!(id, ValuesId::LATENT | ValuesId::LOW_RANK | ValuesId::DCT) {
             return Err(Stop(format!("{id} inside other values")));
         }
-        values(w, around, id, &Space { m, tensors: None, dtype: Dtype::F32 })
+        values(w, around, id, &Space { m, groups: &[], tensors: None, dtype: Dtype::F32 })
     })
 }
 
 /// Notes `groups`; returns their number.
-fn groups(w: &mut Walk<'_>, space: &Space) -> Result<u64> {
+fn groups(w: &mut Walk<'_>, space: &Space<'_>) -> Result<u64> {
     let groups = w.varint("groups", |g| match g {
         0 => "all values of the block".to_owned(),
         1 => "the values of each tensor".to_owned(),

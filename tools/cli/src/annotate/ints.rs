@@ -12,33 +12,24 @@ pub(crate) struct Table {
 }
 
 /// Notes a frequency table.
-pub(crate) fn table(w: &mut Walk<'_>, bytes: &[u8], name: &str) -> Result<Table> {
-    let mut at = 0usize;
-    let mut take = |width: usize| -> Result<u32> {
-        let mut value = 0;
-        for i in 0..width {
-            let byte = bytes.get((at + i) / 8).ok_or(Stop("a frequency table is truncated".into()))?;
-            value |= u32::from(byte >> ((at + i) % 8) & 1) << i;
-        }
-        at += width;
-        Ok(value)
-    };
-    let first = take(8)? as usize;
-    let last = first + take(8)? as usize;
-    let rest = first + take(8)? as usize;
+pub(crate) fn table(w: &mut Walk<'_>, name: &str) -> Result<Table> {
+    let mut bits = Bits { plane: w.ahead(), at: 0 };
+    let first = bits.take(8)? as usize;
+    let last = first + bits.take(8)? as usize;
+    let rest = first + bits.take(8)? as usize;
     if last > 255 || rest > last {
         return Err(Stop("a frequency table goes beyond symbol 255".into()));
     }
     let mut freq = [0u32; 256];
     let mut sum = 0;
     for symbol in (first..=last).filter(|&s| s != rest) {
-        let x = take(4)?;
+        let x = bits.take(4)? as u32;
         if x > 12 {
             return Err(Stop("a frequency beyond 4095".into()));
         }
         if x > 0 {
             let e = x - 1;
-            let y = take(e.min(3) as usize)?;
+            let y = bits.take(e.min(3).into())? as u32;
             freq[symbol] = (1 << e) + (y << (e - e.min(3)));
             sum += freq[symbol];
         }
@@ -59,14 +50,51 @@ pub(crate) fn table(w: &mut Walk<'_>, bytes: &[u8], name: &str) -> Result<Table>
         _ => format!("most frequent {rest}: {} of 4096", freq[rest]),
     };
     let symbols = format!("{used} symbol{} of {first}..{last}", if used == 1 { "" } else { "s" });
-    w.bytes(at.div_ceil(8), name, |_| (symbols, meaning))?;
+    w.bytes(bits.at.div_ceil(8) as usize, name, |_| (symbols, meaning))?;
     Ok(Table { slots, freq, start })
 }
 
+/// What a code of integers refers to, and what its reader wants.
+#[derive(Clone, Copy)]
+struct Code<'a> {
+    /// The update's shared tables.
+    tables: &'a [Table],
+    /// For a support classed by the base, the number of integers of each group that has some.
+    groups: &'a [u64],
+    /// Whether the integers are wanted.
+    kept: bool,
+}
+
 /// Notes `ints(N)`.
-pub(crate) fn ints(w: &mut Walk<'_>, body: &[u8], n: u64, what: &str, tables: &[Table]) -> Result<()> {
+pub(crate) fn ints(w: &mut Walk<'_>, tables: &[Table], n: u64, what: &str) -> Result<()> {
+    coded(w, Code { tables, groups: &[], kept: false }, n, what).map(drop)
+}
+
+/// Notes `ints(N)`, which can have a segment for each group.
+pub(crate) fn grouped_ints(
+    w: &mut Walk<'_>,
+    tables: &[Table],
+    n: u64,
+    what: &str,
+    groups: &[u64],
+) -> Result<()> {
+    coded(w, Code { tables, groups, kept: false }, n, what).map(drop)
+}
+
+/// Notes `ints(N)`, and decodes it. Nothing in the code bounds `n`: the caller does.
+pub(crate) fn kept_ints(w: &mut Walk<'_>, tables: &[Table], n: u64, what: &str) -> Result<Vec<u64>> {
+    coded(w, Code { tables, groups: &[], kept: true }, n, what)
+}
+
+/// Notes `entropy(N)`.
+pub(crate) fn entropy(w: &mut Walk<'_>, tables: &[Table], n: u64, tokens: bool) -> Result<()> {
+    segments(w, Code { tables, groups: &[], kept: false }, n, tokens).map(drop)
+}
+
+/// Notes `ints(N)`; returns the integers if they are wanted.
+fn coded(w: &mut Walk<'_>, code: Code<'_>, n: u64, what: &str) -> Result<Vec<u64>> {
     if n == 0 {
-        return Ok(());
+        return Ok(Vec::new());
     }
     w.under(format_args!("{what}: ints({n})"), |w| {
         let coding = w.u8("coding", |c| match c {
@@ -81,75 +109,95 @@ pub(crate) fn ints(w: &mut Walk<'_>, body: &[u8], n: u64, what: &str, tables: &[
                 let width = w.u8("width", |b| format!("{b} bits each"))?;
                 let bits = u128::from(n) * u128::from(width);
                 let len = u64::try_from(bits.div_ceil(8)).map_err(|_| Stop("too many integers".into()))?;
-                w.payload(len, "fields", format_args!("{n} fields of {width} bits"))?;
-                Ok(())
+                let plane = w.payload(len, "fields", format_args!("{n} fields of {width} bits"))?;
+                let mut bits = Bits { plane, at: 0 };
+                (0..if code.kept { n } else { 0 }).map(|_| bits.take(width.into())).collect()
             }
-            1 => entropy(w, body, n, true, tables),
-            2 => entropy(w, body, n, false, tables),
-            3 => {
-                let row_len = w.varint("row_len", |_| "integers in a row")?;
-                let flags = w.u8("flags", |f| match f {
-                    0 => "rows",
-                    1 => "rows and columns",
-                    2 => "rows, zero apart",
-                    3 => "rows and columns, zero apart",
-                    _ => "reserved bits",
-                })?;
-                if row_len == 0 {
-                    return Err(Stop("rows of no integers".into()));
-                }
-                let rows = n.div_ceil(row_len);
-                w.under(format_args!("row references: entropy({rows})"), |w| {
-                    entropy(w, body, rows, false, tables)
-                })?;
-                if flags & 1 != 0 {
-                    w.under(format_args!("column references: entropy({row_len})"), |w| {
-                        entropy(w, body, row_len, false, tables)
-                    })?;
-                }
-                w.under(format_args!("residuals: entropy({n})"), |w| entropy(w, body, n, false, tables))
-            }
+            1 => segments(w, code, n, true),
+            2 => segments(w, code, n, false),
+            3 => referenced(w, Code { groups: &[], ..code }, n),
             other => Err(Stop(format!("unknown coding {other}"))),
         }
     })
 }
 
-/// Notes `entropy(N)`.
-pub(crate) fn entropy(w: &mut Walk<'_>, body: &[u8], n: u64, tokens: bool, tables: &[Table]) -> Result<()> {
-    let log = w.u8("segment_log", |s| match s {
-        0 => "one segment".to_owned(),
-        s => format!("segments of 2^{s} integers"),
+/// Notes referenced symbols.
+fn referenced(w: &mut Walk<'_>, code: Code<'_>, n: u64) -> Result<Vec<u64>> {
+    let row_len = w.varint("row_len", |_| "integers in a row")?;
+    let flags = w.u8("flags", |f| match f {
+        0 => "rows",
+        1 => "rows and columns",
+        2 => "rows, zero apart",
+        3 => "rows and columns, zero apart",
+        _ => "reserved bits",
     })?;
-    if log == 0 {
-        return segment(w, body, n, tokens, tables);
+    if !(1..=n).contains(&row_len) {
+        return Err(Stop(format!("rows of {row_len} integers")));
     }
-    if log > 24 {
-        return Err(Stop(format!("segment_log {log}")));
-    }
-    let each = 1u64 << log;
-    for number in 0..n.div_ceil(each) {
-        let count = each.min(n - number * each);
-        w.under(format_args!("segment {number}"), |w| {
-            let len = w.varint("length", |_| "bytes of the segment")?;
-            let len = usize::try_from(len).map_err(|_| Stop("a segment is too long".into()))?;
-            w.inside(len, |w| segment(w, body, count, tokens, tables))
-        })?;
-    }
-    Ok(())
+    let mut list = |what: &str, count: u64| {
+        w.under(format_args!("{what}: entropy({count})"), |w| segments(w, code, count, false))
+    };
+    let rows = list("row references", n.div_ceil(row_len))?;
+    let columns = if flags & 1 != 0 { list("column references", row_len)? } else { Vec::new() };
+    let residuals = list("residuals", n)?;
+    let at = |list: &[u64], i: u64| usize::try_from(i).ok().and_then(|i| list.get(i)).map_or(0, |&r| r);
+    let whole = |(i, s): (u64, u64)| {
+        let reference = at(&rows, i / row_len) + at(&columns, i % row_len);
+        match (flags & 2 != 0, s) {
+            (false, _) => (s + reference) % 256,
+            (true, 0) => 0,
+            (true, _) => 1 + (s - 1 + reference) % 255,
+        }
+    };
+    Ok((0..).zip(residuals).map(whole).collect())
 }
 
-fn segment(w: &mut Walk<'_>, body: &[u8], n: u64, tokens: bool, tables: &[Table]) -> Result<()> {
+/// Notes `entropy(N)`; returns the integers if they are wanted.
+fn segments(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Vec<u64>> {
+    let log = w.u8("segment_log", |s| match s {
+        0 => "one segment".to_owned(),
+        1 => "a segment for each group".to_owned(),
+        s => format!("segments of 2^{s} integers"),
+    })?;
+    match log {
+        0 => segment(w, code, n, tokens),
+        1 if code.groups.len() < 2 => Err(Stop("segments by group without groups".into())),
+        1 => {
+            for (number, &count) in code.groups.iter().enumerate() {
+                w.under(format_args!("segment {number}: {count} integers"), |w| {
+                    segment(w, code, count, tokens)
+                })?;
+            }
+            // Nobody wants integers of groups.
+            Ok(Vec::new())
+        }
+        10..=24 => {
+            let each = 1u64 << log;
+            let mut all = Vec::new();
+            for number in 0..n.div_ceil(each) {
+                let count = each.min(n - number * each);
+                w.under(format_args!("segment {number}"), |w| {
+                    let len = w.varint("length", |_| "bytes of the segment")?;
+                    let len = usize::try_from(len).map_err(|_| Stop("a segment is too long".into()))?;
+                    all.append(&mut w.inside(len, |w| segment(w, code, count, tokens))?);
+                    Ok(())
+                })?;
+            }
+            Ok(all)
+        }
+        other => Err(Stop(format!("segment_log {other}"))),
+    }
+}
+
+fn segment(w: &mut Walk<'_>, code: Code<'_>, n: u64, tokens: bool) -> Result<Vec<u64>> {
     let number = w.varint("table", |t| match t {
         0 => "its own, which follows".to_owned(),
         t => format!("shared table {}", t - 1),
     })?;
     let table = match number {
-        0 => {
-            let ahead = &body[w.at()..w.at() + w.rest()];
-            &table(w, ahead, "frequency table")?
-        }
+        0 => &table(w, "frequency table")?,
         j => {
-            let shared = usize::try_from(j - 1).ok().and_then(|j| tables.get(j));
+            let shared = usize::try_from(j - 1).ok().and_then(|j| code.tables.get(j));
             shared.ok_or(Stop(format!("there is no shared table {}", j - 1)))?
         }
     };
@@ -162,22 +210,50 @@ fn segment(w: &mut Walk<'_>, body: &[u8], n: u64, tokens: bool, tables: &[Table]
     let states = w.payload(4 * lanes, "states", "a u32 for each lane")?;
     let word_bytes = word_count.checked_mul(2).ok_or(Stop("too many words".into()))?;
     let words = w.payload(word_bytes, "words", format_args!("{word_count} u16 of rANS"))?;
-    if tokens {
-        let bits = raw_bits(table, n, states, words)?;
-        w.payload(bits.div_ceil(8), "raw bits", format_args!("{bits} bits below the tokens"))?;
+    let mut symbols = Vec::new();
+    if code.kept {
+        decode(table, n, states, words, |symbol| symbols.push(symbol))?;
     }
-    Ok(())
+    if !tokens {
+        return Ok(symbols.into_iter().map(u64::from).collect());
+    }
+    let raw = raw_bits(table, n, states, words)?;
+    let plane = w.payload(raw.div_ceil(8), "raw bits", format_args!("{raw} bits below the tokens"))?;
+    let mut bits = Bits { plane, at: 0 };
+    symbols.into_iter().map(|token| untoken(token, &mut bits)).collect()
+}
+
+/// Number of raw bits of a token.
+fn raw_of(token: u8) -> u64 {
+    u64::from(token / 2).saturating_sub(1)
+}
+
+/// Returns the integer of a token, whose raw bits come next.
+fn untoken(token: u8, bits: &mut Bits<'_>) -> Result<u64> {
+    match token {
+        0 | 1 => Ok(token.into()),
+        2..128 => {
+            let e = token / 2;
+            Ok(1 << e | u64::from(token & 1) << (e - 1) | bits.take(raw_of(token))?)
+        }
+        _ => Err(Stop(format!("token {token}"))),
+    }
 }
 
 /// Returns the number of raw bits of a segment's tokens, which must be decoded to know it.
 fn raw_bits(table: &Table, n: u64, states: &[u8], words: &[u8]) -> Result<u64> {
-    let raw_of = |symbol: u8| u64::from(symbol / 2).saturating_sub(1);
     if let Some(only) = (0..=255u8).find(|&s| table.freq[usize::from(s)] == 4096) {
         return n.checked_mul(raw_of(only)).ok_or(Stop("too many integers".into()));
     }
+    let mut bits = 0;
+    decode(table, n, states, words, |symbol| bits += raw_of(symbol))?;
+    Ok(bits)
+}
+
+/// Calls `each` with every symbol of a segment.
+fn decode(table: &Table, n: u64, states: &[u8], words: &[u8], mut each: impl FnMut(u8)) -> Result<()> {
     let mut states: Vec<u32> = states.as_chunks::<4>().0.iter().map(|b| u32::from_le_bytes(*b)).collect();
     let mut words = words.as_chunks::<2>().0.iter().map(|b| u32::from(u16::from_le_bytes(*b)));
-    let mut bits = 0u64;
     let lanes = states.len() as u64;
     for i in 0..n {
         let state = &mut states[(i % lanes) as usize];
@@ -189,7 +265,29 @@ fn raw_bits(table: &Table, n: u64, states: &[u8], words: &[u8]) -> Result<u64> {
             let word = words.next().ok_or(Stop("rANS words are missing".into()))?;
             *state = *state << 16 | word;
         }
-        bits += raw_of(symbol);
+        each(symbol);
     }
-    Ok(bits)
+    Ok(())
+}
+
+/// The bits of a plane from a position on.
+struct Bits<'a> {
+    plane: &'a [u8],
+    at: u64,
+}
+
+impl Bits<'_> {
+    /// Takes a field of `width` bits, at most 64.
+    fn take(&mut self, width: u64) -> Result<u64> {
+        let mut value = 0;
+        for i in 0..width {
+            let byte = usize::try_from((self.at + i) / 8).ok().and_then(|at| self.plane.get(at));
+            let byte = byte.ok_or(Stop("a bit plane is truncated".into()))?;
+            value |= u64::from(byte >> ((self.at + i) % 8) & 1)
+                .checked_shl(i as u32)
+                .ok_or(Stop(format!("a field of {width} bits")))?;
+        }
+        self.at += width;
+        Ok(value)
+    }
 }

@@ -2,10 +2,11 @@
 //! shares no code with the library's readers, so that tests can compare the two.
 
 mod block;
+mod classed;
 mod ints;
 mod walk;
 
-use block::{Around, block, digest};
+use block::{Around, Over, block, digest};
 use gcodec::Limits;
 use gcodec::block::{RawBlock, SupportId};
 use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, Manifest, PREAMBLE_LEN, UpdatePart};
@@ -51,7 +52,7 @@ pub(crate) fn annotate(
                     let start = info.offset as usize;
                     let slice = &bytes[start..start + info.len() as usize];
                     let mut walk = Walk::new(slice, info.offset);
-                    let result = known.frame(&mut walk, slice, &info.header);
+                    let result = known.frame(&mut walk, &info.header);
                     let lines = walk.finish(result);
                     out.push(Annotated { offset: info.offset, len: info.len(), lines });
                 }
@@ -121,9 +122,10 @@ fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
 pub(crate) fn codes(raw: &RawBlock<'_>, part: &UpdatePart<'_>) -> String {
     let sets = part.sets().iter().map(|(id, set)| (id.0, set.count)).collect();
     // Shared tables are unavailable here: the walk stops where a code uses one, after naming it.
-    let around = Around { body: raw.support, manifest: Some(&part.manifest), tables: &[], sets: &sets };
+    let around = Around { manifest: Some(&part.manifest), tables: &[], sets: &sets };
     let mut walk = Walk::new(raw.support, 0);
-    let result = block::support(&mut walk, &around, raw.support_id, raw.space.len()).map(drop);
+    let over = Over { n: raw.space.len(), tensors: raw.scope.tensors() };
+    let result = block::support(&mut walk, &around, raw.support_id, over).map(drop);
     let lines = walk.finish(result);
     let values = |name: &str| {
         let fields = lines.iter().filter_map(|line| match line {
@@ -155,6 +157,11 @@ pub(crate) fn codes(raw: &RawBlock<'_>, part: &UpdatePart<'_>) -> String {
             [_] => "shared table".into(),
             tables => format!("{} tables", tables.len()),
         },
+        SupportId::CLASSED => match (values("rule").as_slice(), values("C").as_slice()) {
+            ([1], [classes]) => format!("{classes} classes by base"),
+            ([2], [classes]) => format!("{classes} classes by rows and columns"),
+            _ => String::new(),
+        },
         _ => String::new(),
     }
 }
@@ -179,7 +186,7 @@ impl Known {
         }
     }
 
-    fn frame(&self, w: &mut Walk<'_>, frame: &[u8], header: &FrameHeader) -> Result<()> {
+    fn frame(&self, w: &mut Walk<'_>, header: &FrameHeader) -> Result<()> {
         w.under(format_args!("frame: {}", header.kind), |w| {
             w.array::<4>("sync", |_| ("\"\\xd3gcf\"".into(), String::new()))?;
             w.array::<2>("kind", |b| {
@@ -199,8 +206,8 @@ impl Known {
         debug_assert_eq!(w.at(), HEADER_LEN);
         match header.kind {
             FrameKind::MANIFEST => w.under("manifest", manifest),
-            FrameKind::UPDATE => w.under("update", |w| self.update(w, frame)),
-            FrameKind::INDEX_SET => w.under("index set", |w| self.index_set(w, frame)),
+            FrameKind::UPDATE => w.under("update", |w| self.update(w)),
+            FrameKind::INDEX_SET => w.under("index set", |w| self.index_set(w)),
             FrameKind::MODEL => w.under("model", model),
             FrameKind::METADATA => w.under("metadata", metadata),
             FrameKind::INDEX => w.under("index", index),
@@ -209,7 +216,7 @@ impl Known {
         }
     }
 
-    fn update(&self, w: &mut Walk<'_>, frame: &[u8]) -> Result<()> {
+    fn update(&self, w: &mut Walk<'_>) -> Result<()> {
         let id = w.hash("manifest id", "BLAKE3 of the manifest's body")?;
         w.varint("step", |_| "optimizer updates before")?;
         w.varint("round", |_| "communication rounds before")?;
@@ -232,29 +239,28 @@ impl Known {
         let table_count = w.varint("table_count", |_| "")?;
         let mut tables = Vec::new();
         for number in 0..table_count {
-            let ahead = &frame[w.at()..w.at() + w.rest()];
-            tables.push(table(w, ahead, &format!("shared table {number}"))?);
+            tables.push(table(w, &format!("shared table {number}"))?);
         }
         let block_count = w.varint("block_count", |_| "")?;
         let manifest = self.manifests.get(&id).map(Arc::as_ref);
-        let around = Around { body: frame, manifest, tables: &tables, sets: &self.sets };
+        let around = Around { manifest, tables: &tables, sets: &self.sets };
         for number in 0..block_count {
             w.under(format_args!("block {number}"), |w| block(w, &around))?;
         }
         Ok(())
     }
 
-    fn index_set(&self, w: &mut Walk<'_>, frame: &[u8]) -> Result<()> {
+    fn index_set(&self, w: &mut Walk<'_>) -> Result<()> {
         let id = w.hash("manifest id", "BLAKE3 of the manifest's body")?;
         w.varint("step", |_| "at which the set was chosen")?;
         w.varint("leader", |_| "the sender that chose it")?;
         w.varint("world", |_| "")?;
         let manifest = self.manifests.get(&id).map(Arc::as_ref);
-        let around = Around { body: frame, manifest, tables: &[], sets: &self.sets };
-        let (_, space) = block::scope(w, &around)?;
+        let around = Around { manifest, tables: &[], sets: &self.sets };
+        let (scope, space) = block::scope(w, &around)?;
+        let over = Over { n: space.len(), tensors: scope.tensors() };
         let support = SupportId(w.varint("support_id", |id| SupportId(id).to_string())?);
-        w.under(format_args!("support {support}"), |w| block::support(w, &around, support, space.len()))
-            .map(drop)
+        w.under(format_args!("support {support}"), |w| block::support(w, &around, support, over)).map(drop)
     }
 }
 
@@ -334,9 +340,10 @@ fn attribute(w: &mut Walk<'_>) -> Result<()> {
             w.bytes(len, "label", |b| (format!("{:?}", String::from_utf8_lossy(b)), "")).map(drop)
         }
         2 => {
-            let count = w.varint("count", |_| "tensors of the delta")?;
+            let count = w.varint("count", |_| "runs of tensors of the delta")?;
             for _ in 0..count {
-                w.varint("tensor", |_| "")?;
+                w.varint("first", |_| "tensor")?;
+                w.varint("more", |_| "further tensors")?;
                 digest(w, "base digest")?;
                 digest(w, "result digest")?;
             }

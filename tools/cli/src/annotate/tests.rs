@@ -3,9 +3,10 @@
 use super::*;
 use gcodec::Dtype;
 use gcodec::block::{
-    Affine, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups, Latent,
-    Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows, ScaleFormat,
-    Scales, Scope, Seeded, Set, SetId, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow, Values, Zero,
+    Affine, Based, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups,
+    Latent, Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows,
+    ScaleFormat, Scales, Scope, Seeded, Set, SetId, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow,
+    Values, Zero,
 };
 use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, UpdateHeader, Weights};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -172,6 +173,8 @@ fn all_supports(set: SetId) -> Vec<(Support, Positions)> {
         (Support::Rows(Rows { row_len: 64, rows: vec![1, 2, 50] }), Positions::Bitmap),
         (Support::Seeded(Seeded { count: 100, seed: 9 }), Positions::Auto),
         (Support::Set(Set { id: set }), Positions::Auto),
+        sparse(Positions::Classed),
+        (Support::Sparse(Sparse { positions: vec![] }), Positions::Classed),
     ]
 }
 
@@ -248,8 +251,9 @@ fn every_byte_of_every_kind_is_covered_once() {
             let block = Block { scope: Scope::Tensor(tensor), add: false, support: Support::All, values };
             blocks.push((block, BlockOptions::default().with_entropy(entropy)));
         }
-        let delta =
-            (0..count as u64).map(|tensor| Delta { tensor, base: [1; 16], result: [2; 16] }).collect();
+        let delta = (0..count as u64)
+            .map(|tensor| Delta { first: tensor, more: 0, base: [1; 16], result: [2; 16] })
+            .collect();
         let header = UpdateHeader::default().with_step(300).with_label("all".into()).with_delta(Some(delta));
         let blocks: Vec<_> = blocks.iter().map(|(block, options)| (block, *options)).collect();
         encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
@@ -334,6 +338,137 @@ fn chunks_segments_references_and_shared_tables_are_covered() {
     for name in ["k of chunk 1", "span", "length", "shared table 0"] {
         assert!(names.contains(name), "{name} of {names:?}");
     }
+}
+
+/// Returns the fields of the first update of a stream, without the annotations of other frames.
+fn update_fields(bytes: &[u8]) -> Vec<Field> {
+    let (pieces, _) = annotate(bytes, None, &Limits::default());
+    let update = pieces
+        .into_iter()
+        .map(|piece| piece.lines)
+        .find(|lines| matches!(lines.first(), Some(Line::Heading { text, .. }) if text == "frame: update"));
+    let fields = update.unwrap().into_iter().filter_map(|line| match line {
+        Line::Field(field) => Some(field),
+        Line::Heading { .. } => None,
+    });
+    fields.collect()
+}
+
+/// Encodes blocks, with a delta for all tensors if wanted.
+fn encoded(infos: Vec<TensorInfo>, blocks: &[Block], options: BlockOptions, delta: bool) -> Vec<u8> {
+    let run = Delta { first: 0, more: infos.len() as u64 - 1, base: [1; 16], result: [2; 16] };
+    let manifest = Arc::new(Manifest::new(infos).unwrap());
+    let header = UpdateHeader::default().with_delta(delta.then(|| vec![run]));
+    let blocks: Vec<_> = blocks.iter().map(|block| (block, options)).collect();
+    let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
+    encoder.finish(&mut out);
+    out
+}
+
+#[test]
+fn classes_of_rows_and_columns_and_predicted_signs_are_covered() {
+    let mut names = BTreeSet::new();
+    let shapes = [vec![120u64, 160], vec![30, 20, 3, 3], vec![700], vec![0, 4]];
+    let infos: Vec<_> = (0..)
+        .zip(&shapes)
+        .map(|(i, shape)| TensorInfo::new(format!("t{i}"), Dtype::F32, shape.clone()))
+        .collect();
+    let lens: Vec<u64> = infos.iter().map(TensorInfo::elements).collect();
+    // Rows and columns of 160 elements, whatever the shape.
+    let level = |i: u64| noise(i / 160 + 1).nth(4).unwrap() % 5 + noise(i % 160 + 900).nth(4).unwrap() % 5;
+    let chosen = |n: u64| -> Vec<u64> {
+        let (positions, odds) = ((0..n).zip(noise(6)), |i: u64| 1u64 << (9 - level(i).min(9)));
+        positions.filter(|&(i, x)| x % odds(i) == 0).map(|(i, _)| i).collect()
+    };
+    let minus = |i: u64| (level(i / 160 * 160) ^ level(i % 160)) & 1 == 1;
+    let blocks = [
+        (Scope::Tensor(0), chosen(lens[0])),
+        (Scope::Tensors { first: 0, count: 4 }, chosen(lens.iter().sum())),
+        (Scope::Range { tensor: 0, start: 1600, len: 12_800 }, chosen(12_800)),
+    ];
+    let block = |scope, positions: &[u64], values| Block {
+        scope,
+        add: false,
+        support: Support::Sparse(Sparse { positions: positions.to_vec() }),
+        values,
+    };
+    let sign = |positions: &[u64]| {
+        Values::Sign(Sign {
+            groups: Groups::Block,
+            scales: scales(ScaleFormat::F32, 1),
+            negative: positions.iter().map(|&i| minus(i)).collect(),
+        })
+    };
+    let pow2 = |positions: &[u64]| {
+        let codes: Vec<u8> = positions.iter().map(|i| (i % 5) as u8).collect();
+        let signs = positions.iter().zip(&codes).map(|(&i, &code)| code > 0 && minus(i));
+        let negative = signs.collect();
+        Values::Pow2(Pow2 { min_exponent: -9, underflow: Underflow::Zero, negative, codes })
+    };
+    let mut all = Vec::new();
+    for (scope, positions) in &blocks {
+        all.extend([sign(positions), pow2(positions)].map(|values| block(*scope, positions, values)));
+    }
+    for positions in [Positions::Classed, Positions::Tokens] {
+        let options = BlockOptions::default().with_positions(positions);
+        let mut predicted = 0;
+        for block in &all {
+            let out = encoded(infos.clone(), std::slice::from_ref(block), options, false);
+            check_cover(&out, &mut names);
+            let fields = update_fields(&out);
+            let of = |name: &str| fields.iter().filter(|f| f.name == name).collect::<Vec<_>>();
+            let rule_2 = of("rule").iter().any(|f| f.value == "2");
+            assert_eq!(rule_2, positions == Positions::Classed, "{:?}", block.scope);
+            assert_eq!(of("coding of signs").len(), 1);
+            predicted += of("predicted signs").len();
+        }
+        assert!(predicted >= 3, "{predicted} of {} blocks have predicted signs", all.len());
+    }
+    for name in ["table 0 of lists", "words of lists", "low bits", "classes of group 0"] {
+        assert!(names.contains(name), "{name} of {names:?}");
+    }
+}
+
+#[test]
+fn classes_of_the_base_and_values_by_group_are_covered() {
+    let mut names = BTreeSet::new();
+    let infos =
+        vec![TensorInfo::new("w", Dtype::Bf16, [1 << 16]), TensorInfo::new("v", Dtype::Bf16, [1 << 16])];
+    // Each class is denser than the one before; the second has no positions.
+    let ranks: Vec<Vec<u64>> = [64, u64::MAX, 16, 4]
+        .iter()
+        .map(|odds| (0..8000).zip(noise(*odds)).filter(|(_, x)| x % odds == 0).map(|(i, _)| i).collect())
+        .collect();
+    let m: usize = ranks.iter().map(Vec::len).sum();
+    // Values of a class are about as large as its number tells.
+    let diffs: Vec<i64> = (0..4)
+        .zip(&ranks)
+        .flat_map(|(class, ranks)| {
+            noise(class + 50).take(ranks.len()).map(move |x| 1 + (x % (1 << (3 * class))) as i64)
+        })
+        .collect();
+    let block = |tensor, values| Block {
+        scope: Scope::Tensor(tensor),
+        add: false,
+        support: Support::Based(Based { bounds: vec![200, 100, 50], ranks: ranks.clone() }),
+        values,
+    };
+    let bytes: Vec<u8> = (0..2 * m).map(|i| i as u8).collect();
+    let blocks = [
+        block(0, Values::Ulp(Ulp { diffs })),
+        block(1, Values::Floats(Floats { stored: Stored::Source, bytes })),
+    ];
+    let out = encoded(infos, &blocks, BlockOptions::default(), true);
+    check_cover(&out, &mut names);
+    let fields = update_fields(&out);
+    let of = |name: &str| fields.iter().filter(|f| f.name == name).collect::<Vec<_>>();
+    assert_eq!(of("rule").iter().filter(|f| f.value == "1").count(), 2);
+    assert_eq!(of("bounds").len(), 2);
+    let counts: usize = of("count").iter().map(|f| f.value.parse::<usize>().unwrap()).sum();
+    // That of the delta's runs, and those of the groups of both blocks.
+    assert_eq!(counts, 1 + 2 * m);
+    assert_eq!(of("segment_log").iter().filter(|f| f.value == "1").count(), 1, "{:?}", of("segment_log"));
 }
 
 #[test]

@@ -76,9 +76,14 @@ impl<'a> Walk<'a> {
         self.end - self.at
     }
 
-    /// Returns the bytes of the innermost structure from the position on.
+    /// Returns the position.
     pub(crate) fn at(&self) -> usize {
         self.at
+    }
+
+    /// Returns the bytes of the innermost structure from the position on.
+    pub(crate) fn ahead(&self) -> &'a [u8] {
+        &self.bytes[self.at..self.end]
     }
 
     /// Walks a structure under a heading.

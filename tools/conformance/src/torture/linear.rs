@@ -363,7 +363,7 @@ fn delta_stream(tensors: u64, part_bytes: u64) -> Result<Vec<u8>> {
     let digest =
         |byte| -> Result<[u8; 16]> { Ok(tensor_digest(TensorView::new(Dtype::F32, &[4], &[byte; 16])?)) };
     let (base, result) = (digest(0)?, digest(1)?);
-    let delta = (0..tensors).map(|tensor| Delta { tensor, base, result }).collect();
+    let delta = (0..tensors).map(|tensor| Delta { first: tensor, more: 0, base, result }).collect();
     let values = Values::Floats(Floats { stored: Stored::Source, bytes: vec![1; 16] });
     let block =
         |i| Block { scope: Scope::Tensor(i), add: false, support: Support::All, values: values.clone() };

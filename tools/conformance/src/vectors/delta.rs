@@ -42,7 +42,7 @@ fn zigzag(d: i64) -> u64 {
 fn attribute(entries: &[(u64, [u8; 16], [u8; 16])]) -> Bytes {
     entries
         .iter()
-        .fold(bytes().v(entries.len() as u64), |out, (t, base, result)| out.v(*t).raw(base).raw(result))
+        .fold(bytes().v(entries.len() as u64), |out, (t, base, result)| out.v(*t).v(0).raw(base).raw(result))
 }
 
 /// Returns a delta over one tensor with an `ulp` block of these `ints`; its digests match no tensor.

@@ -78,7 +78,7 @@ fn index_sets(area: &mut Area) {
     refuse("set-scope-outside", "ISF-1 BLK-1", "out_of_range", set(&man, whole(3), (1, bytes())));
     refuse("set-scope-of-two-types", "ISF-1 BLK-3", "out_of_range", set(&man, several(1, 2), (1, bytes())));
     refuse("set-of-kind-set", "ISF-2", "out_of_range", set(&man, whole(0), (8, bytes().raw([7; 32]))));
-    refuse("set-support-unknown", "BLK-4 CNV-4", "unsupported", set(&man, whole(0), (9, bytes())));
+    refuse("set-support-unknown", "BLK-4 CNV-4", "unsupported", set(&man, whole(0), (10, bytes())));
     refuse("set-support-0", "BLK-4", "unsupported", set(&man, whole(0), (0, bytes())));
     refuse("set-with-shared-table", "ISF-2", "unknown_reference", {
         let code = freqs_of(&[1, 2]).code(&[1, 2], 0);

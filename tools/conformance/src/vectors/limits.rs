@@ -57,9 +57,9 @@ pub(crate) fn add(area: &mut Area) {
     let symbols = bytes().u8(2).raw(entropy(&[7], 0));
     let expanding = [
         ("all-constant", ALL(), ones()),
-        ("packed-width-0", ALL(), (4, bytes().u16(0).u8(0).packed(0, &[]))),
+        ("packed-width-0", ALL(), (4, bytes().u16(0).u8(0).packed(0, &[]).u8(0))),
         ("transform", ALL(), (13, bytes().v(1 << 25).v(1 << 25).v(1).v(1).v(1).v(0).v(2).raw(scale(1.0)))),
-        ("one-symbol", ALL(), (4, bytes().u16(0).u8(0).raw(symbols))),
+        ("one-symbol", ALL(), (4, bytes().u16(0).u8(0).raw(symbols).u8(0))),
         ("gaps-of-one-token", (3, bytes().v(n).raw(entropy(&[0], 0))), ones()),
         ("seeded", (7, bytes().v(n).u64(1)), ones()),
         ("chunks-of-one", (5, bytes().v(1).v(1)), ones()),
@@ -157,7 +157,7 @@ fn charges(area: &mut Area, man: &Bytes) {
         of(vec![block(whole(0), ALL(), low_rank)]),
         "a matrix of 2 x 4 of rank 3: its elements, the factors, a multiplication per element and rank",
     );
-    let latent = (11, bytes().raw([0xab; 32]).v(2).v(3).v(4).v(4).u16(0).u8(0).packed(0, &[]));
+    let latent = (11, bytes().raw([0xab; 32]).v(2).v(3).v(4).v(4).u16(0).u8(0).packed(0, &[]).u8(0));
     exact(
         "latent",
         "max_elements",

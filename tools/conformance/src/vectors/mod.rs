@@ -4,6 +4,7 @@
 #[path = "../../../../tests/properties/arbitrary/mod.rs"]
 mod arbitrary;
 pub(crate) mod build;
+mod classed;
 mod coverage;
 mod delta;
 #[path = "../../../../tests/wire/describe/mod.rs"]
@@ -213,6 +214,7 @@ fn all() -> Result<Vec<Vector>> {
     area("frames", frames::add);
     area("manifest", manifest::add);
     area("update", update::add);
+    area("classed", classed::add);
     area("supports", supports::add);
     area("values", values::add);
     area("ints", ints::add);

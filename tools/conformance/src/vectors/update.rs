@@ -178,7 +178,7 @@ fn scopes(area: &mut Area) {
     refuse("range-of-an-empty-tensor", "BLK-2 BLK-1", range(4, 0, 1));
     refuse("scope-3", "CNV-4", bytes().u8(3).v(0).v(0).v(1));
     area.invalid("scope-bit-3", "CNV-5", "reserved_bits", of([over(bytes().u8(8).v(0))]));
-    for (id, kind) in [("0", 0), ("9", 9), ("private", 0x8000)] {
+    for (id, kind) in [("0", 0), ("10", 10), ("private", 0x8000)] {
         area.invalid(
             &format!("support-{id}"),
             "BLK-4",
@@ -345,7 +345,7 @@ fn elements(area: &mut Area) {
     .notes("blocks apply in order: the second replaces what was added");
     for (id, values) in [
         ("constant", ones()),
-        ("pow2", (4, bytes().u16(0).u8(0).packed(1, &[1; 4]).u8(0))),
+        ("pow2", (4, bytes().u16(0).u8(0).packed(1, &[1; 4]).u8(0).u8(0))),
         ("f32", stored_f32(&[0; 4])),
     ] {
         area.invalid(

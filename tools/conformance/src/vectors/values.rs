@@ -144,21 +144,26 @@ fn constants_and_signs(area: &mut Area) {
         area.valid(&format!("constant-{format}"), "CST-1", dense(F32, &[count * 2], (2, scales.clone())))
             .tensors()
             .notes("infinities, NaN, minus zero, subnormals");
-        let signs = (0..count / 4).fold(scales, |out, i| out.u8(0xa6 ^ i as u8));
+        let signs = (0..count / 4).fold(scales.u8(0), |out, i| out.u8(0xa6 ^ i as u8));
         area.valid(&format!("sign-{format}"), "SGN-1", dense(F32, &[count * 2], (3, signs)))
             .tensors()
             .notes("negation is of the sign bit, of NaN too");
     }
-    area.valid("sign-padded", "SGN-1", dense(BF16, &[5], (3, scale(2.0).u8(0b10010)))).tensors();
-    area.valid("sign-none", "SGN-1", dense(F32, &[0], (3, scale(2.0)))).tensors();
-    area.invalid("sign-short", "SGN-1", "length_mismatch", dense(F32, &[9], (3, scale(2.0).u8(0))));
-    area.invalid("sign-long", "SGN-1", "length_mismatch", dense(F32, &[8], (3, scale(2.0).u16(0))));
-    area.invalid("sign-padding", "CNV-1", "nonzero_padding", dense(F32, &[5], (3, scale(2.0).u8(0b100000))));
+    area.valid("sign-padded", "SGN-1", dense(BF16, &[5], (3, scale(2.0).u8(0).u8(0b10010)))).tensors();
+    area.valid("sign-none", "SGN-1", dense(F32, &[0], (3, scale(2.0).u8(0)))).tensors();
+    area.invalid("sign-short", "SGN-1", "length_mismatch", dense(F32, &[9], (3, scale(2.0).u8(0).u8(0))));
+    area.invalid("sign-long", "SGN-1", "length_mismatch", dense(F32, &[8], (3, scale(2.0).u8(0).u16(0))));
+    area.invalid(
+        "sign-padding",
+        "CNV-1",
+        "nonzero_padding",
+        dense(F32, &[5], (3, scale(2.0).u8(0).u8(0b100000))),
+    );
 }
 
 fn pow2(area: &mut Area) {
     let of = |min: i16, underflow: u8, codes: &[u64], signs: Bytes| {
-        let values = bytes().u16(min as u16).u8(underflow).packed(8, codes).raw(signs);
+        let values = bytes().u16(min as u16).u8(underflow).packed(8, codes).u8(0).raw(signs);
         dense(F32, &[codes.len() as u64], (4, values))
     };
     let codes = [0, 1, 2, 127, 128, 254, 255, 0];
@@ -175,13 +180,13 @@ fn pow2(area: &mut Area) {
         )
         .tensors();
     }
-    area.valid("pow2-none", "PW2-1", dense(F32, &[0], (4, bytes().u16(5).u8(0))))
+    area.valid("pow2-none", "PW2-1", dense(F32, &[0], (4, bytes().u16(5).u8(0).u8(0))))
         .notes("not even the coding of no integers");
     area.valid("pow2-zeros", "PW2-1", of(-3, 0, &[0; 9], bytes())).tensors().notes("zeros have no signs");
     area.invalid("pow2-sign-of-zero", "PW2-1", "length_mismatch", of(-3, 0, &[0; 8], bytes().u8(0)));
     area.invalid("pow2-signs-padding-of-zero", "CNV-1", "nonzero_padding", of(0, 0, &[0, 1], bytes().u8(2)));
     area.invalid("pow2-none-with-coding", "PW2-1", "length_mismatch", {
-        dense(F32, &[0], (4, bytes().u16(0).u8(0).packed(0, &[])))
+        dense(F32, &[0], (4, bytes().u16(0).u8(0).packed(0, &[]).u8(0)))
     });
     area.invalid("pow2-min-too-small", "CNV-4", "out_of_range", of(-1075, 0, &[1], bytes().u8(0)));
     area.invalid("pow2-min-too-great", "CNV-4", "out_of_range", of(1024, 0, &[1], bytes().u8(0)));
@@ -190,7 +195,7 @@ fn pow2(area: &mut Area) {
     area.invalid("pow2-signs-long", "PW2-1", "length_mismatch", of(0, 0, &[1; 8], bytes().u16(0)));
     area.invalid("pow2-signs-padding", "CNV-1", "nonzero_padding", of(0, 0, &[1; 3], bytes().u8(8)));
     area.invalid("pow2-code-256", "INT-3", "out_of_range", {
-        dense(F32, &[1], (4, bytes().u16(0).u8(0).packed(9, &[256]).u8(0)))
+        dense(F32, &[1], (4, bytes().u16(0).u8(0).packed(9, &[256]).u8(0).u8(0)))
     });
 }
 
@@ -371,7 +376,7 @@ fn latent(area: &mut Area) {
     let nested = [
         ("f32", 1, stored_f32(&[0x7f80_0001, 0x8000_0000]).1),
         ("bf16", 1, bytes().u8(4).u16(0x7f81).u16(1)),
-        ("pow2", 4, bytes().u16(0).u8(0).packed(2, &[1, 2]).u8(2)),
+        ("pow2", 4, bytes().u16(0).u8(0).packed(2, &[1, 2]).u8(0).u8(2)),
         ("levels", 5, bytes().u8(0).v(2).u8(2).raw(scale(1.0)).packed(3, &[3, 4])),
         ("affine", 6, bytes().u8(2).u8(0).raw(scale(1.0)).packed(2, &[3, 1])),
         ("codebook", 7, bytes().u8(1).u32(1).u32(2).u8(0).v(0).packed(1, &[1, 0])),
@@ -382,7 +387,7 @@ fn latent(area: &mut Area) {
         area.valid(&format!("latent-{id}"), "LAT-1 LAT-2", bytes).notes("the codes, without the model");
     }
     area.valid("latent-scalar", "LAT-1", dense(BF16, &[10], of(&[], 1, stored_f32(&[7]).1)));
-    area.valid("latent-none", "LAT-1", dense(F32, &[10], of(&[3, 0], 4, bytes().u16(0).u8(0))));
+    area.valid("latent-none", "LAT-1", dense(F32, &[10], of(&[3, 0], 4, bytes().u16(0).u8(0).u8(0))));
     area.valid(
         "latent-sparse",
         "LAT-1",
@@ -422,14 +427,14 @@ fn latent(area: &mut Area) {
         dense(F32, &[10], of(&[1; 33], 1, stored_f32(&[7]).1)),
     );
     area.valid("latent-none-of-a-large-shape", "LAT-3", {
-        dense(F32, &[10], of(&[1 << 32, 1 << 32, 0], 4, bytes().u16(0).u8(0)))
+        dense(F32, &[10], of(&[1 << 32, 1 << 32, 0], 4, bytes().u16(0).u8(0).u8(0)))
     })
     .notes("a dimension of 0: no codes, whatever the product of the others");
     area.invalid("latent-65-bits", "LAT-3", "out_of_range", {
-        dense(F32, &[10], of(&[1 << 32, 1 << 32], 4, bytes().u16(0).u8(0).packed(0, &[])))
+        dense(F32, &[10], of(&[1 << 32, 1 << 32], 4, bytes().u16(0).u8(0).packed(0, &[]).u8(0)))
     });
     area.invalid("latent-63-bits", "LAT-3 LIM-3", "limit", {
-        dense(F32, &[10], of(&[1 << 32, 1 << 31], 4, bytes().u16(0).u8(0).packed(0, &[])))
+        dense(F32, &[10], of(&[1 << 32, 1 << 31], 4, bytes().u16(0).u8(0).packed(0, &[]).u8(0)))
     });
     area.invalid(
         "latent-short",
@@ -561,7 +566,7 @@ fn dct(area: &mut Area) {
     .tensors();
     area.valid("dct-chunked-signs", "DCT-3 DCT-4", {
         let support = bytes().v(64).v(3).fields(6, &[0, 1, 9, 5, 6, 7, 0, 8, 63, 1, 2, 3]);
-        dense(F32, &[16, 16], of([16, 16, 8, 8], (5, support), (3, scale(0.375).u16(0b0110_1001_1010))))
+        dense(F32, &[16, 16], of([16, 16, 8, 8], (5, support), (3, scale(0.375).u8(0).u16(0b0110_1001_1010))))
     })
     .tensors()
     .notes("DeMo's message: 6 bits a position and a sign");
@@ -573,7 +578,7 @@ fn dct(area: &mut Area) {
         ("seeded", (7, bytes().v(3).u64(5)), 3),
     ];
     for (id, support, m) in supports {
-        let values = (4, bytes().u16(0).u8(0).packed(2, &each(m)).u8(0b101));
+        let values = (4, bytes().u16(0).u8(0).packed(2, &each(m)).u8(0).u8(0b101));
         area.valid(&format!("dct-{id}"), "DCT-3 DCT-4", dense(BF16, &[6], of(six, support, values)))
             .tensors();
     }

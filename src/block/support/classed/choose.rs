@@ -1,0 +1,173 @@
+//! The writer's choice of levels for rows and columns: integers and IEEE operations only, so that every
+//! machine makes the same choices.
+
+use crate::block::IndexSpace;
+use crate::block::views::{Grid, View};
+use crate::codes::log2;
+use crate::limits::in_memory;
+
+use super::gaps::MAX_CLASSES;
+use super::matrix::{Levels, Matrix};
+
+/// Symbol of a row or column of its tensor's density. A smaller symbol is a density half as large.
+const MIDDLE: i32 = 6;
+/// Largest symbol.
+const MAX_SYMBOL: i32 = 12;
+/// Smallest binary logarithm of a tensor's density that has a class of its own.
+const MIN_LEVEL: i32 = -20;
+/// Added to a tensor's level, so that classes begin at 0 for the sparsest row and column.
+const OFFSET: i32 = -MIN_LEVEL + 2 * MIDDLE;
+/// Fewest positions of a tensor whose rows and columns are looked at.
+const FEW: usize = 24;
+
+/// Returns levels that should make `positions` small; `None` if no tensor has useful rows or columns.
+pub(super) fn choose(positions: &[u64], space: &IndexSpace) -> Option<Matrix> {
+    let mut tensors = Vec::with_capacity(space.lens.len());
+    let mut useful = false;
+    let (mut start, mut rest) = (0u64, positions);
+    for (i, &len) in space.lens.iter().enumerate() {
+        let (own, after) = rest.split_at(rest.partition_point(|&p| p < start + len));
+        let levels = best(own, start, len, space, i)?;
+        useful |= levels.grid.view != View::NONE;
+        tensors.push(levels);
+        (start, rest) = (start + len, after);
+    }
+    if !useful {
+        return None;
+    }
+    // Tensors without rows and columns are classed by density alone. Unused classes at both ends are cut off.
+    let lowest = tensors.iter().map(|t| t.level).min()?;
+    tensors.iter_mut().for_each(|t| t.level -= lowest);
+    let largest = |list: &[u8]| list.iter().copied().max().unwrap_or(0);
+    let highest = tensors.iter().map(|t| t.level + largest(&t.rows) + largest(&t.columns)).max()?;
+    (highest < MAX_CLASSES).then(|| Matrix { classes: highest + 1, tensors })
+}
+
+/// Returns the cheapest levels of one tensor.
+fn best(positions: &[u64], start: u64, len: u64, space: &IndexSpace, i: usize) -> Option<Levels> {
+    let flat = Grid::new(space, i, View::NONE, 0).ok()?;
+    let density = ratio_log2(positions.len() as u64, len).clamp(MIN_LEVEL, 0);
+    let level = |lists: i32| (density + OFFSET - lists * MIDDLE) as u8;
+    let mut best = Levels { grid: flat, level: level(0), rows: Vec::new(), columns: Vec::new() };
+    if positions.len() < FEW {
+        return Some(best);
+    }
+    let mut least = entropy(positions.len() as u64, len);
+    for grid in Grid::candidates(space, i) {
+        let (mut in_row, mut in_column) =
+            (vec![0u32; in_memory(grid.rows)], vec![0u32; in_memory(grid.columns)]);
+        for &position in positions {
+            let (row, column) = grid.place(position - start);
+            in_row[in_memory(row)] += 1;
+            in_column[in_memory(column)] += 1;
+        }
+        for step in [1, 2] {
+            let symbols = |counts: &[u32]| -> Vec<u8> {
+                let expected = positions.len() as f64 / counts.len() as f64;
+                counts.iter().map(|&n| symbol((f64::from(n) + 0.3) / (expected + 0.3), step)).collect()
+            };
+            let (rows, columns) = (symbols(&in_row), symbols(&in_column));
+            let costs = costs(&grid, &rows, &columns, positions, start);
+            for (cost, (has_rows, has_columns)) in
+                costs.into_iter().zip([(true, true), (true, false), (false, true)])
+            {
+                if cost < least {
+                    least = cost;
+                    let view = grid.view.with_flags(has_rows, has_columns);
+                    best = Levels {
+                        grid: Grid { view, ..grid },
+                        level: level(i32::from(has_rows) + i32::from(has_columns)),
+                        rows: if has_rows { rows.clone() } else { Vec::new() },
+                        columns: if has_columns { columns.clone() } else { Vec::new() },
+                    };
+                }
+            }
+        }
+    }
+    Some(best)
+}
+
+/// Returns the costs in 1/65536 bit with rows and columns, rows alone, and columns alone: the lists, and the
+/// positions given the classes.
+fn costs(grid: &Grid, rows: &[u8], columns: &[u8], positions: &[u64], start: u64) -> [u128; 3] {
+    const SYMBOLS: usize = MAX_SYMBOL as usize + 1;
+    let mut hits = [[0u64; SYMBOLS]; SYMBOLS];
+    for &position in positions {
+        let (row, column) = grid.place(position - start);
+        hits[usize::from(rows[in_memory(row)])][usize::from(columns[in_memory(column)])] += 1;
+    }
+    let histogram = |list: &[u8]| {
+        let mut counts = [0u64; SYMBOLS];
+        list.iter().for_each(|&s| counts[usize::from(s)] += 1);
+        counts
+    };
+    let (row_counts, column_counts) = (histogram(rows), histogram(columns));
+    let list = |counts: &[u64; SYMBOLS]| {
+        let total: u64 = counts.iter().sum();
+        nats(total) - counts.iter().map(|&n| nats(n)).sum::<u128>() + (20 << 16)
+    };
+    let mut by_class = [[(0u64, 0u64); 2 * SYMBOLS]; 3];
+    for (r, &rows) in row_counts.iter().enumerate() {
+        for (c, &columns) in column_counts.iter().enumerate() {
+            for (classes, class) in by_class.iter_mut().zip([r + c, r, c]) {
+                classes[class].0 += hits[r][c];
+                classes[class].1 += rows * columns * grid.cell;
+            }
+        }
+    }
+    let positions =
+        by_class.map(|classes| classes.iter().map(|&(hits, len)| entropy(hits, len)).sum::<u128>());
+    let (row_list, column_list) = (list(&row_counts), list(&column_counts));
+    let margin = 16 << 16;
+    [
+        positions[0] + row_list + column_list + margin,
+        positions[1] + row_list + margin,
+        positions[2] + column_list + margin,
+    ]
+}
+
+/// Returns the symbol of a row or column whose density is `ratio` times its tensor's, in steps of
+/// `2^step`.
+fn symbol(ratio: f64, step: i32) -> u8 {
+    // The exponent of the ratio to the power 2 / step, halved and rounded.
+    let exponent = |x: f64| ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+    let rounded = (exponent(ratio * ratio) + step).div_euclid(2 * step) * step;
+    (rounded + MIDDLE).clamp(0, MAX_SYMBOL) as u8
+}
+
+/// The binary logarithm of a / b, rounded; of a quarter if `a` is 0.
+fn ratio_log2(a: u64, b: u64) -> i32 {
+    let scaled = log2(a.max(1)) as i32 - log2(b.max(1)) as i32 - if a == 0 { 2 << 16 } else { 0 };
+    (scaled + (1 << 15)) >> 16
+}
+
+/// `n log2 n` in 1/65536 bit.
+fn nats(n: u64) -> u128 {
+    u128::from(n) * u128::from(log2(n.max(1)))
+}
+
+/// Bits that tell `hits` of `len` elements from the others, in 1/65536 bit.
+fn entropy(hits: u64, len: u64) -> u128 {
+    (nats(len).saturating_sub(nats(hits))).saturating_sub(nats(len.saturating_sub(hits)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn symbols_are_rounded_logarithms() {
+        let fine = [(1.0, 6), (1.41, 6), (1.42, 7), (0.71, 6), (0.70, 5), (4.0, 8), (1e9, 12), (1e-9, 0)];
+        fine.iter().for_each(|&(ratio, expected)| assert_eq!(symbol(ratio, 1), expected, "{ratio}"));
+        let coarse = [(1.0, 6), (1.9, 6), (2.1, 8), (0.51, 6), (0.49, 4), (7.9, 8), (8.1, 10)];
+        coarse.iter().for_each(|&(ratio, expected)| assert_eq!(symbol(ratio, 2), expected, "{ratio}"));
+    }
+
+    #[test]
+    fn entropy_is_that_of_a_binomial() {
+        assert_eq!(entropy(50, 100), 100 << 16);
+        assert_eq!(entropy(0, 100), 0);
+        let exact = 1000.0 * -(0.1 * 0.1f64.log2() + 0.9 * 0.9f64.log2());
+        assert!((entropy(100, 1000) as f64 / 65536.0 - exact).abs() < 0.1);
+    }
+}

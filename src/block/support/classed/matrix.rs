@@ -1,0 +1,263 @@
+//! Classes by rows and columns (spec, supports/classed.md, rule 2).
+
+use crate::bits::Cursor;
+use crate::block::IndexSpace;
+use crate::block::views::{Grid, read_views};
+use crate::codes::{Coder, Decoder, Role, read_ints, read_lists, write_ints, write_lists};
+use crate::error::{Error, Result};
+use crate::limits::in_memory;
+
+use super::gaps::MAX_CLASSES;
+
+/// Rows and columns of one tensor, and what they add to an element's class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Levels {
+    pub(super) grid: Grid,
+    pub(super) level: u8,
+    /// A symbol for each row; none without the flag.
+    pub(super) rows: Vec<u8>,
+    /// A symbol for each column; none without the flag.
+    pub(super) columns: Vec<u8>,
+}
+
+/// Numbers of a tensor's columns by symbol, and its columns in this order.
+struct Columns {
+    /// Number of elements of one row in columns with each symbol.
+    elements: Vec<u64>,
+    /// For each symbol, the first of its columns in `sorted`.
+    starts: Vec<usize>,
+    /// The columns by symbol, then ascending.
+    sorted: Vec<u32>,
+}
+
+impl Levels {
+    /// The symbols of rows with the number of rows in each run of equal symbols.
+    fn row_runs(&self) -> impl Iterator<Item = (u64, u8)> {
+        let chunks = self.rows.chunk_by(|a, b| a == b).map(|run| (run.len() as u64, run[0]));
+        let none = self.rows.is_empty().then_some((self.grid.rows, 0));
+        none.into_iter().chain(chunks)
+    }
+
+    /// The class of the elements in a cell.
+    #[inline]
+    fn class(&self, row: u64, column: u64) -> usize {
+        let of = |list: &[u8], at: u64| list.get(in_memory(at)).copied().unwrap_or(0);
+        usize::from(self.level) + usize::from(of(&self.rows, row)) + usize::from(of(&self.columns, column))
+    }
+
+    /// Numbers of elements by class.
+    fn elements(&self) -> Vec<u64> {
+        let of = |list: &[u8], len: u64| {
+            let mut counts = vec![0u64; 256];
+            list.iter().for_each(|&s| counts[usize::from(s)] += 1);
+            if list.is_empty() {
+                counts[0] = len;
+            }
+            counts
+        };
+        let (rows, columns) = (of(&self.rows, self.grid.rows), of(&self.columns, self.grid.columns));
+        let mut elements = vec![0; usize::from(MAX_CLASSES)];
+        for (r, &rows) in rows.iter().enumerate().filter(|(_, n)| **n > 0) {
+            for (c, &columns) in columns.iter().enumerate().filter(|(_, n)| **n > 0) {
+                if let Some(sum) = elements.get_mut(usize::from(self.level) + r + c) {
+                    *sum += rows * columns * self.grid.cell;
+                }
+            }
+        }
+        elements
+    }
+
+    fn columns(&self) -> Columns {
+        let Grid { columns, cell, .. } = self.grid;
+        if self.columns.is_empty() {
+            return Columns { elements: vec![columns * cell], starts: vec![0], sorted: Vec::new() };
+        }
+        let symbols = usize::from(self.columns.iter().copied().max().unwrap_or(0)) + 1;
+        let mut counts = vec![0; symbols];
+        self.columns.iter().for_each(|&s| counts[usize::from(s)] += 1);
+        let starts: Vec<usize> =
+            counts.iter().scan(0, |sum, n| Some(std::mem::replace(sum, *sum + n))).collect();
+        let mut next = starts.clone();
+        let mut sorted = vec![0; self.columns.len()];
+        for (column, &symbol) in self.columns.iter().enumerate() {
+            sorted[next[usize::from(symbol)]] = column as u32;
+            next[usize::from(symbol)] += 1;
+        }
+        let elements = counts.iter().map(|&n| n as u64 * cell).collect();
+        Columns { elements, starts, sorted }
+    }
+}
+
+/// Classes of all elements of an index space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Matrix {
+    /// Number of classes.
+    pub(super) classes: u8,
+    pub(super) tensors: Vec<Levels>,
+}
+
+impl Matrix {
+    /// Number of elements by class.
+    pub(super) fn elements(&self) -> Vec<u64> {
+        let mut sum = vec![0u64; self.classes.into()];
+        for levels in &self.tensors {
+            sum.iter_mut().zip(levels.elements()).for_each(|(s, n)| *s += n);
+        }
+        sum
+    }
+
+    /// The ranks of ascending positions inside their classes.
+    pub(super) fn ranks(&self, positions: &[u64], space: &IndexSpace) -> Vec<Vec<u64>> {
+        let mut ranks = vec![Vec::new(); self.classes.into()];
+        let mut before = vec![0u64; self.classes.into()];
+        let (mut start, mut rest) = (0u64, positions);
+        for (levels, &len) in self.tensors.iter().zip(&space.lens) {
+            let (own, after) = rest.split_at(rest.partition_point(|&p| p < start + len));
+            levels.add_ranks(own.iter().map(|p| p - start), &before, &mut ranks);
+            before.iter_mut().zip(levels.elements()).for_each(|(b, n)| *b += n);
+            (start, rest) = (start + len, after);
+        }
+        ranks
+    }
+
+    /// The positions of ranks inside classes, ascending. The ranks are below the numbers of elements.
+    pub(super) fn positions(&self, ranks: &[Vec<u64>], space: &IndexSpace) -> Vec<u64> {
+        let mut positions = Vec::with_capacity(ranks.iter().map(Vec::len).sum());
+        let mut before = vec![0u64; self.classes.into()];
+        let mut rest: Vec<&[u64]> = ranks.iter().map(Vec::as_slice).collect();
+        let mut start = 0u64;
+        for (levels, &len) in self.tensors.iter().zip(&space.lens) {
+            let elements = levels.elements();
+            let columns = levels.columns();
+            let from = positions.len();
+            for (class, rest) in rest.iter_mut().enumerate() {
+                let end = before[class] + elements[class];
+                let (own, after) = rest.split_at(rest.partition_point(|&r| r < end));
+                levels.add_positions(class, own, before[class], start, &columns, &mut positions);
+                (*rest, before[class]) = (after, end);
+            }
+            positions[from..].sort_unstable();
+            start += len;
+        }
+        positions
+    }
+}
+
+impl Levels {
+    /// Appends the ranks of ascending elements of this tensor. `before` are the numbers of elements of each
+    /// class in the tensors before it.
+    fn add_ranks(&self, elements: impl Iterator<Item = u64>, before: &[u64], ranks: &mut [Vec<u64>]) {
+        let Grid { cell, .. } = self.grid;
+        let columns = self.columns();
+        // Index of each column among those of its symbol.
+        let mut order = vec![0u64; columns.sorted.len()];
+        for (at, &column) in columns.sorted.iter().enumerate() {
+            let symbol = usize::from(self.columns[in_memory(column.into())]);
+            order[in_memory(column.into())] = (at - columns.starts[symbol]) as u64;
+        }
+        // Elements of each class before the current row.
+        let mut passed = before.to_vec();
+        let mut at = 0u64;
+        for element in elements {
+            let (row, column) = self.grid.place(element);
+            while at < row {
+                let symbol = self.rows.get(in_memory(at)).copied().unwrap_or(0);
+                // Without row symbols, all rows have the same classes.
+                let rows = if self.rows.is_empty() { row - at } else { 1 };
+                let first = usize::from(self.level) + usize::from(symbol);
+                let sums = passed[first.min(before.len())..].iter_mut();
+                sums.zip(&columns.elements).for_each(|(sum, n)| *sum += n * rows);
+                at += rows;
+            }
+            let class = self.class(row, column);
+            let inside = match order.get(in_memory(column)) {
+                Some(order) => order * cell + element % cell,
+                None => element % self.grid.row_len(),
+            };
+            ranks[class].push(passed[class] + inside);
+        }
+    }
+
+    /// Appends the positions of a class's ranks in this tensor, which begins at position `start`.
+    fn add_positions(
+        &self,
+        class: usize,
+        ranks: &[u64],
+        before: u64,
+        start: u64,
+        columns: &Columns,
+        positions: &mut Vec<u64>,
+    ) {
+        let Grid { cell, .. } = self.grid;
+        let row_len = self.grid.row_len();
+        let mut ranks = ranks.iter().copied().peekable();
+        let (mut passed, mut row) = (before, 0u64);
+        for (rows, symbol) in self.row_runs() {
+            if ranks.peek().is_none() {
+                return;
+            }
+            let column_symbol = class.wrapping_sub(usize::from(self.level) + usize::from(symbol));
+            let per_row = columns.elements.get(column_symbol).copied().unwrap_or(0);
+            if per_row > 0 {
+                let end = passed + per_row * rows;
+                while let Some(rank) = ranks.next_if(|&r| r < end) {
+                    let (at, inside) = ((rank - passed) / per_row, (rank - passed) % per_row);
+                    let in_row =
+                        match columns.sorted.get(columns.starts[column_symbol] + in_memory(inside / cell)) {
+                            Some(&column) => u64::from(column) * cell + inside % cell,
+                            None => inside,
+                        };
+                    positions.push(start + (row + at) * row_len + in_row);
+                }
+                passed = end;
+            }
+            row += rows;
+        }
+    }
+}
+
+/// Appends the fields of the rule.
+pub(super) fn write(out: &mut Vec<u8>, coder: &mut Coder<'_>, matrix: &Matrix) {
+    let views: Vec<u64> = matrix.tensors.iter().map(|t| t.grid.view.0.into()).collect();
+    let levels: Vec<u64> = matrix.tensors.iter().map(|t| t.level.into()).collect();
+    write_ints(out, coder, Role::Views, &views);
+    write_ints(out, coder, Role::Views, &levels);
+    let lists = matrix.tensors.iter().flat_map(|t| [t.rows.as_slice(), &t.columns]);
+    let lists: Vec<&[u8]> = lists.filter(|list| !list.is_empty()).collect();
+    write_lists(out, coder, &lists);
+}
+
+/// Reads the fields of the rule.
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    classes: u8,
+    space: &IndexSpace,
+) -> Result<Matrix> {
+    let grids = read_views(cursor, decoder, space)?;
+    let offset = cursor.offset();
+    let levels = read_ints(cursor, decoder, grids.len() as u64, u64::from(MAX_CLASSES) - 1)?;
+    let mut lens = Vec::new();
+    for grid in &grids {
+        let sizes = [(grid.view.has_rows(), grid.rows), (grid.view.has_columns(), grid.columns)];
+        for (_, len) in sizes.into_iter().filter(|(has, _)| *has) {
+            // Each symbol is decoded for itself, and each row is visited for each class.
+            decoder.budget.reserve_elements(len.saturating_mul(4), offset)?;
+            lens.push(decoder.budget.reserve_items::<[u8; 6]>(len, offset)?);
+        }
+    }
+    let offset = cursor.offset();
+    let mut lists = read_lists(cursor, decoder, &lens)?.into_iter();
+    let mut tensors = Vec::with_capacity(grids.len());
+    for (grid, level) in grids.into_iter().zip(levels) {
+        let mut list = |has: bool| has.then(|| lists.next()).flatten().unwrap_or_default();
+        let (rows, columns) = (list(grid.view.has_rows()), list(grid.view.has_columns()));
+        let largest = |list: &[u8]| u64::from(list.iter().copied().max().unwrap_or(0));
+        let class = level + largest(&rows) + largest(&columns);
+        if class >= classes.into() {
+            return Err(Error::out_of_range("class", class, offset));
+        }
+        tensors.push(Levels { grid, level: level as u8, rows, columns });
+    }
+    Ok(Matrix { classes, tensors })
+}

@@ -1,0 +1,118 @@
+//! Positions given a class of each element, which the receiver knows or is told (spec, supports/classed.md).
+
+mod based;
+mod choose;
+mod gaps;
+mod matrix;
+
+pub(crate) use based::for_each_keys;
+pub use based::{BaseElements, Based};
+
+use crate::bits::Cursor;
+use crate::block::IndexSpace;
+use crate::block::space::Surroundings;
+use crate::block::support::{Sparse, Support, SupportId, Validated};
+use crate::codes::{Coder, Decoder};
+use crate::error::Result;
+use crate::limits::{Budget, Limits};
+use gaps::{Group, MAX_CLASSES};
+
+pub(super) const ID: SupportId = SupportId(9);
+
+pub(super) const BASE: u8 = 1;
+const MATRIX: u8 = 2;
+
+/// Appends ascending positions with classes by rows and columns; false, and nothing appended, if no rows or
+/// columns are useful.
+pub(super) fn write_matrix(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    positions: &[u64],
+    space: &IndexSpace,
+) -> bool {
+    let Some(matrix) = choose::choose(positions, space) else { return false };
+    let ranks = matrix.ranks(positions, space);
+    let elements = matrix.elements();
+    let gaps: Vec<Vec<u64>> = ranks.iter().map(|ranks| in_class_gaps(ranks)).collect();
+    let mut starts = gaps::cut(ranks.len(), &gaps);
+    starts.push(ranks.len());
+    let groups: Vec<Group> =
+        starts.windows(2).map(|w| join(&ranks[w[0]..w[1]], &elements[w[0]..w[1]])).collect();
+    out.extend([MATRIX, matrix.classes]);
+    matrix::write(out, coder, &matrix);
+    gaps::write_groups(out, coder, &groups);
+    true
+}
+
+fn in_class_gaps(ranks: &[u64]) -> Vec<u64> {
+    ranks.iter().scan(0, |next, &r| Some(r - std::mem::replace(next, r + 1))).collect()
+}
+
+/// Makes one group of consecutive classes.
+fn join(ranks: &[Vec<u64>], elements: &[u64]) -> Group {
+    let mut group = Group { ends: Vec::new(), ranks: Vec::new() };
+    let mut start = 0;
+    for (ranks, elements) in ranks.iter().zip(elements) {
+        group.ranks.extend(ranks.iter().map(|r| start + r));
+        start += elements;
+        group.ends.push(start);
+    }
+    group
+}
+
+/// Inverts [`join`].
+fn split(ranks: &[u64], ends: &[u64]) -> Vec<Vec<u64>> {
+    let (mut rest, mut start) = (ranks, 0);
+    let class = |&end: &u64| {
+        let (own, after) = rest.split_at(rest.partition_point(|&r| r < end));
+        let own = own.iter().map(|r| r - start).collect();
+        (rest, start) = (after, end);
+        own
+    };
+    ends.iter().map(class).collect()
+}
+
+/// Reads a support of either rule.
+pub(super) fn read(
+    cursor: &mut Cursor<'_>,
+    decoder: &Decoder<'_>,
+    around: &Surroundings<'_>,
+) -> Result<Support> {
+    let rule = cursor.u8_in("rule of classes", BASE, MATRIX)?;
+    if rule == BASE {
+        let classes = cursor.u8_in("number of classes", 1, MAX_CLASSES)?;
+        return Based::read_classes(cursor, decoder, classes, around.space.len()).map(Support::Based);
+    }
+    let classes = cursor.u8_in("number of classes", 1, MAX_CLASSES)?;
+    let matrix = matrix::read(cursor, decoder, classes, around.space)?;
+    let heads = gaps::read_heads(cursor, classes, around.space.len())?;
+    let mut elements = matrix.elements().into_iter();
+    let ends: Vec<Vec<u64>> = heads
+        .iter()
+        .map(|head| {
+            let own = elements.by_ref().take(head.classes.into());
+            own.scan(0, |sum, n| {
+                *sum += n;
+                Some(*sum)
+            })
+            .collect()
+        })
+        .collect();
+    let count: u64 = heads.iter().map(|head| head.count).sum();
+    // The ranks by class, the positions, and their order.
+    decoder.budget.reserve_items::<[u64; 2]>(count, cursor.offset())?;
+    let groups = gaps::read_ranks(cursor, decoder, &heads, &ends)?;
+    let ranks: Vec<Vec<u64>> = groups.iter().zip(&ends).flat_map(|(r, ends)| split(r, ends)).collect();
+    Ok(Support::Sparse(Sparse { positions: matrix.positions(&ranks, around.space) }))
+}
+
+/// Checks a support. Its classes are needed for that, so it is decoded with the default limits.
+pub(super) fn validate(cursor: &mut Cursor<'_>, around: &Surroundings<'_>) -> Result<Validated> {
+    let budget = Budget::new(&Limits::default());
+    let support = read(cursor, &Decoder { tables: &[], budget: &budget }, around)?;
+    Ok(Validated {
+        count: support.count(around)?,
+        weight: support.facts().weight,
+        group_counts: support.group_counts(),
+    })
+}
