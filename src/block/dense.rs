@@ -76,6 +76,19 @@ impl Block {
         self.support.count(&Surroundings { space, manifest: [0; 32], scope: self.scope, sets })
     }
 
+    /// The numbers of elements that have values in each tensor of the scope; `None` if only the base of a delta
+    /// tells (spec, supports/classed.md, rule 1, in a scope of several tensors).
+    ///
+    /// # Errors
+    /// [`Error::Input`] for a set that is not known.
+    pub fn tensor_counts(&self, space: &IndexSpace, sets: &Sets) -> Result<Option<Vec<u64>>> {
+        match (&self.support, space.lens.len()) {
+            (_, 1) => self.count(space, sets).map(|count| Some(vec![count])),
+            (Support::Based(_), _) => Ok(None),
+            (support, _) => tensor_counts(support, space, sets).map(Some),
+        }
+    }
+
     /// The binary32 numbers of the values, one for each element of the support, in order.
     ///
     /// # Errors

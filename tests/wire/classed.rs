@@ -56,8 +56,9 @@ fn product(rows: u64, columns: u64, cell: u64, seed: u64) -> (Vec<u64>, Vec<bool
 
 #[test]
 fn rows_and_columns_make_positions_and_signs_smaller() {
-    for (shape, cell) in [(vec![120u64, 160], 1), (vec![40, 24, 3, 3], 9), (vec![6, 60, 80], 1)] {
-        let rows = shape[0];
+    // A matrix, kernels, and a stack of matrices.
+    let shapes = [(vec![120u64, 160], 120, 1), (vec![40, 24, 3, 3], 40, 9), (vec![6, 60, 80], 360, 1)];
+    for (shape, rows, cell) in shapes {
         let columns = shape.iter().product::<u64>() / rows / cell;
         let (positions, signs) = product(rows, columns, cell, 7);
         let manifest =
@@ -261,7 +262,8 @@ proptest! {
         seed in any::<u64>(),
         skewed in any::<bool>(),
     ) {
-        let infos: Vec<_> = shapes.iter().enumerate().map(|(i, s)| TensorInfo::new(format!("t{i}"), Dtype::F32, s.clone())).collect();
+        let info = |(i, shape): (usize, &Vec<u64>)| TensorInfo::new(format!("t{i}"), Dtype::F32, shape.clone());
+        let infos: Vec<_> = shapes.iter().enumerate().map(info).collect();
         let n: u64 = infos.iter().map(TensorInfo::elements).sum();
         let likely = |i: &u64| {
             let limit = if skewed { density * (1 + (*i / 7 % 9) as u32 * 3) / 10 } else { density };

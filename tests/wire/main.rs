@@ -8,6 +8,7 @@ mod corruption;
 mod describe;
 mod errors;
 mod file;
+mod frozen;
 mod hostile;
 mod output;
 mod pinned;

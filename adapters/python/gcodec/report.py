@@ -35,7 +35,8 @@ class ManifestReport:
 class TensorReport:
     """A tensor in an update.
 
-    The bits of a block that spans several tensors are divided in proportion to their kept values.
+    The bits of a block that spans several tensors are divided in proportion to their kept values. `kept` and
+    `density` are None if only the base of a delta tells them; these bits are divided by elements.
     """
 
     name: str
@@ -45,15 +46,15 @@ class TensorReport:
     support: str
     values: str
     blocks: int
-    kept: int
+    kept: int | None
     position_bits: float
     value_bits: float
     overhead_bits: float
 
     @property
-    def density(self) -> float:
+    def density(self) -> float | None:
         """Kept values divided by elements."""
-        return self.kept / max(self.elements, 1)
+        return None if self.kept is None else self.kept / max(self.elements, 1)
 
     @property
     def bits_per_parameter(self) -> float:
@@ -107,7 +108,8 @@ class UpdateReport:
         rows = [("tensor", "type", "shape", "support", "values", "kept", "density", "bits/par")]
         for t in self.tensors[:20]:
             shape = "x".join(map(str, t.shape)) or "-"
-            amounts = (f"{t.kept:,}", f"{t.density:.4g}", f"{t.bits_per_parameter:.4g}")
+            kept = ("?", "?") if t.kept is None else (f"{t.kept:,}", f"{t.density:.4g}")
+            amounts = (*kept, f"{t.bits_per_parameter:.4g}")
             rows.append((t.name, t.dtype, shape, t.support, t.values, *amounts))
         widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

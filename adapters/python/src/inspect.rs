@@ -1,7 +1,7 @@
 //! Reports on streams, with the fields of `gcodec inspect --json` (docs/inspect.schema.json).
 
 use gcodec::Error;
-use gcodec::block::{RawBlock, Support};
+use gcodec::block::RawBlock;
 use gcodec::frame::{Budget, TensorInfo, UpdatePart, VERSION_MAJOR};
 use gcodec::stream::{Body, Event, SliceReader};
 use pyo3::prelude::*;
@@ -31,7 +31,15 @@ struct Update {
     header_bytes: u64,
     elements: u64,
     source_bytes: u64,
+    kept: u64,
     tensors: Vec<Row>,
+}
+
+/// Numbers of values of a block.
+struct Counts {
+    all: u64,
+    /// By tensor of the scope; `None` if only the base of a delta tells.
+    each: Option<Vec<u64>>,
 }
 
 struct Row {
@@ -39,7 +47,7 @@ struct Row {
     support: String,
     values: String,
     blocks: u64,
-    kept: u64,
+    kept: Option<u64>,
     position_bits: f64,
     value_bits: f64,
     overhead_bits: f64,
@@ -107,6 +115,7 @@ impl Report {
                 header_bytes: 0,
                 elements: part.manifest.elements(),
                 source_bytes: part.manifest.tensors().iter().map(TensorInfo::bytes).sum(),
+                kept: 0,
                 tensors: Vec::new(),
             });
         }
@@ -116,17 +125,17 @@ impl Report {
         update.bytes += len;
         update.header_bytes += len - part.blocks.iter().map(|b| b.len).sum::<u64>();
         let budget = part.budget();
-        let kept: Vec<gcodec::Result<Vec<u64>>> = (0..part.blocks.len())
+        let counts: Vec<gcodec::Result<Counts>> = (0..part.blocks.len())
             .into_par_iter()
-            .map(|i| kept_each(part, i, &budget.with_memory_renewed()))
+            .map(|i| count(part, i, &budget.with_memory_renewed()))
             .collect();
         let mut failure: Option<Error> = None;
-        for (raw, kept) in part.blocks.iter().zip(kept) {
-            let kept = kept.unwrap_or_else(|e| {
+        for (raw, counts) in part.blocks.iter().zip(counts) {
+            let counts = counts.unwrap_or_else(|e| {
                 failure.get_or_insert(e);
-                vec![0; raw.space.lens.len()]
+                Counts { all: 0, each: Some(vec![0; raw.space.lens.len()]) }
             });
-            update.add(part, raw, &kept);
+            update.add(part, raw, &counts);
         }
         failure.map_or(Ok(()), Err)
     }
@@ -173,9 +182,10 @@ impl Report {
 impl Update {
     /// Adds a block to the tensors that it spans. The bits of a block of several tensors are divided by kept
     /// values.
-    fn add(&mut self, part: &UpdatePart<'_>, raw: &RawBlock<'_>, kept: &[u64]) {
-        let total: u64 = kept.iter().sum();
-        for (i, (&kept, &len)) in kept.iter().zip(&raw.space.lens).enumerate() {
+    fn add(&mut self, part: &UpdatePart<'_>, raw: &RawBlock<'_>, counts: &Counts) {
+        self.kept += counts.all;
+        for (i, &len) in raw.space.lens.iter().enumerate() {
+            let kept = counts.each.as_ref().map(|each| each[i]);
             let info = &part.manifest.tensors()[raw.scope.first() as usize + i];
             let (support, values) = (raw.support_id.to_string(), raw.values_id.to_string());
             // Blocks are in the order of their tensors, so a tensor seen before is the last row.
@@ -185,17 +195,17 @@ impl Update {
                     support: support.clone(),
                     values: values.clone(),
                     blocks: 0,
-                    kept: 0,
+                    kept: Some(0),
                     position_bits: 0.0,
                     value_bits: 0.0,
                     overhead_bits: 0.0,
                 });
             }
             let Some(row) = self.tensors.last_mut() else { continue };
-            let share = match (raw.space.lens.len(), total) {
-                (1, _) => 1.0,
-                (_, 0) => len as f64 / raw.space.len().max(1) as f64,
-                _ => kept as f64 / total as f64,
+            let share = match (raw.space.lens.len(), kept, counts.all) {
+                (1, ..) => 1.0,
+                (_, None, _) | (_, _, 0) => len as f64 / raw.space.len().max(1) as f64,
+                (_, Some(kept), all) => kept as f64 / all as f64,
             };
             for (text, other) in [(&mut row.support, support), (&mut row.values, values)] {
                 if *text != other {
@@ -203,7 +213,7 @@ impl Update {
                 }
             }
             row.blocks += 1;
-            row.kept += kept;
+            row.kept = row.kept.zip(kept).map(|(sum, kept)| sum + kept);
             row.position_bits += share * raw.support.len() as f64 * 8.0;
             row.value_bits += share * raw.values.len() as f64 * 8.0;
             row.overhead_bits += share * raw.header_len() as f64 * 8.0;
@@ -227,7 +237,7 @@ impl Update {
         out.set_item("header_bytes", self.header_bytes)?;
         out.set_item("elements", self.elements)?;
         out.set_item("source_bytes", self.source_bytes)?;
-        out.set_item("kept", self.tensors.iter().map(|row| row.kept).sum::<u64>())?;
+        out.set_item("kept", self.kept)?;
         let tensors = PyList::empty(py);
         for row in &self.tensors {
             let dict = PyDict::new(py);
@@ -249,22 +259,9 @@ impl Update {
     }
 }
 
-/// Returns the number of values that a block keeps in each tensor of its scope.
-fn kept_each(part: &UpdatePart<'_>, number: usize, budget: &Budget) -> gcodec::Result<Vec<u64>> {
-    let raw = &part.blocks[number];
-    let space = &raw.space;
+/// Decodes a block, and counts its values, also in each tensor of its scope if its support tells.
+fn count(part: &UpdatePart<'_>, number: usize, budget: &Budget) -> gcodec::Result<Counts> {
     let block = part.decode(number, budget)?;
-    if block.support == Support::All {
-        return Ok(space.lens.to_vec());
-    }
-    let positions = block.positions(space, part.sets(), budget)?;
-    let mut rest = &positions[..];
-    let mut end = 0;
-    let cut = |&len: &u64| {
-        end += len;
-        let here = rest.partition_point(|&p| p < end);
-        rest = &rest[here..];
-        here as u64
-    };
-    Ok(space.lens.iter().map(cut).collect())
+    let space = &part.blocks[number].space;
+    Ok(Counts { all: block.count(space, part.sets())?, each: block.tensor_counts(space, part.sets())? })
 }

@@ -32,12 +32,15 @@ use fail::{Code, Failure, Outcome, Result};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// The versions of this program and of the format that it writes.
+const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (format 1.0)");
+
 /// Compressed model updates: gradients, pseudo-gradients and weight deltas
 ///
 /// Exit codes: 0 success; 1 the inputs differ or a check failed; 2 usage; 3 corrupt or invalid input; 4
 /// limit exceeded; 74 reading or writing failed.
 #[derive(Debug, Parser)]
-#[command(name = "gcodec", version, max_term_width = 100)]
+#[command(name = "gcodec", version = VERSION, max_term_width = 100)]
 struct Cli {
     /// Number of threads [default: the number of cores; 1 for bench]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -112,6 +115,12 @@ fn execute(cli: &Cli) -> Result<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gcodec::frame::{VERSION_MAJOR, VERSION_MINOR};
+
+    #[test]
+    fn the_version_names_the_format_that_streams_state() {
+        assert!(VERSION.ends_with(&format!(" (format {VERSION_MAJOR}.{VERSION_MINOR})")));
+    }
 
     #[test]
     fn the_command_line_is_well_formed() {

@@ -1,5 +1,5 @@
-//! Checks the licences of all dependencies, and that nothing is shipped in two versions. Reads `Cargo.lock`
-//! and Cargo's sources; fetches nothing.
+//! Checks the licences of all dependencies, and that nothing is shipped in two versions. Cargo fetches the
+//! packages of other systems, which no build here needs, once per machine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -80,7 +80,7 @@ fn shipped() -> Result<BTreeSet<Package>> {
 
 fn tree(args: &[&str]) -> Result<BTreeSet<Package>> {
     let output = Command::new("cargo")
-        .args(["tree", "--offline", "--locked", "--target", "all", "--prefix", "none"])
+        .args(["tree", "--locked", "--target", "all", "--prefix", "none"])
         .args(["--format", "{p}|{l}|"])
         .args(args)
         .current_dir(crate::root())

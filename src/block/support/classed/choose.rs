@@ -11,8 +11,8 @@ use super::matrix::{Levels, Matrix};
 
 /// Symbol of a row or column of its tensor's density. A smaller symbol is a density half as large.
 const MIDDLE: i32 = 6;
-/// Largest symbol.
-const MAX_SYMBOL: i32 = 12;
+/// Number of symbols.
+const SYMBOLS: usize = 13;
 /// Smallest binary logarithm of a tensor's density that has a class of its own.
 const MIN_LEVEL: i32 = -20;
 /// Added to a tensor's level, so that classes begin at 0 for the sparsest row and column.
@@ -90,7 +90,6 @@ fn best(positions: &[u64], start: u64, len: u64, space: &IndexSpace, i: usize) -
 /// Returns the costs in 1/65536 bit with rows and columns, rows alone, and columns alone: the lists, and the
 /// positions given the classes.
 fn costs(grid: &Grid, rows: &[u8], columns: &[u8], positions: &[u64], start: u64) -> [u128; 3] {
-    const SYMBOLS: usize = MAX_SYMBOL as usize + 1;
     let mut hits = [[0u64; SYMBOLS]; SYMBOLS];
     for &position in positions {
         let (row, column) = grid.place(position - start);
@@ -132,7 +131,7 @@ fn symbol(ratio: f64, step: i32) -> u8 {
     // The exponent of the ratio to the power 2 / step, halved and rounded.
     let exponent = |x: f64| ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
     let rounded = (exponent(ratio * ratio) + step).div_euclid(2 * step) * step;
-    (rounded + MIDDLE).clamp(0, MAX_SYMBOL) as u8
+    (rounded + MIDDLE).clamp(0, SYMBOLS as i32 - 1) as u8
 }
 
 /// The binary logarithm of a / b, rounded; of a quarter if `a` is 0.

@@ -158,8 +158,8 @@ pub(crate) fn codes(raw: &RawBlock<'_>, part: &UpdatePart<'_>) -> String {
             tables => format!("{} tables", tables.len()),
         },
         SupportId::CLASSED => match (values("rule").as_slice(), values("C").as_slice()) {
-            ([1], [classes]) => format!("{classes} classes by base"),
-            ([2], [classes]) => format!("{classes} classes by rows and columns"),
+            ([1], [classes]) => format!("base C={classes}"),
+            ([2], [classes]) => format!("C={classes}"),
             _ => String::new(),
         },
         _ => String::new(),

@@ -19,8 +19,9 @@ use std::path::PathBuf;
 Columns of the table: kept values and their density; bits per parameter, split into positions,
 values and overhead (headers of blocks); and the ratio to the tensor's own bytes. The bits of a
 block that spans several tensors are divided among them by kept values, and the rows are marked
-with ~. The row `headers` counts the frame's header and the fields before the blocks. `all` is the
-whole update.
+with ~. Where only the base of a delta tells how many are kept, the row has ?, and the bits are
+divided by elements. The row `headers` counts the frame's header and the fields before the blocks.
+`all` is the whole update.
 
 docs/inspect.schema.json describes the output of --json.
 

@@ -6,7 +6,7 @@ use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
 use crate::stream::{Names, explain};
 use gcodec::Limits;
-use gcodec::block::{Block, IndexSpace, RawBlock, Sparse, Support, Values};
+use gcodec::block::{Block, IndexSpace, RawBlock, Values};
 use gcodec::frame::{Budget, FrameHeader, HEADER_LEN, Reduction, UpdatePart, VERSION_MAJOR};
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::tensor::Dtype;
@@ -120,8 +120,9 @@ pub(crate) struct Tensor {
     /// Coding of the positions.
     pub(crate) codes: String,
     pub(crate) blocks: u64,
-    pub(crate) kept: u64,
-    pub(crate) density: f64,
+    /// `None` if only the base of a delta tells.
+    pub(crate) kept: Option<u64>,
+    pub(crate) density: Option<f64>,
     /// Whether blocks span other tensors too, so that bits are divided by kept values.
     pub(crate) apportioned: bool,
     pub(crate) position_bits: f64,
@@ -308,8 +309,7 @@ impl Update {
         error: Option<&Failure>,
         wanted: Option<&NameGlob>,
     ) {
-        let total: u64 = block.tensors.iter().map(|t| t.kept).sum();
-        self.kept += total;
+        self.kept += block.kept;
         let elements = raw.space.len();
         for (i, (counts, &len)) in block.tensors.iter().zip(&raw.space.lens).enumerate() {
             let number = raw.scope.first() as usize + i;
@@ -330,8 +330,8 @@ impl Update {
                         values: block.values.clone(),
                         codes: block.codes.clone(),
                         blocks: 0,
-                        kept: 0,
-                        density: 0.0,
+                        kept: Some(0),
+                        density: None,
                         apportioned: false,
                         position_bits: 0.0,
                         value_bits: 0.0,
@@ -347,10 +347,10 @@ impl Update {
                     &mut self.tensors[last]
                 }
             };
-            let share = match (raw.space.lens.len(), total) {
-                (1, _) => 1.0,
-                (_, 0) => len as f64 / elements.max(1) as f64,
-                _ => counts.kept as f64 / total as f64,
+            let share = match (raw.space.lens.len(), counts.kept, block.kept) {
+                (1, ..) => 1.0,
+                (_, None, _) | (_, _, 0) => len as f64 / elements.max(1) as f64,
+                (_, Some(kept), all) => kept as f64 / all as f64,
             };
             row.apportioned |= raw.space.lens.len() > 1;
             for (text, other) in
@@ -364,12 +364,12 @@ impl Update {
                 row.codes.clear();
             }
             row.blocks += 1;
-            row.kept += counts.kept;
+            row.kept = row.kept.zip(counts.kept).map(|(sum, kept)| sum + kept);
             row.position_bits += share * raw.support.len() as f64 * 8.0;
             row.value_bits += share * raw.values.len() as f64 * 8.0;
             row.overhead_bits += share * raw.header_len() as f64 * 8.0;
-            if let Some(numbers) = counts.numbers {
-                *row.finite.get_or_insert(0) += counts.kept - numbers.nan - numbers.infinite;
+            if let (Some(numbers), Some(kept)) = (counts.numbers, counts.kept) {
+                *row.finite.get_or_insert(0) += kept - numbers.nan - numbers.infinite;
                 *row.nan.get_or_insert(0) += numbers.nan;
                 *row.infinite.get_or_insert(0) += numbers.infinite;
             }
@@ -381,12 +381,13 @@ impl Update {
 
     fn finish(&mut self, wanted: Option<&NameGlob>) {
         for row in &mut self.tensors {
-            row.density = row.kept as f64 / row.elements.max(1) as f64;
+            row.density = row.kept.map(|kept| kept as f64 / row.elements.max(1) as f64);
             row.bits_per_parameter = row.bits() / row.elements.max(1) as f64;
             let dtype = Dtype::from_name(row.dtype).and_then(|d| d.bytes_for(row.elements)).unwrap_or(0);
             row.ratio = dtype as f64 * 8.0 / row.bits();
         }
-        debug_assert!(wanted.is_some() || self.tensors.iter().map(|t| t.kept).sum::<u64>() == self.kept);
+        let sum: Option<u64> = self.tensors.iter().map(|t| t.kept).sum();
+        debug_assert!(wanted.is_some() || sum.is_none_or(|sum| sum == self.kept));
         self.density = self.kept as f64 / self.elements.max(1) as f64;
         self.bits_per_parameter = self.bytes as f64 * 8.0 / self.elements.max(1) as f64;
         self.ratio = self.source_bytes as f64 / self.bytes as f64;
@@ -397,12 +398,13 @@ impl Update {
 struct BlockReport {
     values: String,
     codes: String,
+    kept: u64,
     tensors: Vec<Counts>,
 }
 
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 struct Counts {
-    kept: u64,
+    kept: Option<u64>,
     numbers: Option<Numbers>,
 }
 
@@ -418,7 +420,8 @@ impl BlockReport {
         let mut report = Self {
             values: raw.values_id.to_string(),
             codes: String::new(),
-            tensors: vec![Counts::default(); raw.space.lens.len()],
+            kept: 0,
+            tensors: vec![Counts { kept: Some(0), numbers: None }; raw.space.lens.len()],
         };
         let error = report.look(part, number, budget).err();
         (report, error)
@@ -429,14 +432,15 @@ impl BlockReport {
         let block = part.decode(number, budget)?;
         self.values = block.values.label();
         self.codes = annotate::codes(raw, part);
-        let counts = kept_each(&block, &raw.space, part)?;
-        for (tensor, &kept) in self.tensors.iter_mut().zip(&counts) {
-            tensor.kept = kept;
+        let counts = block.tensor_counts(&raw.space, part.sets())?;
+        self.kept = kept(&block, &raw.space, part)?;
+        for (i, tensor) in self.tensors.iter_mut().enumerate() {
+            tensor.kept = counts.as_ref().map(|counts| counts[i]);
         }
         let has_numbers = !matches!(block.values, Values::Latent(_)) && !block.values.gives_bits();
         let mut start = 0;
         for tensor in &mut self.tensors {
-            let range = start..start + tensor.kept;
+            let range = start..start + tensor.kept.unwrap_or(0);
             start = range.end;
             tensor.numbers = match block.values.elements() {
                 Some(bytes) => count_stored(raw.space.dtype, bytes, range),
@@ -447,7 +451,7 @@ impl BlockReport {
             let numbers = block.numbers(&raw.space, part.sets(), &part.budget())?;
             let mut rest = numbers.as_slice();
             for tensor in &mut self.tensors {
-                let (own, others) = rest.split_at(tensor.kept as usize);
+                let (own, others) = rest.split_at(tensor.kept.unwrap_or(0) as usize);
                 tensor.numbers = Some(Numbers::of(own));
                 rest = others;
             }
@@ -488,30 +492,6 @@ fn count_stored(dtype: Dtype, bytes: &[u8], range: std::ops::Range<u64>) -> Opti
 /// Returns the number of values in a block.
 pub(crate) fn kept(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<u64> {
     block.count(space, part.sets())
-}
-
-/// Returns the number of values of each tensor in a block's scope.
-fn kept_each(block: &Block, space: &IndexSpace, part: &UpdatePart<'_>) -> gcodec::Result<Vec<u64>> {
-    match (&block.support, space.lens.len()) {
-        (Support::All, _) => Ok(space.lens.to_vec()),
-        (_, 1) => Ok(vec![kept(block, space, part)?]),
-        (Support::Sparse(Sparse { positions }), _) => Ok(cut(positions, &space.lens)),
-        _ => Ok(cut(&block.positions(space, part.sets(), &part.budget())?, &space.lens)),
-    }
-}
-
-/// Counts ascending positions in each of several consecutive tensors.
-fn cut(positions: &[u64], lens: &[u64]) -> Vec<u64> {
-    let mut rest = positions;
-    let mut end = 0;
-    let mut counts = Vec::with_capacity(lens.len());
-    for len in lens {
-        end += len;
-        let here = rest.partition_point(|&p| p < end);
-        counts.push(here as u64);
-        rest = &rest[here..];
-    }
-    counts
 }
 
 fn hex(bytes: &[u8]) -> String {

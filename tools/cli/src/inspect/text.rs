@@ -169,6 +169,7 @@ fn row(tensor: &Tensor) -> Vec<String> {
         (None, 0, 0) => "ok".into(),
         (None, nan, infinite) => format!("ok, {nan} NaN, {infinite} Inf"),
     };
+    let unknown = || "?".to_owned();
     let mark = if tensor.apportioned { "~" } else { "" };
     vec![
         tensor.name.clone(),
@@ -176,8 +177,8 @@ fn row(tensor: &Tensor) -> Vec<String> {
         shape,
         support,
         tensor.values.clone(),
-        thousands(tensor.kept),
-        percent(tensor.density),
+        tensor.kept.map_or_else(unknown, thousands),
+        tensor.density.map_or_else(unknown, percent),
         per(tensor.position_bits),
         per(tensor.value_bits),
         per(tensor.overhead_bits),

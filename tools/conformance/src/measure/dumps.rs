@@ -1,5 +1,6 @@
 //! The public gradient set.
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -76,4 +77,40 @@ pub(crate) fn load_all(folder: &Path) -> Result<Vec<Dump>> {
     }
     paths.sort();
     paths.iter().map(|p| Dump::load(p)).collect()
+}
+
+/// Loads the chain of weight syncs in a folder: its base, and the weights after each sync.
+///
+/// `chain.npz` has for each sync the changed positions, over all tensors one after the other (`idx1`, ..), and
+/// their new elements (`new1`, ..).
+pub(crate) fn load_chain(folder: &Path) -> Result<Vec<Dump>> {
+    let mut chain = vec![Dump::load(&folder.join("base.safetensors"))?];
+    let mut archive = zip::ZipArchive::new(std::fs::File::open(folder.join("chain.npz"))?)?;
+    let mut array = |name: String| -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        archive.by_name(&name)?.read_to_end(&mut bytes)?;
+        // NumPy's format, version 1.0: the header's length stands in bytes 8 and 9.
+        let header = bytes.get(8..10).map_or(0, |len| usize::from(len[0]) | usize::from(len[1]) << 8);
+        bytes.drain(..(10 + header).min(bytes.len()));
+        Ok(bytes)
+    };
+    for sync in 1..=12 {
+        let (positions, elements) = (array(format!("idx{sync}.npy"))?, array(format!("new{sync}.npy"))?);
+        let last = &chain[chain.len() - 1];
+        let lens: Vec<usize> = last.tensors.iter().map(|t| t.data().len()).collect();
+        let mut data: Vec<u8> = last.tensors.iter().flat_map(|t| t.data()).copied().collect();
+        for (position, element) in positions.as_chunks().0.iter().zip(elements.as_chunks::<2>().0) {
+            let at = 2 * u32::from_le_bytes(*position) as usize;
+            data.get_mut(at..at + 2).ok_or("a position outside of the tensors")?.copy_from_slice(element);
+        }
+        let mut rest = data.as_slice();
+        let mut tensors = Vec::with_capacity(lens.len());
+        for (tensor, len) in last.tensors.iter().zip(lens) {
+            let (own, after) = rest.split_at(len);
+            tensors.push(TensorBuf::new(tensor.dtype(), tensor.shape().to_vec(), own.to_vec())?);
+            rest = after;
+        }
+        chain.push(Dump { name: format!("sync {sync}"), manifest: last.manifest.clone(), tensors });
+    }
+    Ok(chain)
 }

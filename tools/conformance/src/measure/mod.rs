@@ -38,6 +38,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.gradients.is_dir() {
         let dumps = dumps::load_all(&args.gradients)?;
         sizes::real_positions(&mut report, &dumps)?;
+        sizes::real_signs(&mut report, &dumps)?;
         sizes::natural(&mut report, &dumps)?;
         sizes::lossless(&mut report, &dumps)?;
         sizes::delta(&mut report, &args.gradients)?;
