@@ -21,13 +21,14 @@ const OFFSET: i32 = -MIN_LEVEL + 2 * MIDDLE;
 const FEW: usize = 24;
 
 /// Returns levels that should make `positions` small; `None` if no tensor has useful rows or columns.
-pub(super) fn choose(positions: &[u64], space: &IndexSpace) -> Option<Matrix> {
+/// `rounds`: times that the symbols of rows and columns are chosen anew, given those before.
+pub(super) fn choose(positions: &[u64], space: &IndexSpace, rounds: usize) -> Option<Matrix> {
     let mut tensors = Vec::with_capacity(space.lens.len());
     let mut useful = false;
     let (mut start, mut rest) = (0u64, positions);
     for (i, &len) in space.lens.iter().enumerate() {
         let (own, after) = rest.split_at(rest.partition_point(|&p| p < start + len));
-        let levels = best(own, start, len, space, i)?;
+        let levels = best(own, start, space, i, rounds)?;
         useful |= levels.grid.view != View::NONE;
         tensors.push(levels);
         (start, rest) = (start + len, after);
@@ -44,7 +45,8 @@ pub(super) fn choose(positions: &[u64], space: &IndexSpace) -> Option<Matrix> {
 }
 
 /// Returns the cheapest levels of one tensor.
-fn best(positions: &[u64], start: u64, len: u64, space: &IndexSpace, i: usize) -> Option<Levels> {
+fn best(positions: &[u64], start: u64, space: &IndexSpace, i: usize, rounds: usize) -> Option<Levels> {
+    let len = space.lens[i];
     let flat = Grid::new(space, i, View::NONE, 0).ok()?;
     let density = ratio_log2(positions.len() as u64, len).clamp(MIN_LEVEL, 0);
     let level = |lists: i32| (density + OFFSET - lists * MIDDLE) as u8;
@@ -62,29 +64,59 @@ fn best(positions: &[u64], start: u64, len: u64, space: &IndexSpace, i: usize) -
             in_column[in_memory(column)] += 1;
         }
         for step in [1, 2] {
-            let symbols = |counts: &[u32]| -> Vec<u8> {
-                let expected = positions.len() as f64 / counts.len() as f64;
-                counts.iter().map(|&n| symbol((f64::from(n) + 0.3) / (expected + 0.3), step)).collect()
-            };
-            let (rows, columns) = (symbols(&in_row), symbols(&in_column));
-            let costs = costs(&grid, &rows, &columns, positions, start);
-            for (cost, (has_rows, has_columns)) in
-                costs.into_iter().zip([(true, true), (true, false), (false, true)])
-            {
-                if cost < least {
-                    least = cost;
-                    let view = grid.view.with_flags(has_rows, has_columns);
-                    best = Levels {
-                        grid: Grid { view, ..grid },
-                        level: level(i32::from(has_rows) + i32::from(has_columns)),
-                        rows: if has_rows { rows.clone() } else { Vec::new() },
-                        columns: if has_columns { columns.clone() } else { Vec::new() },
-                    };
+            let (mut rows, mut columns) = (first(&in_row, step), first(&in_column, step));
+            for round in 0..=rounds {
+                if round > 0 {
+                    rows = cheaper(&in_row, &rows, step);
+                    columns = cheaper(&in_column, &columns, step);
+                }
+                let costs = costs(&grid, &rows, &columns, positions, start);
+                for (cost, (has_rows, has_columns)) in
+                    costs.into_iter().zip([(true, true), (true, false), (false, true)])
+                {
+                    if cost < least {
+                        least = cost;
+                        let view = grid.view.with_flags(has_rows, has_columns);
+                        best = Levels {
+                            grid: Grid { view, ..grid },
+                            level: level(i32::from(has_rows) + i32::from(has_columns)),
+                            rows: if has_rows { rows.clone() } else { Vec::new() },
+                            columns: if has_columns { columns.clone() } else { Vec::new() },
+                        };
+                    }
                 }
             }
         }
     }
     Some(best)
+}
+
+/// Returns the symbol of each row or column by the number of positions in it.
+fn first(counts: &[u32], step: i32) -> Vec<u8> {
+    let expected = counts.iter().map(|&n| f64::from(n)).sum::<f64>() / counts.len() as f64;
+    counts.iter().map(|&n| symbol((f64::from(n) + 0.3) / (expected + 0.3), step)).collect()
+}
+
+/// Returns symbols that need fewer bits than `own`: those of the list itself, and those of the positions,
+/// whose numbers are taken to follow a Poisson distribution. `counts` are the numbers of positions in the rows
+/// or columns.
+fn cheaper(counts: &[u32], own: &[u8], step: i32) -> Vec<u8> {
+    let power = |symbol: usize| f64::from(1u32 << symbol);
+    let sum = |list: &[u8]| list.iter().map(|&s| power(usize::from(s))).sum::<f64>();
+    let total: f64 = counts.iter().map(|&n| f64::from(n)).sum();
+    // Expected number of positions in a row with symbol 0.
+    let rate = total / sum(own).max(1.0);
+    let mut used = [0u64; SYMBOLS];
+    own.iter().for_each(|&s| used[usize::from(s)] += 1);
+    let bits = |n: u64| f64::from(log2(n.max(1))) / 65536.0;
+    let list: [f64; SYMBOLS] = std::array::from_fn(|s| bits(own.len() as u64 + 1) - bits(used[s] + 1));
+    let tried: Vec<usize> = (0..SYMBOLS).filter(|&s| (s as i32 - MIDDLE) % step == 0).collect();
+    let choose = |&n: &u32| {
+        let cost =
+            |&s: &usize| list[s] + rate * power(s) * std::f64::consts::LOG2_E - f64::from(n) * s as f64;
+        tried.iter().copied().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(0) as u8
+    };
+    counts.iter().map(choose).collect()
 }
 
 /// Returns the costs in 1/65536 bit with rows and columns, rows alone, and columns alone: the lists, and the

@@ -30,7 +30,37 @@ pub(super) fn write_matrix(
     positions: &[u64],
     space: &IndexSpace,
 ) -> bool {
-    let Some(matrix) = choose::choose(positions, space) else { return false };
+    // The estimates of the choice are less exact for few positions, where tables are a large part.
+    let tried = if positions.len() < MANY { &ROUNDS[..] } else { &ROUNDS[..1] };
+    let mark = coder.recorded();
+    let mut best: Option<(Vec<u8>, _)> = None;
+    for &rounds in tried {
+        let Some(matrix) = choose::choose(positions, space, rounds) else { continue };
+        let mut bytes = Vec::new();
+        write_classes(&mut bytes, coder, &matrix, positions, space);
+        let segments = coder.take_recorded(mark);
+        if best.as_ref().is_none_or(|(best, _)| bytes.len() < best.len()) {
+            best = Some((bytes, segments));
+        }
+    }
+    let Some((mut bytes, segments)) = best else { return false };
+    coder.record_all(segments);
+    out.append(&mut bytes);
+    true
+}
+
+/// Rounds of the choice of classes; where several are tried, the smallest result is written.
+const ROUNDS: [usize; 2] = [2, 0];
+/// Fewest positions for which only the first is tried.
+const MANY: usize = 1 << 14;
+
+fn write_classes(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    matrix: &matrix::Matrix,
+    positions: &[u64],
+    space: &IndexSpace,
+) {
     let ranks = matrix.ranks(positions, space);
     let elements = matrix.elements();
     let gaps: Vec<Vec<u64>> = ranks.iter().map(|ranks| in_class_gaps(ranks)).collect();
@@ -39,9 +69,8 @@ pub(super) fn write_matrix(
     let groups: Vec<Group> =
         starts.windows(2).map(|w| join(&ranks[w[0]..w[1]], &elements[w[0]..w[1]])).collect();
     out.extend([MATRIX, matrix.classes]);
-    matrix::write(out, coder, &matrix);
+    matrix::write(out, coder, matrix);
     gaps::write_groups(out, coder, &groups);
-    true
 }
 
 fn in_class_gaps(ranks: &[u64]) -> Vec<u64> {
