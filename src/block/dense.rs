@@ -76,8 +76,8 @@ impl Block {
         self.support.count(&Surroundings { space, manifest: [0; 32], scope: self.scope, sets })
     }
 
-    /// The numbers of elements that have values in each tensor of the scope; `None` if only the base of a delta
-    /// tells (spec, supports/classed.md, rule 1, in a scope of several tensors).
+    /// The numbers of elements that have values in each tensor of the scope; `None` if only the base of a
+    /// delta tells (spec, supports/classed.md, rule 1, in a scope of several tensors).
     ///
     /// # Errors
     /// [`Error::Input`] for a set that is not known.

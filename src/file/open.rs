@@ -257,8 +257,8 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns for each tensor whether its blocks are needed: those of wanted tensors, and those of the tensors that
-/// share a digest with one.
+/// Returns for each tensor whether its blocks are needed: those of wanted tensors, and those of the tensors
+/// that share a digest with one.
 fn needed(entry: &UpdateEntry, wanted: impl Fn(&str) -> bool) -> Vec<bool> {
     let mut needed: Vec<bool> = entry.manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
     for run in entry.header.delta.iter().flatten().filter(|run| run.more > 0) {

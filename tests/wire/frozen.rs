@@ -1,6 +1,6 @@
-//! Streams that earlier versions wrote, in `tests/frozen/VERSION/`: every later version reads them to the same
-//! tensors (docs/compatibility.md). `hashes.txt` has a line for each: its name, the BLAKE3 hash of its bytes, and
-//! that of the tensors of its last update; `-` for a stream whose tensors need a model.
+//! Streams that earlier versions wrote, in `tests/frozen/VERSION/`: every later version reads them to the
+//! same tensors (docs/compatibility.md). `hashes.txt` has a line for each: its name, the BLAKE3 hash of its
+//! bytes, and that of the tensors of its last update; `-` for a stream whose tensors need a model.
 //!
 //! Files in these folders are never changed. To freeze a new version of the format, write its folder once:
 //! `cargo test --test wire frozen::write -- --ignored`.

@@ -76,8 +76,8 @@ impl Kind for Pow2 {
         let offset = cursor.offset();
         read_head(cursor)?;
         validate_ints(cursor, space.count)?;
-        // Only the codes tell how many of them are above 0 and have a sign. Where raw bits of codes end is not
-        // known either.
+        // Only the codes tell how many of them are above 0 and have a sign. Where raw bits of codes end is
+        // not known either.
         let signs = cursor.take_rest();
         if signs.first() == Some(&signs::PLANE) && signs.len() as u64 > 1 + space.count.div_ceil(8) {
             return Err(Error::format(FormatErrorKind::LengthMismatch { field: "signs" }, offset));

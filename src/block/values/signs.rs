@@ -1,4 +1,5 @@
-//! Signs (spec, section 7.7): a plane of bits, or predictions from rows and columns and whether they are wrong.
+//! Signs (spec, section 7.7): a plane of bits, or predictions from rows and columns and whether they are
+//! wrong.
 
 use crate::bits::{Cursor, PlaneReader, PlaneWriter};
 use crate::block::support::Support;

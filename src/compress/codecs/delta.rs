@@ -227,8 +227,8 @@ fn count_keys(dtype: Dtype, base: &[BaseElements<'_>], positions: &[u64], diffs:
     counts
 }
 
-/// Returns the bounds of the cheapest classes, by dynamic programming over the keys that occur, from the largest
-/// key down; and their cost in 1/65536 bit.
+/// Returns the bounds of the cheapest classes, by dynamic programming over the keys that occur, from the
+/// largest key down; and their cost in 1/65536 bit.
 fn best_bounds(counts: &[KeyCounts]) -> (Vec<u8>, u64) {
     let used: Vec<usize> = (0..256).rev().filter(|&key| counts[key].elements > 0).collect();
     // For each number of keys: the cost, where the last class begins, and the number of classes.
@@ -263,8 +263,8 @@ const MAX_CLASSES: usize = 48;
 const RUN_BYTES: u64 = 4 << 20;
 
 /// Returns the entries that an update's header has for the tensors touched by these blocks, before and after
-/// the update ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)). Consecutive small tensors share an
-/// entry. Only tensors of `inputs` with a base have one.
+/// the update ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)). Consecutive small tensors share
+/// an entry. Only tensors of `inputs` with a base have one.
 pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
     let scopes = blocks.iter().map(|coded| coded.block().scope);
     let touched: HashSet<u64> =

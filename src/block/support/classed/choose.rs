@@ -98,8 +98,8 @@ fn first(counts: &[u32], step: i32) -> Vec<u8> {
 }
 
 /// Returns symbols that need fewer bits than `own`: those of the list itself, and those of the positions,
-/// whose numbers are taken to follow a Poisson distribution. `counts` are the numbers of positions in the rows
-/// or columns.
+/// whose numbers are taken to follow a Poisson distribution. `counts` are the numbers of positions in the
+/// rows or columns.
 fn cheaper(counts: &[u32], own: &[u8], step: i32) -> Vec<u8> {
     let power = |symbol: usize| f64::from(1u32 << symbol);
     let sum = |list: &[u8]| list.iter().map(|&s| power(usize::from(s))).sum::<f64>();

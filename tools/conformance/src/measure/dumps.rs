@@ -81,8 +81,8 @@ pub(crate) fn load_all(folder: &Path) -> Result<Vec<Dump>> {
 
 /// Loads the chain of weight syncs in a folder: its base, and the weights after each sync.
 ///
-/// `chain.npz` has for each sync the changed positions, over all tensors one after the other (`idx1`, ..), and
-/// their new elements (`new1`, ..).
+/// `chain.npz` has for each sync the changed positions, over all tensors one after the other (`idx1`, ..),
+/// and their new elements (`new1`, ..).
 pub(crate) fn load_chain(folder: &Path) -> Result<Vec<Dump>> {
     let mut chain = vec![Dump::load(&folder.join("base.safetensors"))?];
     let mut archive = zip::ZipArchive::new(std::fs::File::open(folder.join("chain.npz"))?)?;
