@@ -9,7 +9,7 @@ use gcodec::block::{Block, Scope, Target};
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
 use gcodec::file::File;
-use gcodec::frame::{Delta, Manifest, UpdateHeader, tensor_digest};
+use gcodec::frame::{Delta, Manifest, UpdateHeader, run_digest, tensor_digest};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Error, Limits, Result, TensorBuf};
 use gcodec_fuzz::frames::{self, Repair, UPDATE};
@@ -50,25 +50,25 @@ fuzz_target!(|bytes: &[u8]| {
     if !digests.is_empty() || !base.is_empty() {
         assert_eq!(apply(&stream, &update, &[]).map_err(wrong), Err(InputErrorKind::MissingBase));
     }
-    let touched = digests.iter().find(|d| !base[d.first as usize].data().is_empty());
-    if let Some(touched) = touched {
+    let mut touched = digests.iter().flat_map(|d| d.first as usize..=(d.first + d.more) as usize);
+    if let Some(touched) = touched.find(|&t| !base[t].data().is_empty()) {
         let mut other = base.clone();
-        let data = other[touched.first as usize].data_mut();
+        let data = other[touched].data_mut();
         let at = random.below(data.len() as u64) as usize;
-        data[at] ^= 1
-            << random.below(if update.manifest.tensors()[touched.first as usize].dtype.bits() == 4 {
-                4
-            } else {
-                8
-            });
+        data[at] ^= 1 << random.below(update.manifest.tensors()[touched].dtype.bits().min(8).into());
         assert_eq!(apply(&stream, &update, &other).map_err(wrong), Err(InputErrorKind::BaseMismatch));
     }
     // Other blocks: correct digests, or no output.
     let damaged = damage(&mut random, &stream);
     if let Ok(applied) = apply(&damaged, &update, &base) {
         for delta in listed(&damaged) {
-            let found = tensor_digest(applied[delta.first as usize].view());
-            assert_eq!(found, delta.result, "a result that is given out is the one that its sender had");
+            let run = delta.first as usize..=(delta.first + delta.more) as usize;
+            let found: Vec<_> = applied[run].iter().map(|t| tensor_digest(t.view())).collect();
+            assert_eq!(
+                run_digest(&found),
+                delta.result,
+                "a result that is given out is the one that its sender had"
+            );
         }
     }
 });
@@ -89,8 +89,10 @@ fn difference(
             }
         }
     }
-    let codec: Codec =
-        random.one(&["delta", "delta:positions=rice", "lossless", "raw"]).parse().expect("ours");
+    let codec: Codec = random
+        .one(&["delta", "delta:positions=classed", "delta:positions=rice", "lossless", "raw"])
+        .parse()
+        .expect("ours");
     let inputs: Vec<Input<'_>> = manifest
         .tensors()
         .iter()

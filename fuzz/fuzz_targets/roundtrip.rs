@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Affine, Block, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank,
-    Minifloat, Planes, Pow2, Rows, Scales, Scope, Seeded, Set, Sign, Sparse, Support, Ulp, Values,
+    Affine, Block, Chunked, Codebook, Constant, Dct, Floats, Groups, Latent, Levels, LowRank, Minifloat,
+    Planes, Pow2, Rows, Scales, Scope, Seeded, Set, Sign, Sparse, Support, Ulp, Values,
 };
 use gcodec::compress::{Feedback, Input, NonFinite, Options, compress, deltas};
 use gcodec::frame::{

@@ -61,6 +61,7 @@ const SPECS: &[&str] = &[
     "topk:density=0.3,values=bf16,positions=tokens",
     "topk:density=0.2,values=pow2,positions=bitmap",
     "topk:density=1,values=sign,positions=auto",
+    "topk:density=0.05,values=sign,positions=classed",
     "topk:k=40,values=q4,seed=3",
     "topk:k=1,values=f32,scope=global",
     "topk:density=0.01,values=q4,scope=tensor",
@@ -71,6 +72,7 @@ const SPECS: &[&str] = &[
     "stc:density=0.002,positions=rice-one",
     "stc:density=0.6,positions=bitmap",
     "stc:density=0.03,positions=auto",
+    "stc:density=0.03,positions=classed",
     "threshold:at=0.01,values=f32",
     "threshold:at=1e-30,values=f16,positions=tokens",
     "threshold:at=1000,values=sign",
@@ -78,6 +80,7 @@ const SPECS: &[&str] = &[
     "threshold:at=0.02,values=bf16,positions=rice",
     "threshold:at=0.003,values=sign,positions=rice-one",
     "threshold:at=0.003,values=pow2,positions=auto",
+    "threshold:at=0.01,values=bf16,positions=classed",
     "threshold:at=0.05,values=q4,seed=9",
     "sbc:k=1",
     "sbc:density=0.9,positions=auto",
@@ -85,6 +88,7 @@ const SPECS: &[&str] = &[
     "sbc:density=0.1,positions=rice",
     "sbc:density=0.4,positions=bitmap",
     "sbc:density=0.02,positions=tokens",
+    "sbc:density=0.05,positions=classed",
     "sidco:density=0.1,fit=exp,stages=guard,values=f32",
     "sidco:density=0.01,fit=gamma-gp,stages=authors,values=f16,positions=rice",
     "sidco:k=50,fit=gp,stages=3,values=bf16",
@@ -93,6 +97,7 @@ const SPECS: &[&str] = &[
     "sidco:density=0.03,values=q4,positions=tokens",
     "sidco:density=0.3,values=pow2,positions=bitmap",
     "sidco:density=0.004,values=f32,positions=auto",
+    "sidco:density=0.05,values=pow2,positions=classed",
     "randk:density=0.01,scale=n/k,values=f32",
     "randk:k=5,scale=1,values=bf16,seed=9",
     "randk:density=1,values=f16",
@@ -126,6 +131,7 @@ const DELTAS: &[&str] = &[
     "delta:positions=rice-one",
     "delta:positions=tokens",
     "delta:positions=bitmap",
+    "delta:positions=classed",
 ];
 
 /// Commands that write one stream, and the inputs for decoding it.
