@@ -69,7 +69,7 @@ fn ones_plane(n: u64) -> Vec<u8> {
 }
 
 fn pow2_zeros() -> (u64, Bytes) {
-    (4, bytes().u16(0).u8(0).raw(symbols(0)))
+    (4, bytes().u16(0).u8(0).raw(symbols(0)).u8(0))
 }
 
 /// A matrix of n elements whose rank is 16, of 4-bit codes of one symbol.
@@ -114,7 +114,7 @@ fn long_names(n: u64) -> Vec<u8> {
 /// Empty blocks, of the fewest bytes.
 fn smallest_blocks(n: u64) -> Vec<u8> {
     let man = manifest(&[("w", F32, &[0])]);
-    let block = block(adding(whole(0)), ALL(), (4, bytes().u16(0).u8(0)));
+    let block = block(adding(whole(0)), ALL(), (4, bytes().u16(0).u8(0).u8(0)));
     stream().manifest(&man).update(&update(&man, vec![block; n as usize])).done()
 }
 
@@ -210,12 +210,36 @@ const BOMBS: &[Bomb] = &[
         formula: "16 r for r rows",
     },
     Bomb {
+        name: "support classed by rows and columns, gaps of one token",
+        how: Decode,
+        most: |a| a / 33,
+        make: |m| placed(m, classed(2, no_lists(), m)),
+        memory: |m| 32 * m,
+        formula: "32 m for m positions",
+    },
+    Bomb {
+        name: "support classed by the base, gaps of one token",
+        how: Decode,
+        most: |a| a / 48,
+        make: |m| ulp(m, classed(1, bytes(), m)),
+        memory: |m| 48 * m,
+        formula: "32 m for m positions, 16 m for m values ulp",
+    },
+    Bomb {
         name: "support seeded, dense",
         how: Assemble,
         most: |a| a / 20,
         make: |m| placed(m, (7, bytes().v(m).u64(1))),
         memory: |m| 24 * m,
         formula: "16 m to draw m positions, 4 m for numbers, 4 n for the tensor, n = m",
+    },
+    Bomb {
+        name: "values sign, predicted by one symbol",
+        how: Decode,
+        most: |a| 2 * a,
+        make: |n| dense(F32, &[n], (3, predicted())),
+        memory: |n| n / 4,
+        formula: "m / 4 for m values",
     },
     Bomb {
         name: "values pow2, one symbol",
@@ -269,7 +293,7 @@ const BOMBS: &[Bomb] = &[
         name: "values ulp, one symbol",
         how: Decode,
         most: |a| a / 16,
-        make: ulp,
+        make: |n| ulp(n, ALL()),
         memory: |n| 16 * n,
         formula: "16 m for m values",
     },
@@ -355,11 +379,27 @@ const BOMBS: &[Bomb] = &[
     },
 ];
 
-fn ulp(n: u64) -> Vec<u8> {
+/// A delta of n elements.
+fn ulp(n: u64, support: (u64, Bytes)) -> Vec<u8> {
     let man = manifest(&[("w", F32, &[n])]);
-    let block = block(whole(0), ALL(), (10, tokens_of(0)));
-    let update = update(&man, [block]).attribute(2, bytes().v(1).v(0).raw([0; 32]));
+    let block = block(whole(0), support, (10, tokens_of(0)));
+    let update = update(&man, [block]).attribute(2, bytes().v(1).v(0).v(0).raw([0; 32]));
     stream().manifest(&man).update(&update).done()
+}
+
+/// A classed support of one class, by a rule with these fields, and of m neighbours with gaps of one token.
+fn classed(rule: u8, fields: Bytes, m: u64) -> (u64, Bytes) {
+    (9, bytes().u8(rule).u8(1).raw(fields).v(1).v(1).v(m).u8(1 << 6).raw(entropy(&[0], 0)))
+}
+
+/// Fields of a rule of rows and columns that has neither: one view, one level, no tables.
+fn no_lists() -> Bytes {
+    bytes().packed(1, &[0]).packed(1, &[0]).u8(0)
+}
+
+/// Predictions of no rows and columns, of eight signs by a symbol.
+fn predicted() -> Bytes {
+    bytes().raw(scale(1.0)).u8(1).packed(1, &[0]).u8(8).raw(entropy(&[0], 0))
 }
 
 const ELEMENTS: u64 = 1 << 28;
