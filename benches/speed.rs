@@ -4,19 +4,19 @@
 //! `cargo bench --bench speed` runs on one thread with 64 Mi elements; `RAYON_NUM_THREADS` sets another
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
-//! updates, and `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --cpu` measures
-//! processor time instead of time, for one thread on a machine with other work (Linux).
-//! `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions. A result below its floor is reported
-//! and fails the run. Under `cargo test --benches` the program runs once on a small tensor and never fails
-//! for a floor.
+//! updates, `-- --only delta` deltas of bf16 weights, and `-- --only sidco` compares SIDCo's thresholds with
+//! exact selection. `-- --cpu` measures processor time instead of time, for one thread on a machine with
+//! other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions. A result below its
+//! floor is reported and fails the run. Under `cargo test --benches` the program runs once on a small tensor
+//! and never fails for a floor.
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use gcodec::block::CodedBlock;
-use gcodec::compress::{Input, Options, compress, random};
+use gcodec::block::{CodedBlock, Values};
+use gcodec::compress::{Input, Options, compress, deltas, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -82,6 +82,7 @@ fn main() -> ExitCode {
     println!("bf16:");
     bench.codec("lossless", halves.view(), None, None);
     drop(halves);
+    bench.deltas(&shape);
     bench.manifest = manifest_of(Dtype::F32, &shape);
     // A tensor with a scale per row and column, like the gradient of a matrix.
     let scale = |i: usize| {
@@ -91,6 +92,9 @@ fn main() -> ExitCode {
     let scaled = TensorBuf::from_f32(shape, &noise(elements, scale)).expect("shape fits");
     println!("rows and columns of different scale:");
     bench.codec("topk:density=0.001", scaled.view(), None, None);
+    for positions in ["classed", "tokens"] {
+        bench.codec(&format!("topk:density=0.01,positions={positions}"), scaled.view(), None, None);
+    }
     bench.codec("natural", scaled.view(), None, None);
     bench.codec("lossless", scaled.view(), None, None);
     if bench.missed && full { ExitCode::FAILURE } else { ExitCode::SUCCESS }
@@ -216,6 +220,62 @@ impl Bench {
         let seconds = self.best(|| drop(black_box(mean(&self.manifest, &streams))));
         self.row("reduce 8 x topk:density=0.01", view, seconds, Against::Fill, None);
         println!("{:<40}{:>9.1} ms", "", 1e3 * seconds);
+    }
+
+    /// Measures deltas of bf16 weights after a step that changes a share of them. Its size is the same for
+    /// all weights, as a step of Adam is about, so large weights change seldom. Encoding reads base and
+    /// result; applying writes the result.
+    fn deltas(&mut self, shape: &[u64]) {
+        if !self.wants("delta") {
+            return;
+        }
+        let masters = noise((shape[0] * shape[1]) as usize, |_| 1.0);
+        let rounded = |step: f32| -> Vec<u8> {
+            let signed = |(i, &x): (usize, &f32)| if i.is_multiple_of(3) { x - step } else { x + step };
+            let halves = masters.iter().enumerate().map(signed).map(|x| (x.to_bits() >> 16) as u16);
+            halves.flat_map(u16::to_le_bytes).collect()
+        };
+        let tensor = |data| TensorBuf::new(Dtype::Bf16, shape.to_vec(), data).expect("shape fits");
+        let base = tensor(rounded(0.0));
+        for step in [2e-8, 3e-7, 1.6e-6] {
+            let new = tensor(rounded(step));
+            self.delta(base.view(), new.view());
+        }
+    }
+
+    fn delta(&mut self, base: TensorView<'_>, new: TensorView<'_>) {
+        self.memory(new);
+        let manifest = Arc::clone(&self.manifest);
+        let codec: Codec = "delta".parse().expect("a codec");
+        let input = [Input { tensor: 0, name: "w", view: new, base: Some(base) }];
+        let compressed = || compress(&input, &[codec], &Options::default(), None).expect("a base");
+        let encode = || {
+            let blocks = compressed();
+            let header = UpdateHeader::default().with_delta(Some(deltas(&input, &blocks)));
+            let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+            encoder.update(&mut out, &header, &manifest, &blocks).expect("blocks of this manifest");
+            encoder.finish(&mut out);
+            out
+        };
+        let (bytes, blocks) = (encode(), compressed());
+        let changed = match &blocks[0].block.values {
+            Values::Ulp(ulp) => ulp.diffs.len(),
+            _ => 0,
+        };
+        let n = new.elements() as f64;
+        println!("delta, {:.2} % of {n} bf16 elements changed:", 100.0 * changed as f64 / n);
+        let seconds = self.best(|| drop(black_box(compressed())));
+        self.row("compress delta", new, seconds, Against::Read, None);
+        let seconds = self.best(|| drop(black_box(encode())));
+        self.row("encode delta, with digests", new, seconds, Against::Read, None);
+        let seconds = self.best(|| {
+            let mut assembler =
+                Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
+            assembler.base("w", base).expect("this manifest's");
+            drop(black_box(decode(&bytes, assembler)));
+        });
+        self.row("apply delta, with digests", new, seconds, Against::Fill, None);
+        println!("{:<40}{:>9.3} bits/changed element", "", bytes.len() as f64 * 8.0 / changed as f64);
     }
 
     fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {

@@ -295,8 +295,10 @@ class BaseCase:
             t, i = where[p]
             self.old.append(self.after[t][i + space.start])
             self.after[t][i + space.start] = x
-        cuts = sorted({0, space.first, space.first + space.count, len(space.tensors),
-                       *(rng.randrange(len(space.tensors)) for _ in range(2))})
+        # The tensors of the scope are in one run (CLS-11).
+        end = space.first + space.count
+        cuts = {0, space.first, end, len(space.tensors), *(rng.randrange(len(space.tensors)) for _ in range(2))}
+        cuts = sorted(cut for cut in cuts if not space.first < cut < end)
         self.attributes = attributes_of(space, self.before, self.after, cuts)
 
     def key(self, element):

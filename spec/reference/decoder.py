@@ -314,11 +314,17 @@ class Budget:
         if self.elements > self.limits["max_elements"]:
             raise FormatError("limit", offset, "more elements than the limit")
 
+    def runs(self, delta, offset):
+        self.count_tensors(sum(run.more + 1 for run in delta), offset)
+
     def scope(self, scope, offset):
-        self.tensors += scope.tensors
+        self.count_tensors(scope.tensors, offset)
+        self.span(scope.n, offset)
+
+    def count_tensors(self, count, offset):
+        self.tensors += count
         if self.tensors > self.limits["max_blocks"]:
             raise FormatError("limit", offset, "blocks of more tensors than the limit")
-        self.span(scope.n, offset)
 
 
 class Table:
@@ -534,12 +540,16 @@ def read_signs(r, values, cx, tables, budget):
     `cx` is None for nested values.
     """
     at, count = r.at, len(values)
-    if r.u8((0, 1)) == 0:                                                        # [SIG-1]
+    coding = r.u8()
+    if coding > 1:                                                               # [SIG-1]
+        raise FormatError("unsupported", at, f"coding {coding} of signs")
+    if coding == 0:
         plane = r.plane(count)
         return [plane.field(1) for _ in range(count)]
     if cx is None or cx.support_id in (7, 8) or cx.is_by_base() or count == 0:   # [SIG-1]
         raise FormatError("out_of_range", at, "predicted signs of values without rows and columns")
     views = read_views(r, cx)
+    budget.span(sum(view.has_rows * view.rows + view.has_columns * view.columns for view in views), at)  # [LIM-3]
     places, of_tensor = [], [(set(), set()) for _ in views]
     positions = [cx.positions[i] for i in values]
     for p, t in zip(positions, cx.scope.tensor_of(positions)):
@@ -921,6 +931,7 @@ def read_rows_and_columns(r, classes, cx):
     own = [Table(r) for _ in range(table_count)]
     numbers = ints(r, len(lengths), cx.tables, budget, table_count - 1)          # [INT-3]
     budget.alloc(sum(lengths), 8, at)                                            # [LIM-2]
+    budget.span(4 * sum(lengths), at)                                            # [LIM-3]
     of_lists = itertools.chain.from_iterable(itertools.repeat(own[j], n) for j, n in zip(numbers, lengths))
     symbols = iter(rans(r, 1, of_lists)) if lengths else iter(())
     grids = []
@@ -936,11 +947,15 @@ def read_rows_and_columns(r, classes, cx):
 
 def support_classed(r, n, cx):
     at = r.at
-    rule = r.u8((1, 2))
+    rule = r.u8()
+    if rule not in (1, 2):                                                       # [CLS-10]
+        raise FormatError("unsupported", at, f"rule {rule}")
     if rule == 1 and (cx.is_index_set or cx.scope.add):                          # [CLS-6]
         raise FormatError("out_of_range", at, "classed by the base, in an index set or with add")
     if rule == 1 and not cx.has_delta:                                           # [CLS-6]
         raise FormatError("unknown_reference", at, "classed by the base, without the attribute delta")
+    if rule == 1 and not cx.in_one_run:                                          # [CLS-11]
+        raise FormatError("unknown_reference", at, "classed by the base, in several runs of the delta")
     classes = r.u8(range(1, 65))
     if rule == 2:
         elements = read_rows_and_columns(r, classes, cx)
@@ -1034,10 +1049,11 @@ class Scope:
 class Context:
     """The state that a support or values page may refer to."""
 
-    def __init__(self, decoder, manifest_id, scope, tables, budget, is_index_set=False, has_delta=False):
+    def __init__(self, decoder, manifest_id, scope, tables, budget, is_index_set=False, has_delta=False,
+                 in_one_run=False):
         self.decoder, self.manifest_id, self.scope = decoder, manifest_id, scope
         self.tables, self.budget = tables, budget
-        self.is_index_set, self.has_delta = is_index_set, has_delta
+        self.is_index_set, self.has_delta, self.in_one_run = is_index_set, has_delta, in_one_run
         self.support_id = self.positions = None
 
     def is_by_base(self):
@@ -1672,7 +1688,9 @@ class Decoder:
             raise FormatError("length_mismatch", at, f"{block_count} blocks in {r.left()} bytes")
         head = self.data[body:r.at]
         budget = Budget(self.limits)
+        budget.runs(delta or [], at)                                             # [LIM-3]
         listed = spans(delta or [])
+        firsts = [run.first for run in delta or []]
 
         def cx_of(scope, offset):
             budget.scope(scope, offset)                                          # [LIM-3]
@@ -1680,11 +1698,15 @@ class Decoder:
                 if scope.begin() < update.end:                                   # [UPD-6]
                     raise FormatError("not_ascending", offset, "blocks are not in order, or overlap")
                 update.end = scope.end()
+            in_one_run = False
             if delta is not None:
+                i = bisect.bisect_right(firsts, scope.tensor) - 1
+                in_one_run = i >= 0 and scope.tensor + scope.tensors <= delta[i].end
                 i = bisect.bisect_right(listed, (scope.tensor, math.inf)) - 1
                 if i < 0 or listed[i][1] < scope.tensor + scope.tensors:         # [DEL-2]
                     raise FormatError("unknown_reference", offset, "a tensor that is not listed in the delta")
-            return Context(self, identity, scope, tables, budget, has_delta=delta is not None)
+            return Context(self, identity, scope, tables, budget, has_delta=delta is not None,
+                           in_one_run=in_one_run)
 
         blocks = [Block(r, manifest, cx_of) for _ in range(block_count)]
         out["blocks"] = [b.describe() for b in blocks]
@@ -1902,8 +1924,6 @@ class Decoder:
     def compare(self, manifest, update, tensors, which):
         """Compares the base digests or the result digests of an update: [DEL-4]."""
         runs = [run for delta in update.deltas for run in delta]
-        if sum(run.more + 1 for run in runs) > self.limits["max_blocks"]:        # [LIM-1]
-            raise FormatError("limit", 0, "more tensors in the runs of all parts than the limit")
         known = {}
         for run in runs:
             key = run.more, run.base, run.result

@@ -148,7 +148,7 @@ impl Block {
         let dtype = space.dtype;
         let content = self.values.facts().content;
         if let Support::Based(based) = &self.support {
-            return apply_based(based, content, dtype, targets);
+            return apply_based(based, content, dtype, budget, targets);
         }
         if let Support::Sparse(Sparse { positions }) = &self.support
             && !self.add
@@ -229,7 +229,17 @@ impl Block {
 }
 
 /// Changes elements at positions that depend on the elements before the block.
-fn apply_based(based: &Based, content: Content<'_>, dtype: Dtype, targets: &mut [Target<'_>]) -> Result<()> {
+fn apply_based(
+    based: &Based,
+    content: Content<'_>,
+    dtype: Dtype,
+    budget: &Budget,
+    targets: &mut [Target<'_>],
+) -> Result<()> {
+    if matches!(content, Content::Elements(stored, _) if stored != Stored::Source) {
+        return Err(not_numbers_of_base());
+    }
+    budget.reserve_items::<(u64, usize)>(based.counts().iter().sum(), 0)?;
     let base: Vec<_> =
         targets.iter().map(|t| BaseElements { data: &*t.data, start: t.start, len: t.len }).collect();
     // All positions come first: a changed element may belong to another class.
@@ -237,10 +247,10 @@ fn apply_based(based: &Based, content: Content<'_>, dtype: Dtype, targets: &mut 
     let starts: Vec<u64> =
         targets.iter().scan(0, |end, t| Some(std::mem::replace(end, *end + t.len))).collect();
     let mut number = 0;
-    for (value, &position) in positions.iter().enumerate() {
-        // Positions ascend inside each class.
-        if position < starts[number] {
-            number = 0;
+    for (position, value) in positions {
+        // Positions ascend only inside a class.
+        while position < starts[number] {
+            number -= 1;
         }
         while position - starts[number] >= targets[number].len {
             number += 1;

@@ -6,7 +6,7 @@ use crate::bits::{Cursor, Output, put_varint};
 use crate::block::space::Surroundings;
 use crate::block::values::{Elements, Structure, ValueSpace};
 use crate::block::{
-    Block, BlockOptions, IndexSpace, Scope, Set, SetId, Support, SupportId, Values, ValuesId,
+    Block, BlockOptions, IndexSpace, Positions, Scope, Set, SetId, Support, SupportId, Values, ValuesId,
 };
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
@@ -265,13 +265,17 @@ impl WireBlock<'_> {
                 let row_lens = if self.has_all() { around.space.row_lens.as_slice() } else { &[] };
                 let support = match &self.support {
                     Part::Decoded(support) => Some(&**support),
+                    Part::Written { id: SupportId::ALL, .. } => Some(&Support::All),
                     Part::Written { .. } => None,
                 };
                 let group_counts = support.map_or_else(Vec::new, Support::group_counts);
+                // Devices write positions in Rice codes, and no predicted signs: their bytes are these.
+                let predicts = matches!(options.positions, Positions::Auto | Positions::Classed);
+                let elements = support.filter(|_| predicts);
                 let space = ValueSpace {
                     row_lens,
                     group_counts: &group_counts,
-                    elements: support.map(|support| Elements { support, space: around.space }),
+                    elements: elements.map(|support| Elements { support, space: around.space }),
                     ..self.value_space(around.space, count)
                 };
                 decoded.write(&mut payload, coder, &space)?;

@@ -125,6 +125,12 @@ impl<'a> File<'a> {
         self.parts.push(PartEntry { frame, offset, indexed: indexed.clone() });
         match self.updates.last_mut() {
             Some(update) if part.part > 0 => {
+                let is_same =
+                    update.manifest.id() == part.manifest.id() && update.header.same_update(&part.header);
+                if !is_same {
+                    let field = "part of another update";
+                    return Err(Error::format(FormatErrorKind::Misplaced { field }, offset));
+                }
                 if let (Some(all), Some(more)) = (&mut update.header.delta, part.header.delta) {
                     all.extend(more);
                 }

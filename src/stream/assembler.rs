@@ -295,10 +295,12 @@ impl<'b> Assembler<'b> {
             }
             let mismatch = || Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.first);
             let known = self.delta.get_or_insert_default();
-            match run_of(known, entry.last()) {
-                Some(earlier) if earlier == entry => continue,
+            // The known runs are disjoint, so the last one that begins before the end of this one overlaps it
+            // if any does.
+            let before = known.range(..=entry.last()).next_back().map(|(_, run)| *run);
+            match before.filter(|run| run.last() >= entry.first) {
+                Some(earlier) if earlier == *entry => continue,
                 Some(_) => return Err(mismatch()),
-                None if known.range(entry.first..=entry.last()).next().is_some() => return Err(mismatch()),
                 None => known.insert(entry.first, *entry),
             };
             let mut bases = Vec::with_capacity(run.clone().count());

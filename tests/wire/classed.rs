@@ -202,6 +202,23 @@ fn one_tensor_of_a_run_is_assembled_alone() {
 }
 
 #[test]
+fn one_large_tensor_is_assembled_alone() {
+    // 5 MB each: too large for one digest, so no block spans both.
+    let many = |seed| {
+        step(Dtype::Bf16, 10_000, seed)
+            .map(|t| TensorBuf::new(Dtype::Bf16, vec![2_500_000], t.data().repeat(250)).unwrap())
+    };
+    let steps = [many(1), many(2)];
+    let [base, new] = [0, 1].map(|i| steps.iter().map(|s| s[i].clone()).collect::<Vec<_>>());
+    let bytes = delta(&base, &new, "delta:positions=classed");
+    assert_eq!(first_block(&bytes).0.scope, Scope::Tensor(0));
+    assert_eq!(applied(&bytes, &base, |name| name == "t1").unwrap(), [(1, new[1].clone())]);
+    // Nothing of the other tensor is needed.
+    let other = [new[0].clone(), base[1].clone()];
+    assert_eq!(applied(&bytes, &other, |name| name == "t1").unwrap(), [(1, new[1].clone())]);
+}
+
+#[test]
 fn positions_need_the_right_base() {
     let [base, new] = step(Dtype::Bf16, 5000, 9);
     let bytes = delta(std::slice::from_ref(&base), std::slice::from_ref(&new), "delta:positions=classed");
@@ -213,7 +230,8 @@ fn positions_need_the_right_base() {
     let short = [gcodec::block::BaseElements { data: &[0; 64], start: 0, len: 32 }];
     assert_eq!(based.positions(Dtype::Bf16, &short).unwrap_err().name(), "position_out_of_range");
     let whole = [gcodec::block::BaseElements { data: base.data(), start: 0, len: 5000 }];
-    let mut positions = based.positions(Dtype::Bf16, &whole).unwrap();
+    let mut positions: Vec<u64> =
+        based.positions(Dtype::Bf16, &whole).unwrap().into_iter().map(|(p, _)| p).collect();
     positions.sort_unstable();
     let changed = |i: &u64| base.data()[2 * *i as usize..][..2] != new.data()[2 * *i as usize..][..2];
     assert_eq!(positions, (0..5000).filter(changed).collect::<Vec<u64>>());

@@ -141,8 +141,14 @@ fn stepped(tensors: &Named) -> Named {
     tensors.iter().enumerate().map(step).collect()
 }
 
-fn encoded(tensors: &Named, base: Option<&Named>, codec: &str) -> Vec<u8> {
-    let codec: Codec = codec.parse().unwrap();
+/// Encodes tensors, one codec after the other in turn, in one part.
+fn encoded(tensors: &Named, base: Option<&Named>, codecs: &[&str]) -> Vec<u8> {
+    encoded_in_parts(tensors, base, codecs, u64::MAX)
+}
+
+fn encoded_in_parts(tensors: &Named, base: Option<&Named>, codecs: &[&str], part_bytes: u64) -> Vec<u8> {
+    let label = codecs.join("; ");
+    let codecs: Vec<Codec> = codecs.iter().map(|codec| codec.parse().unwrap()).collect();
     let infos = tensors.iter().map(|(name, t)| TensorInfo::new(name, t.dtype(), t.shape()));
     let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
     let inputs: Vec<Input<'_>> = tensors
@@ -155,10 +161,12 @@ fn encoded(tensors: &Named, base: Option<&Named>, codec: &str) -> Vec<u8> {
             base: base.map(|base| base[i].1.view()),
         })
         .collect();
-    let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None).unwrap();
+    let codecs: Vec<Codec> = codecs.into_iter().cycle().take(inputs.len()).collect();
+    let blocks = compress(&inputs, &codecs, &Options::default(), None).unwrap();
     let delta = base.map(|_| deltas(&inputs, &blocks));
-    let header = UpdateHeader::default().with_label(codec.to_string()).with_delta(delta);
-    let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    let header = UpdateHeader::default().with_label(label).with_delta(delta);
+    let (mut encoder, mut out) =
+        (Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes)), Vec::new());
     encoder.update(&mut out, &header, &manifest, &blocks).unwrap();
     encoder.finish(&mut out);
     out
@@ -204,12 +212,14 @@ fn write() {
     let new = stepped(&tensors);
     let mut streams: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     for (name, codec) in CODECS {
-        streams.insert(name.to_owned(), encoded(&tensors, None, codec));
+        streams.insert(name.to_owned(), encoded(&tensors, None, &[codec]));
     }
     for positions in ["auto", "classed", "tokens", "rice", "bitmap"] {
-        let delta = encoded(&new, Some(&tensors), &format!("delta:positions={positions}"));
+        let delta = encoded(&new, Some(&tensors), &[&format!("delta:positions={positions}")]);
         streams.insert(format!("delta-{positions}"), delta);
     }
+    let mixed = ["delta:positions=classed", "lossless", "delta:positions=rice"];
+    streams.insert("delta-in-parts".to_owned(), encoded_in_parts(&new, Some(&tensors), &mixed, 100));
     streams.insert("frames".to_owned(), sample());
     // The blocks of deltas have bases that nobody has.
     for (i, block) in blocks().iter().enumerate().filter(|(_, block)| !needs_delta(block)) {

@@ -72,7 +72,7 @@ pub(super) fn read(
     present: Option<&[u8]>,
 ) -> Result<Bits> {
     let offset = cursor.offset();
-    match (cursor.u8_in("coding of signs", PLANE, PREDICTED)?, elements) {
+    match (coding(cursor)?, elements) {
         (PLANE, _) => {
             let bytes = cursor.take(count.div_ceil(8))?;
             let last = cursor.offset().saturating_sub(1);
@@ -86,9 +86,17 @@ pub(super) fn read(
     }
 }
 
+fn coding(cursor: &mut Cursor<'_>) -> Result<u8> {
+    let offset = cursor.offset();
+    match cursor.u8()? {
+        known @ (PLANE | PREDICTED) => Ok(known),
+        other => Err(Error::unsupported("coding of signs", other.into(), offset)),
+    }
+}
+
 /// Skips `count` signs, as far as that needs no positions.
 pub(super) fn validate(cursor: &mut Cursor<'_>, count: u64) -> Result<()> {
-    match cursor.u8_in("coding of signs", PLANE, PREDICTED)? {
+    match coding(cursor)? {
         PLANE => {
             let bytes = cursor.take(count.div_ceil(8))?;
             match Bits::is_valid(count, bytes) {

@@ -5,8 +5,9 @@ use std::fmt;
 
 use rayon::prelude::*;
 
+use crate::arch::{self, Kernel};
 use crate::block::{
-    BaseElements, Based, Block, Coded, Positions, Sparse, Support, Ulp, Values, for_each_keys,
+    BaseElements, Based, Block, Coded, Positions, Scope, Sparse, Support, Ulp, Values, for_each_keys,
 };
 use crate::codes::{count_symbols, log2, token_cost};
 use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
@@ -52,10 +53,10 @@ impl Delta {
         let mut rest = differences.as_slice();
         let mut inputs = inputs;
         while !inputs.is_empty() {
-            let mut elements = 0u64;
+            let mut bytes = 0;
             let fits = inputs.iter().take_while(|input| {
-                elements = elements.saturating_add(input.view.elements());
-                elements <= BLOCK
+                bytes += input.view.data().len();
+                bytes <= RUN_BYTES
             });
             let count = fits.count().max(1);
             let (own, others) = inputs.split_at(count);
@@ -88,8 +89,9 @@ impl Delta {
     }
 }
 
-/// Maximum number of elements of a block, unless it spans one tensor.
-const BLOCK: u64 = 1 << 26;
+/// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor of
+/// them needs the base of all.
+const RUN_BYTES: usize = 8 << 20;
 /// Fewest changed elements for which classes are tried.
 const FEW: usize = 128;
 
@@ -123,11 +125,14 @@ fn differences(new: TensorView<'_>, old: TensorView<'_>) -> Result<Differences> 
     Ok(all)
 }
 
-/// Compares two pieces that begin at byte `start` of tensors of `n` elements, a word at a time.
+/// Elements that are compared in one step.
+const ROWS: usize = 64;
+const LANES: usize = 64 * ROWS;
+
+/// Compares two pieces that begin at byte `start` of tensors of `n` elements.
 fn compare(dtype: Dtype, new: &[u8], old: &[u8], start: u64, n: u64) -> Differences {
     let mut found = Differences::default();
     let first = start * 8 / u64::from(dtype.bits());
-    let per_word = 64 / u64::from(dtype.bits());
     let mut differ = |at: u64| {
         let (Some(new), Some(old)) = (bits_at(dtype, new, at), bits_at(dtype, old, at)) else { return };
         if new != old && first + at < n {
@@ -135,15 +140,56 @@ fn compare(dtype: Dtype, new: &[u8], old: &[u8], start: u64, n: u64) -> Differen
             found.diffs.push(ulp_diff(dtype, old, new));
         }
     };
-    let (new_words, tail) = new.as_chunks::<8>();
-    for (word, (new, old)) in new_words.iter().zip(old.as_chunks::<8>().0).enumerate() {
-        if new != old {
-            (word as u64 * per_word..(word as u64 + 1) * per_word).for_each(&mut differ);
+    match dtype.bits() {
+        8 => for_each_changed::<1>(new, old, differ),
+        16 => for_each_changed::<2>(new, old, differ),
+        32 => for_each_changed::<4>(new, old, differ),
+        64 => for_each_changed::<8>(new, old, differ),
+        // Two elements in a byte.
+        _ => for_each_changed::<1>(new, old, |byte| (2 * byte..2 * byte + 2).for_each(&mut differ)),
+    }
+    found
+}
+
+/// Calls `f` with the number of each changed element of W bytes.
+fn for_each_changed<const W: usize>(new: &[u8], old: &[u8], mut f: impl FnMut(u64)) {
+    let mut flags = [[0; 64]; ROWS];
+    let mut masks = [0; ROWS];
+    let steps = new.as_chunks::<W>().0.chunks(LANES).zip(old.as_chunks::<W>().0.chunks(LANES));
+    for (step, (new, old)) in steps.enumerate() {
+        if new == old {
+            continue;
+        }
+        let (used, rest) = flags.as_flattened_mut().split_at_mut(new.len());
+        rest.fill(0);
+        arch::run(Differ { new, old, flags: used });
+        arch::ranges::in_range(arch::widest(), &flags, 1, 0, &mut masks);
+        for (row, &mask) in masks.iter().enumerate() {
+            let mut mask = mask;
+            while mask != 0 {
+                f((step * LANES + 64 * row) as u64 + u64::from(mask.trailing_zeros()));
+                mask &= mask - 1;
+            }
         }
     }
-    let whole = new_words.len() as u64 * per_word;
-    (whole..whole + tail.len() as u64 * 8 / u64::from(dtype.bits())).for_each(&mut differ);
-    found
+}
+
+/// Sets the flag of each element that differs.
+struct Differ<'a, const W: usize> {
+    new: &'a [[u8; W]],
+    old: &'a [[u8; W]],
+    flags: &'a mut [u8],
+}
+
+impl<const W: usize> Kernel for Differ<'_, W> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for ((flag, new), old) in self.flags.iter_mut().zip(self.new).zip(self.old) {
+            *flag = u8::from(new != old);
+        }
+    }
 }
 
 /// Values of zigzag codes that are told apart in the choice of classes.
@@ -211,19 +257,30 @@ fn classed(
     Some(Based::classify(bounds, dtype, &base, positions))
 }
 
+/// Number of elements from which on the keys of a sample are counted, and the part of the steps in it.
+const SAMPLED: u64 = 1 << 21;
+const SAMPLE: u64 = 16;
+
 fn count_keys(dtype: Dtype, base: &[BaseElements<'_>], positions: &[u64], diffs: &[i64]) -> Vec<KeyCounts> {
     let mut counts = vec![KeyCounts::default(); 256];
     let mut changed = positions.iter().zip(diffs).peekable();
+    let n: u64 = base.iter().map(|b| b.len).sum();
+    let (mut step, every) = (0u64, if n < SAMPLED { 1 } else { SAMPLE });
     for_each_keys(dtype, base, |start, keys| {
-        counts.iter_mut().zip(count_symbols(keys)).for_each(|(c, n)| c.elements += u64::from(n));
+        // A hash, because tensors of a model repeat.
+        if (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(every) {
+            counts.iter_mut().zip(count_symbols(keys)).for_each(|(c, n)| c.elements += every * u64::from(n));
+        }
+        step += 1;
         let end = start + keys.len() as u64;
         while let Some((&position, &diff)) = changed.next_if(|(p, _)| **p < end) {
             let of_key = &mut counts[usize::from(keys[(position - start) as usize])];
             of_key.changed += 1;
-            let code = (diff.unsigned_abs() * 2).saturating_sub(u64::from(diff < 0));
+            let code = diff.unsigned_abs().saturating_mul(2).saturating_sub(u64::from(diff < 0));
             of_key.codes[code.min(CODES as u64 - 1) as usize] += 1;
         }
     });
+    counts.iter_mut().for_each(|c| c.elements = c.elements.max(c.changed));
     counts
 }
 
@@ -259,36 +316,53 @@ fn best_bounds(counts: &[KeyCounts]) -> (Vec<u8>, u64) {
 /// Largest number of classes of a block.
 const MAX_CLASSES: usize = 48;
 
-/// Most bytes of tensors that share a digest.
-const RUN_BYTES: u64 = 4 << 20;
+/// What [`deltas`] knows of a tensor.
+struct Digested {
+    tensor: u64,
+    bytes: usize,
+    base: Digest,
+    result: Digest,
+}
 
 /// Returns the entries that an update's header has for the tensors touched by these blocks, before and after
 /// the update ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)). Consecutive small tensors share
-/// an entry. Only tensors of `inputs` with a base have one.
+/// an entry, and so do the tensors of a block classed by the base. Only tensors of `inputs` with a base have
+/// one.
 pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
-    let scopes = blocks.iter().map(|coded| coded.block().scope);
-    let touched: HashSet<u64> =
-        scopes.flat_map(|scope| (scope.first()..).take(scope.tensors() as usize)).collect();
+    let scopes = || blocks.iter().map(|coded| coded.block().scope);
+    let tensors = |scope: Scope| (scope.first()..).take(scope.tensors() as usize);
+    let touched: HashSet<u64> = scopes().flat_map(tensors).collect();
+    let based = blocks.iter().map(Coded::block).filter(|b| matches!(b.support, Support::Based(_)));
+    let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
     let touched = inputs.par_iter().filter(|input| touched.contains(&input.tensor));
-    let digests: Vec<(u64, u64, Digest, Digest)> = touched
+    let digested: Vec<Digested> = touched
         .filter_map(|input| {
-            let (base, new) = (input.base?, input.view);
-            Some((input.tensor, new.data().len() as u64, tensor_digest(base), tensor_digest(new)))
+            let (tensor, bytes) = (input.tensor, input.view.data().len());
+            let (base, result) = (tensor_digest(input.base?), tensor_digest(input.view));
+            Some(Digested { tensor, bytes, base, result })
         })
         .collect();
-    let mut bytes = 0;
-    let runs = digests.chunk_by(|a, b| {
-        bytes += a.1;
-        let joins = b.0 == a.0 + 1 && bytes + b.1 <= RUN_BYTES;
-        if !joins {
-            bytes = 0;
+    let mut runs: Vec<Vec<&Digested>> = Vec::new();
+    let mut run_bytes = 0;
+    for together in digested.chunk_by(|_, next| not_first.contains(&next.tensor)) {
+        let bytes: usize = together.iter().map(|d| d.bytes).sum();
+        match runs.last_mut() {
+            Some(run)
+                if run[run.len() - 1].tensor + 1 == together[0].tensor && run_bytes + bytes <= RUN_BYTES =>
+            {
+                run.extend(together);
+                run_bytes += bytes;
+            }
+            _ => {
+                runs.push(together.iter().collect());
+                run_bytes = bytes;
+            }
         }
-        joins
-    });
-    let entry = |run: &[(u64, u64, Digest, Digest)]| {
-        let (bases, results): (Vec<Digest>, Vec<Digest>) = run.iter().map(|d| (d.2, d.3)).unzip();
+    }
+    let entry = |run: &Vec<&Digested>| {
+        let (bases, results): (Vec<Digest>, Vec<Digest>) = run.iter().map(|d| (d.base, d.result)).unzip();
         let more = run.len() as u64 - 1;
-        frame::Delta { first: run[0].0, more, base: run_digest(&bases), result: run_digest(&results) }
+        frame::Delta { first: run[0].tensor, more, base: run_digest(&bases), result: run_digest(&results) }
     };
-    runs.map(entry).collect()
+    runs.iter().map(entry).collect()
 }

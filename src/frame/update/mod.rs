@@ -140,8 +140,13 @@ struct Spaces<'a> {
 }
 
 impl<'a> Spaces<'a> {
-    fn new(manifest: &'a Manifest, limits: &'a Limits) -> Self {
-        Self { manifest, limits, tensors: 0, elements: 0 }
+    /// Counts the tensors in the runs of a delta.
+    fn new(manifest: &'a Manifest, limits: &'a Limits, head: &UpdateHeader, offset: u64) -> Result<Self> {
+        let all = manifest.tensors().len() as u64;
+        let runs = head.delta.iter().flatten().map(|run| run.more.saturating_add(1).min(all));
+        let tensors = runs.fold(0, u64::saturating_add);
+        check("max_blocks", tensors, limits.max_blocks, offset)?;
+        Ok(Self { manifest, limits, tensors, elements: 0 })
     }
 
     /// Returns the space of the next block's scope, which stands at `offset`.
@@ -214,7 +219,7 @@ impl<'a> UpdatePart<'a> {
         let manifest = manifest_of(head.manifest).ok_or(unknown)?;
         let head_len = cursor.offset() - offset;
         let mut blocks = Vec::new();
-        let mut spaces = Spaces::new(&manifest, limits);
+        let mut spaces = Spaces::new(&manifest, limits, &head.header, offset)?;
         for number in 0..head.block_count {
             let block = RawBlock::read(&mut cursor, |scope, at| spaces.of(scope, at));
             blocks.push(block.map_err(|e| e.in_block(number))?);
@@ -264,7 +269,7 @@ impl<'a> UpdatePart<'a> {
         let unknown = Error::format(FormatErrorKind::UnknownReference { field: "manifest" }, offset);
         let manifest = manifest_of(parsed.manifest).ok_or(unknown)?;
         let mut read = Vec::with_capacity(blocks.len());
-        let mut spaces = Spaces::new(&manifest, limits);
+        let mut spaces = Spaces::new(&manifest, limits, &parsed.header, offset)?;
         for &(bytes, at) in blocks {
             let mut cursor = Cursor::new(bytes, at, "update");
             read.push(RawBlock::read(&mut cursor, |scope, at| spaces.of(scope, at))?);
@@ -286,7 +291,7 @@ impl<'a> UpdatePart<'a> {
         Ok(part)
     }
 
-    /// Checks the delta's list of tensors against the blocks (DEL-2, DEL-3).
+    /// Checks the delta's list of tensors against the blocks (DEL-2, DEL-3, CLS-6, CLS-11).
     fn check_delta(&self, offset: u64) -> Result<()> {
         let unknown = |field, at| Error::format(FormatErrorKind::UnknownReference { field }, at);
         let listed = match &self.header.delta {
@@ -313,6 +318,9 @@ impl<'a> UpdatePart<'a> {
             let is_listed = listed.get(run).is_some_and(|d| d.first <= first);
             if !is_listed || ends[run] - first < count - 1 {
                 return Err(unknown("digests of a tensor", block.offset));
+            }
+            if block.is_based() && listed[run].last() - first < count - 1 {
+                return Err(unknown("one digest for a block classed by the base", block.offset));
             }
         }
         Ok(())

@@ -182,6 +182,13 @@ fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<D
             let missing = || Error::inconsistent("tensor missing in the delta").in_tensor(tensor);
             entries.push(*found.ok_or_else(missing)?);
         }
+        let last = block.scope.first() + block.scope.tensors().saturating_sub(1);
+        if block.is_based()
+            && !entries.last().is_some_and(|run| run.contains(block.scope.first()) && run.contains(last))
+        {
+            return Err(Error::inconsistent("a block classed by the base is in several runs of the delta")
+                .in_tensor(last));
+        }
     }
     entries.sort_by_key(|d| d.first);
     entries.dedup();

@@ -199,9 +199,13 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |step: &&Step| args.only.as_ref().is_none_or(|only| step.name.contains(only.as_str()));
     let start = Instant::now();
     let mut done = Vec::new();
+    // Installing packages mostly waits for the network. The step that needs them reports a failure.
+    let needs_packages = |step: &Step| matches!(step.need, Need::PythonPackages);
+    let packages = TESTS.iter().filter(wanted).any(needs_packages).then(|| thread::spawn(python::prepare));
     for step in BUILDS.iter().filter(wanted) {
         done.push(run_in_foreground(step)?);
     }
+    let _ = packages.map(thread::JoinHandle::join);
     done.extend(run_together(&TESTS.iter().filter(wanted).collect::<Vec<_>>())?);
     for step in LAST.iter().filter(wanted) {
         done.push(run_in_foreground(step)?);

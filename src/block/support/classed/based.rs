@@ -54,32 +54,39 @@ impl Based {
         lows.zip(highs).collect()
     }
 
-    /// The positions in the order of classes and ranks.
+    /// The positions, each with the number of its value. They are about ascending, so a visit of their
+    /// elements stays inside the caches.
     ///
     /// # Errors
     /// [`Error::Format`] if a class has fewer elements in the base than a rank needs (CLS-3).
-    pub fn positions(&self, dtype: Dtype, base: &[BaseElements<'_>]) -> Result<Vec<u64>> {
-        let mut found: Vec<Vec<u64>> = self.ranks.iter().map(|r| Vec::with_capacity(r.len())).collect();
-        let mut passed = vec![0u64; self.ranks.len()];
-        let ranges = self.ranges();
+    pub fn positions(&self, dtype: Dtype, base: &[BaseElements<'_>]) -> Result<Vec<(u64, usize)>> {
+        let mut found = Vec::with_capacity(self.ranks.iter().map(Vec::len).sum());
+        let mut first_value = 0;
+        let mut classes: Vec<Class<'_>> = self
+            .ranks
+            .iter()
+            .zip(self.ranges())
+            .map(|(ranks, range)| {
+                let value = first_value;
+                first_value += ranks.len();
+                Class { range, ranks, value, passed: 0 }
+            })
+            .collect();
         for_each_step(dtype, base, |position, keys, len| {
-            for (class, &(low, high)) in ranges.iter().enumerate() {
-                let (ranks, found) = (&self.ranks[class], &mut found[class]);
-                if found.len() == ranks.len() {
-                    continue;
-                }
+            for class in classes.iter_mut().filter(|class| !class.ranks.is_empty()) {
+                let (low, high) = class.range;
                 let mut masks = [0; ROWS];
                 arch::ranges::in_range(arch::widest(), keys, low, high - low, &mut masks);
                 limit(&mut masks, len);
-                arch::run(Select { masks: &masks, ranks, passed: &mut passed[class], position, found });
+                arch::run(Select { masks: &masks, class, position, found: &mut found });
             }
         });
-        for ((found, ranks), len) in found.iter().zip(&self.ranks).zip(passed) {
-            if let Some(&position) = ranks.get(found.len()) {
-                return Err(Error::format(FormatErrorKind::PositionOutOfRange { position, len }, 0));
+        match classes.iter().find(|class| !class.ranks.is_empty()) {
+            Some(&Class { ranks, passed, .. }) => {
+                Err(Error::format(FormatErrorKind::PositionOutOfRange { position: ranks[0], len: passed }, 0))
             }
+            None => Ok(found),
         }
-        Ok(found.concat())
     }
 
     /// Divides ascending positions into classes with these bounds, and returns the numbers of the positions
@@ -283,23 +290,36 @@ impl Kernel for Keys32<'_> {
     }
 }
 
-/// Finds the positions of the ranks of a class inside one step.
-struct Select<'a> {
-    masks: &'a [u64; ROWS],
+/// A class whose positions are looked for.
+struct Class<'a> {
+    /// Smallest and largest key.
+    range: (u8, u8),
+    /// Ranks that are not found yet.
     ranks: &'a [u64],
-    /// Elements of the class before the step; those up to its end afterwards.
-    passed: &'a mut u64,
-    position: u64,
-    found: &'a mut Vec<u64>,
+    /// Number of the value of the first of them.
+    value: usize,
+    /// Elements of the class before the step.
+    passed: u64,
 }
 
-impl Kernel for Select<'_> {
+/// Finds the positions of the ranks of a class inside one step.
+struct Select<'a, 'b> {
+    masks: &'a [u64; ROWS],
+    class: &'a mut Class<'b>,
+    /// First position of the step.
+    position: u64,
+    found: &'a mut Vec<(u64, usize)>,
+}
+
+impl Kernel for Select<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { masks, ranks, passed, position, found } = self;
-        let mut next = ranks.get(found.len()).copied().unwrap_or(u64::MAX);
+        let Self { masks, class, position, found } = self;
+        let Class { ranks, value, passed, .. } = class;
+        let mut taken = 0;
+        let mut next = ranks.first().copied().unwrap_or(u64::MAX);
         let mut before = *passed;
         for (row, &mask) in masks.iter().enumerate() {
             let end = before + u64::from(mask.count_ones());
@@ -309,12 +329,15 @@ impl Kernel for Select<'_> {
                     mask &= mask - 1;
                     first += 1;
                 }
-                found.push(position + 64 * row as u64 + u64::from(mask.trailing_zeros()));
-                next = ranks.get(found.len()).copied().unwrap_or(u64::MAX);
+                found.push((position + 64 * row as u64 + u64::from(mask.trailing_zeros()), *value + taken));
+                taken += 1;
+                next = ranks.get(taken).copied().unwrap_or(u64::MAX);
             }
             before = end;
         }
         *passed = before;
+        *ranks = &ranks[taken..];
+        *value += taken;
     }
 }
 

@@ -5,7 +5,7 @@ use crate::block::IndexSpace;
 use crate::block::views::{Grid, read_views};
 use crate::codes::{Coder, Decoder, Role, read_ints, read_lists, write_ints, write_lists};
 use crate::error::{Error, Result};
-use crate::limits::in_memory;
+use crate::limits::{MEMORY, check, in_memory};
 
 use super::gaps::MAX_CLASSES;
 
@@ -243,6 +243,8 @@ pub(super) fn read(
         for (_, len) in sizes.into_iter().filter(|(has, _)| *has) {
             // Each symbol is decoded for itself, and each row is visited for each class.
             decoder.budget.reserve_elements(len.saturating_mul(4), offset)?;
+            // Columns are stored in 32 bits.
+            check(MEMORY, len, u32::MAX.into(), offset)?;
             lens.push(decoder.budget.reserve_items::<[u8; 6]>(len, offset)?);
         }
     }

@@ -13,7 +13,7 @@ use crate::block::IndexSpace;
 use crate::block::space::Surroundings;
 use crate::block::support::{Sparse, Support, SupportId, Validated};
 use crate::codes::{Coder, Decoder};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::limits::{Budget, Limits};
 use gaps::{Group, MAX_CLASSES};
 
@@ -107,10 +107,14 @@ pub(super) fn read(
     decoder: &Decoder<'_>,
     around: &Surroundings<'_>,
 ) -> Result<Support> {
-    let rule = cursor.u8_in("rule of classes", BASE, MATRIX)?;
+    let offset = cursor.offset();
+    let rule = cursor.u8()?;
     if rule == BASE {
         let classes = cursor.u8_in("number of classes", 1, MAX_CLASSES)?;
         return Based::read_classes(cursor, decoder, classes, around.space.len()).map(Support::Based);
+    }
+    if rule != MATRIX {
+        return Err(Error::unsupported("rule of classes", rule.into(), offset));
     }
     let classes = cursor.u8_in("number of classes", 1, MAX_CLASSES)?;
     let matrix = matrix::read(cursor, decoder, classes, around.space)?;

@@ -86,6 +86,9 @@ fn rows_and_columns(area: &mut Area) {
     let of = |support: Bytes, count| one(F32, SHAPE, (9, support), floats(count));
     area.valid("rows-and-columns", "CLS-1 CLS-2 CLS-3 CLS-4 CLS-8", of(matrix().raw(coded(&some())), 6))
         .tensors();
+    let lists = of(matrix().raw(coded(&some())), 6);
+    area.valid("lists-just-so", "LIM-3", lists.clone()).limit("max_elements", 24 + 4 * 10);
+    area.invalid("lists-one-more", "LIM-3", "limit", lists).limit("max_elements", 24 + 4 * 10 - 1);
     let tokens = [Group(3, 2, true, &[(3, 2), (5, 1), (2, 1), (0, 0)])];
     area.valid("tokens", "CLS-3 CLS-4", of(matrix().raw(coded(&tokens)), 4)).tensors();
     let none = [Group(1, 0, false, &[]), Group(2, 0, false, &[])];
@@ -118,7 +121,7 @@ fn rows_and_columns(area: &mut Area) {
     .tensors();
     let bad = |support: Bytes| one(F32, SHAPE, (9, support), floats(1));
     let position = [Group(3, 0, false, &[(0, 0)])];
-    area.invalid("rule-3", "CNV-4", "out_of_range", bad(bytes().u8(3).u8(1)));
+    area.invalid("rule-3", "CLS-10", "unsupported", bad(bytes().u8(3).u8(1)));
     area.invalid(
         "no-classes",
         "CNV-4",
@@ -354,6 +357,13 @@ fn by_base(area: &mut Area) {
     area.invalid("base-rank-beyond", "CLS-3", "position_out_of_range", {
         of(bounds(&[]).raw(coded(&[Group(1, 0, false, &[(8, 0)])])), one())
     });
+    area.invalid("base-in-two-runs", "CLS-11", "unknown_reference", {
+        let man = manifest(&[("a", BF16, &[4]), ("b", BF16, &[4])]);
+        let support = bounds(&[9, 3]).raw(few());
+        let block = block(several(0, 2), (9, support), values(bytes().packed(3, &[2])));
+        let entries = delta(&[(0, 0, [1; 16], [2; 16]), (1, 0, [1; 16], [2; 16])]);
+        stream().manifest(&man).update(&update(&man, [block]).attribute(2, entries)).done()
+    });
     area.invalid("base-group-of-two", "CLS-9", "out_of_range", {
         let groups = [Group(2, 0, false, &[(0, 0)]), Group(1, 0, false, &[])];
         of(bounds(&[127, 126]).raw(coded(&groups)), one())
@@ -460,7 +470,7 @@ fn signs(area: &mut Area) {
     let refuse = |area: &mut Area, id: &str, requirements: &'static str, error: &'static str, stream| {
         area.invalid(id, requirements, error, stream);
     };
-    refuse(area, "signs-coding-2", "SIG-1", "out_of_range", of(bytes().u8(2).u8(0)));
+    refuse(area, "signs-coding-2", "SIG-1", "unsupported", of(bytes().u8(2).u8(0)));
     refuse(area, "signs-of-none", "SIG-1", "out_of_range", {
         one(F32, &[2, 3], (4, bytes().u8(0)), (3, scale().raw(bytes().u8(1).packed(0, &[0]).u8(1))))
     });
@@ -519,6 +529,20 @@ fn runs(area: &mut Area) {
         .base(base())
         .late();
     let entry = |first, more| (first, more, [1; 16], [2; 16]);
+    area.valid("runs-just-so", "LIM-3", of(&[(0, 2, run(&tensors), run(&after))])).limit("max_blocks", 5);
+    area.invalid("runs-one-more", "LIM-3", "limit", of(&[(0, 2, run(&tensors), run(&after))]))
+        .limit("max_blocks", 4);
+    area.invalid("runs-of-two-parts-overlap", "DEL-5", "checksum_mismatch", {
+        let part = |number: u64, tensor, positions: u8, value, base, result| {
+            let block = block(whole(tensor), (4, bytes().u8(positions)), (1, bytes().u8(0).u16(value)));
+            update(&man, [block]).part(number).attribute(2, delta(&[(number, 1, base, result)]))
+        };
+        let one = part(0, 0, 0b10, 9, run(&tensors[..2]), run(&after[..2]));
+        let two = part(1, 2, 0b01, 8, run(&tensors[1..]), run(&after[1..]));
+        stream().manifest(&man).part(&one, 0).update(&two).done()
+    })
+    .base(base())
+    .late();
     area.invalid("runs-overlap", "DEL-1", "not_ascending", of(&[entry(0, 1), entry(1, 1)]));
     area.invalid("run-beyond", "DEL-1", "out_of_range", of(&[entry(0, 3)]));
     area.invalid("run-beyond-64-bits", "DEL-1", "out_of_range", of(&[entry(2, u64::MAX)]));

@@ -108,8 +108,11 @@ fn build(targets: &[&Target]) -> Result<()> {
     if let [target] = targets {
         command.arg(target.name);
     }
+    // Cargo-fuzz asks for one codegen unit, which one core compiles. Flags from here come after its own.
+    let flags = std::env::var("RUSTFLAGS").unwrap_or_default() + " -Ccodegen-units=16";
     // The environment's target folder contains builds of other compilers.
-    let built = command.current_dir(root()).env_remove("CARGO_TARGET_DIR").stderr(Stdio::piped()).output()?;
+    command.current_dir(root()).env_remove("CARGO_TARGET_DIR").env("RUSTFLAGS", flags);
+    let built = command.stderr(Stdio::piped()).output()?;
     if !built.status.success() {
         return Err(format!("cargo fuzz build failed:\n{}", String::from_utf8_lossy(&built.stderr)).into());
     }
