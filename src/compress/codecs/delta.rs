@@ -89,8 +89,8 @@ impl Delta {
     }
 }
 
-/// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor of
-/// them needs the base of all.
+/// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor
+/// of them needs the base of all.
 const RUN_BYTES: usize = 8 << 20;
 /// Fewest changed elements for which classes are tried.
 const FEW: usize = 128;
