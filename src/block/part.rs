@@ -10,7 +10,7 @@ use crate::block::{
 };
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
-use crate::limits::Budget;
+use crate::limits::{Budget, Limits};
 
 /// The support or the values of a block, decoded or in wire form.
 #[derive(Debug, Clone, PartialEq)]
@@ -159,15 +159,16 @@ impl WireBlock<'_> {
 
     /// Checks everything that needs no decoding of codes, and returns the block's weight.
     pub(crate) fn check(&self, around: &Surroundings<'_>) -> Result<u64> {
-        self.check_at(around, 0, 0)
+        self.check_at(around, 0, 0, &Budget::new(&Limits::default()))
     }
 
-    /// As [`Self::check`], with the offsets of support and values in the stream.
+    /// As [`Self::check`], with the offsets of support and values in the stream, and within `budget`.
     pub(super) fn check_at(
         &self,
         around: &Surroundings<'_>,
         support_offset: u64,
         values_offset: u64,
+        budget: &Budget,
     ) -> Result<u64> {
         let (count, support_weight, group_counts) = match &self.support {
             Part::Decoded(support) => {
@@ -176,7 +177,7 @@ impl WireBlock<'_> {
             }
             Part::Written { id, bytes } => {
                 let cursor = Cursor::new(bytes, support_offset, "support");
-                let validated = Support::validate(cursor, *id, around)?;
+                let validated = Support::validate(cursor, *id, around, budget)?;
                 (validated.count, validated.weight, validated.group_counts)
             }
         };
@@ -252,7 +253,9 @@ impl WireBlock<'_> {
             }
             Part::Written { id, bytes } => {
                 payload.extend_from_slice(bytes);
-                (*id, Support::validate(Cursor::new(bytes, 0, "support"), *id, around)?.count)
+                let budget = Budget::new(&Limits::default());
+                let cursor = Cursor::new(bytes, 0, "support");
+                (*id, Support::validate(cursor, *id, around, &budget)?.count)
             }
         };
         let mut fields = Vec::new();

@@ -7,6 +7,7 @@ use crate::block::values::{Elements, ValueSpace};
 use crate::block::{Block, IndexSpace, Positions, Scope, Sets, Support, SupportId, Values, ValuesId};
 use crate::codes::{Decoder, Entropy};
 use crate::error::{Error, Result};
+use crate::limits::Budget;
 
 /// Choices that the format leaves to the writer of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -174,7 +175,7 @@ impl<'a> RawBlock<'a> {
     /// # Errors
     /// The errors of [`WireBlock::check`], such as for codes that refer to the shared frequency tables of the
     /// stream.
-    pub(crate) fn to_wire(&self, manifest: [u8; 32], sets: &Sets) -> Result<WireBlock<'a>> {
+    pub(crate) fn to_wire(&self, manifest: [u8; 32], sets: &Sets, budget: &Budget) -> Result<WireBlock<'a>> {
         let around = Surroundings { space: &self.space, manifest, scope: self.scope, sets };
         let block = WireBlock {
             scope: self.scope,
@@ -183,7 +184,7 @@ impl<'a> RawBlock<'a> {
             values: Part::Written { id: self.values_id, bytes: self.values.into() },
         };
         let values_offset = self.values_offset();
-        block.check_at(&around, values_offset - self.support.len() as u64, values_offset)?;
+        block.check_at(&around, values_offset - self.support.len() as u64, values_offset, budget)?;
         Ok(block)
     }
 

@@ -364,7 +364,7 @@ fn check_frames(bytes: &[u8], index: &Index) -> Result<()> {
 mod tests {
     use super::*;
     use crate::block::{Block, Floats, Scope, Sparse, Support, Values};
-    use crate::frame::{Metadata, TensorInfo};
+    use crate::frame::{Delta, IndexedFrame, Metadata, TensorInfo};
     use crate::stream::{EncodeOptions, Encoder};
     use crate::tensor::Dtype;
 
@@ -396,9 +396,15 @@ mod tests {
     /// Replaces the index of a stream; the rest is what a valid writer of that index would write.
     fn with_index(bytes: &[u8], index: &Index) -> Vec<u8> {
         let (_, _, end) = read_end(bytes).unwrap();
-        let mut out = bytes[..end.index_offset as usize].to_vec();
+        let frames = bytes[..end.index_offset as usize].to_vec();
+        finished(frames, &read_index(bytes).unwrap(), index, end)
+    }
+
+    /// Appends an index and an end to the frames that `honest` lists.
+    fn finished(mut out: Vec<u8>, honest: &Index, index: &Index, end: End) -> Vec<u8> {
+        let end = End { index_offset: out.len() as u64, ..end };
         let mut chain = crc32fast::Hasher::new();
-        for (offset, _) in read_index(bytes).unwrap().frame_offsets() {
+        for (offset, _) in honest.frame_offsets() {
             chain.update(&out[offset as usize..][..CHAINED_LEN]);
         }
         let mut put = |out: &mut Vec<u8>, kind, body: &[u8]| {
@@ -424,6 +430,54 @@ mod tests {
             }
         }
         Ok(all)
+    }
+
+    #[test]
+    fn the_parts_of_an_update_share_their_manifest_and_header() {
+        let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1));
+        let mut bytes = Vec::new();
+        for (tensors, step) in [(2, 0), (10, 0), (2, 1)] {
+            let infos = (0..tensors).map(|i| TensorInfo::new(format!("t{i}"), Dtype::F32, [1]));
+            let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+            let block = |tensor| Block {
+                scope: Scope::Tensor(tensor),
+                add: false,
+                support: Support::All,
+                values: Values::Floats(Floats { stored: crate::block::Stored::F32, bytes: vec![0; 4] }),
+            };
+            // Of the second update, the last part has a run that the first manifest does not have.
+            let run = |first, more| Delta { first, more, base: [1; 16], result: [2; 16] };
+            let delta = vec![run(0, 0), run(tensors - 1, 0)];
+            let header = UpdateHeader::default().with_step(step).with_delta(Some(delta));
+            encoder.update(&mut bytes, &header, &manifest, &[block(0), block(tensors - 1)]).unwrap();
+        }
+        encoder.finish(&mut bytes);
+        let whole = read_index(&bytes).unwrap();
+        let parts: Vec<usize> =
+            (0..whole.frames.len()).filter(|&i| whole.frames[i].kind == FrameKind::UPDATE).collect();
+        assert_eq!(parts.len(), 6);
+        let offsets: Vec<(u64, IndexedFrame)> = whole.frame_offsets().collect();
+        let (_, _, end) = read_end(&bytes).unwrap();
+        // The first part of the first update, and the last part of another one.
+        for (last, refused) in [(1, false), (3, true), (5, true)] {
+            let (mut frames, mut index) = (bytes[..16].to_vec(), Index { frames: vec![], updates: vec![] });
+            for (i, &(offset, frame)) in offsets.iter().enumerate() {
+                if let Some(part) = parts.iter().position(|&p| p == i) {
+                    if ![0, last].contains(&part) {
+                        continue;
+                    }
+                    index.updates.push(whole.updates[part].clone());
+                }
+                frames.extend(&bytes[offset as usize..][..frame.len as usize]);
+                index.frames.push(frame);
+            }
+            let bytes = finished(frames, &index, &index, end);
+            let opened = File::open(&bytes, Limits::default()).map(|file| file.updates().len());
+            match refused {
+                false => assert_eq!(opened.unwrap(), 1),
+                true => assert_eq!(opened.unwrap_err().name(), "misplaced"),
+            }
+        }
     }
 
     #[test]

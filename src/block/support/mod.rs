@@ -29,6 +29,7 @@ use crate::block::Sets;
 use crate::block::space::Surroundings;
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
+use crate::limits::Budget;
 
 /// The elements that a block has values for, in an index space of `n` elements (spec, supports/).
 #[derive(Debug, Clone, PartialEq)]
@@ -169,7 +170,12 @@ impl Support {
         })
     }
 
-    fn validate_kind(cursor: &mut Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
+    fn validate_kind(
+        cursor: &mut Cursor<'_>,
+        id: SupportId,
+        around: &Surroundings<'_>,
+        budget: &Budget,
+    ) -> Result<Validated> {
         match id {
             All::ID => All::validate(cursor, id, around),
             Sparse::GAPS_RICE | Sparse::GAPS_TOKENS | Sparse::BITMAP => Sparse::validate(cursor, id, around),
@@ -177,7 +183,7 @@ impl Support {
             Rows::ID => Rows::validate(cursor, id, around),
             Seeded::ID => Seeded::validate(cursor, id, around),
             Set::ID => Set::validate(cursor, id, around),
-            classed::ID => classed::validate(cursor, around),
+            classed::ID => classed::validate(cursor, around, budget),
             SupportId(other) => Err(Error::unsupported("support", other, cursor.offset())),
         }
     }
@@ -233,7 +239,8 @@ impl Support {
         Ok((support, count))
     }
 
-    /// Checks a support of kind `id` in all bytes of `cursor` without decoding its codes.
+    /// Checks a support of kind `id` in all bytes of `cursor` without decoding its codes, except those of
+    /// classes, within `budget`.
     ///
     /// # Errors
     /// The errors of [`Self::read`] that show without decoding, and
@@ -243,8 +250,9 @@ impl Support {
         mut cursor: Cursor<'_>,
         id: SupportId,
         around: &Surroundings<'_>,
+        budget: &Budget,
     ) -> Result<Validated> {
-        let validated = Self::validate_kind(&mut cursor, id, around)?;
+        let validated = Self::validate_kind(&mut cursor, id, around, budget)?;
         cursor.finish()?;
         Ok(validated)
     }

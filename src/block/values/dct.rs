@@ -11,7 +11,7 @@ use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpac
 use crate::block::{IndexSpace, Positions, Scope, Sets, Support, SupportId};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
-use crate::limits::{Budget, in_memory};
+use crate::limits::{Budget, Limits, in_memory};
 use crate::tensor::Dtype;
 
 pub(crate) use basis::MAX_SIDE;
@@ -85,7 +85,9 @@ impl Kind for Dct {
         Head::read(cursor, space)?;
         let (id, inner) = take_support(cursor)?;
         let (coefficient_space, sets) = (IndexSpace::flat(Dtype::F32, space.count), Sets::new());
-        let support = Support::validate(inner, id, &surroundings(&coefficient_space, &sets))?;
+        // No kind that may stand here is decoded.
+        let budget = Budget::new(&Limits::default());
+        let support = Support::validate(inner, id, &surroundings(&coefficient_space, &sets), &budget)?;
         let coefficients = take_coefficients(cursor, support.count)?.validate()?;
         Ok(Validated::matrix(support.weight.saturating_add(coefficients)))
     }

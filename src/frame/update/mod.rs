@@ -376,7 +376,7 @@ impl<'a> UpdatePart<'a> {
     /// block.
     pub fn wire_block(&self, block: usize) -> Result<WireBlock<'a>> {
         let raw = self.raw(block)?;
-        raw.to_wire(self.manifest.id().0, &self.sets).map_err(|e| self.place(e, block))
+        raw.to_wire(self.manifest.id().0, &self.sets, &self.budget()).map_err(|e| self.place(e, block))
     }
 
     fn raw(&self, block: usize) -> Result<&RawBlock<'a>> {

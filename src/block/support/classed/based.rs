@@ -7,7 +7,7 @@ use crate::block::space::Surroundings;
 use crate::block::support::{Facts, Kind, Positions, SupportId, Validated, is_ascending};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
-use crate::limits::in_memory;
+use crate::limits::{Budget, Limits, in_memory};
 use crate::tensor::Dtype;
 use crate::tensor::element::bits_at;
 
@@ -195,12 +195,13 @@ impl Kind for Based {
         _: SupportId,
         around: &Surroundings<'_>,
     ) -> Result<Self> {
+        cursor.u8_in("rule of classes", super::BASE, super::BASE)?;
         let classes = cursor.u8_in("number of classes", 1, MAX_CLASSES)?;
         Self::read_classes(cursor, decoder, classes, around.space.len())
     }
 
     fn validate(cursor: &mut Cursor<'_>, _: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
-        super::validate(cursor, around)
+        super::validate(cursor, around, &Budget::new(&Limits::default()))
     }
 
     fn for_each_run(&self, _: u64, _: &Sets, _: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()> {

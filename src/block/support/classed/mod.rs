@@ -14,7 +14,7 @@ use crate::block::space::Surroundings;
 use crate::block::support::{Sparse, Support, SupportId, Validated};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, Result};
-use crate::limits::{Budget, Limits};
+use crate::limits::Budget;
 use gaps::{Group, MAX_CLASSES};
 
 pub(super) const ID: SupportId = SupportId(9);
@@ -139,10 +139,13 @@ pub(super) fn read(
     Ok(Support::Sparse(Sparse { positions: matrix.positions(&ranks, around.space) }))
 }
 
-/// Checks a support. Its classes are needed for that, so it is decoded with the default limits.
-pub(super) fn validate(cursor: &mut Cursor<'_>, around: &Surroundings<'_>) -> Result<Validated> {
-    let budget = Budget::new(&Limits::default());
-    let support = read(cursor, &Decoder { tables: &[], budget: &budget }, around)?;
+/// Checks a support. Its classes are needed for that, so it is decoded.
+pub(super) fn validate(
+    cursor: &mut Cursor<'_>,
+    around: &Surroundings<'_>,
+    budget: &Budget,
+) -> Result<Validated> {
+    let support = read(cursor, &Decoder { tables: &[], budget }, around)?;
     Ok(Validated {
         count: support.count(around)?,
         weight: support.facts().weight,
