@@ -66,6 +66,21 @@ impl Grid {
         (element / row_len, element % row_len / self.cell)
     }
 
+    /// Rows and columns of ascending elements.
+    pub(crate) fn places(&self, elements: impl Iterator<Item = u64>) -> impl Iterator<Item = (u64, u64)> {
+        let (row_len, cell) = (self.row_len(), self.cell);
+        let (mut row, mut start) = (0, 0);
+        elements.map(move |element| {
+            // Most elements are in the row of the one before: no division.
+            if element - start >= row_len {
+                row = element / row_len;
+                start = row * row_len;
+            }
+            let inside = element - start;
+            (row, if cell == 1 { inside } else { inside / cell })
+        })
+    }
+
     /// Divides tensor `i` of a space.
     ///
     /// # Errors

@@ -56,12 +56,17 @@ fn best(positions: &[u64], start: u64, space: &IndexSpace, i: usize, rounds: usi
     }
     let mut least = entropy(positions.len() as u64, len);
     for grid in Grid::candidates(space, i) {
+        // Rows and columns are stored in 32 bits.
+        if u32::try_from(grid.rows.max(grid.columns)).is_err() {
+            continue;
+        }
         let (mut in_row, mut in_column) =
             (vec![0u32; in_memory(grid.rows)], vec![0u32; in_memory(grid.columns)]);
-        for &position in positions {
-            let (row, column) = grid.place(position - start);
-            in_row[in_memory(row)] += 1;
-            in_column[in_memory(column)] += 1;
+        let places = grid.places(positions.iter().map(|position| position - start));
+        let placed: Vec<(u32, u32)> = places.map(|(row, column)| (row as u32, column as u32)).collect();
+        for &(row, column) in &placed {
+            in_row[in_memory(row.into())] += 1;
+            in_column[in_memory(column.into())] += 1;
         }
         for step in [1, 2] {
             let (mut rows, mut columns) = (first(&in_row, step), first(&in_column, step));
@@ -70,7 +75,7 @@ fn best(positions: &[u64], start: u64, space: &IndexSpace, i: usize, rounds: usi
                     rows = cheaper(&in_row, &rows, step);
                     columns = cheaper(&in_column, &columns, step);
                 }
-                let costs = costs(&grid, &rows, &columns, positions, start);
+                let costs = costs(&grid, &rows, &columns, &placed);
                 for (cost, (has_rows, has_columns)) in
                     costs.into_iter().zip([(true, true), (true, false), (false, true)])
                 {
@@ -121,11 +126,11 @@ fn cheaper(counts: &[u32], own: &[u8], step: i32) -> Vec<u8> {
 
 /// Returns the costs in 1/65536 bit with rows and columns, rows alone, and columns alone: the lists, and the
 /// positions given the classes.
-fn costs(grid: &Grid, rows: &[u8], columns: &[u8], positions: &[u64], start: u64) -> [u128; 3] {
+fn costs(grid: &Grid, rows: &[u8], columns: &[u8], placed: &[(u32, u32)]) -> [u128; 3] {
     let mut hits = [[0u64; SYMBOLS]; SYMBOLS];
-    for &position in positions {
-        let (row, column) = grid.place(position - start);
-        hits[usize::from(rows[in_memory(row)])][usize::from(columns[in_memory(column)])] += 1;
+    for &(row, column) in placed {
+        let (row, column) = (rows[in_memory(row.into())], columns[in_memory(column.into())]);
+        hits[usize::from(row)][usize::from(column)] += 1;
     }
     let histogram = |list: &[u8]| {
         let mut counts = [0u64; SYMBOLS];

@@ -146,7 +146,7 @@ impl Matrix {
 impl Levels {
     /// Appends the ranks of ascending elements of this tensor. `before` are the numbers of elements of each
     /// class in the tensors before it.
-    fn add_ranks(&self, elements: impl Iterator<Item = u64>, before: &[u64], ranks: &mut [Vec<u64>]) {
+    fn add_ranks(&self, elements: impl Iterator<Item = u64> + Clone, before: &[u64], ranks: &mut [Vec<u64>]) {
         let Grid { cell, .. } = self.grid;
         let columns = self.columns();
         // Index of each column among those of its symbol.
@@ -158,8 +158,8 @@ impl Levels {
         // Elements of each class before the current row.
         let mut passed = before.to_vec();
         let mut at = 0u64;
-        for element in elements {
-            let (row, column) = self.grid.place(element);
+        let places = self.grid.places(elements.clone());
+        for (element, (row, column)) in elements.zip(places) {
             while at < row {
                 let symbol = self.rows.get(in_memory(at)).copied().unwrap_or(0);
                 // Without row symbols, all rows have the same classes.
@@ -172,7 +172,7 @@ impl Levels {
             let class = self.class(row, column);
             let inside = match order.get(in_memory(column)) {
                 Some(order) => order * cell + element % cell,
-                None => element % self.grid.row_len(),
+                None => element - row * self.grid.row_len(),
             };
             ranks[class].push(passed[class] + inside);
         }
