@@ -869,8 +869,8 @@ types:
       - id: body
         type: opaque
         doc: |
-          Coding `plane` is one bit for each sign. Coding `predicted` is views, the bits of rows and columns, a
-          width and symbols; their lengths depend on the tensors of the scope.
+          Coding `plane` is one bit for each sign. Coding `predicted` is views, the bits of rows and
+          columns, a width and symbols; their lengths depend on the tensors of the scope.
   some_entropy:
     doc: Entropy-coded integers whose number is not known here.
     seq:

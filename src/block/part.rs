@@ -272,7 +272,7 @@ impl WireBlock<'_> {
                     Part::Written { .. } => None,
                 };
                 let group_counts = support.map_or_else(Vec::new, Support::group_counts);
-                // Devices write positions in Rice codes, and no predicted signs: their bytes are these.
+                // Blocks from devices have Rice codes and plain signs; the host writes the same bytes.
                 let predicts = matches!(options.positions, Positions::Auto | Positions::Classed);
                 let elements = support.filter(|_| predicts);
                 let space = ValueSpace {

@@ -80,6 +80,8 @@ fn rows_and_columns_make_positions_and_signs_smaller() {
             assert_eq!(decoded, &block, "{shape:?}");
         }
         assert_eq!((classed.1, auto.1), (SupportId::CLASSED, SupportId::CLASSED));
+        // Signs are predicted only where positions are chosen freely: devices send plain ones.
+        assert_eq!(tokens.2[1], 6 + 1 + signs.len().div_ceil(8), "{shape:?}");
         let saved = 1.0 - classed.2[0] as f64 / tokens.2[0] as f64;
         assert!(saved > 0.02, "{shape:?}: {saved}");
         // A twentieth of the signs is wrong: 0.29 bits each, and one bit for each row and column.

@@ -125,8 +125,9 @@ fn differences(new: TensorView<'_>, old: TensorView<'_>) -> Result<Differences> 
     Ok(all)
 }
 
-/// Elements that are compared in one step.
+/// Masks of 64 elements in one step of the comparison.
 const ROWS: usize = 64;
+/// Elements that are compared in one step.
 const LANES: usize = 64 * ROWS;
 
 /// Compares two pieces that begin at byte `start` of tensors of `n` elements.
@@ -197,7 +198,7 @@ const CODES: usize = 8;
 /// About the bits of a class: its fields, its tables, and the ends of its segments.
 const CLASS_BITS: u64 = 260;
 
-/// What is known of the elements with one key.
+/// Numbers of the elements with one key.
 #[derive(Clone, Copy, Default)]
 struct KeyCounts {
     elements: u64,
@@ -316,7 +317,7 @@ fn best_bounds(counts: &[KeyCounts]) -> (Vec<u8>, u64) {
 /// Largest number of classes of a block.
 const MAX_CLASSES: usize = 48;
 
-/// What [`deltas`] knows of a tensor.
+/// Digests of a tensor before and after an update.
 struct Digested {
     tensor: u64,
     bytes: usize,

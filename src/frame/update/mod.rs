@@ -320,7 +320,7 @@ impl<'a> UpdatePart<'a> {
                 return Err(unknown("digests of a tensor", block.offset));
             }
             if block.is_based() && listed[run].last() - first < count - 1 {
-                return Err(unknown("one digest for a block classed by the base", block.offset));
+                return Err(unknown("common digest of a block's tensors", block.offset));
             }
         }
         Ok(())

@@ -214,8 +214,8 @@ fn read_quotients(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, head: &Head) -
     Ok(quotients)
 }
 
-/// Cuts classes into groups, so that each group's quotients share a distribution. `counts` and `elements` are
-/// the numbers of positions and of all elements by class; `gaps` are those inside classes.
+/// Cuts classes into groups, so that each group's quotients share a distribution. `gaps` are those inside
+/// each class.
 ///
 /// Returns the first class of each group.
 pub(super) fn cut(classes: usize, gaps: &[Vec<u64>]) -> Vec<usize> {

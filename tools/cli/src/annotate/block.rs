@@ -71,7 +71,7 @@ pub(crate) fn scope(w: &mut Walk<'_>, around: &Around<'_>) -> Result<(Scope, Ind
     Ok((scope, space))
 }
 
-/// What a support selects from.
+/// The index space of a support.
 #[derive(Clone, Copy)]
 pub(crate) struct Over {
     /// Number of elements.
@@ -80,7 +80,7 @@ pub(crate) struct Over {
     pub(crate) tensors: u64,
 }
 
-/// What a support selects.
+/// The elements of a support.
 pub(crate) struct Kept {
     /// Number of elements.
     pub(crate) m: u64,

@@ -54,7 +54,7 @@ pub(crate) fn table(w: &mut Walk<'_>, name: &str) -> Result<Table> {
     Ok(Table { slots, freq, start })
 }
 
-/// What a code of integers refers to, and what its reader wants.
+/// Surroundings of a code of integers.
 #[derive(Clone, Copy)]
 struct Code<'a> {
     /// The update's shared tables.
