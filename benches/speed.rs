@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use gcodec::block::{CodedBlock, Values};
+use gcodec::block::{CodedBlock, Scope, Target, Values};
 use gcodec::compress::{Input, Options, compress, deltas, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions};
@@ -139,7 +139,7 @@ impl Bench {
         let name = |what| format!("{what} {spec}");
         let seconds = self.best(|| drop(black_box(crate::blocks(&codec, view))));
         self.row(&name("compress"), view, seconds, Against::Read, None);
-        let seconds = self.best(|| drop(black_box(write(&self.manifest, &blocks))));
+        let seconds = self.best(|| drop(black_box(write(&self.manifest, &UpdateHeader::default(), &blocks))));
         self.row(&name("write"), view, seconds, Against::Read, None);
         let seconds = self.best(|| drop(black_box(self.encode(&codec, view))));
         self.row(&name("encode"), view, seconds, Against::Read, encode_floor);
@@ -247,39 +247,47 @@ impl Bench {
         self.memory(new);
         let manifest = Arc::clone(&self.manifest);
         let codec: Codec = "delta".parse().expect("a codec");
-        let input = [Input { tensor: 0, name: "w", view: new, base: Some(base) }];
-        let compressed = || compress(&input, &[codec], &Options::default(), None).expect("a base");
-        let encode = || {
-            let blocks = compressed();
-            let header = UpdateHeader::default().with_delta(Some(deltas(&input, &blocks)));
-            let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-            encoder.update(&mut out, &header, &manifest, &blocks).expect("blocks of this manifest");
-            encoder.finish(&mut out);
-            out
+        let input = |base, view| [Input { tensor: 0, name: "w", view, base: Some(base) }];
+        let compressed =
+            |from, to| compress(&input(from, to), &[codec], &Options::default(), None).expect("a base");
+        let digests = |from, to, blocks: &[CodedBlock]| {
+            UpdateHeader::default().with_delta(Some(deltas(&input(from, to), blocks)))
         };
-        let (bytes, blocks) = (encode(), compressed());
-        let changed = match &blocks[0].block.values {
+        let encode = |from, to| {
+            let blocks = compressed(from, to);
+            write(&manifest, &digests(from, to, &blocks), &blocks)
+        };
+        let (there, back, blocks) = (encode(base, new), encode(new, base), compressed(base, new));
+        let diffs = |coded: &CodedBlock| match &coded.block.values {
             Values::Ulp(ulp) => ulp.diffs.len(),
             _ => 0,
         };
+        let changed: usize = blocks.iter().map(diffs).sum();
         let n = new.elements() as f64;
         println!("delta, {:.2} % of {n} bf16 elements changed:", 100.0 * changed as f64 / n);
-        let seconds = self.best(|| drop(black_box(compressed())));
+        let seconds = self.best(|| drop(black_box(compressed(base, new))));
         self.row("compress delta", new, seconds, Against::Read, None);
-        let seconds = self.best(|| drop(black_box(encode())));
+        let header = digests(base, new, &blocks);
+        let seconds = self.best(|| drop(black_box(write(&manifest, &header, &blocks))));
+        self.row("write delta", new, seconds, Against::Read, None);
+        let seconds = self.best(|| drop(black_box(encode(base, new))));
         self.row("encode delta, with digests", new, seconds, Against::Read, None);
+        let mut held = base.data().to_vec();
+        let mut streams = [&there, &back].into_iter().cycle();
+        let seconds = self.best(|| apply_in_place(streams.next().expect("a cycle"), &mut held));
+        self.row("apply delta in place, without digests", new, seconds, Against::Fill, None);
         let seconds = self.best(|| {
             let mut assembler =
                 Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
             assembler.base("w", base).expect("this manifest's");
-            drop(black_box(decode(&bytes, assembler)));
+            drop(black_box(decode(&there, assembler)));
         });
         self.row("apply delta, with digests", new, seconds, Against::Fill, None);
-        println!("{:<40}{:>9.3} bits/changed element", "", bytes.len() as f64 * 8.0 / changed as f64);
+        println!("{:<40}{:>9.3} bits/changed element", "", there.len() as f64 * 8.0 / changed as f64);
     }
 
     fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
-        write(&self.manifest, &blocks(codec, view))
+        write(&self.manifest, &UpdateHeader::default(), &blocks(codec, view))
     }
 
     fn row(&mut self, name: &str, view: TensorView<'_>, seconds: f64, against: Against, floor: Option<f64>) {
@@ -354,10 +362,10 @@ fn manifest_of(dtype: Dtype, shape: &[u64]) -> Arc<Manifest> {
     Arc::new(Manifest::new(vec![TensorInfo::new("w", dtype, shape.to_vec())]).expect("one tensor"))
 }
 
-fn write(manifest: &Arc<Manifest>, blocks: &[CodedBlock]) -> Vec<u8> {
+fn write(manifest: &Arc<Manifest>, header: &UpdateHeader, blocks: &[CodedBlock]) -> Vec<u8> {
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
-    encoder.update(&mut out, &UpdateHeader::default(), manifest, blocks).expect("blocks of this manifest");
+    encoder.update(&mut out, header, manifest, blocks).expect("blocks of this manifest");
     encoder.finish(&mut out);
     out
 }
@@ -370,6 +378,24 @@ fn decode(bytes: &[u8], mut assembler: Assembler<'_>) -> Vec<(u64, TensorBuf)> {
         }
     }
     assembler.finish().expect("complete")
+}
+
+/// Decodes the blocks of a delta of one tensor and changes its elements.
+fn apply_in_place(bytes: &[u8], data: &mut [u8]) {
+    let mut reader = SliceReader::new(bytes, Limits::default());
+    while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
+        let Event::Frame(_, Body::Update(part)) = event else { continue };
+        for (i, raw) in part.blocks.iter().enumerate() {
+            let budget = part.budget();
+            let block = part.decode(i, &budget).expect("an encoded stream decodes");
+            let start = match raw.scope {
+                Scope::Range { start, .. } => start,
+                _ => 0,
+            };
+            let target = Target { data: &mut *data, start, len: raw.space.len() };
+            block.apply(&raw.space, part.sets(), &budget, &mut [target]).expect("the base of this delta");
+        }
+    }
 }
 
 /// Returns the mean of the updates of several senders.

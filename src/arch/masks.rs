@@ -30,6 +30,59 @@ pub(crate) fn nonzero(form: Form, bytes: &[u8], out: &mut [u64]) {
     last.iter_mut().for_each(|out| *out = word(rest, |byte| *byte != 0));
 }
 
+/// Rows of 64 bits with an order of all ones.
+#[derive(Clone)]
+pub(crate) struct Rows {
+    pub(crate) masks: [u64; 64],
+    /// Number of ones in the rows before each row.
+    pub(crate) before: [u16; 64],
+}
+
+impl Rows {
+    /// No ones.
+    pub(crate) const EMPTY: Self = Self { masks: [0; 64], before: [0; 64] };
+}
+
+/// Writes the places of ones to `out`: for each of `ranks`, ascending from 0, the place of the one with as
+/// many ones before it. Stops at a rank that is not below `end`, the number of ones, and at the end of `out`;
+/// returns the number of places. `passed` is subtracted from each rank first.
+pub(crate) fn select(
+    form: Form,
+    rows: &Rows,
+    ranks: &[u64],
+    passed: u64,
+    end: u64,
+    out: &mut [u16],
+) -> usize {
+    match form.0 {
+        // SAFETY: these forms exist only if the processor has AVX2, BMI2 and POPCNT.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx2 | Width::Avx512 => unsafe { x86::select(rows, ranks, passed, end, out) },
+        _ => select_with(ranks, passed, end, out, |inside| {
+            let row = rows.before.iter().rposition(|&before| u64::from(before) <= inside).unwrap_or(0);
+            let mut mask = rows.masks[row];
+            for _ in u64::from(rows.before[row])..inside {
+                mask &= mask.wrapping_sub(1);
+            }
+            (64 * row) as u16 + mask.trailing_zeros() as u16
+        }),
+    }
+}
+
+#[inline(always)]
+fn select_with(ranks: &[u64], passed: u64, end: u64, out: &mut [u16], place: impl Fn(u64) -> u16) -> usize {
+    let mut found = 0;
+    for (out, rank) in out.iter_mut().zip(ranks) {
+        let inside = rank.wrapping_sub(passed);
+        if inside >= end {
+            break;
+        }
+        *out = place(inside);
+        found += 1;
+    }
+    found
+}
+
 /// Packs a bit of each of up to 64 numbers.
 fn word<T>(numbers: &[T], bit: impl Fn(&T) -> bool) -> u64 {
     let mut bytes = [0; 8];
@@ -55,6 +108,23 @@ mod x86 {
         }
     }
 
+    #[target_feature(enable = "avx2,bmi2,popcnt")]
+    pub(super) fn select(rows: &super::Rows, ranks: &[u64], passed: u64, end: u64, out: &mut [u16]) -> usize {
+        let before: [__m256i; 4] = std::array::from_fn(|i| {
+            // SAFETY: the 64 numbers have room for four loads of 16.
+            unsafe { _mm256_loadu_si256(rows.before.as_ptr().add(16 * i).cast()) }
+        });
+        super::select_with(ranks, passed, end, out, |inside| {
+            // The last row that has at most `inside` ones before it; there are at most 4,096 ones.
+            let inside = inside as i16;
+            let [a, b, c, d] = before.map(|before| _mm256_cmpgt_epi16(before, _mm256_set1_epi16(inside)));
+            let more = |a, b| _mm256_movemask_epi8(_mm256_packs_epi16(a, b)).count_ones();
+            let row = (63 - more(a, b) - more(c, d)) as usize % 64;
+            let rank = inside.cast_unsigned() - rows.before[row];
+            (64 * row) as u16 + _pdep_u64(1 << (rank % 64), rows.masks[row]).trailing_zeros() as u16
+        })
+    }
+
     #[target_feature(enable = "avx2")]
     pub(super) fn nonzero(rows: &[[u8; 64]], out: &mut [u64]) {
         for (row, out) in rows.iter().zip(out) {
@@ -73,6 +143,34 @@ mod x86 {
 mod tests {
     use super::*;
     use crate::arch::forms;
+
+    #[test]
+    fn every_form_selects_ones_by_rank() {
+        for density in 1..40u64 {
+            let mut rows = Rows::EMPTY;
+            let is_one = |at: u64| u64::from(crate::random::word(1, density, at)).is_multiple_of(density);
+            let (mut places, mut ones) = (Vec::new(), 0);
+            for row in 0..64 {
+                rows.before[row] = ones;
+                for bit in (0..64u32).filter(|bit| density == 39 || is_one(64 * row as u64 + u64::from(*bit)))
+                {
+                    rows.masks[row] |= 1 << bit;
+                    places.push((64 * row) as u16 + bit as u16);
+                    ones += 1;
+                }
+            }
+            let end = u64::from(ones);
+            let ranks: Vec<u64> =
+                (0..end + 2).filter(|r| r % 3 != 1 || *r >= end).map(|r| r + 1000).collect();
+            let expected: Vec<u16> = (0..end).filter(|r| r % 3 != 1).map(|r| places[r as usize]).collect();
+            for form in forms() {
+                let mut out = vec![0; ranks.len()];
+                let found = select(form, &rows, &ranks, 1000, end, &mut out);
+                assert_eq!(out[..found], expected, "{form:?} {density}");
+                assert_eq!(select(form, &rows, &ranks, 1000, end, &mut out[..1]), 1);
+            }
+        }
+    }
 
     #[test]
     fn every_form_gives_a_bit_for_each_number() {

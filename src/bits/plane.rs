@@ -170,9 +170,6 @@ impl<'a> PlaneReader<'a> {
     /// reports.
     #[inline]
     pub(crate) fn get(&mut self, width: u32) -> u64 {
-        if width == 0 {
-            return 0;
-        }
         let shift = (self.bit % 8) as u32;
         let start = in_memory(self.bit / 8);
         self.bit += u64::from(width);

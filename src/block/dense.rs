@@ -2,11 +2,13 @@
 
 use crate::block::space::Surroundings;
 use crate::block::values::{Content, Structure, to_number};
-use crate::block::{BaseElements, Based, Block, Groups, IndexSpace, Sets, Sparse, Stored, Support, Values};
+use crate::block::{
+    Based, Block, Groups, IndexSpace, Selector, Sets, Sparse, Stored, Support, Values, steps,
+};
 use crate::error::{Error, Result};
 use crate::limits::{Budget, in_memory};
 use crate::tensor::Dtype;
-use crate::tensor::element;
+use crate::tensor::element::{self, Ranks};
 
 /// The part of a tensor's buffer that a block's scope covers.
 #[derive(Debug)]
@@ -131,7 +133,8 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::Input`] for latent codes, for a set that is not known, and for targets that do not fit
-    /// `space`. The targets are unchanged then.
+    /// `space`. The targets are unchanged then. [`Error::Format`] if the base has too few elements of a class
+    /// for a rank (CLS-3); the targets may have changed then, and are not the result.
     ///
     /// # Panics
     /// May panic for a hand-made block that an [`Encoder`](crate::stream::Encoder) refuses, such as one with
@@ -148,7 +151,7 @@ impl Block {
         let dtype = space.dtype;
         let content = self.values.facts().content;
         if let Support::Based(based) = &self.support {
-            return apply_based(based, content, dtype, budget, targets);
+            return apply_based(based, content, dtype, targets);
         }
         if let Support::Sparse(Sparse { positions }) = &self.support
             && !self.add
@@ -178,11 +181,12 @@ impl Block {
                 })
             }
             Content::Ulps(diffs) => for_each_run_in(&self.support, space, sets, &starts, |run| {
+                let ranks = Ranks::new(dtype);
                 let data = &mut *targets[run.target].data;
                 for (i, &diff) in diffs[run.value..run.value + run.len].iter().enumerate() {
                     let index = run.element + i as u64;
                     let old = element::bits_at(dtype, data, index).unwrap_or(0);
-                    element::set_bits_at(dtype, data, index, element::ulp_step(dtype, old, diff));
+                    element::set_bits_at(dtype, data, index, ranks.step(old, diff));
                 }
                 Ok(())
             }),
@@ -228,46 +232,60 @@ impl Block {
     }
 }
 
-/// Changes elements at positions that depend on the elements before the block.
-fn apply_based(
-    based: &Based,
-    content: Content<'_>,
-    dtype: Dtype,
-    budget: &Budget,
-    targets: &mut [Target<'_>],
-) -> Result<()> {
-    if matches!(content, Content::Elements(stored, _) if stored != Stored::Source) {
+/// Changes elements at positions that depend on the elements before the block, step by step while they are in
+/// the caches.
+fn apply_based(based: &Based, content: Content<'_>, dtype: Dtype, targets: &mut [Target<'_>]) -> Result<()> {
+    if matches!(content, Content::Numbers { .. })
+        || matches!(content, Content::Elements(stored, _) if stored != Stored::Source)
+    {
         return Err(not_numbers_of_base());
     }
-    budget.reserve_items::<(u64, usize)>(based.counts().iter().sum(), 0)?;
-    let base: Vec<_> =
-        targets.iter().map(|t| BaseElements { data: &*t.data, start: t.start, len: t.len }).collect();
-    // All positions come first: a changed element may belong to another class.
-    let positions = based.positions(dtype, &base)?;
-    let starts: Vec<u64> =
-        targets.iter().scan(0, |end, t| Some(std::mem::replace(end, *end + t.len))).collect();
-    let mut number = 0;
-    for (position, value) in positions {
-        // Positions ascend only inside a class.
-        while position < starts[number] {
-            number -= 1;
+    let ranks = Ranks::new(dtype);
+    let change = |old: u64, value: usize| match content {
+        Content::Ulps(diffs) => ranks.step(old, diffs[value]),
+        Content::Elements(_, bytes) => element::bits_at(dtype, bytes, value as u64).unwrap_or(0),
+        Content::Numbers { .. } => old,
+    };
+    let mut selector = Selector::new(based, dtype);
+    for target in targets {
+        for (start, len) in steps(target.len) {
+            let first = target.start + start;
+            // All positions of a step are found before any of its elements changes class.
+            selector.load(target.data, first, len);
+            selector.find(|places, value| match dtype.bits() {
+                16 => change_sized::<2>(target.data, first, places, value, change),
+                32 => change_sized::<4>(target.data, first, places, value, change),
+                _ => {
+                    for (&place, value) in places.iter().zip(value..) {
+                        let at = first + u64::from(place);
+                        let old = element::bits_at(dtype, target.data, at).unwrap_or(0);
+                        element::set_bits_at(dtype, target.data, at, change(old, value));
+                    }
+                }
+            });
         }
-        while position - starts[number] >= targets[number].len {
-            number += 1;
-        }
-        let target = &mut targets[number];
-        let index = target.start + position - starts[number];
-        let bits = match content {
-            Content::Ulps(diffs) => {
-                let old = element::bits_at(dtype, target.data, index).unwrap_or(0);
-                element::ulp_step(dtype, old, diffs[value])
-            }
-            Content::Elements(_, bytes) => element::bits_at(dtype, bytes, value as u64).unwrap_or(0),
-            Content::Numbers { .. } => return Err(not_numbers_of_base()),
-        };
-        element::set_bits_at(dtype, target.data, index, bits);
     }
-    Ok(())
+    selector.finish()
+}
+
+/// Changes elements of `SIZE` bytes at places after element `first`. `change` takes an element and the number
+/// of its value, from `value` on.
+#[inline]
+fn change_sized<const SIZE: usize>(
+    data: &mut [u8],
+    first: u64,
+    places: &[u16],
+    value: usize,
+    change: impl Fn(u64, usize) -> u64,
+) {
+    let Some(elements) = data.as_chunks_mut::<SIZE>().0.get_mut(in_memory(first)..) else { return };
+    for (&place, value) in places.iter().zip(value..) {
+        if let Some(bytes) = elements.get_mut(usize::from(place)) {
+            let mut old = [0; 8];
+            old[..SIZE].copy_from_slice(bytes);
+            bytes.copy_from_slice(&change(u64::from_le_bytes(old), value).to_le_bytes()[..SIZE]);
+        }
+    }
 }
 
 fn not_numbers_of_base() -> Error {

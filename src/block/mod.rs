@@ -26,10 +26,10 @@ pub(crate) use part::WrittenBlock;
 pub use part::{Part, WireBlock};
 pub use scales::{ScaleFormat, Scales};
 pub use space::{IndexSpace, Lens, Sets, Shapes, SharedSet};
-pub(crate) use support::for_each_keys;
 pub use support::{
     BaseElements, Based, Chunked, Positions, Rows, Seeded, Set, SetId, Sparse, Support, SupportId,
 };
+pub(crate) use support::{ROWS, Ranker, STEP, Selector, fill_keys, key, steps};
 pub use values::{
     Affine, Codebook, Constant, Dct, Floats, Latent, Levels, LowRank, Minifloat, Planes, Pow2, Sign, Ulp,
     Values, ValuesId,

@@ -245,11 +245,7 @@ fn write_segment(
 
 /// Appends `entropy(N)` over tokens; nothing if there are no values.
 pub(crate) fn write_entropy_tokens(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
-    if !values.is_empty() {
-        let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
-        let cut = Cut::new(coder, &symbols);
-        write_entropy(out, coder, role, &symbols, Some(values), &cut);
-    }
+    TokenPlan::new(coder, values).write(out, coder, role, values);
 }
 
 /// Appends `entropy(N)` over symbols; nothing if there are none.
@@ -265,11 +261,32 @@ pub(crate) fn entropy_symbol_cost(coder: &Coder<'_>, symbols: &[u8]) -> u64 {
     Cut::new(coder, symbols).cost
 }
 
-/// Returns the cost of [`write_entropy_tokens`] in 1/65536 bit.
-pub(crate) fn entropy_token_cost(coder: &Coder<'_>, values: &[u64]) -> u64 {
-    let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
-    let cut = Cut::new(coder, &symbols);
-    cut.cost.saturating_add(cut.raw_cost())
+/// The form of values as tokens.
+pub(crate) struct TokenPlan {
+    symbols: Vec<u8>,
+    cut: Cut,
+}
+
+impl TokenPlan {
+    /// Finds the cheapest form.
+    pub(crate) fn new(coder: &Coder<'_>, values: &[u64]) -> Self {
+        let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
+        let cut = Cut::new(coder, &symbols);
+        Self { symbols, cut }
+    }
+
+    /// Returns the cost in 1/65536 bit.
+    pub(crate) fn cost(&self) -> u64 {
+        self.cut.cost.saturating_add(self.cut.raw_cost())
+    }
+
+    /// Appends `entropy(N)` over the tokens of `values`, which are those that the plan was made for; nothing
+    /// if there are none.
+    pub(crate) fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u64]) {
+        if !values.is_empty() {
+            write_entropy(out, coder, role, &self.symbols, Some(values), &self.cut);
+        }
+    }
 }
 
 /// Appends `ints(N)` for integers of any size.

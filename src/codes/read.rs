@@ -167,8 +167,10 @@ fn read_grouped_tokens(
     let mut values = Vec::with_capacity(len);
     read_entropy(cursor, decoder.tables, groups, &mut symbols, |cursor, symbols| {
         let offset = cursor.offset();
-        if let Some(&token) = symbols.iter().find(|&&s| s >= tokens::TOKENS) {
-            return Err(Error::out_of_range("token", token.into(), offset));
+        // The maximum has vector instructions; the search for the first token has none.
+        if symbols.iter().fold(0, |largest, &s| s.max(largest)) >= tokens::TOKENS {
+            let first = symbols.iter().find(|&&s| s >= tokens::TOKENS).copied().unwrap_or(tokens::TOKENS);
+            return Err(Error::out_of_range("token", first.into(), offset));
         }
         let bits: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
         let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);

@@ -182,14 +182,22 @@ const fn log_costs() -> [u32; in_memory(TOTAL as u64) + 1] {
     let mut costs = [0; in_memory(TOTAL as u64) + 1];
     let mut f = 1;
     while f <= in_memory(TOTAL as u64) {
-        costs[f] = (FREQ_BITS << 16) - log2(f as u64);
+        costs[f] = (FREQ_BITS << 16) - log2_of(f as u64);
         f += 1;
     }
     costs
 }
 
 /// Returns the binary logarithm of `n` >= 1, rounded down, in units of 1/65536.
-pub(crate) const fn log2(n: u64) -> u32 {
+#[inline]
+pub(crate) fn log2(n: u64) -> u32 {
+    match LOG_COST.get(usize::try_from(n).unwrap_or(usize::MAX)) {
+        Some(cost) => (FREQ_BITS << 16) - cost,
+        None => log2_of(n),
+    }
+}
+
+const fn log2_of(n: u64) -> u32 {
     let whole = n.ilog2();
     // Squaring x in [1, 2) doubles its logarithm: each time it passes 2 the next bit is a one.
     let mut x = (n << (63 - whole)) >> 32;

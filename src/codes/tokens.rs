@@ -17,8 +17,8 @@ pub(crate) fn token(value: u64) -> u8 {
 
 /// Returns the number of raw bits that follow a token below [`TOKENS`].
 #[inline]
-pub(crate) fn raw_bits(token: u8) -> u32 {
-    (u32::from(token) / 2).saturating_sub(1)
+pub(crate) const fn raw_bits(token: u8) -> u32 {
+    (token as u32 / 2).saturating_sub(1)
 }
 
 /// Returns the raw bits of a value.
@@ -27,15 +27,23 @@ pub(crate) fn raw(value: u64, raw_bits: u32) -> u64 {
     value & ((1 << raw_bits) - 1)
 }
 
-/// Returns the value of a token and its raw bits.
+/// Returns the value of a token below [`TOKENS`] and its raw bits.
 #[inline]
 pub(crate) fn value(token: u8, raw: u64) -> u64 {
-    if token < 2 {
-        return token.into();
-    }
-    let bits = raw_bits(token);
-    (2 | u64::from(token & 1)) << bits | raw
+    SMALLEST[usize::from(token % TOKENS)] | raw
 }
+
+/// The smallest value of each token. A table, because tokens are too random for branches.
+static SMALLEST: [u64; TOKENS as usize] = {
+    let mut values = [0; TOKENS as usize];
+    values[1] = 1;
+    let mut token = 2;
+    while token < TOKENS {
+        values[token as usize] = (2 | (token & 1) as u64) << raw_bits(token);
+        token += 1;
+    }
+    values
+};
 
 /// Returns the raw bits of all values whose tokens are counted.
 pub(crate) fn raw_cost(counts: &Counts) -> u64 {

@@ -70,7 +70,7 @@ const PINNED: [(&str, &str); 16] = [
     ("topk:density=0.001", "dc6214d40647f74e7bd06cdfd6186f02"),
     ("topk:density=0.01,values=pow2", "e8e57c14959136da2762d8401303c3a9"),
     ("topk:density=0.05,values=f16,scope=global", "d59e8751db66027eb2f67a307f82b5c6"),
-    ("topk:density=0.3,values=q4", "bafa360a91c857e6e18d8166edfad6b7"),
+    ("topk:density=0.3,values=q4", "632eb4ff772bad3bd94fc8e589d0c16f"),
     ("topk:density=0.01,positions=rice", "c34a9d7ffeea65083bec89858809e4bb"),
     ("topk:density=0.01,positions=tokens,values=sign", "5aa40d966d1344a71acccb777d442a8c"),
     ("threshold:at=0.05,values=bf16", "2012d00d884660a2f66bea734242b150"),

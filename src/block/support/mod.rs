@@ -13,8 +13,8 @@ mod set;
 mod sparse;
 
 pub use chunked::Chunked;
-pub(crate) use classed::for_each_keys;
 pub use classed::{BaseElements, Based};
+pub(crate) use classed::{ROWS, Ranker, STEP, Selector, fill_keys, key, steps};
 pub use rows::Rows;
 pub use seeded::Seeded;
 pub use set::{Set, SetId};

@@ -54,13 +54,21 @@ impl Kind for Sparse {
         if !by_class {
             return write(out, coder, &self.positions, around.space.len(), positions);
         }
+        let forced = positions == Positions::Classed;
+        let tokens = token_cost(gaps(&self.positions));
         let mark = coder.recorded();
         let mut classed = Vec::new();
-        let useful = classed::write_matrix(&mut classed, coder, &self.positions, around.space);
+        let most = if forced { u64::MAX } else { tokens };
+        let useful = classed::write_matrix(&mut classed, coder, &self.positions, around.space, most);
+        let many = self.positions.len() >= classed::MANY;
+        if useful && (forced || many && classed.len() as u64 * 8 < (tokens >> 16) / 16 * 15) {
+            out.append(&mut classed);
+            return Ok(SupportId::CLASSED);
+        }
         let counts = coder.take_recorded(mark);
         let start = out.len();
         let id = write(out, coder, &self.positions, around.space.len(), Positions::Auto)?;
-        if !useful || positions == Positions::Auto && out.len() - start <= classed.len() {
+        if !useful || out.len() - start <= classed.len() {
             return Ok(id);
         }
         coder.take_recorded(mark);
@@ -144,8 +152,7 @@ pub(super) fn write(
     if choice == Positions::Bitmap {
         return write_bitmap(out, positions, n);
     }
-    let gaps: Vec<u64> =
-        positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1))).collect();
+    let gaps: Vec<u64> = gaps(positions).collect();
     match choice {
         Positions::RiceOne => write_rice(out, &gaps, 0),
         Positions::Rice => write_rice(out, &gaps, best_chunks(&gaps).0),
@@ -171,6 +178,11 @@ pub(super) fn write(
             write_rice(out, &gaps, chunk_log)
         }
     }
+}
+
+/// The numbers of elements between positions.
+fn gaps(positions: &[u64]) -> impl Iterator<Item = u64> {
+    positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1)))
 }
 
 /// Reads positions below `n` of kind `id`.

@@ -184,48 +184,68 @@ pub fn set_bits_at(dtype: Dtype, data: &mut [u8], index: u64, bits: u64) -> Opti
     Some(())
 }
 
-/// Returns the rank of a bit pattern among all patterns of its type, smallest value first. Neighbouring
-/// floats have neighbouring ranks, and -0 comes directly before +0. Bit patterns of integers and of bool are
-/// their own ranks.
-pub fn ordered(dtype: Dtype, bits: u64) -> u64 {
-    let (mask, sign) = masks(dtype);
-    match (dtype.is_float(), bits & sign != 0) {
-        (true, true) => !bits & mask,
-        (true, false) => (bits | sign) & mask,
-        (false, _) => bits & mask,
+/// The order of all bit patterns of a type, smallest value first. Neighbouring floats have neighbouring ranks,
+/// and -0 comes directly before +0. Bit patterns of integers and of bool are their own ranks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranks {
+    /// The bits of an element.
+    mask: u64,
+    /// The sign of a float; 0 for other types.
+    sign: u64,
+    /// Bits of 64 that an element does not have.
+    spare: u32,
+}
+
+impl Ranks {
+    pub(crate) fn new(dtype: Dtype) -> Self {
+        let spare = 64 - dtype.bits();
+        let sign = if dtype.is_float() { 1 << (dtype.bits() - 1) } else { 0 };
+        Self { mask: u64::MAX >> spare, sign, spare }
+    }
+
+    #[inline(always)]
+    fn of(self, bits: u64) -> u64 {
+        (if bits & self.sign != 0 { !bits } else { bits | self.sign }) & self.mask
+    }
+
+    #[inline(always)]
+    fn bits(self, rank: u64) -> u64 {
+        let is_upper = self.sign == 0 || rank & self.sign != 0;
+        (if is_upper { rank & !self.sign } else { !rank }) & self.mask
+    }
+
+    /// Returns the rank of `new` minus the rank of `old`, modulo the number of ranks.
+    #[inline(always)]
+    pub(crate) fn diff(self, old: u64, new: u64) -> i64 {
+        (self.of(new).wrapping_sub(self.of(old)) << self.spare) as i64 >> self.spare
+    }
+
+    /// Returns the bit pattern whose rank is `diff` above that of `old`: the inverse of [`Ranks::diff`].
+    #[inline(always)]
+    pub(crate) fn step(self, old: u64, diff: i64) -> u64 {
+        self.bits(self.of(old).wrapping_add(diff as u64) & self.mask)
     }
 }
 
-/// Returns the bit pattern with a rank: the inverse of [`ordered`].
-fn unordered(dtype: Dtype, place: u64) -> u64 {
-    let (mask, sign) = masks(dtype);
-    match (dtype.is_float(), place & sign != 0) {
-        (true, true) => place & !sign & mask,
-        (true, false) => !place & mask,
-        (false, _) => place & mask,
-    }
+/// Returns the rank of a bit pattern ([`Ranks`]).
+pub fn ordered(dtype: Dtype, bits: u64) -> u64 {
+    Ranks::new(dtype).of(bits)
 }
 
 /// Returns the rank of `new` minus the rank of `old`, modulo the number of ranks.
 pub fn ulp_diff(dtype: Dtype, old: u64, new: u64) -> i64 {
-    let spare = 64 - dtype.bits();
-    (ordered(dtype, new).wrapping_sub(ordered(dtype, old)) << spare) as i64 >> spare
+    Ranks::new(dtype).diff(old, new)
 }
 
 /// Returns the bit pattern whose rank is `diff` above that of `old`: the inverse of [`ulp_diff`].
 pub fn ulp_step(dtype: Dtype, old: u64, diff: i64) -> u64 {
-    unordered(dtype, ordered(dtype, old).wrapping_add(diff as u64) & masks(dtype).0)
+    Ranks::new(dtype).step(old, diff)
 }
 
 /// Decoded bit patterns of the element types from [`Dtype::F8E4M3Fn`] to [`Dtype::F4E2M1`], in the order of
 /// their ids.
 static TABLES: [[f32; 256]; 5] =
     [F8E4M3FN.table(), F8E5M2.table(), F8E4M3FNUZ.table(), F8E5M2FNUZ.table(), F4E2M1.table()];
-
-fn masks(dtype: Dtype) -> (u64, u64) {
-    let sign = 1u64 << (dtype.bits() - 1);
-    (sign | (sign - 1), sign)
-}
 
 fn float_only(dtype: Dtype) -> Result<()> {
     if dtype.is_float() {
@@ -314,7 +334,7 @@ mod tests {
                 (0..1u64 << dtype.bits()).flat_map(|a| (0..1u64 << dtype.bits()).map(move |b| (a, b)))
             {
                 assert_eq!(ulp_step(dtype, old, ulp_diff(dtype, old, new)), new);
-                assert_eq!(unordered(dtype, ordered(dtype, old)), old);
+                assert_eq!(Ranks::new(dtype).bits(ordered(dtype, old)), old);
             }
         }
         for dtype in [Dtype::F64, Dtype::U64, Dtype::F16] {

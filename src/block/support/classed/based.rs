@@ -1,5 +1,6 @@
 //! Classes by the element of the base (spec, supports/classed.md, rule 1).
 
+use crate::arch::masks::Rows;
 use crate::arch::{self, Kernel};
 use crate::bits::Cursor;
 use crate::block::Sets;
@@ -38,8 +39,9 @@ pub struct BaseElements<'a> {
 }
 
 /// Elements whose classes are found in one step; their keys stay in the first-level cache.
-const STEP: usize = 1 << 12;
-const ROWS: usize = STEP / 64;
+pub(crate) const STEP: usize = 64 * ROWS;
+/// Rows of 64 elements in a step.
+pub(crate) const ROWS: usize = 64;
 
 impl Based {
     /// Number of positions of each class.
@@ -54,82 +56,26 @@ impl Based {
         lows.zip(highs).collect()
     }
 
-    /// The positions, each with the number of its value. They are about ascending, so a visit of their
-    /// elements stays inside the caches.
+    /// The positions, each with the number of its value. They are about ascending.
     ///
     /// # Errors
     /// [`Error::Format`] if a class has fewer elements in the base than a rank needs (CLS-3).
     pub fn positions(&self, dtype: Dtype, base: &[BaseElements<'_>]) -> Result<Vec<(u64, usize)>> {
         let mut found = Vec::with_capacity(self.ranks.iter().map(Vec::len).sum());
-        let mut first_value = 0;
-        let mut classes: Vec<Class<'_>> = self
-            .ranks
-            .iter()
-            .zip(self.ranges())
-            .map(|(ranks, range)| {
-                let value = first_value;
-                first_value += ranks.len();
-                Class { range, ranks, value, passed: 0 }
-            })
-            .collect();
-        for_each_step(dtype, base, |position, keys, len| {
-            for class in classes.iter_mut().filter(|class| !class.ranks.is_empty()) {
-                let (low, high) = class.range;
-                let mut masks = [0; ROWS];
-                arch::ranges::in_range(arch::widest(), keys, low, high - low, &mut masks);
-                limit(&mut masks, len);
-                arch::run(Select { masks: &masks, class, position, found: &mut found });
-            }
-        });
-        match classes.iter().find(|class| !class.ranks.is_empty()) {
-            Some(&Class { ranks, passed, .. }) => {
-                Err(Error::format(FormatErrorKind::PositionOutOfRange { position: ranks[0], len: passed }, 0))
-            }
-            None => Ok(found),
-        }
-    }
-
-    /// Divides ascending positions into classes with these bounds, and returns the numbers of the positions
-    /// in the order of classes and ranks.
-    pub(crate) fn classify(
-        bounds: Vec<u8>,
-        dtype: Dtype,
-        base: &[BaseElements<'_>],
-        positions: &[u64],
-    ) -> (Self, Vec<usize>) {
-        let classes = bounds.len() + 1;
-        let mut based = Self { bounds, ranks: vec![Vec::new(); classes] };
-        let mut order = vec![Vec::new(); classes];
-        let mut passed = vec![0u64; classes];
-        let ranges = based.ranges();
-        let mut next = 0;
-        for_each_step(dtype, base, |position, keys, len| {
-            // The positions of this step as masks, and the number of the first one in each row.
-            let (mut changed, mut firsts) = ([0u64; ROWS], [0; ROWS]);
-            for (row, (mask, first)) in changed.iter_mut().zip(&mut firsts).enumerate() {
-                let start = position + 64 * row as u64;
-                let end = start.saturating_add(64).min(position + len as u64);
-                *first = next;
-                while let Some(&changed) = positions.get(next).filter(|p| **p < end) {
-                    *mask |= 1 << (changed - start);
-                    next += 1;
-                }
-            }
-            for (class, &(low, high)) in ranges.iter().enumerate() {
-                let mut masks = [0; ROWS];
-                arch::ranges::in_range(arch::widest(), keys, low, high - low, &mut masks);
-                limit(&mut masks, len);
-                arch::run(Rank {
-                    masks: &masks,
-                    changed: &changed,
-                    firsts: &firsts,
-                    passed: &mut passed[class],
-                    ranks: &mut based.ranks[class],
-                    order: &mut order[class],
+        let mut selector = Selector::new(self, dtype);
+        let mut position = 0;
+        for part in base {
+            for (start, len) in steps(part.len) {
+                selector.load(part.data, part.start + start, len);
+                selector.find(|places, value| {
+                    let positions = places.iter().map(|&place| position + start + u64::from(place));
+                    found.extend(positions.zip(value..));
                 });
             }
-        });
-        (based, order.concat())
+            position += part.len;
+        }
+        selector.finish()?;
+        Ok(found)
     }
 
     /// Reads all fields after the number of classes.
@@ -183,9 +129,9 @@ impl Kind for Based {
     ) -> Result<SupportId> {
         out.extend([super::BASE, self.ranks.len() as u8]);
         out.extend_from_slice(&self.bounds);
-        let ends = vec![around.space.len()];
-        let group = |ranks: &Vec<u64>| Group { ends: ends.clone(), ranks: ranks.clone() };
-        gaps::write_groups(out, coder, &self.ranks.iter().map(group).collect::<Vec<_>>());
+        let n = [around.space.len()];
+        let groups: Vec<Group> = self.ranks.iter().map(|r| Group::new(std::slice::from_ref(r), &n)).collect();
+        gaps::write_groups(out, coder, &groups);
         Ok(super::ID)
     }
 
@@ -213,47 +159,26 @@ fn is_descending(bounds: &[u8]) -> bool {
     bounds.is_sorted_by(|a, b| a > b) && bounds.last() != Some(&0)
 }
 
-/// Clears the bits behind the first `len` elements of a step.
-fn limit(masks: &mut [u64; ROWS], len: usize) {
-    for (row, mask) in masks.iter_mut().enumerate().skip(len / 64) {
-        let inside = len.saturating_sub(64 * row);
-        *mask &= if inside >= 64 { u64::MAX } else { (1 << inside) - 1 };
-    }
+/// The steps of `len` elements: the first element of each, and the number of elements.
+pub(crate) fn steps(len: u64) -> impl Iterator<Item = (u64, usize)> {
+    (0..len).step_by(STEP).map(move |start| (start, in_memory(len - start).min(STEP)))
 }
 
-/// Calls `f` with each step of elements: its first position in the space, its keys, and its length.
-fn for_each_step(dtype: Dtype, base: &[BaseElements<'_>], mut f: impl FnMut(u64, &[[u8; 64]], usize)) {
-    let mut keys = [[0; 64]; ROWS];
-    let mut position = 0u64;
-    for part in base {
-        let mut at = 0;
-        while at < part.len {
-            let len = in_memory(part.len - at).min(STEP);
-            fill_keys(dtype, part.data, part.start + at, &mut keys.as_flattened_mut()[..len]);
-            f(position, &keys, len);
-            at += len as u64;
-            position += len as u64;
-        }
-    }
-}
-
-/// Calls `f` with the keys of all elements, in steps.
-pub(crate) fn for_each_keys(dtype: Dtype, base: &[BaseElements<'_>], mut f: impl FnMut(u64, &[u8])) {
-    for_each_step(dtype, base, |position, keys, len| f(position, &keys.as_flattened()[..len]));
+/// Returns the key of an element.
+pub(crate) fn key(dtype: Dtype, element: u64) -> u8 {
+    let magnitude = dtype.bits() - u32::from(dtype.is_float());
+    ((element & u64::MAX >> (64 - magnitude)) >> magnitude.saturating_sub(8)) as u8
 }
 
 /// Writes the keys of the elements from `start` on.
-fn fill_keys(dtype: Dtype, data: &[u8], start: u64, keys: &mut [u8]) {
+pub(crate) fn fill_keys(dtype: Dtype, data: &[u8], start: u64, keys: &mut [u8]) {
     let bytes = |width: u64| data.get(in_memory(start * width)..).unwrap_or_default();
     match (dtype.is_float(), dtype.bits()) {
         (true, 16) => arch::run(Keys16 { elements: bytes(2).as_chunks().0, keys }),
         (true, 32) => arch::run(Keys32 { elements: bytes(4).as_chunks().0, keys }),
-        (is_float, bits) => {
-            let magnitude = if is_float { bits - 1 } else { bits };
-            let mask = u64::MAX >> (64 - magnitude);
-            for (key, at) in keys.iter_mut().zip(start..) {
-                let element = bits_at(dtype, data, at).unwrap_or(0) & mask;
-                *key = (element >> magnitude.saturating_sub(8)) as u8;
+        _ => {
+            for (own, at) in keys.iter_mut().zip(start..) {
+                *own = key(dtype, bits_at(dtype, data, at).unwrap_or(0));
             }
         }
     }
@@ -291,6 +216,35 @@ impl Kernel for Keys32<'_> {
     }
 }
 
+/// Keys of the elements of a step.
+type StepKeys = [[u8; 64]; ROWS];
+
+/// Finds the elements of a step of `len` elements whose keys are in a range, and returns their number.
+fn find_rows(keys: &StepKeys, len: usize, (low, high): (u8, u8), rows: &mut Rows) -> u64 {
+    let found = arch::ranges::in_range(arch::widest(), keys, low, high - low, rows);
+    if len == STEP {
+        return found;
+    }
+    let (last, inside) = (len / 64, len % 64);
+    rows.masks[last] &= (1 << inside) - 1;
+    rows.masks[last + 1..].fill(0);
+    let end = rows.before[last] + rows.masks[last].count_ones() as u16;
+    rows.before[last + 1..].fill(end);
+    end.into()
+}
+
+/// Finds positions in the base, step by step.
+pub(crate) struct Selector<'a> {
+    dtype: Dtype,
+    keys: Box<StepKeys>,
+    /// Number of elements in the step.
+    len: usize,
+    rows: Rows,
+    /// Places of a class's elements in a step.
+    places: Vec<u16>,
+    classes: Vec<Class<'a>>,
+}
+
 /// A class whose positions are looked for.
 struct Class<'a> {
     /// Smallest and largest key.
@@ -303,71 +257,158 @@ struct Class<'a> {
     passed: u64,
 }
 
-/// Finds the positions of the ranks of a class inside one step.
-struct Select<'a, 'b> {
-    masks: &'a [u64; ROWS],
-    class: &'a mut Class<'b>,
-    /// First position of the step.
-    position: u64,
-    found: &'a mut Vec<(u64, usize)>,
-}
-
-impl Kernel for Select<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn call(self) {
-        let Self { masks, class, position, found } = self;
-        let Class { ranks, value, passed, .. } = class;
-        let mut taken = 0;
-        let mut next = ranks.first().copied().unwrap_or(u64::MAX);
-        let mut before = *passed;
-        for (row, &mask) in masks.iter().enumerate() {
-            let end = before + u64::from(mask.count_ones());
-            let (mut mask, mut first) = (mask, before);
-            while next < end {
-                while first < next {
-                    mask &= mask - 1;
-                    first += 1;
-                }
-                found.push((position + 64 * row as u64 + u64::from(mask.trailing_zeros()), *value + taken));
-                taken += 1;
-                next = ranks.get(taken).copied().unwrap_or(u64::MAX);
-            }
-            before = end;
+impl<'a> Selector<'a> {
+    pub(crate) fn new(based: &'a Based, dtype: Dtype) -> Self {
+        let mut first_value = 0;
+        let classes = based.ranks.iter().zip(based.ranges()).map(|(ranks, range)| {
+            let value = first_value;
+            first_value += ranks.len();
+            Class { range, ranks, value, passed: 0 }
+        });
+        Self {
+            dtype,
+            keys: Box::new([[0; 64]; ROWS]),
+            len: 0,
+            rows: Rows::EMPTY,
+            places: vec![0; STEP],
+            classes: classes.filter(|class| !class.ranks.is_empty()).collect(),
         }
-        *passed = before;
-        *ranks = &ranks[taken..];
-        *value += taken;
+    }
+
+    /// Takes the next elements of the base, at most [`STEP`]: those of `data` from `start` on.
+    pub(crate) fn load(&mut self, data: &[u8], start: u64, len: usize) {
+        fill_keys(self.dtype, data, start, &mut self.keys.as_flattened_mut()[..len]);
+        self.len = len;
+    }
+
+    /// Finds the positions among the elements loaded last. `f` is called for each class with the places of
+    /// its positions in the step, and with the number of the first one's value.
+    pub(crate) fn find(&mut self, mut f: impl FnMut(&[u16], usize)) {
+        let Self { keys, len, rows, places, classes, .. } = self;
+        for class in classes.iter_mut().filter(|class| !class.ranks.is_empty()) {
+            let in_step = find_rows(keys, *len, class.range, rows);
+            let found = arch::masks::select(arch::widest(), rows, class.ranks, class.passed, in_step, places);
+            f(&places[..found], class.value);
+            class.passed += in_step;
+            class.ranks = &class.ranks[found..];
+            class.value += found;
+        }
+    }
+
+    /// Checks that all positions were found.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if a class has fewer elements in the base than a rank needs (CLS-3).
+    pub(crate) fn finish(self) -> Result<()> {
+        match self.classes.iter().find(|class| !class.ranks.is_empty()) {
+            Some(&Class { ranks, passed, .. }) => {
+                Err(Error::format(FormatErrorKind::PositionOutOfRange { position: ranks[0], len: passed }, 0))
+            }
+            None => Ok(()),
+        }
     }
 }
 
-/// Finds the ranks of the positions of a class inside one step.
-struct Rank<'a> {
-    masks: &'a [u64; ROWS],
-    changed: &'a [u64; ROWS],
-    /// Number of the first position in each row.
-    firsts: &'a [usize; ROWS],
-    passed: &'a mut u64,
-    ranks: &'a mut Vec<u64>,
-    order: &'a mut Vec<usize>,
+/// Divides changed elements into classes.
+pub(crate) struct Ranker {
+    dtype: Dtype,
+    class_of: [u8; 256],
+    keys: Box<StepKeys>,
+    /// The elements of each class in the current step.
+    rows: Vec<Rows>,
+    ranked: Vec<Ranked>,
+    based: Based,
 }
 
-impl Kernel for Rank<'_> {
+/// Changed elements of a class.
+#[derive(Clone, Default)]
+struct Ranked {
+    ranks: Vec<u64>,
+    values: Vec<i64>,
+    /// Number of the class's elements before the step.
+    passed: u64,
+    /// That up to its end.
+    end: u64,
+}
+
+impl Ranker {
+    /// Returns a ranker of classes with these bounds.
+    pub(crate) fn new(dtype: Dtype, bounds: Vec<u8>) -> Self {
+        let classes = bounds.len() + 1;
+        let based = Based { bounds, ranks: Vec::new() };
+        let mut class_of = [0; 256];
+        for (class, (low, high)) in (0..).zip(based.ranges()) {
+            class_of[usize::from(low)..=usize::from(high)].fill(class);
+        }
+        Self {
+            dtype,
+            class_of,
+            keys: Box::new([[0; 64]; ROWS]),
+            rows: vec![Rows::EMPTY; classes],
+            ranked: vec![Ranked::default(); classes],
+            based,
+        }
+    }
+
+    /// Adds the next elements of the base, at most [`STEP`]. `changed` has a bit for each that changes, and
+    /// `value` returns the value of one by its number.
+    pub(crate) fn add(
+        &mut self,
+        base: &[u8],
+        len: usize,
+        changed: &[u64; ROWS],
+        value: impl Fn(usize) -> i64,
+    ) {
+        fill_keys(self.dtype, base, 0, &mut self.keys.as_flattened_mut()[..len]);
+        let classes = self.rows.iter_mut().zip(&mut self.ranked).zip(self.based.ranges());
+        for ((rows, ranked), range) in classes {
+            ranked.passed = ranked.end;
+            ranked.end += find_rows(&self.keys, len, range, rows);
+        }
+        let Self { keys, class_of, rows, ranked, .. } = self;
+        arch::run(Rank { keys, changed, value, class_of, rows, ranked });
+    }
+
+    /// Returns the positions by class, and the values in their order.
+    pub(crate) fn finish(self) -> (Based, Vec<i64>) {
+        let Self { mut based, ranked, .. } = self;
+        let mut values = Vec::with_capacity(ranked.iter().map(|r| r.values.len()).sum());
+        for class in ranked {
+            based.ranks.push(class.ranks);
+            values.extend(class.values);
+        }
+        (based, values)
+    }
+}
+
+/// Finds the ranks of the changed elements of one step.
+struct Rank<'a, F> {
+    keys: &'a StepKeys,
+    changed: &'a [u64; ROWS],
+    value: F,
+    class_of: &'a [u8; 256],
+    rows: &'a [Rows],
+    ranked: &'a mut [Ranked],
+}
+
+impl<F: Fn(usize) -> i64> Kernel for Rank<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { masks, changed, firsts, passed, ranks, order } = self;
-        for ((&mask, &changed), &first) in masks.iter().zip(changed).zip(firsts) {
-            let mut hits = mask & changed;
-            while hits != 0 {
-                let below = (hits & hits.wrapping_neg()) - 1;
-                ranks.push(*passed + u64::from((mask & below).count_ones()));
-                order.push(first + in_memory((changed & below).count_ones().into()));
-                hits &= hits - 1;
+        let Self { keys, changed, value, class_of, rows, ranked } = self;
+        for (row, (keys, &changed)) in keys.iter().zip(changed).enumerate() {
+            let mut rest = changed;
+            while rest != 0 {
+                let bit = rest.trailing_zeros();
+                let class = usize::from(class_of[usize::from(keys[in_memory(bit.into()) % 64])]);
+                let (rows, ranked) = (&rows[class], &mut ranked[class]);
+                let below = rows.masks[row] & ((1 << bit) - 1);
+                let inside = u64::from(rows.before[row]) + u64::from(below.count_ones());
+                ranked.ranks.push(ranked.passed + inside);
+                ranked.values.push(value(64 * row + in_memory(bit.into())));
+                rest &= rest - 1;
             }
-            *passed += u64::from(mask.count_ones());
         }
     }
 }

@@ -20,15 +20,16 @@ const OFFSET: i32 = -MIN_LEVEL + 2 * MIDDLE;
 /// Fewest positions of a tensor whose rows and columns are looked at.
 const FEW: usize = 24;
 
-/// Returns levels that should make `positions` small; `None` if no tensor has useful rows or columns.
-/// `rounds`: times that the symbols of rows and columns are chosen anew, given those before.
-pub(super) fn choose(positions: &[u64], space: &IndexSpace, rounds: usize) -> Option<Matrix> {
+/// Returns levels that should make `positions` small, and about their cost in 1/65536 bit; `None` if no tensor
+/// has useful rows or columns. `rounds`: times that the symbols of rows and columns are chosen anew, given those before.
+pub(super) fn choose(positions: &[u64], space: &IndexSpace, rounds: usize) -> Option<(Matrix, u128)> {
     let mut tensors = Vec::with_capacity(space.lens.len());
-    let mut useful = false;
+    let (mut useful, mut cost) = (false, 0);
     let (mut start, mut rest) = (0u64, positions);
     for (i, &len) in space.lens.iter().enumerate() {
         let (own, after) = rest.split_at(rest.partition_point(|&p| p < start + len));
-        let levels = best(own, start, space, i, rounds)?;
+        let (levels, own_cost) = best(own, start, space, i, rounds)?;
+        cost += own_cost;
         useful |= levels.grid.view != View::NONE;
         tensors.push(levels);
         (start, rest) = (start + len, after);
@@ -41,20 +42,26 @@ pub(super) fn choose(positions: &[u64], space: &IndexSpace, rounds: usize) -> Op
     tensors.iter_mut().for_each(|t| t.level -= lowest);
     let largest = |list: &[u8]| list.iter().copied().max().unwrap_or(0);
     let highest = tensors.iter().map(|t| t.level + largest(&t.rows) + largest(&t.columns)).max()?;
-    (highest < MAX_CLASSES).then(|| Matrix { classes: highest + 1, tensors })
+    (highest < MAX_CLASSES).then(|| (Matrix { classes: highest + 1, tensors }, cost))
 }
 
-/// Returns the cheapest levels of one tensor.
-fn best(positions: &[u64], start: u64, space: &IndexSpace, i: usize, rounds: usize) -> Option<Levels> {
+/// Returns the cheapest levels of one tensor, and about their cost in 1/65536 bit.
+fn best(
+    positions: &[u64],
+    start: u64,
+    space: &IndexSpace,
+    i: usize,
+    rounds: usize,
+) -> Option<(Levels, u128)> {
     let len = space.lens[i];
     let flat = Grid::new(space, i, View::NONE, 0).ok()?;
     let density = ratio_log2(positions.len() as u64, len).clamp(MIN_LEVEL, 0);
     let level = |lists: i32| (density + OFFSET - lists * MIDDLE) as u8;
     let mut best = Levels { grid: flat, level: level(0), rows: Vec::new(), columns: Vec::new() };
-    if positions.len() < FEW {
-        return Some(best);
-    }
     let mut least = entropy(positions.len() as u64, len);
+    if positions.len() < FEW {
+        return Some((best, least));
+    }
     for grid in Grid::candidates(space, i) {
         // Rows and columns are stored in 32 bits.
         if u32::try_from(grid.rows.max(grid.columns)).is_err() {
@@ -62,11 +69,15 @@ fn best(positions: &[u64], start: u64, space: &IndexSpace, i: usize, rounds: usi
         }
         let (mut in_row, mut in_column) =
             (vec![0u32; in_memory(grid.rows)], vec![0u32; in_memory(grid.columns)]);
+        let sample = Sample::new(positions.len());
+        let mut placed = Vec::with_capacity(positions.len() / sample.step + 1);
         let places = grid.places(positions.iter().map(|position| position - start));
-        let placed: Vec<(u32, u32)> = places.map(|(row, column)| (row as u32, column as u32)).collect();
-        for &(row, column) in &placed {
-            in_row[in_memory(row.into())] += 1;
-            in_column[in_memory(column.into())] += 1;
+        for (i, (row, column)) in places.enumerate() {
+            in_row[in_memory(row)] += 1;
+            in_column[in_memory(column)] += 1;
+            if sample.contains(i) {
+                placed.push((row as u32, column as u32));
+            }
         }
         for step in [1, 2] {
             let (mut rows, mut columns) = (first(&in_row, step), first(&in_column, step));
@@ -75,7 +86,7 @@ fn best(positions: &[u64], start: u64, space: &IndexSpace, i: usize, rounds: usi
                     rows = cheaper(&in_row, &rows, step);
                     columns = cheaper(&in_column, &columns, step);
                 }
-                let costs = costs(&grid, &rows, &columns, &placed);
+                let costs = costs(&grid, [&rows, &columns], [&in_row, &in_column], &placed);
                 for (cost, (has_rows, has_columns)) in
                     costs.into_iter().zip([(true, true), (true, false), (false, true)])
                 {
@@ -93,7 +104,7 @@ fn best(positions: &[u64], start: u64, space: &IndexSpace, i: usize, rounds: usi
             }
         }
     }
-    Some(best)
+    Some((best, least))
 }
 
 /// Returns the symbol of each row or column by the number of positions in it.
@@ -124,41 +135,76 @@ fn cheaper(counts: &[u32], own: &[u8], step: i32) -> Vec<u8> {
     counts.iter().map(choose).collect()
 }
 
+/// The positions whose rows and columns are looked at together.
+struct Sample {
+    /// One in this many.
+    step: usize,
+}
+
+impl Sample {
+    /// Fewest positions of which a sample is taken.
+    const MANY: usize = 1 << 15;
+
+    fn new(positions: usize) -> Self {
+        Self { step: (positions / Self::MANY).max(1) }
+    }
+
+    /// Whether a position is in the sample, by its number.
+    #[inline]
+    fn contains(&self, number: usize) -> bool {
+        // A hash, because positions may be periodic.
+        self.step == 1
+            || ((number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(self.step as u64)
+    }
+}
+
 /// Returns the costs in 1/65536 bit with rows and columns, rows alone, and columns alone: the lists, and the
-/// positions given the classes.
-fn costs(grid: &Grid, rows: &[u8], columns: &[u8], placed: &[(u32, u32)]) -> [u128; 3] {
-    let mut hits = [[0u64; SYMBOLS]; SYMBOLS];
+/// positions given the classes. `lists` are the symbols of rows and columns, `hits` the numbers of positions
+/// in them, and `placed` a sample of the positions.
+fn costs(grid: &Grid, lists: [&[u8]; 2], hits: [&[u32]; 2], placed: &[(u32, u32)]) -> [u128; 3] {
+    let [rows, columns] = lists;
+    let mut both = [[0u64; SYMBOLS]; SYMBOLS];
     for &(row, column) in placed {
         let (row, column) = (rows[in_memory(row.into())], columns[in_memory(column.into())]);
-        hits[usize::from(row)][usize::from(column)] += 1;
+        both[usize::from(row)][usize::from(column)] += 1;
     }
-    let histogram = |list: &[u8]| {
-        let mut counts = [0u64; SYMBOLS];
-        list.iter().for_each(|&s| counts[usize::from(s)] += 1);
+    let total: u64 = hits[0].iter().map(|&n| u64::from(n)).sum();
+    let sampled = (placed.len() as u64).max(1);
+    let scaled = |n: u64| (u128::from(n) * u128::from(total) / u128::from(sampled)) as u64;
+    // The numbers of lines, and of positions in them, by symbol.
+    let by_symbol = |list: &[u8], hits: &[u32]| {
+        let mut counts = [(0u64, 0u64); SYMBOLS];
+        for (&symbol, &hits) in list.iter().zip(hits) {
+            let (lines, sum) = &mut counts[usize::from(symbol)];
+            *lines += 1;
+            *sum += u64::from(hits);
+        }
         counts
     };
-    let (row_counts, column_counts) = (histogram(rows), histogram(columns));
-    let list = |counts: &[u64; SYMBOLS]| {
-        let total: u64 = counts.iter().sum();
-        nats(total) - counts.iter().map(|&n| nats(n)).sum::<u128>() + (20 << 16)
+    let (of_rows, of_columns) = (by_symbol(rows, hits[0]), by_symbol(columns, hits[1]));
+    let list = |counts: &[(u64, u64); SYMBOLS]| {
+        let total: u64 = counts.iter().map(|(lines, _)| lines).sum();
+        nats(total) - counts.iter().map(|&(lines, _)| nats(lines)).sum::<u128>() + (20 << 16)
     };
-    let mut by_class = [[(0u64, 0u64); 2 * SYMBOLS]; 3];
-    for (r, &rows) in row_counts.iter().enumerate() {
-        for (c, &columns) in column_counts.iter().enumerate() {
-            for (classes, class) in by_class.iter_mut().zip([r + c, r, c]) {
-                classes[class].0 += hits[r][c];
-                classes[class].1 += rows * columns * grid.cell;
-            }
+    let mut classes = [(0u64, 0u64); 2 * SYMBOLS];
+    for (r, &(rows, _)) in of_rows.iter().enumerate() {
+        for (c, &(columns, _)) in of_columns.iter().enumerate() {
+            classes[r + c].0 += scaled(both[r][c]);
+            classes[r + c].1 += rows * columns * grid.cell;
         }
     }
     let positions =
-        by_class.map(|classes| classes.iter().map(|&(hits, len)| entropy(hits, len)).sum::<u128>());
-    let (row_list, column_list) = (list(&row_counts), list(&column_counts));
+        |classes: &[(u64, u64)]| classes.iter().map(|&(hits, len)| entropy(hits.min(len), len)).sum();
+    let alone = |counts: &[(u64, u64); SYMBOLS], line: u64| -> u128 {
+        let classes = counts.map(|(lines, hits)| (hits, lines * line));
+        positions(&classes)
+    };
+    let (row_list, column_list) = (list(&of_rows), list(&of_columns));
     let margin = 16 << 16;
     [
-        positions[0] + row_list + column_list + margin,
-        positions[1] + row_list + margin,
-        positions[2] + column_list + margin,
+        positions(&classes) + row_list + column_list + margin,
+        alone(&of_rows, grid.row_len()) + row_list + margin,
+        alone(&of_columns, grid.rows * grid.cell) + column_list + margin,
     ]
 }
 

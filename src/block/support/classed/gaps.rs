@@ -1,9 +1,9 @@
 //! Ranks of the groups of a classed support, as gaps (spec, supports/classed.md, "Ranks" and "Gaps").
 
+use crate::arch::{self, Kernel};
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, put_varint};
 use crate::codes::{
-    Coder, Counts, Decoder, Role, Table, entropy_token_cost, log2, raw_cost, read_entropy_tokens, token,
-    write_entropy_tokens,
+    Coder, Counts, Decoder, Role, Table, TokenPlan, log2, raw_cost, read_entropy_tokens, token,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -14,26 +14,86 @@ pub(super) const MAX_CLASSES: u8 = 64;
 const TOKENS: u8 = 1 << 6;
 const SHIFT: u8 = TOKENS - 1;
 
-/// The positions of consecutive classes.
+/// The gaps of consecutive classes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Group {
-    /// For each class, the number of elements in the group's classes up to it, inclusive.
-    pub(super) ends: Vec<u64>,
-    /// Strictly ascending.
-    pub(super) ranks: Vec<u64>,
+    gaps: Vec<u64>,
+    /// For each class, the number of gaps whose first element is in it.
+    counts: Vec<usize>,
 }
 
 impl Group {
-    /// Calls `f` with each gap, and with the class of the element after the position before it.
-    fn for_each_gap(&self, mut f: impl FnMut(u64, u8)) {
-        let (mut next, mut class) = (0u64, 0u64);
-        for &rank in &self.ranks {
-            while self.ends.get(in_memory(class)).is_some_and(|&end| end <= next) {
-                class += 1;
+    /// Makes a group of classes from the ranks of their positions inside each class, and their numbers of
+    /// elements.
+    pub(super) fn new(ranks: &[Vec<u64>], elements: &[u64]) -> Self {
+        let mut group =
+            Self { gaps: Vec::with_capacity(ranks.iter().map(Vec::len).sum()), counts: vec![0; ranks.len()] };
+        // The element after the last position, and its class with this class's end.
+        let (mut next, mut class, mut end) = (0u64, 0, elements[0]);
+        let mut start = 0;
+        for (ranks, len) in ranks.iter().zip(elements) {
+            for rank in ranks {
+                while end <= next {
+                    class += 1;
+                    end += elements[class];
+                }
+                group.counts[class] += 1;
+                group.gaps.push(start + rank - next);
+                next = start + rank + 1;
             }
-            f(rank - next, class as u8);
-            next = rank + 1;
+            start += len;
         }
+        group
+    }
+
+    /// The gaps that begin in each class, and how many places a shift is smaller there.
+    fn by_class(&self) -> impl Iterator<Item = (u8, &[u64])> {
+        let mut rest = self.gaps.as_slice();
+        self.counts.iter().zip(0u8..).map(move |(&count, class)| {
+            let (own, after) = rest.split_at(count);
+            rest = after;
+            (class, own)
+        })
+    }
+}
+
+/// Numbers of gaps by token, which also tell those of all gaps shifted right.
+struct TokenCounts {
+    counts: Box<[u32; TOKEN_COUNT]>,
+    gaps: u64,
+    /// Sum of the rounded binary logarithms.
+    logs: u64,
+}
+
+impl TokenCounts {
+    fn new(gaps: impl Iterator<Item = u64>) -> Self {
+        let mut all = Self { counts: Box::new([0; TOKEN_COUNT]), gaps: 0, logs: 0 };
+        for gap in gaps {
+            all.counts[usize::from(token(gap))] += 1;
+            all.gaps += 1;
+            all.logs += u64::from((gap + 1).ilog2());
+        }
+        all
+    }
+
+    /// Adds the numbers of the tokens of the gaps shifted right by `shift`.
+    fn add_shifted(&self, shift: u8, sums: &mut Counts) {
+        for (token, &count) in self.counts.iter().enumerate() {
+            sums[shifted_token(token, shift.into())] += u64::from(count);
+        }
+    }
+}
+
+/// Number of tokens.
+const TOKEN_COUNT: usize = 128;
+
+/// Returns the token of a value with this token, shifted right.
+fn shifted_token(token: usize, shift: usize) -> usize {
+    match (token / 2).checked_sub(shift) {
+        _ if shift == 0 => token,
+        Some(1..) => token - 2 * shift,
+        Some(0) if token >= 2 => 1,
+        _ => 0,
     }
 }
 
@@ -50,40 +110,84 @@ pub(super) struct Head {
 struct Plan {
     head: Head,
     quotients: Vec<u64>,
+    tokens: Option<TokenPlan>,
 }
+
+/// Number of shifts that are tried.
+const SHIFTS: usize = 5;
 
 impl Plan {
     /// Finds the smallest form of a group.
     fn new(coder: &Coder<'_>, group: &Group) -> Self {
-        let count = group.ranks.len() as u64;
-        let mut head = Head { classes: group.ends.len() as u8, count, shift: 0, tokens: false };
+        let count = group.gaps.len() as u64;
+        let mut head = Head { classes: group.counts.len() as u8, count, shift: 0, tokens: false };
         if count == 0 {
-            return Self { head, quotients: Vec::new() };
+            return Self { head, quotients: Vec::new(), tokens: None };
         }
-        let mut gaps = Vec::with_capacity(group.ranks.len());
-        group.for_each_gap(|gap, class| gaps.push((gap, class)));
+        let counts: Vec<(u8, TokenCounts)> = group
+            .by_class()
+            .filter(|(_, gaps)| !gaps.is_empty())
+            .map(|(class, gaps)| (class, TokenCounts::new(gaps.iter().copied())))
+            .collect();
         // The shift of the first class gives small quotients in all classes.
-        let normal: u64 =
-            gaps.iter().map(|&(gap, class)| u64::from((gap + 1).ilog2()) + u64::from(class)).sum();
+        let normal: u64 = counts.iter().map(|(class, c)| c.logs + c.gaps * u64::from(*class)).sum();
         let middle = (normal / count).min(u64::from(SHIFT)) as u8;
-        let tried = middle.saturating_sub(3)..=(middle + 1).min(SHIFT);
-        let cost = |shift: u8| {
-            let quotient = |&(gap, class): &(u64, u8)| gap >> shift.saturating_sub(class);
-            let low: u64 = gaps.iter().map(|(_, class)| u64::from(shift.saturating_sub(*class))).sum();
-            let unary = gaps.iter().map(quotient).fold(count, u64::saturating_add);
-            let mut counts: Counts = [0; 256];
-            gaps.iter().for_each(|gap| counts[usize::from(token(quotient(gap)))] += 1);
-            let coded = Table::from_counts(&counts).and_then(|t| Some(t.cost(&counts)? + (t.bits() << 16)));
-            let coded = (coded.unwrap_or(0) >> 16) + raw_cost(&counts) + 72;
+        let first = middle.saturating_sub(3);
+        let tried = (first..=(middle + 1).min(SHIFT)).zip(unary_sums(group, first));
+        let cost = |(shift, sum): (u8, u64)| {
+            let unary = count.saturating_add(sum);
+            let mut tokens: Counts = [0; 256];
+            let mut low = 0;
+            for (class, counts) in &counts {
+                let shift = shift.saturating_sub(*class);
+                counts.add_shifted(shift, &mut tokens);
+                low += counts.gaps * u64::from(shift);
+            }
+            let coded = Table::from_counts(&tokens).and_then(|t| Some(t.cost(&tokens)? + (t.bits() << 16)));
+            let coded = (coded.unwrap_or(0) >> 16) + raw_cost(&tokens) + 72;
             (low + unary.min(coded), coded < unary)
         };
-        let best = tried.min_by_key(|&shift| cost(shift)).unwrap_or(0);
+        let (best, sum) = tried.min_by_key(|&tried| cost(tried)).unwrap_or((0, 0));
         head.shift = best;
-        let quotients: Vec<u64> =
-            gaps.iter().map(|&(gap, class)| gap >> best.saturating_sub(class)).collect();
-        let unary = quotients.iter().fold(count, |sum, q| sum.saturating_add(*q));
-        head.tokens = entropy_token_cost(coder, &quotients) >> 16 < unary;
-        Self { head, quotients }
+        let quotients = |(class, gaps): (u8, &[u64])| {
+            let shift = best.saturating_sub(class);
+            gaps.iter().map(move |gap| gap >> shift).collect::<Vec<_>>()
+        };
+        let quotients: Vec<u64> = group.by_class().flat_map(quotients).collect();
+        let tokens = TokenPlan::new(coder, &quotients);
+        head.tokens = tokens.cost() >> 16 < count.saturating_add(sum);
+        Self { head, quotients, tokens: head.tokens.then_some(tokens) }
+    }
+}
+
+/// Returns the sums of the quotients with [`SHIFTS`] shifts from `first` on.
+fn unary_sums(group: &Group, first: u8) -> [u64; SHIFTS] {
+    let mut sums = [0u64; SHIFTS];
+    for (class, gaps) in group.by_class() {
+        let shifts: [u8; SHIFTS] = std::array::from_fn(|i| (first + i as u8).saturating_sub(class).min(63));
+        // The quotients are at most the elements of the group, so their sum fits.
+        let of_class = arch::run(Shifted { gaps, shifts });
+        sums.iter_mut().zip(of_class).for_each(|(sum, n)| *sum = sum.saturating_add(n));
+    }
+    sums
+}
+
+/// Sums of numbers shifted right.
+struct Shifted<'a> {
+    gaps: &'a [u64],
+    shifts: [u8; SHIFTS],
+}
+
+impl Kernel for Shifted<'_> {
+    type Output = [u64; SHIFTS];
+
+    #[inline(always)]
+    fn call(self) -> [u64; SHIFTS] {
+        let mut sums = [0u64; SHIFTS];
+        for gap in self.gaps {
+            sums.iter_mut().zip(self.shifts).for_each(|(sum, shift)| *sum += gap >> shift);
+        }
+        sums
     }
 }
 
@@ -98,9 +202,9 @@ pub(super) fn write_groups(out: &mut Vec<u8>, coder: &mut Coder<'_>, groups: &[G
             out.push(head.shift | if head.tokens { TOKENS } else { 0 });
         }
     }
-    for Plan { head, quotients } in plans.iter().filter(|p| p.head.count > 0) {
-        if head.tokens {
-            write_entropy_tokens(out, coder, Role::Quotients, quotients);
+    for Plan { quotients, tokens, .. } in plans.iter().filter(|p| p.head.count > 0) {
+        if let Some(tokens) = tokens {
+            tokens.write(out, coder, Role::Quotients, quotients);
         } else {
             let mut plane = PlaneWriter::new(out);
             quotients.iter().for_each(|&q| plane.put_unary(q));
@@ -109,10 +213,10 @@ pub(super) fn write_groups(out: &mut Vec<u8>, coder: &mut Coder<'_>, groups: &[G
     }
     let mut low = PlaneWriter::new(out);
     for (group, Plan { head, .. }) in groups.iter().zip(&plans) {
-        group.for_each_gap(|gap, class| {
+        for (class, gaps) in group.by_class() {
             let bits = head.shift.saturating_sub(class);
-            low.put(gap & ((1 << bits) - 1), bits.into());
-        });
+            gaps.iter().for_each(|gap| low.put(gap & ((1 << bits) - 1), bits.into()));
+        }
     }
     low.finish();
 }
@@ -145,7 +249,8 @@ pub(super) fn read_heads(cursor: &mut Cursor<'_>, classes: u8, n: u64) -> Result
     }
 }
 
-/// Reads the ranks of all groups up to the end of the cursor. `ends` are those of [`Group::ends`].
+/// Reads the ranks of all groups up to the end of the cursor. `ends` are, for each group and each
+/// of its classes, the number of elements in its classes up to this one, inclusive.
 pub(super) fn read_ranks(
     cursor: &mut Cursor<'_>,
     decoder: &Decoder<'_>,
@@ -214,32 +319,35 @@ fn read_quotients(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, head: &Head) -
     Ok(quotients)
 }
 
-/// Cuts classes into groups, so that each group's quotients share a distribution. `gaps` are those inside
+/// Cuts classes into groups, so that each group's quotients share a distribution. `ranks` are those inside
 /// each class.
 ///
 /// Returns the first class of each group.
-pub(super) fn cut(classes: usize, gaps: &[Vec<u64>]) -> Vec<usize> {
-    let used: Vec<usize> = (0..classes).filter(|&c| !gaps[c].is_empty()).collect();
-    let (Some(&lowest), total) = (used.first(), gaps.iter().map(Vec::len).sum::<usize>() as u64) else {
+pub(super) fn cut(ranks: &[Vec<u64>]) -> Vec<usize> {
+    let gaps = |ranks: &[u64]| {
+        let gaps = ranks.iter().scan(0, |next, &r| Some(r - std::mem::replace(next, r + 1)));
+        TokenCounts::new(gaps)
+    };
+    let used: Vec<(u64, TokenCounts)> =
+        (0u64..).zip(ranks).filter(|(_, r)| !r.is_empty()).map(|(class, r)| (class, gaps(r))).collect();
+    let (Some(&(lowest, _)), total) = (used.first(), used.iter().map(|(_, c)| c.gaps).sum::<u64>()) else {
         return vec![0];
     };
-    let normal: u64 =
-        used.iter().flat_map(|&c| gaps[c].iter().map(move |g| u64::from((g + 1).ilog2()) + c as u64)).sum();
-    let middle = (normal / total.max(1)).max(lowest as u64);
+    let normal: u64 = used.iter().map(|(class, c)| c.logs + c.gaps * class).sum();
+    let middle = (normal / total.max(1)).max(lowest);
     let tried = middle.saturating_sub(3)..=middle + 1;
     let plans = tried.map(|shift| {
+        let shift_of = |class: u64| shift.saturating_sub(class).min(63) as u8;
         // Counts of tokens of each used class.
         let counts: Vec<Counts> = used
             .iter()
-            .map(|&class| {
+            .map(|(class, gaps)| {
                 let mut counts = [0; 256];
-                let shift = shift.saturating_sub(class as u64).min(63);
-                gaps[class].iter().for_each(|gap| counts[usize::from(token(gap >> shift))] += 1);
+                gaps.add_shifted(shift_of(*class), &mut counts);
                 counts
             })
             .collect();
-        let low: u64 =
-            used.iter().map(|&c| gaps[c].len() as u64 * shift.saturating_sub(c as u64).min(63)).sum();
+        let low: u64 = used.iter().map(|(class, c)| c.gaps * u64::from(shift_of(*class))).sum();
         // The cheapest way to cut the first classes, by dynamic programming.
         let mut best: Vec<(u64, Vec<usize>)> = vec![(0, Vec::new())];
         for end in 1..=used.len() {
@@ -250,7 +358,7 @@ pub(super) fn cut(classes: usize, gaps: &[Vec<u64>]) -> Vec<usize> {
                 let cost = best[start].0 + group_bits(&sum);
                 if cheapest.as_ref().is_none_or(|(c, _)| cost < *c) {
                     let mut cuts = best[start].1.clone();
-                    cuts.push(if start == 0 { 0 } else { used[start] });
+                    cuts.push(if start == 0 { 0 } else { in_memory(used[start].0) });
                     cheapest = Some((cost, cuts));
                 }
             }
@@ -265,8 +373,24 @@ pub(super) fn cut(classes: usize, gaps: &[Vec<u64>]) -> Vec<usize> {
 /// About the bits of a group with these counts of tokens.
 fn group_bits(counts: &Counts) -> u64 {
     let total: u64 = counts.iter().sum();
-    let nats = |n: u64| n * u64::from(log2(n.max(1)));
-    let entropy = nats(total) - counts.iter().map(|&c| nats(c)).sum::<u64>();
-    let distinct = counts.iter().filter(|&&c| c > 0).count() as u64;
-    (entropy >> 16) + raw_cost(counts) + 100 + 6 * distinct
+    let nats = |n: u64| n * u64::from(log2(n));
+    let used = counts.iter().copied().filter(|&c| c > 0);
+    let entropy = nats(total) - used.clone().map(nats).sum::<u64>();
+    (entropy >> 16) + raw_cost(counts) + 100 + 6 * used.count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_shifted_values_follow_from_those_of_the_values() {
+        let values = (0..2000).chain((0..63).flat_map(|e| [1u64 << e, 3 << e >> 1, (1 << e) - 1]));
+        for value in values {
+            for shift in 0..64u8 {
+                let expected = usize::from(token(value >> shift));
+                assert_eq!(shifted_token(token(value).into(), shift.into()), expected, "{value} {shift}");
+            }
+        }
+    }
 }

@@ -136,7 +136,7 @@ impl Matrix {
                 levels.add_positions(class, own, before[class], start, &columns, &mut positions);
                 (*rest, before[class]) = (after, end);
             }
-            positions[from..].sort_unstable();
+            sort(&mut positions[from..], start, len);
             start += len;
         }
         positions
@@ -212,6 +212,29 @@ impl Levels {
                 passed = end;
             }
             row += rows;
+        }
+    }
+}
+
+/// Sorts different positions of a tensor of `len` elements that begins at position `start`.
+fn sort(positions: &mut [u64], start: u64, len: u64) {
+    // A bit for each element takes no more memory than the positions.
+    if len / 64 > positions.len() as u64 {
+        return positions.sort_unstable();
+    }
+    let mut bits = vec![0u64; in_memory(len.div_ceil(64))];
+    for position in &*positions {
+        let at = position - start;
+        bits[in_memory(at / 64)] |= 1 << (at % 64);
+    }
+    let mut out = positions.iter_mut();
+    for (word, row) in bits.into_iter().zip((start..).step_by(64)) {
+        let mut rest = word;
+        while rest != 0
+            && let Some(position) = out.next()
+        {
+            *position = row + u64::from(rest.trailing_zeros());
+            rest &= rest - 1;
         }
     }
 }

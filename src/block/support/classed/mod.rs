@@ -5,8 +5,8 @@ mod choose;
 mod gaps;
 mod matrix;
 
-pub(crate) use based::for_each_keys;
 pub use based::{BaseElements, Based};
+pub(crate) use based::{ROWS, Ranker, STEP, Selector, fill_keys, key, steps};
 
 use crate::bits::Cursor;
 use crate::block::IndexSpace;
@@ -23,19 +23,25 @@ pub(super) const BASE: u8 = 1;
 const MATRIX: u8 = 2;
 
 /// Appends ascending positions with classes by rows and columns; false, and nothing appended, if no rows or
-/// columns are useful.
+/// columns are useful. `most` is the cost of another form in 1/65536 bit: if classes of many positions should
+/// not be smaller, they are not useful.
 pub(super) fn write_matrix(
     out: &mut Vec<u8>,
     coder: &mut Coder<'_>,
     positions: &[u64],
     space: &IndexSpace,
+    most: u64,
 ) -> bool {
     // The estimates of the choice are less exact for few positions, where tables are a large part.
-    let tried = if positions.len() < MANY { &ROUNDS[..] } else { &ROUNDS[..1] };
+    let many = positions.len() >= MANY;
+    let tried = if many { &ROUNDS[..1] } else { &ROUNDS[..] };
     let mark = coder.recorded();
     let mut best: Option<(Vec<u8>, _)> = None;
     for &rounds in tried {
-        let Some(matrix) = choose::choose(positions, space, rounds) else { continue };
+        let Some((matrix, cost)) = choose::choose(positions, space, rounds) else { continue };
+        if many && cost >= most.into() {
+            continue;
+        }
         let mut bytes = Vec::new();
         write_classes(&mut bytes, coder, &matrix, positions, space);
         let segments = coder.take_recorded(mark);
@@ -51,8 +57,8 @@ pub(super) fn write_matrix(
 
 /// Rounds of the choice of classes; where several are tried, the smallest result is written.
 const ROUNDS: [usize; 2] = [2, 0];
-/// Fewest positions for which only the first is tried.
-const MANY: usize = 1 << 14;
+/// Fewest positions for which the estimates of costs are believed.
+pub(super) const MANY: usize = 1 << 14;
 
 fn write_classes(
     out: &mut Vec<u8>,
@@ -63,33 +69,16 @@ fn write_classes(
 ) {
     let ranks = matrix.ranks(positions, space);
     let elements = matrix.elements();
-    let gaps: Vec<Vec<u64>> = ranks.iter().map(|ranks| in_class_gaps(ranks)).collect();
-    let mut starts = gaps::cut(ranks.len(), &gaps);
+    let mut starts = gaps::cut(&ranks);
     starts.push(ranks.len());
     let groups: Vec<Group> =
-        starts.windows(2).map(|w| join(&ranks[w[0]..w[1]], &elements[w[0]..w[1]])).collect();
+        starts.windows(2).map(|w| Group::new(&ranks[w[0]..w[1]], &elements[w[0]..w[1]])).collect();
     out.extend([MATRIX, matrix.classes]);
     matrix::write(out, coder, matrix);
     gaps::write_groups(out, coder, &groups);
 }
 
-fn in_class_gaps(ranks: &[u64]) -> Vec<u64> {
-    ranks.iter().scan(0, |next, &r| Some(r - std::mem::replace(next, r + 1))).collect()
-}
-
-/// Makes one group of consecutive classes.
-fn join(ranks: &[Vec<u64>], elements: &[u64]) -> Group {
-    let mut group = Group { ends: Vec::new(), ranks: Vec::new() };
-    let mut start = 0;
-    for (ranks, elements) in ranks.iter().zip(elements) {
-        group.ranks.extend(ranks.iter().map(|r| start + r));
-        start += elements;
-        group.ends.push(start);
-    }
-    group
-}
-
-/// Inverts [`join`].
+/// Divides the ranks of a group into those inside each class.
 fn split(ranks: &[u64], ends: &[u64]) -> Vec<Vec<u64>> {
     let (mut rest, mut start) = (ranks, 0);
     let class = |&end: &u64| {
@@ -132,8 +121,8 @@ pub(super) fn read(
         })
         .collect();
     let count: u64 = heads.iter().map(|head| head.count).sum();
-    // The ranks by class, the positions, and their order.
-    decoder.budget.reserve_items::<[u64; 2]>(count, cursor.offset())?;
+    // The ranks by class, the positions, and a bit for each element that sorts them.
+    decoder.budget.reserve_items::<[u64; 3]>(count, cursor.offset())?;
     let groups = gaps::read_ranks(cursor, decoder, &heads, &ends)?;
     let ranks: Vec<Vec<u64>> = groups.iter().zip(&ends).flat_map(|(r, ends)| split(r, ends)).collect();
     Ok(Support::Sparse(Sparse { positions: matrix.positions(&ranks, around.space) }))

@@ -1,0 +1,126 @@
+//! The choice of classes by the base's elements.
+
+use crate::block::{ROWS, STEP, fill_keys, key};
+use crate::codes::{count_symbols, log2};
+use crate::compress::codecs::delta::pieces::{Piece, for_each_step};
+use crate::tensor::element::bits_at;
+
+/// Fewest changed elements for which classes are tried.
+const FEW: u64 = 128;
+
+/// Returns the bounds of the classes that should give the smallest positions and differences; `None` if gaps
+/// without classes should be about as small. `forced`: classes are wanted in any case.
+pub(super) fn choose(pieces: &[Piece<'_>], forced: bool) -> Option<Vec<u8>> {
+    let counts = count_keys(pieces);
+    let mut all = KeyCounts::default();
+    counts.iter().for_each(|c| all.add(c));
+    if forced {
+        return Some(best_bounds(&counts).0);
+    }
+    if all.changed < FEW {
+        return None;
+    }
+    let (bounds, cost) = best_bounds(&counts);
+    (cost < all.cost()).then_some(bounds)
+}
+
+/// Number of elements from which on a sample is counted, and the part of the steps in it.
+const SAMPLED: u64 = 1 << 21;
+const SAMPLE: u64 = 16;
+
+fn count_keys(pieces: &[Piece<'_>]) -> Vec<KeyCounts> {
+    let mut counts = vec![KeyCounts::default(); 256];
+    let dtype = pieces[0].dtype();
+    let n: u64 = pieces.iter().map(|piece| piece.len).sum();
+    let every = if n < SAMPLED { 1 } else { SAMPLE };
+    // A hash, because tensors of a model repeat.
+    let in_sample = |step: u64| (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(every);
+    let mut keys = [0; STEP];
+    let mut masks = [0; ROWS];
+    for_each_step(pieces, in_sample, |step| {
+        let keys = &mut keys[..step.len];
+        fill_keys(dtype, step.base, 0, keys);
+        counts.iter_mut().zip(count_symbols(keys)).for_each(|(c, n)| c.elements += every * u64::from(n));
+        if !step.changed(&mut masks) {
+            return;
+        }
+        step.for_each_changed(&masks, |at| {
+            let of_key =
+                &mut counts[usize::from(key(dtype, bits_at(dtype, step.base, at as u64).unwrap_or(0)))];
+            let diff = step.diff(at);
+            of_key.changed += every;
+            let code = diff.unsigned_abs().saturating_mul(2).saturating_sub(u64::from(diff < 0));
+            of_key.codes[code.min(CODES as u64 - 1) as usize] += every;
+        });
+    });
+    counts
+}
+
+/// Values of zigzag codes that are told apart in the choice of classes.
+const CODES: usize = 8;
+/// About the bits of a class: its fields, its tables, and the ends of its segments.
+const CLASS_BITS: u64 = 260;
+
+/// Numbers of the elements with one key.
+#[derive(Clone, Copy, Default)]
+struct KeyCounts {
+    elements: u64,
+    changed: u64,
+    codes: [u64; CODES],
+}
+
+impl KeyCounts {
+    fn add(&mut self, other: &Self) {
+        self.elements += other.elements;
+        self.changed += other.changed;
+        self.codes.iter_mut().zip(&other.codes).for_each(|(sum, n)| *sum += n);
+    }
+
+    /// About the bits of the positions and differences of a class of these elements, in 1/65536.
+    fn cost(&self) -> u64 {
+        let unchanged = nats(self.elements - self.changed);
+        let positions = nats(self.elements).saturating_sub(nats(self.changed)).saturating_sub(unchanged);
+        positions + self.code_cost() + (CLASS_BITS << 16)
+    }
+
+    fn code_cost(&self) -> u64 {
+        nats(self.changed).saturating_sub(self.codes.iter().map(|&n| nats(n)).sum())
+    }
+}
+
+/// `n log2 n` in 1/65536 bit; counts of one block do not overflow it.
+fn nats(n: u64) -> u64 {
+    n.saturating_mul(log2(n.max(1)).into())
+}
+
+/// Returns the bounds of the cheapest classes, by dynamic programming over the keys that occur, from the
+/// largest key down; and their cost in 1/65536 bit.
+fn best_bounds(counts: &[KeyCounts]) -> (Vec<u8>, u64) {
+    let used: Vec<usize> = (0..256).rev().filter(|&key| counts[key].elements > 0).collect();
+    // For each number of keys: the cost, where the last class begins, and the number of classes.
+    let mut best: Vec<(u64, usize, usize)> = vec![(0, 0, 0)];
+    for end in 1..=used.len() {
+        let mut sum = KeyCounts::default();
+        let mut cheapest = (u64::MAX, 0, 0);
+        for start in (0..end).rev() {
+            sum.add(&counts[used[start]]);
+            let (before, _, classes) = best[start];
+            let cost = before.saturating_add(sum.cost());
+            if classes < MAX_CLASSES && cost < cheapest.0 {
+                cheapest = (cost, start, classes + 1);
+            }
+        }
+        best.push(cheapest);
+    }
+    let mut bounds = Vec::new();
+    let mut end = used.len();
+    while best[end].1 > 0 {
+        end = best[end].1;
+        bounds.push(used[end - 1] as u8);
+    }
+    bounds.reverse();
+    (bounds, best[used.len()].0)
+}
+
+/// Largest number of classes of a block.
+const MAX_CLASSES: usize = 48;

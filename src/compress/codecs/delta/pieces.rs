@@ -1,0 +1,161 @@
+//! Tensors beside their bases, in steps.
+
+use crate::arch::{self, Kernel};
+use crate::block::{ROWS, STEP, Scope};
+use crate::compress::Input;
+use crate::error::{Error, InputErrorKind, Result};
+use crate::limits::in_memory;
+use crate::tensor::element::{Ranks, bits_at};
+use crate::tensor::{Dtype, TensorView};
+
+/// Most elements of a tensor in one block, so that several threads write and read a large tensor. A multiple
+/// of [`STEP`].
+const PIECE: u64 = 16 << 20;
+
+/// A tensor with its base, or consecutive elements of it.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<'a> {
+    pub(super) tensor: u64,
+    new: TensorView<'a>,
+    base: TensorView<'a>,
+    /// First element.
+    start: u64,
+    /// Number of elements.
+    pub(super) len: u64,
+}
+
+impl<'a> Piece<'a> {
+    pub(super) fn whole(input: &Input<'a>) -> Result<Self> {
+        let Input { tensor, view: new, base, .. } = *input;
+        let base = base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(tensor))?;
+        if new.dtype() != base.dtype() || new.shape() != base.shape() {
+            let what = "shapes or element types of tensor and base";
+            return Err(Error::input(InputErrorKind::Mismatch { what }).in_tensor(tensor));
+        }
+        Ok(Self { tensor, new, base, start: 0, len: new.elements() })
+    }
+
+    /// Cuts a tensor into the parts that have a block each.
+    pub(super) fn of_tensor(input: &Input<'a>) -> Result<Vec<Self>> {
+        let whole = Self::whole(input)?;
+        let starts = (0..whole.len.max(1)).step_by(in_memory(PIECE));
+        Ok(starts.map(|start| Self { start, len: PIECE.min(whole.len - start), ..whole }).collect())
+    }
+
+    pub(super) fn dtype(&self) -> Dtype {
+        self.new.dtype()
+    }
+
+    /// The scope of a block of this piece alone.
+    pub(super) fn scope(&self) -> Scope {
+        let Self { tensor, start, len, .. } = *self;
+        if len < self.new.elements() { Scope::Range { tensor, start, len } } else { Scope::Tensor(tensor) }
+    }
+}
+
+/// Consecutive elements before and after a change.
+pub(super) struct Step<'a> {
+    pub(super) dtype: Dtype,
+    /// Number of elements before the step in all pieces.
+    pub(super) position: u64,
+    new: &'a [u8],
+    pub(super) base: &'a [u8],
+    /// Number of elements, at most [`STEP`].
+    pub(super) len: usize,
+}
+
+/// Calls `f` with each step of consecutive pieces whose number `wanted` accepts.
+pub(super) fn for_each_step(pieces: &[Piece<'_>], wanted: impl Fn(u64) -> bool, mut f: impl FnMut(Step<'_>)) {
+    let (mut position, mut number) = (0, 0);
+    for piece in pieces {
+        let dtype = piece.dtype();
+        let byte = |element| in_memory(dtype.bytes_for(element).unwrap_or(u64::MAX));
+        let mut at = 0;
+        while at < piece.len {
+            let len = in_memory(piece.len - at).min(STEP);
+            if wanted(number) {
+                let range = byte(piece.start + at)..byte(piece.start + at + len as u64);
+                let (new, base) = (&piece.new.data()[range.clone()], &piece.base.data()[range]);
+                f(Step { dtype, position: position + at, new, base, len });
+            }
+            number += 1;
+            at += len as u64;
+        }
+        position += piece.len;
+    }
+}
+
+impl Step<'_> {
+    /// Finds the elements that change: a bit for each. Returns whether any does.
+    pub(super) fn changed(&self, masks: &mut [u64; ROWS]) -> bool {
+        if self.new == self.base {
+            masks.fill(0);
+            return false;
+        }
+        let mut flags = [0; STEP];
+        let used = &mut flags[..self.len];
+        match self.dtype.bits() {
+            8 => differ::<1>(self.new, self.base, used),
+            16 => differ::<2>(self.new, self.base, used),
+            32 => differ::<4>(self.new, self.base, used),
+            64 => differ::<8>(self.new, self.base, used),
+            _ => used.iter_mut().zip(0..).for_each(|(flag, at)| {
+                *flag = u8::from(bits_at(self.dtype, self.new, at) != bits_at(self.dtype, self.base, at));
+            }),
+        }
+        arch::masks::nonzero(arch::widest(), &flags, masks);
+        true
+    }
+
+    /// Calls `f` with the number of each changed element.
+    pub(super) fn for_each_changed(&self, masks: &[u64; ROWS], mut f: impl FnMut(usize)) {
+        for (row, &mask) in masks.iter().enumerate() {
+            let mut mask = mask;
+            while mask != 0 {
+                f(64 * row + in_memory(mask.trailing_zeros().into()));
+                mask &= mask - 1;
+            }
+        }
+    }
+
+    /// The change of an element in units of the last place.
+    pub(super) fn diff(&self, at: usize) -> i64 {
+        let bits = |data| bits_at(self.dtype, data, at as u64).unwrap_or(0);
+        Ranks::new(self.dtype).diff(bits(self.base), bits(self.new))
+    }
+
+    /// As [`Step::diff`], for elements of `SIZE` bytes.
+    #[inline(always)]
+    pub(super) fn diff_of<const SIZE: usize>(&self) -> impl Fn(usize) -> i64 {
+        let ranks = Ranks::new(self.dtype);
+        let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
+        let bits = |element: &[u8; SIZE]| {
+            let mut word = [0; 8];
+            word[..SIZE].copy_from_slice(element);
+            u64::from_le_bytes(word)
+        };
+        move |at| ranks.diff(bits(&base[at]), bits(&new[at]))
+    }
+}
+
+fn differ<const SIZE: usize>(new: &[u8], base: &[u8], flags: &mut [u8]) {
+    arch::run(Differ { new: new.as_chunks::<SIZE>().0, base: base.as_chunks::<SIZE>().0, flags });
+}
+
+/// Sets the flag of each element that differs.
+struct Differ<'a, const SIZE: usize> {
+    new: &'a [[u8; SIZE]],
+    base: &'a [[u8; SIZE]],
+    flags: &'a mut [u8],
+}
+
+impl<const SIZE: usize> Kernel for Differ<'_, SIZE> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for ((flag, new), base) in self.flags.iter_mut().zip(self.new).zip(self.base) {
+            *flag = u8::from(new != base);
+        }
+    }
+}
