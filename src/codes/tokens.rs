@@ -1,6 +1,7 @@
 //! Integers of any size as a token and raw bits (spec, section 7.1).
 
 use crate::codes::table::Counts;
+use crate::limits::in_memory;
 
 /// Number of tokens.
 pub(crate) const TOKENS: u8 = 128;
@@ -34,12 +35,12 @@ pub(crate) fn value(token: u8, raw: u64) -> u64 {
 }
 
 /// The smallest value of each token. A table, because tokens are too random for branches.
-static SMALLEST: [u64; TOKENS as usize] = {
-    let mut values = [0; TOKENS as usize];
+static SMALLEST: [u64; 128] = {
+    let mut values = [0; 128];
     values[1] = 1;
-    let mut token = 2;
+    let mut token = 2u8;
     while token < TOKENS {
-        values[token as usize] = (2 | (token & 1) as u64) << raw_bits(token);
+        values[in_memory(token as u64)] = (2 | (token & 1) as u64) << raw_bits(token);
         token += 1;
     }
     values

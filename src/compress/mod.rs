@@ -26,7 +26,7 @@ use std::str::FromStr;
 
 use rayon::prelude::*;
 
-pub use codecs::delta::deltas;
+pub use codecs::delta::{Digests, deltas};
 pub use codecs::{ChunkValues, Fit, Scaling, Share, Stages};
 pub use feedback::Feedback;
 pub use options::{Input, NonFinite, Options};

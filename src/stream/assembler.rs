@@ -73,8 +73,47 @@ impl Buffer {
     }
 }
 
-/// Returns the tensor of a block's scope, which must be one, and the first element and number of elements of
-/// the scope.
+/// The elements of a tensor that no block has taken.
+struct Rest<'t> {
+    /// First element.
+    from: u64,
+    data: &'t mut [u8],
+}
+
+impl<'t> Rest<'t> {
+    /// Takes elements from `start` >= `from` on, of a type of whole bytes.
+    fn take(&mut self, dtype: Dtype, start: u64, len: u64) -> Target<'t> {
+        let bytes = |elements| dtype.bytes_for(elements).map_or(usize::MAX, in_memory);
+        let (_, data) = std::mem::take(&mut self.data).split_at_mut(bytes(start - self.from));
+        let (data, after) = data.split_at_mut(bytes(len));
+        *self = Self { from: start + len, data: after };
+        Target { data, start: 0, len }
+    }
+}
+
+/// Returns the elements of each of these blocks, which ascend and are disjoint, in tensors of whole bytes that
+/// are all assembled.
+fn places<'t>(
+    tensors: &'t mut [Option<Buffer>],
+    part: &UpdatePart<'_>,
+    batch: &[usize],
+) -> Vec<Vec<Target<'t>>> {
+    let scopes = || batch.iter().map(|&i| part.blocks[i].scope);
+    let first = scopes().map(|scope| scope.first()).min().unwrap_or(0);
+    let end = scopes().map(|scope| scope.first() + scope.tensors()).max().unwrap_or(0);
+    let buffers = tensors[in_memory(first)..in_memory(end)].iter_mut();
+    let data = |buffer: &'t mut Option<Buffer>| buffer.as_mut().map_or(&mut [][..], |b| &mut b.data);
+    let mut rests: Vec<Rest<'t>> = buffers.map(|buffer| Rest { from: 0, data: data(buffer) }).collect();
+    let block = |&i: &usize| {
+        let raw = &part.blocks[i];
+        let (number, start, _) = span(raw);
+        let rests = rests[number - in_memory(first)..].iter_mut().zip(&raw.space.lens);
+        rests.map(|(rest, &len)| rest.take(raw.space.dtype, start, len)).collect()
+    };
+    batch.iter().map(block).collect()
+}
+
+/// Returns the first tensor of a block's scope, and the first element and number of elements of the scope.
 fn span(raw: &RawBlock<'_>) -> (usize, u64, u64) {
     let start = match raw.scope {
         Scope::Range { start, .. } => start,
@@ -214,28 +253,12 @@ impl<'b> Assembler<'b> {
                 buffer.prepare(start, start + len, true);
             }
         }
-        // The blocks ascend and are disjoint: each takes its elements off the rest of its tensor.
-        let mut tensors = self.tensors.iter_mut().enumerate();
-        let mut current = (usize::MAX, 0, [].as_mut_slice());
-        let mut places = Vec::with_capacity(batch.len());
-        for &i in batch {
-            let raw = &part.blocks[i];
-            let (number, start, len) = span(raw);
-            if current.0 != number {
-                let buffer = tensors.find_map(|(n, buffer)| buffer.as_mut().filter(|_| n == number));
-                let buffer = buffer.ok_or(Error::inconsistent("order of dense blocks"))?;
-                current = (number, 0, buffer.data.as_mut_slice());
-            }
-            let bytes = |elements| raw.space.dtype.bytes_for(elements).map_or(usize::MAX, in_memory);
-            let (_, data) = current.2.split_at_mut(bytes(start - current.1));
-            let (place, rest) = data.split_at_mut(bytes(len));
-            places.push(place);
-            current = (number, start + len, rest);
-        }
+        let places = places(&mut self.tensors, part, batch);
         let filled: Vec<Result<()>> = batch
             .par_iter()
             .zip(places)
-            .map(|(&i, place)| {
+            .map(|(&i, mut targets)| {
+                let Some(Target { data: place, .. }) = targets.first_mut() else { return Ok(()) };
                 let filled = match part.decode_into(i, budget, place) {
                     Err(Error::Limit(e)) if e.limit == MEMORY => part.decode_into(i, &part.budget(), place),
                     filled => filled,
@@ -246,8 +269,12 @@ impl<'b> Assembler<'b> {
         filled.into_iter().collect()
     }
 
-    /// Decodes blocks in parallel and applies them in order.
+    /// Decodes blocks in parallel. Blocks that replace elements are disjoint and are applied in parallel, too;
+    /// the others are applied in order.
     fn apply_blocks(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
+        if batch.len() > 1 && batch.iter().all(|&i| self.is_apart(&part.blocks[i])) {
+            return self.apply_apart(part, batch, budget);
+        }
         let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, budget)).collect();
         for (&i, block) in batch.iter().zip(decoded) {
             let applied = block.and_then(|block| self.apply_block(&block, part, i, budget));
@@ -263,6 +290,44 @@ impl<'b> Assembler<'b> {
             applied.map_err(|e| part.place(e, i))?;
         }
         Ok(())
+    }
+
+    /// Whether no other block of the update changes the bytes of this one's elements, and all its tensors are
+    /// assembled.
+    fn is_apart(&self, raw: &RawBlock<'_>) -> bool {
+        let first = in_memory(raw.scope.first());
+        let tensors = &self.tensors[first..first + raw.space.lens.len()];
+        !raw.add && raw.space.dtype.bits() >= 8 && tensors.iter().all(Option::is_some)
+    }
+
+    /// Decodes and applies disjoint blocks in parallel.
+    fn apply_apart(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
+        for &i in batch {
+            let raw = &part.blocks[i];
+            let (first, start, _) = span(raw);
+            let buffers = self.tensors[first..].iter_mut().flatten().zip(&raw.space.lens);
+            buffers.for_each(|(buffer, len)| buffer.prepare(start, start + len, false));
+            self.touched[first..first + raw.space.lens.len()].fill(true);
+        }
+        let places = places(&mut self.tensors, part, batch);
+        let applied: Vec<Result<()>> = batch
+            .par_iter()
+            .zip(places)
+            .map(|(&i, mut targets)| {
+                let raw = &part.blocks[i];
+                let mut apply = |budget: &Budget| {
+                    let applied =
+                        part.decode(i, budget)?.apply(&raw.space, part.sets(), budget, &mut targets);
+                    applied.map_err(|e| e.not_before(raw.offset))
+                };
+                let applied = match apply(budget) {
+                    Err(Error::Limit(e)) if e.limit == MEMORY => apply(&part.budget()),
+                    applied => applied,
+                };
+                applied.map_err(|e| part.place(e, i))
+            })
+            .collect();
+        applied.into_iter().collect()
     }
 
     /// Checks that `part` is the next of the update, and that its blocks come after the earlier ones.

@@ -1,19 +1,18 @@
 //! Lossless differences from a base.
 
 mod classes;
+mod digests;
 mod pieces;
 
-use std::collections::HashSet;
 use std::fmt;
 
 use rayon::prelude::*;
 
-use crate::block::{Block, Coded, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
+use crate::block::{Block, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
 use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::{Input, whole};
 use crate::error::Result;
-use crate::frame;
-use crate::frame::{Digest, run_digest, tensor_digest};
+pub use digests::{Digests, deltas};
 use pieces::{Piece, for_each_step};
 
 /// `delta`: sends the elements that differ from a base, without loss.
@@ -122,53 +121,3 @@ impl Delta {
 /// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor
 /// of them needs the base of all.
 const RUN_BYTES: usize = 8 << 20;
-/// Digests of a tensor before and after an update.
-struct Digested {
-    tensor: u64,
-    bytes: usize,
-    base: Digest,
-    result: Digest,
-}
-
-/// Returns the entries that an update's header has for the tensors touched by these blocks, before and after
-/// the update ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)). Consecutive small tensors share
-/// an entry, and so do the tensors of a block classed by the base. Only tensors of `inputs` with a base have
-/// one.
-pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
-    let scopes = || blocks.iter().map(|coded| coded.block().scope);
-    let tensors = |scope: Scope| (scope.first()..).take(scope.tensors() as usize);
-    let touched: HashSet<u64> = scopes().flat_map(tensors).collect();
-    let based = blocks.iter().map(Coded::block).filter(|b| matches!(b.support, Support::Based(_)));
-    let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
-    let touched = inputs.par_iter().filter(|input| touched.contains(&input.tensor));
-    let digested: Vec<Digested> = touched
-        .filter_map(|input| {
-            let (tensor, bytes) = (input.tensor, input.view.data().len());
-            let (base, result) = (tensor_digest(input.base?), tensor_digest(input.view));
-            Some(Digested { tensor, bytes, base, result })
-        })
-        .collect();
-    let mut runs: Vec<Vec<&Digested>> = Vec::new();
-    let mut run_bytes = 0;
-    for together in digested.chunk_by(|_, next| not_first.contains(&next.tensor)) {
-        let bytes: usize = together.iter().map(|d| d.bytes).sum();
-        match runs.last_mut() {
-            Some(run)
-                if run[run.len() - 1].tensor + 1 == together[0].tensor && run_bytes + bytes <= RUN_BYTES =>
-            {
-                run.extend(together);
-                run_bytes += bytes;
-            }
-            _ => {
-                runs.push(together.iter().collect());
-                run_bytes = bytes;
-            }
-        }
-    }
-    let entry = |run: &Vec<&Digested>| {
-        let (bases, results): (Vec<Digest>, Vec<Digest>) = run.iter().map(|d| (d.base, d.result)).unzip();
-        let more = run.len() as u64 - 1;
-        frame::Delta { first: run[0].tensor, more, base: run_digest(&bases), result: run_digest(&results) }
-    };
-    runs.iter().map(entry).collect()
-}

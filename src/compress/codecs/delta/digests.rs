@@ -1,0 +1,112 @@
+//! Digests of the tensors that a delta changes.
+
+use std::collections::{BTreeMap, HashSet};
+
+use rayon::prelude::*;
+
+use crate::block::{Coded, Scope, Support};
+use crate::compress::Input;
+use crate::frame;
+use crate::frame::{Digest, run_digest, tensor_digest};
+
+use super::RUN_BYTES;
+
+/// Digests of a tensor before and after an update.
+struct Digested {
+    tensor: u64,
+    bytes: usize,
+    base: Digest,
+    result: Digest,
+}
+
+/// Returns the entries that an update's header has for the tensors touched by these blocks, before and after
+/// the update ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)). Consecutive small tensors share
+/// an entry, and so do the tensors of a block classed by the base. Only tensors of `inputs` with a base have
+/// one.
+pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
+    Digests::default().deltas(inputs, blocks)
+}
+
+/// Digests of the tensors that a sender of deltas sent last.
+///
+/// The result of one delta is the base of the next, so a sender that keeps them computes half as many.
+#[derive(Debug, Clone, Default)]
+pub struct Digests(BTreeMap<u64, Digest>);
+
+impl Digests {
+    /// As [`deltas`], with the kept digests in place of those of the bases. Keeps the digests of the results.
+    ///
+    /// The bases of `inputs` have to be the tensors of the call before; a receiver refuses the delta
+    /// otherwise.
+    pub fn deltas<B: Coded>(&mut self, inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
+        let scopes = || blocks.iter().map(|coded| coded.block().scope);
+        let tensors = |scope: Scope| (scope.first()..).take(scope.tensors() as usize);
+        let touched: HashSet<u64> = scopes().flat_map(tensors).collect();
+        let based = blocks.iter().map(Coded::block).filter(|b| matches!(b.support, Support::Based(_)));
+        let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
+        let touched = inputs.par_iter().filter(|input| touched.contains(&input.tensor));
+        let digested: Vec<Digested> = touched
+            .filter_map(|input| {
+                let (tensor, bytes) = (input.tensor, input.view.data().len());
+                let base = input.base?;
+                let base = self.0.get(&tensor).copied().unwrap_or_else(|| tensor_digest(base));
+                Some(Digested { tensor, bytes, base, result: tensor_digest(input.view) })
+            })
+            .collect();
+        self.0.extend(digested.iter().map(|d| (d.tensor, d.result)));
+        runs(&digested, &not_first)
+    }
+}
+
+/// Divides digested tensors into runs that share an entry. `not_first` are those in the run of the tensor
+/// before them.
+fn runs(digested: &[Digested], not_first: &HashSet<u64>) -> Vec<frame::Delta> {
+    let mut runs: Vec<Vec<&Digested>> = Vec::new();
+    let mut run_bytes = 0;
+    for together in digested.chunk_by(|_, next| not_first.contains(&next.tensor)) {
+        let bytes: usize = together.iter().map(|d| d.bytes).sum();
+        match runs.last_mut() {
+            Some(run)
+                if run[run.len() - 1].tensor + 1 == together[0].tensor && run_bytes + bytes <= RUN_BYTES =>
+            {
+                run.extend(together);
+                run_bytes += bytes;
+            }
+            _ => {
+                runs.push(together.iter().collect());
+                run_bytes = bytes;
+            }
+        }
+    }
+    let entry = |run: &Vec<&Digested>| {
+        let (bases, results): (Vec<Digest>, Vec<Digest>) = run.iter().map(|d| (d.base, d.result)).unzip();
+        let more = run.len() as u64 - 1;
+        frame::Delta { first: run[0].tensor, more, base: run_digest(&bases), result: run_digest(&results) }
+    };
+    runs.iter().map(entry).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compress::{Options, compress};
+    use crate::{Dtype, TensorBuf};
+
+    #[test]
+    fn kept_digests_are_those_of_the_bases() {
+        let version =
+            |n: u8| TensorBuf::new(Dtype::Bf16, vec![40], (0..80).map(|i| i / 7 * n).collect()).unwrap();
+        let mut kept = Digests::default();
+        for n in 1..4 {
+            let (base, new) = (version(n), version(n + 1));
+            let inputs = [Input { tensor: 0, name: "w", view: new.view(), base: Some(base.view()) }];
+            let blocks = compress(&inputs, &["delta".parse().unwrap()], &Options::default(), None).unwrap();
+            assert_eq!(kept.deltas(&inputs, &blocks), deltas(&inputs, &blocks), "{n}");
+        }
+        // A base that is another one has the digest that was kept, and receivers refuse it.
+        let (base, new) = (version(9), version(10));
+        let inputs = [Input { tensor: 0, name: "w", view: new.view(), base: Some(base.view()) }];
+        let blocks = compress(&inputs, &["delta".parse().unwrap()], &Options::default(), None).unwrap();
+        assert_ne!(kept.deltas(&inputs, &blocks), deltas(&inputs, &blocks));
+    }
+}
