@@ -19,10 +19,12 @@
 //! | Encode and decode without IO | [`stream::Encoder`], [`stream::Decoder`] |
 //! | Turn updates into dense tensors | [`stream::Assembler`] |
 //! | Read one tensor of a finished file | [`file::File`] |
+//! | Read a corrupt stream, fault by fault | [`stream::salvage`] |
 //! | Map, append to, recover or replace a file | [`mod@file`] |
 //! | Describe tensors; headers, metadata, models | [`frame`] |
 //! | Build or examine blocks | [`block`] |
 //! | Sum the updates of many workers | [`reduce`] |
+//! | Statistics of tensors and of updates | [`reduce::stats`] |
 //! | Element types, conversions to and from `f32` | [`Dtype`], [`tensor`] |
 //! | Draw the same random numbers everywhere | [`compress::random`] |
 //! | Handle errors by kind and place | [`Error`], [`error`] |

@@ -22,17 +22,17 @@ pub struct Target<'a> {
 }
 
 /// A run of consecutive elements of one tensor, and the values for them.
-struct Run {
-    target: usize,
+pub(crate) struct Run {
+    pub(crate) target: usize,
     /// First element inside the tensor.
-    element: u64,
+    pub(crate) element: u64,
     /// First value.
-    value: usize,
-    len: usize,
+    pub(crate) value: usize,
+    pub(crate) len: usize,
 }
 
 /// Cuts the positions of a support into runs that lie in one tensor each.
-fn for_each_run_in(
+pub(crate) fn for_each_run_in(
     support: &Support,
     space: &IndexSpace,
     sets: &Sets,

@@ -21,6 +21,7 @@ pub use crate::codes::{CODINGS, Entropy};
 pub use bits::Bits;
 pub use coded::{Coded, CodedBlock, CodedWireBlock};
 pub use dense::Target;
+pub(crate) use dense::{Run, for_each_run_in};
 pub use groups::Groups;
 pub(crate) use part::WrittenBlock;
 pub use part::{Part, WireBlock};

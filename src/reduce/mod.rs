@@ -10,6 +10,8 @@
 //! - [`Sum`] takes updates of any kind, and gives the sum of what a reader would decode of each.
 //!
 //! Labels and names of codecs have no influence. Updates that cannot be summed are refused with the reason.
+//!
+//! [`stats`] reduces the elements of tensors and updates to their statistics.
 
 mod add;
 mod dense;
@@ -17,6 +19,7 @@ mod headers;
 mod linear;
 mod scatter;
 mod sparse;
+pub mod stats;
 
 pub use add::add;
 pub use dense::{Precision, Reduced, Sum, SumOptions};

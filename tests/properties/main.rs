@@ -1,5 +1,5 @@
-//! Properties that hold for every input: round trips, equal bytes for any number of threads, sums; and the
-//! layers of `src/`.
+//! Properties that hold for every input: round trips, equal bytes for any number of threads, sums,
+//! statistics; and the layers of `src/`.
 
 mod commands;
 mod determinism;
@@ -7,5 +7,6 @@ mod layering;
 mod reduce;
 mod root;
 mod roundtrip;
+mod stats;
 #[path = "../wire/streams/mod.rs"]
 mod streams;

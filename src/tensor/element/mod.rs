@@ -6,6 +6,9 @@
 //! f4e2m1, which has neither.
 
 pub(crate) mod small;
+mod wide;
+
+pub use wide::decode_f64s;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

@@ -1,0 +1,105 @@
+//! Statistics of dense tensors.
+
+use rayon::prelude::*;
+
+use crate::limits::in_memory;
+use crate::reduce::stats::chunk::{CHUNK, Collector};
+use crate::reduce::stats::{Grid, Options, Stats};
+use crate::tensor::TensorView;
+use crate::tensor::element::decode_f64s;
+
+/// Elements that one thread examines at a time.
+const UNIT: u64 = 1 << 18;
+
+impl Stats {
+    /// Returns the statistics of a tensor's elements. Integers are converted to the nearest binary64 number;
+    /// bools are 0 and 1.
+    pub fn of(tensor: &TensorView<'_>, options: &Options) -> Self {
+        let elements = tensor.elements();
+        let grid = options.grid.then(|| Grid::new(tensor.shape()));
+        let mut all = Collector::new(grid.clone()).finish();
+        let units: Vec<u64> = (0..elements.div_ceil(UNIT)).collect();
+        // Memory is bounded by a few units at a time; they are added in order.
+        for batch in units.chunks(rayon::current_num_threads().max(1) * 2) {
+            let parts: Vec<Self> = batch
+                .par_iter()
+                .map(|unit| {
+                    let start = unit * UNIT;
+                    of_range(tensor, start..elements.min(start + UNIT), grid.clone())
+                })
+                .collect();
+            parts.iter().for_each(|part| all.merge(part));
+        }
+        all
+    }
+}
+
+fn of_range(tensor: &TensorView<'_>, range: std::ops::Range<u64>, grid: Option<Grid>) -> Stats {
+    let mut collector = Collector::new(grid);
+    let mut values = [0.0; CHUNK];
+    let mut start = range.start;
+    while start < range.end {
+        let values = &mut values[..in_memory(range.end - start).min(CHUNK)];
+        let decoded = decode_f64s(tensor.dtype(), tensor.data(), start, values);
+        debug_assert!(decoded.is_ok(), "a view has the bytes of its elements");
+        collector.add(start, values);
+        collector.place(start, values);
+        start += values.len() as u64;
+    }
+    collector.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Dtype, TensorBuf};
+
+    fn of(shape: &[u64], values: &[f32]) -> Stats {
+        let tensor = TensorBuf::from_f32(shape.to_vec(), values).unwrap();
+        Stats::of(&tensor.view(), &Options::default().with_grid(true))
+    }
+
+    #[test]
+    fn special_values_are_counted_apart() {
+        let stats =
+            of(&[2, 4], &[0.0, -0.0, 3.0, f32::INFINITY, -4.0, f32::NAN, f32::NAN, f32::NEG_INFINITY]);
+        assert_eq!((stats.elements, stats.kept, stats.zeros, stats.nan, stats.infinite), (8, 8, 2, 2, 2));
+        assert_eq!((stats.first_nan, stats.first_infinite), (Some(5), Some(3)));
+        assert_eq!((stats.min, stats.max, stats.norm(), stats.mean()), (Some(-4.0), Some(3.0), 5.0, -0.25));
+        assert_eq!(stats.finite(), 4);
+        assert_eq!((stats.exponents.count(false, 128), stats.exponents.count(true, 129)), (1, 1));
+        let grid = stats.grid.unwrap();
+        assert_eq!(
+            (grid.height(), grid.width(), grid.cell(0, 0), grid.cell(1, 3)),
+            (2, 4, Some((0, 1)), Some((1, 1)))
+        );
+        let nothing = of(&[0, 5], &[]);
+        assert_eq!((nothing.elements, nothing.min, nothing.std(), nothing.norm()), (0, None, 0.0, 0.0));
+        let bad = of(&[2], &[f32::NAN; 2]);
+        assert_eq!((bad.min, bad.finite(), bad.mean()), (None, 0, 0.0));
+    }
+
+    #[test]
+    fn every_element_type_is_read() {
+        for dtype in Dtype::ALL {
+            let bytes = dtype.bytes_for(6).unwrap() as usize;
+            let mut data = vec![0; bytes];
+            data[0] = 1;
+            let tensor = TensorBuf::new(dtype, vec![6], data).unwrap();
+            let stats = Stats::of(&tensor.view(), &Options::default());
+            assert_eq!((stats.elements, stats.zeros, stats.finite()), (6, 5, 6), "{dtype}");
+            assert!(stats.max.is_some_and(|max| max > 0.0), "{dtype}");
+        }
+    }
+
+    #[test]
+    fn large_tensors_are_cut_and_joined() {
+        let values: Vec<f32> = (0..UNIT as u32 * 3 + 77).map(|i| (i % 1001) as f32 - 500.0).collect();
+        let stats = of(&[values.len() as u64], &values);
+        let squares: f64 = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+        assert!((stats.squares() / squares - 1.0).abs() < 1e-12);
+        let zeros = values.iter().filter(|v| **v == 0.0).count() as u64;
+        assert_eq!((stats.zeros, stats.min, stats.max), (zeros, Some(-500.0), Some(500.0)));
+        assert_eq!(stats.exponents.iter().map(|(.., count)| count).sum::<u64>(), values.len() as u64 - zeros);
+    }
+}

@@ -1,0 +1,167 @@
+//! A histogram of exponents.
+
+/// Number of finite nonzero elements by sign and exponent.
+///
+/// Exponents are those of binary32: the number `e` counts magnitudes from `2^(e-127)` up to `2^(e-126)`; 0
+/// counts all smaller ones, and 254 all larger ones. Only exponents that occur take memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exponents {
+    /// Keys, ascending, with their counts.
+    counts: Vec<(u16, u64)>,
+}
+
+/// Added to the exponent of a negative number.
+const NEGATIVE: u16 = 256;
+/// Number of keys.
+pub(super) const KEYS: usize = 512;
+/// Exponent of NaN and of infinities, which are not counted.
+const SPECIAL: i32 = 255;
+
+/// Returns the key of a number: its binary32 exponent, and 256 more if it is negative.
+#[inline(always)]
+pub(super) fn key(value: f64) -> u16 {
+    let bits = value.to_bits();
+    let exponent = (bits >> 52) as i32 & 0x7ff;
+    let clamped = (exponent - 1023 + 127).clamp(0, SPECIAL - 1);
+    let exponent = if exponent == 0x7ff { SPECIAL } else { clamped };
+    exponent as u16 | ((bits >> 55) as u16 & NEGATIVE)
+}
+
+/// Whether numbers with this key are finite.
+fn is_finite(key: u16) -> bool {
+    i32::from(key % NEGATIVE) != SPECIAL
+}
+
+impl Exponents {
+    /// Returns the number of elements with this sign and exponent.
+    pub fn count(&self, negative: bool, exponent: u8) -> u64 {
+        let key = u16::from(exponent) | if negative { NEGATIVE } else { 0 };
+        self.counts.binary_search_by_key(&key, |&(key, _)| key).map_or(0, |at| self.counts[at].1)
+    }
+
+    /// Returns the exponents that occur, first of positive, then of negative elements, each ascending:
+    /// whether it is negative, the exponent, the count.
+    pub fn iter(&self) -> impl Iterator<Item = (bool, u8, u64)> {
+        self.counts.iter().map(|&(key, count)| (key >= NEGATIVE, (key % NEGATIVE) as u8, count))
+    }
+
+    /// Returns the counts of both signs from the smallest exponent that occurs to the largest, and the
+    /// smallest.
+    pub fn range(&self) -> (u8, Vec<u64>) {
+        let Some(low) = self.iter().map(|(_, exponent, _)| exponent).min() else { return (0, Vec::new()) };
+        let high = self.iter().map(|(_, exponent, _)| exponent).max().unwrap_or(low);
+        let mut counts = vec![0; usize::from(high - low) + 1];
+        self.iter().for_each(|(_, exponent, count)| counts[usize::from(exponent - low)] += count);
+        (low, counts)
+    }
+
+    pub(super) fn merge(&mut self, other: &Self) {
+        let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
+        let (mut a, mut b) = (self.counts.iter().peekable(), other.counts.iter().peekable());
+        while let Some(&&(key, count)) = match (a.peek(), b.peek()) {
+            (Some(x), Some(y)) if x.0 > y.0 => b.peek(),
+            (None, _) => b.peek(),
+            _ => a.peek(),
+        } {
+            let mine = a.next_if(|x| x.0 == key).map_or(0, |x| x.1);
+            let others = b.next_if(|y| y.0 == key).map_or(0, |y| y.1);
+            debug_assert_eq!(count, if mine > 0 { mine } else { others });
+            merged.push((key, mine + others));
+        }
+        self.counts = merged;
+    }
+}
+
+/// Counts keys: few of them in a list, many in a table.
+pub(super) struct Counter {
+    few: Vec<u16>,
+    table: Option<Box<[u64; KEYS]>>,
+}
+
+/// Most keys in the list.
+const FEW: usize = 192;
+
+impl Counter {
+    pub(super) fn new() -> Self {
+        Self { few: Vec::new(), table: None }
+    }
+
+    /// Counts the keys of numbers that are finite and not zero.
+    pub(super) fn add(&mut self, values: &[f64]) {
+        if self.table.is_none() && self.few.len() + values.len() <= FEW {
+            self.few.extend(values.iter().filter(|v| **v != 0.0).map(|v| key(*v)));
+            return;
+        }
+        let table = self.table.get_or_insert_with(|| Box::new([0; KEYS]));
+        for key in self.few.drain(..) {
+            table[usize::from(key) % KEYS] += 1;
+        }
+        // Neighbours often have one exponent: two tables in turn need not wait for each other's counts.
+        let mut other = [0u64; KEYS];
+        let mut zeros = [0u64; 2];
+        let mut count = |table: &mut [u64; KEYS], value: f64| {
+            let key = usize::from(key(value)) % KEYS;
+            table[key] += 1;
+            zeros[key / usize::from(NEGATIVE)] += u64::from(value == 0.0);
+        };
+        let pairs = values.as_chunks::<2>();
+        for [a, b] in pairs.0 {
+            count(table, *a);
+            count(&mut other, *b);
+        }
+        pairs.1.iter().for_each(|v| count(table, *v));
+        table.iter_mut().zip(other).for_each(|(sum, more)| *sum += more);
+        table[0] -= zeros[0];
+        table[usize::from(NEGATIVE)] -= zeros[1];
+    }
+
+    pub(super) fn finish(mut self) -> Exponents {
+        let mut counts: Vec<(u16, u64)> = match &self.table {
+            Some(table) => (0..).zip(table.iter().copied()).filter(|&(_, count)| count > 0).collect(),
+            None => {
+                self.few.sort_unstable();
+                self.few.chunk_by(|a, b| a == b).map(|run| (run[0], run.len() as u64)).collect()
+            }
+        };
+        counts.retain(|&(key, _)| is_finite(key));
+        counts.shrink_to_fit();
+        Exponents { counts }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_the_top_bits_of_binary32() {
+        for bits in (0..=u32::MAX).step_by(65_521) {
+            let value = f32::from_bits(bits);
+            // The exponent 0 counts everything below the smallest normal number.
+            assert_eq!(key(value.into()), (bits >> 23) as u16, "{bits:#x}");
+        }
+        assert_eq!([1e300, -1e300, 1e-300, f64::NEG_INFINITY].map(key), [254, 510, 0, 511]);
+    }
+
+    #[test]
+    fn few_and_many_are_counted_alike() {
+        let values: Vec<f64> = (0..1000).map(|i| f64::from(i % 37 - 18) * 0.37).collect();
+        let mut all = Counter::new();
+        all.add(&values);
+        let all = all.finish();
+        let mut merged = Exponents::default();
+        for part in values.chunks(50) {
+            let mut counter = Counter::new();
+            counter.add(part);
+            merged.merge(&counter.finish());
+        }
+        assert_eq!(all, merged);
+        let zeros = values.iter().filter(|v| **v == 0.0).count() as u64;
+        assert_eq!(all.iter().map(|(.., count)| count).sum::<u64>(), 1000 - zeros);
+        let (low, counts) = all.range();
+        assert_eq!(counts[0], all.count(false, low) + all.count(true, low));
+        let mut special = Counter::new();
+        special.add(&[f64::NAN, f64::INFINITY, -0.0, -1.0]);
+        assert_eq!(special.finish().iter().collect::<Vec<_>>(), [(true, 127, 1)]);
+    }
+}

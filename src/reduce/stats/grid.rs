@@ -1,0 +1,143 @@
+//! A coarse picture of the places of elements.
+
+/// Most rows and columns of a [`Grid`].
+pub const SIDE: u64 = 64;
+
+/// Number of nonzero elements in each cell of a tensor's rows and columns.
+///
+/// The rows are the tensor's first dimension, the columns all others. A tensor with fewer rows or columns
+/// than [`SIDE`] has a cell for each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grid {
+    rows: u64,
+    columns: u64,
+    cells: Vec<u64>,
+}
+
+impl Grid {
+    /// Returns the grid of a tensor of this shape, without elements. A tensor of one dimension is one row.
+    pub(super) fn new(shape: &[u64]) -> Self {
+        let (rows, columns) = match shape {
+            [] => (1, 1),
+            [columns] => (1, *columns),
+            [rows, rest @ ..] => (*rows, crate::tensor::elements(rest).unwrap_or(0)),
+        };
+        let cells = rows.min(SIDE) * columns.min(SIDE);
+        Self { rows, columns, cells: vec![0; crate::limits::in_memory(cells)] }
+    }
+
+    /// Returns the rows of the tensor.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Returns the columns of the tensor.
+    pub fn columns(&self) -> u64 {
+        self.columns
+    }
+
+    /// Returns the height of the grid in cells.
+    pub fn height(&self) -> u64 {
+        self.rows.min(SIDE)
+    }
+
+    /// Returns the width of the grid in cells.
+    pub fn width(&self) -> u64 {
+        self.columns.min(SIDE)
+    }
+
+    /// Returns the nonzero elements in a cell, and all elements in it; `None` outside the grid.
+    pub fn cell(&self, row: u64, column: u64) -> Option<(u64, u64)> {
+        if row >= self.height() || column >= self.width() {
+            return None;
+        }
+        let count = *self.cells.get(crate::limits::in_memory(row * self.width() + column))?;
+        let rows = first(row + 1, self.rows) - first(row, self.rows);
+        Some((count, rows * (first(column + 1, self.columns) - first(column, self.columns))))
+    }
+
+    /// Adds the counts of a grid of the same shape; returns false for another shape.
+    pub(super) fn merge(&mut self, other: &Self) -> bool {
+        let same = (self.rows, self.columns) == (other.rows, other.columns);
+        if same {
+            self.cells.iter_mut().zip(&other.cells).for_each(|(sum, more)| *sum += more);
+        }
+        same
+    }
+
+    /// Counts `values`, the elements from `start` on.
+    pub(super) fn add(&mut self, start: u64, values: &[f64]) {
+        if self.cells.is_empty() || values.iter().all(|v| *v == 0.0) {
+            return;
+        }
+        let full = values.iter().all(|v| *v != 0.0);
+        let (mut at, mut rest) = (start, values);
+        while !rest.is_empty() {
+            let (row, column) = (at / self.columns, at % self.columns);
+            let cell = cell_of(column, self.columns);
+            // Up to the end of this cell in this row.
+            let len = (first(cell + 1, self.columns) - column).min(rest.len() as u64);
+            let (here, after) = rest.split_at(crate::limits::in_memory(len));
+            let count = if full { len } else { here.iter().filter(|v| **v != 0.0).count() as u64 };
+            let row_cell = cell_of(row, self.rows);
+            let index = crate::limits::in_memory(row_cell * self.width() + cell);
+            self.cells[index] += count;
+            (at, rest) = (at + len, after);
+        }
+    }
+}
+
+/// Returns the cell of a row or column among `len`.
+fn cell_of(index: u64, len: u64) -> u64 {
+    let cells = len.min(SIDE);
+    (u128::from(index) * u128::from(cells) / u128::from(len)) as u64
+}
+
+/// Returns the first row or column of a cell.
+fn first(cell: u64, len: u64) -> u64 {
+    let cells = len.min(SIDE);
+    (u128::from(cell) * u128::from(len)).div_ceil(u128::from(cells)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cells_tile_rows_and_columns() {
+        for len in [1u64, 2, 63, 64, 65, 100, 127, 1000, u64::MAX] {
+            let cells = len.min(SIDE);
+            assert_eq!((first(0, len), first(cells, len)), (0, len));
+            for cell in 0..cells {
+                let (begin, end) = (first(cell, len), first(cell + 1, len));
+                assert!(begin < end, "{len} {cell}");
+                assert_eq!([cell_of(begin, len), cell_of(end - 1, len)], [cell; 2], "{len}");
+            }
+        }
+    }
+
+    #[test]
+    fn elements_are_counted_in_their_cells() {
+        let (rows, columns) = (70u64, 90u64);
+        let values: Vec<f64> = (0..rows * columns).map(|i| f64::from((i % 7) as u32)).collect();
+        let mut expected = Grid::new(&[rows, 9, 10]);
+        for (i, _) in values.iter().enumerate().filter(|(_, v)| **v != 0.0) {
+            let (row, column) = (cell_of(i as u64 / columns, rows), cell_of(i as u64 % columns, columns));
+            expected.cells[(row * SIDE + column) as usize] += 1;
+        }
+        for step in [1, 13, 999, values.len()] {
+            let mut grid = Grid::new(&[rows, columns]);
+            for (part, start) in values.chunks(step).zip((0u64..).step_by(step)) {
+                grid.add(start, part);
+            }
+            assert_eq!(grid, expected);
+        }
+        let all = (0..64).flat_map(|row| (0..64).map(move |column| (row, column)));
+        let sums = all.filter_map(|(row, column)| expected.cell(row, column));
+        let (kept, of) = sums.fold((0, 0), |sum, cell| (sum.0 + cell.0, sum.1 + cell.1));
+        assert_eq!((kept, of), (values.iter().filter(|v| **v != 0.0).count() as u64, rows * columns));
+        assert!(!expected.clone().merge(&Grid::new(&[rows])));
+        let empty = Grid::new(&[3, 0]);
+        assert_eq!((empty.width(), empty.cell(0, 0)), (0, None));
+    }
+}
