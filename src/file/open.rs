@@ -180,6 +180,15 @@ impl<'a> File<'a> {
         &self.updates
     }
 
+    /// Returns the blocks of an update as the index lists them, without reading them.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the update does not exist.
+    pub fn blocks(&self, update: usize) -> Result<impl Iterator<Item = &IndexedBlock>> {
+        let parts = &self.parts[self.entry(update)?.parts.clone()];
+        Ok(parts.iter().flat_map(|part| &part.indexed.blocks))
+    }
+
     /// Returns the number of the last update of `step`, or of the last update if `step` is `None`.
     pub fn find(&self, step: Option<u64>) -> Option<usize> {
         self.updates.iter().rposition(|u| step.is_none_or(|s| u.header.step == s))
@@ -196,12 +205,35 @@ impl<'a> File<'a> {
         wanted: impl Fn(&str) -> bool,
         base: &BTreeMap<String, TensorView<'_>>,
     ) -> Result<Vec<(u64, TensorBuf)>> {
-        let entry = self.updates.get(update);
-        let entry = entry.ok_or(Error::out_of_bounds("update", update, self.updates.len()))?;
+        let entry = self.entry(update)?;
         let mut assembler = Assembler::new(&entry.manifest, &self.limits, &wanted)?;
         for (name, tensor) in base {
             assembler.base(name, *tensor)?;
         }
+        for part in self.wanted_parts(entry, wanted) {
+            assembler.apply(&part?)?;
+        }
+        assembler.finish()
+    }
+
+    /// Returns the parts of an update with the blocks that contain tensors whose names `wanted` accepts. Only
+    /// these blocks are read and checked.
+    ///
+    /// # Errors
+    /// The errors of [`UpdatePart::decode`]; [`Error::Input`] if the update does not exist.
+    pub fn parts(&self, update: usize, wanted: impl Fn(&str) -> bool) -> Result<Vec<UpdatePart<'a>>> {
+        self.wanted_parts(self.entry(update)?, wanted).collect()
+    }
+
+    fn entry(&self, update: usize) -> Result<&UpdateEntry> {
+        self.updates.get(update).ok_or(Error::out_of_bounds("update", update, self.updates.len()))
+    }
+
+    fn wanted_parts(
+        &self,
+        entry: &UpdateEntry,
+        wanted: impl Fn(&str) -> bool,
+    ) -> impl Iterator<Item = Result<UpdatePart<'a>>> {
         // Number of wanted tensors before each tensor: a block is tested in constant time, however many
         // tensors it claims.
         let mut wanted_before = vec![0u64];
@@ -209,43 +241,51 @@ impl<'a> File<'a> {
             wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(needed));
         }
         let mut order = BlockOrder::default();
-        for number in entry.parts.clone() {
-            let part = &self.parts[number];
-            let head = self.head(part.offset, &part.indexed).map_err(|e| e.in_frame(part.frame))?;
-            let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
-            let mut blocks = Vec::new();
-            for (block_number, block) in (0..).zip(&part.indexed.blocks) {
-                let place = |e: Error| e.in_frame(part.frame).in_block(block_number);
-                let bytes = self.slice(at, block.len).map_err(place)?;
-                let is_wanted = touches_wanted(block, &wanted_before);
-                if is_wanted {
-                    check_crc(block.crc, crc32(bytes), at).map_err(|e| place(e).in_tensor(block.first))?;
-                }
-                // The index entry of a skipped block must be true too, or data would be missing from the
-                // result.
-                let (scope, add) = RawBlock::scope_of(bytes, at).map_err(place)?;
-                if (scope.first(), scope.tensors()) != (block.first, block.tensors) {
-                    return Err(place(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at)));
-                }
-                if !order.accept(scope, add) {
-                    return Err(place(Error::format(FormatErrorKind::NotAscending, at)));
-                }
-                if is_wanted {
-                    blocks.push((bytes, at));
-                }
-                at = at.saturating_add(block.len);
+        let numbers = entry.parts.clone();
+        numbers
+            .map(move |number| self.part(number, number + 1 == entry.parts.end, &wanted_before, &mut order))
+    }
+
+    /// Reads the wanted blocks of a part. The others must be where the index says.
+    fn part(
+        &self,
+        number: usize,
+        last: bool,
+        wanted_before: &[u64],
+        order: &mut BlockOrder,
+    ) -> Result<UpdatePart<'a>> {
+        let part = &self.parts[number];
+        let head = self.head(part.offset, &part.indexed).map_err(|e| e.in_frame(part.frame))?;
+        let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
+        let mut blocks = Vec::new();
+        for (block_number, block) in (0..).zip(&part.indexed.blocks) {
+            let place = |e: Error| e.in_frame(part.frame).in_block(block_number);
+            let bytes = self.slice(at, block.len).map_err(place)?;
+            let is_wanted = touches_wanted(block, wanted_before);
+            if is_wanted {
+                check_crc(block.crc, crc32(bytes), at).map_err(|e| place(e).in_tensor(block.first))?;
             }
-            let last = number + 1 == entry.parts.end;
-            let body_offset = part.offset + HEADER_LEN as u64;
-            let mut read =
-                UpdatePart::read_blocks(head, body_offset, &blocks, last, &self.limits, &self.sets, |id| {
-                    self.manifests.get(&id).map(Arc::clone)
-                })
-                .map_err(|e| e.in_frame(part.frame))?;
-            read.frame = Some(part.frame);
-            assembler.apply(&read)?;
+            // The index entry of a skipped block must be true too, or data would be missing from the result.
+            let (scope, add) = RawBlock::scope_of(bytes, at).map_err(place)?;
+            if (scope.first(), scope.tensors()) != (block.first, block.tensors) {
+                return Err(place(Error::format(FormatErrorKind::NotCanonical { field: "index" }, at)));
+            }
+            if !order.accept(scope, add) {
+                return Err(place(Error::format(FormatErrorKind::NotAscending, at)));
+            }
+            if is_wanted {
+                blocks.push((bytes, at));
+            }
+            at = at.saturating_add(block.len);
         }
-        assembler.finish()
+        let body_offset = part.offset + HEADER_LEN as u64;
+        let mut read =
+            UpdatePart::read_blocks(head, body_offset, &blocks, last, &self.limits, &self.sets, |id| {
+                self.manifests.get(&id).map(Arc::clone)
+            })
+            .map_err(|e| e.in_frame(part.frame))?;
+        read.frame = Some(part.frame);
+        Ok(read)
     }
 
     /// Returns one dense tensor of an update.

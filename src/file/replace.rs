@@ -44,6 +44,11 @@ impl AtomicFile {
         Ok(Self { file: io::BufWriter::new(file), target })
     }
 
+    /// Returns the path of the temporary file, for a program that removes it when a signal ends it.
+    pub fn temporary(&self) -> &Path {
+        self.file.get_ref().path()
+    }
+
     /// Flushes the data to disk and renames the file to its target.
     ///
     /// # Errors

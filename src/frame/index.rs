@@ -69,6 +69,30 @@ impl IndexedUpdate {
             blocks: blocks.collect(),
         }
     }
+
+    /// Returns the places where a damaged body of this part differs: `None` for the bytes before the first
+    /// block, otherwise the number of a block.
+    pub fn damage(&self, body: &[u8]) -> Vec<Option<u64>> {
+        let head = body.get(..in_memory(self.head_len));
+        let head_differs = head.is_none_or(|head| crc32(head) != self.head_crc);
+        let mut found = Vec::from_iter(head_differs.then_some(None));
+        let mut start = self.head_len;
+        for (number, block) in (0..).zip(&self.blocks) {
+            let end = start.saturating_add(block.len);
+            let bytes = body.get(in_memory(start)..in_memory(end));
+            if bytes.is_none_or(|bytes| crc32(bytes) != block.crc) {
+                found.push(Some(number));
+            }
+            start = end;
+        }
+        found
+    }
+
+    /// Returns the offset of a block in the body.
+    pub fn block_offset(&self, block: u64) -> u64 {
+        let before = self.blocks.iter().take(in_memory(block));
+        before.fold(self.head_len, |sum, b| sum.saturating_add(b.len))
+    }
 }
 
 impl Index {

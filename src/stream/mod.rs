@@ -6,6 +6,7 @@ mod decoder;
 mod encoder;
 mod parser;
 mod reader;
+mod salvage;
 mod writer;
 
 pub use crate::bits::Output;
@@ -13,6 +14,7 @@ pub use assembler::Assembler;
 pub use decoder::Decoder;
 pub use encoder::{EncodeOptions, Encoder};
 pub use parser::{Body, Event, FrameInfo};
-pub(crate) use parser::{Definitions, Parser, Progress};
+pub(crate) use parser::{Definitions, OpenUpdate, Parser, Progress};
 pub use reader::{Reader, SliceReader};
+pub use salvage::{DamagedFrame, Fault, Finding, salvage};
 pub use writer::Writer;

@@ -125,6 +125,8 @@ pub(crate) struct Parser {
     models: HashSet<ModelId>,
     listed: Listed,
     definitions: Definitions,
+    /// Whether frames were left out, so that the index and the end of the stream list more than was read.
+    torn: bool,
 }
 
 /// Account of the definitions kept for later frames. A few bytes can define a lot, so both their number and
@@ -207,7 +209,38 @@ impl Parser {
             models: HashSet::new(),
             listed: Listed::new(),
             definitions: Definitions::default(),
+            torn: false,
         }
+    }
+
+    /// Reads the next event as [`Self::advance`] does. After an error, [`Self::leave_out`] moves on.
+    pub(crate) fn try_advance<'a>(&mut self, input: &'a [u8]) -> Result<Progress<'a>> {
+        match &self.state {
+            State::Start => self.preamble(input),
+            _ => self.frame(input).map_err(|e| e.in_frame(self.frames)),
+        }
+    }
+
+    /// Leaves out the next `bytes`, which are a whole frame or not. From here on, the counts and checksums of
+    /// an index and of an end are not compared with what was read.
+    pub(crate) fn leave_out(&mut self, bytes: u64, is_frame: bool) {
+        self.torn = true;
+        self.offset = self.offset.saturating_add(bytes);
+        self.frames += u64::from(is_frame);
+        if matches!(self.state, State::Start | State::Ended | State::Indexed { .. }) {
+            let open = self.state.take_open();
+            self.state = State::Segment { open };
+        }
+    }
+
+    /// Whether the preamble has not been read yet.
+    pub(crate) fn is_at_start(&self) -> bool {
+        matches!(self.state, State::Start)
+    }
+
+    /// Returns the number of the next frame.
+    pub(crate) fn next_frame(&self) -> u64 {
+        self.frames
     }
 
     /// Returns a parser of single frames from a corrupt stream, for [`Self::recover_frame`].
@@ -372,7 +405,7 @@ impl Parser {
             FrameKind::METADATA => Body::Metadata(Metadata::read(body, offset, &self.limits)?),
             FrameKind::INDEX => {
                 let index = Index::read(body, offset)?;
-                if !self.listed.agrees(&index) {
+                if !self.torn && !self.listed.agrees(&index) {
                     return Err(Error::format(FormatErrorKind::NotCanonical { field: "index" }, offset));
                 }
                 self.state = State::Indexed { offset: info.offset, open: self.state.take_open() };
@@ -423,6 +456,9 @@ impl Parser {
     /// Reads an end frame and checks what it says about the segment before it (END-1).
     fn end(&self, body: &[u8], offset: u64) -> Result<End> {
         let end = End::read(body, offset)?;
+        if self.torn {
+            return Ok(end);
+        }
         if self.state.open().is_some() {
             return Err(Error::format(FormatErrorKind::Misplaced { field: "end inside an update" }, offset));
         }

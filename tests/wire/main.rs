@@ -13,5 +13,6 @@ mod hostile;
 mod output;
 mod pinned;
 mod registry;
+mod salvage;
 mod streams;
 mod vectors;
