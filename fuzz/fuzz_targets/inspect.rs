@@ -16,14 +16,19 @@ macro_rules! modules_of_the_tool {
 }
 modules_of_the_tool! {
     annotate "../../tools/cli/src/annotate/mod.rs"
+    compare "../../tools/cli/src/compare.rs"
+    damage "../../tools/cli/src/damage.rs"
     fail "../../tools/cli/src/fail.rs"
     input "../../tools/cli/src/input.rs"
     inspect "../../tools/cli/src/inspect/mod.rs"
+    naming "../../tools/cli/src/naming.rs"
     options "../../tools/cli/src/options.rs"
     output "../../tools/cli/src/output.rs"
     progress "../../tools/cli/src/progress.rs"
+    signals "../../tools/cli/src/signals.rs"
     stream "../../tools/cli/src/stream.rs"
     tensors "../../tools/cli/src/tensors/mod.rs"
+    terminal "../../tools/cli/src/terminal.rs"
     verify "../../tools/cli/src/verify.rs"
 }
 
@@ -39,19 +44,21 @@ fuzz_target!(|bytes: &[u8]| {
     // while it is assembled. Tables of decoded integers have a declared size, which need not be present.
     let allowed = gcodec_fuzz::allowance(bytes.len(), 8) + 4 * LINE * bytes.len();
     memory::within(allowed, "inspecting", || {
-        let (report, failure) = inspect::Report::of(bytes, None, None, &limits);
+        let wanted = inspect::Wanted { each: true, ..inspect::Wanted::default() };
+        let (report, failure) = inspect::Report::of(bytes, bytes.len() as u64, &wanted, &limits);
         let json = serde_json::to_string_pretty(&report).expect("a report");
         let text = inspect::text::render(&report, "input", false);
         let most = LINE * (bytes.len() + 100) + 8 * limits.max_blocks as usize;
         assert!(json.len() <= 4 * most, "{} bytes of JSON for {}", json.len(), bytes.len());
         assert!(text.len() <= 4 * most, "{} bytes of text for {}", text.len(), bytes.len());
         assert_eq!(report.ok, failure.is_none(), "the report and its exit agree");
-        let verified = verify::verify(bytes, &limits);
+        let (_, damage) = verify::verify(bytes, bytes.len() as u64, &limits).expect("a slice can be read");
+        let verified = damage.failure();
         let takes = takes(bytes);
-        assert!(takes || verified.is_err(), "verify finds nothing wrong");
+        assert!(takes || verified.is_some(), "verify finds nothing wrong");
         assert!(takes || failure.is_some(), "inspect finds nothing wrong");
         // Both also count bits per tensor, which may need more than the limits allow.
-        for failure in verified.err().into_iter().chain(failure).filter(|_| takes) {
+        for failure in verified.into_iter().chain(failure).filter(|_| takes) {
             assert_eq!(failure.code, fail::Code::Limit, "{} of what is well", failure.message);
         }
         let (pieces, error) = annotate::annotate(bytes, None, &limits);
@@ -75,7 +82,8 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         for frame in 0..pieces.len().min(4) as u64 {
-            let (report, _) = inspect::Report::of(bytes, Some(frame), None, &limits);
+            let wanted = inspect::Wanted { frame: Some(frame), each: true, ..inspect::Wanted::default() };
+            let (report, _) = inspect::Report::of(bytes, bytes.len() as u64, &wanted, &limits);
             std::hint::black_box(inspect::text::render(&report, "input", true));
         }
     });

@@ -2,9 +2,10 @@
 
 use crate::bench::measure;
 use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::input::Input;
 use crate::output::{Align, Table, print, real, thousands};
-use crate::tensors::{Dump, Format};
+use crate::tensors::Dump;
+use crate::tensors::kind::Kind;
 use clap::Parser;
 use std::path::{Path, PathBuf};
 
@@ -78,9 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
 fn codecs() -> Result<()> {
     let dumps = WORKERS
         .iter()
-        .map(|(_, bytes)| {
-            Dump::parse(Format::Safetensors, Input::Owned(bytes.to_vec()), String::new(), DEFAULT_MAX_BYTES)
-        })
+        .map(|(_, bytes)| Dump::parse(Kind::Safetensors, Input::Owned(bytes.to_vec()), Path::new("")))
         .collect::<Result<Vec<_>>>()?;
     let elements: u64 = dumps.iter().flat_map(|d| &d.tensors).map(|t| t.view().elements()).sum();
     print(format_args!(

@@ -1,13 +1,12 @@
 //! `gcodec diff`: compares two sets of tensors.
 
+use crate::compare::{Errors, Sums};
 use crate::fail::{Outcome, Result};
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{Align, Table, print, real, thousands};
 use crate::stream::Base;
 use crate::tensors::{Dump, Format, NamedTensor};
-use gcodec::tensor::element::decode_f32s;
-use gcodec::tensor::{Dtype, TensorView};
-use half::{bf16, f16};
+use gcodec::tensor::TensorView;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -108,19 +107,6 @@ struct Total {
     differing: u64,
     #[serde(flatten)]
     errors: Errors,
-}
-
-/// Distance of two vectors. In JSON, infinite and undefined numbers are null.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Errors {
-    /// Largest `|a - b|`; infinite if exactly one of the two is NaN.
-    max_abs: f64,
-    /// `||a - b|| / ||a||`; 0 if both are 0.
-    relative_l2: f64,
-    /// `a * b / (||a|| ||b||)`; 1 if both are 0, 0 if one is.
-    cosine: f64,
-    /// Share of elements with `sign(a) == sign(b)`, where a sign is -1, 0 or 1; 1 if there are no elements.
-    sign_agreement: f64,
 }
 
 impl Report {
@@ -259,141 +245,6 @@ fn differing_bits(a: &TensorView<'_>, b: &TensorView<'_>) -> u64 {
     }
 }
 
-/// Sums over the elements of one or more tensors.
-#[derive(Debug, Clone, Copy, Default)]
-struct Sums {
-    elements: u64,
-    unequal_values: u64,
-    same_sign: u64,
-    max_abs: f64,
-    error_squares: f64,
-    a_squares: f64,
-    b_squares: f64,
-    products: f64,
-}
-
-impl Sums {
-    /// Returns the sums over two tensors of one shape; `None` if an element type has no comparable values.
-    fn of(a: &TensorView<'_>, b: &TensorView<'_>) -> Option<Self> {
-        let mut sums = Self::default();
-        let (mut a_values, mut b_values) = ([0.0; CHUNK_LEN], [0.0; CHUNK_LEN]);
-        let len = a.elements();
-        let mut start = 0;
-        loop {
-            let chunk_len = (len - start).min(CHUNK_LEN as u64) as usize;
-            let (a_values, b_values) = (&mut a_values[..chunk_len], &mut b_values[..chunk_len]);
-            // Runs for zero elements too, to test whether the types are comparable.
-            if !decode_values(a.dtype(), a.data(), start, a_values)
-                || !decode_values(b.dtype(), b.data(), start, b_values)
-            {
-                return None;
-            }
-            // Sums chunks, so that rounding errors grow with the number of chunks only.
-            let mut chunk = Self { elements: chunk_len as u64, ..Self::default() };
-            for (&a, &b) in a_values.iter().zip(&*b_values) {
-                chunk.push(a, b);
-            }
-            sums.add(&chunk);
-            start += chunk_len as u64;
-            if start == len {
-                return Some(sums);
-            }
-        }
-    }
-
-    fn push(&mut self, a: f64, b: f64) {
-        let same = a == b || (a.is_nan() && b.is_nan());
-        // Equal infinities, and two NaN, have no error. A NaN against a number has an infinite one.
-        let error = match (a - b).abs() {
-            _ if same => 0.0,
-            error if error.is_nan() => f64::INFINITY,
-            error => error,
-        };
-        self.unequal_values += u64::from(!same);
-        self.same_sign += u64::from(sign(a) == sign(b));
-        self.max_abs = self.max_abs.max(error);
-        self.error_squares += error * error;
-        self.a_squares += a * a;
-        self.b_squares += b * b;
-        self.products += a * b;
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.elements += other.elements;
-        self.unequal_values += other.unequal_values;
-        self.same_sign += other.same_sign;
-        self.max_abs = self.max_abs.max(other.max_abs);
-        self.error_squares += other.error_squares;
-        self.a_squares += other.a_squares;
-        self.b_squares += other.b_squares;
-        self.products += other.products;
-    }
-
-    fn errors(&self) -> Errors {
-        Errors {
-            max_abs: self.max_abs,
-            // Infinity by infinity, or NaN in A, has no ratio. Without error the ratio is 0, whatever A is.
-            relative_l2: match self.error_squares {
-                0.0 => 0.0,
-                squares => (squares / self.a_squares).sqrt(),
-            },
-            cosine: match (self.a_squares == 0.0, self.b_squares == 0.0) {
-                (true, true) => 1.0,
-                (true, false) | (false, true) => 0.0,
-                // Takes the roots first: the product of the squares can overflow where this does not.
-                _ => (self.products / self.a_squares.sqrt() / self.b_squares.sqrt()).clamp(-1.0, 1.0),
-            },
-            sign_agreement: match self.elements {
-                0 => 1.0,
-                elements => self.same_sign as f64 / elements as f64,
-            },
-        }
-    }
-}
-
-/// Decodes `out.len()` elements, starting with number `start`. Returns `false` if the type has no comparable
-/// values, so that only the bits of its elements can be compared.
-///
-/// 64-bit integers beyond 2^53 are rounded; their bits decide whether they are equal.
-fn decode_values(dtype: Dtype, data: &[u8], start: u64, out: &mut [f64]) -> bool {
-    fn each<const N: usize>(data: &[u8], start: u64, out: &mut [f64], value: impl Fn([u8; N]) -> f64) {
-        // Within the slice, so it fits.
-        let elements = &data.as_chunks::<N>().0[start as usize..];
-        for (out, bytes) in out.iter_mut().zip(elements) {
-            *out = value(*bytes);
-        }
-    }
-
-    match dtype {
-        Dtype::F64 => each(data, start, out, f64::from_le_bytes),
-        Dtype::F32 => each(data, start, out, |b| f32::from_le_bytes(b).into()),
-        Dtype::F16 => each(data, start, out, |b| f16::from_le_bytes(b).into()),
-        Dtype::Bf16 => each(data, start, out, |b| bf16::from_le_bytes(b).into()),
-        Dtype::I8 => each(data, start, out, |b| i8::from_le_bytes(b).into()),
-        Dtype::I16 => each(data, start, out, |b| i16::from_le_bytes(b).into()),
-        Dtype::I32 => each(data, start, out, |b| i32::from_le_bytes(b).into()),
-        Dtype::I64 => each(data, start, out, |b| i64::from_le_bytes(b) as f64),
-        Dtype::U8 | Dtype::Bool => each(data, start, out, |[b]| b.into()),
-        Dtype::U16 => each(data, start, out, |b| u16::from_le_bytes(b).into()),
-        Dtype::U32 => each(data, start, out, |b| u32::from_le_bytes(b).into()),
-        Dtype::U64 => each(data, start, out, |b| u64::from_le_bytes(b) as f64),
-        _ => {
-            // Every number of eight bits or fewer is exact as f32.
-            let mut values = vec![0.0; out.len()];
-            if decode_f32s(dtype, data, start, &mut values).is_err() {
-                return false;
-            }
-            out.iter_mut().zip(values).for_each(|(out, value)| *out = value.into());
-        }
-    }
-    true
-}
-
-/// Returns -1, 0 or 1; 2 for NaN.
-fn sign(x: f64) -> i8 {
-    if x.is_nan() { 2 } else { i8::from(x > 0.0) - i8::from(x < 0.0) }
-}
-
 fn elements(shape: &[u64]) -> u64 {
     gcodec::tensor::elements(shape).unwrap_or(u64::MAX)
 }
@@ -420,19 +271,19 @@ fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
     debug_assert!(written.is_ok(), "writing to a String does not fail");
 }
 
-const CHUNK_LEN: usize = 4096;
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::TempDir;
-    use gcodec::tensor::TensorBuf;
+    use gcodec::tensor::element::decode_f64s;
+    use gcodec::tensor::{Dtype, TensorBuf};
+    use half::{bf16, f16};
     use std::collections::BTreeMap;
 
     fn dump(tensors: &[(&str, &TensorBuf)]) -> Dump {
         let tensors =
             tensors.iter().map(|(name, t)| NamedTensor::new((*name).into(), (*t).clone())).collect();
-        Dump { tensors, metadata: BTreeMap::new() }
+        Dump { tensors, ..Dump::default() }
     }
 
     fn f32s(values: &[f32]) -> TensorBuf {
@@ -535,7 +386,7 @@ mod tests {
             let report = one(&a, &b, Some(0.0));
             assert_eq!((report.equal, report.differing), (false, Some(1)), "{dtype}");
             let mut out = [0.0; 2];
-            assert!(decode_values(dtype, &data, 1, &mut out), "{dtype}");
+            decode_f64s(dtype, &data, 1, &mut out).unwrap();
             assert_eq!(out, [1.0; 2], "{dtype}");
             assert!(report.errors.is_some());
         }

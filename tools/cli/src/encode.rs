@@ -1,9 +1,10 @@
 //! `gcodec encode`: encodes tensors as a stream of updates.
 
-use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
+use crate::naming::{did_you_mean, parse_codec};
 use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
-use crate::output::{Counted, Output, human_bytes, note, real, thousands};
+use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
 use crate::tensors::{self, Dump, NamedTensor};
@@ -59,18 +60,21 @@ Examples:
   produce | gcodec encode - -o - --codec sbc:density=0.001 | send
   gcodec encode grad2.safetensors -o run.gcu --codec sbc --feedback residual.safetensors --append")]
 pub(crate) struct Args {
-    /// Tensors: .safetensors, .npz or .npy; `-` is standard input. Each file becomes an update
+    /// Tensors: .safetensors, .npz, .npy, .pt or .gguf; `-` is standard input. Each file becomes an update
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
     /// Stream to write, by convention a .gcu; `-` is standard output
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Codec of the tensors
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", value_parser = parse_codec)]
     codec: Codec,
     /// Other codec for the tensors whose names match; the last matching rule counts
     #[arg(long = "rule", value_name = "GLOB=SPEC")]
     rules: Vec<Rule>,
+    /// Warn about a rule that matches no tensor, instead of failing
+    #[arg(long)]
+    allow_unused_rules: bool,
     /// Tensors that the first delta (codec `delta`) is made against
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
@@ -116,7 +120,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             let mut writer =
                 Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
             let totals = write(args, &mut writer, args.step.unwrap_or(0), quiet)?;
-            (totals, writer.finish().and_then(|out| Ok(out.finish()?)).in_file(&args.output)?)
+            (totals, writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?)
         }
     };
     if !quiet {
@@ -163,7 +167,7 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     write_on().inspect_err(|_| {
         let cut = std::fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(old_len));
         if let Err(e) = cut {
-            note(format_args!("{}: could not be cut back to {old_len} bytes: {e}", path.display()));
+            warn(format_args!("{}: could not be cut back to {old_len} bytes: {e}", path.display()));
         }
     })
 }
@@ -174,7 +178,7 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: 
         if entries.len() != args.meta.len() {
             return Err(Failure::usage("a key of --meta is repeated"));
         }
-        writer.metadata(&Metadata { entries }).in_file(&args.output)?;
+        writer.metadata(&Metadata { entries }).in_output(&args.output)?;
     }
     let mut feedback = match &args.feedback {
         Some(path) if path.exists() => {
@@ -202,7 +206,9 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: 
         let step =
             first_step.checked_add(number).ok_or_else(|| Failure::usage("the steps exceed 64 bits"))?;
         let update = Update { args, plan: &plan, options: &options, number, step, quiet };
-        update.write(writer, &dump, base.as_ref(), feedback.as_mut()).map_err(|f| f.in_file(path))?;
+        let written = update.write(writer, &dump, base.as_ref(), feedback.as_mut());
+        // The tensors are in memory by now: only writing can fail in the system.
+        written.map_err(|f| if f.code == Code::Io { f.in_output(&args.output) } else { f.in_file(path) })?;
         totals.updates += 1;
         totals.elements += dump.tensors.iter().map(|t| t.view().elements()).sum::<u64>();
         totals.bytes += dump.tensors.iter().map(|t| t.view().data().len() as u64).sum::<u64>();
@@ -269,9 +275,9 @@ impl Update<'_> {
 
     /// Returns the codec of each tensor, and prints notes on choices that may surprise the user.
     fn codecs(&self, dump: &Dump, has_base: bool) -> Result<Vec<Codec>> {
-        let note = |text: &str| {
+        let warning = |text: &str| {
             if !self.quiet {
-                note(text);
+                warn(text);
             }
         };
         let mut fallen = Vec::new();
@@ -293,14 +299,20 @@ impl Update<'_> {
         }
         if self.number == 0 {
             if self.plan.has_delta() && !has_base {
-                note("no --base: the first update is encoded losslessly");
+                warning("no --base: the first update is encoded losslessly");
             }
             for rule in self.plan.idle_rules(dump.tensors.iter().map(NamedTensor::name)) {
-                note(&format!("the rule {rule} matches no tensor"));
+                let glob = rule.split('=').next().unwrap_or_default();
+                let hint = did_you_mean(glob, dump.tensors.iter().map(NamedTensor::name));
+                let what = format!("the rule {rule} matches no tensor");
+                match self.args.allow_unused_rules {
+                    true => warning(&what),
+                    false => return Err(Failure::usage(what + &hint + "; --allow-unused-rules allows it")),
+                }
             }
             if let [first, rest @ ..] = &fallen[..] {
                 let more = if rest.is_empty() { String::new() } else { format!(" and {} more", rest.len()) };
-                note(&format!("no floats, encoded losslessly: tensor {first}{more}"));
+                warning(&format!("no floats, encoded losslessly: tensor {first}{more}"));
             }
         }
         Ok(codecs)

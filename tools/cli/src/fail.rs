@@ -83,6 +83,11 @@ impl Failure {
         if path == Path::new("-") { self.about("standard input") } else { self.about(path.display()) }
     }
 
+    /// Prefixes the message with the path of an output; `-` becomes `standard output`.
+    pub(crate) fn in_output(self, path: &Path) -> Self {
+        if path == Path::new("-") { self.about("standard output") } else { self.about(path.display()) }
+    }
+
     /// Prints the message to standard error and returns the exit code.
     ///
     /// A closed pipe (`gcodec diff a b | head`) ends the command silently, with 0.
@@ -91,7 +96,7 @@ impl Failure {
             return ExitCode::SUCCESS;
         }
         // Ignores a closed standard error.
-        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("gcodec: {}\n", self.message));
+        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("error: {}\n", self.message));
         ExitCode::from(self.code as u8)
     }
 }
@@ -129,6 +134,18 @@ impl From<gcodec::Error> for Failure {
 pub(crate) trait InFile<T> {
     /// See [`Failure::in_file`].
     fn in_file(self, path: &Path) -> Result<T>;
+}
+
+/// Adds the output to a result's failure.
+pub(crate) trait InOutput<T> {
+    /// See [`Failure::in_output`].
+    fn in_output(self, path: &Path) -> Result<T>;
+}
+
+impl<T, E: Into<Failure>> InOutput<T> for std::result::Result<T, E> {
+    fn in_output(self, path: &Path) -> Result<T> {
+        self.map_err(|e| e.into().in_output(path))
+    }
 }
 
 impl<T, E: Into<Failure>> InFile<T> for std::result::Result<T, E> {

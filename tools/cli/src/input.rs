@@ -10,6 +10,11 @@ use std::path::Path;
 /// Most bytes to read from a pipe or unpack from an archive, unless the caller passes a limit.
 pub(crate) const DEFAULT_MAX_BYTES: u64 = 16 << 30;
 
+/// Most bytes of a pipe that are read at once to tell its kind.
+const HEAD_BYTES: usize = 4096;
+/// Fewest bytes that tell it.
+const ENOUGH_BYTES: usize = 24;
+
 /// All bytes of an input.
 #[derive(Debug)]
 pub(crate) enum Input {
@@ -24,19 +29,74 @@ impl Input {
     ///
     /// `max_bytes`: most bytes to hold in memory for an input that is not mapped.
     pub(crate) fn open(path: &Path, max_bytes: u64) -> Result<Self> {
+        match Opened::open(path)? {
+            Opened::Whole(input) => Ok(input),
+            Opened::Pipe(pipe) => pipe.read_to_end(max_bytes).in_file(path),
+        }
+    }
+}
+
+/// An input that was opened and not yet read.
+pub(crate) enum Opened {
+    /// A regular file, mapped.
+    Whole(Input),
+    /// Standard input, or a file that cannot be mapped.
+    Pipe(Pipe),
+}
+
+/// An input that arrives in pieces, and the first of its bytes.
+pub(crate) struct Pipe {
+    head: Vec<u8>,
+    inner: Box<dyn Read>,
+}
+
+impl Opened {
+    /// Opens the file at `path`; `-` is standard input. Reads at most the first bytes of a pipe.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         if is_standard(path) {
-            return read_to_end(io::stdin().lock(), max_bytes).map(Self::Owned).in_file(path);
+            return Pipe::new(Box::new(io::stdin())).map(Self::Pipe).in_file(path);
         }
         let open = || {
             let file = File::open(path)?;
             let metadata = file.metadata()?;
             // An empty file cannot be mapped; files of /proc claim to be empty and are not.
             if metadata.is_file() && metadata.len() > 0 {
-                return Ok(Self::Mapped(Map::open(path)?));
+                return Ok(Self::Whole(Input::Mapped(Map::open(path)?)));
             }
-            read_to_end(file, max_bytes).map(Self::Owned)
+            Pipe::new(Box::new(file)).map(Self::Pipe)
         };
         open().in_file(path)
+    }
+}
+
+impl Pipe {
+    fn new(mut inner: Box<dyn Read>) -> Result<Self> {
+        let (mut head, mut chunk) = (Vec::new(), [0; HEAD_BYTES]);
+        // Does not wait for more than the kind needs: a slow sender may have written only the first frame.
+        while head.len() < ENOUGH_BYTES {
+            match inner.read(&mut chunk) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+                Ok(0) => break,
+                Ok(read) => head.extend_from_slice(&chunk[..read]),
+            }
+        }
+        Ok(Self { head, inner })
+    }
+
+    /// Returns the first bytes, at least 24 if there are as many.
+    pub(crate) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Returns all bytes as they arrive.
+    pub(crate) fn into_reader(self) -> impl Read {
+        io::Cursor::new(self.head).chain(self.inner)
+    }
+
+    /// Reads all bytes, at most `max_bytes`.
+    pub(crate) fn read_to_end(self, max_bytes: u64) -> Result<Input> {
+        read_to_end(self.into_reader(), max_bytes).map(Input::Owned)
     }
 }
 

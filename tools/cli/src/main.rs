@@ -7,6 +7,8 @@
 mod annotate;
 mod bandwidth;
 mod bench;
+mod compare;
+mod damage;
 mod decode;
 mod demo;
 mod diff;
@@ -15,14 +17,17 @@ mod fail;
 mod input;
 mod inspect;
 mod man;
+mod naming;
 mod options;
 mod output;
 mod plan;
 mod progress;
 mod recover;
 mod reduce;
+mod signals;
 mod stream;
 mod tensors;
+mod terminal;
 #[cfg(test)]
 mod testing;
 mod verify;
@@ -78,6 +83,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    signals::watch();
     match run(&Cli::parse()) {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),
@@ -99,7 +105,7 @@ fn run(cli: &Cli) -> Result<Outcome> {
 fn execute(cli: &Cli) -> Result<Outcome> {
     match &cli.command {
         Command::Encode(args) => encode::run(args, cli.quiet),
-        Command::Decode(args) => decode::run(args),
+        Command::Decode(args) => decode::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args, cli.quiet),
         Command::Recover(args) => recover::run(args, cli.quiet),

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct LimitArgs {
-    /// Most elements in one part of an update [default: 2^36]
-    #[arg(long, value_name = "N")]
+    /// Most elements in one part of an update [default: 2^36; 1G is 10^9, 1Gi is 2^30]
+    #[arg(long, value_name = "N", value_parser = parse_size)]
     max_elements: Option<u64>,
-    /// Most bytes of memory for a frame, or for the tensors of an update [default: 64 GiB]
-    #[arg(long, value_name = "BYTES")]
+    /// Most bytes of memory for a frame, or for the tensors of an update [default: 64GiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_alloc: Option<u64>,
 }
 
@@ -28,11 +28,50 @@ impl LimitArgs {
 
 const DEFAULT_MAX_ALLOC: u64 = 64 << 30;
 
+/// Parses a number or a size: `1000`, `1k`, `64GiB`, `1.5G`, `2^40`. k, M, G, T are powers of 1000; ki, Ki,
+/// Mi, Gi, Ti powers of 1024; a final `B` means nothing more.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("not a size such as 1000, 1.5G, 64GiB or 2^40: {text:?}");
+    if let Some(exponent) = text.strip_prefix("2^") {
+        return exponent.parse::<u32>().ok().and_then(|e| 1u64.checked_shl(e)).ok_or_else(wrong);
+    }
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let unit = unit.trim_start();
+    let unit = unit.strip_suffix('B').unwrap_or(unit);
+    let factor = match unit {
+        "" => 1,
+        "k" | "K" => 1000,
+        "M" => 1000_u64.pow(2),
+        "G" => 1000_u64.pow(3),
+        "T" => 1000_u64.pow(4),
+        "ki" | "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "Ti" => 1 << 40,
+        _ => return Err(wrong()),
+    };
+    if let Ok(whole) = digits.parse::<u64>() {
+        return whole.checked_mul(factor).ok_or_else(wrong);
+    }
+    match digits.parse::<f64>() {
+        Ok(real) if factor > 1 && real * (factor as f64) < u64::MAX as f64 => {
+            Ok((real * factor as f64) as u64)
+        }
+        _ => Err(wrong()),
+    }
+}
+
 /// A filter of tensors: a glob on their names.
 #[derive(Debug, Clone)]
 pub(crate) struct NameGlob(glob::Pattern);
 
 impl NameGlob {
+    /// Returns the pattern.
+    pub(crate) fn text(&self) -> &str {
+        self.0.as_str()
+    }
+
     /// Whether the name matches.
     pub(crate) fn matches(&self, name: &str) -> bool {
         self.0.matches(name)
@@ -80,4 +119,29 @@ pub(crate) fn check_one_stdin<'a>(inputs: impl IntoIterator<Item = &'a PathBuf>)
         return Err(Failure::usage("standard input can be read once only"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let cases = [
+            ("1000", 1000),
+            ("1k", 1000),
+            ("1G", 1_000_000_000),
+            ("1.5 MB", 1_500_000),
+            ("64GiB", 64 << 30),
+            ("2Ki", 2048),
+            ("2^40", 1 << 40),
+            ("0", 0),
+        ];
+        for (text, size) in cases {
+            assert_eq!(parse_size(text), Ok(size), "{text}");
+        }
+        for wrong in ["", "G", "-1", "1.5", "1X", "2^64", "99999999T", "1..5G", "nan"] {
+            assert!(parse_size(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! Output of the commands: tables, numbers, and files that appear complete or not at all.
 
-use crate::fail::{InFile, Result};
+use crate::fail::{InOutput, Result};
 use crate::input::is_standard;
+use crate::signals;
 use comfy_table::CellAlignment;
 use gcodec::file::AtomicFile;
 use std::fmt::{self, Write as _};
@@ -15,8 +16,13 @@ use std::path::Path;
 /// not print.
 pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
     let mut stdout = BufWriter::new(io::stdout().lock());
-    write!(stdout, "{text}")?;
-    Ok(stdout.flush()?)
+    write!(stdout, "{text}").and_then(|()| stdout.flush()).in_output(Path::new("-"))
+}
+
+/// Prints a warning on standard error.
+pub(crate) fn warn(text: impl fmt::Display) {
+    // Ignores a closed standard error.
+    let _ = writeln!(io::stderr(), "warning: {text}");
 }
 
 /// Prints a note on standard error, away from the output.
@@ -66,13 +72,22 @@ impl fmt::Display for Table {
     }
 }
 
-/// Escapes control characters: names come from files, and a terminal executes control sequences.
+/// Escapes characters that control a terminal or the direction of text: names come from files, and must look
+/// like what they are.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+        if c.is_control() || is_invisible(c) { out.extend(c.escape_unicode()) } else { out.push(c) }
     }
     out
+}
+
+/// Whether a character has no width, ends a line or turns the direction of the text around it.
+fn is_invisible(c: char) -> bool {
+    matches!(
+        c,
+        '\u{061c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}'
+    )
 }
 
 /// Formats a number of bytes with three digits: `999 B`, `1.23 MB`, `45.6 GB` (powers of 1000).
@@ -141,10 +156,12 @@ impl Output {
             return Ok(Self::Stdout(BufWriter::with_capacity(BUFFER_BYTES, io::stdout().lock())));
         }
         if fs::metadata(path).is_ok_and(|m| !m.is_file() && !m.is_dir()) {
-            let file = OpenOptions::new().write(true).open(path).in_file(path)?;
+            let file = OpenOptions::new().write(true).open(path).in_output(path)?;
             return Ok(Self::Stream(BufWriter::with_capacity(BUFFER_BYTES, file)));
         }
-        Ok(Self::File(AtomicFile::create(path).in_file(path)?))
+        let file = AtomicFile::create(path).in_output(path)?;
+        signals::begin(file.temporary());
+        Ok(Self::File(file))
     }
 
     /// Flushes the buffer; a file is moved to its place.
@@ -152,7 +169,12 @@ impl Output {
         match self {
             Self::Stdout(mut stdout) => stdout.flush(),
             Self::Stream(mut stream) => stream.flush(),
-            Self::File(file) => file.commit(),
+            Self::File(file) => {
+                let temporary = file.temporary().to_owned();
+                let committed = file.commit();
+                signals::end(&temporary);
+                committed
+            }
         }
     }
 }
@@ -248,10 +270,10 @@ mod tests {
     fn tables_are_aligned_and_harmless() {
         let mut table = Table::new(&[("tensor", Align::Left), ("elements", Align::Right)]);
         table.row(["a.weight".into(), "12".into()]);
-        table.row(["\x1b[31mb".into(), "1,234,567".into()]);
+        table.row(["\x1b[31mb\u{202e}".into(), "1,234,567".into()]);
         assert_eq!(
             table.to_string(),
-            "tensor        elements\na.weight            12\n\\u{1b}[31mb  1,234,567\n"
+            "tensor                elements\na.weight                    12\n\\u{1b}[31mb\\u{202e}  1,234,567\n"
         );
     }
 

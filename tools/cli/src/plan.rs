@@ -20,7 +20,7 @@ impl FromStr for Rule {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (glob, codec) = text.split_once('=').ok_or("not GLOB=SPEC")?;
-        let codec: Codec = codec.parse().map_err(|e: gcodec::compress::SpecError| e.to_string())?;
+        let codec = crate::naming::parse_codec(codec)?;
         Ok(Self { text: format!("{glob}={codec}"), glob: glob.parse()?, codec })
     }
 }

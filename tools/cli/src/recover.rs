@@ -1,7 +1,7 @@
 //! `gcodec recover`: saves the intact updates of a corrupt stream.
 
-use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::options::{LimitArgs, check_output_is_new};
 use crate::output::{Output, counted, human_bytes, note};
 use gcodec::Limits;
@@ -38,15 +38,8 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     if saved.frames_kept == 0 && !is_whole(&input, &limits) {
         return Err(Failure::invalid("it has no intact frames")).in_file(&args.input);
     }
-    let write = || {
-        let mut out = Output::create(&args.output)?;
-        out.write_all(&saved.stream)?;
-        Ok(out.finish()?)
-    };
-    write().map_err(|f: Failure| match is_standard(&args.output) {
-        true => f.about("standard output"),
-        false => f,
-    })?;
+    let mut out = Output::create(&args.output)?;
+    out.write_all(&saved.stream).and_then(|()| out.finish()).in_output(&args.output)?;
     let whole = is_whole(&input, &limits);
     let lost = saved.frames_dropped > 0 || saved.bytes_lost > 0 || !whole;
     if !quiet {

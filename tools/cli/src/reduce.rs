@@ -1,6 +1,6 @@
 //! `gcodec reduce`: sums many senders' updates.
 
-use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::options::{LimitArgs, check_one_stdin, check_output_is_new};
 use crate::output::{Counted, Output, counted, human_bytes, note};
@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long)]
     by_input: bool,
     /// Codec of the result of the method dense [default: the uncompressed sum]
-    #[arg(long, value_name = "SPEC")]
+    #[arg(long, value_name = "SPEC", value_parser = crate::naming::parse_codec)]
     codec: Option<Codec>,
     #[command(flatten)]
     limits: LimitArgs,
@@ -286,7 +286,7 @@ fn write_stream(
             }
         }
     }
-    writer.finish().and_then(|out| Ok(out.finish()?)).in_file(&args.output)
+    writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)
 }
 
 fn write_tensors(args: &Args, turns: BTreeMap<Turn, Vec<Update<'_>>>, limits: &Limits) -> Result<u64> {

@@ -1,10 +1,11 @@
 //! Streams for the commands: updates to decode, and errors with the names of tensors.
 
 use crate::fail::{Failure, Result};
+use crate::output::warn;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
 use gcodec::file::File;
-use gcodec::frame::{Delta, MAGIC, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest};
+use gcodec::frame::{Delta, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest};
 use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
 use gcodec::{Limits, TensorBuf};
@@ -174,15 +175,20 @@ impl<'a> Updates<'a> {
     }
 }
 
-/// Whether the bytes begin with a gcodec preamble.
-pub(crate) fn is_stream(bytes: &[u8]) -> bool {
-    bytes.starts_with(&MAGIC)
-}
-
 /// Returns the tensors of one update of a stream, like those of a file.
 pub(crate) fn dump(bytes: &[u8], step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Dump> {
     let updates = Updates::open(bytes, limits)?;
     let number = updates.find(step)?;
+    let others = (0..updates.len()).filter(|&i| step.is_none_or(|s| updates.header(i).step == s)).count() - 1;
+    if others > 0 {
+        let header = updates.header(number);
+        warn(format_args!(
+            "{} updates, of which the last is taken: step {}, sender {}",
+            others + 1,
+            header.step,
+            header.sender
+        ));
+    }
     let tensors = updates.decode(number, |_| true, base)?;
     Ok(Dump { tensors, ..Dump::default() })
 }
@@ -201,6 +207,11 @@ impl Names {
             Event::Frame(_, Body::Update(part)) => self.manifest = Some(Arc::clone(&part.manifest)),
             _ => {}
         }
+    }
+
+    /// Returns the manifest of the last update, or the last manifest.
+    pub(crate) fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_deref()
     }
 
     /// Converts an error to a failure for the user.

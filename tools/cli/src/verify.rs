@@ -1,21 +1,24 @@
 //! `gcodec verify`: reads, checks and decodes whole streams.
 
+use crate::damage::Damage;
 use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::input::{Opened, is_standard};
 use crate::options::{LimitArgs, check_one_stdin};
-use crate::output::{counted, human_bytes, note, print};
+use crate::output::{counted, human_bytes, print, printable, warn};
 use crate::progress::Progress;
-use crate::stream::{Names, explain};
+use crate::tensors::kind::{Kind, is_stream};
 use gcodec::Limits;
 use gcodec::frame::UpdatePart;
-use gcodec::stream::{Body, Event, SliceReader};
+use gcodec::stream::{Body, Event, Finding, salvage};
 use rayon::prelude::*;
-use std::path::PathBuf;
+use std::io::Read;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 
 /// Check streams: every checksum, every rule of the format, every block
 ///
-/// Exits with 3 if a stream is corrupt or invalid. Standard error has the byte offset, frame, block and
-/// tensor of the error.
+/// Exits with 3 if a stream is corrupt or invalid. A fault does not hide the rest: standard error has the
+/// byte offset, frame, block and tensor of each fault, and standard output says which updates are whole.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The digests of a delta's base and result are not checked: `gcodec decode --base` does that.
@@ -34,6 +37,7 @@ pub(crate) struct Args {
 /// Totals of a valid stream.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
+    bytes: u64,
     frames: u64,
     segments: u64,
     updates: u64,
@@ -47,34 +51,64 @@ pub(crate) struct Checked {
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check_one_stdin(&args.inputs)?;
     let limits = args.limits.limits();
-    let mut first: Option<Failure> = None;
+    let mut failures: Vec<Failure> = Vec::new();
     for path in &args.inputs {
-        let verified = Input::open(path, DEFAULT_MAX_BYTES)
-            .and_then(|input| verify(&input, &limits).in_file(path).map(|c| (c, input.len())));
-        match verified {
-            Ok((checked, len)) if !quiet => {
-                print(format_args!("{}: ok: {}\n", path.display(), checked.text(len)))?
+        let (checked, damage) = match check(path, &limits) {
+            Ok(found) => found,
+            Err(failure) => {
+                failures.push(failure);
+                continue;
             }
-            Ok(_) => {}
-            // Checks all streams; the first failure sets the exit code.
-            Err(failure) => match first {
-                None => first = Some(failure),
-                Some(_) => note(&failure),
-            },
+        };
+        let name = if is_standard(path) { "standard input".into() } else { path.display().to_string() };
+        let name = printable(&name);
+        match damage.faults() {
+            [] if quiet => {}
+            [] => print(format_args!("{name}: ok: {}\n", checked.text()))?,
+            [_, others @ ..] => {
+                others.iter().for_each(|fault| warn(format_args!("{name}: {}", fault.error)));
+                failures.extend(damage.failure().map(|failure| failure.in_file(path)));
+                if !quiet && checked.frames > 0 {
+                    print(format_args!("{name}: DAMAGED: {}\n", damage.summary()))?;
+                }
+            }
         }
     }
+    // Checks all streams; the first failure sets the exit code.
+    let mut failures = failures.into_iter();
+    let first = failures.next();
+    failures.for_each(warn);
     first.map_or(Ok(Outcome::Well), Err)
 }
 
+fn check(path: &Path, limits: &Limits) -> Result<(Checked, Damage)> {
+    match Opened::open(path)? {
+        Opened::Whole(input) if is_stream(&input) => verify(&input[..], input.len() as u64, limits),
+        Opened::Whole(input) => Err(not_a_stream(&input)),
+        Opened::Pipe(pipe) if is_stream(pipe.head()) => verify(pipe.into_reader(), 0, limits),
+        Opened::Pipe(pipe) => Err(not_a_stream(pipe.head())),
+    }
+    .in_file(path)
+}
+
+fn not_a_stream(bytes: &[u8]) -> Failure {
+    match Kind::of(bytes) {
+        Ok(kind) => {
+            Failure::invalid(format_args!("not a gcodec stream but a file of tensors ({})", kind.name()))
+        }
+        Err(failure) => failure,
+    }
+}
+
 impl Checked {
-    fn text(&self, bytes: usize) -> String {
+    fn text(&self) -> String {
         let deltas = match self.deltas {
             0 => String::new(),
             n => format!(" ({})", counted(n, "delta")),
         };
         format!(
             "{}, {} in {}, {}{deltas}, {} with {} for {}",
-            human_bytes(bytes as u64),
+            human_bytes(self.bytes),
             counted(self.frames, "frame"),
             counted(self.segments, "segment"),
             counted(self.updates, "update"),
@@ -85,49 +119,57 @@ impl Checked {
     }
 }
 
-pub(crate) fn verify(bytes: &[u8], limits: &Limits) -> Result<Checked> {
+/// Reads a stream to its end, past every fault.
+pub(crate) fn verify(reader: impl Read, len: u64, limits: &Limits) -> Result<(Checked, Damage)> {
     let mut checked = Checked::default();
-    let mut names = Names::default();
-    let mut damaged: Option<Failure> = None;
-    let progress = Progress::new(bytes.len() as u64, "verifying", true);
-    for event in SliceReader::new(bytes, limits.clone()) {
-        let event = event.map_err(|e| names.explain(e));
-        let event = match (event, damaged.is_some()) {
-            (Err(failure), true) => {
-                note(failure);
-                break;
+    let mut damage = Damage::default();
+    let progress = Progress::new(len, "verifying", true);
+    salvage(reader, limits, |finding| {
+        match finding {
+            Finding::Event(event) => {
+                let sound = checked.see(&event, &mut damage);
+                damage.see(&event, sound);
             }
-            (event, _) => event?,
-        };
-        names.see(&event);
-        let Event::Frame(info, body) = event else { continue };
-        checked.frames += 1;
-        match body {
-            Body::Update(part) => {
-                checked.updates += u64::from(part.last);
-                checked.deltas += u64::from(part.last && part.header.delta.is_some());
-                checked.blocks += part.blocks.len() as u64;
-                checked.elements += part.blocks.iter().map(|b| b.space.len()).sum::<u64>();
-                for result in decode_blocks(&part) {
-                    match result {
-                        Ok(values) => checked.values += values,
-                        Err(e) => {
-                            let failure =
-                                explain(e, Some(&part.manifest)).about(format_args!("frame {}", info.number));
-                            match damaged {
-                                None => damaged = Some(failure),
-                                Some(_) => note(failure),
-                            }
-                        }
-                    }
-                }
-            }
-            Body::End(_) => checked.segments += 1,
+            Finding::Fault(fault) => damage.see_fault(fault),
             _ => {}
         }
-        progress.set(info.offset + info.len());
+        progress.set(checked.bytes);
+        ControlFlow::Continue(())
+    })?;
+    damage.drop_open();
+    Ok((checked, damage))
+}
+
+impl Checked {
+    /// Adds an event; returns whether the blocks of an update decode.
+    fn see(&mut self, event: &Event<'_>, damage: &mut Damage) -> bool {
+        let Event::Frame(info, body) = event else { return true };
+        self.bytes = info.offset + info.len();
+        self.frames += 1;
+        let part = match body {
+            Body::Update(part) => part,
+            Body::End(_) => {
+                self.segments += 1;
+                return true;
+            }
+            _ => return true,
+        };
+        self.updates += u64::from(part.last);
+        self.deltas += u64::from(part.last && part.header.delta.is_some());
+        self.blocks += part.blocks.len() as u64;
+        self.elements += part.blocks.iter().map(|b| b.space.len()).sum::<u64>();
+        let mut sound = true;
+        for result in decode_blocks(part) {
+            match result {
+                Ok(values) => self.values += values,
+                Err(error) => {
+                    sound = false;
+                    damage.see_block(error, part, info.number);
+                }
+            }
+        }
+        sound
     }
-    damaged.map_or(Ok(checked), Err)
 }
 
 /// Returns the number of values in each block, or its error.
@@ -137,7 +179,7 @@ fn decode_blocks(part: &UpdatePart<'_>) -> Vec<gcodec::Result<u64>> {
         .into_par_iter()
         .map(|i| {
             let block = part.decode(i, &budget.with_memory_renewed())?;
-            crate::inspect::kept(&block, &part.blocks[i].space, part)
+            block.count(&part.blocks[i].space, part.sets())
         })
         .collect()
 }

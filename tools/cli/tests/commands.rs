@@ -78,7 +78,12 @@ fn several_inputs_become_steps() {
     for (number, original) in [(100, 15), (101, 200), (102, 600)] {
         dir.well(&format!("diff {} run.gcu --step {number}", step(original)));
     }
-    dir.well("decode run.gcu -o last.safetensors");
+    let run = dir.well("decode run.gcu -o last.safetensors");
+    assert!(
+        run.err.contains("warning: 3 updates, of which the last is decoded (step 102, sender 3)"),
+        "{}",
+        run.err
+    );
     dir.well(&format!("diff {} last.safetensors", step(600)));
     dir.fails(2, "100, 101, 102", "decode run.gcu -o x.safetensors --step 7");
     let report: Value = serde_json::from_slice(&dir.well("inspect run.gcu --json").stdout).unwrap();
@@ -116,8 +121,13 @@ fn random_roundings_differ_from_step_to_step() {
 fn the_last_rule_that_matches_counts() {
     let dir = Dir::new();
     let rules = "--rule *.weight=raw --rule fc.*=sbc:density=0.01 --rule nothing*=raw";
-    let run = dir.well(&format!("encode {} -o x.gcu --codec lossless {rules}", step(15)));
-    assert!(run.err.contains("nothing*=raw matches no tensor"), "{}", run.err);
+    let line = format!("encode {} -o x.gcu --codec lossless {rules}", step(15));
+    dir.fails(2, "nothing*=raw matches no tensor", &line);
+    assert!(dir.files().is_empty());
+    let run = dir.well(&format!("{line} --allow-unused-rules"));
+    assert!(run.err.contains("warning: the rule nothing*=raw matches no tensor"), "{}", run.err);
+    let typed = format!("encode {} -o x.gcu --codec raw --rule fc.wieght=raw", step(15));
+    dir.fails(2, "did you mean \"fc.weight\"", &typed);
     let report: Value = serde_json::from_slice(&dir.well("inspect x.gcu --json").stdout).unwrap();
     for tensor in report["updates"][0]["tensors"].as_array().unwrap() {
         let name = tensor["name"].as_str().unwrap();
@@ -129,7 +139,8 @@ fn the_last_rule_that_matches_counts() {
         assert_eq!(tensor["values"], expected, "{name}");
     }
     dir.fails(2, "unknown codec", &format!("encode {} -o y.gcu --codec raw --rule a=zip", step(15)));
-    dir.fails(2, "densty", &format!("encode {} -o y.gcu --codec topk:densty=1", step(15)));
+    dir.fails(2, "did you mean \"topk\"", &format!("encode {} -o y.gcu --codec topkk", step(15)));
+    dir.fails(2, "did you mean \"density\"", &format!("encode {} -o y.gcu --codec topk:densty=1", step(15)));
 }
 
 #[test]
@@ -150,8 +161,8 @@ fn integers_and_odd_values_are_looked_after() {
     let run = dir.well("encode x.safetensors -o x.gcu --codec topk:k=1 --rule w=lossless");
     assert!(run.err.contains("\"counter\" (i64) and 1 more"), "{}", run.err);
     dir.well("diff x.safetensors x.gcu");
-    let text = dir.well("inspect x.gcu").out();
-    assert!(text.contains("ok, 1 NaN, 1 Inf"), "{text}");
+    let text = dir.well("inspect x.gcu --coding").out();
+    assert!(text.contains("  1 NaN, 1 Inf") && !text.contains("ok, 1 NaN"), "{text}");
     dir.well("encode x.safetensors -o x.gcu --codec topk:k=1 --zero-non-finite");
     dir.well("decode x.gcu -o y.safetensors --tensor w");
     let decoded = std::fs::read(dir.path("y.safetensors")).unwrap();
@@ -257,11 +268,29 @@ fn damage_is_found_and_what_is_whole_is_saved() {
 
     // An input that is no stream.
     std::fs::write(dir.path("noise.gcu"), "noise").unwrap();
-    dir.fails(3, "magic", "verify noise.gcu");
+    dir.fails(3, "not a gcodec stream", "verify noise.gcu");
     dir.fails(3, "no intact frames", "recover noise.gcu -o noise2.gcu");
     dir.fails(3, "", &format!("encode {} -o noise.gcu --codec raw --append", step(15)));
     assert_eq!(std::fs::read(dir.path("noise.gcu")).unwrap(), b"noise");
     assert_eq!(dir.files(), ["cut.gcu", "noise.gcu", "saved.gcu", "wrong.gcu", "x.gcu"]);
+}
+
+#[test]
+fn every_update_is_decoded_into_its_file() {
+    let dir = Dir::new();
+    dir.well(&format!("encode {} -o run.gcu --codec lossless --step 7 --sender 0", worker(0)));
+    dir.well(&format!("encode {} -o run.gcu --codec lossless --step 7 --sender 1 --append", worker(1)));
+    dir.fails(2, "2 updates for one file", "decode run.gcu --all -o one.safetensors");
+    dir.fails(2, "two updates for one file", "decode run.gcu --all -o out-{step}.npz");
+    dir.well("decode run.gcu --all -o out-{step}-{sender}.safetensors");
+    for number in [0, 1] {
+        dir.well(&format!("diff {} out-7-{number}.safetensors", worker(number)));
+    }
+    dir.well("decode run.gcu --sender 0 -o first.safetensors");
+    dir.well(&format!("diff {} first.safetensors", worker(0)));
+    dir.fails(2, "no update has this step and sender", "decode run.gcu --sender 2 -o x.npz");
+    dir.fails(2, "did you mean \"fc.bias\"", "decode run.gcu --sender 0 --tensor fc.biass -o x.npz");
+    assert_eq!(dir.files(), ["first.safetensors", "out-7-0.safetensors", "out-7-1.safetensors", "run.gcu"]);
 }
 
 #[test]
@@ -326,6 +355,15 @@ fn limits_and_missing_files_have_their_codes() {
     }
     dir.fails(74, "nowhere", &format!("encode {} -o nowhere/x.gcu --codec raw", worker(0)));
     dir.fails(2, "Usage", "encode");
+    dir.well("verify x.gcu --max-alloc 1GiB --max-elements 1M");
+    dir.fails(2, "not a size", "verify x.gcu --max-alloc 1X");
+    // A full disk is the output's fault.
+    if std::path::Path::new("/dev/full").exists() {
+        let run =
+            dir.fails(74, "error: /dev/full: ", &format!("encode {} -o /dev/full --codec raw", worker(0)));
+        assert!(!run.err.contains("safetensors"), "{}", run.err);
+        dir.fails(74, "error: /dev/full: ", "recover x.gcu -o /dev/full");
+    }
     dir.fails(2, "once", "diff - -");
     dir.fails(2, "no frame 77", "inspect x.gcu --frame 77");
     dir.fails(2, "no frame 77", "inspect x.gcu --frame 77 --annotate");
@@ -339,6 +377,32 @@ fn an_output_is_whole_or_as_it_was() {
     dir.fails(74, "no.npy", &format!("encode {} no.npy -o x.gcu --codec raw", worker(0)));
     assert_eq!(std::fs::read(dir.path("x.gcu")).unwrap(), b"old");
     assert_eq!(dir.files(), ["x.gcu"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_signal_leaves_no_temporary_file() {
+    for signal in ["-INT", "-TERM"] {
+        let dir = Dir::new();
+        // Waits for the second input, which never comes: the first is written by then.
+        let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_gcodec"))
+            .args(["encode", &worker(0), "-", "-o", "x.gcu", "--codec", "raw"])
+            .current_dir(dir.path(""))
+            .stdin(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let temporary = || dir.files().iter().any(|name| name.ends_with(".tmp"));
+        let start = std::time::Instant::now();
+        while !temporary() {
+            assert!(start.elapsed().as_secs() < 20, "no temporary file");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let pid = child.id().to_string();
+        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{signal}");
+        assert!(dir.files().is_empty(), "{signal}: {:?}", dir.files());
+    }
 }
 
 #[test]
@@ -397,6 +461,9 @@ fn inspection_follows_its_schema() {
     let cut: Value = serde_json::from_slice(&dir.run("inspect cut.gcu --json").stdout).unwrap();
     check(&cut, &schema, "cut off");
     assert_eq!(cut["ok"], false);
+    let file: Value =
+        serde_json::from_slice(&dir.well(&format!("inspect {} --json", worker(0))).stdout).unwrap();
+    check(&file, &schema, "file of tensors");
 }
 
 /// Checks a value against the features of JSON Schema that the schema uses.

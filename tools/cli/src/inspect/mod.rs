@@ -1,52 +1,105 @@
-//! `gcodec inspect`: shows the contents of a stream.
+//! `gcodec inspect`: shows the contents of streams and of files of tensors.
 
+mod against;
+mod detail;
+mod listing;
+mod overview;
 mod report;
+mod source;
+mod tensor;
 pub(crate) mod text;
+mod update;
+mod view;
 
 use crate::annotate;
 use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
-use crate::options::{LimitArgs, NameGlob};
-use crate::output::{note, print};
-pub(crate) use report::{Report, kept};
+use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::naming::did_you_mean;
+use crate::options::{LimitArgs, NameGlob, check_one_stdin};
+use crate::output::{note, print, warn};
+use crate::terminal::Terminal;
+use gcodec::Limits;
+use listing::Sort;
+pub(crate) use report::{Report, Wanted};
 use std::path::PathBuf;
+use tensor::Tensor;
 
-/// Show the contents of a stream: its updates and a table of their tensors
+/// Show what is in streams and files of tensors: norms, sparsity, NaN, cost, damage
 ///
-/// Reads, checks and decodes the whole stream.
+/// Reads streams, .safetensors (also in shards), .npz, .npy, PyTorch's .pt and .bin (without running their
+/// pickles) and GGUF. The bytes of a file tell its kind. A damaged stream is read to its end.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Columns of the table: kept values and their density; bits per parameter, split into positions,
-values and overhead (headers of blocks); and the ratio to the tensor's own bytes. The bits of a
-block that spans several tensors are divided among them by kept values, and the rows are marked
-with ~. Where only the base of a delta tells how many are kept, the row has ?, and the bits are
-divided by elements. The row `headers` counts the frame's header and the fields before the blocks.
-`all` is the whole update.
+The overview has a line for each update (a file of tensors counts as one; its step and sender come
+from its metadata or name): bytes, ratio to the dense tensors, share of nonzero elements, L2 norm,
+and how many elements have which exponent, on a logarithmic scale.
 
-docs/inspect.schema.json describes the output of --json.
+--coding shows how each tensor is coded. Its columns: kept values and their density; bits per
+parameter, split into positions, values and overhead (headers of blocks); and the ratio to the
+tensor's own bytes. The bits of a block that spans several tensors are divided among them by kept
+values, and the rows are marked with ~. Where only the base of a delta tells how many are kept, the
+row has ?, and the bits are divided by elements. The row `headers` counts the frame's header and the
+fields before the blocks. `all` is the whole update.
+
+docs/inspect.schema.json describes the output of --json without --tensors.
 
 --annotate prints for each field: offset, bytes, name, value and meaning. A field longer than
 32 bytes is shortened.
 
 Examples:
   gcodec inspect run.gcu
-  gcodec inspect run.gcu --frame 3 --tensor '*.weight'
+  gcodec inspect dumps/ --tensors --sort norm --top 10
+  gcodec inspect dumps/ --sender 3 --group 2
+  gcodec inspect run.gcu --step 200 --tensor fc.weight
+  gcodec inspect run.gcu --against grad.safetensors
+  gcodec inspect run.gcu --csv > norms.csv
   gcodec inspect run.gcu --json | jq '.updates[].bits_per_parameter'
+  gcodec inspect run.gcu --coding
   gcodec inspect run.gcu --annotate --frame 1")]
 pub(crate) struct Args {
-    /// Stream; `-` is standard input
-    #[arg(value_name = "IN")]
-    input: PathBuf,
-    /// Print JSON
-    #[arg(long, conflicts_with = "annotate")]
-    json: bool,
-    /// Only this frame, counted from 0
+    /// Streams, files of tensors, and folders of them; `-` is standard input
+    #[arg(required = true, value_name = "IN")]
+    inputs: Vec<PathBuf>,
+    /// List the tensors, added up over the updates
+    #[arg(long)]
+    tensors: bool,
+    /// Order of the tensors [default: bytes]
+    #[arg(long, value_name = "KEY")]
+    sort: Option<Sort>,
+    /// Only the first N tensors
     #[arg(long, value_name = "N")]
-    frame: Option<u64>,
-    /// Only tensors whose names match
+    top: Option<usize>,
+    /// Add up the tensors of each module: names that agree in their first DEPTH parts
+    #[arg(long, value_name = "DEPTH", value_parser = clap::value_parser!(u8).range(1..))]
+    group: Option<u8>,
+    /// Only updates of this step
+    #[arg(long, value_name = "N")]
+    step: Option<u64>,
+    /// Only updates of this sender
+    #[arg(long, value_name = "N")]
+    sender: Option<u64>,
+    /// Only tensors whose names match; one tensor is shown with its exponents and a map of its elements
     #[arg(long, value_name = "GLOB", conflicts_with = "annotate")]
     tensor: Option<NameGlob>,
-    /// Print the bytes with the fields that they encode
+    /// Read every element of large inputs, too: norms, NaN, exponents, damage
+    #[arg(long)]
+    stats: bool,
+    /// Compare an update with the tensors it was made of: what compression lost
+    #[arg(long, value_name = "ORIGINAL", conflicts_with_all = ["annotate", "coding", "csv"])]
+    against: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long, conflicts_with_all = ["annotate", "csv"])]
+    json: bool,
+    /// Print CSV: a line for each update, or with --tensors for each tensor of each update
+    #[arg(long, conflicts_with = "annotate")]
+    csv: bool,
+    /// Show how each tensor of each update is coded: support, values, bits
+    #[arg(long, conflicts_with_all = ["annotate", "csv", "tensors"])]
+    coding: bool,
+    /// Only this frame of a stream, counted from 0; implies --coding
+    #[arg(long, value_name = "N")]
+    frame: Option<u64>,
+    /// Print the bytes of a stream with the fields that they encode
     #[arg(long)]
     annotate: bool,
     #[command(flatten)]
@@ -55,33 +108,174 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;
+    check_one_stdin(args.inputs.iter().chain(&args.against))?;
     let limits = args.limits.limits();
     if args.annotate {
-        return annotated(args, &input).in_file(&args.input);
+        let path = args.one_input("--annotate")?;
+        return annotated(args, &Input::open(path, DEFAULT_MAX_BYTES)?).in_file(path);
     }
-    let (report, failure) = Report::of(&input, args.frame, args.tensor.as_ref(), &limits);
-    if args.frame.is_some() && report.frames.is_empty() && failure.is_none() {
-        return Err(no_frame(args)).in_file(&args.input);
+    let wanted = args.wanted();
+    if let Some(original) = &args.against {
+        let losses = against::losses(args.one_input("--against")?, original, &wanted, &limits)?;
+        let text = match args.json {
+            true => serde_json::to_string_pretty(&losses).map_err(std::io::Error::from)? + "\n",
+            false => against::text(&losses, args.top),
+        };
+        return print(text).map(|()| Outcome::Well);
     }
-    let nothing = args.tensor.is_some() && report.updates.iter().all(|u| u.tensors.is_empty());
-    if nothing && failure.is_none() {
-        return Err(Failure::usage("no tensor of an update matches --tensor")).in_file(&args.input);
+    let (reports, failures) = read(args, &wanted, &limits)?;
+    if failures.is_empty() {
+        args.check_found(&reports)?;
     }
     // Shows everything before an error. An input that is no stream has nothing to show.
-    if args.json {
-        let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
-        print(format_args!("{json}\n"))?;
-    } else if report.version.is_some() {
-        let name = match is_standard(&args.input) {
-            true => "standard input".to_owned(),
-            false => args.input.display().to_string(),
-        };
-        print(text::render(&report, &name, args.frame.is_some()))?;
+    print(args.text(&reports)?)?;
+    let mut failures = failures.into_iter();
+    let first = failures.next();
+    failures.for_each(warn);
+    first.map_or(Ok(Outcome::Well), Err)
+}
+
+/// Reads all inputs; a fault in one does not hide the others.
+fn read(args: &Args, wanted: &Wanted, limits: &Limits) -> Result<(Vec<Report>, Vec<Failure>)> {
+    let (mut reports, mut failures) = (Vec::new(), Vec::new());
+    let files = source::files(&args.inputs)?;
+    for path in &files {
+        match source::read(path, wanted, limits) {
+            Ok((report, failure)) => {
+                // Bytes that are no stream give no report.
+                reports.extend(
+                    (failure.is_none() || report.version.is_some() || !report.frames.is_empty())
+                        .then_some(report),
+                );
+                failures.extend(failure);
+            }
+            Err(failure) if files.len() == 1 => return Err(failure),
+            Err(failure) => failures.push(failure),
+        }
     }
-    match failure {
-        Some(failure) => Err(failure.in_file(&args.input)),
-        None => Ok(Outcome::Well),
+    Ok((reports, failures))
+}
+
+impl Args {
+    fn wanted(&self) -> Wanted {
+        let text = !self.json && !self.csv && !self.tensors;
+        Wanted {
+            frame: self.frame,
+            step: self.step,
+            sender: self.sender,
+            tensor: self.tensor.clone(),
+            grid: self.tensor.is_some() && text,
+            quick: self.is_quick(text),
+            each: self.coding
+                || self.frame.is_some()
+                || (self.json && !self.tensors)
+                || (self.csv && self.tensors),
+        }
+    }
+
+    /// Whether headers and indices suffice: statistics of large inputs come when something asks for them.
+    fn is_quick(&self, text: bool) -> bool {
+        let asked = self.stats || self.tensor.is_some() || self.coding || self.frame.is_some();
+        let by_elements = matches!(self.sort, Some(Sort::Norm | Sort::Density));
+        let text = text || (self.tensors && !self.json && !self.csv);
+        text && !asked && !by_elements && source::bytes(&self.inputs) > SMALL_INPUT
+    }
+
+    fn one_input(&self, option: &str) -> Result<&PathBuf> {
+        match &self.inputs[..] {
+            [one] => Ok(one),
+            _ => Err(Failure::usage(format_args!("{option} takes one input"))),
+        }
+    }
+
+    /// Refuses filters that leave nothing.
+    fn check_found(&self, reports: &[Report]) -> Result<()> {
+        let name = |failure: Failure| match &self.inputs[..] {
+            [one] => failure.in_file(one),
+            _ => failure,
+        };
+        if self.frame.is_some() && reports.iter().all(|r| r.frames.is_empty()) {
+            return Err(name(no_frame(self)));
+        }
+        let updates = || reports.iter().flat_map(|r| &r.updates);
+        if (self.step.is_some() || self.sender.is_some()) && updates().next().is_none() {
+            return Err(name(Failure::usage("no update has this step and sender")));
+        }
+        let tensors =
+            || updates().flat_map(|u| &u.tensors).chain(reports.iter().flat_map(|r| &r.totals.tensors));
+        if let Some(glob) = &self.tensor
+            && self.frame.is_none()
+            && tensors().next().is_none()
+        {
+            let known = self.names();
+            let hint = did_you_mean(glob.text(), known.iter().map(String::as_str));
+            return Err(name(Failure::usage(format_args!("no tensor of an update matches --tensor{hint}"))));
+        }
+        Ok(())
+    }
+
+    /// Returns the names of all tensors, for a hint.
+    fn names(&self) -> Vec<String> {
+        let all = Wanted { step: self.step, sender: self.sender, ..Wanted::default() };
+        let files = self.inputs.iter().filter(|path| path.is_file());
+        let read = files.filter_map(|path| source::read(path, &all, &self.limits.limits()).ok());
+        read.flat_map(|(report, _)| report.totals.tensors).map(|tensor| tensor.name).collect()
+    }
+
+    fn text(&self, reports: &[Report]) -> Result<String> {
+        if reports.is_empty() {
+            return Ok(String::new());
+        }
+        let json = |text: serde_json::Result<String>| text.map_err(|e| std::io::Error::from(e).into());
+        if self.csv && self.tensors && self.group.is_none() {
+            return json(listing::csv_of_updates(reports));
+        }
+        if self.csv && !self.tensors && self.group.is_none() {
+            return json(listing::csv_updates(reports));
+        }
+        let (tensors, bits) = self.selected(reports);
+        let lists = self.tensors || self.group.is_some() || self.sort.is_some() || self.top.is_some();
+        match (self.json, self.csv) {
+            (true, _) if lists => return json(listing::json(&tensors)),
+            (_, true) => return json(listing::csv(&tensors)),
+            (true, _) => {
+                let text = match reports {
+                    [one] => serde_json::to_string_pretty(one),
+                    many => serde_json::to_string_pretty(many),
+                };
+                return json(text.map(|text| text + "\n"));
+            }
+            _ => {}
+        }
+        let terminal = Terminal::of_stdout();
+        if self.coding || self.frame.is_some() {
+            return Ok(reports.iter().map(|r| text::render(r, &r.file, self.frame.is_some())).collect());
+        }
+        if lists {
+            return Ok(listing::text(&tensors, bits, &terminal));
+        }
+        let overview = overview::render(reports, &tensors, &terminal);
+        Ok(match (&self.tensor, &tensors[..]) {
+            (Some(_), [one]) => overview + &detail::text(one, &terminal),
+            _ => overview,
+        })
+    }
+
+    /// Returns the tensors over all files: grouped, sorted and cut as asked for; and the bits of all of them.
+    fn selected(&self, reports: &[Report]) -> (Vec<Tensor>, f64) {
+        let mut totals = report::Totals::default();
+        for report in reports {
+            let kept = report.updates.iter().flat_map(|u| &u.tensors);
+            kept.chain(&report.totals.tensors).for_each(|tensor| totals.add(tensor));
+        }
+        let mut tensors = totals.tensors;
+        if let Some(depth) = self.group {
+            tensors = listing::group(&tensors, depth.into());
+        }
+        listing::sort(&mut tensors, self.sort.unwrap_or(Sort::Bytes));
+        let bits = tensors.iter().map(Tensor::bits).sum();
+        tensors.truncate(self.top.unwrap_or(usize::MAX));
+        (tensors, bits)
     }
 }
 
@@ -102,5 +296,7 @@ fn no_frame(args: &Args) -> Failure {
     Failure::usage(format_args!("there is no frame {}", args.frame.unwrap_or_default()))
 }
 
+/// Most bytes of input whose elements are read without being asked for: they take less than a second.
+const SMALL_INPUT: u64 = 256 << 20;
 /// Largest stream, in bytes, that is annotated as a whole without a note.
 const SMALL: usize = 1 << 20;

@@ -1,6 +1,8 @@
 //! The report as text.
 
-use super::report::{Report, Tensor, Update};
+use super::report::Report;
+use super::tensor::Tensor;
+use super::update::Update;
 use crate::output::{Align, Table, human_bytes, printable, real, thousands};
 use std::fmt::Write;
 
@@ -164,10 +166,10 @@ fn row(tensor: &Tensor) -> Vec<String> {
         true => tensor.support.clone(),
         false => format!("{} {}", tensor.support.replace("gaps-", ""), tensor.codes),
     };
-    let checks = match (&tensor.error, tensor.nan.unwrap_or(0), tensor.infinite.unwrap_or(0)) {
-        (Some(_), ..) => "FAILED".into(),
-        (None, 0, 0) => "ok".into(),
-        (None, nan, infinite) => format!("ok, {nan} NaN, {infinite} Inf"),
+    let checks = match (&tensor.error, tensor.flags()) {
+        (Some(_), _) => "FAILED".into(),
+        (None, flags) if flags.is_empty() => "ok".into(),
+        (None, flags) => flags,
     };
     let unknown = || "?".to_owned();
     let mark = if tensor.apportioned { "~" } else { "" };

@@ -1,17 +1,23 @@
-//! Named tensors in files: `.safetensors`, `.npz` and `.npy`, read and written.
+//! Named tensors in files: `.safetensors`, `.npz` and `.npy`, read and written; PyTorch's and llama.cpp's
+//! files, read.
 //!
 //! Every length in a file is checked against the file's size before anything is allocated for it.
 
+mod gguf;
+pub(crate) mod kind;
 pub(crate) mod npy;
 pub(crate) mod npz;
 pub(crate) mod safetensors;
+pub(crate) mod shards;
+mod torch;
 
-use crate::fail::{Failure, InFile, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::fail::{Failure, InFile, InOutput, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
 use crate::output::Output;
 use crate::stream::{self, Base};
 use gcodec::Limits;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
+use kind::Kind;
 use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::ops::{Deref, Range};
@@ -24,8 +30,19 @@ pub(crate) struct Dump {
     /// Tensors in the order of their data (safetensors) or of the archive (npz).
     pub(crate) tensors: Vec<NamedTensor>,
     /// The `__metadata__` of safetensors; empty for other formats.
-    #[cfg_attr(not(test), expect(dead_code, reason = "no command shows it yet"))]
     pub(crate) metadata: BTreeMap<String, String>,
+    /// Tensors of quantised types, without their elements.
+    pub(crate) opaque: Vec<Opaque>,
+}
+
+/// A tensor whose elements are not read.
+#[derive(Debug)]
+pub(crate) struct Opaque {
+    pub(crate) name: String,
+    /// Name of its element type.
+    pub(crate) dtype: &'static str,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) bytes: u64,
 }
 
 /// A tensor and its name.
@@ -49,42 +66,54 @@ pub(crate) enum Format {
 }
 
 impl Dump {
-    /// Reads the tensors of the file at `path`. The extension selects the format. For standard input (`-`)
-    /// and other extensions, the first bytes select it.
+    /// Reads the tensors of the file at `path`; `-` is standard input. Its bytes tell its kind.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        Self::open_with_limit(path, DEFAULT_MAX_BYTES)
-    }
-
-    /// Like [`open`](Self::open), with a limit on the bytes held in memory for a pipe or an archive.
-    pub(crate) fn open_with_limit(path: &Path, max_bytes: u64) -> Result<Self> {
-        Self::parse_any(path, Input::open(path, max_bytes)?, max_bytes).in_file(path)
-    }
-
-    fn parse_any(path: &Path, input: Input, max_bytes: u64) -> Result<Self> {
-        let format = Format::of_path(path)
-            .or_else(|| Format::of_bytes(&input))
-            .ok_or_else(|| Failure::invalid("not a .safetensors, .npz or .npy file"))?;
-        Self::parse(format, input, stem(path), max_bytes)
+        let (kind, input) = open_kind(path)?;
+        match kind {
+            Kind::Stream => {
+                Err(Failure::invalid("a gcodec stream, not a file of tensors; `gcodec decode` makes one"))
+            }
+            kind => Self::parse(kind, input, path),
+        }
+        .in_file(path)
     }
 
     /// Like [`open`](Self::open); for a gcodec stream, reads the update of `step`, or the last update.
     pub(crate) fn open_any(path: &Path, step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Self> {
-        let input = Input::open(path, DEFAULT_MAX_BYTES)?;
-        match stream::is_stream(&input) || path.extension().is_some_and(|e| e == "gcu") {
-            true => stream::dump(&input, step, limits, base).in_file(path),
-            false => Self::parse_any(path, input, DEFAULT_MAX_BYTES).in_file(path),
+        let (kind, input) = open_kind(path)?;
+        match kind {
+            Kind::Stream => stream::dump(&input, step, limits, base),
+            kind => Self::parse(kind, input, path),
         }
+        .in_file(path)
     }
 
-    /// Reads the tensors of an input; `name` is the tensor's name where the format has no names.
-    pub(crate) fn parse(format: Format, input: Input, name: String, max_bytes: u64) -> Result<Self> {
+    /// Reads the tensors of an input of this kind, which is no stream. `path` names the tensor where the kind
+    /// has no names, and the folder of other files.
+    pub(crate) fn parse(kind: Kind, input: Input, path: &Path) -> Result<Self> {
         let input = Arc::new(input);
-        match format {
-            Format::Safetensors => safetensors::read(&input),
-            Format::Npz => npz::read(&input, max_bytes),
-            Format::Npy => Ok(Self { tensors: vec![npy::read(&input, name)?], ..Self::default() }),
+        match kind {
+            Kind::Stream => Err(Failure::invalid("a gcodec stream")),
+            Kind::Safetensors => safetensors::read(&input),
+            Kind::Shards => shards::read(path, &input),
+            Kind::Npz => npz::read(&input, DEFAULT_MAX_BYTES),
+            Kind::Npy => Ok(Self { tensors: vec![npy::read(&input, stem(path))?], ..Self::default() }),
+            Kind::Torch => torch::read(&input),
+            Kind::Gguf => gguf::read(&input),
         }
     }
+}
+
+/// Returns the kind and the bytes of the file at `path`. A pipe of no known kind is not read to its end.
+fn open_kind(path: &Path) -> Result<(Kind, Input)> {
+    let input = match Opened::open(path)? {
+        Opened::Whole(input) => input,
+        Opened::Pipe(pipe) => {
+            kind::refuse(pipe.head()).in_file(path)?;
+            pipe.read_to_end(DEFAULT_MAX_BYTES).in_file(path)?
+        }
+    };
+    Ok((Kind::of(&input).in_file(path)?, input))
 }
 
 impl NamedTensor {
@@ -139,17 +168,6 @@ impl Format {
             _ => None,
         }
     }
-
-    /// Returns the format that the first bytes indicate.
-    pub(crate) fn of_bytes(bytes: &[u8]) -> Option<Self> {
-        match bytes {
-            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Self::Npy),
-            // The second magic is an archive without entries.
-            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => Some(Self::Npz),
-            [_, _, _, _, _, _, _, _, b'{', ..] => Some(Self::Safetensors),
-            _ => None,
-        }
-    }
 }
 
 /// Writes tensors, in the order given, in the format of the extension of `path`; `-` is standard output, as
@@ -194,10 +212,7 @@ pub(crate) fn write_safetensors(
 
 fn write_file(path: &Path, write: impl FnOnce(&mut Output) -> Result<()>) -> Result<()> {
     let mut out = Output::create(path)?;
-    write(&mut out).and_then(|()| Ok(out.finish()?)).map_err(|failure| {
-        let name = if is_standard(path) { "standard output".into() } else { path.display().to_string() };
-        failure.about(name)
-    })
+    write(&mut out).and_then(|()| Ok(out.finish()?)).in_output(path)
 }
 
 /// A tensor's bytes: owned, or a part of the file.
@@ -274,9 +289,8 @@ mod tests {
             assert_eq!(parts(&dump), expected, "{file}");
 
             let bytes = std::fs::read(&path).unwrap();
-            let format = Format::of_bytes(&bytes).unwrap();
-            assert_eq!(Some(format), Format::of_path(&path));
-            let piped = Dump::parse(format, Input::Owned(bytes), "b".into(), DEFAULT_MAX_BYTES).unwrap();
+            let kind = Kind::of(&bytes).unwrap();
+            let piped = Dump::parse(kind, Input::Owned(bytes), Path::new("b")).unwrap();
             assert_eq!(parts(&piped), expected, "{file}");
         }
     }

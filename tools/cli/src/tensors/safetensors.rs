@@ -84,7 +84,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         let what = format!("{} bytes of data, of which the tensors cover {expected_begin}", data.len());
         return Err(Failure::invalid(what));
     }
-    Ok(Dump { tensors, metadata: header.metadata })
+    Ok(Dump { tensors, metadata: header.metadata, ..Dump::default() })
 }
 
 /// Writes tensors in the order given.

@@ -33,8 +33,19 @@ impl Dir {
 
     /// Runs the binary with an input; spaces separate the words.
     pub fn run_with(&self, line: &str, input: &[u8]) -> Run {
+        self.start(line, input, &[])
+    }
+
+    /// Runs the binary with environment variables.
+    pub fn run_as(&self, line: &str, environment: &[(&str, &str)]) -> Run {
+        self.start(line, &[], environment)
+    }
+
+    fn start(&self, line: &str, input: &[u8], environment: &[(&str, &str)]) -> Run {
         let mut child = Command::new(env!("CARGO_BIN_EXE_gcodec"))
             .args(line.split_whitespace())
+            .env_remove("COLUMNS")
+            .envs(environment.iter().copied())
             .current_dir(self.0.path())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

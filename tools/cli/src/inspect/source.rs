@@ -1,0 +1,156 @@
+//! Opens what `inspect` looks at: streams, files of tensors, and folders of both.
+
+use super::report::{Report, Totals, Wanted};
+use super::tensor::Tensor;
+use super::update::Update;
+use crate::fail::{Failure, InFile, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
+use crate::naming::Origin;
+use crate::options::is_wanted;
+use crate::output::warn;
+use crate::tensors::kind::{self, Kind};
+use crate::tensors::{Dump, shards};
+use gcodec::Limits;
+use gcodec::file::File;
+use gcodec::reduce::stats::Options;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// Returns the files of the arguments: a folder stands for the files in it that are of a known kind.
+pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        match path.is_dir() {
+            true => files.extend(files_in(path)?),
+            false => files.push(path.clone()),
+        }
+    }
+    Ok(files)
+}
+
+/// Returns the bytes of the arguments' files.
+pub(crate) fn bytes(paths: &[PathBuf]) -> u64 {
+    let len = |path: &Path| std::fs::metadata(path).ok().filter(|m| m.is_file()).map_or(0, |m| m.len());
+    let in_folder = |folder: &Path| -> u64 {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| len(&entry.path())).sum()
+    };
+    paths.iter().map(|path| if path.is_dir() { in_folder(path) } else { len(path) }).sum()
+}
+
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).in_file(folder)?;
+    let mut paths: Vec<PathBuf> =
+        entries.map(|e| Ok(e?.path())).collect::<std::io::Result<_>>().in_file(folder)?;
+    paths.retain(|path| path.is_file());
+    paths.sort();
+    let mut known = Vec::new();
+    let (mut others, mut in_shards) = (0, BTreeSet::new());
+    for path in paths {
+        let Ok(input) = Input::open(&path, 0) else {
+            others += 1;
+            continue;
+        };
+        match Kind::of(&input) {
+            Ok(Kind::Shards) => {
+                in_shards
+                    .extend(shards::files(&input).in_file(&path)?.into_iter().map(|name| folder.join(name)));
+                known.push(path);
+            }
+            Ok(_) => known.push(path),
+            Err(_) => others += 1,
+        }
+    }
+    // The index of shards stands for its files.
+    known.retain(|path| !in_shards.contains(path));
+    if known.is_empty() {
+        return Err(Failure::usage("the folder has no file of tensors and no stream")).in_file(folder);
+    }
+    if others > 0 {
+        let s = if others == 1 { " is" } else { "s are" };
+        warn(format_args!("{}: {others} other file{s} left out", folder.display()));
+    }
+    Ok(known)
+}
+
+/// Reads the file at `path`; `-` is standard input. The failure is the first fault of a stream, which does
+/// not hide the rest of it.
+pub(crate) fn read(path: &Path, wanted: &Wanted, limits: &Limits) -> Result<(Report, Option<Failure>)> {
+    let (mut report, failure) = match Opened::open(path)? {
+        Opened::Pipe(pipe) if kind::is_stream(pipe.head()) => {
+            Report::of(pipe.into_reader(), 0, wanted, limits)
+        }
+        Opened::Pipe(pipe) => {
+            kind::refuse(pipe.head()).in_file(path)?;
+            of_bytes(path, pipe.read_to_end(DEFAULT_MAX_BYTES).in_file(path)?, wanted, limits)
+                .in_file(path)?
+        }
+        Opened::Whole(input) => of_bytes(path, input, wanted, limits).in_file(path)?,
+    };
+    report.file = if is_standard(path) { "standard input".to_owned() } else { path.display().to_string() };
+    Ok((report, failure.map(|failure| failure.in_file(path))))
+}
+
+fn of_bytes(
+    path: &Path,
+    input: Input,
+    wanted: &Wanted,
+    limits: &Limits,
+) -> Result<(Report, Option<Failure>)> {
+    match Kind::of(&input)? {
+        Kind::Stream => Ok(of_stream(&input, wanted, limits)),
+        kind => {
+            let bytes = input.len() as u64;
+            let dump = Dump::parse(kind, input, path)?;
+            Ok((of_dump(path, kind, bytes, &dump, wanted), None))
+        }
+    }
+}
+
+fn of_stream(bytes: &[u8], wanted: &Wanted, limits: &Limits) -> (Report, Option<Failure>) {
+    // A part of a finished stream is found by its index. If anything is wrong there, all of it is read.
+    if (wanted.is_part() || wanted.quick)
+        && wanted.frame.is_none()
+        && let Ok(file) = File::open(bytes, limits.clone())
+    {
+        let report = match wanted.quick {
+            true => Report::of_index(&file, bytes, wanted),
+            false => Report::of_file(&file, bytes, wanted, limits).ok(),
+        };
+        if let Some(report) = report {
+            return (report, None);
+        }
+    }
+    Report::of(bytes, bytes.len() as u64, wanted, limits)
+}
+
+/// Returns the report on a file of tensors: one update, with the step and the sender that the file says.
+fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) -> Report {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let origin = Origin::of(&dump.metadata, &name);
+    let mut report =
+        Report { kind: kind.name(), bytes, ok: true, metadata: dump.metadata.clone(), ..Report::default() };
+    if !wanted.update(origin.step, origin.sender) {
+        return report;
+    }
+    let options = Options::default().with_grid(wanted.grid);
+    let is_wanted = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
+    let dense = dump.tensors.iter().filter(|t| is_wanted(t.name()));
+    let mut rows: Vec<Tensor> = dense
+        .map(|t| match wanted.quick {
+            true => {
+                let mut row = Tensor::unread(t.name(), t.view().dtype(), t.view().shape());
+                row.value_bits = t.view().data().len() as f64 * 8.0;
+                row
+            }
+            false => Tensor::of_dense(t.name(), &t.view(), &options),
+        })
+        .collect();
+    let opaque = dump.opaque.iter().filter(|t| is_wanted(&t.name));
+    rows.extend(opaque.map(|t| Tensor::of_opaque(&t.name, t.dtype, &t.shape, t.bytes)));
+    let mut totals = Totals::default();
+    let bytes = if wanted.tensor.is_some() { rows.iter().map(|t| t.source_bytes).sum() } else { bytes };
+    report.updates.push(Update::of_tensors(origin.step, origin.sender, bytes, rows, wanted, &mut totals));
+    report.totals = totals;
+    report
+}

@@ -1,0 +1,261 @@
+//! A tensor's row of a report.
+
+use gcodec::block::RawBlock;
+use gcodec::reduce::stats::{Options, Stats};
+use gcodec::tensor::{Dtype, elements};
+use serde::Serialize;
+
+/// A tensor's part of an update, or of several.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: &'static str,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) elements: u64,
+    pub(crate) support: String,
+    pub(crate) values: String,
+    /// Coding of the positions.
+    pub(crate) codes: String,
+    pub(crate) blocks: u64,
+    /// `None` if only the base of a delta tells.
+    pub(crate) kept: Option<u64>,
+    pub(crate) density: Option<f64>,
+    /// Whether blocks span other tensors too, so that bits are divided by kept values.
+    pub(crate) apportioned: bool,
+    pub(crate) position_bits: f64,
+    pub(crate) value_bits: f64,
+    pub(crate) overhead_bits: f64,
+    pub(crate) bits_per_parameter: f64,
+    pub(crate) ratio: f64,
+    /// Counts of NaN and infinities, if the values are floats.
+    pub(crate) finite: Option<u64>,
+    pub(crate) nan: Option<u64>,
+    pub(crate) infinite: Option<u64>,
+    /// Index of the first NaN and of the first infinity.
+    pub(crate) first_nan: Option<u64>,
+    pub(crate) first_infinite: Option<u64>,
+    /// Statistics of the finite elements; null if the update alone does not determine them.
+    pub(crate) norm: Option<f64>,
+    pub(crate) min: Option<f64>,
+    pub(crate) max: Option<f64>,
+    pub(crate) mean: Option<f64>,
+    pub(crate) std: Option<f64>,
+    pub(crate) zeros: Option<u64>,
+    /// Error in its blocks.
+    pub(crate) error: Option<String>,
+    /// Bytes of the dense tensor.
+    #[serde(skip)]
+    pub(crate) source_bytes: u64,
+    #[serde(skip)]
+    pub(crate) stats: Stats,
+    /// Number of updates that this row adds up.
+    #[serde(skip)]
+    pub(crate) updates: u64,
+    /// Whether its values change a base: then they alone are no tensor, and have no norm.
+    #[serde(skip)]
+    pub(crate) delta: bool,
+}
+
+impl Tensor {
+    /// Returns a row without blocks.
+    pub(crate) fn new(
+        name: &str,
+        dtype: Dtype,
+        shape: &[u64],
+        support: String,
+        values: String,
+        codes: String,
+    ) -> Self {
+        let elements = elements(shape).unwrap_or(0);
+        Self {
+            name: name.to_owned(),
+            dtype: dtype.name(),
+            shape: shape.to_vec(),
+            elements,
+            source_bytes: dtype.bytes_for(elements).unwrap_or(0),
+            support,
+            values,
+            codes,
+            kept: Some(0),
+            updates: 1,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the row of a dense tensor.
+    pub(crate) fn of_dense(name: &str, tensor: &gcodec::TensorView<'_>, options: &Options) -> Self {
+        let (support, values) = ("all".to_owned(), "dense".to_owned());
+        let mut row = Self::new(name, tensor.dtype(), tensor.shape(), support, values, String::new());
+        row.value_bits = tensor.data().len() as f64 * 8.0;
+        row.kept = Some(row.elements);
+        row.stats = Stats::of(tensor, options);
+        row
+    }
+
+    /// Returns the row of a tensor whose elements are not read.
+    pub(crate) fn of_opaque(name: &str, dtype: &'static str, shape: &[u64], bytes: u64) -> Self {
+        let elements = elements(shape).unwrap_or(0);
+        let mut row = Self::new(name, Dtype::U8, shape, "all".into(), dtype.into(), String::new());
+        (row.dtype, row.source_bytes, row.value_bits, row.kept) =
+            (dtype, bytes, bytes as f64 * 8.0, Some(elements));
+        (row.stats.elements, row.stats.kept, row.stats.unread) = (elements, elements, elements);
+        row
+    }
+
+    /// Returns the row of a tensor that is known by its place only.
+    pub(crate) fn unread(name: &str, dtype: Dtype, shape: &[u64]) -> Self {
+        let mut row = Self::new(name, dtype, shape, String::new(), String::new(), String::new());
+        row.kept = None;
+        let elements = row.elements;
+        (row.stats.elements, row.stats.unplaced, row.stats.unread) = (elements, elements, elements);
+        row
+    }
+
+    /// Returns the sum of all bits.
+    pub(crate) fn bits(&self) -> f64 {
+        self.position_bits + self.value_bits + self.overhead_bits
+    }
+
+    /// Returns the bytes, rounded.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.bits() / 8.0).round() as u64
+    }
+
+    /// Returns the share of elements that are not zero, or for a delta that may differ from the base's;
+    /// `None` if only the base tells.
+    pub(crate) fn nonzero(&self) -> Option<f64> {
+        if self.delta || self.stats.unplaced > 0 {
+            return self.density;
+        }
+        let elements = self.elements.saturating_mul(self.updates).max(1);
+        Some((self.stats.nonzero() + self.stats.unread) as f64 / elements as f64)
+    }
+
+    /// Returns the index of the first element that is NaN, or else infinite.
+    pub(crate) fn first_bad(&self) -> Option<u64> {
+        self.stats.first_nan.or(self.stats.first_infinite)
+    }
+
+    /// Whether the update alone determines the elements.
+    fn is_known(&self) -> bool {
+        self.stats.unread == 0 && !self.delta
+    }
+
+    /// Whether every value is NaN.
+    pub(crate) fn is_all_nan(&self) -> bool {
+        self.stats.nan > 0 && Some(self.stats.nan) == self.kept
+    }
+
+    /// Says what is wrong with the values; empty if nothing is.
+    pub(crate) fn flags(&self) -> String {
+        let (nan, infinite) = (self.stats.nan, self.stats.infinite);
+        let mut flags = Vec::new();
+        match nan {
+            0 => {}
+            _ if self.is_all_nan() => flags.push("all NaN".to_owned()),
+            _ => flags.push(format!("{nan} NaN")),
+        }
+        if infinite > 0 {
+            flags.push(format!("{infinite} Inf"));
+        }
+        flags.join(", ")
+    }
+
+    /// Adds a block; `share` of its bits are this tensor's.
+    pub(crate) fn add(&mut self, raw: &RawBlock<'_>, values: &str, codes: &str, stats: &Stats, share: f64) {
+        self.apportioned |= raw.space.lens.len() > 1;
+        for (text, other) in
+            [(&mut self.support, raw.support_id.to_string()), (&mut self.values, values.into())]
+        {
+            if *text != other {
+                *text = "mixed".into();
+            }
+        }
+        if self.codes != codes {
+            self.codes.clear();
+        }
+        self.blocks += 1;
+        let kept = (stats.unplaced == 0).then_some(stats.kept);
+        self.kept = self.kept.zip(kept).map(|(sum, kept)| sum + kept);
+        self.position_bits += share * raw.support.len() as f64 * 8.0;
+        self.value_bits += share * raw.values.len() as f64 * 8.0;
+        self.overhead_bits += share * raw.header_len() as f64 * 8.0;
+        self.stats.merge(stats);
+    }
+
+    /// Computes what follows from the sums, once all blocks were added.
+    pub(crate) fn finish(&mut self) {
+        let is_float = Dtype::from_name(self.dtype).is_some_and(Dtype::is_float);
+        if is_float && self.stats.unread == 0 {
+            let (nan, infinite) = (self.stats.nan, self.stats.infinite);
+            self.finite = self.kept.map(|kept| kept.saturating_sub(nan + infinite));
+            (self.nan, self.infinite) = (Some(nan), Some(infinite));
+        }
+        (self.first_nan, self.first_infinite) = (self.stats.first_nan, self.stats.first_infinite);
+        self.stats = std::mem::take(&mut self.stats).with_elements(self.elements);
+        if self.is_known() {
+            let stats = &self.stats;
+            (self.norm, self.mean, self.std) = (Some(stats.norm()), Some(stats.mean()), Some(stats.std()));
+            (self.min, self.max, self.zeros) = (stats.min, stats.max, Some(stats.zeros));
+        }
+        self.divide();
+    }
+
+    /// Adds the same tensor of another update, or another tensor of a group.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.kept = self.kept.zip(other.kept).map(|(sum, kept)| sum + kept);
+        self.delta |= other.delta;
+        self.updates += other.updates;
+        self.apportioned |= other.apportioned;
+        self.position_bits += other.position_bits;
+        self.value_bits += other.value_bits;
+        self.overhead_bits += other.overhead_bits;
+        for (text, other) in [(&mut self.support, &other.support), (&mut self.values, &other.values)] {
+            if text != other {
+                *text = "mixed".into();
+            }
+        }
+        self.stats.merge(&other.stats);
+        let sum = |a: Option<u64>, b: Option<u64>| Some(a? + b?);
+        self.finite = sum(self.finite, other.finite);
+        self.nan = sum(self.nan, other.nan);
+        self.infinite = sum(self.infinite, other.infinite);
+        (self.first_nan, self.first_infinite) = (self.stats.first_nan, self.stats.first_infinite);
+        let known = self.is_known();
+        let stats = &self.stats;
+        self.norm = known.then(|| stats.norm());
+        (self.mean, self.std) = (known.then(|| stats.mean()), known.then(|| stats.std()));
+        (self.min, self.max) = (stats.min.filter(|_| known), stats.max.filter(|_| known));
+        self.zeros = known.then_some(stats.zeros);
+        self.error = self.error.take().or_else(|| other.error.clone());
+        self.divide();
+    }
+
+    /// Turns the rows of a module's tensors into one.
+    pub(crate) fn group(name: &str, tensors: &[&Self]) -> Self {
+        let Some((first, rest)) = tensors.split_first() else { return Self::default() };
+        let mut sum = (*first).clone();
+        for tensor in rest {
+            // Tensors of one module add up their elements, and those of several updates do not.
+            let (elements, updates, bytes) = (sum.elements + tensor.elements, sum.updates, sum.source_bytes);
+            sum.merge(tensor);
+            (sum.elements, sum.updates) = (elements, updates);
+            sum.source_bytes = bytes + tensor.source_bytes;
+            if sum.dtype != tensor.dtype {
+                sum.dtype = "mixed";
+            }
+        }
+        sum.stats.grid = None;
+        (sum.name, sum.shape) = (name.to_owned(), Vec::new());
+        sum.divide();
+        sum
+    }
+
+    fn divide(&mut self) {
+        let elements = self.elements.saturating_mul(self.updates).max(1) as f64;
+        self.density = self.kept.map(|kept| kept as f64 / elements);
+        self.bits_per_parameter = self.bits() / elements;
+        self.ratio = self.source_bytes as f64 * self.updates as f64 * 8.0 / self.bits();
+    }
+}

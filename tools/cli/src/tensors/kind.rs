@@ -1,0 +1,214 @@
+//! What a file is, by its first bytes and not by its name.
+
+use super::gguf;
+use crate::fail::{Failure, Result};
+use gcodec::frame::{MAGIC, PREAMBLE_LEN, SYNC};
+use std::io::Cursor;
+use zip::ZipArchive;
+
+/// Kind of a file that gcodec reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A gcodec stream.
+    Stream,
+    /// Hugging Face's `.safetensors`.
+    Safetensors,
+    /// `model.safetensors.index.json`: the names of tensors and their files.
+    Shards,
+    /// NumPy's `.npz`: a zip archive of `.npy` files.
+    Npz,
+    /// NumPy's `.npy`: one array.
+    Npy,
+    /// A state dict of `torch.save`: a zip archive with a pickle.
+    Torch,
+    /// A model of llama.cpp.
+    Gguf,
+}
+
+impl Kind {
+    /// Returns the kind's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Stream => "gcodec",
+            Self::Safetensors => "safetensors",
+            Self::Shards => "sharded safetensors",
+            Self::Npz => "npz",
+            Self::Npy => "npy",
+            Self::Torch => "PyTorch",
+            Self::Gguf => "GGUF",
+        }
+    }
+
+    /// Returns the kind of a file.
+    ///
+    /// # Errors
+    /// A failure that names what the file looks like, and what to do with it.
+    pub(crate) fn of(bytes: &[u8]) -> Result<Self> {
+        if is_stream(bytes) {
+            return Ok(Self::Stream);
+        }
+        match bytes {
+            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Ok(Self::Npy),
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => archive(bytes),
+            _ if bytes.starts_with(gguf::MAGIC) => Ok(Self::Gguf),
+            // A length of the header below 2^40, and a header that is a JSON object.
+            [_, _, _, _, _, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
+            _ if bytes.trim_ascii_start().starts_with(b"{") && find(bytes, b"\"weight_map\"") => {
+                Ok(Self::Shards)
+            }
+            _ => Err(unknown(bytes)),
+        }
+    }
+}
+
+/// Refuses an input of no known kind by its first bytes.
+pub(crate) fn refuse(head: &[u8]) -> Result<()> {
+    match head {
+        // The end of an archive tells its kind, and any part of JSON.
+        [b'P', b'K', ..] => Ok(()),
+        _ if head.trim_ascii_start().starts_with(b"{") => Ok(()),
+        _ => Kind::of(head).map(drop),
+    }
+}
+
+/// Whether the bytes are those of a gcodec stream, even if its preamble is damaged.
+pub(crate) fn is_stream(bytes: &[u8]) -> bool {
+    let same = bytes.iter().zip(MAGIC).filter(|(a, b)| **a == *b).count();
+    let frame = bytes.get(PREAMBLE_LEN..PREAMBLE_LEN + SYNC.len());
+    same == MAGIC.len()
+        || (!bytes.is_empty() && bytes.len() < MAGIC.len() && same == bytes.len())
+        || frame == Some(&SYNC)
+}
+
+/// Tells archives of NumPy from those of PyTorch.
+fn archive(bytes: &[u8]) -> Result<Kind> {
+    let archive = ZipArchive::new(Cursor::new(bytes))
+        .map_err(|e| Failure::invalid(format_args!("a damaged or truncated zip archive: {e}")))?;
+    if super::torch::prefix(&archive).is_some() {
+        return Ok(Kind::Torch);
+    }
+    let names: Vec<String> =
+        archive.file_names().take(1000).flatten().map(|name| name.into_owned()).collect();
+    if names.iter().all(|name| name.ends_with(".npy")) {
+        return Ok(Kind::Npz);
+    }
+    let what = if names.iter().any(|name| name.ends_with("constants.pkl")) {
+        "a TorchScript archive: save its state_dict() with torch.save"
+    } else if names.iter().any(|name| name.ends_with(".json") && name.contains("config")) {
+        "a Keras archive: save its weights as .npz or .safetensors"
+    } else {
+        "a zip archive without data.pkl and not only of .npy files: unpack it"
+    };
+    let other = names.iter().find(|name| !name.ends_with(".npy")).cloned().unwrap_or_default();
+    Err(Failure::invalid(format_args!("{what} (it holds {other:?})")))
+}
+
+/// Signatures of other files: offset, bytes, what it is and what to do.
+const SIGNATURES: [(usize, &[u8], &str); 19] = [
+    (0, b"\x1f\x8b", "gzip: unpack it with gunzip"),
+    (0, b"\x28\xb5\x2f\xfd", "zstd: unpack it with `zstd -d`"),
+    (0, b"BZh", "bzip2: unpack it with bunzip2"),
+    (0, b"\xfd7zXZ\0", "xz: unpack it with unxz"),
+    (0, b"\x04\x22\x4d\x18", "lz4: unpack it with `lz4 -d`"),
+    (0, b"7z\xbc\xaf", "a 7-Zip archive: unpack it"),
+    (257, b"ustar", "a tar archive: unpack it"),
+    (
+        0,
+        b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",
+        "a PyTorch file of before version 1.6, a bare pickle: load it with torch.load and save it again",
+    ),
+    (0, b"\x89HDF\r\n\x1a\n", "HDF5 (Keras, h5py): save the tensors as .npz or .safetensors"),
+    (0, b"PAR1", "Parquet: it holds tables, not tensors"),
+    (0, b"ARROW1", "an Arrow file: it holds tables, not tensors"),
+    (0, b"version https://git-lfs", "a Git LFS pointer, not the file itself: run `git lfs pull`"),
+    (0, b"<!DOCTYPE", "an HTML page: the download gave an error page"),
+    (0, b"<html", "an HTML page: the download gave an error page"),
+    (0, b"\x7fELF", "a program"),
+    (0, b"\x89PNG", "a PNG picture"),
+    (0, b"%PDF", "a PDF document"),
+    (0, b"SQLite format 3", "an SQLite database"),
+    (0, b"lmgg", "a model of llama.cpp of before GGUF: convert it"),
+];
+
+/// Returns the failure for bytes of another kind.
+fn unknown(bytes: &[u8]) -> Failure {
+    let known = "gcodec reads its streams, .safetensors, .npz, .npy, PyTorch's .pt and .bin, and GGUF";
+    if bytes.is_empty() {
+        return Failure::invalid("an empty file");
+    }
+    let signature =
+        SIGNATURES.iter().find(|(at, with, _)| bytes.get(*at..).is_some_and(|b| b.starts_with(with)));
+    if let Some((.., what)) = signature {
+        return Failure::invalid(what);
+    }
+    let what = match bytes {
+        [0x80, protocol @ 2..=5, ..] => {
+            return Failure::invalid(format_args!(
+                "a Python pickle of protocol {protocol}, which can run any code: load it where you trust it, \
+                 and save the tensors as .safetensors"
+            ));
+        }
+        _ if bytes.trim_ascii_start().starts_with(b"{") => "JSON",
+        _ if bytes.iter().take(4096).all(|b| *b == 0) => "zeros",
+        _ if std::str::from_utf8(&bytes[..bytes.len().min(256)]).is_ok_and(|t| !t.contains('\0')) => "text",
+        _ => "bytes of no known kind",
+    };
+    let begins: Vec<String> = bytes.iter().take(8).map(|b| format!("{b:02x}")).collect();
+    Failure::invalid(format_args!(
+        "not a gcodec stream, and no tensors: {what}, beginning with {}; {known}",
+        begins.join(" ")
+    ))
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> bool {
+    bytes.windows(what.len()).any(|w| w == what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_told_by_content() {
+        assert_eq!(Kind::of(&MAGIC).unwrap(), Kind::Stream);
+        assert_eq!(Kind::of(b"\x93NUMPY\x01\0").unwrap(), Kind::Npy);
+        assert_eq!(Kind::of(b"GGUF\x03\0\0\0").unwrap(), Kind::Gguf);
+        assert_eq!(Kind::of(b"\x08\0\0\0\0\0\0\0{      }").unwrap(), Kind::Safetensors);
+        assert_eq!(Kind::of(b"{\"metadata\": {}, \"weight_map\": {}}").unwrap(), Kind::Shards);
+        assert_eq!(Kind::of(include_bytes!("../../fixtures/stored.npz")).unwrap(), Kind::Npz);
+        assert_eq!(Kind::of(include_bytes!("../../fixtures/state.pt")).unwrap(), Kind::Torch);
+        // One wrong bit in the magic does not make it another kind.
+        let mut damaged = [0; 20];
+        damaged[..8].copy_from_slice(&MAGIC);
+        damaged[16..].copy_from_slice(&SYNC);
+        damaged[3] ^= 4;
+        assert_eq!(Kind::of(&damaged).unwrap(), Kind::Stream);
+    }
+
+    #[test]
+    fn other_kinds_are_named_with_what_to_do() {
+        let cases: [(&[u8], &str); 9] = [
+            (b"", "empty"),
+            (b"\x1f\x8b\x08", "gunzip"),
+            (b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.", "before version 1.6"),
+            (b"\x80\x04\x95", "pickle of protocol 4"),
+            (b"{\"a\": 1}", "JSON"),
+            (b"hello world", "text"),
+            (&[0; 5000], "zeros"),
+            (b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+            (b"\xff\xfe\xfd", "ff fe fd"),
+        ];
+        for (bytes, part) in cases {
+            let failure = Kind::of(bytes).unwrap_err();
+            assert!(failure.message.contains(part), "{failure}");
+        }
+        let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+        zip.start_file("readme.txt", zip::write::SimpleFileOptions::default()).unwrap();
+        let bytes = zip.finish().unwrap().into_inner();
+        let failure = Kind::of(&bytes).unwrap_err();
+        assert!(
+            failure.message.contains("without data.pkl") && failure.message.contains("readme.txt"),
+            "{failure}"
+        );
+    }
+}

@@ -1,0 +1,273 @@
+//! `inspect` and `verify`: what they read, what they show, and what they find in spite of damage.
+
+mod common;
+
+use common::{Dir, demo, f32s, step, worker, write_tensors};
+use serde_json::Value;
+
+/// Copies the demo's five dumps into the directory.
+fn dumps(dir: &Dir) {
+    let folder = dir.path("dumps");
+    std::fs::create_dir(&folder).unwrap();
+    for path in [worker(0), worker(1), step(15), step(200), step(600)] {
+        let name = std::path::Path::new(&path).file_name().unwrap().to_owned();
+        std::fs::copy(&path, folder.join(name)).unwrap();
+    }
+}
+
+fn json(text: &[u8]) -> Value {
+    serde_json::from_slice(text).unwrap()
+}
+
+/// Encodes three steps and returns the stream with the offsets of its frames.
+fn three_steps(dir: &Dir) -> (Vec<u8>, Vec<(String, usize, usize)>) {
+    dir.well(&format!(
+        "encode {} {} {} -o run.gcu --codec lossless --rule *.conv2.weight=topk:density=0.5 --step 0",
+        step(15),
+        step(200),
+        step(600)
+    ));
+    let report = json(&dir.well("inspect run.gcu --json").stdout);
+    let number = |v: &Value| v.as_u64().unwrap() as usize;
+    let frames = report["frames"].as_array().unwrap().iter();
+    let frames = frames
+        .map(|f| (f["kind"].as_str().unwrap().to_owned(), number(&f["offset"]), number(&f["bytes"])))
+        .collect();
+    (std::fs::read(dir.path("run.gcu")).unwrap(), frames)
+}
+
+#[test]
+fn the_overview_is_a_screen() {
+    let dir = Dir::new();
+    dumps(&dir);
+    dir.well(&format!("encode {} {} -o run.gcu --codec topk:density=0.1 --step 0", worker(0), worker(1)));
+    for columns in ["60", "80", "120", "200"] {
+        for line in ["inspect run.gcu", "inspect dumps", &format!("inspect {}", worker(0))] {
+            let run = dir.run_as(line, &[("COLUMNS", columns)]);
+            assert_eq!(run.code, 0, "{}", run.err);
+            let text = run.out();
+            assert!(text.lines().count() <= 24, "{line}: {text}");
+            let width: usize = columns.parse().unwrap();
+            let widest = text.lines().map(|l| l.chars().count()).max().unwrap();
+            assert!(widest <= width, "{line}: {widest} columns of {width}:\n{text}");
+            assert!(!text.contains('\x1b'), "a pipe has no colour");
+        }
+    }
+    let text = dir.well("inspect run.gcu").out();
+    for part in ["2 updates", "steps 0 to 1", "sender 0", "no NaN", "whole", "codec: topk", "conv3.weight"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn large_inputs_open_at_once() {
+    let dir = Dir::new();
+    dir.well(&format!("encode {} {} -o run.gcu --codec topk:density=0.1 --step 0", worker(0), worker(1)));
+    // A file with a hole: 300 MB of zeros that no disk holds.
+    write_tensors(&dir.path("large.safetensors"), &[("hole", "U8", &[300_000_000], &[])]);
+    let text = String::from_utf8(std::fs::read(dir.path("large.safetensors")).unwrap()).unwrap();
+    let header = &text[8..].replace("[0,0]", "[0,300000000]");
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    std::fs::write(dir.path("large.safetensors"), &bytes).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(dir.path("large.safetensors")).unwrap();
+    file.set_len(bytes.len() as u64 + 300_000_000).unwrap();
+    let text = dir.well("inspect run.gcu large.safetensors").out();
+    for part in ["3 updates", "elements not read", "hole", "300MB", "conv3.weight", "--stats reads all"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("no NaN") && !text.contains("whole"), "{text}");
+    let listed = dir.well("inspect run.gcu large.safetensors --tensors --step 1").out();
+    assert!(listed.contains("conv3.weight") && !listed.contains("hole"), "{listed}");
+    // The bytes of the index are those of the blocks.
+    let bytes = |line: &str| -> Vec<String> {
+        let text = dir.well(line).out();
+        text.lines()
+            .find(|l| l.starts_with("conv3.weight"))
+            .unwrap()
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect()
+    };
+    let quick = bytes("inspect run.gcu large.safetensors --tensors --step 1");
+    let read = bytes("inspect run.gcu --tensors --step 1");
+    assert_eq!(quick[..4], read[..4]);
+    assert!(dir.well("inspect run.gcu large.safetensors --step 1 --stats").out().contains("no NaN"));
+}
+
+#[test]
+fn folders_give_steps_and_senders() {
+    let dir = Dir::new();
+    dumps(&dir);
+    std::fs::write(dir.path("dumps/readme.md"), "not tensors").unwrap();
+    let run = dir.well("inspect dumps --csv");
+    assert!(run.err.contains("1 other file is left out"), "{}", run.err);
+    let text = run.out();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 6, "{text}");
+    assert!(lines[0].starts_with("file,step,sender,label,bytes"), "{text}");
+    assert!(lines[2].contains("digits_convnet_step0030_worker1.safetensors,30,1,"), "{text}");
+    // Filters, and the sums of what they leave.
+    let rows = json(&dir.well("inspect dumps --sender 1 --tensors --json --sort norm --top 2").stdout);
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    assert!(rows[0]["norm"].as_f64().unwrap() >= rows[1]["norm"].as_f64().unwrap());
+    assert_eq!(rows[0]["updates"], 1);
+    let modules = json(&dir.well("inspect dumps --step 30 --group 1 --json").stdout);
+    let names: Vec<&str> = modules.as_array().unwrap().iter().map(|m| m["name"].as_str().unwrap()).collect();
+    assert!(names.contains(&"conv3") && names.contains(&"fc") && names.len() == 6, "{names:?}");
+    let csv = dir.well("inspect dumps --step 30 --tensors --csv").out();
+    assert_eq!(csv.lines().count(), 1 + 2 * 10, "{csv}");
+    dir.fails(2, "no update has this step and sender", "inspect dumps --step 31");
+    dir.fails(2, "did you mean \"fc.weight\"", &format!("inspect {} --tensor fc.wieght", worker(0)));
+}
+
+#[test]
+fn a_stream_and_its_tensors_have_the_same_statistics() {
+    let dir = Dir::new();
+    dir.well(&format!("encode {} -o x.gcu --codec topk:density=0.05,values=bf16", worker(0)));
+    dir.well("decode x.gcu -o x.safetensors");
+    let rows = |file: &str| json(&dir.well(&format!("inspect {file} --tensors --json --sort name")).stdout);
+    let (sparse, dense) = (rows("x.gcu"), rows("x.safetensors"));
+    for (a, b) in sparse.as_array().unwrap().iter().zip(dense.as_array().unwrap()) {
+        for key in ["name", "dtype", "shape", "elements", "min", "max", "zeros", "nonzero", "nan"] {
+            assert_eq!(a[key], b[key], "{key}");
+        }
+        let (x, y) = (a["norm"].as_f64().unwrap(), b["norm"].as_f64().unwrap());
+        assert!((x - y).abs() <= 1e-12 * x, "{x} {y}");
+    }
+    // By its index, a finished stream gives the same as from its beginning to its end.
+    let (all, one) = (rows("x.gcu"), rows("x.gcu --tensor fc.weight"));
+    let fc = all.as_array().unwrap().iter().find(|t| t["name"] == "fc.weight").unwrap();
+    assert_eq!(&one[0], fc);
+    let detail = dir.well("inspect x.gcu --tensor fc.weight").out();
+    for part in ["fc.weight f32 10x48", "magnitudes", "2^", "elements that are not zero", "│"] {
+        assert!(detail.contains(part), "{part}: {detail}");
+    }
+}
+
+#[test]
+fn nan_is_named_with_its_place() {
+    let dir = Dir::new();
+    let mut values = vec![1.0; 12];
+    values[7] = f32::NAN;
+    write_tensors(
+        &dir.path("bad_step3_worker1.safetensors"),
+        &[("a", "F32", &[3, 4], &f32s(&values)), ("b", "F32", &[2], &f32s(&[f32::NAN; 2]))],
+    );
+    let file = "bad_step3_worker1.safetensors";
+    let text = dir.well(&format!("inspect {file}")).out();
+    for part in ["3 NaN", "first NaN or Inf: a[1, 3] in step 3, sender 1", "all NaN"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    dir.well(&format!("encode {file} -o x.gcu --codec lossless"));
+    let coding = dir.well("inspect x.gcu --coding").out();
+    let last = |name: &str| coding.lines().find(|l| l.starts_with(name)).unwrap().to_owned();
+    assert!(last("a ").ends_with("  1 NaN") && last("b ").ends_with("  all NaN"), "{coding}");
+    let report = json(&dir.well("inspect x.gcu --json").stdout);
+    assert_eq!(report["updates"][0]["tensors"][0]["first_nan"], 7);
+}
+
+#[test]
+fn a_worker_that_differs_is_flagged() {
+    let dir = Dir::new();
+    for sender in 0..4 {
+        let scale = if sender == 3 { 2.7 } else { 1.0 + sender as f32 / 100.0 };
+        let values: Vec<f32> = (0..64).map(|i| scale * ((i % 5) as f32 - 2.0)).collect();
+        let path = dir.path(&format!("grad_step7_rank{sender}.safetensors"));
+        write_tensors(&path, &[("w", "F32", &[8, 8], &f32s(&values))]);
+    }
+    let text = dir.well("inspect .").out();
+    let flagged: Vec<&str> = text.lines().filter(|l| l.contains("x the median norm")).collect();
+    assert!(
+        flagged.len() == 1 && flagged[0].contains("rank3") && flagged[0].ends_with("2.7x the median norm"),
+        "{text}"
+    );
+    assert!(text.contains("odd norm in step 7, sender 3; see --step 7 --sender 3 --tensors"), "{text}");
+}
+
+#[test]
+fn what_compression_lost_is_measured() {
+    let dir = Dir::new();
+    let input = worker(0);
+    dir.well(&format!("encode {input} -o x.gcu --codec topk:density=0.1 --rule *.bias=lossless"));
+    let losses = json(&dir.well(&format!("inspect x.gcu --against {input} --json")).stdout);
+    let diff = json(&dir.run(&format!("diff {input} x.gcu --json")).stdout);
+    assert_eq!(losses["all"]["relative_l2"], diff["total"]["relative_l2"]);
+    let bias = losses["tensors"].as_array().unwrap().iter().find(|t| t["name"] == "fc.bias").unwrap();
+    assert_eq!((&bias["relative_l2"], &bias["energy_kept"]), (&Value::from(0.0), &Value::from(1.0)));
+    // With exact values, the energy kept and the squared error add up to all of it.
+    let (error, kept) =
+        (losses["all"]["relative_l2"].as_f64().unwrap(), losses["all"]["energy_kept"].as_f64().unwrap());
+    assert!((error * error + kept - 1.0).abs() < 1e-9, "{error} {kept}");
+    assert!(dir.well(&format!("inspect x.gcu --against {input}")).out().contains("all 10"));
+    // Of several updates, the original's own step and sender are taken.
+    let other = worker(1);
+    dir.well(&format!("encode {other} -o run.gcu --codec topk:density=0.1 --step 30 --sender 1"));
+    dir.well(&format!("encode {input} -o run.gcu --codec topk:density=0.1 --step 30 --sender 0 --append"));
+    let one = json(&dir.well(&format!("inspect run.gcu --against {input} --tensor *.weight --json")).stdout);
+    assert!(one["all"]["cosine"].as_f64().unwrap() > 0.7);
+    dir.fails(2, "another shape than the original", &format!("inspect x.gcu --against {}", step(15)));
+    write_tensors(&dir.path("other.npz.safetensors"), &[("fc.weigth", "F32", &[1], &f32s(&[1.0]))]);
+    dir.fails(2, "no tensor of the original", "inspect x.gcu --against other.npz.safetensors");
+}
+
+#[test]
+fn one_flipped_bit_hides_only_its_block() {
+    let dir = Dir::new();
+    let (whole, frames) = three_steps(&dir);
+    let updates: Vec<_> = frames.iter().filter(|f| f.0 == "update").collect();
+    let mut wrong = whole.clone();
+    wrong[updates[1].1 + updates[1].2 - 40] ^= 4;
+    std::fs::write(dir.path("wrong.gcu"), &wrong).unwrap();
+    let verified = dir.fails(3, "wrong checksum of block", "verify wrong.gcu");
+    assert!(verified.err.contains("frame 2, tensor "), "{}", verified.err);
+    assert!(verified.out().contains("steps 0, 2 are whole; step 1 lost"), "{}", verified.out());
+    let shown = dir.fails(3, "wrong checksum", "inspect wrong.gcu");
+    assert!(
+        shown.out().contains("DAMAGED: 1 fault") && shown.out().contains("step 1 lost"),
+        "{}",
+        shown.out()
+    );
+    let report = json(&dir.run("inspect wrong.gcu --json").stdout);
+    assert_eq!(report["updates"].as_array().unwrap().len(), 2);
+    let fault = &report["faults"][0];
+    assert_eq!((&fault["frame"], &fault["step"], &fault["sender"]), (&2.into(), &1.into(), &0.into()));
+    let last = fault["tensor"].as_str().unwrap();
+    assert!(verified.err.contains(last) && fault["block"].as_u64().unwrap() > 0, "{fault}");
+    // Two faults, and a pipe.
+    wrong[updates[2].1 + 30] ^= 1;
+    std::fs::write(dir.path("worse.gcu"), &wrong).unwrap();
+    let verified = dir.run("verify worse.gcu");
+    assert!(verified.out().contains("step 0 is whole; steps 1, 2 lost"), "{}", verified.out());
+    let piped = dir.run_with("verify -", &wrong);
+    assert_eq!((piped.code, piped.out().contains("steps 1, 2 lost")), (3, true), "{}", piped.out());
+    // A filter for what is whole needs nothing else.
+    dir.well("inspect wrong.gcu --step 2 --tensors");
+    dir.fails(3, "checksum", "inspect wrong.gcu --step 1 --tensors");
+}
+
+#[test]
+fn what_is_no_dump_is_named_and_pipes_are_not_read_to_their_end() {
+    let dir = Dir::new();
+    for (bytes, part) in [
+        (&b"\x1f\x8b\x08\0"[..], "gunzip"),
+        (b"\x80\x04\x95\0", "pickle of protocol 4"),
+        (b"hello", "text"),
+        (b"", "empty"),
+    ] {
+        std::fs::write(dir.path("x"), bytes).unwrap();
+        dir.fails(3, part, "inspect x");
+        dir.fails(3, part, "verify x");
+    }
+    let zeros = vec![0; 1 << 20];
+    let run = dir.run_with("inspect -", &zeros);
+    assert!(run.code == 3 && run.err.contains("zeros"), "{}", run.err);
+    // A name says nothing about the kind.
+    std::fs::copy(worker(0), dir.path("named.npz")).unwrap();
+    assert!(dir.well("inspect named.npz").out().contains("safetensors"));
+    std::fs::copy(demo("../fixtures/state.pt"), dir.path("pytorch_model.bin")).unwrap();
+    let text = dir.well("inspect pytorch_model.bin --tensors").out();
+    assert!(text.contains("model.weight") && text.contains("bf16"), "{text}");
+    dir.well("encode pytorch_model.bin -o x.gcu --codec lossless");
+    dir.well("diff pytorch_model.bin x.gcu");
+}
