@@ -6,7 +6,8 @@ use crate::block::{RawBlock, Sets};
 use crate::error::{Error, FormatErrorKind, InputErrorKind, Result};
 use crate::frame::{
     BlockOrder, CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedBlock,
-    IndexedFrame, IndexedUpdate, Manifest, ManifestId, PREAMBLE_LEN, Preamble, UpdateHeader, UpdatePart,
+    IndexedFrame, IndexedUpdate, Manifest, ManifestId, Metadata, PREAMBLE_LEN, Preamble, UpdateHeader,
+    UpdatePart,
 };
 use crate::limits::{Limits, in_memory};
 use crate::stream::{Assembler, Definitions};
@@ -21,6 +22,8 @@ pub struct File<'a> {
     sets: Arc<Sets>,
     parts: Vec<PartEntry>,
     updates: Vec<UpdateEntry>,
+    /// Offset and number of each metadata frame, and the number of updates that began before it.
+    metadata: Vec<(u64, u64, usize)>,
 }
 
 /// An update of a file.
@@ -61,6 +64,7 @@ impl<'a> File<'a> {
             sets: Arc::default(),
             parts: Vec::new(),
             updates: Vec::new(),
+            metadata: Vec::new(),
         };
         let mut definitions = Definitions::default();
         let mut updates = index.updates.iter();
@@ -88,6 +92,7 @@ impl<'a> File<'a> {
                         Arc::make_mut(&mut file.sets).insert(id, Arc::new(set.shared(count)));
                     }
                 }
+                FrameKind::METADATA => file.metadata.push((offset, number as u64, file.updates.len())),
                 FrameKind::UPDATE => {
                     let indexed = updates
                         .next()
@@ -178,6 +183,21 @@ impl<'a> File<'a> {
     /// Returns the updates, in order.
     pub fn updates(&self) -> &[UpdateEntry] {
         &self.updates
+    }
+
+    /// Reads the metadata between the previous update and this one; for the first update, all before it.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if a metadata frame is corrupt; [`Error::Input`] if the update does not exist.
+    pub fn metadata(&self, update: usize) -> Result<Metadata> {
+        self.entry(update)?;
+        let mut all = Metadata::default();
+        for &(offset, number, _) in self.metadata.iter().filter(|(.., before)| *before == update) {
+            let (_, body) = self.frame(offset).map_err(|e| e.in_frame(number))?;
+            let found = Metadata::read(body, offset + HEADER_LEN as u64, &self.limits);
+            all.entries.extend(found.map_err(|e| e.in_frame(number))?.entries);
+        }
+        Ok(all)
     }
 
     /// Returns the blocks of an update as the index lists them, without reading them.

@@ -301,11 +301,12 @@ impl Launch {
             rounds == outcome.rounds && weights.same_bits(&outcome.weights),
             format!("{} steps in {}", rounds, self.config.record.display()),
         );
-        for (what, tool) in [("gcodec verify", "verify"), ("gcodec inspect", "inspect")] {
+        for (what, tool) in [("gcodec verify", &["verify"][..]), ("gcodec inspect", &["inspect", "--coding"])]
+        {
             let Some([program, first @ ..]) = self.command.as_deref() else { continue };
             let mut command = Command::new(program);
             let output =
-                command.args(first).arg(tool).arg(&self.config.record).current_dir(root()).output()?;
+                command.args(first).args(tool).arg(&self.config.record).current_dir(root()).output()?;
             let text = String::from_utf8_lossy(if output.status.success() {
                 &output.stdout
             } else {

@@ -7,7 +7,7 @@ use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new, 
 use crate::output::warn;
 use crate::stream::{Base, Updates};
 use crate::tensors::{self, Dump, NamedTensor};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// Decode an update of a stream into dense tensors
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The extension of the output selects its format: .safetensors, .npz or .npy. Standard output (`-`)
-is safetensors.
+is safetensors, the only one that has the update's metadata.
 
 A delta needs its --base: the tensors that it, or an earlier delta of the same stream, was made
 against. All deltas from there on are applied in turn. A wrong base is a usage error (exit code 2).
@@ -72,7 +72,8 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         check_output_is_new(path, [&args.input].into_iter().chain(&args.base))?;
         let tensors = decode(args, &updates, number, &base).in_file(&args.input)?;
         let views: Vec<_> = tensors.iter().map(|t| (t.name(), t.view())).collect();
-        tensors::write(path, &views, &BTreeMap::new())?;
+        let metadata = updates.metadata(number).in_file(&args.input)?;
+        tensors::write(path, &views, &metadata)?;
     }
     Ok(Outcome::Well)
 }
@@ -163,6 +164,9 @@ fn decode(args: &Args, updates: &Updates<'_>, number: usize, base: &Base<'_>) ->
     {
         let hint = did_you_mean(glob.text(), names());
         return Err(Failure::usage(format_args!("no tensor of the update matches --tensor{hint}")));
+    }
+    if !base.is_empty() {
+        updates.check_base(number, base)?;
     }
     updates.decode(number, wanted, base)
 }

@@ -135,7 +135,7 @@ fn steps() -> Result<()> {
     command(&encode)?;
     command(&["inspect", stream])?;
     command(&["verify", stream])?;
-    command(&["decode", stream, "--step", "2", "-o", "decoded.safetensors"])?;
+    command(&["decode", stream, "--step", "600", "-o", "decoded.safetensors"])?;
     command(&["diff", STEPS[2].0, "decoded.safetensors"])?;
     print("\nOne worker's gradient, losslessly and bit by bit:\n")?;
     command(&["encode", WORKERS[0].0, "-o", "digits.gcu", "--codec", "lossless"])?;

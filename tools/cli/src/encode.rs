@@ -2,7 +2,7 @@
 
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
-use crate::naming::{did_you_mean, parse_codec};
+use crate::naming::{CodecParser, Origin, did_you_mean};
 use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
@@ -13,7 +13,7 @@ use gcodec::file::File;
 use gcodec::frame::{Metadata, UpdateHeader};
 use gcodec::stream::EncodeOptions;
 use gcodec::{Codec, Limits, TensorView, Writer};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Codec of the tensors
-    #[arg(long, value_name = "SPEC", value_parser = parse_codec)]
+    #[arg(long, value_name = "SPEC", value_parser = CodecParser, hide_possible_values = true)]
     codec: Codec,
     /// Other codec for the tensors whose names match; the last matching rule counts
     #[arg(long = "rule", value_name = "GLOB=SPEC")]
@@ -78,18 +78,25 @@ pub(crate) struct Args {
     /// Tensors that the first delta (codec `delta`) is made against
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Step of the first update, the next ones follow [default: 0, or after the last with --append]
+    /// Step of the first update, the next ones follow [default: the step in the input's metadata, or else
+    /// the next one, from 0 on]
     #[arg(long, value_name = "N")]
     step: Option<u64>,
-    /// Number of the sender
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    sender: u64,
-    /// Number of senders, 0 if unknown
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    world: u64,
+    /// Key of the step in the inputs' metadata [default: step, global_step, iteration, iter, round or epoch]
+    #[arg(long, value_name = "KEY", conflicts_with = "step")]
+    meta_step: Option<String>,
+    /// Number of the sender [default: the sender, worker or rank in the input's metadata, or 0]
+    #[arg(long, value_name = "N")]
+    sender: Option<u64>,
+    /// Number of senders, 0 if unknown [default: the world or world_size in the input's metadata, or 0]
+    #[arg(long, value_name = "N")]
+    world: Option<u64>,
     /// Key and value for the stream's metadata
     #[arg(long, value_name = "K=V", value_parser = parse_pair)]
     meta: Vec<(String, String)>,
+    /// Leave out the inputs' own metadata
+    #[arg(long)]
+    no_metadata: bool,
     /// File of the residuals of lossy codecs (error feedback): read if it exists, and written at the end
     #[arg(long, value_name = "FILE")]
     feedback: Option<PathBuf>,
@@ -119,7 +126,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         false => {
             let mut writer =
                 Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
-            let totals = write(args, &mut writer, args.step.unwrap_or(0), quiet)?;
+            let totals = write(args, &mut writer, 0, quiet)?;
             (totals, writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?)
         }
     };
@@ -159,7 +166,7 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     let old_len = bytes.len() as u64;
     let write_on = || {
         let mut writer = gcodec::file::append(path, EncodeOptions::default()).in_file(path)?;
-        let totals = write(args, &mut writer, args.step.unwrap_or(next), quiet)?;
+        let totals = write(args, &mut writer, next, quiet)?;
         let file = writer.finish().in_file(path)?;
         file.sync_all().in_file(path)?;
         Ok((totals, file.metadata().in_file(path)?.len() - old_len))
@@ -172,7 +179,8 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     })
 }
 
-fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: bool) -> Result<Totals> {
+/// Writes the updates; `next`: the step of an update whose input does not say it.
+fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) -> Result<Totals> {
     if !args.meta.is_empty() {
         let entries: BTreeMap<_, _> = args.meta.iter().cloned().collect();
         if entries.len() != args.meta.len() {
@@ -200,12 +208,16 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, first_step: u64, quiet: 
     }
     let mut base = args.base.as_deref().map(Dump::open).transpose()?;
     let mut totals = Totals::default();
+    let mut places = Places { args, next: Some(args.step.unwrap_or(next)), seen: HashSet::new() };
     let progress = Progress::new(args.inputs.len() as u64, "encoding", false);
     for (path, number) in args.inputs.iter().zip(0u64..) {
         let dump = Dump::open(path)?;
-        let step =
-            first_step.checked_add(number).ok_or_else(|| Failure::usage("the steps exceed 64 bits"))?;
-        let update = Update { args, plan: &plan, options: &options, number, step, quiet };
+        let place = places.of(&dump.metadata, quiet).in_file(path)?;
+        if !args.no_metadata && !dump.metadata.is_empty() {
+            let metadata = Metadata { entries: dump.metadata.clone() };
+            writer.metadata(&metadata).in_output(&args.output)?;
+        }
+        let update = Update { args, plan: &plan, options: &options, number, place, quiet };
         let written = update.write(writer, &dump, base.as_ref(), feedback.as_mut());
         // The tensors are in memory by now: only writing can fail in the system.
         written.map_err(|f| if f.code == Code::Io { f.in_output(&args.output) } else { f.in_file(path) })?;
@@ -231,8 +243,51 @@ struct Update<'a> {
     plan: &'a Plan<'a>,
     options: &'a Options,
     number: u64,
-    step: u64,
+    place: Place,
     quiet: bool,
+}
+
+/// Step, sender and number of senders of an update.
+struct Place {
+    step: u64,
+    sender: u64,
+    world: u64,
+}
+
+/// Finds the places of the updates.
+struct Places<'a> {
+    args: &'a Args,
+    /// Step of an update whose input does not say it; `None` past the last number.
+    next: Option<u64>,
+    seen: HashSet<(u64, u64)>,
+}
+
+impl Places<'_> {
+    /// Returns the place of an update with this metadata of its input.
+    fn of(&mut self, metadata: &BTreeMap<String, String>, quiet: bool) -> Result<Place> {
+        let key = self.args.meta_step.as_deref();
+        let origin = Origin::of_metadata(metadata, key);
+        if let (Some(key), None) = (key, origin.step) {
+            let hint = did_you_mean(key, metadata.keys().map(String::as_str));
+            return Err(Failure::usage(format_args!("its metadata has no step under {key:?}{hint}")));
+        }
+        let sender = self.args.sender.or(origin.sender).unwrap_or(0);
+        let said = origin.step.filter(|_| self.args.step.is_none());
+        let repeated = said.filter(|step| self.seen.contains(&(*step, sender)));
+        let next = || self.next.ok_or_else(|| Failure::usage("the steps exceed 64 bits"));
+        let step = match said.filter(|_| repeated.is_none()) {
+            Some(step) => step,
+            None => next()?,
+        };
+        if let Some(repeated) = repeated.filter(|_| !quiet) {
+            warn(format_args!(
+                "step {repeated} of sender {sender} was already there: it becomes step {step}"
+            ));
+        }
+        self.next = step.checked_add(1);
+        self.seen.insert((step, sender));
+        Ok(Place { step, sender, world: self.args.world.or(origin.world).unwrap_or(0) })
+    }
 }
 
 impl Update<'_> {
@@ -263,9 +318,9 @@ impl Update<'_> {
             false => Plan::new(self.args.codec.later(self.number), &self.args.rules).label(),
         };
         let mut header = UpdateHeader::default()
-            .with_step(self.step)
-            .with_sender(self.args.sender)
-            .with_world(self.args.world)
+            .with_step(self.place.step)
+            .with_sender(self.place.sender)
+            .with_world(self.place.world)
             .with_label(label);
         if is_delta {
             header = header.with_delta(Some(compress::deltas(&inputs, &compressed)));

@@ -1,5 +1,6 @@
 //! Outcomes and failures of commands, and their exit codes.
 
+use crate::output::printable;
 use gcodec::error::{InputError, InputErrorKind};
 use std::fmt;
 use std::io;
@@ -96,7 +97,8 @@ impl Failure {
             return ExitCode::SUCCESS;
         }
         // Ignores a closed standard error.
-        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("error: {}\n", self.message));
+        let _ =
+            io::Write::write_fmt(&mut io::stderr(), format_args!("error: {}\n", printable(&self.message)));
         ExitCode::from(self.code as u8)
     }
 }

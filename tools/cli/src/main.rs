@@ -69,13 +69,11 @@ enum Command {
     Bench(bench::Args),
     Demo(demo::Args),
     /// Print shell completions
-    #[command(hide = true)]
     Completions {
         /// Shell
         shell: clap_complete::Shell,
     },
     /// Print the man page, or write the man pages of all commands to a directory
-    #[command(hide = true)]
     Man {
         /// Directory to write to
         directory: Option<PathBuf>,

@@ -1,8 +1,10 @@
 //! Steps and senders in metadata and in the names of files, and names that a user may have meant.
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use gcodec::Codec;
 use gcodec::compress::SpecError;
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 /// Step, sender and number of senders of a file of tensors, as far as it says them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,14 +19,24 @@ const SENDER: [&str; 6] = ["sender", "worker", "rank", "client", "node", "replic
 const WORLD: [&str; 4] = ["world", "world_size", "workers", "num_workers"];
 
 impl Origin {
+    /// Returns what the metadata alone says. `key`: the key of the step, if it has another name.
+    pub(crate) fn of_metadata(metadata: &BTreeMap<String, String>, key: Option<&str>) -> Self {
+        let find = |keys: &[&str]| keys.iter().find_map(|key| metadata.get(*key)?.trim().parse().ok());
+        Self {
+            step: key.map_or_else(|| find(&STEP), |key| find(&[key])),
+            sender: find(&SENDER),
+            world: find(&WORLD),
+        }
+    }
+
     /// Returns what the metadata says; where it says nothing, what the name of the file says, such as
     /// `grad_step0200_worker3`.
     pub(crate) fn of(metadata: &BTreeMap<String, String>, name: &str) -> Self {
-        let find = |keys: &[&str]| keys.iter().find_map(|key| metadata.get(*key)?.trim().parse().ok());
+        let found = Self::of_metadata(metadata, None);
         Self {
-            step: find(&STEP).or_else(|| numbered(name, &STEP)),
-            sender: find(&SENDER).or_else(|| numbered(name, &SENDER)),
-            world: find(&WORLD),
+            step: found.step.or_else(|| numbered(name, &STEP)),
+            sender: found.sender.or_else(|| numbered(name, &SENDER)),
+            ..found
         }
     }
 }
@@ -50,6 +62,31 @@ pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
     let best = scored.max_by(|a, b| a.0.total_cmp(&b.0));
     best.filter(|(score, _)| *score > 0.8)
         .map_or_else(String::new, |(_, name)| format!("; did you mean {:?}?", crate::output::printable(name)))
+}
+
+/// The parser of codecs: completions offer their names.
+#[derive(Debug, Clone)]
+pub(crate) struct CodecParser;
+
+impl TypedValueParser for CodecParser {
+    type Value = Codec;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &std::ffi::OsStr,
+    ) -> Result<Codec, clap::Error> {
+        parse_codec.parse_ref(command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        // The library names them all when it meets a name that none can have.
+        static NAMES: LazyLock<String> =
+            LazyLock::new(|| "?".parse::<Codec>().err().map(|e| e.to_string()).unwrap_or_default());
+        let names = NAMES.split_once("one of ").map(|(_, names)| names).unwrap_or_default();
+        Some(Box::new(names.split(", ").map(PossibleValue::new)))
+    }
 }
 
 /// Parses a codec. The message for a wrong name or key suggests a right one.

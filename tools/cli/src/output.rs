@@ -22,13 +22,13 @@ pub(crate) fn print(text: impl fmt::Display) -> Result<()> {
 /// Prints a warning on standard error.
 pub(crate) fn warn(text: impl fmt::Display) {
     // Ignores a closed standard error.
-    let _ = writeln!(io::stderr(), "warning: {text}");
+    let _ = writeln!(io::stderr(), "warning: {}", printable(&text.to_string()));
 }
 
 /// Prints a note on standard error, away from the output.
 pub(crate) fn note(text: impl fmt::Display) {
     // Ignores a closed standard error.
-    let _ = writeln!(io::stderr(), "gcodec: {text}");
+    let _ = writeln!(io::stderr(), "gcodec: {}", printable(&text.to_string()));
 }
 
 /// Alignment of a column.

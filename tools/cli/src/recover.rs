@@ -1,7 +1,7 @@
 //! `gcodec recover`: saves the intact updates of a corrupt stream.
 
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::options::{LimitArgs, check_output_is_new};
 use crate::output::{Output, counted, human_bytes, note};
 use gcodec::Limits;
@@ -44,7 +44,12 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let lost = saved.frames_dropped > 0 || saved.bytes_lost > 0 || !whole;
     if !quiet {
         note(format_args!(
-            "kept {} in {}, {} of {}",
+            "{}: kept {} in {}, {} of {}",
+            if is_standard(&args.output) {
+                "standard output".into()
+            } else {
+                args.output.display().to_string()
+            },
             counted(saved.updates_kept, "update"),
             counted(saved.frames_kept, "frame"),
             human_bytes(saved.stream.len() as u64),

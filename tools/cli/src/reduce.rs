@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long)]
     by_input: bool,
     /// Codec of the result of the method dense [default: the uncompressed sum]
-    #[arg(long, value_name = "SPEC", value_parser = crate::naming::parse_codec)]
+    #[arg(long, value_name = "SPEC", value_parser = crate::naming::CodecParser, hide_possible_values = true)]
     codec: Option<Codec>,
     #[command(flatten)]
     limits: LimitArgs,
@@ -125,10 +125,12 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
         }
     }
     if turns.is_empty() {
-        return Err(match args.step {
+        let failure = match args.step {
             Some(step) => Failure::usage(format_args!("no update has step {step}")),
             None => Failure::invalid("there is no update"),
-        });
+        };
+        let names: Vec<String> = args.inputs.iter().map(|path| path.display().to_string()).collect();
+        return Err(failure.about(names.join(", ")));
     }
     let format = Format::of_path(&args.output).filter(|_| !is_standard(&args.output));
     let read: u64 = inputs.iter().map(|bytes| bytes.len() as u64).sum();

@@ -32,6 +32,7 @@ struct Scanned<'a> {
     header: UpdateHeader,
     manifest: Arc<Manifest>,
     parts: Vec<UpdatePart<'a>>,
+    metadata: BTreeMap<String, String>,
 }
 
 impl<'a> Updates<'a> {
@@ -43,17 +44,25 @@ impl<'a> Updates<'a> {
         }
         // The sequential reader gives the best error, if there is one.
         let mut updates: Vec<Scanned<'a>> = Vec::new();
-        let mut names = Names::default();
+        let (mut names, mut metadata) = (Names::default(), BTreeMap::new());
         for event in SliceReader::new(bytes, limits.clone()) {
             let event = event.map_err(|e| names.explain(e))?;
             names.see(&event);
-            let Event::Frame(_, Body::Update(part)) = event else { continue };
+            let part = match event {
+                Event::Frame(_, Body::Update(part)) => part,
+                Event::Frame(_, Body::Metadata(found)) => {
+                    metadata.extend(found.entries);
+                    continue;
+                }
+                _ => continue,
+            };
             match updates.last_mut() {
                 Some(update) if part.part > 0 => update.parts.push(*part),
                 _ => updates.push(Scanned {
                     header: part.header.clone(),
                     manifest: Arc::clone(&part.manifest),
                     parts: vec![*part],
+                    metadata: std::mem::take(&mut metadata),
                 }),
             }
         }
@@ -81,6 +90,14 @@ impl<'a> Updates<'a> {
         match &self.source {
             Source::Indexed(file) => &file.updates()[number].manifest,
             Source::Scanned(updates) => &updates[number].manifest,
+        }
+    }
+
+    /// Returns the metadata that stands before an update, behind the previous one.
+    pub(crate) fn metadata(&self, number: usize) -> Result<BTreeMap<String, String>> {
+        match &self.source {
+            Source::Indexed(file) => Ok(file.metadata(number)?.entries),
+            Source::Scanned(updates) => Ok(updates[number].metadata.clone()),
         }
     }
 
@@ -158,6 +175,31 @@ impl<'a> Updates<'a> {
         }
     }
 
+    /// Fails if a base cannot be that of a delta: it lacks a tensor, or has it with another type or shape.
+    pub(crate) fn check_base(&self, number: usize, base: &Base<'_>) -> Result<()> {
+        let infos = self.manifest(number).tensors();
+        let runs = self.header(number).delta.iter().flatten();
+        let numbers = runs.flat_map(|run| run.first..=run.last());
+        for info in numbers.filter_map(|number| infos.get(usize::try_from(number).ok()?)) {
+            let wrong = match base.get(&info.name) {
+                None => "lacks this tensor".to_owned(),
+                Some(t) if (t.dtype(), t.shape()) != (info.dtype, &info.shape[..]) => {
+                    format!(
+                        "has it as {} {:?}, the delta as {} {:?}",
+                        t.dtype(),
+                        t.shape(),
+                        info.dtype,
+                        info.shape
+                    )
+                }
+                Some(_) => continue,
+            };
+            let message = format!("the base is of another model: tensor {:?}: it {wrong}", info.name);
+            return Err(Failure::usage(message));
+        }
+        Ok(())
+    }
+
     /// Whether a delta was made against this base; true for an update that is no delta.
     fn fits(&self, number: usize, base: &Base<'_>) -> bool {
         let Some(delta) = &self.header(number).delta else { return true };
@@ -190,7 +232,8 @@ pub(crate) fn dump(bytes: &[u8], step: Option<u64>, limits: &Limits, base: &Base
         ));
     }
     let tensors = updates.decode(number, |_| true, base)?;
-    Ok(Dump { tensors, ..Dump::default() })
+    let metadata = updates.metadata(number)?;
+    Ok(Dump { tensors, metadata, ..Dump::default() })
 }
 
 /// Remembers the manifests of a stream, to name the tensor that an error is about.

@@ -73,7 +73,7 @@ fn several_inputs_become_steps() {
     let dir = Dir::new();
     let inputs = format!("{} {} {}", step(15), step(200), step(600));
     dir.well(&format!(
-        "encode {inputs} -o run.gcu --codec lossless --step 100 --sender 3 --meta a=b --meta c="
+        "encode {inputs} -o run.gcu --codec lossless --step 100 --sender 3 --meta a=b --meta c= --no-metadata"
     ));
     for (number, original) in [(100, 15), (101, 200), (102, 600)] {
         dir.well(&format!("diff {} run.gcu --step {number}", step(original)));
@@ -92,7 +92,10 @@ fn several_inputs_become_steps() {
     assert_eq!(report["updates"][2]["step"], 102);
     assert_eq!(report["updates"][0]["sender"], 3);
 
-    dir.well(&format!("encode {} -o run.gcu --codec raw --append", worker(0)));
+    // An input without metadata comes after the last update.
+    dir.well(&format!("encode {} -o w.gcu --codec raw", worker(0)));
+    dir.well("decode w.gcu -o w.npz");
+    dir.well("encode w.npz -o run.gcu --codec raw --append");
     dir.well("verify run.gcu");
     dir.well(&format!("diff {} run.gcu", worker(0)));
     dir.well(&format!("diff {} run.gcu --step 103", worker(0)));
@@ -111,7 +114,7 @@ fn several_inputs_become_steps() {
 #[test]
 fn random_roundings_differ_from_step_to_step() {
     let dir = Dir::new();
-    dir.well(&format!("encode {0} {0} -o x.gcu --codec natural", worker(0)));
+    dir.well(&format!("encode {0} {0} -o x.gcu --codec natural --step 0", worker(0)));
     dir.well("decode x.gcu -o 0.safetensors --step 0");
     dir.well("decode x.gcu -o 1.safetensors --step 1");
     assert_eq!(dir.run("diff 0.safetensors 1.safetensors").code, 1);
@@ -194,7 +197,7 @@ fn deltas_need_the_right_base() {
     dir.fails(2, "both", &format!("encode {b} -o y.gcu --codec delta --base {a} --rule fc.*=sbc"));
 
     // A chain of deltas applies from the given base, or from the first full update.
-    dir.well(&format!("encode {a} {b} {c} -o run.gcu --codec delta"));
+    dir.well(&format!("encode {a} {b} {c} -o run.gcu --codec delta --step 0"));
     for (number, original) in [(0, &a), (1, &b), (2, &c)] {
         dir.well(&format!("diff {original} run.gcu --step {number}"));
     }
@@ -226,7 +229,12 @@ fn error_feedback_is_kept_from_run_to_run() {
 #[test]
 fn damage_is_found_and_what_is_whole_is_saved() {
     let dir = Dir::new();
-    dir.well(&format!("encode {} {} {} -o x.gcu --codec lossless", step(15), step(200), step(600)));
+    dir.well(&format!(
+        "encode {} {} {} -o x.gcu --codec lossless --step 0 --no-metadata",
+        step(15),
+        step(200),
+        step(600)
+    ));
     let whole = std::fs::read(dir.path("x.gcu")).unwrap();
     let report: Value = serde_json::from_slice(&dir.well("inspect x.gcu --json").stdout).unwrap();
     let offset = |frame: usize| report["frames"][frame]["offset"].as_u64().unwrap() as usize;
@@ -576,4 +584,104 @@ fn help_has_examples() {
     assert!(dir.well("completions bash").out().contains("encode"));
     dir.well("man pages");
     assert!(dir.path("pages/gcodec-encode.1").exists());
+}
+
+#[test]
+fn metadata_goes_through_and_places_updates() {
+    let dir = Dir::new();
+    let (a, b) = (worker(0), worker(1));
+    dir.well(&format!("encode {a} {b} -o run.gcu --codec lossless"));
+    let report: Value = serde_json::from_slice(&dir.well("inspect run.gcu --json").stdout).unwrap();
+    let places: Vec<_> =
+        report["updates"].as_array().unwrap().iter().map(|u| [&u["step"], &u["sender"]]).collect();
+    assert_eq!(places, [[30, 0], [30, 1]]);
+    dir.well("decode run.gcu --all -o out-{step}-{sender}.safetensors");
+    for (input, output) in [(&a, "out-30-0.safetensors"), (&b, "out-30-1.safetensors")] {
+        let metadata = |path: &std::path::Path| {
+            let bytes = std::fs::read(path).unwrap();
+            let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+            header.metadata().clone().unwrap()
+        };
+        assert_eq!(metadata(std::path::Path::new(input)), metadata(&dir.path(output)));
+        dir.well(&format!("diff {input} {output}"));
+    }
+    // What the command line says comes first; an update that is already there is not hidden by another.
+    dir.well(&format!("encode {a} -o one.gcu --codec raw --step 7 --sender 2 --world 4 --no-metadata"));
+    let report: Value = serde_json::from_slice(&dir.well("inspect one.gcu --json").stdout).unwrap();
+    let update = &report["updates"][0];
+    assert_eq!([&update["step"], &update["sender"], &update["world"]], [7, 2, 4]);
+    assert!(report["metadata"].as_object().unwrap().is_empty());
+    let twice = dir.well(&format!("encode {a} {a} -o twice.gcu --codec raw"));
+    assert!(twice.err.contains("step 30 of sender 0 was already there: it becomes step 31"), "{}", twice.err);
+    dir.fails(2, "did you mean \"step\"", &format!("encode {a} -o x.gcu --codec raw --meta-step stepp"));
+    let failed = dir.fails(2, "no step under", &format!("encode {a} -o x.gcu --codec raw --meta-step loss"));
+    assert!(failed.err.contains("worker0.safetensors"), "{}", failed.err);
+}
+
+#[test]
+fn a_base_of_another_model_is_called_that() {
+    let dir = Dir::new();
+    for (name, value) in [("old", 1.0), ("new", 2.0)] {
+        write_tensors(&dir.path(&format!("{name}.safetensors")), &[("w", "F32", &[2], &f32s(&[value, 3.0]))]);
+    }
+    dir.well("encode new.safetensors --base old.safetensors -o x.gcu --codec delta");
+    dir.well("decode x.gcu --base old.safetensors -o y.safetensors");
+    dir.fails(2, "not the one", "decode x.gcu --base new.safetensors -o y.safetensors");
+    write_tensors(&dir.path("shape.safetensors"), &[("w", "F32", &[1, 2], &f32s(&[1.0, 3.0]))]);
+    let text = "the base is of another model: tensor \"w\": it has it as f32 [1, 2], the delta as f32 [2]";
+    dir.fails(2, text, "decode x.gcu --base shape.safetensors -o y.safetensors");
+    dir.fails(2, "lacks this tensor", &format!("decode x.gcu --base {} -o y.safetensors", worker(0)));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_the_outputs_fault() {
+    let dir = Dir::new();
+    let input = worker(0);
+    dir.well(&format!("encode {input} -o x.gcu --codec lossless"));
+    std::os::unix::fs::symlink("/dev/full", dir.path("full.npz")).unwrap();
+    for line in [
+        format!("encode {input} -o full.npz --codec raw"),
+        "decode x.gcu -o full.npz".into(),
+        "recover x.gcu -o full.npz".into(),
+        "reduce x.gcu -o full.npz".into(),
+    ] {
+        let failed = dir.fails(74, "error: full.npz: ", &line);
+        assert!(!failed.err.contains("x.gcu") && failed.err.lines().count() == 1, "{line}: {}", failed.err);
+    }
+}
+
+#[test]
+fn names_cannot_control_the_terminal() {
+    let dir = Dir::new();
+    let name = "evil\u{1b}[31m\u{202e}\n\u{200b}";
+    write_tensors(&dir.path("x.safetensors"), &[(name, "F32", &[2], &f32s(&[f32::NAN, 3.0]))]);
+    dir.well("encode x.safetensors -o x.gcu --codec lossless");
+    for line in [
+        "inspect x.safetensors",
+        "inspect x.gcu --coding",
+        "inspect x.gcu --tensors",
+        "inspect x.gcu --tensor evil*",
+        "inspect x.gcu --annotate",
+        "inspect x.gcu --against x.safetensors",
+        "diff x.safetensors x.gcu",
+    ] {
+        let run = dir.run(line);
+        let all = run.out() + &run.err;
+        assert!(!all.contains(['\u{1b}', '\u{202e}', '\u{200b}']), "{line}: {all:?}");
+    }
+    let failed = dir.run("encode x.safetensors -o y.gcu --codec int8");
+    assert!(failed.code == 2 && !failed.err.contains(['\u{1b}', '\u{202e}']), "{:?}", failed.err);
+}
+
+#[test]
+fn completions_know_the_codecs_and_help_knows_completions() {
+    let dir = Dir::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let script = dir.well(&format!("completions {shell}")).out();
+        assert!(script.contains("topk") && script.contains("powersgd"), "{shell}");
+    }
+    let help = dir.well("--help").out();
+    assert!(help.contains("completions") && help.contains("man"), "{help}");
+    assert!(!dir.well("encode --help").out().contains("possible values: raw"));
 }

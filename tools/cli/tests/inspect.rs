@@ -22,7 +22,7 @@ fn json(text: &[u8]) -> Value {
 /// Encodes three steps and returns the stream with the offsets of its frames.
 fn three_steps(dir: &Dir) -> (Vec<u8>, Vec<(String, usize, usize)>) {
     dir.well(&format!(
-        "encode {} {} {} -o run.gcu --codec lossless --rule *.conv2.weight=topk:density=0.5 --step 0",
+        "encode {} {} {} -o run.gcu --codec lossless --rule *.conv2.weight=topk:density=0.5 --step 0 --no-metadata",
         step(15),
         step(200),
         step(600)
@@ -40,7 +40,11 @@ fn three_steps(dir: &Dir) -> (Vec<u8>, Vec<(String, usize, usize)>) {
 fn the_overview_is_a_screen() {
     let dir = Dir::new();
     dumps(&dir);
-    dir.well(&format!("encode {} {} -o run.gcu --codec topk:density=0.1 --step 0", worker(0), worker(1)));
+    dir.well(&format!(
+        "encode {} {} -o run.gcu --codec topk:density=0.1 --step 0 --sender 0",
+        worker(0),
+        worker(1)
+    ));
     for columns in ["60", "80", "120", "200"] {
         for line in ["inspect run.gcu", "inspect dumps", &format!("inspect {}", worker(0))] {
             let run = dir.run_as(line, &[("COLUMNS", columns)]);
@@ -62,7 +66,11 @@ fn the_overview_is_a_screen() {
 #[test]
 fn large_inputs_open_at_once() {
     let dir = Dir::new();
-    dir.well(&format!("encode {} {} -o run.gcu --codec topk:density=0.1 --step 0", worker(0), worker(1)));
+    dir.well(&format!(
+        "encode {} {} -o run.gcu --codec topk:density=0.1 --step 0 --sender 0",
+        worker(0),
+        worker(1)
+    ));
     // A file with a hole: 300 MB of zeros that no disk holds.
     write_tensors(&dir.path("large.safetensors"), &[("hole", "U8", &[300_000_000], &[])]);
     let text = String::from_utf8(std::fs::read(dir.path("large.safetensors")).unwrap()).unwrap();

@@ -112,7 +112,7 @@ fn values_on_shared_sets_are_added_as_they_are() {
 #[test]
 fn steps_are_summed_one_by_one_and_who_is_absent_is_not_counted() {
     let dir = Dir::new();
-    dir.well(&format!("encode {} {} -o a.gcu --codec raw --sender 0", step(15), step(200)));
+    dir.well(&format!("encode {} {} -o a.gcu --codec raw --sender 0 --step 0", step(15), step(200)));
     dir.well(&format!("encode {} -o b.gcu --codec raw --sender 1 --step 1", step(600)));
     dir.well("reduce a.gcu b.gcu -o sum.gcu");
     dir.well(&format!("diff {} sum.gcu --step 0", step(15)));
@@ -131,7 +131,7 @@ fn steps_are_summed_one_by_one_and_who_is_absent_is_not_counted() {
 fn what_has_no_sum_is_refused_and_leaves_nothing() {
     let dir = Dir::new();
     senders(&dir, "s", "raw");
-    dir.well(&format!("encode {} -o other.gcu --codec raw --sender 5", step(15)));
+    dir.well(&format!("encode {} -o other.gcu --codec raw --sender 5 --step 30", step(15)));
     dir.well(&format!("encode {} -o delta.gcu --codec delta --base {} --sender 1", worker(1), worker(0)));
     dir.well("reduce s0.gcu s1.gcu -o mean.gcu --mean");
     let before = dir.files();

@@ -113,9 +113,9 @@ class Dissector(unittest.TestCase):
         def encode(*args):
             subprocess.run([GCODEC, "--quiet", "encode", "-o", cls.file, *args], check=True)
         encode(*demo, "--codec", "topk:density=0.05", "--meta", "run=a", "--meta", "note=b c", "--step", "7",
-               "--sender", "3", "--world", "8", "--rule", "*.bias=lossless", "--rule", "*1.weight=sbc:density=0.01")
-        encode("--append", demo[0], "--codec", "delta", "--base", demo[1], "--step", "300")
-        encode("--append", demo[0], "--codec", "natural", "--step", "20000")
+               "--sender", "3", "--world", "8", "--no-metadata", "--rule", "*.bias=lossless", "--rule", "*1.weight=sbc:density=0.01")
+        encode("--append", demo[0], "--codec", "delta", "--base", demo[1], "--step", "300", "--no-metadata")
+        encode("--append", demo[0], "--codec", "natural", "--step", "20000", "--no-metadata")
         done = subprocess.run([GCODEC, "inspect", "--json", cls.file], check=True, capture_output=True)
         cls.inspected = json.loads(done.stdout)
         with open(cls.file, "rb") as f:
