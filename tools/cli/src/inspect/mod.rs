@@ -2,6 +2,7 @@
 
 mod against;
 mod detail;
+mod html;
 mod listing;
 mod overview;
 mod report;
@@ -12,16 +13,17 @@ mod update;
 mod view;
 
 use crate::annotate;
-use crate::fail::{Failure, InFile, Outcome, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::naming::did_you_mean;
-use crate::options::{LimitArgs, NameGlob, check_one_stdin};
-use crate::output::{note, print, warn};
+use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new};
+use crate::output::{Output, human_bytes, note, print, warn};
 use crate::terminal::Terminal;
 use gcodec::Limits;
 use listing::Sort;
 pub(crate) use report::{Report, Wanted};
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use tensor::Tensor;
 
 /// Show what is in streams and files of tensors: norms, sparsity, NaN, cost, damage
@@ -53,6 +55,7 @@ Examples:
   gcodec inspect run.gcu --step 200 --tensor fc.weight
   gcodec inspect run.gcu --against grad.safetensors
   gcodec inspect run.gcu --csv > norms.csv
+  gcodec inspect dumps/ --html report.html
   gcodec inspect run.gcu --json | jq '.updates[].bits_per_parameter'
   gcodec inspect run.gcu --coding
   gcodec inspect run.gcu --annotate --frame 1")]
@@ -87,6 +90,9 @@ pub(crate) struct Args {
     /// Compare an update with the tensors it was made of: what compression lost
     #[arg(long, value_name = "ORIGINAL", conflicts_with_all = ["annotate", "coding", "csv"])]
     against: Option<PathBuf>,
+    /// Write a page of HTML that needs no network: treemap, histograms, maps, norms, trends, loss, damage
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["annotate", "coding", "csv", "json", "frame"])]
+    html: Option<PathBuf>,
     /// Print JSON
     #[arg(long, conflicts_with_all = ["annotate", "csv"])]
     json: bool,
@@ -115,6 +121,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return annotated(args, &Input::open(path, DEFAULT_MAX_BYTES)?).in_file(path);
     }
     let wanted = args.wanted();
+    if let Some(page) = &args.html {
+        return args.write_html(page, &wanted, &limits);
+    }
     if let Some(original) = &args.against {
         let losses = against::losses(args.one_input("--against")?, original, &wanted, &limits)?;
         let text = match args.json {
@@ -129,6 +138,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     }
     // Shows everything before an error. An input that is no stream has nothing to show.
     print(args.text(&reports)?)?;
+    ended(failures)
+}
+
+/// Warns of all failures but the first, which ends the command.
+fn ended(failures: Vec<Failure>) -> Result<Outcome> {
     let mut failures = failures.into_iter();
     let first = failures.next();
     failures.for_each(warn);
@@ -158,13 +172,13 @@ fn read(args: &Args, wanted: &Wanted, limits: &Limits) -> Result<(Vec<Report>, V
 
 impl Args {
     fn wanted(&self) -> Wanted {
-        let text = !self.json && !self.csv && !self.tensors;
+        let text = !self.json && !self.csv && !self.tensors && self.html.is_none();
         Wanted {
             frame: self.frame,
             step: self.step,
             sender: self.sender,
             tensor: self.tensor.clone(),
-            grid: self.tensor.is_some() && text,
+            grid: (self.tensor.is_some() && text) || self.html.is_some(),
             quick: self.is_quick(text),
             each: self.coding
                 || self.frame.is_some()
@@ -173,12 +187,37 @@ impl Args {
         }
     }
 
+    /// Writes the page of HTML. A fault is on the page, and fails the command as it does without one.
+    fn write_html(&self, path: &Path, wanted: &Wanted, limits: &Limits) -> Result<Outcome> {
+        check_output_is_new(path, self.inputs.iter().chain(&self.against))?;
+        let (reports, failures) = read(self, wanted, limits)?;
+        if failures.is_empty() {
+            self.check_found(&reports)?;
+        }
+        if !reports.is_empty() {
+            let losses = match &self.against {
+                Some(original) => {
+                    Some(against::losses(self.one_input("--against")?, original, wanted, limits)?)
+                }
+                None => None,
+            };
+            let (tensors, _) = self.selected(&reports);
+            let page = html::render(&reports, &tensors, losses.as_ref());
+            let mut out = Output::create(path)?;
+            out.write_all(page.as_bytes()).and_then(|()| out.finish()).in_output(path)?;
+            if !is_standard(path) {
+                note(format_args!("{}: {}", path.display(), human_bytes(page.len() as u64)));
+            }
+        }
+        ended(failures)
+    }
+
     /// Whether headers and indices suffice: statistics of large inputs come when something asks for them.
     fn is_quick(&self, text: bool) -> bool {
         let asked = self.stats || self.tensor.is_some() || self.coding || self.frame.is_some();
         let by_elements = matches!(self.sort, Some(Sort::Norm | Sort::Density));
         let text = text || (self.tensors && !self.json && !self.csv);
-        text && !asked && !by_elements && source::bytes(&self.inputs) > SMALL_INPUT
+        text && self.html.is_none() && !asked && !by_elements && source::bytes(&self.inputs) > SMALL_INPUT
     }
 
     fn one_input(&self, option: &str) -> Result<&PathBuf> {

@@ -318,7 +318,9 @@ impl Report {
         update.blocks += part.blocks.len() as u64;
         update.bytes += len;
         update.header_bytes += part.head_len + HEADER_LEN as u64;
-        let options = Options::default().with_grid(wanted.grid);
+        // Grids take 32 KiB for each tensor.
+        let grid = wanted.grid && part.manifest.tensors().len() <= MAX_GRIDS;
+        let options = Options::default().with_grid(grid);
         let budget = part.budget();
         let mut sound = true;
         // Memory is bounded by a few blocks at a time; they are added one after another.
@@ -344,6 +346,9 @@ impl Report {
         sound
     }
 }
+
+/// Most tensors of a model whose elements are counted by row and column.
+pub(super) const MAX_GRIDS: usize = 10_000;
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()

@@ -1,6 +1,6 @@
 //! Opens what `inspect` looks at: streams, files of tensors, and folders of both.
 
-use super::report::{Report, Totals, Wanted};
+use super::report::{MAX_GRIDS, Report, Totals, Wanted};
 use super::tensor::Tensor;
 use super::update::Update;
 use crate::fail::{Failure, InFile, Result};
@@ -133,7 +133,7 @@ fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) ->
     if !wanted.update(origin.step, origin.sender) {
         return report;
     }
-    let options = Options::default().with_grid(wanted.grid);
+    let options = Options::default().with_grid(wanted.grid && dump.tensors.len() <= MAX_GRIDS);
     let is_wanted = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
     let dense = dump.tensors.iter().filter(|t| is_wanted(t.name()));
     let mut rows: Vec<Tensor> = dense
