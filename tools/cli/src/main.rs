@@ -31,6 +31,7 @@ mod terminal;
 #[cfg(test)]
 mod testing;
 mod verify;
+mod view;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use fail::{Code, Failure, Outcome, Result};
@@ -62,6 +63,7 @@ enum Command {
     Encode(encode::Args),
     Decode(decode::Args),
     Inspect(inspect::Args),
+    View(view::Args),
     Verify(verify::Args),
     Recover(recover::Args),
     Reduce(reduce::Args),
@@ -105,6 +107,7 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Encode(args) => encode::run(args, cli.quiet),
         Command::Decode(args) => decode::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
+        Command::View(args) => view::run(args),
         Command::Verify(args) => verify::run(args, cli.quiet),
         Command::Recover(args) => recover::run(args, cli.quiet),
         Command::Reduce(args) => reduce::run(args, cli.quiet),

@@ -6,11 +6,11 @@ mod html;
 mod listing;
 mod overview;
 mod report;
-mod source;
+pub(crate) mod source;
 mod tensor;
 pub(crate) mod text;
 mod update;
-mod view;
+pub(crate) mod view;
 
 use crate::annotate;
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
@@ -24,7 +24,8 @@ use listing::Sort;
 pub(crate) use report::{Report, Wanted};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use tensor::Tensor;
+pub(crate) use tensor::Tensor;
+pub(crate) use update::Update;
 
 /// Show what is in streams and files of tensors: norms, sparsity, NaN, cost, damage
 ///
@@ -336,6 +337,6 @@ fn no_frame(args: &Args) -> Failure {
 }
 
 /// Most bytes of input whose elements are read without being asked for: they take less than a second.
-const SMALL_INPUT: u64 = 256 << 20;
+pub(crate) const SMALL_INPUT: u64 = 256 << 20;
 /// Largest stream, in bytes, that is annotated as a whole without a note.
 const SMALL: usize = 1 << 20;
