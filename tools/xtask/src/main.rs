@@ -1,5 +1,6 @@
 //! The tasks that contributors run: `cargo xtask --help`.
 
+mod c;
 mod cuda;
 mod dependencies;
 mod fuzz;
@@ -40,6 +41,8 @@ enum Task {
     Ids(Forwarded),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
+    /// Tests the C library with programs in C and C++; installs it; writes its header.
+    C(c::Args),
     /// Checks the licences of all dependencies, and that nothing is shipped in two versions.
     Dependencies,
     /// Compares the reference decoder with the library on files that the command line writes.
@@ -78,6 +81,7 @@ fn main() -> ExitCode {
         Task::Vectors(args) => args.run("vectors"),
         Task::Example(args) => args.run("example"),
         Task::Ids(args) => args.run("ids"),
+        Task::C(args) => c::run_task(&args),
         Task::Dependencies => dependencies::run().map(end),
         Task::Python => python::test().map(|()| end(true)),
         Task::Reference(args) => args.run("reference"),

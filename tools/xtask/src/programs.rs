@@ -44,6 +44,19 @@ pub(crate) fn build(name: &str) -> Result<PathBuf> {
     }
 }
 
+/// Runs a command; an error if it fails.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    match command.status()?.success() {
+        true => Ok(()),
+        false => Err(format!("failed: {command:?}").into()),
+    }
+}
+
+/// Whether a program is there, and succeeds without showing its output.
+pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
+    Command::new(program).args(args).output().is_ok_and(|o| o.status.success())
+}
+
 /// Returns the seconds that a running process and its ended children have computed, as Linux counts them in
 /// hundredths.
 pub(crate) fn cpu_seconds(child: &Child) -> Option<f64> {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::programs::{build, target};
+use crate::programs::{build, run, target};
 use crate::{Result, root};
 
 const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
@@ -109,13 +109,6 @@ pub(crate) fn test() -> Result<()> {
         .env("GCODEC_CLI", cli)
         .env("GCODEC_FEDERATION", federation)
         .current_dir(root().join("adapters/python/tests")))
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    match command.status()?.success() {
-        true => Ok(()),
-        false => Err(format!("failed: {command:?}").into()),
-    }
 }
 
 fn text(command: &mut Command) -> Result<String> {

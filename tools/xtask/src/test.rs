@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::programs::{SKIPPED, cpu_seconds, target};
+use crate::programs::{SKIPPED, cpu_seconds, succeeds, target};
 use crate::{Result, cuda, fuzz, python, root};
 
 #[derive(clap::Args)]
@@ -139,6 +139,7 @@ const TESTS: &[Step] = &[
         ],
         ..step("big-endian target", "cargo", foreign!("s390x-unknown-linux-gnu"))
     },
+    step("C and C++ programs", "cargo", &["xtask", "c"]),
     step("kaitai", "cargo", &["xtask", "kaitai"]),
     step("wireshark", "cargo", &["xtask", "wireshark"]),
     Step {
@@ -326,9 +327,6 @@ impl End {
 
 /// Returns why a step cannot run on this machine.
 fn missing(need: Need, root: &Path) -> Option<String> {
-    let succeeds = |program: &str, args: &[&str]| {
-        Command::new(program).args(args).output().is_ok_and(|o| o.status.success())
-    };
     match need {
         Need::Nothing => None,
         Need::Python => (!succeeds("python3", &["--version"])).then(|| "python3 is missing".to_owned()),

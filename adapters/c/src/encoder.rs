@@ -1,0 +1,308 @@
+//! The encoder: updates in, bytes of a stream out.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
+use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
+use gcodec::stream::EncodeOptions;
+use gcodec::{Codec, TensorView};
+
+use crate::error::{Failure, Result, call, gcodec_error, gcodec_status};
+use crate::feedback::{Feedback, gcodec_feedback};
+use crate::handle::{self, Content};
+use crate::tensor::{gcodec_entry, gcodec_header, gcodec_tensor, views};
+use crate::{given, threads};
+
+/// An encoder of one stream. It keeps the bytes that it made until the caller has taken them.
+pub struct gcodec_encoder {
+    _opaque: [u8; 0],
+}
+
+/// An update to encode. Zeros and NULLs are allowed where a field's comment says so.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct gcodec_update {
+    /// The tensors, each name once. They are read during the call only.
+    pub tensors: *const gcodec_tensor,
+    /// Number of tensors.
+    pub tensor_count: usize,
+    /// Codecs, such as "topk:density=0.01", each ending with a zero byte (docs/codecs.md).
+    pub codecs: *const *const c_char,
+    /// Number of codecs: 1 for all tensors, or one for each tensor.
+    pub codec_count: usize,
+    /// For the codec "delta": the tensors that the update replaces, found by their names. They are read
+    /// during the call only. NULL: none.
+    pub base: *const gcodec_tensor,
+    /// Number of bases.
+    pub base_count: usize,
+    /// Residuals of this sender, which lossy codecs read and change. NULL: no error feedback.
+    pub feedback: *mut gcodec_feedback,
+    /// Sender, step and label. NULL: a header of zeros, with the codecs as its label.
+    pub header: *const gcodec_header,
+    /// 0: a lossy codec refuses NaN and infinity; 1: it takes them for zero.
+    pub zero_non_finite: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Encoder {
+    inner: Inner,
+    pending: Vec<u8>,
+    /// Bytes of `pending` that the caller has taken.
+    taken: usize,
+}
+
+struct Inner(gcodec::stream::Encoder);
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self(gcodec::stream::Encoder::new(EncodeOptions::default()))
+    }
+}
+
+impl Content for Encoder {
+    type Opaque = gcodec_encoder;
+    const TAG: u32 = u32::from_le_bytes(*b"GCen");
+    const NAME: &'static str = "encoder";
+}
+
+impl Encoder {
+    fn rest(&self) -> &[u8] {
+        &self.pending[self.taken..]
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.taken += bytes;
+        // What was taken is given back when it is the larger part: each byte moves at most once.
+        if self.taken > self.pending.len() / 2 {
+            self.pending.drain(..self.taken);
+            self.taken = 0;
+        }
+    }
+
+    /// Appends an update of these tensors.
+    pub(crate) fn update(
+        &mut self,
+        tensors: &[(&str, TensorView<'_>)],
+        bases: &[(&str, TensorView<'_>)],
+        codecs: &[Codec],
+        header: UpdateHeader,
+        options: &Options,
+        feedback: Option<&mut Feedback>,
+    ) -> Result<()> {
+        let infos = tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
+        let manifest = Arc::new(Manifest::new(infos.collect())?);
+        let bases: HashMap<&str, TensorView<'_>> = bases.iter().copied().collect();
+        let inputs: Vec<Input<'_>> = (0u64..)
+            .zip(tensors)
+            .map(|(tensor, &(name, view))| Input { tensor, name, view, base: bases.get(name).copied() })
+            .collect();
+        let codecs = match codecs {
+            [one] => vec![*one; inputs.len()],
+            all => all.to_vec(),
+        };
+        let (inner, pending) = (&mut self.inner.0, &mut self.pending);
+        threads::run(|| {
+            let blocks = compress(&inputs, &codecs, options, feedback.map(|f| &mut f.inner))?;
+            let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
+            let delta = is_delta.then(|| deltas(&inputs, &blocks));
+            inner.update(pending, &header.with_delta(delta), &manifest, &blocks)?;
+            Ok(())
+        })
+        .map_err(|e| e.named(|number| tensors.get(usize::try_from(number).ok()?).map(|(name, _)| *name)))
+    }
+}
+
+/// Makes an encoder at the beginning of a stream, which the caller frees with `gcodec_encoder_free`.
+/// `part_bytes`: approximate bytes of values in one frame of an update; 0 means 64 MiB. `with_index`: 1 if
+/// each segment ends in an index, for random access; 0 for a stream that never ends.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_new(
+    part_bytes: u64,
+    with_index: u32,
+    out: *mut *mut gcodec_encoder,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    let body = || {
+        let out = given::place(out)?;
+        let options = EncodeOptions::default().with_index(with_index != 0);
+        let options = if part_bytes == 0 { options } else { options.with_part_bytes(part_bytes) };
+        let inner = Inner(gcodec::stream::Encoder::new(options));
+        // SAFETY: the caller gives a place for a handle.
+        unsafe { out.set(handle::new(Encoder { inner, ..Encoder::default() })) };
+        Ok(())
+    };
+    // SAFETY: the caller gives a place for an error, or null.
+    unsafe { call(error, body) }
+}
+
+/// Encodes an update, which is then ready to be taken. An encoder or residuals whose call fails do not
+/// change.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_update(
+    encoder: *mut gcodec_encoder,
+    update: *const gcodec_update,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: the caller gives live handles, an update whose parts are valid for the call, and a place for an
+    // error, or null.
+    unsafe {
+        call(error, || {
+            handle::with(encoder, |encoder: &mut Encoder| {
+                let update = given::optional(update, "update")?;
+                let update = update.ok_or_else(|| Failure::input("the update is NULL"))?;
+                let codecs = codecs(update)?;
+                let labels: Vec<String> = codecs.iter().map(Codec::to_string).collect();
+                let header = gcodec_header::get(update.header, labels.join("; "))?;
+                let non_finite =
+                    if update.zero_non_finite == 0 { NonFinite::Reject } else { NonFinite::Zero };
+                let options = Options::default().with_non_finite(non_finite);
+                let tensors = views(update.tensors, update.tensor_count)?;
+                let bases = views(update.base, update.base_count)?;
+                if update.feedback.is_null() {
+                    return encoder.update(&tensors, &bases, &codecs, header, &options, None);
+                }
+                handle::with(update.feedback, |feedback| {
+                    encoder.update(&tensors, &bases, &codecs, header, &options, Some(feedback))
+                })
+            })
+        })
+    }
+}
+
+/// # Safety
+/// The codecs of `update` are valid texts.
+unsafe fn codecs(update: &gcodec_update) -> Result<Vec<Codec>> {
+    // SAFETY: the caller's promise.
+    let codecs = unsafe { given::items(update.codecs, update.codec_count, "codecs") }?;
+    if codecs.len() != 1 && codecs.len() != update.tensor_count {
+        let message = format!(
+            "{} codecs for {} tensors: give one, or one for each tensor",
+            codecs.len(),
+            update.tensor_count
+        );
+        return Err(Failure::input(message));
+    }
+    // SAFETY: the caller's promise.
+    codecs.iter().map(|codec| Ok(unsafe { given::text(*codec, 0, "a codec") }?.parse()?)).collect()
+}
+
+/// Encodes metadata, which is then ready to be taken. `entries` are read during the call only.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_metadata(
+    encoder: *mut gcodec_encoder,
+    entries: *const gcodec_entry,
+    count: usize,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: the caller gives a live handle, valid entries, and a place for an error, or null.
+    unsafe {
+        call(error, || {
+            handle::with(encoder, |encoder: &mut Encoder| {
+                let text = |text, what| given::text(text, 0, what).map(str::to_owned);
+                let entries: BTreeMap<String, String> = given::items(entries, count, "entries")?
+                    .iter()
+                    .map(|e| Ok((text(e.key, "a key")?, text(e.value, "a value")?)))
+                    .collect::<Result<_>>()?;
+                encoder.inner.0.metadata(&mut encoder.pending, &Metadata { entries });
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Ends the stream's segment: its index, if enabled, and its end are then ready to be taken. Another segment
+/// may follow.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_finish(
+    encoder: *mut gcodec_encoder,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: the caller gives a live handle, and a place for an error, or null.
+    unsafe {
+        call(error, || {
+            handle::with(encoder, |encoder: &mut Encoder| {
+                encoder.inner.0.finish(&mut encoder.pending);
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Lends the bytes that are ready: `data` and `len` say where they are. They belong to the encoder and are
+/// valid until its next call other than this one. `gcodec_encoder_take` takes them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_output(
+    encoder: *mut gcodec_encoder,
+    data: *mut *const u8,
+    len: *mut usize,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: the caller gives a live handle, places for the results, and a place for an error, or null.
+    unsafe {
+        call(error, || {
+            let (data, len) = (given::place(data)?, given::place(len)?);
+            handle::with(encoder, |encoder: &mut Encoder| {
+                data.set(encoder.rest().as_ptr());
+                len.set(encoder.rest().len());
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Forgets the first `bytes` of the bytes that are ready.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_take(
+    encoder: *mut gcodec_encoder,
+    bytes: usize,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: the caller gives a live handle, and a place for an error, or null.
+    unsafe {
+        call(error, || {
+            handle::with(encoder, |encoder: &mut Encoder| {
+                if bytes > encoder.rest().len() {
+                    let ready = encoder.rest().len();
+                    return Err(Failure::input(format!("{bytes} bytes taken, {ready} are ready")));
+                }
+                encoder.take(bytes);
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Copies bytes that are ready into the caller's buffer and forgets them: `written` are the smaller of
+/// `capacity` and of those that are ready. Zero says that all have been taken.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_read(
+    encoder: *mut gcodec_encoder,
+    buffer: *mut u8,
+    capacity: usize,
+    written: *mut usize,
+    error: *mut gcodec_error,
+) -> gcodec_status {
+    // SAFETY: the caller gives a live handle, a buffer, a place for the result, and one for an error or null.
+    unsafe {
+        call(error, || {
+            let written = given::place(written)?;
+            handle::with(encoder, |encoder: &mut Encoder| {
+                let buffer = given::buffer(buffer, capacity)?;
+                let bytes = buffer.len().min(encoder.rest().len());
+                buffer[..bytes].copy_from_slice(&encoder.rest()[..bytes]);
+                encoder.take(bytes);
+                written.set(bytes);
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Frees an encoder, with bytes that were not taken. Does nothing for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gcodec_encoder_free(encoder: *mut gcodec_encoder) {
+    // SAFETY: the caller gives a live handle, or null.
+    unsafe { handle::free::<Encoder>(encoder) };
+}
