@@ -8,8 +8,7 @@ use crate::{Result, root};
 /// Prints each link that leads nowhere; true if there is none.
 pub(crate) fn check() -> Result<bool> {
     let root = root();
-    let mut pages = Vec::new();
-    find(&root, &mut pages)?;
+    let pages = pages(&root)?;
     let mut broken = 0;
     for page in &pages {
         let text = std::fs::read_to_string(page)?;
@@ -28,7 +27,13 @@ pub(crate) fn check() -> Result<bool> {
     Ok(broken == 0)
 }
 
-/// The Markdown pages of the project.
+/// Returns the Markdown pages of the project.
+pub(crate) fn pages(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut pages = Vec::new();
+    find(root, &mut pages)?;
+    Ok(pages)
+}
+
 fn find(folder: &Path, pages: &mut Vec<PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -45,7 +50,7 @@ fn find(folder: &Path, pages: &mut Vec<PathBuf>) -> Result<()> {
 }
 
 /// Relative links outside code, without fragments.
-fn links(text: &str) -> Vec<&str> {
+pub(crate) fn links(text: &str) -> Vec<&str> {
     let prose = text.split("```").step_by(2).flat_map(|part| part.split("](").skip(1));
     let targets = prose.filter_map(|rest| rest.split(')').next());
     let relative =

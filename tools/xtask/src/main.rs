@@ -8,6 +8,7 @@ mod links;
 mod programs;
 mod prose;
 mod python;
+mod release;
 mod test;
 
 use std::path::{Path, PathBuf};
@@ -45,6 +46,8 @@ enum Task {
     C(c::Args),
     /// Checks the licences of all dependencies, and that nothing is shipped in two versions.
     Dependencies,
+    /// Checks what has to hold before a release (docs/releasing.md); uploads nothing.
+    Release(release::Args),
     /// Compares the reference decoder with the library on files that the command line writes.
     #[command(disable_help_flag = true)]
     Reference(Forwarded),
@@ -84,6 +87,7 @@ fn main() -> ExitCode {
         Task::C(args) => c::run_task(&args),
         Task::Dependencies => dependencies::run().map(end),
         Task::Python => python::test().map(|()| end(true)),
+        Task::Release(args) => release::check(&args).map(end),
         Task::Reference(args) => args.run("reference"),
         Task::Kaitai(args) => args.run("kaitai"),
         Task::Wireshark(args) => args.run("wireshark"),

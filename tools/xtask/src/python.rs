@@ -18,7 +18,7 @@ const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
 const MARKER: &str = "gcodec-requirements";
 
 /// A test of the wheel alone, without PyTorch, JAX and NumPy.
-const ALONE: &str = "
+pub(crate) const ALONE: &str = "
 import gcodec, sys
 tensor = gcodec.Tensor('f32', (2, 2), bytes(range(16)))
 data = gcodec.encode({'w': tensor}, gcodec.Lossless())
@@ -35,7 +35,8 @@ pub(crate) fn prepare() -> std::result::Result<(), String> {
         return Err("python3 of version 3.11 or later is missing".into());
     }
     let packages = packages().ok_or("no place for packages: set GCODEC_VENV or HOME")?;
-    install(&packages).map_err(|e| format!("the packages of {REQUIREMENTS} cannot be installed: {e}"))
+    install(&packages, REQUIREMENTS)
+        .map_err(|e| format!("the packages of {REQUIREMENTS} cannot be installed: {e}"))
 }
 
 /// Returns the folder of PyTorch and the others.
@@ -44,15 +45,25 @@ fn packages() -> Option<PathBuf> {
     chosen.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/gcodec/venv")))
 }
 
-fn install(packages: &Path) -> Result<()> {
-    let requirements = fs::read(root().join(REQUIREMENTS))?;
-    let wanted = blake3::hash(&requirements).to_hex().to_string();
+/// Returns the program maturin, of the packages or of the system.
+pub(crate) fn maturin() -> Option<PathBuf> {
+    let own = packages().map(|packages| packages.join("bin/maturin"));
+    let on_path =
+        env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
+    on_path.map(|folder| folder.join("maturin")).chain(own).find(|program| program.is_file())
+}
+
+/// Installs the packages of a file of requirements into an environment, unless they are there.
+pub(crate) fn install(packages: &Path, requirements: &str) -> Result<()> {
+    let path = root().join(requirements);
+    let wanted = fs::read(&path)?;
+    let wanted = blake3::hash(&wanted).to_hex().to_string();
     let marker = packages.join(MARKER);
     if fs::read_to_string(&marker).is_ok_and(|found| found == wanted) {
         return Ok(());
     }
     println!(
-        "installing the packages of {REQUIREMENTS} into {}: some gigabytes, takes minutes",
+        "installing the packages of {requirements} into {}: once per machine, can take minutes",
         packages.display()
     );
     let start = Instant::now();
@@ -61,7 +72,7 @@ fn install(packages: &Path) -> Result<()> {
     }
     // Python compiles the modules that a test imports; compiling all of them takes a minute.
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "-r"];
-    run(Command::new(packages.join("bin/python")).args(pip).arg(root().join(REQUIREMENTS)))?;
+    run(Command::new(packages.join("bin/python")).args(pip).arg(&path))?;
     fs::write(marker, wanted)?;
     println!("installed in {:.0?}", start.elapsed());
     Ok(())
