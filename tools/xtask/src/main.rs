@@ -9,6 +9,7 @@ mod programs;
 mod prose;
 mod python;
 mod release;
+mod site;
 mod test;
 
 use std::path::{Path, PathBuf};
@@ -48,6 +49,8 @@ enum Task {
     Dependencies,
     /// Checks what has to hold before a release (docs/releasing.md); uploads nothing.
     Release(release::Args),
+    /// Builds the site of all pages and references, and checks its links.
+    Site(site::Args),
     /// Compares the reference decoder with the library on files that the command line writes.
     #[command(disable_help_flag = true)]
     Reference(Forwarded),
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Task::Dependencies => dependencies::run().map(end),
         Task::Python => python::test().map(|()| end(true)),
         Task::Release(args) => release::check(&args).map(end),
+        Task::Site(args) => site::build(&args),
         Task::Reference(args) => args.run("reference"),
         Task::Kaitai(args) => args.run("kaitai"),
         Task::Wireshark(args) => args.run("wireshark"),
