@@ -74,7 +74,7 @@ impl Encoder {
 
     fn take(&mut self, bytes: usize) {
         self.taken += bytes;
-        // What was taken is given back when it is the larger part: each byte moves at most once.
+        // What was taken is given back when it is the larger part: fewer bytes move than were taken.
         if self.taken > self.pending.len() / 2 {
             self.pending.drain(..self.taken);
             self.taken = 0;
