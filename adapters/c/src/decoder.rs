@@ -100,8 +100,11 @@ impl Decoder {
     /// Begins an update with its first part, in the memory of the last one where it has the same tensors.
     fn begin(&mut self, part: &UpdatePart<'_>, last: Option<Done>) -> Result<Open> {
         let manifest = &part.manifest;
-        let reused = last.filter(|done| done.manifest.id() == manifest.id()).map(|done| done.tensors);
         let is_wanted = |name: &str| self.wanted.as_ref().is_none_or(|names| names.contains(name));
+        let wanted = (0u64..).zip(manifest.tensors()).filter(|(_, t)| is_wanted(&t.name)).map(|(n, _)| n);
+        let reused = last.filter(|done| done.manifest.id() == manifest.id()).map(|done| done.tensors);
+        // The update before may be one of another choice.
+        let reused = reused.filter(|tensors| wanted.eq(tensors.iter().map(|(number, _)| *number)));
         let open = Open::try_new(Arc::clone(&self.base), |base| -> gcodec::Result<_> {
             let mut assembler = match reused {
                 Some(tensors) => Assembler::with_buffers(manifest, tensors)?,
@@ -120,6 +123,7 @@ impl Decoder {
         let name =
             |number: u64| manifest.tensors().get(usize::try_from(number).ok()?).map(|t| t.name.as_str());
         if part.part == 0 {
+            self.open = None;
             let open = self.begin(part, last.take()).map_err(|e| e.named(name))?;
             self.open = Some((part.header.clone(), Arc::clone(&part.manifest), open));
         }
@@ -309,8 +313,6 @@ pub unsafe extern "C" fn gcodec_decoder_select(
                 let names = names.map(|name| Ok(given::text(*name, 0, "a name")?.to_owned()));
                 let names: HashSet<String> = names.collect::<Result<_>>()?;
                 decoder.wanted = (count > 0).then_some(names);
-                // The memory of the last update has the tensors of another choice.
-                decoder.done = None;
                 Ok(())
             })
         })

@@ -223,6 +223,12 @@ static void delta(void) {
     OK(gcodec_decoder_count(decoder, &count, &error));
     OK(gcodec_decoder_tensor(decoder, 0, &got, &error));
     CHECK(count == 1 && !strcmp(got.name, "b"));
+    /* Another choice, while the decoder has the memory of the last one. */
+    OK(gcodec_decoder_select(decoder, NULL, 0, &error));
+    OK(gcodec_decoder_decode(decoder, bytes, len, &error));
+    OK(gcodec_decoder_count(decoder, &count, &error));
+    OK(gcodec_decoder_tensor(decoder, 0, &got, &error));
+    CHECK(count == 2 && !memcmp(got.data, new, sizeof new));
     gcodec_decoder_free(decoder);
     gcodec_encoder_free(encoder);
 }
