@@ -38,6 +38,7 @@ from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
 from gcodec.options import OptionKeywords, Options
+from gcodec.patches import Patch, Patches, patches
 from gcodec.reduction import reduce
 from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
 from gcodec.stream import Decoder, Reader, Update, Writer
@@ -68,6 +69,8 @@ __all__ = [
     "Natural",
     "OptionKeywords",
     "Options",
+    "Patch",
+    "Patches",
     "PowerSgd",
     "Qsgd",
     "RandK",
@@ -93,6 +96,7 @@ __all__ = [
     "encode",
     "inspect",
     "num_threads",
+    "patches",
     "reduce",
     "set_num_threads",
 ]

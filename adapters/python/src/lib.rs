@@ -13,6 +13,7 @@ mod file;
 mod inspect;
 mod limits;
 mod named;
+mod patches;
 mod reduce;
 mod reserved;
 mod scalecom;
@@ -42,6 +43,8 @@ mod _native {
     use crate::inspect::inspect;
     #[pymodule_export]
     use crate::limits::{default_dgc, default_limits};
+    #[pymodule_export]
+    use crate::patches::patches;
     #[pymodule_export]
     use crate::reduce::{head_bytes, reduce};
     #[pymodule_export]

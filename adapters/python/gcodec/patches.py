@@ -1,0 +1,230 @@
+"""Updates as patches: which elements change, and to which values.
+
+    patches = gcodec.patches(data, base=weights)
+    for patch in patches.values():
+        indices, values = patch.torch()
+
+A patch holds only the elements that change. Engines that load sparse updates take it as it is, and `apply_`
+writes it into buffers of the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gcodec import _native
+from gcodec._native import Tensor
+from gcodec.errors import InputError
+from gcodec.header import UpdateHeader
+from gcodec.limits import Limits
+from gcodec.tensors import ML_DTYPES, convert, framework_of, given
+from gcodec.trees import named_tensors
+
+_WHOLE = slice(None)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """New values for some elements of a tensor.
+
+    The values replace elements, so applying a patch twice is the same as once.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    """Dimensions of the tensor."""
+    dtype: str
+    """Element type of the tensor and of the values."""
+    indices: Tensor | None
+    """Positions of the elements, row-major, ascending, without repetition: i32, or i64 in tensors of 2^31
+    elements or more. None means all elements."""
+    values: Tensor
+    """The new elements: one for each index, or a whole tensor."""
+
+    @property
+    def count(self) -> int:
+        """Number of elements that get values."""
+        return self.values.size
+
+    def torch(self) -> tuple[Any, Any]:
+        """Returns `indices` (or None) and `values` as PyTorch tensors in the same memory."""
+        return self._as("torch")
+
+    def numpy(self) -> tuple[Any, Any]:
+        """Returns `indices` (or None) and `values` as NumPy arrays in the same memory."""
+        return self._as("numpy")
+
+    def _as(self, framework: Any) -> tuple[Any, Any]:
+        return None if self.indices is None else convert(self.indices, framework), convert(self.values, framework)
+
+    def shard(self, dim: int, start: int, stop: int) -> Patch | None:
+        """Returns the part of the patch that falls into a shard of a tensor-parallel rank: the indices `start`
+        to `stop` of dimension `dim`. None if nothing does.
+
+        The result counts positions in the shard. It needs NumPy.
+        """
+        import numpy as np
+
+        if not 0 <= dim < len(self.shape) or not 0 <= start <= stop <= self.shape[dim]:
+            raise InputError(f"dimension {dim} of {self.name!r} with shape {self.shape} has no range {start} to {stop}")
+        shape = (*self.shape[:dim], stop - start, *self.shape[dim + 1 :])
+        if self.indices is None:
+            if self.dtype == "f4e2m1":
+                raise InputError(f"tensor {self.name!r} has two elements in each byte: shard the bytes")
+            whole = self.values.bits().numpy().reshape(self.shape)
+            values = np.ascontiguousarray(np.moveaxis(np.moveaxis(whole, dim, 0)[start:stop], 0, dim))
+            return self._of(shape, None, values, shape) if values.size else None
+        indices, values = self.indices.numpy(), self.values.bits().numpy()
+        row = math.prod(self.shape[dim + 1 :])
+        if dim == 0 or math.prod(self.shape[:dim]) == 1:
+            # A range of rows is a range of positions.
+            inside: Any = slice(*np.searchsorted(indices, [start * row, stop * row]))
+            indices = indices[inside] - indices.dtype.type(start * row)
+        else:
+            outer, rest = np.divmod(indices.astype(np.int64), self.shape[dim] * row)
+            inside = (rest >= start * row) & (rest < stop * row)
+            indices = (outer * (stop - start) * row + rest - start * row)[inside]
+        if not len(indices):
+            return None
+        kind = np.int32 if math.prod(shape) < 1 << 31 else np.int64
+        return self._of(shape, indices.astype(kind), values[inside], (len(indices),))
+
+    def _of(self, shape: tuple[int, ...], indices: Any, values: Any, values_shape: tuple[int, ...]) -> Patch:
+        positions = None
+        if indices is not None:
+            positions = Tensor("i32" if indices.dtype.itemsize == 4 else "i64", (len(indices),), indices.tobytes())
+        return Patch(self.name, shape, self.dtype, positions, Tensor(self.dtype, values_shape, values.tobytes()))
+
+    def apply_(self, tensor: Any) -> None:
+        """Writes the values into a PyTorch tensor, on any device, or into a NumPy array.
+
+        Raises:
+            InputError: the tensor has another shape or type, or is not row-major. Nothing is written.
+        """
+        self.check(tensor)
+        self._write(tensor)
+
+    def check(self, tensor: Any) -> None:
+        """Raises InputError if the patch does not fit a tensor of PyTorch or NumPy."""
+        framework = framework_of(tensor)
+        if framework not in ("torch", "numpy"):
+            raise InputError(f"tensor {self.name!r} is a {type(tensor).__name__}: give a PyTorch tensor or a NumPy array")
+        if tuple(tensor.shape) != self.shape:
+            raise InputError(f"tensor {self.name!r} has shape {tuple(tensor.shape)}, but in the update {self.shape}")
+        if framework == "numpy":
+            row_major, dtype = tensor.flags.c_contiguous and tensor.flags.writeable, _numpy_name(tensor.dtype)
+        else:
+            row_major, dtype = tensor.is_contiguous(), _torch_name(tensor.dtype)
+        if dtype != self.dtype:
+            raise InputError(f"tensor {self.name!r} is {dtype or tensor.dtype}, but in the update {self.dtype}")
+        if not row_major:
+            raise InputError(f"tensor {self.name!r} is not row-major and writable: give a contiguous tensor")
+
+    def _write(self, tensor: Any) -> None:
+        if framework_of(tensor) == "numpy":
+            indices, values = self.numpy()
+            flat = tensor.reshape(-1)
+            flat[_WHOLE if indices is None else indices] = values.reshape(-1)
+            return
+        import torch
+
+        indices, values = self.torch()
+        with torch.no_grad():
+            # Bits: not every operation knows every element type.
+            bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+            flat = tensor.detach().reshape(-1).view(bits)
+            values = values.reshape(-1).view(bits).to(tensor.device)
+            if indices is None:
+                flat.copy_(values)
+            else:
+                flat.index_copy_(0, indices.to(tensor.device, torch.int64), values)
+
+
+_NUMPY = {"float16": "f16", "float32": "f32", "float64": "f64", "bool": "bool"} | {
+    f"{sign}{bits}": f"{sign[0]}{bits}" for sign in ("int", "uint") for bits in (8, 16, 32, 64)
+}
+_NUMPY |= ML_DTYPES
+
+
+def _numpy_name(dtype: Any) -> str | None:
+    return _NUMPY.get(dtype.name)
+
+
+def _torch_name(dtype: Any) -> str | None:
+    return _NUMPY.get(str(dtype).removeprefix("torch."))
+
+
+class Patches(Mapping[str, Patch]):
+    """An update as a mapping from the names of the tensors that it changes to patches, with a `header`.
+
+    A tensor that stays the same has no patch, so an update that changes nothing is false.
+
+    Attributes:
+        header: the `UpdateHeader`.
+    """
+
+    def __init__(self, header: UpdateHeader, patches: Mapping[str, Patch]) -> None:
+        self.header = header
+        self._patches = dict(patches)
+
+    def __getitem__(self, name: str) -> Patch:
+        return self._patches[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._patches)
+
+    def __len__(self) -> int:
+        return len(self._patches)
+
+    @property
+    def touched(self) -> list[str]:
+        """The names of the tensors that change."""
+        return list(self._patches)
+
+    @property
+    def count(self) -> int:
+        """Number of elements that get values."""
+        return sum(patch.count for patch in self.values())
+
+    def apply_(self, tensors: Mapping[str, Any]) -> None:
+        """Writes the values into tensors of PyTorch or NumPy, by name.
+
+        Raises:
+            InputError: a tensor is missing or does not fit. Nothing is written.
+        """
+        missing = [name for name in self if name not in tensors]
+        if missing:
+            raise InputError(f"the update changes {missing[0]!r}, which is not among the given tensors")
+        for name, patch in self.items():
+            patch.check(tensors[name])
+        for name, patch in self.items():
+            patch._write(tensors[name])
+
+    def __repr__(self) -> str:
+        return f"Patches(step={self.header.step}, {len(self)} tensors, {self.count} elements)"
+
+
+def patches(data: Any, *, base: Any = None, names: set[str] | None = None, limits: Limits | None = None) -> Patches:
+    """Returns the last update of a stream as patches, after checking the whole stream.
+
+    Of a delta, a patch has the elements that differ from the base. All digests of base and result are checked
+    first. Of any other update, it has the elements that are not zero, or all elements if they were sent as
+    such. Dense copies exist of a few tensors at a time only.
+
+    Args:
+        data: the bytes: any object with the buffer protocol.
+        base: for a delta, the tree of tensors that it changes.
+        names: the tensors to decode. Default: all.
+        limits: limits on the stream. Default: `Limits()`.
+
+    Raises:
+        FormatError, UnsupportedError, LimitError: the bytes are not a complete stream within the limits.
+        InputError: the stream has no update, or the base of a delta is missing or is not the sender's.
+    """
+    bases = given(named_tensors(base))
+    header, found = _native.patches(memoryview(data).cast("B"), limits or Limits(), names, bases)
+    made = (Patch(name, tuple(shape), dtype, indices, values) for name, shape, dtype, indices, values in found)
+    return Patches(UpdateHeader(**header), {patch.name: patch for patch in made})

@@ -1,0 +1,234 @@
+"""Weight sync: versions of weights, from a trainer to the engines that serve them.
+
+    publisher = gcodec.sync.Publisher(gcodec.sync.Folder("weights"))     # the trainer
+    publisher.publish(model.state_dict())
+
+    receiver = gcodec.sync.Receiver(checkpoint, version=0)               # an engine
+    for data in gcodec.sync.Folder("weights").streams(receiver.version):
+        receiver.stage(data).commit(load_into_the_engine)
+
+Each version is a stream of one update: an anchor, which has all weights (`lossless`), or a delta. The header's
+`step` is the version that a delta changes, and `inner_steps` the number of versions that it covers; the `step`
+of an anchor is its version. A receiver verifies everything before it changes anything, and takes each version
+once and in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gcodec.errors import GcodecError, InputError
+from gcodec.header import UpdateHeader
+from gcodec.limits import Limits
+from gcodec.oneshot import encode
+from gcodec.patches import Patch, Patches, patches
+from gcodec.sources import Folder, SocketSource, Source, StreamFile, serve, source_of
+from gcodec.tensors import framework_of
+
+__all__ = [
+    "Folder",
+    "PoisonedError",
+    "Published",
+    "Publisher",
+    "Receiver",
+    "Sink",
+    "SocketSource",
+    "Source",
+    "Staged",
+    "StreamFile",
+    "serve",
+    "source_of",
+]
+
+
+class PoisonedError(GcodecError):
+    """A receiver failed while it changed weights: they are neither the old nor the new version.
+
+    Only an anchor restores it.
+    """
+
+
+class Sink(Protocol):
+    """Where a publisher puts versions: a `Folder`, or any object with this method."""
+
+    def put(self, version: int, base: int | None, data: bytes) -> None:
+        """Keeps a stream that makes `version`, from `base` or, if that is None, from nothing."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that was published."""
+
+    version: int
+    anchor: bool
+    bytes: int
+    """Bytes of its streams."""
+
+
+class Publisher:
+    """Publishes versions of weights: deltas, and anchors at a cadence.
+
+    Args:
+        to: where streams go.
+        anchor_every: versions between anchors. The first version is an anchor.
+        version: the last version that exists; the first `publish` makes the next one.
+        base: the weights of that version. Then the first version published is a delta.
+    """
+
+    def __init__(
+        self, to: Sink, *, anchor_every: int = 64, version: int = 0, base: Mapping[str, Any] | None = None
+    ) -> None:
+        if anchor_every < 1:
+            raise InputError(f"anchor_every of Publisher is {anchor_every}: use at least 1")
+        self._to, self._every, self._since = to, anchor_every, 0
+        self._last = None if base is None else {name: _copied(tensor) for name, tensor in base.items()}
+        self.version = version
+        """The last version."""
+
+    def publish(self, weights: Mapping[str, Any]) -> Published:
+        """Publishes the next version, and keeps a copy of it on the host.
+
+        Every delta is published before the anchor of its version, so that receivers that follow take the
+        smaller one. If the sink raises, the version does not exist, and the next call makes it again.
+
+        Raises:
+            InputError: names, shapes or types are not those of the last version.
+        """
+        new = {name: _copied(tensor) for name, tensor in weights.items()}
+        version, size = self.version + 1, 0
+        if self._last is not None:
+            _check_same(self._last, new)
+            header = UpdateHeader(step=self.version, inner_steps=1, sender=0, world=1)
+            delta = encode(new, "delta", base=self._last, header=header)
+            self._to.put(version, self.version, delta)
+            size += len(delta)
+        anchor = self._last is None or self._since + 1 >= self._every
+        if anchor:
+            data = encode(new, "lossless", header=UpdateHeader(step=version, world=1))
+            self._to.put(version, None, data)
+            size += len(data)
+        self._last, self.version, self._since = new, version, 0 if anchor else self._since + 1
+        return Published(version, anchor, size)
+
+
+class Receiver:
+    """Follows versions of weights.
+
+    It keeps a copy of the weights on the host, which deltas change and which their digests are compared with.
+
+    Args:
+        weights: the weights of `version` by name, tensors of PyTorch or NumPy on the host. The receiver writes
+            to them.
+        version: the version of these weights. Default: 0.
+        limits: limits on streams. Default: `Limits()`.
+    """
+
+    def __init__(self, weights: Mapping[str, Any], version: int = 0, *, limits: Limits | None = None) -> None:
+        self._weights, self._limits = dict(weights), limits
+        self.version = version
+        """The version of the weights; that of the last whole one if the receiver is poisoned."""
+        self.poisoned = False
+        """Whether a commit failed half-way. Only an anchor is taken then."""
+
+    @property
+    def weights(self) -> Mapping[str, Any]:
+        """The weights. Do not write to them."""
+        return self._weights
+
+    def stage(self, data: Any) -> Staged:
+        """Reads and verifies a stream; changes nothing.
+
+        Raises:
+            PoisonedError: the receiver needs an anchor.
+            InputError: the stream is not the next version (kind `version`), or its base is not the weights
+                here (kind `checksum_mismatch`), or it does not fit them.
+            FormatError, UnsupportedError, LimitError: as `gcodec.patches`.
+        """
+        # Without tensors: only the frames are checked, and the version comes before the digests.
+        header = patches(data, names=set(), limits=self._limits).header
+        if header.delta and self.poisoned:
+            raise PoisonedError("the weights are neither the old nor the new version: apply an anchor", kind="poisoned")
+        if header.delta:
+            self._check_next(header)
+        elif header.step < self.version or (header.step == self.version and not self.poisoned):
+            raise InputError(f"the stream is version {header.step}, and version {self.version} is here", kind="version")
+        found = patches(data, base=self._weights, limits=self._limits)
+        if header.delta:
+            return Staged(self, found, header.step + header.inner_steps, anchor=False)
+        self._check_whole(found)
+        return Staged(self, found, header.step, anchor=True)
+
+    def _check_next(self, header: UpdateHeader) -> None:
+        base, version = header.step, header.step + header.inner_steps
+        if header.inner_steps == 0:
+            raise InputError("the delta does not say which version it makes: set inner_steps in its header", kind="version")
+        if version <= self.version:
+            raise InputError(f"the delta makes version {version}, and version {self.version} is here already", kind="version")
+        if base != self.version:
+            raise InputError(f"the delta changes version {base}, and version {self.version} is here", kind="version")
+
+    def _check_whole(self, found: Patches) -> None:
+        for name, tensor in self._weights.items():
+            if name not in found or found[name].indices is not None:
+                raise InputError(f"the anchor has not all elements of {name!r}")
+            found[name].check(tensor)
+
+
+class Staged:
+    """A verified version that nobody sees yet."""
+
+    def __init__(self, receiver: Receiver, found: Patches, version: int, anchor: bool) -> None:
+        self._receiver, self._from, self._poisoned = receiver, receiver.version, receiver.poisoned
+        self.version, self.anchor = version, anchor
+        self.patches = Patches(found.header, {name: p for name, p in found.items() if name in receiver._weights})
+        """The elements that change; empty if none does."""
+
+    @property
+    def touched(self) -> list[str]:
+        """The names of the tensors that change."""
+        return self.patches.touched
+
+    def commit(self, load: Callable[[Mapping[str, Patch]], object] | None = None) -> int:
+        """Makes the version visible, and returns it. `load` changes the engine; it is not called if nothing
+        changes.
+
+        Raises:
+            InputError: the receiver has gone on since (kind `version`). Nothing is changed.
+            PoisonedError: `load` raised. The receiver's own copy is the old version still.
+        """
+        receiver = self._receiver
+        if (receiver.version, receiver.poisoned) != (self._from, self._poisoned):
+            raise InputError(f"version {self.version} was staged on another version than {receiver.version}", kind="version")
+        for name, patch in self.patches.items():
+            patch.check(receiver._weights[name])
+        if load is not None and self.patches:
+            try:
+                load(self.patches)
+            except BaseException as e:
+                receiver.poisoned = True
+                raise PoisonedError(f"version {self.version} was not loaded completely: {e}", kind="poisoned") from e
+        self.patches.apply_(receiver._weights)
+        receiver.version, receiver.poisoned = self.version, False
+        return self.version
+
+
+def _copied(tensor: Any) -> Any:
+    """Returns a copy on the host, row-major."""
+    if framework_of(tensor) == "torch":
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        import torch
+
+        return whole.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+    import numpy as np
+
+    return np.array(tensor, order="C")
+
+
+def _check_same(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    if wrong := sorted(set(old) ^ set(new)):
+        raise InputError(f"the weights have not the names of the last version: {', '.join(wrong[:4])}")
+    for name, tensor in new.items():
+        if (tuple(tensor.shape), tensor.dtype) != (tuple(old[name].shape), old[name].dtype):
+            raise InputError(f"tensor {name!r} is {tensor.dtype} {tuple(tensor.shape)}, in the last version {old[name].dtype} {tuple(old[name].shape)}")

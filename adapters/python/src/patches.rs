@@ -1,0 +1,235 @@
+//! Updates as patches: positions and values of the elements that change, tensor by tensor.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use gcodec::block::{RawBlock, SupportId};
+use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use gcodec::stream::{Assembler, Body, Event, SliceReader};
+use gcodec::{Dtype, Limits, TensorBuf};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rayon::prelude::*;
+
+use crate::decode::{Bytes, bases, header_dict, is_wanted, last_update_of};
+use crate::errors::{self, Failure};
+use crate::limits::PyLimits;
+use crate::named::{Given, Named};
+use crate::tensor::Tensor;
+use crate::threads;
+
+/// The changed elements of a tensor.
+struct Patch {
+    name: String,
+    shape: Vec<u64>,
+    dtype: Dtype,
+    /// Positions, ascending, as i32 if all positions of the tensor fit, or else i64; `None` is all of them.
+    indices: Option<TensorBuf>,
+    values: TensorBuf,
+}
+
+/// Returns the header of the last update of a stream, and the patches of the tensors that it changes.
+///
+/// Tensors are decoded and checked in groups with a common digest, which are tensors of at most 8 MiB or
+/// single tensors: no more than one group for each thread is in memory.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "a tuple for Python")]
+pub(crate) fn patches<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    limits: PyLimits,
+    names: Option<HashSet<String>>,
+    base: Given<'py>,
+) -> PyResult<(Bound<'py, PyDict>, Vec<(String, Vec<u64>, &'static str, Option<Tensor>, Tensor)>)> {
+    let bytes = Bytes::new(data)?;
+    let base = bases(py, base)?;
+    let limits = limits.get();
+    let mut known = None;
+    let found = threads::run(py, || read(bytes.as_slice(), &limits, names.as_ref(), &base, &mut known))?;
+    let (header, patches) = found.map_err(|e| errors::raise_failure(py, e, known.as_deref()))?;
+    let patches = patches
+        .into_iter()
+        .map(|p| (p.name, p.shape, p.dtype.name(), p.indices.map(Tensor::of), Tensor::of(p.values)));
+    Ok((header_dict(py, &header)?, patches.collect()))
+}
+
+fn read(
+    bytes: &[u8],
+    limits: &Limits,
+    names: Option<&HashSet<String>>,
+    base: &[Named],
+    known: &mut Option<Arc<Manifest>>,
+) -> Result<(UpdateHeader, Vec<Patch>), Failure> {
+    let last = last_update_of(bytes, limits)?;
+    let mut parts: Vec<UpdatePart<'_>> = Vec::new();
+    let mut reader = SliceReader::new(bytes, limits.clone());
+    while let Some(event) = reader.next_event()? {
+        if let Event::Frame(info, Body::Update(part)) = event
+            && info.number >= last
+        {
+            parts.push(*part);
+        }
+    }
+    let Some(first) = parts.first() else {
+        return Err(Failure::Input("the stream has no update".into()));
+    };
+    let (manifest, header) = (Arc::clone(&first.manifest), first.header.clone());
+    *known = Some(Arc::clone(&manifest));
+    // Also finds parts that do not belong together, where no tensor is wanted.
+    let mut check = Assembler::new(&manifest, limits, |_| false)?;
+    parts.iter().try_for_each(|part| check.apply(part))?;
+    check.finish()?;
+    let update = Update {
+        base: base.iter().map(|named| (named.name.as_str(), named)).collect(),
+        delta: header.delta.is_some(),
+        manifest: &manifest,
+        parts: &parts,
+        limits,
+    };
+    let wanted = |number: &usize| is_wanted(names, &manifest.tensors()[*number].name);
+    let groups = groups(&parts);
+    let patches: Vec<Result<Vec<Patch>, gcodec::Error>> = groups
+        .into_par_iter()
+        .map(|group| {
+            let of_group: Vec<usize> = group.filter(wanted).collect();
+            if of_group.is_empty() { Ok(Vec::new()) } else { update.patches(&of_group) }
+        })
+        .collect();
+    let patches: Vec<Vec<Patch>> = patches.into_iter().collect::<Result<_, _>>()?;
+    Ok((header, patches.into_iter().flatten().collect()))
+}
+
+/// Returns the tensors with blocks, in groups that are decoded together: the runs of a delta's digests, or
+/// the tensors of each block.
+fn groups(parts: &[UpdatePart<'_>]) -> Vec<RangeInclusive<usize>> {
+    let runs = parts.iter().flat_map(|part| match &part.header.delta {
+        Some(runs) => runs.iter().map(|run| (run.first, run.last())).collect::<Vec<_>>(),
+        None => {
+            part.blocks.iter().map(|b| (b.scope.first(), b.scope.first() + b.scope.tensors() - 1)).collect()
+        }
+    });
+    let mut sorted: Vec<(u64, u64)> = runs.collect();
+    sorted.sort_unstable();
+    let mut groups: Vec<RangeInclusive<usize>> = Vec::new();
+    for (first, last) in sorted {
+        // Numbers of a manifest's tensors fit.
+        let (first, last) = (first as usize, last as usize);
+        match groups.last_mut() {
+            Some(group) if *group.end() >= first => *group = *group.start()..=last.max(*group.end()),
+            _ => groups.push(first..=last),
+        }
+    }
+    groups
+}
+
+struct Update<'a> {
+    base: BTreeMap<&'a str, &'a Named>,
+    delta: bool,
+    manifest: &'a Arc<Manifest>,
+    parts: &'a [UpdatePart<'a>],
+    limits: &'a Limits,
+}
+
+impl Update<'_> {
+    /// Returns the patches of the tensors of a group, after checking their digests.
+    fn patches(&self, wanted: &[usize]) -> gcodec::Result<Vec<Patch>> {
+        let infos = self.manifest.tensors();
+        let names: HashSet<&str> = wanted.iter().map(|&number| infos[number].name.as_str()).collect();
+        let mut assembler = Assembler::new(self.manifest, self.limits, |name| names.contains(name))?;
+        if self.delta {
+            // A run may have tensors that are not wanted.
+            let all = wanted.iter().flat_map(|&number| self.run_of(number));
+            for number in all {
+                if let Some(named) = self.base.get(infos[number].name.as_str()) {
+                    assembler.base(&named.name, named.tensor.view()?)?;
+                }
+            }
+        }
+        self.parts.iter().try_for_each(|part| assembler.apply(part))?;
+        let tensors = assembler.finish()?;
+        tensors
+            .into_iter()
+            .map(|(number, tensor)| self.patch(number as usize, tensor))
+            .filter_map(Result::transpose)
+            .collect()
+    }
+
+    /// Returns the tensors that share a digest with one.
+    fn run_of(&self, number: usize) -> RangeInclusive<usize> {
+        let runs = self.parts.iter().filter_map(|part| part.header.delta.as_deref());
+        let run = runs.filter_map(|runs| Delta::find(runs, number as u64)).next();
+        run.map_or(number..=number, |run| run.first as usize..=run.last() as usize)
+    }
+
+    /// Returns the patch that makes `new`; `None` if nothing changes.
+    fn patch(&self, number: usize, new: TensorBuf) -> gcodec::Result<Option<Patch>> {
+        let info = &self.manifest.tensors()[number];
+        let whole = info.dtype.bits() < 8 || (!self.delta && self.is_dense(number as u64));
+        if whole {
+            return Ok(Some(Patch::of(info, None, new)));
+        }
+        let base = match self.base.get(info.name.as_str()).filter(|_| self.delta) {
+            Some(named) => Some(named.tensor.view()?),
+            None => None,
+        };
+        let positions = match info.dtype.bits() {
+            8 => changed::<1>(new.data(), base.map(|b| b.data())),
+            16 => changed::<2>(new.data(), base.map(|b| b.data())),
+            32 => changed::<4>(new.data(), base.map(|b| b.data())),
+            _ => changed::<8>(new.data(), base.map(|b| b.data())),
+        };
+        if positions.is_empty() {
+            return Ok(None);
+        }
+        let width = (info.dtype.bits() / 8) as usize;
+        let mut values = Vec::with_capacity(positions.len() * width);
+        positions.iter().for_each(|&p| values.extend_from_slice(&new.data()[p * width..][..width]));
+        let values = TensorBuf::new(info.dtype, vec![positions.len() as u64], values)?;
+        let indices = indices(info.elements(), &positions)?;
+        Ok(Some(Patch::of(info, Some(indices), values)))
+    }
+
+    /// Whether the update has a value for every element of some part of a tensor.
+    fn is_dense(&self, number: u64) -> bool {
+        let covers = |raw: &RawBlock<'_>| {
+            raw.support_id == SupportId::ALL
+                && (raw.scope.first()..).take(raw.scope.tensors() as usize).any(|n| n == number)
+        };
+        self.parts.iter().any(|part| part.blocks.iter().any(covers))
+    }
+}
+
+impl Patch {
+    fn of(info: &TensorInfo, indices: Option<TensorBuf>, values: TensorBuf) -> Self {
+        Self { name: info.name.clone(), shape: info.shape.clone(), dtype: info.dtype, indices, values }
+    }
+}
+
+/// Returns positions as a tensor of the narrower type that holds every position of the tensor.
+fn indices(elements: u64, positions: &[usize]) -> gcodec::Result<TensorBuf> {
+    let (dtype, bytes) = match i32::try_from(elements) {
+        Ok(_) => (Dtype::I32, positions.iter().flat_map(|&p| (p as i32).to_le_bytes()).collect()),
+        Err(_) => (Dtype::I64, positions.iter().flat_map(|&p| (p as i64).to_le_bytes()).collect()),
+    };
+    TensorBuf::new(dtype, vec![positions.len() as u64], bytes)
+}
+
+/// Bytes that are compared at once. Most pieces of a sparse update are equal.
+const PIECE: usize = 512;
+
+/// Returns the positions of the elements of W bytes that differ from `old`, or from zero if there is none.
+fn changed<const W: usize>(new: &[u8], old: Option<&[u8]>) -> Vec<usize> {
+    let zeros = [0; PIECE];
+    let mut positions = Vec::new();
+    for (number, new) in new.chunks(PIECE).enumerate() {
+        let old = old.map_or(&zeros[..new.len()], |old| &old[number * PIECE..][..new.len()]);
+        if new == old {
+            continue;
+        }
+        let pairs = new.as_chunks::<W>().0.iter().zip(old.as_chunks::<W>().0);
+        let differing = pairs.enumerate().filter(|(_, (new, old))| new != old);
+        positions.extend(differing.map(|(i, _)| number * PIECE / W + i));
+    }
+    positions
+}
