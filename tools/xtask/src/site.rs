@@ -1,15 +1,20 @@
 //! The site: all pages, the reference of the Rust crates, and the reference of the Python package, built
 //! without a network once its tools are installed. Every link is checked.
 
-use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use crate::programs::{SKIPPED, run, succeeds, target};
-use crate::{Result, links, python, root};
+use crate::python::Environment;
+use crate::{Result, links, root};
 
-const REQUIREMENTS: &str = "tools/site/requirements.txt";
+const PACKAGES: Environment = Environment {
+    variable: "GCODEC_SITE",
+    name: "site",
+    requirements: "tools/site/requirements.txt",
+    alone: None,
+};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -24,9 +29,8 @@ pub(crate) fn build(args: &Args) -> Result<ExitCode> {
         println!("SKIPPED: python3 is missing");
         return Ok(ExitCode::from(SKIPPED as u8));
     }
-    let home = env::var_os("HOME").ok_or("no place for packages: set HOME")?;
-    let packages = Path::new(&home).join(".cache/gcodec/site");
-    python::install(&packages, REQUIREMENTS)?;
+    let packages = PACKAGES.folder().ok_or("no place for packages: set GCODEC_SITE or HOME")?;
+    PACKAGES.install(&packages)?;
     if !args.no_rust {
         // The same command as in `cargo xtask test`: nothing is built a second time.
         run(Command::new("cargo").args(["xtask", "test", "--only", "docs"]).current_dir(root()))?;

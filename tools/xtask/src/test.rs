@@ -33,6 +33,8 @@ enum Need {
     Python,
     /// PyTorch, JAX and the other packages for the tests of the Python package.
     PythonPackages,
+    /// vLLM, installed already.
+    Engines,
     /// The compiler of the kernels.
     CudaCompiler,
     Gradients,
@@ -110,6 +112,7 @@ const TESTS: &[Step] = &[
     step("tests", "cargo", &["test", "--workspace", "--no-fail-fast"]),
     Step { need: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
     step("reference decoder: files of the CLI", "cargo", &["xtask", "reference"]),
+    Step { need: Need::Engines, ..step("inference engines", "cargo", &["xtask", "engines"]) },
     Step {
         need: Need::Miri,
         env: &[("MIRIFLAGS", "-Zmiri-disable-isolation")],
@@ -344,6 +347,7 @@ fn missing(need: Need, root: &Path) -> Option<String> {
             .then(|| "Miri is not installed".to_owned()),
         Need::Fuzzer => fuzz::prepare().err(),
         Need::PythonPackages => python::prepare().err(),
+        Need::Engines => python::engines_missing(),
         Need::CudaCompiler => cuda::prepare().err(),
         Need::Gradients => (!root.join("../shared/gradients").is_dir())
             .then(|| "the public gradient set is not beside this checkout".to_owned()),

@@ -1,0 +1,213 @@
+"""vLLM on the CPU follows versions of weights: a random Qwen2 of two layers, without a tokenizer."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gcodec
+import gcodec.sync
+
+vllm = pytest.importorskip("vllm", reason="vLLM is not installed: `cargo xtask engines` installs it")
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from vllm.distributed.weight_transfer.base import ModuleSource  # noqa: E402
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory  # noqa: E402
+
+import gcodec.vllm  # noqa: E402
+
+PROMPT = {"prompt_token_ids": [1, 2, 3, 4]}
+
+
+def model(folder: Path) -> Qwen2ForCausalLM:
+    """Makes the model and its checkpoint."""
+    config = Qwen2Config(
+        vocab_size=512,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(0)
+    made = Qwen2ForCausalLM(config).to(torch.bfloat16)
+    made.save_pretrained(folder)
+    return made
+
+
+def start(folder: Path) -> Any:
+    return vllm.LLM(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        dtype="bfloat16",
+        enforce_eager=True,
+        max_model_len=64,
+        max_num_seqs=2,
+        weight_transfer_config={"backend": "gcodec"},
+    )
+
+
+@pytest.fixture(scope="module")
+def unpacked() -> Iterator[None]:
+    """Packing for the CPU would remove the weights that loaders write to. No other device packs."""
+    import vllm.model_executor.layers.utils as utils
+
+    def linear(layer: torch.nn.Module, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear
+
+    packing = utils.dispatch_cpu_unquantized_gemm
+    utils.dispatch_cpu_unquantized_gemm = linear
+    yield
+    utils.dispatch_cpu_unquantized_gemm = packing
+
+
+def tokens(llm: Any) -> list[int]:
+    chosen = vllm.SamplingParams(max_tokens=8, temperature=0, detokenize=False)
+    return list(llm.generate([PROMPT], chosen, use_tqdm=False)[0].outputs[0].token_ids)
+
+
+def parameters(llm: Any) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = llm.apply_model(lambda m: {n: p.detach().clone() for n, p in m.named_parameters()})[0]
+    return found
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return list(one) == list(other) and all(torch.equal(one[n].view(torch.int16), other[n].view(torch.int16)) for n in one)
+
+
+def train(weights: Any, seed: int, share: float = 0.03) -> None:
+    """Changes a share of the elements of every matrix."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tensor in weights.values():
+            chosen = torch.rand(tensor.shape, generator=generator) < share
+            tensor.copy_(torch.where(chosen, (tensor.float() * -3 + 0.01).to(tensor.dtype), tensor))
+
+
+def update(llm: Any, **info: Any) -> None:
+    llm.start_weight_update()
+    llm.update_weights({"update_info": info})
+    llm.finish_weight_update()
+
+
+def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
+    made = model(tmp_path / "v0")
+    llm = start(tmp_path / "v0")
+    first = tokens(llm)
+    folder = gcodec.sync.Folder(tmp_path / "weights")
+    weights = {name: p.detach().clone() for name, p in made.named_parameters()}
+    assert set(weights) == set(load_file(tmp_path / "v0" / "model.safetensors"))
+    publisher = gcodec.sync.Publisher(folder, base=weights, anchor_every=3)
+    llm.init_weight_transfer_engine({"init_info": {"source": f"folder:{folder.path}"}})
+
+    # One delta, then two at once.
+    for newest in (1, 3):
+        while publisher.version < newest:
+            train(weights, publisher.version)
+            publisher.publish(weights)
+        update(llm)
+    assert tokens(llm) != first
+    served, before = parameters(llm), tokens(llm)
+    by_deltas = served, before
+    made.load_state_dict(weights)
+    made.save_pretrained(tmp_path / "v3")
+    name = "model.layers.0.self_attn.{}.weight"
+    fused = served[name.format("qkv_proj")]
+    assert torch.equal(fused, torch.cat([weights[name.format(p)] for p in ("q_proj", "k_proj", "v_proj")]))
+    name = "model.layers.1.mlp.{}.weight"
+    assert torch.equal(served[name.format("gate_up_proj")], torch.cat([weights[name.format(p)] for p in ("gate_proj", "up_proj")]))
+
+    # Streams that are refused; the engine serves what it served before.
+    old = gcodec.sync.Folder(folder.path)
+    replayed = next(old.streams(2, 3))
+    train(weights, 9)
+    publisher.publish(weights)
+    good = next(folder.streams(3, 4))
+    skipped = {n: w.clone() for n, w in weights.items()}
+    train(skipped, 10)
+    late = gcodec.encode(skipped, "delta", base=weights, header=gcodec.UpdateHeader(step=4, inner_steps=1))
+    foreign = {n: w + 1 for n, w in weights.items()}
+    wrong = gcodec.encode(weights, "delta", base=foreign, header=gcodec.UpdateHeader(step=3, inner_steps=1))
+    damaged = bytearray(good)
+    damaged[len(good) // 2] ^= 1
+    cases = {
+        "replayed": (replayed, "version"),
+        "late": (late, "version"),
+        "wrong": (wrong, "checksum_mismatch"),
+        "damaged": (bytes(damaged), "checksum_mismatch"),
+        "cut": (good[:-40], "truncated"),
+    }
+    for case, (data, kind) in cases.items():
+        (tmp_path / case).write_bytes(data)
+        with pytest.raises(gcodec.GcodecError) as raised:
+            update(llm, path=str(tmp_path / case))
+        assert raised.value.kind == kind, case
+        assert same(parameters(llm), served) and tokens(llm) == before, case
+
+    # A loader that fails half-way: neither version, so nothing but an anchor is taken.
+    engine = llm.llm_engine.model_executor.driver_worker.worker.weight_transfer_engine
+    load = engine.model.load_weights
+
+    def fail(entries: Any) -> None:
+        load(list(entries)[:3])
+        raise RuntimeError("out of memory")
+
+    engine.model.load_weights = fail
+    with pytest.raises(gcodec.sync.PoisonedError, match="out of memory"):
+        update(llm)
+    engine.model.load_weights = load
+    assert not same(parameters(llm), served)
+    (tmp_path / "good").write_bytes(good)
+    with pytest.raises(gcodec.sync.PoisonedError, match="anchor"):
+        update(llm, path=str(tmp_path / "good"))
+    with gcodec.sync.serve(folder, ("127.0.0.1", 0)) as server:
+        engine.source = gcodec.sync.SocketSource(server.address)
+        update(llm, version=4)
+
+    # A NaN, and an update that changes nothing.
+    weights["model.norm.weight"][3] = torch.nan
+    publisher.publish(weights)
+    publisher.publish(weights)
+    engine.source = folder
+    update(llm, version=6)
+    assert parameters(llm)["model.norm.weight"].isnan().nonzero().tolist() == [[3]]
+    weights["model.norm.weight"][3] = 1.0
+
+    # The trainer's side of vLLM. Engines that load the same weights afresh have the same bits and tokens.
+    made.load_state_dict(weights)
+    made.save_pretrained(tmp_path / "v7")
+
+    class Client:
+        """What a trainer calls, as vLLM's HTTP client does."""
+
+        def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+            llm.init_weight_transfer_engine({"init_info": info})
+
+        def start_weight_update(self) -> None:
+            llm.start_weight_update()
+
+        def update_weights(self, info: dict[str, Any]) -> None:
+            llm.update_weights({"update_info": info})
+
+        def finish_weight_update(self, weight_version: str | None = None) -> None:
+            llm.finish_weight_update(weight_version)
+
+    gcodec.vllm.register()
+    info = gcodec.vllm.TrainerInfo(str(tmp_path / "more"), rank=0)
+    trainer = WeightTransferTrainerFactory.trainer_init(info, client=Client(), source=ModuleSource(made))
+    trainer.send_weights()
+    served, before = parameters(llm), tokens(llm)
+    del llm, engine, trainer
+    gc.collect()
+    for version, expected in (("v7", (served, before)), ("v3", by_deltas)):
+        fresh = start(tmp_path / version)
+        assert same(parameters(fresh), expected[0]) and tokens(fresh) == expected[1]
+        del fresh
+        gc.collect()
