@@ -41,6 +41,7 @@ from gcodec.options import OptionKeywords, Options
 from gcodec.patches import Patch, Patches, patches
 from gcodec.reduction import reduce
 from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
+from gcodec.shards import Shard, shards
 from gcodec.stream import Decoder, Reader, Update, Writer
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "Reader",
     "Report",
     "Sbc",
+    "Shard",
     "Sidco",
     "Sign",
     "Stc",
@@ -99,4 +101,5 @@ __all__ = [
     "patches",
     "reduce",
     "set_num_threads",
+    "shards",
 ]

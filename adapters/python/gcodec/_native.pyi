@@ -31,6 +31,7 @@ __all__ = [
     "patches",
     "reduce",
     "set_num_threads",
+    "shards",
 ]
 
 class _Limits(Protocol):
@@ -222,6 +223,10 @@ def patches(
 ) -> tuple[dict[str, Any], list[tuple[str, list[int], str, Tensor | None, Tensor]]]:
     """Returns the header of the last update, and for each tensor that changes: name, shape, element type,
     positions (None: all) and values."""
+
+def shards(data: memoryview | bytes, limits: _Limits) -> list[tuple[str, list[int], list[int]]]:
+    """Returns the last update's tensors that are parts of larger ones: name, dimensions of the larger tensor,
+    and first indices."""
 
 def decode(data: memoryview | bytes, limits: _Limits, names: set[str] | None, base: _Given) -> _Tensors: ...
 def head_bytes(data: memoryview | bytes | Encoded) -> int: ...

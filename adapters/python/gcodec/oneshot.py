@@ -9,6 +9,7 @@ from gcodec.codecs import Codec
 from gcodec.feedback import Dgc
 from gcodec.limits import Limits
 from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.shards import check_places
 from gcodec.stream import as_tree
 from gcodec.tensors import Framework, convert, given
 from gcodec.trees import named_tensors
@@ -24,7 +25,7 @@ def encode(
 
     Args:
         tree: a tensor, or a dict, list, tuple or pytree of tensors of NumPy, PyTorch, JAX or any library with
-            `__dlpack__`.
+            `__dlpack__`. Of a DTensor, this process's part is encoded, with its place in the whole.
         codec: a codec, its specification such as `"topk:density=0.01"`, or a `Dgc`.
         options, keywords: see `Options`. Used: rules, base, feedback, header, non_finite, order.
 
@@ -53,7 +54,8 @@ def decode(
         data: the bytes: any object with the buffer protocol.
         like: a tree of the structure that was encoded. The result has that structure, and each tensor belongs
             to the library of its counterpart in `like`. Default: the result is a dict by name. A tensor
-            encoded by itself has the name `tensor`.
+            encoded by itself has the name `tensor`. Counterparts of DTensors are DTensors with the same
+            placement; the stream must have this process's part.
         framework: the library of the resulting tensors: `numpy`, `torch` or `jax`. Default: `gcodec.Tensor`.
         names: the tensors to decode. Default: all.
         base: for a delta, the tree of tensors that it changes.
@@ -63,7 +65,10 @@ def decode(
         FormatError, UnsupportedError, LimitError: the bytes are not a complete stream within the limits.
         InputError: the stream has no update, or the base of a delta is missing or is not the sender's.
     """
-    tensors = dict(_native.decode(memoryview(data).cast("B"), limits or Limits(), names, given(named_tensors(base))))
+    limits = limits or Limits()
+    if like is not None:
+        check_places(named_tensors(like), data, limits)
+    tensors = dict(_native.decode(memoryview(data).cast("B"), limits, names, given(named_tensors(base))))
     if like is not None:
         return as_tree(tensors, like, framework)
     return {name: convert(tensor, framework) for name, tensor in tensors.items()}

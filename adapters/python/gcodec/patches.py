@@ -81,7 +81,7 @@ class Patch:
         row = math.prod(self.shape[dim + 1 :])
         if dim == 0 or math.prod(self.shape[:dim]) == 1:
             # A range of rows is a range of positions.
-            inside: Any = slice(*np.searchsorted(indices, [start * row, stop * row]))
+            inside: Any = slice(np.searchsorted(indices, start * row), np.searchsorted(indices, stop * row))
             indices = indices[inside] - indices.dtype.type(start * row)
         else:
             outer, rest = np.divmod(indices.astype(np.int64), self.shape[dim] * row)

@@ -15,7 +15,8 @@ from gcodec.feedback import Dgc
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.options import OptionKeywords, Options, resolve
-from gcodec.tensors import Framework, convert, framework_of, given
+from gcodec.shards import is_dtensor, like_dtensor
+from gcodec.tensors import Framework, convert, framework_of, given, placed_like
 from gcodec.trees import named_tensors, rebuild
 from gcodec.update import ENCODE_OPTIONS, PART_BYTES, native_update
 
@@ -64,9 +65,14 @@ def as_tree(tensors: Mapping[str, Tensor], like: Any, framework: Framework | Non
         if name not in tensors:
             raise InputError(f"the update has no tensor {name!r}")
         new = tensors[name]
-        if tuple(old.shape) != new.shape:
-            raise InputError(f"tensor {name!r} has shape {new.shape}, where the tree has {tuple(old.shape)}")
-        return convert(new, framework or framework_of(old))
+        parts = is_dtensor(old)
+        shape = tuple(old.to_local().shape if parts else old.shape)
+        if shape != new.shape:
+            raise InputError(f"tensor {name!r} has shape {new.shape}, where the tree has {shape}")
+        converted = convert(new, framework or framework_of(old))
+        if framework is None and framework_of(old) == "jax":
+            return placed_like(converted, old)
+        return like_dtensor(converted, old) if parts and framework is None else converted
 
     return rebuild(like, leaf)
 

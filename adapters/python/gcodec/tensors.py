@@ -50,9 +50,27 @@ def framework_of(x: Any) -> Framework | None:
     return "numpy" if module in ("numpy", "ml_dtypes") else None
 
 
+def local(x: Any) -> Any:
+    """Returns the part of a DTensor in this process, a JAX array that is on several devices as one, and anything
+    else as it is."""
+    framework = framework_of(x)
+    if framework == "torch" and hasattr(x, "to_local"):
+        return x.detach().to_local()
+    if framework != "jax" or len(x.sharding.device_set) == 1:
+        return x
+    if x.is_fully_replicated:
+        return x.addressable_data(0)
+    if not x.is_fully_addressable:
+        raise InputError("a JAX array is partly in other processes: give the arrays of x.addressable_shards, each with a name")
+    import jax
+
+    return jax.device_get(x)
+
+
 def readable(x: Any) -> tuple[Any, str | None]:
     """Returns an object that the native module can borrow for `x`, and the element type if DLPack has no code
     for it."""
+    x = local(x)
     framework = framework_of(x)
     if framework == "torch":
         # PyTorch does not export a tensor with a history.
@@ -167,6 +185,15 @@ def to_jax(tensor: Tensor) -> Any:
     if tensor.size == 0 or (wide and not jax.config.jax_enable_x64):  # type: ignore[attr-defined]
         return jnp.asarray(to_numpy(tensor))
     return jax.dlpack.from_dlpack(_shareable(tensor, "JAX"))
+
+
+def placed_like(new: Any, old: Any) -> Any:
+    """Returns a JAX array on the devices of another, if that is on several."""
+    if len(old.sharding.device_set) == 1:
+        return new
+    import jax
+
+    return jax.device_put(new, old.sharding)
 
 
 def _shareable(tensor: Tensor, whose: str) -> Tensor:

@@ -14,7 +14,8 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc, split
 from gcodec.header import UpdateHeader
 from gcodec.options import Options, Order, callers_feedback
-from gcodec.tensors import given
+from gcodec.shards import Place, places_of
+from gcodec.tensors import given, local
 from gcodec.trees import named_tensors
 
 # The defaults of the library's EncodeOptions (bytes) and of its compressors' Options (elements).
@@ -37,6 +38,8 @@ class EncodeSettings:
     """Names of tensors that stay out of the update, with their residuals. A receiver gets zeros."""
     provisional: bool
     """Whether the sender state can be restored after the update."""
+    shards: dict[str, Place]
+    """Names of tensors that are parts of larger ones: dimensions of the larger tensor, and first indices."""
 
 
 def native_update(
@@ -48,15 +51,18 @@ def native_update(
     *,
     held: Collection[str] = (),
     provisional: bool = False,
+    shards: Mapping[str, Place] | None = None,
 ) -> _native._Update:
     """Returns an update as the native module's encoder takes it.
 
-    where: the entry point, for messages. on: the stream and the device memory to work in. held, provisional:
-    see `EncodeSettings`.
+    where: the entry point, for messages. on: the stream and the device memory to work in. held, provisional,
+    shards: see `EncodeSettings`.
     """
     if options.non_finite == "propagate":
         raise InputError(f"{where} has no other processes to tell: non_finite is reject or zero")
     tensors = ordered(named_tensors(tree), options.order)
+    places = {**places_of(tensors), **(shards or {})}
+    tensors = {name: local(x) for name, x in tensors.items()}
     chosen, native_feedback, native_dgc = split(codec, callers_feedback(where, options.feedback))
     default = spec_of(chosen)
     specs, label = [default], default
@@ -69,7 +75,7 @@ def native_update(
     header = options.header or UpdateHeader()
     if not header.label:
         header = replace(header, label=label)
-    settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero", list(held), provisional)
+    settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero", list(held), provisional, places)
     bases = given(named_tensors(options.base))
     # Deep Gradient Compression runs on the host only.
     placed = given(tensors) if native_dgc is not None else place(tensors, specs, on)

@@ -47,6 +47,36 @@ pub(crate) fn given_out(manifest: &Manifest, tensors: Vec<(u64, TensorBuf)>) -> 
     tensors.into_iter().map(|(number, tensor)| (name(number), Tensor::of(tensor))).collect()
 }
 
+/// Returns the places of the last update's tensors in larger ones: name, dimensions of the larger tensor, and
+/// first indices. Tensors that are whole are left out.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "a tuple for Python")]
+pub(crate) fn shards(
+    py: Python<'_>,
+    data: &Bound<'_, PyAny>,
+    limits: PyLimits,
+) -> PyResult<Vec<(String, Vec<u64>, Vec<u64>)>> {
+    let bytes = Bytes::new(data)?;
+    let limits = limits.get();
+    let manifest =
+        py.detach(|| manifest_of(bytes.as_slice(), &limits)).map_err(|e| errors::raise(py, e, None))?;
+    let placed = manifest.iter().flat_map(|manifest| manifest.tensors());
+    let placed = placed.filter_map(|info| Some((info.name.clone(), info.shard.clone()?)));
+    Ok(placed.map(|(name, shard)| (name, shard.global_shape, shard.offsets)).collect())
+}
+
+/// Returns the manifest of the last update, after checking every frame.
+fn manifest_of(bytes: &[u8], limits: &Limits) -> gcodec::Result<Option<Arc<Manifest>>> {
+    let mut last = None;
+    let mut reader = SliceReader::new(bytes, limits.clone());
+    while let Some(event) = reader.next_event()? {
+        if let Event::Frame(_, Body::Update(part)) = event {
+            last = Some(part.manifest);
+        }
+    }
+    Ok(last)
+}
+
 /// Whether a tensor is wanted. `wanted`: names; `None` is all.
 pub(crate) fn is_wanted(wanted: Option<&HashSet<String>>, name: &str) -> bool {
     wanted.is_none_or(|names| names.contains(name))

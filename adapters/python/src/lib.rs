@@ -32,7 +32,7 @@ mod _native {
     #[pymodule_export]
     use crate::cuda::{Lent, cuda_apply, device_of, lend, load_driver, open, release, takes};
     #[pymodule_export]
-    use crate::decode::{Decoder, decode};
+    use crate::decode::{Decoder, decode, shards};
     #[pymodule_export]
     use crate::encode::{Encoded, Encoder, canonical, is_lossy, library_encode};
     #[pymodule_export]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gcodec::block::{CodedBlock, CodedWireBlock};
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::{Manifest, Reduction, TensorInfo, UpdateHeader};
+use gcodec::frame::{Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
 use gcodec::stream::Output;
 use gcodec::{Codec, TensorView};
 use pyo3::prelude::*;
@@ -67,6 +67,8 @@ pub(crate) struct Contents {
     /// Names of tensors that are in the manifest but not in the update.
     held: HashSet<String>,
     provisional: bool,
+    /// Dimensions of the larger tensors that tensors are parts of, and first indices, by name.
+    shards: HashMap<String, (Vec<u64>, Vec<u64>)>,
 }
 
 impl<'py> Prepared<'py> {
@@ -93,6 +95,7 @@ impl<'py> Prepared<'py> {
             base: borrow(base)?,
             held: settings.held.into_iter().collect(),
             provisional: settings.provisional,
+            shards: settings.shards,
         };
         Ok(Self { contents, feedback, dgc, remember })
     }
@@ -137,7 +140,14 @@ impl Contents {
             (*number, TensorInfo::new(name.as_str(), dtype, shape))
         }));
         infos.sort_by_key(|(number, _)| *number);
-        let manifest = Manifest::new(infos.into_iter().map(|(_, info)| info).collect())?;
+        let placed = infos.into_iter().map(|(_, mut info)| {
+            info.shard = self.shards.get(&info.name).map(|(global_shape, offsets)| Shard {
+                global_shape: global_shape.clone(),
+                offsets: offsets.clone(),
+            });
+            info
+        });
+        let manifest = Manifest::new(placed.collect())?;
         let manifest = known.insert(Arc::new(manifest));
         let on_host = self.numbers.iter().copied().zip(views.iter().copied());
         let update = Update {
@@ -198,6 +208,8 @@ pub(crate) struct Settings {
     zero_non_finite: bool,
     held: Vec<String>,
     provisional: bool,
+    /// Names of tensors that are parts of larger ones: dimensions of those, and first indices.
+    shards: HashMap<String, (Vec<u64>, Vec<u64>)>,
 }
 
 /// An update with views of its tensors.

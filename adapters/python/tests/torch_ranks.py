@@ -41,11 +41,14 @@ def entry(rank: int, world: int, folder: str, task: str, arguments: tuple[Any, .
         raise
 
 
-def ranks(folder: Path, world: int, task: str, *arguments: Any) -> list[Any]:
-    """Returns the results of `task`, a function here or a `module:function`, on each of `world` ranks."""
+def ranks(folder: Path, world: int, task: str, *arguments: Any, start: str = "spawn") -> list[Any]:
+    """Returns the results of `task`, a function here or a `module:function`, on each of `world` ranks.
+
+    start: how processes start. `forkserver` imports modules once for all (`set_forkserver_preload`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
     context = torch.multiprocessing.start_processes(
-        entry, args=(world, str(folder), task, arguments), nprocs=world, join=False, start_method="spawn"
+        entry, args=(world, str(folder), task, arguments), nprocs=world, join=False, start_method=start
     )
     try:
         while not context.join(timeout=240):

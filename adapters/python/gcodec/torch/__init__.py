@@ -5,12 +5,14 @@
     ddp.register_comm_hook(state, gcodec.torch.hook)
 
 `State` and `hook` replace DistributedDataParallel's all-reduce. `DiLoCo` exchanges pseudo-gradients after a
-number of local steps. Each rank sums the same frames in the order of the ranks, so all ranks get the same
-bits. Before the first exchange, ranks compare their codecs, tensors and versions.
+number of local steps. `Sharded` compresses the gradients of `fully_shard` (FSDP2, HSDP). Each rank sums the
+same frames in the order of the ranks, so all ranks get the same bits. Before the first exchange, ranks compare their codecs, tensors and versions.
 
 Any backend of `torch.distributed` works. With NCCL, frames are copied to the GPU to travel, and back.
 Gradients on a GPU are compressed there if the codec runs on devices.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from gcodec.torch.ddp import State, hook
 from gcodec.torch.diloco import DiLoCo
@@ -18,4 +20,16 @@ from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 
-__all__ = ["DiLoCo", "Profile", "ScaleCom", "Schedule", "State", "hook"]
+if TYPE_CHECKING:
+    from gcodec.torch.fsdp import Sharded
+
+__all__ = ["DiLoCo", "Profile", "ScaleCom", "Schedule", "Sharded", "State", "hook"]
+
+
+def __getattr__(name: str) -> Any:
+    # FSDP2 and DTensor take a second to import.
+    if name == "Sharded":
+        from gcodec.torch.fsdp import Sharded
+
+        return Sharded
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

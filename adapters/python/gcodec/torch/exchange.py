@@ -112,6 +112,10 @@ class Exchange:
         """Times and traffic so far."""
         return self._ranks.profile
 
+    def share(self, profile: Profile) -> None:
+        """Counts times and traffic in the profile of several exchanges."""
+        self._ranks.profile = profile
+
     def mean(
         self,
         tensors: dict[str, torch.Tensor],
@@ -121,6 +125,7 @@ class Exchange:
         held: Collection[str] = (),
         scale: float = 1.0,
         error: Exception | None = None,
+        provisional: bool = False,
     ) -> dict[str, torch.Tensor]:
         """Returns the mean over all ranks of tensors of the same names.
 
@@ -130,6 +135,7 @@ class Exchange:
             held: names of tensors of which this rank sends nothing, and whose residuals stay.
             scale: number by which the tensors are too large; they are divided by it in place.
             error: the reason why this rank has no tensors; all ranks raise.
+            provisional: the caller accepts or restores the sender state later, by `commit` or `undo`.
 
         Raises:
             NotFinite: the mean is not finite, and that is to be propagated.
@@ -147,14 +153,15 @@ class Exchange:
             if self._propagate and not all(map(_is_finite, means.values())):
                 raise NotFinite
         except NotFinite:
-            self._undo()
+            self.undo()
             self.profile.skipped += 1
             self._count(start, known)
             raise
         except BaseException:
-            self._undo()
+            self.undo()
             raise
-        self._commit()
+        if not provisional:
+            self.commit()
         self._count(start, known)
         return means
 
@@ -330,13 +337,13 @@ class Exchange:
             return self._memory
         return {name: convert(tensor, "torch") for name, tensor in self._scalecom[1].save()}
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
         """Accepts the change of the sender state. ScaleCom's worker changes only when its step is
         finished."""
         for memory in self._memories():
             memory.commit()
 
-    def _undo(self) -> None:
+    def undo(self) -> None:
         """Restores the sender state from before the exchange."""
         for memory in self._memories():
             memory.undo()

@@ -115,6 +115,28 @@ class Ranks:
         self.profile.received += (self.world - 1) * max(sizes)
         return [memoryview(buffer)[: len(head) + size] for buffer, size in zip(buffers, sizes, strict=True)]
 
+    def swap(self, streams: list[memoryview]) -> list[memoryview]:
+        """Sends a stream to each rank, and returns the streams that the ranks sent here, in their order."""
+        start = time.perf_counter()
+        sent = [len(stream) for stream in streams]
+        sizes = torch.tensor(sent, dtype=torch.int64, device=self._device)
+        incoming = torch.empty_like(sizes)
+        dist.all_to_all_single(incoming, sizes, group=self.group)
+        counts: list[int] = incoming.tolist()
+        joined = torch.frombuffer(bytearray(b"".join(streams)), dtype=torch.uint8).to(self._device)
+        buffer = bytearray(sum(counts))
+        there = torch.frombuffer(buffer, dtype=torch.uint8)
+        received = there.to(self._device)
+        dist.all_to_all_single(received, joined, counts, sent, group=self.group)
+        if received is not there:
+            there.copy_(received)
+        self.profile.communication += time.perf_counter() - start
+        self.profile.sent += sum(sent) - sent[self.rank]
+        self.profile.received += sum(counts) - counts[self.rank]
+        whole = memoryview(buffer)
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+        return [whole[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
     def broadcast(self, frames: memoryview, size: int, leader: int) -> bytearray:
         """Returns the `size` bytes of the leader's frames, which are `frames` on that rank."""
         buffer = bytearray(frames) if self.rank == leader else bytearray(size)
