@@ -50,6 +50,7 @@ def compress(
     options: Options | None = None,
     *,
     exchange: Exchange | None = None,
+    senders: int | None = None,
     **keywords: Unpack[OptionKeywords],
 ) -> Any:
     """Returns an `optax.GradientTransformation` that gives each update as a receiver decodes it, with error
@@ -60,6 +61,10 @@ def compress(
     `exchange` the result is the mean of the updates of all processes, the same bits everywhere; call it
     outside `jax.jit`, because the exchange runs on the host. If one process cannot compress, all raise.
 
+    With `senders`, each leaf of the updates has a first dimension of that size: the gradients of as many devices,
+    as `jax.shard_map` returns them. Each of them is compressed for itself, with a residual of its own, and the
+    result is their mean, replicated over the mesh. This too runs on the host, outside `jax.jit`.
+
     Args:
         codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each step and
             process.
@@ -68,6 +73,7 @@ def compress(
             residuals stay, for `optax.apply_if_finite` around the chain, or a loss scale), order, limits (on
             the streams of other processes).
         exchange: how streams travel, for instance `process_exchange`. Default: None, one process.
+        senders: the number of senders whose updates are given together. Default: None, one sender.
 
     Raises:
         InputError: the codec is `Delta`, or one with state of its own (`Dgc`, `ScaleCom`); a rule matches no
@@ -81,14 +87,16 @@ def compress(
     propagate = chosen.non_finite == "propagate"
     rules = chosen.rules or {}
     check_codecs("gcodec.jax.compress", codec, rules)
+    if senders is not None and exchange is not None:
+        raise InputError("gcodec.jax.compress takes senders or exchange: the mean is over devices or over processes")
 
     def init(params: Any) -> CompressState:
         check_rules("gcodec.jax.compress", rules, _shapes(params))
-        zeros = jax.tree.map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+        stack = () if senders is None else (senders,)
+        zeros = jax.tree.map(lambda p: jnp.zeros((*stack, *jnp.shape(p)), jnp.float32), params)
         return CompressState(jnp.zeros((), jnp.int32), zeros if feedback else ())
 
-    def encoded(count: Any, updates: Any) -> bytes:
-        sender, world = (jax.process_index(), jax.process_count()) if exchange else (0, 1)
+    def encoded(count: Any, updates: Any, sender: int = 0, world: int = 1) -> bytes:
         number = int(count) * world + sender
         return encode(
             updates,
@@ -111,7 +119,7 @@ def compress(
             data = _NOT_FINITE
         else:
             try:
-                data = encoded(count, updates)
+                data = encoded(count, updates, jax.process_index(), jax.process_count())
             except Exception as e:
                 error, data = e, _FAILED + str(e).encode()
         streams = [bytes(stream) for stream in exchange(data)]
@@ -127,15 +135,40 @@ def compress(
             raise _NotFinite
         return decode(data, like=updates, framework="numpy"), mean
 
+    def together(world: int, count: Any, updates: Any) -> tuple[Any, Any]:
+        """Returns the update of each sender as receivers decode it, and their mean, in NumPy arrays."""
+        import numpy as np
+
+        if propagate and not _is_finite(updates):
+            raise _NotFinite
+        host = jax.tree.map(jax.device_get, updates)
+        each = [jax.tree.map(lambda u: u[i], host) for i in range(world)]  # noqa: B023
+        streams = [encoded(count, one, i, world) for i, one in enumerate(each)]
+        mean = reduce(streams, mean=True, limits=chosen.limits).tree(each[0], "numpy")
+        if propagate and not _is_finite(mean):
+            raise _NotFinite
+        own = [decode(stream, like=one, framework="numpy") for stream, one in zip(streams, each, strict=True)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *own), mean
+
     def update(updates: Any, state: CompressState, params: Any = None, **_: Any) -> tuple[Any, CompressState]:
         del params
+        if senders is not None:
+            _check_senders(updates, senders)
         wanted = jax.tree.map(lambda u: jnp.asarray(u, jnp.float32), updates)
         if feedback:
             _check_state(wanted, state.residual)
             wanted = jax.tree.map(jnp.add, wanted, state.residual)
         traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((updates, state)))
         finite: Any = True
-        if exchange is None:
+        if senders is not None:
+            if traced:
+                raise InputError("senders are compressed on the host: call update outside jax.jit")
+            try:
+                own, mean = together(senders, state.count, wanted)
+            except _NotFinite:
+                own, mean, finite = wanted, jax.tree.map(lambda w: w[0], wanted), False
+            own, mean = jax.tree.map(_split_like, own, wanted), jax.tree.map(_replicated_like, mean, wanted)
+        elif exchange is None:
             if propagate:
                 finite = jnp.array([jnp.isfinite(w).all() for w in jax.tree.leaves(wanted)]).all()
             shapes = jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), wanted)
@@ -159,6 +192,24 @@ def compress(
 
 def _is_finite(tree: Any) -> bool:
     return all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(tree))
+
+
+def _check_senders(updates: Any, senders: int) -> None:
+    for name, shape in _shapes(updates).items():
+        if not shape or shape[0] != senders:
+            raise InputError(f"the update {name!r} has the shape {shape}, and its first dimension is not the {senders} senders")
+
+
+def _split_like(new: Any, old: Any) -> Any:
+    """Returns an array on the devices of another, split in the same way."""
+    return jax.device_put(new, old.sharding)
+
+
+def _replicated_like(new: Any, old: Any) -> Any:
+    """Returns an array on all devices of another's mesh."""
+    if isinstance(old.sharding, jax.sharding.NamedSharding):
+        return jax.device_put(new, jax.sharding.NamedSharding(old.sharding.mesh, jax.sharding.PartitionSpec()))
+    return jnp.asarray(new)
 
 
 def _check_state(updates: Any, residual: Any) -> None:
