@@ -61,9 +61,10 @@ def compress(
     `exchange` the result is the mean of the updates of all processes, the same bits everywhere; call it
     outside `jax.jit`, because the exchange runs on the host. If one process cannot compress, all raise.
 
-    With `senders`, each leaf of the updates has a first dimension of that size: the gradients of as many devices,
-    as `jax.shard_map` returns them. Each of them is compressed for itself, with a residual of its own, and the
-    result is their mean, replicated over the mesh. This too runs on the host, outside `jax.jit`.
+    With `senders`, each leaf of the updates has a first dimension of that size: the gradients of as many
+    devices, as `jax.shard_map` returns them. Each of them is compressed for itself, with a residual of its
+    own, and the result is their mean, replicated over the mesh. This too runs on the host, outside
+    `jax.jit`.
 
     Args:
         codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each step and

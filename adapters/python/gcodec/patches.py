@@ -61,8 +61,8 @@ class Patch:
         return None if self.indices is None else convert(self.indices, framework), convert(self.values, framework)
 
     def shard(self, dim: int, start: int, stop: int) -> Patch | None:
-        """Returns the part of the patch that falls into a shard of a tensor-parallel rank: the indices `start`
-        to `stop` of dimension `dim`. None if nothing does.
+        """Returns the part of the patch that falls into a shard of a tensor-parallel rank: the indices
+        `start` to `stop` of dimension `dim`. None if nothing does.
 
         The result counts positions in the shard. It needs NumPy.
         """

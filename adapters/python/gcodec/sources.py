@@ -50,8 +50,8 @@ class StreamFile:
 class Folder:
     """A folder with a file for each anchor and delta; both a source and a sink.
 
-    Files are written under another name, flushed to the disk, and linked to their own: a reader sees whole files
-    only. A file that exists is never replaced.
+    Files are written under another name, flushed to the disk, and linked to their own: a reader sees whole
+    files only. A file that exists is never replaced.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -7,10 +7,10 @@
     for data in gcodec.sync.Folder("weights").streams(receiver.version):
         receiver.stage(data).commit(load_into_the_engine)
 
-Each version is a stream of one update: an anchor, which has all weights (`lossless`), or a delta. The header's
-`step` is the version that a delta changes, and `inner_steps` the number of versions that it covers; the `step`
-of an anchor is its version. A receiver verifies everything before it changes anything, and takes each version
-once and in order.
+Each version is a stream of one update: an anchor, which has all weights (`lossless`), or a delta. The
+header's `step` is the version that a delta changes, and `inner_steps` the number of versions that it covers;
+the `step` of an anchor is its version. A receiver verifies everything before it changes anything, and takes
+each version once and in order.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Receiver:
     It keeps a copy of the weights on the host, which deltas change and which their digests are compared with.
 
     Args:
-        weights: the weights of `version` by name, tensors of PyTorch or NumPy on the host. The receiver writes
-            to them.
+        weights: the weights of `version` by name, tensors of PyTorch or NumPy on the host. The receiver
+            writes to them.
         version: the version of these weights. Default: 0.
         limits: limits on streams. Default: `Limits()`.
     """

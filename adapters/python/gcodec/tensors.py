@@ -51,8 +51,8 @@ def framework_of(x: Any) -> Framework | None:
 
 
 def local(x: Any) -> Any:
-    """Returns the part of a DTensor in this process, a JAX array that is on several devices as one, and anything
-    else as it is."""
+    """Returns the part of a DTensor in this process, a JAX array on several devices as one, and anything else
+    as it is."""
     framework = framework_of(x)
     if framework == "torch" and hasattr(x, "to_local"):
         return x.detach().to_local()

@@ -6,16 +6,16 @@
     llm.update_weights({"update_info": {}})     # to the newest version
     llm.finish_weight_update()
 
-vLLM finds the engine through the entry point `vllm.general_plugins` of this package. Each worker keeps a copy of
-the checkpoint on the host. A version is read and verified there; only then are its elements written into the model,
-as sparse patches in checkpoint coordinates, which vLLM's own loaders map to fused and tensor-parallel weights.
+vLLM finds the engine through the entry point `vllm.general_plugins` of this package. Each worker keeps a
+copy of the checkpoint on the host. A version is read and verified there; only then are its elements written
+into the model, as sparse patches in checkpoint coordinates, which vLLM's own loaders map to fused and
+tensor-parallel weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -29,6 +29,7 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch, load_checkpoint_weight_patches
 
+from gcodec.checkpoints import checkpoint
 from gcodec.errors import InputError
 from gcodec.patches import Patch
 from gcodec.sources import Folder, Source, StreamFile, source_of
@@ -122,7 +123,7 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         dense: list[Any] = []
         for patch in patches.values():
             indices, values = patch.torch()
-            # vLLM marks elements that stay with NaN: a tensor that gets a NaN, or that is not of floats, goes whole.
+            # vLLM marks elements that stay with NaN. So a tensor that gets a NaN, or has no floats, goes whole.
             if indices is not None and (not values.dtype.is_floating_point or bool(values.isnan().any())):
                 whole = self.receiver.weights[patch.name].clone()
                 patch.apply_(whole)
@@ -138,16 +139,6 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     def shutdown(self) -> None:
         """Forgets the checkpoint."""
         self.receiver = self.source = None
-
-
-def checkpoint(folder: str) -> dict[str, torch.Tensor]:
-    """Returns the tensors of a checkpoint's safetensors files, by name."""
-    from safetensors.torch import load_file
-
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise InputError(f"{folder} has no safetensors files: give the folder of the checkpoint as `checkpoint`")
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
 @dataclass

@@ -28,7 +28,7 @@ NAMED = {block.partition("\n")[0][2:]: block for block in BLOCKS if block.starts
 
 
 def test_every_block_is_run_here() -> None:
-    assert set(NAMED) == {"ddp.py", "amp.py", "diloco.py", "several.py", "client_app.py", "server_app.py"}
+    assert set(NAMED) == {"ddp.py", "amp.py", "sharded.py", "diloco.py", "several.py", "client_app.py", "server_app.py"}
     assert len(BLOCKS) > len(NAMED)
 
 
@@ -99,6 +99,12 @@ def test_a_scale_of_the_loss(tmp_path: Path) -> None:
     # f16 holds less than 2^16, so that a scale of 2^24 overflows until it has fallen.
     assert all(number(line, "loss") < 0.3 and number(line, "scale") < 2**24 for line in said), said
     assert all(number(line, "skipped") > 0 for line in said), said
+
+
+def test_sharded(tmp_path: Path) -> None:
+    said = torchrun("sharded.py", tmp_path)
+    assert all(number(line, "loss") < 0.5 for line in said), said
+    assert (tmp_path / "checkpoint" / ".metadata").exists()
 
 
 def test_diloco(tmp_path: Path) -> None:

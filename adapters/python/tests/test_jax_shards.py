@@ -104,6 +104,7 @@ print("done")
 
 
 def test_four_devices() -> None:
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-    out = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=240)
+    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    command = [sys.executable, "-c", PROGRAM]
+    out = subprocess.run(command, env=os.environ | flags, capture_output=True, text=True, timeout=240)
     assert out.returncode == 0 and out.stdout == "done\n", out.stderr

@@ -16,7 +16,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def pair(rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Tensors of each type, and the same with some changed bits; a tensor that stays, one large, one empty."""
+    """Tensors of each type, and the same with changed bits; one stays, one is large, one is empty."""
     base = {str(d).removeprefix("torch."): torch.from_numpy(rng.integers(0, 60, (13, 21), np.uint8)).to(d) for d in DTYPES}
     base |= {"same": torch.ones(50), "large": torch.zeros(3 << 20), "none": torch.zeros(0, 4), "scalar": torch.tensor(2.0)}
     new = {name: tensor.clone() for name, tensor in base.items()}

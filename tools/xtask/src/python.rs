@@ -145,7 +145,8 @@ pub(crate) fn engines() -> Result<()> {
         .current_dir(root().join("adapters/python/tests/engines")))
 }
 
-/// Builds the wheel and installs it into a fresh environment with the packages of another. Returns its Python.
+/// Builds the wheel, and installs it into a fresh environment with the packages of another. Returns its
+/// Python.
 fn fresh(environment: &Environment, place: &Path) -> Result<PathBuf> {
     environment.prepare()?;
     let packages = environment.folder().ok_or("no place for the packages")?;

@@ -6,7 +6,8 @@
 
 `State` and `hook` replace DistributedDataParallel's all-reduce. `DiLoCo` exchanges pseudo-gradients after a
 number of local steps. `Sharded` compresses the gradients of `fully_shard` (FSDP2, HSDP). Each rank sums the
-same frames in the order of the ranks, so all ranks get the same bits. Before the first exchange, ranks compare their codecs, tensors and versions.
+same frames in the order of the ranks, so all ranks get the same bits. Before the first exchange, ranks
+compare their codecs, tensors and versions.
 
 Any backend of `torch.distributed` works. With NCCL, frames are copied to the GPU to travel, and back.
 Gradients on a GPU are compressed there if the codec runs on devices.

@@ -44,25 +44,26 @@ class Sharded:
     """Compresses the gradients of a model under `fully_shard`.
 
     Each rank compresses the part of its gradient that belongs to another rank, and sends it there: a
-    reduce-scatter of frames. What a part lacks is added to the next. Each rank sums the frames for its own part
-    in the order of the ranks. With HSDP, the all-reduce between replicas that follows is not compressed.
+    reduce-scatter of frames. What a part lacks is added to the next. Each rank sums the frames for its own
+    part in the order of the ranks. With HSDP, the all-reduce between replicas that follows is not
+    compressed.
 
     With `replicas`, it is the other way round: `fully_shard` gets the mesh of one replica, its reduce-scatter
     is not compressed, and the mean over the replicas is. This suits replicas with slow links between them.
 
-    If a gradient of a rank is not finite, the whole module becomes NaN on all ranks, and no residual of the step
-    leaves its sender: skip the step. An error of one rank is raised on all ranks.
+    If a gradient of a rank is not finite, the whole module becomes NaN on all ranks, and no residual of the
+    step leaves its sender: skip the step. An error of one rank is raised on all ranks.
 
-    `state_dict()` and `load_state_dict()` make it a `Stateful` of `torch.distributed.checkpoint`: put it into
-    the checkpoint's dict beside model and optimizer. Residuals belong to a rank, so a checkpoint is loaded with
-    as many ranks as it was saved with.
+    `state_dict()` and `load_state_dict()` make it a `Stateful` of `torch.distributed.checkpoint`: put it
+    into the checkpoint's dict beside model and optimizer. Residuals belong to a rank, so a checkpoint is
+    loaded with as many ranks as it was saved with.
 
     Args:
         model: the model, after `fully_shard`.
         codec: a codec that keeps no state of its own. Codecs that round or draw at random do so independently
             at each step and rank.
-        options, keywords: see `gcodec.Options`. Used: rules (by the names of parameters; each must match one),
-            feedback (True or False; default True), non_finite (`reject`: all ranks raise; default
+        options, keywords: see `gcodec.Options`. Used: rules (by the names of parameters; each must match
+            one), feedback (True or False; default True), non_finite (`reject`: all ranks raise; default
             `propagate`), limits.
         replicas: the group of the ranks that hold the same shard. Default: None.
 

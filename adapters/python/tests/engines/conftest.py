@@ -1,4 +1,4 @@
-"""Settings of the tests with inference engines, which have an environment of their own: `cargo xtask engines`."""
+"""Settings of the tests with inference engines, in an environment of their own: `cargo xtask engines`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,102 @@
+"""A Trainer publishes, and other models follow: transformers on the CPU, and a stand-in for SGLang."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gcodec
+import gcodec.sync
+
+pytest.importorskip("transformers", reason="transformers is not installed: `cargo xtask engines` installs it")
+import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments  # noqa: E402
+
+import gcodec.sglang  # noqa: E402
+import gcodec.transformers  # noqa: E402
+
+
+def model(tied: bool) -> Qwen2ForCausalLM:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+    )
+    return Qwen2ForCausalLM(config).to(torch.bfloat16)
+
+
+class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        ids = (torch.arange(12) * (i + 1)) % 64
+        return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_trainer_publishes_and_a_model_follows(tmp_path: Path, tied: bool) -> None:
+    trained, served = model(tied), model(tied)
+    folder = gcodec.sync.Folder(tmp_path / "weights")
+    start = gcodec.transformers.weights_of(trained)
+    assert ("lm_head.weight" in start) == (not tied)
+    publisher = gcodec.sync.Publisher(folder, base=start)
+    settings = TrainingArguments(str(tmp_path), max_steps=4, learning_rate=1e-3, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True)
+    Trainer(trained, settings, train_dataset=Data(), callbacks=[gcodec.transformers.Publish(publisher, every=2)]).train()
+    assert folder.versions() == [(1, 0), (2, 1)]
+    follower = gcodec.transformers.Follower(served, folder)
+    ids = torch.arange(10)[None]
+    with torch.no_grad():
+        assert not torch.equal(served(ids).logits, trained(ids).logits)
+        assert follower.pull(1) == 1 and follower.pull() == 2 and follower.pull() == 2
+        assert torch.equal(served(ids).logits, trained(ids).logits)
+    new = gcodec.transformers.weights_of(served)
+    assert all(torch.equal(new[name].view(torch.int16), tensor.view(torch.int16)) for name, tensor in start.items())
+
+
+class Fused(torch.nn.Module):
+    """A model with a fused weight and a loader, as SGLang's models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Parameter(torch.zeros(6, 4))
+        self.loaded: list[str] = []
+
+    def load_weights(self, weights: Any) -> None:
+        for name, tensor in weights:
+            self.loaded.append(name)
+            row = 2 * "qkv".index(name)
+            self.qkv.data[row : row + 2].copy_(tensor)
+
+
+def test_the_loader_for_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = Fused()
+    weights = {name: torch.zeros(2, 4) for name in "qkv"}
+    save_file(weights, tmp_path / "model.safetensors")
+    folder = gcodec.sync.Folder(tmp_path / "weights")
+    publisher = gcodec.sync.Publisher(folder, base=weights)
+    weights["k"][1, 2] = 5
+    publisher.publish(weights)
+    weights["v"][0] = 7
+    publisher.publish(weights)
+    monkeypatch.delenv(gcodec.sglang.CHECKPOINT, raising=False)
+    one, two = folder.streams(0)
+    with pytest.raises(gcodec.InputError, match="GCODEC_CHECKPOINT"):
+        gcodec.sglang.load(served, gcodec.sglang.named_tensors(one))
+    monkeypatch.setenv(gcodec.sglang.CHECKPOINT, str(tmp_path))
+    with pytest.raises(gcodec.InputError, match="changes version 1"):
+        gcodec.sglang.load(served, gcodec.sglang.named_tensors(two))
+    with pytest.raises(gcodec.InputError, match="tensor of bytes"):
+        gcodec.sglang.load(served, [("q", torch.zeros(2, 4))])
+    assert not served.loaded and not served.qkv.any()
+    gcodec.sglang.load(served, gcodec.sglang.named_tensors(one))
+    gcodec.sglang.load(served, gcodec.sglang.named_tensors(two))
+    assert served.loaded == ["k", "v"] and torch.equal(served.qkv, torch.cat([weights[name] for name in "qkv"]))
