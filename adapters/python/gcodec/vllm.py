@@ -123,7 +123,7 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         dense: list[Any] = []
         for patch in patches.values():
             indices, values = patch.torch()
-            # vLLM marks elements that stay with NaN. So a tensor that gets a NaN, or has no floats, goes whole.
+            # NaN marks elements that stay: a tensor that gets a NaN, or has no floats, goes whole.
             if indices is not None and (not values.dtype.is_floating_point or bool(values.isnan().any())):
                 whole = self.receiver.weights[patch.name].clone()
                 patch.apply_(whole)
