@@ -3,8 +3,8 @@
     GCODEC_CHECKPOINT=/models/m python -m sglang.launch_server --model /models/m \\
         --custom-weight-loader gcodec.sglang.load
 
-A sender then updates the weights with `load_format="gcodec.sglang.load"` and one tensor, named by `STREAM`: the
-bytes of a stream, as `gcodec.sync.Publisher` makes them.
+A sender then updates the weights with `load_format="gcodec.sglang.load"` and one tensor, named by `STREAM`:
+the bytes of a stream, as `gcodec.sync.Publisher` makes them.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ class Publish(TrainerCallback):
 class Follower:
     """A model that follows versions of its weights.
 
-    Between two calls of the model, `pull` brings it to the newest version. Weights on the host change in place,
-    without a copy; for weights on a device, a copy is kept on the host.
+    Between two calls of the model, `pull` brings it to the newest version. Weights on the host change in
+    place, without a copy; for weights on a device, a copy is kept on the host.
 
     Args:
         model: the model, with the weights of `version`.
