@@ -2,11 +2,13 @@
 
 mod append;
 mod open;
+mod ranges;
 mod recover;
 mod replace;
 
 pub use crate::arch::map::Map;
 pub use append::append;
 pub use open::{File, UpdateEntry};
+pub use ranges::{TAIL_LEN, index_start, ranges};
 pub use recover::{Recovered, recover};
 pub use replace::AtomicFile;

@@ -28,7 +28,7 @@ const IN_TOOLS: &[&str] = &["MPL-2.0"];
 
 /// Packages that a user builds or installs; the rest of the workspace are tools, studies and examples.
 const SHIPPED: &[&str] =
-    &["gcodec", "gcodec-c", "gcodec-cli", "gcodec-cuda", "gcodec-latent", "gcodec-python"];
+    &["gcodec", "gcodec-c", "gcodec-cli", "gcodec-cuda", "gcodec-latent", "gcodec-python", "gcodec-store"];
 
 /// A third-party package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

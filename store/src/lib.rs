@@ -1,0 +1,315 @@
+//! A store of versions of model weights, in a folder or an object store (S3, GCS, Azure, HTTP for reading).
+//!
+//! A trainer publishes a version after each step. A version is a delta against the one before, and at a
+//! cadence also an anchor, the whole weights. Receivers pull from what they hold.
+//!
+//! ```
+//! use std::collections::BTreeMap;
+//! use gcodec::TensorBuf;
+//! use gcodec_store::{Options, Policy, Publisher, Store};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! # let url = folder.path().to_str().ok_or("a path in UTF-8")?;
+//! let store = Store::open(url, Options::default())?; // or s3://bucket/run
+//! let mut publisher = Publisher::new(&store, Policy::default())?;
+//! for step in 0..3 {
+//!     let weights = TensorBuf::from_f32(vec![2], &[0.5, step as f32])?;
+//!     publisher.publish(&[("w", weights.view())], BTreeMap::new())?;
+//! }
+//! let held = store.pull(None, Some(1))?; // a receiver that falls behind
+//! let staged = store.stage(Some(&held), None)?; // decodes beside what it holds
+//! let verified = staged.verify()?; // checks every digest
+//! assert_eq!(verified.touched().map(|(name, _)| name).collect::<Vec<_>>(), ["w"]);
+//! let held = verified.commit(Some(held))?;
+//! assert_eq!(held.version(), 3);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Guarantees
+//!
+//! - A version exists when its record exists, which one conditional write creates. Readers see a version
+//!   whole or not at all, and of two publishers one gets [`Error::Conflict`].
+//! - Objects are never changed. Every object has its size and BLAKE3 digest in the record, and every version
+//!   the digest of all its tensors: nothing is committed before it matches.
+//! - The content of a store may come from a stranger: it returns typed errors, in bounded memory. Digests
+//!   detect damage; who may write to the store decides what its versions contain.
+//!
+//! # Blocking
+//!
+//! All calls block. Call them from `spawn_blocking` in an asynchronous program.
+
+#![deny(unsafe_code)]
+
+mod error;
+mod fold;
+mod gc;
+mod layout;
+mod options;
+mod plan;
+mod publish;
+mod remote;
+mod slice;
+mod stage;
+mod weights;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreScheme};
+use url::Url;
+
+pub use error::{Error, Result};
+pub use fold::Folded;
+pub use gc::{Collected, Collection};
+pub use object_store;
+pub use options::{Options, Policy, Progress};
+pub use publish::{Published, Publisher};
+pub use stage::{Poisoned, Reanchor, Sink, Staged, Verified};
+pub use weights::Replica;
+
+use layout::{Hint, LeaseText, ModelText, Object, Record, Settings};
+use remote::Remote;
+use weights::Model;
+
+/// Time for which `gc` keeps what readers and publishers at work may need, unless a store says otherwise.
+pub const GRACE: Duration = Duration::from_secs(3600);
+
+/// A store of versions.
+pub struct Store {
+    remote: Remote,
+    grace: Duration,
+    /// The table of tensors that was read last.
+    model: Mutex<Option<Arc<Model>>>,
+}
+
+/// A version, as [`Store::log`] lists it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Version {
+    /// Its number.
+    pub version: u64,
+    /// Milliseconds since 1970, by the publisher's clock.
+    pub created_ms: u64,
+    /// Keys and values of the publisher.
+    pub meta: BTreeMap<String, String>,
+    /// Bytes of the weights.
+    pub bytes: u64,
+    /// Bytes of the delta, if the version has one.
+    pub delta_bytes: Option<u64>,
+    /// Bytes of the anchor, if the version is one.
+    pub anchor_bytes: Option<u64>,
+    /// Tensors that differ from the version before.
+    pub touched: u64,
+    /// Digest of all weights (spec, section 6), in hexadecimal digits.
+    pub state: String,
+}
+
+impl Store {
+    /// Opens a store: a path, `file://`, `s3://`, `gs://`, `az://`, `http://` or `https://`.
+    ///
+    /// The environment's variables `AWS_*`, `GOOGLE_*` and `AZURE_*` configure the cloud backends, as the
+    /// crate `object_store` documents them. Opening does not read or write.
+    ///
+    /// # Errors
+    /// [`Error::Address`] for a wrong address, or one whose backend this build lacks.
+    pub fn open(address: &str, options: Options) -> Result<Self> {
+        let wrong = |what: String| Error::Address { url: address.to_owned(), what };
+        let url = match Url::parse(address) {
+            // One letter is a drive.
+            Ok(url) if url.scheme().len() > 1 => url,
+            _ => return Self::folder(std::path::Path::new(address), options),
+        };
+        if url.scheme() == "file" {
+            let folder = url.to_file_path().map_err(|()| wrong("no path of this machine".into()))?;
+            return Self::folder(&folder, options);
+        }
+        let (scheme, _) = ObjectStoreScheme::parse(&url).map_err(|e| wrong(e.to_string()))?;
+        let feature = match scheme {
+            ObjectStoreScheme::AmazonS3 if !cfg!(feature = "aws") => "aws",
+            ObjectStoreScheme::GoogleCloudStorage if !cfg!(feature = "gcp") => "gcp",
+            ObjectStoreScheme::MicrosoftAzure if !cfg!(feature = "azure") => "azure",
+            ObjectStoreScheme::Http if !cfg!(feature = "http") => "http",
+            _ => "",
+        };
+        if !feature.is_empty() {
+            return Err(wrong(format!("this build lacks the feature {feature} of gcodec-store")));
+        }
+        let known = |name: &str| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|prefix| name.starts_with(prefix));
+        let mut settings: Vec<(String, String)> =
+            std::env::vars().filter(|(name, _)| known(name)).map(|(k, v)| (k.to_lowercase(), v)).collect();
+        if url.scheme() == "http" {
+            settings.push(("allow_http".into(), "true".into()));
+        }
+        let parsed = object_store::parse_url_opts(&url, settings).map_err(|e| wrong(e.to_string()))?;
+        Self::with_objects(Arc::from(parsed.0), parsed.1, options)
+    }
+
+    /// Opens a store in a folder, which is created if it is missing.
+    fn folder(folder: &std::path::Path, options: Options) -> Result<Self> {
+        let what = || folder.display().to_string();
+        std::fs::create_dir_all(folder).map_err(|source| Error::Io { what: what(), source })?;
+        let objects = LocalFileSystem::new_with_prefix(folder)
+            .map_err(|e| Error::Address { url: what(), what: e.to_string() })?;
+        Self::with_objects(Arc::new(objects.with_fsync(true)), Path::default(), options)
+    }
+
+    /// Opens a store under a prefix of any object store.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the system starts no runtime.
+    pub fn with_objects(objects: Arc<dyn ObjectStore>, prefix: Path, options: Options) -> Result<Self> {
+        Ok(Self { remote: Remote::new(objects, prefix, options)?, grace: GRACE, model: Mutex::default() })
+    }
+
+    /// Sets the grace period of a store that does not exist yet: the time for which [`Store::gc`] keeps what
+    /// readers and publishers at work may need. Zero: it never runs beside them. Default: [`GRACE`].
+    #[must_use]
+    pub fn with_grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// Returns the number of the latest version.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if there is none.
+    pub fn latest(&self) -> Result<u64> {
+        self.latest_from(0)
+    }
+
+    /// Returns the number of the latest version, which is at least `known`.
+    fn latest_from(&self, known: u64) -> Result<u64> {
+        let exists = |version| Ok::<_, Error>(self.remote.written(&layout::version_path(version))?.is_some());
+        // The hint may be late, missing, or wrong: it only says where to begin.
+        let hint = self.remote.text::<Hint>(layout::HINT).ok().flatten().map_or(0, |hint| hint.version);
+        let (mut low, mut stride) = (known, 1u64);
+        if hint > known && exists(hint)? {
+            low = hint;
+        }
+        // Versions have no gaps: gallop, then halve.
+        let mut high = low.saturating_add(1);
+        while exists(high)? {
+            (low, stride) = (high, stride.saturating_mul(2));
+            high = low.saturating_add(stride);
+        }
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if exists(middle)? {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        if low == 0 { Err(Error::Empty) } else { Ok(low) }
+    }
+
+    /// Returns the latest versions, newest first, at most `count`.
+    ///
+    /// # Errors
+    /// [`Error::Empty`] if there is none; [`Error::Corrupt`] if a record is.
+    pub fn log(&self, count: u64) -> Result<Vec<Version>> {
+        let latest = self.latest()?;
+        let numbers: Vec<u64> = (latest.saturating_sub(count) + 1..=latest).rev().collect();
+        let names: Vec<String> = numbers.iter().map(|v| layout::version_path(*v)).collect();
+        let records = self.remote.texts::<Record>(&names)?;
+        let checked = numbers.iter().zip(&names).zip(records).map(|((number, name), record)| {
+            let record = record.ok_or_else(|| Error::Missing { path: name.clone() })?.check(name, *number)?;
+            Ok(Version {
+                version: record.version,
+                created_ms: record.created_ms,
+                bytes: record.bytes,
+                delta_bytes: record.delta.as_deref().map(layout::size),
+                anchor_bytes: record.anchor.as_deref().map(layout::size),
+                touched: record.touched,
+                state: record.state,
+                meta: record.meta,
+            })
+        });
+        checked.collect()
+    }
+
+    /// Returns the bytes transferred by this store so far.
+    pub fn transferred(&self) -> u64 {
+        self.remote.transferred()
+    }
+
+    /// Announces that the reader `name` holds a version: for `duration`, [`Store::gc`] keeps the deltas after
+    /// it. A reader that pulls more often than the grace period needs none.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the name is not made of ASCII letters, digits, `-` and `_`; [`Error::Transport`].
+    pub fn lease(&self, name: &str, version: u64, duration: Duration) -> Result<()> {
+        self.remote.replace(&lease_path(name)?, &LeaseText { version, seconds: duration.as_secs() })
+    }
+
+    /// Ends a lease.
+    ///
+    /// # Errors
+    /// As [`Self::lease`].
+    pub fn release(&self, name: &str) -> Result<()> {
+        self.remote.delete(&[lease_path(name)?])
+    }
+
+    /// Returns the settings of the store, which are written if it has none.
+    fn create_settings(&self) -> Result<Settings> {
+        if let Some(settings) = self.remote.text(layout::SETTINGS)? {
+            return Ok(settings);
+        }
+        let settings = Settings { grace_ms: self.grace.as_millis() as u64 };
+        match self.remote.create(layout::SETTINGS, &settings)? {
+            true => Ok(settings),
+            false => self.settings(),
+        }
+    }
+
+    fn settings(&self) -> Result<Settings> {
+        self.remote.text(layout::SETTINGS)?.ok_or(Error::Empty)
+    }
+
+    fn record(&self, version: u64) -> Result<Record> {
+        let path = layout::version_path(version);
+        let record = self.remote.texts::<Record>(std::slice::from_ref(&path))?.pop().flatten();
+        record.ok_or_else(|| Error::Missing { path: path.clone() })?.check(&path, version)
+    }
+
+    /// Returns a replica with the record of its version.
+    fn with_record(&self, replica: Replica) -> Result<(Replica, Record)> {
+        let record = self.record(replica.version)?;
+        Ok((replica, record))
+    }
+
+    /// Reads a table of tensors, unless it is the one that was read last.
+    fn model(&self, object: &Object) -> Result<Arc<Model>> {
+        let mut known = self.model.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(model) = known.as_ref().filter(|model| model.object == *object) {
+            return Ok(Arc::clone(model));
+        }
+        let limit = layout::MAX_TEXT;
+        if object.size > limit {
+            let (path, found) = (object.path.clone(), object.size);
+            return Err(Error::Limit { path, what: "size of the table of tensors", found, limit });
+        }
+        let text = self.remote.fetch(&[object])?.pop().unwrap_or_default();
+        let model = Model::parse(layout::from_text::<ModelText>(&text, &object.path)?, object)?;
+        let limit = self.remote.options.max_weights;
+        if model.bytes() > limit {
+            let path = object.path.clone();
+            return Err(Error::Limit { path, what: "bytes of weights", found: model.bytes(), limit });
+        }
+        Ok(Arc::clone(known.insert(Arc::new(model))))
+    }
+}
+
+fn lease_path(name: &str) -> Result<String> {
+    let is_plain =
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
+    match is_plain && name.len() <= 128 {
+        true => Ok(format!("{}/{name}.json", layout::LEASES)),
+        false => Err(Error::input(format!("{name:?} is no name of a lease: letters, digits, - and _"))),
+    }
+}

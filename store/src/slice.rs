@@ -1,0 +1,118 @@
+//! One tensor of a version, without the others.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use gcodec::{TensorBuf, file};
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::layout::Object;
+use crate::plan::plan;
+use crate::weights::{Model, Staging};
+
+/// Bytes that are read first: the end of a stream, and mostly its index.
+const FIRST: u64 = 16 << 10;
+
+impl Store {
+    /// Downloads one tensor of a version: of the anchor, only its own blocks, by the stream's index. `None`:
+    /// the latest version.
+    ///
+    /// The blocks are checked by their CRC-32, and by the digests of the deltas that touch the tensor; not by
+    /// the digest of the whole version.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the version has no such tensor; otherwise as [`Store::stage`].
+    pub fn tensor(&self, version: Option<u64>, name: &str) -> Result<TensorBuf> {
+        let latest = self.latest()?;
+        let target = version.unwrap_or(latest);
+        if target == 0 || target > latest {
+            return Err(Error::NoVersion { version: target, latest });
+        }
+        let plan = plan(&self.remote, None, target, &HashSet::new())?;
+        let model = self.model(&plan.record.model)?;
+        let tensor = model.find(name);
+        let tensor =
+            tensor.ok_or_else(|| Error::input(format!("version {target} has no tensor {name:?}")))?;
+        let group = model.group_of(tensor) as u64;
+        let of_group = |objects: &[Object]| objects.iter().find(|object| object.group == group).cloned();
+        let (anchors, deltas): (Vec<_>, Vec<_>) = plan.steps.iter().partition(|step| !step.is_delta());
+        let anchor = anchors.first().and_then(|step| of_group(&step.objects));
+        let anchor = anchor.ok_or(Error::Unreachable { version: target })?;
+        let deltas: Vec<Object> = deltas.iter().filter_map(|step| of_group(&step.objects)).collect();
+        let streams = self.remote.fetch(&deltas.iter().collect::<Vec<_>>())?;
+        let needed = self.needed(&model, tensor, &deltas, &streams)?;
+        let start = model.groups[group as usize].start;
+        let numbers: Vec<u64> = needed.iter().map(|n| (n - start) as u64).collect();
+        let sparse = self.sparse(&anchor, &numbers)?;
+        let mut staging = Staging::new(Arc::clone(&model));
+        let limits = &self.remote.options.limits;
+        staging.apply(&anchor, &sparse, false, Some(&needed), limits)?;
+        for (object, bytes) in deltas.iter().zip(&streams) {
+            staging.apply(object, bytes, true, Some(&needed), limits)?;
+        }
+        let found = staging.tensors[tensor].take();
+        let found = found.ok_or_else(|| Error::corrupt(&anchor.path, "the anchor lacks the tensor"))?;
+        Ok(Arc::unwrap_or_clone(found))
+    }
+
+    /// Returns a tensor and those that share a digest with it in any of the deltas, directly or not.
+    fn needed(
+        &self,
+        model: &Model,
+        tensor: usize,
+        deltas: &[Object],
+        streams: &[Vec<u8>],
+    ) -> Result<HashSet<usize>> {
+        let start = model.groups[model.group_of(tensor)].start;
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        for (object, bytes) in deltas.iter().zip(streams) {
+            let stream = |source| Error::Stream { path: object.path.clone(), source };
+            let opened = file::File::open(bytes, self.remote.options.limits.clone()).map_err(stream)?;
+            let of_updates = opened.updates().iter().flat_map(|update| update.header.delta.iter().flatten());
+            runs.extend(of_updates.map(|run| start + run.first as usize..start + run.last() as usize + 1));
+        }
+        let mut needed = HashSet::from([tensor]);
+        loop {
+            let before = needed.len();
+            for run in &runs {
+                if run.clone().any(|n| needed.contains(&n)) {
+                    needed.extend(run.clone());
+                }
+            }
+            if needed.len() == before {
+                return Ok(needed);
+            }
+        }
+    }
+
+    /// Downloads what decoding some tensors of an anchor needs, in a buffer of the anchor's size. The rest is
+    /// zeros, which take no memory until they are touched.
+    fn sparse(&self, object: &Object, tensors: &[u64]) -> Result<Vec<u8>> {
+        let stream = |source| Error::Stream { path: object.path.clone(), source };
+        let (limit, found) = (self.remote.options.limits.max_frame_bytes.saturating_mul(4), object.size);
+        if found > limit {
+            return Err(Error::Limit { path: object.path.clone(), what: "size of an object", found, limit });
+        }
+        let mut bytes = vec![0; object.size as usize];
+        let fill = |bytes: &mut Vec<u8>, ranges: &[Range<u64>]| {
+            for (range, part) in ranges.iter().zip(self.remote.ranges(object, ranges)?) {
+                bytes[range.start as usize..range.end as usize].copy_from_slice(&part);
+            }
+            Ok::<_, Error>(())
+        };
+        let tail = object.size.saturating_sub(FIRST);
+        fill(&mut bytes, std::slice::from_ref(&(tail..object.size)))?;
+        let index = file::index_start(&bytes).map_err(stream)?;
+        if index < tail {
+            fill(&mut bytes, std::slice::from_ref(&(index..tail)))?;
+        }
+        let ranges = file::ranges(&bytes, tensors).map_err(stream)?;
+        // What the tail has is not read again.
+        let missing: Vec<Range<u64>> =
+            ranges.into_iter().map(|r| r.start..r.end.min(tail)).filter(|r| r.start < r.end).collect();
+        fill(&mut bytes, &missing)?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,301 @@
+//! Receiving: stage, verify, commit.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use gcodec::TensorView;
+use gcodec::frame::Digest;
+
+use crate::Store;
+use crate::error::{Error, Result};
+use crate::layout;
+use crate::plan::{Plan, plan};
+use crate::weights::{Replica, Staging};
+
+/// Ways that are tried before a pull fails: each failure rules out at least one object.
+const WAYS: usize = 16;
+
+/// A version that was downloaded and decoded beside what the receiver holds. Nothing visible has changed.
+#[must_use = "a staged version changes nothing until it is committed"]
+#[derive(Debug)]
+pub struct Staged {
+    pub(crate) staging: Staging,
+    /// Version and digests that the receiver held.
+    held: Option<(u64, Vec<Digest>)>,
+    version: u64,
+    state: Digest,
+    meta: BTreeMap<String, String>,
+    bytes: u64,
+    steps: usize,
+}
+
+impl Staged {
+    /// Returns the version.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the bytes of the objects that it was made from.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the number of anchors and deltas that it was made from.
+    pub fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Checks the digest of all tensors against the version's record.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it differs. What the receiver holds is unchanged.
+    pub fn verify(mut self) -> Result<Verified> {
+        let path = layout::version_path(self.version);
+        if self.staging.digest() != Some(self.state) {
+            return Err(Error::corrupt(path, "the tensors differ from the record's digest"));
+        }
+        let missing = || Error::corrupt(layout::version_path(self.version), "a tensor is missing");
+        let tensors = self.staging.tensors.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
+        let digests = self.staging.digests.into_iter().collect::<Option<Vec<_>>>().ok_or_else(missing)?;
+        let touched = match &self.held {
+            Some((_, old)) if old.len() == digests.len() => {
+                (0..digests.len()).filter(|&n| old[n] != digests[n]).collect()
+            }
+            _ => (0..digests.len()).collect(),
+        };
+        let (version, meta, model) = (self.version, self.meta, self.staging.model);
+        let replica = Replica { version, meta, model, tensors, digests };
+        Ok(Verified { replica, held: self.held.map(|(version, _)| version), touched })
+    }
+}
+
+/// A version whose tensors were all checked. Nothing visible has changed.
+#[must_use = "a verified version changes nothing until it is committed"]
+#[derive(Debug)]
+pub struct Verified {
+    replica: Replica,
+    held: Option<u64>,
+    touched: Vec<usize>,
+}
+
+impl Verified {
+    /// Returns the version.
+    pub fn version(&self) -> u64 {
+        self.replica.version
+    }
+
+    /// Returns the tensors that differ from those that the receiver holds, or all if it held none. Without
+    /// any, there is nothing to do but to note the version.
+    pub fn touched(&self) -> impl ExactSizeIterator<Item = (&str, TensorView<'_>)> {
+        let tensor = |&n: &usize| (self.replica.model.infos[n].name.as_str(), self.replica.tensors[n].view());
+        self.touched.iter().map(tensor)
+    }
+
+    /// Replaces what the receiver holds. The old tensors are freed with `held`.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if `held` is not what the version was staged for.
+    pub fn commit(self, held: Option<Replica>) -> Result<Replica> {
+        match held.map(|held| held.version) == self.held {
+            true => Ok(self.replica),
+            false => Err(Error::input("the version was staged for another replica")),
+        }
+    }
+
+    /// Writes the touched tensors to `sink`, for example the buffers of an engine that is paused.
+    ///
+    /// # Errors
+    /// [`Poisoned`] if a write fails: the sink then has tensors of both versions.
+    pub fn commit_to<S: Sink>(self, sink: &mut S) -> Result<Replica, Poisoned<S::Error>> {
+        for (written, (name, tensor)) in self.touched().enumerate() {
+            sink.write(name, tensor).map_err(|cause| Poisoned { cause, tensor: name.to_owned(), written })?;
+        }
+        Ok(self.replica)
+    }
+}
+
+/// A place for tensors outside of this crate: buffers of an engine, tensors on a device.
+pub trait Sink {
+    /// Reason why a write failed.
+    type Error;
+
+    /// Replaces a tensor.
+    fn write(&mut self, name: &str, tensor: TensorView<'_>) -> Result<(), Self::Error>;
+}
+
+impl<E, F: FnMut(&str, TensorView<'_>) -> Result<(), E>> Sink for F {
+    type Error = E;
+
+    fn write(&mut self, name: &str, tensor: TensorView<'_>) -> Result<(), E> {
+        self(name, tensor)
+    }
+}
+
+/// A receiver whose sink has tensors of two versions. It must not serve. The only way out is
+/// [`Poisoned::reanchor`], which writes every tensor.
+#[must_use = "a poisoned receiver must re-anchor before it serves"]
+#[derive(Debug)]
+pub struct Poisoned<E> {
+    cause: E,
+    tensor: String,
+    written: usize,
+}
+
+impl<E> Poisoned<E> {
+    /// Returns the reason why the write failed.
+    pub fn cause(&self) -> &E {
+        &self.cause
+    }
+
+    /// Returns the name of the tensor whose write failed.
+    pub fn tensor(&self) -> &str {
+        &self.tensor
+    }
+
+    /// Builds a version from its anchor and writes every tensor to `sink`. `None`: the latest version.
+    ///
+    /// # Errors
+    /// [`Reanchor::Pull`] if the version cannot be built, [`Reanchor::Sink`] if a write fails again. Both
+    /// return the poisoned receiver.
+    pub fn reanchor<S: Sink<Error = E>>(
+        self,
+        store: &Store,
+        version: Option<u64>,
+        sink: &mut S,
+    ) -> Result<Replica, Reanchor<E>> {
+        match store.stage(None, version).and_then(Staged::verify) {
+            Ok(verified) => verified.commit_to(sink).map_err(Reanchor::Sink),
+            Err(error) => Err(Reanchor::Pull { error: Box::new(error), poisoned: self }),
+        }
+    }
+}
+
+impl<E: fmt::Display> fmt::Display for Poisoned<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cause, tensor, written } = self;
+        write!(f, "tensor {tensor:?} could not be written after {written} others: {cause}; re-anchor")
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> std::error::Error for Poisoned<E> {}
+
+/// Reason why a poisoned receiver is still poisoned.
+#[derive(Debug)]
+pub enum Reanchor<E> {
+    /// The version could not be built. The sink is unchanged.
+    Pull {
+        /// Reason.
+        error: Box<Error>,
+        /// The receiver.
+        poisoned: Poisoned<E>,
+    },
+    /// The sink failed again.
+    Sink(Poisoned<E>),
+}
+
+impl Store {
+    /// Downloads and decodes a version beside what the receiver holds: by the deltas between both, by a fold
+    /// of them, or from an anchor, whichever is the fewest bytes. `None`: the latest version.
+    ///
+    /// # Errors
+    /// [`Error::Empty`], [`Error::NoVersion`] or [`Error::Unreachable`] if the store has no such version; the
+    /// error of the first object that failed if no way to the version is left.
+    pub fn stage(&self, held: Option<&Replica>, version: Option<u64>) -> Result<Staged> {
+        let latest = self.latest_from(held.map_or(0, Replica::version))?;
+        let target = version.unwrap_or(latest);
+        if target == 0 || target > latest {
+            return Err(Error::NoVersion { version: target, latest });
+        }
+        let mut dead = HashSet::new();
+        let mut first = None;
+        for _ in 0..WAYS {
+            let plan = match plan(&self.remote, held.map(Replica::version), target, &dead) {
+                Ok(plan) => plan,
+                Err(Error::Unreachable { .. }) if first.is_some() => break,
+                Err(e) => return Err(e),
+            };
+            match self.walk(&plan, held) {
+                Ok(staging) => return finish(staging, &plan, held),
+                // The object may be gone or damaged; another way may avoid it.
+                Err(error) => match path_of(&error).filter(|path| plan.has(path)) {
+                    Some(path) => {
+                        dead.insert(path);
+                        first.get_or_insert(error);
+                    }
+                    None => return Err(error),
+                },
+            }
+        }
+        Err(first.unwrap_or(Error::Unreachable { version: target }))
+    }
+
+    /// Stages, verifies and commits a version. `None`: the latest version.
+    ///
+    /// # Errors
+    /// The errors of [`Self::stage`] and [`Staged::verify`].
+    pub fn pull(&self, held: Option<Replica>, version: Option<u64>) -> Result<Replica> {
+        self.stage(held.as_ref(), version)?.verify()?.commit(held)
+    }
+
+    /// Follows a plan.
+    fn walk(&self, plan: &Plan, held: Option<&Replica>) -> Result<Staging> {
+        let starts_anew = plan.steps.first().is_some_and(|step| !step.is_delta());
+        let model = self.model(&plan.record.model)?;
+        let mut staging = match held.filter(|_| !starts_anew) {
+            Some(held) if held.model.infos == model.infos => Staging::of(held),
+            Some(_) => return Err(Error::corrupt(&plan.record.model.path, "the deltas change the tensors")),
+            None => Staging::new(model),
+        };
+        self.walk_into(plan, &mut staging, None)?;
+        Ok(staging)
+    }
+
+    /// Applies the objects of a plan. `group`: only those of one group.
+    pub(crate) fn walk_into(&self, plan: &Plan, staging: &mut Staging, group: Option<u64>) -> Result<()> {
+        let steps = plan.steps.iter();
+        let all = steps.flat_map(|step| step.objects.iter().map(|object| (object, step.is_delta())));
+        let wanted: Vec<_> = all.filter(|(object, _)| group.is_none_or(|g| g == object.group)).collect();
+        let mut rest = wanted.as_slice();
+        while !rest.is_empty() {
+            let mut bytes = 0u64;
+            let fits = rest.iter().take_while(|(object, _)| {
+                bytes = bytes.saturating_add(object.size);
+                bytes <= self.remote.options.memory
+            });
+            let (batch, later) = rest.split_at(fits.count().max(1));
+            let objects: Vec<_> = batch.iter().map(|(object, _)| *object).collect();
+            let fetched = self.remote.fetch(&objects)?;
+            for ((object, is_delta), bytes) in batch.iter().zip(fetched) {
+                let applied = staging.apply(object, &bytes, *is_delta, None, &self.remote.options.limits);
+                applied?;
+            }
+            rest = later;
+        }
+        Ok(())
+    }
+}
+
+fn finish(staging: Staging, plan: &Plan, held: Option<&Replica>) -> Result<Staged> {
+    let record = &plan.record;
+    let same_tensors = |held: &&Replica| held.model.infos == staging.model.infos;
+    let old = held.filter(same_tensors).map_or_else(Vec::new, |held| held.digests.clone());
+    Ok(Staged {
+        held: held.map(|held| (held.version, old)),
+        version: record.version,
+        state: layout::digest(&record.state, &layout::version_path(record.version))?,
+        meta: record.meta.clone(),
+        bytes: plan.bytes(),
+        steps: plan.steps.len(),
+        staging,
+    })
+}
+
+/// Returns the object with weights that an error is about.
+fn path_of(error: &Error) -> Option<String> {
+    match error {
+        Error::Missing { path } | Error::Corrupt { path, .. } | Error::Stream { path, .. } => {
+            Some(path.clone())
+        }
+        _ => None,
+    }
+}

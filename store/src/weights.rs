@@ -1,0 +1,212 @@
+//! Whole weights in memory: the table of tensors, the tensors, and what a stream changes in them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use gcodec::frame::{Digest, Manifest, TensorInfo, run_digest, tensor_digest};
+use gcodec::{Limits, TensorBuf, TensorView};
+use rayon::prelude::*;
+
+use crate::error::{Error, Result};
+use crate::layout::{ModelText, Object};
+
+/// The table of tensors.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) infos: Vec<TensorInfo>,
+    /// Tensors of each group.
+    pub(crate) groups: Vec<Range<usize>>,
+    /// Manifest of each group's streams.
+    pub(crate) manifests: Vec<Arc<Manifest>>,
+    by_name: HashMap<String, usize>,
+    /// Object in the store.
+    pub(crate) object: Object,
+}
+
+impl Model {
+    pub(crate) fn new(
+        infos: Vec<TensorInfo>,
+        counts: &[usize],
+        object: Object,
+    ) -> Result<Self, gcodec::Error> {
+        // Its rules hold for all tensors together: names are unique.
+        Manifest::new(infos.clone())?;
+        let mut groups = Vec::with_capacity(counts.len());
+        let mut start = 0;
+        for count in counts {
+            groups.push(start..start + count);
+            start += count;
+        }
+        let manifest = |range: &Range<usize>| Manifest::new(infos[range.clone()].to_vec()).map(Arc::new);
+        let manifests = groups.iter().map(manifest).collect::<gcodec::Result<_>>()?;
+        let by_name = infos.iter().enumerate().map(|(i, info)| (info.name.clone(), i)).collect();
+        Ok(Self { infos, groups, manifests, by_name, object })
+    }
+
+    pub(crate) fn parse(text: ModelText, object: &Object) -> Result<Self> {
+        let (infos, counts) = text.check(&object.path)?;
+        let path = object.path.clone();
+        Self::new(infos, &counts, object.clone()).map_err(|source| Error::Stream { path, source })
+    }
+
+    pub(crate) fn find(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Returns the group of a tensor.
+    pub(crate) fn group_of(&self, tensor: usize) -> usize {
+        self.groups.partition_point(|group| group.end <= tensor)
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.infos.iter().fold(0, |sum, info| sum.saturating_add(info.bytes()))
+    }
+}
+
+/// Returns the number of tensors in each group: runs of tensors of at most `bytes`, or one tensor.
+pub(crate) fn cut(infos: &[TensorInfo], bytes: u64) -> Vec<usize> {
+    let mut counts: Vec<usize> = Vec::new();
+    let mut filled = u64::MAX;
+    for info in infos {
+        filled = filled.saturating_add(info.bytes());
+        match counts.last_mut() {
+            Some(last) if filled <= bytes => *last += 1,
+            _ => {
+                counts.push(1);
+                filled = info.bytes();
+            }
+        }
+    }
+    counts
+}
+
+/// Tensors of a version that a receiver or publisher holds in memory.
+///
+/// Clones share the tensors.
+#[derive(Debug, Clone)]
+pub struct Replica {
+    pub(crate) version: u64,
+    pub(crate) meta: BTreeMap<String, String>,
+    pub(crate) model: Arc<Model>,
+    pub(crate) tensors: Vec<Arc<TensorBuf>>,
+    pub(crate) digests: Vec<Digest>,
+}
+
+impl Replica {
+    /// Returns the version.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the keys and values that the publisher gave the version.
+    pub fn meta(&self) -> &BTreeMap<String, String> {
+        &self.meta
+    }
+
+    /// Returns the tensors, in the publisher's order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = (&str, TensorView<'_>)> {
+        self.model.infos.iter().zip(&self.tensors).map(|(info, tensor)| (info.name.as_str(), tensor.view()))
+    }
+
+    /// Returns a tensor.
+    pub fn get(&self, name: &str) -> Option<TensorView<'_>> {
+        self.model.find(name).map(|i| self.tensors[i].view())
+    }
+
+    /// Returns the digest of all tensors (spec, section 6).
+    pub fn state(&self) -> Digest {
+        run_digest(&self.digests)
+    }
+}
+
+/// Tensors on their way to a version: what is known of it, and the tensors that streams may have changed.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    pub(crate) model: Arc<Model>,
+    pub(crate) tensors: Vec<Option<Arc<TensorBuf>>>,
+    /// Digests of the tensors that no stream has changed since.
+    pub(crate) digests: Vec<Option<Digest>>,
+    pub(crate) changed: BTreeSet<usize>,
+}
+
+impl Staging {
+    pub(crate) fn new(model: Arc<Model>) -> Self {
+        let n = model.infos.len();
+        Self { model, tensors: vec![None; n], digests: vec![None; n], changed: BTreeSet::new() }
+    }
+
+    pub(crate) fn of(replica: &Replica) -> Self {
+        Self {
+            model: Arc::clone(&replica.model),
+            tensors: replica.tensors.iter().cloned().map(Some).collect(),
+            digests: replica.digests.iter().copied().map(Some).collect(),
+            changed: BTreeSet::new(),
+        }
+    }
+
+    /// Applies an object: the whole tensors of its group, or a delta to them. `only`: tensors to decode.
+    pub(crate) fn apply(
+        &mut self,
+        object: &Object,
+        bytes: &[u8],
+        is_delta: bool,
+        only: Option<&HashSet<usize>>,
+        limits: &Limits,
+    ) -> Result<()> {
+        let stream = |source| Error::Stream { path: object.path.clone(), source };
+        let wrong = |what: &str| Error::corrupt(&object.path, what);
+        let group = usize::try_from(object.group).ok().and_then(|g| self.model.groups.get(g).cloned());
+        let group = group.ok_or_else(|| wrong("the table of tensors has no such group"))?;
+        let manifest = &self.model.manifests[object.group as usize];
+        let file = gcodec::file::File::open(bytes, limits.clone()).map_err(stream)?;
+        let [update] = file.updates() else { return Err(wrong("the stream has not one update")) };
+        if update.manifest.tensors() != manifest.tensors() {
+            return Err(wrong("the stream has other tensors than the table of tensors"));
+        }
+        if update.header.delta.is_some() != is_delta {
+            return Err(wrong("a delta stands in the place of an anchor, or the reverse"));
+        }
+        let runs = update.header.delta.iter().flatten();
+        let numbers = runs.flat_map(|run| run.first..=run.last()).map(|n| group.start + n as usize);
+        let mut wanted: HashSet<usize> = match is_delta {
+            true => numbers.collect(),
+            false => group.clone().collect(),
+        };
+        if let Some(only) = only {
+            wanted.retain(|n| only.contains(n));
+        }
+        let names: HashSet<&str> = wanted.iter().map(|&n| self.model.infos[n].name.as_str()).collect();
+        let mut base = BTreeMap::new();
+        if is_delta {
+            for n in group.clone() {
+                if let Some(tensor) = &self.tensors[n] {
+                    base.insert(self.model.infos[n].name.clone(), tensor.view());
+                }
+            }
+        }
+        let decoded = file.tensors(0, |name| names.contains(name), &base).map_err(stream)?;
+        for (number, tensor) in decoded {
+            let n = group.start + number as usize;
+            self.tensors[n] = Some(Arc::new(tensor));
+            self.digests[n] = None;
+            self.changed.insert(n);
+        }
+        Ok(())
+    }
+
+    /// Computes the digests of the changed tensors, and returns the digest of all; `None` if some are missing.
+    pub(crate) fn digest(&mut self) -> Option<Digest> {
+        let (tensors, digests) = (&self.tensors, &self.digests);
+        let unknown: Vec<usize> = self.changed.iter().copied().filter(|&n| digests[n].is_none()).collect();
+        let computed: Vec<(usize, Digest)> = unknown
+            .par_iter()
+            .filter_map(|&n| Some((n, tensor_digest(tensors[n].as_ref()?.view()))))
+            .collect();
+        for (n, digest) in computed {
+            self.digests[n] = Some(digest);
+        }
+        let all: Option<Vec<Digest>> = self.digests.iter().copied().collect();
+        all.map(|all| run_digest(&all))
+    }
+}

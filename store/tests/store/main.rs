@@ -1,0 +1,10 @@
+//! Tests of the store: what readers see while publishers, folds and collections run, fail and are killed.
+
+mod basics;
+mod crash;
+mod damage;
+mod faults;
+mod faulty;
+mod races;
+mod servers;
+mod weights;
