@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use gcodec::Limits;
 
-/// Function that is called with the bytes transferred so far.
-pub type Progress = Arc<dyn Fn(u64) + Send + Sync>;
+/// Function that is called with the bytes transferred so far, and with those and the bytes that are known to
+/// follow.
+pub type Progress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 
 /// Options of a [`Store`](crate::Store).
 #[derive(Clone)]

@@ -32,6 +32,8 @@ pub(crate) struct Remote {
     pub(crate) options: Options,
     /// Bytes of objects transferred so far.
     transferred: AtomicU64,
+    /// Those and the bytes that will follow.
+    expected: AtomicU64,
 }
 
 impl Remote {
@@ -39,11 +41,23 @@ impl Remote {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime =
             runtime.map_err(|source| Error::Io { what: "the runtime of transfers".into(), source })?;
-        Ok(Self { objects, prefix, runtime, options, transferred: AtomicU64::new(0) })
+        Ok(Self {
+            objects,
+            prefix,
+            runtime,
+            options,
+            transferred: AtomicU64::new(0),
+            expected: AtomicU64::new(0),
+        })
     }
 
     pub(crate) fn transferred(&self) -> u64 {
         self.transferred.load(Ordering::Relaxed)
+    }
+
+    /// Announces bytes to transfer.
+    pub(crate) fn expect(&self, bytes: u64) {
+        self.expected.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn path(&self, name: &str) -> Result<Path> {
@@ -224,6 +238,7 @@ impl Remote {
     /// Writes objects in parallel. One that exists with the same size and was written within `fresh` is not
     /// written again: its name contains its digest.
     pub(crate) fn upload(&self, objects: &[(Object, Bytes)], fresh: Duration) -> Result<()> {
+        self.expect(objects.iter().map(|(object, _)| object.size).sum());
         let writes = stream::iter(objects).map(|(object, bytes)| self.upload_one(object, bytes, fresh));
         self.runtime.block_on(writes.buffer_unordered(self.options.transfers.max(1)).try_collect())
     }
@@ -336,7 +351,7 @@ impl Remote {
     fn count(&self, bytes: u64) {
         let done = self.transferred.fetch_add(bytes, Ordering::Relaxed) + bytes;
         if let Some(progress) = &self.options.progress {
-            progress(done);
+            progress(done, self.expected.load(Ordering::Relaxed).max(done));
         }
     }
 }

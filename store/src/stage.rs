@@ -1,10 +1,12 @@
 //! Receiving: stage, verify, commit.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::sync::Arc;
 
-use gcodec::TensorView;
-use gcodec::frame::Digest;
+use gcodec::frame::{Digest, TensorInfo, tensor_digest};
+use gcodec::{TensorBuf, TensorView};
+use rayon::prelude::*;
 
 use crate::Store;
 use crate::error::{Error, Result};
@@ -237,6 +239,32 @@ impl Store {
         self.stage(held.as_ref(), version)?.verify()?.commit(held)
     }
 
+    /// Returns a replica of tensors that the caller holds, after comparing them with the version's digest.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if they are not the version's tensors.
+    pub fn hold(&self, version: u64, tensors: Vec<(String, TensorBuf)>) -> Result<Replica> {
+        let record = self.record(version)?;
+        let model = self.model(&record.model)?;
+        let infos = tensors.iter().map(|(name, t)| TensorInfo::new(name.as_str(), t.dtype(), t.shape()));
+        let mut given: HashMap<String, TensorBuf> = HashMap::new();
+        let is_same = infos.len() == model.infos.len();
+        let fits = |info: TensorInfo| model.find(&info.name).is_some_and(|n| model.infos[n] == info);
+        if !is_same || !infos.into_iter().all(fits) {
+            return Err(Error::input(format!("the tensors are not those of version {version}")));
+        }
+        given.extend(tensors);
+        let ordered = model.infos.iter().map(|info| given.remove(&info.name).map(Arc::new));
+        let repeated = || Error::input("a tensor's name is repeated");
+        let tensors = ordered.collect::<Option<Vec<_>>>().ok_or_else(repeated)?;
+        let digests: Vec<Digest> = tensors.par_iter().map(|tensor| tensor_digest(tensor.view())).collect();
+        let replica = Replica { version, meta: record.meta.clone(), model, tensors, digests };
+        match layout::hex(&replica.state()) == record.state {
+            true => Ok(replica),
+            false => Err(Error::input(format!("the tensors differ from version {version}"))),
+        }
+    }
+
     /// Follows a plan.
     fn walk(&self, plan: &Plan, held: Option<&Replica>) -> Result<Staging> {
         let starts_anew = plan.steps.first().is_some_and(|step| !step.is_delta());
@@ -255,6 +283,7 @@ impl Store {
         let steps = plan.steps.iter();
         let all = steps.flat_map(|step| step.objects.iter().map(|object| (object, step.is_delta())));
         let wanted: Vec<_> = all.filter(|(object, _)| group.is_none_or(|g| g == object.group)).collect();
+        self.remote.expect(wanted.iter().map(|(object, _)| object.size).fold(0, u64::saturating_add));
         let mut rest = wanted.as_slice();
         while !rest.is_empty() {
             let mut bytes = 0u64;

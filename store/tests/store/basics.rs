@@ -138,7 +138,9 @@ fn a_fold_equals_its_deltas() {
     let objects = memory();
     let store = open(&objects);
     let mut publisher = Publisher::new(&store, policy(100)).unwrap();
-    (1..=12).for_each(|step| drop(publish(&mut publisher, step).unwrap()));
+    for step in 1..=12 {
+        publish(&mut publisher, step).unwrap();
+    }
     let old = store.pull(None, Some(2)).unwrap();
     let replayed = store.stage(Some(&old), Some(11)).unwrap();
     assert!(replayed.steps() > 1);
@@ -211,6 +213,20 @@ fn one_tensor_is_read_alone() {
     assert_eq!(store.tensor(None, "t3").unwrap(), large[3].1);
     let (read, anchor) = (store.transferred() - before, store.log(1).unwrap()[0].anchor_bytes.unwrap());
     assert!(read < anchor / 4, "{read} of {anchor} bytes");
+}
+
+#[test]
+fn tensors_are_held_only_as_their_version() {
+    let store = open(&memory());
+    fill(&store, 3);
+    let mut shuffled = weights(2);
+    shuffled.reverse();
+    check(&store.hold(2, shuffled).unwrap());
+    let mut missing = weights(2);
+    missing.pop();
+    for wrong in [weights(3), missing.clone(), [missing.clone(), missing].concat()] {
+        assert!(matches!(store.hold(2, wrong), Err(Error::Input(_))));
+    }
 }
 
 #[test]

@@ -25,6 +25,7 @@ mod progress;
 mod recover;
 mod reduce;
 mod signals;
+mod store;
 mod stream;
 mod tensors;
 mod terminal;
@@ -70,6 +71,11 @@ enum Command {
     Diff(diff::Args),
     Bench(bench::Args),
     Demo(demo::Args),
+    Publish(store::publish::Args),
+    Pull(store::pull::Args),
+    Log(store::log::Args),
+    Fold(store::fold::Args),
+    Gc(store::gc::Args),
     /// Print shell completions
     Completions {
         /// Shell
@@ -114,6 +120,11 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Diff(args) => diff::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),
+        Command::Publish(args) => store::publish::run(args, cli.quiet),
+        Command::Pull(args) => store::pull::run(args, cli.quiet),
+        Command::Log(args) => store::log::run(args),
+        Command::Fold(args) => store::fold::run(args, cli.quiet),
+        Command::Gc(args) => store::gc::run(args, cli.quiet),
         Command::Completions { shell } => man::completions(Cli::command(), *shell),
         Command::Man { directory } => man::pages(Cli::command(), directory.as_deref()),
     }

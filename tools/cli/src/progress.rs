@@ -24,6 +24,11 @@ impl Progress {
         Self(bar)
     }
 
+    /// Sets the amount of all work, where it becomes known on the way.
+    pub(crate) fn set_total(&self, total: u64) {
+        self.0.set_length(total);
+    }
+
     /// Sets the amount of finished work.
     pub(crate) fn set(&self, done: u64) {
         self.0.set_position(done);

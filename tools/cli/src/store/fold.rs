@@ -1,0 +1,33 @@
+//! `gcodec fold`: one delta in the place of several.
+
+use super::Place;
+use crate::fail::{Outcome, Result};
+use crate::output::{human_bytes, note};
+
+/// Store one delta in the place of several
+///
+/// Receivers that hold version FROM take it if it is less to download. Its result is bit-equal.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// Version that the delta applies to
+    from: u64,
+    /// Version that it results in
+    to: u64,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    let folded = args.place.open("folding", None)?.fold(args.from, args.to)?;
+    if !quiet {
+        note(format_args!(
+            "versions {} to {}: {} in the place of {}",
+            folded.from,
+            folded.to,
+            human_bytes(folded.bytes),
+            human_bytes(folded.replay_bytes)
+        ));
+    }
+    Ok(Outcome::Well)
+}

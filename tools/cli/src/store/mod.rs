@@ -1,0 +1,73 @@
+//! The commands of stores of versions: `publish`, `pull`, `log`, `fold` and `gc`.
+
+pub(crate) mod fold;
+pub(crate) mod gc;
+pub(crate) mod log;
+pub(crate) mod publish;
+pub(crate) mod pull;
+
+use crate::fail::{Code, Failure, Result};
+use crate::progress::Progress;
+use crate::tensors::{Dump, NamedTensor};
+use gcodec_store::{Error, Options, Replica, Store};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Key of a file's metadata with the version that it contains.
+const VERSION_KEY: &str = "gcodec-version";
+
+/// Where versions are.
+#[derive(Debug, Clone, clap::Args)]
+struct Place {
+    /// Store: a folder, s3://BUCKET/PREFIX, gs://, az:// or http://; AWS_*, GOOGLE_* and AZURE_* configure it
+    #[arg(value_name = "STORE")]
+    store: String,
+    /// Objects that are transferred at the same time
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    transfers: u16,
+    /// MiB of objects in memory at the same time, unless one object has more
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    memory: u64,
+}
+
+impl Place {
+    /// Opens the store; a progress bar shows its transfers.
+    fn open(&self, what: &'static str, cache: Option<PathBuf>) -> Result<Store> {
+        let progress = Progress::new(0, what, true);
+        let show = move |done, total| {
+            progress.set_total(total);
+            progress.set(done);
+        };
+        let options = Options::default()
+            .with_transfers(self.transfers.max(1).into())
+            .with_memory(self.memory.saturating_mul(1 << 20))
+            .with_cache(cache)
+            .with_progress(Some(Arc::new(show)));
+        Ok(Store::open(&self.store, options)?)
+    }
+}
+
+/// Reads the version that a file states in its metadata.
+fn held(store: &Store, dump: Dump) -> Result<Replica> {
+    let stated = dump.metadata.get(VERSION_KEY).and_then(|text| text.parse().ok());
+    let version = stated.ok_or_else(|| {
+        Failure::usage(format_args!(
+            "the file does not state its version ({VERSION_KEY}); `gcodec pull` writes it"
+        ))
+    })?;
+    let tensors =
+        dump.tensors.into_iter().map(NamedTensor::into_parts).collect::<gcodec::Result<Vec<_>>>()?;
+    Ok(store.hold(version, tensors)?)
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        let code = match e.fault() {
+            "caller" => Code::Usage,
+            "limits" => Code::Limit,
+            "store" | "newer writer" => Code::Invalid,
+            _ => Code::Io,
+        };
+        Self::new(code, e)
+    }
+}

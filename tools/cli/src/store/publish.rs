@@ -1,0 +1,79 @@
+//! `gcodec publish`: adds a version to a store.
+
+use super::{Place, held};
+use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::options::parse_pair;
+use crate::output::{human_bytes, note, print};
+use crate::tensors::Dump;
+use gcodec_store::{Policy, Publisher};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Publish tensors as the next version of a store
+///
+/// The version is a delta against the one before, and at a cadence also an anchor, the whole weights. Of two
+/// publishers at the same time one fails, and nothing of its version is visible.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Without --base, the version before is downloaded.
+
+Examples:
+  gcodec publish runs/7 step0001.safetensors --meta step=1
+  gcodec publish s3://bucket/runs/7 new.safetensors --base old.safetensors")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// Tensors: .safetensors, .npz or .npy; `-` is standard input
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    /// The latest version or an earlier one, as `gcodec pull` wrote it: spares a download
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
+    /// Key and value for the version
+    #[arg(long, value_name = "K=V", value_parser = parse_pair)]
+    meta: Vec<(String, String)>,
+    /// Versions from one anchor to the next, at most
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    anchor_every: u64,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    let meta: BTreeMap<_, _> = args.meta.iter().cloned().collect();
+    if meta.len() != args.meta.len() {
+        return Err(Failure::usage("a key of --meta is repeated"));
+    }
+    let dump = Dump::open(&args.input)?;
+    let store = args.place.open("publishing", None)?;
+    let base = args.base.as_deref().map(|path| held(&store, Dump::open(path)?).in_file(path)).transpose()?;
+    let policy = Policy::default().with_anchor_every(args.anchor_every.max(1));
+    let mut publisher = Publisher::with_base(&store, policy, base)?;
+    let views: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();
+    let published = publisher.publish(&views, meta)?;
+    if args.json {
+        print(format_args!(
+            "{}\n",
+            serde_json::json!({
+                "version": published.version, "touched": published.touched, "bytes": published.bytes,
+                "delta_bytes": published.delta_bytes, "anchor_bytes": published.anchor_bytes,
+            })
+        ))?;
+    } else if !quiet {
+        let part = |what: &str, bytes: Option<u64>| {
+            bytes.map_or_else(String::new, |bytes| format!(", {what} {}", human_bytes(bytes)))
+        };
+        note(format_args!(
+            "version {}: {} of {} tensors changed, {}{}{}",
+            published.version,
+            published.touched,
+            views.len(),
+            human_bytes(published.bytes),
+            part("delta", published.delta_bytes),
+            part("anchor", published.anchor_bytes),
+        ));
+    }
+    Ok(Outcome::Well)
+}

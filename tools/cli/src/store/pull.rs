@@ -1,0 +1,78 @@
+//! `gcodec pull`: writes a version of a store to a file.
+
+use super::{Place, VERSION_KEY, held};
+use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::options::check_output_is_new;
+use crate::output::{counted, human_bytes, note};
+use crate::tensors::{self, Dump};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Write a version of a store to a file
+///
+/// The file appears when every digest is right, or not at all.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+With --base, only what changed since is downloaded, or an anchor if that is less.
+
+Examples:
+  gcodec pull s3://bucket/runs/7 -o latest.safetensors
+  gcodec pull runs/7 -o new.safetensors --base old.safetensors
+  gcodec pull runs/7 -o head.safetensors --version 12 --tensor lm_head.weight")]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Place,
+    /// File for the tensors: .safetensors, .npz or .npy; `-` is standard output
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// Version [default: the latest]
+    #[arg(long, value_name = "N")]
+    version: Option<u64>,
+    /// A version that an earlier pull wrote
+    #[arg(long, value_name = "FILE", conflicts_with = "tensor")]
+    base: Option<PathBuf>,
+    /// Only this tensor, without downloading the others
+    #[arg(long, value_name = "NAME")]
+    tensor: Option<String>,
+    /// Folder for downloaded objects: a pull that was stopped continues from it
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    tensors::check_output(&args.output)?;
+    check_output_is_new(&args.output, args.base.iter())?;
+    let store = args.place.open("pulling", args.cache.clone())?;
+    if let Some(name) = &args.tensor {
+        let tensor = store.tensor(args.version, name)?;
+        tensors::write(&args.output, &[(name, tensor.view())], &BTreeMap::new())?;
+        return Ok(Outcome::Well);
+    }
+    let base = args.base.as_deref().map(|path| held(&store, Dump::open(path)?).in_file(path)).transpose()?;
+    let staged = store.stage(base.as_ref(), args.version)?;
+    let (bytes, steps) = (staged.bytes(), staged.steps());
+    let verified = staged.verify()?;
+    let touched = verified.touched().len();
+    let replica = verified.commit(base)?;
+    let views: Vec<_> = replica.tensors().collect();
+    let metadata = BTreeMap::from([(VERSION_KEY.to_owned(), replica.version().to_string())]);
+    tensors::write(&args.output, &views, &metadata)?;
+    // The next pull needs other objects.
+    if let Some(Err(e)) = args.cache.as_deref().map(std::fs::remove_dir_all)
+        && e.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(Failure::from(e).about("the cache cannot be emptied"));
+    }
+    if !quiet {
+        note(format_args!(
+            "version {}: {} in {}, {} of {} tensors changed",
+            replica.version(),
+            human_bytes(bytes),
+            counted(steps as u64, "step"),
+            touched,
+            views.len()
+        ));
+    }
+    Ok(Outcome::Well)
+}

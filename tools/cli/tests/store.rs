@@ -1,0 +1,56 @@
+//! The commands of stores: `publish`, `pull`, `log`, `fold` and `gc`.
+
+mod common;
+
+use common::{Dir, f32s, write_tensors};
+
+fn step(dir: &Dir, step: u32) {
+    let values: Vec<f32> = (0..2000).map(|i| (i + (step * 37 + i) / 700) as f32).collect();
+    let name = dir.path(&format!("{step}.safetensors"));
+    write_tensors(&name, &[("w", "F32", &[2, 1000], &f32s(&values)), ("b", "F32", &[1], &f32s(&[1.0]))]);
+}
+
+#[test]
+fn versions_go_in_and_come_out() {
+    let dir = Dir::new();
+    for version in 1..=6 {
+        step(&dir, version);
+        let run = dir.well(&format!("publish st {version}.safetensors --meta step={version} --json"));
+        assert!(run.out().contains(&format!("\"version\":{version}")), "{}", run.out());
+    }
+    dir.well("pull st -o two.safetensors --version 2");
+    assert_eq!(dir.run("diff 2.safetensors two.safetensors").code, 0);
+    dir.well("fold st 2 5");
+    let run = dir.well("pull st -o five.safetensors --version 5 --base two.safetensors --cache cache");
+    assert!(run.err.contains("in 1 step, 1 of 2 tensors changed"), "{}", run.err);
+    assert_eq!(dir.run("diff 5.safetensors five.safetensors").code, 0);
+    dir.well("pull st -o b.npy --tensor b");
+    let run = dir.well("publish st 5.safetensors --base five.safetensors");
+    assert!(run.err.contains("version 7: 1 of 2 tensors changed"), "{}", run.err);
+    let log = dir.well("log st -n 3 --json").out();
+    assert_eq!(log.lines().count(), 3);
+    assert!(dir.well("log st").out().lines().count() >= 7);
+    let run = dir.well("gc st --dry-run --json");
+    assert!(run.out().contains("\"deleted\":0"), "{}", run.out());
+    assert!(dir.files().iter().all(|name| !name.starts_with("cache") && !name.contains("tmp")));
+}
+
+#[test]
+fn mistakes_have_their_codes() {
+    let dir = Dir::new();
+    step(&dir, 1);
+    dir.fails(2, "no versions", "pull st -o x.safetensors");
+    dir.well("publish st 1.safetensors -q");
+    dir.fails(2, "has no version 9", "pull st -o x.safetensors --version 9");
+    dir.fails(2, "does not state its version", "pull st -o x.safetensors --base 1.safetensors");
+    dir.fails(2, "no tensor \"v\"", "pull st -o x.npy --tensor v");
+    dir.fails(2, "ftp://", "log ftp://host/x");
+    dir.fails(2, "forward", "fold st 1 1");
+    let record = dir.path("st/versions/00000000000000000001.json");
+    let mut bytes = std::fs::read(&record).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last] ^= 1;
+    std::fs::write(&record, bytes).unwrap();
+    dir.fails(3, "checksum", "log st");
+    assert!(!dir.path("x.safetensors").exists());
+}
