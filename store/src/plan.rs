@@ -91,7 +91,7 @@ pub(crate) fn plan(remote: &Remote, held: Option<u64>, target: u64, dead: &HashS
     let mut records = Records::new(remote);
     let record = records.get(target, target)?.clone();
     let far = held.is_none_or(|held| target - held > 2);
-    let folds = if far { folds_into(remote, held, target)? } else { HashMap::new() };
+    let folds = if far { folds_into(remote, held, target) } else { HashMap::new() };
     let alive = |objects: &[Object]| objects.iter().all(|object| !dead.contains(&object.path));
     // Ways that are not walked yet, by the version where they begin. Every step leads to a lower version.
     let mut open = BTreeMap::from([(target, Way { cost: 0, step: None })]);
@@ -149,17 +149,17 @@ pub(crate) fn plan(remote: &Remote, held: Option<u64>, target: u64, dead: &HashS
 }
 
 /// Returns the folds that end between `held` and `target`: for each end, where they begin.
-fn folds_into(remote: &Remote, held: Option<u64>, target: u64) -> Result<HashMap<u64, Vec<u64>>> {
+fn folds_into(remote: &Remote, held: Option<u64>, target: u64) -> HashMap<u64, Vec<u64>> {
     let mut folds: HashMap<u64, Vec<u64>> = HashMap::new();
-    let names = match remote.list(layout::FOLDS) {
-        Ok(listed) => listed.into_iter().map(|object| object.name).collect(),
-        // A server of files over HTTP has no listing. The fold of exactly these versions can be asked for.
-        Err(_) => held.map(|held| layout::fold_path(held, target)).into_iter().collect::<Vec<_>>(),
-    };
+    // A server of files over HTTP has no listing. The fold of exactly these versions can be asked for.
+    let listed = remote.list(layout::FOLDS).unwrap_or_default();
+    let mut names: Vec<String> = listed.into_iter().map(|object| object.name).collect();
+    let exact = held.map(|held| layout::fold_path(held, target));
+    names.extend(exact.filter(|exact| !names.contains(exact)).into_iter().collect::<Vec<_>>());
     for (from, to) in names.iter().filter_map(|name| layout::parse_fold(name)) {
         if from < to && to <= target && held.is_none_or(|held| from >= held) {
             folds.entry(to).or_default().push(from);
         }
     }
-    Ok(folds)
+    folds
 }
