@@ -7,7 +7,7 @@
 `Options` holds the options of everything that compresses.
 """
 
-from gcodec import cuda
+from gcodec import cuda, store
 from gcodec._native import Tensor, num_threads, set_num_threads
 from gcodec.codecs import (
     CODECS,
@@ -102,4 +102,5 @@ __all__ = [
     "reduce",
     "set_num_threads",
     "shards",
+    "store",
 ]

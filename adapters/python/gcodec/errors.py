@@ -56,6 +56,10 @@ class LimitError(GcodecError):
     """The bytes exceed a limit of the reader."""
 
 
+class ConflictError(GcodecError):
+    """Another publisher published this version of a store first. Nothing was published."""
+
+
 class InputError(GcodecError, ValueError):
     """An argument or an input tensor is wrong, or a base, index set or model is missing."""
 

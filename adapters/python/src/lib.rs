@@ -17,6 +17,7 @@ mod patches;
 mod reduce;
 mod reserved;
 mod scalecom;
+mod store;
 mod tensor;
 mod threads;
 mod update;
@@ -49,6 +50,8 @@ mod _native {
     use crate::reduce::{head_bytes, reduce};
     #[pymodule_export]
     use crate::scalecom::ScaleCom;
+    #[pymodule_export]
+    use crate::store::{Replica, Store, Version};
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]

@@ -1,0 +1,201 @@
+"""A store of versions of weights: a trainer publishes after each step, engines follow.
+
+    store = gcodec.store.Store("s3://bucket/run")       # or a folder
+    store.publish(model.state_dict(), meta={"step": "7"})
+
+    follower = gcodec.store.Follower(store)             # in an engine
+    if update := follower.stage():                      # while it serves: downloads, decodes, verifies
+        update.apply(load)                              # in its pause: load(name, tensor) for what changed
+
+Nothing is visible before every digest is right. A load that fails half-way poisons the follower: its next
+update has every tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gcodec import _native
+from gcodec._native import Tensor
+from gcodec.errors import ConflictError, InputError
+from gcodec.tensors import Framework, convert, given
+from gcodec.trees import named_tensors
+
+__all__ = ["Collected", "ConflictError", "Follower", "Published", "Store", "Update", "VersionInfo"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A version that was published: its number, the number of tensors that changed, and sizes in bytes."""
+
+    version: int
+    touched: int
+    bytes: int
+    delta_bytes: int | None
+    anchor_bytes: int | None
+
+
+@dataclass(frozen=True)
+class VersionInfo:
+    """A version as `Store.log` lists it. `state` is the digest of all weights."""
+
+    version: int
+    created_ms: int
+    meta: dict[str, str]
+    bytes: int
+    delta_bytes: int | None
+    anchor_bytes: int | None
+    touched: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a collection kept and deleted."""
+
+    oldest: int
+    kept: int
+    deleted: int
+    bytes: int
+
+
+class Store:
+    """A store in a folder, or at `s3://`, `gs://`, `az://`, `http://` or `https://`.
+
+    The environment's variables `AWS_*`, `GOOGLE_*` and `AZURE_*` configure the cloud backends. `anchor_every`:
+    versions from one anchor to the next. `memory`: bytes of objects in memory during transfers. `cache`: a
+    folder from which a download that was stopped continues. `grace`: seconds for which `gc` spares what
+    readers at work may need, of a store that does not exist yet.
+    """
+
+    def __init__(
+        self,
+        address: str | os.PathLike[str],
+        *,
+        anchor_every: int = 64,
+        group_bytes: int = 128 << 20,
+        transfers: int = 8,
+        memory: int = 256 << 20,
+        attempts: int = 5,
+        cache: str | os.PathLike[str] | None = None,
+        grace: float = 3600.0,
+    ) -> None:
+        place = None if cache is None else os.fspath(cache)
+        self._native = _native.Store(
+            os.fspath(address), anchor_every, group_bytes, transfers, memory, attempts, place, grace
+        )
+
+    def publish(self, tensors: Any, *, meta: Mapping[str, str] | None = None) -> Published:
+        """Publishes a tree of tensors as the next version.
+
+        Raises `ConflictError` if another publisher was first; publish again then.
+        """
+        return Published(*self._native.publish(given(named_tensors(tensors)), dict(meta or {})))
+
+    def pull(self, version: int | None = None, *, framework: Framework | None = None) -> dict[str, Any]:
+        """Returns the tensors of a version, or of the latest, as tensors of `framework`."""
+        replica = self._native.stage(None, version).commit(None)
+        return {name: convert(tensor, framework) for name, tensor in replica.tensors(None)}
+
+    def tensor(self, name: str, version: int | None = None) -> Tensor:
+        """Downloads one tensor of a version, or of the latest, without the others."""
+        return self._native.tensor(version, name)
+
+    def latest(self) -> int:
+        """Returns the number of the latest version, 0 if there is none."""
+        return self._native.latest()
+
+    def log(self, count: int = 20) -> list[VersionInfo]:
+        """Returns the latest versions, newest first."""
+        return [VersionInfo(**entry) for entry in self._native.log(count)]
+
+    def fold(self, first: int, last: int) -> tuple[int, int]:
+        """Stores one delta from version `first` to `last`. Returns its bytes, and those of the deltas that it
+        stands for."""
+        return self._native.fold(first, last)
+
+    def gc(self, *, keep: int = 1, dry_run: bool = False) -> Collected:
+        """Deletes weights that no reader needs. The latest `keep` versions stay available."""
+        return Collected(*self._native.gc(keep, dry_run))
+
+    def lease(self, name: str, version: int, seconds: int) -> None:
+        """Announces that the reader `name` holds a version: `gc` keeps the deltas after it so long."""
+        self._native.lease(name, version, seconds)
+
+    def release(self, name: str) -> None:
+        """Ends a lease."""
+        self._native.release(name)
+
+
+class Update:
+    """A verified version that is not applied yet.
+
+    Attributes:
+        version, meta: its number, and the publisher's keys and values.
+        touched: names of the tensors to load. Without any, `apply` only notes the version.
+        bytes, steps: bytes of the anchor and deltas that it was made from, and their number.
+    """
+
+    def __init__(self, follower: Follower, staged: _native.Version, held: int | None) -> None:
+        self._follower = follower
+        self._replica = staged.commit(held)
+        self._held = held
+        self.version = self._replica.version
+        self.meta = self._replica.meta
+        self.touched: list[str] = staged.touched
+        self.bytes = staged.bytes
+        self.steps = staged.steps
+
+    def tensors(self, *, framework: Framework | None = None) -> dict[str, Any]:
+        """Returns the touched tensors."""
+        return {name: convert(tensor, framework) for name, tensor in self._replica.tensors(self.touched)}
+
+    def apply(self, load: Callable[[str, Any], object], *, framework: Framework | None = "torch") -> None:
+        """Calls `load(name, tensor)` for each touched tensor, then makes the version the follower's own.
+
+        An exception of `load` poisons the follower: the weights are of two versions.
+        """
+        follower = self._follower
+        if follower._poisoned != (self._held is None) or follower.version != self._held:
+            raise InputError("the update was staged for another version than the follower holds")
+        tensors = self.tensors(framework=framework)
+        follower._replica, follower._poisoned = None, True
+        for name, tensor in tensors.items():
+            load(name, tensor)
+        follower._replica, follower._poisoned = self._replica, False
+
+
+class Follower:
+    """Follows a store, from nothing or from what it applied last.
+
+    Attributes:
+        poisoned: whether the engine's weights may be none or of two versions: it must not serve before the
+            next update, which has every tensor.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._replica: _native.Replica | None = None
+        self._poisoned = True
+
+    @property
+    def poisoned(self) -> bool:
+        return self._poisoned
+
+    @property
+    def version(self) -> int | None:
+        """Version that was applied last; None before the first, and after a failure."""
+        return None if self._replica is None else self._replica.version
+
+    def stage(self, version: int | None = None) -> Update | None:
+        """Downloads, decodes and verifies a version, or the latest. None if the follower has it already."""
+        if version is None:
+            latest = self.store.latest()
+            if latest == (self.version or 0):
+                return None
+        elif version == self.version:
+            return None
+        return Update(self, self.store._native.stage(self._replica, version), self.version)

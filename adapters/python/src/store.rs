@@ -1,0 +1,233 @@
+//! Stores of versions.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use gcodec::TensorBuf;
+use gcodec_store::{Collection, Error, Options, Policy, Publisher, Replica as Held, Staged, Verified};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::named::{Given, borrow, views};
+use crate::tensor::Tensor;
+use crate::{errors, threads};
+
+fn raise(py: Python<'_>, error: Error) -> PyErr {
+    let class = match &error {
+        Error::Stream { source, .. } if matches!(source, gcodec::Error::Limit(_)) => "LimitError",
+        Error::Limit { .. } => "LimitError",
+        Error::Conflict { .. } => "ConflictError",
+        Error::Newer { .. } => "UnsupportedError",
+        error => match error.fault() {
+            "store" => "FormatError",
+            "caller" => "InputError",
+            _ => "IoError",
+        },
+    };
+    let kind = match &error {
+        Error::Conflict { .. } => "conflict",
+        Error::Empty => "empty",
+        Error::NoVersion { .. } => "no-version",
+        Error::Missing { .. } => "missing",
+        Error::Unreachable { .. } => "unreachable",
+        Error::TooSlow { .. } => "too-slow",
+        _ => "store",
+    };
+    let exception = || -> PyResult<PyErr> {
+        let keys = PyDict::new(py);
+        keys.set_item("kind", kind)?;
+        keys.set_item("fault", error.fault())?;
+        let class = py.import("gcodec.errors")?.getattr(class)?;
+        Ok(PyErr::from_value(class.call((error.to_string(),), Some(&keys))?))
+    };
+    exception().unwrap_or_else(|e| e)
+}
+
+/// A store and the version that its publisher published last.
+#[pyclass(frozen, module = "gcodec._native")]
+pub(crate) struct Store {
+    store: gcodec_store::Store,
+    policy: Policy,
+    last: Mutex<Option<Held>>,
+}
+
+#[pymethods]
+impl Store {
+    #[new]
+    #[pyo3(signature = (address, anchor_every, group_bytes, transfers, memory, attempts, cache, grace))]
+    #[expect(clippy::too_many_arguments, reason = "keywords of the Python class")]
+    fn new(
+        py: Python<'_>,
+        address: &str,
+        anchor_every: u64,
+        group_bytes: u64,
+        transfers: usize,
+        memory: u64,
+        attempts: u32,
+        cache: Option<std::path::PathBuf>,
+        grace: f64,
+    ) -> PyResult<Self> {
+        let options = Options::default()
+            .with_transfers(transfers)
+            .with_memory(memory)
+            .with_attempts(attempts)
+            .with_cache(cache);
+        let grace = Duration::try_from_secs_f64(grace).map_err(|e| errors::input(py, &e.to_string()))?;
+        let store = gcodec_store::Store::open(address, options).map_err(|e| raise(py, e))?.with_grace(grace);
+        let policy = Policy::default().with_anchor_every(anchor_every.max(1)).with_group_bytes(group_bytes);
+        Ok(Self { store, policy, last: Mutex::new(None) })
+    }
+
+    /// Publishes tensors, after `base` if it is given. Returns the version, the number of touched tensors,
+    /// and the bytes of weights, delta and anchor.
+    #[expect(clippy::type_complexity, reason = "a tuple for Python")]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        tensors: Given<'_>,
+        meta: BTreeMap<String, String>,
+    ) -> PyResult<(u64, u64, u64, Option<u64>, Option<u64>)> {
+        let mut tensors = borrow(tensors)?;
+        let published = threads::run(py, || {
+            let views = views(&mut tensors).map_err(Error::Codec)?;
+            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut publisher = Publisher::with_base(&self.store, self.policy.clone(), last.take())?;
+            let published = publisher.publish(&views, meta);
+            *last = publisher.base().cloned();
+            published
+        })?;
+        let p = published.map_err(|e| raise(py, e))?;
+        Ok((p.version, p.touched, p.bytes, p.delta_bytes, p.anchor_bytes))
+    }
+
+    /// Stages and verifies a version.
+    fn stage(
+        &self,
+        py: Python<'_>,
+        held: Option<PyRef<'_, Replica>>,
+        version: Option<u64>,
+    ) -> PyResult<Version> {
+        let held = held.map(|held| held.held.clone());
+        let verified = threads::run(py, || {
+            let staged = self.store.stage(held.as_ref(), version)?;
+            let (bytes, steps) = (staged.bytes(), staged.steps());
+            Staged::verify(staged).map(|verified| (verified, bytes, steps))
+        })?;
+        let (verified, bytes, steps) = verified.map_err(|e| raise(py, e))?;
+        let touched = verified.touched().map(|(name, _)| name.to_owned()).collect();
+        let held = held.map(|held| held.version());
+        Ok(Version { held, touched, bytes, steps, verified: Mutex::new(Some(verified)) })
+    }
+
+    /// Returns the number of the latest version, 0 if there is none.
+    fn latest(&self, py: Python<'_>) -> PyResult<u64> {
+        match py.detach(|| self.store.latest()) {
+            Err(Error::Empty) => Ok(0),
+            latest => latest.map_err(|e| raise(py, e)),
+        }
+    }
+
+    /// Returns the latest versions, newest first.
+    fn log<'py>(&self, py: Python<'py>, count: u64) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let versions = py.detach(|| self.store.log(count)).map_err(|e| raise(py, e))?;
+        let entry = |v: gcodec_store::Version| {
+            let entry = PyDict::new(py);
+            entry.set_item("version", v.version)?;
+            entry.set_item("created_ms", v.created_ms)?;
+            entry.set_item("meta", v.meta)?;
+            entry.set_item("bytes", v.bytes)?;
+            entry.set_item("delta_bytes", v.delta_bytes)?;
+            entry.set_item("anchor_bytes", v.anchor_bytes)?;
+            entry.set_item("touched", v.touched)?;
+            entry.set_item("state", v.state)?;
+            Ok(entry)
+        };
+        versions.into_iter().map(entry).collect()
+    }
+
+    /// Stores one delta in the place of several. Returns its bytes and those of the deltas.
+    fn fold(&self, py: Python<'_>, first: u64, last: u64) -> PyResult<(u64, u64)> {
+        let folded = threads::run(py, || self.store.fold(first, last))?.map_err(|e| raise(py, e))?;
+        Ok((folded.bytes, folded.replay_bytes))
+    }
+
+    /// Deletes what no reader needs. Returns the oldest version kept, and objects kept, deleted, and bytes.
+    fn gc(&self, py: Python<'_>, keep: u64, dry_run: bool) -> PyResult<(u64, u64, u64, u64)> {
+        let what = Collection::default().with_keep(keep).with_dry_run(dry_run);
+        let c = py.detach(|| self.store.gc(&what)).map_err(|e| raise(py, e))?;
+        Ok((c.oldest, c.kept, c.deleted, c.bytes))
+    }
+
+    fn lease(&self, py: Python<'_>, name: &str, version: u64, seconds: u64) -> PyResult<()> {
+        py.detach(|| self.store.lease(name, version, Duration::from_secs(seconds))).map_err(|e| raise(py, e))
+    }
+
+    fn release(&self, py: Python<'_>, name: &str) -> PyResult<()> {
+        py.detach(|| self.store.release(name)).map_err(|e| raise(py, e))
+    }
+
+    /// Downloads one tensor of a version.
+    fn tensor(&self, py: Python<'_>, version: Option<u64>, name: &str) -> PyResult<Tensor> {
+        let tensor = threads::run(py, || self.store.tensor(version, name))?;
+        tensor.map(Tensor::of).map_err(|e| raise(py, e))
+    }
+}
+
+/// A version that was verified and not committed.
+#[pyclass(frozen, module = "gcodec._native")]
+pub(crate) struct Version {
+    held: Option<u64>,
+    #[pyo3(get)]
+    touched: Vec<String>,
+    #[pyo3(get)]
+    bytes: u64,
+    #[pyo3(get)]
+    steps: usize,
+    verified: Mutex<Option<Verified>>,
+}
+
+#[pymethods]
+impl Version {
+    /// Returns the version as a replica, once. `held`: version of the replica that it replaces.
+    fn commit(&self, py: Python<'_>, held: Option<u64>) -> PyResult<Replica> {
+        if held != self.held {
+            return Err(errors::input(py, "the version was staged for another replica"));
+        }
+        let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let verified = verified.ok_or_else(|| errors::input(py, "the version was committed before"))?;
+        // Nothing fails: the touched tensors go to no sink here.
+        let replica = verified.commit_to(&mut |_: &str, _: gcodec::TensorView<'_>| Ok::<(), String>(()));
+        Ok(Replica { held: replica.map_err(|e| errors::input(py, &e.to_string()))? })
+    }
+}
+
+/// A version that is held in memory.
+#[pyclass(frozen, module = "gcodec._native")]
+pub(crate) struct Replica {
+    held: Held,
+}
+
+#[pymethods]
+impl Replica {
+    #[getter]
+    fn version(&self) -> u64 {
+        self.held.version()
+    }
+
+    #[getter]
+    fn meta(&self) -> BTreeMap<String, String> {
+        self.held.meta().clone()
+    }
+
+    /// Returns copies of tensors. `names`: `None` is all.
+    fn tensors(&self, py: Python<'_>, names: Option<Vec<String>>) -> PyResult<Vec<(String, Tensor)>> {
+        let names = names.map(|names| names.into_iter().collect::<std::collections::HashSet<_>>());
+        let wanted = self.held.tensors().filter(|(name, _)| names.as_ref().is_none_or(|n| n.contains(*name)));
+        let copied = wanted.map(|(name, view)| {
+            let tensor = TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec());
+            Ok((name.to_owned(), Tensor::of(tensor.map_err(|e| errors::raise(py, e, None))?)))
+        });
+        copied.collect()
+    }
+}
