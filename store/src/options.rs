@@ -18,7 +18,8 @@ pub struct Options {
     pub memory: u64,
     /// Bytes of weights that a version may have. Default: 256 GiB.
     pub max_weights: u64,
-    /// Attempts of each request. The HTTP clients of the cloud backends have their own in addition. Default: 5.
+    /// Attempts of each request. The HTTP clients of the cloud backends have their own in addition.
+    /// Default: 5.
     pub attempts: u32,
     /// Pause before the second attempt; each further one is twice as long, up to 10 s. Default: 100 ms.
     pub backoff: Duration,

@@ -87,8 +87,8 @@ impl<'s> Publisher<'s> {
     /// The weights of the last version; one group of tensors, encoded; and the objects being transferred.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if another publisher was first; [`Error::Input`] or [`Error::Codec`] for tensors that
-    /// cannot be stored; [`Error::Transport`]. Nothing was published then.
+    /// [`Error::Conflict`] if another publisher was first; [`Error::Input`] or [`Error::Codec`] for tensors
+    /// that cannot be stored; [`Error::Transport`]. Nothing was published then.
     pub fn publish(
         &mut self,
         tensors: &[(&str, TensorView<'_>)],

@@ -195,7 +195,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Computes the digests of the changed tensors, and returns the digest of all; `None` if some are missing.
+    /// Computes the digests of the changed tensors, and returns the digest of all; `None` if some are
+    /// missing.
     pub(crate) fn digest(&mut self) -> Option<Digest> {
         let (tensors, digests) = (&self.tensors, &self.digests);
         let unknown: Vec<usize> = self.changed.iter().copied().filter(|&n| digests[n].is_none()).collect();

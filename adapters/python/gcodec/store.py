@@ -65,10 +65,10 @@ class Collected:
 class Store:
     """A store in a folder, or at `s3://`, `gs://`, `az://`, `http://` or `https://`.
 
-    The environment's variables `AWS_*`, `GOOGLE_*` and `AZURE_*` configure the cloud backends. `anchor_every`:
-    versions from one anchor to the next. `memory`: bytes of objects in memory during transfers. `cache`: a
-    folder from which a download that was stopped continues. `grace`: seconds for which `gc` spares what
-    readers at work may need, of a store that does not exist yet.
+    The environment's variables `AWS_*`, `GOOGLE_*` and `AZURE_*` configure the cloud backends.
+    `anchor_every`: versions from one anchor to the next. `memory`: bytes of objects in memory during
+    transfers. `cache`: a folder from which a download that was stopped continues. `grace`: seconds for which
+    `gc` spares what readers at work may need, of a store that does not exist yet.
     """
 
     def __init__(

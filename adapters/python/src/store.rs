@@ -15,7 +15,7 @@ use crate::{errors, threads};
 
 fn raise(py: Python<'_>, error: Error) -> PyErr {
     let class = match &error {
-        Error::Stream { source, .. } if matches!(source, gcodec::Error::Limit(_)) => "LimitError",
+        Error::Stream { source: gcodec::Error::Limit(_), .. } => "LimitError",
         Error::Limit { .. } => "LimitError",
         Error::Conflict { .. } => "ConflictError",
         Error::Newer { .. } => "UnsupportedError",

@@ -18,8 +18,8 @@ fn over(faulty: &Arc<Faulty>, attempts: u32) -> Store {
     Store::with_objects(Arc::clone(faulty) as _, Path::from("runs/7"), options).unwrap()
 }
 
-/// Runs `work` with a fault at each call in turn, on a store that `prepare` fills. After each, readers must see
-/// right versions, and a publisher must be able to go on.
+/// Runs `work` with a fault at each call in turn, on a store that `prepare` fills. After each, readers must
+/// see right versions, and a publisher must be able to go on.
 fn at_each_call(prepare: impl Fn(&Store), work: impl Fn(&Store, bool)) -> u64 {
     let mut tried = 0;
     for attempts in [1, 3] {
