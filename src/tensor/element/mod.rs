@@ -187,8 +187,7 @@ pub fn set_bits_at(dtype: Dtype, data: &mut [u8], index: u64, bits: u64) -> Opti
     Some(())
 }
 
-/// The order of all bit patterns of a type, smallest value first. Neighbouring floats have neighbouring ranks,
-/// and -0 comes directly before +0. Bit patterns of integers and of bool are their own ranks.
+/// The order of all bit patterns of a type ([`ordered`]).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranks {
     /// The bits of an element.
@@ -230,7 +229,9 @@ impl Ranks {
     }
 }
 
-/// Returns the rank of a bit pattern ([`Ranks`]).
+/// Returns the rank of a bit pattern among all patterns of its type, smallest value first. Neighbouring
+/// floats have neighbouring ranks, and -0 comes directly before +0. Bit patterns of integers and of bool are
+/// their own ranks.
 pub fn ordered(dtype: Dtype, bits: u64) -> u64 {
     Ranks::new(dtype).of(bits)
 }
