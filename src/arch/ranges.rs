@@ -5,8 +5,8 @@ use super::Form;
 use super::Width;
 use super::masks::Rows;
 
-/// Sets bit `i` of row `j` where byte `i` of `bytes[j]` is in `low ..= low + width`, counts the ones before each
-/// row, and returns the number of ones.
+/// Sets bit `i` of row `j` where byte `i` of `bytes[j]` is in `low ..= low + width`, counts the ones before
+/// each row, and returns the number of ones.
 pub(crate) fn in_range(form: Form, bytes: &[[u8; 64]; 64], low: u8, width: u8, rows: &mut Rows) -> u64 {
     match form.0 {
         // SAFETY: the form exists only if the processor has all features that `avx512` enables.

@@ -91,8 +91,8 @@ impl<'t> Rest<'t> {
     }
 }
 
-/// Returns the elements of each of these blocks, which ascend and are disjoint, in tensors of whole bytes that
-/// are all assembled.
+/// Returns the elements of each of these blocks, which ascend and are disjoint, in tensors of whole bytes
+/// that are all assembled.
 fn places<'t>(
     tensors: &'t mut [Option<Buffer>],
     part: &UpdatePart<'_>,
@@ -269,8 +269,8 @@ impl<'b> Assembler<'b> {
         filled.into_iter().collect()
     }
 
-    /// Decodes blocks in parallel. Blocks that replace elements are disjoint and are applied in parallel, too;
-    /// the others are applied in order.
+    /// Decodes blocks in parallel. Blocks that replace elements are disjoint and are applied in parallel,
+    /// too; the others are applied in order.
     fn apply_blocks(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
         if batch.len() > 1 && batch.iter().all(|&i| self.is_apart(&part.blocks[i])) {
             return self.apply_apart(part, batch, budget);

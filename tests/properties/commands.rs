@@ -78,7 +78,7 @@ fn selectors(arguments: &str) -> (Target<'_>, Vec<&str>) {
         match word {
             "--lib" => target = Target::Library,
             "--test" => target = words.next().map_or(Target::All, Target::Integration),
-            "-p" => _ = words.next(),
+            "-p" | "--features" => _ = words.next(),
             option if option.starts_with('-') => {}
             word => found.push(word),
         }

@@ -20,8 +20,9 @@ const OFFSET: i32 = -MIN_LEVEL + 2 * MIDDLE;
 /// Fewest positions of a tensor whose rows and columns are looked at.
 const FEW: usize = 24;
 
-/// Returns levels that should make `positions` small, and about their cost in 1/65536 bit; `None` if no tensor
-/// has useful rows or columns. `rounds`: times that the symbols of rows and columns are chosen anew, given those before.
+/// Returns levels that should make `positions` small, and about their cost in 1/65536 bit; `None` if no
+/// tensor has useful rows or columns. `rounds`: times that the symbols of rows and columns are chosen anew,
+/// given those before.
 pub(super) fn choose(positions: &[u64], space: &IndexSpace, rounds: usize) -> Option<(Matrix, u128)> {
     let mut tensors = Vec::with_capacity(space.lens.len());
     let (mut useful, mut cost) = (false, 0);
