@@ -121,10 +121,11 @@ pub(super) fn read(
         })
         .collect();
     let count: u64 = heads.iter().map(|head| head.count).sum();
-    // The ranks by class, the positions, and a bit for each element that sorts them.
-    decoder.budget.reserve_items::<[u64; 3]>(count, cursor.offset())?;
+    // The ranks by class beside those by group, then the positions and the bits that sort them.
+    decoder.budget.reserve_items::<[u64; 2]>(count, cursor.offset())?;
     let groups = gaps::read_ranks(cursor, decoder, &heads, &ends)?;
     let ranks: Vec<Vec<u64>> = groups.iter().zip(&ends).flat_map(|(r, ends)| split(r, ends)).collect();
+    drop(groups);
     Ok(Support::Sparse(Sparse { positions: matrix.positions(&ranks, around.space) }))
 }
 
