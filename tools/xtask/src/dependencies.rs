@@ -32,8 +32,8 @@ const IN_TOOLS: &[&str] = &["MPL-2.0"];
 const SHIPPED: &[&str] =
     &["gcodec", "gcodec-c", "gcodec-cli", "gcodec-cuda", "gcodec-latent", "gcodec-python", "gcodec-store"];
 
-/// Packages whose two versions no choice of ours avoids: `object_store` takes one; its `crc-fast`, or `ratatui`,
-/// the other.
+/// Packages whose two versions no choice of ours avoids: `object_store` takes one; its `crc-fast`, or
+/// `ratatui`, the other.
 const TWICE: &[&str] = &["crypto-common", "digest", "itertools"];
 
 /// A third-party package.
