@@ -221,6 +221,42 @@ fn one_large_tensor_is_assembled_alone() {
 }
 
 #[test]
+fn a_very_large_tensor_has_several_blocks() {
+    const PIECE: u64 = 16 << 20;
+    let large = |seed, copies: u64| {
+        step(Dtype::F8E5M2, 10_000, seed).map(|t| {
+            TensorBuf::new(Dtype::F8E5M2, vec![10_000 * copies], t.data().repeat(copies as usize)).unwrap()
+        })
+    };
+    // One that changes everywhere, one that changes in its last elements, and one that does not change.
+    let (changed, [same, _]) = (large(1, 3400), large(2, 1700));
+    let mut end = same.data().to_vec();
+    end.last_mut().into_iter().for_each(|last| *last ^= 1);
+    let base = [changed[0].clone(), same.clone(), same.clone()];
+    let new = [changed[1].clone(), TensorBuf::new(same.dtype(), same.shape().to_vec(), end).unwrap(), same];
+    let bytes = delta(&base, &new, "delta:positions=classed");
+    let mut reader = SliceReader::new(&bytes, Limits::default());
+    let mut scopes = Vec::new();
+    while let Some(event) = reader.next_event().unwrap() {
+        if let Event::Frame(_, Body::Update(part)) = event {
+            scopes.extend(part.blocks.iter().map(|raw| raw.scope));
+        }
+    }
+    let range = |tensor, start, end| Scope::Range { tensor, start, len: end - start };
+    let expected = [
+        range(0, 0, PIECE),
+        range(0, PIECE, 2 * PIECE),
+        range(0, 2 * PIECE, 34_000_000),
+        range(1, 0, PIECE),
+        range(1, PIECE, 17_000_000),
+        range(2, 0, PIECE),
+    ];
+    assert_eq!(scopes, expected);
+    let arrived = applied(&bytes, &base, |_| true).unwrap();
+    assert!(arrived.into_iter().map(|t| t.1).eq(new));
+}
+
+#[test]
 fn positions_need_the_right_base() {
     let [base, new] = step(Dtype::Bf16, 5000, 9);
     let bytes = delta(std::slice::from_ref(&base), std::slice::from_ref(&new), "delta:positions=classed");
