@@ -22,7 +22,7 @@ pub enum Finding<'a> {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Fault<'a> {
-    /// What is wrong, with its place.
+    /// Error that reading these bytes gave, with its place.
     pub error: Error,
     /// Offset of the first byte that is left out.
     pub offset: u64,
@@ -113,7 +113,7 @@ impl<R: Read> Buffer<R> {
     }
 }
 
-/// What [`Salvage::step`] did.
+/// Outcome of [`Salvage::step`].
 enum Step {
     Goes,
     Ends,

@@ -7,7 +7,7 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::layout::{self, CLOCK, DATA, FOLDS, LEASES, LeaseText, Record};
 
-/// What [`Store::gc`] keeps.
+/// Versions that [`Store::gc`] keeps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Collection {
@@ -39,7 +39,7 @@ impl Collection {
     }
 }
 
-/// What a collection deleted, or would delete.
+/// Result of a collection: the objects that it deleted, or would delete.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Collected {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::layout::{self, Object, Record};
 use crate::remote::Remote;
 
-/// What a request costs, as bytes: about what arrives in the time of a round trip.
+/// Cost of a request in bytes: about as many as arrive in the time of a round trip.
 const REQUEST: u64 = 16 << 10;
 /// Records that are read at a time.
 const BATCH: u64 = 16;

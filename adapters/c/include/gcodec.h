@@ -99,7 +99,7 @@ typedef int32_t gcodec_status;
 #endif // __cplusplus
 
 /*
- What `gcodec_decoder_next` found.
+ Result of `gcodec_decoder_next`: the event it found.
  */
 enum gcodec_event
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L

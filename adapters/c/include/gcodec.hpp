@@ -1,6 +1,6 @@
-// gcodec for C++17: handles that free themselves, and errors as exceptions. Header only, over gcodec.h, whose
-// contract holds: one object is inside of one call at a time, and what a decoder lends is valid until its next
-// event. Objects can be moved, not copied.
+// gcodec for C++17: handles that free themselves, and errors as exceptions. Header only, over gcodec.h,
+// whose contract holds: one object is in one call at a time, and the data that a decoder lends is valid until
+// its next event. Objects can be moved, not copied.
 #ifndef GCODEC_HPP
 #define GCODEC_HPP
 

@@ -20,7 +20,7 @@ pub struct gcodec_decoder {
     _opaque: [u8; 0],
 }
 
-/// What `gcodec_decoder_next` found.
+/// Result of `gcodec_decoder_next`: the event it found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum gcodec_event {

@@ -72,8 +72,10 @@ pub(crate) unsafe fn views<'a>(
     tensors.iter().enumerate().map(view).collect()
 }
 
+/// Returns the name and the elements of a caller's tensor.
+///
 /// # Safety
-/// All that `tensor` points to stays in place and unchanged for `'a`.
+/// The memory that `tensor` points to stays in place and unchanged for `'a`.
 unsafe fn view<'a>(tensor: &gcodec_tensor) -> Result<(&'a str, TensorView<'a>)> {
     // SAFETY: the caller's promise.
     let (name, shape, data) = unsafe {

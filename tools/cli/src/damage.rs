@@ -31,7 +31,7 @@ pub(crate) struct FaultReport {
     /// Step and sender of the update that is lost, if the index has them.
     pub(crate) step: Option<u64>,
     pub(crate) sender: Option<u64>,
-    /// What is wrong, and where.
+    /// Message and place of the fault.
     pub(crate) error: String,
     #[serde(skip)]
     code: Code,

@@ -20,13 +20,13 @@ pub(crate) struct Terminal {
 pub(crate) enum Ink {
     /// A heading.
     Bold,
-    /// What is less important.
+    /// Less important text.
     Dim,
-    /// What is fine.
+    /// A good result.
     Good,
-    /// What is odd.
+    /// An odd value.
     Odd,
-    /// What is wrong.
+    /// An error or a loss.
     Bad,
 }
 

@@ -59,7 +59,7 @@ fn repeat(command: &str, printed: &[&str], folder: &Path) {
     assert_eq!(said, printed, "gcodec {command}");
 }
 
-/// What a shell makes of a name with one `*` of a gradient.
+/// Expands, like a shell, a name with one `*` of a gradient.
 fn matching(arg: &str, folder: &Path) -> Vec<String> {
     let Some((start, end)) = arg.strip_prefix("gradients/").and_then(|name| name.split_once('*')) else {
         return vec![arg.to_owned()];

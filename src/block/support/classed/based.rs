@@ -327,7 +327,7 @@ struct Ranked {
     values: Vec<i64>,
     /// Number of the class's elements before the step.
     passed: u64,
-    /// That up to its end.
+    /// Number of the class's elements up to the end of the step.
     end: u64,
 }
 

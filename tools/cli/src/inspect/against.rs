@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// What a tensor lost.
+/// Loss of one tensor.
 #[derive(Debug, Serialize)]
 pub(crate) struct Loss {
     pub(crate) name: String,

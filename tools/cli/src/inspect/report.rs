@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
 use std::ops::ControlFlow;
 
-/// What `inspect` looks at.
+/// Frames, updates and tensors that a command looks at, and how deep.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wanted {
     /// Only this frame.

@@ -343,7 +343,7 @@ fn model_of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [u64])>) -> u64 {
     hasher.finish()
 }
 
-/// What a block holds for each tensor of its scope.
+/// A block's contents for each tensor of its scope.
 pub(super) struct BlockReport {
     values: String,
     codes: String,

@@ -10,7 +10,7 @@ use crate::programs::{run, succeeds, target};
 use crate::python::{ALONE, maturin};
 use crate::{Result, root};
 
-/// What the wheel contains beside the package's code.
+/// Files that the wheel contains beside the package's code.
 const IN_WHEEL: &[&str] = &["gcodec/py.typed", "gcodec/_native.pyi", "gcodec/__init__.py"];
 
 pub(super) fn check(args: &Args) -> Result<Found> {

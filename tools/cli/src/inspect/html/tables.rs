@@ -16,7 +16,7 @@ const MAX_SENDERS: usize = 64;
 /// Most faults that are listed.
 const MAX_FAULTS: usize = 1000;
 
-/// What is damaged, and what is whole.
+/// Writes the section of damaged and whole parts.
 pub(super) fn damage(page: &mut Page, reports: &[Report]) {
     page.section("damage", "Damage", "Every fault with its place, and what can be read in spite of it.");
     let faults: usize = reports.iter().map(|r| r.faults.len()).sum();
@@ -123,7 +123,7 @@ fn cell(page: &mut Page, found: &[&Row<'_>], most: f64) {
     ));
 }
 
-/// What compression lost.
+/// Writes the section of what compression lost.
 pub(super) fn losses(page: &mut Page, losses: &Losses) {
     let about = "What compression lost of the original: error relative to its norm, cosine, share of equal signs, and \
                  the share of its energy in elements that were kept.";
