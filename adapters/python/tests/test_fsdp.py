@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,9 @@ pytest.importorskip("torch")
 
 from torch_ranks import ranks  # noqa: E402
 
-# FSDP2 takes seconds to import.
-multiprocessing.set_forkserver_preload(["shard_ranks"])
-
 
 def test_two_ranks(tmp_path: Path) -> None:
-    results = ranks(tmp_path, 2, "shard_ranks:two", str(tmp_path), start="forkserver")
+    results = ranks(tmp_path, 2, "shard_ranks:two", str(tmp_path))
     for rank, out in enumerate(results):
         assert out["exact"] and out["nothing is lost"] and out["nan"] and out["kept"] and out["restored"]
         first, last = out["losses"]
@@ -32,7 +28,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 
 def test_four_ranks_in_two_replicas(tmp_path: Path) -> None:
-    results = ranks(tmp_path, 4, "shard_ranks:four", start="forkserver")
+    results = ranks(tmp_path, 4, "shard_ranks:four")
     for mode in ("shards", "replicas"):
         assert len({out[mode]["same"] for out in results}) == 1
         for out in (result[mode] for result in results):

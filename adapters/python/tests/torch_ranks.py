@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import importlib
+import io
+import multiprocessing
 import os
 import pickle
 import sys
@@ -20,6 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gcodec
 import gcodec.torch
+
+# Importing PyTorch and FSDP2 takes seconds.
+multiprocessing.set_forkserver_preload(["torch_ranks", "shard_ranks", "step_ranks"])
 
 
 def entry(rank: int, world: int, folder: str, task: str, arguments: tuple[Any, ...]) -> None:
@@ -41,14 +47,14 @@ def entry(rank: int, world: int, folder: str, task: str, arguments: tuple[Any, .
         raise
 
 
-def ranks(folder: Path, world: int, task: str, *arguments: Any, start: str = "spawn") -> list[Any]:
+def ranks(folder: Path, world: int, task: str, *arguments: Any) -> list[Any]:
     """Returns the results of `task`, a function here or a `module:function`, on each of `world` ranks.
 
-    start: how processes start. `forkserver` imports modules once for all (`set_forkserver_preload`).
+    Processes are forked from one that has imported PyTorch and the modules of the ranks, once for all tests.
     """
     folder.mkdir(parents=True, exist_ok=True)
     context = torch.multiprocessing.start_processes(
-        entry, args=(world, str(folder), task, arguments), nprocs=world, join=False, start_method=start
+        entry, args=(world, str(folder), task, arguments), nprocs=world, join=False, start_method="forkserver"
     )
     try:
         while not context.join(timeout=240):
@@ -253,6 +259,13 @@ def diloco(rank: int, world: int, codec: str, rounds: int, every: int) -> dict[s
 
 def short(rank: int, world: int, name: str, steps: int, profile: int = 0) -> dict[str, Any]:
     return train(rank, world, lambda m: gcodec.torch.State(m, CODECS[name], profile=profile), 0, steps)
+
+
+def printed(rank: int, world: int) -> str:
+    """Returns what a training with a profile prints to the standard error."""
+    with contextlib.redirect_stderr(io.StringIO()) as text:
+        short(rank, world, "topk", 8, profile=4)
+    return text.getvalue()
 
 
 def groups(rank: int, world: int) -> dict[str, list[str]]:
