@@ -10,6 +10,7 @@ use crate::{Result, root};
 const PUBLISHED: &[(&str, &str)] = &[
     ("gcodec", ""),
     ("gcodec-latent", "latent/"),
+    ("gcodec-store", "store/"),
     ("gcodec-cuda", "adapters/cuda/"),
     ("gcodec-cli", "tools/cli/"),
 ];
