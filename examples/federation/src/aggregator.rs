@@ -1,12 +1,13 @@
 //! The aggregator holds the weights, sums the workers' gradients round by round, and sends all workers the
 //! same step.
 
+mod event;
+mod settings;
+
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::io::ErrorKind;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,8 @@ use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Body, EncodeOptions};
 use gcodec::{Reader, Writer};
 
+pub use self::event::Event;
+pub use self::settings::{Config, Control};
 use crate::Result;
 use crate::data::Digits;
 use crate::model::{Numbers, Score, manifest};
@@ -38,145 +41,6 @@ pub const CONNECTIONS: usize = 32;
 const QUEUE: usize = 64;
 /// Time for a worker to send its weights at the end, and for the first workers to join.
 const ENDS: Duration = Duration::from_secs(120);
-
-/// Configuration of the aggregator.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// Names that may take part. A worker's number is its index here.
-    pub roster: Vec<String>,
-    /// Workers that must join before the first round; also the number of shards of the data.
-    pub start_with: usize,
-    /// Minimum number of rounds.
-    pub rounds: u64,
-    /// Learning rate: factor of the mean gradient.
-    pub rate: f32,
-    /// Codec of the workers' gradients; each worker appends `,seed=`.
-    pub codec: String,
-    /// Time that a round waits for members whose update has not arrived.
-    pub deadline: Duration,
-    /// Rounds in a row that a member may miss before it is dropped.
-    pub patience: u32,
-    /// Minimum time of a round.
-    pub pace: Duration,
-    /// Time for a peer to send its name.
-    pub hello: Duration,
-    /// File of the stream that all members receive: the weights, and each step. It is created when training
-    /// ends.
-    pub record: PathBuf,
-}
-
-impl Config {
-    /// Returns the default configuration for these workers, with a record at `record`.
-    pub fn new(roster: Vec<String>, record: PathBuf) -> Self {
-        Self {
-            start_with: roster.len(),
-            roster,
-            rounds: 300,
-            rate: 0.3,
-            codec: "topk:density=0.02,values=pow2".into(),
-            deadline: Duration::from_secs(2),
-            patience: 10,
-            pace: Duration::ZERO,
-            hello: Duration::from_secs(5),
-            record,
-        }
-    }
-}
-
-/// Flags that control a running aggregator.
-#[derive(Debug, Default)]
-pub struct Control {
-    /// Whether to go on after the configured rounds.
-    pub go_on: AtomicBool,
-    /// Whether to stop with an error.
-    pub give_up: AtomicBool,
-}
-
-/// An event during training.
-#[derive(Debug, Clone)]
-pub enum Event {
-    /// A worker became a member.
-    Joined {
-        /// Its name and address.
-        who: String,
-        /// Its own description of its program.
-        program: String,
-        /// First round that it takes part in.
-        round: u64,
-    },
-    /// A member left or was dropped.
-    Left {
-        /// Its name.
-        name: String,
-        /// Current round.
-        round: u64,
-        /// Reason.
-        why: String,
-    },
-    /// A peer was disconnected because of its data.
-    Refused {
-        /// Its name, if it sent one, and its address.
-        who: String,
-        /// Error, with its byte offset in the peer's stream.
-        why: String,
-    },
-    /// An update arrived after its round, or a second time after a reconnection.
-    Late {
-        /// Name of the member.
-        name: String,
-        /// Round of the update.
-        round: u64,
-    },
-    /// A round ended.
-    Round {
-        /// Its number.
-        round: u64,
-        /// Members whose updates are in the mean.
-        took_part: Vec<String>,
-        /// Members whose updates did not arrive in time.
-        left_out: Vec<String>,
-    },
-    /// Score on the test digits, before a round.
-    Score {
-        /// The round.
-        round: u64,
-        /// The score.
-        score: Score,
-    },
-    /// A worker sent its weights at the end.
-    Weights {
-        /// Its name.
-        name: String,
-        /// Whether they equal the aggregator's, bit for bit.
-        equal: bool,
-    },
-}
-
-impl fmt::Display for Event {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Joined { who, program, round } => write!(f, "round {round}: {who} joined ({program})"),
-            Self::Left { name, round, why } => write!(f, "round {round}: {name} is gone: {why}"),
-            Self::Refused { who, why } => write!(f, "refused {who}: {why}"),
-            Self::Late { name, round } => {
-                write!(f, "{name}'s update of round {round} came late and is left out")
-            }
-            Self::Round { round, took_part, left_out } => {
-                write!(f, "round {round}: {}", took_part.join(", "))?;
-                if !left_out.is_empty() {
-                    write!(f, "; too late: {}", left_out.join(", "))?;
-                }
-                Ok(())
-            }
-            Self::Score { round, score } => {
-                let Score { loss, accuracy } = score;
-                write!(f, "round {round}: test loss {loss:.4}, {:.1} % accuracy", 100.0 * accuracy)
-            }
-            Self::Weights { name, equal: true } => write!(f, "{name} has the same weights, bit for bit"),
-            Self::Weights { name, equal: false } => write!(f, "{name} has OTHER weights"),
-        }
-    }
-}
 
 /// Result of the training.
 #[derive(Debug, Clone)]

@@ -5,16 +5,20 @@
 //! decoder takes some microseconds per element. Every name, key and choice of a codec specification must
 //! occur in a case (`uncovered`).
 
-use std::collections::{BTreeMap, BTreeSet};
+mod cases;
+mod dump;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::time::Instant;
 
-use gcodec::Codec;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use self::cases::{Case, cases, uncovered};
+use self::dump::Dump;
 use crate::programs::gcodec;
 use crate::readers::{self, run};
 use crate::{Outcome, Result, root};
@@ -27,126 +31,6 @@ pub(crate) struct Args {
     /// Tests every file of the set with every family of codecs, and longer excerpts: some minutes
     #[arg(long)]
     long: bool,
-}
-
-/// Elements that an excerpt keeps of a tensor, and of a file.
-const CUT: (usize, usize) = (1500, 9000);
-const LONG_CUT: (usize, usize) = (6000, 60_000);
-
-/// One codec of each family, with settings for small tensors.
-const FAMILIES: &[&str] = &[
-    "raw",
-    "lossless",
-    "topk:density=0.05",
-    "stc:density=0.02",
-    "threshold:at=0.0003,values=bf16",
-    "sbc:density=0.01",
-    "sidco:density=0.01",
-    "randk:density=0.05",
-    "chunked:chunk=512,kept=20",
-    "demo:chunk=16,kept=5",
-    "powersgd:rank=2",
-    "natural",
-    "qsgd",
-    "dither",
-    "terngrad",
-    "sign",
-    "int8",
-];
-
-/// Codecs for the tiny network's gradient.
-const SPECS: &[&str] = &[
-    "topk:density=0.1,values=f32,positions=rice",
-    "topk:density=0.1,values=f16,positions=rice-one",
-    "topk:density=0.3,values=bf16,positions=tokens",
-    "topk:density=0.2,values=pow2,positions=bitmap",
-    "topk:density=1,values=sign,positions=auto",
-    "topk:density=0.05,values=sign,positions=classed",
-    "topk:k=40,values=q4,seed=3",
-    "topk:k=1,values=f32,scope=global",
-    "topk:density=0.01,values=q4,scope=tensor",
-    "topk:density=0.001,values=pow2,scope=global,positions=rice",
-    "topk:density=0.5,values=sign,scope=global,positions=tokens",
-    "stc:k=7,positions=tokens",
-    "stc:density=0.03,positions=rice",
-    "stc:density=0.002,positions=rice-one",
-    "stc:density=0.6,positions=bitmap",
-    "stc:density=0.03,positions=auto",
-    "stc:density=0.03,positions=classed",
-    "threshold:at=0.01,values=f32",
-    "threshold:at=1e-30,values=f16,positions=tokens",
-    "threshold:at=1000,values=sign",
-    "threshold:at=0.02,values=pow2,positions=bitmap",
-    "threshold:at=0.02,values=bf16,positions=rice",
-    "threshold:at=0.003,values=sign,positions=rice-one",
-    "threshold:at=0.003,values=pow2,positions=auto",
-    "threshold:at=0.01,values=bf16,positions=classed",
-    "threshold:at=0.05,values=q4,seed=9",
-    "sbc:k=1",
-    "sbc:density=0.9,positions=auto",
-    "sbc:density=0.001,positions=rice-one",
-    "sbc:density=0.1,positions=rice",
-    "sbc:density=0.4,positions=bitmap",
-    "sbc:density=0.02,positions=tokens",
-    "sbc:density=0.05,positions=classed",
-    "sidco:density=0.1,fit=exp,stages=guard,values=f32",
-    "sidco:density=0.01,fit=gamma-gp,stages=authors,values=f16,positions=rice",
-    "sidco:k=50,fit=gp,stages=3,values=bf16",
-    "sidco:density=0.01,values=pow2,seed=5",
-    "sidco:density=0.02,values=sign,positions=rice-one",
-    "sidco:density=0.03,values=q4,positions=tokens",
-    "sidco:density=0.3,values=pow2,positions=bitmap",
-    "sidco:density=0.004,values=f32,positions=auto",
-    "sidco:density=0.05,values=pow2,positions=classed",
-    "randk:density=0.01,scale=n/k,values=f32",
-    "randk:k=5,scale=1,values=bf16,seed=9",
-    "randk:density=1,values=f16",
-    "chunked:chunk=4096,kept=64,values=code2",
-    "chunked:chunk=100,kept=100,values=sign",
-    "chunked:chunk=1,kept=1",
-    "demo:chunk=64,kept=32,values=sign",
-    "demo:chunk=8,kept=3,values=f32",
-    "demo:chunk=128,kept=9,values=bf16",
-    "demo:chunk=1,kept=1,values=f16",
-    "powersgd:rank=1,seed=3",
-    "powersgd:rank=4",
-    "natural:seed=18446744073709551615",
-    "qsgd:bits=2,bucket=64,norm=max,seed=3",
-    "qsgd:bits=8,bucket=100000,norm=l2",
-    "qsgd:bits=16,bucket=512",
-    "dither:levels=1,bucket=64,norm=l1,seed=4",
-    "dither:levels=255,bucket=2,norm=max",
-    "dither:levels=8,bucket=512,norm=l2",
-    "terngrad:clip=inf,bucket=100,seed=4",
-    "terngrad:clip=1,bucket=4096",
-    "sign:group=64",
-    "sign:group=tensor",
-    "int8:group=2",
-    "int8:group=100000",
-];
-
-const DELTAS: &[&str] = &[
-    "delta:positions=auto",
-    "delta:positions=rice",
-    "delta:positions=rice-one",
-    "delta:positions=tokens",
-    "delta:positions=bitmap",
-    "delta:positions=classed",
-];
-
-/// Commands that write one stream, and the inputs for decoding it.
-struct Case {
-    name: String,
-    /// Arguments of the command line, one command after another.
-    commands: Vec<Vec<String>>,
-    /// Steps of the stream's updates.
-    steps: Vec<u64>,
-    /// Tensors that the first update is a delta against; each later base is the result of the step before.
-    base: Option<PathBuf>,
-    /// Updates after the first are deltas.
-    is_chain: bool,
-    /// Other output of the commands that must have the same bytes.
-    twin: Option<String>,
 }
 
 pub(crate) fn run_all(args: &Args) -> Result<Outcome> {
@@ -242,12 +126,12 @@ fn check(
         if let Some(base) = &base {
             decode.arg("--base").arg(base);
             let converted = file(".base.json");
-            fs::write(&converted, serde_json::to_vec(&as_json(&Dump::read(base)?))?)?;
+            fs::write(&converted, serde_json::to_vec(&Dump::read(base)?.as_json())?)?;
             reference.arg("--base").arg(converted);
         }
         run(&mut decode)?;
         let got = run(&mut reference)?;
-        elements += compare(&serde_json::from_slice(&got)?, &as_json(&Dump::read(&ours)?))
+        elements += compare(&serde_json::from_slice(&got)?, &Dump::read(&ours)?.as_json())
             .map_err(|e| format!("step {step}: {e}"))?;
         fs::write(theirs, got)?;
         base = case.is_chain.then_some(ours);
@@ -283,362 +167,20 @@ fn compare(reference: &Value, library: &Value) -> Result<usize> {
     Ok(elements)
 }
 
-fn as_json(dump: &Dump) -> Value {
-    let hex = |data: &[u8]| data.iter().map(|b| format!("{b:02x}")).collect::<String>();
-    let tensors = dump.tensors.iter().map(|(name, t)| {
-        let dtype = match t.dtype.as_str() {
-            "F8_E4M3" => "f8e4m3fn".into(),
-            "F4" => "f4e2m1".into(),
-            other => other.replace('_', "").to_lowercase(),
-        };
-        (name.clone(), json!({"dtype": dtype, "shape": t.shape, "data": hex(&t.data)}))
-    });
-    Value::Object(tensors.collect())
-}
-
-/// A safetensors file, read and written here so that the test does not trust the library's reader.
-#[derive(Default)]
-struct Dump {
-    tensors: BTreeMap<String, Tensor>,
-}
-
-struct Tensor {
-    dtype: String,
-    shape: Vec<u64>,
-    data: Vec<u8>,
-}
-
-impl Dump {
-    fn read(path: &Path) -> Result<Self> {
-        let wrong = || format!("{} is no safetensors file", path.display());
-        let bytes = fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(wrong)?;
-        let (header, data) =
-            rest.split_at_checked(usize::try_from(u64::from_le_bytes(*len))?).ok_or_else(wrong)?;
-        let header: serde_json::Map<String, Value> = serde_json::from_slice(header)?;
-        let mut tensors = BTreeMap::new();
-        for (name, entry) in header.into_iter().filter(|(name, _)| name != "__metadata__") {
-            let numbers = |v: &Value| v.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<_>>>();
-            let shape = numbers(&entry["shape"]).ok_or_else(wrong)?;
-            let range = numbers(&entry["data_offsets"]).ok_or_else(wrong)?;
-            let &[from, to] = &range[..] else { return Err(wrong().into()) };
-            let data = data.get(usize::try_from(from)?..usize::try_from(to)?).ok_or_else(wrong)?.to_vec();
-            let dtype = entry["dtype"].as_str().ok_or_else(wrong)?.to_owned();
-            tensors.insert(name, Tensor { dtype, shape, data });
-        }
-        Ok(Self { tensors })
-    }
-
-    fn write(&self, path: &Path) -> Result<()> {
-        let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
-        for (name, tensor) in &self.tensors {
-            let from = data.len();
-            data.extend_from_slice(&tensor.data);
-            header.insert(
-                name.clone(),
-                json!({"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [from, data.len()]}),
-            );
-        }
-        let header = serde_json::to_vec(&header)?;
-        let parts = [&(header.len() as u64).to_le_bytes()[..], &header, &data];
-        Ok(fs::write(path, parts.concat())?)
-    }
-
-    /// Returns the first rows of each tensor, with a maximum number of elements per tensor and in total.
-    fn cut(mut self, (of_tensor, of_file): (usize, usize)) -> Self {
-        let mut left = of_file;
-        self.tensors.retain(|_, tensor| {
-            let elements = tensor.shape.iter().product::<u64>() as usize;
-            let most = of_tensor.min(left);
-            if elements > most {
-                let row = elements / tensor.shape.first().map_or(1, |&d| d as usize);
-                let size = tensor.data.len() / elements;
-                // A row that is too long is shortened too, to a tensor of one row.
-                let (rows, row) = if row > most { (1, most) } else { (most / row, row) };
-                tensor.data.truncate(rows * row * size);
-                tensor.shape = vec![rows as u64, row as u64];
-            }
-            let kept = tensor.shape.iter().product::<u64>() as usize;
-            left -= kept;
-            kept > 0
-        });
-        self
-    }
-
-    /// Returns the same bytes as elements of every type.
-    fn as_all_types(&self) -> Self {
-        const TYPES: [(&str, u64); 18] = [
-            ("F64", 64),
-            ("F32", 32),
-            ("F16", 16),
-            ("BF16", 16),
-            ("F8_E4M3", 8),
-            ("F8_E5M2", 8),
-            ("F8_E4M3FNUZ", 8),
-            ("F8_E5M2FNUZ", 8),
-            ("F4", 4),
-            ("I8", 8),
-            ("I16", 16),
-            ("I32", 32),
-            ("I64", 64),
-            ("U8", 8),
-            ("U16", 16),
-            ("U32", 32),
-            ("U64", 64),
-            ("BOOL", 8),
-        ];
-        let Some(source) = self.tensors.values().max_by_key(|t| t.data.len()) else { return Self::default() };
-        let mut tensors = BTreeMap::new();
-        for (dtype, bits) in TYPES {
-            let mut data = source.data[..source.data.len().min(1200) / 8 * 8].to_vec();
-            if dtype == "BOOL" {
-                data.iter_mut().for_each(|b| *b &= 1);
-            }
-            let elements = data.len() as u64 * 8 / bits;
-            tensors.insert(
-                format!("as.{}", dtype.to_lowercase()),
-                Tensor { dtype: dtype.into(), shape: vec![2, elements / 2], data },
-            );
-        }
-        tensors.insert("empty".into(), Tensor { dtype: "F32".into(), shape: vec![0, 3], data: vec![] });
-        tensors
-            .insert("läpi".into(), Tensor { dtype: "F32".into(), shape: vec![], data: vec![0, 0, 128, 63] });
-        Self { tensors }
-    }
-}
-
-fn words(text: &str) -> Vec<String> {
-    text.split_whitespace().map(str::to_owned).collect()
-}
-
-/// Returns a file name for a codec specification.
-fn named(prefix: &str, spec: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || "=.-".contains(c) { c } else { '_' };
-    format!("{prefix}-{}", spec.chars().map(plain).collect::<String>())
-}
-
-fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
-    let mut out = Vec::new();
-    let encode = |name: &str, spec: &str, inputs: &str, more: &str| {
-        words(&format!("encode {inputs} -o {name}.gcu --codec {spec} {more}"))
-    };
-    let one = |prefix: &str, spec: &str, inputs: &str, more: &str| {
-        let name = named(prefix, spec);
-        Case {
-            commands: vec![encode(&name, spec, inputs, more)],
-            name,
-            steps: vec![0],
-            base: None,
-            is_chain: false,
-            twin: None,
-        }
-    };
-    let demo = root().join("tools/cli/gradients");
-    for worker in 0..2 {
-        let from = demo.join(format!("digits_convnet_step0030_worker{worker}.safetensors"));
-        // Without their metadata, which would give the updates other steps.
-        Dump::read(&from)?.write(&place.join(format!("t{worker}.safetensors")))?;
-    }
-    let (t0, t1) = ("t0.safetensors", "t1.safetensors");
-    out.extend(SPECS.iter().map(|spec| one("t0", spec, t0, "")));
-
-    // Every element type, with infinities and NaN.
-    Dump::read(&place.join(t0))?.as_all_types().write(&place.join("types.safetensors"))?;
-    out.extend(
-        [
-            "raw",
-            "lossless",
-            "topk:density=0.1",
-            "natural",
-            "sign:group=64",
-            "demo:chunk=8,kept=3",
-            "powersgd",
-        ]
-        .map(|spec| one("types", spec, "types.safetensors", "--zero-non-finite")),
-    );
-
-    // Headers, metadata (short, and long enough for compression), rules, threads.
-    let mut case =
-        one("head", "natural", t0, "--step 7 --sender 3 --world 8 --meta run=a --meta b= --threads 1");
-    case.steps = vec![7];
-    out.push(case);
-    let mut case = one("meta", "sbc", t0, "");
-    case.commands[0].extend(["--meta".into(), format!("notes={}", "all the same ".repeat(50))]);
-    out.push(case);
-    let rules = "--rule *.bias=lossless --rule conv*=sbc:density=0.01 --rule *1.weight=demo:chunk=8,kept=4";
-    let mut case = one("rules", "topk:density=0.05,positions=tokens", t0, &format!("{rules} --threads 4"));
-    let twin = format!("{}-one-thread.gcu", case.name);
-    let mut again = case.commands[0].clone();
-    for word in &mut again {
-        match word.as_str() {
-            "4" => *word = "1".into(),
-            w if w.ends_with(".gcu") => *word = twin.clone(),
-            _ => {}
-        }
-    }
-    case.commands.push(again);
-    case.twin = Some(twin);
-    out.push(case);
-
-    // Several updates: several inputs, appended segments, error feedback.
-    for spec in ["natural", "topk:density=0.02,values=q4"] {
-        let mut case = one("row", spec, &format!("{t0} {t1} {t0}"), "");
-        case.steps = vec![0, 1, 2];
-        out.push(case);
-    }
-    let mut case = one("append", "sbc:density=0.01", t0, "--feedback append-residual.safetensors --meta a=b");
-    for more in [
-        format!("{t1} {t0} --feedback append-residual.safetensors"),
-        format!("{t1} --step 40 --meta c=d"),
-        "types.safetensors --rule *=raw".into(),
-    ] {
-        case.commands.push(encode(&case.name, "sbc:density=0.01", &more, "--append"));
-    }
-    case.steps = vec![0, 1, 2, 40, 41];
-    out.push(case);
-
-    // Deltas against a base, in a chain that begins losslessly, appended.
-    for spec in DELTAS {
-        let mut case = one("delta", spec, t1, &format!("--base {t0}"));
-        case.base = Some(place.join(t0));
-        out.push(case);
-    }
-    let mut case = one("chain", "delta", &format!("{t0} {t1} {t0}"), "");
-    case.commands.push(encode(&case.name, "delta", t1, &format!("--base {t0} --append")));
-    (case.steps, case.is_chain) = (vec![0, 1, 2, 3], true);
-    out.push(case);
-    let mut case = one("types-delta", "delta", "types.safetensors", "--base types-base.safetensors");
-    let mut base = Dump::read(&place.join("types.safetensors"))?;
-    for tensor in base.tensors.values_mut().filter(|t| t.dtype != "BOOL") {
-        tensor.data.iter_mut().step_by(7).for_each(|b| *b ^= 0x21);
-    }
-    base.write(&place.join("types-base.safetensors"))?;
-    case.base = Some(place.join("types-base.safetensors"));
-    out.push(case);
-
-    // Output of other commands: sums, means, and recovered streams.
-    for (name, spec, method) in [
-        ("sum", "topk:density=0.02", "--method sparse"),
-        ("mean", "natural", "--mean --weight 3 --weight 1"),
-        ("mean-again", "topk:density=0.05", "--mean --codec sbc:density=0.01"),
-        ("sum-added", "raw", "--method add"),
-    ] {
-        let mut commands: Vec<_> = [t0, t1]
-            .iter()
-            .enumerate()
-            .map(|(n, input)| encode(&format!("{name}-{n}"), spec, input, &format!("--sender {n} --world 2")))
-            .collect();
-        commands.push(words(&format!("reduce {name}-0.gcu {name}-1.gcu -o {name}.gcu {method}")));
-        out.push(Case {
-            commands,
-            name: name.into(),
-            steps: vec![0],
-            base: None,
-            is_chain: false,
-            twin: None,
-        });
-    }
-    let mut case = one("recovered", "sbc", &format!("{t0} {t1}"), "");
-    let whole = format!("{}-whole.gcu", case.name);
-    case.commands[0].iter_mut().filter(|w| w.ends_with(".gcu")).for_each(|w| *w = whole.clone());
-    case.commands.push(words(&format!("recover {whole} -o {}.gcu", case.name)));
-    case.steps = vec![0, 1];
-    out.push(case);
-
-    public(args, place, &mut out, one)?;
-    Ok(out)
-}
-
-/// Excerpts of the public set.
-fn public(
-    args: &Args,
-    place: &Path,
-    out: &mut Vec<Case>,
-    one: impl Fn(&str, &str, &str, &str) -> Case,
-) -> Result<()> {
-    if !args.gradients.is_dir() {
-        println!(
-            "SKIPPED: {} is missing: only the files of tools/cli/gradients/ are used",
-            args.gradients.display()
-        );
-        return Ok(());
-    }
-    const SHORT: [&str; 5] = [
-        "gpt_step0300_worker0",
-        "gpt_diloco_h100_round1_worker0_bf16",
-        "lstm_step0500_worker0",
-        "resnet_step0200_worker0_fp16",
-        "resnet_step0600_worker0",
-    ];
-    let mut files: Vec<PathBuf> = Vec::new();
-    for entry in fs::read_dir(&args.gradients)? {
-        let path = entry?.path();
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        if path.extension().is_some_and(|e| e == "safetensors")
-            && (args.long || SHORT.contains(&stem.as_ref()))
-        {
-            files.push(path);
-        }
-    }
-    files.sort();
-    for path in files {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let name = format!("{stem}.safetensors");
-        Dump::read(&path)?.cut(if args.long { LONG_CUT } else { CUT }).write(&place.join(&name))?;
-        out.extend(FAMILIES.iter().map(|spec| one(&stem, spec, &name, "")));
-    }
-    let sync = ["gpt_bf16_sync020.safetensors", "gpt_bf16_sync021.safetensors"];
-    for name in sync {
-        let whole = Dump::read(&args.gradients.join("weight_sync").join(name))?;
-        whole.cut(if args.long { LONG_CUT } else { CUT }).write(&place.join(name))?;
-    }
-    for spec in DELTAS {
-        let mut case = one("sync", spec, sync[1], &format!("--base {}", sync[0]));
-        case.base = Some(place.join(sync[0]));
-        out.push(case);
-    }
-    Ok(())
-}
-
-/// Returns names, keys and choices of codec specifications that no case has, as listed by the parser's
-/// errors.
-fn uncovered(cases: &[Case]) -> Vec<String> {
-    let list = |spec: &str, before: &str| -> Vec<String> {
-        let error = spec.parse::<Codec>().err().map(|e| e.to_string()).unwrap_or_default();
-        let all = error.split_once(before).map(|(_, all)| all.split(", ").map(str::to_owned).collect());
-        all.unwrap_or_default()
-    };
-    let specs: Vec<&str> = cases.iter().flat_map(|c| &c.commands).flatten().map(String::as_str).collect();
-    let has = |name: &str, pair: &str| {
-        specs.iter().any(|spec| {
-            let (found, keys) = spec.split_once(':').unwrap_or((spec, ""));
-            found == name && keys.split(',').any(|key| key.starts_with(pair))
-        })
-    };
-    let mut out = Vec::new();
-    for name in list("?", "one of ") {
-        if !specs.iter().any(|s| s.split(':').next() == Some(name.as_str())) {
-            out.push(name.clone());
-        }
-        for key in list(&format!("{name}:?=1"), "allowed are ").into_iter().filter(|key| key != "none") {
-            let choices = list(&format!("{name}:{key}=?"), "one of ");
-            let pairs = choices.iter().map(|choice| format!("{key}={choice}"));
-            let pairs: Vec<_> = if choices.is_empty() { vec![format!("{key}=")] } else { pairs.collect() };
-            out.extend(pairs.into_iter().filter(|pair| !has(&name, pair)).map(|p| format!("{name}:{p}")));
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::dump::Tensor;
     use super::*;
 
     #[test]
     fn a_difference_of_one_bit_is_found() {
         let tensors = |name: &str, dtype: &str, data: &[u8]| {
             let tensor = Tensor { dtype: dtype.into(), shape: vec![2, 2], data: data.to_vec() };
-            as_json(&Dump { tensors: BTreeMap::from([(name.to_owned(), tensor)]) })
+            Dump { tensors: BTreeMap::from([(name.to_owned(), tensor)]) }.as_json()
         };
         let ours = tensors("w", "F8_E4M3", &[1, 2, 3, 4]);
         assert_eq!(ours["w"]["dtype"], "f8e4m3fn");
@@ -653,21 +195,5 @@ mod tests {
             let error = compare(&theirs, &ours).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
-    }
-
-    #[test]
-    fn a_choice_that_no_case_has_is_named() {
-        let case = |spec: &str| Case {
-            name: "x".into(),
-            commands: vec![words(&format!("encode in -o out --codec {spec}"))],
-            steps: vec![0],
-            base: None,
-            is_chain: false,
-            twin: None,
-        };
-        let without = uncovered(&[case("int8"), case("sign:group=64"), case("raw")]);
-        assert!(without.contains(&"natural".to_owned()) && without.contains(&"topk:values=q4".to_owned()));
-        assert!(without.contains(&"int8:group=".to_owned()) && !without.contains(&"int8".to_owned()));
-        assert!(!without.iter().any(|w| w.starts_with("sign") || w.starts_with("raw")));
     }
 }

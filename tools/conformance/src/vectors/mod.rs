@@ -16,6 +16,7 @@ mod limits;
 mod manifest;
 mod stream;
 mod supports;
+mod transforms;
 mod update;
 mod values;
 
