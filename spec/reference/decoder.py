@@ -1511,10 +1511,12 @@ class Decoder:
         self.frames, self.met, self.met_updates, self.updates = [], [], [], []
         self.open = None
         known = known or {}
+        self.occurred = None                      # definitions in the stream; None while known ones are read
         for body in known.get("manifests", []):
             self.manifest(Reader(body, 0, len(body)))
         for body in known.get("index_sets", []):
             self.index_set(Reader(body, 0, len(body)))
+        self.occurred = collections.Counter()
 
     # 3. Stream
 
@@ -1574,8 +1576,10 @@ class Decoder:
 
     def define(self, table, identity, value, at):
         if identity not in table:
-            if len(table) >= self.limits["max_definitions"]:                     # [LIM-1]
-                raise FormatError("limit", at, "more definitions than the limit")
+            if self.occurred is not None:
+                self.occurred[id(table)] += 1
+                if self.occurred[id(table)] > self.limits["max_definitions"]:    # [LIM-1]
+                    raise FormatError("limit", at, "more definitions than the limit")
             table[identity] = value
 
     # 4.1 Manifest
@@ -1902,9 +1906,8 @@ class Decoder:
             raise FormatError("unknown_reference", len(self.data), "no such update")
         identity, update = updates[-1]
         manifest = self.manifests[identity]
-        size = sum(t.count for t in manifest)
-        if size > self.limits["max_elements"]:
-            raise FormatError("limit", 0, f"{size} elements")
+        # What a tensor of Python numbers takes is this reader's own matter.
+        Budget(self.limits).alloc(sum(t.count for t in manifest), 8, 0)
         before = [[0] * t.count for t in manifest]
         if update.is_delta:
             for i, t in enumerate(manifest):

@@ -112,15 +112,20 @@ fn rows_and_columns(area: &mut Area) {
         stream().manifest(&man).update(&update(&man, [block])).done()
     })
     .tensors();
-    area.valid("of-an-index-set", "CLS-6", {
+    let of_set = {
         let man = manifest(&[("w", F32, SHAPE)]);
         let body = set(&man, whole(0), (9, matrix().raw(coded(&some()))));
         let block = block(whole(0), (8, bytes().raw(hash(&body))), floats(6));
         stream().manifest(&man).frame(SET, 0, body).update(&update(&man, [block])).done()
-    })
-    .tensors();
+    };
+    area.valid("of-an-index-set", "CLS-6", of_set.clone()).tensors();
+    area.valid("lists-of-a-set-just-so", "LIM-3", of_set.clone())
+        .limit("max_elements", 24 + 4 * 10)
+        .notes("the lists count in the set's frame, and not in the block");
+    area.invalid("lists-of-a-set-one-more", "LIM-3", "limit", of_set).limit("max_elements", 24 + 4 * 10 - 1);
     let bad = |support: Bytes| one(F32, SHAPE, (9, support), floats(1));
     let position = [Group(3, 0, false, &[(0, 0)])];
+    area.invalid("rule-0", "CLS-10", "unsupported", bad(bytes().u8(0).u8(1)));
     area.invalid("rule-3", "CLS-10", "unsupported", bad(bytes().u8(3).u8(1)));
     area.invalid(
         "no-classes",
@@ -446,13 +451,21 @@ fn signs(area: &mut Area) {
     })
     .tensors();
     area.valid("signs-without-views", "SIG-2", of(predicted(&[0], bytes(), 3, &[0b101, 0b010]))).tensors();
-    area.valid("signs-of-some", "SIG-3", {
+    let of_some = {
         // Rows 0 and 2 of three, columns 1 and 3 of four.
         let values = (3, scale().raw(predicted(&[MATRIX], plane(&[1, 0, 0, 1]), 2, &[0b01, 0b1])));
         one(F32, &[3, 4], (4, bytes().u16(0b1010_0000_0010)), values)
-    })
-    .tensors()
-    .notes("rows and columns without a sign have no bit");
+    };
+    area.valid("signs-of-some", "SIG-3", of_some.clone())
+        .tensors()
+        .notes("rows and columns without a sign have no bit");
+    area.valid("signs-just-so", "LIM-3", of_some.clone())
+        .limit("max_elements", 12 + 3 + 4)
+        .notes("rows and columns without a sign count, too");
+    area.invalid("signs-one-more", "LIM-3", "limit", of_some).limit("max_elements", 12 + 3 + 4 - 1);
+    let of_rows = of(predicted(&[ROWS | 1 << 3 | 1], plane(&[1, 0]), 1, &[0, 0, 1, 0, 0, 0]));
+    area.valid("signs-of-rows-just-so", "LIM-3", of_rows.clone()).limit("max_elements", 6 + 2);
+    area.invalid("signs-of-rows-one-more", "LIM-3", "limit", of_rows).limit("max_elements", 6 + 1);
     area.valid("signs-of-powers", "SIG-3", {
         let signs = predicted(&[MATRIX], plane(&[1, 1, 0]), 8, &[0b01]);
         dense(F32, &[2, 3], (4, bytes().u16(0).u8(0).packed(2, &[0, 0, 3, 1, 0, 0]).raw(signs)))

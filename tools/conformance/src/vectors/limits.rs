@@ -105,6 +105,10 @@ pub(crate) fn add(area: &mut Area) {
 /// just keeps, and with one less.
 fn charges(area: &mut Area, man: &Bytes) {
     let of = |blocks: Vec<Bytes>| stream().manifest(man).update(&update(man, blocks)).done();
+    let two = super::frames::set(man, several(0, 2), ALL());
+    area.valid("set-of-several-tensors", "LIM-3", stream().manifest(man).frame(SET, 0, two).done())
+        .limit("max_blocks", 1)
+        .notes("the tensors of a set are no blocks");
     let mut exact = |id: &str, limit: &str, most: u64, bytes: Vec<u8>, notes: &str| {
         area.valid(&format!("{id}-just-so"), "LIM-3", bytes.clone()).limit(limit, most).notes(notes);
         area.invalid(&format!("{id}-one-more"), "LIM-3", "limit", bytes).limit(limit, most - 1);
@@ -173,7 +177,25 @@ fn charges(area: &mut Area, man: &Bytes) {
         "max_elements",
         2 * 8 + 3 + 1,
         of(vec![block(whole(0), ALL(), dct(2, 4, 2, 4)), block(whole(1), ALL(), dct(1, 8, 1, 1))]),
-        "ceil(8 x 6 / 16) and ceil(8 x 2 / 16): rounded up for each block",
+        "8 x 6 / 16 and 8 x 2 / 16",
+    );
+    exact(
+        "transforms-rounded-up",
+        "max_elements",
+        2 * 8 + 2 + 2,
+        of(vec![block(whole(0), ALL(), dct(2, 4, 1, 2)), block(whole(1), ALL(), dct(2, 4, 2, 1))]),
+        "8 x 3 / 16 = 1.5, rounded up for each block",
+    );
+    exact(
+        "set-of-a-block",
+        "max_elements",
+        8,
+        {
+            let set = super::frames::set(man, whole(0), ALL());
+            let block = block(whole(0), (8, bytes().raw(hash(&set))), ones());
+            stream().manifest(man).frame(SET, 0, set).update(&update(man, [block])).done()
+        },
+        "the set counts in its frame, and the block its own elements",
     );
     exact(
         "blocks-of-several-tensors",
