@@ -39,9 +39,9 @@ fn versions_go_in_and_come_out() {
 fn mistakes_have_their_codes() {
     let dir = Dir::new();
     step(&dir, 1);
-    dir.fails(2, "no versions", "pull st -o x.safetensors");
+    dir.fails(2, "st: the store has no versions", "pull st -o x.safetensors");
     dir.well("publish st 1.safetensors -q");
-    dir.fails(2, "has no version 9", "pull st -o x.safetensors --version 9");
+    dir.fails(2, "error: st: the store has no version 9", "pull st -o x.safetensors --version 9");
     dir.fails(2, "does not state its version", "pull st -o x.safetensors --base 1.safetensors");
     dir.fails(2, "no tensor \"v\"", "pull st -o x.npy --tensor v");
     dir.fails(2, "ftp://", "log ftp://host/x");
@@ -51,6 +51,6 @@ fn mistakes_have_their_codes() {
     let last = bytes.len() - 4;
     bytes[last] ^= 1;
     std::fs::write(&record, bytes).unwrap();
-    dir.fails(3, "checksum", "log st");
+    dir.fails(3, "error: st: ", "log st");
     assert!(!dir.path("x.safetensors").exists());
 }

@@ -1,6 +1,6 @@
 //! `gcodec fold`: one delta in the place of several.
 
-use super::Place;
+use super::{InStore, Place};
 use crate::fail::{Outcome, Result};
 use crate::output::{human_bytes, note};
 
@@ -19,7 +19,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
-    let folded = args.place.open("folding", None)?.fold(args.from, args.to)?;
+    let folded = args.place.open("folding", None)?.fold(args.from, args.to).in_store(&args.place)?;
     if !quiet {
         note(format_args!(
             "versions {} to {}: {} in the place of {}",

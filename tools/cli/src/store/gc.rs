@@ -1,6 +1,6 @@
 //! `gcodec gc`: deletes weights that no reader needs.
 
-use super::Place;
+use super::{InStore, Place};
 use crate::fail::{Outcome, Result};
 use crate::output::{counted, human_bytes, note, print};
 use gcodec_store::Collection;
@@ -27,7 +27,8 @@ pub(crate) struct Args {
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let store = args.place.open("collecting", None)?;
-    let collected = store.gc(&Collection::default().with_keep(args.keep).with_dry_run(args.dry_run))?;
+    let collection = Collection::default().with_keep(args.keep).with_dry_run(args.dry_run);
+    let collected = store.gc(&collection).in_store(&args.place)?;
     if args.json {
         let line = serde_json::json!({
             "oldest": collected.oldest, "kept": collected.kept, "deleted": collected.deleted,

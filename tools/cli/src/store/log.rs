@@ -1,6 +1,6 @@
 //! `gcodec log`: lists the versions of a store.
 
-use super::Place;
+use super::{InStore, Place};
 use crate::fail::{Outcome, Result};
 use crate::output::{Align, Table, human_bytes, print, printable};
 
@@ -19,7 +19,7 @@ pub(crate) struct Args {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    let versions = args.place.open("reading", None)?.log(args.count)?;
+    let versions = args.place.open("reading", None)?.log(args.count).in_store(&args.place)?;
     if args.json {
         for v in versions {
             let line = serde_json::json!({

@@ -43,12 +43,12 @@ impl Place {
             .with_memory(self.memory.saturating_mul(1 << 20))
             .with_cache(cache)
             .with_progress(Some(Arc::new(show)));
-        Ok(Store::open(&self.store, options)?)
+        Store::open(&self.store, options).in_store(self)
     }
 }
 
 /// Reads the version that a file states in its metadata.
-fn held(store: &Store, dump: Dump) -> Result<Replica> {
+fn held(place: &Place, store: &Store, dump: Dump) -> Result<Replica> {
     let stated = dump.metadata.get(VERSION_KEY).and_then(|text| text.parse().ok());
     let version = stated.ok_or_else(|| {
         Failure::usage(format_args!(
@@ -57,17 +57,28 @@ fn held(store: &Store, dump: Dump) -> Result<Replica> {
     })?;
     let tensors =
         dump.tensors.into_iter().map(NamedTensor::into_parts).collect::<gcodec::Result<Vec<_>>>()?;
-    Ok(store.hold(version, tensors)?)
+    store.hold(version, tensors).in_store(place)
 }
 
-impl From<Error> for Failure {
-    fn from(e: Error) -> Self {
-        let code = match e.fault() {
-            "caller" => Code::Usage,
-            "limits" => Code::Limit,
-            "store" | "newer writer" => Code::Invalid,
-            _ => Code::Io,
-        };
-        Self::new(code, e)
+/// Adds the store's location to an error.
+trait InStore<T> {
+    /// Turns the error into a failure that begins with the place of the store.
+    fn in_store(self, place: &Place) -> Result<T>;
+}
+
+impl<T> InStore<T> for std::result::Result<T, Error> {
+    fn in_store(self, place: &Place) -> Result<T> {
+        self.map_err(|e| {
+            let code = match e.fault() {
+                "caller" => Code::Usage,
+                "limits" => Code::Limit,
+                "store" | "newer writer" => Code::Invalid,
+                _ => Code::Io,
+            };
+            let message = e.to_string();
+            // An error about the location itself begins with it.
+            let failure = Failure::new(code, &message);
+            if message.starts_with(&place.store) { failure } else { failure.about(&place.store) }
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! `gcodec publish`: adds a version to a store.
 
-use super::{Place, held};
+use super::{InStore, Place, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::options::parse_pair;
 use crate::output::{human_bytes, note, print};
@@ -48,11 +48,12 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     }
     let dump = Dump::open(&args.input)?;
     let store = args.place.open("publishing", None)?;
-    let base = args.base.as_deref().map(|path| held(&store, Dump::open(path)?).in_file(path)).transpose()?;
+    let held = |path| held(&args.place, &store, Dump::open(path)?).in_file(path);
+    let base = args.base.as_deref().map(held).transpose()?;
     let policy = Policy::default().with_anchor_every(args.anchor_every.max(1));
-    let mut publisher = Publisher::with_base(&store, policy, base)?;
+    let mut publisher = Publisher::with_base(&store, policy, base).in_store(&args.place)?;
     let views: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();
-    let published = publisher.publish(&views, meta)?;
+    let published = publisher.publish(&views, meta).in_store(&args.place)?;
     if args.json {
         print(format_args!(
             "{}\n",

@@ -1,6 +1,6 @@
 //! `gcodec pull`: writes a version of a store to a file.
 
-use super::{Place, VERSION_KEY, held};
+use super::{InStore, Place, VERSION_KEY, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::options::check_output_is_new;
 use crate::output::{counted, human_bytes, note};
@@ -45,16 +45,17 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check_output_is_new(&args.output, args.base.iter())?;
     let store = args.place.open("pulling", args.cache.clone())?;
     if let Some(name) = &args.tensor {
-        let tensor = store.tensor(args.version, name)?;
+        let tensor = store.tensor(args.version, name).in_store(&args.place)?;
         tensors::write(&args.output, &[(name, tensor.view())], &BTreeMap::new())?;
         return Ok(Outcome::Well);
     }
-    let base = args.base.as_deref().map(|path| held(&store, Dump::open(path)?).in_file(path)).transpose()?;
-    let staged = store.stage(base.as_ref(), args.version)?;
+    let held = |path| held(&args.place, &store, Dump::open(path)?).in_file(path);
+    let base = args.base.as_deref().map(held).transpose()?;
+    let staged = store.stage(base.as_ref(), args.version).in_store(&args.place)?;
     let (bytes, steps) = (staged.bytes(), staged.steps());
-    let verified = staged.verify()?;
+    let verified = staged.verify().in_store(&args.place)?;
     let touched = verified.touched().len();
-    let replica = verified.commit(base)?;
+    let replica = verified.commit(base).in_store(&args.place)?;
     let views: Vec<_> = replica.tensors().collect();
     let metadata = BTreeMap::from([(VERSION_KEY.to_owned(), replica.version().to_string())]);
     tensors::write(&args.output, &views, &metadata)?;
