@@ -5,9 +5,11 @@
 #![deny(unsafe_code)]
 
 mod annotate;
+mod audit;
 mod bandwidth;
 mod bench;
 mod compare;
+mod convert;
 mod damage;
 mod decode;
 mod demo;
@@ -68,6 +70,8 @@ enum Command {
     Verify(verify::Args),
     Recover(recover::Args),
     Reduce(reduce::Args),
+    Audit(audit::Args),
+    Convert(convert::Args),
     Diff(diff::Args),
     Bench(bench::Args),
     Demo(demo::Args),
@@ -117,6 +121,8 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Verify(args) => verify::run(args, cli.quiet),
         Command::Recover(args) => recover::run(args, cli.quiet),
         Command::Reduce(args) => reduce::run(args, cli.quiet),
+        Command::Audit(args) => audit::run(args),
+        Command::Convert(args) => convert::run(args, cli.quiet),
         Command::Diff(args) => diff::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),

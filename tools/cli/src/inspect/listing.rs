@@ -70,6 +70,9 @@ const PLACES: [usize; 12] = [0, 6, 5, 1, 10, 2, 3, 7, 8, 9, 11, 4];
 ///
 /// `all`: bits of all tensors, also of those that are not listed.
 pub(crate) fn text(tensors: &[Tensor], all: f64, terminal: &Terminal) -> String {
+    if tensors.is_empty() {
+        return String::new();
+    }
     let rows: Vec<[String; 12]> = tensors.iter().map(|tensor| cells(tensor, all, terminal)).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| crate::output::printable(&row[column]).chars().count());
@@ -275,7 +278,7 @@ impl<'de> Deserialize<'de> for Fields {
 }
 
 /// Formats rows as CSV with a line of names: a value without a number is empty.
-fn lines<T: Serialize>(rows: impl Iterator<Item = T>) -> serde_json::Result<String> {
+pub(crate) fn lines<T: Serialize>(rows: impl Iterator<Item = T>) -> serde_json::Result<String> {
     let mut out = String::new();
     for row in rows {
         let Fields(fields) = serde_json::from_str(&serde_json::to_string(&row)?)?;

@@ -1,0 +1,194 @@
+//! What changed from one version of a tensor to the next.
+
+use gcodec::TensorView;
+use gcodec::tensor::element::{bits_at, ulp_diff};
+use rayon::prelude::*;
+use serde::Serialize;
+use std::ops::AddAssign;
+
+/// Classes of distances: 1, 2, 3 to 4, 5 to 8, 9 to 16 and so on, each to a power of two.
+pub(super) const CLASSES: usize = 64;
+/// Elements of a word of [`History`].
+const WORD: usize = 64;
+/// Words that one thread compares at a time.
+const WORDS: usize = 1024;
+
+/// Counts of the elements that changed in one step, or in several.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Change {
+    /// Elements that were compared.
+    pub(super) elements: u64,
+    /// Elements whose bits changed.
+    pub(super) changed: u64,
+    /// Of those, the ones that changed in an earlier step, too.
+    pub(super) again: u64,
+    /// Of those, the ones that changed in the step before, too.
+    pub(super) again_at_once: u64,
+    /// Changed elements by their distance in units in the last place: 1, 2, 3 to 4, 5 to 8, ..
+    #[serde(serialize_with = "until_last")]
+    pub(super) ulps: [u64; CLASSES],
+    /// Bytes of the step's blocks; null for files of tensors.
+    pub(super) bytes: Option<f64>,
+}
+
+impl Default for Change {
+    fn default() -> Self {
+        Self { elements: 0, changed: 0, again: 0, again_at_once: 0, ulps: [0; CLASSES], bytes: None }
+    }
+}
+
+impl AddAssign<&Self> for Change {
+    fn add_assign(&mut self, other: &Self) {
+        self.elements += other.elements;
+        self.changed += other.changed;
+        self.again += other.again;
+        self.again_at_once += other.again_at_once;
+        self.ulps.iter_mut().zip(&other.ulps).for_each(|(sum, count)| *sum += count);
+        self.bytes = match (self.bytes, other.bytes) {
+            (Some(a), Some(b)) => Some(a + b),
+            (a, b) => a.or(b),
+        };
+    }
+}
+
+impl Change {
+    /// Returns the share of elements that changed.
+    pub(super) fn density(&self) -> f64 {
+        self.changed as f64 / self.elements.max(1) as f64
+    }
+
+    /// Returns the share of the changed elements that `count` is; `None` if none changed.
+    pub(super) fn share(&self, count: u64) -> Option<f64> {
+        (self.changed > 0).then(|| count as f64 / self.changed as f64)
+    }
+
+    /// Returns the bits of the blocks for each element that changed.
+    pub(super) fn bits_per_change(&self) -> Option<f64> {
+        self.bytes.filter(|_| self.changed > 0).map(|bytes| bytes * 8.0 / self.changed as f64)
+    }
+}
+
+/// Writes the classes up to the last that is not empty.
+fn until_last<S: serde::Serializer>(ulps: &[u64; CLASSES], serializer: S) -> Result<S::Ok, S::Error> {
+    let len = ulps.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
+    ulps[..len].serialize(serializer)
+}
+
+/// Elements of a tensor that changed before, a bit for each: in the step before, and in any.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    last: Vec<u64>,
+    any: Vec<u64>,
+}
+
+impl History {
+    /// Returns the number of elements that changed at least once.
+    pub(super) fn ever(&self) -> u64 {
+        self.any.iter().map(|word| u64::from(word.count_ones())).sum()
+    }
+
+    /// Compares two versions of a tensor of one type and shape, and records what changed.
+    pub(super) fn compare(&mut self, old: &TensorView<'_>, new: &TensorView<'_>) -> Change {
+        let words = old.elements().div_ceil(WORD as u64) as usize;
+        self.last.resize(words, 0);
+        self.any.resize(words, 0);
+        let parts = self.last.par_chunks_mut(WORDS).zip(self.any.par_chunks_mut(WORDS)).enumerate();
+        let mut sum = parts
+            .map(|(number, (last, any))| {
+                let mut change = Change::default();
+                for (i, (last, any)) in last.iter_mut().zip(any).enumerate() {
+                    let word = compare_word(old, new, number * WORDS + i, &mut change.ulps);
+                    change.changed += u64::from(word.count_ones());
+                    change.again += u64::from((word & *any).count_ones());
+                    change.again_at_once += u64::from((word & *last).count_ones());
+                    *last = word;
+                    *any |= word;
+                }
+                change
+            })
+            .reduce(Change::default, |mut a, b| {
+                a += &b;
+                a
+            });
+        sum.elements = old.elements();
+        sum
+    }
+
+    /// Records a step in which nothing changed.
+    pub(super) fn rest(&mut self) {
+        self.last.fill(0);
+    }
+}
+
+/// Compares the 64 elements of a word; returns a bit for each that changed.
+fn compare_word(old: &TensorView<'_>, new: &TensorView<'_>, word: usize, ulps: &mut [u64; CLASSES]) -> u64 {
+    let dtype = old.dtype();
+    let bytes = WORD * dtype.bits() as usize / 8;
+    let range = word * bytes..((word + 1) * bytes).min(old.data().len());
+    if old.data()[range.clone()] == new.data()[range] {
+        return 0;
+    }
+    let first = (word * WORD) as u64;
+    let mut changed = 0;
+    for i in 0..(old.elements() - first).min(WORD as u64) {
+        let bits = bits_at(dtype, old.data(), first + i).zip(bits_at(dtype, new.data(), first + i));
+        if let Some((a, b)) = bits.filter(|(a, b)| a != b) {
+            changed |= 1 << i;
+            ulps[class(ulp_diff(dtype, a, b).unsigned_abs())] += 1;
+        }
+    }
+    changed
+}
+
+/// Returns the class of a distance of at least 1.
+fn class(distance: u64) -> usize {
+    (u64::BITS - distance.saturating_sub(1).leading_zeros()).min(CLASSES as u32 - 1) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gcodec::{Dtype, TensorBuf};
+
+    #[test]
+    fn distances_have_classes() {
+        let classes = [1, 2, 3, 4, 5, 8, 9, 16, 17, u64::MAX].map(class);
+        assert_eq!(classes, [0, 1, 2, 2, 3, 3, 4, 4, 5, 63]);
+    }
+
+    #[test]
+    fn changes_are_counted_with_what_changed_before() {
+        // Three versions of 200 integers: 0 and 199 change first, then 199 and 70.
+        let version = |changes: &[(usize, i16)]| {
+            let mut values = vec![0i16; 200];
+            changes.iter().for_each(|&(i, value)| values[i] = value);
+            let data = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+            TensorBuf::new(Dtype::I16, vec![200], data).unwrap()
+        };
+        let versions = [version(&[]), version(&[(0, 1), (199, -9)]), version(&[(0, 1), (199, 0), (70, 4)])];
+        let mut history = History::default();
+        let one = history.compare(&versions[0].view(), &versions[1].view());
+        assert_eq!((one.elements, one.changed, one.again, one.ulps[0], one.ulps[4]), (200, 2, 0, 1, 1));
+        let two = history.compare(&versions[1].view(), &versions[2].view());
+        assert_eq!((two.changed, two.again, two.again_at_once, two.ulps[2], two.ulps[4]), (2, 1, 1, 1, 1));
+        assert_eq!(history.ever(), 3);
+        history.rest();
+        let three = history.compare(&versions[2].view(), &versions[1].view());
+        assert_eq!((three.changed, three.again, three.again_at_once), (2, 2, 0));
+    }
+
+    #[test]
+    fn every_type_is_compared_by_its_bits() {
+        for dtype in Dtype::ALL {
+            let len = 65 * dtype.bits() as usize / 8 + usize::from(dtype.bits() == 4);
+            let elements = if dtype.bits() == 4 { 66 } else { 65 };
+            let a = TensorBuf::new(dtype, vec![elements], vec![0; len]).unwrap();
+            let mut b = a.clone();
+            // One in the last place of the last element.
+            let at = (len - dtype.bits().div_ceil(8) as usize).min(len - 1);
+            b.data_mut()[at] ^= if dtype.bits() == 4 { 0x10 } else { 1 };
+            let change = History::default().compare(&a.view(), &b.view());
+            assert_eq!((change.changed, change.ulps[0]), (1, 1), "{dtype}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! `gcodec audit`: what a run of deltas changes, step by step and layer by layer.
+
+mod change;
+mod table;
+
+use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::input::{DEFAULT_MAX_BYTES, Input};
+use crate::inspect::{Wanted, source};
+use crate::naming::Origin;
+use crate::options::{LimitArgs, check_one_stdin};
+use crate::output::print;
+use crate::progress::Progress;
+use crate::stream::{Base, Updates};
+use crate::tensors::kind::is_stream;
+use crate::tensors::{Dump, NamedTensor};
+use change::{Change, History};
+use gcodec::Limits;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+/// Show what a run of weights changes: how many elements, by how much, which again, at which cost
+///
+/// Reads streams of deltas, and files of whole weights: each is compared with the one before. An update of a
+/// stream that is no delta counts as whole weights.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A change is an element whose bits differ. Its size is in units in the last place (ulp): 1 is the next
+number of its type. `again` is the share of the changed elements that changed in an earlier step of
+the run, and `at once` of those that changed in the step directly before. `bits` are bits of the
+step's blocks for each changed element.
+
+Examples:
+  gcodec audit sync.gcu --base step0000.safetensors
+  gcodec audit sync.gcu --base step0000.safetensors --group 2
+  gcodec audit weights/ --csv > changes.csv")]
+pub(crate) struct Args {
+    /// Streams, files of whole weights, and folders of them, in the order of the run
+    #[arg(required = true, value_name = "CHAIN")]
+    inputs: Vec<PathBuf>,
+    /// Weights before the first delta
+    #[arg(long, value_name = "FILE")]
+    base: Option<PathBuf>,
+    /// Add up the tensors of each module: names that agree in their first DEPTH parts
+    #[arg(long, value_name = "DEPTH", value_parser = clap::value_parser!(u8).range(1..))]
+    group: Option<u8>,
+    /// Only the first N tensors
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    top: usize,
+    /// Print JSON
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// Print CSV: a line for each tensor of each step
+    #[arg(long)]
+    csv: bool,
+    #[command(flatten)]
+    limits: LimitArgs,
+}
+
+/// A step of the run.
+#[derive(Debug, Serialize)]
+struct Step {
+    file: String,
+    step: Option<u64>,
+    sender: Option<u64>,
+    #[serde(flatten)]
+    change: Change,
+    /// Tensors that changed.
+    tensors: Vec<Row>,
+}
+
+/// A tensor or a module.
+#[derive(Debug, Serialize)]
+struct Row {
+    name: String,
+    /// Elements that changed in any step, where the row is of all steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ever: Option<u64>,
+    #[serde(flatten)]
+    change: Change,
+}
+
+/// What a run changed.
+#[derive(Debug, Default, Serialize)]
+struct Audit {
+    elements: u64,
+    /// Elements that changed in any step.
+    ever: u64,
+    steps: Vec<Step>,
+    /// Tensors or modules over all steps.
+    tensors: Vec<Row>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args) -> Result<Outcome> {
+    check_one_stdin(args.inputs.iter().chain(&args.base))?;
+    let limits = args.limits.limits();
+    let mut chain = Chain { group: args.group.map(usize::from), ..Chain::default() };
+    if let Some(base) = &args.base {
+        chain.weights = Dump::open(base)?.tensors.into_iter().map(keyed).collect();
+    }
+    let files = source::files(&args.inputs)?;
+    let progress = Progress::new(files.len() as u64, "comparing", false);
+    for path in &files {
+        chain.add_file(path, &limits)?;
+        progress.add(1);
+    }
+    let audit = chain.finish();
+    if audit.steps.is_empty() {
+        return Err(Failure::usage("one version alone changes nothing; --base FILE is the one before"));
+    }
+    print(match (args.json, args.csv) {
+        (true, _) => serde_json::to_string_pretty(&audit).map_err(std::io::Error::from)? + "\n",
+        (_, true) => table::csv(&audit).map_err(std::io::Error::from)?,
+        _ => table::text(&audit, args.top),
+    })?;
+    Ok(Outcome::Well)
+}
+
+fn keyed(tensor: NamedTensor) -> (String, NamedTensor) {
+    (tensor.name().to_owned(), tensor)
+}
+
+/// The latest weights of a run, and what changed up to them.
+#[derive(Default)]
+struct Chain {
+    group: Option<usize>,
+    weights: BTreeMap<String, NamedTensor>,
+    history: HashMap<String, History>,
+    totals: BTreeMap<String, Change>,
+    steps: Vec<Step>,
+}
+
+impl Chain {
+    fn add_file(&mut self, path: &Path, limits: &Limits) -> Result<()> {
+        let input = Input::open(path, DEFAULT_MAX_BYTES)?;
+        if !is_stream(&input) {
+            let dump = Dump::open(path)?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let origin = Origin::of(&dump.metadata, &name);
+            return self.add(path, origin, dump.tensors, None).in_file(path);
+        }
+        let updates = Updates::open(&input, limits).in_file(path)?;
+        let wanted = Wanted { each: true, ..Wanted::default() };
+        let (report, _) = source::read(path, &wanted, limits)?;
+        for number in 0..updates.len() {
+            let header = updates.header(number);
+            let origin = Origin { step: Some(header.step), sender: Some(header.sender), ..Origin::default() };
+            let bytes = report
+                .updates
+                .get(number)
+                .filter(|_| header.delta.is_some())
+                .map(|update| update.tensors.iter().map(|t| (t.name.clone(), t.bits() / 8.0)).collect());
+            let base: Base<'_> = self.weights.iter().map(|(name, t)| (name.clone(), t.view())).collect();
+            let tensors = updates.decode(number, |_| true, &base).in_file(path)?;
+            self.add(path, origin, tensors, bytes).in_file(path)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a version. Tensors that it does not have stay as they are.
+    fn add(
+        &mut self,
+        path: &Path,
+        origin: Origin,
+        tensors: Vec<NamedTensor>,
+        bytes: Option<HashMap<String, f64>>,
+    ) -> Result<()> {
+        if self.weights.is_empty() {
+            self.weights = tensors.into_iter().map(keyed).collect();
+            return Ok(());
+        }
+        let mut rows: BTreeMap<String, Change> = BTreeMap::new();
+        let mut new: BTreeMap<String, NamedTensor> = tensors.into_iter().map(keyed).collect();
+        if let Some(name) = new.keys().find(|name| !self.weights.contains_key(*name)) {
+            let what = format!("tensor {name:?} is not in the version before: that is of another model");
+            return Err(Failure::usage(what));
+        }
+        for (name, old) in &mut self.weights {
+            let history = self.history.entry(name.clone()).or_default();
+            let mut change = match new.remove(name) {
+                None => {
+                    history.rest();
+                    Change { elements: old.view().elements(), ..Change::default() }
+                }
+                Some(tensor) => {
+                    if (tensor.view().dtype(), tensor.view().shape())
+                        != (old.view().dtype(), old.view().shape())
+                    {
+                        return Err(Failure::usage(format_args!(
+                            "tensor {name:?} has another type or shape than in the version before"
+                        )));
+                    }
+                    let change = history.compare(&old.view(), &tensor.view());
+                    *old = tensor;
+                    change
+                }
+            };
+            change.bytes = bytes.as_ref().map(|bytes| bytes.get(name).copied().unwrap_or_default());
+            *rows.entry(module(name, self.group)).or_default() += &change;
+        }
+        let mut sum = Change::default();
+        for (name, change) in &rows {
+            sum += change;
+            *self.totals.entry(name.clone()).or_default() += change;
+        }
+        rows.retain(|_, change| change.changed > 0 || change.bytes > Some(0.0));
+        let tensors = rows.into_iter().map(|(name, change)| Row { name, ever: None, change }).collect();
+        let file = path.display().to_string();
+        self.steps.push(Step { file, step: origin.step, sender: origin.sender, change: sum, tensors });
+        Ok(())
+    }
+
+    fn finish(self) -> Audit {
+        let mut ever: BTreeMap<String, u64> = BTreeMap::new();
+        for (name, history) in &self.history {
+            *ever.entry(module(name, self.group)).or_default() += history.ever();
+        }
+        let mut tensors: Vec<Row> = self
+            .totals
+            .into_iter()
+            .map(|(name, change)| Row { ever: ever.get(&name).copied(), name, change })
+            .collect();
+        let cost = |row: &Row| (row.change.bytes.unwrap_or_default(), row.change.changed);
+        tensors.sort_by(|a, b| {
+            let ((a, changed_a), (b, changed_b)) = (cost(a), cost(b));
+            b.total_cmp(&a).then(changed_b.cmp(&changed_a))
+        });
+        Audit {
+            elements: self.weights.values().map(|t| t.view().elements()).sum(),
+            ever: ever.values().sum(),
+            steps: self.steps,
+            tensors,
+        }
+    }
+}
+
+/// Returns the module of a tensor: the first parts of its name, or all of it.
+fn module(name: &str, depth: Option<usize>) -> String {
+    match depth {
+        None => name.to_owned(),
+        Some(depth) => name.split(['.', '/']).take(depth).collect::<Vec<_>>().join("."),
+    }
+}

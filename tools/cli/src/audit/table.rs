@@ -1,0 +1,134 @@
+//! An audit as text and as CSV.
+
+use super::change::Change;
+use super::{Audit, Step};
+use crate::inspect::{csv_lines, view};
+use crate::output::{Align, Table, counted, thousands};
+use serde::Serialize;
+
+/// Distances with columns of their own: 1, 2, 3 to 4, 5 to 8. The last column has all others.
+const SHOWN: usize = 4;
+/// Most lines of steps.
+const STEPS: usize = 16;
+
+/// Formats an audit: a table of the steps, and one of the tensors over all steps.
+pub(super) fn text(audit: &Audit, top: usize) -> String {
+    let sum = audit.steps.iter().fold(Change::default(), |mut sum, step| {
+        sum += &step.change;
+        sum
+    });
+    let mut out = format!(
+        "{}, {} elements; {} of them changed at least once\n\n",
+        counted(audit.steps.len() as u64, "step"),
+        thousands(audit.elements),
+        view::percent(audit.ever as f64 / audit.elements.max(1) as f64),
+    );
+    let mut steps = Table::new(&[&[("step", Align::Right), ("sender", Align::Right)], &COLUMNS[..]].concat());
+    let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |n| n.to_string());
+    let row = |step: &Step| [vec![number(step.step), number(step.sender)], cells(&step.change)].concat();
+    // Of many steps, the first and the last.
+    let (first, last) = match audit.steps.len() {
+        len if len <= STEPS => (&audit.steps[..], &[][..]),
+        len => (&audit.steps[..STEPS / 2], &audit.steps[len - STEPS / 2..]),
+    };
+    first.iter().for_each(|step| steps.row(row(step)));
+    if !last.is_empty() {
+        let mut gap = vec![String::new(); COLUMNS.len() + 2];
+        gap[0] = "..".to_owned();
+        steps.row(gap);
+        last.iter().for_each(|step| steps.row(row(step)));
+    }
+    steps.row([vec!["all".to_owned(), String::new()], cells(&sum)].concat());
+    out += &steps.to_string();
+    let mut tensors =
+        Table::new(&[&[("tensor", Align::Left)], &COLUMNS[..], &[("ever", Align::Right)]].concat());
+    let of_one = (audit.steps.len() as u64).max(1);
+    for row in audit.tensors.iter().filter(|row| row.change.changed > 0).take(top) {
+        let elements = (row.change.elements / of_one).max(1);
+        let ever = view::share(row.ever.map(|ever| ever as f64 / elements as f64));
+        tensors.row([vec![row.name.clone()], cells(&row.change), vec![ever]].concat());
+    }
+    let changed = audit.tensors.iter().filter(|row| row.change.changed > 0).count();
+    out += "\n";
+    out += &tensors.to_string();
+    let more = changed.saturating_sub(top);
+    if more > 0 {
+        out += &format!("{} more: --top\n", thousands(more as u64));
+    }
+    let same = audit.tensors.len() - changed;
+    if same > 0 {
+        out += &format!("{} did not change\n", counted(same as u64, "tensor"));
+    }
+    out
+}
+
+const COLUMNS: [(&str, Align); 11] = [
+    ("changed", Align::Right),
+    ("density", Align::Right),
+    ("again", Align::Right),
+    ("at once", Align::Right),
+    ("bytes", Align::Right),
+    ("bits", Align::Right),
+    ("1 ulp", Align::Right),
+    ("2", Align::Right),
+    ("3..4", Align::Right),
+    ("5..8", Align::Right),
+    (">8", Align::Right),
+];
+
+fn cells(change: &Change) -> Vec<String> {
+    let share = |count: u64| change.share(count).map_or_else(|| "-".to_owned(), view::percent);
+    let none = || "-".to_owned();
+    let mut cells = vec![
+        thousands(change.changed),
+        view::percent(change.density()),
+        share(change.again),
+        share(change.again_at_once),
+        change.bytes.map_or_else(none, |bytes| view::bytes(bytes.round() as u64)),
+        change.bits_per_change().map_or_else(none, |bits| format!("{bits:.2}")),
+    ];
+    cells.extend(change.ulps[..SHOWN].iter().map(|&count| share(count)));
+    cells.push(share(change.ulps[SHOWN..].iter().sum()));
+    cells
+}
+
+/// A tensor of a step as CSV has it.
+#[derive(Serialize)]
+struct Line<'a> {
+    file: &'a str,
+    step: Option<u64>,
+    sender: Option<u64>,
+    name: &'a str,
+    elements: u64,
+    changed: u64,
+    again: u64,
+    again_at_once: u64,
+    bytes: Option<f64>,
+    ulp_1: u64,
+    ulp_2: u64,
+    ulp_3_to_4: u64,
+    ulp_5_to_8: u64,
+    ulp_more: u64,
+}
+
+/// Formats an audit as CSV: a line for each tensor that changed in a step.
+pub(super) fn csv(audit: &Audit) -> serde_json::Result<String> {
+    csv_lines(audit.steps.iter().flat_map(|step| {
+        step.tensors.iter().map(move |row| Line {
+            file: &step.file,
+            step: step.step,
+            sender: step.sender,
+            name: &row.name,
+            elements: row.change.elements,
+            changed: row.change.changed,
+            again: row.change.again,
+            again_at_once: row.change.again_at_once,
+            bytes: row.change.bytes,
+            ulp_1: row.change.ulps[0],
+            ulp_2: row.change.ulps[1],
+            ulp_3_to_4: row.change.ulps[2],
+            ulp_5_to_8: row.change.ulps[3],
+            ulp_more: row.change.ulps[SHOWN..].iter().sum(),
+        })
+    }))
+}

@@ -1,0 +1,209 @@
+//! `gcodec convert`: turns the updates of other projects into streams.
+
+mod chunks;
+mod pairs;
+mod slime;
+
+use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
+use crate::input::is_standard;
+use crate::naming::Origin;
+use crate::options::{check_one_stdin, check_output_is_new};
+use crate::output::{Counted, Output, counted, human_bytes, note};
+use crate::plan;
+use crate::tensors::{Dump, NamedTensor};
+use gcodec::compress::{self, Input, Options};
+use gcodec::frame::{Metadata, UpdateHeader};
+use gcodec::stream::EncodeOptions;
+use gcodec::tensor::Dtype;
+use gcodec::{Codec, Writer};
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+
+/// Turn the sparse updates of other projects into streams, so that inspect, view and audit read them
+///
+/// Every value is kept bit for bit; entries of value zero, which change nothing, are left out.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Layouts:
+  pairs  a .pt, .npz or .safetensors of indices and values: a list of (indices, values) in the order
+         of --like, a dict of them, or NAME.indices and NAME.values. The indices count the elements
+         of the flattened tensor
+  demo   DeMo, SparseLoCo and templar: NAMEidxs and NAMEvals, positions in chunks of at most --chunk
+         by --chunk elements, 12-bit indices and 8-bit values with their lookup tables included.
+         With --dct the values are coefficients of DeMo's cosine transform
+  slime  a folder of slime or miles, weight_vNNNNNN: bytes that differ from --base, as XOR or as
+         positions and bytes. The checksums of the results are verified. The folders become deltas,
+         each made against the one before
+
+Examples:
+  gcodec convert topk_step0200_rank3.pt -o topk.gcu --layout pairs --like model.safetensors
+  gcodec convert peer7.pt -o peer7.gcu --layout demo --like model.safetensors
+  gcodec convert weight_v000001 weight_v000002 -o sync.gcu --layout slime --base hf/model.safetensors")]
+pub(crate) struct Args {
+    /// Updates; each becomes one of the stream
+    #[arg(required = true, value_name = "IN")]
+    inputs: Vec<PathBuf>,
+    /// Stream to write; `-` is standard output
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// Layout of the updates
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Layout,
+    /// File with tensors of the model: their names, shapes and order
+    #[arg(long, value_name = "FILE", required_if_eq_any([("layout", "pairs"), ("layout", "demo")]))]
+    like: Option<PathBuf>,
+    /// Weights before the first update
+    #[arg(long, value_name = "FILE", required_if_eq("layout", "slime"))]
+    base: Option<PathBuf>,
+    /// Longest side of a chunk
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    chunk: u64,
+    /// Undo DeMo's cosine transform
+    #[arg(long)]
+    dct: bool,
+    /// Step of the first update, the next ones follow [default: the step in the metadata or the name of each]
+    #[arg(long, value_name = "N")]
+    step: Option<u64>,
+}
+
+/// Layout of an update.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Layout {
+    /// Indices and values
+    Pairs,
+    /// Positions in chunks
+    Demo,
+    /// Bytes that differ
+    Slime,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    let files = || args.inputs.iter().chain(&args.like).chain(&args.base);
+    check_one_stdin(files())?;
+    check_output_is_new(&args.output, files())?;
+    if args.dct && args.layout != Layout::Demo {
+        return Err(Failure::usage("--dct is for the layout demo"));
+    }
+    let like = args.like.as_deref().map(Dump::open).transpose()?;
+    let mut base = args.base.as_deref().map(Dump::open).transpose()?;
+    let mut writer = Writer::new(Counted::new(Output::create(&args.output)?), EncodeOptions::default());
+    let mut kept = 0;
+    for (path, number) in args.inputs.iter().zip(0u64..) {
+        let update = args.read(path, like.as_ref(), base.as_ref()).in_file(path)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let origin = Origin::of(&update.metadata, &name);
+        let step = match args.step {
+            Some(first) => first.saturating_add(number),
+            None => origin.step.or(update.version).unwrap_or(number),
+        };
+        let header = UpdateHeader::default()
+            .with_step(step)
+            .with_sender(origin.sender.unwrap_or(0))
+            .with_label(update.label.clone());
+        kept += write(&mut writer, header, &update, base.as_ref()).map_err(|f| f.in_output(&args.output))?;
+        if base.is_some() {
+            base = Some(Dump { tensors: update.tensors, ..Dump::default() });
+        }
+    }
+    let bytes = writer.finish().and_then(|out| Ok(out.finish()?)).in_output(&args.output)?;
+    if !quiet {
+        let name = if is_standard(&args.output) {
+            "standard output".into()
+        } else {
+            args.output.display().to_string()
+        };
+        note(format_args!(
+            "{name}: {}, {} in {}",
+            counted(args.inputs.len() as u64, "update"),
+            counted(kept, "block"),
+            human_bytes(bytes)
+        ));
+    }
+    Ok(Outcome::Well)
+}
+
+/// An update of another project.
+struct Foreign {
+    /// All tensors, dense.
+    tensors: Vec<NamedTensor>,
+    label: String,
+    metadata: BTreeMap<String, String>,
+    version: Option<u64>,
+}
+
+impl Args {
+    fn read(&self, path: &std::path::Path, like: Option<&Dump>, base: Option<&Dump>) -> Result<Foreign> {
+        match (self.layout, like, base) {
+            (Layout::Slime, _, Some(base)) => slime::read(path, base),
+            (Layout::Pairs, Some(like), _) => pairs::read(&Dump::open(path)?, like),
+            (Layout::Demo, Some(like), _) => {
+                let grid = chunks::Grid { longest: self.chunk, dct: self.dct };
+                chunks::read(&Dump::open(path)?, like, grid)
+            }
+            _ => Err(Failure::usage("--like, or for the layout slime --base, is needed")),
+        }
+    }
+}
+
+/// Writes an update; returns the number of its blocks.
+fn write<W: std::io::Write>(
+    writer: &mut Writer<W>,
+    header: UpdateHeader,
+    update: &Foreign,
+    base: Option<&Dump>,
+) -> Result<u64> {
+    if !update.metadata.is_empty() {
+        writer.metadata(&Metadata { entries: update.metadata.clone() })?;
+    }
+    let bases: HashMap<&str, &NamedTensor> =
+        base.iter().flat_map(|dump| &dump.tensors).map(|t| (t.name(), t)).collect();
+    let inputs: Vec<Input<'_>> = update
+        .tensors
+        .iter()
+        .zip(0u64..)
+        .map(|(t, tensor)| {
+            let base = bases.get(t.name()).map(|base| base.view());
+            Input { tensor, name: t.name(), view: t.view(), base }
+        })
+        .collect();
+    let manifest = plan::manifest_of(update.tensors.iter().map(|t| (t.name(), t.view())))?;
+    let codecs = match base {
+        Some(_) => vec!["delta".parse().map_err(Failure::usage)?; inputs.len()],
+        None => inputs.iter().map(|input| exact(&input.view)).collect::<Result<Vec<_>>>()?,
+    };
+    let compressed = compress::compress(&inputs, &codecs, &Options::default(), None)
+        .map_err(|e| plan::explain(e, &manifest))?;
+    let header = match base {
+        Some(_) => header.with_delta(Some(compress::deltas(&inputs, &compressed))),
+        None => header,
+    };
+    let explained = |e| crate::stream::explain(e, Some(&manifest));
+    writer.update(&header, &manifest, &compressed).map_err(explained)?;
+    Ok(compressed.len() as u64)
+}
+
+/// Returns a codec that keeps every value: the sparse one, unless it cannot or would not pay.
+fn exact(view: &gcodec::TensorView<'_>) -> Result<Codec> {
+    let values = match view.dtype() {
+        Dtype::F32 => "f32",
+        Dtype::F16 => "f16",
+        Dtype::Bf16 => "bf16",
+        _ => return Ok(Codec::Lossless),
+    };
+    let stats = gcodec::reduce::stats::Stats::of(view, &gcodec::reduce::stats::Options::default());
+    match stats.nan + stats.infinite > 0 || stats.nonzero() * 2 > stats.elements {
+        true => Ok(Codec::Lossless),
+        false => format!("topk:density=1,values={values}").parse().map_err(Failure::usage),
+    }
+}
+
+/// Finds the tensor of the model that a name or a number of the update stands for.
+fn of_model<'a>(like: &'a Dump, name: &str) -> Result<&'a NamedTensor> {
+    let tensors = &like.tensors;
+    let by_number = || tensors.get(name.parse::<usize>().ok()?);
+    tensors.iter().find(|t| t.name() == name).or_else(by_number).ok_or_else(|| {
+        let hint = crate::naming::did_you_mean(name, tensors.iter().map(NamedTensor::name));
+        Failure::usage(format_args!("--like has no tensor {name:?}{hint}"))
+    })
+}
