@@ -6,12 +6,15 @@ mod classed;
 mod ints;
 mod walk;
 
+use crate::inspect::Wanted;
+use crate::options::is_wanted;
 use block::{Around, Over, block, digest};
 use gcodec::Limits;
 use gcodec::block::{RawBlock, SupportId};
 use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, Manifest, PREAMBLE_LEN, UpdatePart};
 use gcodec::stream::{Body, Event, SliceReader};
 use ints::table;
+use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
@@ -20,41 +23,54 @@ use walk::{Result, Stop, Walk, short_hex};
 
 /// A piece of a stream: the preamble or a frame.
 pub(crate) struct Annotated {
+    /// Number of the frame; `None` for the preamble.
+    pub(crate) frame: Option<u64>,
     /// Offset of its first byte.
     #[cfg_attr(not(test), expect(dead_code, reason = "compared with the annotations by tests"))]
     pub(crate) offset: u64,
     /// Number of its bytes.
     #[cfg_attr(not(test), expect(dead_code, reason = "compared with the annotations by tests"))]
     pub(crate) len: u64,
-    /// Annotations of all its bytes.
+    /// Annotations of its bytes: of all, or of those that are asked for.
     pub(crate) lines: Vec<Line>,
 }
 
-/// Annotates a stream, or one frame of it. An error ends it, and comes with the annotations up to there.
+/// Annotates a stream, or the parts of it that are wanted: of these, an update's headers and the blocks of the
+/// wanted tensors. An error ends it, and comes with the annotations up to there.
 pub(crate) fn annotate(
     bytes: &[u8],
-    frame: Option<u64>,
+    wanted: &Wanted,
     limits: &Limits,
 ) -> (Vec<Annotated>, Option<gcodec::Error>) {
+    let frame = wanted.frame;
     let mut out = Vec::new();
     let mut known = Known::default();
     for event in SliceReader::new(bytes, limits.clone()) {
         match event {
             Err(error) => return (out, Some(error)),
-            Ok(Event::Preamble(_)) if frame.is_none() => {
+            Ok(Event::Preamble(_)) if frame.is_none() && !wanted.is_part() => {
                 let mut walk = Walk::new(&bytes[..PREAMBLE_LEN], 0);
                 let result = preamble(&mut walk);
-                out.push(Annotated { offset: 0, len: PREAMBLE_LEN as u64, lines: walk.finish(result) });
+                let (len, lines) = (PREAMBLE_LEN as u64, walk.finish(result));
+                out.push(Annotated { frame: None, offset: 0, len, lines });
             }
             Ok(Event::Frame(info, body)) => {
                 known.see(&body);
-                if frame.is_none_or(|f| f == info.number) {
+                if frame.is_none_or(|f| f == info.number) && is_shown(&body, wanted) {
                     let start = info.offset as usize;
                     let slice = &bytes[start..start + info.len() as usize];
                     let mut walk = Walk::new(slice, info.offset);
                     let result = known.frame(&mut walk, &info.header);
-                    let lines = walk.finish(result);
-                    out.push(Annotated { offset: info.offset, len: info.len(), lines });
+                    let mut lines = walk.finish(result);
+                    if let (Some(_), Body::Update(part)) = (&wanted.tensor, &body) {
+                        lines = only_tensors(lines, part, wanted);
+                    }
+                    out.push(Annotated {
+                        frame: Some(info.number),
+                        offset: info.offset,
+                        len: info.len(),
+                        lines,
+                    });
                 }
                 if frame == Some(info.number) {
                     break;
@@ -64,6 +80,89 @@ pub(crate) fn annotate(
         }
     }
     (out, None)
+}
+
+/// Whether a frame is wanted: where steps, senders or tensors are asked for, only updates are.
+fn is_shown(body: &Body<'_>, wanted: &Wanted) -> bool {
+    match body {
+        Body::Update(part) => {
+            let header = &part.header;
+            let has = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
+            wanted.update(Some(header.step), Some(header.sender))
+                && part.blocks.iter().any(|raw| names(part, raw).any(has))
+        }
+        _ => !wanted.is_part(),
+    }
+}
+
+/// Returns the names of a block's tensors.
+fn names<'a>(part: &'a UpdatePart<'_>, raw: &RawBlock<'_>) -> impl Iterator<Item = &'a str> {
+    let infos = part.manifest.tensors().iter();
+    infos.skip(raw.scope.first() as usize).take(raw.space.lens.len()).map(|info| info.name.as_str())
+}
+
+/// Leaves out the blocks of an update that hold none of the wanted tensors.
+fn only_tensors(lines: Vec<Line>, part: &UpdatePart<'_>, wanted: &Wanted) -> Vec<Line> {
+    let mut blocks = part.blocks.iter();
+    let mut is_kept = true;
+    let keeps = |line: &Line| {
+        if let Line::Heading { depth, text } = line {
+            match depth {
+                0 => is_kept = true,
+                1 if text.starts_with("block ") => {
+                    is_kept = blocks.next().is_some_and(|raw| {
+                        names(part, raw).any(|name| is_wanted(wanted.tensor.as_ref(), name))
+                    });
+                }
+                _ => {}
+            }
+        }
+        is_kept
+    };
+    lines.into_iter().filter(keeps).collect()
+}
+
+/// A field as JSON has it.
+#[derive(Serialize)]
+struct FieldRow<'a> {
+    /// Number of the frame; null for the preamble.
+    frame: Option<u64>,
+    offset: u64,
+    bytes: usize,
+    /// Headings that the field stands under.
+    path: &'a [&'a str],
+    name: &'a str,
+    value: &'a str,
+    meaning: &'a str,
+}
+
+/// Formats annotations as JSON: an array of fields in the order of the stream, one in a line.
+pub(crate) fn json(annotated: &[Annotated]) -> serde_json::Result<String> {
+    let mut rows = Vec::new();
+    for piece in annotated {
+        let mut path: Vec<&str> = Vec::new();
+        for line in &piece.lines {
+            match line {
+                Line::Heading { depth, text } => {
+                    path.truncate(*depth);
+                    path.push(text);
+                }
+                Line::Field(field) => {
+                    path.truncate(field.depth);
+                    rows.push(serde_json::to_string(&FieldRow {
+                        frame: piece.frame,
+                        offset: field.offset,
+                        bytes: field.len,
+                        path: &path,
+                        name: &field.name,
+                        value: &field.value,
+                        meaning: &field.meaning,
+                    })?);
+                }
+            }
+        }
+    }
+    Ok(format!("[{}]\n", rows.join(",\n")))
 }
 
 /// Formats annotations as text: offset, bytes, field, value, meaning. `bytes` are the whole stream.

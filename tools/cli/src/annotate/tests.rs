@@ -191,7 +191,7 @@ fn kept(support: &Support, in_set: usize) -> usize {
 
 /// Records the names of the fields and checks that they are contiguous.
 fn check_cover(bytes: &[u8], names: &mut BTreeSet<String>) {
-    let (pieces, error) = annotate(bytes, None, &Limits::default());
+    let (pieces, error) = annotate(bytes, &Wanted::default(), &Limits::default());
     assert!(error.is_none(), "{error:?}");
     let mut at = 0;
     for piece in &pieces {
@@ -342,7 +342,7 @@ fn chunks_segments_references_and_shared_tables_are_covered() {
 
 /// Returns the fields of the first update of a stream, without the annotations of other frames.
 fn update_fields(bytes: &[u8]) -> Vec<Field> {
-    let (pieces, _) = annotate(bytes, None, &Limits::default());
+    let (pieces, _) = annotate(bytes, &Wanted::default(), &Limits::default());
     let update = pieces
         .into_iter()
         .map(|piece| piece.lines)
@@ -527,7 +527,7 @@ fn other_frames_are_covered() {
 #[test]
 fn what_cannot_be_read_is_shown_as_such() {
     let bytes = Encoder::new(EncodeOptions::default()).finish_empty();
-    let (pieces, error) = annotate(&bytes[..bytes.len() - 1], None, &Limits::default());
+    let (pieces, error) = annotate(&bytes[..bytes.len() - 1], &Wanted::default(), &Limits::default());
     assert!(error.is_some());
     assert_eq!(pieces.len(), 2, "the preamble and the index");
     let mut walk = Walk::new(&[1, 2, 3], 10);

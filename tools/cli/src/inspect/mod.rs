@@ -21,6 +21,7 @@ use crate::output::{Output, human_bytes, note, print, warn};
 use crate::terminal::Terminal;
 use gcodec::Limits;
 use listing::Sort;
+pub(crate) use listing::lines as csv_lines;
 pub(crate) use report::{Report, Wanted};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -47,7 +48,8 @@ fields before the blocks. `all` is the whole update.
 docs/inspect.schema.json describes the output of --json without --tensors.
 
 --annotate prints for each field: offset, bytes, name, value and meaning. A field longer than
-32 bytes is shortened.
+32 bytes is shortened. With --step, --sender or --tensor it prints updates only, and of them the
+headers and the blocks of these tensors. With --json, an array has an object for each field.
 
 Examples:
   gcodec inspect run.gcu
@@ -59,7 +61,8 @@ Examples:
   gcodec inspect dumps/ --html report.html
   gcodec inspect run.gcu --json | jq '.updates[].bits_per_parameter'
   gcodec inspect run.gcu --coding
-  gcodec inspect run.gcu --annotate --frame 1")]
+  gcodec inspect run.gcu --annotate --frame 1
+  gcodec inspect run.gcu --annotate --step 200 --tensor fc.weight --json")]
 pub(crate) struct Args {
     /// Streams, files of tensors, and folders of them; `-` is standard input
     #[arg(required = true, value_name = "IN")]
@@ -83,7 +86,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     sender: Option<u64>,
     /// Only tensors whose names match; one tensor is shown with its exponents and a map of its elements
-    #[arg(long, value_name = "GLOB", conflicts_with = "annotate")]
+    #[arg(long, value_name = "GLOB")]
     tensor: Option<NameGlob>,
     /// Read every element of large inputs, too: norms, NaN, exponents, damage
     #[arg(long)]
@@ -95,7 +98,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["annotate", "coding", "csv", "json", "frame"])]
     html: Option<PathBuf>,
     /// Print JSON
-    #[arg(long, conflicts_with_all = ["annotate", "csv"])]
+    #[arg(long, conflicts_with = "csv")]
     json: bool,
     /// Print CSV: a line for each update, or with --tensors for each tensor of each update
     #[arg(long, conflicts_with = "annotate")]
@@ -117,11 +120,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin(args.inputs.iter().chain(&args.against))?;
     let limits = args.limits.limits();
+    let wanted = args.wanted();
     if args.annotate {
         let path = args.one_input("--annotate")?;
-        return annotated(args, &Input::open(path, DEFAULT_MAX_BYTES)?).in_file(path);
+        return annotated(args, &wanted, &Input::open(path, DEFAULT_MAX_BYTES)?).in_file(path);
     }
-    let wanted = args.wanted();
     if let Some(page) = &args.html {
         return args.write_html(page, &wanted, &limits);
     }
@@ -319,16 +322,27 @@ impl Args {
     }
 }
 
-fn annotated(args: &Args, bytes: &[u8]) -> Result<Outcome> {
-    if bytes.len() > SMALL && args.frame.is_none() {
-        note("a large stream: --frame N shows one frame of it");
+fn annotated(args: &Args, wanted: &Wanted, bytes: &[u8]) -> Result<Outcome> {
+    if bytes.len() > SMALL && args.frame.is_none() && !wanted.is_part() {
+        note("a large stream: --frame N shows one frame of it, --step and --tensor a part");
     }
-    let (pieces, error) = annotate::annotate(bytes, args.frame, &args.limits.limits());
-    print(annotate::text(&pieces, bytes))?;
+    let (pieces, error) = annotate::annotate(bytes, wanted, &args.limits.limits());
+    print(match args.json {
+        true => annotate::json(&pieces).map_err(std::io::Error::from)?,
+        false => annotate::text(&pieces, bytes),
+    })?;
     match error {
         Some(error) => Err(crate::stream::explain(error, None)),
-        None if pieces.is_empty() => Err(no_frame(args)),
-        None => Ok(Outcome::Well),
+        None if !pieces.is_empty() => Ok(Outcome::Well),
+        None if wanted.is_part() => {
+            let known = args.names();
+            let hint = wanted
+                .tensor
+                .as_ref()
+                .map_or(String::new(), |glob| did_you_mean(glob.text(), known.iter().map(String::as_str)));
+            Err(Failure::usage(format_args!("no update has this step, sender and tensor{hint}")))
+        }
+        None => Err(no_frame(args)),
     }
 }
 

@@ -40,8 +40,8 @@ pub(crate) fn render(reports: &[Report], tensors: &[Tensor], terminal: &Terminal
         lines.push(String::new());
         lines.extend(updates(&rows, reports.len() > 1, terminal));
     }
-    // One tensor needs no comparison.
-    if tensors.len() > 1 || rows.is_empty() {
+    // One tensor needs no comparison, and a stream that is lost has none.
+    if tensors.len() > 1 || (rows.is_empty() && !tensors.is_empty()) {
         lines.push(String::new());
         lines.extend(costs(tensors, terminal));
     }

@@ -167,7 +167,8 @@ impl App {
         let &frame = self.update().frames.first()?;
         if self.bytes.as_ref().is_none_or(|(at, _)| *at != self.current) {
             let input = Input::open(&self.paths[self.updates[self.current].0], DEFAULT_MAX_BYTES).ok()?;
-            let (pieces, _) = annotate::annotate(&input, Some(frame), &self.limits);
+            let wanted = Wanted { frame: Some(frame), ..Wanted::default() };
+            let (pieces, _) = annotate::annotate(&input, &wanted, &self.limits);
             let lines: Vec<Line> = pieces.into_iter().flat_map(|piece| piece.lines).collect();
             let fields =
                 || lines.iter().filter_map(|line| if let Line::Field(f) = line { Some(f) } else { None });

@@ -5,6 +5,24 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+/// Codecs of every kind of block.
+pub const CODECS: [&str; 14] = [
+    "raw",
+    "lossless",
+    "topk:density=0.01",
+    "topk:k=5",
+    "topk:density=0.01,scope=global,positions=rice",
+    "topk:density=0.01,values=bf16,positions=tokens",
+    "topk:density=0.1,values=f16,positions=bitmap",
+    "topk:density=0.01,values=pow2",
+    "topk:density=0.01,values=sign",
+    "topk:density=0.01,values=q4",
+    "threshold:at=0.01",
+    "sbc:density=0.001",
+    "natural",
+    "qsgd:bits=4,bucket=512",
+];
+
 /// A directory of one test, removed with its contents when dropped.
 pub struct Dir(tempfile::TempDir);
 
