@@ -3,7 +3,7 @@
     data = gcodec.encode({"w": gradient}, gcodec.TopK(density=0.01, values="bf16"))
     tensors = gcodec.decode(data, framework="torch")
 
-`Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream.
+`Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream, `stats` on tensors.
 `Options` holds the options of everything that compresses.
 """
 
@@ -42,6 +42,7 @@ from gcodec.patches import Patch, Patches, patches
 from gcodec.reduction import reduce
 from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
 from gcodec.shards import Shard, shards
+from gcodec.statistics import Stats, stats
 from gcodec.stream import Decoder, Reader, Update, Writer
 
 __all__ = [
@@ -82,6 +83,7 @@ __all__ = [
     "Shard",
     "Sidco",
     "Sign",
+    "Stats",
     "Stc",
     "Tensor",
     "TensorReport",
@@ -102,5 +104,6 @@ __all__ = [
     "reduce",
     "set_num_threads",
     "shards",
+    "stats",
     "store",
 ]

@@ -37,6 +37,10 @@ class TensorReport:
 
     The bits of a block that spans several tensors are divided in proportion to their kept values. `kept` and
     `density` are None if only the base of a delta tells them; these bits are divided by elements.
+
+    `norm` to `zeros` are those of the finite elements of the dense tensor; None for a delta and for values that
+    need another tensor or a model. `nan` and `infinite` are None for integers, too. `first_nan` and
+    `first_infinite` are indices in the flattened tensor.
     """
 
     name: str
@@ -50,6 +54,16 @@ class TensorReport:
     position_bits: float
     value_bits: float
     overhead_bits: float
+    norm: float | None
+    mean: float | None
+    std: float | None
+    min: float | None
+    max: float | None
+    zeros: int | None
+    nan: int | None
+    infinite: int | None
+    first_nan: int | None
+    first_infinite: int | None
 
     @property
     def density(self) -> float | None:
@@ -64,7 +78,10 @@ class TensorReport:
 
 @dataclass(frozen=True, repr=False)
 class UpdateReport:
-    """An update with all its parts. `tensors` lists the tensors that a block covers."""
+    """An update with all its parts. `tensors` lists the tensors that a block covers.
+
+    `norm` is the L2 norm of the finite elements; None if the update alone does not determine them.
+    """
 
     step: int
     round: int
@@ -82,6 +99,10 @@ class UpdateReport:
     elements: int
     source_bytes: int
     kept: int
+    norm: float | None
+    zeros: int
+    nan: int
+    infinite: int
     tensors: list[TensorReport]
 
     @property

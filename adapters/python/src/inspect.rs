@@ -1,8 +1,10 @@
-//! Reports on streams, with the fields of `gcodec inspect --json` (docs/inspect.schema.json).
+//! Reports on streams, with the fields of `gcodec inspect --json` (docs/inspect.schema.json), and statistics
+//! of tensors.
 
 use gcodec::Error;
 use gcodec::block::RawBlock;
-use gcodec::frame::{Budget, TensorInfo, UpdatePart, VERSION_MAJOR};
+use gcodec::frame::{Budget, Delta, TensorInfo, UpdatePart, VERSION_MAJOR};
+use gcodec::reduce::stats::{Options, Stats};
 use gcodec::stream::{Body, Event, SliceReader};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -10,6 +12,7 @@ use rayon::prelude::*;
 
 use crate::decode::{Bytes, reduction_name};
 use crate::limits::PyLimits;
+use crate::named::{Given, borrow, views};
 use crate::{errors, threads};
 
 #[derive(Default)]
@@ -40,6 +43,8 @@ struct Counts {
     all: u64,
     /// By tensor of the scope; `None` if only the base of a delta tells.
     each: Option<Vec<u64>>,
+    /// Statistics of the values, by tensor of the scope; empty if the block does not decode.
+    stats: Vec<Stats>,
 }
 
 struct Row {
@@ -51,6 +56,48 @@ struct Row {
     position_bits: f64,
     value_bits: f64,
     overhead_bits: f64,
+    stats: Stats,
+    /// Whether its values change a base: then they alone are no tensor, and have no norm.
+    delta: bool,
+}
+
+/// Returns the statistics of each tensor.
+#[pyfunction]
+pub(crate) fn stats<'py>(
+    py: Python<'py>,
+    tensors: Given<'py>,
+) -> PyResult<Vec<(String, Bound<'py, PyDict>)>> {
+    let mut named = borrow(tensors)?;
+    let found = threads::run(py, || {
+        let views = views(&mut named)?;
+        let of = |(name, view): (&str, _)| (name.to_owned(), Stats::of(&view, &Options::default()));
+        Ok(views.into_iter().map(of).collect::<Vec<_>>())
+    })?;
+    let found = found.map_err(|e: Error| errors::raise(py, e, None))?;
+    found
+        .into_iter()
+        .map(|(name, stats)| {
+            let dict = PyDict::new(py);
+            put(&dict, &stats, true)?;
+            dict.set_item("elements", stats.elements)?;
+            dict.set_item("nan", stats.nan)?;
+            dict.set_item("infinite", stats.infinite)?;
+            dict.set_item("exponents", stats.exponents.iter().collect::<Vec<_>>())?;
+            Ok((name, dict))
+        })
+        .collect()
+}
+
+/// Adds what the elements are: None where these values alone do not determine it.
+fn put(dict: &Bound<'_, PyDict>, stats: &Stats, known: bool) -> PyResult<()> {
+    dict.set_item("norm", known.then(|| stats.norm()))?;
+    dict.set_item("mean", known.then(|| stats.mean()))?;
+    dict.set_item("std", known.then(|| stats.std()))?;
+    dict.set_item("min", stats.min.filter(|_| known))?;
+    dict.set_item("max", stats.max.filter(|_| known))?;
+    dict.set_item("zeros", known.then_some(stats.zeros))?;
+    dict.set_item("first_nan", stats.first_nan)?;
+    dict.set_item("first_infinite", stats.first_infinite)
 }
 
 /// Returns a report as nested dictionaries, and the first error as an exception.
@@ -133,7 +180,7 @@ impl Report {
         for (raw, counts) in part.blocks.iter().zip(counts) {
             let counts = counts.unwrap_or_else(|e| {
                 failure.get_or_insert(e);
-                Counts { all: 0, each: Some(vec![0; raw.space.lens.len()]) }
+                Counts { all: 0, each: Some(vec![0; raw.space.lens.len()]), stats: Vec::new() }
             });
             update.add(part, raw, &counts);
         }
@@ -186,7 +233,8 @@ impl Update {
         self.kept += counts.all;
         for (i, &len) in raw.space.lens.iter().enumerate() {
             let kept = counts.each.as_ref().map(|each| each[i]);
-            let info = &part.manifest.tensors()[raw.scope.first() as usize + i];
+            let number = raw.scope.first() as usize + i;
+            let info = &part.manifest.tensors()[number];
             let (support, values) = (raw.support_id.to_string(), raw.values_id.to_string());
             // Blocks are in the order of their tensors, so a tensor seen before is the last row.
             if self.tensors.last().is_none_or(|row| row.info.name != info.name) {
@@ -199,6 +247,8 @@ impl Update {
                     position_bits: 0.0,
                     value_bits: 0.0,
                     overhead_bits: 0.0,
+                    stats: Stats::default(),
+                    delta: false,
                 });
             }
             let Some(row) = self.tensors.last_mut() else { continue };
@@ -211,6 +261,18 @@ impl Update {
                 if *text != other {
                     *text = "mixed".into();
                 }
+            }
+            let runs = part.header.delta.as_ref();
+            row.delta |= runs.is_some_and(|runs| Delta::find(runs, number as u64).is_some());
+            match counts.stats.get(i) {
+                // A sum with other blocks: its terms are not the tensor's elements.
+                Some(stats) if raw.add => {
+                    let mut unread = Stats::default();
+                    (unread.elements, unread.unread) = (stats.elements, stats.elements);
+                    row.stats.merge(&unread);
+                }
+                Some(stats) => row.stats.merge(stats),
+                None => {}
             }
             row.blocks += 1;
             row.kept = row.kept.zip(kept).map(|(sum, kept)| sum + kept);
@@ -239,6 +301,7 @@ impl Update {
         out.set_item("source_bytes", self.source_bytes)?;
         out.set_item("kept", self.kept)?;
         let tensors = PyList::empty(py);
+        let mut all = Stats::default();
         for row in &self.tensors {
             let dict = PyDict::new(py);
             dict.set_item("name", &row.info.name)?;
@@ -252,16 +315,33 @@ impl Update {
             dict.set_item("position_bits", row.position_bits)?;
             dict.set_item("value_bits", row.value_bits)?;
             dict.set_item("overhead_bits", row.overhead_bits)?;
+            let stats = row.stats.clone().with_elements(row.info.elements());
+            let is_known = stats.unread == 0 && !row.delta;
+            put(&dict, &stats, is_known)?;
+            let counts = row.info.dtype.is_float() && stats.unread == 0;
+            dict.set_item("nan", counts.then_some(stats.nan))?;
+            dict.set_item("infinite", counts.then_some(stats.infinite))?;
+            all.merge(&stats);
             tensors.append(dict)?;
         }
+        all = all.with_elements(self.elements);
+        let is_known = all.unread == 0 && self.header.delta.is_none();
+        out.set_item("norm", is_known.then(|| all.norm()))?;
+        out.set_item("zeros", all.zeros)?;
+        out.set_item("nan", all.nan)?;
+        out.set_item("infinite", all.infinite)?;
         out.set_item("tensors", tensors)?;
         Ok(out)
     }
 }
 
-/// Decodes a block, and counts its values, also in each tensor of its scope if its support tells.
+/// Decodes a block, and counts and measures its values, also in each tensor of its scope if its support tells.
 fn count(part: &UpdatePart<'_>, number: usize, budget: &Budget) -> gcodec::Result<Counts> {
     let block = part.decode(number, budget)?;
     let space = &part.blocks[number].space;
-    Ok(Counts { all: block.count(space, part.sets())?, each: block.tensor_counts(space, part.sets())? })
+    Ok(Counts {
+        all: block.count(space, part.sets())?,
+        each: block.tensor_counts(space, part.sets())?,
+        stats: Stats::of_block(part, number, &block, budget, &Options::default())?,
+    })
 }

@@ -41,7 +41,7 @@ mod _native {
     #[pymodule_export]
     use crate::file::File;
     #[pymodule_export]
-    use crate::inspect::inspect;
+    use crate::inspect::{inspect, stats};
     #[pymodule_export]
     use crate::limits::{default_dgc, default_limits};
     #[pymodule_export]

@@ -72,3 +72,31 @@ def test_what_is_wrong_stands_in_the_report(gradient: np.ndarray) -> None:
     assert not gcodec.inspect(b"").ok
     with pytest.raises(FileNotFoundError):
         gcodec.inspect("/no/such/file")
+
+
+def test_statistics_are_those_of_numpy(gradient: np.ndarray) -> None:
+    odd = gradient.astype(np.float64)[:7].copy()
+    odd[0, 3], odd[2, 5], odd[3] = np.nan, -np.inf, 0.0
+    for tensor in (gradient, gradient.T, gradient.astype(np.float16), odd, np.arange(-5, 9, dtype=np.int16)):
+        found = gcodec.stats({"t": tensor})["t"]
+        values = tensor.astype(np.float64).ravel()
+        finite = values[np.isfinite(values)]
+        assert (found.elements, found.nan) == (values.size, np.isnan(values).sum())
+        assert (found.infinite, found.zeros) == (np.isinf(values).sum(), (values == 0).sum())
+        assert (found.min, found.max) == (finite.min(), finite.max())
+        for name, expected in [("norm", np.linalg.norm(finite)), ("mean", finite.mean()), ("std", finite.std())]:
+            assert getattr(found, name) == pytest.approx(expected, rel=1e-9), name
+        _, powers = np.frexp(finite[finite != 0])
+        signs = finite[finite != 0] < 0
+        expected = {}
+        for negative, power in zip(signs.tolist(), (powers - 1).tolist(), strict=True):
+            expected[negative, power] = expected.get((negative, power), 0) + 1
+        assert found.exponents == expected
+    assert (gcodec.stats(odd)["tensor"].first_nan, gcodec.stats(odd)["tensor"].first_infinite) == (3, 2 * odd.shape[1] + 5)
+    assert gcodec.stats(np.zeros((0, 3), np.float32))["tensor"].min is None
+
+
+def test_a_delta_alone_has_no_norm(gradient: np.ndarray) -> None:
+    data = gcodec.encode({"w": gradient}, "delta", base={"w": gradient * 2})
+    update = gcodec.inspect(data).updates[0]
+    assert update.norm is None and update.tensors[0].norm is None and update.tensors[0].nan is None
