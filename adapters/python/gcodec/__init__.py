@@ -3,7 +3,8 @@
     data = gcodec.encode({"w": gradient}, gcodec.TopK(density=0.01, values="bf16"))
     tensors = gcodec.decode(data, framework="torch")
 
-`Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream, `stats` on tensors.
+`Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream,
+`stats` on tensors.
 `Options` holds the options of everything that compresses.
 """
 

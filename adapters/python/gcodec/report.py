@@ -38,8 +38,8 @@ class TensorReport:
     The bits of a block that spans several tensors are divided in proportion to their kept values. `kept` and
     `density` are None if only the base of a delta tells them; these bits are divided by elements.
 
-    `norm` to `zeros` are those of the finite elements of the dense tensor; None for a delta and for values that
-    need another tensor or a model. `nan` and `infinite` are None for integers, too. `first_nan` and
+    `norm` to `zeros` are those of the finite elements of the dense tensor; None for a delta and for values
+    that need another tensor or a model. `nan` and `infinite` are None for integers, too. `first_nan` and
     `first_infinite` are indices in the flattened tensor.
     """
 

@@ -15,10 +15,10 @@ class Stats:
     """Statistics of the elements of a tensor.
 
     `norm` (L2), `mean`, `std` (divided by the number of elements), `min` and `max` are those of the finite
-    elements, computed in float64; `min` and `max` are None if there are none. `first_nan` and `first_infinite`
-    are indices in the flattened tensor. `exponents` counts the finite elements that are not zero:
-    `exponents[negative, e]` of them have that sign and a magnitude from 2^e up to 2^(e + 1). -127 and 127 count
-    all that are smaller or larger.
+    elements, computed in float64; `min` and `max` are None if there are none. `first_nan` and
+    `first_infinite` are indices in the flattened tensor. `exponents` counts the finite elements that are not
+    zero: `exponents[negative, e]` of them have that sign and a magnitude from 2^e up to 2^(e + 1). -127 and
+    127 count all that are smaller or larger.
     """
 
     elements: int
@@ -42,8 +42,8 @@ def stats(tree: Any) -> dict[str, Stats]:
     a fixed order: any number of threads gives the same bits.
 
     Args:
-        tree: a tensor, which gets the name "tensor", or a dict, list, tuple or pytree of tensors of NumPy, PyTorch,
-            JAX or any library with `__dlpack__`.
+        tree: a tensor, which gets the name "tensor", or a dict, list, tuple or pytree of tensors of NumPy,
+            PyTorch, JAX or any library with `__dlpack__`.
 
     Raises:
         TypeError: a leaf of the tree is not a tensor.

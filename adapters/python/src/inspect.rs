@@ -335,7 +335,8 @@ impl Update {
     }
 }
 
-/// Decodes a block, and counts and measures its values, also in each tensor of its scope if its support tells.
+/// Decodes a block, and counts and measures its values, also in each tensor of its scope if its support
+/// tells.
 fn count(part: &UpdatePart<'_>, number: usize, budget: &Budget) -> gcodec::Result<Counts> {
     let block = part.decode(number, budget)?;
     let space = &part.blocks[number].space;

@@ -146,7 +146,7 @@ fn deltas_of_slime_become_a_chain_that_audit_reads() {
     assert_eq!(csv.lines().count(), 3, "{csv}");
     assert!(csv.lines().nth(2).unwrap().starts_with("sync.gcu,2,0,w,500,2,1,1,"), "{csv}");
     let text = dir.well("audit sync.gcu --base step0.safetensors --group 1").out();
-    for part in ["2 steps, 502 elements", "again", "1 tensor did not change", "1 ulp", "w  "] {
+    for part in ["2 steps, 502 elements", "again", "1 module did not change", "1 ulp", "w  "] {
         assert!(text.contains(part), "{part}: {text}");
     }
     // Nothing is taken for another version.

@@ -73,6 +73,31 @@ fn the_numbers_of_the_page_are_those_of_json() {
 }
 
 #[test]
+fn errors_of_several_updates_are_a_trend() {
+    let dir = Dir::new();
+    std::fs::create_dir(dir.path("originals")).unwrap();
+    for number in [15, 200, 600] {
+        let path = step(number);
+        std::fs::copy(&path, dir.path("originals").join(std::path::Path::new(&path).file_name().unwrap()))
+            .unwrap();
+    }
+    dir.well("encode originals/resnet_head_step0015_worker0.safetensors originals/resnet_head_step0200_worker0.safetensors originals/resnet_head_step0600_worker0.safetensors -o run.gcu --codec topk:density=0.1");
+    let losses = json(&dir, "inspect run.gcu --against originals --json");
+    let updates = losses["updates"].as_array().unwrap();
+    assert_eq!(updates.iter().map(|u| u["step"].as_u64().unwrap()).collect::<Vec<_>>(), [15, 200, 600]);
+    for update in updates {
+        let number = update["step"].as_u64().unwrap() as u32;
+        let one = json(&dir, &format!("inspect run.gcu --step {number} --against {} --json", step(number)));
+        assert_eq!(update["relative_l2"], one["all"]["relative_l2"]);
+    }
+    let text = dir.well("inspect run.gcu --against originals").out();
+    assert!(text.lines().nth(2).unwrap().trim_start().starts_with("200  "), "{text}");
+    dir.well("inspect run.gcu --html run.html --against originals");
+    assert!(std::fs::read_to_string(dir.path("run.html")).unwrap().contains("<figcaption>Relative error"));
+    dir.fails(2, "no update has the step", "inspect run.gcu --sender 4 --against originals");
+}
+
+#[test]
 fn the_page_needs_nothing_and_trusts_no_name() {
     let dir = Dir::new();
     let name = "<script>alert(1)</script>\" onload='x' \u{202e}";

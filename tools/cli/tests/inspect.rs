@@ -460,3 +460,45 @@ fn a_stream_of_which_nothing_is_left_has_no_tables() {
         assert!(!run.out().contains("tensor  "), "{line}: {}", run.out());
     }
 }
+
+/// Returns the shortest of three times of a command, in seconds.
+fn seconds(dir: &Dir, line: &str) -> f64 {
+    let time = || {
+        let start = std::time::Instant::now();
+        dir.well(line);
+        start.elapsed().as_secs_f64()
+    };
+    (0..3).map(|_| time()).fold(f64::MAX, f64::min)
+}
+
+#[test]
+fn time_grows_with_tensors_and_steps_and_no_faster() {
+    let dir = Dir::new();
+    let bytes = f32s(&[1.0, 0.0, -2.0, 0.5]);
+    for count in [3_000, 30_000] {
+        let names: Vec<String> = (0..count).map(|i| format!("layers.{}.w{}", i / 100, i % 100)).collect();
+        let tensors: Vec<_> =
+            names.iter().map(|name| (name.as_str(), "F32", &[4u64][..], &bytes[..])).collect();
+        write_tensors(&dir.path(&format!("{count}.safetensors")), &tensors);
+        dir.well(&format!("encode {count}.safetensors -o {count}.gcu --codec topk:density=0.5 -q"));
+    }
+    write_tensors(&dir.path("s.safetensors"), &[("w", "F32", &[4], &bytes), ("b", "F32", &[4], &bytes)]);
+    for count in [200, 2_000] {
+        let inputs = " s.safetensors".repeat(count);
+        dir.well(&format!("encode{inputs} -o steps{count}.gcu --codec lossless -q"));
+    }
+    // Ten times as many: ten times as long, and a hundred times if something were quadratic.
+    for (small, large) in [
+        ("3000.safetensors", "30000.safetensors"),
+        ("3000.gcu", "30000.gcu"),
+        ("steps200.gcu", "steps2000.gcu"),
+    ] {
+        for command in ["inspect FILE", "inspect FILE --json", "verify FILE"] {
+            if command.starts_with("verify") && small.ends_with("safetensors") {
+                continue;
+            }
+            let [a, b] = [small, large].map(|file| seconds(&dir, &command.replace("FILE", file)));
+            assert!(b < 0.5 || b < 40.0 * a, "{command}: {small} {a} s, {large} {b} s");
+        }
+    }
+}

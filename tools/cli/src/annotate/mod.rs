@@ -35,8 +35,8 @@ pub(crate) struct Annotated {
     pub(crate) lines: Vec<Line>,
 }
 
-/// Annotates a stream, or the parts of it that are wanted: of these, an update's headers and the blocks of the
-/// wanted tensors. An error ends it, and comes with the annotations up to there.
+/// Annotates a stream, or the parts of it that are wanted: of these, an update's headers and the blocks of
+/// the wanted tensors. An error ends it, and comes with the annotations up to there.
 pub(crate) fn annotate(
     bytes: &[u8],
     wanted: &Wanted,

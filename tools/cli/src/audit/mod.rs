@@ -5,7 +5,7 @@ mod table;
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
-use crate::inspect::{Wanted, source};
+use crate::inspect::{Tensor, Wanted, source};
 use crate::naming::Origin;
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::print;
@@ -28,7 +28,8 @@ use std::path::{Path, PathBuf};
 A change is an element whose bits differ. Its size is in units in the last place (ulp): 1 is the next
 number of its type. `again` is the share of the changed elements that changed in an earlier step of
 the run, and `at once` of those that changed in the step directly before. `bits` are bits of the
-step's blocks for each changed element.
+step's blocks for each changed element; the bytes of a block that spans several tensors are divided
+among them by changed elements.
 
 Examples:
   gcodec audit sync.gcu --base step0000.safetensors
@@ -89,6 +90,9 @@ struct Audit {
     steps: Vec<Step>,
     /// Tensors or modules over all steps.
     tensors: Vec<Row>,
+    /// Whether the rows are modules.
+    #[serde(skip)]
+    is_grouped: bool,
 }
 
 /// Runs the command.
@@ -146,11 +150,9 @@ impl Chain {
         for number in 0..updates.len() {
             let header = updates.header(number);
             let origin = Origin { step: Some(header.step), sender: Some(header.sender), ..Origin::default() };
-            let bytes = report
-                .updates
-                .get(number)
-                .filter(|_| header.delta.is_some())
-                .map(|update| update.tensors.iter().map(|t| (t.name.clone(), t.bits() / 8.0)).collect());
+            let of = |t: &Tensor| Bytes { own: t.bits() / 8.0, is_shared: t.apportioned };
+            let update = report.updates.get(number).filter(|_| header.delta.is_some());
+            let bytes = update.map(|u| u.tensors.iter().map(|t| (t.name.clone(), of(t))).collect());
             let base: Base<'_> = self.weights.iter().map(|(name, t)| (name.clone(), t.view())).collect();
             let tensors = updates.decode(number, |_| true, &base).in_file(path)?;
             self.add(path, origin, tensors, bytes).in_file(path)?;
@@ -164,7 +166,7 @@ impl Chain {
         path: &Path,
         origin: Origin,
         tensors: Vec<NamedTensor>,
-        bytes: Option<HashMap<String, f64>>,
+        bytes: Option<HashMap<String, Bytes>>,
     ) -> Result<()> {
         if self.weights.is_empty() {
             self.weights = tensors.into_iter().map(keyed).collect();
@@ -196,9 +198,17 @@ impl Chain {
                     change
                 }
             };
-            change.bytes = bytes.as_ref().map(|bytes| bytes.get(name).copied().unwrap_or_default());
-            *rows.entry(module(name, self.group)).or_default() += &change;
+            change.bytes = bytes.as_ref().map(|_| 0.0);
+            rows.insert(name.clone(), change);
         }
+        if let Some(bytes) = bytes {
+            divide(&mut rows, &bytes);
+        }
+        let mut modules: BTreeMap<String, Change> = BTreeMap::new();
+        for (name, change) in rows {
+            *modules.entry(module(&name, self.group)).or_default() += &change;
+        }
+        let mut rows = modules;
         let mut sum = Change::default();
         for (name, change) in &rows {
             sum += change;
@@ -231,7 +241,29 @@ impl Chain {
             ever: ever.values().sum(),
             steps: self.steps,
             tensors,
+            is_grouped: self.group.is_some(),
         }
+    }
+}
+
+/// Bytes of a tensor's blocks.
+#[derive(Debug, Clone, Copy)]
+struct Bytes {
+    own: f64,
+    /// Whether blocks span other tensors too.
+    is_shared: bool,
+}
+
+/// Gives each tensor its bytes. Those of blocks that span several tensors are divided by changed elements.
+fn divide(rows: &mut BTreeMap<String, Change>, bytes: &HashMap<String, Bytes>) {
+    let is_shared = |name: &str| bytes.get(name).is_some_and(|bytes| bytes.is_shared);
+    let all: f64 = bytes.values().filter(|bytes| bytes.is_shared).map(|bytes| bytes.own).sum();
+    let changed: u64 = rows.iter().filter(|(name, _)| is_shared(name)).map(|(_, row)| row.changed).sum();
+    for (name, row) in rows {
+        row.bytes = Some(bytes.get(name).map_or(0.0, |bytes| match bytes.is_shared && changed > 0 {
+            true => all * row.changed as f64 / changed as f64,
+            false => bytes.own,
+        }));
     }
 }
 

@@ -53,11 +53,12 @@ pub(super) fn text(audit: &Audit, top: usize) -> String {
     out += &tensors.to_string();
     let more = changed.saturating_sub(top);
     if more > 0 {
-        out += &format!("{} more: --top\n", thousands(more as u64));
+        out += &format!("{} more: --top N\n", thousands(more as u64));
     }
     let same = audit.tensors.len() - changed;
     if same > 0 {
-        out += &format!("{} did not change\n", counted(same as u64, "tensor"));
+        let what = if audit.is_grouped { "module" } else { "tensor" };
+        out += &format!("{} did not change\n", counted(same as u64, what));
     }
     out
 }

@@ -165,7 +165,11 @@ impl<'a> Row<'a> {
             }),
             name: &tensor.name,
             dtype: tensor.dtype,
-            shape: view::shape(&tensor.shape),
+            shape: match tensor.shape.is_empty() && tensor.elements != 1 {
+                // A module has none.
+                true => String::new(),
+                false => view::shape(&tensor.shape),
+            },
             elements: tensor.elements,
             updates: tensor.updates,
             bytes: tensor.bits() / 8.0,

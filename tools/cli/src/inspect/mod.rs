@@ -1,6 +1,6 @@
 //! `gcodec inspect`: shows the contents of streams and of files of tensors.
 
-mod against;
+pub(crate) mod against;
 mod detail;
 mod html;
 mod listing;
@@ -91,7 +91,8 @@ pub(crate) struct Args {
     /// Read every element of large inputs, too: norms, NaN, exponents, damage
     #[arg(long)]
     stats: bool,
-    /// Compare an update with the tensors it was made of: what compression lost
+    /// Compare updates with the tensors they were made of: what compression lost. A folder has the originals
+    /// of several updates, each with its step and sender
     #[arg(long, value_name = "ORIGINAL", conflicts_with_all = ["annotate", "coding", "csv"])]
     against: Option<PathBuf>,
     /// Write a page of HTML that needs no network: treemap, histograms, maps, norms, trends, loss, damage
@@ -129,7 +130,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return args.write_html(page, &wanted, &limits);
     }
     if let Some(original) = &args.against {
-        let losses = against::losses(args.one_input("--against")?, original, &wanted, &limits)?;
+        let losses = against::losses(&args.inputs, original, &wanted, &limits)?;
         let text = match args.json {
             true => serde_json::to_string_pretty(&losses).map_err(std::io::Error::from)? + "\n",
             false => against::text(&losses, args.top),
@@ -200,9 +201,7 @@ impl Args {
         }
         if !reports.is_empty() {
             let losses = match &self.against {
-                Some(original) => {
-                    Some(against::losses(self.one_input("--against")?, original, wanted, limits)?)
-                }
+                Some(original) => Some(against::losses(&self.inputs, original, wanted, limits)?),
                 None => None,
             };
             let (tensors, _) = self.selected(&reports);

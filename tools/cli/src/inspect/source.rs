@@ -100,8 +100,11 @@ fn of_bytes(
     match Kind::of(&input)? {
         Kind::Stream => Ok(of_stream(&input, wanted, limits)),
         kind => {
-            let bytes = input.len() as u64;
+            let mut bytes = input.len() as u64;
             let dump = Dump::parse(kind, input, path)?;
+            if kind == Kind::Shards {
+                bytes += dump.tensors.iter().map(|t| t.view().data().len() as u64).sum::<u64>();
+            }
             Ok((of_dump(path, kind, bytes, &dump, wanted), None))
         }
     }

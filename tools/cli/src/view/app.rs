@@ -8,7 +8,7 @@ use crate::inspect::{self, Report, Tensor, Update, Wanted, source};
 use crate::options::NameGlob;
 use gcodec::Limits;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// Names of the tabs.
@@ -58,6 +58,8 @@ pub(super) struct App {
     pub(super) reports: Vec<Report>,
     paths: Vec<PathBuf>,
     pub(super) failures: Vec<Failure>,
+    /// Relative errors of updates, by step and sender, where originals are given.
+    pub(super) errors: BTreeMap<(u64, u64), f64>,
     /// Report and update, by step and sender.
     pub(super) updates: Vec<(usize, usize)>,
     pub(super) current: usize,
@@ -103,6 +105,7 @@ impl App {
             reports,
             paths,
             failures,
+            errors: BTreeMap::new(),
             updates,
             current: 0,
             tab: 0,

@@ -243,7 +243,7 @@ fn shade(share: f64, most: f64) -> Color {
     }
 }
 
-/// Norm, ratio and density of each update, by sender.
+/// Norm, ratio, density and, where originals are given, error of each update, by sender.
 fn trend(app: &App, width: usize) -> Vec<Line<'static>> {
     let here = app.update().sender;
     let of_sender = |&&(report, update): &&(usize, usize)| app.reports[report].updates[update].sender == here;
@@ -257,19 +257,22 @@ fn trend(app: &App, width: usize) -> Vec<Line<'static>> {
     let senders: std::collections::BTreeSet<u64> =
         app.updates.iter().map(|&(report, update)| app.reports[report].updates[update].sender).collect();
     let title = format!("sender {here} of {}", thousands(senders.len() as u64));
-    let heads = format!("{:>8} {:>9} {:>7} {:>8}", "step", "norm", "ratio", "density");
+    let with_errors = !app.errors.is_empty();
+    let error = |text: &str| if with_errors { format!(" {text:>8}") } else { String::new() };
+    let heads = format!("{:>8} {:>9} {:>7} {:>8}{}", "step", "norm", "ratio", "density", error("error"));
+    let room = width.saturating_sub(if with_errors { 47 } else { 38 });
     let mut lines = vec![Line::from(title).bold(), Line::from(heads).dim()];
     for update in updates {
         let share = update.norm.map_or(0.0, |norm| if most > 0.0 { norm / most } else { 0.0 });
         let text = format!(
-            "{:>8} {:>9} {:>7} {:>8}  ",
+            "{:>8} {:>9} {:>7} {:>8}{}  ",
             update.step,
             view::number(update.norm),
             view::ratio(update.ratio),
             view::share(update.is_read.then_some(update.density)),
+            error(&view::number(app.errors.get(&(update.step, update.sender)).copied())),
         );
-        let line =
-            Line::from(vec![Span::from(text), Span::from(bar(share, width.saturating_sub(38))).blue()]);
+        let line = Line::from(vec![Span::from(text), Span::from(bar(share, room)).blue()]);
         lines.push(if update.step == app.update().step { line.reversed() } else { line });
     }
     let (_, counts) = app.update().stats.exponents.range();

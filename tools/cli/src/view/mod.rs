@@ -8,6 +8,7 @@ mod tree;
 
 use crate::fail::{Failure, Outcome, Result};
 use crate::input::is_standard;
+use crate::inspect::{Wanted, against};
 use crate::options::LimitArgs;
 use app::App;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
@@ -21,11 +22,15 @@ use std::path::PathBuf;
 #[command(after_help = "\
 Examples:
   gcodec view run.gcu
-  gcodec view dumps/")]
+  gcodec view dumps/
+  gcodec view run.gcu --against gradients/")]
 pub(crate) struct Args {
     /// Streams, files of tensors, and folders of them
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
+    /// The tensors that updates were made of, a file or a folder: Trend shows the error of each update
+    #[arg(long, value_name = "ORIGINAL")]
+    against: Option<PathBuf>,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -38,7 +43,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
         return Err(Failure::usage("this is no terminal; `gcodec inspect` prints"));
     }
-    let mut app = App::open(&args.inputs, &args.limits.limits())?;
+    let limits = args.limits.limits();
+    let mut app = App::open(&args.inputs, &limits)?;
+    if let Some(original) = &args.against {
+        let losses = against::losses(&args.inputs, original, &Wanted::default(), &limits)?;
+        app.errors = losses.by_update();
+    }
     let mut terminal = ratatui::try_init()?;
     let ended = show(&mut terminal, &mut app);
     ratatui::try_restore()?;

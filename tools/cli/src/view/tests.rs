@@ -103,6 +103,23 @@ fn keys_lead_through_modules_updates_and_tabs() {
 }
 
 #[test]
+fn trends_have_the_errors_of_originals() {
+    let dir = TempDir::new();
+    let path = workers(&dir);
+    let original: PathBuf = demo("digits_convnet_step0030_worker1").into();
+    let (limits, wanted) = (gcodec::Limits::default(), crate::inspect::Wanted::default());
+    let losses =
+        crate::inspect::against::losses(std::slice::from_ref(&path), &original, &wanted, &limits).unwrap();
+    let mut seen = Seen::open(path);
+    assert!(!seen.press("3").contains("error"));
+    seen.app.errors = losses.by_update();
+    has(
+        &seen.press("right"),
+        &["density", "error", &crate::inspect::view::number(Some(losses.all.errors.relative_l2))],
+    );
+}
+
+#[test]
 fn every_size_and_every_key_is_harmless() {
     let dir = TempDir::new();
     let path = workers(&dir);

@@ -1,6 +1,7 @@
 //! Drawings of the page, as SVG with texts for those who do not see them.
 
 use super::{Page, escape};
+use crate::inspect::against::Losses;
 use crate::inspect::overview::Row;
 use crate::inspect::tensor::Tensor;
 use crate::inspect::update::Update;
@@ -158,8 +159,8 @@ pub(super) fn exponents(page: &mut Page, rows: &[Row<'_>]) {
     page.put(format_args!("</svg>\n"));
 }
 
-/// Norm, ratio and density over the steps, a line for each sender.
-pub(super) fn trends(page: &mut Page, rows: &[Row<'_>]) {
+/// Norm, ratio, density, and error where originals are given, over the steps, a line for each sender.
+pub(super) fn trends(page: &mut Page, rows: &[Row<'_>], losses: Option<&Losses>) {
     page.section("trends", "Trends", "A line for each sender, over the steps.");
     let mut lines: BTreeMap<u64, Vec<&Update>> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.update.numbered.0) {
@@ -181,6 +182,10 @@ pub(super) fn trends(page: &mut Page, rows: &[Row<'_>]) {
     trend(page, "Norm", &lines, norm);
     trend(page, "Ratio", &lines, ratio);
     trend(page, "Share of kept elements", &lines, density);
+    let errors = losses.map(Losses::by_update).unwrap_or_default();
+    if errors.len() > 1 {
+        trend(page, "Relative error", &lines, |u| errors.get(&(u.step, u.sender)).copied());
+    }
     page.put(format_args!("<p class=\"legend\">"));
     for (number, (sender, _)) in lines.iter().enumerate() {
         page.put(format_args!("<span class=\"c{}\">sender {sender}</span> ", number % 8));
@@ -188,7 +193,8 @@ pub(super) fn trends(page: &mut Page, rows: &[Row<'_>]) {
     page.put(format_args!("</p>\n"));
 }
 
-fn trend(page: &mut Page, name: &str, lines: &[(u64, Vec<&Update>)], of: fn(&Update) -> Option<f64>) {
+fn trend(page: &mut Page, name: &str, lines: &[(u64, Vec<&Update>)], of: impl Fn(&Update) -> Option<f64>) {
+    let of = &of;
     let points =
         || lines.iter().flat_map(|(_, line)| line.iter().filter_map(move |u| Some((u.step, of(u)?))));
     let finite = || points().filter(|(_, y)| y.is_finite());

@@ -63,7 +63,7 @@ pub(super) fn render(reports: &[Report], tensors: &[Tensor], losses: Option<&Los
     charts::exponents(&mut page, &rows);
     maps::all(&mut page, &order);
     tables::matrix(&mut page, &rows);
-    charts::trends(&mut page, &rows);
+    charts::trends(&mut page, &rows, losses);
     if let Some(losses) = losses {
         tables::losses(&mut page, losses);
     }
