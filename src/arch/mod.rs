@@ -1,5 +1,5 @@
-//! Features of the processor and the operating system: wide vectors and memory-mapped files. The only module
-//! with unsafe code. It knows nothing about the format.
+//! Features of the processor and the operating system: wide vectors, memory-mapped files and large pages. The
+//! only module with unsafe code. It knows nothing about the format.
 //!
 //! Most of the speed needs no intrinsics: a [`Kernel`] is a safe loop that [`run`] compiles for several
 //! instruction sets and selects at run time. Intrinsics are used where a compiler finds no vector form, and
@@ -11,6 +11,7 @@ use std::sync::OnceLock;
 
 pub(crate) mod map;
 pub(crate) mod masks;
+pub(crate) mod pages;
 pub(crate) mod ranges;
 pub(crate) mod rans;
 

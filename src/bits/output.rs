@@ -1,3 +1,5 @@
+use crate::arch::pages;
+
 /// Destination of an [`Encoder`](crate::stream::Encoder): a `Vec<u8>`, or memory of another program's object.
 ///
 /// Appended bytes do not change, except that a frame's header is written when its body is complete.
@@ -25,6 +27,10 @@ impl Output for Vec<u8> {
     }
 
     fn append(&mut self, bytes: &[u8]) {
+        if self.capacity() - self.len() < bytes.len() {
+            self.reserve(bytes.len());
+            pages::prefer_large(self);
+        }
         self.extend_from_slice(bytes);
     }
 

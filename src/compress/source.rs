@@ -8,6 +8,7 @@ use rayon::prelude::*;
 use super::codecs::state::CodecState;
 pub(super) use super::sums::{CHUNK, RUN};
 use super::{Codec, Feedback, Input, NonFinite, Options};
+use crate::arch::pages;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f32s, max_finite, round_f32s};
@@ -49,7 +50,7 @@ impl<'a> Source<'a> {
             data: view.data(),
             residual,
             zero_non_finite: options.non_finite == NonFinite::Zero,
-            residual_after: (feedback.is_some() && lossy).then(|| vec![0.0; len]),
+            residual_after: (feedback.is_some() && lossy).then(|| pages::zeros(len)),
             state: feedback.filter(|_| lossy).map(|f| f.state(input.name)).unwrap_or_default(),
         })
     }

@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
+use crate::arch::pages;
 use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest};
@@ -139,7 +140,7 @@ impl<'b> Assembler<'b> {
             // only.
             tensors: tensors
                 .map(|(t, &w)| {
-                    let data = w.then(|| vec![0; in_memory(t.bytes())])?;
+                    let data = w.then(|| pages::zeros(in_memory(t.bytes())))?;
                     Some(Buffer { data, dtype: t.dtype, ready: u64::MAX })
                 })
                 .collect(),
@@ -385,7 +386,7 @@ impl<'b> Assembler<'b> {
                     self.extra.insert(number as u64);
                 }
                 let buffer = self.tensors[number].get_or_insert_with(|| {
-                    let data = vec![0; base.data().len()];
+                    let data = pages::zeros(base.data().len());
                     Buffer { data, dtype: base.dtype(), ready: u64::MAX }
                 });
                 buffer.data.copy_from_slice(base.data());

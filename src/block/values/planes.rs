@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::arch::{self, Kernel};
+use crate::arch::{self, Kernel, pages};
 use crate::bits::Cursor;
 use crate::block::Stored;
 use crate::block::values::floats::has_padding;
@@ -185,8 +185,10 @@ fn split_run(
     coded: Option<usize>,
 ) -> Vec<u8> {
     let len = bytes.len() / layout.size;
-    let mut symbols = vec![0; if coded.is_some() { len } else { 0 }];
+    let mut symbols = pages::zeros(if coded.is_some() { len } else { 0 });
     let start = out.len();
+    out.reserve(plain.len() * (1 + len));
+    pages::prefer_large(out);
     out.resize(start + plain.len() * (1 + len), 0);
     let mut rest = out[start..].chunks_exact_mut(1 + len);
     let mut planes = [const { [].as_mut_slice() }; MAX_PLANES];

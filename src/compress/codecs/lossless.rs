@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use crate::arch::pages;
 use crate::block::{Block, Floats, Planes, Scope, Stored, Support, Values};
 use crate::compress::{Input, Options, Part, parts, whole};
 use crate::tensor::Dtype;
@@ -61,6 +62,8 @@ impl Elements {
             return;
         }
         let width = self.dtype.bits() as usize / 8;
+        self.bytes.reserve(len as usize * width);
+        pages::prefer_large(&mut self.bytes);
         self.bytes.extend_from_slice(&data[start as usize * width..(start + len) as usize * width]);
         self.len += len;
     }

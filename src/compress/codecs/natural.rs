@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::arch::{self, Kernel};
+use crate::arch::{self, Kernel, pages};
 use crate::block::{Bits, Block, Pow2, Scope, Support, Underflow, Values};
 use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{Chunk, RUN, Source};
@@ -159,7 +159,7 @@ impl Seen {
 /// Returns the values of one span of one tensor. If all elements are normal numbers or zero, every code is a
 /// biased exponent minus a common number. Only that number is known at the end of the pass.
 fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> error::Result<Values> {
-    let (mut codes, mut negative) = (vec![0; range.len()], vec![0; range.len().div_ceil(8)]);
+    let (mut codes, mut negative) = (pages::zeros(range.len()), pages::zeros(range.len().div_ceil(8)));
     let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
     let seen = tensor.scan_into(range.clone(), STEP, places, |chunk, (codes, negative)| {
         round_chunk(chunk, seed, codes, negative)

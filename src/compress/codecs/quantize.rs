@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::arch::{self, Kernel};
+use crate::arch::{self, Kernel, pages};
 use crate::block::values::number_of;
 use crate::block::{
     Affine, Block, Groups, Levels, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
@@ -324,7 +324,7 @@ impl Kernel for AllFinite<'_> {
 
 /// Makes the dense blocks of a run of tensors. `visit` appends the scales and writes the codes of a chunk of
 /// whole groups. `make` returns the values of the block.
-fn each_block<C: Send + Clone + Default>(
+fn each_block<C: Send + Copy + Default>(
     tensors: &mut [Source<'_>],
     group: u64,
     options: &Options,
@@ -348,7 +348,7 @@ fn each_block<C: Send + Clone + Default>(
                 (tensor, range.start as usize..range.end as usize, scope)
             }
         };
-        let mut codes = vec![C::default(); range.len()];
+        let mut codes = pages::zeros::<C>(range.len());
         let places = codes.chunks_mut(step).collect();
         let chunks = tensor.scan_into(range.clone(), step, places, |chunk, codes| {
             let mut scales = Vec::new();

@@ -1,0 +1,63 @@
+//! Large pages behind large buffers.
+
+/// Bytes from which a buffer is large: a few large pages.
+#[cfg(target_os = "linux")]
+const LARGE: usize = 4 << 20;
+
+/// Asks the system to put large pages behind the memory of `buffer` that is not in use yet. Does nothing to
+/// small buffers, and nothing on other systems than Linux.
+///
+/// A new page costs a fault, whatever its size. With pages of 4 KiB, these faults take several times as long
+/// as everything else that happens to the memory of a large buffer. Linux gives large pages to those that
+/// ask. It may also refuse, which changes nothing but the speed.
+pub(crate) fn prefer_large<T: Copy>(buffer: &mut Vec<T>) {
+    #[cfg(target_os = "linux")]
+    {
+        let bytes = buffer.capacity() * size_of::<T>();
+        if bytes < LARGE {
+            return;
+        }
+        let start = buffer.as_mut_ptr().cast::<u8>();
+        // The pages that the buffer touches, so that a mapping of its own gets the advice as a whole:
+        // allocators can only move and grow mappings that are alike from end to end.
+        let page = page_size();
+        let before = start.addr() % page;
+        let len = (before + bytes).next_multiple_of(page);
+        // SAFETY: the pages are mapped, as the buffer lies in all of them. The advice changes neither their
+        // contents nor their protection, so it does not matter what else lies in the first and the last.
+        let _ = unsafe { libc::madvise(start.wrapping_sub(before).cast(), len, libc::MADV_HUGEPAGE) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = buffer;
+}
+
+/// Returns the number of bytes of a small page.
+#[cfg(target_os = "linux")]
+fn page_size() -> usize {
+    // SAFETY: the call reads a constant of the system.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(1 << 16)
+}
+
+/// Returns `len` zeros on large pages.
+pub(crate) fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
+    let mut buffer = vec![T::default(); len];
+    prefer_large(&mut buffer);
+    buffer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_changes_no_content() {
+        for len in [0, 1, 4096, (2 << 20) - 1, 5 << 20, 9 << 20] {
+            let mut zeros: Vec<u32> = zeros(len);
+            assert!(zeros.len() == len && zeros.iter().all(|&x| x == 0));
+            zeros.iter_mut().zip(0..).for_each(|(x, i)| *x = i);
+            prefer_large(&mut zeros);
+            assert!(zeros.iter().zip(0..).all(|(&x, i)| x == i));
+        }
+    }
+}
