@@ -6,7 +6,7 @@
 //!                lanes with x >> 20 >= f emit their low half     packed, stored before the later words
 //!                q = x / f                                       by floats rounded down, then corrected by one
 //!                x = q << 12 + s + x mod f
-//! decode a row:  slot = slots[x mod 4096]
+//! decode a row:  slot = slots[x mod 4096]                      or bisection, if symbols are few
 //!                x = f * (x >> 12) + distance
 //!                lanes with x < 2^16 read a word                 loaded at once, moved to their lanes
 //! ```
@@ -61,28 +61,67 @@ pub(crate) fn encode_rows(
     }
 }
 
-/// Decodes rows while a full row of words is available at `words[taken..]`. Returns the number of rows and of
-/// bytes read; no rows in the plain form.
-///
-/// Each slot holds the symbol (bits 0 to 7), its frequency minus one (8 to 19), and the slot's distance from
-/// the symbol's first slot (20 to 31).
-pub(crate) fn decode_rows(
+/// Number of symbols that are few.
+pub(crate) const FEW: usize = 64;
+
+/// Decoding form of a table.
+pub(crate) struct Slots {
+    /// Each slot holds the symbol (bits 0 to 7), its frequency minus one (bits 8 to 19) and the slot's distance
+    /// from the symbol's first slot (bits 20 to 31).
+    pub(crate) all: Box<[u32; 4096]>,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only a vector form reads them"))]
+    pub(crate) few: Few,
+}
+
+/// The symbols of a table in ascending order, if they are few.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only a vector form reads them"))]
+pub(crate) struct Few {
+    /// Number of symbols, also if they are not few.
+    pub(crate) count: usize,
+    pub(crate) symbols: [u16; FEW],
+    pub(crate) freqs: [u16; FEW],
+    /// First slot of each symbol; above all slots past the last symbol.
+    pub(crate) starts: [u16; FEW],
+}
+
+/// A segment as the decoder of rows sees it.
+pub(crate) struct Encoded<'a> {
+    pub(crate) slots: &'a Slots,
+    pub(crate) states: &'a mut [u32; LANES],
+    /// The words that are left, in bytes.
+    pub(crate) words: &'a [u8],
+    /// Receives the number of bytes read.
+    pub(crate) taken: usize,
+}
+
+/// Decodes rows of `N` segments, 1 or 4, while all of them have a full row of words. Returns the number of
+/// rows of each; none in the plain form. The other forms decode one segment, or none of several: they gain
+/// nothing from more.
+pub(crate) fn decode_rows<const N: usize>(
     form: Form,
-    slots: &[u32; 4096],
-    states: &mut [u32; LANES],
-    words: &[u8],
-    out: &mut [[u8; LANES]],
-) -> (usize, usize) {
+    segments: &mut [Encoded<'_>; N],
+    outs: &mut [&mut [[u8; LANES]]; N],
+) -> usize {
     match form.0 {
         // SAFETY: a form exists only if the processor has all features that its functions enable.
         #[cfg(target_arch = "x86_64")]
-        Width::Avx512 => unsafe { avx512::decode(slots, states, words, out) },
-        // SAFETY: as above.
+        Width::Avx512 => unsafe {
+            match segments.iter().map(|segment| segment.slots.few.count).max().unwrap_or(0) {
+                0..=16 => avx512::decode::<4, N>(segments, outs),
+                17..=32 => avx512::decode::<5, N>(segments, outs),
+                33..=FEW => avx512::decode::<6, N>(segments, outs),
+                _ => avx512::decode::<0, N>(segments, outs),
+            }
+        },
         #[cfg(target_arch = "x86_64")]
-        Width::Avx2 => unsafe { avx2::decode(slots, states, words, out) },
+        Width::Avx2 => match (segments.as_mut_slice(), outs.as_mut_slice()) {
+            // SAFETY: as above.
+            ([segment], [out]) => unsafe { avx2::decode(segment, out) },
+            _ => 0,
+        },
         _ => {
-            let _ = (slots, states, words, out);
-            (0, 0)
+            let _ = (segments, outs);
+            0
         }
     }
 }

@@ -105,6 +105,9 @@ pub(crate) struct Cut {
 /// Binary logarithm of the smallest segment that is considered.
 const FINE_LOG: u8 = 14;
 const COARSE_LOG: u8 = 16;
+/// Binary logarithm of the longest segment. Readers decode several segments in turn, which is twice as fast as
+/// one segment of all symbols. This is worth 1/512 of the size.
+const LONG_LOG: u8 = 20;
 
 impl Cut {
     fn new(coder: &Coder<'_>, symbols: &[u8]) -> Self {
@@ -119,14 +122,15 @@ impl Cut {
             return cut;
         }
         cut.cost = coder.segment_cost(&sum(&cut.fine), len);
-        for log in [COARSE_LOG, FINE_LOG] {
+        for log in [LONG_LOG, COARSE_LOG, FINE_LOG] {
             if len > 1 << log {
                 let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip((0..len).step_by(1 << log));
                 let costs = each.map(|(counts, start)| {
                     coder.segment_cost(&sum(counts), (len - start).min(1 << log)) + bits(24)
                 });
                 let cost = costs.fold(0, Cost::saturating_add);
-                if cost < cut.cost {
+                let most = if log == LONG_LOG { cut.cost.saturating_add(cut.cost / 512) } else { cut.cost };
+                if cost < most {
                     (cut.segment_log, cut.cost) = (log, cost);
                 }
             }

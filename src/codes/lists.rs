@@ -1,7 +1,7 @@
 //! Short lists of symbols with a few tables for all of them, in one rANS lane (spec, supports/classed.md).
 
 use crate::bits::{Cursor, put_u32, put_varint};
-use crate::codes::rans::{self, INITIAL, Slots};
+use crate::codes::rans::{self, INITIAL};
 use crate::codes::table::{Counts, Table};
 use crate::codes::{Coder, Decoder, Role, read_ints, write_ints};
 use crate::error::{Error, FormatErrorKind, Result};
@@ -103,7 +103,7 @@ pub(crate) fn read_lists(
     if lens.is_empty() != (count == 0) {
         return Err(Error::format(FormatErrorKind::CountMismatch { field: "number of tables" }, offset));
     }
-    let tables = (0..count).map(|_| Ok(Slots::new(&Table::read(cursor)?))).collect::<Result<Vec<_>>>()?;
+    let tables = (0..count).map(|_| Ok(rans::slots(&Table::read(cursor)?))).collect::<Result<Vec<_>>>()?;
     let numbers = read_ints(cursor, decoder, lens.len() as u64, u64::from(count.saturating_sub(1)))?;
     if lens.is_empty() {
         return Ok(Vec::new());

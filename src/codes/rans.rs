@@ -1,6 +1,7 @@
 //! One segment of entropy-coded symbols: interleaved rANS with 32-bit states, 16-bit words and 12-bit
 //! frequencies (spec, section 7.3).
 
+use crate::arch::rans::{Encoded, FEW, Few, Slots};
 use crate::arch::{self, Form};
 use crate::bits::{Cursor, put_u32, put_varint};
 use crate::codes::table::{Counts, FREQ_BITS, Table};
@@ -174,22 +175,25 @@ fn put_rows_wide<const L: usize>(
     arch::rans::encode_rows(form, rows.as_flattened().as_chunks().0, &wide, states, words, free)
 }
 
-/// Decoding form of a table. Each slot holds the symbol (bits 0 to 7), its frequency minus one (bits 8 to 19)
-/// and the slot's distance from the symbol's first slot (bits 20 to 31).
-pub(crate) struct Slots(Box<[u32; 1 << FREQ_BITS]>);
-
-impl Slots {
-    pub(crate) fn new(table: &Table) -> Self {
-        let mut slots = Box::new([0; 1 << FREQ_BITS]);
-        let mut next = slots.iter_mut();
-        for symbol in 0..=255u8 {
-            let freq = table.freq(symbol);
-            for (distance, slot) in (0..freq).zip(&mut next) {
-                *slot = u32::from(symbol) | (freq - 1) << 8 | distance << 20;
-            }
+/// Returns the decoding form of a table.
+pub(crate) fn slots(table: &Table) -> Slots {
+    let mut all = Box::new([0; 1 << FREQ_BITS]);
+    let mut few = Few { count: 0, symbols: [0; FEW], freqs: [0; FEW], starts: [u16::MAX; FEW] };
+    let mut start = 0;
+    for symbol in (0..=255u8).filter(|&symbol| table.freq(symbol) > 0) {
+        let freq = table.freq(symbol);
+        for (distance, slot) in (0..freq).zip(&mut all[start..]) {
+            *slot = u32::from(symbol) | (freq - 1) << 8 | distance << 20;
         }
-        Self(slots)
+        if few.count < FEW {
+            few.symbols[few.count] = symbol.into();
+            few.freqs[few.count] = freq as u16;
+            few.starts[few.count] = start as u16;
+        }
+        few.count += 1;
+        start += in_memory(freq.into());
     }
+    Slots { all, few }
 }
 
 /// A segment that is decoded piece by piece.
@@ -234,16 +238,13 @@ impl<'a> Segment<'a> {
     }
 
     fn fill_lanes<const L: usize>(&mut self, form: Form, out: &mut [u8]) {
+        let mut done = 0;
+        if L == MAX_LANES {
+            let mut outs = [out.as_chunks_mut().0];
+            done = decode_rows(form, [self], &mut outs);
+        }
         let Self { slots, words, taken, .. } = self;
         let Some(states) = self.states.first_chunk_mut::<L>() else { return };
-        let mut done = 0;
-        if let Ok(states) = states.as_mut_slice().try_into() {
-            let rows = out.as_chunks_mut().0;
-            let words = words.get(*taken..).unwrap_or_default();
-            let (rows, read) = arch::rans::decode_rows(form, &slots.0, states, words, rows);
-            done = rows;
-            *taken += read;
-        }
         let (rows, rest) = out.as_chunks_mut::<L>();
         get_rows(&mut rows[done..], slots, states, words, taken);
         for (symbol, state) in rest.iter_mut().zip(states) {
@@ -259,6 +260,52 @@ impl<'a> Segment<'a> {
             false => Err(Error::format(FormatErrorKind::BadCode, self.offset)),
         }
     }
+}
+
+/// Decodes whole segments, several of them in turn.
+pub(crate) fn fill_all(mut segments: &mut [Segment<'_>], mut outs: &mut [&mut [u8]]) {
+    while !segments.is_empty() {
+        let count = match segments.len().min(outs.len()) {
+            4.. => 4,
+            2 | 3 => 2,
+            _ => 1,
+        };
+        let (these, later) = segments.split_at_mut(count);
+        let (places, later_outs) = outs.split_at_mut(count.min(outs.len()));
+        let done = match (&mut *these, &mut *places) {
+            ([a, b, c, d], [w, x, y, z]) => fill_rows([a, b, c, d], [w, x, y, z]),
+            ([a, b], [x, y]) => fill_rows([a, b], [x, y]),
+            _ => 0,
+        };
+        for (segment, out) in these.iter_mut().zip(places) {
+            segment.fill(&mut out[done..]);
+        }
+        (segments, outs) = (later, later_outs);
+    }
+}
+
+/// Decodes the first rows of several segments; returns the number of symbols of each.
+fn fill_rows<const N: usize>(segments: [&mut Segment<'_>; N], outs: [&mut [u8]; N]) -> usize {
+    if segments.iter().any(|segment| 1 << segment.lanes_log != MAX_LANES) {
+        return 0;
+    }
+    MAX_LANES * decode_rows(arch::widest(), segments, &mut outs.map(|out| out.as_chunks_mut().0))
+}
+
+/// Decodes rows of `N` segments as [`arch::rans::decode_rows`] does.
+fn decode_rows<const N: usize>(
+    form: Form,
+    mut segments: [&mut Segment<'_>; N],
+    outs: &mut [&mut [[u8; MAX_LANES]]; N],
+) -> usize {
+    let mut encoded = segments.each_mut().map(|segment| {
+        let words = segment.words.get(segment.taken..).unwrap_or_default();
+        Encoded { slots: &segment.slots, states: &mut segment.states, words, taken: 0 }
+    });
+    let done = arch::rans::decode_rows(form, &mut encoded, outs);
+    let taken = encoded.map(|encoded| encoded.taken);
+    segments.iter_mut().zip(taken).for_each(|(segment, taken)| segment.taken += taken);
+    done
 }
 
 fn read_lanes_log(cursor: &mut Cursor<'_>) -> Result<u8> {
@@ -282,7 +329,7 @@ pub(crate) fn validate(cursor: &mut Cursor<'_>) -> Result<()> {
 /// Past the end it reads zeros: `taken` then exceeds the number of bytes, which the caller reports.
 #[inline(always)]
 pub(super) fn get(state: &mut u32, slots: &Slots, words: &[u8], taken: &mut usize) -> u8 {
-    let slot = slots.0[in_memory((*state & ((1 << FREQ_BITS) - 1)).into())];
+    let slot = slots.all[in_memory((*state & ((1 << FREQ_BITS) - 1)).into())];
     let x = ((slot >> 8 & 0xfff) + 1) * (*state >> FREQ_BITS) + (slot >> 20);
     let word = match words.get(*taken..*taken + 2) {
         Some(w) => u32::from(w[0]) | u32::from(w[1]) << 8,
@@ -349,7 +396,7 @@ mod tests {
             let mut words = vec![0; 32 * 301 + 1];
             let all = words.len();
             let free = put_rows(&rows, &steps, &mut states, &mut words, all);
-            let slots = Slots::new(table);
+            let slots = slots(table);
             let bytes: Vec<u8> = words[free..].iter().flat_map(|w| w.to_le_bytes()).collect();
             let (mut back, mut first, mut taken) = (vec![[0; 32]; rows.len()], states, 0);
             get_rows(&mut back, &slots, &mut first, &bytes, &mut taken);
@@ -364,11 +411,13 @@ mod tests {
                     assert_eq!((wide, wide_states), (free, states), "case {case}, {form:?}");
                     assert_eq!(wide_words[free..], words[free..], "case {case}, {form:?}");
                 }
-                let (mut back, mut first) = (vec![[0; 32]; rows.len()], states);
-                let (done, mut taken) =
-                    arch::rans::decode_rows(form, &slots.0, &mut first, &bytes, &mut back);
-                get_rows(&mut back[done..], &slots, &mut first, &bytes, &mut taken);
-                assert_eq!((taken, first), (bytes.len(), start), "case {case}, {form:?}");
+                let slots = super::slots(table);
+                let mut segment = Segment { slots, lanes_log: 5, states, words: &bytes, taken: 0, offset: 0 };
+                let mut back = vec![[0; 32]; rows.len()];
+                let done = decode_rows(form, [&mut segment], &mut [&mut back]);
+                let Segment { slots, mut states, mut taken, .. } = segment;
+                get_rows(&mut back[done..], &slots, &mut states, &bytes, &mut taken);
+                assert_eq!((taken, states), (bytes.len(), start), "case {case}, {form:?}");
                 assert_eq!(back, rows, "case {case}, {form:?}");
             }
         }
@@ -388,10 +437,42 @@ mod tests {
         write(&mut bytes, symbols, &counts, &table, lanes_log);
         let mut out = vec![0; symbols.len()];
         let mut cursor = Cursor::new(&bytes, 0, "segment");
-        read(&mut cursor, Slots::new(&table), &mut out).unwrap();
+        read(&mut cursor, slots(&table), &mut out).unwrap();
         cursor.finish().unwrap();
         assert_eq!(out, symbols);
         bytes
+    }
+
+    /// Begins a written segment.
+    fn begun((table, bytes): &(Table, Vec<u8>)) -> Segment<'_> {
+        Segment::read(&mut Cursor::new(bytes, 0, "segment"), slots(table)).unwrap()
+    }
+
+    #[test]
+    fn segments_side_by_side_are_as_alone() {
+        // Numbers of symbols for each way of finding them, of different lengths, one too short for rows.
+        for kinds in [3, 16, 17, 32, 33, 64, 65, 256] {
+            let symbol = |n, i| ((crate::random::word(8, n, i) >> 16).pow(2) >> 16) % kinds;
+            let symbols = |n| -> Vec<u8> {
+                (0..[5000, 5003, 4000, 6000, 300, 100][n]).map(|i| symbol(n as u64, i) as u8).collect()
+            };
+            let all: Vec<Vec<u8>> = (0..6).map(symbols).collect();
+            for count in 1..=6 {
+                let written = all[..count].iter().map(|symbols| {
+                    let (counts, mut bytes) = (super::count(symbols), Vec::new());
+                    let table = Table::from_counts(&counts).unwrap();
+                    write(&mut bytes, symbols, &counts, &table, if symbols.len() < 256 { 0 } else { 5 });
+                    (table, bytes)
+                });
+                let written: Vec<_> = written.collect();
+                let mut segments: Vec<Segment<'_>> = written.iter().map(begun).collect();
+                let mut back: Vec<Vec<u8>> = all[..count].iter().map(|s| vec![0; s.len()]).collect();
+                let mut outs: Vec<&mut [u8]> = back.iter_mut().map(Vec::as_mut_slice).collect();
+                fill_all(&mut segments, &mut outs);
+                segments.into_iter().for_each(|segment| segment.finish().unwrap());
+                assert_eq!(back, all[..count], "{kinds} symbols, {count} segments");
+            }
+        }
     }
 
     #[test]
@@ -426,7 +507,7 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             let mut cursor = Cursor::new(&damaged, 0, "segment");
             let mut out = vec![0; symbols.len()];
-            let read = read(&mut cursor, Slots::new(&table), &mut out).and_then(|()| cursor.finish());
+            let read = read(&mut cursor, slots(&table), &mut out).and_then(|()| cursor.finish());
             assert!(read.is_err() || out != symbols, "bit {bit}");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
 use crate::codes::ints::{BY_GROUP, PACKED, REFERENCED, SYMBOLS, TOKENS};
-use crate::codes::rans::{self, Segment, Slots};
+use crate::codes::rans::{self, Segment};
 use crate::codes::reference::References;
 use crate::codes::table::Table;
 use crate::codes::tokens;
@@ -17,6 +17,11 @@ pub(crate) struct Decoder<'a> {
     pub(crate) budget: &'a Budget,
 }
 
+/// Segments that are decoded in turn.
+const SIDE_BY_SIDE: usize = 4;
+/// The most symbols that are decoded ahead.
+const AHEAD: usize = 4 << 20;
+
 /// Symbols of `entropy(N)` that are decoded piece by piece.
 struct EntropyReader<'a> {
     /// The segments that were not begun.
@@ -28,6 +33,9 @@ struct EntropyReader<'a> {
     left: u64,
     /// The segment that was begun, and the number of its symbols that are left.
     current: Option<(Segment<'a>, u64)>,
+    /// Symbols of several segments, and the number of those that were read.
+    ahead: Vec<u8>,
+    read: usize,
 }
 
 impl<'a> EntropyReader<'a> {
@@ -39,7 +47,7 @@ impl<'a> EntropyReader<'a> {
         match log {
             0 => {
                 let current = Some((read_segment(cursor, tables)?, n));
-                Ok(Self { rest, tables, segment_len: n, left: 0, current })
+                Ok(Self { current, ..Self::of(rest, tables, n, 0) })
             }
             10..=24 => {
                 let segment_len = 1 << log;
@@ -52,15 +60,27 @@ impl<'a> EntropyReader<'a> {
                     let len = cursor.varint()?;
                     cursor.sub(len, "segment")?;
                 }
-                Ok(Self { rest, tables, segment_len, left: n, current: None })
+                Ok(Self::of(rest, tables, segment_len, n))
             }
             other => Err(Error::out_of_range("segment_log", other.into(), offset)),
         }
     }
 
+    fn of(rest: Cursor<'a>, tables: &'a [Table], segment_len: u64, left: u64) -> Self {
+        Self { rest, tables, segment_len, left, current: None, ahead: Vec::new(), read: 0 }
+    }
+
     /// Decodes the next symbols: a multiple of 32, or the last ones.
     fn fill(&mut self, mut out: &mut [u8]) -> Result<()> {
         while !out.is_empty() {
+            if self.current.is_none() && self.has_ahead()? {
+                let ahead = &self.ahead[self.read..];
+                let (part, later) = out.split_at_mut(out.len().min(ahead.len()));
+                part.copy_from_slice(&ahead[..part.len()]);
+                self.read += part.len();
+                out = later;
+                continue;
+            }
             let (mut segment, left) = match self.current.take() {
                 Some(begun) => begun,
                 None => self.next_segment()?,
@@ -77,6 +97,29 @@ impl<'a> EntropyReader<'a> {
         Ok(())
     }
 
+    /// Whether there are symbols in `ahead`, after decoding the next segments to it if there are several.
+    fn has_ahead(&mut self) -> Result<bool> {
+        if self.read < self.ahead.len() {
+            return Ok(true);
+        }
+        if self.left <= self.segment_len || self.segment_len > (AHEAD / SIDE_BY_SIDE) as u64 {
+            return Ok(false);
+        }
+        let mut segments = Vec::with_capacity(SIDE_BY_SIDE);
+        let mut symbols = 0;
+        while segments.len() < SIDE_BY_SIDE && self.left > 0 {
+            let (segment, len) = self.next_segment()?;
+            segments.push(segment);
+            symbols += in_memory(len);
+        }
+        self.ahead.resize(symbols, 0);
+        self.read = 0;
+        let mut outs: Vec<&mut [u8]> = self.ahead.chunks_mut(in_memory(self.segment_len)).collect();
+        rans::fill_all(&mut segments, &mut outs);
+        segments.into_iter().try_for_each(Segment::finish)?;
+        Ok(true)
+    }
+
     fn next_segment(&mut self) -> Result<(Segment<'a>, u64)> {
         let symbols = self.segment_len.min(self.left);
         self.left -= symbols;
@@ -91,10 +134,10 @@ impl<'a> EntropyReader<'a> {
 fn read_segment<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<Segment<'a>> {
     let offset = cursor.offset();
     let slots = match cursor.varint()? {
-        0 => Slots::new(&Table::read(cursor)?),
+        0 => rans::slots(&Table::read(cursor)?),
         reference => {
             let table = usize::try_from(reference - 1).ok().and_then(|i| tables.get(i));
-            Slots::new(
+            rans::slots(
                 table.ok_or(Error::format(FormatErrorKind::UnknownReference { field: "table" }, offset))?,
             )
         }

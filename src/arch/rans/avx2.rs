@@ -3,7 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, Steps};
+use super::{Encoded, LANES, Steps};
 
 /// States in a register.
 const GROUP: usize = 8;
@@ -143,12 +143,9 @@ fn push(x: __m256i, f: __m256i, s: __m256i) -> __m256i {
 }
 
 #[target_feature(enable = "avx2,bmi2,popcnt")]
-pub(in crate::arch) fn decode(
-    slots: &[u32; 4096],
-    states: &mut [u32; LANES],
-    words: &[u8],
-    out: &mut [[u8; LANES]],
-) -> (usize, usize) {
+pub(in crate::arch) fn decode(segment: &mut Encoded<'_>, out: &mut [[u8; LANES]]) -> usize {
+    let Encoded { slots, states, words, taken: all_taken } = segment;
+    let slots = &slots.all;
     let mut x = load_states(states);
     let (mut rows, mut taken) = (0, 0);
     for row in out {
@@ -182,7 +179,8 @@ pub(in crate::arch) fn decode(
         rows += 1;
     }
     store_states(states, x);
-    (rows, taken)
+    *all_taken = taken;
+    rows
 }
 
 /// Looks up eight entries; each index is below 4096.
