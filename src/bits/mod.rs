@@ -20,6 +20,31 @@ pub(crate) fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
+/// The CRC-32 of several parts, and of all of them together. Each byte of a long part is read once.
+#[derive(Default)]
+pub(crate) struct Checksums(crc32fast::Hasher);
+
+impl Checksums {
+    /// Bytes from which combining two checksums is faster than reading a part again.
+    const LONG: usize = 1 << 14;
+
+    /// Computes the CRC-32 of the next part.
+    pub(crate) fn part(&mut self, bytes: &[u8]) -> u32 {
+        let mut part = crc32fast::Hasher::new();
+        part.update(bytes);
+        match bytes.len() {
+            Self::LONG.. => self.0.combine(&part),
+            _ => self.0.update(bytes),
+        }
+        part.finalize()
+    }
+
+    /// Returns the CRC-32 of all parts.
+    pub(crate) fn whole(self) -> u32 {
+        self.0.finalize()
+    }
+}
+
 /// Whether checksums are verified in a fuzzing build.
 #[cfg(fuzzing)]
 pub static CHECKSUMS: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
@@ -61,6 +86,19 @@ mod tests {
         for unsigned in 0..=u64::from(u16::MAX) {
             assert_eq!(zigzag(unzigzag(unsigned)), unsigned);
             assert!(unzigzag(unsigned).unsigned_abs() <= unsigned.div_ceil(2));
+        }
+    }
+
+    #[test]
+    fn checksums_of_parts_and_of_all() {
+        let bytes: Vec<u8> = (0..40_000u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+        for cuts in [vec![], vec![0], vec![5, 5, 9], vec![1, 16_385, 16_400, 39_999], vec![20_000, 40_000]] {
+            let mut checksums = Checksums::default();
+            let starts = [0].into_iter().chain(cuts.clone());
+            for (start, end) in starts.zip(cuts.iter().copied().chain([bytes.len()])) {
+                assert_eq!(checksums.part(&bytes[start..end]), crc32(&bytes[start..end]), "{cuts:?}");
+            }
+            assert_eq!(checksums.whole(), crc32(&bytes), "{cuts:?}");
         }
     }
 

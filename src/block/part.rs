@@ -94,6 +94,11 @@ impl WrittenBlock {
         out.append(&self.head);
         out.append(&self.payload);
     }
+
+    /// Returns the memory of support and values, for another block.
+    pub(crate) fn into_memory(self) -> Vec<u8> {
+        self.payload
+    }
 }
 
 impl WireBlock<'_> {
@@ -235,7 +240,7 @@ impl WireBlock<'_> {
         }
     }
 
-    /// Writes a checked block.
+    /// Writes a checked block. `payload`: memory to use again.
     ///
     /// # Errors
     /// [`Error::Input`] if the fields of the block disagree with each other or with the index space.
@@ -244,8 +249,9 @@ impl WireBlock<'_> {
         coder: &mut Coder<'_>,
         options: BlockOptions,
         around: &Surroundings<'_>,
+        mut payload: Vec<u8>,
     ) -> Result<WrittenBlock> {
-        let mut payload = Vec::new();
+        payload.clear();
         let (support_id, count) = match &self.support {
             Part::Decoded(decoded) => {
                 let count = decoded.count(around)?;

@@ -1,6 +1,6 @@
 //! Index of a segment: positions of all frames and blocks (spec, section 4.6).
 
-use crate::bits::{Cursor, crc32, put_u32, put_varint};
+use crate::bits::{Checksums, Cursor, crc32, put_u32, put_varint};
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, PREAMBLE_LEN, UpdatePart};
 use crate::limits::in_memory;
@@ -54,20 +54,24 @@ pub struct IndexedBlock {
 impl IndexedUpdate {
     /// Returns the entry of a part whose body is `body`.
     pub(crate) fn of(part: &UpdatePart<'_>, body: &[u8]) -> Self {
+        Self::with_checksum(part, body).0
+    }
+
+    /// Returns the entry of a part whose body is `body`, and the checksum of the body.
+    pub(crate) fn with_checksum(part: &UpdatePart<'_>, body: &[u8]) -> (Self, u32) {
         let head_len = body.len() as u64 - part.blocks.iter().map(|b| b.len).sum::<u64>();
-        let mut start = in_memory(head_len);
+        let (head, mut rest) = body.split_at(in_memory(head_len));
+        let mut checksums = Checksums::default();
+        let head_crc = checksums.part(head);
         let blocks = part.blocks.iter().map(|b| {
-            let bytes = &body[start..start + in_memory(b.len)];
-            start += bytes.len();
-            IndexedBlock { first: b.scope.first(), tensors: b.scope.tensors(), len: b.len, crc: crc32(bytes) }
+            let (bytes, later) = rest.split_at(in_memory(b.len));
+            rest = later;
+            let crc = checksums.part(bytes);
+            IndexedBlock { first: b.scope.first(), tensors: b.scope.tensors(), len: b.len, crc }
         });
-        Self {
-            step: part.header.step,
-            sender: part.header.sender,
-            head_len,
-            head_crc: crc32(&body[..in_memory(head_len)]),
-            blocks: blocks.collect(),
-        }
+        let blocks = blocks.collect();
+        let (step, sender) = (part.header.step, part.header.sender);
+        (Self { step, sender, head_len, head_crc, blocks }, checksums.whole())
     }
 
     /// Returns the places where a damaged body of this part differs: `None` for the bytes before the first

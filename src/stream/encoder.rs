@@ -119,7 +119,7 @@ impl Encoder {
 
     fn frame(&mut self, out: &mut dyn Output, kind: FrameKind, flags: u16, body: &[u8]) {
         self.start(out);
-        out.append(&self.count(kind, flags, body));
+        out.append(&self.count(FrameHeader::of(kind, flags, body)));
         out.append(body);
     }
 
@@ -134,10 +134,10 @@ impl Encoder {
     }
 
     /// Registers a frame and returns its header.
-    fn count(&mut self, kind: FrameKind, flags: u16, body: &[u8]) -> [u8; HEADER_LEN] {
-        let header = FrameHeader::of(kind, flags, body).to_bytes();
+    fn count(&mut self, header: FrameHeader) -> [u8; HEADER_LEN] {
+        let (kind, len) = (header.kind, HEADER_LEN as u64 + header.body_len);
+        let header = header.to_bytes();
         self.chain.update(&header[..CHAINED_LEN]);
-        let len = (HEADER_LEN + body.len()) as u64;
         if self.options.index {
             self.index.frames.push(IndexedFrame { kind, len });
         }
@@ -197,12 +197,21 @@ impl Encoder {
         let before = preamble + if known { 0 } else { HEADER_LEN + manifest.body().len() };
         out.append(&vec![0; before]);
         let written = write_parts(out, header, manifest, &self.sets, blocks, self.options.part_bytes);
-        let entries = |parts: &[Part]| match self.options.index {
-            true => parts.iter().map(|part| self.entry(&out.bytes()[part.body.clone()], manifest)).collect(),
-            false => Ok(Vec::new()),
+        let finish = |part: &Part| {
+            let body = &out.bytes()[part.body.clone()];
+            let flags = if part.last { FrameHeader::LAST } else { 0 };
+            if !self.options.index {
+                return Ok((FrameHeader::of(FrameKind::UPDATE, flags, body), None));
+            }
+            let (entry, body_crc) = self.entry(body, manifest)?;
+            let body_len = body.len() as u64;
+            Ok((FrameHeader { kind: FrameKind::UPDATE, flags, body_len, body_crc }, Some(entry)))
         };
-        let written = written.and_then(|parts| Ok((entries(&parts)?, parts)));
-        let (entries, parts) = match written {
+        let written = written.and_then(|parts| {
+            let frames: Result<Vec<_>> = parts.iter().map(finish).collect();
+            Ok((frames?, parts))
+        });
+        let (frames, parts) = match written {
             Ok(written) => written,
             Err(e) => {
                 out.truncate(start);
@@ -213,20 +222,19 @@ impl Encoder {
         self.start(&mut head);
         self.manifest(&mut head, manifest);
         out.bytes_mut()[start..start + before].copy_from_slice(&head);
-        self.index.updates.extend(entries);
-        for part in parts {
-            let flags = if part.last { FrameHeader::LAST } else { 0 };
-            let header = self.count(FrameKind::UPDATE, flags, &out.bytes()[part.body.clone()]);
+        for (part, (header, entry)) in parts.into_iter().zip(frames) {
+            self.index.updates.extend(entry);
+            let header = self.count(header);
             out.bytes_mut()[part.body.start - HEADER_LEN..part.body.start].copy_from_slice(&header);
         }
         Ok(())
     }
 
-    /// Returns the index entry of a part that was just written.
-    fn entry(&self, body: &[u8], manifest: &Arc<Manifest>) -> Result<IndexedUpdate> {
+    /// Returns the index entry of a part that was just written, and the checksum of its body.
+    fn entry(&self, body: &[u8], manifest: &Arc<Manifest>) -> Result<(IndexedUpdate, u32)> {
         let limits = Limits { max_blocks: u64::MAX, max_elements: u64::MAX, ..Limits::default() };
         let part = UpdatePart::read(body, 0, true, &limits, &Arc::default(), |_| Some(Arc::clone(manifest)))?;
-        Ok(IndexedUpdate::of(&part, body))
+        Ok(IndexedUpdate::with_checksum(&part, body))
     }
 
     /// Appends an index set and returns its id, for blocks of later updates.

@@ -127,7 +127,7 @@ fn write_part(
             .par_iter()
             .map(|block| {
                 let mut record = Vec::new();
-                write_block(block, manifest, sets, &[], Some(&mut record))?;
+                write_block(block, manifest, sets, &[], Some(&mut record), Vec::new())?;
                 Ok(record)
             })
             .collect();
@@ -144,19 +144,25 @@ fn write_part(
     out.append(&head);
     let threads = rayon::current_num_threads();
     let mut rest = blocks;
+    // New memory takes longer than most coding: later blocks use the memory of earlier ones.
+    let mut memory = Vec::new();
     while !rest.is_empty() {
         // At least one block for each thread, however heavy.
         let count = first_of_weight(rest, BATCH * threads as u64).max(threads.min(rest.len()));
         let (batch, others) = rest.split_at(count);
+        memory.resize_with(batch.len(), Vec::new);
         let written: Vec<Result<WrittenBlock>> = batch
             .par_iter()
-            .map(|block| {
+            .zip(std::mem::take(&mut memory))
+            .map(|(block, memory)| {
                 let tables = if block.weight <= LIGHT { tables.as_slice() } else { &[] };
-                write_block(block, manifest, sets, tables, None)
+                write_block(block, manifest, sets, tables, None, memory)
             })
             .collect();
         for block in written {
-            block?.append_to(out);
+            let block = block?;
+            block.append_to(out);
+            memory.push(block.into_memory());
         }
         rest = others;
     }
@@ -201,9 +207,10 @@ fn write_block(
     sets: &Sets,
     tables: &[Table],
     record: Option<&mut Vec<(Role, Counts)>>,
+    memory: Vec<u8>,
 ) -> Result<WrittenBlock> {
     let space = manifest.space(block.scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope: block.scope, sets };
     let mut coder = Coder { entropy: options.entropy, tables, record };
-    block.write(&mut coder, options, &around).map_err(|e| e.in_tensor(block.scope.first()))
+    block.write(&mut coder, options, &around, memory).map_err(|e| e.in_tensor(block.scope.first()))
 }
