@@ -67,12 +67,14 @@ fn main() -> ExitCode {
     // The cost of writing positions with either code: `write` minus the cost of the frame.
     bench.codec("sbc:density=0.001,positions=rice", even.view(), None, None);
     bench.codec("sbc:density=0.001,positions=tokens", even.view(), None, None);
-    bench.codec("topk:density=0.01", even.view(), None, None);
-    bench.codec("topk:density=0.1", even.view(), None, None);
-    bench.codec("natural", even.view(), Some(0.05), None);
-    for codec in ["lossless", "qsgd:bits=4", "dither", "terngrad", "int8", "sign"] {
-        bench.codec(codec, even.view(), None, None);
+    bench.codec("topk:density=0.01", even.view(), Some(0.07), Some(0.1));
+    bench.codec("topk:density=0.1", even.view(), Some(0.01), Some(0.03));
+    bench.codec("natural", even.view(), Some(0.05), Some(0.05));
+    bench.codec("lossless", even.view(), Some(0.03), Some(0.05));
+    for codec in ["qsgd:bits=4", "dither", "terngrad", "int8"] {
+        bench.codec(codec, even.view(), Some(0.03), Some(0.05));
     }
+    bench.codec("sign", even.view(), Some(0.1), Some(0.1));
     bench.thresholds(even.view());
     bench.reduce(even.view());
     let halves = even.view().data().as_chunks::<4>().0.iter().flat_map(|x| [x[2], x[3]]).collect();
@@ -80,7 +82,7 @@ fn main() -> ExitCode {
     bench.manifest = manifest_of(Dtype::Bf16, &shape);
     let halves = TensorBuf::new(Dtype::Bf16, shape.clone(), halves).expect("shape fits");
     println!("bf16:");
-    bench.codec("lossless", halves.view(), None, None);
+    bench.codec("lossless", halves.view(), Some(0.02), Some(0.03));
     drop(halves);
     bench.deltas(&shape);
     bench.manifest = manifest_of(Dtype::F32, &shape);

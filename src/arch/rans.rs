@@ -66,8 +66,8 @@ pub(crate) const FEW: usize = 64;
 
 /// Decoding form of a table.
 pub(crate) struct Slots {
-    /// Each slot holds the symbol (bits 0 to 7), its frequency minus one (bits 8 to 19) and the slot's distance
-    /// from the symbol's first slot (bits 20 to 31).
+    /// Each slot holds the symbol (bits 0 to 7), its frequency minus one (bits 8 to 19) and the slot's
+    /// distance from the symbol's first slot (bits 20 to 31).
     pub(crate) all: Box<[u32; 4096]>,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only a vector form reads them"))]
     pub(crate) few: Few,

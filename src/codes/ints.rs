@@ -105,8 +105,8 @@ pub(crate) struct Cut {
 /// Binary logarithm of the smallest segment that is considered.
 const FINE_LOG: u8 = 14;
 const COARSE_LOG: u8 = 16;
-/// Binary logarithm of the longest segment. Readers decode several segments in turn, which is twice as fast as
-/// one segment of all symbols. This is worth 1/512 of the size.
+/// Binary logarithm of the longest segment. Readers decode several segments in turn, which is faster than one
+/// segment of all symbols. This is worth 1/512 of the size.
 const LONG_LOG: u8 = 20;
 
 impl Cut {

@@ -17,11 +17,11 @@ use crate::tensor::{Dtype, TensorBuf, TensorView};
 /// every digest of a delta matches.
 ///
 /// # Memory
-/// Besides the tensors, 256 KiB per thread, and the memory of two decoded blocks per thread: 32 bytes per
-/// position of a sparse block, up to 4 bytes per element of a dense block of several tensors; and the bytes
-/// of unwanted tensors in blocks that also contain wanted ones. Most dense blocks of one tensor are decoded
-/// straight into their elements. Each block may take [`Limits::max_alloc_bytes`], and so may all blocks
-/// decoded at the same time.
+/// Besides the tensors, 256 KiB per thread, up to 4 MiB of symbols per thread and coded plane, and the memory
+/// of two decoded blocks per thread: 32 bytes per position of a sparse block, up to 4 bytes per element of a
+/// dense block of several tensors; and the bytes of unwanted tensors in blocks that also contain wanted ones.
+/// Most dense blocks of one tensor are decoded straight into their elements. Each block may take
+/// [`Limits::max_alloc_bytes`], and so may all blocks decoded at the same time.
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
     /// Buffers of the wanted tensors, and of those that share a digest with one; `None` for the others.

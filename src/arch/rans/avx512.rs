@@ -61,8 +61,8 @@ fn store_states(states: &mut [u32; LANES], from: [__m512i; 2]) {
     }
 }
 
-/// Splits paired numbers of 16 bits, two of them in each lane: those of the first 16 states are the low halves,
-/// those of the others the high halves.
+/// Splits paired numbers of 16 bits, two of them in each lane: those of the first 16 states are the low
+/// halves, those of the others the high halves.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn unpair(x: __m512i) -> [__m512i; 2] {
