@@ -5,6 +5,7 @@ mod cuda;
 mod dependencies;
 mod fuzz;
 mod links;
+mod peers;
 mod programs;
 mod prose;
 mod python;
@@ -43,6 +44,8 @@ enum Task {
     Ids(Forwarded),
     /// Builds the Python package's wheel, installs it into a fresh environment, and runs its tests there.
     Python,
+    /// Measures the speed of gcodec beside other compressors; installs them once (350 MB).
+    Peers(peers::Args),
     /// Tests the C library with programs in C and C++; installs it; writes its header.
     C(c::Args),
     /// Tests the Python package with inference engines; installs vLLM once (6 GB).
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Task::Ids(args) => args.run("ids"),
         Task::C(args) => c::run_task(&args),
         Task::Dependencies => dependencies::run().map(end),
+        Task::Peers(args) => peers::measure(&args).map(|()| end(true)),
         Task::Python => python::test().map(|()| end(true)),
         Task::Release(args) => release::check(&args).map(end),
         Task::Site(args) => site::build(&args),

