@@ -2,9 +2,10 @@
 
     python adapters/python/benches/peers.py FILE.safetensors
 
-The elements of the file's f32 tensors, one after the other and again from the first, 16 Mi of them; as bf16 their
-upper halves. GB/s of these elements, by processor time (all threads, user and system), the best of several runs
-that take turns. All decoders return new memory. `cargo xtask peers` runs this program.
+The elements of the file's f32 tensors, one after the other and again from the first, 16 Mi of them; as
+bf16 their upper halves. GB/s of these elements, by processor time (all threads, user and system), the
+best of several runs that take turns. All decoders return new memory. `cargo xtask peers` runs this
+program.
 """
 
 from __future__ import annotations
