@@ -90,7 +90,14 @@ fn difference(
         }
     }
     let codec: Codec = random
-        .one(&["delta", "delta:positions=classed", "delta:positions=rice", "lossless", "raw"])
+        .one(&[
+            "delta",
+            "delta:positions=classed",
+            "delta:positions=rice",
+            "delta:values=overwrite",
+            "lossless",
+            "raw",
+        ])
         .parse()
         .expect("ours");
     let inputs: Vec<Input<'_>> = manifest

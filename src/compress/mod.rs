@@ -27,7 +27,7 @@ use std::str::FromStr;
 use rayon::prelude::*;
 
 pub use codecs::delta::{Digests, deltas};
-pub use codecs::{ChunkValues, Fit, Scaling, Share, Stages};
+pub use codecs::{Change, ChunkValues, Fit, Scaling, Share, Stages};
 pub use feedback::Feedback;
 pub use options::{Input, NonFinite, Options};
 pub use select::Chosen;
@@ -85,7 +85,7 @@ pub enum Codec {
     Sign(Sign),
     /// `int8`: 8-bit integers.
     Int8(Int8),
-    /// `delta`: lossless differences to a base.
+    /// `delta`: the elements that differ from a base, without loss.
     Delta(Delta),
 }
 

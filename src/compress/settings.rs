@@ -312,6 +312,8 @@ mod tests {
             "int8:group=256",
             "delta",
             "delta:positions=tokens",
+            "delta:values=overwrite",
+            "delta:values=overwrite,positions=rice",
         ] {
             assert_eq!(spec.parse::<Codec>().unwrap().to_string(), spec);
         }

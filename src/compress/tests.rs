@@ -3,11 +3,11 @@ use std::time::Instant;
 use super::*;
 use crate::block::Scope;
 use crate::block::{
-    Affine, Block, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Ulp,
+    Affine, Block, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support,
     Values, Zero,
 };
 use crate::random::word;
-use crate::tensor::element::{decode_f32s, round_f32s, ulp_step};
+use crate::tensor::element::{decode_f32s, round_f32s};
 use crate::tensor::{Dtype, TensorBuf};
 
 /// Returns normally distributed numbers, the same in every run.
@@ -465,38 +465,6 @@ fn lossless_blocks_hold_the_elements() {
         Values::Floats(Floats { stored: Stored::Source, bytes: vec![0x42, 0xf5, 0x01] })
     );
     assert_eq!(decode(&blocks, &nibbles), [vec![1.0, 2.0, 3.0], vec![-6.0, 0.5]]);
-}
-
-#[test]
-fn deltas_lead_from_base_to_tensor() {
-    for dtype in Dtype::ALL {
-        let n = 3001u64;
-        let len = dtype.bytes_for(n).unwrap() as usize;
-        let old: Vec<u8> =
-            (0..len).map(|i| (word(1, 1, i as u64) as u8) & if i + 1 == len { 0x0f } else { 0xff }).collect();
-        let mut new = old.clone();
-        (0..len).step_by(97).for_each(|i| new[i] ^= word(2, 2, i as u64) as u8 & 0x0f);
-        let (old, new) =
-            (TensorBuf::new(dtype, vec![n], old).unwrap(), TensorBuf::new(dtype, vec![n], new).unwrap());
-        let input = |tensor, name| Input { tensor, name, view: new.view(), base: Some(old.view()) };
-        let codecs = ["delta".parse().unwrap(); 2];
-        let blocks = compress(&[input(0, "a"), input(1, "b")], &codecs, &Options::default(), None).unwrap();
-        let Values::Ulp(Ulp { diffs }) = &blocks[0].values else { panic!() };
-        assert_eq!((blocks.len(), blocks[0].scope), (1, Scope::Tensors { first: 0, count: 2 }));
-        let mut data = [old.data().to_vec(), old.data().to_vec()];
-        for (&p, &d) in positions(&blocks[0]).iter().zip(diffs) {
-            let (data, at) = (&mut data[(p / n) as usize], p % n);
-            let bits = crate::tensor::element::bits_at(dtype, data, at).unwrap();
-            assert_ne!(d, 0);
-            crate::tensor::element::set_bits_at(dtype, data, at, ulp_step(dtype, bits, d)).unwrap();
-        }
-        assert!(data.iter().all(|d| d == new.data()), "{dtype}");
-    }
-    let t = tensor(&[1.0]);
-    assert!(run(std::slice::from_ref(&t), "delta", None).is_err());
-    let base = as_type(Dtype::Bf16, &[1.0]);
-    let input = Input { tensor: 4, name: "a", view: t.view(), base: Some(base.view()) };
-    assert!(compress(&[input], &["delta".parse().unwrap()], &Options::default(), None).is_err());
 }
 
 const EVERY: [&str; 15] = [

@@ -78,6 +78,7 @@ fn any_number_of_threads_gives_the_same_bytes() {
         "qsgd:bits=4,bucket=512",
         "int8:group=256",
         "delta",
+        "delta:values=overwrite",
     ] {
         let one = encode(codec, 1);
         for threads in [2, 4] {

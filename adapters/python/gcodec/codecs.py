@@ -301,9 +301,15 @@ class Int8(Codec):
 
 @dataclass(frozen=True)
 class Delta(Codec):
-    """The elements that differ from a base, lossless; `positions` as in `TopK`."""
+    """The elements that differ from a base, lossless.
+
+    `values`: `"ulp"` (default), differences in units of the last place, which is smallest, or
+    `"overwrite"`, the new elements, which may be applied twice. `positions` as in `TopK`; with `"ulp"`,
+    `"auto"` and `"classed"` code them given the base.
+    """
 
     name: ClassVar[str] = "delta"
+    values: str = field(default="ulp", kw_only=True)
     positions: str = field(default="auto", kw_only=True)
 
 

@@ -27,7 +27,7 @@ use std::time::Instant;
 SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
   raw                       the unchanged elements
   lossless                  byte planes, entropy coded
-  delta                     the elements that differ from --base, losslessly
+  delta                     the elements that differ from --base, losslessly; values=ulp|overwrite
   topk:density=0.01         the largest magnitudes; or k=N; values=f32|f16|bf16|pow2|sign|q4;
                             scope=tensor|global
   stc:density=0.01          Sparse Ternary Compression: topk with values=sign

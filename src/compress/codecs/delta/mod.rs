@@ -1,43 +1,65 @@
-//! Lossless differences from a base.
+//! Lossless changes of a base.
 
 mod classes;
 mod digests;
 mod pieces;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 
 use rayon::prelude::*;
 
-use crate::block::{Block, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
-use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
+use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
+use crate::compress::settings::{Choice, Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::{Input, whole};
 use crate::error::Result;
+use crate::limits::in_memory;
+use crate::tensor::Dtype;
 pub use digests::{Digests, deltas};
-use pieces::{Piece, for_each_step};
+use pieces::{Piece, Step, for_each_step};
 
 /// `delta`: sends the elements that differ from a base, without loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Delta {
+    /// `values`: what is sent of a changed element. Default: `ulp`.
+    pub values: Change,
     /// `positions`: the encoding of positions. Default: `auto`.
     pub positions: Positions,
 }
 
+/// What a delta sends of an element that changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Change {
+    /// The difference in units of the last place, and positions that depend on the base: smallest.
+    Ulp,
+    /// The new element, and positions that do not depend on the base: a receiver may apply the update twice,
+    /// or to elements that differ from the base.
+    Overwrite,
+}
+
+const VALUES: Choice<Change> =
+    Choice { key: "values", names: &[("ulp", Change::Ulp), ("overwrite", Change::Overwrite)] };
+
 impl Default for Delta {
     fn default() -> Self {
-        Self { positions: Positions::Auto }
+        Self { values: Change::Ulp, positions: Positions::Auto }
     }
 }
 
 impl Delta {
     pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        Ok(Self { positions: keys.positions()? })
+        Ok(Self { values: keys.choice(&VALUES, Change::Ulp)?, positions: keys.positions()? })
     }
 
     pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        Ok(())
+        VALUES.check(self.values)
     }
 
     pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
+        if self.values != Change::Ulp {
+            out.choice(&VALUES, self.values)?;
+        }
         out.positions(self.positions)
     }
 
@@ -60,61 +82,112 @@ impl Delta {
         }
         let made: Vec<Block> = runs.par_iter().map(|pieces| self.block(pieces)).collect();
         // A tensor without changes has one block, so that the update lists its digests.
-        blocks.extend(made.into_iter().filter(|block| match (block.scope, &block.values) {
-            (Scope::Range { start: 1.., .. }, Values::Ulp(ulp)) => !ulp.diffs.is_empty(),
+        blocks.extend(made.into_iter().filter(|block| match block.scope {
+            Scope::Range { start: 1.., .. } => !is_empty(block),
             _ => true,
         }));
         Ok(())
     }
 
-    /// Makes a block of the differences of consecutive tensors, or of a part of one.
+    /// Makes a block of the changes of consecutive tensors, or of a part of one.
     fn block(&self, pieces: &[Piece<'_>]) -> Block {
         let scope = match pieces {
             [piece] => piece.scope(),
             _ => whole(pieces[0].tensor, pieces.len()),
         };
-        let bounds = match self.positions {
-            Positions::Auto => classes::choose(pieces, false),
-            Positions::Classed => classes::choose(pieces, true),
+        let bounds = match (self.values, self.positions) {
+            (Change::Ulp, Positions::Auto) => classes::choose(pieces, false),
+            (Change::Ulp, Positions::Classed) => classes::choose(pieces, true),
             _ => None,
         };
-        let mut masks = [0; ROWS];
-        let (support, diffs) = match bounds {
-            Some(bounds) => {
-                let mut ranker = Ranker::new(pieces[0].dtype(), bounds);
-                for_each_step(
-                    pieces,
-                    |_| true,
-                    |step| {
-                        step.changed(&mut masks);
-                        match step.dtype.bits() {
-                            16 => ranker.add(step.base, step.len, &masks, step.diff_of::<2>()),
-                            32 => ranker.add(step.base, step.len, &masks, step.diff_of::<4>()),
-                            _ => ranker.add(step.base, step.len, &masks, |at| step.diff(at)),
-                        }
-                    },
-                );
-                let (based, diffs) = ranker.finish();
-                (Support::Based(based), diffs)
+        let (support, values) = match (self.values, bounds) {
+            (Change::Ulp, Some(bounds)) => classed_differences(pieces, bounds),
+            (Change::Ulp, None) => {
+                let mut diffs = Vec::new();
+                let support = changed(pieces, |step, at| diffs.push(step.diff(at)));
+                (support, Values::Ulp(Ulp { diffs }))
             }
-            None => {
-                let (mut positions, mut diffs) = (Vec::new(), Vec::new());
-                for_each_step(
-                    pieces,
-                    |_| true,
-                    |step| {
-                        if step.changed(&mut masks) {
-                            step.for_each_changed(&masks, |at| {
-                                positions.push(step.position + at as u64);
-                                diffs.push(step.diff(at));
-                            });
-                        }
-                    },
-                );
-                (Support::Sparse(Sparse { positions }), diffs)
+            (Change::Overwrite, _) => {
+                let mut elements = Elements::new(pieces[0].dtype());
+                let support = changed(pieces, |step, at| elements.push(step.new_bits(at)));
+                (support, Values::Planes(Planes { bytes: elements.bytes }))
             }
         };
-        Block { scope, add: false, support, values: Values::Ulp(Ulp { diffs }) }
+        Block { scope, add: false, support, values }
+    }
+}
+
+/// Returns the changed elements by classes of the base, and their differences.
+fn classed_differences(pieces: &[Piece<'_>], bounds: Vec<u8>) -> (Support, Values) {
+    let mut masks = [0; ROWS];
+    let mut ranker = Ranker::new(pieces[0].dtype(), bounds);
+    for_each_step(
+        pieces,
+        |_| true,
+        |step| {
+            step.changed(&mut masks);
+            match step.dtype.bits() {
+                16 => ranker.add(step.base, step.len, &masks, step.diff_of::<2>()),
+                32 => ranker.add(step.base, step.len, &masks, step.diff_of::<4>()),
+                _ => ranker.add(step.base, step.len, &masks, |at| step.diff(at)),
+            }
+        },
+    );
+    let (based, diffs) = ranker.finish();
+    (Support::Based(based), Values::Ulp(Ulp { diffs }))
+}
+
+/// Returns the positions of the changed elements, after calling `f` for each.
+fn changed<'a>(pieces: &[Piece<'a>], mut f: impl FnMut(&Step<'a>, usize)) -> Support {
+    let mut positions = Vec::new();
+    let mut masks = [0; ROWS];
+    for_each_step(
+        pieces,
+        |_| true,
+        |step| {
+            if step.changed(&mut masks) {
+                step.for_each_changed(&masks, |at| {
+                    positions.push(step.position + at as u64);
+                    f(&step, at);
+                });
+            }
+        },
+    );
+    Support::Sparse(Sparse { positions })
+}
+
+/// Whether a block of this codec has no values.
+fn is_empty(block: &Block) -> bool {
+    match &block.values {
+        Values::Ulp(ulp) => ulp.diffs.is_empty(),
+        Values::Planes(planes) => planes.bytes.is_empty(),
+        _ => false,
+    }
+}
+
+/// A row of elements (spec, section 1) that grows.
+struct Elements {
+    dtype: Dtype,
+    bytes: Vec<u8>,
+    len: u64,
+}
+
+impl Elements {
+    fn new(dtype: Dtype) -> Self {
+        Self { dtype, bytes: Vec::new(), len: 0 }
+    }
+
+    fn push(&mut self, bits: u64) {
+        match self.dtype.bits() {
+            4 if !self.len.is_multiple_of(2) => {
+                self.bytes.last_mut().into_iter().for_each(|last| *last |= (bits << 4) as u8);
+            }
+            bits_each => {
+                let size = in_memory(u64::from(bits_each).div_ceil(8));
+                self.bytes.extend_from_slice(&bits.to_le_bytes()[..size]);
+            }
+        }
+        self.len += 1;
     }
 }
 

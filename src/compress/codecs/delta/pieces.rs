@@ -65,7 +65,11 @@ pub(super) struct Step<'a> {
 }
 
 /// Calls `f` with each step of consecutive pieces whose number `wanted` accepts.
-pub(super) fn for_each_step(pieces: &[Piece<'_>], wanted: impl Fn(u64) -> bool, mut f: impl FnMut(Step<'_>)) {
+pub(super) fn for_each_step<'a>(
+    pieces: &[Piece<'a>],
+    wanted: impl Fn(u64) -> bool,
+    mut f: impl FnMut(Step<'a>),
+) {
     let (mut position, mut number) = (0, 0);
     for piece in pieces {
         let dtype = piece.dtype();
@@ -122,6 +126,11 @@ impl Step<'_> {
     pub(super) fn diff(&self, at: usize) -> i64 {
         let bits = |data| bits_at(self.dtype, data, at as u64).unwrap_or(0);
         Ranks::new(self.dtype).diff(bits(self.base), bits(self.new))
+    }
+
+    /// The bits of a new element.
+    pub(super) fn new_bits(&self, at: usize) -> u64 {
+        bits_at(self.dtype, self.new, at as u64).unwrap_or(0)
     }
 
     /// As [`Step::diff`], for elements of `SIZE` bytes.
