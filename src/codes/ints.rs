@@ -109,10 +109,50 @@ const COARSE_LOG: u8 = 16;
 /// segment of all symbols. This is worth 1/512 of the size.
 const LONG_LOG: u8 = 20;
 
+/// Counts of an array of symbols, from which its division is chosen.
+struct Tally {
+    len: usize,
+    /// Count of each symbol in each piece of `2^FINE_LOG` symbols.
+    fine: Vec<[u32; 256]>,
+    /// Lengths of the groups that may have a segment each, and the counts in each; none if there are not two.
+    groups: Vec<usize>,
+    of_groups: Vec<[u32; 256]>,
+}
+
+impl Tally {
+    fn new(symbols: &[u8], groups: &[u64]) -> Self {
+        let fine = symbols.chunks(1 << FINE_LOG).map(rans::count_few).collect();
+        let mut groups: Vec<usize> =
+            groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
+        if groups.len() < 2 {
+            groups.clear();
+        }
+        let mut rest = symbols;
+        let parts = groups.iter().filter_map(|&len| rest.split_off(..len));
+        let of_groups = parts.map(rans::count_few).collect();
+        Self { len: symbols.len(), fine, groups, of_groups }
+    }
+
+    /// Returns the counts of the tokens of these symbols.
+    fn of_tokens(&self) -> Self {
+        let tokens = |counts: &[u32; 256]| {
+            let mut tokens = [0; 256];
+            let pairs = counts.iter().zip(0..);
+            pairs.for_each(|(count, symbol)| tokens[usize::from(tokens::token(symbol))] += count);
+            tokens
+        };
+        Self {
+            len: self.len,
+            fine: self.fine.iter().map(tokens).collect(),
+            groups: self.groups.clone(),
+            of_groups: self.of_groups.iter().map(tokens).collect(),
+        }
+    }
+}
+
 impl Cut {
     fn new(coder: &Coder<'_>, symbols: &[u8]) -> Self {
-        let fine = symbols.chunks(1 << FINE_LOG).map(rans::count_few).collect();
-        Self::of(coder, fine, symbols.len())
+        Self::cheapest(coder, Tally::new(symbols, &[]))
     }
 
     /// Divides `len` symbols with these counts.
@@ -138,30 +178,17 @@ impl Cut {
         cut
     }
 
-    /// Finds the cheapest division where groups of these lengths may have a segment each.
-    fn grouped(coder: &Coder<'_>, symbols: &[u8], groups: &[u64]) -> Self {
-        let whole = Self::new(coder, symbols);
-        let groups: Vec<usize> = groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
-        if groups.len() < 2 {
-            return whole;
-        }
-        let mut rest = symbols;
-        let parts: Vec<&[u8]> = groups.iter().filter_map(|&len| rest.split_off(..len)).collect();
-        let fine: Vec<_> = parts.iter().map(|part| rans::count_few(part)).collect();
-        let costs = fine.iter().zip(&groups).map(|(counts, &len)| coder.segment_cost(&sum(&[*counts]), len));
+    /// Finds the cheapest division.
+    fn cheapest(coder: &Coder<'_>, tally: Tally) -> Self {
+        let Tally { len, fine, groups, of_groups } = tally;
+        let whole = Self::of(coder, fine, len);
+        let costs =
+            of_groups.iter().zip(&groups).map(|(counts, &len)| coder.segment_cost(&sum(&[*counts]), len));
         let cost = costs.fold(0, Cost::saturating_add);
-        if cost < whole.cost { Self { segment_log: BY_GROUP, cost, fine, groups } } else { whole }
-    }
-
-    /// Returns the cut of the tokens of these symbols.
-    fn of_tokens(&self, coder: &Coder<'_>, len: usize) -> Self {
-        let tokens = |counts: &[u32; 256]| {
-            let mut tokens = [0; 256];
-            let pairs = counts.iter().zip(0..);
-            pairs.for_each(|(count, symbol)| tokens[usize::from(tokens::token(symbol))] += count);
-            tokens
-        };
-        Self::of(coder, self.fine.iter().map(tokens).collect(), len)
+        match groups.is_empty() || cost >= whole.cost {
+            true => whole,
+            false => Self { segment_log: BY_GROUP, cost, fine: of_groups, groups },
+        }
     }
 
     /// Returns the cost of the raw bits if the symbols are tokens.
@@ -309,18 +336,14 @@ pub(crate) fn write_grouped_ints(
     let Some(&max) = values.iter().max() else { return };
     let width = 64 - max.leading_zeros();
     let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
+    if max < 256 {
+        let small: Vec<u8> = values.iter().map(|&v| v as u8).collect();
+        return write_small_grouped_ints(out, coder, role, &small, groups);
+    }
     if coder.entropy == Entropy::Auto {
         let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
-        let by_tokens = Cut::grouped(coder, &symbols, groups);
+        let by_tokens = Cut::cheapest(coder, Tally::new(&symbols, groups));
         let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
-        let direct: Option<Vec<u8>> = (max < 256).then(|| values.iter().map(|&v| v as u8).collect());
-        let by_symbols = direct.as_ref().map(|s| Cut::grouped(coder, s, groups));
-        if let (Some(direct), Some(by_symbols)) = (direct, by_symbols)
-            && by_symbols.cost <= token_cost.min(packed)
-        {
-            out.push(SYMBOLS);
-            return write_entropy(out, coder, role, &direct, None, &by_symbols);
-        }
         if token_cost < packed {
             out.push(TOKENS);
             return write_entropy(out, coder, role, &symbols, Some(values), &by_tokens);
@@ -335,14 +358,26 @@ pub(crate) fn write_grouped_ints(
 
 /// Appends `ints(N)` for integers below 256: the same bytes as [`write_ints`].
 pub(crate) fn write_small_ints(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, values: &[u8]) {
+    write_small_grouped_ints(out, coder, role, values, &[]);
+}
+
+/// Appends `ints(N)` for integers below 256: the same bytes as [`write_grouped_ints`].
+pub(crate) fn write_small_grouped_ints(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    role: Role,
+    values: &[u8],
+    groups: &[u64],
+) {
     if values.is_empty() {
         return;
     }
     let width = 8 - values.iter().fold(0, |max, &v| v.max(max)).leading_zeros();
     if coder.entropy == Entropy::Auto {
         let packed = bits((values.len() as u64).saturating_mul(width.into()).saturating_add(8));
-        let by_symbols = Cut::new(coder, values);
-        let by_tokens = by_symbols.of_tokens(coder, values.len());
+        let tally = Tally::new(values, groups);
+        let by_tokens = Cut::cheapest(coder, tally.of_tokens());
+        let by_symbols = Cut::cheapest(coder, tally);
         let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
         if by_symbols.cost <= token_cost.min(packed) {
             out.push(SYMBOLS);

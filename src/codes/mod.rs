@@ -13,7 +13,8 @@ mod tokens;
 pub use ints::CODINGS;
 pub(crate) use ints::{
     Coder, PACKED, Role, SymbolPlan, TokenPlan, entropy_symbol_cost, pays, write_entropy_symbols,
-    write_entropy_tokens, write_grouped_ints, write_ints, write_small_ints, write_symbols,
+    write_entropy_tokens, write_grouped_ints, write_ints, write_small_grouped_ints, write_small_ints,
+    write_symbols,
 };
 pub(crate) use lists::{read_lists, write_lists};
 pub(crate) use rans::count_few as count_symbols;

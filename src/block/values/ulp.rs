@@ -2,7 +2,10 @@
 
 use crate::bits::{Cursor, unzigzag, zigzag};
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
-use crate::codes::{Coder, Decoder, Role, read_grouped_ints, validate_grouped_ints, write_grouped_ints};
+use crate::codes::{
+    Coder, Decoder, Role, read_grouped_ints, validate_grouped_ints, write_grouped_ints,
+    write_small_grouped_ints,
+};
 use crate::error::{Error, Result};
 
 /// The difference to a base tensor in units of the last place.
@@ -27,9 +30,15 @@ impl Kind for Ulp {
     }
 
     fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
-        let max = max_zigzag(space.dtype.bits());
-        if self.diffs.len() as u64 != space.count || self.diffs.iter().any(|&d| zigzag(d) > max) {
+        // The bits of all codes: no code needs more bits than they do.
+        let bits = self.diffs.iter().fold(0, |bits, &d| bits | zigzag(d));
+        if self.diffs.len() as u64 != space.count || bits > max_zigzag(space.dtype.bits()) {
             return Err(Error::inconsistent("differences"));
+        }
+        if bits < 256 {
+            let codes: Vec<u8> = self.diffs.iter().map(|&d| zigzag(d) as u8).collect();
+            write_small_grouped_ints(out, coder, Role::Ulps, &codes, space.group_counts);
+            return Ok(());
         }
         let codes: Vec<u64> = self.diffs.iter().map(|&d| zigzag(d)).collect();
         write_grouped_ints(out, coder, Role::Ulps, &codes, space.group_counts);

@@ -149,11 +149,11 @@ impl Plan {
         };
         let (best, sum) = tried.min_by_key(|&tried| cost(tried)).unwrap_or((0, 0));
         head.shift = best;
-        let quotients = |(class, gaps): (u8, &[u64])| {
+        let mut quotients = Vec::with_capacity(group.gaps.len());
+        for (class, gaps) in group.by_class() {
             let shift = best.saturating_sub(class);
-            gaps.iter().map(move |gap| gap >> shift).collect::<Vec<_>>()
-        };
-        let quotients: Vec<u64> = group.by_class().flat_map(quotients).collect();
+            quotients.extend(gaps.iter().map(|gap| gap >> shift));
+        }
         let tokens = TokenPlan::new(coder, &quotients);
         head.tokens = tokens.cost() >> 16 < count.saturating_add(sum);
         Self { head, quotients, tokens: head.tokens.then_some(tokens) }
