@@ -58,10 +58,18 @@ pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
     put_varint(&mut head, tensor.shape().len() as u64);
     tensor.shape().iter().for_each(|&d| put_varint(&mut head, d));
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&head).update(tensor.data());
+    hasher.update(&head);
+    match tensor.data() {
+        // Threads of the caller's pool share a large tensor.
+        data if data.len() >= LARGE => hasher.update_rayon(data),
+        data => hasher.update(data),
+    };
     let hash = hasher.finalize();
     std::array::from_fn(|i| hash.as_bytes()[i])
 }
+
+/// Bytes of a tensor from which on several threads compute its digest.
+const LARGE: usize = 4 << 20;
 
 /// Returns the digest of a run of tensors with these digests (spec, section 6).
 pub fn run_digest(tensors: &[Digest]) -> Digest {
