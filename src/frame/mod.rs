@@ -7,6 +7,7 @@ mod index_set;
 mod manifest;
 mod metadata;
 mod model;
+mod shards;
 mod update;
 
 pub use crate::limits::Budget;

@@ -7,6 +7,7 @@ mod layering;
 mod reduce;
 mod root;
 mod roundtrip;
+mod shards;
 mod stats;
 #[path = "../wire/streams/mod.rs"]
 mod streams;
