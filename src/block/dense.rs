@@ -151,7 +151,7 @@ impl Block {
         let dtype = space.dtype;
         let content = self.values.facts().content;
         if let Support::Based(based) = &self.support {
-            return apply_based(based, content, dtype, targets);
+            return apply_based(based, content, dtype, targets, None);
         }
         if let Support::Sparse(Sparse { positions }) = &self.support
             && !self.add
@@ -200,6 +200,23 @@ impl Block {
         }
     }
 
+    /// As [`Self::apply`], to copies of the `bases` of the targets, which are elements of whole bytes: each
+    /// piece is copied and changed while it is in the caches. Only for positions classed by the base.
+    pub(crate) fn apply_to_copies(
+        &self,
+        space: &IndexSpace,
+        bases: &[&[u8]],
+        targets: &mut [Target<'_>],
+    ) -> Result<()> {
+        check_targets(space, targets)?;
+        match &self.support {
+            Support::Based(based) => {
+                apply_based(based, self.values.facts().content, space.dtype, targets, Some(bases))
+            }
+            _ => Err(Error::inconsistent("positions that are not classed by the base")),
+        }
+    }
+
     /// Writes values at sparse positions into elements of whole bytes.
     fn apply_sparse(
         &self,
@@ -233,8 +250,14 @@ impl Block {
 }
 
 /// Changes elements at positions that depend on the elements before the block, step by step while they are in
-/// the caches.
-fn apply_based(based: &Based, content: Content<'_>, dtype: Dtype, targets: &mut [Target<'_>]) -> Result<()> {
+/// the caches. With `bases`, of the same lengths as the targets' elements, copies them first.
+fn apply_based(
+    based: &Based,
+    content: Content<'_>,
+    dtype: Dtype,
+    targets: &mut [Target<'_>],
+    bases: Option<&[&[u8]]>,
+) -> Result<()> {
     if matches!(content, Content::Numbers { .. })
         || matches!(content, Content::Elements(stored, _) if stored != Stored::Source)
     {
@@ -247,9 +270,14 @@ fn apply_based(based: &Based, content: Content<'_>, dtype: Dtype, targets: &mut 
         Content::Numbers { .. } => old,
     };
     let mut selector = Selector::new(based, dtype);
-    for target in targets {
+    let width = in_memory(u64::from(dtype.bits())) / 8;
+    for (number, target) in targets.iter_mut().enumerate() {
         for (start, len) in steps(target.len) {
             let first = target.start + start;
+            if let Some(base) = bases.and_then(|bases| bases.get(number)) {
+                let (from, to) = (in_memory(start) * width, in_memory(first) * width);
+                target.data[to..to + len * width].copy_from_slice(&base[from..from + len * width]);
+            }
             // All positions of a step are found before any of its elements changes class.
             selector.load(target.data, first, len);
             selector.find(|places, value| match dtype.bits() {

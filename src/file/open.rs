@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::bits::{check_crc, crc32};
@@ -226,14 +226,28 @@ impl<'a> File<'a> {
         base: &BTreeMap<String, TensorView<'_>>,
     ) -> Result<Vec<(u64, TensorBuf)>> {
         let entry = self.entry(update)?;
-        let mut assembler = Assembler::new(&entry.manifest, &self.limits, &wanted)?;
+        let mut assembler = Assembler::new(&entry.manifest, &self.limits, wanted)?;
         for (name, tensor) in base {
             assembler.base(name, *tensor)?;
         }
-        for part in self.wanted_parts(entry, wanted) {
+        self.apply(update, &mut assembler)?;
+        assembler.finish()
+    }
+
+    /// Applies an update to the tensors of an assembler. Only blocks that contain them are read and checked.
+    ///
+    /// # Errors
+    /// The errors of [`UpdatePart::decode`] and [`Assembler::apply`]; [`Error::Input`] if the update does not
+    /// exist.
+    pub fn apply(&self, update: usize, assembler: &mut Assembler<'_>) -> Result<()> {
+        let entry = self.entry(update)?;
+        let tensors = entry.manifest.tensors().iter().zip(0..);
+        let wanted: HashSet<&str> =
+            tensors.filter(|(_, number)| assembler.is_wanted(*number)).map(|(info, _)| &*info.name).collect();
+        for part in self.wanted_parts(entry, |name| wanted.contains(name)) {
             assembler.apply(&part?)?;
         }
-        assembler.finish()
+        Ok(())
     }
 
     /// Returns the parts of an update with the blocks that contain tensors whose names `wanted` accepts. Only

@@ -6,9 +6,12 @@ use rayon::prelude::*;
 use crate::arch::pages;
 use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
-use crate::frame::{BlockOrder, Delta, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest};
+use crate::frame::{
+    BlockOrder, Delta, Digest, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest,
+};
 use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
-use crate::tensor::{Dtype, TensorBuf, TensorView};
+use crate::stream::buffers::{Buffer, copy, places, span};
+use crate::tensor::{TensorBuf, TensorView};
 
 /// Assembles the parts of one update into dense tensors.
 ///
@@ -25,16 +28,30 @@ use crate::tensor::{Dtype, TensorBuf, TensorView};
 pub struct Assembler<'b> {
     manifest: Arc<Manifest>,
     /// Buffers of the wanted tensors, and of those that share a digest with one; `None` for the others.
-    tensors: Vec<Option<Buffer>>,
+    tensors: Vec<Option<Buffer<'b>>>,
     /// Tensors that are assembled for a digest only.
     extra: BTreeSet<u64>,
     /// Bytes that may still be allocated for such tensors.
     alloc_left: u64,
     touched: Vec<bool>,
-    base: BTreeMap<String, TensorView<'b>>,
+    base: BTreeMap<String, Base<'b>>,
     /// The runs of tensors that a delta changes, by their first tensor; `None` if the update is no delta.
     delta: Option<BTreeMap<u64, Delta>>,
     applied: Applied,
+}
+
+/// A tensor that a delta changes.
+#[derive(Clone, Copy)]
+struct Base<'b> {
+    tensor: TensorView<'b>,
+    /// Its digest, if the caller knows it.
+    digest: Option<Digest>,
+}
+
+impl Base<'_> {
+    fn digest(&self) -> Digest {
+        self.digest.unwrap_or_else(|| tensor_digest(self.tensor))
+    }
 }
 
 /// Parts of the update that have been applied.
@@ -50,77 +67,6 @@ enum Applied {
     Complete,
     /// A part failed half-way: the elements are arbitrary.
     Failed,
-}
-
-/// Elements of a tensor that is being assembled.
-struct Buffer {
-    data: Vec<u8>,
-    dtype: Dtype,
-    /// Number of leading elements that are initialised; the others hold arbitrary values.
-    ready: u64,
-}
-
-impl Buffer {
-    /// Initialises the elements before `end` to zero, except those from `start` on if the caller overwrites
-    /// them.
-    fn prepare(&mut self, start: u64, end: u64, overwrite: bool) {
-        let zeros = self.ready..if overwrite { start } else { end };
-        let byte = |element| self.dtype.bytes_for(element).map_or(self.data.len(), in_memory);
-        if zeros.start < zeros.end {
-            let bytes = byte(zeros.start)..byte(zeros.end).min(self.data.len());
-            self.data[bytes].fill(0);
-        }
-        self.ready = self.ready.max(end);
-    }
-}
-
-/// The elements of a tensor that no block has taken.
-struct Rest<'t> {
-    /// First element.
-    from: u64,
-    data: &'t mut [u8],
-}
-
-impl<'t> Rest<'t> {
-    /// Takes elements from `start` >= `from` on, of a type of whole bytes.
-    fn take(&mut self, dtype: Dtype, start: u64, len: u64) -> Target<'t> {
-        let bytes = |elements| dtype.bytes_for(elements).map_or(usize::MAX, in_memory);
-        let (_, data) = std::mem::take(&mut self.data).split_at_mut(bytes(start - self.from));
-        let (data, after) = data.split_at_mut(bytes(len));
-        *self = Self { from: start + len, data: after };
-        Target { data, start: 0, len }
-    }
-}
-
-/// Returns the elements of each of these blocks, which ascend and are disjoint, in tensors of whole bytes
-/// that are all assembled.
-fn places<'t>(
-    tensors: &'t mut [Option<Buffer>],
-    part: &UpdatePart<'_>,
-    batch: &[usize],
-) -> Vec<Vec<Target<'t>>> {
-    let scopes = || batch.iter().map(|&i| part.blocks[i].scope);
-    let first = scopes().map(|scope| scope.first()).min().unwrap_or(0);
-    let end = scopes().map(|scope| scope.first() + scope.tensors()).max().unwrap_or(0);
-    let buffers = tensors[in_memory(first)..in_memory(end)].iter_mut();
-    let data = |buffer: &'t mut Option<Buffer>| buffer.as_mut().map_or(&mut [][..], |b| &mut b.data);
-    let mut rests: Vec<Rest<'t>> = buffers.map(|buffer| Rest { from: 0, data: data(buffer) }).collect();
-    let block = |&i: &usize| {
-        let raw = &part.blocks[i];
-        let (number, start, _) = span(raw);
-        let rests = rests[number - in_memory(first)..].iter_mut().zip(&raw.space.lens);
-        rests.map(|(rest, &len)| rest.take(raw.space.dtype, start, len)).collect()
-    };
-    batch.iter().map(block).collect()
-}
-
-/// Returns the first tensor of a block's scope, and the first element and number of elements of the scope.
-fn span(raw: &RawBlock<'_>) -> (usize, u64, u64) {
-    let start = match raw.scope {
-        Scope::Range { start, .. } => start,
-        _ => 0,
-    };
-    (in_memory(raw.scope.first()), start, raw.space.len())
 }
 
 impl<'b> Assembler<'b> {
@@ -141,7 +87,7 @@ impl<'b> Assembler<'b> {
             tensors: tensors
                 .map(|(t, &w)| {
                     let data = w.then(|| pages::zeros(in_memory(t.bytes())))?;
-                    Some(Buffer { data, dtype: t.dtype, ready: u64::MAX })
+                    Some(Buffer::new(data, t.dtype, u64::MAX))
                 })
                 .collect(),
             extra: BTreeSet::new(),
@@ -175,7 +121,7 @@ impl<'b> Assembler<'b> {
                 );
             }
             let dtype = buffer.dtype();
-            let mut buffer = Buffer { data: buffer.into_data(), dtype, ready: 0 };
+            let mut buffer = Buffer::new(buffer.into_data(), dtype, 0);
             if dtype.bits() < 8 {
                 // Parts may begin inside a byte.
                 buffer.prepare(u64::MAX, u64::MAX, false);
@@ -190,13 +136,26 @@ impl<'b> Assembler<'b> {
     /// # Errors
     /// [`Error::Input`] if the manifest has another type or shape for the tensor.
     pub fn base(&mut self, name: &str, tensor: TensorView<'b>) -> Result<()> {
+        self.set_base(name, Base { tensor, digest: None })
+    }
+
+    /// As [`Self::base`], for a tensor whose digest ([`tensor_digest`]) the caller knows, as
+    /// [`Self::finish_with_digests`] returned it: it is not computed again.
+    ///
+    /// # Errors
+    /// As [`Self::base`].
+    pub fn base_with_digest(&mut self, name: &str, tensor: TensorView<'b>, digest: Digest) -> Result<()> {
+        self.set_base(name, Base { tensor, digest: Some(digest) })
+    }
+
+    fn set_base(&mut self, name: &str, base: Base<'b>) -> Result<()> {
         let Some(number) = self.manifest.find(name) else { return Ok(()) };
         let info = &self.manifest.tensors()[in_memory(number)];
-        if info.dtype != tensor.dtype() || info.shape != tensor.shape() {
+        if info.dtype != base.tensor.dtype() || info.shape != base.tensor.shape() {
             return Err(Error::input(InputErrorKind::Mismatch { what: "shapes or types of base and delta" })
                 .in_tensor(number));
         }
-        self.base.insert(name.to_owned(), tensor);
+        self.base.insert(name.to_owned(), base);
         Ok(())
     }
 
@@ -273,7 +232,7 @@ impl<'b> Assembler<'b> {
     /// Decodes blocks in parallel. Blocks that replace elements are disjoint and are applied in parallel,
     /// too; the others are applied in order.
     fn apply_blocks(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
-        if batch.len() > 1 && batch.iter().all(|&i| self.is_apart(&part.blocks[i])) {
+        if batch.iter().all(|&i| self.is_apart(&part.blocks[i])) {
             return self.apply_apart(part, batch, budget);
         }
         let decoded: Vec<Result<Block>> = batch.par_iter().map(|&i| part.decode(i, budget)).collect();
@@ -303,22 +262,33 @@ impl<'b> Assembler<'b> {
 
     /// Decodes and applies disjoint blocks in parallel.
     fn apply_apart(&mut self, part: &UpdatePart<'_>, batch: &[usize], budget: &Budget) -> Result<()> {
+        // Bases that are copied piece by piece while a block is applied.
+        let mut copied: Vec<Option<Vec<&[u8]>>> = Vec::with_capacity(batch.len());
         for &i in batch {
             let raw = &part.blocks[i];
             let (first, start, _) = span(raw);
+            let based = Support::needs_base(raw.support_id, raw.support);
+            let buffers = || self.tensors[first..].iter().flatten().zip(&raw.space.lens);
+            let bases = buffers().map(|(buffer, &len)| buffer.base_of(start, len).filter(|_| based));
+            let bases: Option<Vec<&[u8]>> = bases.collect();
             let buffers = self.tensors[first..].iter_mut().flatten().zip(&raw.space.lens);
-            buffers.for_each(|(buffer, len)| buffer.prepare(start, start + len, false));
+            buffers.for_each(|(buffer, len)| buffer.prepare(start, start + len, bases.is_some()));
             self.touched[first..first + raw.space.lens.len()].fill(true);
+            copied.push(bases);
         }
         let places = places(&mut self.tensors, part, batch);
         let applied: Vec<Result<()>> = batch
             .par_iter()
             .zip(places)
-            .map(|(&i, mut targets)| {
+            .zip(copied)
+            .map(|((&i, mut targets), bases)| {
                 let raw = &part.blocks[i];
                 let mut apply = |budget: &Budget| {
-                    let applied =
-                        part.decode(i, budget)?.apply(&raw.space, part.sets(), budget, &mut targets);
+                    let block = part.decode(i, budget)?;
+                    let applied = match &bases {
+                        Some(bases) => block.apply_to_copies(&raw.space, bases, &mut targets),
+                        None => block.apply(&raw.space, part.sets(), budget, &mut targets),
+                    };
                     applied.map_err(|e| e.not_before(raw.offset))
                 };
                 let applied = match apply(budget) {
@@ -348,54 +318,71 @@ impl<'b> Assembler<'b> {
     }
 
     fn wants(&self, scope: Scope) -> bool {
-        (scope.first()..scope.first() + scope.tensors()).any(|t| self.tensors[in_memory(t)].is_some())
+        (scope.first()..scope.first() + scope.tensors()).any(|t| self.is_wanted(t))
+    }
+
+    /// Whether a tensor of the manifest is assembled.
+    pub(crate) fn is_wanted(&self, tensor: u64) -> bool {
+        self.tensors[in_memory(tensor)].is_some()
     }
 
     /// Copies the base into each tensor of a delta, and checks that all parts list the same digests (DEL-5).
     fn take_base(&mut self, delta: &[Delta]) -> Result<()> {
+        let runs = self.new_runs(delta)?;
         let infos = Arc::clone(&self.manifest);
+        let numbers = || runs.iter().flat_map(|run| in_memory(run.first)..=in_memory(run.last()));
+        let mut bases = Vec::with_capacity(numbers().count());
+        for number in numbers() {
+            let base = self.base.get(&infos.tensors()[number].name);
+            bases.push(*base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number as u64))?);
+        }
+        let digests: Vec<Digest> = bases.par_iter().map(Base::digest).collect();
+        let mut rest = digests.as_slice();
+        for run in &runs {
+            let own = rest.split_off(..=in_memory(run.more)).unwrap_or_default();
+            if run_digest(own) != run.base {
+                return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(run.first));
+            }
+        }
+        for (number, Base { tensor, .. }) in numbers().zip(bases) {
+            let len = tensor.data().len() as u64;
+            if self.tensors[number].is_none() {
+                check(MEMORY, len, self.alloc_left, 0)?;
+                self.alloc_left -= len;
+                self.extra.insert(number as u64);
+            }
+            let buffer = self.tensors[number]
+                .get_or_insert_with(|| Buffer::new(pages::zeros(tensor.data().len()), tensor.dtype(), u64::MAX));
+            buffer.begin(tensor.data());
+        }
+        // A delta that touches no wanted tensor is a delta, too.
+        self.delta.get_or_insert_default();
+        Ok(())
+    }
+
+    /// Returns the runs of a part that have a wanted tensor and that no earlier part listed, after noting
+    /// them.
+    fn new_runs(&mut self, delta: &[Delta]) -> Result<Vec<Delta>> {
+        let mut new = Vec::new();
         for entry in delta {
             let run = in_memory(entry.first)..=in_memory(entry.last());
-            if self.tensors[run.clone()].iter().all(Option::is_none) {
+            if self.tensors[run].iter().all(Option::is_none) {
                 continue;
             }
-            let mismatch = || Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.first);
             let known = self.delta.get_or_insert_default();
             // The known runs are disjoint, so the last one that begins before the end of this one overlaps it
             // if any does.
             let before = known.range(..=entry.last()).next_back().map(|(_, run)| *run);
             match before.filter(|run| run.last() >= entry.first) {
-                Some(earlier) if earlier == *entry => continue,
-                Some(_) => return Err(mismatch()),
-                None => known.insert(entry.first, *entry),
-            };
-            let mut bases = Vec::with_capacity(run.clone().count());
-            for number in run.clone() {
-                let base = self.base.get(&infos.tensors()[number].name);
-                bases.push(*base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number as u64))?);
-            }
-            let digests: Vec<_> = bases.par_iter().map(|base| tensor_digest(*base)).collect();
-            if run_digest(&digests) != entry.base {
-                return Err(mismatch());
-            }
-            for (number, base) in run.zip(bases) {
-                let len = base.data().len() as u64;
-                if self.tensors[number].is_none() {
-                    check(MEMORY, len, self.alloc_left, 0)?;
-                    self.alloc_left -= len;
-                    self.extra.insert(number as u64);
+                Some(earlier) if earlier == *entry => {}
+                Some(_) => return Err(Error::input(InputErrorKind::BaseMismatch).in_tensor(entry.first)),
+                None => {
+                    known.insert(entry.first, *entry);
+                    new.push(*entry);
                 }
-                let buffer = self.tensors[number].get_or_insert_with(|| {
-                    let data = pages::zeros(base.data().len());
-                    Buffer { data, dtype: base.dtype(), ready: u64::MAX }
-                });
-                buffer.data.copy_from_slice(base.data());
-                buffer.ready = u64::MAX;
             }
         }
-        // A delta that touches no wanted tensor is a delta, too.
-        self.delta.get_or_insert_default();
-        Ok(())
+        Ok(new)
     }
 
     fn apply_block(
@@ -457,7 +444,16 @@ impl<'b> Assembler<'b> {
     /// # Errors
     /// [`Error::Input`] if the last part is missing or a part failed, or if a delta's result differs from its
     /// sender's.
-    pub fn finish(mut self) -> Result<Vec<(u64, TensorBuf)>> {
+    pub fn finish(self) -> Result<Vec<(u64, TensorBuf)>> {
+        Ok(self.finish_with_digests()?.into_iter().map(|(number, tensor, _)| (number, tensor)).collect())
+    }
+
+    /// As [`Self::finish`], with the digests ([`tensor_digest`]) of the tensors that a delta lists, which
+    /// were computed to verify it, and of those that it leaves as they are, if the caller gave them.
+    ///
+    /// # Errors
+    /// As [`Self::finish`].
+    pub fn finish_with_digests(mut self) -> Result<Vec<(u64, TensorBuf, Option<Digest>)>> {
         if !self.is_complete() {
             return Err(Error::input(InputErrorKind::IncompleteUpdate));
         }
@@ -466,26 +462,29 @@ impl<'b> Assembler<'b> {
         for (number, info) in infos.tensors().iter().enumerate() {
             let Some(mut buffer) = self.tensors[number].take() else { continue };
             buffer.prepare(u64::MAX, u64::MAX, false);
-            let (number, mut data) = (number as u64, buffer.data);
+            let (number, mut data, mut digest) = (number as u64, buffer.data, None);
             // A delta contains only the tensors that changed: the others are copied from the base.
             if self.delta.as_ref().is_some_and(|delta| run_of(delta, number).is_none()) {
                 let base = self.base.get(&info.name);
-                data.copy_from_slice(
-                    base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number))?.data(),
-                );
+                let base = base.ok_or(Error::input(InputErrorKind::MissingBase).in_tensor(number))?;
+                copy(base.tensor.data(), &mut data);
+                digest = base.digest;
             }
-            out.push((number, TensorBuf::new(info.dtype, info.shape.clone(), data)?));
+            out.push((number, TensorBuf::new(info.dtype, info.shape.clone(), data)?, digest));
         }
+        let listed = |number| self.delta.as_ref().is_some_and(|delta| run_of(delta, number).is_some());
+        out.par_iter_mut()
+            .filter(|(number, ..)| listed(*number))
+            .for_each(|(_, tensor, digest)| *digest = Some(tensor_digest(tensor.view())));
         for run in self.delta.iter().flat_map(BTreeMap::values) {
-            let start = out.partition_point(|(number, _)| *number < run.first);
+            let start = out.partition_point(|(number, ..)| *number < run.first);
             let tensors = &out[start..=start + in_memory(run.more)];
-            let digests: Vec<_> =
-                tensors.par_iter().map(|(_, tensor)| tensor_digest(tensor.view())).collect();
+            let digests: Vec<Digest> = tensors.iter().filter_map(|(.., digest)| *digest).collect();
             if run_digest(&digests) != run.result {
                 return Err(Error::input(InputErrorKind::ResultMismatch).in_tensor(run.first));
             }
         }
-        out.retain(|(number, _)| !self.extra.contains(number));
+        out.retain(|(number, ..)| !self.extra.contains(number));
         Ok(out)
     }
 
