@@ -30,6 +30,27 @@ pub(crate) fn nonzero(form: Form, bytes: &[u8], out: &mut [u64]) {
     last.iter_mut().for_each(|out| *out = word(rest, |byte| *byte != 0));
 }
 
+/// Writes to `out`, which has a word for each 64 pairs, which of the 16-bit elements of `a` and `b` differ.
+pub(crate) fn unequal(form: Form, a: &[[u8; 2]], b: &[[u8; 2]], out: &mut [u64]) {
+    let ((a_rows, a_rest), (b_rows, b_rest)) = (a.as_chunks::<64>(), b.as_chunks::<64>());
+    let whole = a_rows.len().min(b_rows.len());
+    let (whole, last) = out.split_at_mut(whole);
+    match form.0 {
+        // SAFETY: the form exists only if the processor has AVX-512 with bytes and words.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx512 => unsafe { x86::unequal_avx512(a_rows, b_rows, whole) },
+        // SAFETY: the form exists only if the processor has AVX2.
+        #[cfg(target_arch = "x86_64")]
+        Width::Avx2 => unsafe { x86::unequal_avx2(a_rows, b_rows, whole) },
+        _ => a_rows.iter().zip(b_rows).zip(whole).for_each(|((a, b), out)| *out = unequal_word(a, b)),
+    }
+    last.iter_mut().for_each(|out| *out = unequal_word(a_rest, b_rest));
+}
+
+fn unequal_word(a: &[[u8; 2]], b: &[[u8; 2]]) -> u64 {
+    a.iter().zip(b).zip(0..).fold(0, |word, ((a, b), place)| word | u64::from(a != b) << place)
+}
+
 /// Rows of 64 bits with an order of all ones.
 #[derive(Clone)]
 pub(crate) struct Rows {
@@ -125,6 +146,40 @@ mod x86 {
         })
     }
 
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn unequal_avx512(a: &[[[u8; 2]; 64]], b: &[[[u8; 2]; 64]], out: &mut [u64]) {
+        for ((a, b), out) in a.iter().zip(b).zip(out) {
+            let [low, high] = [0, 32].map(|half| {
+                let load = |row: &[[u8; 2]; 64]| {
+                    // SAFETY: the row covers the 64 bytes from either half.
+                    unsafe { _mm512_loadu_si512(row.as_ptr().add(half).cast()) }
+                };
+                u64::from(_mm512_cmpneq_epi16_mask(load(a), load(b)))
+            });
+            *out = low | high << 32;
+        }
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn unequal_avx2(a: &[[[u8; 2]; 64]], b: &[[[u8; 2]; 64]], out: &mut [u64]) {
+        for ((a, b), out) in a.iter().zip(b).zip(out) {
+            let equal = |at: usize| {
+                let load = |row: &[[u8; 2]; 64]| {
+                    // SAFETY: `at` is at most 48, and the row covers the 32 bytes from there.
+                    unsafe { _mm256_loadu_si256(row.as_ptr().add(at).cast()) }
+                };
+                _mm256_cmpeq_epi16(load(a), load(b))
+            };
+            let [low, high] = [0, 32].map(|half| {
+                // Packing works in halves of the vectors: the permutation restores the order.
+                let packed = _mm256_packs_epi16(equal(half), equal(half + 16));
+                let equal = _mm256_movemask_epi8(_mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+                u64::from(!equal.cast_unsigned())
+            });
+            *out = low | high << 32;
+        }
+    }
+
     #[target_feature(enable = "avx2")]
     pub(super) fn nonzero(rows: &[[u8; 64]], out: &mut [u64]) {
         for (row, out) in rows.iter().zip(out) {
@@ -168,6 +223,26 @@ mod tests {
                 let found = select(form, &rows, &ranks, 1000, end, &mut out);
                 assert_eq!(out[..found], expected, "{form:?} {density}");
                 assert_eq!(select(form, &rows, &ranks, 1000, end, &mut out[..1]), 1);
+            }
+        }
+    }
+
+    #[test]
+    fn every_form_finds_unequal_elements() {
+        for len in [0usize, 1, 63, 64, 65, 200, 256] {
+            let a: Vec<[u8; 2]> = (0..len).map(|i| [(i % 7) as u8, (i % 5) as u8]).collect();
+            let flip = |(i, [low, high]): (usize, &[u8; 2])| match crate::random::word(1, 1, i as u64) % 3 {
+                0 => [*low, *high],
+                1 => [low ^ 1, *high],
+                _ => [*low, high ^ 128],
+            };
+            let b: Vec<[u8; 2]> = a.iter().enumerate().map(flip).collect();
+            for form in forms() {
+                let mut out = vec![9; len.div_ceil(64)];
+                unequal(form, &a, &b, &mut out);
+                for i in 0..64 * out.len() {
+                    assert_eq!(out[i / 64] >> (i % 64) & 1 == 1, i < len && a[i] != b[i], "{form:?} {i}");
+                }
             }
         }
     }

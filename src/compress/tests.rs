@@ -3,8 +3,8 @@ use std::time::Instant;
 use super::*;
 use crate::block::Scope;
 use crate::block::{
-    Affine, Block, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support,
-    Values, Zero,
+    Affine, Block, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Values,
+    Zero,
 };
 use crate::random::word;
 use crate::tensor::element::{decode_f32s, round_f32s};

@@ -1,6 +1,7 @@
 //! Tests of the compressors against the definitions of their papers and small models of them.
 
 mod codecs;
+mod deltas;
 mod demo;
 mod errors;
 mod natural;

@@ -321,7 +321,6 @@ pub(crate) struct Ranker {
 }
 
 /// Changed elements of a class.
-#[derive(Clone, Default)]
 struct Ranked {
     ranks: Vec<u64>,
     values: Vec<i64>,
@@ -331,9 +330,18 @@ struct Ranked {
     end: u64,
 }
 
+impl Ranked {
+    fn with_room(changed: u64) -> Self {
+        // The number comes from a sample.
+        let room = in_memory(changed + changed / 16 + 16);
+        Self { ranks: Vec::with_capacity(room), values: Vec::with_capacity(room), passed: 0, end: 0 }
+    }
+}
+
 impl Ranker {
-    /// Returns a ranker of classes with these bounds.
-    pub(crate) fn new(dtype: Dtype, bounds: Vec<u8>) -> Self {
+    /// Returns a ranker of classes with these bounds. `changed`: about the number of changed elements in each
+    /// class, for which it takes memory.
+    pub(crate) fn new(dtype: Dtype, bounds: Vec<u8>, changed: &[u64]) -> Self {
         let classes = bounds.len() + 1;
         let based = Based { bounds, ranks: Vec::new() };
         let mut class_of = [0; 256];
@@ -345,7 +353,7 @@ impl Ranker {
             class_of,
             keys: Box::new([[0; 64]; ROWS]),
             rows: vec![Rows::EMPTY; classes],
-            ranked: vec![Ranked::default(); classes],
+            ranked: changed.iter().map(|&changed| Ranked::with_room(changed)).collect(),
             based,
         }
     }

@@ -8,33 +8,68 @@ use crate::tensor::element::bits_at;
 /// Fewest changed elements for which classes are tried.
 const FEW: u64 = 128;
 
-/// Returns the bounds of the classes that should give the smallest positions and differences; `None` if gaps
-/// without classes should be about as small. `forced`: classes are wanted in any case.
-pub(super) fn choose(pieces: &[Piece<'_>], forced: bool) -> Option<Vec<u8>> {
+/// Classes of the base's elements.
+pub(super) struct Classes {
+    pub(super) bounds: Vec<u8>,
+    /// About the number of changed elements in each class.
+    pub(super) changed: Vec<u64>,
+}
+
+/// Returns the classes that should give the smallest positions and differences; `None` if gaps without
+/// classes should be about as small. `forced`: classes are wanted in any case.
+pub(super) fn choose(pieces: &[Piece<'_>], forced: bool) -> Option<Classes> {
     let counts = count_keys(pieces);
     let mut all = KeyCounts::default();
     counts.iter().for_each(|c| all.add(c));
-    if forced {
-        return Some(best_bounds(&counts).0);
-    }
-    if all.changed < FEW {
+    if !forced && all.changed < FEW {
         return None;
     }
     let (bounds, cost) = best_bounds(&counts);
-    (cost < all.cost()).then_some(bounds)
+    if !forced && cost >= all.cost() {
+        return None;
+    }
+    let mut changed = vec![0; bounds.len() + 1];
+    for (key, count) in counts.iter().enumerate() {
+        // Bounds descend: an element's class is the number of those above its key.
+        changed[bounds.partition_point(|&bound| usize::from(bound) > key)] += count.changed;
+    }
+    Some(Classes { bounds, changed })
 }
+
+/// Whether so many elements change that a delta which overwrites takes all of them: planes of all elements
+/// are coded faster than positions.
+pub(super) fn most_change(pieces: &[Piece<'_>]) -> bool {
+    let n: u64 = pieces.iter().map(|piece| piece.len).sum();
+    let mut masks = [0; ROWS];
+    let (mut elements, mut changed) = (0, 0);
+    for_each_step(pieces, sample(n).1, |step| {
+        elements += step.len as u64;
+        if step.changed(&mut masks) {
+            changed += masks.iter().map(|mask| u64::from(mask.count_ones())).sum::<u64>();
+        }
+    });
+    changed > elements / MANY
+}
+
+/// From one changed element in this many on, a delta that overwrites takes all elements.
+const MANY: u64 = 4;
 
 /// Number of elements from which on a sample is counted, and the part of the steps in it.
 const SAMPLED: u64 = 1 << 21;
 const SAMPLE: u64 = 16;
 
+/// Returns how many steps one in the sample stands for, and which steps of `n` elements are in it.
+fn sample(n: u64) -> (u64, impl Fn(u64) -> bool) {
+    let every = if n < SAMPLED { 1 } else { SAMPLE };
+    // A hash, because tensors of a model repeat.
+    (every, move |step: u64| (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(every))
+}
+
 fn count_keys(pieces: &[Piece<'_>]) -> Vec<KeyCounts> {
     let mut counts = vec![KeyCounts::default(); 256];
     let dtype = pieces[0].dtype();
     let n: u64 = pieces.iter().map(|piece| piece.len).sum();
-    let every = if n < SAMPLED { 1 } else { SAMPLE };
-    // A hash, because tensors of a model repeat.
-    let in_sample = |step: u64| (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(every);
+    let (every, in_sample) = sample(n);
     let mut keys = [0; STEP];
     let mut masks = [0; ROWS];
     for_each_step(pieces, in_sample, |step| {

@@ -27,14 +27,30 @@ pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta>
     Digests::default().deltas(inputs, blocks)
 }
 
-/// Digests of the tensors that a sender of deltas sent last.
+/// Digests of the tensors that a sender of deltas sent last, and of those that it sends next.
 ///
-/// The result of one delta is the base of the next, so a sender that keeps them computes half as many.
+/// The result of one delta is the base of the next, so a sender that keeps them computes half as many. One
+/// that knows the digests of the new tensors, too, computes none.
 #[derive(Debug, Clone, Default)]
-pub struct Digests(BTreeMap<u64, Digest>);
+pub struct Digests {
+    bases: BTreeMap<u64, Digest>,
+    results: BTreeMap<u64, Digest>,
+}
 
 impl Digests {
-    /// As [`deltas`], with the kept digests in place of those of the bases. Keeps the digests of the results.
+    /// Keeps the digest ([`tensor_digest`]) of a base, which the caller knows.
+    pub fn keep_base(&mut self, tensor: u64, digest: Digest) {
+        self.bases.insert(tensor, digest);
+    }
+
+    /// Keeps the digest ([`tensor_digest`]) of a new tensor, which the caller knows, for the next
+    /// [`Self::deltas`].
+    pub fn keep_result(&mut self, tensor: u64, digest: Digest) {
+        self.results.insert(tensor, digest);
+    }
+
+    /// As [`deltas`], with the kept digests in place of computed ones. Keeps the digests of the results as
+    /// those of the next bases.
     ///
     /// The bases of `inputs` have to be the tensors of the call before; a receiver refuses the delta
     /// otherwise.
@@ -45,15 +61,19 @@ impl Digests {
         let based = blocks.iter().map(Coded::block).filter(|b| matches!(b.support, Support::Based(_)));
         let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
         let touched = inputs.par_iter().filter(|input| touched.contains(&input.tensor));
+        let known = |of: &BTreeMap<u64, Digest>, tensor, view| {
+            of.get(&tensor).copied().unwrap_or_else(|| tensor_digest(view))
+        };
         let digested: Vec<Digested> = touched
             .filter_map(|input| {
                 let (tensor, bytes) = (input.tensor, input.view.data().len());
                 let base = input.base?;
-                let base = self.0.get(&tensor).copied().unwrap_or_else(|| tensor_digest(base));
-                Some(Digested { tensor, bytes, base, result: tensor_digest(input.view) })
+                let base = known(&self.bases, tensor, base);
+                Some(Digested { tensor, bytes, base, result: known(&self.results, tensor, input.view) })
             })
             .collect();
-        self.0.extend(digested.iter().map(|d| (d.tensor, d.result)));
+        self.bases.extend(digested.iter().map(|d| (d.tensor, d.result)));
+        self.results.clear();
         runs(&digested, &not_first)
     }
 }
@@ -103,6 +123,21 @@ mod tests {
             let blocks = compress(&inputs, &["delta".parse().unwrap()], &Options::default(), None).unwrap();
             assert_eq!(kept.deltas(&inputs, &blocks), deltas(&inputs, &blocks), "{n}");
         }
+        // Digests that the caller computed are taken as they are.
+        let (base, new) = (version(4), version(5));
+        let inputs = [Input { tensor: 0, name: "w", view: new.view(), base: Some(base.view()) }];
+        let blocks = compress(&inputs, &["delta".parse().unwrap()], &Options::default(), None).unwrap();
+        let mut given = Digests::default();
+        given.keep_base(0, [1; 16]);
+        given.keep_result(0, [2; 16]);
+        let entry = given.deltas(&inputs, &blocks)[0];
+        assert_eq!((entry.base, entry.result), ([1; 16], [2; 16]));
+        given.keep_base(0, tensor_digest(base.view()));
+        assert_eq!(
+            given.deltas(&inputs, &blocks),
+            deltas(&inputs, &blocks),
+            "a result is kept for one update"
+        );
         // A base that is another one has the digest that was kept, and receivers refuse it.
         let (base, new) = (version(9), version(10));
         let inputs = [Input { tensor: 0, name: "w", view: new.view(), base: Some(base.view()) }];

@@ -3,8 +3,6 @@
 mod classes;
 mod digests;
 mod pieces;
-#[cfg(test)]
-mod tests;
 
 use std::fmt;
 
@@ -16,6 +14,7 @@ use crate::compress::{Input, whole};
 use crate::error::Result;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
+use classes::Classes;
 pub use digests::{Digests, deltas};
 use pieces::{Piece, Step, for_each_step};
 
@@ -34,7 +33,8 @@ pub enum Change {
     /// The difference in units of the last place, and positions that depend on the base: smallest.
     Ulp,
     /// The new element, and positions that do not depend on the base: a receiver may apply the update twice,
-    /// or to elements that differ from the base.
+    /// or to elements that differ from the base. Where more than a quarter of the elements change, all of
+    /// them are sent, which is larger and faster than differences.
     Overwrite,
 }
 
@@ -95,21 +95,28 @@ impl Delta {
             [piece] => piece.scope(),
             _ => whole(pieces[0].tensor, pieces.len()),
         };
-        let bounds = match (self.values, self.positions) {
+        let classes = match (self.values, self.positions) {
             (Change::Ulp, Positions::Auto) => classes::choose(pieces, false),
             (Change::Ulp, Positions::Classed) => classes::choose(pieces, true),
             _ => None,
         };
-        let (support, values) = match (self.values, bounds) {
-            (Change::Ulp, Some(bounds)) => classed_differences(pieces, bounds),
+        let (support, values) = match (self.values, classes) {
+            (Change::Ulp, Some(classes)) => classed_differences(pieces, classes),
             (Change::Ulp, None) => {
                 let mut diffs = Vec::new();
                 let support = changed(pieces, |step, at| diffs.push(step.diff(at)));
                 (support, Values::Ulp(Ulp { diffs }))
             }
             (Change::Overwrite, _) => {
-                let mut elements = Elements::new(pieces[0].dtype());
-                let support = changed(pieces, |step, at| elements.push(step.new_bits(at)));
+                let dtype = pieces[0].dtype();
+                let mut elements = Elements::new(dtype);
+                let support = match dtype.bits() >= 8 && classes::most_change(pieces) {
+                    true => {
+                        for_each_step(pieces, |_| true, |step| elements.bytes.extend_from_slice(step.new));
+                        Support::All
+                    }
+                    false => changed(pieces, |step, at| elements.push(step.new_bits(at))),
+                };
                 (support, Values::Planes(Planes { bytes: elements.bytes }))
             }
         };
@@ -118,9 +125,9 @@ impl Delta {
 }
 
 /// Returns the changed elements by classes of the base, and their differences.
-fn classed_differences(pieces: &[Piece<'_>], bounds: Vec<u8>) -> (Support, Values) {
+fn classed_differences(pieces: &[Piece<'_>], classes: Classes) -> (Support, Values) {
     let mut masks = [0; ROWS];
-    let mut ranker = Ranker::new(pieces[0].dtype(), bounds);
+    let mut ranker = Ranker::new(pieces[0].dtype(), classes.bounds, &classes.changed);
     for_each_step(
         pieces,
         |_| true,

@@ -58,7 +58,7 @@ pub(super) struct Step<'a> {
     pub(super) dtype: Dtype,
     /// Number of elements before the step in all pieces.
     pub(super) position: u64,
-    new: &'a [u8],
+    pub(super) new: &'a [u8],
     pub(super) base: &'a [u8],
     /// Number of elements, at most [`STEP`].
     pub(super) len: usize,
@@ -96,11 +96,17 @@ impl Step<'_> {
             masks.fill(0);
             return false;
         }
+        if self.dtype.bits() == 16 {
+            let rows = self.len.div_ceil(64);
+            masks[rows..].fill(0);
+            let [new, base] = [self.new, self.base].map(|bytes| bytes.as_chunks().0);
+            arch::masks::unequal(arch::widest(), new, base, &mut masks[..rows]);
+            return true;
+        }
         let mut flags = [0; STEP];
         let used = &mut flags[..self.len];
         match self.dtype.bits() {
             8 => differ::<1>(self.new, self.base, used),
-            16 => differ::<2>(self.new, self.base, used),
             32 => differ::<4>(self.new, self.base, used),
             64 => differ::<8>(self.new, self.base, used),
             _ => used.iter_mut().zip(0..).for_each(|(flag, at)| {

@@ -1,16 +1,15 @@
-//! Tests of deltas: through a stream, and onto what receivers hold.
+//! Deltas through a stream, and onto what receivers hold.
 
 use std::sync::Arc;
 
-use crate::block::{Scope, Support, Target, Values};
-use crate::compress::{Codec, Input, Options, compress, deltas};
-use crate::error::{Error, InputErrorKind};
-use crate::frame::{Manifest, TensorInfo, UpdateHeader};
-use crate::limits::Limits;
-use crate::random::word;
-use crate::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use crate::tensor::element::{bits_at, set_bits_at};
-use crate::tensor::{Dtype, TensorBuf};
+use gcodec::block::{Scope, Support, Target, Values};
+use gcodec::compress::random::word;
+use gcodec::compress::{Input, Options, compress, deltas};
+use gcodec::error::InputErrorKind;
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::tensor::element::{bits_at, set_bits_at};
+use gcodec::{Codec, Dtype, Error, Limits, TensorBuf};
 
 const NAMES: [&str; 2] = ["a", "b"];
 
@@ -57,7 +56,7 @@ fn encode(old: &[TensorBuf], new: &[TensorBuf], codec: &str) -> Vec<u8> {
 }
 
 /// Assembles a delta, with its digests.
-fn assembled(stream: &[u8], old: &[TensorBuf]) -> crate::Result<Vec<TensorBuf>> {
+fn assembled(stream: &[u8], old: &[TensorBuf]) -> gcodec::Result<Vec<TensorBuf>> {
     let mut assembler = None;
     for event in SliceReader::new(stream, Limits::default()) {
         let Event::Frame(_, Body::Update(part)) = event? else { continue };
