@@ -62,13 +62,14 @@ impl Store {
         for (number, group) in model.groups.iter().enumerate() {
             let mut old = Staging::new(Arc::clone(&model));
             self.walk_into(&to_first, &mut old, Some(number as u64))?;
+            old.digest();
             let mut new = Staging::new(Arc::clone(&model));
             if !anew {
                 new.tensors.clone_from(&old.tensors);
+                new.digests.clone_from(&old.digests);
                 new.changed.clone_from(&old.changed);
             }
             self.walk_into(&to_last, &mut new, Some(number as u64))?;
-            old.digest();
             new.digest();
             let missing = || Error::corrupt(layout::version_path(from), "an anchor lacks a group");
             let of_group = |staging: &Staging| {
@@ -83,9 +84,8 @@ impl Store {
             if changed.is_empty() {
                 continue;
             }
-            let streams = sender.send(Kind::Fold, vec![number], |_| {
-                sender.encode_changes(number, &changed, &old.tensors, &new.tensors)
-            })?;
+            let streams = sender
+                .send(Kind::Fold, vec![number], |_| sender.encode_changes(number, &changed, &old, &new))?;
             bytes += layout::size(&streams);
             objects.extend(streams);
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use gcodec::compress::{self, Input};
+use gcodec::compress::{self, Digests, Input};
 use gcodec::frame::{Digest, TensorInfo, UpdateHeader, run_digest, tensor_digest};
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::{Codec, TensorBuf, TensorView};
@@ -16,7 +16,7 @@ use crate::Store;
 use crate::error::{Error, Result};
 use crate::layout::{self, Kind, ModelText, Object, Record};
 use crate::options::Policy;
-use crate::weights::{Model, Replica, cut};
+use crate::weights::{Model, Replica, Staging, cut};
 
 /// A version that was published.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -106,13 +106,13 @@ impl<'s> Publisher<'s> {
             None => self.new_model(version, infos)?,
         };
         let views: Vec<TensorView<'_>> = tensors.iter().map(|(_, view)| *view).collect();
-        let digests: Vec<Digest> = views.par_iter().map(|view| tensor_digest(*view)).collect();
+        let digests = digests(&views, continues.map(|(replica, _)| replica));
         let differs = |n: &usize| continues.is_none_or(|(replica, _)| replica.digests[*n] != digests[*n]);
         let changed: Vec<usize> = (0..views.len()).filter(differs).collect();
 
         let sender = Sender { store: self.store, model: &model, version, fresh: settings.grace() / 4 };
         let delta = match continues {
-            Some((replica, _)) => Some(sender.deltas(Kind::Delta, &replica.tensors, &views, &changed)?),
+            Some((replica, _)) => Some(sender.deltas(replica, &views, &digests, &changed)?),
             None => None,
         };
         let delta_bytes = delta.as_deref().map(layout::size);
@@ -208,24 +208,31 @@ impl Sender<'_> {
     fn anchors(&self, new: &[TensorView<'_>]) -> Result<Vec<Object>> {
         self.send(Kind::Anchor, (0..self.model.groups.len()).collect(), |group| {
             let tensors: Vec<usize> = self.model.groups[group].clone().collect();
-            self.encode(group, &tensors, new, None)
+            let input = |&n: &usize| self.input(group, n, new[n], None);
+            self.encode(group, &tensors.iter().map(input).collect::<Vec<_>>(), Digests::default())
         })
     }
 
-    /// Uploads the differences of the `changed` tensors.
+    /// Uploads the differences of the `changed` tensors. `digests`: of the new tensors.
     fn deltas(
         &self,
-        kind: Kind,
-        old: &[Arc<TensorBuf>],
+        old: &Replica,
         new: &[TensorView<'_>],
+        digests: &[Digest],
         changed: &[usize],
     ) -> Result<Vec<Object>> {
         let mut groups: Vec<usize> = changed.iter().map(|&n| self.model.group_of(n)).collect();
         groups.dedup();
-        self.send(kind, groups, |group| {
+        self.send(Kind::Delta, groups, |group| {
             let of_group = |n: &&usize| self.model.groups[group].contains(n);
-            let tensors: Vec<usize> = changed.iter().filter(of_group).copied().collect();
-            self.encode(group, &tensors, new, Some(old))
+            let (mut inputs, mut known) = (Vec::new(), Digests::default());
+            for &n in changed.iter().filter(of_group) {
+                let input = self.input(group, n, new[n], Some(old.tensors[n].view()));
+                known.keep_base(input.tensor, old.digests[n]);
+                known.keep_result(input.tensor, digests[n]);
+                inputs.push(input);
+            }
+            self.encode(group, &inputs, known)
         })
     }
 
@@ -252,59 +259,68 @@ impl Sender<'_> {
         Ok(sent)
     }
 
-    /// Encodes the differences of tensors of a group.
+    /// Encodes the differences of tensors of a group, whose digests both stagings know.
     pub(crate) fn encode_changes(
         &self,
         group: usize,
         changed: &[usize],
-        old: &[Option<Arc<TensorBuf>>],
-        new: &[Option<Arc<TensorBuf>>],
+        old: &Staging,
+        new: &Staging,
     ) -> Result<Vec<u8>> {
-        let first = self.model.groups[group].start;
-        let input = |&n: &usize| {
-            let (old, new) = (old[n].as_ref()?, new[n].as_ref()?);
-            let name = self.model.infos[n].name.as_str();
-            Some(Input { tensor: (n - first) as u64, name, view: new.view(), base: Some(old.view()) })
-        };
-        let inputs: Option<Vec<_>> = changed.iter().map(input).collect();
-        let inputs = inputs.ok_or_else(|| Error::input("a changed tensor is missing"))?;
-        encode_stream(&self.model.manifests[group], &inputs, self.version).map_err(Error::Codec)
+        let (mut inputs, mut known) = (Vec::new(), Digests::default());
+        for &n in changed {
+            let missing = || Error::input("a changed tensor is missing");
+            let of = |staging: &'_ Staging| staging.digests[n];
+            let (before, after) = (old.tensors[n].as_ref(), new.tensors[n].as_ref());
+            let (before, after) = (before.ok_or_else(missing)?, after.ok_or_else(missing)?);
+            let input = self.input(group, n, after.view(), Some(before.view()));
+            if let (Some(base), Some(result)) = (of(old), of(new)) {
+                known.keep_base(input.tensor, base);
+                known.keep_result(input.tensor, result);
+            }
+            inputs.push(input);
+        }
+        self.encode(group, &inputs, known)
     }
 
-    /// Encodes tensors of a group as a stream: whole, or as differences from `old`.
-    pub(crate) fn encode(
-        &self,
+    /// Returns a tensor of a group as the input of a compressor.
+    fn input<'t>(
+        &'t self,
         group: usize,
-        tensors: &[usize],
-        new: &[TensorView<'_>],
-        old: Option<&[Arc<TensorBuf>]>,
-    ) -> Result<Vec<u8>> {
-        let first = self.model.groups[group].start;
-        let input = |&n: &usize| Input {
-            tensor: (n - first) as u64,
-            name: &self.model.infos[n].name,
-            view: new[n],
-            base: old.map(|old| old[n].view()),
-        };
-        encode_stream(
-            &self.model.manifests[group],
-            &tensors.iter().map(input).collect::<Vec<_>>(),
-            self.version,
-        )
-        .map_err(Error::Codec)
+        n: usize,
+        view: TensorView<'t>,
+        base: Option<TensorView<'t>>,
+    ) -> Input<'t> {
+        let tensor = (n - self.model.groups[group].start) as u64;
+        Input { tensor, name: &self.model.infos[n].name, view, base }
+    }
+
+    /// Encodes tensors of a group as a stream with one update: a delta if they have bases.
+    fn encode(&self, group: usize, inputs: &[Input<'_>], known: Digests) -> Result<Vec<u8>> {
+        encode_stream(&self.model.manifests[group], inputs, known, self.version).map_err(Error::Codec)
     }
 }
 
-/// Encodes tensors as a stream with one update: a delta if they have bases.
-pub(crate) fn encode_stream(
+/// Returns the digests of tensors. Those that equal the tensors of the last version have its digests.
+fn digests(new: &[TensorView<'_>], last: Option<&Replica>) -> Vec<Digest> {
+    let digest = |(n, view): (usize, &TensorView<'_>)| match last {
+        Some(last) if last.tensors[n].data() == view.data() => last.digests[n],
+        _ => tensor_digest(*view),
+    };
+    new.par_iter().enumerate().map(digest).collect()
+}
+
+/// Encodes tensors as a stream with one update: a delta if they have bases. `known`: digests of tensors.
+fn encode_stream(
     manifest: &Arc<gcodec::frame::Manifest>,
     inputs: &[Input<'_>],
+    mut known: Digests,
     step: u64,
 ) -> gcodec::Result<Vec<u8>> {
     let is_delta = inputs.iter().any(|input| input.base.is_some());
     let codec = if is_delta { Codec::Delta(Default::default()) } else { Codec::Lossless };
     let blocks = compress::compress(inputs, &vec![codec; inputs.len()], &compress::Options::default(), None)?;
-    let deltas = is_delta.then(|| compress::deltas(inputs, &blocks));
+    let deltas = is_delta.then(|| known.deltas(inputs, &blocks));
     let header = UpdateHeader::default().with_step(step).with_label(codec.to_string()).with_delta(deltas);
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use gcodec::frame::{Digest, Manifest, TensorInfo, run_digest, tensor_digest};
+use gcodec::stream::Assembler;
 use gcodec::{Limits, TensorBuf, TensorView};
 use rayon::prelude::*;
 
@@ -125,7 +126,7 @@ impl Replica {
 pub(crate) struct Staging {
     pub(crate) model: Arc<Model>,
     pub(crate) tensors: Vec<Option<Arc<TensorBuf>>>,
-    /// Digests of the tensors that no stream has changed since.
+    /// Digests of the tensors, where they are known: an anchor's are computed when they are needed.
     pub(crate) digests: Vec<Option<Digest>>,
     pub(crate) changed: BTreeSet<usize>,
 }
@@ -177,22 +178,35 @@ impl Staging {
             wanted.retain(|n| only.contains(n));
         }
         let names: HashSet<&str> = wanted.iter().map(|&n| self.model.infos[n].name.as_str()).collect();
-        let mut base = BTreeMap::new();
-        if is_delta {
-            for n in group.clone() {
-                if let Some(tensor) = &self.tensors[n] {
-                    base.insert(self.model.infos[n].name.clone(), tensor.view());
-                }
-            }
-        }
-        let decoded = file.tensors(0, |name| names.contains(name), &base).map_err(stream)?;
-        for (number, tensor) in decoded {
+        let decoded = self.decode(&file, &update.manifest, group.clone(), &names, limits).map_err(stream)?;
+        for (number, tensor, digest) in decoded {
             let n = group.start + number as usize;
             self.tensors[n] = Some(Arc::new(tensor));
-            self.digests[n] = None;
+            self.digests[n] = digest;
             self.changed.insert(n);
         }
         Ok(())
+    }
+
+    /// Decodes tensors of a group. Digests that are known are not computed again.
+    fn decode(
+        &self,
+        file: &gcodec::file::File<'_>,
+        manifest: &Arc<Manifest>,
+        group: Range<usize>,
+        names: &HashSet<&str>,
+        limits: &Limits,
+    ) -> gcodec::Result<Vec<(u64, TensorBuf, Option<Digest>)>> {
+        let mut assembler = Assembler::new(manifest, limits, |name| names.contains(name))?;
+        for n in group {
+            let (name, Some(tensor)) = (&self.model.infos[n].name, &self.tensors[n]) else { continue };
+            match self.digests[n] {
+                Some(digest) => assembler.base_with_digest(name, tensor.view(), digest)?,
+                None => assembler.base(name, tensor.view())?,
+            }
+        }
+        file.apply(0, &mut assembler)?;
+        assembler.finish_with_digests()
     }
 
     /// Computes the digests of the changed tensors, and returns the digest of all; `None` if some are
