@@ -15,9 +15,9 @@ use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use gcodec::block::{CodedBlock, Scope, Target, Values};
-use gcodec::compress::{Input, Options, compress, deltas, random};
-use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::block::{CodedBlock, Scope, Target};
+use gcodec::compress::{Digests, Input, Options, compress, deltas, random};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
@@ -246,16 +246,18 @@ impl Bench {
         };
         let tensor = |data| TensorBuf::new(Dtype::Bf16, shape.to_vec(), data).expect("shape fits");
         let base = tensor(rounded(0.0));
-        for step in [2e-8, 3e-7, 1.6e-6] {
+        for step in [2e-8, 3e-7, 1.6e-6, 6e-5] {
             let new = tensor(rounded(step));
-            self.delta(base.view(), new.view());
+            self.delta("delta", base.view(), new.view());
         }
+        self.delta("delta:values=overwrite", base.view(), tensor(rounded(6e-5)).view());
     }
 
-    fn delta(&mut self, base: TensorView<'_>, new: TensorView<'_>) {
+    fn delta(&mut self, codec: &str, base: TensorView<'_>, new: TensorView<'_>) {
         self.memory(new);
         let manifest = Arc::clone(&self.manifest);
-        let codec: Codec = "delta".parse().expect("a codec");
+        let name = codec;
+        let codec: Codec = name.parse().expect("a codec");
         let input = |base, view| [Input { tensor: 0, name: "w", view, base: Some(base) }];
         let compressed =
             |from, to| compress(&input(from, to), &[codec], &Options::default(), None).expect("a base");
@@ -267,20 +269,25 @@ impl Bench {
             write(&manifest, &digests(from, to, &blocks), &blocks)
         };
         let (there, back, blocks) = (encode(base, new), encode(new, base), compressed(base, new));
-        let diffs = |coded: &CodedBlock| match &coded.block.values {
-            Values::Ulp(ulp) => ulp.diffs.len(),
-            _ => 0,
-        };
-        let changed: usize = blocks.iter().map(diffs).sum();
+        let pairs = base.data().as_chunks::<2>().0.iter().zip(new.data().as_chunks::<2>().0);
+        let changed = pairs.filter(|(base, new)| base != new).count();
         let n = new.elements() as f64;
-        println!("delta, {:.2} % of {n} bf16 elements changed:", 100.0 * changed as f64 / n);
+        println!("{name}, {:.2} % of {n} bf16 elements changed:", 100.0 * changed as f64 / n);
         let seconds = self.best(|| drop(black_box(compressed(base, new))));
         self.row("compress delta", new, seconds, Against::Read, None);
         let header = digests(base, new, &blocks);
         let seconds = self.best(|| drop(black_box(write(&manifest, &header, &blocks))));
         self.row("write delta", new, seconds, Against::Read, None);
         let seconds = self.best(|| drop(black_box(encode(base, new))));
-        self.row("encode delta, with digests", new, seconds, Against::Read, None);
+        self.row("encode delta, both digests computed", new, seconds, Against::Read, None);
+        let kept = tensor_digest(base);
+        let seconds = self.best(|| {
+            let (blocks, mut digests) = (compressed(base, new), Digests::default());
+            digests.keep_base(0, kept);
+            let deltas = digests.deltas(&input(base, new), &blocks);
+            drop(black_box(write(&manifest, &UpdateHeader::default().with_delta(Some(deltas)), &blocks)));
+        });
+        self.row("encode delta, base digest kept", new, seconds, Against::Read, None);
         let mut held = base.data().to_vec();
         let mut streams = [&there, &back].into_iter().cycle();
         let seconds = self.best(|| apply_in_place(streams.next().expect("a cycle"), &mut held));
@@ -291,7 +298,19 @@ impl Bench {
             assembler.base("w", base).expect("this manifest's");
             drop(black_box(decode(&there, assembler)));
         });
-        self.row("apply delta, with digests", new, seconds, Against::Fill, None);
+        self.row("apply delta to new memory, both digests", new, seconds, Against::Fill, None);
+        let copy =
+            |view: TensorView<'_>| TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec());
+        let mut staged = copy(base).expect("the same shape");
+        let seconds = self.best(|| {
+            let buffer = std::mem::replace(&mut staged, TensorBuf::from_f32(vec![0], &[]).expect("nothing"));
+            let mut assembler = Assembler::with_buffers(&manifest, [(0, buffer)]).expect("this manifest's");
+            assembler.base_with_digest("w", base, kept).expect("this manifest's");
+            apply(&there, &mut assembler);
+            let mut tensors = assembler.finish_with_digests().expect("the base of this delta");
+            staged = tensors.remove(0).1;
+        });
+        self.row("apply delta, base digest kept", new, seconds, Against::Fill, None);
         println!("{:<40}{:>9.3} bits/changed element", "", there.len() as f64 * 8.0 / changed as f64);
     }
 
@@ -384,13 +403,17 @@ fn write_to(out: &mut Vec<u8>, manifest: &Arc<Manifest>, header: &UpdateHeader, 
 }
 
 fn decode(bytes: &[u8], mut assembler: Assembler<'_>) -> Vec<(u64, TensorBuf)> {
+    apply(bytes, &mut assembler);
+    assembler.finish().expect("complete")
+}
+
+fn apply(bytes: &[u8], assembler: &mut Assembler<'_>) {
     let mut reader = SliceReader::new(bytes, Limits::default());
     while let Some(event) = reader.next_event().expect("an encoded stream decodes") {
         if let Event::Frame(_, Body::Update(part)) = event {
             assembler.apply(&part).expect("an encoded stream decodes");
         }
     }
-    assembler.finish().expect("complete")
 }
 
 /// Decodes the blocks of a delta of one tensor and changes its elements.
