@@ -6,6 +6,7 @@
 mod compressors;
 mod dumps;
 pub(crate) mod picture;
+mod quantised;
 mod report;
 mod sizes;
 
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         sizes::natural(&mut report, &dumps)?;
         sizes::lossless(&mut report, &dumps)?;
         sizes::delta(&mut report, &args.gradients)?;
+        quantised::casts(&mut report, &args.gradients)?;
         compressors = Some(compressors::page(&dumps)?);
     } else {
         report.note(format!(

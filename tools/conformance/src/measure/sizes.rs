@@ -366,9 +366,9 @@ pub(crate) fn random_bits(report: &mut Report) -> Result<()> {
 }
 
 /// Size of one delta.
-struct DeltaCost {
-    cost: Cost,
-    changed: u64,
+pub(super) struct DeltaCost {
+    pub(super) cost: Cost,
+    pub(super) changed: u64,
 }
 
 impl DeltaCost {
@@ -378,7 +378,7 @@ impl DeltaCost {
 }
 
 /// Encodes `next` as a delta of `base`, and checks that it comes back.
-fn measure_delta(base: &Dump, next: &Dump, codec: &str) -> Result<DeltaCost> {
+pub(super) fn measure_delta(base: &Dump, next: &Dump, codec: &str) -> Result<DeltaCost> {
     let with_base = next.inputs().into_iter().zip(&base.tensors);
     let inputs: Vec<Input<'_>> = with_base.map(|(i, b)| Input { base: Some(b.view()), ..i }).collect();
     let codecs = vec![codec.parse::<Codec>()?; inputs.len()];
