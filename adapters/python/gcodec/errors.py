@@ -60,6 +60,13 @@ class ConflictError(GcodecError):
     """Another publisher published this version of a store first. Nothing was published."""
 
 
+class PoisonedError(GcodecError):
+    """Loading weights into an engine failed half-way: they are neither the old nor the new version.
+
+    Only a version with all tensors restores it.
+    """
+
+
 class InputError(GcodecError, ValueError):
     """An argument or an input tensor is wrong, or a base, index set or model is missing."""
 

@@ -4,7 +4,7 @@
         --custom-weight-loader gcodec.sglang.load
 
 A sender then updates the weights with `load_format="gcodec.sglang.load"` and one tensor, named by `STREAM`:
-the bytes of a stream, as `gcodec.sync.Publisher` makes them.
+the bytes of a stream, as `gcodec.sync.Sender` makes them.
 """
 
 from __future__ import annotations

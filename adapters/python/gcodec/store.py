@@ -7,24 +7,28 @@
     if update := follower.stage():                      # while it serves: downloads, decodes, verifies
         update.apply(load)                              # in its pause: load(name, tensor) for what changed
 
-Nothing is visible before every digest is right. A load that fails half-way poisons the follower: its next
-update has every tensor.
+Engines that take sparse updates use `update.commit(load)`, where `load` gets patches. Nothing is visible
+before every digest is right. A load that fails half-way poisons the follower: its next update has every
+tensor.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gcodec import _native
 from gcodec._native import Tensor
-from gcodec.errors import ConflictError, InputError
+from gcodec.errors import ConflictError, InputError, PoisonedError
+from gcodec.header import UpdateHeader
+from gcodec.patches import Patch, Patches
 from gcodec.tensors import Framework, convert, given
 from gcodec.trees import named_tensors
 
-__all__ = ["Collected", "ConflictError", "Follower", "Published", "Store", "Update", "VersionInfo"]
+__all__ = ["Collected", "ConflictError", "Follower", "PoisonedError", "Published", "Store", "Update", "VersionInfo"]
 
 
 @dataclass(frozen=True)
@@ -131,71 +135,109 @@ class Store:
 
 
 class Update:
-    """A verified version that is not applied yet.
+    """A verified version that is not loaded yet.
 
     Attributes:
         version, meta: its number, and the publisher's keys and values.
-        touched: names of the tensors to load. Without any, `apply` only notes the version.
+        touched: names of the tensors that change. Without any, `commit` only notes the version.
         bytes, steps: bytes of the anchor and deltas that it was made from, and their number.
     """
 
-    def __init__(self, follower: Follower, staged: _native.Version, held: int | None) -> None:
-        self._follower = follower
+    def __init__(self, follower: Follower, staged: _native.Version) -> None:
+        self._follower, self._held = follower, follower._replica
+        held = None if self._held is None else self._held.version
         self._replica = staged.commit(held)
-        self._held = held
         self.version = self._replica.version
         self.meta = self._replica.meta
         self.touched: list[str] = staged.touched
         self.bytes = staged.bytes
         self.steps = staged.steps
 
-    def tensors(self, *, framework: Framework | None = None) -> dict[str, Any]:
-        """Returns the touched tensors."""
-        return {name: convert(tensor, framework) for name, tensor in self._replica.tensors(self.touched)}
+    @cached_property
+    def patches(self) -> Patches:
+        """The elements that change; all elements of the touched tensors if the follower holds no version.
 
-    def apply(self, load: Callable[[str, Any], object], *, framework: Framework | None = "torch") -> None:
-        """Calls `load(name, tensor)` for each touched tensor, then makes the version the follower's own.
-
-        An exception of `load` poisons the follower: the weights are of two versions.
+        It is made when it is first read: read it before the pause.
         """
-        follower = self._follower
-        if follower._poisoned != (self._held is None) or follower.version != self._held:
-            raise InputError("the update was staged for another version than the follower holds")
+        if self._held is None:
+            whole = self._replica.tensors(None)
+            made = [Patch(name, tuple(t.shape), t.dtype, None, t) for name, t in whole]
+            return Patches(UpdateHeader(step=self.version), {patch.name: patch for patch in made})
+        held = self._held.version
+        found = self._replica.patches(self._held, self.touched)
+        made = [Patch(name, tuple(shape), dtype, indices, values) for name, shape, dtype, indices, values in found]
+        header = UpdateHeader(step=min(held, self.version), inner_steps=abs(self.version - held), delta=True)
+        return Patches(header, {patch.name: patch for patch in made})
+
+    def tensors(self, names: Iterable[str] | None = None, *, framework: Framework | None = None) -> dict[str, Any]:
+        """Returns tensors of the version, whole: the touched ones, or those called `names`."""
+        wanted = self.touched if names is None else list(names)
+        return {name: convert(tensor, framework) for name, tensor in self._replica.tensors(wanted)}
+
+    def apply(self, load: Callable[[str, Any], object], *, framework: Framework | None = "torch") -> int:
+        """Loads the touched tensors by `load(name, tensor)`; else as `commit`."""
         tensors = self.tensors(framework=framework)
-        follower._replica, follower._poisoned = None, True
-        for name, tensor in tensors.items():
-            load(name, tensor)
-        follower._replica, follower._poisoned = self._replica, False
+        return self._finish(lambda: [load(name, tensor) for name, tensor in tensors.items()])
+
+    def commit(self, load: Callable[[Patches], object]) -> int:
+        """Loads `patches` by `load(patches)`, unless they are empty; then the version is the follower's own.
+
+        Returns the version.
+
+        Raises:
+            InputError: the follower has gone on since. Nothing is loaded.
+            PoisonedError: `load` raised. The follower's next update has every tensor.
+        """
+        patches = self.patches
+        return self._finish(lambda: load(patches) if patches else None)
+
+    def _finish(self, load: Callable[[], object]) -> int:
+        follower = self._follower
+        if follower._replica is not self._held:
+            raise InputError("the update was staged for another version than the follower holds", kind="version")
+        follower._replica = None
+        try:
+            load()
+        except BaseException as e:
+            raise PoisonedError(f"version {self.version} was not loaded completely: {e}", kind="poisoned") from e
+        follower._replica = self._replica
+        return self.version
 
 
 class Follower:
-    """Follows a store, from nothing or from what it applied last.
+    """Follows a store: from nothing, from weights that the engine has, or from what it loaded last.
 
-    Attributes:
-        poisoned: whether the engine's weights may be none or of two versions: it must not serve before the
-            next update, which has every tensor.
+    It keeps a copy of the weights on the host.
+
+    Args:
+        store: the store.
+        weights: a tree of the tensors of `version`, which the engine has loaded already. They are compared
+            with the digest in the store, and copied. Default: the first update has every tensor.
+        version: a version of the store.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, weights: Any = None, version: int | None = None) -> None:
+        if (weights is None) != (version is None):
+            raise InputError("a Follower begins with weights and their version, or with neither")
         self.store = store
         self._replica: _native.Replica | None = None
-        self._poisoned = True
+        if weights is not None and version is not None:
+            self._replica = store._native.hold(version, given(named_tensors(weights)))
 
     @property
     def poisoned(self) -> bool:
-        return self._poisoned
+        """Whether the engine's weights may be none or of two versions: it must not serve before the next
+        update, which has every tensor."""
+        return self._replica is None
 
     @property
     def version(self) -> int | None:
-        """Version that was applied last; None before the first, and after a failure."""
+        """Version that was loaded last; None before the first, and after a failure."""
         return None if self._replica is None else self._replica.version
 
     def stage(self, version: int | None = None) -> Update | None:
         """Downloads, decodes and verifies a version, or the latest. None if the follower has it already."""
-        if version is None:
-            latest = self.store.latest()
-            if latest == (self.version or 0):
-                return None
-        elif version == self.version:
+        wanted = self.store.latest() if version is None else version
+        if wanted == (self.version or 0):
             return None
-        return Update(self, self.store._native.stage(self._replica, version), self.version)
+        return Update(self, self.store._native.stage(self._replica, version))

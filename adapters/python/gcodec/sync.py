@@ -1,116 +1,62 @@
-"""Weight sync: versions of weights, from a trainer to the engines that serve them.
+"""Weight sync over a transport of the caller's: streams that a receiver verifies before it changes anything.
 
-    publisher = gcodec.sync.Publisher(gcodec.sync.Folder("weights"))     # the trainer
-    publisher.publish(model.state_dict())
+    sender = gcodec.sync.Sender(model.state_dict())                      # the trainer; version 0
+    send(sender.delta(model.state_dict()))                               # after each step
 
-    receiver = gcodec.sync.Receiver(checkpoint, version=0)               # an engine
-    for data in gcodec.sync.Folder("weights").streams(receiver.version):
-        receiver.stage(data).commit(load_into_the_engine)
+    receiver = gcodec.sync.Receiver(checkpoint)                          # an engine, at version 0
+    receiver.stage(receive()).commit(load_into_the_engine)
 
-Each version is a stream of one update: an anchor, which has all weights (`lossless`), or a delta. The
+Where versions are to be kept, for engines that come late or fall behind, use `gcodec.store`.
+
+Each version is a stream of one update: a delta, or an anchor, which has all weights (`lossless`). The
 header's `step` is the version that a delta changes, and `inner_steps` the number of versions that it covers;
-the `step` of an anchor is its version. A receiver verifies everything before it changes anything, and takes
-each version once and in order.
+the `step` of an anchor is its version. A receiver takes each version once and in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from gcodec.errors import GcodecError, InputError
+from gcodec.errors import InputError, PoisonedError
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import encode
 from gcodec.patches import Patch, Patches, patches
-from gcodec.sources import Folder, SocketSource, Source, StreamFile, serve, source_of
 from gcodec.tensors import framework_of
 
-__all__ = [
-    "Folder",
-    "PoisonedError",
-    "Published",
-    "Publisher",
-    "Receiver",
-    "Sink",
-    "SocketSource",
-    "Source",
-    "Staged",
-    "StreamFile",
-    "serve",
-    "source_of",
-]
+__all__ = ["PoisonedError", "Receiver", "Sender", "Staged"]
 
 
-class PoisonedError(GcodecError):
-    """A receiver failed while it changed weights: they are neither the old nor the new version.
-
-    Only an anchor restores it.
-    """
-
-
-class Sink(Protocol):
-    """Where a publisher puts versions: a `Folder`, or any object with this method."""
-
-    def put(self, version: int, base: int | None, data: bytes) -> None:
-        """Keeps a stream that makes `version`, from `base` or, if that is None, from nothing."""
-
-
-@dataclass(frozen=True)
-class Published:
-    """A version that was published."""
-
-    version: int
-    anchor: bool
-    bytes: int
-    """Bytes of its streams."""
-
-
-class Publisher:
-    """Publishes versions of weights: deltas, and anchors at a cadence.
+class Sender:
+    """Makes the streams of versions, one after another. It keeps a copy of the last version on the host.
 
     Args:
-        to: where streams go.
-        anchor_every: versions between anchors. The first version is an anchor.
-        version: the last version that exists; the first `publish` makes the next one.
-        base: the weights of that version. Then the first version published is a delta.
+        weights: the weights that receivers have, by name.
+        version: the version of these weights. Default: 0.
     """
 
-    def __init__(
-        self, to: Sink, *, anchor_every: int = 64, version: int = 0, base: Mapping[str, Any] | None = None
-    ) -> None:
-        if anchor_every < 1:
-            raise InputError(f"anchor_every of Publisher is {anchor_every}: use at least 1")
-        self._to, self._every, self._since = to, anchor_every, 0
-        self._last = None if base is None else {name: _copied(tensor) for name, tensor in base.items()}
+    def __init__(self, weights: Mapping[str, Any], version: int = 0) -> None:
+        self._last = {name: _copied(tensor) for name, tensor in weights.items()}
         self.version = version
         """The last version."""
 
-    def publish(self, weights: Mapping[str, Any]) -> Published:
-        """Publishes the next version, and keeps a copy of it on the host.
-
-        Every delta is published before the anchor of its version, so that receivers that follow take the
-        smaller one. If the sink raises, the version does not exist, and the next call makes it again.
+    def delta(self, weights: Mapping[str, Any]) -> bytes:
+        """Returns the stream from the last version to the next, which has `weights`.
 
         Raises:
-            InputError: names, shapes or types are not those of the last version.
+            InputError: names, shapes or types are not those of the last version. It stays the last.
         """
-        new = {name: _copied(tensor) for name, tensor in weights.items()}
-        version, size = self.version + 1, 0
-        if self._last is not None:
-            _check_same(self._last, new)
-            header = UpdateHeader(step=self.version, inner_steps=1, sender=0, world=1)
-            delta = encode(new, "delta", base=self._last, header=header)
-            self._to.put(version, self.version, delta)
-            size += len(delta)
-        anchor = self._last is None or self._since + 1 >= self._every
-        if anchor:
-            data = encode(new, "lossless", header=UpdateHeader(step=version, world=1))
-            self._to.put(version, None, data)
-            size += len(data)
-        self._last, self.version, self._since = new, version, 0 if anchor else self._since + 1
-        return Published(version, anchor, size)
+        _check_same(self._last, weights)
+        new = {name: _copied(weights[name]) for name in self._last}
+        header = UpdateHeader(step=self.version, inner_steps=1, world=1)
+        data = encode(new, "delta", base=self._last, header=header)
+        self._last, self.version = new, self.version + 1
+        return data
+
+    def anchor(self) -> bytes:
+        """Returns the last version whole, for receivers that are new, poisoned or missed a delta."""
+        return encode(self._last, "lossless", header=UpdateHeader(step=self.version, world=1))
 
 
 class Receiver:

@@ -1,86 +1,94 @@
-"""Weight sync of Hugging Face models: a callback that publishes, and a follower that pulls.
+"""Weight sync of Hugging Face models through a store: a callback that publishes, and a follower that pulls.
 
-    trainer = Trainer(.., callbacks=[gcodec.transformers.Publish(publisher)])      # TRL's trainers, too
+    store = gcodec.store.Store("s3://bucket/run")
+    trainer = Trainer(.., callbacks=[gcodec.transformers.Publish(store)])          # TRL's trainers, too
 
-    follower = gcodec.transformers.Follower(model, gcodec.sync.Folder("weights"))  # a model that serves
+    follower = gcodec.transformers.Follower(model, store)                          # a model that serves
     follower.pull()
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from gcodec.patches import Patch, Patches
-from gcodec.sources import Source
-from gcodec.sync import Publisher, Receiver
+from gcodec.store import Follower as StoreFollower
+from gcodec.store import Store, Update
 from gcodec.torch.names import plain
 
 
 class Publish(TrainerCallback):
-    """Publishes the weights after every `every`-th optimizer step.
+    """Publishes the weights after every `every`-th optimizer step, with the step as `meta["step"]`.
+
+    If the store is empty, the weights before training are its first version: engines that have loaded the
+    same checkpoint can begin there.
 
     Args:
-        publisher: where versions go; ranks other than 0 need none.
+        store: where versions go; ranks other than 0 need none.
         every: optimizer steps between versions. Default: 1.
     """
 
-    def __init__(self, publisher: Publisher | None, *, every: int = 1) -> None:
-        self.publisher, self.every = publisher, every
+    def __init__(self, store: Store | None, *, every: int = 1) -> None:
+        self.store, self.every = store, every
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """Publishes the first version."""
+        del args, control
+        # Every rank takes part in gathering shards, and only rank 0 may know the store.
+        weights = _gathered(model)
+        if state.is_world_process_zero and self.store is not None and self.store.latest() == 0:
+            self.store.publish(weights, meta={"step": str(state.global_step)})
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """Publishes."""
         del args, control
         if state.global_step % self.every:
             return
-        # Every rank takes part in gathering shards.
-        weights = {name: _whole(tensor) for name, tensor in weights_of(model).items()}
-        if state.is_world_process_zero and self.publisher is not None:
-            self.publisher.publish(weights)
+        weights = _gathered(model)
+        if state.is_world_process_zero and self.store is not None:
+            self.store.publish(weights, meta={"step": str(state.global_step)})
 
 
 class Follower:
-    """A model that follows versions of its weights.
-
-    Between two calls of the model, `pull` brings it to the newest version. Weights on the host change in
-    place, without a copy; for weights on a device, a copy is kept on the host.
+    """A model that follows a store.
 
     Args:
-        model: the model, with the weights of `version`.
-        source: where versions come from.
-        version: Default: 0.
+        model: the model.
+        store: the store.
+        version: the version that the model's weights are. Default: the first `pull` loads all of them.
     """
 
-    def __init__(self, model: torch.nn.Module, source: Source, version: int = 0) -> None:
-        self._weights, self._source = weights_of(model), source
-        on_host = all(tensor.device.type == "cpu" for tensor in self._weights.values())
-        self._in_place = on_host
-        copies = {name: tensor if on_host else tensor.to("cpu") for name, tensor in self._weights.items()}
-        self.receiver = Receiver(copies, version)
+    def __init__(self, model: torch.nn.Module, store: Store, version: int | None = None) -> None:
+        self._weights = weights_of(model)
+        self._follower = StoreFollower(store, None if version is None else self._weights, version)
 
     @property
-    def version(self) -> int:
-        """The version of the weights."""
-        return self.receiver.version
+    def version(self) -> int | None:
+        """The version of the weights; None before the first, and after a load that failed."""
+        return self._follower.version
 
-    def pull(self, target: int | None = None) -> int:
-        """Goes to version `target`, or the newest, and returns it.
+    def stage(self, version: int | None = None) -> Update | None:
+        """Downloads and verifies a version, or the latest, while the model serves; None if it is here."""
+        update = self._follower.stage(version)
+        if update is not None:
+            _ = update.patches
+        return update
+
+    def commit(self, update: Update) -> int:
+        """Writes what changes into the model, in place, and returns the version. The model must not run."""
+        return update.commit(lambda patches: patches.apply_(self._weights))
+
+    def pull(self, version: int | None = None) -> int | None:
+        """Goes to a version, or the latest, and returns it.
 
         Raises:
-            InputError, FormatError, PoisonedError: as `gcodec.sync.Receiver.stage`. The model has the last
-                version that was whole, unless it is poisoned.
+            InputError, FormatError, PoisonedError: as `gcodec.store.Follower`. The model has the last version
+                that was whole, unless it is poisoned.
         """
-        after = None if self.receiver.poisoned else self.receiver.version
-        for data in self._source.streams(after, target):
-            self.receiver.stage(data).commit(None if self._in_place else self._load)
-        return self.version
-
-    def _load(self, patches: Mapping[str, Patch]) -> None:
-        assert isinstance(patches, Patches)
-        patches.apply_(self._weights)
+        update = self.stage(version)
+        return self.version if update is None else self.commit(update)
 
 
 def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -94,6 +102,7 @@ def weights_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return out
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    gather = getattr(tensor, "full_tensor", None)
-    return gather() if gather is not None else tensor
+def _gathered(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns `weights_of`, with the shards of `fully_shard` gathered."""
+    weights = weights_of(model)
+    return {name: t.full_tensor() if hasattr(t, "full_tensor") else t for name, t in weights.items()}

@@ -1,7 +1,7 @@
 """Weight sync into vLLM, by its own extension points.
 
     llm = LLM(model=.., weight_transfer_config={"backend": "gcodec"})
-    llm.init_weight_transfer_engine({"init_info": {"source": "folder:/weights"}})
+    llm.init_weight_transfer_engine({"init_info": {"store": "s3://bucket/run"}})
     llm.start_weight_update()
     llm.update_weights({"update_info": {}})     # to the newest version
     llm.finish_weight_update()
@@ -14,8 +14,9 @@ tensor-parallel weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,8 +33,8 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointW
 from gcodec.checkpoints import checkpoint
 from gcodec.errors import InputError
 from gcodec.patches import Patch
-from gcodec.sources import Folder, Source, StreamFile, source_of
-from gcodec.sync import Publisher, Receiver
+from gcodec.store import Follower, Store
+from gcodec.sync import Receiver
 
 BACKEND = "gcodec"
 """The name of the engine in vLLM."""
@@ -51,13 +52,14 @@ def register() -> None:
 class InitInfo(WeightTransferInitInfo):
     """What `init_weight_transfer_engine` takes."""
 
-    source: str = ""
-    """Where versions come from: `file:PATH`, `folder:PATH` or `socket:HOST:PORT`. Empty: each update names a
-    file."""
+    store: str = ""
+    """Address of the store to follow: a folder, `s3://`, `gs://`, `az://`, `http://` or `https://`. Empty:
+    each update names a file with a stream of `gcodec.sync.Sender`."""
     checkpoint: str = ""
     """Folder of the safetensors files that the engine has loaded. Empty: the model of the engine."""
     version: int = 0
-    """Version of the checkpoint."""
+    """Version of the checkpoint. 0 with a store: none of its versions, so that the first update loads all
+    weights."""
 
 
 @dataclass
@@ -65,9 +67,9 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """What `update_weights` takes."""
 
     path: str = ""
-    """File with the stream of the next version. Empty: the source's."""
+    """File with the stream of the next version, for an engine without a store."""
     version: int | None = None
-    """Version to go to. None: the newest of the source."""
+    """Version to go to. None: the newest of the store, or that of the file."""
 
 
 class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -77,13 +79,19 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
     update_info_cls = UpdateInfo
     supports_draft_weight_update = False
 
+    follower: Follower | None = None
     receiver: Receiver | None = None
-    source: Source | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
-        """Opens the source, and reads the checkpoint that deltas change."""
-        self.source = source_of(init_info.source) if init_info.source else None
-        self.receiver = Receiver(checkpoint(init_info.checkpoint or self.model_config.model), init_info.version)
+        """Opens the store, and reads the checkpoint that updates change."""
+        self.shutdown()
+        folder = init_info.checkpoint or self.model_config.model
+        if not init_info.store:
+            self.receiver = Receiver(checkpoint(folder), init_info.version)
+        elif init_info.version:
+            self.follower = Follower(Store(init_info.store), checkpoint(folder), init_info.version)
+        else:
+            self.follower = Follower(Store(init_info.store))
 
     def start_weight_update(self) -> None:
         """Does nothing: weights are changed in place."""
@@ -98,36 +106,48 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Reads, verifies and loads versions, one after the other.
+        """Reads, verifies and loads a version.
 
-        If one is refused, the model serves the version before it.
+        If it is refused, the model serves the version before it.
 
         Raises:
-            PoisonedError: a loader of the model failed half-way. Only an anchor helps, or a restart.
-            InputError, FormatError: as `gcodec.sync.Receiver.stage`.
+            PoisonedError: a loader of the model failed half-way. With a store, the next update loads all
+                weights; without, only an anchor is taken.
+            InputError, FormatError: as `gcodec.store.Follower.stage` and `gcodec.sync.Receiver.stage`.
         """
-        if self.receiver is None:
-            raise InputError("the engine has no weights yet: call init_weight_transfer_engine first")
-        source = StreamFile(update_info.path) if update_info.path else self.source
-        if source is None:
-            raise InputError("there is no source: give source to init_weight_transfer_engine, or path to update_weights")
-        after = None if self.receiver.poisoned else self.receiver.version
-        for data in source.streams(after, update_info.version):
-            self.receiver.stage(data).commit(self._load)
-        if update_info.version is not None and self.receiver.version != update_info.version:
-            raise InputError(f"the engine has version {self.receiver.version}, not {update_info.version}", kind="version")
+        if self.follower is not None and not update_info.path:
+            self._follow(self.follower, update_info.version)
+        elif self.receiver is not None and update_info.path:
+            self._receive(self.receiver, update_info)
+        else:
+            raise InputError("give a store to init_weight_transfer_engine, or no store and path to update_weights")
 
-    def _load(self, patches: Mapping[str, Patch]) -> None:
-        assert self.receiver is not None
+    def _follow(self, follower: Follower, version: int | None) -> None:
+        update = follower.stage(version)
+        if update is not None:
+            whole = update.tensors
+            update.commit(lambda patches: self._load(patches, lambda name: whole({name}, framework="torch")[name]))
+
+    def _receive(self, receiver: Receiver, update_info: UpdateInfo) -> None:
+        staged = receiver.stage(Path(update_info.path).read_bytes())
+        if update_info.version not in (None, staged.version):
+            raise InputError(f"the file has version {staged.version}, not {update_info.version}", kind="version")
+
+        def whole(name: str) -> torch.Tensor:
+            tensor: torch.Tensor = receiver.weights[name].clone()
+            staged.patches[name].apply_(tensor)
+            return tensor
+
+        staged.commit(lambda patches: self._load(patches, whole))
+
+    def _load(self, patches: Mapping[str, Patch], whole: Callable[[str], torch.Tensor]) -> None:
         sparse: list[Any] = []
         dense: list[Any] = []
         for patch in patches.values():
             indices, values = patch.torch()
             # NaN marks elements that stay: a tensor that gets a NaN, or has no floats, goes whole.
             if indices is not None and (not values.dtype.is_floating_point or bool(values.isnan().any())):
-                whole = self.receiver.weights[patch.name].clone()
-                patch.apply_(whole)
-                indices, values = None, whole
+                indices, values = None, whole(patch.name)
             entry = CheckpointWeightPatch(patch.name, patch.shape, values.dtype, values.reshape(-1), indices)
             (dense if indices is None else sparse).append(entry)
         for group in (sparse, dense):
@@ -137,8 +157,8 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 raise InputError(f"the model took none of the weights {', '.join(p.name for p in group[:4])}, ..")
 
     def shutdown(self) -> None:
-        """Forgets the checkpoint."""
-        self.receiver = self.source = None
+        """Forgets the weights."""
+        self.follower = self.receiver = None
 
 
 @dataclass
@@ -147,22 +167,18 @@ class TrainerInfo(TrainerInitInfo):
 
     backend: ClassVar[str] = BACKEND
 
-    folder: str
-    """Folder for the versions. The workers read it as their source."""
-    source: str = ""
-    """The source of the workers, if they do not see the folder by the same path."""
-    checkpoint: str = ""
-    """Folder of the checkpoint that the workers have loaded. Empty: the model of the engine. If it is given,
-    the first version is a delta against it."""
-    anchor_every: int = 64
-    """Versions between anchors."""
+    store: str
+    """Address of the store for the versions, which the workers follow."""
+    version: int = 0
+    """Version of the checkpoint that the workers have loaded. 0: none, so that their first update loads all
+    weights."""
 
 
 class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
-    """Publishes the weights of a `WeightSource` as versions in a folder, and has the workers follow."""
+    """Publishes the weights of a `WeightSource` as versions in a store, and has the workers follow."""
 
     init_info_cls = TrainerInfo
-    publisher: Publisher | None = None
+    store: Store | None = None
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> Self:
@@ -171,19 +187,17 @@ class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
             raise InputError("the gcodec backend sends the weights of a WeightSource: give source")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
-            base = checkpoint(init_info.checkpoint) if init_info.checkpoint else None
-            engine.publisher = Publisher(Folder(init_info.folder), anchor_every=init_info.anchor_every, base=base)
-            read_from = init_info.source or f"folder:{init_info.folder}"
-            client.init_weight_transfer_engine({"source": read_from, "checkpoint": init_info.checkpoint})
+            engine.store = Store(init_info.store)
+            client.init_weight_transfer_engine({"store": init_info.store, "version": init_info.version})
         return engine
 
     def send_weights(self) -> None:
         """Publishes the next version, and has the workers load it. Every rank calls it."""
         assert self.source is not None
         weights = dict(_kept(self.source, self.is_sender))
-        if self.publisher is None:
+        if self.store is None:
             return
-        published = self.publisher.publish(weights)
+        published = self.store.publish(weights)
         self.client.start_weight_update()
         self.client.update_weights({"version": published.version})
         self.client.finish_weight_update(str(published.version))

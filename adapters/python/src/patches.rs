@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gcodec::block::{RawBlock, SupportId};
 use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, UpdatePart};
 use gcodec::stream::{Assembler, Body, Event, SliceReader};
-use gcodec::{Dtype, Limits, TensorBuf};
+use gcodec::{Dtype, Limits, TensorBuf, TensorView};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rayon::prelude::*;
@@ -20,7 +20,7 @@ use crate::tensor::Tensor;
 use crate::threads;
 
 /// The changed elements of a tensor.
-struct Patch {
+pub(crate) struct Patch {
     name: String,
     shape: Vec<u64>,
     dtype: Dtype,
@@ -29,29 +29,28 @@ struct Patch {
     values: TensorBuf,
 }
 
+/// A patch for Python: name, shape, element type, positions (`None` is all) and values.
+pub(crate) type Parts = (String, Vec<u64>, &'static str, Option<Tensor>, Tensor);
+
 /// Returns the header of the last update of a stream, and the patches of the tensors that it changes.
 ///
 /// Tensors are decoded and checked in groups with a common digest, which are tensors of at most 8 MiB or
 /// single tensors: no more than one group for each thread is in memory.
 #[pyfunction]
-#[expect(clippy::type_complexity, reason = "a tuple for Python")]
 pub(crate) fn patches<'py>(
     py: Python<'py>,
     data: &Bound<'py, PyAny>,
     limits: PyLimits,
     names: Option<HashSet<String>>,
     base: Given<'py>,
-) -> PyResult<(Bound<'py, PyDict>, Vec<(String, Vec<u64>, &'static str, Option<Tensor>, Tensor)>)> {
+) -> PyResult<(Bound<'py, PyDict>, Vec<Parts>)> {
     let bytes = Bytes::new(data)?;
     let base = bases(py, base)?;
     let limits = limits.get();
     let mut known = None;
     let found = threads::run(py, || read(bytes.as_slice(), &limits, names.as_ref(), &base, &mut known))?;
     let (header, patches) = found.map_err(|e| errors::raise_failure(py, e, known.as_deref()))?;
-    let patches = patches
-        .into_iter()
-        .map(|p| (p.name, p.shape, p.dtype.name(), p.indices.map(Tensor::of), Tensor::of(p.values)));
-    Ok((header_dict(py, &header)?, patches.collect()))
+    Ok((header_dict(py, &header)?, patches.into_iter().map(Patch::into_parts).collect()))
 }
 
 fn read(
@@ -173,21 +172,7 @@ impl Update<'_> {
             Some(named) => Some(named.tensor.view()?),
             None => None,
         };
-        let positions = match info.dtype.bits() {
-            8 => changed::<1>(new.data(), base.map(|b| b.data())),
-            16 => changed::<2>(new.data(), base.map(|b| b.data())),
-            32 => changed::<4>(new.data(), base.map(|b| b.data())),
-            _ => changed::<8>(new.data(), base.map(|b| b.data())),
-        };
-        if positions.is_empty() {
-            return Ok(None);
-        }
-        let width = (info.dtype.bits() / 8) as usize;
-        let mut values = Vec::with_capacity(positions.len() * width);
-        positions.iter().for_each(|&p| values.extend_from_slice(&new.data()[p * width..][..width]));
-        let values = TensorBuf::new(info.dtype, vec![positions.len() as u64], values)?;
-        let indices = indices(info.elements(), &positions)?;
-        Ok(Some(Patch::of(info, Some(indices), values)))
+        Patch::between(info, new.view(), base)
     }
 
     /// Whether the update has a value for every element of some part of a tensor.
@@ -203,6 +188,53 @@ impl Update<'_> {
 impl Patch {
     fn of(info: &TensorInfo, indices: Option<TensorBuf>, values: TensorBuf) -> Self {
         Self { name: info.name.clone(), shape: info.shape.clone(), dtype: info.dtype, indices, values }
+    }
+
+    /// Returns the patch of the elements of `new` that differ from `old`, or from zero if there is none;
+    /// `None` if nothing does. Elements have whole bytes.
+    fn between(
+        info: &TensorInfo,
+        new: TensorView<'_>,
+        old: Option<TensorView<'_>>,
+    ) -> gcodec::Result<Option<Self>> {
+        let (new, old) = (new.data(), old.map(|old| old.data()));
+        let positions = match info.dtype.bits() {
+            8 => changed::<1>(new, old),
+            16 => changed::<2>(new, old),
+            32 => changed::<4>(new, old),
+            _ => changed::<8>(new, old),
+        };
+        if positions.is_empty() {
+            return Ok(None);
+        }
+        let width = (info.dtype.bits() / 8) as usize;
+        let mut values = Vec::with_capacity(positions.len() * width);
+        positions.iter().for_each(|&p| values.extend_from_slice(&new[p * width..][..width]));
+        let values = TensorBuf::new(info.dtype, vec![positions.len() as u64], values)?;
+        let indices = indices(info.elements(), &positions)?;
+        Ok(Some(Self::of(info, Some(indices), values)))
+    }
+
+    /// Returns the patch that replaces `old` by `new`: of all elements where `old` is another kind of tensor
+    /// or there is none.
+    pub(crate) fn replacing(
+        name: &str,
+        new: TensorView<'_>,
+        old: Option<TensorView<'_>>,
+    ) -> gcodec::Result<Option<Self>> {
+        let info = TensorInfo::new(name, new.dtype(), new.shape());
+        match old.filter(|old| old.dtype() == new.dtype() && old.shape() == new.shape()) {
+            Some(old) if info.dtype.bits() >= 8 => Self::between(&info, new, Some(old)),
+            _ => {
+                let whole = TensorBuf::new(new.dtype(), new.shape().to_vec(), new.data().to_vec())?;
+                Ok(Some(Self::of(&info, None, whole)))
+            }
+        }
+    }
+
+    pub(crate) fn into_parts(self) -> Parts {
+        let positions = self.indices.map(Tensor::of);
+        (self.name, self.shape, self.dtype.name(), positions, Tensor::of(self.values))
     }
 }
 

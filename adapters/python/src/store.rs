@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use gcodec::TensorBuf;
+use gcodec::{TensorBuf, TensorView};
 use gcodec_store::{Collection, Error, Options, Policy, Publisher, Replica as Held, Staged, Verified};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use rayon::prelude::*;
 
 use crate::named::{Given, borrow, views};
+use crate::patches::{Parts, Patch};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
@@ -99,6 +101,20 @@ impl Store {
         })?;
         let p = published.map_err(|e| raise(py, e))?;
         Ok((p.version, p.touched, p.bytes, p.delta_bytes, p.anchor_bytes))
+    }
+
+    /// Returns a replica of tensors that the caller has, after comparing them with the version's digest.
+    fn hold(&self, py: Python<'_>, version: u64, tensors: Given<'_>) -> PyResult<Replica> {
+        let mut tensors = borrow(tensors)?;
+        let held = threads::run(py, || {
+            let views = views(&mut tensors).map_err(Error::Codec)?;
+            let copy = |(name, view): (&str, TensorView<'_>)| {
+                let tensor = TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec());
+                Ok((name.to_owned(), tensor.map_err(Error::Codec)?))
+            };
+            self.store.hold(version, views.into_iter().map(copy).collect::<Result<_, Error>>()?)
+        })?;
+        Ok(Replica { held: held.map_err(|e| raise(py, e))? })
     }
 
     /// Stages and verifies a version.
@@ -197,7 +213,7 @@ impl Version {
         let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner).take();
         let verified = verified.ok_or_else(|| errors::input(py, "the version was committed before"))?;
         // Nothing fails: the touched tensors go to no sink here.
-        let replica = verified.commit_to(&mut |_: &str, _: gcodec::TensorView<'_>| Ok::<(), String>(()));
+        let replica = verified.commit_to(&mut |_: &str, _: TensorView<'_>| Ok::<(), String>(()));
         Ok(Replica { held: replica.map_err(|e| errors::input(py, &e.to_string()))? })
     }
 }
@@ -218,6 +234,20 @@ impl Replica {
     #[getter]
     fn meta(&self) -> BTreeMap<String, String> {
         self.held.meta().clone()
+    }
+
+    /// Returns what changes `old` into this version: patches of the named tensors.
+    fn patches(&self, py: Python<'_>, old: PyRef<'_, Replica>, names: Vec<String>) -> PyResult<Vec<Parts>> {
+        let old = &old.held;
+        let patch = |name: &String| match self.held.get(name) {
+            Some(new) => Patch::replacing(name, new, old.get(name)).transpose(),
+            None => None,
+        };
+        let found = threads::run(py, || {
+            names.par_iter().filter_map(patch).collect::<Result<Vec<_>, gcodec::Error>>()
+        })?;
+        let found = found.map_err(|e| errors::raise(py, e, None))?;
+        Ok(found.into_iter().map(Patch::into_parts).collect())
     }
 
     /// Returns copies of tensors. `names`: `None` is all.

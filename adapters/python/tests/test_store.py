@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gcodec
-from gcodec.store import ConflictError, Follower, Store
+from gcodec.store import ConflictError, Follower, PoisonedError, Store
 
 
 def weights(step):
@@ -66,7 +66,7 @@ def test_a_load_that_fails_poisons(store):
     def fail(name, tensor):
         raise RuntimeError("the device is lost")
 
-    with pytest.raises(RuntimeError):
+    with pytest.raises(PoisonedError, match="device is lost"):
         update.apply(fail, framework="numpy")
     assert follower.poisoned and follower.version is None
     with pytest.raises(gcodec.InputError):
@@ -75,6 +75,42 @@ def test_a_load_that_fails_poisons(store):
     assert again.touched == ["w", "b"]
     again.apply(engine.__setitem__, framework="numpy")
     assert equal(engine, 2) and not follower.poisoned
+
+
+def test_patches_change_only_what_differs(store):
+    store.publish(weights(1))
+    store.publish(weights(2))
+    store.publish(weights(2))
+    engine = {name: tensor.copy() for name, tensor in weights(1).items()}
+    follower = Follower(store, engine, version=1)
+    update = follower.stage(2)
+    (patch,) = update.patches.values()
+    differs = np.flatnonzero(weights(1)["w"] != weights(2)["w"])
+    assert patch.name == "w" and np.array_equal(patch.numpy()[0], differs) and not follower.poisoned
+    assert (update.patches.header.step, update.patches.header.inner_steps) == (1, 1)
+    assert update.commit(lambda patches: patches.apply_(engine)) == follower.version == 2 and equal(engine, 2)
+    # Nothing changes, nothing is loaded.
+    assert follower.stage(3).commit(lambda patches: 1 / 0) == follower.version == 3
+    # Back, too; and a load that fails needs all tensors.
+    stale, update = follower.stage(2), follower.stage(1)
+    with pytest.raises(PoisonedError):
+        update.commit(lambda patches: 1 / 0)
+    with pytest.raises(gcodec.InputError, match="another version"):
+        stale.commit(lambda patches: None)
+    update = follower.stage()
+    assert list(update.patches) == ["w", "b"] and update.patches["w"].indices is None
+    update.commit(lambda patches: patches.apply_(engine))
+    assert equal(engine, 3 - 1) and follower.version == 3
+
+
+def test_weights_that_an_engine_has_are_compared(store):
+    store.publish(weights(1))
+    engine = weights(1)
+    engine["w"][3, 4] += 1
+    with pytest.raises(gcodec.InputError, match="differ from version 1"):
+        Follower(store, engine, version=1)
+    with pytest.raises(gcodec.InputError, match="their version"):
+        Follower(store, engine)
 
 
 def test_two_publishers_and_damage_are_typed(tmp_path, store):

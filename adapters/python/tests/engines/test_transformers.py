@@ -17,6 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArgumen
 
 import gcodec.sglang  # noqa: E402
 import gcodec.transformers  # noqa: E402
+from gcodec.store import Store  # noqa: E402
 
 
 def model(tied: bool) -> Qwen2ForCausalLM:
@@ -45,21 +46,25 @@ class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_trainer_publishes_and_a_model_follows(tmp_path: Path, tied: bool) -> None:
     trained, served = model(tied), model(tied)
-    folder = gcodec.sync.Folder(tmp_path / "weights")
+    store = Store(tmp_path / "weights")
     start = gcodec.transformers.weights_of(trained)
     assert ("lm_head.weight" in start) == (not tied)
-    publisher = gcodec.sync.Publisher(folder, base=start)
     settings = TrainingArguments(str(tmp_path), max_steps=4, learning_rate=1e-3, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True)
-    Trainer(trained, settings, train_dataset=Data(), callbacks=[gcodec.transformers.Publish(publisher, every=2)]).train()
-    assert folder.versions() == [(1, 0), (2, 1)]
-    follower = gcodec.transformers.Follower(served, folder)
+    Trainer(trained, settings, train_dataset=Data(), callbacks=[gcodec.transformers.Publish(store, every=2)]).train()
+    assert [(v.version, v.meta) for v in store.log()] == [(3, {"step": "4"}), (2, {"step": "2"}), (1, {"step": "0"})]
+    follower = gcodec.transformers.Follower(served, store, version=1)
     ids = torch.arange(10)[None]
     with torch.no_grad():
         assert not torch.equal(served(ids).logits, trained(ids).logits)
-        assert follower.pull(1) == 1 and follower.pull() == 2 and follower.pull() == 2
+        assert follower.pull(2) == 2 and follower.pull() == 3 and follower.pull() == 3
         assert torch.equal(served(ids).logits, trained(ids).logits)
     new = gcodec.transformers.weights_of(served)
     assert all(torch.equal(new[name].view(torch.int16), tensor.view(torch.int16)) for name, tensor in start.items())
+    # From nothing: all weights.
+    late = gcodec.transformers.Follower(model(tied), store)
+    assert late.version is None and late.pull() == 3
+    with torch.no_grad():
+        assert torch.equal(served(ids).logits, trained(ids).logits)
 
 
 class Fused(torch.nn.Module):
@@ -81,14 +86,12 @@ def test_the_loader_for_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     served = Fused()
     weights = {name: torch.zeros(2, 4) for name in "qkv"}
     save_file(weights, tmp_path / "model.safetensors")
-    folder = gcodec.sync.Folder(tmp_path / "weights")
-    publisher = gcodec.sync.Publisher(folder, base=weights)
+    sender = gcodec.sync.Sender(weights)
     weights["k"][1, 2] = 5
-    publisher.publish(weights)
+    one = sender.delta(weights)
     weights["v"][0] = 7
-    publisher.publish(weights)
+    two = sender.delta(weights)
     monkeypatch.delenv(gcodec.sglang.CHECKPOINT, raising=False)
-    one, two = folder.streams(0)
     with pytest.raises(gcodec.InputError, match="GCODEC_CHECKPOINT"):
         gcodec.sglang.load(served, gcodec.sglang.named_tensors(one))
     monkeypatch.setenv(gcodec.sglang.CHECKPOINT, str(tmp_path))

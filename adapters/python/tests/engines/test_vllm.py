@@ -20,6 +20,7 @@ from vllm.distributed.weight_transfer.base import ModuleSource  # noqa: E402
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory  # noqa: E402
 
 import gcodec.vllm  # noqa: E402
+from gcodec.store import Store  # noqa: E402
 
 PROMPT = {"prompt_token_ids": [1, 2, 3, 4]}
 
@@ -101,18 +102,19 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
     made = model(tmp_path / "v0")
     llm = start(tmp_path / "v0")
     first = tokens(llm)
-    folder = gcodec.sync.Folder(tmp_path / "weights")
     weights = {name: p.detach().clone() for name, p in made.named_parameters()}
     assert set(weights) == set(load_file(tmp_path / "v0" / "model.safetensors"))
-    publisher = gcodec.sync.Publisher(folder, base=weights, anchor_every=3)
-    llm.init_weight_transfer_engine({"init_info": {"source": f"folder:{folder.path}"}})
+    sender = gcodec.sync.Sender(weights)
+    llm.init_weight_transfer_engine({"init_info": {}})
 
-    # One delta, then two at once.
-    for newest in (1, 3):
-        while publisher.version < newest:
-            train(weights, publisher.version)
-            publisher.publish(weights)
-        update(llm)
+    def next_version(seed: int) -> str:
+        train(weights, seed)
+        path = tmp_path / f"{sender.version}.gcu"
+        path.write_bytes(sender.delta(weights))
+        return str(path)
+
+    for seed in range(3):
+        update(llm, path=next_version(seed))
     assert tokens(llm) != first
     served, before = parameters(llm), tokens(llm)
     by_deltas = served, before
@@ -125,11 +127,8 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
     assert torch.equal(served[name.format("gate_up_proj")], torch.cat([weights[name.format(p)] for p in ("gate_proj", "up_proj")]))
 
     # Streams that are refused; the engine serves what it served before.
-    old = gcodec.sync.Folder(folder.path)
-    replayed = next(old.streams(2, 3))
-    train(weights, 9)
-    publisher.publish(weights)
-    good = next(folder.streams(3, 4))
+    replayed = (tmp_path / "2.gcu").read_bytes()
+    good = Path(next_version(9)).read_bytes()
     skipped = {n: w.clone() for n, w in weights.items()}
     train(skipped, 10)
     late = gcodec.encode(skipped, "delta", base=weights, header=gcodec.UpdateHeader(step=4, inner_steps=1))
@@ -159,24 +158,47 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
         load(list(entries)[:3])
         raise RuntimeError("out of memory")
 
+    (tmp_path / "good").write_bytes(good)
     engine.model.load_weights = fail
     with pytest.raises(gcodec.sync.PoisonedError, match="out of memory"):
-        update(llm)
+        update(llm, path=str(tmp_path / "good"))
     engine.model.load_weights = load
     assert not same(parameters(llm), served)
-    (tmp_path / "good").write_bytes(good)
     with pytest.raises(gcodec.sync.PoisonedError, match="anchor"):
         update(llm, path=str(tmp_path / "good"))
-    with gcodec.sync.serve(folder, ("127.0.0.1", 0)) as server:
-        engine.source = gcodec.sync.SocketSource(server.address)
-        update(llm, version=4)
+    (tmp_path / "anchor").write_bytes(sender.anchor())
+    update(llm, path=str(tmp_path / "anchor"), version=4)
+
+    # A store, which begins with the weights that the engine has.
+    store = Store(tmp_path / "weights")
+    made.load_state_dict(weights)
+    made.save_pretrained(tmp_path / "v4")
+    store.publish(weights)
+    with pytest.raises(gcodec.InputError, match="no store and path"):
+        update(llm)
+    llm.init_weight_transfer_engine({"init_info": {"store": str(tmp_path / "weights"), "checkpoint": str(tmp_path / "v4"), "version": 1}})
+    served = parameters(llm)
+    for seed in (11, 12):
+        train(weights, seed)
+        store.publish(weights)
+    (delta,) = (tmp_path / "weights" / "data").glob("*3-d*")
+    whole = delta.read_bytes()
+    delta.write_bytes(whole[:-9])
+    with pytest.raises(gcodec.GcodecError):
+        update(llm)
+    assert same(parameters(llm), served)
+    delta.write_bytes(whole)
+    engine.model.load_weights = fail
+    with pytest.raises(gcodec.sync.PoisonedError, match="out of memory"):
+        update(llm, version=2)
+    engine.model.load_weights = load
+    update(llm)
 
     # A NaN, and an update that changes nothing.
     weights["model.norm.weight"][3] = torch.nan
-    publisher.publish(weights)
-    publisher.publish(weights)
-    engine.source = folder
-    update(llm, version=6)
+    store.publish(weights)
+    store.publish(weights)
+    update(llm)
     assert parameters(llm)["model.norm.weight"].isnan().nonzero().tolist() == [[3]]
     weights["model.norm.weight"][3] = 1.0
 
