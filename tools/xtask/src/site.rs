@@ -13,7 +13,7 @@ const PACKAGES: Environment = Environment {
     variable: "GCODEC_SITE",
     name: "site",
     requirements: "tools/site/requirements.txt",
-    alone: None,
+    alone: &[],
 };
 
 #[derive(clap::Args)]
