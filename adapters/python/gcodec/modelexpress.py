@@ -3,8 +3,8 @@
     gcodec.modelexpress.register()      # in the receivers, before they start
 
 A publisher then writes `"compression_format": "gcodec"` into the index of a version, and
-`compress(new ^ old)` of each tensor's bytes where zstd's stood. ModelExpress keeps its layout, its checksums and
-its XOR: the receiver's base is not known where it decompresses.
+`compress(new ^ old)` of each tensor's bytes where zstd's stood. ModelExpress keeps its layout, its checksums
+and its XOR: the receiver's base is not known where it decompresses.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 //! PyTorch, JAX and the other packages of `adapters/python/requirements-test.txt` take gigabytes. They are
 //! installed once per machine, outside the tree (`$GCODEC_VENV`, or `~/.cache/gcodec/venv`), and again when
 //! the requirements change. vLLM needs a PyTorch of its own: it has a second environment of 7 GB,
-//! with the other engines (`$GCODEC_VLLM`, or `~/.cache/gcodec/vllm`), which only `cargo xtask engines` makes.
+//! with the other engines (`$GCODEC_VLLM`, or `~/.cache/gcodec/vllm`), which only `cargo xtask engines`
+//! makes.
 
 use std::env;
 use std::fs;
