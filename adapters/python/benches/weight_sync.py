@@ -3,10 +3,10 @@
     python adapters/python/benches/weight_sync.py [--write] [--elements N] [--data FOLDER]
 
 The layouts of others are rebuilt from their public descriptions, in NumPy; they are not the projects' own
-code, and their seconds are those of this program. All are lossless and use one thread. Each row is encoded
-and applied to a copy of the old weights, and the result is compared bit by bit. Only gcodec's row contains
-digests of the weights before and after. `--write` puts the table into docs/weight-sync.md. It needs NumPy, PyTorch,
-zstandard and safetensors.
+code, and their seconds are those of this program. All are lossless and use one thread. Each row is
+encoded and applied to a copy of the old weights, and the result is compared bit by bit. Only gcodec's row
+contains digests of the weights before and after. `--write` puts the table into docs/weight-sync.md. It
+needs NumPy, PyTorch, zstandard and safetensors.
 """
 
 from __future__ import annotations
