@@ -351,8 +351,9 @@ impl<'b> Assembler<'b> {
                 self.alloc_left -= len;
                 self.extra.insert(number as u64);
             }
-            let buffer = self.tensors[number]
-                .get_or_insert_with(|| Buffer::new(pages::zeros(tensor.data().len()), tensor.dtype(), u64::MAX));
+            let buffer = self.tensors[number].get_or_insert_with(|| {
+                Buffer::new(pages::zeros(tensor.data().len()), tensor.dtype(), u64::MAX)
+            });
             buffer.begin(tensor.data());
         }
         // A delta that touches no wanted tensor is a delta, too.
