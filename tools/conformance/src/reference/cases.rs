@@ -111,7 +111,8 @@ const DELTAS: &[&str] = &[
     "delta:positions=rice-one",
     "delta:positions=tokens",
     "delta:positions=bitmap",
-    "delta:positions=classed",
+    "delta:positions=classed,values=ulp",
+    "delta:values=overwrite",
 ];
 
 /// Commands that write one stream, and the inputs for decoding it.
