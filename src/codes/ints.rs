@@ -2,11 +2,11 @@
 //! smallest.
 
 use crate::bits::{PlaneWriter, put_packed, put_varint};
+use crate::codes::cut::{Cost, Cut, FINE_LOG, Tally, bits, sum};
 use crate::codes::rans;
 use crate::codes::reference::Referenced;
 use crate::codes::table::{Counts, Table};
 use crate::codes::{Entropy, tokens};
-use crate::limits::in_memory;
 
 pub(crate) const PACKED: u8 = 0;
 pub(super) const TOKENS: u8 = 1;
@@ -48,16 +48,19 @@ pub(crate) struct Coder<'a> {
     pub(crate) tables: &'a [Table],
     /// Receives the counts of each segment while the shared tables are still being chosen.
     pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
+    /// Number of symbols from which on a segment has 32 lanes.
+    pub(crate) wide_from: usize,
 }
 
-/// Cost in units of 1/65536 bit.
-type Cost = u64;
+impl<'a> Coder<'a> {
+    pub(crate) fn new(
+        entropy: Entropy,
+        tables: &'a [Table],
+        record: Option<&'a mut Vec<(Role, Counts)>>,
+    ) -> Self {
+        Self { entropy, tables, record, wide_from: rans::WIDE_FROM }
+    }
 
-const fn bits(n: u64) -> Cost {
-    n.saturating_mul(1 << 16)
-}
-
-impl Coder<'_> {
     /// The number of segments whose counts are recorded.
     pub(crate) fn recorded(&self) -> usize {
         self.record.as_ref().map_or(0, |record| record.len())
@@ -86,121 +89,10 @@ impl Coder<'_> {
     }
 
     /// Returns the cost of a segment of `len` symbols.
-    fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
-        let lanes = 1u64 << rans::lanes_log(len);
+    pub(super) fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
+        let lanes = 1u64 << rans::lanes_log(len, self.wide_from);
         self.table_for(counts).1.saturating_add(bits(32 + 32 * lanes))
     }
-}
-
-/// Division of an array of symbols into segments, and its cost.
-pub(crate) struct Cut {
-    segment_log: u8,
-    cost: Cost,
-    /// Count of each symbol in each piece of `2^FINE_LOG` symbols, or in each group.
-    fine: Vec<[u32; 256]>,
-    /// Lengths of the groups that have a segment each.
-    groups: Vec<usize>,
-}
-
-/// Binary logarithm of the smallest segment that is considered.
-const FINE_LOG: u8 = 14;
-const COARSE_LOG: u8 = 16;
-/// Binary logarithm of the longest segment. Readers decode several segments in turn, which is faster than one
-/// segment of all symbols. This is worth 1/512 of the size.
-const LONG_LOG: u8 = 20;
-
-/// Counts of an array of symbols, from which its division is chosen.
-struct Tally {
-    len: usize,
-    /// Count of each symbol in each piece of `2^FINE_LOG` symbols.
-    fine: Vec<[u32; 256]>,
-    /// Lengths of the groups that may have a segment each, and the counts in each; none if there are not two.
-    groups: Vec<usize>,
-    of_groups: Vec<[u32; 256]>,
-}
-
-impl Tally {
-    fn new(symbols: &[u8], groups: &[u64]) -> Self {
-        let fine = symbols.chunks(1 << FINE_LOG).map(rans::count_few).collect();
-        let mut groups: Vec<usize> =
-            groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
-        if groups.len() < 2 {
-            groups.clear();
-        }
-        let mut rest = symbols;
-        let parts = groups.iter().filter_map(|&len| rest.split_off(..len));
-        let of_groups = parts.map(rans::count_few).collect();
-        Self { len: symbols.len(), fine, groups, of_groups }
-    }
-
-    /// Returns the counts of the tokens of these symbols.
-    fn of_tokens(&self) -> Self {
-        let tokens = |counts: &[u32; 256]| {
-            let mut tokens = [0; 256];
-            let pairs = counts.iter().zip(0..);
-            pairs.for_each(|(count, symbol)| tokens[usize::from(tokens::token(symbol))] += count);
-            tokens
-        };
-        Self {
-            len: self.len,
-            fine: self.fine.iter().map(tokens).collect(),
-            groups: self.groups.clone(),
-            of_groups: self.of_groups.iter().map(tokens).collect(),
-        }
-    }
-}
-
-impl Cut {
-    fn new(coder: &Coder<'_>, symbols: &[u8]) -> Self {
-        Self::cheapest(coder, Tally::new(symbols, &[]))
-    }
-
-    /// Divides `len` symbols with these counts.
-    fn of(coder: &Coder<'_>, fine: Vec<[u32; 256]>, len: usize) -> Self {
-        let mut cut = Self { segment_log: 0, cost: 0, fine, groups: Vec::new() };
-        if len == 0 {
-            return cut;
-        }
-        cut.cost = coder.segment_cost(&sum(&cut.fine), len);
-        for log in [LONG_LOG, COARSE_LOG, FINE_LOG] {
-            if len > 1 << log {
-                let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip((0..len).step_by(1 << log));
-                let costs = each.map(|(counts, start)| {
-                    coder.segment_cost(&sum(counts), (len - start).min(1 << log)) + bits(24)
-                });
-                let cost = costs.fold(0, Cost::saturating_add);
-                let most = if log == LONG_LOG { cut.cost.saturating_add(cut.cost / 512) } else { cut.cost };
-                if cost < most {
-                    (cut.segment_log, cut.cost) = (log, cost);
-                }
-            }
-        }
-        cut
-    }
-
-    /// Finds the cheapest division.
-    fn cheapest(coder: &Coder<'_>, tally: Tally) -> Self {
-        let Tally { len, fine, groups, of_groups } = tally;
-        let whole = Self::of(coder, fine, len);
-        let costs =
-            of_groups.iter().zip(&groups).map(|(counts, &len)| coder.segment_cost(&sum(&[*counts]), len));
-        let cost = costs.fold(0, Cost::saturating_add);
-        match groups.is_empty() || cost >= whole.cost {
-            true => whole,
-            false => Self { segment_log: BY_GROUP, cost, fine: of_groups, groups },
-        }
-    }
-
-    /// Returns the cost of the raw bits if the symbols are tokens.
-    fn raw_cost(&self) -> Cost {
-        bits(tokens::raw_cost(&sum(&self.fine)))
-    }
-}
-
-fn sum(counts: &[[u32; 256]]) -> Counts {
-    let mut total = [0; 256];
-    counts.iter().for_each(|c| total.iter_mut().zip(c).for_each(|(t, n)| *t += u64::from(*n)));
-    total
 }
 
 /// Appends `entropy(N)`; `values` are the integers behind the symbols if these are tokens.
@@ -263,7 +155,7 @@ fn write_segment(
             &own
         }
     };
-    rans::write(out, symbols, counts, table, rans::lanes_log(symbols.len()));
+    rans::write(out, symbols, counts, table, rans::lanes_log(symbols.len(), coder.wide_from));
     if let Some(values) = values {
         let mut plane = PlaneWriter::new(out);
         for (&symbol, &value) in symbols.iter().zip(values) {
@@ -528,7 +420,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn coder(tables: &[Table]) -> Coder<'_> {
-        Coder { entropy: Entropy::Auto, tables, record: None }
+        Coder::new(Entropy::Auto, tables, None)
     }
 
     fn read<T>(

@@ -137,7 +137,7 @@ mod tests {
 
     fn written(lists: &[&[u8]]) -> Vec<u8> {
         let mut out = Vec::new();
-        write_lists(&mut out, &mut Coder { entropy: Entropy::Auto, tables: &[], record: None }, lists);
+        write_lists(&mut out, &mut Coder::new(Entropy::Auto, &[], None), lists);
         out
     }
 

@@ -1,6 +1,7 @@
 //! Integer codes: split-plane Rice, and tokens or symbols through an interleaved rANS coder (spec, section
 //! 7). Every support and every values kind uses them. This layer knows nothing about tensors.
 
+mod cut;
 mod ints;
 mod lists;
 mod rans;

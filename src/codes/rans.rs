@@ -34,12 +34,15 @@ pub(crate) fn count_few(symbols: &[u8]) -> [u32; 256] {
     std::array::from_fn(|symbol| tables.iter().map(|table| table[symbol]).sum())
 }
 
-/// Returns the binary logarithm of the number of lanes for a segment of `len` symbols. More lanes are faster
-/// and cost four bytes each.
-pub(crate) fn lanes_log(len: usize) -> u8 {
+/// Number of symbols from which on a segment usually has 32 lanes: few enough bytes more than with 4.
+pub(crate) const WIDE_FROM: usize = 1 << 17;
+
+/// Returns the binary logarithm of the number of lanes for a segment of `len` symbols, which has 32 from
+/// `wide_from` symbols on. More lanes are faster and cost four bytes each.
+pub(crate) fn lanes_log(len: usize, wide_from: usize) -> u8 {
     match len {
         0..256 => 0,
-        256..0x2_0000 => 2,
+        _ if len < wide_from => 2,
         _ => 5,
     }
 }

@@ -64,7 +64,7 @@ impl IndexSet {
         let mut out = self.manifest.0.to_vec();
         [self.step, self.leader, self.world].iter().for_each(|&v| put_varint(&mut out, v));
         self.scope.write(&mut out, false);
-        let mut coder = Coder { entropy: options.entropy, tables: &[], record: None };
+        let mut coder = Coder::new(options.entropy, &[], None);
         let mut bytes = Vec::new();
         let sets = Sets::new();
         let around =

@@ -130,6 +130,10 @@ impl Plane<'_> {
     }
 }
 
+/// Number of symbols from which on a segment has 32 lanes. Decoding 4 lanes takes several times as long, and
+/// 28 more cost little beside the planes that are stored as they are.
+const WIDE_FROM: usize = 1 << 14;
+
 /// Appends the flag of a plane and its symbols, in the smallest form. `significance` counts from the top
 /// plane.
 fn write_plane(
@@ -141,6 +145,7 @@ fn write_plane(
 ) {
     // Elements of a row have similar exponents: only the top plane gains from a reference per row.
     let row_lens = if significance == 0 && space.dtype.is_float() { space.row_lens } else { &[] };
+    let usually_wide_from = std::mem::replace(&mut coder.wide_from, WIDE_FROM);
     match SymbolPlan::new(coder, symbols, row_lens) {
         plan if symbols.is_empty() || matches!(plan, SymbolPlan::Packed(8)) => {
             out.push(0);
@@ -151,6 +156,7 @@ fn write_plane(
             plan.write(out, coder, Role::Plane(significance as u8), symbols);
         }
     }
+    coder.wide_from = usually_wide_from;
 }
 
 /// Symbols from which a plane is judged by a sample.

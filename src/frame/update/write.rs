@@ -211,6 +211,6 @@ fn write_block(
 ) -> Result<WrittenBlock> {
     let space = manifest.space(block.scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope: block.scope, sets };
-    let mut coder = Coder { entropy: options.entropy, tables, record };
+    let mut coder = Coder::new(options.entropy, tables, record);
     block.write(&mut coder, options, &around, memory).map_err(|e| e.in_tensor(block.scope.first()))
 }

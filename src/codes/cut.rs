@@ -1,0 +1,123 @@
+//! Division of an array of symbols into segments.
+
+use super::ints::{BY_GROUP, Coder};
+use super::{Counts, rans, tokens};
+use crate::limits::in_memory;
+
+/// Cost in units of 1/65536 bit.
+pub(super) type Cost = u64;
+
+pub(super) const fn bits(n: u64) -> Cost {
+    n.saturating_mul(1 << 16)
+}
+
+/// Division of an array of symbols into segments, and its cost.
+pub(crate) struct Cut {
+    pub(super) segment_log: u8,
+    pub(super) cost: Cost,
+    /// Count of each symbol in each piece of `2^FINE_LOG` symbols, or in each group.
+    pub(super) fine: Vec<[u32; 256]>,
+    /// Lengths of the groups that have a segment each.
+    pub(super) groups: Vec<usize>,
+}
+
+/// Binary logarithm of the smallest segment that is considered.
+pub(super) const FINE_LOG: u8 = 14;
+const COARSE_LOG: u8 = 16;
+/// Binary logarithm of the longest segment. Readers decode several segments in turn, which is faster than one
+/// segment of all symbols. This is worth 1/512 of the size.
+const LONG_LOG: u8 = 20;
+
+/// Counts of an array of symbols, from which its division is chosen.
+pub(super) struct Tally {
+    len: usize,
+    /// Count of each symbol in each piece of `2^FINE_LOG` symbols.
+    fine: Vec<[u32; 256]>,
+    /// Lengths of the groups that may have a segment each, and the counts in each; none if there are not two.
+    groups: Vec<usize>,
+    of_groups: Vec<[u32; 256]>,
+}
+
+impl Tally {
+    pub(super) fn new(symbols: &[u8], groups: &[u64]) -> Self {
+        let fine = symbols.chunks(1 << FINE_LOG).map(rans::count_few).collect();
+        let mut groups: Vec<usize> =
+            groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
+        if groups.len() < 2 {
+            groups.clear();
+        }
+        let mut rest = symbols;
+        let parts = groups.iter().filter_map(|&len| rest.split_off(..len));
+        let of_groups = parts.map(rans::count_few).collect();
+        Self { len: symbols.len(), fine, groups, of_groups }
+    }
+
+    /// Returns the counts of the tokens of these symbols.
+    pub(super) fn of_tokens(&self) -> Self {
+        let tokens = |counts: &[u32; 256]| {
+            let mut tokens = [0; 256];
+            let pairs = counts.iter().zip(0..);
+            pairs.for_each(|(count, symbol)| tokens[usize::from(tokens::token(symbol))] += count);
+            tokens
+        };
+        Self {
+            len: self.len,
+            fine: self.fine.iter().map(tokens).collect(),
+            groups: self.groups.clone(),
+            of_groups: self.of_groups.iter().map(tokens).collect(),
+        }
+    }
+}
+
+impl Cut {
+    pub(super) fn new(coder: &Coder<'_>, symbols: &[u8]) -> Self {
+        Self::cheapest(coder, Tally::new(symbols, &[]))
+    }
+
+    /// Divides `len` symbols with these counts.
+    pub(super) fn of(coder: &Coder<'_>, fine: Vec<[u32; 256]>, len: usize) -> Self {
+        let mut cut = Self { segment_log: 0, cost: 0, fine, groups: Vec::new() };
+        if len == 0 {
+            return cut;
+        }
+        cut.cost = coder.segment_cost(&sum(&cut.fine), len);
+        for log in [LONG_LOG, COARSE_LOG, FINE_LOG] {
+            if len > 1 << log {
+                let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip((0..len).step_by(1 << log));
+                let costs = each.map(|(counts, start)| {
+                    coder.segment_cost(&sum(counts), (len - start).min(1 << log)) + bits(24)
+                });
+                let cost = costs.fold(0, Cost::saturating_add);
+                let most = if log == LONG_LOG { cut.cost.saturating_add(cut.cost / 512) } else { cut.cost };
+                if cost < most {
+                    (cut.segment_log, cut.cost) = (log, cost);
+                }
+            }
+        }
+        cut
+    }
+
+    /// Finds the cheapest division.
+    pub(super) fn cheapest(coder: &Coder<'_>, tally: Tally) -> Self {
+        let Tally { len, fine, groups, of_groups } = tally;
+        let whole = Self::of(coder, fine, len);
+        let costs =
+            of_groups.iter().zip(&groups).map(|(counts, &len)| coder.segment_cost(&sum(&[*counts]), len));
+        let cost = costs.fold(0, Cost::saturating_add);
+        match groups.is_empty() || cost >= whole.cost {
+            true => whole,
+            false => Self { segment_log: BY_GROUP, cost, fine: of_groups, groups },
+        }
+    }
+
+    /// Returns the cost of the raw bits if the symbols are tokens.
+    pub(super) fn raw_cost(&self) -> Cost {
+        bits(tokens::raw_cost(&sum(&self.fine)))
+    }
+}
+
+pub(super) fn sum(counts: &[[u32; 256]]) -> Counts {
+    let mut total = [0; 256];
+    counts.iter().for_each(|c| total.iter_mut().zip(c).for_each(|(t, n)| *t += u64::from(*n)));
+    total
+}
