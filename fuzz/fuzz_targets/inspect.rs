@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 macro_rules! modules_of_the_tool {
     ($($name:ident $path:literal)*) => { $(
         #[path = $path]
-        #[allow(dead_code, unfulfilled_lint_expectations, reason = "the tool uses more of it")]
+        #[allow(dead_code, unused_imports, unfulfilled_lint_expectations, reason = "the tool uses more of it")]
         mod $name;
     )* };
 }
@@ -61,7 +61,7 @@ fuzz_target!(|bytes: &[u8]| {
         for failure in verified.into_iter().chain(failure).filter(|_| takes) {
             assert_eq!(failure.code, fail::Code::Limit, "{} of what is well", failure.message);
         }
-        let (pieces, error) = annotate::annotate(bytes, None, &limits);
+        let (pieces, error) = annotate::annotate(bytes, &inspect::Wanted::default(), &limits);
         let text = annotate::text(&pieces, bytes);
         assert!(text.len() <= 8 * most, "{} bytes of annotations for {}", text.len(), bytes.len());
         assert!(!takes || error.is_none(), "annotate refuses what is well");
