@@ -194,6 +194,28 @@ fn a_worker_that_differs_is_flagged() {
 }
 
 #[test]
+fn tensors_that_a_delta_leaves_are_not_called_zero() {
+    let dir = Dir::new();
+    let tensors = |first: f32| {
+        let values: Vec<f32> = (0..64).map(|i| if i == 0 { first } else { i as f32 }).collect();
+        (f32s(&values), f32s(&[1.0; 16]))
+    };
+    for (name, first) in [("old", 1.0), ("new", 2.0)] {
+        let (changing, same) = tensors(first);
+        let path = dir.path(&format!("{name}.safetensors"));
+        write_tensors(&path, &[("changing", "F32", &[64], &changing), ("same", "F32", &[16], &same)]);
+    }
+    for codec in ["delta", "delta:values=overwrite"] {
+        dir.well(&format!("encode new.safetensors -o step.gcu --codec {codec} --base old.safetensors"));
+        let text = dir.well("inspect step.gcu").out();
+        assert!(text.contains(&format!("codec: {codec}\n")) && !text.contains("zero everywhere"), "{text}");
+    }
+    write_tensors(&dir.path("zero.safetensors"), &[("same", "F32", &[16], &f32s(&[0.0; 16]))]);
+    let text = dir.well("inspect zero.safetensors").out();
+    assert!(text.contains("same is zero everywhere"), "{text}");
+}
+
+#[test]
 fn what_compression_lost_is_measured() {
     let dir = Dir::new();
     let input = worker(0);

@@ -402,7 +402,9 @@ pub(super) fn advice(reports: &[Report], rows: &[Row<'_>], tensors: &[Tensor]) -
         let from = view::origin(row.update);
         advice.push((Ink::Odd, format!("odd norm{from}; see {filter}--tensors --sort norm")));
     }
-    if let Some(tensor) = tensors.iter().find(|t| t.stats.elements > 0 && t.stats.zeros == t.stats.elements) {
+    // The zeros of a delta are elements that stay as they are.
+    let is_zero = |t: &&Tensor| t.stats.elements > 0 && t.stats.zeros == t.stats.elements && !t.delta;
+    if let Some(tensor) = tensors.iter().find(is_zero) {
         advice.push((Ink::Odd, format!("{} is zero everywhere", tensor.name)));
     }
     advice.extend(whole_tensors(rows, tensors).map(|text| (Ink::Odd, text)));
