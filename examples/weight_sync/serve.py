@@ -100,7 +100,7 @@ class Vllm:
         self.llm.start_weight_update()
         self.llm.update_weights({"update_info": {}})
         self.llm.finish_weight_update()
-        meta = self._follower()._replica.meta
+        meta = self._follower().meta
         return {"begun": meta["begun"]}
 
     def answer(self, prompt: list[int]) -> list[int]:

@@ -58,7 +58,8 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Collected:
-    """What a collection kept and deleted."""
+    """Result of a collection: the oldest version that is certain to stay, the numbers of objects that stay and
+    that were deleted, and the bytes deleted."""
 
     oldest: int
     kept: int
@@ -234,6 +235,11 @@ class Follower:
     def version(self) -> int | None:
         """Version that was loaded last; None before the first, and after a failure."""
         return None if self._replica is None else self._replica.version
+
+    @property
+    def meta(self) -> dict[str, str]:
+        """The publisher's keys and values of that version; empty without one."""
+        return {} if self._replica is None else self._replica.meta
 
     def stage(self, version: int | None = None) -> Update | None:
         """Downloads, decodes and verifies a version, or the latest. None if the follower has it already."""

@@ -50,7 +50,7 @@ def register() -> None:
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):
-    """What `init_weight_transfer_engine` takes."""
+    """Arguments of `init_weight_transfer_engine`."""
 
     store: str = ""
     """Address of the store to follow: a folder, `s3://`, `gs://`, `az://`, `http://` or `https://`. Empty:
@@ -64,7 +64,7 @@ class InitInfo(WeightTransferInitInfo):
 
 @dataclass
 class UpdateInfo(WeightTransferUpdateInfo):
-    """What `update_weights` takes."""
+    """Arguments of `update_weights`."""
 
     path: str = ""
     """File with the stream of the next version, for an engine without a store."""
@@ -163,7 +163,7 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
 @dataclass
 class TrainerInfo(TrainerInitInfo):
-    """What the trainer's factory takes."""
+    """Arguments of the trainer's factory."""
 
     backend: ClassVar[str] = BACKEND
 

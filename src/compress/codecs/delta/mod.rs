@@ -27,7 +27,7 @@ pub struct Delta {
     pub positions: Positions,
 }
 
-/// What a delta sends of an element that changes.
+/// Values of a delta: the form in which it sends an element that changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Change {
     /// The difference in units of the last place, and positions that depend on the base: smallest.

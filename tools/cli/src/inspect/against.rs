@@ -1,4 +1,4 @@
-//! What compression lost, tensor by tensor.
+//! Loss of compression, tensor by tensor.
 
 use super::report::Wanted;
 use super::{source, view};

@@ -1,4 +1,4 @@
-//! What a file is, by its first bytes and not by its name.
+//! Kinds of files, found by the first bytes and not by the name.
 
 use super::gguf;
 use crate::fail::{Failure, Result};

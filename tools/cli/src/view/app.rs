@@ -1,4 +1,4 @@
-//! What is shown, and what the keys do.
+//! State of the viewer, and the effect of each key.
 
 use super::tree::{self, Node};
 use crate::annotate::{self, Field, Line};

@@ -1,4 +1,4 @@
-//! What has to hold before a release, as one command. It uploads nothing.
+//! Checks before a release, as one command. It uploads nothing.
 
 mod crates;
 mod wheel;
