@@ -145,6 +145,9 @@ impl Store {
         if url.scheme() == "http" {
             settings.push(("allow_http".into(), "true".into()));
         }
+        // An error says that the program chose another provider before.
+        #[cfg(feature = "tls")]
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let parsed = object_store::parse_url_opts(&url, settings).map_err(|e| wrong(e.to_string()))?;
         Self::with_objects(Arc::from(parsed.0), parsed.1, options)
     }

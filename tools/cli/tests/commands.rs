@@ -383,6 +383,8 @@ fn a_signal_leaves_no_temporary_file() {
             .stderr(std::process::Stdio::null())
             .spawn()
             .unwrap();
+        // `wait` would close it, and the end of the input might come before the signal.
+        let second = child.stdin.take();
         let temporary = || dir.files().iter().any(|name| name.ends_with(".tmp"));
         let start = std::time::Instant::now();
         while !temporary() {
@@ -392,6 +394,7 @@ fn a_signal_leaves_no_temporary_file() {
         let pid = child.id().to_string();
         assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
         assert_eq!(child.wait().unwrap().code(), Some(130), "{signal}");
+        drop(second);
         assert!(dir.files().is_empty(), "{signal}: {:?}", dir.files());
     }
 }

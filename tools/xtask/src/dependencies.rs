@@ -32,9 +32,9 @@ const IN_TOOLS: &[&str] = &["MPL-2.0"];
 const SHIPPED: &[&str] =
     &["gcodec", "gcodec-c", "gcodec-cli", "gcodec-cuda", "gcodec-latent", "gcodec-python", "gcodec-store"];
 
-/// Packages whose two versions no choice of ours avoids: `object_store` takes one; its `crc-fast`, or
-/// `ratatui`, the other.
-const TWICE: &[&str] = &["crypto-common", "digest", "itertools"];
+/// Packages in two versions: `object_store` takes one; its `crc-fast`, `ratatui` or `ring` the other. Without
+/// `ring`, TLS would take aws-lc, a C library that takes minutes to compile.
+const TWICE: &[&str] = &["crypto-common", "digest", "getrandom", "itertools", "windows-sys"];
 
 /// A third-party package.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
