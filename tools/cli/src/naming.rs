@@ -4,6 +4,7 @@ use clap::builder::{PossibleValue, TypedValueParser};
 use gcodec::Codec;
 use gcodec::compress::SpecError;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::LazyLock;
 
 /// Step, sender and number of senders of a file of tensors, as far as it says them.
@@ -31,7 +32,8 @@ impl Origin {
 
     /// Returns what the metadata says; where it says nothing, what the name of the file says, such as
     /// `grad_step0200_worker3`.
-    pub(crate) fn of(metadata: &BTreeMap<String, String>, name: &str) -> Self {
+    pub(crate) fn of(metadata: &BTreeMap<String, String>, path: &Path) -> Self {
+        let name = &*path.file_name().unwrap_or_default().to_string_lossy();
         let found = Self::of_metadata(metadata, None);
         Self {
             step: found.step.or_else(|| numbered(name, &STEP)),
@@ -113,7 +115,7 @@ mod tests {
     fn origins_are_found() {
         let none = BTreeMap::new();
         let of = |name: &str| {
-            let origin = Origin::of(&none, name);
+            let origin = Origin::of(&none, Path::new(name));
             (origin.step, origin.sender)
         };
         assert_eq!(of("resnet_step0200_worker3.safetensors"), (Some(200), Some(3)));
@@ -122,7 +124,7 @@ mod tests {
         assert_eq!(of("step"), (None, None));
         let metadata = [("step", "5"), ("worker", "1"), ("world_size", "4")];
         let metadata = metadata.map(|(k, v)| (k.to_owned(), v.to_owned())).into();
-        let origin = Origin::of(&metadata, "x_step9");
+        let origin = Origin::of(&metadata, Path::new("x_step9"));
         assert_eq!(origin, Origin { step: Some(5), sender: Some(1), world: Some(4) });
     }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{CODECS, Dir, demo, f32s, step, worker, write_tensors};
+use common::{CODECS, Dir, demo, f32s, step, steps, worker, workers, write_tensors};
 use serde_json::Value;
 
 /// Copies the demo's five dumps into the directory.
@@ -22,10 +22,8 @@ fn json(text: &[u8]) -> Value {
 /// Encodes three steps and returns the stream with the offsets of its frames.
 fn three_steps(dir: &Dir) -> (Vec<u8>, Vec<(String, usize, usize)>) {
     dir.well(&format!(
-        "encode {} {} {} -o run.gcu --codec lossless --rule *.conv2.weight=topk:density=0.5 --step 0 --no-metadata",
-        step(15),
-        step(200),
-        step(600)
+        "encode {} -o run.gcu --codec lossless --rule *.conv2.weight=topk:density=0.5 --step 0 --no-metadata",
+        steps()
     ));
     let report = json(&dir.well("inspect run.gcu --json").stdout);
     let number = |v: &Value| v.as_u64().unwrap() as usize;
@@ -40,11 +38,7 @@ fn three_steps(dir: &Dir) -> (Vec<u8>, Vec<(String, usize, usize)>) {
 fn the_overview_is_a_screen() {
     let dir = Dir::new();
     dumps(&dir);
-    dir.well(&format!(
-        "encode {} {} -o run.gcu --codec topk:density=0.1 --step 0 --sender 0",
-        worker(0),
-        worker(1)
-    ));
+    dir.well(&format!("encode {} -o run.gcu --codec topk:density=0.1 --step 0 --sender 0", workers()));
     for columns in ["60", "80", "120", "200"] {
         for line in ["inspect run.gcu", "inspect dumps", &format!("inspect {}", worker(0))] {
             let run = dir.run_as(line, &[("COLUMNS", columns)]);
@@ -66,11 +60,7 @@ fn the_overview_is_a_screen() {
 #[test]
 fn large_inputs_open_at_once() {
     let dir = Dir::new();
-    dir.well(&format!(
-        "encode {} {} -o run.gcu --codec topk:density=0.1 --step 0 --sender 0",
-        worker(0),
-        worker(1)
-    ));
+    dir.well(&format!("encode {} -o run.gcu --codec topk:density=0.1 --step 0 --sender 0", workers()));
     // A file with a hole: 300 MB of zeros that no disk holds.
     write_tensors(&dir.path("large.safetensors"), &[("hole", "U8", &[300_000_000], &[])]);
     let text = String::from_utf8(std::fs::read(dir.path("large.safetensors")).unwrap()).unwrap();
@@ -127,6 +117,37 @@ fn folders_give_steps_and_senders() {
     assert_eq!(csv.lines().count(), 1 + 2 * 10, "{csv}");
     dir.fails(2, "no update has this step and sender", "inspect dumps --step 31");
     dir.fails(2, "did you mean \"fc.weight\"", &format!("inspect {} --tensor fc.wieght", worker(0)));
+}
+
+#[test]
+fn tables_go_to_parquet() {
+    let dir = Dir::new();
+    dumps(&dir);
+    for (options, rows) in [("", 5), ("--tensors --step 30", 20), ("--group 1 --step 30", 6), ("--top 4", 4)]
+    {
+        let run = dir.well(&format!("inspect dumps --parquet out.parquet {options}"));
+        assert!(
+            run.err.contains(&format!("out.parquet: {rows} rows")) && run.out().is_empty(),
+            "{}",
+            run.err
+        );
+        let table = std::fs::read(dir.path("out.parquet")).unwrap();
+        assert!(table.starts_with(b"PAR1") && table.ends_with(b"PAR1"), "{options}");
+        let csv = dir.well(&format!("inspect dumps --csv {options}")).out();
+        assert_eq!(csv.lines().count(), rows + 1, "{options}");
+    }
+    // Order and number of the rows of single updates.
+    let csv = dir.well("inspect dumps --csv --tensors --step 30 --sort norm --top 3").out();
+    let norm = |line: &str| line.split(',').nth(11).unwrap().parse::<f64>().unwrap();
+    let norms: Vec<f64> = csv.lines().skip(1).map(norm).collect();
+    assert!(norms.len() == 3 && norms.is_sorted_by(|a, b| a >= b), "{csv}");
+    let piped = dir.well("inspect dumps --parquet - --group 1 -q");
+    assert!(piped.stdout.starts_with(b"PAR1"));
+    dir.fails(2, "--csv", "inspect dumps --parquet x.parquet --csv");
+    let input = worker(0);
+    std::fs::copy(&input, dir.path("x.safetensors")).unwrap();
+    dir.fails(2, "x.safetensors", "inspect x.safetensors --parquet x.safetensors");
+    assert_eq!(std::fs::read(dir.path("x.safetensors")).unwrap(), std::fs::read(input).unwrap());
 }
 
 #[test]
@@ -315,7 +336,7 @@ fn inspection_follows_its_schema() {
     let dir = Dir::new();
     let schema = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/inspect.schema.json");
     let schema: Value = serde_json::from_slice(&std::fs::read(schema).unwrap()).unwrap();
-    let inputs = format!("{} {}", worker(0), worker(1));
+    let inputs = workers();
     for codec in CODECS {
         dir.well(&format!("encode {inputs} -o x.gcu --codec {codec} --meta k=v"));
         let report: Value = serde_json::from_slice(&dir.well("inspect x.gcu --json").stdout).unwrap();
@@ -444,9 +465,8 @@ fn names_cannot_control_the_terminal() {
 fn annotations_are_of_steps_and_tensors_and_json() {
     let dir = Dir::new();
     dir.well(&format!(
-        "encode {} {} -o x.gcu --codec topk:density=0.1 --rule *.bias=lossless --step 4",
-        worker(0),
-        worker(1)
+        "encode {} -o x.gcu --codec topk:density=0.1 --rule *.bias=lossless --step 4",
+        workers()
     ));
     let all = dir.well("inspect x.gcu --annotate").out();
     let one = dir.well("inspect x.gcu --annotate --step 5 --tensor bn1.bias").out();

@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     }
     print(match (args.json, args.csv) {
         (true, _) => serde_json::to_string_pretty(&audit).map_err(std::io::Error::from)? + "\n",
-        (_, true) => table::csv(&audit).map_err(std::io::Error::from)?,
+        (_, true) => table::csv(&audit)?,
         _ => table::text(&audit, args.top),
     })?;
     Ok(Outcome::Well)
@@ -140,8 +140,7 @@ impl Chain {
         let input = Input::open(path, DEFAULT_MAX_BYTES)?;
         if !is_stream(&input) {
             let dump = Dump::open(path)?;
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let origin = Origin::of(&dump.metadata, &name);
+            let origin = Origin::of(&dump.metadata, path);
             return self.add(path, origin, dump.tensors, None).in_file(path);
         }
         let updates = Updates::open(&input, limits).in_file(path)?;

@@ -1,10 +1,11 @@
 //! An audit as text and as CSV.
 
 use super::change::Change;
-use super::{Audit, Step};
-use crate::inspect::{csv_lines, view};
+use super::{Audit, Row, Step};
+use crate::fail::Result;
+use crate::inspect::view;
 use crate::output::{Align, Table, counted, thousands};
-use serde::Serialize;
+use crate::records::{self, Column};
 
 /// Distances with columns of their own: 1, 2, 3 to 4, 5 to 8. The last column has all others.
 const SHOWN: usize = 4;
@@ -93,43 +94,34 @@ fn cells(change: &Change) -> Vec<String> {
     cells
 }
 
-/// A tensor of a step as CSV has it.
-#[derive(Serialize)]
+/// Tensor of a step in a table for programs.
 struct Line<'a> {
-    file: &'a str,
-    step: Option<u64>,
-    sender: Option<u64>,
-    name: &'a str,
-    elements: u64,
-    changed: u64,
-    again: u64,
-    again_at_once: u64,
-    bytes: Option<f64>,
-    ulp_1: u64,
-    ulp_2: u64,
-    ulp_3_to_4: u64,
-    ulp_5_to_8: u64,
-    ulp_more: u64,
+    step: &'a Step,
+    row: &'a Row,
 }
 
 /// Formats an audit as CSV: a line for each tensor that changed in a step.
-pub(super) fn csv(audit: &Audit) -> serde_json::Result<String> {
-    csv_lines(audit.steps.iter().flat_map(|step| {
-        step.tensors.iter().map(move |row| Line {
-            file: &step.file,
-            step: step.step,
-            sender: step.sender,
-            name: &row.name,
-            elements: row.change.elements,
-            changed: row.change.changed,
-            again: row.change.again,
-            again_at_once: row.change.again_at_once,
-            bytes: row.change.bytes,
-            ulp_1: row.change.ulps[0],
-            ulp_2: row.change.ulps[1],
-            ulp_3_to_4: row.change.ulps[2],
-            ulp_5_to_8: row.change.ulps[3],
-            ulp_more: row.change.ulps[SHOWN..].iter().sum(),
-        })
-    }))
+pub(super) fn csv(audit: &Audit) -> Result<String> {
+    let of = |step| move |row| Line { step, row };
+    let lines: Vec<_> = audit.steps.iter().flat_map(|step| step.tensors.iter().map(of(step))).collect();
+    records::csv(&columns(), &lines)
+}
+
+fn columns<'a>() -> Vec<Column<Line<'a>>> {
+    vec![
+        Column::text("file", |line| Some((&line.step.file).into())),
+        Column::integer("step", |line| line.step.step),
+        Column::integer("sender", |line| line.step.sender),
+        Column::text("name", |line| Some((&line.row.name).into())),
+        Column::integer("elements", |line| Some(line.row.change.elements)),
+        Column::integer("changed", |line| Some(line.row.change.changed)),
+        Column::integer("again", |line| Some(line.row.change.again)),
+        Column::integer("again_at_once", |line| Some(line.row.change.again_at_once)),
+        Column::real("bytes", |line| line.row.change.bytes),
+        Column::integer("ulp_1", |line| Some(line.row.change.ulps[0])),
+        Column::integer("ulp_2", |line| Some(line.row.change.ulps[1])),
+        Column::integer("ulp_3_to_4", |line| Some(line.row.change.ulps[2])),
+        Column::integer("ulp_5_to_8", |line| Some(line.row.change.ulps[3])),
+        Column::integer("ulp_more", |line| Some(line.row.change.ulps[SHOWN..].iter().sum())),
+    ]
 }

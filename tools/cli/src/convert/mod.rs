@@ -56,7 +56,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", required_if_eq("layout", "slime"))]
     base: Option<PathBuf>,
     /// Longest side of a chunk
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..=4096))]
     chunk: u64,
     /// Undo DeMo's cosine transform
     #[arg(long)]
@@ -91,8 +92,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let mut kept = 0;
     for (path, number) in args.inputs.iter().zip(0u64..) {
         let update = args.read(path, like.as_ref(), base.as_ref()).in_file(path)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let origin = Origin::of(&update.metadata, &name);
+        let origin = Origin::of(&update.metadata, path);
         let step = match args.step {
             Some(first) => first.saturating_add(number),
             None => origin.step.or(update.version).unwrap_or(number),

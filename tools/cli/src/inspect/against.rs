@@ -100,8 +100,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
 
 fn opened(original: &Path, limits: &Limits) -> Result<(Dump, Origin)> {
     let dump = Dump::open_any(original, None, limits, &Base::new())?;
-    let name = original.file_name().unwrap_or_default().to_string_lossy();
-    let origin = Origin::of(&dump.metadata, &name);
+    let origin = Origin::of(&dump.metadata, original);
     Ok((dump, origin))
 }
 
@@ -174,8 +173,7 @@ fn decoded(path: &Path, origin: Origin, wanted: &Wanted, limits: &Limits) -> Res
     let is_name = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
     if !is_stream(&input) {
         let dump = Dump::open(path)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Origin { step, sender, .. } = Origin::of(&dump.metadata, &name);
+        let Origin { step, sender, .. } = Origin::of(&dump.metadata, path);
         let tensors = dump.tensors.into_iter().filter(|t| is_name(t.name())).collect();
         return Ok(Decoded { step, sender, tensors });
     }

@@ -1,15 +1,17 @@
-//! Lists of tensors and of updates: as text, as JSON, as CSV.
+//! Lists of tensors and of updates: as text, and as tables for programs.
 
 use super::report::Report;
 use super::tensor::Tensor;
 use super::update::Update;
 use super::view;
-use crate::output::{Align, Table, thousands};
+use crate::fail::Result;
+use crate::output::{self, Align, thousands};
+use crate::parquet;
+use crate::records::{self, Column};
 use crate::terminal::{Terminal, fit, sparkline};
-use serde::Serialize;
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::io::Write;
 
 /// Order of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -24,14 +26,35 @@ pub(crate) enum Sort {
     Name,
 }
 
+impl Sort {
+    /// Compares two tensors.
+    pub(crate) fn compare(self, a: &Tensor, b: &Tensor) -> Ordering {
+        let descending = |key: fn(&Tensor) -> f64| key(b).total_cmp(&key(a));
+        match self {
+            Self::Bytes => descending(Tensor::bits),
+            Self::Norm => descending(|t| t.norm.unwrap_or(-1.0)),
+            Self::Density => descending(|t| t.nonzero().unwrap_or(-1.0)),
+            Self::Name => a.name.cmp(&b.name),
+        }
+    }
+}
+
 /// Sorts tensors.
 pub(crate) fn sort(tensors: &mut [Tensor], by: Sort) {
-    let descending = |key: fn(&Tensor) -> f64| move |a: &Tensor, b: &Tensor| key(b).total_cmp(&key(a));
-    match by {
-        Sort::Bytes => tensors.sort_by(descending(Tensor::bits)),
-        Sort::Norm => tensors.sort_by(descending(|t| t.norm.unwrap_or(-1.0))),
-        Sort::Density => tensors.sort_by(descending(|t| t.nonzero().unwrap_or(-1.0))),
-        Sort::Name => tensors.sort_by(|a, b| a.name.cmp(&b.name)),
+    // Numbers move faster than tensors, which then move once.
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by(|&a, &b| by.compare(&tensors[a], &tensors[b]));
+    for start in 0..order.len() {
+        // The tensor of `start` moves along its cycle, and each other one to its place.
+        let mut place = start;
+        loop {
+            let from = std::mem::replace(&mut order[place], place);
+            if from == start {
+                break;
+            }
+            tensors.swap(place, from);
+            place = from;
+        }
     }
 }
 
@@ -89,7 +112,7 @@ pub(crate) fn text(tensors: &[Tensor], all: f64, terminal: &Terminal) -> String 
         shown.push(column);
     }
     let order: Vec<usize> = PLACES.into_iter().filter(|column| shown.contains(column)).collect();
-    let mut table = Table::new(&order.iter().map(|&column| COLUMNS[column]).collect::<Vec<_>>());
+    let mut table = output::Table::new(&order.iter().map(|&column| COLUMNS[column]).collect::<Vec<_>>());
     for row in &rows {
         table.row(order.iter().map(|&column| row[column].clone()).collect::<Vec<_>>());
     }
@@ -108,11 +131,7 @@ fn cells(tensor: &Tensor, all: f64, terminal: &Terminal) -> [String; 12] {
         view::share(tensor.nonzero()),
         view::number(tensor.norm),
         bad,
-        if tensor.shape.is_empty() && tensor.elements != 1 {
-            thousands(tensor.elements)
-        } else {
-            view::shape(&tensor.shape)
-        },
+        Some(shape(tensor)).filter(|shape| !shape.is_empty()).unwrap_or_else(|| thousands(tensor.elements)),
         tensor.dtype.to_owned(),
         view::number(tensor.std),
         view::number(tensor.min),
@@ -122,186 +141,159 @@ fn cells(tensor: &Tensor, all: f64, terminal: &Terminal) -> [String; 12] {
     ]
 }
 
-/// The update of a tensor.
-#[derive(Serialize)]
-struct Of<'a> {
-    file: &'a str,
-    step: Option<u64>,
-    sender: Option<u64>,
+/// Table for programs.
+pub(super) enum Table<'a> {
+    Updates(Vec<UpdateRow<'a>>),
+    Tensors(Vec<Column<Row<'a>>>, Vec<Row<'a>>),
 }
 
-/// A tensor as JSON and CSV have it.
-#[derive(Serialize)]
-struct Row<'a> {
-    #[serde(flatten)]
-    of: Option<Of<'a>>,
-    name: &'a str,
-    dtype: &'a str,
-    shape: String,
-    elements: u64,
-    updates: u64,
-    bytes: f64,
-    kept: Option<u64>,
-    nonzero: Option<f64>,
-    norm: Option<f64>,
-    min: Option<f64>,
-    max: Option<f64>,
-    mean: Option<f64>,
-    std: Option<f64>,
-    zeros: Option<u64>,
-    nan: u64,
-    infinite: u64,
-    first_nan: Option<u64>,
-    first_infinite: Option<u64>,
-}
+impl<'a> Table<'a> {
+    /// Returns a table with a row for each update.
+    pub(super) fn of_updates(reports: &'a [Report]) -> Self {
+        Self::Updates(updates(reports).collect())
+    }
 
-impl<'a> Row<'a> {
-    fn of(tensor: &'a Tensor, of: Option<(&'a Report, &'a Update)>) -> Self {
-        Self {
-            of: of.map(|(report, u)| Of {
-                file: &report.file,
-                step: u.numbered.0.then_some(u.step),
-                sender: u.numbered.1.then_some(u.sender),
-            }),
-            name: &tensor.name,
-            dtype: tensor.dtype,
-            shape: match tensor.shape.is_empty() && tensor.elements != 1 {
-                // A module has none.
-                true => String::new(),
-                false => view::shape(&tensor.shape),
-            },
-            elements: tensor.elements,
-            updates: tensor.updates,
-            bytes: tensor.bits() / 8.0,
-            kept: tensor.kept,
-            nonzero: tensor.nonzero(),
-            norm: tensor.norm,
-            min: tensor.min,
-            max: tensor.max,
-            mean: tensor.mean,
-            std: tensor.std,
-            zeros: tensor.zeros,
-            nan: tensor.stats.nan,
-            infinite: tensor.stats.infinite,
-            first_nan: tensor.first_nan,
-            first_infinite: tensor.first_infinite,
+    /// Returns a table of tensors that are sums over updates.
+    pub(super) fn of_sums(tensors: &'a [Tensor]) -> Self {
+        let rows = tensors.iter().map(|tensor| Row { of: None, tensor }).collect();
+        Self::Tensors(columns(false), rows)
+    }
+
+    /// Returns a table with a row for each tensor of each update, of which the first `top` are kept.
+    pub(super) fn of_each(reports: &'a [Report], by: Option<Sort>, top: usize) -> Self {
+        let row = |of: UpdateRow<'a>| move |tensor| Row { of: Some(of), tensor };
+        let mut rows: Vec<_> =
+            updates(reports).flat_map(|of| of.update.tensors.iter().map(row(of))).collect();
+        if let Some(by) = by {
+            rows.sort_by(|a, b| by.compare(a.tensor, b.tensor));
+        }
+        rows.truncate(top);
+        Self::Tensors(columns(true), rows)
+    }
+
+    /// Returns the number of rows.
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::Updates(rows) => rows.len(),
+            Self::Tensors(_, rows) => rows.len(),
+        }
+    }
+
+    /// Formats the rows as CSV.
+    pub(super) fn csv(&self) -> Result<String> {
+        match self {
+            Self::Updates(rows) => records::csv(&update_columns(), rows),
+            Self::Tensors(columns, rows) => records::csv(columns, rows),
+        }
+    }
+
+    /// Formats the rows as JSON.
+    pub(super) fn json(&self) -> Result<String> {
+        match self {
+            Self::Updates(rows) => records::json(&update_columns(), rows),
+            Self::Tensors(columns, rows) => records::json(columns, rows),
+        }
+    }
+
+    /// Writes the rows as Parquet.
+    pub(super) fn parquet(&self, out: &mut impl Write) -> Result<()> {
+        match self {
+            Self::Updates(rows) => parquet::write(out, &update_columns(), rows),
+            Self::Tensors(columns, rows) => parquet::write(out, columns, rows),
         }
     }
 }
 
-/// Formats tensors as JSON: an array of objects.
-pub(crate) fn json(tensors: &[Tensor]) -> serde_json::Result<String> {
-    let rows: Vec<Row<'_>> = tensors.iter().map(|tensor| Row::of(tensor, None)).collect();
-    Ok(serde_json::to_string_pretty(&rows)? + "\n")
+fn updates(reports: &[Report]) -> impl Iterator<Item = UpdateRow<'_>> {
+    let of = |report| move |update| UpdateRow { report, update };
+    reports.iter().flat_map(move |report| report.updates.iter().map(of(report)))
 }
 
-/// Formats tensors as CSV, one line for each.
-pub(crate) fn csv(tensors: &[Tensor]) -> serde_json::Result<String> {
-    lines(tensors.iter().map(|tensor| Row::of(tensor, None)))
+/// Tensor in a table for programs, with its update if it is of one.
+pub(super) struct Row<'a> {
+    of: Option<UpdateRow<'a>>,
+    tensor: &'a Tensor,
 }
 
-/// Formats the tensors of each update as CSV, one line for each tensor of each update.
-pub(crate) fn csv_of_updates(reports: &[Report]) -> serde_json::Result<String> {
-    let updates = reports.iter().flat_map(|report| report.updates.iter().map(move |update| (report, update)));
-    lines(updates.flat_map(|of| of.1.tensors.iter().map(move |tensor| Row::of(tensor, Some(of)))))
+/// Update in a table for programs, with the report that it stands in.
+#[derive(Clone, Copy)]
+pub(super) struct UpdateRow<'a> {
+    report: &'a Report,
+    update: &'a Update,
 }
 
-/// An update as CSV has it.
-#[derive(Serialize)]
-struct UpdateRow<'a> {
-    file: &'a str,
-    step: Option<u64>,
-    sender: Option<u64>,
-    label: &'a str,
-    bytes: u64,
-    source_bytes: u64,
-    ratio: f64,
-    elements: u64,
-    kept: u64,
-    nonzero: u64,
-    norm: Option<f64>,
-    min: Option<f64>,
-    max: Option<f64>,
-    mean: f64,
-    std: f64,
-    nan: u64,
-    infinite: u64,
-    complete: bool,
-}
+impl UpdateRow<'_> {
+    fn step(&self) -> Option<u64> {
+        self.update.numbered.0.then_some(self.update.step)
+    }
 
-/// Formats the updates as CSV, one line for each.
-pub(crate) fn csv_updates(reports: &[Report]) -> serde_json::Result<String> {
-    let updates = reports.iter().flat_map(|report| report.updates.iter().map(move |update| (report, update)));
-    lines(updates.map(|(report, u)| UpdateRow {
-        file: &report.file,
-        step: u.numbered.0.then_some(u.step),
-        sender: u.numbered.1.then_some(u.sender),
-        label: &u.label,
-        bytes: u.bytes,
-        source_bytes: u.source_bytes,
-        ratio: u.ratio,
-        elements: u.elements,
-        kept: u.kept,
-        nonzero: u.stats.nonzero(),
-        norm: u.norm,
-        min: u.stats.min,
-        max: u.stats.max,
-        mean: u.stats.mean(),
-        std: u.stats.std(),
-        nan: u.nan,
-        infinite: u.infinite,
-        complete: u.complete,
-    }))
-}
-
-/// The fields of a row, in their order.
-struct Fields(Vec<(String, Value)>);
-
-impl<'de> Deserialize<'de> for Fields {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct InOrder;
-
-        impl<'de> Visitor<'de> for InOrder {
-            type Value = Fields;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
-                let mut fields = Vec::new();
-                while let Some(field) = map.next_entry()? {
-                    fields.push(field);
-                }
-                Ok(Fields(fields))
-            }
-        }
-
-        deserializer.deserialize_map(InOrder)
+    fn sender(&self) -> Option<u64> {
+        self.update.numbered.1.then_some(self.update.sender)
     }
 }
 
-/// Formats rows as CSV with a line of names: a value without a number is empty.
-pub(crate) fn lines<T: Serialize>(rows: impl Iterator<Item = T>) -> serde_json::Result<String> {
-    let mut out = String::new();
-    for row in rows {
-        let Fields(fields) = serde_json::from_str(&serde_json::to_string(&row)?)?;
-        if out.is_empty() {
-            out += &(fields.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(",") + "\n");
-        }
-        out += &(fields.iter().map(|(_, value)| cell(value)).collect::<Vec<_>>().join(",") + "\n");
-    }
-    Ok(out)
+/// Returns the columns of updates.
+fn update_columns<'a>() -> Vec<Column<UpdateRow<'a>>> {
+    vec![
+        Column::text("file", |row| Some((&row.report.file).into())),
+        Column::integer("step", UpdateRow::step),
+        Column::integer("sender", UpdateRow::sender),
+        Column::text("label", |row| Some((&row.update.label).into())),
+        Column::integer("bytes", |row| Some(row.update.bytes)),
+        Column::integer("source_bytes", |row| Some(row.update.source_bytes)),
+        Column::real("ratio", |row| Some(row.update.ratio)),
+        Column::integer("elements", |row| Some(row.update.elements)),
+        Column::integer("kept", |row| Some(row.update.kept)),
+        Column::integer("nonzero", |row| Some(row.update.stats.nonzero())),
+        Column::real("norm", |row| row.update.norm),
+        Column::real("min", |row| row.update.stats.min),
+        Column::real("max", |row| row.update.stats.max),
+        Column::real("mean", |row| Some(row.update.stats.mean())),
+        Column::real("std", |row| Some(row.update.stats.std())),
+        Column::integer("nan", |row| Some(row.update.nan)),
+        Column::integer("infinite", |row| Some(row.update.infinite)),
+        Column::truth("complete", |row| Some(row.update.complete)),
+    ]
 }
 
-fn cell(value: &Value) -> String {
-    match value {
-        Value::Null => String::new(),
-        Value::String(text) if text.contains([',', '"', '\n', '\r']) => {
-            format!("\"{}\"", text.replace('"', "\"\""))
-        }
-        Value::String(text) => text.clone(),
-        other => other.to_string(),
+/// Returns the columns of tensors; `with_update`: and those of the update that each is of.
+fn columns<'a>(with_update: bool) -> Vec<Column<Row<'a>>> {
+    let mut columns = match with_update {
+        true => vec![
+            Column::text("file", |row: &Row<'_>| Some((&row.of?.report.file).into())),
+            Column::integer("step", |row| row.of?.step()),
+            Column::integer("sender", |row| row.of?.sender()),
+        ],
+        false => Vec::new(),
+    };
+    columns.extend([
+        Column::text("name", |row: &Row<'_>| Some((&row.tensor.name).into())),
+        Column::text("dtype", |row| Some(row.tensor.dtype.into())),
+        Column::text("shape", |row| Some(shape(row.tensor).into())),
+        Column::integer("elements", |row| Some(row.tensor.elements)),
+        Column::integer("updates", |row| Some(row.tensor.updates)),
+        Column::real("bytes", |row| Some(row.tensor.bits() / 8.0)),
+        Column::integer("kept", |row| row.tensor.kept),
+        Column::real("nonzero", |row| row.tensor.nonzero()),
+        Column::real("norm", |row| row.tensor.norm),
+        Column::real("min", |row| row.tensor.min),
+        Column::real("max", |row| row.tensor.max),
+        Column::real("mean", |row| row.tensor.mean),
+        Column::real("std", |row| row.tensor.std),
+        Column::integer("zeros", |row| row.tensor.zeros),
+        Column::integer("nan", |row| Some(row.tensor.stats.nan)),
+        Column::integer("infinite", |row| Some(row.tensor.stats.infinite)),
+        Column::integer("first_nan", |row| row.tensor.first_nan),
+        Column::integer("first_infinite", |row| row.tensor.first_infinite),
+    ]);
+    columns
+}
+
+/// Formats a tensor's shape; a module has none.
+fn shape(tensor: &Tensor) -> String {
+    match tensor.shape.is_empty() && tensor.elements != 1 {
+        true => String::new(),
+        false => view::shape(&tensor.shape),
     }
 }
 
@@ -337,9 +329,22 @@ mod tests {
     }
 
     #[test]
+    fn many_tensors_are_sorted_as_their_names_are() {
+        let mut all: Vec<Tensor> =
+            (0..500u32).map(|i| tensor(&format!("{}", i * 37 % 500), &[1.0])).collect();
+        let mut names: Vec<String> = all.iter().map(|t| t.name.clone()).collect();
+        // A stable sort: tensors of equal size stay as they were.
+        sort(&mut all, Sort::Bytes);
+        assert!(all.iter().map(|t| &t.name).eq(&names));
+        names.sort();
+        sort(&mut all, Sort::Name);
+        assert!(all.iter().map(|t| &t.name).eq(&names));
+    }
+
+    #[test]
     fn csv_quotes_and_text_fits() {
         let all = [tensor("a,\"b\"", &[1.0, f32::NAN]), tensor("c", &[2.0])];
-        let csv = csv(&all).unwrap();
+        let csv = Table::of_sums(&all).csv().unwrap();
         let lines: Vec<&str> = csv.lines().collect();
         assert!(lines[0].starts_with("name,dtype,shape,elements") && lines.len() == 3, "{csv}");
         assert!(lines[1].starts_with("\"a,\"\"b\"\"\",f32,2,2,1,8.0,2,"), "{csv}");

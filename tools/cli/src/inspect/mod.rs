@@ -17,11 +17,10 @@ use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::naming::did_you_mean;
 use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new};
-use crate::output::{Output, human_bytes, note, print, warn};
+use crate::output::{Output, counted, human_bytes, note, print, warn};
 use crate::terminal::Terminal;
 use gcodec::Limits;
 use listing::Sort;
-pub(crate) use listing::lines as csv_lines;
 pub(crate) use report::{Report, Wanted};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -58,6 +57,7 @@ Examples:
   gcodec inspect run.gcu --step 200 --tensor fc.weight
   gcodec inspect run.gcu --against grad.safetensors
   gcodec inspect run.gcu --csv > norms.csv
+  gcodec inspect dumps/ --tensors --parquet tensors.parquet
   gcodec inspect dumps/ --html report.html
   gcodec inspect run.gcu --json | jq '.updates[].bits_per_parameter'
   gcodec inspect run.gcu --coding
@@ -104,6 +104,10 @@ pub(crate) struct Args {
     /// Print CSV: a line for each update, or with --tensors for each tensor of each update
     #[arg(long, conflicts_with = "annotate")]
     csv: bool,
+    /// Write the rows that --csv prints to a Parquet file; `-` is standard output
+    #[arg(long, value_name = "FILE")]
+    #[arg(conflicts_with_all = ["annotate", "against", "coding", "csv", "json", "html", "frame"])]
+    parquet: Option<PathBuf>,
     /// Show how each tensor of each update is coded: support, values, bits
     #[arg(long, conflicts_with_all = ["annotate", "csv", "tensors"])]
     coding: bool,
@@ -137,12 +141,15 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         };
         return print(text).map(|()| Outcome::Well);
     }
-    let (reports, failures) = read(args, &wanted, &limits)?;
+    let (mut reports, failures) = read(args, &wanted, &limits)?;
     if failures.is_empty() {
         args.check_found(&reports)?;
     }
     // Shows everything before an error. An input that is no stream has nothing to show.
-    print(args.text(&reports)?)?;
+    match &args.parquet {
+        Some(table) => args.write_parquet(table, &mut reports)?,
+        None => print(args.text(&mut reports)?)?,
+    }
     ended(failures)
 }
 
@@ -177,7 +184,7 @@ fn read(args: &Args, wanted: &Wanted, limits: &Limits) -> Result<(Vec<Report>, V
 
 impl Args {
     fn wanted(&self) -> Wanted {
-        let text = !self.json && !self.csv && !self.tensors && self.html.is_none();
+        let text = !self.is_for_programs() && !self.tensors && self.html.is_none();
         Wanted {
             frame: self.frame,
             step: self.step,
@@ -188,14 +195,35 @@ impl Args {
             each: self.coding
                 || self.frame.is_some()
                 || (self.json && !self.tensors)
-                || (self.csv && self.tensors),
+                || ((self.csv || self.parquet.is_some()) && self.tensors),
         }
+    }
+
+    /// Whether all rows are asked for, with all of their numbers.
+    fn is_for_programs(&self) -> bool {
+        self.json || self.csv || self.parquet.is_some()
+    }
+
+    /// Writes the rows of the reports to a Parquet file.
+    fn write_parquet(&self, path: &Path, reports: &mut [Report]) -> Result<()> {
+        check_output_is_new(path, &self.inputs)?;
+        if reports.is_empty() {
+            return Ok(());
+        }
+        let (tensors, _) = self.selected(reports);
+        let table = self.table(reports, &tensors);
+        let mut out = Output::create(path)?;
+        table.parquet(&mut out).and_then(|()| Ok(out.finish()?)).in_output(path)?;
+        if !is_standard(path) {
+            note(format_args!("{}: {}", path.display(), counted(table.len() as u64, "row")));
+        }
+        Ok(())
     }
 
     /// Writes the page of HTML. A fault is on the page, and fails the command as it does without one.
     fn write_html(&self, path: &Path, wanted: &Wanted, limits: &Limits) -> Result<Outcome> {
         check_output_is_new(path, self.inputs.iter().chain(&self.against))?;
-        let (reports, failures) = read(self, wanted, limits)?;
+        let (mut reports, failures) = read(self, wanted, limits)?;
         if failures.is_empty() {
             self.check_found(&reports)?;
         }
@@ -204,7 +232,7 @@ impl Args {
                 Some(original) => Some(against::losses(&self.inputs, original, wanted, limits)?),
                 None => None,
             };
-            let (tensors, _) = self.selected(&reports);
+            let (tensors, _) = self.selected(&mut reports);
             let page = html::render(&reports, &tensors, losses.as_ref());
             let mut out = Output::create(path)?;
             out.write_all(page.as_bytes()).and_then(|()| out.finish()).in_output(path)?;
@@ -219,7 +247,7 @@ impl Args {
     fn is_quick(&self, text: bool) -> bool {
         let asked = self.stats || self.tensor.is_some() || self.coding || self.frame.is_some();
         let by_elements = matches!(self.sort, Some(Sort::Norm | Sort::Density));
-        let text = text || (self.tensors && !self.json && !self.csv);
+        let text = text || (self.tensors && !self.is_for_programs());
         text && self.html.is_none() && !asked && !by_elements && source::bytes(&self.inputs) > SMALL_INPUT
     }
 
@@ -264,36 +292,27 @@ impl Args {
         read.flat_map(|(report, _)| report.totals.tensors).map(|tensor| tensor.name).collect()
     }
 
-    fn text(&self, reports: &[Report]) -> Result<String> {
+    fn text(&self, reports: &mut [Report]) -> Result<String> {
         if reports.is_empty() {
             return Ok(String::new());
         }
-        let json = |text: serde_json::Result<String>| text.map_err(|e| std::io::Error::from(e).into());
-        if self.csv && self.tensors && self.group.is_none() {
-            return json(listing::csv_of_updates(reports));
-        }
-        if self.csv && !self.tensors && self.group.is_none() {
-            return json(listing::csv_updates(reports));
-        }
         let (tensors, bits) = self.selected(reports);
-        let lists = self.tensors || self.group.is_some() || self.sort.is_some() || self.top.is_some();
-        match (self.json, self.csv) {
-            (true, _) if lists => return json(listing::json(&tensors)),
-            (_, true) => return json(listing::csv(&tensors)),
-            (true, _) => {
-                let text = match reports {
-                    [one] => serde_json::to_string_pretty(one),
-                    many => serde_json::to_string_pretty(many),
-                };
-                return json(text.map(|text| text + "\n"));
-            }
-            _ => {}
+        let reports = &*reports;
+        if self.csv {
+            return self.table(reports, &tensors).csv();
+        }
+        if self.json {
+            return match (self.lists(), reports) {
+                (true, _) => listing::Table::of_sums(&tensors).json(),
+                (false, [one]) => pretty(one),
+                (false, many) => pretty(&many),
+            };
         }
         let terminal = Terminal::of_stdout();
         if self.coding || self.frame.is_some() {
             return Ok(reports.iter().map(|r| text::render(r, &r.file, self.frame.is_some())).collect());
         }
-        if lists {
+        if self.lists() {
             return Ok(listing::text(&tensors, bits, &terminal));
         }
         let overview = overview::render(reports, &tensors, &terminal);
@@ -303,22 +322,45 @@ impl Args {
         })
     }
 
-    /// Returns the tensors over all files: grouped, sorted and cut as asked for; and the bits of all of them.
-    fn selected(&self, reports: &[Report]) -> (Vec<Tensor>, f64) {
+    /// Whether tensors are listed, not updates.
+    fn lists(&self) -> bool {
+        self.tensors || self.group.is_some() || self.sort.is_some() || self.top.is_some()
+    }
+
+    /// Returns the table for programs; `tensors` are those of [`selected`](Self::selected).
+    fn table<'a>(&self, reports: &'a [Report], tensors: &'a [Tensor]) -> listing::Table<'a> {
+        match (self.lists(), self.tensors && self.group.is_none()) {
+            (false, _) => listing::Table::of_updates(reports),
+            (true, true) => {
+                let sort = self.sort.or(self.top.map(|_| Sort::Bytes));
+                listing::Table::of_each(reports, sort, self.top.unwrap_or(usize::MAX))
+            }
+            (true, false) => listing::Table::of_sums(tensors),
+        }
+    }
+
+    /// Takes the tensors of all files out of the reports: grouped, sorted and cut as asked for. Those of single
+    /// updates stay there. The second result is the bits of all of them.
+    fn selected(&self, reports: &mut [Report]) -> (Vec<Tensor>, f64) {
         let mut totals = report::Totals::default();
         for report in reports {
-            let kept = report.updates.iter().flat_map(|u| &u.tensors);
-            kept.chain(&report.totals.tensors).for_each(|tensor| totals.add(tensor));
+            report.updates.iter().for_each(|update| totals.add(update.tensors.clone()));
+            totals.add(std::mem::take(&mut report.totals.tensors));
         }
         let mut tensors = totals.tensors;
         if let Some(depth) = self.group {
             tensors = listing::group(&tensors, depth.into());
         }
-        listing::sort(&mut tensors, self.sort.unwrap_or(Sort::Bytes));
         let bits = tensors.iter().map(Tensor::bits).sum();
-        tensors.truncate(self.top.unwrap_or(usize::MAX));
+        let (by, top) = (self.sort.unwrap_or(Sort::Bytes), self.top.unwrap_or(usize::MAX));
+        listing::sort(&mut tensors, by);
+        tensors.truncate(top);
         (tensors, bits)
     }
+}
+
+fn pretty(value: &impl serde::Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(value).map_err(std::io::Error::from)? + "\n")
 }
 
 fn annotated(args: &Args, wanted: &Wanted, bytes: &[u8]) -> Result<Outcome> {

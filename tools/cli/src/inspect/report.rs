@@ -14,6 +14,7 @@ use gcodec::stream::{Body, Event, Finding, FrameInfo, salvage};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, RandomState};
 use std::io::Read;
 use std::ops::ControlFlow;
 
@@ -80,21 +81,50 @@ pub(crate) struct Report {
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     pub(crate) tensors: Vec<Tensor>,
-    rows: HashMap<String, usize>,
+    /// Number in `tensors` by hash. Of those with one hash, all but the first stand under the next free hash.
+    rows: HashMap<u64, usize>,
+    hashes: RandomState,
 }
 
 impl Totals {
-    /// Adds the tensor of an update. A tensor of another type or shape is another tensor.
-    pub(crate) fn add(&mut self, tensor: &Tensor) {
-        let key = format!("{} {} {:?}", tensor.name, tensor.dtype, tensor.shape);
-        match self.rows.get(&key) {
-            Some(&row) => self.tensors[row].merge(tensor),
-            None => {
-                self.rows.insert(key, self.tensors.len());
-                self.tensors.push(tensor.clone());
+    /// Adds the tensors of an update, which all differ. One of another type or shape is another tensor.
+    pub(crate) fn add(&mut self, tensors: Vec<Tensor>) {
+        if self.tensors.is_empty() {
+            self.tensors = tensors;
+            return;
+        }
+        // One update alone needs no table.
+        for row in self.rows.len()..self.tensors.len() {
+            let (hash, _) = self.find(&self.tensors[row]);
+            self.rows.insert(hash, row);
+        }
+        for tensor in tensors {
+            match self.find(&tensor) {
+                (_, Some(row)) => self.tensors[row].merge(&tensor),
+                (hash, None) => {
+                    self.rows.insert(hash, self.tensors.len());
+                    self.tensors.push(tensor);
+                }
             }
         }
     }
+
+    /// Returns the number of a tensor, and its hash; of a new one, a free hash.
+    fn find(&self, tensor: &Tensor) -> (u64, Option<usize>) {
+        let mut hash = self.hashes.hash_one(key(tensor));
+        while let Some(&row) = self.rows.get(&hash) {
+            if key(&self.tensors[row]) == key(tensor) {
+                return (hash, Some(row));
+            }
+            hash = hash.wrapping_add(1);
+        }
+        (hash, None)
+    }
+}
+
+/// Returns what makes a tensor the same one in several updates.
+fn key(tensor: &Tensor) -> (&str, &str, &[u64]) {
+    (&tensor.name, tensor.dtype, &tensor.shape)
 }
 
 #[derive(Debug, Clone, Copy, Serialize)]

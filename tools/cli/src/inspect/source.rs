@@ -13,6 +13,7 @@ use crate::tensors::{Dump, shards};
 use gcodec::Limits;
 use gcodec::file::File;
 use gcodec::reduce::stats::Options;
+use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -129,8 +130,7 @@ fn of_stream(bytes: &[u8], wanted: &Wanted, limits: &Limits) -> (Report, Option<
 
 /// Returns the report on a file of tensors: one update, with the step and the sender that the file says.
 fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) -> Report {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let origin = Origin::of(&dump.metadata, &name);
+    let origin = Origin::of(&dump.metadata, path);
     let mut report =
         Report { kind: kind.name(), bytes, ok: true, metadata: dump.metadata.clone(), ..Report::default() };
     if !wanted.update(origin.step, origin.sender) {
@@ -138,7 +138,7 @@ fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) ->
     }
     let options = Options::default().with_grid(wanted.grid && dump.tensors.len() <= MAX_GRIDS);
     let is_wanted = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
-    let dense = dump.tensors.iter().filter(|t| is_wanted(t.name()));
+    let dense = dump.tensors.par_iter().filter(|t| is_wanted(t.name()));
     let mut rows: Vec<Tensor> = dense
         .map(|t| match wanted.quick {
             true => {

@@ -4,6 +4,7 @@ use gcodec::block::RawBlock;
 use gcodec::reduce::stats::{Options, Stats};
 use gcodec::tensor::{Dtype, elements};
 use serde::Serialize;
+use std::borrow::Cow;
 
 /// A tensor's part of an update, or of several.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -12,8 +13,8 @@ pub(crate) struct Tensor {
     pub(crate) dtype: &'static str,
     pub(crate) shape: Vec<u64>,
     pub(crate) elements: u64,
-    pub(crate) support: String,
-    pub(crate) values: String,
+    pub(crate) support: Cow<'static, str>,
+    pub(crate) values: Cow<'static, str>,
     /// Coding of the positions.
     pub(crate) codes: String,
     pub(crate) blocks: u64,
@@ -58,14 +59,7 @@ pub(crate) struct Tensor {
 
 impl Tensor {
     /// Returns a row without blocks.
-    pub(crate) fn new(
-        name: &str,
-        dtype: Dtype,
-        shape: &[u64],
-        support: String,
-        values: String,
-        codes: String,
-    ) -> Self {
+    pub(crate) fn new(name: &str, dtype: Dtype, shape: &[u64]) -> Self {
         let elements = elements(shape).unwrap_or(0);
         Self {
             name: name.to_owned(),
@@ -73,9 +67,6 @@ impl Tensor {
             shape: shape.to_vec(),
             elements,
             source_bytes: dtype.bytes_for(elements).unwrap_or(0),
-            support,
-            values,
-            codes,
             kept: Some(0),
             updates: 1,
             ..Self::default()
@@ -84,8 +75,8 @@ impl Tensor {
 
     /// Returns the row of a dense tensor.
     pub(crate) fn of_dense(name: &str, tensor: &gcodec::TensorView<'_>, options: &Options) -> Self {
-        let (support, values) = ("all".to_owned(), "dense".to_owned());
-        let mut row = Self::new(name, tensor.dtype(), tensor.shape(), support, values, String::new());
+        let mut row = Self::new(name, tensor.dtype(), tensor.shape());
+        (row.support, row.values) = ("all".into(), "dense".into());
         row.value_bits = tensor.data().len() as f64 * 8.0;
         row.kept = Some(row.elements);
         row.stats = Stats::of(tensor, options);
@@ -95,7 +86,8 @@ impl Tensor {
     /// Returns the row of a tensor whose elements are not read.
     pub(crate) fn of_opaque(name: &str, dtype: &'static str, shape: &[u64], bytes: u64) -> Self {
         let elements = elements(shape).unwrap_or(0);
-        let mut row = Self::new(name, Dtype::U8, shape, "all".into(), dtype.into(), String::new());
+        let mut row = Self::new(name, Dtype::U8, shape);
+        (row.support, row.values) = ("all".into(), dtype.into());
         (row.dtype, row.source_bytes, row.value_bits, row.kept) =
             (dtype, bytes, bytes as f64 * 8.0, Some(elements));
         (row.stats.elements, row.stats.kept, row.stats.unread) = (elements, elements, elements);
@@ -104,7 +96,7 @@ impl Tensor {
 
     /// Returns the row of a tensor that is known by its place only.
     pub(crate) fn unread(name: &str, dtype: Dtype, shape: &[u64]) -> Self {
-        let mut row = Self::new(name, dtype, shape, String::new(), String::new(), String::new());
+        let mut row = Self::new(name, dtype, shape);
         row.kept = None;
         let elements = row.elements;
         (row.stats.elements, row.stats.unplaced, row.stats.unread) = (elements, elements, elements);
@@ -165,7 +157,7 @@ impl Tensor {
     pub(crate) fn add(&mut self, raw: &RawBlock<'_>, values: &str, codes: &str, stats: &Stats, share: f64) {
         self.apportioned |= raw.space.lens.len() > 1;
         for (text, other) in
-            [(&mut self.support, raw.support_id.to_string()), (&mut self.values, values.into())]
+            [(&mut self.support, raw.support_id.to_string()), (&mut self.values, values.to_owned())]
         {
             if *text != other {
                 *text = "mixed".into();

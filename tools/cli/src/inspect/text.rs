@@ -163,7 +163,7 @@ fn row(tensor: &Tensor) -> Vec<String> {
     };
     let per = |bits: f64| format!("{:.3}", bits / tensor.elements.max(1) as f64);
     let support = match tensor.codes.is_empty() {
-        true => tensor.support.clone(),
+        true => tensor.support.to_string(),
         false => format!("{} {}", tensor.support.replace("gaps-", ""), tensor.codes),
     };
     let checks = match (&tensor.error, tensor.flags()) {
@@ -178,7 +178,7 @@ fn row(tensor: &Tensor) -> Vec<String> {
         tensor.dtype.to_owned(),
         shape,
         support,
-        tensor.values.clone(),
+        tensor.values.to_string(),
         tensor.kept.map_or_else(unknown, thousands),
         tensor.density.map_or_else(unknown, percent),
         per(tensor.position_bits),

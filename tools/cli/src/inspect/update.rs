@@ -241,15 +241,10 @@ impl Update {
         let next = self.tensors.len();
         let row = *self.rows.entry(number).or_insert(next);
         if row == next {
-            let (support, values) = (raw.support_id.to_string(), block.values.clone());
-            self.tensors.push(Tensor::new(
-                &info.name,
-                info.dtype,
-                &info.shape,
-                support,
-                values,
-                block.codes.clone(),
-            ));
+            let mut tensor = Tensor::new(&info.name, info.dtype, &info.shape);
+            tensor.support = raw.support_id.to_string().into();
+            (tensor.values, tensor.codes) = (block.values.clone().into(), block.codes.clone());
+            self.tensors.push(tensor);
         }
         &mut self.tensors[row]
     }
@@ -302,8 +297,7 @@ impl Update {
         self.bits_per_parameter = self.bytes as f64 * 8.0 / self.elements.max(1) as f64;
         self.ratio = self.source_bytes as f64 / self.bytes as f64;
         if !wanted.each {
-            self.tensors.iter().for_each(|tensor| totals.add(tensor));
-            self.tensors = Vec::new();
+            totals.add(std::mem::take(&mut self.tensors));
         }
         self.rows = HashMap::new();
     }
@@ -333,14 +327,11 @@ fn sum_blocks(
     assembler.finish()
 }
 
-/// Hashes the names and shapes of tensors.
+/// Hashes the names and shapes of tensors, in any order.
 fn model_of<'a>(tensors: impl Iterator<Item = (&'a str, &'a [u64])>) -> u64 {
-    use std::hash::{DefaultHasher, Hash, Hasher};
-    let mut tensors: Vec<_> = tensors.collect();
-    tensors.sort_unstable();
-    let mut hasher = DefaultHasher::new();
-    tensors.hash(&mut hasher);
-    hasher.finish()
+    use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+    let hasher = BuildHasherDefault::<DefaultHasher>::default();
+    tensors.map(|tensor| hasher.hash_one(tensor)).fold(0, u64::wrapping_add)
 }
 
 /// A block's contents for each tensor of its scope.

@@ -133,6 +133,16 @@ pub fn step(number: u32) -> String {
     demo(&format!("resnet_head_step{number:04}_worker0.safetensors"))
 }
 
+/// Returns the gradients of two workers at one step, as inputs of a command.
+pub fn workers() -> String {
+    [0, 1].map(worker).join(" ")
+}
+
+/// Returns gradients of three steps, as inputs of a command.
+pub fn steps() -> String {
+    [15, 200, 600].map(step).join(" ")
+}
+
 /// Writes a safetensors file of tensors: name, dtype, shape, bytes.
 pub fn write_tensors(path: &Path, tensors: &[(&str, &str, &[u64], &[u8])]) {
     let mut header = serde_json::Map::new();
