@@ -151,6 +151,20 @@ fn tables_go_to_parquet() {
 }
 
 #[test]
+fn tensors_that_are_not_read_are_named() {
+    let dir = Dir::new();
+    std::fs::copy(demo("../fixtures/odd.pt"), dir.path("odd.pt")).unwrap();
+    let text = dir.well("inspect odd.pt --tensors").out();
+    for part in ["complex64", "qint8", "meta", "numpy", "sparse.values", "module.1.running_var"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let run = dir.well("encode odd.pt -o odd.gcu --codec lossless");
+    assert!(run.err.contains("tensor \"quantised\" (qint8) and 3 more left out"), "{}", run.err);
+    dir.well("decode odd.gcu -o odd.safetensors");
+    assert_eq!(dir.run("diff odd.pt odd.safetensors").code, 0);
+}
+
+#[test]
 fn a_stream_and_its_tensors_have_the_same_statistics() {
     let dir = Dir::new();
     dir.well(&format!("encode {} -o x.gcu --codec topk:density=0.05,values=bf16", worker(0)));

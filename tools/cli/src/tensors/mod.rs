@@ -13,7 +13,7 @@ mod torch;
 
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
-use crate::output::Output;
+use crate::output::{Output, warn};
 use crate::stream::{self, Base};
 use gcodec::Limits;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
@@ -31,7 +31,7 @@ pub(crate) struct Dump {
     pub(crate) tensors: Vec<NamedTensor>,
     /// The `__metadata__` of safetensors; empty for other formats.
     pub(crate) metadata: BTreeMap<String, String>,
-    /// Tensors of quantised types, without their elements.
+    /// Tensors of types that are not read, without their elements.
     pub(crate) opaque: Vec<Opaque>,
 }
 
@@ -73,7 +73,7 @@ impl Dump {
             Kind::Stream => {
                 Err(Failure::invalid("a gcodec stream, not a file of tensors; `gcodec decode` makes one"))
             }
-            kind => Self::parse(kind, input, path),
+            kind => Self::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)),
         }
         .in_file(path)
     }
@@ -83,9 +83,22 @@ impl Dump {
         let (kind, input) = open_kind(path)?;
         match kind {
             Kind::Stream => stream::dump(&input, step, limits, base),
-            kind => Self::parse(kind, input, path),
+            kind => Self::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)),
         }
         .in_file(path)
+    }
+
+    /// Names the tensors that cannot be read, for commands that read elements.
+    fn warn_of_opaque(&self, path: &Path) {
+        if let Some(first) = self.opaque.first() {
+            let path = path.display();
+            let more = match self.opaque.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let first = format!("{} ({})", quoted(&first.name), first.dtype);
+            warn(format_args!("{path}: {first}{more} left out: elements of a type that is not read"));
+        }
     }
 
     /// Reads the tensors of an input of this kind, which is no stream. `path` names the tensor where the kind

@@ -4,25 +4,32 @@
 //! zip archive: NAME/data.pkl (a pickle of tensors and containers) | NAME/data/KEY (the bytes of a storage)
 //!            | NAME/byteorder ("little" or "big"; little if missing)
 //! ```
+//! Tensors are found in any container and object. A sparse tensor becomes its parts, `NAME.indices` and
+//! `NAME.values`. Tensors without elements here (complex, quantised, on the device meta, of NumPy) are named.
+//!
 //! The archive's entries are stored, so tensors borrow from the mapped file if their elements are contiguous.
 
+mod elements;
 mod pickle;
+mod strided;
 
-use super::{Data, Dump, NamedTensor, check_unique, quoted};
+use super::{Data, Dump, NamedTensor, Opaque, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
+use elements::Element;
 use gcodec::tensor::Dtype;
 use pickle::{Id, Node, Pickle};
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
 use std::ops::Range;
 use std::sync::Arc;
+use strided::{Place, Strided};
 use zip::{CompressionMethod, ZipArchive};
 
 /// Most bytes of the pickle: of names, shapes and offsets.
 const MAX_PICKLE: u64 = 256 << 20;
 /// Most containers around a tensor.
-const MAX_DEPTH: usize = 64;
+const MAX_DEPTH: usize = 256;
 
 /// Returns the prefix of the archive's names if it has a `data.pkl`.
 pub(crate) fn prefix(archive: &ZipArchive<Cursor<&[u8]>>) -> Option<String> {
@@ -52,10 +59,11 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
     };
     reader.walk(pickle.root(), &mut String::new(), 0)?;
     let dump = reader.dump;
-    if dump.tensors.is_empty() {
+    if dump.tensors.is_empty() && dump.opaque.is_empty() {
         return Err(Failure::invalid("a PyTorch file without tensors"));
     }
-    check_unique(dump.tensors.iter().map(NamedTensor::name), Failure::invalid)?;
+    let opaque = dump.opaque.iter().map(|tensor| tensor.name.as_str());
+    check_unique(dump.tensors.iter().map(NamedTensor::name).chain(opaque), Failure::invalid)?;
     Ok(dump)
 }
 
@@ -73,8 +81,7 @@ fn entry(archive: &mut ZipArchive<Cursor<&[u8]>>, name: &str, max_bytes: u64) ->
 /// The bytes of a storage in the file.
 #[derive(Debug, Clone)]
 struct Storage {
-    /// `None` for untyped bytes.
-    dtype: Option<Dtype>,
+    element: Element,
     range: Range<usize>,
 }
 
@@ -99,12 +106,8 @@ impl Reader<'_> {
         let pickle = self.pickle;
         match pickle.node(id) {
             Node::Dict(items) => {
-                for pair in items.as_chunks::<2>().0 {
-                    let key = match pickle.node(pair[0]) {
-                        Node::Text(key) => key.clone(),
-                        Node::Int(key) => key.to_string(),
-                        _ => continue,
-                    };
+                for (number, pair) in items.as_chunks::<2>().0.iter().enumerate() {
+                    let key = self.key(pair[0], number);
                     self.inside(&key, pair[1], path, depth)?;
                 }
             }
@@ -114,29 +117,160 @@ impl Reader<'_> {
                 }
             }
             Node::Call(callable, arguments) => {
-                let (Node::Global(name), Node::Tuple(arguments)) =
+                if let (Node::Global(name), Node::Tuple(arguments)) =
                     (pickle.node(*callable), pickle.node(*arguments))
-                else {
-                    return Ok(());
-                };
-                match (name.as_str(), &arguments[..]) {
-                    ("torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor_v3", arguments) => {
-                        let tensor = self.tensor(path, arguments).map_err(|e| e.about(quoted(path)))?;
-                        self.dump.tensors.push(tensor);
-                    }
-                    (
-                        "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state",
-                        [tensor, ..],
-                    ) => self.walk(*tensor, path, depth + 1)?,
-                    _ => {}
+                {
+                    self.call(name, arguments, path, depth)?;
                 }
             }
-            _ => {}
+            Node::Filled(object, contents) => match self.array(*object, *contents, path) {
+                Some(array) => self.dump.opaque.push(array),
+                None => {
+                    self.walk(*object, path, depth + 1)?;
+                    self.walk(*contents, path, depth + 1)?;
+                }
+            },
+            Node::Persistent(_) => {
+                let storage = self.storage(id).map_err(|e| e.about(quoted(path)))?;
+                let name = path.clone();
+                match storage.element {
+                    Element::Other(dtype, width) => {
+                        let bytes = storage.range.len() as u64;
+                        self.dump.opaque.push(Opaque { name, dtype, shape: vec![bytes / width], bytes });
+                    }
+                    Element::Known(dtype) => self.whole(name, dtype, storage.range)?,
+                    Element::Untyped => self.whole(name, Dtype::U8, storage.range)?,
+                }
+            }
+            Node::None
+            | Node::Bool(_)
+            | Node::Int(_)
+            | Node::Float(_)
+            | Node::Text(_)
+            | Node::Bytes(_)
+            | Node::Global(_) => {}
         }
         Ok(())
     }
 
+    /// Names an entry of a dict: its key, or its number if the key is no plain value.
+    fn key(&self, id: Id, number: usize) -> String {
+        match self.pickle.node(id) {
+            Node::Text(key) => key.clone(),
+            Node::Int(key) => key.to_string(),
+            Node::Float(key) => key.to_string(),
+            Node::Bool(true) => "True".to_owned(),
+            Node::Bool(false) => "False".to_owned(),
+            Node::None => "None".to_owned(),
+            Node::Tuple(items) => {
+                let plain = |id: &Id| match self.pickle.node(*id) {
+                    Node::Text(key) => Some(key.clone()),
+                    Node::Int(key) => Some(key.to_string()),
+                    _ => None,
+                };
+                let parts: Option<Vec<String>> = items.iter().map(plain).collect();
+                parts.map_or_else(|| format!("entry{number}"), |parts| parts.join("."))
+            }
+            _ => format!("entry{number}"),
+        }
+    }
+
+    /// Collects the tensors of a call. One that is not known may have tensors among its arguments.
+    fn call(&mut self, name: &str, arguments: &[Id], path: &mut String, depth: usize) -> Result<()> {
+        let about = |e: Failure, path: &str| e.about(quoted(path));
+        match (name.strip_prefix("torch._utils._rebuild_").unwrap_or(name), arguments) {
+            ("tensor_v2" | "tensor_v3" | "qtensor", arguments) => {
+                self.tensor(path, arguments).map_err(|e| about(e, path))
+            }
+            ("parameter" | "parameter_with_state", [tensor, ..]) => self.walk(*tensor, path, depth + 1),
+            ("meta_tensor_no_storage", [_, size, ..]) => {
+                let shape = self.numbers(*size).map_err(|e| about(e, path))?;
+                self.dump.opaque.push(Opaque { name: path.clone(), dtype: "meta", shape, bytes: 0 });
+                Ok(())
+            }
+            ("sparse_tensor", [layout, parts]) => self.sparse(*layout, *parts, path, depth),
+            ("torch._tensor._rebuild_from_type_v2", [function, _, inner, state]) => {
+                match (self.pickle.node(*function), self.pickle.node(*inner)) {
+                    (Node::Global(name), Node::Tuple(inner)) if depth < MAX_DEPTH => {
+                        self.call(name, inner, path, depth + 1)?;
+                    }
+                    _ => self.walk(*inner, path, depth + 1)?,
+                }
+                self.walk(*state, path, depth + 1)
+            }
+            _ => arguments
+                .iter()
+                .enumerate()
+                .try_for_each(|(number, item)| self.inside(&number.to_string(), *item, path, depth)),
+        }
+    }
+
+    /// Collects the parts of a sparse tensor; its layout and shape go to the metadata.
+    fn sparse(&mut self, layout: Id, parts: Id, path: &mut String, depth: usize) -> Result<()> {
+        let layout = match self.pickle.node(layout) {
+            Node::Call(_, arguments) => match self.pickle.node(*arguments) {
+                Node::Tuple(arguments) => arguments.first().copied().unwrap_or(layout),
+                _ => layout,
+            },
+            _ => layout,
+        };
+        let layout = self.key(layout, 0);
+        let names = match layout.as_str() {
+            "torch.sparse_coo" => &["indices", "values"][..],
+            "torch.sparse_csr" | "torch.sparse_bsr" => &["crow_indices", "col_indices", "values"],
+            "torch.sparse_csc" | "torch.sparse_bsc" => &["ccol_indices", "row_indices", "values"],
+            _ => &[],
+        };
+        let Node::Tuple(parts) = self.pickle.node(parts) else { return self.walk(parts, path, depth + 1) };
+        for (number, part) in parts.iter().enumerate() {
+            match names.get(number) {
+                Some(name) => self.inside(name, *part, path, depth)?,
+                None => self.inside(&number.to_string(), *part, path, depth)?,
+            }
+        }
+        if let Some(Ok(shape)) = parts.get(names.len()).map(|size| self.numbers(*size)) {
+            let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
+            self.dump.metadata.insert(format!("{path}.layout"), format!("{layout} {}", shape.join("x")));
+        }
+        Ok(())
+    }
+
+    /// Describes an array of NumPy, if the object is one.
+    fn array(&self, object: Id, contents: Id, path: &str) -> Option<Opaque> {
+        let Node::Call(callable, _) = self.pickle.node(object) else { return None };
+        let Node::Global(name) = self.pickle.node(*callable) else { return None };
+        let Node::Tuple(state) = self.pickle.node(contents) else { return None };
+        let [_, shape, _, _, data] = &state[..] else { return None };
+        let shape = self.numbers(*shape).ok().filter(|_| name.ends_with("multiarray._reconstruct"))?;
+        let bytes = match self.pickle.node(*data) {
+            Node::Bytes(len) => *len,
+            // Before the protocol 3, bytes were encoded as text.
+            Node::Call(_, arguments) => match self.pickle.node(*arguments) {
+                Node::Tuple(arguments) => match self.pickle.node(*arguments.first()?) {
+                    Node::Text(text) => text.chars().count(),
+                    _ => 0,
+                },
+                _ => 0,
+            },
+            _ => 0,
+        };
+        Some(Opaque { name: path.to_owned(), dtype: "numpy", shape, bytes: bytes as u64 })
+    }
+
+    /// Adds a storage as a tensor of one dimension.
+    fn whole(&mut self, name: String, dtype: Dtype, range: Range<usize>) -> Result<()> {
+        let shape = vec![range.len() as u64 * 8 / u64::from(dtype.bits())];
+        let data = Data::Shared { input: Arc::clone(self.input), range };
+        self.dump.tensors.push(NamedTensor::from_data(name, dtype, shape, data)?);
+        Ok(())
+    }
+
+    /// Collects the tensors of a value under a key. A module keeps its own in dicts whose names state dicts
+    /// leave out.
     fn inside(&mut self, key: &str, id: Id, path: &mut String, depth: usize) -> Result<()> {
+        if matches!(key, "_parameters" | "_buffers" | "_modules") {
+            return self.walk(id, path, depth + 1);
+        }
         let len = path.len();
         if !path.is_empty() {
             path.push('.');
@@ -147,22 +281,34 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Makes a tensor of the arguments of `_rebuild_tensor_v2(storage, offset, size, stride, ..)`; the third
+    /// Adds a tensor of the arguments of `_rebuild_tensor_v2(storage, offset, size, stride, ..)`; the third
     /// version has the element type behind two more.
-    fn tensor(&mut self, name: &str, arguments: &[Id]) -> Result<NamedTensor> {
+    fn tensor(&mut self, name: &str, arguments: &[Id]) -> Result<()> {
         let [storage, offset, size, stride, rest @ ..] = arguments else {
             return Err(Failure::invalid("too few arguments"));
         };
         let storage = self.storage(*storage)?;
         let typed = rest.get(2).and_then(|id| match self.pickle.node(*id) {
-            Node::Global(name) => dtype(name.strip_prefix("torch.")?),
+            Node::Global(name) => Some(Element::of_type(name)),
             _ => None,
         });
-        let dtype =
-            storage.dtype.or(typed).ok_or_else(|| Failure::invalid("an element type that is not read"))?;
+        let element = match storage.element {
+            Element::Untyped => typed.ok_or_else(|| Failure::invalid("it has no element type"))?,
+            element => element,
+        };
         let Node::Int(offset) = self.pickle.node(*offset) else { return Err(Failure::invalid("no offset")) };
         let (shape, strides) = (self.numbers(*size)?, self.numbers(*stride)?);
         let offset = u64::try_from(*offset).map_err(|_| Failure::invalid("a negative offset"))?;
+        let dtype = match element {
+            Element::Known(dtype) => dtype,
+            Element::Other(dtype, width) => {
+                let elements = gcodec::tensor::elements(&shape).unwrap_or(0);
+                let bytes = elements.saturating_mul(width).min(storage.range.len() as u64);
+                self.dump.opaque.push(Opaque { name: name.to_owned(), dtype, shape, bytes });
+                return Ok(());
+            }
+            Element::Untyped => return Err(Failure::invalid("it has no element type")),
+        };
         let view = Strided { element: dtype.bits() as usize / 8, offset, shape: &shape, strides: &strides };
         let data = match view.find(storage.range.len())? {
             Place::Contiguous(range) => {
@@ -171,7 +317,8 @@ impl Reader<'_> {
             }
             Place::Scattered => Data::Owned(view.gather(&self.input[storage.range])),
         };
-        NamedTensor::from_data(name.to_owned(), dtype, shape, data)
+        self.dump.tensors.push(NamedTensor::from_data(name.to_owned(), dtype, shape, data)?);
+        Ok(())
     }
 
     /// Returns the dimensions in a tuple, or in a `torch.Size` of one.
@@ -205,16 +352,9 @@ impl Reader<'_> {
         else {
             return Err(wrong());
         };
-        let class = class.rsplit('.').next().unwrap_or_default();
-        let dtype = match class {
-            "UntypedStorage" => None,
-            class => match storage_dtype(class) {
-                Some(dtype) => Some(dtype),
-                None => return Err(Failure::invalid(format_args!("elements of {class:?} are not read"))),
-            },
-        };
+        let element = Element::of_storage(class);
         if let Some(range) = self.storages.get(key) {
-            return Ok(Storage { dtype, range: range.clone() });
+            return Ok(Storage { element, range: range.clone() });
         }
         let name = format!("{}data/{key}", self.prefix);
         let file = self.archive.by_name(&name).map_err(|e| Failure::invalid(e).about(&name))?;
@@ -227,118 +367,8 @@ impl Reader<'_> {
         let range = range.filter(|r| r.end <= self.input.len()).ok_or_else(wrong)?;
         drop(file);
         self.storages.insert(key.clone(), range.clone());
-        Ok(Storage { dtype, range })
+        Ok(Storage { element, range })
     }
-}
-
-/// A view of a storage by strides in elements.
-struct Strided<'a> {
-    element: usize,
-    offset: u64,
-    shape: &'a [u64],
-    strides: &'a [u64],
-}
-
-enum Place {
-    Contiguous(Range<usize>),
-    Scattered,
-}
-
-impl Strided<'_> {
-    /// Checks that all elements lie in a storage of `len` bytes, and that they are not more than fit it.
-    fn find(&self, len: usize) -> Result<Place> {
-        let outside =
-            || Failure::invalid(format_args!("its elements lie outside of its storage of {len} bytes"));
-        if self.shape.len() != self.strides.len() {
-            return Err(Failure::invalid("as many strides as dimensions are needed"));
-        }
-        let elements = gcodec::tensor::elements(self.shape).ok_or_else(outside)?;
-        let available = (len / self.element) as u64;
-        let start = self.offset;
-        if elements == 0 {
-            return Ok(Place::Contiguous(0..0));
-        }
-        if elements > available {
-            return Err(Failure::invalid("it has more elements than its storage: save a contiguous copy"));
-        }
-        let reach = self
-            .shape
-            .iter()
-            .zip(self.strides)
-            .try_fold(start, |sum, (&dim, &stride)| sum.checked_add((dim - 1).checked_mul(stride)?));
-        if reach.is_none_or(|last| last >= available) {
-            return Err(outside());
-        }
-        let mut expected = 1;
-        let contiguous = self.shape.iter().zip(self.strides).rev().all(|(&dim, &stride)| {
-            let fits = dim == 1 || stride == expected;
-            expected *= dim;
-            fits
-        });
-        let bytes = |elements: u64| elements as usize * self.element;
-        Ok(match contiguous {
-            true => Place::Contiguous(bytes(start)..bytes(start + elements)),
-            false => Place::Scattered,
-        })
-    }
-
-    /// Copies the elements, which were found to lie in `storage`, in the order of the shape.
-    fn gather(&self, storage: &[u8]) -> Vec<u8> {
-        let mut out = Vec::new();
-        let mut index = vec![0u64; self.shape.len()];
-        loop {
-            let at = self.offset + index.iter().zip(self.strides).map(|(i, stride)| i * stride).sum::<u64>();
-            let at = at as usize * self.element;
-            out.extend_from_slice(&storage[at..at + self.element]);
-            // Moves on like an odometer: the last dimension runs fastest.
-            let Some(turned) = (0..index.len()).rev().find(|&d| index[d] + 1 < self.shape[d]) else {
-                return out;
-            };
-            index[turned] += 1;
-            index[turned + 1..].fill(0);
-        }
-    }
-}
-
-/// Returns the element type of a class of storages.
-fn storage_dtype(class: &str) -> Option<Dtype> {
-    let names = [
-        ("DoubleStorage", Dtype::F64),
-        ("FloatStorage", Dtype::F32),
-        ("HalfStorage", Dtype::F16),
-        ("BFloat16Storage", Dtype::Bf16),
-        ("LongStorage", Dtype::I64),
-        ("IntStorage", Dtype::I32),
-        ("ShortStorage", Dtype::I16),
-        ("CharStorage", Dtype::I8),
-        ("ByteStorage", Dtype::U8),
-        ("BoolStorage", Dtype::Bool),
-    ];
-    names.iter().find(|(name, _)| *name == class).map(|(_, dtype)| *dtype)
-}
-
-/// Returns the element type that PyTorch calls by this name.
-fn dtype(name: &str) -> Option<Dtype> {
-    let names = [
-        ("float64", Dtype::F64),
-        ("float32", Dtype::F32),
-        ("float16", Dtype::F16),
-        ("bfloat16", Dtype::Bf16),
-        ("float8_e4m3fn", Dtype::F8E4M3Fn),
-        ("float8_e5m2", Dtype::F8E5M2),
-        ("float8_e4m3fnuz", Dtype::F8E4M3Fnuz),
-        ("float8_e5m2fnuz", Dtype::F8E5M2Fnuz),
-        ("int64", Dtype::I64),
-        ("int32", Dtype::I32),
-        ("int16", Dtype::I16),
-        ("int8", Dtype::I8),
-        ("uint64", Dtype::U64),
-        ("uint32", Dtype::U32),
-        ("uint16", Dtype::U16),
-        ("uint8", Dtype::U8),
-        ("bool", Dtype::Bool),
-    ];
-    names.iter().find(|(known, _)| *known == name).map(|(_, dtype)| *dtype)
 }
 
 #[cfg(test)]
@@ -383,30 +413,68 @@ mod tests {
         assert_eq!((values(5), values(6)), (vec![7.0], vec![1.0, 0.0]));
     }
 
+    const ODD: &[u8] = include_bytes!("../../../fixtures/odd.pt");
+
     #[test]
-    fn views_stay_in_their_storage() {
-        let find = |offset, shape: &[u64], strides: &[u64], len| {
-            Strided { element: 4, offset, shape, strides }.find(len)
-        };
-        assert!(matches!(find(1, &[2, 3], &[3, 1], 28), Ok(Place::Contiguous(r)) if r == (4..28)));
-        assert!(matches!(find(0, &[3, 2], &[1, 3], 24), Ok(Place::Scattered)));
-        assert!(find(2, &[2, 3], &[3, 1], 28).is_err());
-        assert!(find(0, &[1 << 40], &[0], 4).is_err());
-        assert!(find(0, &[2], &[u64::MAX], 8).is_err());
-        assert!(find(u64::MAX, &[1], &[1], 8).is_err());
-        assert!(find(0, &[2, 2], &[1], 8).is_err());
-        assert!(matches!(find(9, &[0, 3], &[3, 1], 0), Ok(Place::Contiguous(r)) if r == (0..0)));
+    fn nothing_is_left_out_silently() {
+        let dump = parse(ODD).unwrap();
+        let read: Vec<_> =
+            dump.tensors.iter().map(|t| (t.name(), t.view().dtype(), t.shape.clone())).collect();
+        let f32s = |name, shape: &[u64]| (name, Dtype::F32, shape.to_vec());
+        let i64s = |name, shape: &[u64]| (name, Dtype::I64, shape.to_vec());
+        assert_eq!(
+            read,
+            [
+                f32s("dense", &[2, 3]),
+                i64s("sparse.indices", &[2, 3]),
+                f32s("sparse.values", &[3]),
+                i64s("csr.crow_indices", &[3]),
+                i64s("csr.col_indices", &[2]),
+                f32s("csr.values", &[2]),
+                ("storage", Dtype::U8, vec![12]),
+                f32s("nested.0", &[5]),
+                i64s("nested.1", &[2, 1]),
+                i64s("nested.2", &[2, 1]),
+                i64s("nested.3", &[2]),
+                f32s("deque.0", &[1]),
+                f32s("module.0.weight", &[3, 2]),
+                f32s("module.0.bias", &[3]),
+                f32s("module.1.weight", &[3]),
+                f32s("module.1.bias", &[3]),
+                f32s("module.1.running_mean", &[3]),
+                f32s("module.1.running_var", &[3]),
+                i64s("module.1.num_batches_tracked", &[]),
+                f32s("group.0", &[1]),
+                f32s("1.5", &[1]),
+                f32s("None", &[0, 3]),
+            ]
+        );
+        let named: Vec<_> =
+            dump.opaque.iter().map(|t| (t.name.as_str(), t.dtype, &t.shape[..], t.bytes)).collect();
+        assert_eq!(
+            named,
+            [
+                ("quantised", "qint8", &[3][..], 3),
+                ("complex", "complex64", &[2], 16),
+                ("meta", "meta", &[3, 4], 0),
+                ("numpy", "numpy", &[4], 16),
+            ]
+        );
+        assert_eq!(dump.metadata["sparse.layout"], "torch.sparse_coo 2x3");
+        assert_eq!(dump.metadata["csr.layout"], "torch.sparse_csr 2x2");
     }
 
     #[test]
     fn every_cut_and_flipped_byte_ends_well() {
-        for len in (0..STATE.len()).step_by(3) {
-            assert_eq!(parse(&STATE[..len]).unwrap_err().code, Code::Invalid, "{len}");
-        }
-        for at in 0..STATE.len() {
-            let mut wrong = STATE.to_vec();
-            wrong[at] ^= 0x11;
-            let _ = parse(&wrong);
+        for file in [STATE, ODD] {
+            for len in (0..file.len()).step_by(3) {
+                assert_eq!(parse(&file[..len]).unwrap_err().code, Code::Invalid, "{len}");
+            }
+            for at in 0..file.len() {
+                let mut wrong = file.to_vec();
+                wrong[at] ^= 0x11;
+                let _ = parse(&wrong);
+            }
         }
     }
 }

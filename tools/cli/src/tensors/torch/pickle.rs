@@ -19,6 +19,8 @@ pub(super) enum Node {
     Int(i64),
     Float(f64),
     Text(String),
+    /// The length of a byte string.
+    Bytes(usize),
     Tuple(Vec<Id>),
     List(Vec<Id>),
     /// Keys and values in turn.
@@ -29,6 +31,8 @@ pub(super) enum Node {
     Persistent(Id),
     /// The result of a call: callable, arguments.
     Call(Id, Id),
+    /// An object, and what was put into it afterwards: its attributes or its items.
+    Filled(Id, Id),
 }
 
 /// All values of a pickle.
@@ -154,12 +158,15 @@ impl Machine<'_> {
                 let items = self.pop_mark()?;
                 self.extend(items, true)?;
             }
-            // Sets: their contents do not matter here.
-            0x8f => self.push(Node::None)?,
-            0x90 => _ = self.pop_mark()?,
+            // Sets are lists here.
+            0x8f => self.push(Node::List(Vec::new()))?,
+            0x90 => {
+                let items = self.pop_mark()?;
+                self.extend(items, false)?;
+            }
             0x91 => {
-                self.pop_mark()?;
-                self.push(Node::None)?;
+                let items = self.pop_mark()?;
+                self.push(Node::List(items))?;
             }
             b'q' | b'r' | 0x94 => self.memoize(opcode)?,
             b'h' | b'j' => self.recall(opcode)?,
@@ -173,13 +180,14 @@ impl Machine<'_> {
                 self.push(Node::Call(callable, arguments))?;
             }
             0x92 => {
-                let (_, arguments, callable) = (self.pop()?, self.pop()?, self.pop()?);
+                let (named, arguments, callable) = (self.pop()?, self.pop()?, self.pop()?);
                 self.push(Node::Call(callable, arguments))?;
+                self.fill(named)?;
             }
-            // BUILD sets attributes, which do not matter here.
+            // BUILD sets attributes.
             b'b' => {
-                self.pop()?;
-                self.top()?;
+                let attributes = self.pop()?;
+                self.fill(attributes)?;
             }
             other => return Err(format!("opcode {other:#04x}, which no state dict needs,")),
         }
@@ -227,7 +235,7 @@ impl Machine<'_> {
             _ => self.length8()?,
         };
         self.take(len)?;
-        self.push(Node::None)
+        self.push(Node::Bytes(len))
     }
 
     fn tuple(&mut self, opcode: u8) -> Step<()> {
@@ -246,16 +254,33 @@ impl Machine<'_> {
         self.push(Node::Tuple(items))
     }
 
-    /// Adds items to the container on top. An object of another type ignores them.
+    /// Adds items to the container on top, or to the object that was made by a call: an `OrderedDict`.
     fn extend(&mut self, items: Vec<Id>, is_dict: bool) -> Step<()> {
         let top = self.top()?;
-        match &mut self.nodes[top as usize] {
+        let at = match self.nodes[top as usize] {
+            Node::Filled(_, contents) => contents,
+            _ => top,
+        };
+        match &mut self.nodes[at as usize] {
             Node::Dict(entries) if is_dict => entries.extend(items),
             Node::List(entries) if !is_dict => entries.extend(items),
-            // A subclass of dict, such as OrderedDict: made by a call, and filled afterwards.
-            node @ Node::Call(..) if is_dict => *node = Node::Dict(items),
-            _ => {}
+            _ => {
+                let contents = if is_dict { Node::Dict(items) } else { Node::List(items) };
+                self.push(contents)?;
+                let contents = self.pop()?;
+                self.fill(contents)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Puts contents into the object on top.
+    fn fill(&mut self, contents: Id) -> Step<()> {
+        let top = self.top()?;
+        let object = std::mem::replace(&mut self.nodes[top as usize], Node::None);
+        self.push(object)?;
+        let object = self.pop()?;
+        self.nodes[top as usize] = Node::Filled(object, contents);
         Ok(())
     }
 
@@ -374,6 +399,20 @@ mod tests {
         assert_eq!((pickle.node(tuple[0]), tuple.len()), (&Node::Float(3.5), 3));
         let long = read(b"\x8a\x02\x00\x01.").unwrap();
         assert_eq!(long.node(long.root()), &Node::Int(256));
+    }
+
+    #[test]
+    fn what_is_put_into_an_object_is_kept() {
+        // A deque of 1 and 2 with an attribute, and a set of 3.
+        let pickle =
+            read(b"(ccollections\ndeque\n)R(K\x01K\x02e}X\x01\0\0\0aK\x07sb\x8f(K\x03\x90l.").unwrap();
+        let Node::List(items) = pickle.node(pickle.root()) else { panic!("{pickle:?}") };
+        let Node::Filled(inner, attributes) = pickle.node(items[0]) else { panic!("{pickle:?}") };
+        let Node::Filled(call, list) = pickle.node(*inner) else { panic!("{pickle:?}") };
+        assert!(matches!(pickle.node(*call), Node::Call(..)));
+        assert!(matches!(pickle.node(*list), Node::List(items) if items.len() == 2));
+        assert!(matches!(pickle.node(*attributes), Node::Dict(items) if items.len() == 2));
+        assert!(matches!(pickle.node(items[1]), Node::List(items) if items.len() == 1));
     }
 
     #[test]

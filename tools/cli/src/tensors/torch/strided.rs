@@ -1,0 +1,95 @@
+//! Views of storages.
+
+use crate::fail::{Failure, Result};
+use std::ops::Range;
+
+/// A view of a storage by strides in elements.
+pub(super) struct Strided<'a> {
+    /// Bytes of an element.
+    pub(super) element: usize,
+    pub(super) offset: u64,
+    pub(super) shape: &'a [u64],
+    pub(super) strides: &'a [u64],
+}
+
+/// Place of a view's elements in the bytes of its storage.
+pub(super) enum Place {
+    Contiguous(Range<usize>),
+    Scattered,
+}
+
+impl Strided<'_> {
+    /// Checks that all elements lie in a storage of `len` bytes, and that they are not more than fit it.
+    pub(super) fn find(&self, len: usize) -> Result<Place> {
+        let outside =
+            || Failure::invalid(format_args!("its elements lie outside of its storage of {len} bytes"));
+        if self.shape.len() != self.strides.len() {
+            return Err(Failure::invalid("as many strides as dimensions are needed"));
+        }
+        let elements = gcodec::tensor::elements(self.shape).ok_or_else(outside)?;
+        let available = (len / self.element) as u64;
+        let start = self.offset;
+        if elements == 0 {
+            return Ok(Place::Contiguous(0..0));
+        }
+        if elements > available {
+            return Err(Failure::invalid("it has more elements than its storage: save a contiguous copy"));
+        }
+        let reach = self
+            .shape
+            .iter()
+            .zip(self.strides)
+            .try_fold(start, |sum, (&dim, &stride)| sum.checked_add((dim - 1).checked_mul(stride)?));
+        if reach.is_none_or(|last| last >= available) {
+            return Err(outside());
+        }
+        let mut expected = 1;
+        let contiguous = self.shape.iter().zip(self.strides).rev().all(|(&dim, &stride)| {
+            let fits = dim == 1 || stride == expected;
+            expected *= dim;
+            fits
+        });
+        let bytes = |elements: u64| elements as usize * self.element;
+        Ok(match contiguous {
+            true => Place::Contiguous(bytes(start)..bytes(start + elements)),
+            false => Place::Scattered,
+        })
+    }
+
+    /// Copies the elements, which were found to lie in `storage`, in the order of the shape.
+    pub(super) fn gather(&self, storage: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut index = vec![0u64; self.shape.len()];
+        loop {
+            let at = self.offset + index.iter().zip(self.strides).map(|(i, stride)| i * stride).sum::<u64>();
+            let at = at as usize * self.element;
+            out.extend_from_slice(&storage[at..at + self.element]);
+            // Moves on like an odometer: the last dimension runs fastest.
+            let Some(turned) = (0..index.len()).rev().find(|&d| index[d] + 1 < self.shape[d]) else {
+                return out;
+            };
+            index[turned] += 1;
+            index[turned + 1..].fill(0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_stay_in_their_storage() {
+        let find = |offset, shape: &[u64], strides: &[u64], len| {
+            Strided { element: 4, offset, shape, strides }.find(len)
+        };
+        assert!(matches!(find(1, &[2, 3], &[3, 1], 28), Ok(Place::Contiguous(r)) if r == (4..28)));
+        assert!(matches!(find(0, &[3, 2], &[1, 3], 24), Ok(Place::Scattered)));
+        assert!(find(2, &[2, 3], &[3, 1], 28).is_err());
+        assert!(find(0, &[1 << 40], &[0], 4).is_err());
+        assert!(find(0, &[2], &[u64::MAX], 8).is_err());
+        assert!(find(u64::MAX, &[1], &[1], 8).is_err());
+        assert!(find(0, &[2, 2], &[1], 8).is_err());
+        assert!(matches!(find(9, &[0, 3], &[3, 1], 0), Ok(Place::Contiguous(r)) if r == (0..0)));
+    }
+}
