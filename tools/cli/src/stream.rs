@@ -10,6 +10,7 @@ use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
 use gcodec::{Limits, TensorBuf};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Tensors by name: the base of a delta.
@@ -99,6 +100,21 @@ impl<'a> Updates<'a> {
             Source::Indexed(file) => Ok(file.metadata(number)?.entries),
             Source::Scanned(updates) => Ok(updates[number].metadata.clone()),
         }
+    }
+
+    /// Returns the blocks of an update: the numbers of the tensors that each spans, and its bytes.
+    pub(crate) fn blocks(&self, number: usize) -> Result<Vec<(Range<u64>, u64)>> {
+        Ok(match &self.source {
+            Source::Indexed(file) => {
+                file.blocks(number)?.map(|b| (b.first..b.first + b.tensors, b.len)).collect()
+            }
+            Source::Scanned(updates) => {
+                let blocks = updates[number].parts.iter().flat_map(|part| &part.blocks);
+                blocks
+                    .map(|raw| (raw.scope.first()..raw.scope.first() + raw.scope.tensors(), raw.len))
+                    .collect()
+            }
+        })
     }
 
     /// Returns the last update of a step; the last of all if `step` is `None`.

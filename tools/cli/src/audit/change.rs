@@ -1,4 +1,4 @@
-//! What changed from one version of a tensor to the next.
+//! Elements that change from one version of a tensor to the next, counted.
 
 use gcodec::TensorView;
 use gcodec::tensor::element::{bits_at, ulp_diff};
@@ -20,20 +20,24 @@ pub(super) struct Change {
     pub(super) elements: u64,
     /// Elements whose bits changed.
     pub(super) changed: u64,
-    /// Of those, the ones that changed in an earlier step, too.
+    /// Changed elements that changed in an earlier step, too.
     pub(super) again: u64,
-    /// Of those, the ones that changed in the step before, too.
+    /// Changed elements that changed in the step before, too.
     pub(super) again_at_once: u64,
     /// Changed elements by their distance in units in the last place: 1, 2, 3 to 4, 5 to 8, ..
     #[serde(serialize_with = "until_last")]
     pub(super) ulps: [u64; CLASSES],
     /// Bytes of the step's blocks; null for files of tensors.
     pub(super) bytes: Option<f64>,
+    /// Whether these are shares of blocks that span other tensors, too: divided by changed elements.
+    pub(super) apportioned: bool,
 }
 
 impl Default for Change {
     fn default() -> Self {
-        Self { elements: 0, changed: 0, again: 0, again_at_once: 0, ulps: [0; CLASSES], bytes: None }
+        let (elements, changed, again, again_at_once) = (0, 0, 0, 0);
+        let ulps = [0; CLASSES];
+        Self { elements, changed, again, again_at_once, ulps, bytes: None, apportioned: false }
     }
 }
 
@@ -48,6 +52,7 @@ impl AddAssign<&Self> for Change {
             (Some(a), Some(b)) => Some(a + b),
             (a, b) => a.or(b),
         };
+        self.apportioned |= other.apportioned;
     }
 }
 

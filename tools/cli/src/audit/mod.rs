@@ -1,11 +1,11 @@
-//! `gcodec audit`: what a run of deltas changes, step by step and layer by layer.
+//! `gcodec audit`: shows the changes of a run of deltas, step by step and layer by layer.
 
 mod change;
 mod table;
 
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
-use crate::inspect::{Tensor, Wanted, source};
+use crate::inspect::source;
 use crate::naming::Origin;
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::print;
@@ -17,6 +17,7 @@ use change::{Change, History};
 use gcodec::Limits;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Show what a run of weights changes: how many elements, by how much, which again, at which cost
@@ -28,8 +29,8 @@ use std::path::{Path, PathBuf};
 A change is an element whose bits differ. Its size is in units in the last place (ulp): 1 is the next
 number of its type. `again` is the share of the changed elements that changed in an earlier step of
 the run, and `at once` of those that changed in the step directly before. `bits` are bits of the
-step's blocks for each changed element; the bytes of a block that spans several tensors are divided
-among them by changed elements.
+step's blocks for each changed element. The bytes of a block that spans several tensors are divided
+among them by changed elements, and the bits of such tensors are marked with ~.
 
 Examples:
   gcodec audit sync.gcu --base step0000.safetensors
@@ -81,7 +82,7 @@ struct Row {
     change: Change,
 }
 
-/// What a run changed.
+/// Changes of a run.
 #[derive(Debug, Default, Serialize)]
 struct Audit {
     elements: u64,
@@ -144,17 +145,19 @@ impl Chain {
             return self.add(path, origin, dump.tensors, None).in_file(path);
         }
         let updates = Updates::open(&input, limits).in_file(path)?;
-        let wanted = Wanted { each: true, ..Wanted::default() };
-        let (report, _) = source::read(path, &wanted, limits)?;
         for number in 0..updates.len() {
             let header = updates.header(number);
             let origin = Origin { step: Some(header.step), sender: Some(header.sender), ..Origin::default() };
-            let of = |t: &Tensor| Bytes { own: t.bits() / 8.0, is_shared: t.apportioned };
-            let update = report.updates.get(number).filter(|_| header.delta.is_some());
-            let bytes = update.map(|u| u.tensors.iter().map(|t| (t.name.clone(), of(t))).collect());
+            let cost = match header.delta {
+                Some(_) => Some(Cost {
+                    names: updates.manifest(number).tensors().iter().map(|t| t.name.as_str()).collect(),
+                    blocks: updates.blocks(number).in_file(path)?,
+                }),
+                None => None,
+            };
             let base: Base<'_> = self.weights.iter().map(|(name, t)| (name.clone(), t.view())).collect();
             let tensors = updates.decode(number, |_| true, &base).in_file(path)?;
-            self.add(path, origin, tensors, bytes).in_file(path)?;
+            self.add(path, origin, tensors, cost.as_ref()).in_file(path)?;
         }
         Ok(())
     }
@@ -165,7 +168,7 @@ impl Chain {
         path: &Path,
         origin: Origin,
         tensors: Vec<NamedTensor>,
-        bytes: Option<HashMap<String, Bytes>>,
+        cost: Option<&Cost<'_>>,
     ) -> Result<()> {
         if self.weights.is_empty() {
             self.weights = tensors.into_iter().map(keyed).collect();
@@ -197,11 +200,11 @@ impl Chain {
                     change
                 }
             };
-            change.bytes = bytes.as_ref().map(|_| 0.0);
+            change.bytes = cost.map(|_| 0.0);
             rows.insert(name.clone(), change);
         }
-        if let Some(bytes) = bytes {
-            divide(&mut rows, &bytes);
+        if let Some(cost) = cost {
+            cost.divide(&mut rows);
         }
         let mut modules: BTreeMap<String, Change> = BTreeMap::new();
         for (name, change) in rows {
@@ -213,6 +216,8 @@ impl Chain {
             sum += change;
             *self.totals.entry(name.clone()).or_default() += change;
         }
+        // A step's blocks span no tensor of another step.
+        sum.apportioned = false;
         rows.retain(|_, change| change.changed > 0 || change.bytes > Some(0.0));
         let tensors = rows.into_iter().map(|(name, change)| Row { name, ever: None, change }).collect();
         let file = path.display().to_string();
@@ -245,24 +250,32 @@ impl Chain {
     }
 }
 
-/// Bytes of a tensor's blocks.
-#[derive(Debug, Clone, Copy)]
-struct Bytes {
-    own: f64,
-    /// Whether blocks span other tensors too.
-    is_shared: bool,
+/// Blocks of an update.
+struct Cost<'a> {
+    /// Names of all tensors.
+    names: Vec<&'a str>,
+    /// Tensors that each block spans, and its bytes.
+    blocks: Vec<(Range<u64>, u64)>,
 }
 
-/// Gives each tensor its bytes. Those of blocks that span several tensors are divided by changed elements.
-fn divide(rows: &mut BTreeMap<String, Change>, bytes: &HashMap<String, Bytes>) {
-    let is_shared = |name: &str| bytes.get(name).is_some_and(|bytes| bytes.is_shared);
-    let all: f64 = bytes.values().filter(|bytes| bytes.is_shared).map(|bytes| bytes.own).sum();
-    let changed: u64 = rows.iter().filter(|(name, _)| is_shared(name)).map(|(_, row)| row.changed).sum();
-    for (name, row) in rows {
-        row.bytes = Some(bytes.get(name).map_or(0.0, |bytes| match bytes.is_shared && changed > 0 {
-            true => all * row.changed as f64 / changed as f64,
-            false => bytes.own,
-        }));
+impl Cost<'_> {
+    /// Gives each tensor its bytes. Those of a block that spans several tensors are divided by changed
+    /// elements, or by elements if none changed.
+    fn divide(&self, rows: &mut BTreeMap<String, Change>) {
+        for (span, bytes) in &self.blocks {
+            let names = &self.names[span.start as usize..span.end as usize];
+            let sum = |of: fn(&Change) -> u64| names.iter().filter_map(|n| rows.get(*n)).map(of).sum::<u64>();
+            let (of, all): (fn(&Change) -> u64, u64) = match sum(|row| row.changed) {
+                0 => (|row| row.elements, sum(|row| row.elements)),
+                changed => (|row| row.changed, changed),
+            };
+            for name in names {
+                let Some(row) = rows.get_mut(*name) else { continue };
+                let share = of(row) as f64 / all.max(1) as f64;
+                row.bytes = Some(row.bytes.unwrap_or_default() + *bytes as f64 * share);
+                row.apportioned |= names.len() > 1;
+            }
+        }
     }
 }
 
@@ -271,5 +284,22 @@ fn module(name: &str, depth: Option<usize>) -> String {
     match depth {
         None => name.to_owned(),
         Some(depth) => name.split(['.', '/']).take(depth).collect::<Vec<_>>().join("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_of_each_block_are_those_of_its_tensors() {
+        let names = vec!["a", "b", "c", "d"];
+        let cost = Cost { names, blocks: vec![(0..2, 100), (2..3, 50), (2..4, 30)] };
+        let row = |changed| Change { elements: 10, changed, ..Change::default() };
+        let rows = [("a", row(1)), ("b", row(3)), ("c", row(0)), ("d", row(0))];
+        let mut rows: BTreeMap<String, Change> = rows.map(|(name, row)| (name.to_owned(), row)).into();
+        cost.divide(&mut rows);
+        let bytes: Vec<_> = rows.values().map(|row| (row.bytes, row.apportioned)).collect();
+        assert_eq!(bytes, [(Some(25.0), true), (Some(75.0), true), (Some(65.0), true), (Some(15.0), true)]);
     }
 }

@@ -87,7 +87,10 @@ fn cells(change: &Change) -> Vec<String> {
         share(change.again),
         share(change.again_at_once),
         change.bytes.map_or_else(none, |bytes| view::bytes(bytes.round() as u64)),
-        change.bits_per_change().map_or_else(none, |bits| format!("{bits:.2}")),
+        change.bits_per_change().map_or_else(none, |bits| match change.apportioned {
+            true => format!("~{bits:.2}"),
+            false => format!("{bits:.2}"),
+        }),
     ];
     cells.extend(change.ulps[..SHOWN].iter().map(|&count| share(count)));
     cells.push(share(change.ulps[SHOWN..].iter().sum()));
@@ -118,6 +121,7 @@ fn columns<'a>() -> Vec<Column<Line<'a>>> {
         Column::integer("again", |line| Some(line.row.change.again)),
         Column::integer("again_at_once", |line| Some(line.row.change.again_at_once)),
         Column::real("bytes", |line| line.row.change.bytes),
+        Column::truth("apportioned", |line| Some(line.row.change.apportioned)),
         Column::integer("ulp_1", |line| Some(line.row.change.ulps[0])),
         Column::integer("ulp_2", |line| Some(line.row.change.ulps[1])),
         Column::integer("ulp_3_to_4", |line| Some(line.row.change.ulps[2])),
