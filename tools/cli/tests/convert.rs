@@ -156,3 +156,30 @@ fn deltas_of_slime_become_a_chain_that_audit_reads() {
     write_tensors(&dir.path("other.safetensors"), &[("v", "F32", &[2], &bias)]);
     dir.fails(2, "another model", "audit step0.safetensors other.safetensors");
 }
+
+#[test]
+fn payloads_of_nemo_rl_become_deltas() {
+    let dir = Dir::new();
+    let (old, new) = (fixture("nemo_old.pt"), fixture("nemo_new.pt"));
+    // A payload as it is, and a folder with one that is compressed.
+    let payload = std::fs::read(fixture("nemo.pt")).unwrap();
+    std::fs::create_dir(dir.path("sync")).unwrap();
+    std::fs::write(dir.path("sync/000000.pt"), zstd::encode_all(&payload[..], 1).unwrap()).unwrap();
+    for input in [fixture("nemo.pt"), "sync".to_owned()] {
+        dir.well(&format!("convert {input} -o sync.gcu --layout nemo --base {old} --step 4"));
+        dir.well(&format!("decode sync.gcu -o got.safetensors --base {old} -q"));
+        assert_eq!(dir.run(&format!("diff got.safetensors {new}")).code, 0, "{input}");
+        assert_eq!(dir.run(&format!("diff got.safetensors {old}")).code, 1, "{input}");
+    }
+    let audit = json(&dir, &format!("audit sync.gcu --base {old} --json"));
+    assert_eq!((&audit["steps"][0]["changed"], &audit["steps"][0]["step"]), (&6.into(), &4.into()));
+    // Another base, another layout, a payload that is cut.
+    write_tensors(&dir.path("other.safetensors"), &[("w", "F32", &[20, 30], &f32s(&[0.0; 600]))]);
+    let line = |base: &str, input: &str| format!("convert {input} -o x.gcu --layout nemo --base {base}");
+    dir.fails(2, "unlike those of the base", &line("other.safetensors", &fixture("nemo.pt")));
+    dir.fails(3, "no items as payloads of NeMo-RL do", &line(&old, &fixture("pairs.pt")));
+    std::fs::write(dir.path("sync/000000.pt"), &payload[..payload.len() / 2]).unwrap();
+    dir.fails(3, "000000.pt", &line(&old, "sync"));
+    dir.fails(2, "--base", &format!("convert {} -o x.gcu --layout nemo", fixture("nemo.pt")));
+    assert!(!dir.path("x.gcu").exists());
+}

@@ -1,6 +1,7 @@
 //! `gcodec convert`: turns the updates of other projects into streams.
 
 mod chunks;
+mod nemo;
 mod pairs;
 mod slime;
 
@@ -34,6 +35,8 @@ Layouts:
   slime  a folder of slime or miles, weight_vNNNNNN: bytes that differ from --base, as XOR or as
          positions and bytes. The checksums of the results are verified. The folders become deltas,
          each made against the one before
+  nemo   a payload of NeMo-RL's sparse weight transfer, or a folder with the payloads NNNNNN.pt of one sync:
+         elements that differ from --base, as XOR or as new values, also compressed by zstd
 
 Examples:
   gcodec convert topk_step0200_rank3.pt -o topk.gcu --layout pairs --like model.safetensors
@@ -53,7 +56,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", required_if_eq_any([("layout", "pairs"), ("layout", "demo")]))]
     like: Option<PathBuf>,
     /// Weights before the first update
-    #[arg(long, value_name = "FILE", required_if_eq("layout", "slime"))]
+    #[arg(long, value_name = "FILE", required_if_eq_any([("layout", "slime"), ("layout", "nemo")]))]
     base: Option<PathBuf>,
     /// Longest side of a chunk
     #[arg(long, value_name = "N", default_value_t = 64)]
@@ -76,6 +79,8 @@ enum Layout {
     Demo,
     /// Bytes that differ
     Slime,
+    /// Elements that differ
+    Nemo,
 }
 
 /// Runs the command.
@@ -136,12 +141,13 @@ impl Args {
     fn read(&self, path: &std::path::Path, like: Option<&Dump>, base: Option<&Dump>) -> Result<Foreign> {
         match (self.layout, like, base) {
             (Layout::Slime, _, Some(base)) => slime::read(path, base),
+            (Layout::Nemo, _, Some(base)) => nemo::read(path, base),
             (Layout::Pairs, Some(like), _) => pairs::read(&Dump::open(path)?, like),
             (Layout::Demo, Some(like), _) => {
                 let grid = chunks::Grid { longest: self.chunk, dct: self.dct };
                 chunks::read(&Dump::open(path)?, like, grid)
             }
-            _ => Err(Failure::usage("--like, or for the layout slime --base, is needed")),
+            _ => Err(Failure::usage("--like, or for the layouts slime and nemo --base, is needed")),
         }
     }
 }

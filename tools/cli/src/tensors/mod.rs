@@ -18,7 +18,7 @@ use crate::stream::{self, Base};
 use gcodec::Limits;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use kind::Kind;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
 use std::ops::{Deref, Range};
 use std::path::Path;
@@ -33,6 +33,15 @@ pub(crate) struct Dump {
     pub(crate) metadata: BTreeMap<String, String>,
     /// Tensors of types that are not read, without their elements.
     pub(crate) opaque: Vec<Opaque>,
+    /// Integers and texts beside the tensors, by name; only PyTorch's files have them.
+    pub(crate) plain: HashMap<String, Plain>,
+}
+
+/// A value that is no tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Plain {
+    Int(i64),
+    Text(String),
 }
 
 /// A tensor whose elements are not read.

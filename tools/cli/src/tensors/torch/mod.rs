@@ -13,7 +13,7 @@ mod elements;
 mod pickle;
 mod strided;
 
-use super::{Data, Dump, NamedTensor, Opaque, check_unique, quoted};
+use super::{Data, Dump, NamedTensor, Opaque, Plain, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
 use elements::Element;
@@ -142,13 +142,9 @@ impl Reader<'_> {
                     Element::Untyped => self.whole(name, Dtype::U8, storage.range)?,
                 }
             }
-            Node::None
-            | Node::Bool(_)
-            | Node::Int(_)
-            | Node::Float(_)
-            | Node::Text(_)
-            | Node::Bytes(_)
-            | Node::Global(_) => {}
+            Node::Int(number) => _ = self.dump.plain.insert(path.clone(), Plain::Int(*number)),
+            Node::Text(text) => _ = self.dump.plain.insert(path.clone(), Plain::Text(text.clone())),
+            Node::None | Node::Bool(_) | Node::Float(_) | Node::Bytes(_) | Node::Global(_) => {}
         }
         Ok(())
     }
