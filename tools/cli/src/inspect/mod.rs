@@ -339,8 +339,8 @@ impl Args {
         }
     }
 
-    /// Takes the tensors of all files out of the reports: grouped, sorted and cut as asked for. Those of single
-    /// updates stay there. The second result is the bits of all of them.
+    /// Takes the tensors of all files out of the reports: grouped, sorted and cut as asked for. Those of
+    /// single updates stay there. The second result is the bits of all of them.
     fn selected(&self, reports: &mut [Report]) -> (Vec<Tensor>, f64) {
         let mut totals = report::Totals::default();
         for report in reports {
