@@ -4,10 +4,10 @@
 //! NNNNNN.pt: torch.save((indices, values, items)), also compressed by zstd
 //! indices: bytes; an item's are the gaps between its positions, u16, u32 or u64 LE, each less one
 //! values: a tuple of tensors of integers; an item's are a range of one of them
-//! items: a list of dicts: name, shape, operation (xor or overwrite), index_encoding (deltas or range), ..
+//! items: a list of dicts: name, shape, operation (xor or overwrite), index_encoding (deltas or range) ..
 //! ```
-//! Source: NVIDIA-NeMo/RL, `nemo_rl/utils/weight_transfer_sparse_codec.py` of 2026. The files are objects that
-//! a sync deletes once they are loaded; their checksums travel apart from them.
+//! Source: NVIDIA-NeMo/RL, `nemo_rl/utils/weight_transfer_sparse_codec.py` of 2026. The files are objects
+//! that a sync deletes once they are loaded; their checksums travel apart from them.
 
 use super::Foreign;
 use crate::fail::{Failure, InFile, Result};
