@@ -51,7 +51,7 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return out
 
 
-def all_residuals(state: gcodec.torch.State) -> dict[str, torch.Tensor]:
+def all_residuals(state: gcodec.torch.State | gcodec.torch.Average) -> dict[str, torch.Tensor]:
     saved = state.state_dict()
     kept = saved.get("feedback", {}) | saved.get("scalecom", {}) | saved.get("dgc", {"tensors": {}})["tensors"]
     return {name: tensor.double() for name, tensor in kept.items() if "#" not in name}
@@ -71,7 +71,7 @@ class Books:
     def take(self, got: dict[str, torch.Tensor]) -> None:
         self.applied = {n: t + got[n] for n, t in self.applied.items()}
 
-    def lost(self, state: gcodec.torch.State) -> float:
+    def lost(self, state: gcodec.torch.State | gcodec.torch.Average) -> float:
         """Returns the part of the gradient that is neither applied nor kept: a ratio of norms."""
         kept, squares, missing = all_residuals(state), 0.0, 0.0
         for name, given in self.given.items():
@@ -102,6 +102,47 @@ def branches(rank: int, world: int) -> dict[str, Any]:
             out[f"{name} {way}"] = books.lost(state)
             dist.barrier()
             del ddp
+    return out
+
+
+def averaged(rank: int, world: int) -> dict[str, float]:
+    """Trains without DistributedDataParallel, each rank with another branch. Returns what is lost."""
+    out = {}
+    for name, make in SENDERS.items():
+        model = Branches()
+        average, books = gcodec.torch.Average(model, make(world)), Books(model)
+        for step, (pixels, labels) in enumerate(batches(1, rank, world, 24)):
+            model.use = books.alone.use = (step // 3 + rank) % 2
+            books.give(pixels, labels)
+            backward(model, pixels, labels)
+            if step % 2 == 0:
+                average()
+                books.take(gradients(model))
+            else:
+                mine = {name: gradient.float() for name, gradient in reversed(gradients(model).items())}
+                average(mine)
+                books.take({name: gradient.double() for name, gradient in mine.items()})
+        out[name] = books.lost(average)
+    return out
+
+
+def wrong_averages(rank: int, world: int) -> dict[str, str]:
+    """Gives gradients of one rank that do not fit. Training goes on afterwards."""
+    model, out = network(0), {}
+    average = gcodec.torch.Average(model, "topk:density=0.05")
+    fitting = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    wrong = {
+        "missing": {name: fitting[name] for name in fitting if name != "0.bias"},
+        "shape": {**fitting, "0.bias": torch.ones(3)},
+        "sparse": {**fitting, "0.bias": torch.ones(48).to_sparse()},
+    }
+    for what, gradients in wrong.items():
+        try:
+            average(gradients if rank == 1 else {name: gradient.clone() for name, gradient in fitting.items()})
+        except gcodec.InputError as e:
+            out[what] = str(e)
+    average(fitting)
+    out["then"] = str(sum(float(gradient.sum()) for gradient in fitting.values()))
     return out
 
 

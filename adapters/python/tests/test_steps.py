@@ -28,6 +28,18 @@ def test_nothing_is_lost_of_parameters_that_a_step_does_not_use(
     assert one[f"{sender} {way}"] == two[f"{sender} {way}"] < ROUNDING
 
 
+def test_averages_on_request_lose_nothing(tmp_path: Path) -> None:
+    one, two = ranks(tmp_path, 2, "step_ranks:averaged")
+    assert one == two and set(one) == set(SENDERS) and max(one.values()) < ROUNDING, one
+
+
+def test_gradients_that_do_not_fit_are_refused_on_all_ranks(tmp_path: Path) -> None:
+    one, two = ranks(tmp_path, 2, "step_ranks:wrong_averages")
+    for what, said in {"missing": "'0.bias' differ", "shape": "'0.bias' has the shape (3,)", "sparse": "'0.bias' is sparse"}.items():
+        assert one[what].startswith("rank 1 could not compress") and said in one[what] and said in two[what], one
+    assert one["then"] == two["then"] and float(one["then"]) > 0
+
+
 @pytest.fixture(scope="module")
 def not_finite(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return ranks(tmp_path_factory.mktemp("not_finite"), 2, "step_ranks:not_finite")

@@ -48,7 +48,7 @@ enum Task {
     Peers(peers::Args),
     /// Tests the C library with programs in C and C++; installs it; writes its header.
     C(c::Args),
-    /// Tests the Python package with inference engines; installs vLLM once (6 GB).
+    /// Tests the Python package with inference engines and further trainers; installs vLLM once (6 GB).
     Engines,
     /// Checks the licences of all dependencies, and that nothing is shipped in two versions.
     Dependencies,

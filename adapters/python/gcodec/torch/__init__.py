@@ -4,10 +4,11 @@
     state = gcodec.torch.State(model, gcodec.TopK(density=0.01))
     ddp.register_comm_hook(state, gcodec.torch.hook)
 
-`State` and `hook` replace DistributedDataParallel's all-reduce. `DiLoCo` exchanges pseudo-gradients after a
-number of local steps. `Sharded` compresses the gradients of `fully_shard` (FSDP2, HSDP). Each rank sums the
-same frames in the order of the ranks, so all ranks get the same bits. Before the first exchange, ranks
-compare their codecs, tensors and versions.
+`State` and `hook` replace DistributedDataParallel's all-reduce. `Average` averages gradients when it is
+called, for other trainers. `DiLoCo` exchanges pseudo-gradients after a number of local steps. `Sharded`
+compresses the gradients of `fully_shard` (FSDP2, HSDP). Each rank sums the same frames in the order of the
+ranks, so all ranks get the same bits. Before the first exchange, ranks compare their codecs, tensors and
+versions.
 
 Any backend of `torch.distributed` works. With NCCL, frames are copied to the GPU to travel, and back.
 Gradients on a GPU are compressed there if the codec runs on devices.
@@ -15,6 +16,7 @@ Gradients on a GPU are compressed there if the codec runs on devices.
 
 from typing import TYPE_CHECKING, Any
 
+from gcodec.torch.average import Average
 from gcodec.torch.ddp import State, hook
 from gcodec.torch.diloco import DiLoCo
 from gcodec.torch.ranks import Profile
@@ -24,7 +26,7 @@ from gcodec.torch.schedule import Schedule
 if TYPE_CHECKING:
     from gcodec.torch.fsdp import Sharded
 
-__all__ = ["DiLoCo", "Profile", "ScaleCom", "Schedule", "Sharded", "State", "hook"]
+__all__ = ["Average", "DiLoCo", "Profile", "ScaleCom", "Schedule", "Sharded", "State", "hook"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,9 +13,10 @@ from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.torch.average import average, sparse
 from gcodec.torch.exchange import USED, Exchange
 from gcodec.torch.names import described, parameters_of
-from gcodec.torch.ranks import NotFinite, Profile
+from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 
@@ -135,11 +136,7 @@ class State:
         if unknown:
             raise InputError("a parameter of DistributedDataParallel is not in the model given to State: give it this model")
         if buffer.layout is not torch.strided:
-            name = self._order[id(parameters[0])][1]
-            raise InputError(
-                f"the gradient of {name!r} is sparse: make its layer with sparse=False. gcodec sends only the elements "
-                "that its codec keeps anyway"
-            )
+            raise InputError(sparse(self._order[id(parameters[0])][1]))
         for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
             self._gradients[self._order[id(parameter)][1]] = gradient.view(parameter.shape)
 
@@ -147,31 +144,13 @@ class State:
         """Replaces the gradients of the step by their means, or by NaN if there are none."""
         gradients = {name: self._gradients[name] for name in self._parameters if name in self._gradients}
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        try:
-            means = self._exchange.mean(gradients, device=device, held=_unused(gradients), scale=scale, error=self._error)
-        except BaseException as e:
-            for gradient in gradients.values():
-                gradient.fill_(float("nan"))
-            if isinstance(e, NotFinite):
-                return
-            raise
-        for name, gradient in gradients.items():
-            gradient.copy_(means[name])
+        average(self._exchange, gradients, device=device, scale=scale, error=self._error)
 
 
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The communication hook for DistributedDataParallel:
     `ddp.register_comm_hook(state, gcodec.torch.hook)`."""
     return state._take(bucket)
-
-
-def _unused(gradients: Mapping[str, torch.Tensor]) -> list[str]:
-    """Returns the names of gradients that are zero everywhere."""
-    # On the host, the first elements of most gradients say enough.
-    rest = {n: g for n, g in gradients.items() if g.device.type != "cpu" or not g.reshape(-1)[:256].any()}
-    flags = [gradient.any() for gradient in rest.values()]
-    used = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
-    return [name for name, is_used in zip(rest, used, strict=True) if not is_used]
 
 
 def _raise_after_backward(error: BaseException) -> None:

@@ -45,14 +45,14 @@ class Exchange:
         codec: Codec | str | Dgc | ScaleCom | Schedule,
         options: Options,
         tensors: Tensors,
-        group: dist.ProcessGroup | None,
+        group: dist.ProcessGroup | Ranks | None,
         profile: int,
     ) -> None:
         self._settings = (owner, codec, options, tensors, None, profile)
         self._codec, self._options, self._tensors, self._every = codec, options, tensors, profile
         self._rules, self._limits = dict(options.rules or {}), options.limits or Limits()
         self._propagate = options.non_finite == "propagate"
-        self._ranks = Ranks(group)
+        self._ranks = group if isinstance(group, Ranks) else Ranks(group)
         self._met = False
         self._sent = memoryview(b"")
         self.step = 0
@@ -215,18 +215,25 @@ class Exchange:
         """Compares the settings of all ranks, before the first exchange."""
         if self._met:
             return
-        codec, kept = self._codec, self._feedback is not None
-        mine = greeting(
+        check([bytes(one) for one in self._ranks.gather(self.greeting())])
+        self._met = True
+
+    def greeting(self) -> bytes:
+        """Returns the message by which ranks compare their settings."""
+        return greeting(
             self._tensors,
             world=self._ranks.world,
-            codec=_text(codec),
+            codec=_text(self._codec),
             rules=[(glob, spec_of(rule)) for glob, rule in self._rules.items()],
-            feedback=kept,
+            feedback=self._feedback is not None,
             non_finite=self._options.non_finite,
             step=self.step,
         )
-        check([bytes(one) for one in self._ranks.gather(mine)])
-        self._met = True
+
+    def rejoin(self, step: int, met: bool) -> None:
+        """Goes on with ranks that may be others than before. met: whether their settings are known to be the
+        same."""
+        self.step, self._met = step, met
 
     def _by_frames(
         self,

@@ -58,13 +58,20 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.rank, self.world = self._place()
         self.profile = Profile()
         self._device = torch.device("cpu")
 
+    def _place(self) -> tuple[int, int]:
+        """Returns this rank, and the number of ranks."""
+        return dist.get_rank(self.group), dist.get_world_size(self.group)
+
+    def _backend(self) -> str:
+        return str(dist.get_backend(self.group))
+
     def use(self, device: torch.device) -> None:
         """Sets the device of the gradients. NCCL sends from device memory, gloo from host memory."""
-        self._device = device if "nccl" in str(dist.get_backend(self.group)) else torch.device("cpu")
+        self._device = device if "nccl" in self._backend() else torch.device("cpu")
 
     def sizes(self, size: int, error: Exception | None, propagate: bool) -> list[int]:
         """Returns the number of bytes that each rank sends.
@@ -166,10 +173,14 @@ class Ranks:
 
     def _numbers(self, number: int) -> list[int]:
         """Returns one number of each rank."""
+        return [int(one) for one in self.same(torch.tensor([number], dtype=torch.int64))]
+
+    def same(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        """Returns a tensor of each rank; all have the same shape and type."""
         start = time.perf_counter()
-        mine = torch.tensor([number], dtype=torch.int64, device=self._device)
+        mine = mine.to(self._device)
         everyone = [torch.empty_like(mine) for _ in range(self.world)]
         dist.all_gather(everyone, mine, group=self.group)
         self.profile.communication += time.perf_counter() - start
-        self.profile.received += 8 * (self.world - 1)
-        return [int(one) for one in everyone]
+        self.profile.received += mine.nbytes * (self.world - 1)
+        return [one.cpu() for one in everyone]

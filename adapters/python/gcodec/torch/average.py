@@ -1,0 +1,174 @@
+"""The mean of gradients over ranks, when a trainer asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+import torch.distributed as dist
+
+from gcodec.codecs import Codec
+from gcodec.errors import InputError
+from gcodec.feedback import Dgc
+from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.names import described, parameters_of, some
+from gcodec.torch.ranks import NotFinite, Profile
+from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.schedule import Schedule
+
+
+class Average:
+    """Averages the gradients of a model over all ranks, compressed, at each call.
+
+    It is for trainers that can leave the reduction of gradients to a function: DeepSpeed's `no_sync`,
+    Megatron-core's `finalize_model_grads_func`, a loop of your own.
+
+        average = gcodec.torch.Average(model, gcodec.TopK(density=0.01))
+        loss.backward()
+        average()
+        optimizer.step()
+
+    A rank whose gradient of a parameter is None or zero everywhere sends nothing of that parameter and keeps
+    its residual. All ranks get a gradient of every parameter: zero if no rank has one.
+
+    Args:
+        model, codec, options, keywords, scaler, group, profile: as in `State`.
+
+    Raises:
+        InputError: an option, a codec, a rule or residuals do not fit the model or the group.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        codec: Codec | str | Dgc | ScaleCom | Schedule,
+        options: Options | None = None,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        group: dist.ProcessGroup | None = None,
+        profile: int = 0,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        chosen = resolve("gcodec.torch.Average", USED, options, keywords)
+        chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
+        self._parameters = parameters_of(model)
+        self._exchange = Exchange("gcodec.torch.Average", codec, chosen, described(self._parameters), group, profile)
+        self.scaler = scaler
+        """The scaler of the loss."""
+
+    @property
+    def profile(self) -> Profile:
+        """Times and traffic so far."""
+        return self._exchange.profile
+
+    def __call__(self, gradients: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Replaces gradients by their means over all ranks. All ranks call it together.
+
+        Args:
+            gradients: one tensor for each trainable parameter, by its name, with its shape and type; changed
+                in place. Default: None, the `grad` of each parameter.
+
+        Raises:
+            InputError: a gradient is missing or does not fit, or a rank cannot compress. All ranks raise;
+                their gradients are then NaN and their residuals unchanged.
+        """
+        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        error: Exception | None = None
+        try:
+            taken = gradients_of(self._parameters) if gradients is None else _checked(gradients, self._parameters)
+        except InputError as e:
+            # The other ranks wait for this one.
+            taken, error = {}, e
+        device = next((gradient.device for gradient in taken.values()), torch.device("cpu"))
+        average(self._exchange, taken, device=device, scale=scale, error=error)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns this rank's residuals and step, for its part of a checkpoint."""
+        return self._exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` returned on this rank.
+
+        Raises:
+            InputError: the state is of another model, codec, rank or number of ranks. Nothing is changed.
+        """
+        self._exchange.load_state_dict(state)
+
+
+def average(
+    exchange: Exchange,
+    gradients: Mapping[str, torch.Tensor],
+    *,
+    device: torch.device,
+    scale: float = 1.0,
+    error: Exception | None = None,
+    held: Collection[str] | None = None,
+    provisional: bool = False,
+) -> None:
+    """Replaces gradients by their means over all ranks, or by NaN if there are none.
+
+    Args:
+        device, scale, error, provisional: as in `Exchange.mean`.
+        held: names of gradients of which this rank sends nothing. Default: those that are zero everywhere.
+    """
+    if held is None:
+        held = unused(gradients)
+    try:
+        means = exchange.mean(dict(gradients), device=device, held=held, scale=scale, error=error, provisional=provisional)
+    except BaseException as e:
+        for gradient in gradients.values():
+            gradient.fill_(float("nan"))
+        if isinstance(e, NotFinite):
+            return
+        raise
+    for name, gradient in gradients.items():
+        gradient.copy_(means[name])
+
+
+def gradients_of(parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Returns the gradients of parameters by name; one that is None becomes zero.
+
+    Raises:
+        InputError: a gradient is sparse.
+    """
+    out = {}
+    for name, parameter in parameters.items():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        if parameter.grad.layout is not torch.strided:
+            raise InputError(sparse(name))
+        out[name] = parameter.grad
+    return out
+
+
+def sparse(name: str) -> str:
+    """Returns why a sparse gradient is refused."""
+    return (
+        f"the gradient of {name!r} is sparse: make its layer with sparse=False. gcodec sends only the elements "
+        "that its codec keeps anyway"
+    )
+
+
+def unused(gradients: Mapping[str, torch.Tensor]) -> list[str]:
+    """Returns the names of gradients that are zero everywhere."""
+    # On the host, the first elements of most gradients say enough.
+    rest = {n: g for n, g in gradients.items() if g.device.type != "cpu" or not g.reshape(-1)[:256].any()}
+    flags = [gradient.any() for gradient in rest.values()]
+    used = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []
+    return [name for name, is_used in zip(rest, used, strict=True) if not is_used]
+
+
+def _checked(gradients: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+    """Returns given gradients in the order of the parameters."""
+    if strange := set(gradients) ^ set(parameters):
+        raise InputError(f"the gradients are not those of the model's trainable parameters: {some(sorted(strange))} differ")
+    for name, parameter in parameters.items():
+        one = gradients[name]
+        if one.layout is not torch.strided:
+            raise InputError(sparse(name))
+        if one.shape != parameter.shape:
+            raise InputError(f"the gradient of {name!r} has the shape {tuple(one.shape)}, its parameter {tuple(parameter.shape)}")
+    return {name: gradients[name] for name in parameters}

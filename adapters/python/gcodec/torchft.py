@@ -1,0 +1,181 @@
+"""Compressed gradients under torchft, whose replicas come and go.
+
+    group = torchft.ProcessGroupGloo()
+    manager = torchft.Manager(pg=group, ...)
+    optimizer = torchft.Optimizer(manager, torch.optim.SGD(model.parameters(), lr=0.1))
+    average = gcodec.torchft.Average(manager, group, model, gcodec.TopK(density=0.01))
+    ...
+    optimizer.zero_grad()
+    loss.backward()
+    average()
+    optimizer.step()
+
+The model is not in torchft's DistributedDataParallel, which reduces gradients uncompressed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+import torchft
+
+from gcodec.codecs import Codec
+from gcodec.errors import InputError
+from gcodec.feedback import Dgc
+from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.torch.average import average, gradients_of
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.names import described, own, parameters_of
+from gcodec.torch.ranks import Profile, Ranks
+from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.schedule import Schedule
+
+# Bytes by which a replica finds its own place in a quorum.
+_NONCE = 16
+
+
+class Average:
+    """Averages the gradients of a model over the replicas of a quorum, compressed, at each call.
+
+    Call it between `backward()` and `optimizer.step()`. A step that torchft does not commit, for instance
+    because a replica is gone, changes no residual: nothing of it is lost. Residuals belong to a replica. They
+    are not part of what a new replica gets from another one, and begin at zero there.
+
+    An error of communication is reported to the manager, which then discards the step. If a gradient is not
+    finite, all replicas get NaN, as with `State`.
+
+    Args:
+        manager: the manager.
+        group: the process group that the manager has.
+        model: the model.
+        codec: a codec that keeps no state of its own.
+        options, keywords, profile: as in `gcodec.torch.State`.
+
+    Raises:
+        InputError: an option, a codec or a rule does not fit the model.
+    """
+
+    def __init__(
+        self,
+        manager: torchft.Manager,
+        group: Any,
+        model: torch.nn.Module,
+        codec: Codec | str,
+        options: Options | None = None,
+        *,
+        profile: int = 0,
+        **keywords: Unpack[OptionKeywords],
+    ) -> None:
+        where = "gcodec.torchft.Average"
+        chosen = resolve(where, USED, options, keywords)
+        chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
+        if isinstance(codec, (Dgc, ScaleCom, Schedule)):
+            raise InputError(f"{where} takes no {type(codec).__name__}, which depends on the number of ranks: use gcodec.TopK")
+        self._manager, self._group, self._parameters = manager, group, parameters_of(model)
+        self._ranks = _Quorum(group)
+        self._tensors = described(self._parameters)
+        self._exchange = Exchange(where, codec, chosen, self._tensors, self._ranks, profile)
+        # The step whose change of the residuals waits for its commit.
+        self._open: int | None = None
+
+    @property
+    def profile(self) -> Profile:
+        """Times and traffic so far."""
+        return self._exchange.profile
+
+    def __call__(self) -> None:
+        """Replaces the gradients by their means over the replicas. All replicas of the quorum call it together.
+
+        Raises:
+            InputError: a replica cannot compress, or its settings differ. All replicas raise.
+        """
+        manager = self._manager
+        manager.wait_quorum()
+        self._settle()
+        if manager.errored() is not None:
+            return
+        try:
+            self._meet()
+            self._average()
+        except InputError:
+            raise
+        except Exception as e:
+            manager.report_error(e)
+            return
+        self._open = manager.current_step()
+
+    def _average(self) -> None:
+        taken, error = {}, None
+        try:
+            taken = gradients_of(self._parameters)
+        except InputError as e:
+            error = e
+        held = None
+        if not self._manager.is_participating():
+            # This replica gets its parameters from another one in this step.
+            held = list(taken)
+        device = next((gradient.device for gradient in taken.values()), torch.device("cpu"))
+        average(self._exchange, taken, device=device, error=error, held=held, provisional=True)
+        if (participants := self._manager.num_participants()) != self._ranks.world:
+            for gradient in taken.values():
+                gradient *= self._ranks.world / participants
+
+    def _meet(self) -> None:
+        """Finds this replica's place, and compares the settings. Replicas may have changed since the last
+        step."""
+        exchange, ranks = self._exchange, self._ranks
+        ranks.world = self._group.size()
+        exchange.rejoin(self._manager.current_step(), met=True)
+        nonce, digest = secrets.token_bytes(_NONCE), hashlib.blake2b(exchange.greeting(), digest_size=16).digest()
+        mine = torch.frombuffer(bytearray(nonce + digest), dtype=torch.uint8)
+        everyone = [bytes(one.tolist()) for one in ranks.same(mine)]
+        ranks.rank = next(rank for rank, one in enumerate(everyone) if one[:_NONCE] == nonce)
+        if any(one[_NONCE:] != digest for one in everyone):
+            # The exchange compares the settings itself, and says what differs.
+            exchange.rejoin(self._manager.current_step(), met=False)
+
+    def _settle(self) -> None:
+        """Accepts the last change of the residuals if its step was committed, or takes it back."""
+        if self._open is None:
+            return
+        if self._manager.current_step() > self._open:
+            self._exchange.commit()
+        else:
+            self._exchange.undo()
+        self._open = None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Returns this replica's residuals by parameter name, for a checkpoint of this replica."""
+        self._settle()
+        feedback = self._exchange._feedback
+        return {} if feedback is None else feedback.state_dict("torch")
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restores what `state_dict` returned.
+
+        Raises:
+            InputError: the state is of another model. Nothing is changed.
+        """
+        feedback, renamed = self._exchange._feedback, own(state, self._tensors)
+        if feedback is None and renamed:
+            raise InputError("the state has residuals, but feedback is False: use the settings that saved it")
+        self._settle()
+        if feedback is not None:
+            feedback.load_state_dict(renamed)
+
+
+class _Quorum(Ranks):
+    """The replicas of a quorum. torch.distributed does not know their group, and there is none before the first
+    step."""
+
+    def _place(self) -> tuple[int, int]:
+        return 0, 1
+
+    def _backend(self) -> str:
+        group: Any = self.group
+        return str(group.getBackendName())
