@@ -103,17 +103,17 @@ class Ranks:
     def gather_frames(self, head: bytes, frames: memoryview, sizes: list[int]) -> list[memoryview]:
         """Sends this rank's frames, and returns the streams of all ranks, each with `head` before its
         frames."""
-        buffers = [bytearray(len(head) + max(sizes)) for _ in sizes]
-        if max(sizes) == 0:
+        largest = max(sizes)
+        if largest == 0:
             return [memoryview(head) for _ in sizes]
+        buffers = [bytearray(len(head) + largest) for _ in sizes]
         for buffer in buffers:
             buffer[: len(head)] = head
         bodies = [torch.frombuffer(buffer, dtype=torch.uint8, offset=len(head)) for buffer in buffers]
-        if frames:
-            bodies[self.rank][: len(frames)] = torch.frombuffer(bytearray(frames), dtype=torch.uint8)
+        mine = torch.frombuffer(bytearray(frames).ljust(largest, b"\0"), dtype=torch.uint8)
         start = time.perf_counter()
         moved = [body.to(self._device) for body in bodies]
-        dist.all_gather(moved, moved[self.rank].clone(), group=self.group)
+        dist.all_gather(moved, mine.to(self._device), group=self.group)
         for body, there in zip(bodies, moved, strict=True):
             if there is not body:
                 body.copy_(there)
