@@ -159,8 +159,11 @@ const MAGNITUDE: u32 = SIGN - 1;
 const INFINITY: u32 = 0x7f80_0000;
 /// Key of the smallest magnitude above zero.
 pub(super) const LOWEST: u32 = 1;
-/// Number of elements of a sample. A group with no more elements than this is not sampled.
+/// Number of elements of a sample, at most.
 const SAMPLE: u64 = 1 << 15;
+/// The sample for the largest elements takes one of this number of elements. Of small tensors, a larger share
+/// costs more than the candidates that it saves.
+const SHARE: u64 = 16;
 
 #[derive(Clone, Copy)]
 pub(super) enum Side {
@@ -195,7 +198,10 @@ pub(super) fn limit(k: u64) -> usize {
 
 /// Returns for each side a key that about `k` keys of the group reach, or a few more.
 fn guess<const N: usize>(group: &[&mut Source<'_>], k: u64, sides: [Side; N]) -> [u32; N] {
-    let Some(Sample { bits, rank }) = sample(group, k) else { return [LOWEST; N] };
+    let n = group.iter().map(|source| source.len as u64).sum::<u64>();
+    let Some(Sample { bits, rank }) = sample_of(group, k, (n / SHARE).min(SAMPLE)) else {
+        return [LOWEST; N];
+    };
     sides.map(|side| {
         let mut keys: Vec<u32> = bits.iter().map(|&bits| side.key(bits)).collect();
         let (_, key, _) = keys.select_nth_unstable_by(rank, |a, b| b.cmp(a));
@@ -214,6 +220,11 @@ pub(super) struct Sample {
 
 /// Returns `None` for a group that is no larger than its sample, or if the rank is not within the sample.
 pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
+    sample_of(group, k, SAMPLE)
+}
+
+/// Returns a sample of `size` elements. Returns `None` as [`sample`] does.
+fn sample_of(group: &[&mut Source<'_>], k: u64, size: u64) -> Option<Sample> {
     let ends: Vec<u64> = group
         .iter()
         .scan(0, |end, source| {
@@ -222,14 +233,14 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
         })
         .collect();
     let n = ends.last().copied().unwrap_or(0);
-    let rank = rank(k, n)? as usize;
-    let stride = n / SAMPLE;
-    let bits = (0..SAMPLE)
+    let rank = rank_of(k, n, size)? as usize;
+    let stride = n / size;
+    let bits = (0..size)
         .map(|i| {
             // Takes one element from each stride, at varying places. A constant place could sample a single
             // column of a matrix.
             let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
-            let at = (u128::from(i) * u128::from(n) / u128::from(SAMPLE)) as u64 + jitter;
+            let at = (u128::from(i) * u128::from(n) / u128::from(size)) as u64 + jitter;
             let which = ends.partition_point(|&end| end <= at);
             let source = &group[which];
             let mut x = [0.0];
@@ -242,10 +253,14 @@ pub(super) fn sample(group: &[&mut Source<'_>], k: u64) -> Option<Sample> {
 
 /// Returns the [`Sample::rank`] for `k` of `n` elements, or `None` if no sample is taken.
 pub(super) fn rank(k: u64, n: u64) -> Option<u64> {
+    rank_of(k, n, SAMPLE)
+}
+
+fn rank_of(k: u64, n: u64, size: u64) -> Option<u64> {
     // The expected count in the sample, plus four of its standard deviations.
-    let expected = k as f64 * SAMPLE as f64 / n as f64;
+    let expected = k as f64 * size as f64 / n as f64;
     let rank = (expected + 4.0 * expected.sqrt() + 4.0) as u64;
-    (n > SAMPLE && rank < SAMPLE).then_some(rank)
+    (n > size && rank < size).then_some(rank)
 }
 
 /// Elements found in a chunk that starts at `start`. Each has its index in the chunk in the high 32 bits and
