@@ -4,16 +4,19 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use super::headers;
 use super::linear::{Linear, quiet};
 use super::scatter;
+use crate::arch::pages;
 use crate::block::values::to_number;
 use crate::block::{Block, Floats, Scope, Set, Sets, Stored, Support, Target, Values};
 #[cfg(doc)]
 use crate::error::InputErrorKind;
 use crate::error::{Error, Result};
 use crate::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
-use crate::limits::{Budget, Limits, check};
+use crate::limits::{Budget, Limits, check, in_memory};
 use crate::tensor::{Dtype, TensorBuf};
 
 /// Precision of sums of floats.
@@ -195,23 +198,27 @@ impl Sum {
             let touched = self.expand(contribution, &sparse, &mut scratch).map_err(of_sender)?;
             for number in (0..touched.len()).filter(|&n| touched[n]) {
                 let dtype = self.manifest.tensors()[number].dtype;
-                if let Total::Numbers(sum) = &mut sums[number] {
-                    let numbers = Linear::of_elements(dtype, &scratch[number], sum.len())?;
-                    sum.accumulate(numbers, contribution.weight);
+                match &mut sums[number] {
+                    Total::Elements(sum) => add_elements(sum, &mut scratch[number], contribution.weight),
+                    Total::Numbers(sum) => {
+                        let numbers = Linear::of_elements(dtype, &scratch[number], sum.len())?;
+                        sum.accumulate(numbers, contribution.weight);
+                        scratch[number].fill(0);
+                    }
                 }
-                scratch[number].fill(0);
             }
             decoded.extend(self.decode_sparse(contribution, &sparse).map_err(of_sender)?);
         }
         let mut parts = vec![Vec::new(); sums.len()];
         decoded.iter().for_each(|block| block.for_each_part(|tensor, part| parts[tensor].push(part)));
-        for ((sum, parts), info) in sums.iter_mut().zip(&parts).zip(self.manifest.tensors()) {
-            match (sum, divisor) {
-                (Total::Elements(elements), _) => {
-                    *elements = scatter::sum(info.elements() as usize, parts, divisor);
+        for (number, info) in self.manifest.tensors().iter().enumerate() {
+            match (&mut sums[number], divisor) {
+                (Total::Elements(sum), _) if sparse[number] => {
+                    *sum = scatter::sum(in_memory(info.elements()), &parts[number], divisor);
                 }
+                (Total::Elements(sum), Some(divisor)) => divide_elements(sum, divisor),
                 (Total::Numbers(sum), Some(divisor)) => sum.divide(divisor),
-                (Total::Numbers(_), None) => {}
+                (_, None) => {}
             }
         }
         Ok(Reduced { header, manifest: self.manifest, sums })
@@ -290,12 +297,14 @@ impl Sum {
             let asked = info.elements().saturating_mul(each).saturating_add(info.bytes());
             bytes = bytes.saturating_add(asked);
             check("max_alloc_bytes", bytes, self.options.limits.max_alloc_bytes, 0)?;
-            if sparse[number] {
-                sums.push(Total::Elements(Vec::new()));
-                continue;
-            }
-            sum.zeros(info.elements() as usize);
-            sums.push(Total::Numbers(sum));
+            sums.push(match (info.dtype, self.options.precision) {
+                _ if sparse[number] => Total::Elements(Vec::new()),
+                (Dtype::F32, Precision::F32) => Total::Elements(pages::zeros(in_memory(info.bytes()))),
+                _ => {
+                    sum.zeros(in_memory(info.elements()));
+                    Total::Numbers(sum)
+                }
+            });
         }
         Ok(sums)
     }
@@ -318,7 +327,9 @@ impl Sum {
             let tensors = tensors_of(block);
             touched[tensors.clone()].fill(true);
             for tensor in tensors.clone() {
-                scratch[tensor].resize(self.manifest.tensors()[tensor].bytes() as usize, 0);
+                if scratch[tensor].is_empty() {
+                    scratch[tensor] = pages::zeros(in_memory(self.manifest.tensors()[tensor].bytes()));
+                }
             }
             let data = scratch[tensors].iter_mut().zip(&space.lens);
             let mut targets: Vec<_> = data.map(|(data, &len)| Target { data, start, len }).collect();
@@ -341,6 +352,33 @@ enum Total {
     /// Elements of an f32 tensor.
     Elements(Vec<u8>),
     Numbers(Linear),
+}
+
+/// Elements that are summed in one step.
+const STEP: usize = 1 << 16;
+
+/// Adds `weight` times the f32 elements of `update`, which become zero.
+fn add_elements(sum: &mut [u8], update: &mut [u8], weight: f64) {
+    sum.par_chunks_mut(4 * STEP).zip(update.par_chunks_mut(4 * STEP)).for_each(|(sum, update)| {
+        let pairs = sum.as_chunks_mut::<4>().0.iter_mut().zip(update.as_chunks::<4>().0);
+        let add = |a: &mut [u8; 4], b: f32| {
+            *a = to_number(f64::from(f32::from_le_bytes(*a) + b)).to_le_bytes();
+        };
+        match weight {
+            1.0 => pairs.for_each(|(a, b)| add(a, f32::from_le_bytes(*b))),
+            _ => pairs.for_each(|(a, b)| add(a, (weight * f64::from(f32::from_le_bytes(*b))) as f32)),
+        }
+        update.fill(0);
+    });
+}
+
+/// Divides f32 elements.
+fn divide_elements(sum: &mut [u8], by: f64) {
+    sum.par_chunks_mut(4 * STEP).for_each(|sum| {
+        for x in sum.as_chunks_mut::<4>().0 {
+            *x = to_number(f64::from(f32::from_le_bytes(*x)) / by).to_le_bytes();
+        }
+    });
 }
 
 impl Linear {

@@ -2,6 +2,7 @@
 
 use rayon::prelude::*;
 
+use crate::arch::pages;
 use crate::block::values::{Content, to_number};
 use crate::block::{Block, Scope, Sets, Sparse, Stored, Support};
 use crate::error::Result;
@@ -99,7 +100,7 @@ impl Part<'_> {
 ///
 /// Elements without a value stay zero: adding zero and dividing zero do not change them.
 pub(super) fn sum(len: usize, parts: &[Part<'_>], divisor: Option<f64>) -> Vec<u8> {
-    let mut elements = vec![0; 4 * len];
+    let mut elements = pages::zeros(4 * len);
     elements.par_chunks_mut(4 * WINDOW).enumerate().for_each(|(i, window)| {
         let (start, window) = (i * WINDOW, window.as_chunks_mut::<4>().0);
         for part in parts {
