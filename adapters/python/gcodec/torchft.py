@@ -77,6 +77,7 @@ class Average:
         if isinstance(codec, (Dgc, ScaleCom, Schedule)):
             raise InputError(f"{where} takes no {type(codec).__name__}, which depends on the number of ranks: use gcodec.TopK")
         self._manager, self._group, self._parameters = manager, group, parameters_of(model)
+        self._device = next((p.device for p in self._parameters.values()), torch.device("cpu"))
         self._ranks = _Quorum(group)
         self._tensors = described(self._parameters)
         self._exchange = Exchange(where, codec, chosen, self._tensors, self._ranks, profile)
@@ -89,7 +90,7 @@ class Average:
         return self._exchange.profile
 
     def __call__(self) -> None:
-        """Replaces the gradients by their means over the replicas. All replicas of the quorum call it together.
+        """Replaces the gradients by their means over the replicas. All replicas of a quorum call it together.
 
         Raises:
             InputError: a replica cannot compress, or its settings differ. All replicas raise.
@@ -119,8 +120,7 @@ class Average:
         if not self._manager.is_participating():
             # This replica gets its parameters from another one in this step.
             held = list(taken)
-        device = next((gradient.device for gradient in taken.values()), torch.device("cpu"))
-        average(self._exchange, taken, device=device, error=error, held=held, provisional=True)
+        average(self._exchange, taken, device=self._device, error=error, held=held, provisional=True)
         if (participants := self._manager.num_participants()) != self._ranks.world:
             for gradient in taken.values():
                 gradient *= self._ranks.world / participants
@@ -130,6 +130,7 @@ class Average:
         step."""
         exchange, ranks = self._exchange, self._ranks
         ranks.world = self._group.size()
+        ranks.use(self._device)
         exchange.rejoin(self._manager.current_step(), met=True)
         nonce, digest = secrets.token_bytes(_NONCE), hashlib.blake2b(exchange.greeting(), digest_size=16).digest()
         mine = torch.frombuffer(bytearray(nonce + digest), dtype=torch.uint8)
@@ -170,8 +171,8 @@ class Average:
 
 
 class _Quorum(Ranks):
-    """The replicas of a quorum. torch.distributed does not know their group, and there is none before the first
-    step."""
+    """The replicas of a quorum. torch.distributed does not know their group, and there is none before the
+    first step."""
 
     def _place(self) -> tuple[int, int]:
         return 0, 1

@@ -35,7 +35,7 @@ def start(replica: int, folder: Path, what: str, lighthouse: str) -> subprocess.
 def ends(running: list[subprocess.Popen[bytes]], folder: Path) -> list[dict[str, Any]]:
     """Returns what both replicas wrote."""
     try:
-        [process.wait(timeout=120) for process in running]
+        [process.wait(timeout=200) for process in running]
     finally:
         [process.kill() for process in running]
     files = [folder / f"{replica}.pt" for replica in range(2)]
@@ -55,7 +55,7 @@ def test_a_discarded_step_loses_nothing(tmp_path: Path, lighthouse: str) -> None
 
 def test_a_replica_that_dies_is_replaced(tmp_path: Path, lighthouse: str) -> None:
     first, dying = (start(replica, tmp_path, "die", lighthouse) for replica in range(2))
-    assert dying.wait(timeout=60) == 1
+    assert dying.wait(timeout=200) == 1
     one, two = ends([first, start(1, tmp_path, "go on", lighthouse)], tmp_path)
     for number in range(2):
         assert torch.equal(one["weights"][number], two["weights"][number])

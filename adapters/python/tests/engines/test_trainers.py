@@ -81,7 +81,7 @@ def torchrun(folder: Path, program: str, processes: int, **variables: str) -> Ru
 def check(running: list[Run]) -> None:
     """Checks that two ranks have learnt, with the same weights at the end."""
     try:
-        [run.process.wait(timeout=120) for run in running]
+        [run.process.wait(timeout=240) for run in running]
     finally:
         [run.process.kill() for run in running]
     said = "".join(run.output.read_text() for run in running)
