@@ -74,7 +74,8 @@ def torchrun(folder: Path, program: str, processes: int, **variables: str) -> Ru
     command = [sys.executable, "-m", "torch.distributed.run", *at, str(file)]
     own = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", **variables}
     with output.open("w") as out:
-        process = subprocess.Popen(command, cwd=folder, env={**os.environ, **own}, stdout=out, stderr=out, text=True)
+        environment = {**os.environ, **own}
+        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out, text=True)
     return Run(process, output)
 
 
@@ -110,7 +111,8 @@ def test_torchft(tmp_path: Path) -> None:
     need("torchft")
     with lighthouse() as address:
         variables = {"TORCHFT_LIGHTHOUSE": address}
-        check([torchrun(tmp_path, PROGRAMS["with_torchft"], 1, REPLICA=str(i), **variables) for i in range(2)])
+        program = PROGRAMS["with_torchft"]
+        check([torchrun(tmp_path, program, 1, REPLICA=str(replica), **variables) for replica in range(2)])
 
 
 @contextmanager
