@@ -55,8 +55,9 @@ impl Architecture {
         self
     }
 
-    /// Returns a model with random weights, uniform with the variance 2 / (inputs of a sum), and zero
-    /// biases.
+    /// Returns a model with random weights and biases, uniform up to 1 / sqrt(fan-in), as PyTorch's
+    /// convolutions begin. As there, the fan-in of a transposed convolution is that of the convolution whose
+    /// adjoint it is: the outputs times the taps.
     ///
     /// # Errors
     /// [`Error::Input`] for sizes out of range.
@@ -77,8 +78,7 @@ impl Architecture {
         for _ in 0..self.decoders {
             let mut decoder = Vec::new();
             for (inputs, outputs) in [(CODE_CHANNELS, narrow), (narrow, w), (w, 2 * w), (2 * w, narrow)] {
-                // With stride 2 a sum has two or one of three taps: 1.5 on average.
-                let conv = self.conv(inputs, outputs, 2, inputs * 3 / 2, &mut draws);
+                let conv = self.conv(inputs, outputs, 2, outputs * 3, &mut draws);
                 decoder.push(Layer::Transposed(conv));
                 decoder.push(Layer::LeakyRelu(SLOPE));
             }
@@ -96,9 +96,10 @@ impl Architecture {
 
     /// Returns a layer of three taps with a stride, or of one tap without.
     fn conv(&self, inputs: usize, outputs: usize, stride: usize, fan: usize, draws: &mut Draws) -> Conv {
+        let bound = 1.0 / (fan as f32).sqrt();
         let (kernel, before) = if stride == 2 { (3, 1) } else { (1, 0) };
-        let weights = draws.uniform(inputs * outputs * kernel, (6.0 / fan as f32).sqrt());
-        let bias = self.bias.then(|| vec![0.0; outputs]);
+        let weights = draws.uniform(inputs * outputs * kernel, bound);
+        let bias = self.bias.then(|| draws.uniform(outputs, bound));
         Conv { inputs, outputs, kernel, stride, before, weights, bias, half: self.half }
     }
 }

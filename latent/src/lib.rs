@@ -5,9 +5,10 @@
 //! the values.
 //!
 //! - [`Model`]: encoder and decoders, as bytes with a hash (spec, `models/lgc-conv1d.md`), and their
-//!   computation, which has the same bits on every machine. [`Architecture`] makes the paper's networks. The
-//!   crate `gcodec-latent-train` trains them.
-//! - [`encode_latent`], [`decode_latent`]: conversion of a block's values to latent codes and back.
+//!   computation, which has the same bits on every machine. [`Architecture`] makes the paper's networks, and
+//!   [`training`] trains them.
+//! - [`encode_latent`], [`decode_latent`]: conversion of a block's values to latent codes and back;
+//!   [`encode_blocks`], [`without_latent`]: the same for whole updates.
 //! - [`protocol`]: the three phases, with a parameter server or a ring, over gcodec's frames.
 //!
 //! ```
@@ -31,6 +32,8 @@ mod layer;
 mod model;
 mod network;
 pub mod protocol;
+pub mod training;
+mod update;
 
 pub use architecture::Architecture;
 pub use codes::{CodeFormat, codes, decode_latent, encode_latent};
@@ -38,3 +41,4 @@ pub use error::{Error, Result};
 pub use layer::{Conv, Layer};
 pub use model::{FORMAT, Innovation, Limits, Model, Models};
 pub use network::Network;
+pub use update::{Encoding, encode_blocks, without_latent};

@@ -218,6 +218,11 @@ impl Model {
         &self.encoder
     }
 
+    /// Returns the number of values per column of codes.
+    pub fn unit(&self) -> usize {
+        self.unit
+    }
+
     /// Returns the decoders.
     pub fn decoders(&self) -> &[Network] {
         &self.decoders

@@ -19,6 +19,9 @@
 //! ordinary update that any reader can read: an innovation is a sparse update, and codes are latent values
 //! of their sender.
 //!
+//! **Momentum.** With [`Settings::momentum`], a worker's gradients are replaced by their velocities, as in
+//! Deep Gradient Compression.
+//!
 //! **Residual.** In phases 2 and 3 each worker adds its unsent values to the next gradient. The residual is
 //! cleared at the positions of the leader's set, on all workers, rather than at the worker's own largest
 //! elements. The autoencoder's error is not fed back, as in the paper.
@@ -27,6 +30,7 @@
 //! [`Worker::finish`]. A receiver's step is [`Receiver::begin`], [`Receiver::take_set`], [`Receiver::take`]
 //! for each update, [`Receiver::finish`]. An error leaves the state unchanged.
 
+mod group;
 mod receiver;
 mod worker;
 
@@ -34,7 +38,9 @@ use gcodec::block::{Block, IndexSpace, Planes, Scope, SetId, Sets, SharedSet, St
 use gcodec::compress::{Amount, Kept};
 use gcodec::frame::{Budget, IndexSet, Manifest};
 
+pub use group::Group;
 pub use receiver::{Outcome, Receiver};
+pub(crate) use worker::largest;
 pub use worker::{Begun, Worker};
 
 use crate::codes::CodeFormat;
@@ -90,6 +96,10 @@ pub struct Settings {
     pub innovation_values: Stored,
     /// Storage of codes. Default: f32.
     pub codes: CodeFormat,
+    /// Momentum correction, 0 to less than 1 (arXiv 1712.01887, section 3.2): each worker accumulates its
+    /// velocities instead of its gradients, and the receiver's mean is applied without momentum. The velocity
+    /// of an element restarts at zero when the element is sent alone. Default: 0, none.
+    pub momentum: f32,
     /// Steps of phase 1, from step 0. Default: 200.
     pub full_steps: u64,
     /// Steps of phase 2 after them. Default: 300.
@@ -118,6 +128,7 @@ impl Settings {
             innovation: 0.1,
             innovation_values: Stored::F32,
             codes: CodeFormat::F32,
+            momentum: 0.0,
             full_steps: 200,
             top_k_steps: 300,
         }
@@ -129,6 +140,7 @@ impl Settings {
         with_innovation innovation f64
         with_innovation_values innovation_values Stored
         with_codes codes CodeFormat
+        with_momentum momentum f32
         with_full_steps full_steps u64
         with_top_k_steps top_k_steps u64
     }
@@ -149,6 +161,9 @@ impl Settings {
         }
         if !(0.0..=1.0).contains(&self.innovation) {
             return Err(Error::Input("part of the values that is the innovation"));
+        }
+        if !(0.0..1.0).contains(&self.momentum) {
+            return Err(Error::Input("momentum of the workers"));
         }
         if self.innovation_values == Stored::Source {
             return Err(Error::Input("an innovation's values need a type other than the source's"));

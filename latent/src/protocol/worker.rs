@@ -4,12 +4,13 @@ use gcodec::block::{
     Block, BlockOptions, CodedBlock, Floats, Positions, Scope, Set, SetId, Sparse, Support, Values,
 };
 use gcodec::compress::codecs::TopK;
+use gcodec::compress::senders::mask_momenta;
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
 use gcodec::compress::{Codec, Feedback, Input, Kept, Options, Selection, compress};
 use gcodec::frame::{IndexSet, Manifest, UpdateHeader};
 use gcodec::stream::Encoder;
-use gcodec::tensor::TensorView;
-use gcodec::tensor::element::decode_f32s;
+use gcodec::tensor::element::{decode_f32s, encode_f32s};
+use gcodec::tensor::{TensorBuf, TensorView};
 
 use super::{Class, Phase, Settings, Shared, Variant, space_of};
 use crate::codes::{encode_latent, floats};
@@ -44,6 +45,8 @@ pub struct Worker {
     learned: SetWorker,
     /// Residuals of the top-k tensors.
     feedback: Feedback,
+    /// Velocity of each element, by tensor; empty without momentum.
+    velocities: Vec<Vec<f32>>,
     model: Option<Arc<Model>>,
     round: Option<Round>,
 }
@@ -54,6 +57,7 @@ struct Round {
     /// Blocks of the other tensors, and their residuals after sending.
     blocks: Vec<CodedBlock>,
     feedback: Feedback,
+    velocities: Vec<Vec<f32>>,
     shared: Option<Shared>,
     /// Blocks of the learned tensors once the set is known: the leader's codes for the server, then the
     /// worker's own block.
@@ -70,8 +74,19 @@ impl Worker {
         let scope = settings.check(manifest)?;
         let choice = SetSettings::new(Choice::TopKOfEach(settings.amount)).with_values(Kept::F32);
         let learned = SetWorker::new(manifest, scope, rank, world, choice)?;
-        let (manifest, feedback) = (Arc::clone(manifest), Feedback::new());
-        Ok(Self { manifest, settings, rank, world, scope, learned, feedback, model: None, round: None })
+        let (manifest, feedback, velocities) = (Arc::clone(manifest), Feedback::new(), Vec::new());
+        Ok(Self {
+            manifest,
+            settings,
+            rank,
+            world,
+            scope,
+            learned,
+            feedback,
+            velocities,
+            model: None,
+            round: None,
+        })
     }
 
     /// Takes the model of phase 3.
@@ -98,6 +113,12 @@ impl Worker {
         &self.feedback
     }
 
+    /// Returns the velocity of each element by tensor: momentum times the last velocity, plus the gradient.
+    /// Empty without momentum, and before the first step.
+    pub fn velocities(&self) -> &[Vec<f32>] {
+        &self.velocities
+    }
+
     /// Begins a step with this worker's gradients, one for each tensor of the manifest.
     ///
     /// # Errors
@@ -118,6 +139,9 @@ impl Worker {
         if infos.iter().zip(gradients).any(|(i, g)| i.dtype != g.dtype() || i.shape != g.shape()) {
             return Err(Error::Input("a gradient that is not the manifest's tensor"));
         }
+        let (velocities, moved) = self.moved(gradients)?;
+        let moved: Vec<TensorView<'_>> = moved.iter().map(TensorBuf::view).collect();
+        let gradients = if velocities.is_empty() { gradients } else { &moved };
         let (mut inputs, mut codecs) = (Vec::new(), Vec::new());
         for (i, class) in self.settings.classes.iter().enumerate() {
             let top_k = Codec::TopK(TopK {
@@ -146,8 +170,50 @@ impl Worker {
                 }
             }
         };
-        self.round = Some(Round { step, phase, blocks, feedback, shared: None, common: None, own: None });
+        let (shared, common, own) = (None, None, None);
+        self.round = Some(Round { step, phase, blocks, feedback, velocities, shared, common, own });
         Ok(begun)
+    }
+
+    /// Returns the velocities with these gradients, also as tensors; nothing without momentum.
+    fn moved(&self, gradients: &[TensorView<'_>]) -> Result<(Vec<Vec<f32>>, Vec<TensorBuf>)> {
+        let (mut velocities, mut tensors) = (Vec::new(), Vec::new());
+        if self.settings.momentum == 0.0 {
+            return Ok((velocities, tensors));
+        }
+        for (t, gradient) in gradients.iter().enumerate() {
+            let mut row = gradient.to_f32()?;
+            if let Some(before) = self.velocities.get(t) {
+                row.iter_mut().zip(before).for_each(|(x, v)| *x += self.settings.momentum * v);
+            }
+            let mut bytes = vec![0; gradient.data().len()];
+            encode_f32s(gradient.dtype(), &row, 0, &mut bytes)?;
+            tensors.push(TensorBuf::new(gradient.dtype(), gradient.shape().to_vec(), bytes)?);
+            velocities.push(row);
+        }
+        Ok((velocities, tensors))
+    }
+
+    /// Returns the velocities of a step, zero where an element was sent without the others of its tensor.
+    fn masked(&self, round: &Round) -> Result<Vec<Vec<f32>>> {
+        let mut velocities = round.velocities.clone();
+        if velocities.is_empty() {
+            return Ok(velocities);
+        }
+        let sparse = |b: &&CodedBlock| !matches!(b.block.support, Support::All);
+        let blocks: Vec<CodedBlock> = round.blocks.iter().filter(sparse).cloned().collect();
+        let mut momenta: Vec<(u64, &mut [f32])> =
+            (0..).zip(velocities.iter_mut().map(Vec::as_mut_slice)).collect();
+        mask_momenta(&blocks, &mut momenta)?;
+        let (mut tensor, mut base) = (self.scope.first() as usize, 0);
+        for &position in round.shared.iter().flat_map(|s| &s.positions) {
+            while position - base >= velocities[tensor].len() as u64 {
+                base += velocities[tensor].len() as u64;
+                tensor += 1;
+            }
+            velocities[tensor][(position - base) as usize] = 0.0;
+        }
+        Ok(velocities)
     }
 
     /// Takes the leader's set and its id from a decoder, or for the leader from [`Encoder::index_set`].
@@ -226,11 +292,12 @@ impl Worker {
     /// # Errors
     /// [`Error::OutOfTurn`] before the set was taken.
     pub fn finish(&mut self) -> Result<()> {
+        let velocities = self.masked(self.complete()?)?;
         if self.complete()?.phase != Phase::Full {
             self.learned.finish()?;
         }
         if let Some(round) = self.round.take() {
-            self.feedback = round.feedback;
+            (self.feedback, self.velocities) = (round.feedback, velocities);
         }
         Ok(())
     }
@@ -252,17 +319,23 @@ impl Worker {
 
 /// Returns the largest of the values on the set, with their positions in the tensors.
 fn innovation(settings: &Settings, scope: Scope, values: &[f32], positions: &[u64]) -> Result<Option<Block>> {
-    let count = (settings.innovation * values.len() as f64).round() as usize;
-    if count == 0 {
+    let order = largest(values, settings.innovation);
+    if order.is_empty() {
         return Ok(None);
     }
+    let kept: Vec<f32> = order.iter().map(|&i| values[i]).collect();
+    let values = floats(settings.innovation_values, &kept)?;
+    let support = Support::Sparse(Sparse { positions: order.iter().map(|&i| positions[i]).collect() });
+    Ok(Some(Block { scope, add: false, support, values }))
+}
+
+/// Returns the places of the largest values, ascending: this part of all, without zeros.
+pub(crate) fn largest(values: &[f32], part: f64) -> Vec<usize> {
+    let count = (part * values.len() as f64).round() as usize;
     let mut order: Vec<usize> = (0..values.len()).filter(|&i| values[i] != 0.0).collect();
     // Stable: of equal magnitudes the first one wins.
     order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()));
     order.truncate(count);
     order.sort_unstable();
-    let kept: Vec<f32> = order.iter().map(|&i| values[i]).collect();
-    let values = floats(settings.innovation_values, &kept)?;
-    let support = Support::Sparse(Sparse { positions: order.iter().map(|&i| positions[i]).collect() });
-    Ok(Some(Block { scope, add: false, support, values }))
+    order
 }
