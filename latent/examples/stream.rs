@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .with_codes(CodeFormat::Int8)
         .with_full_steps(1)
         .with_top_k_steps(1);
-    // Random weights: `gcodec-latent-train` makes trained models.
+    // Random weights: `gcodec model train` makes trained models.
     let model = Arc::new(Architecture::new(4, Innovation::Channel).with_width(8).init(1)?);
     let mut workers = (0..4)
         .map(|rank| Worker::new(&manifest, settings.clone(), rank, 4))

@@ -2,6 +2,7 @@
 
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
+use crate::learned::{self, Chosen};
 use crate::naming::{CodecParser, Origin, did_you_mean};
 use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
@@ -45,6 +46,9 @@ SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
   sign:group=tensor|64      signs, and the mean magnitude of each group
   int8:group=256            8 bits per element and a scale per group
   powersgd:rank=4           PowerSGD: each matrix as two factors
+  lgc:model=FILE            LGC: codes of the largest elements, by a model of `gcodec model train`;
+                            density=0.01, codes=int8|f32|f16|bf16, innovation=0.1 (share of values
+                            that is exact), inline=no|yes (the model in the stream)
 
 Codecs with positions take positions=auto|rice|rice-one|tokens|bitmap|classed. A seed grows by one with
 each update.
@@ -68,7 +72,7 @@ pub(crate) struct Args {
     output: PathBuf,
     /// Codec of the tensors
     #[arg(long, value_name = "SPEC", value_parser = CodecParser, hide_possible_values = true)]
-    codec: Codec,
+    codec: Chosen,
     /// Other codec for the tensors whose names match; the last matching rule counts
     #[arg(long = "rule", value_name = "GLOB=SPEC")]
     rules: Vec<Rule>,
@@ -199,7 +203,11 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
         true => NonFinite::Zero,
         false => NonFinite::Reject,
     });
-    let plan = Plan::new(args.codec, &args.rules);
+    let plan = Plan::new(args.codec.codec(), &args.rules);
+    let learned = args.codec.learned().map(learned::Encoder::open).transpose()?;
+    if let Some(learned) = learned.as_ref().filter(|learned| learned.inline) {
+        writer.model(&learned.frame()).in_output(&args.output)?;
+    }
     if args.base.is_some() && !plan.has_delta() {
         return Err(Failure::usage("--base is for the codec delta"));
     }
@@ -217,7 +225,8 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
             let metadata = Metadata { entries: dump.metadata.clone() };
             writer.metadata(&metadata).in_output(&args.output)?;
         }
-        let update = Update { args, plan: &plan, options: &options, number, place, quiet };
+        let update =
+            Update { args, plan: &plan, learned: learned.as_ref(), options: &options, number, place, quiet };
         let written = update.write(writer, &dump, base.as_ref(), feedback.as_mut());
         // The tensors are in memory by now: only writing can fail in the system.
         written.map_err(|f| if f.code == Code::Io { f.in_output(&args.output) } else { f.in_file(path) })?;
@@ -241,6 +250,7 @@ fn write<W: Write>(args: &Args, writer: &mut Writer<W>, next: u64, quiet: bool) 
 struct Update<'a> {
     args: &'a Args,
     plan: &'a Plan<'a>,
+    learned: Option<&'a learned::Encoder>,
     options: &'a Options,
     number: u64,
     place: Place,
@@ -313,15 +323,19 @@ impl Update<'_> {
         }
         let compressed = gcodec::compress::compress(&inputs, &codecs, self.options, feedback)
             .map_err(|e| plan::explain(e, &manifest))?;
+        let compressed = match self.learned {
+            Some(learned) => learned.encode(compressed, &manifest, self.place.sender)?,
+            None => compressed,
+        };
         let label = match self.plan.has_delta() && !is_delta {
             true => Codec::Lossless.to_string(),
-            false => Plan::new(self.args.codec.later(self.number), &self.args.rules).label(),
+            false => Plan::new(self.args.codec.codec().later(self.number), &self.args.rules).label(),
         };
         let mut header = UpdateHeader::default()
             .with_step(self.place.step)
             .with_sender(self.place.sender)
             .with_world(self.place.world)
-            .with_label(label);
+            .with_label(self.learned.map_or(label, learned::Encoder::label));
         if is_delta {
             header = header.with_delta(Some(compress::deltas(&inputs, &compressed)));
         }

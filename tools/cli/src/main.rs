@@ -18,7 +18,9 @@ mod encode;
 mod fail;
 mod input;
 mod inspect;
+mod learned;
 mod man;
+mod model;
 mod naming;
 mod options;
 mod output;
@@ -82,6 +84,7 @@ enum Command {
     Log(store::log::Args),
     Fold(store::fold::Args),
     Gc(store::gc::Args),
+    Model(model::Args),
     /// Print shell completions
     Completions {
         /// Shell
@@ -132,6 +135,7 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Pull(args) => store::pull::run(args, cli.quiet),
         Command::Log(args) => store::log::run(args),
         Command::Fold(args) => store::fold::run(args, cli.quiet),
+        Command::Model(args) => model::run(args, cli.quiet),
         Command::Gc(args) => store::gc::run(args, cli.quiet),
         Command::Completions { shell } => man::completions(Cli::command(), *shell),
         Command::Man { directory } => man::pages(Cli::command(), directory.as_deref()),

@@ -1,5 +1,6 @@
 //! Steps and senders in metadata and in the names of files, and names that a user may have meant.
 
+use crate::learned::Chosen;
 use clap::builder::{PossibleValue, TypedValueParser};
 use gcodec::Codec;
 use gcodec::compress::SpecError;
@@ -71,15 +72,15 @@ pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
 pub(crate) struct CodecParser;
 
 impl TypedValueParser for CodecParser {
-    type Value = Codec;
+    type Value = Chosen;
 
     fn parse_ref(
         &self,
         command: &clap::Command,
         arg: Option<&clap::Arg>,
         value: &std::ffi::OsStr,
-    ) -> Result<Codec, clap::Error> {
-        parse_codec.parse_ref(command, arg, value)
+    ) -> Result<Chosen, clap::Error> {
+        <Chosen as std::str::FromStr>::from_str.parse_ref(command, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
@@ -87,7 +88,7 @@ impl TypedValueParser for CodecParser {
         static NAMES: LazyLock<String> =
             LazyLock::new(|| "?".parse::<Codec>().err().map(|e| e.to_string()).unwrap_or_default());
         let names = NAMES.split_once("one of ").map(|(_, names)| names).unwrap_or_default();
-        Some(Box::new(names.split(", ").map(PossibleValue::new)))
+        Some(Box::new(names.split(", ").chain(["lgc"]).map(PossibleValue::new)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Streams for the commands: updates to decode, and errors with the names of tensors.
 
 use crate::fail::{Failure, Result};
+use crate::learned;
 use crate::output::warn;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
@@ -9,6 +10,7 @@ use gcodec::frame::{Delta, Manifest, UpdateHeader, UpdatePart, run_digest, tenso
 use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
 use gcodec::{Limits, TensorBuf};
+use gcodec_latent::Models;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,6 +20,8 @@ pub(crate) type Base<'a> = BTreeMap<String, TensorView<'a>>;
 
 /// The updates of a stream, ready to be decoded.
 pub(crate) struct Updates<'a> {
+    bytes: &'a [u8],
+    models: Models,
     limits: Limits,
     source: Source<'a>,
 }
@@ -41,7 +45,7 @@ impl<'a> Updates<'a> {
     pub(crate) fn open(bytes: &'a [u8], limits: &Limits) -> Result<Self> {
         let limits = limits.clone();
         if let Ok(file) = File::open(bytes, limits.clone()) {
-            return Ok(Self { limits, source: Source::Indexed(file) });
+            return Ok(Self { bytes, models: Models::new(), limits, source: Source::Indexed(file) });
         }
         // The sequential reader gives the best error, if there is one.
         let mut updates: Vec<Scanned<'a>> = Vec::new();
@@ -67,7 +71,12 @@ impl<'a> Updates<'a> {
                 }),
             }
         }
-        Ok(Self { limits, source: Source::Scanned(updates) })
+        Ok(Self { bytes, models: Models::new(), limits, source: Source::Scanned(updates) })
+    }
+
+    /// Sets the models that latent codes may need, beside those in the stream.
+    pub(crate) fn with_models(self, models: Models) -> Self {
+        Self { models, ..self }
     }
 
     /// Returns the number of updates.
@@ -161,8 +170,12 @@ impl<'a> Updates<'a> {
             let manifest = self.manifest(step);
             // The next delta of a chain may have a digest for several tensors: all of them are its base.
             let is_wanted = |name: &str| step < number || wanted(name);
-            let decoded =
-                self.decode_one(step, &is_wanted, &previous).map_err(|e| explain(e, Some(manifest)))?;
+            let decoded = match self.decode_one(step, &is_wanted, &previous) {
+                Err(Error::Input(e)) if matches!(e.kind, InputErrorKind::MissingModel { .. }) => {
+                    self.decode_latent(step, &is_wanted)?
+                }
+                decoded => decoded.map_err(|e| explain(e, Some(manifest)))?,
+            };
             let name = |number: u64| manifest.tensors()[number as usize].name.clone();
             tensors = Some(decoded.into_iter().map(|(n, t)| NamedTensor::new(name(n), t)).collect());
         }
@@ -189,6 +202,19 @@ impl<'a> Updates<'a> {
                 assembler.finish()
             }
         }
+    }
+
+    /// Decodes an update that has latent codes.
+    fn decode_latent(&self, number: usize, wanted: &impl Fn(&str) -> bool) -> Result<Vec<(u64, TensorBuf)>> {
+        let mut models = self.models.clone();
+        learned::add_inline(&mut models, self.bytes, &self.limits)?;
+        let decoded = match &self.source {
+            Source::Indexed(file) => learned::decoded(&file.parts(number, |_| true)?, &models)?,
+            Source::Scanned(updates) => learned::decoded(&updates[number].parts, &models)?,
+        };
+        // Without codes, the error would not have been that of a missing model.
+        let stream = decoded.unwrap_or_default();
+        Ok(File::open(&stream, self.limits.clone())?.tensors(0, wanted, &Base::new())?)
     }
 
     /// Fails if a base cannot be that of a delta: it lacks a tensor, or has it with another type or shape.

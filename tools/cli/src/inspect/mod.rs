@@ -15,6 +15,7 @@ pub(crate) mod view;
 use crate::annotate;
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::model;
 use crate::naming::did_you_mean;
 use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new};
 use crate::output::{Output, counted, human_bytes, note, print, warn};
@@ -28,6 +29,8 @@ pub(crate) use tensor::Tensor;
 pub(crate) use update::Update;
 
 /// Show what is in streams and files of tensors: norms, sparsity, NaN, cost, damage
+///
+/// A file with a model of the learned codec, given alone, is described too.
 ///
 /// Reads streams, .safetensors (also in shards), .npz, .npy, PyTorch's .pt and .bin (without running their
 /// pickles) and GGUF. The bytes of a file tell its kind. A damaged stream is read to its end.
@@ -139,6 +142,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             true => serde_json::to_string_pretty(&losses).map_err(std::io::Error::from)? + "\n",
             false => against::text(&losses, args.top),
         };
+        return print(text).map(|()| Outcome::Well);
+    }
+    if let [path] = args.inputs.as_slice()
+        && let Some(text) = model::described(path, args.json)?
+    {
         return print(text).map(|()| Outcome::Well);
     }
     let (mut reports, failures) = read(args, &wanted, &limits)?;

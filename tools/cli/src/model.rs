@@ -1,0 +1,250 @@
+//! `gcodec model train`: makes a model of the learned codec from stored gradients.
+
+use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
+use crate::learned::failure;
+use crate::naming::Origin;
+use crate::options::check_output_is_new;
+use crate::output::{Output, note};
+use crate::progress::Progress;
+use crate::tensors::{Dump, NamedTensor};
+use gcodec::TensorBuf;
+use gcodec::compress::Amount;
+use gcodec::frame::{Manifest, TensorInfo};
+use gcodec_latent::protocol::{Class, Group, Settings, Variant};
+use gcodec_latent::training::{self, Signals, Trainer};
+use gcodec_latent::{Architecture, Innovation};
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Train models of the learned codec (LGC)
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Train(Train),
+}
+
+/// Train an autoencoder on gradients of several workers
+///
+/// Each file has one worker's gradients of one step; its metadata or its name says which, as in
+/// `run_step0200_worker3.safetensors`. The autoencoder learns the workers' values at the largest elements of
+/// one of them, which takes turns.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+With --accumulate the steps must follow each other: workers then send what an update of the learned
+codec sends, the momentum and the unsent rest of earlier steps.
+
+The file is the model's weights: spec/models/lgc-conv1d.md. Its hash, which is printed, identifies
+the model in streams.
+
+Examples:
+  gcodec model train grads/*.safetensors -o model.lgc
+  gcodec encode grad.safetensors -o grad.gcu --codec lgc:model=model.lgc,density=0.01
+  gcodec decode grad.gcu -o grad.safetensors --model model.lgc")]
+struct Train {
+    /// Files of gradients
+    #[arg(required = true, value_name = "IN")]
+    inputs: Vec<PathBuf>,
+    /// File for the model, by convention a .lgc
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// Density of the shared set, in each tensor
+    #[arg(long, default_value_t = 0.01, value_name = "D")]
+    density: f64,
+    /// Channels of the encoder's first layer; 64 in the paper
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    width: usize,
+    /// One decoder for all workers, on the mean of their codes, instead of one for each
+    #[arg(long)]
+    ring: bool,
+    /// Add the momentum and the unsent rest of earlier steps to a step's gradients
+    #[arg(long)]
+    accumulate: bool,
+    /// Steps of the optimizer
+    #[arg(long, default_value_t = 2000, value_name = "N")]
+    iterations: u64,
+    /// Learning rate of Adam; it falls to a tenth along a cosine
+    #[arg(long, default_value_t = 2e-3, value_name = "R")]
+    rate: f64,
+    /// Share of the values that is a worker's innovation, 0 to 1
+    #[arg(long, default_value_t = 0.1, value_name = "I")]
+    innovation: f64,
+    /// Weight of the distance between the workers' codes
+    #[arg(long, default_value_t = 0.5, value_name = "W")]
+    lambda_sim: f64,
+    /// Seed of weights and windows
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+}
+
+/// First bytes of a model of any version.
+const MAGIC: &[u8] = b"lgc-c1d";
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
+    let Command::Train(args) = &args.command;
+    check_output_is_new(&args.output, &args.inputs)?;
+    let signals = signals(args)?;
+    let workers = signals.first().map_or(0, |s| s.values.len());
+    let (decoders, innovation) = match args.ring {
+        true => (1, Innovation::None),
+        false => (workers, Innovation::Channel),
+    };
+    let architecture = Architecture::new(decoders, innovation).with_width(args.width);
+    let settings = training::Settings::default()
+        .with_rate(args.rate)
+        .with_innovation(args.innovation)
+        .with_lambda_sim(args.lambda_sim)
+        .with_seed(args.seed);
+    let untrained = architecture.init(args.seed).map_err(failure)?;
+    let mut trainer = Trainer::new(&untrained, settings).map_err(failure)?;
+    signals.iter().try_for_each(|s| trainer.push(s)).map_err(failure)?;
+    let progress = Progress::new(args.iterations, "training", false);
+    let (mut done, mut loss) = (0, training::Loss::default());
+    while done < args.iterations {
+        let count = (args.iterations - done).min(100);
+        let part = |i| (done + i) as f64 / args.iterations as f64;
+        loss = trainer.run(count, part).map_err(failure)?;
+        done += count;
+        progress.add(count);
+    }
+    let model = trainer.model().map_err(failure)?;
+    let mut out = Output::create(&args.output)?;
+    let written = out.write_all(model.as_bytes());
+    written.and_then(|()| out.finish()).in_output(&args.output)?;
+    if !quiet {
+        note(format_args!(
+            "{}: model {}, {} bytes; {workers} workers, {} steps; error on the set {:.3}, distance of codes {:.3}",
+            args.output.display(),
+            model.id(),
+            model.as_bytes().len(),
+            signals.len(),
+            loss.rec.sqrt(),
+            loss.sim,
+        ));
+    }
+    Ok(Outcome::Well)
+}
+
+/// Returns the workers' values on the sets of all steps.
+fn signals(args: &Train) -> Result<Vec<Signals>> {
+    let steps = steps(&args.inputs)?;
+    let mut group: Option<(Group, Arc<Manifest>)> = None;
+    let mut signals = Vec::new();
+    for (step, workers) in steps {
+        let manifest = manifest(step, &workers)?;
+        let world = workers.len() as u64;
+        let known = group.as_ref().filter(|(_, known)| args.accumulate && known.id() == manifest.id());
+        if known.is_none() {
+            let momentum = if args.accumulate { 0.9 } else { 0.0 };
+            let settings = Settings::new(Variant::Server, vec![Class::Learned; manifest.tensors().len()])
+                .with_amount(Amount::Density(args.density))
+                .with_momentum(momentum)
+                .with_full_steps(0)
+                .with_top_k_steps(u64::MAX);
+            group = Some((Group::new(&manifest, &settings, world).map_err(failure)?, manifest));
+        }
+        let gradients: Vec<Vec<TensorBuf>> = workers.into_values().map(|(_, tensors)| tensors).collect();
+        let Some((group, _)) = &mut group else { continue };
+        let (outcome, _) =
+            group.step(step, &gradients).map_err(|e| failure(e).about(format_args!("step {step}")))?;
+        signals.push(Signals { leader: (step % world) as usize, values: outcome.signals });
+    }
+    Ok(signals)
+}
+
+/// One worker's file and its float tensors.
+type Worker = (Manifest, Vec<TensorBuf>);
+
+/// Returns the gradients of each step and worker.
+fn steps(paths: &[PathBuf]) -> Result<BTreeMap<u64, BTreeMap<u64, Worker>>> {
+    let mut steps: BTreeMap<u64, BTreeMap<u64, Worker>> = BTreeMap::new();
+    for path in paths {
+        let dump = Dump::open(path)?;
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let origin = Origin::of(&dump.metadata, &name);
+        let (Some(step), Some(sender)) = (origin.step, origin.sender) else {
+            let what = "neither its metadata nor its name says its step and worker; name it like run_step0200_worker3";
+            return Err(Failure::usage(what)).in_file(path);
+        };
+        let tensors = floats(dump).in_file(path)?;
+        if steps.entry(step).or_default().insert(sender, tensors).is_some() {
+            return Err(Failure::usage(format_args!("a second file of step {step}, worker {sender}")))
+                .in_file(path);
+        }
+    }
+    Ok(steps)
+}
+
+/// Returns a file's f32 tensors.
+fn floats(dump: Dump) -> Result<Worker> {
+    let (mut infos, mut tensors) = (Vec::new(), Vec::new());
+    for tensor in dump.tensors {
+        if tensor.view().dtype() == gcodec::Dtype::F32 && tensor.view().elements() > 0 {
+            let (name, tensor) = NamedTensor::into_parts(tensor)?;
+            infos.push(TensorInfo::new(name, tensor.dtype(), tensor.shape()));
+            tensors.push(tensor);
+        }
+    }
+    if tensors.is_empty() {
+        return Err(Failure::usage("it has no f32 tensors"));
+    }
+    Ok((Manifest::new(infos)?, tensors))
+}
+
+/// Returns the tensors that all workers of a step have.
+fn manifest(step: u64, workers: &BTreeMap<u64, Worker>) -> Result<Arc<Manifest>> {
+    let numbers: Vec<u64> = workers.keys().copied().collect();
+    if !numbers.iter().copied().eq(0..numbers.len() as u64) {
+        let what =
+            format_args!("step {step} has the workers {numbers:?}: give the files of 0, 1, ..").to_string();
+        return Err(Failure::usage(what));
+    }
+    let mut manifests = workers.values().map(|(manifest, _)| manifest);
+    let first = manifests.next().ok_or_else(|| Failure::usage("no files"))?;
+    if manifests.any(|other| other.id() != first.id()) {
+        return Err(Failure::usage(format_args!("step {step}: its workers have different tensors")));
+    }
+    Ok(Arc::new(first.clone()))
+}
+
+/// Describes a model for `inspect`; nothing if the path is not a file with one.
+pub(crate) fn described(path: &Path, json: bool) -> Result<Option<String>> {
+    let mut head = Vec::new();
+    if !path.is_file() {
+        return Ok(None);
+    }
+    std::fs::File::open(path)
+        .and_then(|file| file.take(MAGIC.len() as u64).read_to_end(&mut head))
+        .in_file(path)?;
+    if head != MAGIC {
+        return Ok(None);
+    }
+    let model = crate::learned::open(path)?;
+    let [channels, _] = model.code_shape(1);
+    let innovation = match model.innovation() {
+        Innovation::None => "none",
+        Innovation::Channel => "channel",
+        Innovation::Replace => "replace",
+    };
+    let (id, format) = (model.id().to_string(), gcodec_latent::FORMAT);
+    let (decoders, unit, len) = (model.decoders().len(), model.unit(), model.as_bytes().len());
+    if json {
+        let value = serde_json::json!({
+            "file": path.display().to_string(), "kind": "model", "format": format, "id": id, "bytes": len,
+            "decoders": decoders, "innovation": innovation, "values_per_column": unit, "code_channels": channels,
+        });
+        return Ok(Some(serde_json::to_string_pretty(&value).map_err(std::io::Error::from)? + "\n"));
+    }
+    Ok(Some(format!(
+        "{}: model {format}, {len} bytes\n  id          {id}\n  decoders    {decoders}\n  innovation  \
+         {innovation}\n  codes       {channels} for {unit} values\n",
+        path.display()
+    )))
+}

@@ -1,0 +1,159 @@
+//! The learned codec on the command line: train, encode, decode, inspect.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+fn gcodec(folder: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gcodec"));
+    command.current_dir(folder).args(args).output().unwrap()
+}
+
+/// Runs a command that succeeds, and returns its standard output and error.
+fn well(folder: &Path, args: &[&str]) -> String {
+    let output = gcodec(folder, args);
+    let text = [output.stdout, output.stderr].map(|t| String::from_utf8_lossy(&t).into_owned()).concat();
+    assert!(output.status.success(), "{args:?}: {text}");
+    text
+}
+
+/// Runs a command that fails with this exit code, and returns its message.
+fn fails(folder: &Path, code: i32, args: &[&str]) -> String {
+    let output = gcodec(folder, args);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+    text
+}
+
+/// Writes gradients of 3 workers and 3 steps, which agree in part.
+fn gradients(folder: &Path) {
+    for step in 0..3u64 {
+        for worker in 0..3u64 {
+            let number = |seed, i| gcodec::compress::random::word(seed, 0, i) as i32 as f32 / 2f32.powi(31);
+            let of = |start: u64, len: u64| -> Vec<u8> {
+                let value = |i| number(step, i).powi(3) + 0.3 * number(100 + 10 * step + worker, i).powi(3);
+                (start..start + len).flat_map(|i| value(i).to_le_bytes()).collect()
+            };
+            let (a, b) = (of(0, 4000), of(4000, 1000));
+            let view =
+                |shape, data| safetensors::tensor::TensorView::new(safetensors::Dtype::F32, shape, data);
+            let tensors = [("a", view(vec![40, 100], &a).unwrap()), ("b", view(vec![1000], &b).unwrap())];
+            let path = folder.join(format!("run_step{step}_worker{worker}.safetensors"));
+            safetensors::serialize_to_file(tensors, None, &path).unwrap();
+        }
+    }
+}
+
+const TRAIN: [&str; 8] =
+    ["model", "train", "-o", "model.lgc", "--width=4", "--iterations=600", "--density=0.05", "--accumulate"];
+
+#[test]
+fn a_model_is_trained_and_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    gradients(folder);
+    let files: Vec<String> =
+        (0..9).map(|i| format!("run_step{}_worker{}.safetensors", i / 3, i % 3)).collect();
+    let with = |options: &[&str]| -> String {
+        let args: Vec<&str> = options.iter().copied().chain(files.iter().map(String::as_str)).collect();
+        well(folder, &args)
+    };
+    let said = with(&TRAIN);
+    assert!(said.contains("3 workers, 3 steps; error on the set 0."), "{said}");
+    let again = with(&[
+        "model",
+        "train",
+        "-o",
+        "again.lgc",
+        "--width=4",
+        "--iterations=600",
+        "--density=0.05",
+        "--accumulate",
+    ]);
+    let id = |text: &str| text.split(&[' ', ','][..]).find(|word| word.len() == 64).unwrap().to_owned();
+    assert_eq!(id(&said), id(&again), "one machine trains the same model twice");
+    let shown = well(folder, &["inspect", "model.lgc"]);
+    assert!(shown.contains(&id(&said)) && shown.contains("codes       4 for 16 values"), "{shown}");
+    assert!(well(folder, &["inspect", "--json", "model.lgc"]).contains("\"decoders\": 3"));
+
+    let codec = "lgc:model=model.lgc,density=0.05";
+    well(folder, &["encode", &files[8], "-o", "u.gcu", "--codec", codec, "--sender=2"]);
+    well(folder, &["decode", "u.gcu", "-o", "decoded.safetensors", "--model", "model.lgc"]);
+    // The model can travel in the stream.
+    let inline = "lgc:model=model.lgc,density=0.05,inline=yes";
+    well(folder, &["encode", &files[8], "-o", "inline.gcu", "--codec", inline, "--sender=2"]);
+    well(folder, &["decode", "inline.gcu", "-o", "inline.safetensors"]);
+    let bytes = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    assert_eq!(bytes("decoded.safetensors"), bytes("inline.safetensors"));
+    // Closer to the kept elements than without the codes' training, nothing elsewhere, and smaller than floats.
+    let top_k = "topk:density=0.05";
+    well(folder, &["encode", &files[8], "-o", "topk.gcu", "--codec", top_k, "--sender=2"]);
+    well(folder, &["decode", "topk.gcu", "-o", "kept.safetensors"]);
+    with(&["model", "train", "-o", "other.lgc", "--width=4", "--iterations=1", "--density=0.05"]);
+    let untrained = "lgc:model=other.lgc,density=0.05,inline=yes";
+    well(folder, &["encode", &files[8], "-o", "other.gcu", "--codec", untrained, "--sender=2"]);
+    well(folder, &["decode", "other.gcu", "-o", "other.safetensors"]);
+    let values = |name: &str| -> Vec<f32> {
+        let file = bytes(name);
+        let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let rows = ["a", "b"].map(|t| file.tensor(t).unwrap().data().to_vec());
+        rows.concat().chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    let kept = values("kept.safetensors");
+    let error = |name: &str| -> f64 {
+        let pairs = kept.iter().zip(values(name));
+        pairs.map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
+    };
+    let (trained, untrained) = (error("decoded.safetensors"), error("other.safetensors"));
+    assert!(trained < untrained, "{trained} {untrained}");
+    let decoded = values("decoded.safetensors");
+    assert!(
+        kept.iter().zip(&decoded).all(|(a, b)| *a != 0.0 || *b == 0.0),
+        "nothing off the chosen elements"
+    );
+    assert!(bytes("u.gcu").len() < bytes("topk.gcu").len());
+
+    // Missing, other and damaged models.
+    let out = ["decode", "u.gcu", "-o", "x.safetensors"];
+    let missing = fails(folder, 2, &out);
+    assert!(
+        missing.contains(&id(&said)) && missing.contains("--model") && missing.contains("u.gcu"),
+        "{missing}"
+    );
+    let other = fails(folder, 2, &[&out[..], &["--model", "other.lgc"]].concat());
+    assert!(other.contains(&id(&said)), "{other}");
+    let mut damaged = bytes("model.lgc");
+    damaged.truncate(1000);
+    std::fs::write(folder.join("damaged.lgc"), damaged).unwrap();
+    for args in [&[&out[..], &["--model", "damaged.lgc"]].concat()[..], &["inspect", "damaged.lgc"]] {
+        let message = fails(folder, 3, args);
+        assert!(message.contains("damaged.lgc: not a model: it ends too early at byte 0x"), "{message}");
+    }
+    assert!(!folder.join("x.safetensors").exists());
+}
+
+#[test]
+fn what_cannot_be_used_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    gradients(folder);
+    let file = "run_step0_worker0.safetensors";
+    for (codec, what) in [
+        ("lgc", "lgc needs model=FILE"),
+        ("lgc:modl=x", "did you mean \"model\""),
+        ("lgc:model=x,codes=f8", "use f32, f16, bf16 or int8"),
+        ("lgc:model=x,innovation=2", "use a number from 0 to 1"),
+        ("lgc:model=x,density=2", "density"),
+        ("lgc:model=none.lgc", "none.lgc"),
+    ] {
+        let output = gcodec(folder, &["encode", file, "-o", "x.gcu", "--codec", codec]);
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && message.contains(what), "{codec}: {message}");
+    }
+    assert!(!folder.join("x.gcu").exists());
+    std::fs::copy(folder.join(file), folder.join("grad.safetensors")).unwrap();
+    let nameless = fails(folder, 2, &["model", "train", "grad.safetensors", "-o", "m.lgc"]);
+    assert!(nameless.contains("grad.safetensors: neither its metadata nor its name"), "{nameless}");
+    let gap = ["model", "train", file, "run_step0_worker2.safetensors", "-o", "m.lgc"];
+    assert!(fails(folder, 2, &gap).contains("step 0 has the workers [0, 2]"));
+    assert!(!folder.join("m.lgc").exists());
+}
