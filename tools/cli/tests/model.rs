@@ -84,7 +84,7 @@ fn a_model_is_trained_and_used() {
     well(folder, &["decode", "inline.gcu", "-o", "inline.safetensors"]);
     let bytes = |name: &str| std::fs::read(folder.join(name)).unwrap();
     assert_eq!(bytes("decoded.safetensors"), bytes("inline.safetensors"));
-    // Closer to the kept elements than without the codes' training, nothing elsewhere, and smaller than floats.
+    // Closer to the kept elements than without training, nothing elsewhere, and smaller than floats.
     let top_k = "topk:density=0.05";
     well(folder, &["encode", &files[8], "-o", "topk.gcu", "--codec", top_k, "--sender=2"]);
     well(folder, &["decode", "topk.gcu", "-o", "kept.safetensors"]);
