@@ -429,8 +429,8 @@ mod tests {
                     total(&other)
                 };
                 let quotient = (moved(5e-4) - moved(-5e-4)) / 1e-3;
-                // The loss is a sum of binary32 numbers with the rectifiers' bends in it: a quotient is exact to
-                // about 1e-3.
+                // The loss is a sum of binary32 numbers with the rectifiers' bends in it: a quotient is
+                // exact to about 1e-3.
                 compared += usize::from(norm > 0.01);
                 assert!(
                     (quotient - norm).abs() <= 0.02 * norm + 1.5e-3,
