@@ -29,6 +29,16 @@ impl Scaled {
         let innovations = values.iter().map(|row| innovation_of(row, innovation)).collect();
         Some(Self { leader: signals.leader, values, innovations })
     }
+
+    /// Returns the power of what the innovations lack, whose mean over all values is 1 without any.
+    pub(super) fn lacking(&self) -> f64 {
+        let rows = self.values.iter().zip(&self.innovations);
+        let lost = |(row, kept): (&Vec<f32>, &Vec<f32>)| -> f64 {
+            row.iter().zip(kept).map(|(x, k)| f64::from(x - k).powi(2)).sum()
+        };
+        let count: usize = self.values.iter().map(Vec::len).sum();
+        rows.map(lost).sum::<f64>() / count.max(1) as f64
+    }
 }
 
 /// Returns the largest values at their places and zero elsewhere: the innovation of a

@@ -214,6 +214,13 @@ impl Trainer {
         Ok(mean)
     }
 
+    /// Returns the error that the innovations leave without codes, as [`Loss::rec`]: what a model has to
+    /// improve on. 0 without signals.
+    #[must_use]
+    pub fn baseline(&self) -> f64 {
+        self.signals.iter().map(batches::Scaled::lacking).sum::<f64>() / self.signals.len().max(1) as f64
+    }
+
     /// Returns a model with the present weights.
     ///
     /// # Errors
@@ -453,6 +460,16 @@ mod tests {
             second.run(301, |_| 0.0).unwrap();
             assert_eq!(first.model().unwrap().id(), second.model().unwrap().id());
         }
+    }
+
+    #[test]
+    fn the_baseline_is_what_innovations_lack() {
+        let lacking = |part: f64| {
+            let settings = Settings::default().with_innovation(part);
+            trainer(3, Innovation::Channel, settings).baseline()
+        };
+        assert!((lacking(0.0) - 1.0).abs() < 1e-6 && lacking(1.0) == 0.0);
+        assert!(lacking(0.1) < 0.9 && lacking(0.1) > lacking(0.2));
     }
 
     #[test]

@@ -120,12 +120,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     written.and_then(|()| out.finish()).in_output(&args.output)?;
     if !quiet {
         note(format_args!(
-            "{}: model {}, {} bytes; {workers} workers, {} steps; error on the set {:.3}, distance of codes {:.3}",
+            "{}: model {}, {} bytes; {workers} workers, {} steps; error on the set {:.3} ({:.3} without codes), distance of codes {:.3}",
             args.output.display(),
             model.id(),
             model.as_bytes().len(),
             signals.len(),
             loss.rec.sqrt(),
+            trainer.baseline().sqrt(),
             loss.sim,
         ));
     }
@@ -167,8 +168,7 @@ fn steps(paths: &[PathBuf]) -> Result<BTreeMap<u64, BTreeMap<u64, Worker>>> {
     let mut steps: BTreeMap<u64, BTreeMap<u64, Worker>> = BTreeMap::new();
     for path in paths {
         let dump = Dump::open(path)?;
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let origin = Origin::of(&dump.metadata, &name);
+        let origin = Origin::of(&dump.metadata, path);
         let (Some(step), Some(sender)) = (origin.step, origin.sender) else {
             let what = "neither its metadata nor its name says its step and worker; name it like run_step0200_worker3";
             return Err(Failure::usage(what)).in_file(path);
