@@ -34,9 +34,19 @@ pub(crate) fn prefer_large<T: Copy>(buffer: &mut Vec<T>) {
 /// Returns the number of bytes of a small page.
 #[cfg(target_os = "linux")]
 fn page_size() -> usize {
-    // SAFETY: the call reads a constant of the system.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(1 << 16)
+    static SIZE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *SIZE.get_or_init(|| {
+        // SAFETY: the call reads a constant of the system.
+        let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(size).ok().filter(|size| size.is_power_of_two()).unwrap_or(1 << 16)
+    })
+}
+
+/// Returns an empty buffer with room for `len` items on large pages.
+pub(crate) fn with_room<T: Copy>(len: usize) -> Vec<T> {
+    let mut buffer = Vec::with_capacity(len);
+    prefer_large(&mut buffer);
+    buffer
 }
 
 /// Returns `len` zeros on large pages.

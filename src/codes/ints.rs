@@ -193,7 +193,7 @@ pub(crate) struct TokenPlan {
 impl TokenPlan {
     /// Finds the cheapest form.
     pub(crate) fn new(coder: &Coder<'_>, values: &[u64]) -> Self {
-        let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
+        let symbols = tokens::tokens(values);
         let cut = Cut::new(coder, &symbols);
         Self { symbols, cut }
     }
@@ -233,7 +233,7 @@ pub(crate) fn write_grouped_ints(
         return write_small_grouped_ints(out, coder, role, &small, groups);
     }
     if coder.entropy == Entropy::Auto {
-        let symbols: Vec<u8> = values.iter().map(|&v| tokens::token(v)).collect();
+        let symbols = tokens::tokens(values);
         let by_tokens = Cut::cheapest(coder, Tally::new(&symbols, groups));
         let token_cost = by_tokens.cost.saturating_add(by_tokens.raw_cost());
         if token_cost < packed {

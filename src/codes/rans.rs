@@ -96,7 +96,7 @@ fn write_lanes<const L: usize>(
 ) {
     let mut states = [INITIAL; L];
     // Words are filled from the end because they are read in reverse. A row is always stored whole.
-    let mut words = vec![0u16; arch::rans::LANES + room];
+    let mut words = arch::pages::zeros::<u16>(arch::rans::LANES + room);
     let mut free = words.len();
     let (rows, rest) = symbols.as_chunks::<L>();
     for (state, &symbol) in states.iter_mut().zip(rest).rev() {

@@ -1,5 +1,6 @@
 //! Reads coded integers (spec, section 7.1).
 
+use crate::arch::pages;
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
 use crate::codes::ints::{BY_GROUP, PACKED, REFERENCED, SYMBOLS, TOKENS};
 use crate::codes::rans::{self, Segment};
@@ -206,8 +207,8 @@ fn read_grouped_tokens(
     }
     let offset = cursor.offset();
     let len = decoder.budget.reserve_items::<[u64; 2]>(n, offset)?;
-    let mut symbols = vec![0; len];
-    let mut values = Vec::with_capacity(len);
+    let mut symbols = pages::zeros(len);
+    let mut values = pages::with_room(len);
     read_entropy(cursor, decoder.tables, groups, &mut symbols, |cursor, symbols| {
         let offset = cursor.offset();
         // The maximum has vector instructions; the search for the first token has none.
@@ -238,7 +239,7 @@ fn read_grouped_symbols(
     n: u64,
     groups: &[u64],
 ) -> Result<Vec<u8>> {
-    let mut symbols = vec![0; decoder.budget.reserve_items::<u8>(n, cursor.offset())?];
+    let mut symbols = pages::zeros(decoder.budget.reserve_items::<u8>(n, cursor.offset())?);
     read_entropy(cursor, decoder.tables, groups, &mut symbols, |_, _| Ok(()))?;
     Ok(symbols)
 }
@@ -280,17 +281,23 @@ pub(crate) fn read_grouped_ints(
         SYMBOLS if !groups.is_empty() => {
             cursor.u8()?;
             decoder.budget.reserve_items::<u64>(n, offset)?;
-            read_grouped_symbols(cursor, decoder, n, groups)?.into_iter().map(u64::from).collect()
+            widened(&read_grouped_symbols(cursor, decoder, n, groups)?)
         }
         _ => {
             decoder.budget.reserve_items::<u64>(n, offset)?;
-            read_symbols(cursor, decoder, n, 255)?.into_iter().map(u64::from).collect()
+            widened(&read_symbols(cursor, decoder, n, 255)?)
         }
     };
     match values.iter().find(|&&v| v > max) {
         Some(&value) => Err(Error::out_of_range("coded integer", value, offset)),
         None => Ok(values),
     }
+}
+
+fn widened(symbols: &[u8]) -> Vec<u64> {
+    let mut values = pages::with_room(symbols.len());
+    values.extend(symbols.iter().map(|&symbol| u64::from(symbol)));
+    values
 }
 
 /// Symbols that are decoded at a time: a power of two, so that pieces fall on segments. They stay in the
@@ -407,7 +414,7 @@ pub(crate) fn read_symbols(
 ) -> Result<Vec<u8>> {
     let offset = cursor.offset();
     let mut reader = SymbolReader::new(cursor, decoder, n, max)?;
-    let mut symbols = vec![0; decoder.budget.reserve_items::<u8>(n, offset)?];
+    let mut symbols = pages::zeros(decoder.budget.reserve_items::<u8>(n, offset)?);
     symbols.chunks_mut(PIECE).try_for_each(|piece| reader.fill(piece))?;
     Ok(symbols)
 }

@@ -1,5 +1,6 @@
 //! Integers of any size as a token and raw bits (spec, section 7.1).
 
+use crate::arch::{self, Kernel, pages};
 use crate::codes::table::Counts;
 use crate::limits::in_memory;
 
@@ -9,11 +10,30 @@ pub(crate) const TOKENS: u8 = 128;
 /// Returns the token of a value.
 #[inline]
 pub(crate) fn token(value: u64) -> u8 {
-    if value < 2 {
-        return value as u8;
+    // Without a branch, because values are too random for one.
+    let exponent = (value | 1).ilog2();
+    (2 * exponent + (value >> exponent.saturating_sub(1) & 1) as u32) as u8
+}
+
+/// Returns the tokens of values.
+pub(crate) fn tokens(values: &[u64]) -> Vec<u8> {
+    let mut out = pages::zeros(values.len());
+    arch::run(Tokens { values, out: &mut out });
+    out
+}
+
+struct Tokens<'a> {
+    values: &'a [u64],
+    out: &'a mut [u8],
+}
+
+impl Kernel for Tokens<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        self.out.iter_mut().zip(self.values).for_each(|(out, &value)| *out = token(value));
     }
-    let exponent = value.ilog2();
-    (2 * exponent + (value >> (exponent - 1) & 1) as u32) as u8
 }
 
 /// Returns the number of raw bits that follow a token below [`TOKENS`].

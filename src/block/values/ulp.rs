@@ -1,5 +1,6 @@
 //! Differences in units of the last place (spec, values/ulp.md).
 
+use crate::arch::pages;
 use crate::bits::{Cursor, unzigzag, zigzag};
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
 use crate::codes::{
@@ -40,7 +41,8 @@ impl Kind for Ulp {
             write_small_grouped_ints(out, coder, Role::Ulps, &codes, space.group_counts);
             return Ok(());
         }
-        let codes: Vec<u64> = self.diffs.iter().map(|&d| zigzag(d)).collect();
+        let mut codes = pages::with_room(self.diffs.len());
+        codes.extend(self.diffs.iter().map(|&d| zigzag(d)));
         write_grouped_ints(out, coder, Role::Ulps, &codes, space.group_counts);
         Ok(())
     }

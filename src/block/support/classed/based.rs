@@ -1,7 +1,7 @@
 //! Classes by the element of the base (spec, supports/classed.md, rule 1).
 
 use crate::arch::masks::Rows;
-use crate::arch::{self, Kernel};
+use crate::arch::{self, Kernel, pages};
 use crate::bits::Cursor;
 use crate::block::Sets;
 use crate::block::space::Surroundings;
@@ -130,8 +130,8 @@ impl Kind for Based {
         out.extend([super::BASE, self.ranks.len() as u8]);
         out.extend_from_slice(&self.bounds);
         let n = [around.space.len()];
-        let groups: Vec<Group> = self.ranks.iter().map(|r| Group::new(std::slice::from_ref(r), &n)).collect();
-        gaps::write_groups(out, coder, &groups);
+        let group = |class: usize| Group::new(std::slice::from_ref(&self.ranks[class]), &n);
+        gaps::write_groups(out, coder, self.ranks.len(), group);
         Ok(super::ID)
     }
 
@@ -334,7 +334,7 @@ impl Ranked {
     fn with_room(changed: u64) -> Self {
         // The number comes from a sample.
         let room = in_memory(changed + changed / 16 + 16);
-        Self { ranks: Vec::with_capacity(room), values: Vec::with_capacity(room), passed: 0, end: 0 }
+        Self { ranks: pages::with_room(room), values: pages::with_room(room), passed: 0, end: 0 }
     }
 }
 
@@ -380,7 +380,7 @@ impl Ranker {
     /// Returns the positions by class, and the values in their order.
     pub(crate) fn finish(self) -> (Based, Vec<i64>) {
         let Self { mut based, ranked, .. } = self;
-        let mut values = Vec::with_capacity(ranked.iter().map(|r| r.values.len()).sum());
+        let mut values = pages::with_room(ranked.iter().map(|r| r.values.len()).sum());
         for class in ranked {
             based.ranks.push(class.ranks);
             values.extend(class.values);

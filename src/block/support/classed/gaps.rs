@@ -1,6 +1,8 @@
 //! Ranks of the groups of a classed support, as gaps (spec, supports/classed.md, "Ranks" and "Gaps").
 
-use crate::arch::{self, Kernel};
+use std::borrow::Cow;
+
+use crate::arch::{self, Kernel, pages};
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, put_varint};
 use crate::codes::{
     Coder, Counts, Decoder, Role, Table, TokenPlan, log2, raw_cost, read_entropy_tokens, token,
@@ -26,8 +28,11 @@ impl Group {
     /// Makes a group of classes from the ranks of their positions inside each class, and their numbers of
     /// elements.
     pub(super) fn new(ranks: &[Vec<u64>], elements: &[u64]) -> Self {
-        let mut group =
-            Self { gaps: Vec::with_capacity(ranks.iter().map(Vec::len).sum()), counts: vec![0; ranks.len()] };
+        if let [ranks] = ranks {
+            return Self::of_class(ranks);
+        }
+        let count = ranks.iter().map(Vec::len).sum();
+        let mut group = Self { gaps: pages::with_room(count), counts: vec![0; ranks.len()] };
         // The element after the last position, and its class with this class's end.
         let (mut next, mut class, mut end) = (0u64, 0, elements[0]);
         let mut start = 0;
@@ -46,6 +51,14 @@ impl Group {
         group
     }
 
+    /// Makes a group of one class.
+    fn of_class(ranks: &[u64]) -> Self {
+        let mut gaps = pages::with_room(ranks.len());
+        gaps.extend(ranks.first());
+        gaps.extend(ranks.array_windows().map(|[before, rank]| rank - before - 1));
+        Self { counts: vec![gaps.len()], gaps }
+    }
+
     /// The gaps that begin in each class, and how many places a shift is smaller there.
     fn by_class(&self) -> impl Iterator<Item = (u8, &[u64])> {
         let mut rest = self.gaps.as_slice();
@@ -54,6 +67,19 @@ impl Group {
             rest = after;
             (class, own)
         })
+    }
+
+    /// The gaps shifted right.
+    fn quotients(&self, shift: u8) -> Cow<'_, [u64]> {
+        if shift == 0 {
+            return Cow::Borrowed(&self.gaps);
+        }
+        let mut quotients = pages::with_room(self.gaps.len());
+        for (class, gaps) in self.by_class() {
+            let shift = shift.saturating_sub(class);
+            quotients.extend(gaps.iter().map(|gap| gap >> shift));
+        }
+        Cow::Owned(quotients)
     }
 }
 
@@ -68,12 +94,24 @@ struct TokenCounts {
 impl TokenCounts {
     fn new(gaps: impl Iterator<Item = u64>) -> Self {
         let mut all = Self { counts: Box::new([0; TOKEN_COUNT]), gaps: 0, logs: 0 };
-        for gap in gaps {
-            all.counts[usize::from(token(gap))] += 1;
-            all.gaps += 1;
-            all.logs += u64::from((gap + 1).ilog2());
+        // Most gaps are small, and often the same: each table waits for one increment in several.
+        let mut small = [[0u32; SMALL]; 4];
+        for (gap, table) in gaps.zip((0..small.len()).cycle()) {
+            match small[table].get_mut(usize::try_from(gap).unwrap_or(usize::MAX)) {
+                Some(count) => *count += 1,
+                None => all.add(gap, 1),
+            }
+        }
+        for (gap, value) in (0..SMALL).zip(0..) {
+            all.add(value, small.iter().map(|table| table[gap]).sum());
         }
         all
+    }
+
+    fn add(&mut self, gap: u64, count: u32) {
+        self.counts[usize::from(token(gap))] += count;
+        self.gaps += u64::from(count);
+        self.logs += u64::from(count) * u64::from((gap + 1).ilog2());
     }
 
     /// Adds the numbers of the tokens of the gaps shifted right by `shift`.
@@ -86,6 +124,8 @@ impl TokenCounts {
 
 /// Number of tokens.
 const TOKEN_COUNT: usize = 128;
+/// Gaps below this number are counted before their tokens are found.
+const SMALL: usize = 256;
 
 /// Returns the token of a value with this token, shifted right.
 fn shifted_token(token: usize, shift: usize) -> usize {
@@ -109,7 +149,6 @@ pub(super) struct Head {
 /// How a group is written.
 struct Plan {
     head: Head,
-    quotients: Vec<u64>,
     tokens: Option<TokenPlan>,
 }
 
@@ -122,7 +161,7 @@ impl Plan {
         let count = group.gaps.len() as u64;
         let mut head = Head { classes: group.counts.len() as u8, count, shift: 0, tokens: false };
         if count == 0 {
-            return Self { head, quotients: Vec::new(), tokens: None };
+            return Self { head, tokens: None };
         }
         let counts: Vec<(u8, TokenCounts)> = group
             .by_class()
@@ -149,14 +188,10 @@ impl Plan {
         };
         let (best, sum) = tried.min_by_key(|&tried| cost(tried)).unwrap_or((0, 0));
         head.shift = best;
-        let mut quotients = Vec::with_capacity(group.gaps.len());
-        for (class, gaps) in group.by_class() {
-            let shift = best.saturating_sub(class);
-            quotients.extend(gaps.iter().map(|gap| gap >> shift));
-        }
+        let quotients = group.quotients(best);
         let tokens = TokenPlan::new(coder, &quotients);
         head.tokens = tokens.cost() >> 16 < count.saturating_add(sum);
-        Self { head, quotients, tokens: head.tokens.then_some(tokens) }
+        Self { head, tokens: head.tokens.then_some(tokens) }
     }
 }
 
@@ -191,10 +226,16 @@ impl Kernel for Shifted<'_> {
     }
 }
 
-/// Appends all groups: their number, their heads, the quotients and the low bits.
-pub(super) fn write_groups(out: &mut Vec<u8>, coder: &mut Coder<'_>, groups: &[Group]) {
-    let plans: Vec<Plan> = groups.iter().map(|g| Plan::new(coder, g)).collect();
-    put_varint(out, groups.len() as u64);
+/// Appends all groups: their number, their heads, the quotients and the low bits. `group` makes a group from
+/// its number, once for its plan and once for its codes: the gaps of all groups take much more memory.
+pub(super) fn write_groups(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    groups: usize,
+    group: impl Fn(usize) -> Group,
+) {
+    let plans: Vec<Plan> = (0..groups).map(|i| Plan::new(coder, &group(i))).collect();
+    put_varint(out, groups as u64);
     for Plan { head, .. } in &plans {
         put_varint(out, head.classes.into());
         put_varint(out, head.count);
@@ -202,23 +243,27 @@ pub(super) fn write_groups(out: &mut Vec<u8>, coder: &mut Coder<'_>, groups: &[G
             out.push(head.shift | if head.tokens { TOKENS } else { 0 });
         }
     }
-    for Plan { quotients, tokens, .. } in plans.iter().filter(|p| p.head.count > 0) {
+    let mut low_bytes = Vec::new();
+    let mut low = PlaneWriter::new(&mut low_bytes);
+    for (i, Plan { head, tokens }) in plans.into_iter().enumerate().filter(|(_, p)| p.head.count > 0) {
+        let group = group(i);
+        let quotients = group.quotients(head.shift);
         if let Some(tokens) = tokens {
-            tokens.write(out, coder, Role::Quotients, quotients);
+            tokens.write(out, coder, Role::Quotients, &quotients);
         } else {
             let mut plane = PlaneWriter::new(out);
             quotients.iter().for_each(|&q| plane.put_unary(q));
             plane.finish();
         }
-    }
-    let mut low = PlaneWriter::new(out);
-    for (group, Plan { head, .. }) in groups.iter().zip(&plans) {
         for (class, gaps) in group.by_class() {
             let bits = head.shift.saturating_sub(class);
-            gaps.iter().for_each(|gap| low.put(gap & ((1 << bits) - 1), bits.into()));
+            if bits > 0 {
+                gaps.iter().for_each(|gap| low.put(gap & ((1 << bits) - 1), bits.into()));
+            }
         }
     }
     low.finish();
+    out.append(&mut low_bytes);
 }
 
 /// Reads the heads of all groups, whose classes sum to `classes`.
@@ -268,6 +313,10 @@ pub(super) fn read_ranks(
     for ((ranks, head), ends) in groups.iter_mut().zip(heads).zip(ends) {
         let len = ends.last().copied().unwrap_or(0);
         let outside = |position| Error::format(FormatErrorKind::PositionOutOfRange { position, len }, offset);
+        if ends.len() == 1 && head.shift == 0 {
+            sum_gaps(ranks, len).map_err(outside)?;
+            continue;
+        }
         let (mut next, mut class) = (0u64, 0);
         for rank in ranks {
             while ends.get(class).is_some_and(|&end| end <= next) {
@@ -288,6 +337,19 @@ pub(super) fn read_ranks(
     }
     low.finish("low bits")?;
     Ok(groups)
+}
+
+/// Replaces gaps by the ranks that they give, which are to be below `len`. If one is not, returns the position
+/// that an error names.
+fn sum_gaps(gaps: &mut [u64], len: u64) -> Result<(), u64> {
+    let mut next = 0u64;
+    for gap in gaps {
+        let outside = || if *gap > len { u64::MAX } else { next };
+        let rank = next.checked_add(*gap).filter(|&rank| rank < len).ok_or_else(outside)?;
+        *gap = rank;
+        next = rank + 1;
+    }
+    Ok(())
 }
 
 fn read_quotients(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, head: &Head) -> Result<Vec<u64>> {

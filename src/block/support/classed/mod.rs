@@ -69,13 +69,14 @@ fn write_classes(
 ) {
     let ranks = matrix.ranks(positions, space);
     let elements = matrix.elements();
-    let mut starts = gaps::cut(&ranks);
-    starts.push(ranks.len());
-    let groups: Vec<Group> =
-        starts.windows(2).map(|w| Group::new(&ranks[w[0]..w[1]], &elements[w[0]..w[1]])).collect();
+    let starts = gaps::cut(&ranks);
+    let ends = starts.iter().skip(1).copied().chain([ranks.len()]);
+    let groups: Vec<_> = starts.iter().zip(ends).map(|(&start, end)| start..end).collect();
     out.extend([MATRIX, matrix.classes]);
     matrix::write(out, coder, matrix);
-    gaps::write_groups(out, coder, &groups);
+    gaps::write_groups(out, coder, groups.len(), |i| {
+        Group::new(&ranks[groups[i].clone()], &elements[groups[i].clone()])
+    });
 }
 
 /// Divides the ranks of a group into those inside each class.
