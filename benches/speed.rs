@@ -6,7 +6,8 @@
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
 //! updates, `-- --only delta` deltas of bf16 weights, and `-- --only sidco` compares SIDCo's thresholds with
 //! exact selection. `-- --cpu` measures processor time instead of time, for one thread on a machine with
-//! other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions. A result below its
+//! other work (Linux). The column "peak" is the most memory that a path takes at a time beyond what was in use
+//! before it, in sizes of its tensor (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions. A result below its
 //! floor is reported and fails the run. Under `cargo test --benches` the program runs once on a small tensor
 //! and never fails for a floor.
 
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
     let repeats = number("--repeats").unwrap_or(if full { 5 } else { 1 });
     let mut bench = Bench { manifest, repeats, read: 0.0, fill: 0.0, top_k: 0.0, missed: false, only };
     println!("{elements} f32 elements, {} thread(s), best of {repeats}", rayon::current_num_threads());
-    println!("{:<40}{:>9}{:>9}  {:<6}{:>7}", "operation", "GB/s", "ratio", "of", "floor");
+    println!("{:<40}{:>9}{:>9}  {:<6}{:>6}{:>7}", "operation", "GB/s", "ratio", "of", "peak", "floor");
 
     let even = TensorBuf::from_f32(shape.clone(), &noise(elements, |_| 1.0)).expect("shape fits");
     bench.codec("topk:density=0.001", even.view(), Some(0.25), Some(0.4));
@@ -110,12 +111,12 @@ impl Bench {
         let words = view.data().as_chunks::<4>().0;
         let sum = |row: &[[u8; 4]; 64]| row.iter().fold(0u32, |s, w| s.wrapping_add(u32::from_le_bytes(*w)));
         let (rows, _) = words.as_chunks::<64>();
-        let seconds = self.best(|| {
+        let Cost { seconds, .. } = self.best(|| {
             black_box(rows.iter().fold(0u32, |s, row| s.wrapping_add(sum(row))));
         });
         self.read = self.read.max(view.data().len() as f64 / seconds);
         let mut buffer = view.data().to_vec();
-        let seconds = self.best(|| black_box(&mut buffer).fill(0));
+        let Cost { seconds, .. } = self.best(|| black_box(&mut buffer).fill(0));
         self.fill = self.fill.max(view.data().len() as f64 / seconds);
         println!("read {:.1} GB/s, fill {:.1} GB/s", self.read / 1e9, self.fill / 1e9);
     }
@@ -139,23 +140,23 @@ impl Bench {
         let bytes = self.encode(&codec, view);
         let blocks = blocks(&codec, view);
         let name = |what| format!("{what} {spec}");
-        let seconds = self.best(|| drop(black_box(crate::blocks(&codec, view))));
-        self.row(&name("compress"), view, seconds, Against::Read, None);
-        let seconds = self.best(|| drop(black_box(write(&self.manifest, &UpdateHeader::default(), &blocks))));
-        self.row(&name("write"), view, seconds, Against::Read, None);
+        let cost = self.best(|| drop(black_box(crate::blocks(&codec, view))));
+        self.row(&name("compress"), view, cost, Against::Read, None);
+        let cost = self.best(|| drop(black_box(write(&self.manifest, &UpdateHeader::default(), &blocks))));
+        self.row(&name("write"), view, cost, Against::Read, None);
         drop(blocks);
-        let seconds = self.best(|| drop(black_box(self.encode(&codec, view))));
-        self.row(&name("encode to new memory"), view, seconds, Against::Read, None);
+        let cost = self.best(|| drop(black_box(self.encode(&codec, view))));
+        self.row(&name("encode to new memory"), view, cost, Against::Read, None);
         let mut stream = bytes.clone();
-        let seconds = self.best(|| {
+        let cost = self.best(|| {
             stream.clear();
             write_to(&mut stream, &self.manifest, &UpdateHeader::default(), &crate::blocks(&codec, view));
         });
         drop(stream);
-        self.row(&name("encode"), view, seconds, Against::Read, encode_floor);
+        self.row(&name("encode"), view, cost, Against::Read, encode_floor);
         let fresh = || Assembler::new(&self.manifest, &Limits::default(), |_| true).expect("within limits");
         let mut tensors = decode(&bytes, fresh());
-        let seconds = self.best(|| {
+        let cost = self.best(|| {
             let buffers = std::mem::take(&mut tensors);
             let assembler = Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
             tensors = decode(&bytes, assembler);
@@ -163,7 +164,7 @@ impl Bench {
         drop(tensors);
         let new_memory = self.best(|| drop(black_box(decode(&bytes, fresh()))));
         self.row(&name("decode to new memory"), view, new_memory, Against::Fill, None);
-        self.row(&name("decode"), view, seconds, Against::Fill, decode_floor);
+        self.row(&name("decode"), view, cost, Against::Fill, decode_floor);
         println!("{:<40}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
     }
 
@@ -199,8 +200,9 @@ impl Bench {
             }
             self.top_k = view.data().len() as f64 / best[0];
             for ((spec, floor), seconds) in rows.iter().zip(best) {
-                self.row(spec, view, seconds, Against::TopK, *floor);
+                self.row(spec, view, Cost { seconds, peak: None }, Against::TopK, *floor);
             }
+            let quickselect = Cost { seconds: quickselect, peak: None };
             self.row(&format!("quickselect of {density}"), view, quickselect, Against::TopK, None);
         }
     }
@@ -226,9 +228,9 @@ impl Bench {
             out
         });
         let streams: Vec<Vec<u8>> = senders.collect();
-        let seconds = self.best(|| drop(black_box(mean(&self.manifest, &streams))));
-        self.row("reduce 8 x topk:density=0.01", view, seconds, Against::Fill, None);
-        println!("{:<40}{:>9.1} ms", "", 1e3 * seconds);
+        let cost = self.best(|| drop(black_box(mean(&self.manifest, &streams))));
+        self.row("reduce 8 x topk:density=0.01", view, cost, Against::Fill, None);
+        println!("{:<40}{:>9.1} ms", "", 1e3 * cost.seconds);
     }
 
     /// Measures deltas of bf16 weights after a step that changes a share of them. Its size is the same for
@@ -273,36 +275,36 @@ impl Bench {
         let changed = pairs.filter(|(base, new)| base != new).count();
         let n = new.elements() as f64;
         println!("{name}, {:.2} % of {n} bf16 elements changed:", 100.0 * changed as f64 / n);
-        let seconds = self.best(|| drop(black_box(compressed(base, new))));
-        self.row("compress delta", new, seconds, Against::Read, None);
+        let cost = self.best(|| drop(black_box(compressed(base, new))));
+        self.row("compress delta", new, cost, Against::Read, None);
         let header = digests(base, new, &blocks);
-        let seconds = self.best(|| drop(black_box(write(&manifest, &header, &blocks))));
-        self.row("write delta", new, seconds, Against::Read, None);
-        let seconds = self.best(|| drop(black_box(encode(base, new))));
-        self.row("encode delta, both digests computed", new, seconds, Against::Read, None);
+        let cost = self.best(|| drop(black_box(write(&manifest, &header, &blocks))));
+        self.row("write delta", new, cost, Against::Read, None);
+        let cost = self.best(|| drop(black_box(encode(base, new))));
+        self.row("encode delta, both digests computed", new, cost, Against::Read, None);
         let kept = tensor_digest(base);
-        let seconds = self.best(|| {
+        let cost = self.best(|| {
             let (blocks, mut digests) = (compressed(base, new), Digests::default());
             digests.keep_base(0, kept);
             let deltas = digests.deltas(&input(base, new), &blocks);
             drop(black_box(write(&manifest, &UpdateHeader::default().with_delta(Some(deltas)), &blocks)));
         });
-        self.row("encode delta, base digest kept", new, seconds, Against::Read, None);
+        self.row("encode delta, base digest kept", new, cost, Against::Read, None);
         let mut held = base.data().to_vec();
         let mut streams = [&there, &back].into_iter().cycle();
-        let seconds = self.best(|| apply_in_place(streams.next().expect("a cycle"), &mut held));
-        self.row("apply delta in place, without digests", new, seconds, Against::Fill, None);
-        let seconds = self.best(|| {
+        let cost = self.best(|| apply_in_place(streams.next().expect("a cycle"), &mut held));
+        self.row("apply delta in place, without digests", new, cost, Against::Fill, None);
+        let cost = self.best(|| {
             let mut assembler =
                 Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
             assembler.base("w", base).expect("this manifest's");
             drop(black_box(decode(&there, assembler)));
         });
-        self.row("apply delta to new memory, both digests", new, seconds, Against::Fill, None);
+        self.row("apply delta to new memory, both digests", new, cost, Against::Fill, None);
         let copy =
             |view: TensorView<'_>| TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec());
         let mut staged = copy(base).expect("the same shape");
-        let seconds = self.best(|| {
+        let cost = self.best(|| {
             let buffer = std::mem::replace(&mut staged, TensorBuf::from_f32(vec![0], &[]).expect("nothing"));
             let mut assembler = Assembler::with_buffers(&manifest, [(0, buffer)]).expect("this manifest's");
             assembler.base_with_digest("w", base, kept).expect("this manifest's");
@@ -310,7 +312,7 @@ impl Bench {
             let mut tensors = assembler.finish_with_digests().expect("the base of this delta");
             staged = tensors.remove(0).1;
         });
-        self.row("apply delta, base digest kept", new, seconds, Against::Fill, None);
+        self.row("apply delta, base digest kept", new, cost, Against::Fill, None);
         println!("{:<40}{:>9.3} bits/changed element", "", there.len() as f64 * 8.0 / changed as f64);
     }
 
@@ -318,8 +320,10 @@ impl Bench {
         write(&self.manifest, &UpdateHeader::default(), &blocks(codec, view))
     }
 
-    fn row(&mut self, name: &str, view: TensorView<'_>, seconds: f64, against: Against, floor: Option<f64>) {
-        let speed = view.data().len() as f64 / seconds;
+    fn row(&mut self, name: &str, view: TensorView<'_>, cost: Cost, against: Against, floor: Option<f64>) {
+        let bytes = view.data().len() as f64;
+        let speed = bytes / cost.seconds;
+        let peak = cost.peak.map_or("-".into(), |peak| format!("{:.2}", peak as f64 / bytes));
         let (of, base) = match against {
             Against::Read => ("read", self.read),
             Against::Fill => ("fill", self.fill),
@@ -331,18 +335,37 @@ impl Bench {
             self.missed |= !met;
             format!("{floor:>7.2}  {}", if met { "ok" } else { "FAIL" })
         });
-        println!("{name:<40}{:>9.2}{ratio:>9.3}  {of:<6}{verdict}", speed / 1e9);
+        println!("{name:<40}{:>9.2}{ratio:>9.3}  {of:<6}{peak:>6}{verdict}", speed / 1e9);
     }
 
     /// Returns the seconds of the fastest repetition; with `--cpu` the mean, because Linux counts processor
     /// time in steps of milliseconds.
-    fn best(&self, mut f: impl FnMut()) -> f64 {
-        if *CPU {
-            let all = once(|| (0..self.repeats).for_each(|_| f()));
-            return all / self.repeats as f64;
-        }
-        (0..self.repeats).map(|_| once(&mut f)).fold(f64::INFINITY, f64::min)
+    fn best(&self, mut f: impl FnMut()) -> Cost {
+        // Linux then counts the peak anew.
+        let reset = std::fs::write("/proc/self/clear_refs", "5").ok();
+        let before = reset.and_then(|()| memory_in_use("VmRSS:"));
+        let seconds = match *CPU {
+            true => once(|| (0..self.repeats).for_each(|_| f())) / self.repeats as f64,
+            false => (0..self.repeats).map(|_| once(&mut f)).fold(f64::INFINITY, f64::min),
+        };
+        let peak = before.zip(memory_in_use("VmHWM:")).map(|(before, most)| most.saturating_sub(before));
+        Cost { seconds, peak }
     }
+}
+
+/// Time and memory of a path.
+#[derive(Clone, Copy)]
+struct Cost {
+    seconds: f64,
+    /// The most memory in use at a time, in bytes above the memory in use before (Linux).
+    peak: Option<u64>,
+}
+
+/// Returns the bytes in a field of the system's account of this process (Linux).
+fn memory_in_use(field: &str) -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
 }
 
 /// Whether to measure processor time.
