@@ -94,9 +94,9 @@ pub(crate) struct Encoded<'a> {
     pub(crate) taken: usize,
 }
 
-/// Decodes rows of `N` segments, 1 or 4, while all of them have a full row of words. Returns the number of
-/// rows of each; none in the plain form. The other forms decode one segment, or none of several: they gain
-/// nothing from more.
+/// Decodes rows of `N` segments, 1, 2 or 4, while all of them have a full row of words. Returns the number of
+/// rows of each; none in the plain form. The form for AVX2 decodes the rows of one segment, and none of
+/// several.
 pub(crate) fn decode_rows<const N: usize>(
     form: Form,
     segments: &mut [Encoded<'_>; N],
