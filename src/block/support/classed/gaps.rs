@@ -339,8 +339,8 @@ pub(super) fn read_ranks(
     Ok(groups)
 }
 
-/// Replaces gaps by the ranks that they give, which are to be below `len`. If one is not, returns the position
-/// that an error names.
+/// Replaces gaps by the ranks that they give, which are to be below `len`. If one is not, returns the
+/// position that an error names.
 fn sum_gaps(gaps: &mut [u64], len: u64) -> Result<(), u64> {
     let mut next = 0u64;
     for gap in gaps {
