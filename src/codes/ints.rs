@@ -90,10 +90,20 @@ impl<'a> Coder<'a> {
 
     /// Returns the cost of a segment of `len` symbols.
     pub(super) fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
-        let lanes = 1u64 << rans::lanes_log(len, self.wide_from);
-        self.table_for(counts).1.saturating_add(bits(32 + 32 * lanes))
+        let cost = self.table_for(counts).1;
+        cost.saturating_add(bits(32 + (32 << self.lanes_log(len, cost))))
+    }
+
+    /// Returns the binary logarithm of the number of lanes for a segment of `len` symbols of this cost.
+    fn lanes_log(&self, len: usize, cost: Cost) -> u8 {
+        let wide_from = if cost >= WIDE_COST { 256 } else { self.wide_from };
+        rans::lanes_log(len, wide_from)
     }
 }
+
+/// Cost from which on a segment has 32 lanes, however few symbols it has: 28 lanes more are at most 0.3 % of
+/// it.
+const WIDE_COST: Cost = bits(28 * 32 * 1000 / 3);
 
 /// Appends `entropy(N)`; `values` are the integers behind the symbols if these are tokens.
 fn write_entropy(
@@ -137,7 +147,7 @@ fn write_segment(
     values: Option<&[u64]>,
     counts: &Counts,
 ) {
-    let (shared, _) = coder.table_for(counts);
+    let (shared, cost) = coder.table_for(counts);
     if let Some(record) = coder.record.as_deref_mut() {
         record.push((role, *counts));
     }
@@ -155,7 +165,7 @@ fn write_segment(
             &own
         }
     };
-    rans::write(out, symbols, counts, table, rans::lanes_log(symbols.len(), coder.wide_from));
+    rans::write(out, symbols, counts, table, coder.lanes_log(symbols.len(), cost));
     if let Some(values) = values {
         let mut plane = PlaneWriter::new(out);
         for (&symbol, &value) in symbols.iter().zip(values) {

@@ -70,11 +70,11 @@ const PINNED: [(&str, &str); 16] = [
     ("topk:density=0.001", "dc6214d40647f74e7bd06cdfd6186f02"),
     ("topk:density=0.01,values=pow2", "e8e57c14959136da2762d8401303c3a9"),
     ("topk:density=0.05,values=f16,scope=global", "d59e8751db66027eb2f67a307f82b5c6"),
-    ("topk:density=0.3,values=q4", "632eb4ff772bad3bd94fc8e589d0c16f"),
+    ("topk:density=0.3,values=q4", "5225a10f79eb946276d522b27ed11739"),
     ("topk:density=0.01,positions=rice", "c34a9d7ffeea65083bec89858809e4bb"),
     ("topk:density=0.01,positions=tokens,values=sign", "5aa40d966d1344a71acccb777d442a8c"),
     ("threshold:at=0.05,values=bf16", "2012d00d884660a2f66bea734242b150"),
     ("qsgd:bits=4", "f2f322e7ed88cbf41783375ec5dd6a88"),
     ("qsgd:bits=8,norm=max", "d2c41d79352c3c297f20b7b2336913aa"),
-    ("int8", "f55be61ebb52b56c901a720007bfda03"),
+    ("int8", "b7ae619338add3e809499937cd726590"),
 ];
