@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
     /// Codec to measure; may be repeated [default: one of each]
-    #[arg(long = "codec", value_name = "SPEC", value_parser = crate::naming::CodecParser, hide_possible_values = true)]
+    #[arg(long = "codec", value_name = "SPEC", value_parser = crate::naming::CODEC, hide_possible_values = true)]
     codecs: Vec<Codec>,
     /// Number of runs; the best one counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]

@@ -3,7 +3,7 @@
 use crate::fail::{Code, Failure, InFile, InOutput, Outcome, Result};
 use crate::input::is_standard;
 use crate::learned::{self, Chosen};
-use crate::naming::{CodecParser, Origin, did_you_mean};
+use crate::naming::{CHOSEN, Origin, did_you_mean};
 use crate::options::{check_one_stdin, check_output_is_new, parse_pair};
 use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Codec of the tensors
-    #[arg(long, value_name = "SPEC", value_parser = CodecParser, hide_possible_values = true)]
+    #[arg(long, value_name = "SPEC", value_parser = CHOSEN, hide_possible_values = true)]
     codec: Chosen,
     /// Other codec for the tensors whose names match; the last matching rule counts
     #[arg(long = "rule", value_name = "GLOB=SPEC")]

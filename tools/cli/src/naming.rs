@@ -6,6 +6,7 @@ use gcodec::Codec;
 use gcodec::compress::SpecError;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::LazyLock;
 
 /// Step, sender and number of senders of a file of tensors, as far as it says them.
@@ -67,20 +68,29 @@ pub(crate) fn did_you_mean<'a>(wrong: &str, known: impl IntoIterator<Item = &'a 
         .map_or_else(String::new, |(_, name)| format!("; did you mean {:?}?", crate::output::printable(name)))
 }
 
-/// The parser of codecs: completions offer their names.
+/// Parser of codecs. Completions offer their names.
 #[derive(Debug, Clone)]
-pub(crate) struct CodecParser;
+pub(crate) struct CodecParser<T> {
+    parse: fn(&str) -> Result<T, String>,
+    /// Names beside those of the library.
+    more: &'static [&'static str],
+}
 
-impl TypedValueParser for CodecParser {
-    type Value = Chosen;
+/// Parser of the codecs of the library.
+pub(crate) const CODEC: CodecParser<Codec> = CodecParser { parse: parse_codec, more: &[] };
+/// Parser of those and of the learned codec.
+pub(crate) const CHOSEN: CodecParser<Chosen> = CodecParser { parse: Chosen::from_str, more: &["lgc"] };
+
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for CodecParser<T> {
+    type Value = T;
 
     fn parse_ref(
         &self,
         command: &clap::Command,
         arg: Option<&clap::Arg>,
         value: &std::ffi::OsStr,
-    ) -> Result<Chosen, clap::Error> {
-        <Chosen as std::str::FromStr>::from_str.parse_ref(command, arg, value)
+    ) -> Result<T, clap::Error> {
+        self.parse.parse_ref(command, arg, value)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
@@ -88,7 +98,7 @@ impl TypedValueParser for CodecParser {
         static NAMES: LazyLock<String> =
             LazyLock::new(|| "?".parse::<Codec>().err().map(|e| e.to_string()).unwrap_or_default());
         let names = NAMES.split_once("one of ").map(|(_, names)| names).unwrap_or_default();
-        Some(Box::new(names.split(", ").chain(["lgc"]).map(PossibleValue::new)))
+        Some(Box::new(names.split(", ").chain(self.more.iter().copied()).map(PossibleValue::new)))
     }
 }
 

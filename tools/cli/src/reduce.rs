@@ -71,7 +71,7 @@ pub(crate) struct Args {
     #[arg(long)]
     by_input: bool,
     /// Codec of the result of the method dense [default: the uncompressed sum]
-    #[arg(long, value_name = "SPEC", value_parser = crate::naming::CodecParser, hide_possible_values = true)]
+    #[arg(long, value_name = "SPEC", value_parser = crate::naming::CODEC, hide_possible_values = true)]
     codec: Option<Codec>,
     #[command(flatten)]
     limits: LimitArgs,
