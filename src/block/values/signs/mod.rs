@@ -1,6 +1,8 @@
 //! Signs (spec, section 7.7): a plane of bits, or predictions from rows and columns and whether they are
 //! wrong.
 
+mod matrix;
+
 use crate::bits::{Cursor, PlaneReader, PlaneWriter};
 use crate::block::support::Support;
 use crate::block::values::Elements;
@@ -12,6 +14,7 @@ use crate::codes::{
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
+use matrix::Matrix;
 
 /// Coding of signs as a plane of bits.
 pub(super) const PLANE: u8 = 0;
@@ -19,18 +22,8 @@ const PREDICTED: u8 = 1;
 
 /// Fewest and most signs for which predictions are tried.
 const TRIED: std::ops::RangeInclusive<usize> = 128..=1 << 21;
-/// Times that the signs of rows are chosen anew from those of columns, and back.
-const ROUNDS: usize = 6;
 /// Widths of symbols that the writer tries.
 const WIDTHS: [u8; 4] = [1, 2, 4, 8];
-
-/// A sign and where its element stands.
-#[derive(Clone, Copy)]
-struct Placed {
-    row: u32,
-    column: u32,
-    negative: bool,
-}
 
 /// Appends signs of elements. `present`: for each value, zero if it has no sign; all have one without it.
 pub(super) fn write(
@@ -193,8 +186,7 @@ fn write_predicted(
         }
         let (mut rows, mut columns) =
             (vec![false; in_memory(grid.rows)], vec![false; in_memory(grid.columns)]);
-        for signed in own {
-            let (row, column) = grid.place(signed >> 1);
+        for (signed, (row, column)) in own.iter().zip(grid.places(own.iter().map(|signed| signed >> 1))) {
             (rows[in_memory(row)], columns[in_memory(column)]) = (true, true);
             wrong.push((signed & 1 == 1) ^ prediction.at(row, column));
         }
@@ -218,77 +210,32 @@ fn pack(wrong: &[bool], width: u8) -> Vec<u8> {
     wrong.chunks(width.into()).map(symbol).collect()
 }
 
-/// Chooses the cheapest prediction of one tensor's signs; `None` if its rows or columns exceed 32 bits.
+/// Chooses the cheapest prediction of one tensor's signs, perhaps none.
 fn predict(elements: &Elements<'_>, tensor: usize, own: &[u64]) -> Option<Prediction> {
     let flat = Grid::new(elements.space, tensor, View::NONE, 0).ok()?;
     let mut best = Prediction::none(flat);
     let mut least = (own.len() as u64) << 16;
-    for grid in Grid::candidates(elements.space, tensor) {
-        if own.len() < 16 || u32::try_from(grid.rows.max(grid.columns)).is_err() {
-            continue;
-        }
-        let place = |signed: &u64| {
-            let (row, column) = grid.place(signed >> 1);
-            Placed { row: row as u32, column: column as u32, negative: signed & 1 == 1 }
-        };
-        let placed: Vec<Placed> = own.iter().map(place).collect();
-        let (rows, columns) = (in_memory(grid.rows), in_memory(grid.columns));
-        let active = |of: fn(&Placed) -> u32, len: usize| {
-            let mut seen = vec![false; len];
-            placed.iter().for_each(|p| seen[in_memory(of(p).into())] = true);
-            seen.iter().filter(|s| **s).count() as u64
-        };
-        let (active_rows, active_columns) = (active(|p| p.row, rows), active(|p| p.column, columns));
-        let both = alternate(&placed, rows, columns);
-        let alone = |of: fn(&Placed) -> u32, len| majority(&placed, of, |_| false, len);
+    // Fewer signs than these do not pay for the lists.
+    let candidates = if own.len() < 16 { Vec::new() } else { Grid::candidates(elements.space, tensor) };
+    for grid in candidates {
+        let Some(matrix) = Matrix::new(&grid, own) else { continue };
+        let (active_rows, active_columns) = matrix.active();
+        let both = matrix.both();
         let tried = [
             (both.0, both.1, active_rows + active_columns),
-            (alone(|p| p.row, rows), Vec::new(), active_rows),
-            (Vec::new(), alone(|p| p.column, columns), active_columns),
+            (matrix.of_rows(&[]), Vec::new(), active_rows),
+            (Vec::new(), matrix.of_columns(&[]), active_columns),
         ];
         for (rows, columns, lists) in tried {
-            let view = grid.view.with_flags(!rows.is_empty(), !columns.is_empty());
-            let prediction = Prediction { grid: Grid { view, ..grid }, rows, columns };
-            let wrong =
-                placed.iter().filter(|p| p.negative ^ prediction.at(p.row.into(), p.column.into())).count()
-                    as u64;
-            let cost = binary_entropy(wrong, placed.len() as u64) + ((lists + 32) << 16);
+            let wrong = matrix.wrong(&rows, &columns);
+            let cost = binary_entropy(wrong, own.len() as u64) + ((lists + 32) << 16);
             if cost < least {
-                (least, best) = (cost, prediction);
+                let view = grid.view.with_flags(!rows.is_empty(), !columns.is_empty());
+                (least, best) = (cost, Prediction { grid: Grid { view, ..grid }, rows, columns });
             }
         }
     }
     Some(best)
-}
-
-/// Chooses signs of rows and columns whose products agree with most signs, one after the other.
-fn alternate(placed: &[Placed], rows: usize, columns: usize) -> (Vec<bool>, Vec<bool>) {
-    // The row with the most signs gives the first signs of columns.
-    let mut counts = vec![0u32; rows];
-    placed.iter().for_each(|p| counts[in_memory(p.row.into())] += 1);
-    let first = (0..rows).max_by_key(|&row| counts[row]).unwrap_or(0);
-    let mut of_columns = vec![false; columns];
-    for p in placed.iter().filter(|p| in_memory(p.row.into()) == first) {
-        of_columns[in_memory(p.column.into())] = p.negative;
-    }
-    let mut of_rows = Vec::new();
-    for _ in 0..ROUNDS {
-        of_rows = majority(placed, |p| p.row, |p| of_columns[in_memory(p.column.into())], rows);
-        of_columns = majority(placed, |p| p.column, |p| of_rows[in_memory(p.row.into())], columns);
-    }
-    (of_rows, of_columns)
-}
-
-/// For each row or column, whether more signs than not are negative after correction by the other list.
-fn majority(
-    placed: &[Placed],
-    of: impl Fn(&Placed) -> u32,
-    other: impl Fn(&Placed) -> bool,
-    len: usize,
-) -> Vec<bool> {
-    let mut sums = vec![0i32; len];
-    placed.iter().for_each(|p| sums[in_memory(of(p).into())] += if p.negative ^ other(p) { 1 } else { -1 });
-    sums.into_iter().map(|sum| sum > 0).collect()
 }
 
 /// Bits that tell `hits` of `len` from the others, in 1/65536 bit.

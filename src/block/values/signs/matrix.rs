@@ -1,0 +1,307 @@
+//! Signs of a tensor seen as a matrix, and the majorities of its rows and columns, from which predictions are
+//! chosen.
+
+use crate::arch::{self, Kernel};
+use crate::block::views::Grid;
+use crate::limits::in_memory;
+
+/// Times that the signs of rows are chosen anew from those of columns, and back.
+const ROUNDS: usize = 6;
+
+/// Signs of one tensor.
+pub(super) struct Matrix {
+    rows: usize,
+    columns: usize,
+    /// Elements of a cell: of a row and a column.
+    cell: usize,
+    signs: Signs,
+}
+
+enum Signs {
+    /// Signs of few elements, one by one.
+    Few(Vec<Placed>),
+    /// Signs of many elements: 1 for minus, -1 for plus and 0 for none, for all elements in their order, with
+    /// the number of signs in each row.
+    Many(Vec<i8>, Vec<u32>),
+}
+
+/// A sign and where its element stands.
+#[derive(Clone, Copy)]
+struct Placed {
+    row: u32,
+    column: u32,
+    negative: bool,
+}
+
+impl Matrix {
+    /// Returns the matrix of these signs: twice the element, plus one for minus, ascending. `None` if rows or
+    /// columns exceed 32 bits.
+    pub(super) fn new(grid: &Grid, own: &[u64]) -> Option<Self> {
+        let elements = grid.rows.saturating_mul(grid.row_len());
+        // An element of a row of bytes costs far less than one of a list.
+        Self::of(grid, own, own.len() as u64 >= elements / 4)
+    }
+
+    fn of(grid: &Grid, own: &[u64], many: bool) -> Option<Self> {
+        u32::try_from(grid.rows.max(grid.columns)).ok()?;
+        let (rows, row_len) = (in_memory(grid.rows), in_memory(grid.row_len()));
+        let places = grid.places(own.iter().map(|signed| signed >> 1));
+        let signs = if many {
+            let mut signs = vec![0; rows * row_len];
+            let mut counts = vec![0; rows];
+            for (signed, (row, _)) in own.iter().zip(places) {
+                signs[in_memory(signed >> 1)] = if signed & 1 == 1 { 1 } else { -1 };
+                counts[in_memory(row)] += 1;
+            }
+            Signs::Many(signs, counts)
+        } else {
+            let placed = own.iter().zip(places).map(|(signed, (row, column))| Placed {
+                row: row as u32,
+                column: column as u32,
+                negative: signed & 1 == 1,
+            });
+            Signs::Few(placed.collect())
+        };
+        Some(Self { rows, columns: in_memory(grid.columns), cell: in_memory(grid.cell), signs })
+    }
+
+    /// Numbers of rows and of columns with a sign.
+    pub(super) fn active(&self) -> (u64, u64) {
+        let (mut rows, mut columns) = (vec![false; self.rows], vec![false; self.columns]);
+        match &self.signs {
+            Signs::Few(placed) => {
+                for p in placed {
+                    (rows[p.row as usize], columns[p.column as usize]) = (true, true);
+                }
+            }
+            Signs::Many(signs, counts) => {
+                rows.iter_mut().zip(counts).for_each(|(row, &count)| *row = count > 0);
+                let mut seen = vec![0u8; self.columns * self.cell];
+                for row in signs.chunks_exact(seen.len()) {
+                    seen.iter_mut().zip(row).for_each(|(seen, sign)| *seen |= sign.cast_unsigned());
+                }
+                let cells = seen.chunks_exact(self.cell).map(|cell| cell.iter().any(|&seen| seen != 0));
+                columns.iter_mut().zip(cells).for_each(|(column, seen)| *column = seen);
+            }
+        }
+        let count = |list: Vec<bool>| list.into_iter().filter(|&seen| seen).count() as u64;
+        (count(rows), count(columns))
+    }
+
+    /// Chooses signs of rows and columns whose products agree with most signs, one after the other.
+    pub(super) fn both(&self) -> (Vec<bool>, Vec<bool>) {
+        let (mut of_rows, mut of_columns) = (Vec::new(), self.first_columns());
+        for _ in 0..ROUNDS {
+            of_rows = self.of_rows(&of_columns);
+            of_columns = self.of_columns(&of_rows);
+        }
+        (of_rows, of_columns)
+    }
+
+    /// Signs of the row that has the most; of a cell, the last.
+    fn first_columns(&self) -> Vec<bool> {
+        let mut columns = vec![false; self.columns];
+        match &self.signs {
+            Signs::Few(placed) => {
+                let mut counts = vec![0u32; self.rows];
+                placed.iter().for_each(|p| counts[p.row as usize] += 1);
+                let first = longest(&counts);
+                for p in placed.iter().filter(|p| p.row as usize == first) {
+                    columns[p.column as usize] = p.negative;
+                }
+            }
+            Signs::Many(signs, counts) => {
+                let row_len = self.columns * self.cell;
+                let row = &signs[longest(counts) * row_len..][..row_len];
+                for (column, cell) in columns.iter_mut().zip(row.chunks_exact(self.cell)) {
+                    *column = cell.iter().rev().find(|&&sign| sign != 0) == Some(&1);
+                }
+            }
+        }
+        columns
+    }
+
+    /// For each row, whether more signs than not are negative after correction by those of columns. An empty
+    /// list corrects nothing.
+    pub(super) fn of_rows(&self, columns: &[bool]) -> Vec<bool> {
+        self.sums_of_rows(columns).into_iter().map(|sum| sum > 0).collect()
+    }
+
+    fn sums_of_rows(&self, columns: &[bool]) -> Vec<i32> {
+        let mut sums = vec![0; self.rows];
+        match &self.signs {
+            Signs::Few(placed) => {
+                for p in placed {
+                    sums[p.row as usize] += vote(p.negative ^ bit(columns, p.column as usize));
+                }
+            }
+            Signs::Many(signs, _) => {
+                let flips: Vec<i8> = (0..self.columns)
+                    .flat_map(|column| std::iter::repeat_n(flip(bit(columns, column)), self.cell))
+                    .collect();
+                arch::run(RowSums { signs, flips: &flips, sums: &mut sums });
+            }
+        }
+        sums
+    }
+
+    /// For each column, as [`Self::of_rows`].
+    pub(super) fn of_columns(&self, rows: &[bool]) -> Vec<bool> {
+        let mut sums = vec![0; self.columns];
+        match &self.signs {
+            Signs::Few(placed) => {
+                for p in placed {
+                    sums[p.column as usize] += vote(p.negative ^ bit(rows, p.row as usize));
+                }
+            }
+            Signs::Many(signs, _) => {
+                let flips: Vec<i8> = (0..self.rows).map(|row| flip(bit(rows, row))).collect();
+                let mut places = vec![0; self.columns * self.cell];
+                arch::run(ColumnSums { signs, flips: &flips, sums: &mut places });
+                let cells = places.chunks_exact(self.cell).map(|cell| cell.iter().sum::<i32>());
+                sums.iter_mut().zip(cells).for_each(|(sum, cell)| *sum = cell);
+            }
+        }
+        sums.into_iter().map(|sum| sum > 0).collect()
+    }
+
+    /// Number of signs that differ from the product of their row's and column's. Empty lists are positive.
+    pub(super) fn wrong(&self, rows: &[bool], columns: &[bool]) -> u64 {
+        match &self.signs {
+            Signs::Few(placed) => {
+                let predicted = |p: &Placed| bit(rows, p.row as usize) ^ bit(columns, p.column as usize);
+                placed.iter().filter(|p| p.negative ^ predicted(p)).count() as u64
+            }
+            Signs::Many(_, counts) => {
+                let sums = self.sums_of_rows(columns);
+                let wrong = |(row, (&count, sum)): (usize, (&u32, i32))| {
+                    let (count, sum) = (i64::from(count), i64::from(sum));
+                    let negative = (count + sum) / 2;
+                    (if bit(rows, row) { count - negative } else { negative }) as u64
+                };
+                counts.iter().zip(sums).enumerate().map(wrong).sum()
+            }
+        }
+    }
+}
+
+/// The last of the rows with the most signs.
+fn longest(counts: &[u32]) -> usize {
+    counts.iter().enumerate().max_by_key(|(_, count)| **count).map_or(0, |(row, _)| row)
+}
+
+fn bit(list: &[bool], at: usize) -> bool {
+    list.get(at).copied().unwrap_or(false)
+}
+
+fn vote(negative: bool) -> i32 {
+    if negative { 1 } else { -1 }
+}
+
+/// Mask that negates a number in two's complement: `(number ^ mask) - mask`.
+fn flip(negative: bool) -> i8 {
+    if negative { -1 } else { 0 }
+}
+
+/// Sums of rows, after flips of columns.
+struct RowSums<'a> {
+    signs: &'a [i8],
+    flips: &'a [i8],
+    sums: &'a mut [i32],
+}
+
+impl Kernel for RowSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        /// Signs whose sum fits 16 bits.
+        const FEW: usize = 1 << 14;
+        let Self { signs, flips, sums } = self;
+        for (row, sum) in signs.chunks_exact(flips.len()).zip(sums) {
+            for (signs, flips) in row.chunks(FEW).zip(flips.chunks(FEW)) {
+                let mut few = 0i16;
+                for (&sign, &flip) in signs.iter().zip(flips) {
+                    few += i16::from((sign ^ flip) - flip);
+                }
+                *sum += i32::from(few);
+            }
+        }
+    }
+}
+
+/// Sums of columns, after flips of rows.
+struct ColumnSums<'a> {
+    signs: &'a [i8],
+    flips: &'a [i8],
+    sums: &'a mut [i32],
+}
+
+impl Kernel for ColumnSums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { signs, flips, sums } = self;
+        for (row, &flip) in signs.chunks_exact(sums.len()).zip(flips) {
+            for (sum, &sign) in sums.iter_mut().zip(row) {
+                *sum += i32::from((sign ^ flip) - flip);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::Scope;
+    use crate::frame::{Manifest, TensorInfo};
+    use crate::tensor::Dtype;
+    use proptest::prelude::*;
+
+    /// Everything that predictions are chosen from.
+    type Found = ((u64, u64), (Vec<bool>, Vec<bool>), [u64; 3]);
+
+    fn found(matrix: &Matrix) -> Found {
+        let (rows, columns) = matrix.both();
+        let (alone_rows, alone_columns) = (matrix.of_rows(&[]), matrix.of_columns(&[]));
+        let wrong = [
+            matrix.wrong(&rows, &columns),
+            matrix.wrong(&alone_rows, &[]),
+            matrix.wrong(&[], &alone_columns),
+        ];
+        (matrix.active(), (rows, columns), wrong)
+    }
+
+    proptest! {
+        #[test]
+        fn few_and_many_signs_agree(
+            shape in (2u64..20, 2u64..20, 1u64..4),
+            signs in proptest::collection::vec(0u8..3, 1600),
+        ) {
+            let dims = [shape.0, shape.1, shape.2];
+            let manifest = Manifest::new(vec![TensorInfo::new("w", Dtype::F32, dims)]).unwrap();
+            let space = manifest.space(Scope::Tensor(0), 0).unwrap();
+            let elements = dims.iter().product::<u64>();
+            let own: Vec<u64> = (0..elements)
+                .zip(&signs)
+                .filter(|(_, sign)| **sign > 0)
+                .map(|(element, sign)| element << 1 | u64::from(*sign == 2))
+                .collect();
+            for grid in Grid::candidates(&space, 0) {
+                let [few, many] = [false, true].map(|many| Matrix::of(&grid, &own, many).unwrap());
+                prop_assert_eq!(found(&few), found(&many));
+            }
+        }
+    }
+
+    #[test]
+    fn long_rows_are_summed_whole() {
+        let row = vec![1i8; 100_000];
+        let mut sums = [0];
+        arch::run(RowSums { signs: &row, flips: &vec![0; row.len()], sums: &mut sums });
+        assert_eq!(sums, [100_000]);
+        arch::run(RowSums { signs: &row, flips: &vec![-1; row.len()], sums: &mut sums });
+        assert_eq!(sums, [0]);
+    }
+}
