@@ -22,6 +22,8 @@ modules_of_the_tool! {
     fail "../../tools/cli/src/fail.rs"
     input "../../tools/cli/src/input.rs"
     inspect "../../tools/cli/src/inspect/mod.rs"
+    learned "../../tools/cli/src/learned.rs"
+    model "../../tools/cli/src/model.rs"
     naming "../../tools/cli/src/naming.rs"
     options "../../tools/cli/src/options.rs"
     output "../../tools/cli/src/output.rs"

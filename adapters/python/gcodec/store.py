@@ -58,8 +58,8 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class Collected:
-    """Result of a collection: the oldest version that is certain to stay, the numbers of objects that stay and
-    that were deleted, and the bytes deleted."""
+    """Result of a collection: the oldest version that is certain to stay, the numbers of objects that stay
+    and that were deleted, and the bytes deleted."""
 
     oldest: int
     kept: int
