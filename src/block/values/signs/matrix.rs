@@ -33,6 +33,16 @@ struct Placed {
     negative: bool,
 }
 
+impl Placed {
+    fn row(&self) -> usize {
+        in_memory(self.row.into())
+    }
+
+    fn column(&self) -> usize {
+        in_memory(self.column.into())
+    }
+}
+
 impl Matrix {
     /// Returns the matrix of these signs: twice the element, plus one for minus, ascending. `None` if rows or
     /// columns exceed 32 bits.
@@ -71,7 +81,7 @@ impl Matrix {
         match &self.signs {
             Signs::Few(placed) => {
                 for p in placed {
-                    (rows[p.row as usize], columns[p.column as usize]) = (true, true);
+                    (rows[p.row()], columns[p.column()]) = (true, true);
                 }
             }
             Signs::Many(signs, counts) => {
@@ -104,10 +114,10 @@ impl Matrix {
         match &self.signs {
             Signs::Few(placed) => {
                 let mut counts = vec![0u32; self.rows];
-                placed.iter().for_each(|p| counts[p.row as usize] += 1);
+                placed.iter().for_each(|p| counts[p.row()] += 1);
                 let first = longest(&counts);
-                for p in placed.iter().filter(|p| p.row as usize == first) {
-                    columns[p.column as usize] = p.negative;
+                for p in placed.iter().filter(|p| p.row() == first) {
+                    columns[p.column()] = p.negative;
                 }
             }
             Signs::Many(signs, counts) => {
@@ -132,7 +142,7 @@ impl Matrix {
         match &self.signs {
             Signs::Few(placed) => {
                 for p in placed {
-                    sums[p.row as usize] += vote(p.negative ^ bit(columns, p.column as usize));
+                    sums[p.row()] += vote(p.negative ^ bit(columns, p.column()));
                 }
             }
             Signs::Many(signs, _) => {
@@ -151,7 +161,7 @@ impl Matrix {
         match &self.signs {
             Signs::Few(placed) => {
                 for p in placed {
-                    sums[p.column as usize] += vote(p.negative ^ bit(rows, p.row as usize));
+                    sums[p.column()] += vote(p.negative ^ bit(rows, p.row()));
                 }
             }
             Signs::Many(signs, _) => {
@@ -169,7 +179,7 @@ impl Matrix {
     pub(super) fn wrong(&self, rows: &[bool], columns: &[bool]) -> u64 {
         match &self.signs {
             Signs::Few(placed) => {
-                let predicted = |p: &Placed| bit(rows, p.row as usize) ^ bit(columns, p.column as usize);
+                let predicted = |p: &Placed| bit(rows, p.row()) ^ bit(columns, p.column());
                 placed.iter().filter(|p| p.negative ^ predicted(p)).count() as u64
             }
             Signs::Many(_, counts) => {
