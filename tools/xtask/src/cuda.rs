@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Result, root};
+use gcodec_packaging::programs::run;
+use gcodec_packaging::{Result, root};
 
 #[derive(clap::Args)]
 #[group(required = true)]
@@ -172,11 +173,4 @@ fn sums(kernels: &Path, image: &[u8]) -> Result<String> {
     }
     writeln!(text, "{} gcodec.fatbin", blake3::hash(image).to_hex())?;
     Ok(text)
-}
-
-fn run(command: &mut Command) -> Result<()> {
-    match command.status()?.success() {
-        true => Ok(()),
-        false => Err(format!("failed: {command:?}").into()),
-    }
 }

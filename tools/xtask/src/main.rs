@@ -1,26 +1,16 @@
 //! The tasks that contributors run: `cargo xtask --help`.
 
-mod c;
 mod cuda;
-mod dependencies;
 mod fuzz;
-mod links;
-mod peers;
 mod programs;
 mod prose;
-mod python;
-mod release;
-mod site;
 mod test;
 
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use gcodec_packaging::{c, dependencies, links, peers, python, release, site};
 use programs::Forwarded;
-
-/// Any error: a task prints it and stops.
-type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "The tasks that contributors run")]
@@ -117,10 +107,4 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// The project's folder.
-fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).unwrap_or(here).to_owned()
 }

@@ -1,14 +1,10 @@
-//! The workspace's own programs, built and run by the tasks.
+//! The conformance program, and the processor time of running programs.
 
-use std::env;
 use std::fs;
-use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode};
 
-use crate::{Result, root};
-
-/// Exit code of a conformance command whose tools are missing on this machine.
-pub(crate) const SKIPPED: i32 = 77;
+use gcodec_packaging::programs::build;
+use gcodec_packaging::{Result, root};
 
 /// Arguments that are passed on to the conformance program.
 #[derive(clap::Args)]
@@ -32,31 +28,6 @@ pub(crate) fn conformance(args: &[&str]) -> Result<bool> {
     Ok(Command::new(program).args(args).current_dir(root()).status()?.success())
 }
 
-/// Builds a program of the workspace and returns its path.
-pub(crate) fn build(name: &str) -> Result<PathBuf> {
-    let mut build = Command::new("cargo");
-    // `--workspace` rather than `--package`: with the features of the whole workspace, so that no dependency
-    // is compiled a second time.
-    build.args(["build", "--quiet", "--workspace", "--bin", name]);
-    match build.current_dir(root()).status()?.success() {
-        true => Ok(target().join("debug").join(name)),
-        false => Err(format!("failed: {build:?}").into()),
-    }
-}
-
-/// Runs a command; an error if it fails.
-pub(crate) fn run(command: &mut Command) -> Result<()> {
-    match command.status()?.success() {
-        true => Ok(()),
-        false => Err(format!("failed: {command:?}").into()),
-    }
-}
-
-/// Whether a program is there, and succeeds without showing its output.
-pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
-    Command::new(program).args(args).output().is_ok_and(|o| o.status.success())
-}
-
 /// Returns the seconds that a running process and its ended children have computed, as Linux counts them in
 /// hundredths.
 pub(crate) fn cpu_seconds(child: &Child) -> Option<f64> {
@@ -66,9 +37,4 @@ pub(crate) fn cpu_seconds(child: &Child) -> Option<f64> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks: Option<u64> = (11..15).map(|i| fields.get(i)?.parse::<u64>().ok()).sum();
     Some(ticks? as f64 / 100.0)
-}
-
-/// Where cargo builds.
-pub(crate) fn target() -> PathBuf {
-    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::{Result, root};
+use gcodec_packaging::{Result, root};
 
 const WIDTH: usize = 110;
 

@@ -8,8 +8,11 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::programs::{SKIPPED, cpu_seconds, succeeds, target};
-use crate::{Result, cuda, fuzz, python, root};
+use gcodec_packaging::programs::{SKIPPED, succeeds, target};
+use gcodec_packaging::{Result, python, root};
+
+use crate::programs::cpu_seconds;
+use crate::{cuda, fuzz};
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -314,7 +317,7 @@ impl End {
     fn of(status: ExitStatus) -> Self {
         match status.code() {
             Some(0) => Self::Passed,
-            Some(SKIPPED) => Self::Skipped(None),
+            Some(code) if code == i32::from(SKIPPED) => Self::Skipped(None),
             _ => Self::Failed,
         }
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{Target, folder, triple};
-use crate::{Result, root};
+use gcodec_packaging::{Result, root};
 
 /// The library's modules that decode.
 const MODULES: [&str; 6] = ["bits", "codes", "block", "frame", "stream", "file"];

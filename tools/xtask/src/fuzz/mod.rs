@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::programs::{conformance, cpu_seconds};
-use crate::{Result, root};
+use gcodec_packaging::{Result, root};
 
 /// Version to install if cargo-fuzz is missing.
 const CARGO_FUZZ: &str = "0.13.2";

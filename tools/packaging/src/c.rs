@@ -8,8 +8,9 @@ use std::process::{Command, ExitCode};
 use crate::programs::{SKIPPED, run, succeeds, target};
 use crate::{Result, root};
 
+/// Options of the task.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Builds the libraries for release, and installs them below this folder with headers, pkg-config file
     /// and CMake package.
     #[arg(long, value_name = "PREFIX")]
@@ -26,7 +27,7 @@ const NATIVE: &str = "-lgcc_s -lutil -lrt -lpthread -lm -ldl -lc";
 const SANITIZERS: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
 /// Does what the arguments say; without any, tests programs with the sanitizers.
-pub(crate) fn run_task(args: &Args) -> Result<ExitCode> {
+pub fn run_task(args: &Args) -> Result<ExitCode> {
     if args.header {
         run(cargo(&["test", "--workspace", "--test", "header"]).env("GCODEC_WRITE", "1"))?;
     }
@@ -104,7 +105,7 @@ fn test() -> Result<ExitCode> {
     let (cc, cxx) = (compiler("CC", "cc"), compiler("CXX", "c++"));
     if !succeeds(&cc, &["--version"]) {
         println!("SKIPPED: no C compiler ({cc})");
-        return Ok(ExitCode::from(SKIPPED as u8));
+        return Ok(ExitCode::from(SKIPPED));
     }
     // A test program needs the libraries: this builds them with the features of the whole workspace.
     run(&mut cargo(&["test", "--quiet", "--workspace", "--no-run", "--test", "header"]))?;

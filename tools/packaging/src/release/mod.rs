@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use crate::programs::{run, succeeds};
 use crate::{Result, dependencies, links, root};
 
+/// Options of the task.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Checks, and uploads nothing: the only thing that this task does.
     #[arg(long, required = true)]
     check: bool,
@@ -51,7 +52,7 @@ const CHECKS: &[(&str, Check)] = &[
 ];
 
 /// Runs all checks, also after a failure; true if none failed and at least one passed.
-pub(crate) fn check(args: &Args) -> Result<bool> {
+pub fn check(args: &Args) -> Result<bool> {
     debug_assert!(args.check);
     let mut rows: Vec<(&str, &str, String, Duration)> = Vec::new();
     let wanted = |name: &str| args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));

@@ -70,12 +70,12 @@ const PEERS: Environment = Environment {
 };
 
 /// Makes the environment of packages if it is missing, or returns the reason why it cannot.
-pub(crate) fn prepare() -> std::result::Result<(), String> {
+pub fn prepare() -> std::result::Result<(), String> {
     TRAINERS.prepare()
 }
 
 /// Returns why the tests with inference engines cannot run, where nothing is to be installed for them.
-pub(crate) fn engines_missing() -> Option<String> {
+pub fn engines_missing() -> Option<String> {
     match ENGINES.folder().filter(|folder| ENGINES.is_installed(folder).unwrap_or(false)) {
         Some(_) => None,
         None => Some("vLLM is not installed: `cargo xtask engines` installs it (6 GB)".into()),
@@ -148,7 +148,7 @@ impl Environment {
 }
 
 /// Builds the wheel, installs it into a fresh environment, and runs the tests there.
-pub(crate) fn test() -> Result<()> {
+pub fn test() -> Result<()> {
     let place = target().join("python");
     let python = fresh(&[&TRAINERS], &place, "dev")?;
     let (cli, federation) = (build("gcodec")?, build("gcodec-federation")?);
@@ -160,7 +160,7 @@ pub(crate) fn test() -> Result<()> {
 }
 
 /// Runs the tests with inference engines and with further trainers, with the wheel in a fresh environment.
-pub(crate) fn engines() -> Result<()> {
+pub fn engines() -> Result<()> {
     let python = fresh(&[&ENGINES], &target().join("engines"), "dev")?;
     run(Command::new(&python)
         .args(["-m", "pytest"])

@@ -13,7 +13,7 @@ const END: &str = "<!-- to here -->\n";
 
 /// Options of the task.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Writes the table into docs/speed.md.
     #[arg(long)]
     write: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Args {
 }
 
 /// Measures gcodec and its peers, and prints or writes the table.
-pub(crate) fn measure(args: &Args) -> Result<()> {
+pub fn measure(args: &Args) -> Result<()> {
     let python = python::with_peers()?;
     let output = Command::new(python)
         .arg("adapters/python/benches/peers.py")

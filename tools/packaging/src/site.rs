@@ -16,18 +16,19 @@ const PACKAGES: Environment = Environment {
     alone: &[],
 };
 
+/// Options of the task.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// Takes the reference of the Rust crates as an earlier `cargo doc` has left it.
     #[arg(long)]
     no_rust: bool,
 }
 
 /// Builds the site in `target/site/html`.
-pub(crate) fn build(args: &Args) -> Result<ExitCode> {
+pub fn build(args: &Args) -> Result<ExitCode> {
     if !succeeds("python3", &["-c", "import venv"]) {
         println!("SKIPPED: python3 is missing");
-        return Ok(ExitCode::from(SKIPPED as u8));
+        return Ok(ExitCode::from(SKIPPED));
     }
     let packages = PACKAGES.folder().ok_or("no place for packages: set GCODEC_SITE or HOME")?;
     PACKAGES.install(&packages)?;

@@ -44,7 +44,8 @@ struct Package {
     licence: String,
 }
 
-pub(crate) fn run() -> Result<bool> {
+/// Prints the licences and checks licences and versions; true if none is wrong.
+pub fn run() -> Result<bool> {
     let (all, shipped) = (everything()?, shipped()?);
     let mut wrong = Vec::new();
     let mut licences = BTreeMap::<&str, usize>::new();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::{Result, root};
 
 /// Prints each link that leads nowhere; true if there is none.
-pub(crate) fn check() -> Result<bool> {
+pub fn check() -> Result<bool> {
     let root = root();
     let pages = pages(&root)?;
     let mut broken = 0;
