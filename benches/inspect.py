@@ -11,6 +11,7 @@ Python alone.
 
 import argparse
 import json
+import multiprocessing
 import os
 import struct
 import subprocess
@@ -61,6 +62,16 @@ def tiled(path, gradient, elements=ELEMENTS):
             out.write(values)
 
 
+def apart(function, *arguments):
+    """Calls a function in another process: the memory of a program that is started, as the system counts it,
+    is at least that of the process that starts it."""
+    child = multiprocessing.Process(target=function, args=arguments)
+    child.start()
+    child.join()
+    if child.exitcode != 0:
+        raise SystemExit(f"{function.__name__}: exit code {child.exitcode}")
+
+
 def run(command, out=os.devnull):
     """Runs a command; returns its processor time and time in seconds, and its memory in MB."""
     start = time.monotonic()
@@ -105,17 +116,17 @@ def main():
                 return path
             made.add(name)
             if name == "big.gcu":
-                tiled(folder / "big.safetensors", args.gradients / GRADIENT)
+                apart(tiled, folder / "big.safetensors", args.gradients / GRADIENT)
                 run([tool, "encode", folder / "big.safetensors", "-o", path, "--codec", "lossless", "-q"])
                 (folder / "big.safetensors").unlink()
             elif name == "quarter.safetensors":
-                tiled(path, args.gradients / GRADIENT, ELEMENTS // 4)
+                apart(tiled, path, args.gradients / GRADIENT, ELEMENTS // 4)
             elif name == "quarter.gcu":
                 run([tool, "encode", make("quarter.safetensors"), "-o", path, "--codec", "lossless", "-q"])
             elif name.startswith("hole"):
                 hole(path, 300, 8_390_000)
             elif name.startswith("many"):
-                many(path, int(path.stem[4:]))
+                apart(many, path, int(path.stem[4:]))
             else:
                 header_of, _ = header([("w", [4]), ("b", [4]), ("v", [4]), ("u", [4])])
                 one = folder / "one.safetensors"

@@ -7,7 +7,7 @@ use crate::reduce::stats::{Grid, Stats};
 /// Numbers that are examined in one step, so that they stay in the first-level cache.
 pub(super) const CHUNK: usize = 1024;
 /// Sums that are made side by side. The result depends on it, not on the instruction set.
-const LANES: usize = 8;
+const LANES: usize = 16;
 
 /// Count, mean and sums of squares of some numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -54,54 +54,66 @@ struct Sum<'a>(&'a [f64]);
 impl Kernel for Sum<'_> {
     type Output = Sums;
 
+    // A loop for each result: each is a loop of wide instructions over the first-level cache.
     #[inline(always)]
     fn call(self) -> Sums {
-        let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
-        let (mut low, mut high) = ([f64::INFINITY; LANES], [f64::NEG_INFINITY; LANES]);
-        let (mut zeros, mut nan, mut finite) = ([0u64; LANES], [0u64; LANES], [0u64; LANES]);
-        for_each_lane(self.0, |lane, x| {
-            let is_finite = x.abs() < f64::INFINITY;
-            let number = if is_finite { x } else { 0.0 };
-            sums[lane] += number;
-            squares[lane] += number * number;
-            low[lane] = if is_finite && x < low[lane] { x } else { low[lane] };
-            high[lane] = if is_finite && x > high[lane] { x } else { high[lane] };
-            finite[lane] += u64::from(is_finite);
-            zeros[lane] += u64::from(x == 0.0);
-            nan[lane] += u64::from(x.is_nan());
-        });
-        let count = finite.iter().sum::<u64>();
-        let mean = if count == 0 { 0.0 } else { add(&sums) / count as f64 };
-        let mut deviations = [0.0; LANES];
-        for_each_lane(self.0, |lane, x| {
-            let difference = if x.abs() < f64::INFINITY { x - mean } else { 0.0 };
-            deviations[lane] += difference * difference;
-        });
-        Sums {
-            moments: Moments { count, mean, deviations: add(&deviations), squares: add(&squares) },
-            min: low.into_iter().fold(f64::INFINITY, f64::min),
-            max: high.into_iter().fold(f64::NEG_INFINITY, f64::max),
-            zeros: zeros.iter().sum(),
-            nan: nan.iter().sum(),
+        let Self(values) = self;
+        let len = values.len() as u64;
+        let (zeros, nan) = (count(values, |x| x == 0.0), count(values, f64::is_nan));
+        let finite = count(values, |x| x.abs() < f64::INFINITY);
+        if finite == len {
+            let mean = sum(values, |x| x) / len.max(1) as f64;
+            let moments = Moments {
+                count: len,
+                mean,
+                deviations: sum(values, |x| (x - mean) * (x - mean)),
+                squares: sum(values, |x| x * x),
+            };
+            return Sums { moments, min: least(values, |x| x), max: -least(values, |x| -x), zeros, nan };
         }
+        // As above, without the numbers that are not finite.
+        let or = |x: f64, other: f64| if x.abs() < f64::INFINITY { x } else { other };
+        let mean = sum(values, |x| or(x, 0.0)) / finite.max(1) as f64;
+        let moments = Moments {
+            count: finite,
+            mean,
+            deviations: sum(values, |x| (or(x, mean) - mean) * (or(x, mean) - mean)),
+            squares: sum(values, |x| or(x, 0.0) * or(x, 0.0)),
+        };
+        let min = least(values, |x| or(x, f64::INFINITY));
+        Sums { moments, min, max: -least(values, |x| -or(x, f64::NEG_INFINITY)), zeros, nan }
     }
 }
 
-/// Calls `f` with the lane of each number and the number.
+/// Returns the sum of the terms of all values, in [`LANES`] sums side by side.
 #[inline(always)]
-fn for_each_lane(values: &[f64], mut f: impl FnMut(usize, f64)) {
+fn sum(values: &[f64], term: impl Fn(f64) -> f64) -> f64 {
+    fold(values, 0.0, |sum, x| sum + term(x)).iter().sum()
+}
+
+/// Returns the least term of all values, or infinity.
+#[inline(always)]
+fn least(values: &[f64], term: impl Fn(f64) -> f64) -> f64 {
+    let smaller = |a: f64, b: f64| if b < a { b } else { a };
+    fold(values, f64::INFINITY, |least, x| smaller(least, term(x))).into_iter().fold(f64::INFINITY, smaller)
+}
+
+/// Folds every [`LANES`]-th value into one of as many results.
+#[inline(always)]
+fn fold(values: &[f64], start: f64, f: impl Fn(f64, f64) -> f64) -> [f64; LANES] {
+    let mut lanes = [start; LANES];
     let (rows, rest) = values.as_chunks::<LANES>();
     for row in rows {
-        for (lane, &x) in row.iter().enumerate() {
-            f(lane, x);
-        }
+        lanes.iter_mut().zip(row).for_each(|(lane, x)| *lane = f(*lane, *x));
     }
-    rest.iter().enumerate().for_each(|(lane, &x)| f(lane, x));
+    lanes.iter_mut().zip(rest).for_each(|(lane, x)| *lane = f(*lane, *x));
+    lanes
 }
 
+/// Returns the number of values that have a property.
 #[inline(always)]
-fn add(lanes: &[f64; LANES]) -> f64 {
-    lanes.iter().sum()
+fn count(values: &[f64], has: impl Fn(f64) -> bool) -> u64 {
+    values.iter().fold(0u64, |count, x| count.wrapping_add(has(*x).into()))
 }
 
 /// Collects the statistics of numbers that come in order.

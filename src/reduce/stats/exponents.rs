@@ -1,5 +1,7 @@
 //! A histogram of exponents.
 
+use crate::arch::{self, Kernel};
+
 /// Number of finite nonzero elements by sign and exponent.
 ///
 /// Exponents are those of binary32: the number `e` counts magnitudes from `2^(e-127)` up to `2^(e-126)`; 0
@@ -72,52 +74,73 @@ impl Exponents {
     }
 }
 
-/// Counts keys: few of them in a list, many in a table.
+/// Counts keys: few of them in a list, many in tables.
 pub(super) struct Counter {
     few: Vec<u16>,
-    table: Option<Box<[u64; KEYS]>>,
+    tables: Option<Box<Tables>>,
 }
+
+/// Counts of keys. Neighbours often have one exponent: with several tables in turn, they need not wait for
+/// each other's counts.
+type Tables = [[u64; KEYS]; 4];
 
 /// Most keys in the list.
 const FEW: usize = 192;
+/// Keys that are found together.
+const TOGETHER: usize = 256;
+/// Key of zeros, which are not counted: that of positive NaN.
+const UNCOUNTED: u16 = SPECIAL as u16;
+
+/// Writes the key of each value. Both have the same length.
+struct Keys<'a>(&'a [f64], &'a mut [u16]);
+
+impl Kernel for Keys<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let key = |x: f64| if x == 0.0 { UNCOUNTED } else { key(x) };
+        self.0.iter().zip(self.1).for_each(|(x, to)| *to = key(*x));
+    }
+}
 
 impl Counter {
     pub(super) fn new() -> Self {
-        Self { few: Vec::new(), table: None }
+        Self { few: Vec::new(), tables: None }
     }
 
     /// Counts the keys of numbers that are finite and not zero.
     pub(super) fn add(&mut self, values: &[f64]) {
-        if self.table.is_none() && self.few.len() + values.len() <= FEW {
+        if self.tables.is_none() && self.few.len() + values.len() <= FEW {
             self.few.extend(values.iter().filter(|v| **v != 0.0).map(|v| key(*v)));
             return;
         }
-        let table = self.table.get_or_insert_with(|| Box::new([0; KEYS]));
-        for key in self.few.drain(..) {
-            table[usize::from(key) % KEYS] += 1;
-        }
-        // Neighbours often have one exponent: two tables in turn need not wait for each other's counts.
-        let mut other = [0u64; KEYS];
-        let mut zeros = [0u64; 2];
-        let mut count = |table: &mut [u64; KEYS], value: f64| {
-            let key = usize::from(key(value)) % KEYS;
-            table[key] += 1;
-            zeros[key / usize::from(NEGATIVE)] += u64::from(value == 0.0);
+        let tables = self.tables.get_or_insert_with(|| Box::new([[0; KEYS]; 4]));
+        let mut count = |keys: &[u16]| {
+            let rows = keys.as_chunks::<4>();
+            for row in rows.0 {
+                for (table, key) in tables.iter_mut().zip(row) {
+                    table[usize::from(*key) % KEYS] += 1;
+                }
+            }
+            rows.1.iter().for_each(|key| tables[0][usize::from(*key) % KEYS] += 1);
         };
-        let pairs = values.as_chunks::<2>();
-        for [a, b] in pairs.0 {
-            count(table, *a);
-            count(&mut other, *b);
+        count(&self.few);
+        self.few.clear();
+        let mut keys = [0; TOGETHER];
+        for values in values.chunks(TOGETHER) {
+            let keys = &mut keys[..values.len()];
+            arch::run(Keys(values, keys));
+            count(keys);
         }
-        pairs.1.iter().for_each(|v| count(table, *v));
-        table.iter_mut().zip(other).for_each(|(sum, more)| *sum += more);
-        table[0] -= zeros[0];
-        table[usize::from(NEGATIVE)] -= zeros[1];
     }
 
     pub(super) fn finish(mut self) -> Exponents {
-        let mut counts: Vec<(u16, u64)> = match &self.table {
-            Some(table) => (0..).zip(table.iter().copied()).filter(|&(_, count)| count > 0).collect(),
+        let mut counts: Vec<(u16, u64)> = match &self.tables {
+            Some(tables) => {
+                let sum = |key: u16| tables.iter().map(|table| table[usize::from(key)]).sum();
+                (0..KEYS as u16).map(|key| (key, sum(key))).filter(|&(_, count)| count > 0).collect()
+            }
             None => {
                 self.few.sort_unstable();
                 self.few.chunk_by(|a, b| a == b).map(|run| (run[0], run.len() as u64)).collect()

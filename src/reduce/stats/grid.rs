@@ -1,5 +1,8 @@
 //! A coarse picture of the places of elements.
 
+use crate::arch::{self, Kernel};
+use crate::limits::in_memory;
+
 /// Most rows and columns of a [`Grid`].
 pub const SIDE: u64 = 64;
 
@@ -23,7 +26,7 @@ impl Grid {
             [rows, rest @ ..] => (*rows, crate::tensor::elements(rest).unwrap_or(0)),
         };
         let cells = rows.min(SIDE) * columns.min(SIDE);
-        Self { rows, columns, cells: vec![0; crate::limits::in_memory(cells)] }
+        Self { rows, columns, cells: vec![0; in_memory(cells)] }
     }
 
     /// Returns the rows of the tensor.
@@ -51,7 +54,7 @@ impl Grid {
         if row >= self.height() || column >= self.width() {
             return None;
         }
-        let count = *self.cells.get(crate::limits::in_memory(row * self.width() + column))?;
+        let count = *self.cells.get(in_memory(row * self.width() + column))?;
         let rows = first(row + 1, self.rows) - first(row, self.rows);
         Some((count, rows * (first(column + 1, self.columns) - first(column, self.columns))))
     }
@@ -67,36 +70,57 @@ impl Grid {
 
     /// Counts `values`, the elements from `start` on.
     pub(super) fn add(&mut self, start: u64, values: &[f64]) {
-        if self.cells.is_empty() || values.iter().all(|v| *v == 0.0) {
+        let zeros = arch::run(Zeros(values));
+        if self.cells.is_empty() || zeros == values.len() {
             return;
         }
-        let full = values.iter().all(|v| *v != 0.0);
-        let (mut at, mut rest) = (start, values);
+        let (mut row, mut column) = (start / self.columns, start % self.columns);
+        let (mut row_cell, mut cell) = (cell_of(row, self.rows), cell_of(column, self.columns));
+        let (width, mut rest) = (self.width(), values);
         while !rest.is_empty() {
-            let (row, column) = (at / self.columns, at % self.columns);
-            let cell = cell_of(column, self.columns);
             // Up to the end of this cell in this row.
-            let len = (first(cell + 1, self.columns) - column).min(rest.len() as u64);
-            let (here, after) = rest.split_at(crate::limits::in_memory(len));
-            let count = if full { len } else { here.iter().filter(|v| **v != 0.0).count() as u64 };
-            let row_cell = cell_of(row, self.rows);
-            let index = crate::limits::in_memory(row_cell * self.width() + cell);
-            self.cells[index] += count;
-            (at, rest) = (at + len, after);
+            let end = first(cell + 1, self.columns);
+            let len = in_memory(end - column).min(rest.len());
+            let (here, after) = rest.split_at(len);
+            let count = if zeros == 0 { len } else { here.iter().filter(|v| **v != 0.0).count() };
+            self.cells[in_memory(row_cell * width + cell)] += count as u64;
+            (column, cell, rest) = (end, cell + 1, after);
+            if column == self.columns {
+                (row, column, cell) = (row + 1, 0, 0);
+                row_cell = cell_of(row, self.rows);
+            }
         }
+    }
+}
+
+/// Returns the number of zeros.
+struct Zeros<'a>(&'a [f64]);
+
+impl Kernel for Zeros<'_> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn call(self) -> usize {
+        self.0.iter().filter(|v| **v == 0.0).count()
     }
 }
 
 /// Returns the cell of a row or column among `len`.
 fn cell_of(index: u64, len: u64) -> u64 {
     let cells = len.min(SIDE);
-    (u128::from(index) * u128::from(cells) / u128::from(len)) as u64
+    match index.checked_mul(cells) {
+        Some(product) => product / len,
+        None => (u128::from(index) * u128::from(cells) / u128::from(len)) as u64,
+    }
 }
 
 /// Returns the first row or column of a cell.
 fn first(cell: u64, len: u64) -> u64 {
     let cells = len.min(SIDE);
-    (u128::from(cell) * u128::from(len)).div_ceil(u128::from(cells)) as u64
+    match cell.checked_mul(len) {
+        Some(product) => product.div_ceil(cells),
+        None => (u128::from(cell) * u128::from(len)).div_ceil(u128::from(cells)) as u64,
+    }
 }
 
 #[cfg(test)]
