@@ -13,6 +13,7 @@ mod plot;
 mod report;
 mod runs;
 mod senders;
+mod tape;
 mod train;
 
 use std::path::{Path, PathBuf};

@@ -1,12 +1,10 @@
 //! The networks: functions of their weights, which are stored as plain numbers.
 
-use burn::tensor::activation::{gelu, log_softmax, relu, softmax};
-use burn::tensor::module::{conv2d, embedding, layer_norm, linear, max_pool2d};
-use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
-use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 use gcodec::compress::random;
+use ndarray::{Array2, ArrayView1};
 
 use crate::data::{Digits, PIXELS, Text, shuffled};
+use crate::tape::{Heads, Images, Tape, Var};
 
 /// Elements of each of a network's tensors, row-major.
 pub(crate) type Tensors = Vec<Vec<f32>>;
@@ -80,89 +78,59 @@ pub(crate) struct At {
     pub(crate) step: u64,
 }
 
-/// Returns the weights as burn's tensors.
+/// Weights on a tape, taken in the order of the parameters.
 struct Leaves<'a> {
     parameters: &'a [Parameter],
     weights: &'a Tensors,
-    device: Device,
-    next: usize,
-    d1: Vec<(usize, Tensor<1>)>,
-    d2: Vec<(usize, Tensor<2>)>,
-    d4: Vec<(usize, Tensor<4>)>,
+    tape: Tape,
+    taken: Vec<Var>,
 }
 
 impl<'a> Leaves<'a> {
-    fn new(parameters: &'a [Parameter], weights: &'a Tensors, train: bool) -> Self {
-        let device = if train { Device::flex().autodiff() } else { Device::flex() };
-        Self { parameters, weights, device, next: 0, d1: Vec::new(), d2: Vec::new(), d4: Vec::new() }
+    fn new(parameters: &'a [Parameter], weights: &'a Tensors) -> Self {
+        Self { parameters, weights, tape: Tape::default(), taken: Vec::new() }
     }
 
-    /// Returns the next parameter in order.
-    fn take<const D: usize>(&mut self) -> (usize, Tensor<D>) {
-        let number = self.next;
-        self.next += 1;
-        let shape = self.parameters[number].shape.clone();
-        let leaf = Tensor::from_data(TensorData::new(self.weights[number].clone(), shape), &self.device);
-        let leaf = if self.device.is_autodiff() { leaf.require_grad() } else { leaf };
-        (number, leaf)
+    /// Returns the next parameter: a row for each place of its first dimension; a vector is one row.
+    fn take(&mut self) -> Var {
+        let number = self.taken.len();
+        let rows = match self.parameters[number].shape.as_slice() {
+            [] | [_] => 1,
+            [rows, ..] => *rows,
+        };
+        let leaf = self.tape.leaf(matrix(rows, self.weights[number].clone()));
+        self.taken.push(leaf);
+        leaf
     }
 
-    fn vector(&mut self) -> Tensor<1> {
-        let leaf = self.take();
-        self.d1.push(leaf.clone());
-        leaf.1
+    /// Returns a layer of the next two parameters, weight and bias.
+    fn linear(&mut self, x: Var) -> Var {
+        let (weight, bias) = (self.take(), self.take());
+        self.tape.linear(x, weight, bias)
     }
 
-    fn matrix(&mut self) -> Tensor<2> {
-        let leaf = self.take();
-        self.d2.push(leaf.clone());
-        leaf.1
+    /// Returns a normalisation with the next two parameters, scale and shift.
+    fn norm(&mut self, x: Var) -> Var {
+        let (scale, shift) = (self.take(), self.take());
+        self.tape.layer_norm(x, scale, shift)
     }
 
-    fn kernel(&mut self) -> Tensor<4> {
-        let leaf = self.take();
-        self.d4.push(leaf.clone());
-        leaf.1
-    }
-
-    /// Returns the gradients in the order of the parameters.
-    fn gradients(&self, loss: &Tensor<1>) -> Tensors {
-        let gradients = loss.backward();
-        let mut all = vec![Vec::new(); self.parameters.len()];
-        collect(&self.d1, &gradients, &mut all);
-        collect(&self.d2, &gradients, &mut all);
-        collect(&self.d4, &gradients, &mut all);
-        all
+    /// Returns a loss, and its gradients in the order of the parameters.
+    fn gradients(self, loss: Var) -> (f32, Tensors) {
+        assert_eq!(self.taken.len(), self.parameters.len(), "every parameter is used");
+        (self.tape.value(loss)[[0, 0]], self.tape.gradients(loss, &self.taken))
     }
 }
 
-fn collect<const D: usize>(leaves: &[(usize, Tensor<D>)], gradients: &Gradients, all: &mut Tensors) {
-    for (number, leaf) in leaves {
-        let gradient = leaf.grad(gradients).expect("every parameter is used");
-        all[*number] = numbers(gradient);
-    }
-}
-
-fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().as_slice::<f32>().expect("burn's default float is f32").to_vec()
-}
-
-/// Returns the cross-entropy of rows of logits, summed and divided by the number of rows.
-fn cross_entropy(logits: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-    let [rows, _] = logits.dims();
-    log_softmax(logits, 1).gather(1, targets.reshape([rows, 1])).mean().neg()
+fn matrix(rows: usize, numbers: Vec<f32>) -> Array2<f32> {
+    let columns = numbers.len() / rows.max(1);
+    Array2::from_shape_vec((rows, columns), numbers).expect("whole rows")
 }
 
 /// Returns the number of rows with their largest logit at their target.
-fn right(logits: Tensor<2>, targets: &[i32]) -> usize {
-    let [rows, classes] = logits.dims();
-    let logits = numbers(logits);
-    let best = |row: &[f32]| (0..classes).max_by(|&a, &b| row[a].total_cmp(&row[b]));
-    (0..rows).filter(|&r| best(&logits[r * classes..][..classes]) == Some(targets[r] as usize)).count()
-}
-
-fn integers<const D: usize>(values: Vec<i32>, shape: [usize; D], device: &Device) -> Tensor<D, Int> {
-    Tensor::from_data(TensorData::new(values, shape), device)
+fn right(logits: &Array2<f32>, targets: &[usize]) -> usize {
+    let best = |row: ArrayView1<'_, f32>| (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
+    logits.rows().into_iter().zip(targets).filter(|(row, target)| best(*row) == Some(**target)).count()
 }
 
 /// A convolutional network for digits: three convolutions of 3 x 3 with 32, 64 and 128 channels, two
@@ -192,22 +160,22 @@ impl Convolutional {
         Self { digits, parameters }
     }
 
-    fn logits(leaves: &mut Leaves<'_>, images: &[[u8; PIXELS]]) -> Tensor<2> {
-        let n = images.len();
-        let pixels = images.iter().flatten().map(|&p| f32::from(p) / 8.0 - 1.0);
-        let data = TensorData::new(pixels.collect::<Vec<f32>>(), [n, 1, 8, 8]);
-        let mut x: Tensor<4> = Tensor::from_data(data, &leaves.device);
+    fn logits(leaves: &mut Leaves<'_>, images: &[[u8; PIXELS]]) -> Var {
+        let pixels = images.iter().flatten().map(|&p| f32::from(p) / 8.0 - 1.0).collect();
+        let var = leaves.tape.leaf(matrix(1, pixels));
+        let mut x = Images { var, samples: images.len(), side: 8 };
         for pool in [true, false, true] {
-            let (kernel, bias) = (leaves.kernel(), leaves.vector());
-            x = relu(conv2d(x, kernel, Some(bias), ConvOptions::new([1, 1], [1, 1], [1, 1], 1)));
+            let (kernel, bias) = (leaves.take(), leaves.take());
+            x = leaves.tape.conv(x, kernel, bias);
+            x.var = leaves.tape.relu(x.var);
             if pool {
-                x = max_pool2d(x, MaxPoolOptions::new([2, 2]));
+                x = leaves.tape.max_pool(x);
             }
         }
-        let (weight, bias) = (leaves.matrix(), leaves.vector());
-        let x = relu(linear(x.reshape([n, 512]), weight, Some(bias)));
-        let (weight, bias) = (leaves.matrix(), leaves.vector());
-        linear(x, weight, Some(bias))
+        let x = leaves.tape.flatten(x);
+        let x = leaves.linear(x);
+        let x = leaves.tape.relu(x);
+        leaves.linear(x)
     }
 }
 
@@ -247,22 +215,21 @@ impl Task for Convolutional {
         let draw = |i: usize| random::word(at.seed, SHIFTS | at.worker as u64, at.step << 16 | i as u64);
         let images: Vec<_> =
             batch.iter().enumerate().map(|(i, (image, _))| shifted(image, draw(i))).collect();
-        let mut leaves = Leaves::new(&self.parameters, weights, true);
-        let targets = batch.iter().map(|(_, label)| i32::from(*label)).collect();
-        let targets = integers(targets, [batch.len()], &leaves.device);
-        let loss = cross_entropy(Self::logits(&mut leaves, &images), targets);
-        let gradients = leaves.gradients(&loss);
-        (numbers(loss)[0], gradients)
+        let targets = batch.iter().map(|(_, label)| usize::from(*label)).collect();
+        let mut leaves = Leaves::new(&self.parameters, weights);
+        let logits = Self::logits(&mut leaves, &images);
+        let loss = leaves.tape.cross_entropy(logits, targets);
+        leaves.gradients(loss)
     }
 
     fn test(&self, weights: &Tensors) -> Score {
-        let mut leaves = Leaves::new(&self.parameters, weights, false);
+        let mut leaves = Leaves::new(&self.parameters, weights);
         let images: Vec<_> = self.digits.test.iter().map(|(image, _)| *image).collect();
-        let targets: Vec<i32> = self.digits.test.iter().map(|(_, label)| i32::from(*label)).collect();
+        let targets: Vec<usize> = self.digits.test.iter().map(|(_, label)| usize::from(*label)).collect();
         let logits = Self::logits(&mut leaves, &images);
-        let accuracy = right(logits.clone(), &targets) as f64 / images.len() as f64;
-        let loss = cross_entropy(logits, integers(targets, [images.len()], &leaves.device));
-        Score { loss: f64::from(numbers(loss)[0]), accuracy }
+        let accuracy = right(leaves.tape.value(logits), &targets) as f64 / images.len() as f64;
+        let loss = leaves.tape.cross_entropy(logits, targets);
+        Score { loss: f64::from(leaves.tape.value(loss)[[0, 0]]), accuracy }
     }
 }
 
@@ -317,42 +284,32 @@ impl Language {
     }
 
     /// Returns the logits of each byte's successor, for windows of [`CONTEXT`] bytes.
-    fn logits(leaves: &mut Leaves<'_>, windows: &[&[u8]]) -> Tensor<2> {
-        let n = windows.len();
-        let device = leaves.device.clone();
-        let bytes = windows.iter().flat_map(|w| &w[..CONTEXT]).map(|&b| i32::from(b)).collect();
-        let positions = (0..CONTEXT as i32).collect();
-        let x = embedding(leaves.matrix(), integers(bytes, [n, CONTEXT], &device));
-        let mut x = x + embedding(leaves.matrix(), integers(positions, [1, CONTEXT], &device));
-        let later = (0..CONTEXT * CONTEXT).map(|i| if i % CONTEXT > i / CONTEXT { -1e9 } else { 0.0 });
-        let later = TensorData::new(later.collect::<Vec<f32>>(), [1, 1, CONTEXT, CONTEXT]);
-        let later: Tensor<4> = Tensor::from_data(later, &device);
+    fn logits(leaves: &mut Leaves<'_>, windows: &[&[u8]]) -> Var {
+        let bytes = windows.iter().flat_map(|w| &w[..CONTEXT]).map(|&b| usize::from(b)).collect();
+        let places = windows.iter().flat_map(|_| 0..CONTEXT).collect();
+        let (embedding, positions) = (leaves.take(), leaves.take());
+        let (bytes, places) = (leaves.tape.rows(embedding, bytes), leaves.tape.rows(positions, places));
+        let mut x = leaves.tape.add(bytes, places);
+        let heads = Heads { samples: windows.len(), context: CONTEXT, heads: HEADS, width: WIDTH / HEADS };
         for _ in 0..LAYERS {
-            let (scale, shift) = (leaves.vector(), leaves.vector());
-            let normed = layer_norm(x.clone(), scale, Some(shift), 1e-5);
-            let (weight, bias) = (leaves.matrix(), leaves.vector());
-            let all = linear(normed, weight, Some(bias)).reshape([n, CONTEXT, 3 * HEADS, WIDTH / HEADS]);
-            let all = all.swap_dims(1, 2);
-            let part = |i: usize| all.clone().narrow(1, i * HEADS, HEADS);
-            let scores = part(0).matmul(part(1).swap_dims(2, 3)) / ((WIDTH / HEADS) as f32).sqrt();
-            let mixed = softmax(scores + later.clone(), 3).matmul(part(2));
-            let mixed = mixed.swap_dims(1, 2).reshape([n, CONTEXT, WIDTH]);
-            let (weight, bias) = (leaves.matrix(), leaves.vector());
-            x = x + linear(mixed, weight, Some(bias));
-            let (scale, shift) = (leaves.vector(), leaves.vector());
-            let normed = layer_norm(x.clone(), scale, Some(shift), 1e-5);
-            let (weight, bias) = (leaves.matrix(), leaves.vector());
-            let inner = gelu(linear(normed, weight, Some(bias)));
-            let (weight, bias) = (leaves.matrix(), leaves.vector());
-            x = x + linear(inner, weight, Some(bias));
+            let normed = leaves.norm(x);
+            let all = leaves.linear(normed);
+            let mixed = leaves.tape.attention(all, heads);
+            let mixed = leaves.linear(mixed);
+            x = leaves.tape.add(x, mixed);
+            let normed = leaves.norm(x);
+            let inner = leaves.linear(normed);
+            let inner = leaves.tape.gelu(inner);
+            let inner = leaves.linear(inner);
+            x = leaves.tape.add(x, inner);
         }
-        let (scale, shift) = (leaves.vector(), leaves.vector());
-        let x = layer_norm(x, scale, Some(shift), 1e-5).reshape([n * CONTEXT, WIDTH]);
-        x.matmul(leaves.matrix())
+        let x = leaves.norm(x);
+        let head = leaves.take();
+        leaves.tape.product(x, head)
     }
 
-    fn targets(windows: &[&[u8]]) -> Vec<i32> {
-        windows.iter().flat_map(|w| &w[1..]).map(|&b| i32::from(b)).collect()
+    fn targets(windows: &[&[u8]]) -> Vec<usize> {
+        windows.iter().flat_map(|w| &w[1..]).map(|&b| usize::from(b)).collect()
     }
 }
 
@@ -375,11 +332,10 @@ impl Task for Language {
                 &shard[draw as usize % (share - CONTEXT)..][..CONTEXT + 1]
             })
             .collect();
-        let mut leaves = Leaves::new(&self.parameters, weights, true);
-        let targets = integers(Self::targets(&windows), [windows.len() * CONTEXT], &leaves.device);
-        let loss = cross_entropy(Self::logits(&mut leaves, &windows), targets);
-        let gradients = leaves.gradients(&loss);
-        (numbers(loss)[0], gradients)
+        let mut leaves = Leaves::new(&self.parameters, weights);
+        let logits = Self::logits(&mut leaves, &windows);
+        let loss = leaves.tape.cross_entropy(logits, Self::targets(&windows));
+        leaves.gradients(loss)
     }
 
     fn test(&self, weights: &Tensors) -> Score {
@@ -388,12 +344,12 @@ impl Task for Language {
         let windows: Vec<&[u8]> =
             (0..TEST_WINDOWS).map(|i| &self.text.test[i * stride..][..CONTEXT + 1]).collect();
         for windows in windows.chunks(32) {
-            let mut leaves = Leaves::new(&self.parameters, weights, false);
+            let mut leaves = Leaves::new(&self.parameters, weights);
             let logits = Self::logits(&mut leaves, windows);
             let targets = Self::targets(windows);
-            hits += right(logits.clone(), &targets);
-            let targets = integers(targets, [windows.len() * CONTEXT], &leaves.device);
-            loss += f64::from(numbers(cross_entropy(logits, targets))[0]) * windows.len() as f64;
+            hits += right(leaves.tape.value(logits), &targets);
+            let mean = leaves.tape.cross_entropy(logits, targets);
+            loss += f64::from(leaves.tape.value(mean)[[0, 0]]) * windows.len() as f64;
         }
         let n = TEST_WINDOWS as f64;
         Score { loss: loss / n, accuracy: hits as f64 / (n * CONTEXT as f64) }

@@ -316,7 +316,7 @@ fn notes(out: &mut String, studies: &[Study], cores: usize) -> std::fmt::Result 
         "**The scheme's paper**: the authors' results on their own networks, or a consequence of the \
          format where stated. These are not results on the networks of this page.",
         "**Determinism**: on one machine a run repeats bit for bit (`cargo test --release -p \
-         gcodec-study`). burn's matrix products depend on the instruction set, so another machine \
+         gcodec-study`). ndarray's matrix products depend on the instruction set, so another machine \
          may differ in the last bits and diverge from there on. The text of the language model is \
          that of the checkout: another commit has other text.",
     ];
