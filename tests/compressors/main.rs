@@ -9,4 +9,5 @@ mod onebit;
 mod powersgd;
 mod scalecom;
 mod senders;
+mod shared_set;
 mod table;

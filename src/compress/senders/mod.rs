@@ -7,6 +7,7 @@ pub mod onebit;
 pub mod powersgd;
 pub mod sbc;
 pub mod scalecom;
+pub mod shared_set;
 mod state;
 
 pub use demo::{DeMo, DeMoOptions};

@@ -74,12 +74,16 @@ impl Settings {
         self
     }
 
+    fn check_sums(&self) -> Result<()> {
+        match self.values {
+            Kept::F32 | Kept::F16 | Kept::Bf16 => Ok(()),
+            _ => Err(Error::bad_option("values: only floats can be summed")),
+        }
+    }
+
     fn check(&self) -> Result<()> {
         if !(self.beta > 0.0 && self.beta <= 1.0) {
             return Err(Error::bad_option("beta"));
-        }
-        if !matches!(self.values, Kept::F32 | Kept::F16 | Kept::Bf16) {
-            return Err(Error::bad_option("values: only floats can be summed"));
         }
         match self.choice {
             Choice::PerChunk(len) if len == 0 || len > 1 << 32 => Err(Error::bad_option("chunk length")),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{Choice, Settings, quasi};
 use crate::block::{Block, IndexSpace, Scope, Set, SetId, Sets, Support};
+use crate::compress::device::Outline;
 use crate::compress::select::{Chosen, top_k, top_k_each};
 use crate::compress::senders::state::{self, out_of_turn};
 use crate::compress::source::{CHUNK, Source};
@@ -63,6 +64,18 @@ impl Worker {
     /// [`Error::Input`] for a scope that is not in the manifest, is a part of a tensor, has no elements or no
     /// float type, for a rank that is not below `world`, and for settings out of range.
     pub fn new(
+        manifest: &Arc<Manifest>,
+        scope: Scope,
+        rank: u64,
+        world: u64,
+        settings: Settings,
+    ) -> Result<Self> {
+        settings.check_sums()?;
+        Self::of_any_values(manifest, scope, rank, world, settings)
+    }
+
+    /// Returns a worker whose values need not have a sum.
+    pub(in crate::compress::senders) fn of_any_values(
         manifest: &Arc<Manifest>,
         scope: Scope,
         rank: u64,
@@ -287,7 +300,7 @@ impl Worker {
         self.round = None;
     }
 
-    fn infos(&self) -> &[crate::frame::TensorInfo] {
+    pub(in crate::compress::senders) fn infos(&self) -> &[crate::frame::TensorInfo] {
         &self.manifest.tensors()[self.scope.first() as usize..][..self.space.lens.len()]
     }
 
@@ -299,7 +312,37 @@ impl Worker {
 
     /// Returns the values on the set, and the same values as receivers decode them.
     fn sent(&self, round: &Round, positions: &[u64]) -> Result<(crate::block::Values, Vec<f32>)> {
-        let joint: Vec<f32> = positions.iter().map(|&p| round.sums[p as usize]).collect();
-        sparse::floats(self.space.dtype, self.settings.values, &joint)
+        let (mut outlines, mut chosen, mut start) = (Vec::new(), Vec::new(), 0);
+        let mut values = positions.iter().map(|&p| round.sums[p as usize]);
+        for ((tensor, &len), positions) in
+            (self.scope.first()..).zip(&self.space.lens).zip(self.by_tensor(positions))
+        {
+            outlines.push(Outline { tensor, dtype: self.space.dtype, len });
+            chosen.push(Chosen { values: values.by_ref().take(positions.len()).collect(), positions });
+        }
+        // Random rounding differs between workers and steps.
+        let seed = round.step.wrapping_mul(self.world).wrapping_add(self.rank);
+        sparse::values(&outlines, &chosen, self.settings.values, seed)
+    }
+
+    /// Returns the positions of the open step's set, for each tensor of the scope.
+    ///
+    /// # Errors
+    /// [`InputErrorKind::OutOfTurn`] before [`Self::take_set`].
+    pub(in crate::compress::senders) fn positions(&self) -> Result<Vec<Vec<u64>>> {
+        let (_, _, positions) = self.with_set()?;
+        Ok(self.by_tensor(positions))
+    }
+
+    /// Returns ascending positions in the scope as positions in each of its tensors.
+    fn by_tensor(&self, positions: &[u64]) -> Vec<Vec<u64>> {
+        let (mut rest, mut start) = (positions, 0);
+        let tensor = |&len: &u64| {
+            let (mine, others) = rest.split_at(rest.partition_point(|&p| p < start + len));
+            let mine = mine.iter().map(|p| p - start).collect();
+            (rest, start) = (others, start + len);
+            mine
+        };
+        self.space.lens.iter().map(tensor).collect()
     }
 }
