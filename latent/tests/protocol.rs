@@ -8,7 +8,9 @@ use gcodec::error::InputErrorKind;
 use gcodec::frame::{IndexSet, Manifest, TensorInfo};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Dtype, Reader, TensorBuf};
-use gcodec_latent::protocol::{Begun, Class, Outcome, Phase, Receiver, Settings, Variant, Worker, classes};
+use gcodec_latent::protocol::{
+    self, Begun, Class, Outcome, Phase, Receiver, Settings, Variant, Worker, classes,
+};
 use gcodec_latent::{Architecture, CodeFormat, Error, Innovation, Model, Models, decode_latent};
 
 const WORLD: u64 = 4;
@@ -479,5 +481,56 @@ fn an_innovation_off_the_set_is_refused() {
             assert_eq!(error.to_string(), "the update of sender 0 is refused: an innovation off the set");
             break;
         }
+    }
+}
+
+#[test]
+fn with_feedback_nothing_is_lost() {
+    for variant in [Variant::Server, Variant::Ring] {
+        let settings = settings(variant).with_feedback(true).with_top_k_steps(1);
+        let mut group = protocol::Group::new(&manifest(), &settings, WORLD).unwrap();
+        group.set_model(&model(variant)).unwrap();
+        let residuals = |group: &protocol::Group| -> Vec<f64> {
+            let names = SHAPES[LEARNED].iter().flat_map(|(name, shape)| {
+                let of = |w: &Worker| w.residual().get(name).map(<[f32]>::to_vec);
+                let rows: Vec<_> = group.workers().iter().filter_map(of).collect();
+                let sum = |i: usize| rows.iter().map(|row| f64::from(row[i])).sum::<f64>();
+                (0..shape.iter().product::<u64>() as usize).map(sum).collect::<Vec<_>>()
+            });
+            names.collect()
+        };
+        for step in 0..6 {
+            let before = residuals(&group);
+            let all: Vec<Vec<TensorBuf>> = (0..WORLD).map(|w| gradients(w, step)).collect();
+            let (outcome, _) = group.step(step, &all).unwrap();
+            let (after, applied) = (residuals(&group), outcome.mean[LEARNED].concat());
+            for i in 0..applied.len() {
+                let wanted = before[i] + all.iter().map(|g| f64::from(learned(g)[i])).sum::<f64>();
+                let kept = f64::from(applied[i]) * WORLD as f64 + after[i];
+                assert!((wanted - kept).abs() < 1e-4, "{variant:?}, step {step}, {i}: {wanted} {kept}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_saved_worker_goes_on() {
+    let settings = settings(Variant::Server).with_momentum(0.5).with_feedback(true);
+    let mut group = Group::new(&settings);
+    (0..4).for_each(|step| drop(group.step(step)));
+    let mut again = Group::new(&settings);
+    for (to, from) in again.workers.iter_mut().zip(&group.workers) {
+        to.load(from.save()).unwrap();
+    }
+    for step in 4..6 {
+        let (one, other) = (group.step(step), again.step(step));
+        assert_eq!((one.0, one.1), (other.0, other.1));
+    }
+    let worker = &mut again.workers[0];
+    let other = TensorBuf::from_f32(vec![2], &[0.0; 2]).unwrap();
+    for name in ["body.weight", "body.weight#momentum", "unknown"] {
+        let before = worker.save();
+        assert!(matches!(worker.load([(name.to_owned(), other.clone())]), Err(Error::Input(_))), "{name}");
+        assert!(before.iter().zip(worker.save()).all(|(a, b)| a.0 == b.0 && a.1.data() == b.1.data()));
     }
 }

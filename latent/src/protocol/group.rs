@@ -87,7 +87,7 @@ impl Group {
             }
         }
         let outcome = self.receiver.finish()?;
-        self.workers.iter_mut().try_for_each(Worker::finish)?;
+        self.workers.iter_mut().try_for_each(|w| w.finish_with(&outcome))?;
         Ok((outcome, bytes))
     }
 }

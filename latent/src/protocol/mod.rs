@@ -24,7 +24,8 @@
 //!
 //! **Residual.** In phases 2 and 3 each worker adds its unsent values to the next gradient. The residual is
 //! cleared at the positions of the leader's set, on all workers, rather than at the worker's own largest
-//! elements. The autoencoder's error is not fed back, as in the paper.
+//! elements. The autoencoder's error is not fed back, as in the paper. With [`Settings::feedback`] it is:
+//! [`Worker::finish_with`] keeps the difference of the worker's values and the decoded ones.
 //!
 //! A worker's step is [`Worker::begin`], [`Worker::take_set`] (not in phase 1), [`Worker::send`],
 //! [`Worker::finish`]. A receiver's step is [`Receiver::begin`], [`Receiver::take_set`], [`Receiver::take`]
@@ -100,6 +101,9 @@ pub struct Settings {
     /// velocities instead of its gradients, and the receiver's mean is applied without momentum. The velocity
     /// of an element restarts at zero when the element is sent alone. Default: 0, none.
     pub momentum: f32,
+    /// Whether the error of the decoded values returns to the residuals, which needs [`Worker::finish_with`].
+    /// Default: no, as in the paper.
+    pub feedback: bool,
     /// Steps of phase 1, from step 0. Default: 200.
     pub full_steps: u64,
     /// Steps of phase 2 after them. Default: 300.
@@ -129,6 +133,7 @@ impl Settings {
             innovation_values: Stored::F32,
             codes: CodeFormat::F32,
             momentum: 0.0,
+            feedback: false,
             full_steps: 200,
             top_k_steps: 300,
         }
@@ -141,6 +146,7 @@ impl Settings {
         with_innovation_values innovation_values Stored
         with_codes codes CodeFormat
         with_momentum momentum f32
+        with_feedback feedback bool
         with_full_steps full_steps u64
         with_top_k_steps top_k_steps u64
     }

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use gcodec::block::{
@@ -7,15 +8,18 @@ use gcodec::compress::codecs::TopK;
 use gcodec::compress::senders::mask_momenta;
 use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
 use gcodec::compress::{Codec, Feedback, Input, Kept, Options, Selection, compress};
-use gcodec::frame::{IndexSet, Manifest, UpdateHeader};
+use gcodec::frame::{IndexSet, Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::Encoder;
 use gcodec::tensor::element::{decode_f32s, encode_f32s};
 use gcodec::tensor::{TensorBuf, TensorView};
 
-use super::{Class, Phase, Settings, Shared, Variant, space_of};
+use super::{Class, Outcome, Phase, Settings, Shared, Variant, space_of};
 use crate::codes::{encode_latent, floats};
 use crate::error::{Error, Result};
 use crate::model::Model;
+
+/// Suffix of velocities in a checkpoint.
+const MOMENTUM: &str = "#momentum";
 
 /// A worker's next action in a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -59,6 +63,8 @@ struct Round {
     feedback: Feedback,
     velocities: Vec<Vec<f32>>,
     shared: Option<Shared>,
+    /// Values on the set in phase 3.
+    numbers: Vec<f32>,
     /// Blocks of the learned tensors once the set is known: the leader's codes for the server, then the
     /// worker's own block.
     common: Option<Block>,
@@ -119,6 +125,54 @@ impl Worker {
         &self.velocities
     }
 
+    /// Returns the residuals of all tensors by name, and the velocities by name and `#momentum`, for a
+    /// checkpoint. The model is not among them.
+    pub fn save(&self) -> Vec<(String, TensorBuf)> {
+        let velocity = |(info, row): (&TensorInfo, &Vec<f32>)| {
+            let tensor = TensorBuf::from_f32(info.shape.clone(), row).ok()?;
+            Some((format!("{}{MOMENTUM}", info.name), tensor))
+        };
+        let velocities = self.manifest.tensors().iter().zip(&self.velocities).filter_map(velocity);
+        self.learned.memory().save().into_iter().chain(self.feedback.save()).chain(velocities).collect()
+    }
+
+    /// Restores what [`Self::save`] returned.
+    ///
+    /// # Errors
+    /// [`Error::OutOfTurn`] within a step; [`Error::Input`] or [`Error::Gcodec`] if an entry belongs to no
+    /// tensor, or a velocity has another shape. The state is unchanged then.
+    pub fn load(&mut self, tensors: impl IntoIterator<Item = (String, TensorBuf)>) -> Result<()> {
+        if self.round.is_some() {
+            return Err(Error::OutOfTurn("the residuals cannot change inside a step"));
+        }
+        let infos = self.manifest.tensors();
+        let (mut learned, mut others) = (Vec::new(), Vec::new());
+        let mut velocities: Vec<Vec<f32>> = Vec::new();
+        for (name, tensor) in tensors {
+            let (of, momentum) = name.strip_suffix(MOMENTUM).map_or((&*name, false), |of| (of, true));
+            let place = infos.iter().position(|info| info.name == of);
+            let place = place.ok_or(Error::Input("state of a tensor that is not in the manifest"))?;
+            if infos[place].shape != tensor.shape() {
+                return Err(Error::Input("state of a tensor of another shape"));
+            }
+            if momentum {
+                velocities.resize_with(infos.len(), Vec::new);
+                velocities[place] = tensor.view().to_f32()?;
+            } else if self.settings.classes[place] == Class::Learned {
+                learned.push((name, tensor));
+            } else {
+                others.push((name, tensor));
+            }
+        }
+        for (row, info) in velocities.iter_mut().zip(infos) {
+            row.resize(info.elements() as usize, 0.0);
+        }
+        let feedback = Feedback::load(others)?;
+        self.learned.set_memory(Feedback::load(learned)?)?;
+        (self.feedback, self.velocities) = (feedback, velocities);
+        Ok(())
+    }
+
     /// Begins a step with this worker's gradients, one for each tensor of the manifest.
     ///
     /// # Errors
@@ -170,8 +224,8 @@ impl Worker {
                 }
             }
         };
-        let (shared, common, own) = (None, None, None);
-        self.round = Some(Round { step, phase, blocks, feedback, velocities, shared, common, own });
+        let (shared, numbers, common, own) = (None, Vec::new(), None, None);
+        self.round = Some(Round { step, phase, blocks, feedback, velocities, shared, numbers, common, own });
         Ok(begun)
     }
 
@@ -234,11 +288,12 @@ impl Worker {
         let mut learned = self.learned.clone();
         learned.take_set(set, id)?;
         let values = learned.values()?;
+        let mut numbers = Vec::new();
         let (common, own) = match round.phase {
             Phase::Full | Phase::TopK => (None, Some(values)),
             Phase::Learned => {
                 let model = self.model.as_ref().ok_or(Error::OutOfTurn("phase 3 without a model"))?;
-                let mut numbers = vec![0.0; shared.positions.len()];
+                numbers.resize(shared.positions.len(), 0.0);
                 if let Values::Floats(Floats { stored, bytes }) = &values.values {
                     let dtype = space_of(&self.manifest, self.scope)?.dtype;
                     decode_f32s(stored.dtype(dtype), bytes, 0, &mut numbers)?;
@@ -259,7 +314,7 @@ impl Worker {
             }
         };
         self.learned = learned;
-        (round.common, round.own, round.shared) = (common, own, Some(shared));
+        (round.common, round.own, round.numbers, round.shared) = (common, own, numbers, Some(shared));
         Ok(())
     }
 
@@ -302,6 +357,29 @@ impl Worker {
         Ok(())
     }
 
+    /// Ends the step like [`Self::finish`], with what all receivers got. With [`Settings::feedback`], the error
+    /// of the decoded values stays in the residual in phase 3.
+    ///
+    /// # Errors
+    /// The errors of [`Self::finish`]; [`Error::Input`] if the outcome is of another step or group.
+    pub fn finish_with(&mut self, outcome: &Outcome) -> Result<()> {
+        let round = self.complete()?;
+        if round.phase != Phase::Learned || !self.settings.feedback {
+            return self.finish();
+        }
+        // In a ring, all workers have the decoded mean.
+        let row = if outcome.signals.len() == 1 { 0 } else { self.rank as usize };
+        let decoded = outcome.signals.get(row).ok_or(Error::Input("an outcome of another group"))?;
+        let positions = round.shared.as_ref().map_or(&[][..], |s| &s.positions);
+        if outcome.positions != positions || decoded.len() != round.numbers.len() {
+            return Err(Error::Input("an outcome of another step"));
+        }
+        let errors: Vec<f32> = round.numbers.iter().zip(decoded).map(|(x, d)| x - d).collect();
+        self.finish()?;
+        let memory = add(self.learned.memory(), &self.manifest, self.scope, &outcome.positions, &errors)?;
+        Ok(self.learned.set_memory(memory)?)
+    }
+
     /// Discards the open step, if there is one, and restores the residuals.
     pub fn abort(&mut self) {
         self.learned.abort();
@@ -315,6 +393,29 @@ impl Worker {
         }
         Ok(round)
     }
+}
+
+/// Returns residuals with numbers added at positions of the tensors of a scope.
+fn add(
+    residuals: &Feedback,
+    manifest: &Manifest,
+    scope: Scope,
+    positions: &[u64],
+    numbers: &[f32],
+) -> Result<Feedback> {
+    let mut rows: HashMap<String, TensorBuf> = residuals.save().into_iter().collect();
+    let (mut rest, mut base) = (positions.iter().zip(numbers).peekable(), 0);
+    for info in &manifest.tensors()[scope.first() as usize..][..scope.tensors() as usize] {
+        let end = base + info.elements();
+        let tensor = rows.get_mut(&info.name).ok_or(Error::Input("a tensor without a residual"))?;
+        let mut row = tensor.view().to_f32()?;
+        while let Some((&position, number)) = rest.next_if(|(position, _)| **position < end) {
+            row[(position - base) as usize] += number;
+        }
+        *tensor = TensorBuf::from_f32(info.shape.clone(), &row)?;
+        base = end;
+    }
+    Ok(Feedback::load(rows)?)
 }
 
 /// Returns the largest of the values on the set, with their positions in the tensors.

@@ -132,7 +132,7 @@ mod tests {
         for name in ["zstd", "clap", "pyo3"] {
             assert!(has(&shipped, name) && has(&all, name), "{name}");
         }
-        for name in ["proptest", "burn", "clap_derive"] {
+        for name in ["proptest", "plotters", "clap_derive"] {
             assert!(!has(&shipped, name) && has(&all, name), "{name}");
         }
         assert!(shipped.is_subset(&all));

@@ -13,6 +13,7 @@ use gcodec::{Dtype, Limits, TensorBuf};
 
 use crate::Result;
 use crate::clock;
+use crate::learned::Learned;
 use crate::model::{Parameter, Tensors};
 use crate::optim::Optimiser;
 use crate::senders::{Sender, Turn, inputs};
@@ -31,7 +32,7 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
-    fn of(workers: usize) -> Self {
+    pub(crate) fn of(workers: usize) -> Self {
         Self { sent: vec![0; workers], ..Self::default() }
     }
 
@@ -51,6 +52,11 @@ pub(crate) trait Group {
 
     /// Ends the streams and checks that every receiver has read them to their ends.
     fn finish(&mut self) -> Result<()>;
+
+    /// Returns the results of an autoencoder, if there is one.
+    fn learned(&self) -> Option<Learned> {
+        None
+    }
 }
 
 /// Returns the manifest of a network's tensors.
@@ -62,24 +68,24 @@ pub(crate) fn manifest(parameters: &[Parameter]) -> Result<Arc<Manifest>> {
 }
 
 /// A stream over a connection needs no index, which serves files.
-fn encoder() -> Encoder {
+pub(crate) fn encoder() -> Encoder {
     Encoder::new(EncodeOptions::default().with_index(false))
 }
 
-fn named(manifest: &Manifest, update: &Tensors) -> Result<Vec<(String, TensorBuf)>> {
+pub(crate) fn named(manifest: &Manifest, update: &Tensors) -> Result<Vec<(String, TensorBuf)>> {
     let tensor = |(info, values): (&TensorInfo, &Vec<f32>)| {
         Ok((info.name.clone(), TensorBuf::from_f32(info.shape.clone(), values)?))
     };
     manifest.tensors().iter().zip(update).map(tensor).collect()
 }
 
-fn numbers(tensors: &[TensorBuf]) -> Tensors {
+pub(crate) fn numbers(tensors: &[TensorBuf]) -> Tensors {
     let f32s = |t: &TensorBuf| t.data().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     tensors.iter().map(f32s).collect()
 }
 
 /// Feeds a decoder in pieces of `piece` bytes, and passes each event to `take`.
-fn receive(
+pub(crate) fn receive(
     decoder: &mut Decoder,
     bytes: &[u8],
     piece: usize,
@@ -98,12 +104,12 @@ fn receive(
 
 /// Returns the size of a receiver's pieces: one receiver gets all bytes at once, others in pieces of odd
 /// sizes.
-fn piece(receiver: usize) -> usize {
+pub(crate) fn piece(receiver: usize) -> usize {
     if receiver == 0 { usize::MAX } else { 1021 * receiver }
 }
 
 /// Checks that all receivers have the same bits.
-fn agree(means: &[Tensors], round: u64) -> Result<()> {
+pub(crate) fn agree(means: &[Tensors], round: u64) -> Result<()> {
     let bits = |t: &Tensors| t.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
     if means.iter().any(|mean| bits(mean) != bits(&means[0])) {
         return Err(format!("round {round}: two receivers have different sums").into());
@@ -453,7 +459,7 @@ impl Group for OneBit {
 }
 
 /// Ends a stream and checks that all readers have read it to its end.
-fn finish<'d>(
+pub(crate) fn finish<'d>(
     encoder: &mut Encoder,
     decoders: impl IntoIterator<Item = &'d mut Decoder>,
     bytes: &mut u64,

@@ -7,12 +7,14 @@
 mod clock;
 mod data;
 mod group;
+mod learned;
 mod model;
 mod optim;
 mod plot;
 mod report;
 mod runs;
 mod senders;
+mod shared;
 mod tape;
 mod train;
 
@@ -67,9 +69,12 @@ struct Args {
     /// Runs a few steps of a few compressors, with every worker decoding everything; fails if a check fails
     #[arg(long)]
     quick: bool,
-    /// Writes docs/study.md and its plots
+    /// Writes docs/study.md and its plots, or with --learned the tables of docs/latent.md
     #[arg(long, conflicts_with_all = ["quick", "only", "model"])]
     write: bool,
+    /// Runs the learned codec and what it is compared with, in place of all other runs
+    #[arg(long, conflicts_with = "quick")]
+    learned: bool,
     /// Number of parallel runs [default: the number of cores]
     #[arg(long)]
     jobs: Option<usize>,
@@ -135,10 +140,10 @@ fn studies(args: &Args) -> Result<Vec<Study>> {
             task: Box::new(model::Convolutional::new(digits)),
             setting: setting(400, 0.05),
             seeds: seeds(3),
-            rows: rows(runs::convolutional()),
+            rows: rows(if args.learned { runs::learned(optim::MOMENTUM) } else { runs::convolutional() }),
             bits: false,
         });
-        if !args.quick && args.steps.is_none() {
+        if !args.quick && !args.learned && args.steps.is_none() {
             let digits = data::Digits::read(&root())?;
             studies.push(Study {
                 title: "Convolutional network, digits, more steps",
@@ -161,7 +166,7 @@ fn studies(args: &Args) -> Result<Vec<Study>> {
             task: Box::new(model::Language::new(text)),
             setting: setting(240, 0.003),
             seeds: seeds(3),
-            rows: rows(runs::language()),
+            rows: rows(if args.learned { runs::learned(optim::Rule::Adam) } else { runs::language() }),
             bits: true,
         });
     }
@@ -194,13 +199,15 @@ fn run(args: &Args) -> Result<()> {
             let run = &study.rows[row].run;
             let outcome = train(study.task.as_ref(), run, study.setting, seed)?;
             eprintln!(
-                "{} {}, seed {seed}: loss {:.4}, test {:.4} and {:.2} %, {:.0} bytes sent, weights {}",
+                "{} {}, seed {seed}: loss {:.4}, test {:.4} and {:.2} %, {:.0} bytes sent, {:.0} in a late step, \
+                 weights {}",
                 study.short,
                 run.name,
                 outcome.final_loss(),
                 outcome.score.loss,
                 100.0 * outcome.score.accuracy,
                 outcome.traffic.sent_each(),
+                outcome.late_bytes(),
                 outcome.digest
             );
             Ok(outcome)
@@ -210,14 +217,22 @@ fn run(args: &Args) -> Result<()> {
         }
     }
     let traffic = match studies.first() {
-        Some(study) if study.short == "conv" && !args.quick && args.only.is_none() => traffic(study, jobs)?,
+        Some(study) if study.short == "conv" && !args.quick && !args.learned && args.only.is_none() => {
+            traffic(study, jobs)?
+        }
         _ => Vec::new(),
     };
-    let text = report::markdown(&studies, &traffic, cores);
+    let text = match args.learned {
+        true => report::learned(&studies),
+        false => report::markdown(&studies, &traffic, cores),
+    };
     println!("{text}");
     eprintln!("{:.0} s", begin.elapsed().as_secs_f64());
     if args.quick {
         check(&studies)?;
+    }
+    if args.write && args.learned {
+        return replace_measured(&root().join("docs/latent.md"), &text);
     }
     if args.write {
         let docs = root().join("docs");
@@ -226,6 +241,16 @@ fn run(args: &Args) -> Result<()> {
         std::fs::write(docs.join("study.md"), text)?;
     }
     Ok(())
+}
+
+/// Replaces the measured part of a page.
+fn replace_measured(path: &Path, text: &str) -> Result<()> {
+    const BEGIN: &str = "<!-- measured -->";
+    const END: &str = "<!-- end of measured -->";
+    let page = std::fs::read_to_string(path)?;
+    let (head, rest) = page.split_once(BEGIN).ok_or("no place for the measured part")?;
+    let (_, tail) = rest.split_once(END).ok_or("no end of the measured part")?;
+    Ok(std::fs::write(path, format!("{head}{BEGIN}\n\n{}\n\n{END}{tail}", text.trim_end()))?)
 }
 
 /// Traffic for different numbers of workers.
@@ -323,5 +348,19 @@ mod tests {
         let row = &study.rows[1];
         let digest = || train(study.task.as_ref(), &row.run, study.setting, 1).unwrap().digest;
         assert_eq!(digest(), digest());
+    }
+
+    #[test]
+    fn shared_sets_and_the_learned_codec_train() {
+        let learned = ["gcodec-study", "--learned", "--model", "conv", "--steps", "20"];
+        let study = &studies(&Args::parse_from(learned)).unwrap()[0];
+        for name in ["shared set", "LGC, innovation replaces", "innovation alone, error fed back"] {
+            let row = study.rows.iter().find(|row| row.run.name.starts_with(name)).unwrap();
+            let outcome = train(study.task.as_ref(), &row.run, study.setting, 1).unwrap();
+            assert_eq!(outcome.diverged, None, "{name}");
+            let (first, late) = (outcome.sent[0], outcome.late_bytes());
+            assert!(100.0 * late < first, "{name}: {first} bytes, then {late}");
+            assert!(outcome.learned.is_none_or(|l| l.error() < 1.0), "{name}");
+        }
     }
 }

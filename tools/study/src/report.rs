@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::runs::UNCOMPRESSED;
+use crate::runs::{UNCOMPRESSED, dense_steps, top_k_steps};
 use crate::train::Outcome;
 use crate::{Crowd, Row, Study, TRAFFIC_STEPS};
 
@@ -342,4 +342,58 @@ fn wrapped(text: &str, mark: &str) -> String {
         width += len;
     }
     out
+}
+
+/// Returns the tables of runs that are compared with the learned codec.
+pub(crate) fn learned(studies: &[Study]) -> String {
+    let mut out = String::new();
+    studies.iter().try_for_each(|study| learned_table(&mut out, study)).expect("a string takes everything");
+    out
+}
+
+fn learned_table(out: &mut String, study: &Study) -> std::fmt::Result {
+    let s = study.setting;
+    writeln!(out, "### {}\n", study.title)?;
+    let about = format!(
+        "{} parameters; {} workers with {} examples each per step, {} steps, of which the first {} are sent as `raw` in \
+         all rows but `raw`, and the {} after them are the learned codec's second phase; {} seeds.",
+        thousands(study.parameters() as f64),
+        s.workers,
+        study.task.batch_len(),
+        s.steps,
+        dense_steps(s.steps),
+        top_k_steps(s.steps),
+        study.seeds
+    );
+    writeln!(out, "{}\n", wrapped(&about, ""))?;
+    let test = if study.bits { "test, bits per byte" } else { "test accuracy, %" };
+    writeln!(out, "| scheme | train loss | {test} | bytes of a worker in a late step | error on the set |")?;
+    writeln!(out, "|---|---|---|---|---|")?;
+    for row in &study.rows {
+        let spread = |of: &dyn Fn(&Outcome) -> f64| Spread::of(row.outcomes.iter().map(of));
+        let error = |o: &Outcome| o.learned.map_or(f64::NAN, |l| l.error());
+        let error = match row.outcomes.iter().any(|o| o.learned.is_some()) {
+            true => spread(&error).show(3),
+            false => "-".to_owned(),
+        };
+        writeln!(
+            out,
+            "| {} | {} | {} | {} | {error} |",
+            row.run.name,
+            spread(&Outcome::final_loss).show(4),
+            study.test(row).show(if study.bits { 3 } else { 2 }),
+            thousands(spread(&Outcome::late_bytes).mean)
+        )?;
+    }
+    let models: Vec<_> = study.rows.iter().flat_map(|row| &row.outcomes).filter_map(|o| o.learned).collect();
+    if let Some(size) = models.iter().map(|l| l.model_bytes).max() {
+        let seconds = models.iter().map(|l| l.training.as_secs_f64()).fold(0.0, f64::max);
+        let about = format!(
+            "The model has {} bytes, which are sent once and not counted; its training took at most {seconds:.0} s of \
+             processor time.",
+            thousands(size as f64)
+        );
+        writeln!(out, "\n{}", wrapped(&about, ""))?;
+    }
+    writeln!(out)
 }

@@ -4,15 +4,17 @@ use std::sync::Arc;
 
 use gcodec::Codec;
 use gcodec::block::Positions;
-use gcodec::compress::Amount;
 use gcodec::compress::senders::scalecom::{Choice, Settings};
-use gcodec::compress::senders::{DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit};
+use gcodec::compress::senders::{DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit, shared_set};
+use gcodec::compress::{Amount, Kept};
 use gcodec::frame::Manifest;
 
 use crate::Result;
 use crate::group::{Gather, Group, OneBit, ScaleCom};
+use crate::learned::{Autoencoder, LearnedGroup, Lgc};
 use crate::optim::{MOMENTUM, PLAIN, Rule};
 use crate::senders::{ByCodec, ByDeMo, ByDgc, BySbc, Sender};
+use crate::shared::SharedSets;
 use crate::train::Setting;
 
 /// The compression scheme of a run.
@@ -30,6 +32,10 @@ pub(crate) enum Scheme {
     OneBit,
     /// ScaleCom's CLT-k.
     ScaleCom { density: f64, beta: f32 },
+    /// The leader's positions, every worker's own values.
+    SharedSet { density: f64, values: Kept, momentum: f32 },
+    /// The learned codec.
+    Lgc(Lgc),
 }
 
 /// The workers run their own optimisers and send the change of their weights.
@@ -60,14 +66,17 @@ pub(crate) struct Run {
     pub(crate) seeds: u64,
     /// Whether a server sums and answers; affects the received bytes.
     pub(crate) server: bool,
+    /// Whether the first steps are sent as `raw`, like the learned codec's first phase.
+    pub(crate) dense: bool,
 }
 
 impl Run {
     pub(crate) fn group(&self, manifest: &Arc<Manifest>, setting: Setting) -> Result<Box<dyn Group>> {
+        let dense = if self.dense { dense_steps(setting.steps) } else { 0 };
         let sender = |_| -> Result<Box<dyn Sender>> {
             match &self.scheme {
                 Scheme::Codec { spec, feedback } => {
-                    Ok(Box::new(ByCodec::new(spec.parse::<Codec>()?, *feedback)))
+                    Ok(Box::new(ByCodec::new(spec.parse::<Codec>()?, *feedback).after(dense)))
                 }
                 Scheme::Sbc { density, positions } => {
                     let options = SbcOptions::default().with_amount(Amount::Density(*density));
@@ -86,9 +95,32 @@ impl Run {
                     options.clip = self.clip;
                     Ok(Box::new(ByDgc::new(options)?))
                 }
-                Scheme::ScaleCom { .. } | Scheme::OneBit => Err("a protocol, not a sender".into()),
+                Scheme::ScaleCom { .. } | Scheme::OneBit | Scheme::SharedSet { .. } | Scheme::Lgc(_) => {
+                    Err("a protocol, not a sender".into())
+                }
             }
         };
+        if let Scheme::SharedSet { density, values, momentum } = self.scheme {
+            let settings = shared_set::Settings::new(Choice::TopKOfEach(Amount::Density(density)));
+            let settings = settings.with_values(values).with_momentum(momentum);
+            return Ok(Box::new(SharedSets::new(
+                manifest,
+                setting.workers,
+                setting.receivers,
+                dense,
+                settings,
+            )?));
+        }
+        if let Scheme::Lgc(settings) = self.scheme {
+            let steps = (dense, top_k_steps(setting.steps));
+            return Ok(Box::new(LearnedGroup::new(
+                manifest,
+                setting.workers,
+                setting.receivers,
+                steps,
+                settings,
+            )?));
+        }
         if let Scheme::ScaleCom { density, beta } = self.scheme {
             let settings = Settings::new(Choice::TopK(Amount::Density(density))).with_beta(beta);
             return Ok(Box::new(ScaleCom::new(manifest, setting.workers, setting.receivers, settings)?));
@@ -116,6 +148,7 @@ impl Run {
             claim,
             seeds: 1,
             server: false,
+            dense: false,
         }
     }
 
@@ -175,6 +208,29 @@ impl Run {
         }
     }
 
+    /// Sends the first steps as `raw`.
+    fn after_dense(self) -> Self {
+        Self { dense: true, ..self }
+    }
+
+    fn shared_set(density: f64, values: (&str, Kept), momentum: f32, outer: Rule) -> Self {
+        let corrected = if momentum > 0.0 { ", momentum correction" } else { "" };
+        Self {
+            name: format!("shared set, density {density}, {}{corrected}", values.0),
+            scheme: Scheme::SharedSet { density, values: values.1, momentum },
+            // The workers have the momentum already.
+            ..Self::codec("", true, if momentum > 0.0 { PLAIN } else { outer }, "").after_dense()
+        }
+    }
+
+    fn lgc(name: &str, lgc: Lgc, outer: Rule) -> Self {
+        Self {
+            name: format!("{name}, density {}", lgc.density),
+            scheme: Scheme::Lgc(lgc),
+            ..Self::codec("", true, outer, "").after_dense()
+        }
+    }
+
     fn scalecom(density: f64, beta: f32, outer: Rule, claim: &'static str) -> Self {
         Self {
             name: format!("ScaleCom, density {density}, beta {beta}"),
@@ -182,6 +238,16 @@ impl Run {
             ..Self::codec("", false, outer, claim)
         }
     }
+}
+
+/// Returns the steps of the learned codec's first phase, a twentieth of all.
+pub(crate) fn dense_steps(steps: u64) -> u64 {
+    steps / 20
+}
+
+/// Returns the steps of its second phase, in whose end the autoencoder is trained: a quarter of all.
+pub(crate) fn top_k_steps(steps: u64) -> u64 {
+    steps / 4
 }
 
 /// Name of the run that others are compared with.
@@ -282,4 +348,30 @@ pub(crate) fn traffic() -> Vec<Run> {
         Run::scalecom(0.01, 1.0, MOMENTUM, ""),
         Run { server: true, name: "topk:density=0.01,scope=global, merged".into(), ..topk },
     ]
+}
+
+const POWERS: (&str, Kept) = ("powers of two", Kept::Pow2);
+const SIGNS: (&str, Kept) = ("signs", Kept::Sign);
+
+/// Returns the runs that compare the learned codec with shared sets and with top-k at equal bytes.
+pub(crate) fn learned(outer: Rule) -> Vec<Run> {
+    let topk = |density: f64| {
+        Run::codec(&format!("topk:density={density},values=pow2"), true, outer, "").after_dense()
+    };
+    let lgc =
+        |autoencoder, feedback| Lgc { autoencoder, density: 0.01, momentum: 0.0, feedback, iterations: 5 };
+    let runs = vec![
+        Run::codec("raw", false, outer, ""),
+        // About the bytes of a shared set, and of the learned codec.
+        topk(0.005),
+        topk(0.0043),
+        Run::shared_set(0.01, POWERS, 0.0, outer),
+        Run::shared_set(0.01, POWERS, 0.9, outer),
+        Run::shared_set(0.02, SIGNS, 0.0, outer),
+        Run::lgc("LGC", lgc(Autoencoder::Paper, false), outer),
+        Run::lgc("LGC, innovation replaces, error fed back", lgc(Autoencoder::Replace, true), outer),
+        Run::lgc("innovation alone", lgc(Autoencoder::Zero, false), outer),
+        Run::lgc("innovation alone, error fed back", lgc(Autoencoder::Zero, true), outer),
+    ];
+    runs.into_iter().map(|run| run.seeds(3)).collect()
 }

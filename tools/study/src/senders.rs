@@ -41,11 +41,18 @@ pub(crate) fn inputs(update: &[(String, TensorBuf)]) -> Vec<Input<'_>> {
 pub(crate) struct ByCodec {
     codec: Codec,
     feedback: Option<Feedback>,
+    /// Rounds that are sent as `raw` before.
+    dense: u64,
 }
 
 impl ByCodec {
     pub(crate) fn new(codec: Codec, feedback: bool) -> Self {
-        Self { codec, feedback: feedback.then(Feedback::new) }
+        Self { codec, feedback: feedback.then(Feedback::new), dense: 0 }
+    }
+
+    /// Sends the first rounds as `raw`.
+    pub(crate) fn after(self, dense: u64) -> Self {
+        Self { dense, ..self }
     }
 }
 
@@ -61,7 +68,8 @@ impl Sender for ByCodec {
             Codec::RandK { .. } => turn.round,
             _ => turn.round * turn.workers + turn.worker,
         };
-        let codecs = vec![self.codec.later(later); update.len()];
+        let codec = if turn.round < self.dense { Codec::Raw } else { self.codec.later(later) };
+        let codecs = vec![codec; update.len()];
         Ok(compress(&inputs(update), &codecs, &Options::default(), self.feedback.as_mut())?)
     }
 }

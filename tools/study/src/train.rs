@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::Result;
 use crate::clock;
 use crate::group::{self, Traffic};
+use crate::learned::Learned;
 use crate::model::{At, Score, Task, Tensors, initial};
 use crate::optim::{Optimiser, PLAIN, schedule};
 use crate::runs::Run;
@@ -31,6 +32,8 @@ pub(crate) struct Outcome {
     pub(crate) traffic: Traffic,
     /// Time of forward and backward passes, for all workers.
     pub(crate) training: Duration,
+    /// Results of an autoencoder.
+    pub(crate) learned: Option<Learned>,
     /// BLAKE3 hash of the weights, equal on all receivers.
     pub(crate) digest: String,
     /// Step at which the loss was not finite, which ended the run.
@@ -42,6 +45,15 @@ impl Outcome {
     pub(crate) fn final_loss(&self) -> f64 {
         let last = (self.losses.len() / 20).max(1);
         self.losses[self.losses.len() - last..].iter().map(|&l| f64::from(l)).sum::<f64>() / last as f64
+    }
+
+    /// Returns the mean bytes that a worker sent in each of the second half of the steps.
+    pub(crate) fn late_bytes(&self) -> f64 {
+        let half = self.sent.len() / 2;
+        match (self.sent.get(half.wrapping_sub(1)), self.sent.last()) {
+            (Some(before), Some(after)) => (after - before) / (self.sent.len() - half) as f64,
+            _ => f64::NAN,
+        }
     }
 }
 
@@ -103,7 +115,8 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
     }
     let traffic = group.traffic().clone();
     let (score, digest) = (task.test(&weights[0]), digests[0].clone());
-    Ok(Outcome { losses, sent, score, traffic, training, digest, diverged })
+    let learned = group.learned();
+    Ok(Outcome { losses, sent, score, traffic, training, learned, digest, diverged })
 }
 
 /// Returns `from - to`: a pseudo-gradient.

@@ -312,7 +312,7 @@ impl Worker {
 
     /// Returns the values on the set, and the same values as receivers decode them.
     fn sent(&self, round: &Round, positions: &[u64]) -> Result<(crate::block::Values, Vec<f32>)> {
-        let (mut outlines, mut chosen, mut start) = (Vec::new(), Vec::new(), 0);
+        let (mut outlines, mut chosen) = (Vec::new(), Vec::new());
         let mut values = positions.iter().map(|&p| round.sums[p as usize]);
         for ((tensor, &len), positions) in
             (self.scope.first()..).zip(&self.space.lens).zip(self.by_tensor(positions))
