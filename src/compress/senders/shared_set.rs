@@ -97,7 +97,7 @@ impl Worker {
         }
         let settings = scalecom::Settings::new(choice).with_values(values);
         let inner = scalecom::Worker::of_any_values(manifest, scope, rank, world, settings)?;
-        if momentum > 0.0 && inner.infos().iter().any(|info| info.dtype != crate::Dtype::F32) {
+        if momentum > 0.0 && inner.infos().iter().any(|info| info.dtype != crate::tensor::Dtype::F32) {
             return Err(Error::input(InputErrorKind::WrongDtype { what: "a shared set with momentum" }));
         }
         Ok(Self { inner, momentum, velocities: Feedback::new(), moved: Vec::new() })
