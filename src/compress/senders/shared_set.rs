@@ -1,7 +1,7 @@
 //! Shared sets: one worker in turn chooses the positions of a step, and every worker sends its own values
 //! there.
 //!
-//! The sets are those of ScaleCom ([`scalecom`](super::scalecom)) and of Learned Gradient Compression (arXiv
+//! The sets are those of ScaleCom ([`super::scalecom`]) and of Learned Gradient Compression (arXiv
 //! 2103.08870), without sums in the compressed domain and without an autoencoder: the values may have any
 //! form, by default powers of two. A receiver adds the workers' updates with
 //! [`reduce::Sum`](../../reduce/struct.Sum.html).
