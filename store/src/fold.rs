@@ -29,7 +29,8 @@ pub struct Folded {
 
 impl Store {
     /// Stores one delta from version `from` to version `to`, bit-equal to the deltas between them. Receivers
-    /// that hold `from`, or pass it on their way, take it if it is smaller.
+    /// that hold `from`, or pass it on their way, take it if it is smaller. It has the codec of the delta to
+    /// version `to`.
     ///
     /// # Memory
     /// One group of tensors at both versions.
@@ -58,7 +59,8 @@ impl Store {
         let anew = to_last.steps.first().is_some_and(|step| !step.is_delta());
         let (mut all_old, mut all_new) = (Vec::new(), Vec::new());
         let (mut objects, mut touched, mut bytes) = (Vec::new(), 0, 0);
-        let sender = Sender { store: self, model: &model, version: to, fresh };
+        let codec = to_last.record.codec();
+        let sender = Sender { store: self, model: &model, version: to, codec, fresh };
         for (number, group) in model.groups.iter().enumerate() {
             let mut old = Staging::new(Arc::clone(&model));
             self.walk_into(&to_first, &mut old, Some(number as u64))?;
@@ -110,6 +112,7 @@ impl Store {
             touched,
             anchor: None,
             delta: Some(objects),
+            codec: Some(codec.to_string()),
             anchor_version: to_last.record.anchor_version.min(to - 1),
             ..to_last.record
         };

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use gcodec::Dtype;
 use gcodec::frame::{Digest, TensorInfo};
+use gcodec::{Codec, Dtype};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -171,6 +171,9 @@ pub(crate) struct Record {
     /// One object for each group that differs from the parent's. Absent in a chain's first version.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) delta: Option<Vec<Object>>,
+    /// Codec of the delta, for people and folds. Absent without delta.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) codec: Option<String>,
     /// Version of the nearest anchor, this one included.
     pub(crate) anchor_version: u64,
     /// Bytes of the deltas after that anchor, this one's included.
@@ -205,9 +208,20 @@ impl Record {
         Ok(self)
     }
 
+    /// Returns the codec of the delta; `delta` if the record states none that this build knows.
+    pub(crate) fn codec(&self) -> Codec {
+        let stated = self.codec.as_deref().and_then(|text| text.parse().ok());
+        stated.filter(is_delta).unwrap_or(Codec::Delta(Default::default()))
+    }
+
     pub(crate) fn objects(&self) -> impl Iterator<Item = &Object> {
         self.anchor.iter().chain(&self.delta).flatten()
     }
+}
+
+/// Whether a codec makes deltas.
+pub(crate) fn is_delta(codec: &Codec) -> bool {
+    matches!(codec, Codec::Delta(_))
 }
 
 /// Bytes of objects.

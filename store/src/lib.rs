@@ -101,6 +101,8 @@ pub struct Version {
     pub bytes: u64,
     /// Bytes of the delta, if the version has one.
     pub delta_bytes: Option<u64>,
+    /// Codec of the delta: `delta`, or a longer form such as `delta:values=overwrite`. What a store states.
+    pub codec: Option<String>,
     /// Bytes of the anchor, if the version is one.
     pub anchor_bytes: Option<u64>,
     /// Tensors that differ from the version before.
@@ -228,6 +230,7 @@ impl Store {
                 bytes: record.bytes,
                 delta_bytes: record.delta.as_deref().map(layout::size),
                 anchor_bytes: record.anchor.as_deref().map(layout::size),
+                codec: record.codec,
                 touched: record.touched,
                 state: record.state,
                 meta: record.meta,

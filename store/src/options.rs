@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gcodec::Limits;
+use gcodec::{Codec, Limits};
 
 /// Function that is called with the bytes transferred so far, and with those and the bytes that are known to
 /// follow.
@@ -71,12 +71,15 @@ impl Options {
     }
 }
 
-/// When a publisher writes anchors, and how it cuts models into groups.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// When a publisher writes anchors, how it encodes deltas, and how it cuts models into groups.
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Policy {
     /// Versions from one anchor to the next, at most. Default: 64.
     pub anchor_every: u64,
+    /// Codec of deltas: any form of [`Codec::Delta`]. Default: `delta`, differences in units of the last
+    /// place. `delta:values=overwrite` sends new elements.
+    pub codec: Codec,
     /// Bytes of tensors in a group, unless one tensor has more. A group is an object: the unit of transfers,
     /// and of the memory that encoding takes. Default: 128 MiB.
     pub group_bytes: u64,
@@ -84,13 +87,14 @@ pub struct Policy {
 
 impl Default for Policy {
     fn default() -> Self {
-        Self { anchor_every: 64, group_bytes: 128 << 20 }
+        Self { anchor_every: 64, codec: Codec::Delta(Default::default()), group_bytes: 128 << 20 }
     }
 }
 
 impl Policy {
     with! {
         with_anchor_every anchor_every: u64
+        with_codec codec: Codec
         with_group_bytes group_bytes: u64
     }
 }

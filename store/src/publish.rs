@@ -54,8 +54,11 @@ impl<'s> Publisher<'s> {
     /// Returns a publisher that has some version of the store already.
     ///
     /// # Errors
-    /// The errors of [`Store::pull`].
+    /// [`Error::Input`] if the policy's codec makes no deltas; the errors of [`Store::pull`].
     pub fn with_base(store: &'s Store, policy: Policy, held: Option<Replica>) -> Result<Self> {
+        if !layout::is_delta(&policy.codec) {
+            return Err(Error::input(format!("{} does not encode deltas of versions", policy.codec)));
+        }
         let mut publisher =
             Self { store, policy, last: held.map(|held| store.with_record(held)).transpose()? };
         publisher.synchronise()?;
@@ -110,7 +113,8 @@ impl<'s> Publisher<'s> {
         let differs = |n: &usize| continues.is_none_or(|(replica, _)| replica.digests[*n] != digests[*n]);
         let changed: Vec<usize> = (0..views.len()).filter(differs).collect();
 
-        let sender = Sender { store: self.store, model: &model, version, fresh: settings.grace() / 4 };
+        let (store, codec) = (self.store, self.policy.codec);
+        let sender = Sender { store, model: &model, version, codec, fresh: settings.grace() / 4 };
         let delta = match continues {
             Some((replica, _)) => Some(sender.deltas(replica, &views, &digests, &changed)?),
             None => None,
@@ -134,6 +138,7 @@ impl<'s> Publisher<'s> {
             touched: changed.len() as u64,
             anchor_version: before.map_or(version, |(_, record)| record.anchor_version),
             chain_bytes: before.map_or(0, |(_, r)| r.chain_bytes.saturating_add(delta_bytes.unwrap_or(0))),
+            codec: delta.as_ref().map(|_| codec.to_string()),
             anchor,
             delta,
         };
@@ -200,6 +205,8 @@ pub(crate) struct Sender<'s> {
     pub(crate) store: &'s Store,
     pub(crate) model: &'s Model,
     pub(crate) version: u64,
+    /// Codec of deltas.
+    pub(crate) codec: Codec,
     pub(crate) fresh: std::time::Duration,
 }
 
@@ -297,7 +304,9 @@ impl Sender<'_> {
 
     /// Encodes tensors of a group as a stream with one update: a delta if they have bases.
     fn encode(&self, group: usize, inputs: &[Input<'_>], known: Digests) -> Result<Vec<u8>> {
-        encode_stream(&self.model.manifests[group], inputs, known, self.version).map_err(Error::Codec)
+        let is_delta = inputs.iter().any(|input| input.base.is_some());
+        let codec = if is_delta { self.codec } else { Codec::Lossless };
+        encode_stream(&self.model.manifests[group], inputs, known, codec, self.version).map_err(Error::Codec)
     }
 }
 
@@ -310,17 +319,17 @@ fn digests(new: &[TensorView<'_>], last: Option<&Replica>) -> Vec<Digest> {
     new.par_iter().enumerate().map(digest).collect()
 }
 
-/// Encodes tensors as a stream with one update: a delta if they have bases. `known`: digests of tensors.
+/// Encodes tensors as a stream with one update. `known`: digests of tensors, for a delta.
 fn encode_stream(
     manifest: &Arc<gcodec::frame::Manifest>,
     inputs: &[Input<'_>],
     mut known: Digests,
+    codec: Codec,
     step: u64,
 ) -> gcodec::Result<Vec<u8>> {
-    let is_delta = inputs.iter().any(|input| input.base.is_some());
-    let codec = if is_delta { Codec::Delta(Default::default()) } else { Codec::Lossless };
-    let blocks = compress::compress(inputs, &vec![codec; inputs.len()], &compress::Options::default(), None)?;
-    let deltas = is_delta.then(|| known.deltas(inputs, &blocks));
+    let codecs = vec![codec; inputs.len()];
+    let blocks = compress::compress(inputs, &codecs, &compress::Options::default(), None)?;
+    let deltas = layout::is_delta(&codec).then(|| known.deltas(inputs, &blocks));
     let header = UpdateHeader::default().with_step(step).with_label(codec.to_string()).with_delta(deltas);
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();

@@ -22,6 +22,7 @@ from typing import Any
 
 from gcodec import _native
 from gcodec._native import Tensor
+from gcodec.codecs import Codec, spec_of
 from gcodec.errors import ConflictError, InputError, PoisonedError
 from gcodec.header import UpdateHeader
 from gcodec.patches import Patch, Patches
@@ -44,13 +45,14 @@ class Published:
 
 @dataclass(frozen=True)
 class VersionInfo:
-    """A version as `Store.log` lists it. `state` is the digest of all weights."""
+    """A version as `Store.log` lists it. `codec` is that of the delta, `state` the digest of all weights."""
 
     version: int
     created_ms: int
     meta: dict[str, str]
     bytes: int
     delta_bytes: int | None
+    codec: str | None
     anchor_bytes: int | None
     touched: int
     state: str
@@ -73,7 +75,10 @@ class Store:
     The environment's variables `AWS_*`, `GOOGLE_*` and `AZURE_*` configure the cloud backends.
     `anchor_every`: versions from one anchor to the next. `memory`: bytes of objects in memory during
     transfers. `cache`: a folder from which a download that was stopped continues. `grace`: seconds for which
-    `gc` spares what readers at work may need, of a store that does not exist yet.
+    `gc` spares what readers at work may need, of a store that does not exist yet. `codec`: that of the deltas
+    that this object publishes, a `gcodec.Delta` or its specification.
+
+    Raises InputError for a wrong address or codec; a codec that makes no deltas is refused by `publish`.
     """
 
     def __init__(
@@ -87,10 +92,11 @@ class Store:
         attempts: int = 5,
         cache: str | os.PathLike[str] | None = None,
         grace: float = 3600.0,
+        codec: Codec | str = "delta",
     ) -> None:
         place = None if cache is None else os.fspath(cache)
         self._native = _native.Store(
-            os.fspath(address), anchor_every, group_bytes, transfers, memory, attempts, place, grace
+            os.fspath(address), anchor_every, group_bytes, transfers, memory, attempts, place, grace, spec_of(codec)
         )
 
     def publish(self, tensors: Any, *, meta: Mapping[str, str] | None = None) -> Published:

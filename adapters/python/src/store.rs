@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rayon::prelude::*;
 
+use crate::encode::parse;
 use crate::named::{Given, borrow, views};
 use crate::patches::{Parts, Patch};
 use crate::tensor::Tensor;
@@ -57,7 +58,7 @@ pub(crate) struct Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (address, anchor_every, group_bytes, transfers, memory, attempts, cache, grace))]
+    #[pyo3(signature = (address, anchor_every, group_bytes, transfers, memory, attempts, cache, grace, codec))]
     #[expect(clippy::too_many_arguments, reason = "keywords of the Python class")]
     fn new(
         py: Python<'_>,
@@ -69,6 +70,7 @@ impl Store {
         attempts: u32,
         cache: Option<std::path::PathBuf>,
         grace: f64,
+        codec: &str,
     ) -> PyResult<Self> {
         let options = Options::default()
             .with_transfers(transfers)
@@ -77,7 +79,10 @@ impl Store {
             .with_cache(cache);
         let grace = Duration::try_from_secs_f64(grace).map_err(|e| errors::input(py, &e.to_string()))?;
         let store = gcodec_store::Store::open(address, options).map_err(|e| raise(py, e))?.with_grace(grace);
-        let policy = Policy::default().with_anchor_every(anchor_every.max(1)).with_group_bytes(group_bytes);
+        let policy = Policy::default()
+            .with_anchor_every(anchor_every.max(1))
+            .with_codec(parse(py, codec)?)
+            .with_group_bytes(group_bytes);
         Ok(Self { store, policy, last: Mutex::new(None) })
     }
 
@@ -154,6 +159,7 @@ impl Store {
             entry.set_item("meta", v.meta)?;
             entry.set_item("bytes", v.bytes)?;
             entry.set_item("delta_bytes", v.delta_bytes)?;
+            entry.set_item("codec", v.codec)?;
             entry.set_item("anchor_bytes", v.anchor_bytes)?;
             entry.set_item("touched", v.touched)?;
             entry.set_item("state", v.state)?;

@@ -56,6 +56,25 @@ def test_a_follower_that_fell_behind_takes_the_fold(store):
     store.release("reader")
 
 
+def test_the_publisher_chooses_what_deltas_say(tmp_path, store):
+    store.publish(weights(1))
+    store.publish(weights(2))
+    overwrite = Store(tmp_path / "run", codec=gcodec.Delta(values="overwrite"))
+    overwrite.publish(weights(3))
+    assert [v.codec for v in store.log()] == ["delta:values=overwrite", "delta", None]
+    follower = Follower(store, weights(1), version=1)
+    engine = {name: tensor.copy() for name, tensor in weights(1).items()}
+    follower.stage().commit(lambda patches: patches.apply_(engine))
+    assert equal(engine, 3)
+    # The streams say it, too.
+    (delta,) = (tmp_path / "run/data").glob("*3-d*")
+    assert gcodec.inspect(delta).updates[0].label == "delta:values=overwrite"
+    with pytest.raises(gcodec.InputError, match="topk.* does not encode deltas"):
+        Store(tmp_path / "run", codec="topk").publish(weights(4))
+    with pytest.raises(gcodec.InputError):
+        Store(tmp_path / "run", codec="deltas")
+
+
 def test_a_load_that_fails_poisons(store):
     follower, engine = Follower(store), {}
     store.publish(weights(1))

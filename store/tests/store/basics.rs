@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gcodec::{TensorBuf, TensorView};
+use gcodec::{Codec, TensorBuf, TensorView};
 use gcodec_store::object_store::ObjectStore;
 use gcodec_store::object_store::memory::InMemory;
 use gcodec_store::object_store::path::Path;
@@ -158,6 +158,31 @@ fn a_fold_equals_its_deltas() {
     for (from, to) in [(0, 3), (3, 3), (4, 3), (3, 13)] {
         assert!(store.fold(from, to).is_err(), "{from} to {to}");
     }
+}
+
+#[test]
+fn the_publisher_chooses_what_deltas_say() {
+    let store = open(&memory());
+    let overwrite: Codec = "delta:values=overwrite".parse().unwrap();
+    fill(&store, 2);
+    let mut publisher = Publisher::new(&store, policy(100).with_codec(overwrite)).unwrap();
+    for step in 3..=6 {
+        publish(&mut publisher, step).unwrap();
+    }
+    let codecs: Vec<_> = store.log(6).unwrap().into_iter().rev().map(|v| v.codec).collect();
+    let stated = [None, Some("delta"), Some("delta:values=overwrite")].map(|text| text.map(str::to_owned));
+    assert_eq!(codecs[..3], stated);
+    let held = store.pull(None, Some(1)).unwrap();
+    for version in 2..=6 {
+        check(&store.pull(Some(held.clone()), Some(version)).unwrap());
+    }
+    // A fold is like its last delta.
+    let folded = store.fold(1, 6).unwrap();
+    let staged = store.stage(Some(&held), None).unwrap();
+    assert_eq!((staged.steps(), staged.bytes()), (1, folded.bytes));
+    check(&staged.verify().unwrap().commit(Some(held)).unwrap());
+    let lossy = Publisher::new(&store, policy(1).with_codec(Codec::Lossless));
+    assert!(matches!(lossy, Err(Error::Input(_))));
 }
 
 #[test]

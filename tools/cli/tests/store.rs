@@ -36,6 +36,25 @@ fn versions_go_in_and_come_out() {
 }
 
 #[test]
+fn streams_that_overwrite_are_applied_twice() {
+    let dir = Dir::new();
+    for version in 1..=2 {
+        step(&dir, version);
+        dir.well(&format!("publish st {version}.safetensors --codec delta:values=overwrite"));
+    }
+    let log = dir.well("log st").out();
+    assert_eq!(log.matches("delta:values=overwrite").count(), 1, "{log}");
+    assert!(dir.well("log st --json").out().contains("\"codec\":null"));
+    let data = dir.path("st/data");
+    let delta = std::fs::read_dir(data).unwrap().map(|entry| entry.unwrap().path());
+    let delta = delta.filter(|path| path.to_string_lossy().contains("2-d")).collect::<Vec<_>>();
+    std::fs::rename(&delta[0], dir.path("delta.gcu")).unwrap();
+    let inspected = dir.well("inspect delta.gcu").out();
+    assert!(inspected.contains("codec: delta:values=overwrite"), "{inspected}");
+    dir.fails(2, "does not encode deltas", "publish st 1.safetensors --codec topk");
+}
+
+#[test]
 fn mistakes_have_their_codes() {
     let dir = Dir::new();
     step(&dir, 1);

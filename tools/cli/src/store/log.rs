@@ -24,14 +24,14 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         for v in versions {
             let line = serde_json::json!({
                 "version": v.version, "created_ms": v.created_ms, "meta": v.meta, "bytes": v.bytes,
-                "delta_bytes": v.delta_bytes, "anchor_bytes": v.anchor_bytes, "touched": v.touched,
+                "delta_bytes": v.delta_bytes, "codec": v.codec, "anchor_bytes": v.anchor_bytes, "touched": v.touched,
                 "state": v.state,
             });
             print(format_args!("{line}\n"))?;
         }
         return Ok(Outcome::Well);
     }
-    let columns = ["version", "weights", "delta", "anchor", "changed", "state"];
+    let columns = ["version", "weights", "delta", "codec", "anchor", "changed", "state"];
     let mut table = Table::new(&columns.map(|c| (c, Align::Right)));
     let size = |bytes: Option<u64>| bytes.map_or_else(String::new, human_bytes);
     for v in versions {
@@ -39,6 +39,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             v.version.to_string(),
             human_bytes(v.bytes),
             size(v.delta_bytes),
+            v.codec.as_deref().map_or_else(String::new, printable),
             size(v.anchor_bytes),
             v.touched.to_string(),
             // A stranger may have written it.

@@ -2,9 +2,11 @@
 
 use super::{InStore, Place, held};
 use crate::fail::{Failure, InFile, Outcome, Result};
+use crate::naming::CODEC;
 use crate::options::parse_pair;
 use crate::output::{human_bytes, note, print};
 use crate::tensors::Dump;
+use gcodec::Codec;
 use gcodec_store::{Policy, Publisher};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -15,7 +17,8 @@ use std::path::PathBuf;
 /// publishers at the same time one fails, and nothing of its version is visible.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Without --base, the version before is downloaded.
+Without --base, the version before is downloaded. --codec delta:values=overwrite sends new elements instead
+of differences: larger, and a receiver may apply the streams twice, or to elements that differ.
 
 Examples:
   gcodec publish runs/7 step0001.safetensors --meta step=1
@@ -35,6 +38,9 @@ pub(crate) struct Args {
     /// Versions from one anchor to the next, at most
     #[arg(long, value_name = "N", default_value_t = 64)]
     anchor_every: u64,
+    /// Codec of the delta: `delta` with any of its keys
+    #[arg(long, value_name = "SPEC", value_parser = CODEC, hide_possible_values = true, default_value = "delta")]
+    codec: Codec,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -50,7 +56,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let store = args.place.open("publishing", None)?;
     let held = |path| held(&args.place, &store, Dump::open(path)?).in_file(path);
     let base = args.base.as_deref().map(held).transpose()?;
-    let policy = Policy::default().with_anchor_every(args.anchor_every.max(1));
+    let policy = Policy::default().with_anchor_every(args.anchor_every.max(1)).with_codec(args.codec);
     let mut publisher = Publisher::with_base(&store, policy, base).in_store(&args.place)?;
     let views: Vec<_> = dump.tensors.iter().map(|t| (t.name(), t.view())).collect();
     let published = publisher.publish(&views, meta).in_store(&args.place)?;
