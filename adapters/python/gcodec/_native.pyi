@@ -229,9 +229,9 @@ def patches(
     """Returns the header of the last update, and for each tensor that changes: name, shape, element type,
     positions (None: all) and values."""
 
-def shards(data: memoryview | bytes, limits: _Limits) -> list[tuple[str, list[int], list[int]]]:
+def shards(data: memoryview | bytes, limits: _Limits) -> list[tuple[str, list[int], list[int], list[int]]]:
     """Returns the last update's tensors that are parts of larger ones: name, dimensions of the larger tensor,
-    and first indices."""
+    first indices, and dimensions of the part."""
 
 def decode(data: memoryview | bytes, limits: _Limits, names: set[str] | None, base: _Given) -> _Tensors: ...
 def head_bytes(data: memoryview | bytes | Encoded) -> int: ...

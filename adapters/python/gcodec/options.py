@@ -11,6 +11,7 @@ from gcodec.errors import InputError
 from gcodec.feedback import Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
+from gcodec.shards import Shard
 
 Order = Literal["name"] | Iterable[str] | None
 """Order of the tensors in a stream: `name`, all names in the wanted order, or None for the tree's."""
@@ -29,6 +30,7 @@ class OptionKeywords(TypedDict, total=False):
     header: UpdateHeader | None
     non_finite: NonFinite
     order: Order
+    shards: Mapping[str, Shard] | None
     limits: Limits | None
 
 
@@ -66,6 +68,10 @@ class Options:
     """Order of the tensors in the stream. Streams can be summed only if their orders agree, and frameworks
     differ: JAX sorts the keys of a dict, PyTorch does not. `name` sorts all names; a sequence lists all
     names, for instance the decoded stream of another sender. Default: None, the order of the tree."""
+    shards: Mapping[str, Shard] | None = field(default=None, compare=False)
+    """Places of tensors that are parts of larger ones, by name. A delta of such a tensor has blocks and a
+    digest of its own, so that a receiver of one part needs no other. Default: None; the parts of DTensors
+    are known."""
     limits: Limits | None = None
     """For entry points that also decode: limits on streams of other senders. Default: None, `Limits()`."""
 

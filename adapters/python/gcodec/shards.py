@@ -1,18 +1,20 @@
-"""Tensors that are parts of larger ones: DTensors of PyTorch.
+"""Tensors that are parts of larger ones: DTensors of PyTorch, and shards of tensor-parallel ranks.
 
-Each process encodes its own part. The manifest of its stream says where the part lies in the whole tensor.
+The manifest of a stream says where a part lies in the whole tensor.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from gcodec import _native
+from gcodec._native import Tensor
 from gcodec.errors import InputError
 from gcodec.limits import Limits
+from gcodec.tensors import convert, framework_of, local
 
 Place = tuple[list[int], list[int]]
 """Dimensions of the whole tensor, and the first index in each."""
@@ -26,6 +28,70 @@ class Shard:
     """Dimensions of the larger tensor."""
     offsets: tuple[int, ...]
     """First index in each dimension."""
+    shape: tuple[int, ...]
+    """Dimensions of the part."""
+
+    @classmethod
+    def split(cls, name: str, shape: Sequence[int], dim: int, parts: int) -> dict[str, Self]:
+        """Divides a tensor into shards of equal size along a dimension, in order. Names are as in `w[:,4:8]`.
+
+        A rank of 2 holds two of 4 shards: parts for the largest number of ranks serve all that divide it.
+
+        Raises:
+            InputError: `parts` does not divide the dimension.
+        """
+        whole = tuple(shape)
+        if not 0 <= dim < len(whole) or parts < 1 or whole[dim] % parts:
+            raise InputError(f"dimension {dim} of {name!r} with shape {whole} is not divided by {parts}")
+        own = whole[dim] // parts
+        before, after = whole[:dim], whole[dim + 1 :]
+
+        def shard(start: int) -> tuple[str, Self]:
+            offsets = (0,) * len(before) + (start,) + (0,) * len(after)
+            return f"{name}[{':,' * dim}{start}:{start + own}]", cls(whole, offsets, (*before, own, *after))
+
+        return dict(shard(part * own) for part in range(parts))
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """The part's range in each dimension: `whole[shard.index]` is the part."""
+        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.shape, strict=True))
+
+    def within(self, outer: Shard) -> Shard | None:
+        """Returns the place in another shard of the same tensor; None if it is not inside."""
+        if self.global_shape != outer.global_shape:
+            return None
+        offsets = tuple(own - first for own, first in zip(self.offsets, outer.offsets, strict=True))
+        ends = zip(offsets, self.shape, outer.shape, strict=True)
+        inside = all(start >= 0 and start + size <= limit for start, size, limit in ends)
+        return Shard(outer.shape, offsets, self.shape) if inside else None
+
+    def cut(self, whole: Any) -> Any:
+        """Returns the part of a PyTorch tensor or a NumPy array, in the same memory.
+
+        Raises:
+            InputError: the tensor does not have the shape `global_shape`.
+        """
+        if tuple(whole.shape) != self.global_shape:
+            raise InputError(f"the tensor has shape {tuple(whole.shape)}, and the shard is of {self.global_shape}")
+        return whole[self.index]
+
+    def paste(self, part: Any, whole: Any) -> None:
+        """Writes a part, also a `gcodec.Tensor`, to its place in a PyTorch tensor or a NumPy array.
+
+        Raises:
+            InputError: a shape or an element type is another. Nothing is written.
+        """
+        place, framework = self.cut(whole), framework_of(whole)
+        if framework not in ("torch", "numpy"):
+            raise InputError(f"the whole is a {type(whole).__name__}: give a PyTorch tensor or a NumPy array")
+        new = convert(part, framework) if isinstance(part, Tensor) else part
+        if (tuple(new.shape), new.dtype) != (self.shape, whole.dtype):
+            raise InputError(f"the part is {new.dtype} {tuple(new.shape)}, not {whole.dtype} {self.shape}")
+        if framework == "torch":
+            place.detach().copy_(new.detach())
+        else:
+            place[...] = new
 
 
 def shards(data: Any, *, limits: Limits | None = None) -> dict[str, Shard]:
@@ -35,7 +101,7 @@ def shards(data: Any, *, limits: Limits | None = None) -> dict[str, Shard]:
         FormatError, UnsupportedError, LimitError: the bytes are not a complete stream within the limits.
     """
     found = _native.shards(memoryview(data).cast("B"), limits or Limits())
-    return {name: Shard(tuple(shape), tuple(offsets)) for name, shape, offsets in found}
+    return {name: Shard(tuple(whole), tuple(offsets), tuple(shape)) for name, whole, offsets, shape in found}
 
 
 def is_dtensor(x: Any) -> bool:
@@ -69,7 +135,7 @@ def check_places(tensors: Mapping[str, Any], data: Any, limits: Limits) -> None:
         return
     have = shards(data, limits=limits)
     for name, (shape, offsets) in wanted.items():
-        found, expected = have.get(name), Shard(tuple(shape), tuple(offsets))
+        found, expected = have.get(name), Shard(tuple(shape), tuple(offsets), tuple(local(tensors[name]).shape))
         if found != expected:
             raise InputError(f"tensor {name!r} of the stream is {found or 'whole'}, and the DTensor here is {expected}")
 

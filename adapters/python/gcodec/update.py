@@ -14,7 +14,7 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc, split
 from gcodec.header import UpdateHeader
 from gcodec.options import Options, Order, callers_feedback
-from gcodec.shards import Place, places_of
+from gcodec.shards import Place, Shard, places_of
 from gcodec.tensors import given, local
 from gcodec.trees import named_tensors
 
@@ -22,7 +22,7 @@ from gcodec.trees import named_tensors
 PART_BYTES = 64 << 20
 BLOCK_LEN = 1 << 22
 
-ENCODE_OPTIONS = ("rules", "base", "feedback", "header", "non_finite", "order")
+ENCODE_OPTIONS = ("rules", "base", "feedback", "header", "non_finite", "order", "shards")
 """The options that `encode` and `Writer.write` use."""
 
 
@@ -63,6 +63,7 @@ def native_update(
     tensors = ordered(named_tensors(tree), options.order)
     places = {**places_of(tensors), **(shards or {})}
     tensors = {name: local(x) for name, x in tensors.items()}
+    places |= chosen_places(options.shards or {}, tensors)
     chosen, native_feedback, native_dgc = split(codec, callers_feedback(where, options.feedback))
     default = spec_of(chosen)
     specs, label = [default], default
@@ -83,6 +84,19 @@ def native_update(
     if on is not None and native_feedback is None:
         native_feedback = on.memory
     return placed, specs, header, settings, bases, native_feedback, native_dgc, remember
+
+
+def chosen_places(shards: Mapping[str, Shard], tensors: Mapping[str, Any]) -> dict[str, Place]:
+    """Returns the places of tensors that the caller states.
+
+    Raises:
+        InputError: a name is not among the tensors, or a tensor has another shape than its shard.
+    """
+    for name, shard in shards.items():
+        shape = tuple(tensors[name].shape) if name in tensors else None
+        if shape != shard.shape:
+            raise InputError(f"shards has {name!r} with shape {shard.shape}, and the tensors have {shape or 'no such name'}")
+    return {name: (list(shard.global_shape), list(shard.offsets)) for name, shard in shards.items()}
 
 
 def ordered(tensors: dict[str, Any], order: Order) -> dict[str, Any]:

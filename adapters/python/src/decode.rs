@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use gcodec::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
+use gcodec::frame::{Manifest, Reduction, Shard, TensorInfo, UpdateHeader, UpdatePart};
 use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec::{Limits, TensorBuf};
 use pyo3::buffer::PyBuffer;
@@ -47,22 +47,25 @@ pub(crate) fn given_out(manifest: &Manifest, tensors: Vec<(u64, TensorBuf)>) -> 
     tensors.into_iter().map(|(number, tensor)| (name(number), Tensor::of(tensor))).collect()
 }
 
-/// Returns the places of the last update's tensors in larger ones: name, dimensions of the larger tensor, and
-/// first indices. Tensors that are whole are left out.
+/// Returns the places of the last update's tensors in larger ones: name, dimensions of the larger tensor,
+/// first indices, and dimensions of the part. Tensors that are whole are left out.
 #[pyfunction]
 #[expect(clippy::type_complexity, reason = "a tuple for Python")]
 pub(crate) fn shards(
     py: Python<'_>,
     data: &Bound<'_, PyAny>,
     limits: PyLimits,
-) -> PyResult<Vec<(String, Vec<u64>, Vec<u64>)>> {
+) -> PyResult<Vec<(String, Vec<u64>, Vec<u64>, Vec<u64>)>> {
     let bytes = Bytes::new(data)?;
     let limits = limits.get();
     let manifest =
         py.detach(|| manifest_of(bytes.as_slice(), &limits)).map_err(|e| errors::raise(py, e, None))?;
     let placed = manifest.iter().flat_map(|manifest| manifest.tensors());
-    let placed = placed.filter_map(|info| Some((info.name.clone(), info.shard.clone()?)));
-    Ok(placed.map(|(name, shard)| (name, shard.global_shape, shard.offsets)).collect())
+    let placed = placed.filter_map(|info| Some((info, info.shard.clone()?)));
+    let part = |(info, shard): (&TensorInfo, Shard)| {
+        (info.name.clone(), shard.global_shape, shard.offsets, info.shape.clone())
+    };
+    Ok(placed.map(part).collect())
 }
 
 /// Returns the manifest of the last update, after checking every frame.

@@ -235,11 +235,12 @@ impl Update<'_> {
         out: &mut dyn Output,
     ) -> Result<Duration, Failure> {
         let bases: HashMap<&str, TensorView<'_>> = self.bases.iter().copied().collect();
-        let inputs: Vec<Input<'_>> = self
-            .views
-            .iter()
-            .map(|&(tensor, (name, view))| Input { tensor, name, view, base: bases.get(name).copied() })
-            .collect();
+        let inputs = self.views.iter().map(|&(tensor, (name, view))| Input {
+            tensor,
+            name,
+            view,
+            base: bases.get(name).copied(),
+        });
         let all = manifest.tensors().len();
         let mut codecs = match self.codecs {
             [one] => vec![*one; all],
@@ -250,7 +251,13 @@ impl Update<'_> {
             return Err(gcodec::Error::from(InputErrorKind::Mismatch { what }).into());
         }
         let start = Instant::now();
-        let (on_devices, on_host) = match memory {
+        let is_delta = |codec: &Codec| matches!(codec, Codec::Delta(_));
+        let is_apart = |input: &Input<'_>| {
+            let number = input.tensor as usize;
+            is_delta(&codecs[number]) && manifest.tensors()[number].shard.is_some()
+        };
+        let (apart, inputs): (Vec<_>, Vec<_>) = inputs.partition(is_apart);
+        let (on_devices, mut on_host) = match memory {
             Memory::Dgc(dgc) => {
                 if self.provisional {
                     dgc.begin();
@@ -260,11 +267,18 @@ impl Update<'_> {
             }
             memory => self.compress(&inputs, &codecs, memory)?,
         };
-        let compressing = start.elapsed();
-        let mut header = self.header;
-        if codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. })) {
-            header = header.with_delta(Some(deltas(&inputs, &on_host)));
+        let has_delta = codecs.iter().any(is_delta);
+        let mut entries = if has_delta { deltas(&inputs, &on_host) } else { Vec::new() };
+        // Shards of deltas have blocks and digests of their own, so that a receiver needs no other's base.
+        for input in &apart {
+            let one = std::slice::from_ref(input);
+            let own = compress(one, &[codecs[input.tensor as usize]], self.options, None)?;
+            entries.extend(deltas(one, &own));
+            on_host.extend(own);
         }
+        entries.sort_by_key(|entry| entry.first);
+        let compressing = start.elapsed();
+        let header = self.header.with_delta(has_delta.then_some(entries));
         let mut blocks = on_devices;
         blocks.extend(on_host.into_iter().map(CodedWireBlock::from));
         // Blocks of each side are in order, and all blocks of a tensor are on one side.
@@ -273,7 +287,7 @@ impl Update<'_> {
         Ok(compressing)
     }
 
-    /// Returns the blocks of the tensors on devices and of the tensors on the host. All tensors of a codec
+    /// Returns the blocks of the tensors on devices and of `inputs`, on the host. All tensors of a codec
     /// are on one side, because they share blocks.
     fn compress(
         &self,
@@ -281,7 +295,7 @@ impl Update<'_> {
         codecs: &[Codec],
         mut memory: Memory<'_>,
     ) -> Result<(Vec<CodedWireBlock<'static>>, Vec<CodedBlock>), Failure> {
-        let on_host: Vec<Codec> = self.views.iter().map(|&(n, _)| codecs[n as usize]).collect();
+        let on_host: Vec<Codec> = inputs.iter().map(|input| codecs[input.tensor as usize]).collect();
         let given: Vec<cuda::Given<'_>> = self
             .lent
             .iter()
