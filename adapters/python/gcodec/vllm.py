@@ -2,19 +2,21 @@
 
     llm = LLM(model=.., weight_transfer_config={"backend": "gcodec"})
     llm.init_weight_transfer_engine({"init_info": {"store": "s3://bucket/run"}})
-    llm.start_weight_update()
-    llm.update_weights({"update_info": {}})     # to the newest version
-    llm.finish_weight_update()
+    for info in ({"stage": True}, {}):          # reads the newest version while it serves; loads it
+        llm.start_weight_update()
+        llm.update_weights({"update_info": info})
+        llm.finish_weight_update()
 
 vLLM finds the engine through the entry point `vllm.general_plugins` of this package. Each worker keeps a
-copy of the checkpoint on the host. A version is read and verified there; only then are its elements written
-into the model, as sparse patches in checkpoint coordinates, which vLLM's own loaders map to fused and
-tensor-parallel weights.
+copy of the checkpoint on the host. A version is read and verified there, on a thread of its own if an update
+says `stage`, so that the pause is only the loading. Then its elements are written into the model, as sparse
+patches in checkpoint coordinates, which vLLM's own loaders map to fused and tensor-parallel weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -69,7 +71,21 @@ class UpdateInfo(WeightTransferUpdateInfo):
     path: str = ""
     """File with the stream of the next version, for an engine without a store."""
     version: int | None = None
-    """Version to go to. None: the newest of the store, or that of the file."""
+    """Version to go to. None: the one that was staged; else the newest of the store, or that of the file."""
+    stage: bool = False
+    """Whether to read and verify the version only, while the engine serves: `update_weights` returns at once,
+    and the next one without `stage` waits for it, and loads it."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A version that was read and verified, and can be loaded."""
+
+    path: str
+    version: int | None
+    """None: the engine has the newest version already."""
+    load: Callable[[], object]
+    """Writes it into the model."""
 
 
 class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -81,6 +97,8 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     follower: Follower | None = None
     receiver: Receiver | None = None
+    _staging: Future[Ready] | None = None
+    _thread: ThreadPoolExecutor | None = None
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Opens the store, and reads the checkpoint that updates change."""
@@ -106,29 +124,44 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Reads, verifies and loads a version.
+        """Reads, verifies and loads a version; what was staged is only loaded. With `stage`, begins to read
+        and verify it.
 
-        If it is refused, the model serves the version before it.
+        If it is refused, the model serves the version before it. A version that was staged is refused here.
 
         Raises:
             PoisonedError: a loader of the model failed half-way. With a store, the next update loads all
                 weights; without, only an anchor is taken.
             InputError, FormatError: as `gcodec.store.Follower.stage` and `gcodec.sync.Receiver.stage`.
         """
+        staging, self._staging = self._staging, None
+        if update_info.stage:
+            if staging is not None:
+                staging.cancel()
+            self._thread = self._thread or ThreadPoolExecutor(1, "gcodec-stage")
+            self._staging = self._thread.submit(self._ready, update_info)
+            return
+        ready = None if staging is None else staging.result()
+        if ready is None or update_info.path not in ("", ready.path) or update_info.version not in (None, ready.version):
+            ready = self._ready(update_info)
+        ready.load()
+
+    def _ready(self, update_info: UpdateInfo) -> Ready:
+        """Reads and verifies a version; changes nothing."""
         if self.follower is not None and not update_info.path:
-            self._follow(self.follower, update_info.version)
-        elif self.receiver is not None and update_info.path:
-            self._receive(self.receiver, update_info)
-        else:
-            raise InputError("give a store to init_weight_transfer_engine, or no store and path to update_weights")
+            return self._follow(self.follower, update_info.version)
+        if self.receiver is not None and update_info.path:
+            return self._receive(self.receiver, update_info)
+        raise InputError("give a store to init_weight_transfer_engine, or no store and path to update_weights")
 
-    def _follow(self, follower: Follower, version: int | None) -> None:
+    def _follow(self, follower: Follower, version: int | None) -> Ready:
         update = follower.stage(version)
-        if update is not None:
-            whole = update.tensors
-            update.commit(lambda patches: self._load(patches, lambda name: whole({name}, framework="torch")[name]))
+        if update is None:
+            return Ready("", version, lambda: None)
+        entries = _entries(update.patches, lambda name: update.tensors({name}, framework="torch")[name])
+        return Ready("", update.version, lambda: update.commit(lambda _: self._load(entries)))
 
-    def _receive(self, receiver: Receiver, update_info: UpdateInfo) -> None:
+    def _receive(self, receiver: Receiver, update_info: UpdateInfo) -> Ready:
         staged = receiver.stage(Path(update_info.path).read_bytes())
         if update_info.version not in (None, staged.version):
             raise InputError(f"the file has version {staged.version}, not {update_info.version}", kind="version")
@@ -138,27 +171,35 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             staged.patches[name].apply_(tensor)
             return tensor
 
-        staged.commit(lambda patches: self._load(patches, whole))
+        entries = _entries(staged.patches, whole)
+        return Ready(update_info.path, staged.version, lambda: staged.commit(lambda _: self._load(entries)))
 
-    def _load(self, patches: Mapping[str, Patch], whole: Callable[[str], torch.Tensor]) -> None:
-        sparse: list[Any] = []
-        dense: list[Any] = []
-        for patch in patches.values():
-            indices, values = patch.torch()
-            # NaN marks elements that stay: a tensor that gets a NaN, or has no floats, goes whole.
-            if indices is not None and (not values.dtype.is_floating_point or bool(values.isnan().any())):
-                indices, values = None, whole(patch.name)
-            entry = CheckpointWeightPatch(patch.name, patch.shape, values.dtype, values.reshape(-1), indices)
-            (dense if indices is None else sparse).append(entry)
-        for group in (sparse, dense):
+    def _load(self, entries: tuple[list[Any], list[Any]]) -> None:
+        for group in entries:
             # The positions of a patch ascend, so they do not repeat.
             loaded = load_checkpoint_weight_patches(self.model, group, validate_unique_indices=False)
             if group and not loaded:
                 raise InputError(f"the model took none of the weights {', '.join(p.name for p in group[:4])}, ..")
 
     def shutdown(self) -> None:
-        """Forgets the weights."""
-        self.follower = self.receiver = None
+        """Forgets the weights, and what was staged."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        self.follower = self.receiver = self._staging = self._thread = None
+
+
+def _entries(patches: Mapping[str, Patch], whole: Callable[[str], torch.Tensor]) -> tuple[list[Any], list[Any]]:
+    """Returns patches as vLLM takes them: those of some elements, and those of whole tensors."""
+    sparse: list[Any] = []
+    dense: list[Any] = []
+    for patch in patches.values():
+        indices, values = patch.torch()
+        # NaN marks elements that stay: a tensor that gets a NaN, or has no floats, goes whole.
+        if indices is not None and (not values.dtype.is_floating_point or bool(values.isnan().any())):
+            indices, values = None, whole(patch.name)
+        entry = CheckpointWeightPatch(patch.name, patch.shape, values.dtype, values.reshape(-1), indices)
+        (dense if indices is None else sparse).append(entry)
+    return sparse, dense
 
 
 @dataclass
@@ -179,6 +220,8 @@ class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
 
     init_info_cls = TrainerInfo
     store: Store | None = None
+    _version: int | None = None
+    """Version that was published and not loaded; 0 on ranks that publish nothing."""
 
     @classmethod
     def trainer_init(cls, init_info: TrainerInfo, *, client: Any, source: Any = None) -> Self:
@@ -191,16 +234,32 @@ class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
             client.init_weight_transfer_engine({"store": init_info.store, "version": init_info.version})
         return engine
 
+    def stage_weights(self) -> None:
+        """Publishes the next version, and has the workers begin to read and verify it while they serve.
+
+        Every rank calls it, before the pause in which it calls `send_weights`.
+        """
+        self._publish()
+        self._update({"stage": True}, None)
+
     def send_weights(self) -> None:
-        """Publishes the next version, and has the workers load it. Every rank calls it."""
+        """Has the workers load the version of `stage_weights`, or publishes one and has them load that. Every
+        rank calls it."""
+        if self._version is None:
+            self._publish()
+        self._update({}, str(self._version))
+        self._version = None
+
+    def _publish(self) -> None:
         assert self.source is not None
         weights = dict(_kept(self.source, self.is_sender))
-        if self.store is None:
-            return
-        published = self.store.publish(weights)
-        self.client.start_weight_update()
-        self.client.update_weights({"version": published.version})
-        self.client.finish_weight_update(str(published.version))
+        self._version = 0 if self.store is None else self.store.publish(weights).version
+
+    def _update(self, info: dict[str, Any], finished: str | None) -> None:
+        if self.store is not None:
+            self.client.start_weight_update()
+            self.client.update_weights({"version": self._version, **info})
+            self.client.finish_weight_update(finished)
 
 
 def _kept(source: Iterable[tuple[str, torch.Tensor]], keep: bool) -> Iterator[tuple[str, torch.Tensor]]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +100,67 @@ def update(llm: Any, **info: Any) -> None:
     llm.start_weight_update()
     llm.update_weights({"update_info": info})
     llm.finish_weight_update()
+
+
+class Gate(SimpleHTTPRequestHandler):
+    """Serves the files of a folder; those with weights only while it is open."""
+
+    open = threading.Event()
+    asked = threading.Event()
+
+    def do_GET(self) -> None:
+        if "/data/" in self.path:
+            self.asked.set()
+            self.open.wait()
+        super().do_GET()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def served_folder(folder: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Gate, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        Gate.open.set()
+        server.shutdown()
+        thread.join()
+
+
+def check_staging(llm: Any, weights: dict[str, torch.Tensor], checkpoint: Path, place: Path) -> None:
+    """Compares what the engine serves while a version is on its way, and has it load that without a store."""
+    store = Store(place / "weights")
+    store.publish(weights)
+    with served_folder(place) as address:
+        Gate.open.set()
+        llm.init_weight_transfer_engine({"init_info": {"store": f"{address}/weights", "checkpoint": str(checkpoint), "version": 1}})
+        served, before = parameters(llm), tokens(llm)
+        Gate.open.clear()
+        Gate.asked.clear()
+        train(weights, 20)
+        store.publish(weights)
+        update(llm, stage=True)
+        # The transfer hangs, and the engine answers with the old weights.
+        assert Gate.asked.wait(60) and same(parameters(llm), served) and tokens(llm) == before
+        engine = llm.llm_engine.model_executor.driver_worker.worker.weight_transfer_engine
+        assert not engine._staging.done()
+        Gate.open.set()
+        assert engine._staging.result(60).version == 2
+        assert same(parameters(llm), served) and tokens(llm) == before
+    # The server has stopped: in the pause nothing is read or decoded.
+    update(llm)
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert torch.equal(parameters(llm)[name], weights[name]) and not same(parameters(llm), served)
+    # What is staged and cannot be read is refused when it is to be loaded.
+    served = parameters(llm)
+    update(llm, stage=True)
+    with pytest.raises(gcodec.GcodecError):
+        update(llm)
+    assert same(parameters(llm), served)
 
 
 def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
@@ -194,6 +259,17 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
     engine.model.load_weights = load
     update(llm)
 
+    # Reading a version while the engine serves.
+    folder = tmp_path / "v4"
+    made.load_state_dict(weights)
+    made.save_pretrained(folder)
+    update(llm)
+    check_staging(llm, weights, folder, tmp_path / "staged")
+    made.load_state_dict(weights)
+    made.save_pretrained(folder)
+    store.publish(weights)
+    llm.init_weight_transfer_engine({"init_info": {"store": str(tmp_path / "weights"), "checkpoint": str(folder), "version": store.latest()}})
+
     # A NaN, and an update that changes nothing.
     weights["model.norm.weight"][3] = torch.nan
     store.publish(weights)
@@ -224,7 +300,9 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
     gcodec.vllm.register()
     info = gcodec.vllm.TrainerInfo(str(tmp_path / "more"), rank=0)
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=Client(), source=ModuleSource(made))
+    trainer.stage_weights()
     trainer.send_weights()
+    assert Store(tmp_path / "more").latest() == 1
     served, before = parameters(llm), tokens(llm)
     del llm, engine, trainer
     gc.collect()
