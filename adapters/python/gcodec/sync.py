@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError, PoisonedError
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
@@ -34,9 +35,15 @@ class Sender:
     Args:
         weights: the weights that receivers have, by name.
         version: the version of these weights. Default: 0.
+        codec: that of deltas, a `gcodec.Delta` or its specification. Default: differences.
+
+    Raises InputError for another codec.
     """
 
-    def __init__(self, weights: Mapping[str, Any], version: int = 0) -> None:
+    def __init__(self, weights: Mapping[str, Any], version: int = 0, *, codec: Codec | str = "delta") -> None:
+        self._codec = spec_of(codec)
+        if self._codec.partition(":")[0] != "delta":
+            raise InputError(f"a Sender makes deltas, not {self._codec}")
         self._last = {name: _copied(tensor) for name, tensor in weights.items()}
         self.version = version
         """The last version."""
@@ -50,7 +57,7 @@ class Sender:
         _check_same(self._last, weights)
         new = {name: _copied(weights[name]) for name in self._last}
         header = UpdateHeader(step=self.version, inner_steps=1, world=1)
-        data = encode(new, "delta", base=self._last, header=header)
+        data = encode(new, self._codec, base=self._last, header=header)
         self._last, self.version = new, self.version + 1
         return data
 

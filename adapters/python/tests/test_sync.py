@@ -50,6 +50,16 @@ def same(one: Any, other: Weights) -> bool:
     return all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
+def test_the_sender_chooses_what_deltas_say(chain: Chain) -> None:
+    sender = sync.Sender(chain.weights[0], codec=gcodec.Delta(values="overwrite"))
+    data = sender.delta(chain.weights[1])
+    assert gcodec.inspect(data).updates[0].label == "delta:values=overwrite"
+    receiver = sync.Receiver(copy(chain.weights[0]))
+    assert receiver.stage(data).commit() == 1 and same(receiver.weights, chain.weights[1])
+    with pytest.raises(gcodec.InputError, match="not topk"):
+        sync.Sender(chain.weights[0], codec="topk")
+
+
 def test_a_receiver_takes_versions_one_by_one(chain: Chain) -> None:
     receiver, loaded = sync.Receiver(copy(chain.weights[0])), []
     for version, data in chain.deltas.items():
