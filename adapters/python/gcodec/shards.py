@@ -41,7 +41,8 @@ class Shard:
             InputError: `parts` does not divide the dimension.
         """
         whole = tuple(shape)
-        if not 0 <= dim < len(whole) or parts < 1 or whole[dim] % parts:
+        # Shards of an empty dimension would all have the same name.
+        if not 0 <= dim < len(whole) or not 1 <= parts <= max(whole[dim], 1) or whole[dim] % parts:
             raise InputError(f"dimension {dim} of {name!r} with shape {whole} is not divided by {parts}")
         own = whole[dim] // parts
         before, after = whole[:dim], whole[dim + 1 :]

@@ -81,6 +81,9 @@ def test_shards_are_parts_of_their_tensor():
     for dim, parts in ((0, 3), (0, 0), (2, 1), (-1, 1)):
         with pytest.raises(gcodec.InputError):
             Shard.split("w", SHAPE, dim, parts)
+    assert list(Shard.split("w", (0, 3), 0, 1)) == ["w[0:0]"]
+    with pytest.raises(gcodec.InputError):
+        Shard.split("w", (0, 3), 0, 2)
     for part, onto in ((row.cut(whole), whole.T), (column.cut(whole), whole), (row.cut(whole).astype(np.float64), whole)):
         with pytest.raises(gcodec.InputError):
             row.paste(part, onto)
