@@ -504,9 +504,9 @@ fn with_feedback_nothing_is_lost() {
             let all: Vec<Vec<TensorBuf>> = (0..WORLD).map(|w| gradients(w, step)).collect();
             let (outcome, _) = group.step(step, &all).unwrap();
             let (after, applied) = (residuals(&group), outcome.mean[LEARNED].concat());
-            for i in 0..applied.len() {
+            for (i, &applied) in applied.iter().enumerate() {
                 let wanted = before[i] + all.iter().map(|g| f64::from(learned(g)[i])).sum::<f64>();
-                let kept = f64::from(applied[i]) * WORLD as f64 + after[i];
+                let kept = f64::from(applied) * WORLD as f64 + after[i];
                 assert!((wanted - kept).abs() < 1e-4, "{variant:?}, step {step}, {i}: {wanted} {kept}");
             }
         }

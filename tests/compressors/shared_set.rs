@@ -138,10 +138,10 @@ fn velocities_accumulate_and_restart_where_they_were_sent() {
             u[i] = g + 0.9 * u[i];
             v[i] += u[i];
         }
-        for i in 0..1277 {
+        for (i, (u, v)) in u.iter_mut().zip(&mut v).enumerate() {
             if decoded.iter().any(|d| d[i] != 0.0) {
-                assert_eq!(decoded[1][i], v[i], "step {step}, element {i}");
-                (u[i], v[i]) = (0.0, 0.0);
+                assert_eq!(decoded[1][i], *v, "step {step}, element {i}");
+                (*u, *v) = (0.0, 0.0);
             }
         }
         assert_eq!(residual(&workers[1]), v, "step {step}");

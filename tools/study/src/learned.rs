@@ -75,7 +75,7 @@ pub(crate) struct LearnedGroup {
 }
 
 /// Channels of the encoder's first layer; 64 in the paper.
-const WIDTH: usize = 16;
+const WIDTH: usize = 32;
 
 impl LearnedGroup {
     /// `dense`, `top_k`: steps of the first two phases.

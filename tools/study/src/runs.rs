@@ -359,14 +359,16 @@ pub(crate) fn learned(outer: Rule) -> Vec<Run> {
         Run::codec(&format!("topk:density={density},values=pow2"), true, outer, "").after_dense()
     };
     let lgc =
-        |autoencoder, feedback| Lgc { autoencoder, density: 0.01, momentum: 0.0, feedback, iterations: 5 };
+        |autoencoder, feedback| Lgc { autoencoder, density: 0.01, momentum: 0.0, feedback, iterations: 10 };
     let runs = vec![
         Run::codec("raw", false, outer, ""),
-        // About the bytes of a shared set, and of the learned codec.
+        topk(0.01),
+        // About the bytes of a shared set.
+        topk(0.006),
         topk(0.005),
-        topk(0.0043),
         Run::shared_set(0.01, POWERS, 0.0, outer),
         Run::shared_set(0.01, POWERS, 0.9, outer),
+        Run::shared_set(0.01, SIGNS, 0.0, outer),
         Run::shared_set(0.02, SIGNS, 0.0, outer),
         Run::lgc("LGC", lgc(Autoencoder::Paper, false), outer),
         Run::lgc("LGC, innovation replaces, error fed back", lgc(Autoencoder::Replace, true), outer),

@@ -22,15 +22,15 @@ fn compare(leaves: &[Array2<f32>], network: impl Fn(&mut Tape, &[Var]) -> Var) {
     };
     let (_, gradients) = sum(leaves);
     const STEP: f32 = 1.0 / 128.0;
-    for (number, leaf) in leaves.iter().enumerate() {
-        for i in 0..leaf.len() {
+    for (number, of_leaf) in gradients.iter().enumerate() {
+        for (i, &gradient) in of_leaf.iter().enumerate() {
             let moved = |by: f32| {
                 let mut moved = leaves.to_vec();
                 moved[number].as_slice_mut().unwrap()[i] += by;
                 sum(&moved).0
             };
             let quotient = (moved(STEP) - moved(-STEP)) / f64::from(2.0 * STEP);
-            let gradient = f64::from(gradients[number][i]);
+            let gradient = f64::from(gradient);
             let fault = (quotient - gradient).abs();
             assert!(
                 fault <= 2e-3 + 2e-3 * gradient.abs(),
