@@ -129,6 +129,7 @@ const TESTS: &[Step] = &[
             ],
         )
     },
+    Step { need: Need::Fuzzer, ..step("fuzz targets compile", "cargo", &["xtask", "fuzz", "--build"]) },
     Step { need: Need::CudaCompiler, ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"]) },
     Step { need: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
     // Few machines have the tools of the two foreign targets; `tests/properties/layering.rs` holds the code

@@ -46,6 +46,9 @@ pub(crate) struct Args {
     /// Only prints which share of the decode paths the corpus reaches; needs rustup's llvm-tools for nightly.
     #[arg(long)]
     coverage: bool,
+    /// Only builds the targets.
+    #[arg(long)]
+    build: bool,
     /// Only writes fuzz/gcodec.dict, after a change to the registry.
     #[arg(long)]
     write: bool,
@@ -64,6 +67,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |t: &&Target| args.targets.is_empty() || args.targets.iter().any(|name| name == t.name);
     let targets: Vec<&Target> = TARGETS.iter().filter(wanted).collect();
     prepare()?;
+    if args.build {
+        return build(&targets).map(|()| true);
+    }
     let names = targets.iter().map(|t| t.name);
     if !conformance(&["seeds"].into_iter().chain(names).collect::<Vec<_>>())? {
         return Ok(false);
