@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use gcodec_packaging::programs::{SKIPPED, succeeds, target};
 use gcodec_packaging::{Result, python, root};
 
-use crate::programs::cpu_seconds;
+use wait4::Wait4;
+
 use crate::{cuda, fuzz};
 
 #[derive(clap::Args)]
@@ -21,11 +22,14 @@ pub(crate) struct Args {
     only: Option<String>,
 }
 
+/// Names and values of environment variables.
+type Variables = &'static [(&'static str, &'static str)];
+
 struct Step {
     name: &'static str,
     program: &'static str,
     args: &'static [&'static str],
-    env: &'static [(&'static str, &'static str)],
+    env: Variables,
     need: Need,
 }
 
@@ -191,7 +195,7 @@ struct Done {
     name: &'static str,
     end: End,
     wall: Duration,
-    /// Seconds that the step's processes computed, where the system counts them.
+    /// Seconds that the step's processes computed; `None` if it was skipped.
     cpu: Option<f64>,
 }
 
@@ -207,31 +211,44 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |step: &&Step| args.only.as_ref().is_none_or(|only| step.name.contains(only.as_str()));
     let start = Instant::now();
     let mut done = Vec::new();
+    let shared = for_all_steps()?;
     // Installing packages mostly waits for the network. The step that needs them reports a failure.
     let needs_packages = |step: &Step| matches!(step.need, Need::PythonPackages);
     let packages = TESTS.iter().filter(wanted).any(needs_packages).then(|| thread::spawn(python::prepare));
     for step in BUILDS.iter().filter(wanted) {
-        done.push(run_in_foreground(step)?);
+        done.push(run_in_foreground(step, shared)?);
     }
     let _ = packages.map(thread::JoinHandle::join);
-    done.extend(run_together(&TESTS.iter().filter(wanted).collect::<Vec<_>>())?);
+    done.extend(run_together(&TESTS.iter().filter(wanted).collect::<Vec<_>>(), shared)?);
     for step in LAST.iter().filter(wanted) {
-        done.push(run_in_foreground(step)?);
+        done.push(run_in_foreground(step, shared)?);
     }
     report(&done, start.elapsed());
     Ok(done.iter().all(|d| d.end != End::Failed) && done.iter().any(|d| d.end == End::Passed))
 }
 
+/// Returns the variables for all steps. Where the library is not compiled yet, it is compiled once, and notes
+/// for a later compilation cost a fifth of the time.
+fn for_all_steps() -> Result<Variables> {
+    let incremental = match fs::read_dir(target().join("debug/incremental")) {
+        Ok(entries) => entries.collect::<Result<Vec<_>, _>>()?,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        Err(e) => return Err(e.into()),
+    };
+    let is_compiled = incremental.iter().any(|e| e.file_name().to_string_lossy().starts_with("gcodec-"));
+    Ok(if is_compiled { &[] } else { &[("CARGO_INCREMENTAL", "0")] })
+}
+
 /// Runs a step whose output goes to the terminal.
-fn run_in_foreground(step: &Step) -> Result<Done> {
+fn run_in_foreground(step: &Step, shared: Variables) -> Result<Done> {
     println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
-    let done = step.run(Stdio::inherit(), Stdio::inherit())?;
+    let done = step.run(shared, Stdio::inherit(), Stdio::inherit())?;
     println!("{}", done.line());
     Ok(done)
 }
 
 /// Runs the steps, some at once; each one's output is printed when it ends.
-fn run_together(steps: &[&Step]) -> Result<Vec<Done>> {
+fn run_together(steps: &[&Step], shared: Variables) -> Result<Vec<Done>> {
     let logs = target().join("xtask");
     fs::create_dir_all(&logs)?;
     let waiting = Mutex::new(steps.iter().enumerate());
@@ -241,7 +258,7 @@ fn run_together(steps: &[&Step]) -> Result<Vec<Done>> {
             let next = waiting.lock().map_err(|e| e.to_string())?.next();
             let Some((number, step)) = next else { return Ok(()) };
             println!("-- started: {}", step.name);
-            let one = run_into_log(step, &logs.join(format!("{number}.log")));
+            let one = run_into_log(step, shared, &logs.join(format!("{number}.log")));
             let (one, text) = one.map_err(|e| format!("{}: {e}", step.name))?;
             let mut done = done.lock().map_err(|e| e.to_string())?;
             println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
@@ -260,9 +277,9 @@ fn run_together(steps: &[&Step]) -> Result<Vec<Done>> {
 }
 
 /// Runs a step and returns what it printed.
-fn run_into_log(step: &Step, path: &Path) -> Result<(Done, String)> {
+fn run_into_log(step: &Step, shared: Variables, path: &Path) -> Result<(Done, String)> {
     let log = File::create(path)?;
-    let done = step.run(log.try_clone()?.into(), log.into())?;
+    let done = step.run(shared, log.try_clone()?.into(), log.into())?;
     Ok((done, String::from_utf8_lossy(&fs::read(path)?).into_owned()))
 }
 
@@ -282,24 +299,17 @@ fn report(done: &[Done], wall: Duration) {
 }
 
 impl Step {
-    fn run(&self, stdout: Stdio, stderr: Stdio) -> Result<Done> {
+    fn run(&self, shared: Variables, stdout: Stdio, stderr: Stdio) -> Result<Done> {
         let start = Instant::now();
         if let Some(reason) = missing(self.need, &root()) {
             let end = End::Skipped(Some(reason));
             return Ok(Done { name: self.name, end, wall: start.elapsed(), cpu: None });
         }
         let mut command = Command::new(self.program);
-        command.args(self.args).envs(self.env.iter().copied()).current_dir(root());
-        let mut child = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn()?;
-        let mut cpu = None;
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            // The system forgets the count with the process.
-            cpu = cpu_seconds(&child).or(cpu);
-            thread::sleep(Duration::from_millis(50));
-        };
+        command.args(self.args).envs(shared.iter().chain(self.env).copied()).current_dir(root());
+        let ended = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn()?.wait4()?;
+        let (status, used) = (ended.status, ended.rusage);
+        let cpu = Some((used.utime + used.stime).as_secs_f64());
         Ok(Done { name: self.name, end: End::of(status), wall: start.elapsed(), cpu })
     }
 }
