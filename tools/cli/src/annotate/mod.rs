@@ -219,8 +219,12 @@ fn put(out: &mut String, text: std::fmt::Arguments<'_>) {
 
 /// Describes how a block's integers are coded: Rice parameters, kinds of codes, tables.
 pub(crate) fn codes(raw: &RawBlock<'_>, part: &UpdatePart<'_>) -> String {
-    let sets = part.sets().iter().map(|(id, set)| (id.0, set.count)).collect();
-    // Shared tables are unavailable here: the walk stops where a code uses one, after naming it.
+    if ![SupportId::GAPS_RICE, SupportId::GAPS_TOKENS, SupportId::CLASSED].contains(&raw.support_id) {
+        return String::new();
+    }
+    // None of these refers to an index set. Shared tables are unavailable here: the walk stops where a code
+    // uses one, after naming it.
+    let sets = HashMap::new();
     let around = Around { manifest: Some(&part.manifest), tables: &[], sets: &sets };
     let mut walk = Walk::new(raw.support, 0);
     let over = Over { n: raw.space.len(), tensors: raw.scope.tensors() };
