@@ -147,13 +147,21 @@ impl Environment {
     }
 }
 
+/// Returns the command that runs pytest. Where Python is told to write no compiled modules, each of the
+/// processes that the tests start would compile all of PyTorch again, which takes longer than its test.
+fn pytest(python: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-m", "pytest"]).env_remove("PYTHONDONTWRITEBYTECODE");
+    command
+}
+
 /// Builds the wheel, installs it into a fresh environment, and runs the tests there.
 pub fn test() -> Result<()> {
     let place = target().join("python");
     let python = fresh(&[&TRAINERS], &place, "dev")?;
     let (cli, federation) = (build("gcodec")?, build("gcodec-federation")?);
-    run(Command::new(&python)
-        .args(["-m", "pytest", "--ignore=engines"])
+    run(pytest(&python)
+        .arg("--ignore=engines")
         .env("GCODEC_CLI", cli)
         .env("GCODEC_FEDERATION", federation)
         .current_dir(root().join("adapters/python/tests")))
@@ -162,9 +170,7 @@ pub fn test() -> Result<()> {
 /// Runs the tests with inference engines and with further trainers, with the wheel in a fresh environment.
 pub fn engines() -> Result<()> {
     let python = fresh(&[&ENGINES], &target().join("engines"), "dev")?;
-    run(Command::new(&python)
-        .args(["-m", "pytest"])
-        .current_dir(root().join("adapters/python/tests/engines")))
+    run(pytest(&python).current_dir(root().join("adapters/python/tests/engines")))
 }
 
 /// Returns the Python of a fresh environment with an optimised wheel, its peers, and PyTorch.
