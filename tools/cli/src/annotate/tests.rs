@@ -6,7 +6,7 @@ use gcodec::block::{
     Affine, Based, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups,
     Latent, Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows,
     ScaleFormat, Scales, Scope, Seeded, Set, SetId, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow,
-    Values, Zero,
+    Values, ValuesId, Zero,
 };
 use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, UpdateHeader, Weights};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -251,6 +251,9 @@ fn every_byte_of_every_kind_is_covered_once() {
             let block = Block { scope: Scope::Tensor(tensor), add: false, support: Support::All, values };
             blocks.push((block, BlockOptions::default().with_entropy(entropy)));
         }
+        let written: BTreeSet<u64> = blocks.iter().map(|(block, _)| block.values.id().0).collect();
+        let registered = ValuesId::REGISTERED.iter().map(|(id, _)| id.0);
+        assert!(registered.eq(written.iter().copied()), "not all kinds of values: {written:?}");
         let delta = (0..count as u64)
             .map(|tensor| Delta { first: tensor, more: 0, base: [1; 16], result: [2; 16] })
             .collect();

@@ -178,7 +178,7 @@ fn scopes(area: &mut Area) {
     refuse("range-of-an-empty-tensor", "BLK-2 BLK-1", range(4, 0, 1));
     refuse("scope-3", "CNV-4", bytes().u8(3).v(0).v(0).v(1));
     area.invalid("scope-bit-3", "CNV-5", "reserved_bits", of([over(bytes().u8(8).v(0))]));
-    for (id, kind) in [("0", 0), ("10", 10), ("private", 0x8000)] {
+    for (id, kind) in [("0", 0), ("unassigned", 0x7fff), ("private", 0x8000)] {
         area.invalid(
             &format!("support-{id}"),
             "BLK-4",
@@ -186,7 +186,7 @@ fn scopes(area: &mut Area) {
             of([block(whole(0), (kind, bytes()), ones())]),
         );
     }
-    for (id, kind) in [("0", 0), ("14", 14), ("private", 0x8000)] {
+    for (id, kind) in [("0", 0), ("unassigned", 0x7fff), ("private", 0x8000)] {
         area.invalid(
             &format!("values-{id}"),
             "BLK-4",
