@@ -1,3 +1,5 @@
+//! Files replaced whole: written beside their target, then renamed.
+
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -526,5 +526,11 @@ fn completions_know_the_codecs_and_help_knows_completions() {
     }
     let help = dir.well("--help").out();
     assert!(help.contains("completions") && help.contains("man"), "{help}");
-    assert!(!dir.well("encode --help").out().contains("possible values: raw"));
+    let help = dir.well("encode --help").out();
+    assert!(!help.contains("possible values: raw"));
+    let unknown = "?".parse::<gcodec::compress::Codec>().unwrap_err().to_string();
+    let (_, names) = unknown.split_once("one of ").unwrap();
+    for name in names.split(", ") {
+        assert!(help.lines().any(|line| line.trim_start().starts_with(name)), "no line for {name}: {help}");
+    }
 }
