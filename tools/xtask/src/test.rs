@@ -114,10 +114,11 @@ const BUILDS: &[Step] = &[
     step("build", "cargo", &["test", "--workspace", "--no-run", "--quiet"]),
 ];
 
-/// Steps that mostly keep one core busy: two at a time, the longest first.
+/// Steps that keep one core busy for most of their time: some at a time, the longest first.
 const TESTS: &[Step] = &[
-    step("tests", "cargo", &["test", "--workspace", "--no-fail-fast"]),
     Step { need: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
+    Step { need: Need::Fuzzer, ..step("fuzz targets compile", "cargo", &["xtask", "fuzz", "--build"]) },
+    step("tests", "cargo", &["test", "--workspace", "--no-fail-fast"]),
     step("reference decoder: files of the CLI", "cargo", &["xtask", "reference"]),
     Step { need: Need::Engines, ..step("inference engines", "cargo", &["xtask", "engines"]) },
     Step {
@@ -133,7 +134,6 @@ const TESTS: &[Step] = &[
             ],
         )
     },
-    Step { need: Need::Fuzzer, ..step("fuzz targets compile", "cargo", &["xtask", "fuzz", "--build"]) },
     Step { need: Need::CudaCompiler, ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"]) },
     Step { need: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
     // Few machines have the tools of the two foreign targets; `tests/properties/layering.rs` holds the code
@@ -187,8 +187,9 @@ const LAST: &[Step] = &[
     Step { need: Need::Fuzzer, ..step("fuzz", "cargo", &["xtask", "fuzz", "--seconds", "30"]) },
 ];
 
-/// How many steps of `TESTS` run at once.
-const AT_ONCE: usize = 2;
+/// How many steps of `TESTS` run at once: one more than the cores of CI, because the Python package's tests
+/// wait for half of their time.
+const AT_ONCE: usize = 3;
 
 /// Result of a step.
 struct Done {
@@ -227,8 +228,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     Ok(done.iter().all(|d| d.end != End::Failed) && done.iter().any(|d| d.end == End::Passed))
 }
 
-/// Returns the variables for all steps. Where the library is not compiled yet, it is compiled once, and notes
-/// for a later compilation cost a fifth of the time.
+/// Returns the variables for all steps. Where the library is not compiled yet, it is compiled once: without
+/// notes for a later compilation, which cost a fifth of the time, and in few units, which repeat less of each
+/// other's code and cost a third less.
 fn for_all_steps() -> Result<Variables> {
     let incremental = match fs::read_dir(target().join("debug/incremental")) {
         Ok(entries) => entries.collect::<Result<Vec<_>, _>>()?,
@@ -236,7 +238,9 @@ fn for_all_steps() -> Result<Variables> {
         Err(e) => return Err(e.into()),
     };
     let is_compiled = incremental.iter().any(|e| e.file_name().to_string_lossy().starts_with("gcodec-"));
-    Ok(if is_compiled { &[] } else { &[("CARGO_INCREMENTAL", "0")] })
+    // The tasks and all dependencies have their number in `Cargo.toml`: this one would compile them again.
+    const ONCE: Variables = &[("CARGO_INCREMENTAL", "0"), ("CARGO_PROFILE_DEV_CODEGEN_UNITS", "2")];
+    Ok(if is_compiled { &[] } else { ONCE })
 }
 
 /// Runs a step whose output goes to the terminal.
