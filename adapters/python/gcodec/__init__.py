@@ -4,8 +4,7 @@
     tensors = gcodec.decode(data, framework="torch")
 
 `Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream,
-`stats` on tensors.
-`Options` holds the options of everything that compresses.
+`stats` on tensors. `Options` holds the options of all functions that compress.
 """
 
 from gcodec import cuda, store

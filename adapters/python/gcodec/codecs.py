@@ -1,8 +1,8 @@
 """Codecs: a compressor and its settings, with the names and defaults of the Rust library.
 
-A codec is a small immutable value that can be compared, hashed and pickled. Every function also takes its
-specification, the text `name:key=value,...`. A codec that rounds or draws at random uses `seed`; for other
-draws at each step use `dataclasses.replace(codec, seed=step)`.
+A codec is a small immutable object that can be compared, hashed and pickled. Every function also takes its
+specification, the text `name:key=value,...`. A codec that rounds or draws at random uses `seed`; for new
+random numbers at each step use `dataclasses.replace(codec, seed=step)`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class TopK(Codec):
     """Top-k: the elements of largest magnitude (Deep Gradient Compression, arXiv 1712.01887, and earlier).
 
     Attributes:
-        density: part of the elements that is kept, more than 0, at most 1; or
-        k: number of elements that are kept, at least 1. It replaces `density`.
+        density: share of the elements to keep, more than 0, at most 1; or
+        k: number of elements to keep, at least 1. It replaces `density`.
         values: encoding of the kept values: `f32`, `f16`, `bf16`, `pow2`, `sign` or `q4`.
         scope: selection within each `tensor`, or `global`, over all tensors of the codec.
         seed: seed of the rounding to powers of two, 0 to 2^64 - 1.
@@ -132,7 +132,8 @@ class Sidco(Codec):
 
     Attributes:
         fit: the fitted distributions: `gp`, `gamma-gp` or `exp`.
-        stages: number of fits in a row: `guard`, `authors`, or 1 to 64.
+        stages: number of fits, each to the elements above the last threshold: 1 to 64; or `guard`, which
+            keeps 0.9 to 1.1 times the target; or `authors`, the rule of the paper's authors.
         density, k, values, seed, positions: as in `TopK`.
     """
 
@@ -225,7 +226,7 @@ class Natural(Codec):
 
 @dataclass(frozen=True)
 class Qsgd(Codec):
-    """QSGD (arXiv 1610.02132): elements rounded at random, without bias, to levels of their bucket's norm.
+    """QSGD (arXiv 1610.02132): elements rounded at random, without bias, to steps of their bucket's norm.
 
     Attributes:
         bits: bits of a level including its sign, 2 to 16.
@@ -281,7 +282,7 @@ class TernGrad(Codec):
 class Sign(Codec):
     """The sign of each element and the mean magnitude (arXiv 1901.09847).
 
-    `group`: elements that share a mean, or `tensor`.
+    `group`: number of elements that share a mean, at least 2, or `tensor`.
     """
 
     name: ClassVar[str] = "sign"
@@ -292,7 +293,7 @@ class Sign(Codec):
 class Int8(Codec):
     """Elements rounded to multiples of 1/127 of their group's largest magnitude.
 
-    `group`: elements that share a magnitude, at least 2.
+    `group`: number of elements that share a magnitude, at least 2.
     """
 
     name: ClassVar[str] = "int8"
@@ -305,7 +306,7 @@ class Delta(Codec):
 
     `values`: `"ulp"` (default), differences in units of the last place, which is smallest, or
     `"overwrite"`, the new elements, which may be applied twice. `positions` as in `TopK`; with `"ulp"`,
-    `"auto"` and `"classed"` code them given the base.
+    `"auto"` and `"classed"` predict positions from the base.
     """
 
     name: ClassVar[str] = "delta"

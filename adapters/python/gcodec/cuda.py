@@ -35,7 +35,7 @@ __all__ = ["Compressor", "apply", "available", "on_device", "release_memory", "w
 def why_not() -> str | None:
     """Returns why CUDA cannot be used (no driver, an old driver, no device), or None if it can.
 
-    The age of a device is checked when the device is first used.
+    The compute capability of a device is checked at its first use.
     """
     try:
         _native.cuda_open()
@@ -56,7 +56,7 @@ def on_device(codec: Codec | str) -> bool:
 
 
 def release_memory() -> None:
-    """Frees the device memory that `gcodec.encode` and `Writer` keep for the next update.
+    """Frees the device memory that `gcodec.encode` and `Writer` hold for the next update.
 
     The memory of a `Feedback` or a `Compressor` stays.
     """

@@ -49,7 +49,7 @@ class FormatError(GcodecError):
 
 
 class UnsupportedError(GcodecError):
-    """The bytes need a newer reader. They may be well formed."""
+    """The bytes use a feature that this reader does not have, for instance of a newer version."""
 
 
 class LimitError(GcodecError):
@@ -61,7 +61,7 @@ class ConflictError(GcodecError):
 
 
 class PoisonedError(GcodecError):
-    """Loading weights into an engine failed half-way: they are neither the old nor the new version.
+    """Loading weights into an engine failed half-way: the weights are neither the old nor the new version.
 
     Only a version with all tensors restores it.
     """

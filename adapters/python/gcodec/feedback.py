@@ -65,12 +65,14 @@ class _DgcSettings:
 class Dgc:
     """Deep Gradient Compression (arXiv 1712.01887): top-k with momentum correction, clipping and warm-up.
 
-    It replaces a codec: `encode(gradients, dgc)`, `writer.write(gradients, dgc)`. Each such call is one step.
+    Pass it in place of a codec: `encode(gradients, dgc)`, `writer.write(gradients, dgc)`. Each such call is
+    one step.
     Tensors are f32 gradients, before the learning rate is applied.
 
     Args:
-        density: part of each tensor that is sent after the warm-up, more than 0, at most 1. Default: 0.001.
-        warm_up: densities of the warm-up's stages.
+        density: share of each tensor's elements to send after the warm-up, more than 0, at most 1. Default:
+            0.001.
+        warm_up: densities of the warm-up's stages. Default: 0.25, 0.063, 0.015, 0.004.
         warm_up_steps: steps in each stage; 0 is no warm-up. Default: 0.
         momentum: at least 0, less than 1. Default: 0.9.
         clip: largest norm of the gradients of all workers together, or None. Default: None.

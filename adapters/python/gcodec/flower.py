@@ -89,9 +89,9 @@ def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[O
     """Returns a client mod: the app gets plain arrays, and the changes in the arrays of its reply are sent
     compressed.
 
-    A float array is sent as its difference from the array of that name that came. Integers, and arrays that
-    came as another type, are sent whole. The residuals of a lossy codec are kept in the context's state.
-    Replies without arrays of the names that came, such as those of an evaluation, pass unchanged.
+    A float array is sent as its difference from the received array of that name. Integers, and arrays whose
+    type changed, are sent whole. The residuals of a lossy codec are kept in the context's state.
+    Replies without arrays of the received names, such as those of an evaluation, pass unchanged.
 
     Args:
         codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each round
@@ -154,7 +154,7 @@ class Compressed(Strategy):  # type: ignore[misc]
 
     The inner strategy sees plain arrays: its own arrays with the changes of a client added. Its weighting and
     its state are not affected. A client's reply that is not a stream within the limits, or does not fit the
-    arrays that were sent, is left out with a warning, as if it had not come.
+    arrays that were sent, is left out with a warning.
 
     Args:
         strategy: the inner strategy, for instance Flower's `FedAvg`.

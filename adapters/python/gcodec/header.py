@@ -27,7 +27,7 @@ class UpdateHeader:
     reduction: Literal["none", "sum", "mean"] = "none"
     """Whether the update is the sum or the mean of several."""
     label: str = ""
-    """Compressor of the sender, as text for people. Empty: the codec is written here."""
+    """Compressor of the sender, a text for display. Default: empty, which writes the codec here."""
     delta: bool = False
     """Whether the update is a delta against a base. Decoding sets it; encoding ignores it."""
 

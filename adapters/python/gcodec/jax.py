@@ -53,7 +53,7 @@ def compress(
     senders: int | None = None,
     **keywords: Unpack[OptionKeywords],
 ) -> Any:
-    """Returns an `optax.GradientTransformation` that gives each update as a receiver decodes it, with error
+    """Returns an `optax.GradientTransformation` that replaces each update by its decoded form, with error
     feedback.
 
     Put it first in an `optax.chain`. Without `exchange` it shows the effect of compression on training in one
@@ -62,8 +62,8 @@ def compress(
     outside `jax.jit`, because the exchange runs on the host. If one process cannot compress, all raise.
 
     With `senders`, each leaf of the updates has a first dimension of that size: the gradients of as many
-    devices, as `jax.shard_map` returns them. Each of them is compressed for itself, with a residual of its
-    own, and the result is their mean, replicated over the mesh. This too runs on the host, outside
+    devices, as `jax.shard_map` returns them. Each is compressed separately, with its own residual, and the
+    result is their mean, replicated over the mesh. This too runs on the host, outside
     `jax.jit`.
 
     Args:
@@ -73,8 +73,9 @@ def compress(
             False; default True), non_finite (`propagate`: all updates become NaN in all processes and the
             residuals stay, for `optax.apply_if_finite` around the chain, or a loss scale), order, limits (on
             the streams of other processes).
-        exchange: how streams travel, for instance `process_exchange`. Default: None, one process.
-        senders: the number of senders whose updates are given together. Default: None, one sender.
+        exchange: a function that exchanges streams between processes, such as `process_exchange`. Default:
+            None, one process.
+        senders: the number of senders whose updates one call gets. Default: None, one sender.
 
     Raises:
         InputError: the codec is `Delta`, or one with state of its own (`Dgc`, `ScaleCom`); a rule matches no

@@ -28,8 +28,8 @@ class Limits:
     max_elements: int = _DEFAULT["max_elements"]
     """Elements that all blocks in one part of an update may span together."""
     max_alloc_bytes: int = _DEFAULT["max_alloc_bytes"]
-    """Bytes that decoding may allocate: for what a frame declares beyond the bytes that have arrived, and for
-    the decoded tensors."""
+    """Bytes that decoding may allocate: for sizes that a frame declares beyond the bytes received so far, and
+    for the decoded tensors."""
     max_blocks: int = _DEFAULT["max_blocks"]
     """Blocks in one part of an update. A block counts once for each tensor that it spans."""
     max_inflated_bytes: int = _DEFAULT["max_inflated_bytes"]

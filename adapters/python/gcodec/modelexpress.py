@@ -3,8 +3,8 @@
     gcodec.modelexpress.register()      # in the receivers, before they start
 
 A publisher then writes `"compression_format": "gcodec"` into the index of a version, and
-`compress(new ^ old)` of each tensor's bytes where zstd's stood. ModelExpress keeps its layout, its checksums
-and its XOR: the receiver's base is not known where it decompresses.
+`compress(new ^ old)` of each tensor's bytes in place of zstd's. The layout, checksums and XOR of ModelExpress
+stay, because its decompressor does not get the receiver's base.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def compress(xor: Any, *, width: int = 2) -> bytes:
 
     Args:
         xor: the bytes.
-        width: bytes of an element: 1, 2, 4 or 8. Bytes whose number is no multiple of it are taken one by
-            one.
+        width: bytes of an element: 1, 2, 4 or 8; taken as 1 if the number of bytes is no multiple of it.
     """
     data = bytes(memoryview(xor).cast("B"))
     width = width if len(data) % width == 0 else 1
@@ -46,8 +45,8 @@ def decompressor(data: memoryview, *, limits: Limits | None = None) -> io.BytesI
     """Returns a reader of the XOR's bytes.
 
     Raises:
-        FormatError, LimitError: the bytes are damaged, or exceed `limits`. ModelExpress then discards the
-            checkpoint that it makes.
+        FormatError, LimitError: the bytes are corrupt, or exceed `limits`. ModelExpress then discards the
+            new checkpoint.
     """
     tensors = decode(data, limits=limits)
     if list(tensors) != [_NAME]:

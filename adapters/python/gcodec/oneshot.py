@@ -25,7 +25,7 @@ def encode(
 
     Args:
         tree: a tensor, or a dict, list, tuple or pytree of tensors of NumPy, PyTorch, JAX or any library with
-            `__dlpack__`. Of a DTensor, this process's part is encoded, with its place in the whole.
+            `__dlpack__`. For a DTensor, this process's part is encoded, with its place in the whole.
         codec: a codec, its specification such as `"topk:density=0.01"`, or a `Dgc`.
         options, keywords: see `Options`. Used: rules, base, feedback, header, non_finite, order,
             shards.

@@ -1,4 +1,4 @@
-"""The options of compression: stated once here, accepted by every function and trainer that compresses."""
+"""The options of every function and trainer that compresses."""
 
 from __future__ import annotations
 
@@ -62,16 +62,16 @@ class Options:
     non_finite: NonFinite = None
     """NaN and infinity under a lossy codec: `reject` raises InputError, `zero` encodes them as 0.
     `propagate`, for trainers whose processes exchange updates: all processes get NaN, and their residuals
-    stay as they were, so that the step can be skipped. Default: None, which is `propagate` in
+    stay unchanged, so that the step can be skipped. Default: None, which is `propagate` in
     `gcodec.torch.State`, otherwise `reject`."""
     order: Order = field(default=None, compare=False)
     """Order of the tensors in the stream. Streams can be summed only if their orders agree, and frameworks
     differ: JAX sorts the keys of a dict, PyTorch does not. `name` sorts all names; a sequence lists all
     names, for instance the decoded stream of another sender. Default: None, the order of the tree."""
     shards: Mapping[str, Shard] | None = field(default=None, compare=False)
-    """Places of tensors that are parts of larger ones, by name. A delta of such a tensor has blocks and a
-    digest of its own, so that a receiver of one part needs no other. Default: None; the parts of DTensors
-    are known."""
+    """Places of tensors that are parts of larger ones, by name. A delta of such a tensor has separate
+    blocks and a separate digest, so a receiver of one part needs no other. Default: None; DTensors have
+    their places."""
     limits: Limits | None = None
     """For entry points that also decode: limits on streams of other senders. Default: None, `Limits()`."""
 

@@ -30,7 +30,7 @@ _WHOLE = slice(None)
 class Patch:
     """New values for some elements of a tensor.
 
-    The values replace elements, so applying a patch twice is the same as once.
+    The values replace elements, so applying a patch twice equals applying it once.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Patch:
         return None if self.indices is None else convert(self.indices, framework), convert(self.values, framework)
 
     def shard(self, dim: int, start: int, stop: int) -> Patch | None:
-        """Returns the part of the patch that falls into a shard of a tensor-parallel rank: the indices
-        `start` to `stop` of dimension `dim`. None if nothing does.
+        """Returns the part of the patch in a shard of a tensor-parallel rank: the indices `start` to `stop`,
+        without `stop`, of dimension `dim`. None if no element is in it.
 
-        The result counts positions in the shard. It needs NumPy.
+        Indices of the result count from the start of the shard. It needs NumPy.
         """
         import numpy as np
 
@@ -210,9 +210,9 @@ class Patches(Mapping[str, Patch]):
 def patches(data: Any, *, base: Any = None, names: set[str] | None = None, limits: Limits | None = None) -> Patches:
     """Returns the last update of a stream as patches, after checking the whole stream.
 
-    Of a delta, a patch has the elements that differ from the base. All digests of base and result are checked
-    first. Of any other update, it has the elements that are not zero, or all elements if they were sent as
-    such. Dense copies exist of a few tensors at a time only.
+    A patch of a delta has the elements that differ from the base; all digests of base and result are checked
+    first. A patch of any other update has the elements that are not zero, or all elements of a dense block.
+    Only a few tensors have dense copies at a time.
 
     Args:
         data: the bytes: any object with the buffer protocol.

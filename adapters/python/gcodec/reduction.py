@@ -33,8 +33,8 @@ def reduce(
 ) -> Update:
     """Sums the last updates of several streams, element by element.
 
-    The terms are added in the order of the senders' numbers, so every node that has the same streams gets the
-    same bits, in whatever order it has them. Codecs may differ between streams, but a delta cannot be summed.
+    The terms are added in the order of the senders' numbers, so every node with the same streams gets the
+    same bits, for any order of `streams`. Codecs may differ between streams, but a delta cannot be summed.
     The result's header gives the number of contributors.
 
     Args:

@@ -36,7 +36,7 @@ class TensorReport:
     """A tensor in an update.
 
     The bits of a block that spans several tensors are divided in proportion to their kept values. `kept` and
-    `density` are None if only the base of a delta tells them; these bits are divided by elements.
+    `density` are None if they depend on the base of a delta; such bits are divided by elements.
 
     `norm` to `zeros` are those of the finite elements of the dense tensor; None for a delta and for values
     that need another tensor or a model. `nan` and `infinite` are None for integers, too. `first_nan` and

@@ -38,7 +38,7 @@ def load(model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor
     """Verifies a version, and loads the tensors that it changes through the model's own `load_weights`.
 
     Raises:
-        PoisonedError: `load_weights` failed half-way. Only an anchor helps, or a restart.
+        PoisonedError: `load_weights` failed half-way. Send an anchor, or restart the server.
         InputError, FormatError: as `gcodec.sync.Receiver.stage`. The model is unchanged.
     """
     receiver = receiver_of(model)

@@ -35,7 +35,7 @@ class Shard:
     def split(cls, name: str, shape: Sequence[int], dim: int, parts: int) -> dict[str, Self]:
         """Divides a tensor into shards of equal size along a dimension, in order. Names are as in `w[:,4:8]`.
 
-        A rank of 2 holds two of 4 shards: parts for the largest number of ranks serve all that divide it.
+        Choose the largest number of ranks as `parts`: with 4 shards, each of 2 ranks holds two.
 
         Raises:
             InputError: `parts` does not divide the dimension.
@@ -81,7 +81,7 @@ class Shard:
         """Writes a part, also a `gcodec.Tensor`, to its place in a PyTorch tensor or a NumPy array.
 
         Raises:
-            InputError: a shape or an element type is another. Nothing is written.
+            InputError: a shape or an element type differs. Nothing is written.
         """
         place, framework = self.cut(whole), framework_of(whole)
         if framework not in ("torch", "numpy"):
@@ -96,7 +96,7 @@ class Shard:
 
 
 def shards(data: Any, *, limits: Limits | None = None) -> dict[str, Shard]:
-    """Returns which tensors of a stream's last update are parts of larger ones, and where they lie, by name.
+    """Returns the places of those tensors of a stream's last update that are parts of larger ones, by name.
 
     Raises:
         FormatError, UnsupportedError, LimitError: the bytes are not a complete stream within the limits.

@@ -6,8 +6,8 @@
     --custom-update-weight-post-write-path gcodec.slime.publish
     --sglang-custom-pull-weights-pre-read-hook gcodec.slime.pull
 
-slime writes each version as a whole checkpoint to a folder of the trainer's host. `publish` puts what changed
-into the store. On each host of an engine, `pull` makes the same folder there, from what it made last.
+slime writes each version as a whole checkpoint to a folder of the trainer's host. `publish` puts the delta
+into the store. On each host of an engine, `pull` recreates the folder from the version that it pulled last.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def publish(args: Any, version_dir: str, rollout_engines: Any) -> None:
 
 
 def pull(source_dir: str, target_version: int) -> None:
-    """Makes the folder of version `target_version` in `source_dir`, whole or not at all.
+    """Creates the folder of version `target_version` in `source_dir`, completely or not at all.
 
     Raises:
         InputError: the store has no such version, or `GCODEC_STORE` is not set.
-        FormatError, IoError: the store is damaged, or cannot be reached. No folder is made.
+        FormatError, IoError: the store is corrupt, or cannot be reached. No folder is created.
     """
     folder = Path(source_dir) / f"weight_v{target_version:06}"
     # Version 0 is the checkpoint that the engine has loaded. slime calls the hook in several processes.

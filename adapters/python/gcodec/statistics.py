@@ -18,7 +18,7 @@ class Stats:
     elements, computed in float64; `min` and `max` are None if there are none. `first_nan` and
     `first_infinite` are indices in the flattened tensor. `exponents` counts the finite elements that are not
     zero: `exponents[negative, e]` of them have that sign and a magnitude from 2^e up to 2^(e + 1). -127 and
-    127 count all that are smaller or larger.
+    127 also count all smaller and larger ones.
     """
 
     elements: int

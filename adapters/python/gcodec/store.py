@@ -8,7 +8,7 @@
         update.apply(load)                              # in its pause: load(name, tensor) for what changed
 
 Engines that take sparse updates use `update.commit(load)`, where `load` gets patches. Nothing is visible
-before every digest is right. A load that fails half-way poisons the follower: its next update has every
+before every digest matches. A load that fails half-way poisons the follower: its next update has every
 tensor.
 """
 
@@ -70,15 +70,25 @@ class Collected:
 
 
 class Store:
-    """A store in a folder, or at `s3://`, `gs://`, `az://`, `http://` or `https://`.
+    """A store in a folder, at `s3://`, `gs://` or `az://`, or, for reading, at `http://` or `https://`.
 
-    The environment's variables `AWS_*`, `GOOGLE_*` and `AZURE_*` configure the cloud backends.
-    `anchor_every`: versions from one anchor to the next. `memory`: bytes of objects in memory during
-    transfers. `cache`: a folder from which a download that was stopped continues. `grace`: seconds for which
-    `gc` spares what readers at work may need, of a store that does not exist yet. `codec`: that of the deltas
-    that this object publishes, a `gcodec.Delta` or its specification.
+    The environment variables `AWS_*`, `GOOGLE_*` and `AZURE_*` configure the cloud backends.
 
-    Raises InputError for a wrong address or codec; a codec that makes no deltas is refused by `publish`.
+    Args:
+        address: a folder or an address.
+        anchor_every: versions from one anchor, which has all weights, to the next, at most. Default: 64.
+        group_bytes: bytes of tensors in one object, unless one tensor has more. Default: 128 MiB.
+        transfers: objects that are transferred at the same time. Default: 8.
+        memory: bytes of objects in memory during transfers, unless one object has more. Default: 256 MiB.
+        attempts: attempts of each request. Default: 5.
+        cache: a folder that keeps parts of downloads, so that a stopped download continues. Default: None.
+        grace: for a store that this object creates, the seconds for which `gc` keeps objects that readers and
+            publishers may still use. Default: 3600.
+        codec: the codec of the deltas that this object publishes, a `gcodec.Delta` or its specification.
+            Default: `delta`.
+
+    Raises:
+        InputError: a wrong address or codec. `publish` raises it for a codec that makes no deltas.
     """
 
     def __init__(
@@ -102,7 +112,12 @@ class Store:
     def publish(self, tensors: Any, *, meta: Mapping[str, str] | None = None) -> Published:
         """Publishes a tree of tensors as the next version.
 
-        Raises `ConflictError` if another publisher was first; publish again then.
+        Args:
+            tensors: the weights: a tree of tensors, as in `gcodec.encode`.
+            meta: keys and values that followers get with the version.
+
+        Raises:
+            ConflictError: another publisher was first. Publish again.
         """
         return Published(*self._native.publish(given(named_tensors(tensors)), dict(meta or {})))
 
@@ -125,7 +140,7 @@ class Store:
 
     def fold(self, first: int, last: int) -> tuple[int, int]:
         """Stores one delta from version `first` to `last`. Returns its bytes, and those of the deltas that it
-        stands for."""
+        replaces for readers."""
         return self._native.fold(first, last)
 
     def gc(self, *, keep: int = 1, dry_run: bool = False) -> Collected:
@@ -133,7 +148,7 @@ class Store:
         return Collected(*self._native.gc(keep, dry_run))
 
     def lease(self, name: str, version: int, seconds: int) -> None:
-        """Announces that the reader `name` holds a version: `gc` keeps the deltas after it so long."""
+        """Announces that the reader `name` holds a version: for `seconds`, `gc` keeps the deltas after it."""
         self._native.lease(name, version, seconds)
 
     def release(self, name: str) -> None:
@@ -146,8 +161,8 @@ class Update:
 
     Attributes:
         version, meta: its number, and the publisher's keys and values.
-        touched: names of the tensors that change. Without any, `commit` only notes the version.
-        bytes, steps: bytes of the anchor and deltas that it was made from, and their number.
+        touched: names of the tensors that change. If it is empty, `commit` only sets the version.
+        bytes, steps: bytes of the anchor and deltas that were read for it, and their number.
     """
 
     def __init__(self, follower: Follower, staged: _native.Version) -> None:
@@ -164,7 +179,7 @@ class Update:
     def patches(self) -> Patches:
         """The elements that change; all elements of the touched tensors if the follower holds no version.
 
-        It is made when it is first read: read it before the pause.
+        It is computed at the first access: access it before the pause.
         """
         if self._held is None:
             whole = self._replica.tensors(None)
@@ -177,22 +192,22 @@ class Update:
         return Patches(header, {patch.name: patch for patch in made})
 
     def tensors(self, names: Iterable[str] | None = None, *, framework: Framework | None = None) -> dict[str, Any]:
-        """Returns tensors of the version, whole: the touched ones, or those called `names`."""
+        """Returns whole tensors of the version: the touched ones, or those in `names`."""
         wanted = self.touched if names is None else list(names)
         return {name: convert(tensor, framework) for name, tensor in self._replica.tensors(wanted)}
 
     def apply(self, load: Callable[[str, Any], object], *, framework: Framework | None = "torch") -> int:
-        """Loads the touched tensors by `load(name, tensor)`; else as `commit`."""
+        """Loads each touched tensor by `load(name, tensor)`; otherwise as `commit`."""
         tensors = self.tensors(framework=framework)
         return self._finish(lambda: [load(name, tensor) for name, tensor in tensors.items()])
 
     def commit(self, load: Callable[[Patches], object]) -> int:
-        """Loads `patches` by `load(patches)`, unless they are empty; then the version is the follower's own.
+        """Loads `patches` by `load(patches)`, unless they are empty, and makes the version the follower's.
 
         Returns the version.
 
         Raises:
-            InputError: the follower has gone on since. Nothing is loaded.
+            InputError: the follower has another version by now. Nothing is loaded.
             PoisonedError: `load` raised. The follower's next update has every tensor.
         """
         patches = self.patches
@@ -212,7 +227,7 @@ class Update:
 
 
 class Follower:
-    """Follows a store: from nothing, from weights that the engine has, or from what it loaded last.
+    """Follows a store: without weights at first, or from weights that the engine has loaded.
 
     It keeps a copy of the weights on the host.
 
@@ -233,13 +248,13 @@ class Follower:
 
     @property
     def poisoned(self) -> bool:
-        """Whether the engine's weights may be none or of two versions: it must not serve before the next
-        update, which has every tensor."""
+        """Whether the engine may have no weights, or weights of two versions: it must not serve before the
+        next update, which has every tensor."""
         return self._replica is None
 
     @property
     def version(self) -> int | None:
-        """Version that was loaded last; None before the first, and after a failure."""
+        """Version that was loaded last; None before the first, and after a load that failed."""
         return None if self._replica is None else self._replica.version
 
     @property

@@ -1,4 +1,4 @@
-"""Streams of updates, written and read one update at a time: files, sockets, any object that moves bytes."""
+"""Streams of updates, written and read one update at a time: to files, sockets, and objects like them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Writer:
     The writer opens and closes a path; an object stays open. It never seeks.
 
     Leaving a `with` block ends the stream. Leaving it by an exception does not: readers then see a truncated
-    stream, which they can read up to its last whole frame.
+    stream, which they can read up to its last complete frame.
 
     If the target raises, part of a frame may have been written. The writer then refuses further calls; open a
     new connection and begin a new stream.
@@ -129,7 +129,7 @@ class Writer:
         return self._send(self._encoder.update(update()))
 
     def metadata(self, entries: Mapping[str, str]) -> None:
-        """Writes a metadata frame: keys and values for people and tools."""
+        """Writes a metadata frame: keys and values, which do not change how updates are decoded."""
         self._check()
         self._send(self._encoder.metadata(dict(entries)))
 
@@ -196,8 +196,8 @@ class Reader:
         limits: limits on the stream. Default: `Limits()`.
         names: the tensors to decode. Default: all.
         base: for deltas, the tree of tensors that they change. Assign to `base` when those tensors change.
-        until_end: stop at the end of the first segment, which a socket that stays open needs, instead of at
-            the end of the bytes.
+        until_end: stop at the end of the first segment instead of at the end of the bytes. Set it for a
+            socket that stays open.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ def _reading(source: Any) -> Any:
 
 
 class Decoder:
-    """Decodes a stream that arrives in pieces, without doing input or output.
+    """Decodes a stream that arrives in pieces; the caller does the input.
 
         decoder.feed(piece)
         for update in decoder:  # the updates that are complete
@@ -332,7 +332,7 @@ class Decoder:
         self._native.set_base(given(named_tensors(tree)))
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Takes the next bytes."""
+        """Adds the next bytes of the stream."""
         self._native.feed(memoryview(data).cast("B"))
 
     def next_update(self) -> Update | None:

@@ -6,7 +6,7 @@
     receiver = gcodec.sync.Receiver(checkpoint)                          # an engine, at version 0
     receiver.stage(receive()).commit(load_into_the_engine)
 
-Where versions are to be kept, for engines that come late or fall behind, use `gcodec.store`.
+To keep versions for engines that join late or fall behind, use `gcodec.store`.
 
 Each version is a stream of one update: a delta, or an anchor, which has all weights (`lossless`). The
 header's `step` is the version that a delta changes, and `inner_steps` the number of versions that it covers;
@@ -35,9 +35,10 @@ class Sender:
     Args:
         weights: the weights that receivers have, by name.
         version: the version of these weights. Default: 0.
-        codec: that of deltas, a `gcodec.Delta` or its specification. Default: differences.
+        codec: the codec of deltas, a `gcodec.Delta` or its specification. Default: `delta`, differences.
 
-    Raises InputError for another codec.
+    Raises:
+        InputError: the codec is not a delta.
     """
 
     def __init__(self, weights: Mapping[str, Any], version: int = 0, *, codec: Codec | str = "delta") -> None:
@@ -52,7 +53,7 @@ class Sender:
         """Returns the stream from the last version to the next, which has `weights`.
 
         Raises:
-            InputError: names, shapes or types are not those of the last version. It stays the last.
+            InputError: names, shapes or types are not those of the last version, which stays the last.
         """
         _check_same(self._last, weights)
         new = {name: _copied(weights[name]) for name in self._last}
@@ -62,14 +63,15 @@ class Sender:
         return data
 
     def anchor(self) -> bytes:
-        """Returns the last version whole, for receivers that are new, poisoned or missed a delta."""
+        """Returns the stream of an anchor of the last version, for receivers that are new or poisoned, or
+        that missed a delta."""
         return encode(self._last, "lossless", header=UpdateHeader(step=self.version, world=1))
 
 
 class Receiver:
     """Follows versions of weights.
 
-    It keeps a copy of the weights on the host, which deltas change and which their digests are compared with.
+    It keeps the weights on the host. Deltas change them, and digests are compared with them.
 
     Args:
         weights: the weights of `version` by name, tensors of PyTorch or NumPy on the host. The receiver
@@ -130,7 +132,7 @@ class Receiver:
 
 
 class Staged:
-    """A verified version that nobody sees yet."""
+    """A verified version that is not loaded yet."""
 
     def __init__(self, receiver: Receiver, found: Patches, version: int, anchor: bool) -> None:
         self._receiver, self._from, self._poisoned = receiver, receiver.version, receiver.poisoned
@@ -144,12 +146,11 @@ class Staged:
         return self.patches.touched
 
     def commit(self, load: Callable[[Mapping[str, Patch]], object] | None = None) -> int:
-        """Makes the version visible, and returns it. `load` changes the engine; it is not called if nothing
-        changes.
+        """Calls `load` with the patches, to change the engine, unless they are empty. Returns the version.
 
         Raises:
-            InputError: the receiver has gone on since (kind `version`). Nothing is changed.
-            PoisonedError: `load` raised. The receiver's own copy is the old version still.
+            InputError: the receiver has another version by now (kind `version`). Nothing is changed.
+            PoisonedError: `load` raised. The receiver's weights are still those of the old version.
         """
         receiver = self._receiver
         if (receiver.version, receiver.poisoned) != (self._from, self._poisoned):

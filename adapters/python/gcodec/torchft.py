@@ -43,10 +43,10 @@ class Average:
     """Averages the gradients of a model over the replicas of a quorum, compressed, at each call.
 
     Call it between `backward()` and `optimizer.step()`. A step that torchft does not commit, for instance
-    because a replica is gone, changes no residual: nothing of it is lost. Residuals belong to a replica. They
-    are not part of what a new replica gets from another one, and begin at zero there.
+    because a replica is gone, changes no residual, so nothing is lost. Residuals belong to a replica: a new
+    replica does not get those of another, and begins at zero.
 
-    An error of communication is reported to the manager, which then discards the step. If a gradient is not
+    A communication error is reported to the manager, which then discards the step. If a gradient is not
     finite, all replicas get NaN, as with `State`.
 
     Args:

@@ -26,7 +26,7 @@ class Publish(TrainerCallback):
     same checkpoint can begin there.
 
     Args:
-        store: where versions go; ranks other than 0 need none.
+        store: the store of the versions; only rank 0 needs one.
         every: optimizer steps between versions. Default: 1.
     """
 
@@ -57,7 +57,7 @@ class Follower:
     Args:
         model: the model.
         store: the store.
-        version: the version that the model's weights are. Default: the first `pull` loads all of them.
+        version: the version of the model's weights. Default: None; the first `pull` loads all weights.
     """
 
     def __init__(self, model: torch.nn.Module, store: Store, version: int | None = None) -> None:
@@ -70,7 +70,7 @@ class Follower:
         return self._follower.version
 
     def stage(self, version: int | None = None) -> Update | None:
-        """Downloads and verifies a version, or the latest, while the model serves; None if it is here."""
+        """Downloads and verifies a version, or the latest, while the model serves; None if it has it."""
         update = self._follower.stage(version)
         if update is not None:
             _ = update.patches
@@ -81,11 +81,11 @@ class Follower:
         return update.commit(lambda patches: patches.apply_(self._weights))
 
     def pull(self, version: int | None = None) -> int | None:
-        """Goes to a version, or the latest, and returns it.
+        """Loads a version, or the latest, and returns its number.
 
         Raises:
-            InputError, FormatError, PoisonedError: as `gcodec.store.Follower`. The model has the last version
-                that was whole, unless it is poisoned.
+            InputError, FormatError, PoisonedError: as `gcodec.store.Follower`. The model keeps its weights,
+                unless it is poisoned.
         """
         update = self.stage(version)
         return self.version if update is None else self.commit(update)

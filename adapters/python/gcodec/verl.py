@@ -86,7 +86,7 @@ class GcodecCheckpointEngine(CheckpointEngine):
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, torch.Tensor], None]:
         """Waits for the version, and yields the tensors that it changes; all tensors at first, and after a
-        loader that failed.
+        load that failed.
 
         Raises:
             IoError: the version does not come (kind `too-slow`).

@@ -8,9 +8,9 @@
         llm.finish_weight_update()
 
 vLLM finds the engine through the entry point `vllm.general_plugins` of this package. Each worker keeps a
-copy of the checkpoint on the host. A version is read and verified there, on a thread of its own if an update
-says `stage`, so that the pause is only the loading. Then its elements are written into the model, as sparse
-patches in checkpoint coordinates, which vLLM's own loaders map to fused and tensor-parallel weights.
+copy of the checkpoint on the host. A version is read and verified there, with `stage` on a separate thread,
+so that the pause has only the loading. Then its elements are written into the model, as sparse
+patches in checkpoint coordinates, which vLLM's loaders map to fused and tensor-parallel weights.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class UpdateInfo(WeightTransferUpdateInfo):
     path: str = ""
     """File with the stream of the next version, for an engine without a store."""
     version: int | None = None
-    """Version to go to. None: the one that was staged; else the newest of the store, or that of the file."""
+    """Version to load. None: the staged one, else the newest of the store, or that of the file."""
     stage: bool = False
     """Whether to read and verify the version only, while the engine serves: `update_weights` returns at once,
     and the next one without `stage` waits for it, and loads it."""
@@ -118,16 +118,17 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Does nothing: each `update_weights` is complete."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Goes to a version; as in the base class, but without an accelerator too."""
+        """Loads a version; as in the base class, but also without an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Reads, verifies and loads a version; what was staged is only loaded. With `stage`, begins to read
+        """Reads, verifies and loads a version; a staged version is only loaded. With `stage`, begins to read
         and verify it.
 
-        If it is refused, the model serves the version before it. A version that was staged is refused here.
+        If the version is refused, the model keeps its weights. A staged version is refused at the call
+        without `stage`.
 
         Raises:
             PoisonedError: a loader of the model failed half-way. With a store, the next update loads all
@@ -216,7 +217,7 @@ class TrainerInfo(TrainerInitInfo):
 
 
 class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
-    """Publishes the weights of a `WeightSource` as versions in a store, and has the workers follow."""
+    """Publishes the weights of a `WeightSource` as versions in a store; the workers load them."""
 
     init_info_cls = TrainerInfo
     store: Store | None = None
@@ -235,7 +236,7 @@ class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
         return engine
 
     def stage_weights(self) -> None:
-        """Publishes the next version, and has the workers begin to read and verify it while they serve.
+        """Publishes the next version, and tells the workers to read and verify it while they serve.
 
         Every rank calls it, before the pause in which it calls `send_weights`.
         """
@@ -243,8 +244,8 @@ class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
         self._update({"stage": True}, None)
 
     def send_weights(self) -> None:
-        """Has the workers load the version of `stage_weights`, or publishes one and has them load that. Every
-        rank calls it."""
+        """Tells the workers to load the version of `stage_weights`; without one, publishes a version first.
+        Every rank calls it."""
         if self._version is None:
             self._publish()
         self._update({}, str(self._version))

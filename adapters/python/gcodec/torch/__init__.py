@@ -10,7 +10,7 @@ compresses the gradients of `fully_shard` (FSDP2, HSDP). Each rank sums the same
 ranks, so all ranks get the same bits. Before the first exchange, ranks compare their codecs, tensors and
 versions.
 
-Any backend of `torch.distributed` works. With NCCL, frames are copied to the GPU to travel, and back.
+Any backend of `torch.distributed` works. With NCCL, frames are copied to the GPU for the exchange, and back.
 Gradients on a GPU are compressed there if the codec runs on devices.
 """
 

@@ -1,4 +1,4 @@
-"""The mean of gradients over ranks, when a trainer asks for it."""
+"""The mean of gradients over ranks, computed when a trainer calls it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Average:
     """Averages the gradients of a model over all ranks, compressed, at each call.
 
     It is for trainers that can leave the reduction of gradients to a function: DeepSpeed's `no_sync`,
-    Megatron-core's `finalize_model_grads_func`, a loop of your own.
+    Megatron-core's `finalize_model_grads_func`, or your own loop.
 
         average = gcodec.torch.Average(model, gcodec.TopK(density=0.01))
         loss.backward()

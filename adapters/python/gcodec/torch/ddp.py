@@ -28,8 +28,8 @@ class State:
     `scope="global"` and Deep Gradient Compression cover the whole model, and the arrangement of buckets has
     no effect. Compression does not overlap with the backward pass.
 
-    A rank whose gradient of a parameter is zero everywhere sends nothing of that parameter and keeps its
-    residual: DistributedDataParallel drops the mean of a parameter that no rank used in a step.
+    If a rank's gradient of a parameter is zero everywhere, the rank sends nothing of that parameter and keeps
+    its residual: DistributedDataParallel drops the mean of a parameter that no rank used in a step.
 
     Save `state_dict()` in a checkpoint. The object can also be pickled and copied, as part of a
     DistributedDataParallel model, which holds it; register the hook again afterwards. A copy belongs to the
@@ -43,8 +43,8 @@ class State:
             `ScaleCom`, for the parameters that it leaves out), feedback (True, False, or a `Feedback` to use;
             default True; `Dgc` and `ScaleCom` hold their own residuals), non_finite (on `reject` all ranks
             raise; default `propagate`), limits (on the streams of other ranks).
-        scaler: the `GradScaler` that scales the loss, if there is one. Residuals are then kept in the unit
-            of the gradients without its scale, which changes from step to step. Default: None.
+        scaler: the `GradScaler` of the loss. Residuals are then kept without its scale, which changes from
+            step to step. Default: None, no loss scaling.
         group: the process group. Default: None, the default group.
         profile: number of steps between prints of the profile, on rank 0, to standard error. Default: 0,
             never.

@@ -39,8 +39,8 @@ class DiLoCo:
         outer: a PyTorch optimizer over the model's parameters.
         codec, options, keywords, group, profile: as in `State`.
         every: inner steps between exchanges, at least 1.
-        mask: the inner optimizer, whose momentum restarts at zero in every element that an exchange sends of
-            this rank (momentum masking, as in arXiv 1805.08768, algorithm 1, and 1712.01887, section 3.3).
+        mask: the inner optimizer. Its momentum becomes zero in every element that this rank sends in an
+            exchange (momentum masking, as in arXiv 1805.08768, algorithm 1, and 1712.01887, section 3.3).
             With `Sbc` as codec and plain SGD with the learning rate 1 as outer optimizer, this is Sparse
             Binary Compression with a delay of `every` steps. Default: None, no masking.
     """
@@ -121,7 +121,7 @@ class DiLoCo:
                     momentum[sent.to(momentum.device) != 0] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns this rank's part of a checkpoint, apart from the model's and the optimizers' states."""
+        """Returns this rank's part of a checkpoint, without the states of the model and of the optimizers."""
         return {"exchange": self._exchange.state_dict(), "anchor": dict(self._anchor), "inner": self._inner}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -43,16 +43,16 @@ USED = ("rules", "feedback", "non_finite", "limits")
 class Sharded:
     """Compresses the gradients of a model under `fully_shard`.
 
-    Each rank compresses the part of its gradient that belongs to another rank, and sends it there: a
-    reduce-scatter of frames. What a part lacks is added to the next. Each rank sums the frames for its own
+    Each rank compresses the parts of its gradient that belong to other ranks, and sends each to its rank: a
+    reduce-scatter of frames. Residuals are added to the next step. Each rank sums the frames for its own
     part in the order of the ranks. With HSDP, the all-reduce between replicas that follows is not
     compressed.
 
-    With `replicas`, it is the other way round: `fully_shard` gets the mesh of one replica, its reduce-scatter
-    is not compressed, and the mean over the replicas is. This suits replicas with slow links between them.
+    With `replicas`, `fully_shard` gets the mesh of one replica; its reduce-scatter is not compressed, but the
+    mean over the replicas is. This suits replicas with slow links between them.
 
-    If a gradient of a rank is not finite, the whole module becomes NaN on all ranks, and no residual of the
-    step leaves its sender: skip the step. An error of one rank is raised on all ranks.
+    If a gradient of a rank is not finite, all gradients of the module become NaN on all ranks, and residuals
+    are those before the step: skip the step. An error of one rank is raised on all ranks.
 
     `state_dict()` and `load_state_dict()` make it a `Stateful` of `torch.distributed.checkpoint`: put it
     into the checkpoint's dict beside model and optimizer. Residuals belong to a rank, so a checkpoint is

@@ -11,12 +11,12 @@ from gcodec.errors import InputError
 
 @dataclass(frozen=True)
 class ScaleCom:
-    """ScaleCom's CLT-k (arXiv 2104.11125): one rank in turn chooses elements, and all ranks sum their values
-    there.
+    """ScaleCom's CLT-k (arXiv 2104.11125): the ranks take turns to choose elements, and all ranks sum their
+    values there.
 
-    It replaces a codec. The positions travel once, in the frame of an index set, and the values by an
-    all-reduce, so traffic per rank does not grow with the number of ranks. Gradients of other types than f32
-    are converted to f32.
+    Pass it in place of a codec. The positions are sent once, in the frame of an index set, and the values by
+    an all-reduce, so traffic per rank does not grow with the number of ranks. Gradients of other types than
+    f32 are converted to f32.
 
     Attributes:
         density, k, scope: number of chosen elements, and the scope of the choice, as in `TopK`.

@@ -12,11 +12,11 @@ from gcodec.torch.scalecom import ScaleCom
 
 @dataclass(frozen=True)
 class Schedule:
-    """Codecs that follow each other, for instance a dense one in the first steps and sparse ones then.
+    """Codecs for consecutive ranges of steps, for instance a dense one first and then sparse ones.
 
         gcodec.torch.Schedule({0: "raw", 500: gcodec.TopK(density=0.1), 1000: gcodec.TopK(density=0.01)})
 
-    Residuals go on from one codec to the next. `Dgc` has a warm-up of its own.
+    Each codec takes over the residuals of the one before. `Dgc` has its own warm-up.
 
     Attributes:
         stages: codecs by the number of the first exchange in which they are used, from 0 on.
