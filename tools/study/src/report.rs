@@ -131,13 +131,14 @@ fn conclusions(out: &mut String, studies: &[Study], traffic: &[Crowd]) -> std::f
             let met = if study.ratio(row) >= wanted { "met" } else { "missed" };
             let text = format!(
                 "{what}, {}: {} smaller than 32-bit floats, with all headers (target {}: {met}). The test score differs \
-                 by {:+.3} {unit} from uncompressed (standard error {:.3}, {} seeds){}.",
+                 by {:+.3} {unit} from uncompressed (standard error {:.3}, {} {}){}.",
                 study.title.to_lowercase(),
                 times(study.ratio(row)),
                 times(wanted),
                 distance.mean,
                 distance.error(),
                 distance.count,
+                if distance.count == 1 { "seed" } else { "seeds" },
                 verdict(study, distance)
             );
             writeln!(out, "{}", wrapped(&text, "- "))

@@ -221,6 +221,7 @@ updates, which can be saved and loaded.
 | `Dgc` | Deep Gradient Compression, arXiv 1712.01887 | momentum correction, momentum masking, clipping, warm-up | `--test compressors momentum` |
 | `Sbc` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_momenta` for the optimiser's momentum | `--test compressors senders` |
 | `scalecom::Worker` | ScaleCom, arXiv 2104.11125 | CLT-k: rotating leader, one index set, values that add; low-pass memory | `--test compressors scalecom` |
+| `shared_set::Worker` | sets of arXiv 2104.11125 and 2103.08870 | rotating leader, one index set, every worker's values in any form; momentum correction | `--test compressors shared_set` |
 | `onebit::{Worker, Server}` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test compressors onebit` |
 | `powersgd::Worker` | PowerSGD, arXiv 1905.13727 | warm start, two rounds of factors that add | `--test compressors powersgd` |
 | `DeMo` | DeMo, arXiv 2411.19870 | decoupled momentum: sent cosine coefficients are subtracted from it | `--test compressors demo` |
