@@ -20,15 +20,22 @@ pub(crate) fn pack_bits(bytes: &[u8; 64]) -> u64 {
 
 /// Packs the bits of `word` where `mask` has ones side by side, from the lowest on.
 #[inline]
-pub(crate) fn gather_bits(word: u64, mut mask: u64) -> u64 {
-    if mask == u64::MAX {
+pub(crate) fn gather_bits(mut word: u64, mask: u64) -> u64 {
+    // The places of zeros are closed, the highest first.
+    let mut zeros = !mask;
+    if zeros.count_ones() <= FEW_ZEROS {
+        while zeros != 0 {
+            let below = (1u64 << zeros.ilog2()) - 1;
+            word = word & below | word >> 1 & !below;
+            zeros &= below;
+        }
         return word;
     }
-    let (mut gathered, mut at) = (0, 0);
-    while mask != 0 {
-        gathered |= (word >> mask.trailing_zeros() & 1) << at;
+    let (mut gathered, mut at, mut ones) = (0, 0, mask);
+    while ones != 0 {
+        gathered |= (word >> ones.trailing_zeros() & 1) << at;
         at += 1;
-        mask &= mask - 1;
+        ones &= ones - 1;
     }
     gathered
 }
@@ -36,18 +43,28 @@ pub(crate) fn gather_bits(word: u64, mut mask: u64) -> u64 {
 /// Inverts [`gather_bits`]: moves the lowest bits of `word` to where `mask` has ones; the other bits are
 /// zero.
 #[inline]
-pub(crate) fn scatter_bits(mut word: u64, mut mask: u64) -> u64 {
-    if mask == u64::MAX {
+pub(crate) fn scatter_bits(mut word: u64, mask: u64) -> u64 {
+    // Places are opened for zeros, the lowest first.
+    let mut zeros = !mask;
+    if zeros.count_ones() <= FEW_ZEROS {
+        while zeros != 0 {
+            let below = (1u64 << zeros.trailing_zeros()) - 1;
+            word = word & below | (word & !below) << 1;
+            zeros &= zeros - 1;
+        }
         return word;
     }
-    let mut scattered = 0;
-    while mask != 0 {
-        scattered |= (word & 1) << mask.trailing_zeros();
+    let (mut scattered, mut ones) = (0, mask);
+    while ones != 0 {
+        scattered |= (word & 1) << ones.trailing_zeros();
         word >>= 1;
-        mask &= mask - 1;
+        ones &= ones - 1;
     }
     scattered
 }
+
+/// Zeros of a mask up to which closing their places is faster than moving each bit.
+const FEW_ZEROS: u32 = 24;
 
 /// Appends fields of `width` <= 8 bits, which must hold the symbols, and zeros up to a whole byte.
 pub(crate) fn put_packed(out: &mut Vec<u8>, symbols: &[u8], width: u32) {
@@ -282,11 +299,19 @@ mod tests {
     #[test]
     fn gathered_bits_scatter_to_their_places() {
         let word = 0x9e37_79b9_7f4a_7c15u64;
-        for mask in [0, 1, u64::MAX, u64::MAX >> 1, 0xdead_beef_0123_4567, 1 << 63] {
+        let random =
+            |i| u64::from(crate::random::word(1, 2, i)) << 32 | u64::from(crate::random::word(3, 4, i));
+        // From no ones over half of them and a few zeros to no zeros.
+        let masks = (0..64).flat_map(|i| {
+            [random(i), random(i) | !random(i + 64), !(random(i) & random(i + 64) & random(i + 128))]
+        });
+        for mask in [0, 1, u64::MAX, u64::MAX >> 1, 1 << 63, !1, !(1 << 63)].into_iter().chain(masks) {
             let gathered = gather_bits(word, mask);
-            assert_eq!(scatter_bits(gathered, mask), word & mask);
-            assert_eq!(gathered.count_ones(), (word & mask).count_ones());
-            assert!(mask.count_ones() == 64 || gathered >> mask.count_ones() == 0);
+            let places: Vec<u32> = (0..64).filter(|place| mask >> place & 1 == 1).collect();
+            let expected = places.iter().zip(0..).fold(0, |bits, (place, i)| bits | (word >> place & 1) << i);
+            assert_eq!(gathered, expected, "{mask:x}");
+            assert_eq!(scatter_bits(gathered, mask), word & mask, "{mask:x}");
+            assert_eq!(scatter_bits(u64::MAX, mask), mask);
         }
         let bytes = std::array::from_fn(|i| (word >> i & 1) as u8);
         assert_eq!(pack_bits(&bytes), word);

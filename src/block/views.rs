@@ -59,13 +59,6 @@ impl Grid {
         self.columns * self.cell
     }
 
-    /// Row and column of an element.
-    #[inline]
-    pub(crate) fn place(&self, element: u64) -> (u64, u64) {
-        let row_len = self.row_len();
-        (element / row_len, element % row_len / self.cell)
-    }
-
     /// Rows and columns of ascending elements.
     pub(crate) fn places(&self, elements: impl Iterator<Item = u64>) -> impl Iterator<Item = (u64, u64)> {
         let (row_len, cell) = (self.row_len(), self.cell);

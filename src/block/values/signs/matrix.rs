@@ -8,21 +8,66 @@ use crate::limits::in_memory;
 /// Times that the signs of rows are chosen anew from those of columns, and back.
 const ROUNDS: usize = 6;
 
-/// Signs of one tensor.
-pub(super) struct Matrix {
+/// Signs of one tensor and their elements.
+pub(super) enum Signed {
+    /// Few signs: for each, twice the element, plus one for minus; ascending.
+    Few(Vec<u64>),
+    /// Signs of many elements: 1 for minus, -1 for plus and 0 for none, for all elements in their order.
+    Many(Vec<i8>),
+}
+
+impl Signed {
+    /// No signs yet of up to `count` of `elements` elements.
+    pub(super) fn new(count: u64, elements: u64) -> Self {
+        // An element of a row of bytes costs far less than one of a list.
+        match count >= elements / 4 {
+            true => Self::Many(vec![0; in_memory(elements)]),
+            false => Self::Few(Vec::new()),
+        }
+    }
+
+    /// Adds the signs of up to 64 elements from `first` on: of those with a bit in `has`.
+    pub(super) fn put(&mut self, first: u64, len: usize, has: u64, negative: u64) {
+        match self {
+            Self::Few(list) => {
+                let mut left = has;
+                while left != 0 {
+                    let at = left.trailing_zeros();
+                    list.push((first + u64::from(at)) << 1 | (negative >> at & 1));
+                    left &= left - 1;
+                }
+            }
+            Self::Many(signs) => {
+                for (sign, at) in signs[in_memory(first)..][..len].iter_mut().zip(0..) {
+                    *sign = 2 * (negative >> at & 1) as i8 - (has >> at & 1) as i8;
+                }
+            }
+        }
+    }
+
+    /// Number of signs.
+    pub(super) fn count(&self) -> u64 {
+        match self {
+            Self::Few(list) => list.len() as u64,
+            Self::Many(signs) => signs.iter().map(|&sign| u64::from(sign != 0)).sum(),
+        }
+    }
+}
+
+/// Signs of one tensor in rows and columns.
+pub(super) struct Matrix<'a> {
     rows: usize,
     columns: usize,
     /// Elements of a cell: of a row and a column.
     cell: usize,
-    signs: Signs,
+    signs: Signs<'a>,
 }
 
-enum Signs {
+enum Signs<'a> {
     /// Signs of few elements, one by one.
     Few(Vec<Placed>),
-    /// Signs of many elements: 1 for minus, -1 for plus and 0 for none, for all elements in their order, with
-    /// the number of signs in each row.
-    Many(Vec<i8>, Vec<u32>),
+    /// Signs of all elements, as [`Signed::Many`] has them, and the number of signs in each row.
+    Many(&'a [i8], Vec<u32>),
 }
 
 /// A sign and where its element stands.
@@ -43,36 +88,32 @@ impl Placed {
     }
 }
 
-impl Matrix {
-    /// Returns the matrix of these signs: twice the element, plus one for minus, ascending. `None` if rows or
-    /// columns exceed 32 bits.
-    pub(super) fn new(grid: &Grid, own: &[u64]) -> Option<Self> {
-        let elements = grid.rows.saturating_mul(grid.row_len());
-        // An element of a row of bytes costs far less than one of a list.
-        Self::of(grid, own, own.len() as u64 >= elements / 4)
-    }
-
-    fn of(grid: &Grid, own: &[u64], many: bool) -> Option<Self> {
+impl<'a> Matrix<'a> {
+    /// Returns the matrix of these signs; `None` if rows or columns exceed 32 bits.
+    pub(super) fn new(grid: &Grid, own: &'a Signed) -> Option<Self> {
         u32::try_from(grid.rows.max(grid.columns)).ok()?;
-        let (rows, row_len) = (in_memory(grid.rows), in_memory(grid.row_len()));
-        let places = grid.places(own.iter().map(|signed| signed >> 1));
-        let signs = if many {
-            let mut signs = vec![0; rows * row_len];
-            let mut counts = vec![0; rows];
-            for (signed, (row, _)) in own.iter().zip(places) {
-                signs[in_memory(signed >> 1)] = if signed & 1 == 1 { 1 } else { -1 };
-                counts[in_memory(row)] += 1;
+        let signs = match own {
+            Signed::Few(own) => {
+                let places = grid.places(own.iter().map(|signed| signed >> 1));
+                let placed = own.iter().zip(places).map(|(signed, (row, column))| Placed {
+                    row: row as u32,
+                    column: column as u32,
+                    negative: signed & 1 == 1,
+                });
+                Signs::Few(placed.collect())
             }
-            Signs::Many(signs, counts)
-        } else {
-            let placed = own.iter().zip(places).map(|(signed, (row, column))| Placed {
-                row: row as u32,
-                column: column as u32,
-                negative: signed & 1 == 1,
-            });
-            Signs::Few(placed.collect())
+            Signed::Many(signs) => {
+                let rows = signs.chunks_exact(in_memory(grid.row_len()));
+                let counts = rows.map(|row| row.iter().map(|&sign| u32::from(sign != 0)).sum());
+                Signs::Many(signs, counts.collect())
+            }
         };
-        Some(Self { rows, columns: in_memory(grid.columns), cell: in_memory(grid.cell), signs })
+        Some(Self {
+            rows: in_memory(grid.rows),
+            columns: in_memory(grid.columns),
+            cell: in_memory(grid.cell),
+            signs,
+        })
     }
 
     /// Numbers of rows and of columns with a sign.
@@ -272,7 +313,7 @@ mod tests {
     /// Everything that predictions are chosen from.
     type Found = ((u64, u64), (Vec<bool>, Vec<bool>), [u64; 3]);
 
-    fn found(matrix: &Matrix) -> Found {
+    fn found(matrix: &Matrix<'_>) -> Found {
         let (rows, columns) = matrix.both();
         let (alone_rows, alone_columns) = (matrix.of_rows(&[]), matrix.of_columns(&[]));
         let wrong = [
@@ -298,8 +339,14 @@ mod tests {
                 .filter(|(_, sign)| **sign > 0)
                 .map(|(element, sign)| element << 1 | u64::from(*sign == 2))
                 .collect();
+            let [mut few, mut many] = [Signed::Few(Vec::new()), Signed::Many(vec![0; elements as usize])];
+            for sign in own {
+                let (element, negative) = (sign >> 1, sign & 1);
+                [&mut few, &mut many].into_iter().for_each(|signed| signed.put(element, 1, 1, negative));
+            }
+            prop_assert_eq!(few.count(), many.count());
             for grid in Grid::candidates(&space, 0) {
-                let [few, many] = [false, true].map(|many| Matrix::of(&grid, &own, many).unwrap());
+                let [few, many] = [&few, &many].map(|own| Matrix::new(&grid, own).unwrap());
                 prop_assert_eq!(found(&few), found(&many));
             }
         }

@@ -2,19 +2,21 @@
 //! wrong.
 
 mod matrix;
+mod places;
 
-use crate::bits::{Cursor, PlaneReader, PlaneWriter};
+use crate::bits::{Cursor, PlaneReader, PlaneWriter, put_packed, unpack};
+use crate::block::Bits;
 use crate::block::support::Support;
 use crate::block::values::Elements;
 use crate::block::views::{Grid, View, read_views};
-use crate::block::{Bits, Sets};
 use crate::codes::{
-    Coder, Decoder, Entropy, Role, entropy_symbol_cost, log2, read_entropy_symbols, write_entropy_symbols,
-    write_ints,
+    Coder, Decoder, Entropy, PIECE, Role, entropy_symbol_cost, log2, read_entropy_symbols,
+    write_entropy_symbols, write_ints,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
-use matrix::Matrix;
+use matrix::{Matrix, Signed};
+use places::{Lists, Values};
 
 /// Coding of signs as a plane of bits.
 pub(super) const PLANE: u8 = 0;
@@ -106,48 +108,6 @@ pub(super) fn validate(cursor: &mut Cursor<'_>, count: u64) -> Result<()> {
     }
 }
 
-/// Calls `f` with the tensor and the element inside it for each value that has a sign.
-fn for_each_signed(
-    elements: &Elements<'_>,
-    present: Option<&[u8]>,
-    mut f: impl FnMut(usize, u64),
-) -> Result<()> {
-    let (mut tensor, mut base, mut value) = (0, 0u64, 0);
-    let lens = &elements.space.lens;
-    elements.support.for_each_run(elements.space.len(), &Sets::new(), &mut |start, len| {
-        for position in start..start + len {
-            while position - base >= lens[tensor] {
-                base += lens[tensor];
-                tensor += 1;
-            }
-            if present.is_none_or(|codes| codes.get(value).is_some_and(|&code| code != 0)) {
-                f(tensor, position - base);
-            }
-            value += 1;
-        }
-        Ok(())
-    })
-}
-
-/// Signs of rows and columns of a tensor; nothing for those without a flag in the view.
-struct Prediction {
-    grid: Grid,
-    rows: Vec<bool>,
-    columns: Vec<bool>,
-}
-
-impl Prediction {
-    fn none(grid: Grid) -> Self {
-        Self { grid, rows: Vec::new(), columns: Vec::new() }
-    }
-
-    /// The predicted sign of a cell.
-    fn at(&self, row: u64, column: u64) -> bool {
-        let bit = |list: &[bool], at: u64| list.get(in_memory(at)).copied().unwrap_or(false);
-        bit(&self.rows, row) ^ bit(&self.columns, column)
-    }
-}
-
 /// Appends predicted signs; nothing if no prediction helps.
 fn write_predicted(
     out: &mut Vec<u8>,
@@ -156,47 +116,32 @@ fn write_predicted(
     elements: Elements<'_>,
     present: Option<&[u8]>,
 ) {
-    let tensors = elements.space.lens.len();
-    // Twice the element, plus one for minus.
-    let mut own: Vec<Vec<u64>> = vec![Vec::new(); tensors];
-    let mut next = 0;
-    let placed = for_each_signed(&elements, present, |tensor, element| {
-        own[tensor].push(element << 1 | u64::from(signs.get(next)));
-        next += 1;
-    });
-    if placed.is_err() || next as u64 != signs.len() {
+    let values = Values { elements, present };
+    let Some(own) = values.signed(signs) else { return };
+    let (grids, predicted): (Vec<Grid>, Vec<Lists>) =
+        own.iter().enumerate().filter_map(|(i, own)| predict(&elements, i, own)).unzip();
+    if grids.len() < own.len() || grids.iter().all(|grid| grid.view == View::NONE) {
         return;
     }
-    let predictions: Option<Vec<Prediction>> =
-        own.iter().enumerate().map(|(i, own)| predict(&elements, i, own)).collect();
-    let Some(predictions) = predictions else { return };
-    if predictions.iter().all(|p| p.grid.view == View::NONE) {
+    let mut has: Vec<Lists> = predicted.iter().map(Lists::cleared).collect();
+    let Ok(mut wrong) = values.mark(&grids, &mut has).and_then(|()| values.plane(&grids, &predicted)) else {
         return;
-    }
+    };
     out.push(PREDICTED);
-    let views: Vec<u64> = predictions.iter().map(|p| p.grid.view.0.into()).collect();
+    let views: Vec<u64> = grids.iter().map(|grid| grid.view.0.into()).collect();
     write_ints(out, coder, Role::Views, &views);
     let mut plane = PlaneWriter::new(out);
-    let mut wrong = Vec::with_capacity(in_memory(signs.len()));
-    for (prediction, own) in predictions.iter().zip(&own) {
-        let grid = &prediction.grid;
-        if grid.view == View::NONE {
-            wrong.extend(own.iter().map(|signed| signed & 1 == 1));
-            continue;
-        }
-        let (mut rows, mut columns) =
-            (vec![false; in_memory(grid.rows)], vec![false; in_memory(grid.columns)]);
-        for (signed, (row, column)) in own.iter().zip(grid.places(own.iter().map(|signed| signed >> 1))) {
-            (rows[in_memory(row)], columns[in_memory(column)]) = (true, true);
-            wrong.push((signed & 1 == 1) ^ prediction.at(row, column));
-        }
-        let present = [(&prediction.rows, &rows), (&prediction.columns, &columns)];
-        for (signs, present) in present {
-            signs.iter().zip(present).filter(|(_, p)| **p).for_each(|(s, _)| plane.put((*s).into(), 1));
-        }
+    for (predicted, has) in predicted.iter().zip(&has) {
+        let bits = predicted.bits().zip(has.bits()).filter(|(_, has)| **has);
+        bits.for_each(|(bit, _)| plane.put((*bit).into(), 1));
     }
     plane.finish();
-    let by_width = WIDTHS.map(|width| pack(&wrong, width));
+    wrong.iter_mut().zip(signs.as_bytes()).for_each(|(wrong, sign)| *wrong ^= sign);
+    let by_width = WIDTHS.map(|width| {
+        let mut symbols = vec![0; in_memory(signs.len().div_ceil(width.into()))];
+        unpack(&wrong, width.into(), &mut symbols);
+        symbols
+    });
     let best = WIDTHS.iter().zip(&by_width).min_by_key(|(_, symbols)| entropy_symbol_cost(coder, symbols));
     if let Some((&width, symbols)) = best {
         out.push(width);
@@ -204,19 +149,13 @@ fn write_predicted(
     }
 }
 
-fn pack(wrong: &[bool], width: u8) -> Vec<u8> {
-    let symbol =
-        |bits: &[bool]| bits.iter().zip(0..).fold(0, |symbol, (&bit, at)| symbol | u8::from(bit) << at);
-    wrong.chunks(width.into()).map(symbol).collect()
-}
-
 /// Chooses the cheapest prediction of one tensor's signs, perhaps none.
-fn predict(elements: &Elements<'_>, tensor: usize, own: &[u64]) -> Option<Prediction> {
-    let flat = Grid::new(elements.space, tensor, View::NONE, 0).ok()?;
-    let mut best = Prediction::none(flat);
-    let mut least = (own.len() as u64) << 16;
+fn predict(elements: &Elements<'_>, tensor: usize, own: &Signed) -> Option<(Grid, Lists)> {
+    let mut best = (Grid::new(elements.space, tensor, View::NONE, 0).ok()?, Lists::default());
+    let count = own.count();
+    let mut least = count << 16;
     // Fewer signs than these do not pay for the lists.
-    let candidates = if own.len() < 16 { Vec::new() } else { Grid::candidates(elements.space, tensor) };
+    let candidates = if count < 16 { Vec::new() } else { Grid::candidates(elements.space, tensor) };
     for grid in candidates {
         let Some(matrix) = Matrix::new(&grid, own) else { continue };
         let (active_rows, active_columns) = matrix.active();
@@ -228,10 +167,10 @@ fn predict(elements: &Elements<'_>, tensor: usize, own: &[u64]) -> Option<Predic
         ];
         for (rows, columns, lists) in tried {
             let wrong = matrix.wrong(&rows, &columns);
-            let cost = binary_entropy(wrong, own.len() as u64) + ((lists + 32) << 16);
+            let cost = binary_entropy(wrong, count) + ((lists + 32) << 16);
             if cost < least {
                 let view = grid.view.with_flags(!rows.is_empty(), !columns.is_empty());
-                (least, best) = (cost, Prediction { grid: Grid { view, ..grid }, rows, columns });
+                (least, best) = (cost, (Grid { view, ..grid }, Lists { rows, columns }));
             }
         }
     }
@@ -252,9 +191,10 @@ fn read_predicted(
     present: Option<&[u8]>,
 ) -> Result<Bits> {
     let offset = cursor.offset();
+    let values = Values { elements, present };
     let grids = read_views(cursor, decoder, elements.space)?;
-    let mut predictions = Vec::with_capacity(grids.len());
-    for grid in grids {
+    let mut predicted = Vec::with_capacity(grids.len());
+    for grid in &grids {
         let sizes = [(grid.view.has_rows(), grid.rows), (grid.view.has_columns(), grid.columns)];
         let mut lists = [Vec::new(), Vec::new()];
         for (list, (_, len)) in lists.iter_mut().zip(sizes).filter(|(_, (has, _))| *has) {
@@ -262,22 +202,16 @@ fn read_predicted(
             list.resize(decoder.budget.reserve_items::<bool>(len, offset)?, false);
         }
         let [rows, columns] = lists;
-        predictions.push(Prediction { grid, rows, columns });
+        predicted.push(Lists { rows, columns });
     }
     // Which rows and columns have signs, then the bits of these.
-    for_each_signed(&elements, present, |tensor, element| {
-        let Prediction { grid, rows, columns } = &mut predictions[tensor];
-        let (row, column) = grid.place(element);
-        rows.get_mut(in_memory(row)).into_iter().for_each(|bit| *bit = true);
-        columns.get_mut(in_memory(column)).into_iter().for_each(|bit| *bit = true);
-    })?;
-    let lists = || predictions.iter().flat_map(|p| p.rows.iter().chain(&p.columns));
-    let bits = lists().filter(|has| **has).count() as u64;
+    values.mark(&grids, &mut predicted)?;
+    let bits = predicted.iter().flat_map(Lists::bits).filter(|has| **has).count() as u64;
     let plane_offset = cursor.offset();
     let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, plane_offset);
-    for prediction in &mut predictions {
-        let lists = prediction.rows.iter_mut().chain(&mut prediction.columns);
-        lists.filter(|has| **has).for_each(|bit| *bit = plane.get(1) == 1);
+    for lists in &mut predicted {
+        let bits = lists.rows.iter_mut().chain(&mut lists.columns).filter(|has| **has);
+        bits.for_each(|bit| *bit = plane.get(1) == 1);
     }
     plane.finish("signs of rows and columns")?;
     let width = cursor.u8_in("width of symbols", 1, 8)?;
@@ -291,17 +225,13 @@ fn read_predicted(
         return Err(Error::format(FormatErrorKind::NonzeroPadding, symbols_offset));
     }
     decoder.budget.reserve_items::<u8>(count.div_ceil(8), symbols_offset)?;
-    let mut bytes = vec![0u8; in_memory(count.div_ceil(8))];
-    let mut next = 0;
-    for_each_signed(&elements, present, |tensor, element| {
-        let prediction = &predictions[tensor];
-        let (row, column) = prediction.grid.place(element);
-        let width = usize::from(width);
-        let wrong = symbols.get(next / width).is_some_and(|symbol| symbol >> (next % width) & 1 == 1);
-        if let Some(byte) = bytes.get_mut(next / 8) {
-            *byte |= u8::from(wrong ^ prediction.at(row, column)) << (next % 8);
-        }
-        next += 1;
-    })?;
+    let mut bytes = values.plane(&grids, &predicted)?;
+    bytes.resize(in_memory(count.div_ceil(8)), 0);
+    let mut wrong = Vec::new();
+    for (symbols, bytes) in symbols.chunks(PIECE).zip(bytes.chunks_mut(PIECE / 8 * usize::from(width))) {
+        wrong.clear();
+        put_packed(&mut wrong, symbols, width.into());
+        bytes.iter_mut().zip(&wrong).for_each(|(sign, wrong)| *sign ^= wrong);
+    }
     Bits::from_bytes(count, bytes).ok_or(Error::inconsistent("number of signs"))
 }

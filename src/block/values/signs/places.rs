@@ -1,0 +1,241 @@
+//! Values with signs and their elements, in pieces: which rows and columns have signs, and what these predict.
+
+use crate::arch;
+use crate::bits::{PlaneReader, PlaneWriter, gather_bits, scatter_bits};
+use crate::block::values::Elements;
+use crate::block::values::signs::matrix::Signed;
+use crate::block::views::Grid;
+use crate::block::{Bits, Sets};
+use crate::codes::PIECE;
+use crate::error::Result;
+use crate::limits::in_memory;
+
+/// A bit for each row and each column of a tensor; nothing for those without a flag in the view.
+#[derive(Default)]
+pub(super) struct Lists {
+    pub(super) rows: Vec<bool>,
+    pub(super) columns: Vec<bool>,
+}
+
+impl Lists {
+    /// Lists of the same lengths without ones.
+    pub(super) fn cleared(&self) -> Self {
+        Self { rows: vec![false; self.rows.len()], columns: vec![false; self.columns.len()] }
+    }
+
+    /// The bits of rows, then those of columns.
+    pub(super) fn bits(&self) -> impl Iterator<Item = &bool> {
+        self.rows.iter().chain(&self.columns)
+    }
+}
+
+/// The values of a block whose signs are predicted.
+#[derive(Clone, Copy)]
+pub(super) struct Values<'a> {
+    pub(super) elements: Elements<'a>,
+    /// For each value, zero if it has no sign; all have one without it.
+    pub(super) present: Option<&'a [u8]>,
+}
+
+/// Consecutive values whose elements follow each other in a tensor. It does not reach over a multiple of
+/// [`PIECE`] values.
+struct Run {
+    tensor: usize,
+    /// First element.
+    element: u64,
+    /// First value.
+    value: usize,
+    len: usize,
+}
+
+impl Values<'_> {
+    fn for_each_run(&self, mut f: impl FnMut(Run)) -> Result<()> {
+        let (mut tensor, mut base, mut value) = (0, 0u64, 0);
+        let space = self.elements.space;
+        self.elements.support.for_each_run(space.len(), &Sets::new(), &mut |start, len| {
+            let (mut at, end) = (start, start + len);
+            while at < end {
+                while at - base >= space.lens[tensor] {
+                    base += space.lens[tensor];
+                    tensor += 1;
+                }
+                let len = in_memory(end.min(base + space.lens[tensor]) - at).min(PIECE - value % PIECE);
+                f(Run { tensor, element: at - base, value, len });
+                at += len as u64;
+                value += len;
+            }
+            Ok(())
+        })
+    }
+
+    /// Which of up to 64 values from `first` on have a sign.
+    fn mask(&self, first: usize, len: usize) -> u64 {
+        let Some(codes) = self.present else { return u64::MAX >> (64 - len) };
+        let mut mask = [0];
+        let codes = codes.get(first..first + len).unwrap_or_default();
+        arch::masks::nonzero(arch::widest(), codes, &mut mask[..codes.len().min(1)]);
+        mask[0]
+    }
+
+    /// Sets the bits of rows and columns that have a sign.
+    pub(super) fn mark(&self, grids: &[Grid], lists: &mut [Lists]) -> Result<()> {
+        let mut walks = vec![Walk::default(); grids.len()];
+        self.for_each_run(|run| {
+            let Lists { rows, columns } = &mut lists[run.tensor];
+            if rows.is_empty() && columns.is_empty() {
+                return;
+            }
+            let codes =
+                self.present.map(|codes| codes.get(run.value..run.value + run.len).unwrap_or_default());
+            walks[run.tensor].for_each_row(&grids[run.tensor], run.element, run.len, |part| {
+                let codes = codes.map(|codes| codes.get(part.at..part.at + part.len).unwrap_or_default());
+                if let Some(row) = rows.get_mut(part.row) {
+                    *row |= codes.is_none_or(|codes| codes.iter().any(|&code| code != 0));
+                }
+                if columns.is_empty() {
+                    return;
+                }
+                part.for_each_cells(|first, cells, at| match codes {
+                    None => columns[first..first + cells].fill(true),
+                    Some(codes) if part.cell == 1 => {
+                        let columns = &mut columns[first..];
+                        columns.iter_mut().zip(codes).for_each(|(column, &code)| *column |= code != 0);
+                    }
+                    Some(codes) => columns[first] |= codes[at.clone()].iter().any(|&code| code != 0),
+                });
+            });
+        })
+    }
+
+    /// Returns the predicted signs as a plane of bits.
+    pub(super) fn plane(&self, grids: &[Grid], lists: &[Lists]) -> Result<Vec<u8>> {
+        let mut walks = vec![Walk::default(); grids.len()];
+        let mut bytes = Vec::new();
+        let mut plane = PlaneWriter::new(&mut bytes);
+        let mut piece = [0; PIECE];
+        let mut first = 0;
+        let mut put = |first: usize, predicted: &[u8]| {
+            let mut masks = [0; PIECE / 64];
+            let masks = &mut masks[..predicted.len().div_ceil(64)];
+            arch::masks::nonzero(arch::widest(), predicted, masks);
+            for (mask, (at, part)) in masks.iter().zip((first..).step_by(64).zip(predicted.chunks(64))) {
+                let has = self.mask(at, part.len());
+                plane.put(gather_bits(*mask, has), has.count_ones());
+            }
+        };
+        let mut filled = 0;
+        self.for_each_run(|run| {
+            let Lists { rows, columns } = &lists[run.tensor];
+            let predicted = &mut piece[filled..filled + run.len];
+            if rows.is_empty() && columns.is_empty() {
+                predicted.fill(0);
+            } else {
+                walks[run.tensor].for_each_row(&grids[run.tensor], run.element, run.len, |part| {
+                    let of_row = rows.get(part.row).copied().unwrap_or(false);
+                    let predicted = &mut predicted[part.at..part.at + part.len];
+                    if columns.is_empty() {
+                        predicted.fill(of_row.into());
+                        return;
+                    }
+                    part.for_each_cells(|first, cells, at| {
+                        if part.cell == 1 {
+                            let columns = &columns[first..first + cells];
+                            let both = predicted.iter_mut().zip(columns);
+                            both.for_each(|(sign, &of_column)| *sign = u8::from(of_row ^ of_column));
+                        } else {
+                            predicted[at].fill(u8::from(of_row ^ columns[first]));
+                        }
+                    });
+                });
+            }
+            filled += run.len;
+            if filled == PIECE {
+                put(first, &piece);
+                (first, filled) = (first + PIECE, 0);
+            }
+        })?;
+        put(first, &piece[..filled]);
+        plane.finish();
+        Ok(bytes)
+    }
+
+    /// Returns the signs of each tensor; `None` if their number differs from that of the values.
+    pub(super) fn signed(&self, signs: &Bits) -> Option<Vec<Signed>> {
+        let lens = &self.elements.space.lens;
+        let mut counts = vec![0u64; lens.len()];
+        self.for_each_run(|run| counts[run.tensor] += run.len as u64).ok()?;
+        let mut own: Vec<Signed> = counts.iter().zip(lens).map(|(&n, &len)| Signed::new(n, len)).collect();
+        let mut plane = PlaneReader::new(signs.as_bytes(), 0);
+        let mut taken = 0;
+        self.for_each_run(|run| {
+            for start in (0..run.len).step_by(64) {
+                let len = (run.len - start).min(64);
+                let has = self.mask(run.value + start, len);
+                taken += u64::from(has.count_ones());
+                if taken <= signs.len() {
+                    let negative = scatter_bits(plane.get(has.count_ones()), has);
+                    own[run.tensor].put(run.element + start as u64, len, has, negative);
+                }
+            }
+        })
+        .ok()?;
+        (taken == signs.len()).then_some(own)
+    }
+}
+
+/// The row of the last element of a tensor: most elements are in the row of the one before, which saves a
+/// division.
+#[derive(Clone, Copy, Default)]
+struct Walk {
+    row: u64,
+    /// First element of the row.
+    start: u64,
+}
+
+/// Elements of a run in one row.
+struct RowPart {
+    row: usize,
+    /// First element, from the start of the row.
+    inside: usize,
+    /// Number of elements of the run before these.
+    at: usize,
+    len: usize,
+    /// Elements of a cell.
+    cell: usize,
+}
+
+impl Walk {
+    fn for_each_row(&mut self, grid: &Grid, first: u64, len: usize, mut f: impl FnMut(RowPart)) {
+        let row_len = grid.row_len();
+        let mut at = 0;
+        while at < len {
+            let element = first + at as u64;
+            if element - self.start >= row_len {
+                self.row = element / row_len;
+                self.start = self.row * row_len;
+            }
+            let inside = element - self.start;
+            let here = in_memory(row_len - inside).min(len - at);
+            let (row, inside, cell) = (in_memory(self.row), in_memory(inside), in_memory(grid.cell));
+            f(RowPart { row, inside, at, len: here, cell });
+            at += here;
+        }
+    }
+}
+
+impl RowPart {
+    /// Calls `f` with the first column, the number of columns, and their elements in this part: once where a
+    /// cell has one element, else once for each cell.
+    fn for_each_cells(&self, mut f: impl FnMut(usize, usize, std::ops::Range<usize>)) {
+        if self.cell == 1 {
+            return f(self.inside, self.len, 0..self.len);
+        }
+        let mut at = 0;
+        while at < self.len {
+            let (column, inner) = ((self.inside + at) / self.cell, (self.inside + at) % self.cell);
+            let here = (self.cell - inner).min(self.len - at);
+            f(column, 1, at..at + here);
+            at += here;
+        }
+    }
+}
