@@ -1,4 +1,4 @@
-//! Values with signs and their elements, in pieces: which rows and columns have signs, and what these predict.
+//! Values with signs and their elements, in pieces: rows and columns that have signs, and what these predict.
 
 use crate::arch;
 use crate::bits::{PlaneReader, PlaneWriter, gather_bits, scatter_bits};
