@@ -29,10 +29,9 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.torch.average import average, gradients_of
-from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.exchange import SETS, USED, Exchange
 from gcodec.torch.names import described, own, parameters_of
 from gcodec.torch.ranks import Profile, Ranks
-from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 
 # Bytes by which a replica finds its own place in a quorum.
@@ -74,7 +73,7 @@ class Average:
         where = "gcodec.torchft.Average"
         chosen = resolve(where, USED, options, keywords)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
-        if isinstance(codec, (Dgc, ScaleCom, Schedule)):
+        if isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"{where} takes no {type(codec).__name__}, which depends on the number of ranks: use gcodec.TopK")
         self._manager, self._group, self._parameters = manager, group, parameters_of(model)
         self._device = next((p.device for p in self._parameters.values()), torch.device("cpu"))

@@ -11,12 +11,14 @@ mod errors;
 mod feedback;
 mod file;
 mod inspect;
+mod lgc;
 mod limits;
 mod named;
 mod patches;
 mod reduce;
 mod reserved;
 mod scalecom;
+mod sets;
 mod store;
 mod tensor;
 mod threads;
@@ -43,6 +45,8 @@ mod _native {
     #[pymodule_export]
     use crate::inspect::{inspect, stats};
     #[pymodule_export]
+    use crate::lgc::Lgc;
+    #[pymodule_export]
     use crate::limits::{default_dgc, default_limits};
     #[pymodule_export]
     use crate::patches::patches;
@@ -50,6 +54,8 @@ mod _native {
     use crate::reduce::{head_bytes, reduce};
     #[pymodule_export]
     use crate::scalecom::ScaleCom;
+    #[pymodule_export]
+    use crate::sets::SharedSet;
     #[pymodule_export]
     use crate::store::{Replica, Store, Version};
     #[pymodule_export]

@@ -74,6 +74,26 @@ def test_bytes_of_scalecom_do_not_grow_with_ranks(tmp_path: Path) -> None:
             assert 0 < own_sets < 8 / world * (182 + 512)
 
 
+def test_the_phases_of_the_learned_codec(tmp_path: Path) -> None:
+    one, two = ranks(tmp_path, 2, "phases")
+    assert one[1:] == two[1:], "both ranks have the model of the first, and the same weights"
+    assert len(one[1]) > 1000
+    # Each rank leads in every other step. Dense; then f32 values at a fifth of the positions; then codes of
+    # one rank's values, and a tenth of each rank's own.
+    pairs = [(one[0][i] + two[0][i]) for i in range(9)]
+    full, top_k, learned = pairs[1], pairs[3], pairs[7]
+    assert 2 * 4 * PARAMETERS < full < 2 * 4 * PARAMETERS + 1024
+    assert 3 * top_k < full
+    assert learned < 0.6 * top_k, pairs
+
+
+def test_bytes_of_a_shared_set(trained: list[dict[str, Any]]) -> None:
+    shared = sum(rank["shared set"][0]["profile"]["sent"] / 40 for rank in trained)
+    values = 2 * (154 + 3 + 24 + 1)
+    # Powers of two take at most a byte; the positions of one rank less than a byte each; headers.
+    assert 0.5 * values < shared < 1.5 * values + 512, shared
+
+
 def test_groups_of_ranks(tmp_path: Path) -> None:
     results = ranks(tmp_path, 4, "groups")
     for name in ("topk", "scalecom"):
@@ -91,13 +111,13 @@ def test_buckets_do_not_matter(tmp_path: Path) -> None:
     assert one[0] == small[0] == views[0]
 
 
-@pytest.mark.parametrize("name", ["topk", "scalecom", "dgc", "powersgd"])
+@pytest.mark.parametrize("name", ["topk", "scalecom", "dgc", "powersgd", "shared set global", "lgc"])
 def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
     for whole, again in ranks(tmp_path / "run", 2, "checkpoint", name, str(tmp_path)):
         assert whole == again
 
 
-@pytest.mark.parametrize("name", ["topk", "scalecom"])
+@pytest.mark.parametrize("name", ["topk", "scalecom", "shared set", "lgc"])
 def test_all_ranks_raise_if_one_cannot(tmp_path: Path, name: str) -> None:
     one, two = ranks(tmp_path, 2, "failures", name)
     assert one[0] == two[0] == "" and "rank 1 could not compress" in one[1], one

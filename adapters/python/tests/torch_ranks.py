@@ -22,6 +22,7 @@ from digits import digits
 from torch.nn.parallel import DistributedDataParallel
 
 import gcodec
+import gcodec.lgc
 import gcodec.torch
 
 # Importing PyTorch and FSDP2 takes seconds.
@@ -127,6 +128,9 @@ CODECS: dict[str, Any] = {
     "demo": gcodec.Demo(chunk=16, kept=16),
     "scalecom": gcodec.torch.ScaleCom(density=0.05),
     "scalecom global": gcodec.torch.ScaleCom(k=200, scope="global", beta=0.5),
+    "shared set": gcodec.torch.SharedSet(density=0.05),
+    "shared set global": gcodec.torch.SharedSet(k=200, scope="global", values="sign", momentum=0.5),
+    "lgc": gcodec.lgc.Lgc(density=0.05, full_steps=1, top_k_steps=2, iterations=20, width=4),
     "global": gcodec.TopK(density=0.05, scope="global"),
     "rules": gcodec.TopK(density=0.05),
     "no feedback": gcodec.TopK(density=0.005),
@@ -266,6 +270,22 @@ def printed(rank: int, world: int) -> str:
     with contextlib.redirect_stderr(io.StringIO()) as text:
         short(rank, world, "topk", 8, profile=4)
     return text.getvalue()
+
+
+def phases(rank: int, world: int) -> tuple[list[int], bytes, str]:
+    """Returns the bytes that the learned codec sent in each step, its model, and the bits of the network."""
+    model = network(0)
+    ddp = DistributedDataParallel(model)
+    codec = gcodec.lgc.Lgc(density=0.2, full_steps=2, top_k_steps=3, iterations=20, width=4)
+    state = gcodec.torch.State(model, codec)
+    ddp.register_comm_hook(state, gcodec.torch.hook)
+    sent = []
+    for pixels, labels in batches(0, rank, world, 9):
+        torch.nn.functional.cross_entropy(ddp(pixels), labels).backward()
+        sent.append(state.profile.sent)
+    learned = bytes(state.state_dict()["model"].tolist())
+    dist.barrier()
+    return [b - a for a, b in zip([0, *sent], sent, strict=False)], learned, bits(model)
 
 
 def groups(rank: int, world: int) -> dict[str, list[str]]:

@@ -214,6 +214,12 @@ impl Trainer {
         Ok(mean)
     }
 
+    /// Returns the number of steps whose signals it has.
+    #[must_use]
+    pub fn steps(&self) -> usize {
+        self.signals.len()
+    }
+
     /// Returns the error that the innovations leave without codes, as [`Loss::rec`]: what a model has to
     /// improve on. 0 without signals.
     #[must_use]

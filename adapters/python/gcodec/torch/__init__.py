@@ -22,11 +22,12 @@ from gcodec.torch.diloco import DiLoCo
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
+from gcodec.torch.sets import SharedSet
 
 if TYPE_CHECKING:
     from gcodec.torch.fsdp import Sharded
 
-__all__ = ["Average", "DiLoCo", "Profile", "ScaleCom", "Schedule", "Sharded", "State", "hook"]
+__all__ = ["Average", "DiLoCo", "Profile", "ScaleCom", "Schedule", "Sharded", "SharedSet", "State", "hook"]
 
 
 def __getattr__(name: str) -> Any:

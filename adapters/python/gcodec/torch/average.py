@@ -12,12 +12,14 @@ import torch.distributed as dist
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
+from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.torch.exchange import USED, Exchange
 from gcodec.torch.names import described, parameters_of, some
 from gcodec.torch.ranks import NotFinite, Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
+from gcodec.torch.sets import SharedSet
 
 
 class Average:
@@ -44,7 +46,7 @@ class Average:
     def __init__(
         self,
         model: torch.nn.Module,
-        codec: Codec | str | Dgc | ScaleCom | Schedule,
+        codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
         options: Options | None = None,
         *,
         scaler: torch.amp.GradScaler | None = None,

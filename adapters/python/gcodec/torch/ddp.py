@@ -12,6 +12,7 @@ import torch.distributed as dist
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
+from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.torch.average import average, sparse
 from gcodec.torch.exchange import USED, Exchange
@@ -19,6 +20,7 @@ from gcodec.torch.names import described, parameters_of
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
+from gcodec.torch.sets import SharedSet
 
 
 class State:
@@ -37,11 +39,12 @@ class State:
 
     Args:
         model: the model, with or without DistributedDataParallel or `torch.compile` around it.
-        codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`; or a `Schedule`. Codecs that
-            round or draw at random do so independently at each step and rank.
+        codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`, a `SharedSet` or a
+            `gcodec.lgc.Lgc`; or a `Schedule`. Codecs that round or draw at random do so independently at each
+            step and rank.
         options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter; beside a
-            `ScaleCom`, for the parameters that it leaves out), feedback (True, False, or a `Feedback` to use;
-            default True; `Dgc` and `ScaleCom` hold their own residuals), non_finite (on `reject` all ranks
+            codec with sets, for the parameters that it leaves out), feedback (True, False, or a `Feedback` to
+            use; default True; `Dgc`, `ScaleCom`, `SharedSet` and `Lgc` hold their own residuals), non_finite (on `reject` all ranks
             raise; default `propagate`), limits (on the streams of other ranks).
         scaler: the `GradScaler` of the loss. Residuals are then kept without its scale, which changes from
             step to step. Default: None, no loss scaling.
@@ -56,7 +59,7 @@ class State:
     def __init__(
         self,
         model: torch.nn.Module,
-        codec: Codec | str | Dgc | ScaleCom | Schedule,
+        codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
         options: Options | None = None,
         *,
         scaler: torch.amp.GradScaler | None = None,

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
+from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
-from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.exchange import SETS, USED, Exchange
 from gcodec.torch.names import described, parameters_of, plain, some
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
+from gcodec.torch.sets import SharedSet
 
 
 class DiLoCo:
@@ -49,7 +51,7 @@ class DiLoCo:
         self,
         model: torch.nn.Module,
         outer: torch.optim.Optimizer,
-        codec: Codec | str | Dgc | ScaleCom | Schedule,
+        codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
         options: Options | None = None,
         *,
         every: int,
@@ -69,7 +71,7 @@ class DiLoCo:
         mine = {id(p) for p in self._parameters.values()}
         if mine != {id(p) for settings in outer.param_groups for p in settings["params"] if p.requires_grad}:
             raise InputError("the outer optimizer does not have exactly the model's trainable parameters")
-        if mask is not None and isinstance(codec, (Dgc, ScaleCom, Schedule)):
+        if mask is not None and isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"mask needs a codec that sends elements of its own choice in frames, which {type(codec).__name__} does not")
         self._mask = mask
         self._anchor = self._now()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from gcodec.codecs import Codec, numbered, spec_of
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.header import UpdateHeader
+from gcodec.lgc import Lgc
 from gcodec.limits import Limits
 from gcodec.oneshot import decode
 from gcodec.options import Options
@@ -27,7 +28,11 @@ from gcodec.torch.names import Tensors, own
 from gcodec.torch.ranks import NotFinite, Profile, Ranks
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
+from gcodec.torch.sets import SharedSet
 from gcodec.update import PART_BYTES, check_rules, native_update
+
+SETS = (ScaleCom, SharedSet, Lgc)
+"""Codecs whose leader in turn sends positions for all ranks; they hold their own residuals."""
 
 USED = ("rules", "feedback", "non_finite", "limits")
 """The options that an exchange uses."""
@@ -42,7 +47,7 @@ class Exchange:
     def __init__(
         self,
         owner: str,
-        codec: Codec | str | Dgc | ScaleCom | Schedule,
+        codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
         options: Options,
         tensors: Tensors,
         group: dist.ProcessGroup | Ranks | None,
@@ -60,10 +65,12 @@ class Exchange:
         for stage in stages:
             self._check_codec(stage)
         check_rules(owner, self._rules, tensors)
-        # Tensors that a ScaleCom leaves to codecs of their own.
+        # Tensors that a codec with sets leaves to codecs of their own.
         self._ruled = {name for name in tensors if any(fnmatchcase(name, glob) for glob in self._rules)}
-        self._has_sets = any(isinstance(stage, ScaleCom) for stage in stages)
-        has_frames = bool(self._rules) or not all(isinstance(stage, (Dgc, ScaleCom)) for stage in stages)
+        self._has_sets = any(isinstance(stage, SETS) for stage in stages)
+        # The name of their residuals in a saved state.
+        self._sets = "scalecom" if any(isinstance(stage, ScaleCom) for stage in stages) else "sets"
+        has_frames = bool(self._rules) or not all(isinstance(stage, (Dgc, *SETS)) for stage in stages)
         self._feedback: Feedback | None = None
         if has_frames and options.feedback is not False:
             self._feedback = options.feedback if isinstance(options.feedback, Feedback) else Feedback()
@@ -71,17 +78,19 @@ class Exchange:
             known = self._feedback.state_dict()
             if list(renamed := own(known, tensors)) != list(known):
                 self._feedback.load_state_dict(renamed)
-        # A ScaleCom worker is made at its first exchange, and then loads its memory.
-        self._scalecom: tuple[ScaleCom, _native.ScaleCom] | None = None
+        # A worker of a codec with sets is made at its first exchange, and then loads its memory.
+        self._worker: tuple[ScaleCom | SharedSet | Lgc, _SetWorker] | None = None
         self._memory: dict[str, Any] = {}
+        # The model of a learned codec, after its second phase.
+        self._model: bytes | None = None
 
-    def _check_codec(self, codec: Codec | str | Dgc | ScaleCom) -> None:
+    def _check_codec(self, codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc) -> None:
         world, feedback = self._ranks.world, self._options.feedback
-        if isinstance(codec, (Dgc, ScaleCom)) and isinstance(feedback, Feedback):
+        if isinstance(codec, (Dgc, *SETS)) and isinstance(feedback, Feedback):
             raise InputError(f"{type(codec).__name__} holds its own residuals: it takes no feedback")
-        if isinstance(codec, ScaleCom):
+        if isinstance(codec, SETS):
             if feedback is False:
-                raise InputError("ScaleCom needs its residuals: feedback cannot be False")
+                raise InputError(f"{type(codec).__name__} needs its residuals: feedback cannot be False")
         elif isinstance(codec, Dgc):
             if self._rules:
                 raise InputError("Dgc takes no rules: it compresses every tensor in the same way")
@@ -174,7 +183,7 @@ class Exchange:
         error: Exception | None,
     ) -> dict[str, torch.Tensor]:
         codec = self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
-        if not isinstance(codec, ScaleCom):
+        if not isinstance(codec, SETS):
             self._leave_set()
             return self._by_frames(codec, tensors, inner_steps, held, error)
         others = {name: tensor for name, tensor in tensors.items() if name not in self._ruled}
@@ -182,7 +191,7 @@ class Exchange:
         by_set = len(self._ruled) < len(self._tensors)
         if by_set and error is None:
             try:
-                worker = self._worker(codec, others)
+                worker = self._worker_of(codec, others)
             except Exception as e:
                 error = e
         if self._ruled:
@@ -191,9 +200,11 @@ class Exchange:
             # The worker's step cannot be taken back once it is finished.
             if self._propagate and not all(_is_finite(mean * scale) for mean in means.values()):
                 raise NotFinite
-        if by_set:
-            means |= self._by_set(worker, others, held, scale, error)
-        return means
+        if not by_set:
+            return means
+        if isinstance(codec, ScaleCom):
+            return means | self._by_sum(worker, others, held, scale, error)
+        return means | self._by_updates(codec, worker, others, held, scale, error)
 
     def sent(self) -> dict[str, torch.Tensor]:
         """Returns this rank's last update, as receivers decode it."""
@@ -223,7 +234,7 @@ class Exchange:
         return greeting(
             self._tensors,
             world=self._ranks.world,
-            codec=_text(self._codec),
+            codec=_text(self._codec) if self._model is None else f"{_text(self._codec)} with a model",
             rules=[(glob, spec_of(rule)) for glob, rule in self._rules.items()],
             feedback=self._feedback is not None,
             non_finite=self._options.non_finite,
@@ -284,14 +295,15 @@ class Exchange:
         self.profile.coding += encoded.seconds[1]
         return encoded
 
-    def _by_set(
+    def _by_sum(
         self,
-        worker: _native.ScaleCom | None,
+        worker: Any,
         tensors: dict[str, torch.Tensor],
         held: Collection[str],
         scale: float,
         error: Exception | None,
     ) -> dict[str, torch.Tensor]:
+        """Returns the mean of values on a leader's set, which ranks sum by an all-reduce."""
         found = None
         start = time.perf_counter()
         if worker is not None and error is None:
@@ -316,36 +328,101 @@ class Exchange:
         self.profile.coding += time.perf_counter() - start
         return out
 
-    def _worker(self, codec: ScaleCom, tensors: dict[str, torch.Tensor]) -> _native.ScaleCom:
-        if self._scalecom is not None and self._scalecom[0] is not codec:
+    def _by_updates(
+        self,
+        codec: SharedSet | Lgc,
+        worker: Any,
+        tensors: dict[str, torch.Tensor],
+        held: Collection[str],
+        scale: float,
+        error: Exception | None,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the mean of updates on a leader's set, which travel as frames."""
+        if isinstance(codec, Lgc) and self._model is None and self.step >= codec.learned_from:
+            self._share_model(worker, error)
+        update: _native.Encoded | bytes = b""
+        found = None
+        start = time.perf_counter()
+        if worker is not None and error is None:
+            try:
+                wide = given({name: tensor.float() for name, tensor in tensors.items()})
+                if isinstance(worker, _native.Lgc):
+                    found = worker.begin(self.step, wide)
+                else:
+                    found = worker.begin(self.step, wide, [name not in held for name in tensors])
+            except Exception as e:
+                error = e
+        self.profile.selection += time.perf_counter() - start
+        leader = self.step % self._ranks.world
+        size = self._ranks.sizes(len(memoryview(found or b"")), error, self._propagate)[leader]
+        index_set = self._ranks.broadcast(memoryview(found or b""), size, leader) if size else None
+        assert worker is not None, "an error is raised on all ranks"
+        start = time.perf_counter()
+        try:
+            if index_set is not None:
+                worker.take_set(index_set, self._limits)
+            update = worker.send()
+        except Exception as e:
+            error = e
+        self.profile.coding += time.perf_counter() - start
+        frames = memoryview(update)
+        sizes = self._ranks.sizes(len(frames), error, self._propagate)
+        streams = self._ranks.gather_frames(b"", frames, sizes)
+        start = time.perf_counter()
+        means = {name: convert(tensor, "torch") for name, tensor in worker.mean(streams, self._limits)}
+        if self._propagate and not all(_is_finite(mean * scale) for mean in means.values()):
+            raise NotFinite
+        worker.finish()
+        self.profile.coding += time.perf_counter() - start
+        return means
+
+    def _share_model(self, worker: _native.Lgc | None, error: Exception | None) -> None:
+        """Gives the model of the first rank, which has trained it, to all ranks."""
+        model = b""
+        if worker is not None and error is None:
+            try:
+                model = worker.model() or b""
+            except Exception as e:
+                error = e
+        size = self._ranks.sizes(len(model), error, self._propagate)[0]
+        shared = bytes(self._ranks.broadcast(memoryview(model), size, 0))
+        assert worker is not None, "an error is raised on all ranks"
+        worker.set_model(shared)
+        self._model = shared
+
+    def _worker_of(self, codec: ScaleCom | SharedSet | Lgc, tensors: dict[str, torch.Tensor]) -> _SetWorker:
+        if self._worker is not None and self._worker[0] is not codec:
             self._leave_set()
-        if self._scalecom is None:
+        if self._worker is None:
             shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
-            ranks = self._ranks
-            worker = _native.ScaleCom(shapes, ranks.rank, ranks.world, codec.spec, codec.beta, codec.chunk)
+            worker = _made(codec, shapes, self._ranks)
             kept = {} if self._feedback is None else self._feedback.state_dict("torch")
             worker.load(given(self._memory | {name: kept.pop(name) for name in tensors if name in kept}))
             if self._feedback is not None:
                 self._feedback.load_state_dict(kept)
-            self._scalecom, self._memory = (codec, worker), {}
-        return self._scalecom[1]
+            if isinstance(worker, _native.Lgc) and self._model is not None:
+                worker.set_model(self._model)
+            self._worker, self._memory = (codec, worker), {}
+        return self._worker[1]
 
     def _leave_set(self) -> None:
-        """Moves the residuals of a ScaleCom to where codecs have theirs, if there are such codecs."""
-        memory, self._scalecom, self._memory = self._set_memory(), None, {}
+        """Moves the residuals of a codec with sets to where other codecs have theirs, if there are such
+        codecs. Velocities end."""
+        memory = {name: tensor for name, tensor in self._set_memory().items() if "#" not in name}
+        self._worker, self._memory = None, {}
         if self._feedback is None:
             self._memory = memory
         elif memory:
             self._feedback.load_state_dict(self._feedback.state_dict("torch") | memory)
 
     def _set_memory(self) -> dict[str, Any]:
-        """Returns the residuals of the ScaleCom."""
-        if self._scalecom is None:
+        """Returns the residuals of a codec with sets."""
+        if self._worker is None:
             return self._memory
-        return {name: convert(tensor, "torch") for name, tensor in self._scalecom[1].save()}
+        return {name: convert(tensor, "torch") for name, tensor in self._worker[1].save()}
 
     def commit(self) -> None:
-        """Accepts the change of the sender state. ScaleCom's worker changes only when its step is
+        """Accepts the change of the sender state. Workers with sets change only when their step is
         finished."""
         for memory in self._memories():
             memory.commit()
@@ -354,8 +431,8 @@ class Exchange:
         """Restores the sender state from before the exchange."""
         for memory in self._memories():
             memory.undo()
-        if self._scalecom is not None:
-            self._scalecom[1].abort()
+        if self._worker is not None:
+            self._worker[1].abort()
 
     def _memories(self) -> list[_native.Feedback | _native.Dgc]:
         if isinstance(self._codec, Dgc):
@@ -369,12 +446,15 @@ class Exchange:
         if isinstance(self._codec, Dgc):
             state["dgc"] = self._codec.state_dict("torch")
         if self._has_sets:
-            state["scalecom"] = self._set_memory()
+            state[self._sets] = self._set_memory()
+        if isinstance(self._codec, Lgc):
+            state["model"] = torch.frombuffer(bytearray(self._model or b"\0"), dtype=torch.uint8)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         kinds = {"feedback": self._feedback is not None, "dgc": isinstance(self._codec, Dgc)}
-        kinds["scalecom"] = self._has_sets
+        kinds[self._sets] = self._has_sets
+        kinds["model"] = isinstance(self._codec, Lgc)
         expected = {"step", "rank", "world"} | {kind for kind, used in kinds.items() if used}
         if set(state) != expected:
             raise InputError(f"the state has {sorted(state)}, but this codec needs {sorted(expected)}: use the codec that saved it")
@@ -384,22 +464,42 @@ class Exchange:
                 f"the state is of rank {there[0]} of {there[1]}, and this is rank {here[0]} of {here[1]}: save and load one "
                 "file for each rank, or begin without the residuals"
             )
-        feedback, memory = (own(state.get(kind, {}), self._tensors) for kind in ("feedback", "scalecom"))
+        feedback, memory = (own(state.get(kind, {}), self._tensors) for kind in ("feedback", self._sets))
         if isinstance(self._codec, Dgc):
             self._codec.load_state_dict({**state["dgc"], "tensors": own(state["dgc"]["tensors"], self._tensors)})
         if self._feedback is not None:
             self._feedback.load_state_dict(feedback)
-        self._scalecom, self._memory = None, memory
+        self._worker, self._memory = None, memory
+        if "model" in expected:
+            model = bytes(state["model"].tolist())
+            # A model has more than one byte.
+            self._model = model if len(model) > 1 else None
         self.step = int(state["step"])
 
 
-def _text(codec: Codec | str | Dgc | ScaleCom | Schedule) -> Any:
+class _SetWorker(Protocol):
+    """Part of the native workers with sets that all of them have."""
+
+    def abort(self) -> None: ...
+    def save(self) -> Any: ...
+    def load(self, tensors: Any) -> None: ...
+
+
+def _made(codec: ScaleCom | SharedSet | Lgc, shapes: list[tuple[str, tuple[int, ...]]], ranks: Ranks) -> _SetWorker:
+    if isinstance(codec, ScaleCom):
+        return _native.ScaleCom(shapes, ranks.rank, ranks.world, codec.spec, codec.beta, codec.chunk)
+    if isinstance(codec, SharedSet):
+        return _native.SharedSet(shapes, ranks.rank, ranks.world, codec.spec, codec.momentum)
+    return _native.Lgc(shapes, ranks.rank, ranks.world, codec)
+
+
+def _text(codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule) -> Any:
     """Returns the settings of a codec for the comparison between ranks."""
     if isinstance(codec, Schedule):
         return [(first, _text(stage)) for first, stage in sorted(codec.stages.items())]
     if isinstance(codec, Dgc):
         return codec.settings
-    return str(codec) if isinstance(codec, ScaleCom) else spec_of(codec)
+    return str(codec) if isinstance(codec, SETS) else spec_of(codec)
 
 
 def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:

@@ -29,11 +29,10 @@ from gcodec.limits import Limits
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.reduction import reduce
 from gcodec.shards import Place
-from gcodec.torch.exchange import Exchange
+from gcodec.torch.exchange import SETS, Exchange
 from gcodec.torch.handshake import check, greeting
 from gcodec.torch.names import Tensors, described, plain
 from gcodec.torch.ranks import NotFinite, Profile, Ranks
-from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 from gcodec.update import PART_BYTES, check_rules, native_update
 
@@ -82,7 +81,7 @@ class Sharded:
     ) -> None:
         chosen = resolve("gcodec.torch.Sharded", USED, options, keywords)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate", feedback=chosen.feedback is not False)
-        if isinstance(codec, (Dgc, ScaleCom, Schedule)):
+        if isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"Sharded takes no {type(codec).__name__}, which keeps state of its own: use gcodec.TopK")
         for one in (codec, *(chosen.rules or {}).values()):
             if spec_of(one).partition(":")[0] == "delta":
