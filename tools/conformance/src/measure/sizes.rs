@@ -141,27 +141,30 @@ pub(crate) fn independent_positions(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Returns the shapes of ResNet50's 161 tensors.
-fn resnet50() -> Vec<Vec<u64>> {
-    let mut shapes = Vec::new();
-    let mut conv = |out: u64, input: u64, size: u64| {
-        shapes.extend([vec![out, input, size, size], vec![out], vec![out]]);
+/// Returns the names that torchvision gives to ResNet50's 161 tensors, and their shapes.
+fn resnet50() -> Vec<(String, Vec<u64>)> {
+    let mut tensors = Vec::new();
+    let mut conv = |conv: String, norm: String, shape: [u64; 4]| {
+        tensors.push((format!("{conv}.weight"), shape.to_vec()));
+        tensors.extend(["weight", "bias"].map(|part| (format!("{norm}.{part}"), vec![shape[0]])));
     };
-    conv(64, 3, 7);
+    conv("conv1".into(), "bn1".into(), [64, 3, 7, 7]);
     let mut input = 64;
-    for (blocks, width) in [(3, 64), (4, 128), (6, 256), (3, 512)] {
+    for (layer, (blocks, width)) in (1..).zip([(3, 64), (4, 128), (6, 256), (3, 512)]) {
         for block in 0..blocks {
-            conv(width, input, 1);
-            conv(width, width, 3);
-            conv(width * 4, width, 1);
+            let within = |name: &str| format!("layer{layer}.{block}.{name}");
+            conv(within("conv1"), within("bn1"), [width, input, 1, 1]);
+            conv(within("conv2"), within("bn2"), [width, width, 3, 3]);
+            conv(within("conv3"), within("bn3"), [width * 4, width, 1, 1]);
             if block == 0 {
-                conv(width * 4, input, 1);
+                conv(within("downsample.0"), within("downsample.1"), [width * 4, input, 1, 1]);
             }
             input = width * 4;
         }
     }
-    shapes.extend([vec![1000, 2048], vec![1000]]);
-    shapes
+    tensors.push(("fc.weight".into(), vec![1000, 2048]));
+    tensors.push(("fc.bias".into(), vec![1000]));
+    tensors
 }
 
 /// Maps a uniform word to a symmetric distribution with exponential tails.
@@ -173,15 +176,15 @@ fn laplace(word: u32) -> f32 {
 pub(crate) fn sbc_resnet50(report: &mut Report) -> Result<()> {
     report.section(
         "Sparse Binary Compression of a ResNet50-shaped update",
-        "161 tensors, 25,557,032 parameters with independent Laplace values, k per tensor, p = \
-         0.001. Paper: 2569x, recalled rather than looked up.",
+        "161 tensors with torchvision's names, 25,557,032 parameters with independent Laplace values, k per \
+         tensor, p = 0.001. Paper: 2569x, recalled rather than looked up.",
     );
     let mut named = Vec::new();
-    for (t, shape) in resnet50().into_iter().enumerate() {
+    for (t, (name, shape)) in resnet50().into_iter().enumerate() {
         let mut words = vec![0; gcodec::tensor::elements(&shape).unwrap_or(0) as usize];
         random::words(2, t as u64, 0, &mut words);
         let values: Vec<f32> = words.into_iter().map(laplace).collect();
-        named.push((format!("t{t:03}"), TensorBuf::from_f32(shape, &values)?));
+        named.push((name, TensorBuf::from_f32(shape, &values)?));
     }
     let dump = Dump::new("resnet50", named)?;
     assert_eq!((dump.elements(), dump.tensors.len()), (25_557_032, 161));
