@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Encoding goes from dense tensors to bytes, and includes selection and quantisation. Decoding
-goes from bytes to dense tensors, into allocated memory. Both include all headers.
+goes from bytes to dense tensors, into memory that is already allocated. Both include all headers.
 
 Examples:
   gcodec bench grad.safetensors

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// Decode an update of a stream into dense tensors
 ///
 /// Every tensor is written with its name, shape and element type. Elements that the update does not contain
-/// are zero or, for a delta, the base's.
+/// are zero or, for a delta, those of the base.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The extension of the output selects its format: .safetensors, .npz or .npy. Standard output (`-`)
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     /// Sender of the update
     #[arg(long, value_name = "N")]
     sender: Option<u64>,
-    /// All updates, or all of the step or sender, each into a file of its own
+    /// All updates, or all of the given step or sender, each in its own file
     #[arg(long)]
     all: bool,
     /// Only tensors whose names match
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Tensors that the delta applies to
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Model that latent codes need, if the stream does not carry it; again for others
+    /// Model that latent codes need, if the stream does not carry it; may be repeated
     #[arg(long = "model", value_name = "FILE")]
     models: Vec<PathBuf>,
     #[command(flatten)]

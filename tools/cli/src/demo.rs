@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// several steps.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The gradients are those of tools/cli/gradients/ in the repository: a small convolutional network for digits,
-two workers at one step; and the first layers of a small ResNet at three steps.
+The gradients are those of tools/cli/gradients/ in the repository: a small convolutional network for
+digits, two workers at one step; and the first layers of a small ResNet at three steps.
 
 Examples:
   gcodec demo

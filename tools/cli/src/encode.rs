@@ -34,8 +34,8 @@ SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
   stc:density=0.01          Sparse Ternary Compression: topk with values=sign
   threshold:at=0.001        magnitudes of at least this; values= as for topk
   sbc:density=0.001         Sparse Binary Compression: one value for the largest of one sign
-  sidco:density=0.001       about this share of the largest, by a fitted threshold; fit=gp|gamma-gp|exp,
-                            stages=guard|authors|N; values= as for topk
+  sidco:density=0.001       about this share of the largest, above a fitted threshold;
+                            fit=gp|gamma-gp|exp, stages=guard|authors|N; values= as for topk
   randk:density=0.01        random positions; scale=n/k|1, values=f32|f16|bf16, seed=1
   chunked:chunk=4096        the largest of each chunk; kept=64, values=code2|sign
   demo:chunk=64,kept=32     DeMo: the largest of each chunk's cosine transform
@@ -50,8 +50,8 @@ SPEC is name[:key=value,...]; docs/compressors.md lists papers and sizes:
                             density=0.01, codes=int8|f32|f16|bf16, innovation=0.1 (share of values
                             that is exact), inline=no|yes (the model in the stream)
 
-Codecs with positions take positions=auto|rice|rice-one|tokens|bitmap|classed. A seed grows by one with
-each update.
+Codecs with positions take positions=auto|rice|rice-one|tokens|bitmap|classed. A seed grows by one
+with each update.
 
 With the codec delta, each input is the base of the next one; without --base the first input is
 encoded losslessly. A base that lacks a tensor, or has it with another shape or type, is a usage
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     /// Tensors: .safetensors, .npz, .npy, .pt or .gguf; `-` is standard input. Each file becomes an update
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
-    /// Stream to write, by convention a .gcu; `-` is standard output
+    /// Stream to write, named *.gcu by convention; `-` is standard output
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Codec of the tensors
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Warn about a rule that matches no tensor, instead of failing
     #[arg(long)]
     allow_unused_rules: bool,
-    /// Tensors that the first delta (codec `delta`) is made against
+    /// Tensors against which the first delta (codec `delta`) is made
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     /// Step of the first update, the next ones follow [default: the step in the input's metadata, or else

@@ -58,7 +58,7 @@ struct Cli {
     /// Number of threads [default: the number of cores; 1 for bench]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
-    /// Errors only
+    /// Print errors only
     #[arg(short, long, global = true)]
     quiet: bool,
     #[command(subcommand)]
@@ -87,7 +87,7 @@ enum Command {
     Model(model::Args),
     /// Print shell completions
     Completions {
-        /// Shell
+        /// Shell to print completions for
         shell: clap_complete::Shell,
     },
     /// Print the man page, or write the man pages of all commands to a directory

@@ -33,12 +33,12 @@ enum Command {
 /// Train an autoencoder on gradients of several workers
 ///
 /// Each file has one worker's gradients of one step; its metadata or its name says which, as in
-/// `run_step0200_worker3.safetensors`. The autoencoder learns the workers' values at the largest elements of
-/// one of them, which takes turns.
+/// `run_step0200_worker3.safetensors`. In each step, one worker in turn chooses its largest elements, and the
+/// autoencoder learns the values of all workers at these elements.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-With --accumulate the steps must follow each other: workers then send what an update of the learned
-codec sends, the momentum and the unsent rest of earlier steps.
+With --accumulate, the files must have consecutive steps. The autoencoder then learns the values that
+updates of the learned codec have: with the momentum and the residuals of earlier steps.
 
 The file is the model's weights: spec/models/lgc-conv1d.md. Its hash, which is printed, identifies
 the model in streams.
@@ -51,7 +51,7 @@ struct Train {
     /// Files of gradients
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
-    /// File for the model, by convention a .lgc
+    /// File for the model, named *.lgc by convention
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// Density of the shared set, in each tensor
@@ -63,10 +63,10 @@ struct Train {
     /// One decoder for all workers, on the mean of their codes, instead of one for each
     #[arg(long)]
     ring: bool,
-    /// Add the momentum and the unsent rest of earlier steps to a step's gradients
+    /// Add the momentum and the residuals of earlier steps to a step's gradients
     #[arg(long)]
     accumulate: bool,
-    /// Steps of the optimizer
+    /// Optimizer steps of the training
     #[arg(long, default_value_t = 2000, value_name = "N")]
     iterations: u64,
     /// Learning rate of Adam; it falls to a tenth along a cosine
@@ -78,7 +78,7 @@ struct Train {
     /// Weight of the distance between the workers' codes
     #[arg(long, default_value_t = 0.5, value_name = "W")]
     lambda_sim: f64,
-    /// Seed of weights and windows
+    /// Seed of the initial weights and of the choice of windows
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 }

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 /// Save the intact updates of a corrupt or truncated stream
 ///
-/// Copies every frame that has correct checksums, a manifest and its index sets to a new stream with a new
-/// index. Exits with 0 if nothing was lost, with 1 otherwise.
+/// Copies to a new stream, with a new index, every frame that has correct checksums and whose manifest and
+/// index sets are intact. Exits with 0 if nothing was lost, with 1 otherwise.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

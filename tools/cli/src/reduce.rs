@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 /// Sum the updates of many senders, or take their mean
 ///
-/// Updates of one step and round are summed in the order of their senders' numbers, whatever the order of
-/// the inputs, so that every node gets the same bytes. A sender without an update of a step does not count
-/// in it; the result has the number of contributors.
+/// Updates of one step and round are summed in the order of their senders' numbers, whatever the order of the
+/// inputs, so that every node gets the same bytes. A sender without an update for a step is left out of that
+/// step. The result states the number of contributors.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Methods:
@@ -33,9 +33,9 @@ Methods:
   add     adds values where all updates have the same elements (a shared index set, or dense
           floats), without expanding them; the result is as small as one of them
 
-Updates without a sum are refused with the reason and the sender: deltas against a base, means,
-another manifest, another number of senders, a repeated sender. Inputs that were encoded without
---sender all have the number 0; --by-input numbers them in their order.
+Updates that cannot be summed are refused, with the reason and the sender: deltas against a base,
+means, another manifest, another number of senders, a repeated sender. Inputs that were encoded
+without --sender all have the number 0; --by-input numbers them in their order.
 
 The result is a stream with one update for each step, or the tensors of one update if its name ends
 in .safetensors, .npz or .npy.
@@ -371,7 +371,7 @@ fn compressed(args: &Args, method: Method, updates: &[Update<'_>]) -> Result<Red
             blocks.extend(these);
         }
         if decoded.first().is_some_and(|first: &Vec<Block>| first.len() != blocks.len()) {
-            return Err(fail(update, "it has another number of blocks than the first: use the method dense"));
+            return Err(fail(update, "its number of blocks differs from the first: use the method dense"));
         }
         decoded.push(blocks);
     }

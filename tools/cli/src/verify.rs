@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 
 /// Check streams: every checksum, every rule of the format, every block
 ///
-/// Exits with 3 if a stream is corrupt or invalid. A fault does not hide the rest: standard error has the
-/// byte offset, frame, block and tensor of each fault, and standard output says which updates are whole.
+/// Exits with 3 if a stream is corrupt or invalid. After a fault, the check goes on. Standard error has the
+/// byte offset, frame, block and tensor of each fault, and standard output says which updates are intact.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The digests of a delta's base and result are not checked: `gcodec decode --base` does that.

@@ -134,7 +134,7 @@ fn unclassed(w: &mut Walk<'_>, around: &Around<'_>, id: SupportId, n: u64) -> Re
             if row_len == 0
                 || !matches!(inner, SupportId::GAPS_RICE | SupportId::GAPS_TOKENS | SupportId::BITMAP)
             {
-                return Err(Stop("rows are of no elements, or of a kind that is not allowed".into()));
+                return Err(Stop("rows without elements, or an inner kind that is not allowed".into()));
             }
             let rows = unclassed(w, around, inner, n / row_len)?;
             rows.checked_mul(row_len).ok_or(Stop("too many rows".into()))

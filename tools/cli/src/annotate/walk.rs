@@ -107,7 +107,7 @@ impl<'a> Walk<'a> {
     /// Walks a structure of `len` bytes, which it must fill.
     pub(crate) fn inside<T>(&mut self, len: usize, walk: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if len > self.rest() {
-            return Err(Stop(format!("{len} bytes declared, {} are there", self.rest())));
+            return Err(Stop(format!("{len} bytes declared, {} remain", self.rest())));
         }
         let outer = std::mem::replace(&mut self.end, self.at + len);
         let result = walk(self);
@@ -217,7 +217,7 @@ impl<'a> Walk<'a> {
                 .get(len)
                 .ok_or_else(|| Stop(format!("{name} is truncated")))?;
             if len == 10 {
-                return Err(Stop(format!("{name} is no varint")));
+                return Err(Stop(format!("{name} is not a varint")));
             }
             value |= u64::from(byte & 0x7f).checked_shl(7 * len as u32).unwrap_or(0);
             len += 1;

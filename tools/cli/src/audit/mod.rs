@@ -20,15 +20,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Show what a run of weights changes: how many elements, by how much, which again, at which cost
+/// Show how weights change in a training run: how many elements, by how much, how often, at which cost
 ///
 /// Reads streams of deltas, and files of whole weights: each is compared with the one before. An update of a
-/// stream that is no delta counts as whole weights.
+/// stream that is not a delta counts as whole weights.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A change is an element whose bits differ. Its size is in units in the last place (ulp): 1 is the next
-number of its type. `again` is the share of the changed elements that changed in an earlier step of
-the run, and `at once` of those that changed in the step directly before. `bits` are bits of the
+A change is an element whose bits differ. Its size is in units in the last place (ulp): 1 is the
+next number of its type. `again` is the share of the changed elements that changed in an earlier step of
+the run; `at once` is the share that changed in the step directly before. `bits` are bits of the
 step's blocks for each changed element. The bytes of a block that spans several tensors are divided
 among them by changed elements, and the bits of such tensors are marked with ~.
 
@@ -177,7 +177,7 @@ impl Chain {
         let mut rows: BTreeMap<String, Change> = BTreeMap::new();
         let mut new: BTreeMap<String, NamedTensor> = tensors.into_iter().map(keyed).collect();
         if let Some(name) = new.keys().find(|name| !self.weights.contains_key(*name)) {
-            let what = format!("tensor {name:?} is not in the version before: that is of another model");
+            let what = format!("tensor {name:?} is not in the version before, which is of another model");
             return Err(Failure::usage(what));
         }
         for (name, old) in &mut self.weights {

@@ -35,15 +35,15 @@ Layouts:
   slime  a folder of slime or miles, weight_vNNNNNN: bytes that differ from --base, as XOR or as
          positions and bytes. The checksums of the results are verified. The folders become deltas,
          each made against the one before
-  nemo   a payload of NeMo-RL's sparse weight transfer, or a folder with the payloads NNNNNN.pt of one sync:
-         elements that differ from --base, as XOR or as new values, also compressed by zstd
+  nemo   a payload of NeMo-RL's sparse weight transfer, or a folder with the payloads NNNNNN.pt of
+         one sync: elements that differ from --base, as XOR or as new values, also compressed by zstd
 
 Examples:
   gcodec convert topk_step0200_rank3.pt -o topk.gcu --layout pairs --like model.safetensors
   gcodec convert peer7.pt -o peer7.gcu --layout demo --like model.safetensors
   gcodec convert weight_v000001 weight_v000002 -o sync.gcu --layout slime --base hf/model.safetensors")]
 pub(crate) struct Args {
-    /// Updates; each becomes one of the stream
+    /// Updates; each becomes one update of the stream
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
     /// Stream to write; `-` is standard output
@@ -52,7 +52,7 @@ pub(crate) struct Args {
     /// Layout of the updates
     #[arg(long, value_name = "LAYOUT")]
     layout: Layout,
-    /// File with tensors of the model: their names, shapes and order
+    /// File of tensors with the names, shapes and order of the model's tensors
     #[arg(long, value_name = "FILE", required_if_eq_any([("layout", "pairs"), ("layout", "demo")]))]
     like: Option<PathBuf>,
     /// Weights before the first update

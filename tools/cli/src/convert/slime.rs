@@ -81,7 +81,7 @@ fn apply(data: &mut [u8], compressed: &[u8], encoding: &str) -> Result<()> {
     decoder.take(limit + 1).read_to_end(&mut change).map_err(Failure::invalid)?;
     if change.len() as u64 > limit {
         return Err(Failure::invalid(format_args!(
-            "more than {limit} bytes of changes: the base is another"
+            "more than {limit} bytes of changes: the base is the wrong one"
         )));
     }
     if encoding == "xor" {
@@ -105,7 +105,7 @@ fn apply(data: &mut [u8], compressed: &[u8], encoding: &str) -> Result<()> {
         let place = u32::from_le_bytes(*place);
         let len = data.len();
         *data.get_mut(place as usize).ok_or_else(|| {
-            Failure::invalid(format_args!("position {place} in a tensor of {len} bytes: the base is another"))
+            Failure::invalid(format_args!("position {place} in a tensor of {len} bytes: wrong base"))
         })? = *byte;
     }
     Ok(())

@@ -30,10 +30,9 @@ pub(crate) use update::Update;
 
 /// Show what is in streams and files of tensors: norms, sparsity, NaN, cost, damage
 ///
-/// A file with a model of the learned codec, given alone, is described too.
-///
 /// Reads streams, .safetensors (also in shards), .npz, .npy, PyTorch's .pt and .bin (without running their
-/// pickles) and GGUF. The bytes of a file tell its kind. A damaged stream is read to its end.
+/// pickles) and GGUF. As its only input, it also takes a model of the learned codec. The bytes of
+/// a file tell its kind. A corrupt stream is read to its end.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The overview has a line for each update (a file of tensors counts as one; its step and sender come
@@ -45,13 +44,13 @@ parameter, split into positions, values and overhead (headers of blocks); and th
 tensor's own bytes. The bits of a block that spans several tensors are divided among them by kept
 values, and the rows are marked with ~. Where only the base of a delta tells how many are kept, the
 row has ?, and the bits are divided by elements. The row `headers` counts the frame's header and the
-fields before the blocks. `all` is the whole update.
+fields before the blocks. The row `all` counts the whole update.
 
 docs/inspect.schema.json describes the output of --json without --tensors.
 
 --annotate prints for each field: offset, bytes, name, value and meaning. A field longer than
-32 bytes is shortened. With --step, --sender or --tensor it prints updates only, and of them the
-headers and the blocks of these tensors. With --json, an array has an object for each field.
+32 bytes is shortened. With --step, --sender or --tensor, it prints only updates: their headers and
+the blocks of these tensors. With --json, it prints an array with an object for each field.
 
 Examples:
   gcodec inspect run.gcu
@@ -91,10 +90,10 @@ pub(crate) struct Args {
     /// Only tensors whose names match; one tensor is shown with its exponents and a map of its elements
     #[arg(long, value_name = "GLOB")]
     tensor: Option<NameGlob>,
-    /// Read every element of large inputs, too: norms, NaN, exponents, damage
+    /// Read every element, also of large inputs: norms, NaN, exponents, damage
     #[arg(long)]
     stats: bool,
-    /// Compare updates with the tensors they were made of: what compression lost. A folder has the originals
+    /// Show what compression lost: the tensors that the updates were made from. A folder holds the originals
     /// of several updates, each with its step and sender
     #[arg(long, value_name = "ORIGINAL", conflicts_with_all = ["annotate", "coding", "csv"])]
     against: Option<PathBuf>,

@@ -1,12 +1,12 @@
-//! `gcodec fold`: one delta in the place of several.
+//! `gcodec fold`: stores one delta that replaces several.
 
 use super::{InStore, Place};
 use crate::fail::{Outcome, Result};
 use crate::output::{human_bytes, note};
 
-/// Store one delta in the place of several
+/// Store one delta that replaces several
 ///
-/// Receivers that hold version FROM take it if it is less to download. Its result is bit-equal.
+/// A receiver at version FROM uses it if this is the smallest download. The result is the same, bit for bit.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

@@ -7,8 +7,8 @@ use gcodec_store::Collection;
 
 /// Delete weights of a store that no reader needs
 ///
-/// Kept are the latest versions, what leases of readers need, and everything younger than the store's grace
-/// period of one hour. A collection that was stopped is continued by the next one.
+/// It keeps the latest versions, the objects that readers with leases need, and everything younger than the
+/// store's grace period of one hour. If a collection is stopped, the next one continues it.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]

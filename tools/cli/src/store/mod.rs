@@ -25,7 +25,7 @@ struct Place {
     /// Objects that are transferred at the same time
     #[arg(long, value_name = "N", default_value_t = 8)]
     transfers: u16,
-    /// MiB of objects in memory at the same time, unless one object has more
+    /// MiB of objects in memory at the same time, unless one object is larger
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     memory: u64,
 }

@@ -13,12 +13,14 @@ use std::path::PathBuf;
 
 /// Publish tensors as the next version of a store
 ///
-/// The version is a delta against the one before, and at a cadence also an anchor, the whole weights. Of two
-/// publishers at the same time one fails, and nothing of its version is visible.
+/// The version is a delta against the one before. At least every --anchor-every versions, it is also an
+/// anchor: the whole weights. If two publishers run at the same time, one of them fails, and nothing of its
+/// version is visible.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Without --base, the version before is downloaded. --codec delta:values=overwrite sends new elements instead
-of differences: larger, and a receiver may apply the streams twice, or to elements that differ.
+Without --base, the version before is downloaded. With --codec delta:values=overwrite, the delta has
+the new elements instead of differences. It is larger, but a receiver may apply it twice, or to
+elements that differ.
 
 Examples:
   gcodec publish runs/7 step0001.safetensors --meta step=1
@@ -29,7 +31,7 @@ pub(crate) struct Args {
     /// Tensors: .safetensors, .npz or .npy; `-` is standard input
     #[arg(value_name = "IN")]
     input: PathBuf,
-    /// The latest version or an earlier one, as `gcodec pull` wrote it: spares a download
+    /// The latest version or an earlier one, as `gcodec pull` wrote it; avoids a download
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     /// Key and value for the version

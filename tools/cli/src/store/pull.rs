@@ -10,10 +10,10 @@ use std::path::PathBuf;
 
 /// Write a version of a store to a file
 ///
-/// The file appears when every digest is right, or not at all.
+/// The file is written only if every digest is correct.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-With --base, only what changed since is downloaded, or an anchor if that is less.
+With --base, only the changes since that version are downloaded, or an anchor if that is smaller.
 
 Examples:
   gcodec pull s3://bucket/runs/7 -o latest.safetensors

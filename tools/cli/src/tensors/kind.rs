@@ -115,7 +115,7 @@ const SIGNATURES: [(usize, &[u8], &str); 19] = [
     (
         0,
         b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19",
-        "a PyTorch file of before version 1.6, a bare pickle: load it with torch.load and save it again",
+        "a PyTorch file from before version 1.6, a bare pickle: load it with torch.load and save it again",
     ),
     (0, b"\x89HDF\r\n\x1a\n", "HDF5 (Keras, h5py): save the tensors as .npz or .safetensors"),
     (0, b"PAR1", "Parquet: it holds tables, not tensors"),
@@ -127,7 +127,7 @@ const SIGNATURES: [(usize, &[u8], &str); 19] = [
     (0, b"\x89PNG", "a PNG picture"),
     (0, b"%PDF", "a PDF document"),
     (0, b"SQLite format 3", "an SQLite database"),
-    (0, b"lmgg", "a model of llama.cpp of before GGUF: convert it"),
+    (0, b"lmgg", "a llama.cpp model from before GGUF: convert it to GGUF"),
 ];
 
 /// Returns the failure for bytes of another kind.

@@ -339,7 +339,7 @@ fn damage(app: &App, width: usize) -> Vec<Line<'static>> {
         lines.push(match (app.failures.first(), is_read) {
             (Some(failure), _) => Line::from(printable(&failure.message)).red(),
             (None, true) => Line::from("nothing is damaged").green(),
-            (None, false) => Line::from("large inputs are not read to their end: `gcodec verify` is"),
+            (None, false) => Line::from("large inputs are not read to their end; use `gcodec verify`"),
         });
     }
     lines

@@ -15,7 +15,7 @@ use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
-/// Look through dumps in the terminal: modules, statistics, where elements are, trends, bytes, damage
+/// Browse streams and files of tensors in the terminal: modules, statistics, maps, trends, bytes, damage
 ///
 /// Reads what `inspect` reads. The key ? lists all keys.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,8 @@ pub(crate) struct Args {
     /// Streams, files of tensors, and folders of them
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
-    /// The tensors that updates were made of, a file or a folder: Trend shows the error of each update
+    /// Tensors that the updates were made from, a file or a folder; the tab Trend then shows each update's
+    /// error
     #[arg(long, value_name = "ORIGINAL")]
     against: Option<PathBuf>,
     #[command(flatten)]
@@ -41,7 +42,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return Err(Failure::usage("standard input is the keyboard here; give a file"));
     }
     if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
-        return Err(Failure::usage("this is no terminal; `gcodec inspect` prints"));
+        return Err(Failure::usage("standard input or output is not a terminal; use `gcodec inspect`"));
     }
     let limits = args.limits.limits();
     let mut app = App::open(&args.inputs, &limits)?;
