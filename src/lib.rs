@@ -1,5 +1,5 @@
 //! Library for gcodec, a wire format for compressed model updates: gradients, pseudo-gradients and weight
-//! deltas. It encodes and decodes streams in bounded memory, from peers that need not be trusted.
+//! deltas. It encodes and decodes streams in bounded memory, also those of untrusted peers.
 //!
 //! A compressed update stores positions and values separately, so that any compressor fits: a
 //! [`block::Block`] has a [`block::Support`] (the elements it contains) and [`block::Values`] (their values).

@@ -9,7 +9,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// The bytes are no model of format `lgc-conv1d/1`.
+    /// The bytes are not a model of format `lgc-conv1d/1`.
     Model {
         /// Description of the error.
         what: &'static str,

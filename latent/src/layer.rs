@@ -1,4 +1,4 @@
-//! Layers and their computation (spec, models/lgc-conv1d.md, "What is computed").
+//! Layers and their computation (spec, models/lgc-conv1d.md, "Computation").
 
 use crate::error::{Error, Result};
 

@@ -108,8 +108,8 @@ impl Model {
     /// Reads a model and checks its layers like [`Self::new`].
     ///
     /// # Errors
-    /// [`Error::Model`] if the bytes are no model, [`Error::Limit`] if there are too many. Memory grows with
-    /// the bytes present.
+    /// [`Error::Model`] if the bytes are not a model, [`Error::Limit`] if there are too many. Memory grows
+    /// with the bytes present.
     pub fn from_bytes(bytes: &[u8], limits: &Limits) -> Result<Self> {
         check("max_bytes", bytes.len() as u64, limits.max_bytes)?;
         let mut reader = Reader { bytes, at: 0 };

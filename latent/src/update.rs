@@ -20,7 +20,7 @@ pub struct Encoding {
     pub model: Arc<Model>,
     /// Storage of codes. Default: [`CodeFormat::Int8`].
     pub codes: CodeFormat,
-    /// Share of the values that are sent exactly, the largest, 0 to 1. Default: 0.1.
+    /// Share of the values that are sent exactly, 0 to 1: the largest. Default: 0.1.
     pub innovation: f64,
     /// Number of the sender, which selects the decoder. Default: 0.
     pub sender: u64,
@@ -57,8 +57,8 @@ impl Encoding {
 /// Replaces the sparse float values of blocks by latent codes. Other blocks stay.
 ///
 /// Blocks of consecutive tensors of one type become one block, whose values are one signal. The largest
-/// values follow in a block that adds what the decoded ones lack, in bf16. Such an update needs the model
-/// and nothing else of the sender.
+/// values follow in a block that adds what the decoded ones lack, in bf16. A reader of such an update needs
+/// only the model.
 ///
 /// # Errors
 /// [`Error::Input`] for an innovation out of range, or a sender for which the model has no decoder; the
@@ -167,8 +167,9 @@ fn decode(models: &Models, values: &Values, count: usize, sender: u64) -> Result
     model.decode(sender, &codes, count, &[])
 }
 
-/// Returns an update as a stream of its own, with the decoded values in the place of latent codes, which any
-/// reader can read; nothing if it has no codes. `parts`: all parts of the update, in their order.
+/// Returns an update as a stream of its own, in which decoded values replace the latent codes, so that any
+/// reader can read it. Returns nothing if the update has no codes. `parts`: all parts of the update, in their
+/// order.
 ///
 /// # Errors
 /// [`Error::MissingModel`]; the errors of [`codes`] and [`Model::decode`], and of decoding a block.

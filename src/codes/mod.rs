@@ -30,7 +30,7 @@ pub(crate) use tokens::{raw_cost, token, token_cost};
 /// How the integers of a values kind are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Entropy {
-    /// Whichever coding is smallest.
+    /// The smallest coding.
     #[default]
     Auto,
     /// Fields of fixed width: larger, but each field has a known position.

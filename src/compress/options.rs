@@ -21,7 +21,7 @@ pub enum NonFinite {
     /// The codec returns an error.
     #[default]
     Reject,
-    /// The codec takes them for zero.
+    /// The codec treats them as zero.
     Zero,
 }
 

@@ -72,7 +72,7 @@ impl FrameKind {
     pub const END: Self = Self(0x0005);
     /// Keys and values.
     pub const METADATA: Self = Self(0x8001);
-    /// Positions of all frames and blocks.
+    /// Lengths and checksums of all frames and blocks.
     pub const INDEX: Self = Self(0x8002);
 
     /// Every registered kind with its name.

@@ -9,10 +9,11 @@ use crate::tensor::{Dtype, TensorView, elements};
 
 impl TensorInfo {
     /// Describes `parts` shards of equal size, in order: ranges of indices of dimension `dim`. Each is a
-    /// tensor of its own, so that a delta has digests of each, which whoever holds it can check (spec,
+    /// tensor of its own, so that a delta has digests of each, which the holder of the shard can check (spec,
     /// section 6). Names are as in `w[:,4:8]`.
     ///
-    /// A rank of 2 holds two of 4 shards: parts for the largest number of ranks serve all that divide it.
+    /// Choose `parts` for the largest number of ranks. Every number of ranks that divides it works, too: with
+    /// 4 shards, each of 2 ranks holds two.
     ///
     /// # Errors
     /// [`InputErrorKind::BadTensor`] unless `parts` divides the dimension.

@@ -58,7 +58,7 @@ pub enum Body<'a> {
     Model(Box<Model>),
     /// Keys and values.
     Metadata(Metadata),
-    /// Positions of all frames and blocks.
+    /// Lengths and checksums of all frames and blocks.
     Index(Index),
     /// End of a segment.
     End(End),

@@ -12,7 +12,7 @@ use crate::stream::{Event, OpenUpdate, Parser, Progress};
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Finding<'a> {
-    /// An event of a part that is whole.
+    /// An event, read from intact bytes.
     Event(Event<'a>),
     /// Bytes that cannot be read.
     Fault(Fault<'a>),
@@ -28,7 +28,7 @@ pub struct Fault<'a> {
     pub offset: u64,
     /// Number of bytes that are left out.
     pub len: u64,
-    /// The frame, if its header and its length are right.
+    /// The frame, if its header and its length are correct.
     pub frame: Option<DamagedFrame<'a>>,
 }
 
@@ -44,9 +44,9 @@ pub struct DamagedFrame<'a> {
     pub body: &'a [u8],
 }
 
-/// Reads a stream from its beginning to its end and calls `visit` with every event, and with every fault that
-/// an event cannot be read for. A fault does not end it: the next frame is found by its sync word. A stream
-/// without faults gives the events of [`Reader`](crate::stream::Reader).
+/// Reads a stream from its beginning to its end. Calls `visit` with every event, and with a fault where no
+/// event can be read. After a fault, it searches for the sync word of the next frame. A stream without faults
+/// gives the events of [`Reader`](crate::stream::Reader).
 ///
 /// After a fault, the counts and checksums of an index and of an end are not compared with what was read,
 /// since they list what is missing. A missing end is a fault.

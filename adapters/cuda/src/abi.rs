@@ -1,7 +1,5 @@
 //! The structures that host and kernels exchange, as `adapters/cuda/kernels/abi.cuh` declares them. Addresses
-//! are integers.
-//!
-//! Fields have their documentation there.
+//! are integers. That file documents the fields.
 
 /// Threads of every block.
 pub(crate) const THREADS: u32 = 256;

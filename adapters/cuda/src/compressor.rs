@@ -109,8 +109,8 @@ impl Compressor {
         self.run(inputs, codecs, options, stream, false)
     }
 
-    /// Compresses with error feedback: each tensor plus what earlier calls did not send of it. What this call
-    /// does not send is kept for the next.
+    /// Compresses with error feedback: the sum of each tensor and its residual from earlier calls. The rest
+    /// that this call does not send is the new residual.
     ///
     /// # Errors
     /// As [`Self::compress`]; [`Error::Codec`] for a residual of another shape, and for
@@ -246,7 +246,7 @@ impl Compressor {
     }
 
     /// Restores the residuals from before the last call of [`Self::compress_with_feedback`], if that
-    /// succeeded. For an update whose other part, on the host for instance, failed. A second call does
+    /// succeeded. Use it if another part of the update failed, for instance on the host. A second call does
     /// nothing.
     pub fn undo(&mut self) {
         self.residuals.undo();

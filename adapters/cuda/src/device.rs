@@ -199,7 +199,7 @@ impl Device {
         self.driver().check("cuLaunchKernel", code)
     }
 
-    /// Lets work that is put into `later` from now on wait for the work that is in `earlier` now. The host
+    /// Makes work that is put into `later` from now on wait for the work that is in `earlier` now. The host
     /// does not wait.
     ///
     /// # Errors

@@ -53,8 +53,8 @@
 //! that the library defines: of a sample, of the candidates, or of whole tensors. Each fit is one wait and
 //! one launch for all tensors together. It copies 48 bytes for each 2^18 summands and 72 for each tensor to
 //! the host, and 24 for each tensor to the device. The guard takes at most 7 fits to samples and 7 to
-//! candidates, and reads the tensors once, or twice if the sample misled it. A fixed number of stages takes
-//! one fit for each, which reads the tensors once more.
+//! candidates, and reads the tensors once, or twice if the estimate from the sample was wrong. A fixed number
+//! of stages takes one fit for each stage; each fit reads the tensors once more.
 //!
 //! [`Compressor::compress_wire`] takes four launches and one fill more. The device writes the positions with
 //! `rice` in wire form, and the uncoded positions stay there. The host does not wait for the size of the

@@ -36,7 +36,7 @@ pub struct Scatter {
 }
 
 impl Scatter {
-    /// Allocates nothing yet.
+    /// Returns a scatter that has allocated no memory yet.
     ///
     /// # Errors
     /// [`Error::Call`].

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::model::Model;
 
 /// All workers and a receiver in one process, which exchange real frames: for studies, for tests, and to
-/// collect what an autoencoder is trained on from stored gradients.
+/// collect an autoencoder's training values from stored gradients.
 pub struct Group {
     manifest: Arc<Manifest>,
     workers: Vec<Worker>,
@@ -27,7 +27,7 @@ impl Group {
         Ok(Self { manifest: Arc::clone(manifest), workers: workers.collect::<Result<_>>()?, receiver })
     }
 
-    /// Gives a model to all.
+    /// Gives a model to all workers and to the receiver.
     ///
     /// # Errors
     /// The errors of [`Worker::set_model`].

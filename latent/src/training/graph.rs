@@ -1,7 +1,7 @@
 //! Networks of parameters, and the gradients of their layers.
 //!
 //! A convolution is a product of matrices with the columns that its taps meet; a transposed convolution is
-//! its adjoint. So both directions of both layers are made of [`gather`], its adjoint [`scatter`], and
+//! its adjoint. Both directions of both layers are therefore made of [`gather`], its adjoint [`scatter`], and
 //! products.
 
 use ndarray::{Array1, Array2, Axis, s};

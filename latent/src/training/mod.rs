@@ -8,8 +8,8 @@
 //! + lambda_sim x mean over pairs of |code a - code b|^2 / mean of |code|^2
 //! ```
 //!
-//! The second term is relative to the power of the codes, so that it is not least for codes of zero. With
-//! one decoder for all workers (a ring), the mean of the codes is decoded to the mean of the values, and the
+//! The second term is relative to the power of the codes, so that smaller codes do not reduce it. With one
+//! decoder for all workers (a ring), the mean of the codes is decoded to the mean of the values, and the
 //! second term is left out.
 //!
 //! Results repeat bit for bit on one machine. Another one may sum in another order.

@@ -11,8 +11,8 @@ use crate::codes::{Coder, Decoder, PIECE, Role, SymbolReader, read_symbols, vali
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
-/// Each element is an integer code of 1 to 8 bits times its group's scale, minus a zero point or plus an
-/// offset.
+/// Each element is an integer code of 1 to 8 bits: less a zero point, times its group's scale; or times the
+/// scale, plus an offset.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Affine {
     /// Bits of a code: 1 to 8.
@@ -21,13 +21,13 @@ pub struct Affine {
     pub groups: Groups,
     /// The scales.
     pub scales: Scales,
-    /// The position of zero.
+    /// How a code represents zero.
     pub zero: Zero,
     /// A code for each value, each < 2^bits.
     pub codes: Vec<u8>,
 }
 
-/// The position of the zero of an affine code.
+/// How an affine code represents zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Zero {
     /// Code 2^(bits-1) in all groups.

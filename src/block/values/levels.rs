@@ -13,8 +13,8 @@ use crate::codes::{
 use crate::error::{Error, Result};
 use crate::limits::Budget;
 
-/// Each element is its group's norm times a level between -1 and 1: QSGD (arXiv 1610.02132), TernGrad (arXiv
-/// 1705.07878), natural dithering (arXiv 1905.10988).
+/// Each element is its group's norm times a fraction from -1 to 1, which an integer level selects: QSGD
+/// (arXiv 1610.02132), TernGrad (arXiv 1705.07878), natural dithering (arXiv 1905.10988).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Levels {
     /// How levels are spaced.
@@ -50,7 +50,7 @@ impl Spacing {
     }
 }
 
-/// The norm that scales the levels. For the reader's information.
+/// The norm that scales the levels. Readers need not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Norm {

@@ -67,7 +67,8 @@ pub enum Values {
     Pow2(Pow2),
     /// Each element is a level of a quantiser times its group's norm.
     Levels(Levels),
-    /// Each element is an integer code times its group's scale, minus a zero point or plus an offset.
+    /// Each element is an integer code less a zero point, times its group's scale; or a code times the scale,
+    /// plus an offset.
     Affine(Affine),
     /// Each element is an entry of a table, times its group's scale, plus its group's shift.
     Codebook(Codebook),

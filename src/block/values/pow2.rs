@@ -24,8 +24,7 @@ pub struct Pow2 {
     pub negative: Bits,
 }
 
-/// How the sender treated magnitudes between zero and the smallest power of two. For the reader's
-/// information.
+/// How the sender treated magnitudes between zero and the smallest power of two. Readers need not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Underflow {

@@ -36,7 +36,8 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Number of the last tensor in the manifest. Runs that were read are in their manifest.
+    /// Number of the last tensor in the manifest; `u64::MAX` if it exceeds 64 bits, which no run of a stream
+    /// does.
     pub fn last(&self) -> u64 {
         self.first.saturating_add(self.more)
     }

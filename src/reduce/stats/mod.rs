@@ -49,7 +49,7 @@ pub struct Stats {
     pub kept: u64,
     /// Elements of which only the base of a delta tells whether they have a value. They are unread too.
     pub unplaced: u64,
-    /// Values that are no numbers without another tensor or a model: differences to a base in units of the
+    /// Values that give numbers only with another tensor or a model: differences to a base in units of the
     /// last place, and codes of a learned decoder.
     pub unread: u64,
     /// Elements equal to zero.

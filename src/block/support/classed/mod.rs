@@ -1,4 +1,5 @@
-//! Positions given a class of each element, which the receiver knows or is told (spec, supports/classed.md).
+//! Positions coded by the class of each element, which the receiver knows or the stream carries (spec,
+//! supports/classed.md).
 
 mod based;
 mod choose;

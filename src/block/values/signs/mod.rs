@@ -1,5 +1,5 @@
-//! Signs (spec, section 7.7): a plane of bits, or predictions from rows and columns and whether they are
-//! wrong.
+//! Signs (spec, section 7.7): a plane of bits, or predictions from rows and columns with one residual bit per
+//! sign.
 
 mod matrix;
 mod places;

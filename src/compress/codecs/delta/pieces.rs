@@ -1,4 +1,4 @@
-//! Tensors beside their bases, in steps.
+//! Pieces of tensors with their bases, compared in steps.
 
 use crate::arch::{self, Kernel};
 use crate::block::{ROWS, STEP, Scope};
