@@ -3,9 +3,10 @@
     state = gcodec.torch.State(model, gcodec.lgc.Lgc(density=0.01, full_steps=200, top_k_steps=300))
     ddp.register_comm_hook(state, gcodec.torch.hook)
 
-Ranks exchange in three phases: dense gradients; then every rank's values on the set of positions that one rank
-in turn chooses; then codes of that rank's values, and each rank's largest values. The first rank trains the
-autoencoder in the second phase, on the values that all ranks sent, and gives its model to the others.
+Ranks exchange in three phases: dense gradients; then every rank's values on a set of positions, which the
+ranks choose in turn; then codes of the choosing rank's values, and each rank's largest values. The first rank
+trains the autoencoder in the second phase, on the values that all ranks sent, and gives its model to the
+others.
 `state.state_dict()["model"]` has the bytes of the model from the third phase on, one byte before; `gcodec
 inspect` describes them.
 """

@@ -44,8 +44,8 @@ class State:
             step and rank.
         options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter; beside a
             codec with sets, for the parameters that it leaves out), feedback (True, False, or a `Feedback` to
-            use; default True; `Dgc`, `ScaleCom`, `SharedSet` and `Lgc` hold their own residuals), non_finite (on `reject` all ranks
-            raise; default `propagate`), limits (on the streams of other ranks).
+            use; default True; `Dgc`, `ScaleCom`, `SharedSet` and `Lgc` hold their own residuals), non_finite
+            (on `reject` all ranks raise; default `propagate`), limits (on the streams of other ranks).
         scaler: the `GradScaler` of the loss. Residuals are then kept without its scale, which changes from
             step to step. Default: None, no loss scaling.
         group: the process group. Default: None, the default group.

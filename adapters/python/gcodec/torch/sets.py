@@ -14,8 +14,8 @@ class SharedSet:
     """Shared sets: one rank in turn chooses elements, and every rank sends its own values there.
 
     It replaces a codec. Only one rank's positions travel, in the frame of an index set. The values travel in
-    frames, so they may have any form; with `ScaleCom`, ranks sum floats by an all-reduce instead. Gradients of
-    other types than f32 are converted to f32.
+    frames, so they may have any form; with `ScaleCom`, ranks sum floats by an all-reduce instead. Gradients
+    of other types than f32 are converted to f32.
 
     Attributes:
         density, k, scope: number of chosen elements, and the scope of the choice, as in `TopK`.
