@@ -9,11 +9,12 @@
 //! bf16 are first widened exactly. The residual of error feedback is added in 32 bits. A finite sum that
 //! exceeds the range of the element type is limited to that range.
 //!
-//! Codecs that send every element are in [`dense`].
+//! Codecs that send every element are in [`dense`], changes of a base in [`delta`].
 //!
 //! SIDCo's thresholds, the means of `sbc` and `sign` and the norms of quantisers depend on sums of 64-bit
 //! floats in one fixed order, which `src/compress/sums.rs` defines.
 
+pub mod delta;
 pub mod dense;
 mod fitting;
 

@@ -3,7 +3,7 @@
 use crate::bits::{Cursor, put_varint};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::UpdateHeader;
-use crate::tensor::TensorView;
+use crate::tensor::{Dtype, TensorView};
 
 /// Number of an attribute in the registry; readers may skip odd ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,11 +55,8 @@ impl Delta {
 
 /// Returns the digest of a tensor (spec, section 6).
 pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
-    let mut head = vec![tensor.dtype().id()];
-    put_varint(&mut head, tensor.shape().len() as u64);
-    tensor.shape().iter().for_each(|&d| put_varint(&mut head, d));
     let mut hasher = blake3::Hasher::new();
-    hasher.update(&head);
+    hasher.update(&digest_head(tensor.dtype(), tensor.shape()));
     match tensor.data() {
         // Threads of the caller's pool share a large tensor.
         data if data.len() >= LARGE => hasher.update_rayon(data),
@@ -67,6 +64,14 @@ pub fn tensor_digest(tensor: TensorView<'_>) -> Digest {
     };
     let hash = hasher.finalize();
     std::array::from_fn(|i| hash.as_bytes()[i])
+}
+
+/// Returns the bytes that are hashed before a tensor's elements.
+pub(crate) fn digest_head(dtype: Dtype, shape: &[u64]) -> Vec<u8> {
+    let mut head = vec![dtype.id()];
+    put_varint(&mut head, shape.len() as u64);
+    shape.iter().for_each(|&d| put_varint(&mut head, d));
+    head
 }
 
 /// Bytes of a tensor from which on several threads compute its digest.

@@ -4,6 +4,7 @@ mod attributes;
 mod tables;
 mod write;
 
+pub(crate) use attributes::digest_head;
 pub use attributes::{AttributeId, Delta, Digest, run_digest, tensor_digest};
 pub(crate) use write::{Part, write_parts};
 

@@ -9,22 +9,21 @@ use crate::tensor::element::bits_at;
 const FEW: u64 = 128;
 
 /// Classes of the base's elements.
-pub(super) struct Classes {
-    pub(super) bounds: Vec<u8>,
+pub(in crate::compress) struct Classes {
+    pub(in crate::compress) bounds: Vec<u8>,
     /// About the number of changed elements in each class.
     pub(super) changed: Vec<u64>,
 }
 
 /// Returns the classes that should give the smallest positions and differences; `None` if gaps without
-/// classes should be about as small. `forced`: classes are wanted in any case.
-pub(super) fn choose(pieces: &[Piece<'_>], forced: bool) -> Option<Classes> {
-    let counts = count_keys(pieces);
+/// classes should be about as small. `counts`: of each key; `forced`: classes are wanted in any case.
+pub(in crate::compress) fn choose(counts: &[KeyCounts], forced: bool) -> Option<Classes> {
     let mut all = KeyCounts::default();
     counts.iter().for_each(|c| all.add(c));
     if !forced && all.changed < FEW {
         return None;
     }
-    let (bounds, cost) = best_bounds(&counts);
+    let (bounds, cost) = best_bounds(counts);
     if !forced && cost >= all.cost() {
         return None;
     }
@@ -42,12 +41,21 @@ pub(super) fn most_change(pieces: &[Piece<'_>]) -> bool {
     let n: u64 = pieces.iter().map(|piece| piece.len).sum();
     let mut masks = [0; ROWS];
     let (mut elements, mut changed) = (0, 0);
-    for_each_step(pieces, sample(n).1, |step| {
-        elements += step.len as u64;
-        if step.changed(&mut masks) {
-            changed += masks.iter().map(|mask| u64::from(mask.count_ones())).sum::<u64>();
-        }
-    });
+    for_each_step(
+        pieces,
+        |step| in_sample(step, sample_every(n)),
+        |step| {
+            elements += step.len as u64;
+            if step.changed(&mut masks) {
+                changed += masks.iter().map(|mask| u64::from(mask.count_ones())).sum::<u64>();
+            }
+        },
+    );
+    are_many(changed, elements)
+}
+
+/// Whether that many changed elements are sent as all elements by a delta that overwrites.
+pub(in crate::compress) fn are_many(changed: u64, elements: u64) -> bool {
     changed > elements / MANY
 }
 
@@ -58,50 +66,59 @@ const MANY: u64 = 4;
 const SAMPLED: u64 = 1 << 21;
 const SAMPLE: u64 = 16;
 
-/// Returns how many steps one in the sample stands for, and which steps of `n` elements are in it.
-fn sample(n: u64) -> (u64, impl Fn(u64) -> bool) {
-    let every = if n < SAMPLED { 1 } else { SAMPLE };
-    // A hash, because tensors of a model repeat.
-    (every, move |step: u64| (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(every))
+/// Returns how many steps of `n` elements one in the sample stands for.
+pub(in crate::compress) fn sample_every(n: u64) -> u64 {
+    if n < SAMPLED { 1 } else { SAMPLE }
 }
 
-fn count_keys(pieces: &[Piece<'_>]) -> Vec<KeyCounts> {
+/// Whether a step is in a sample of one in `every`.
+fn in_sample(step: u64, every: u64) -> bool {
+    // A hash, because tensors of a model repeat.
+    (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(every)
+}
+
+/// Counts the keys in a sample of the steps.
+pub(super) fn count_keys(pieces: &[Piece<'_>]) -> Vec<KeyCounts> {
     let mut counts = vec![KeyCounts::default(); 256];
     let dtype = pieces[0].dtype();
     let n: u64 = pieces.iter().map(|piece| piece.len).sum();
-    let (every, in_sample) = sample(n);
+    let every = sample_every(n);
     let mut keys = [0; STEP];
     let mut masks = [0; ROWS];
-    for_each_step(pieces, in_sample, |step| {
-        let keys = &mut keys[..step.len];
-        fill_keys(dtype, step.base, 0, keys);
-        counts.iter_mut().zip(count_symbols(keys)).for_each(|(c, n)| c.elements += every * u64::from(n));
-        if !step.changed(&mut masks) {
-            return;
-        }
-        step.for_each_changed(&masks, |at| {
-            let of_key =
-                &mut counts[usize::from(key(dtype, bits_at(dtype, step.base, at as u64).unwrap_or(0)))];
-            let diff = step.diff(at);
-            of_key.changed += every;
-            let code = diff.unsigned_abs().saturating_mul(2).saturating_sub(u64::from(diff < 0));
-            of_key.codes[code.min(CODES as u64 - 1) as usize] += every;
-        });
-    });
+    for_each_step(
+        pieces,
+        |step| in_sample(step, every),
+        |step| {
+            let keys = &mut keys[..step.len];
+            fill_keys(dtype, step.base, 0, keys);
+            counts.iter_mut().zip(count_symbols(keys)).for_each(|(c, n)| c.elements += every * u64::from(n));
+            if !step.changed(&mut masks) {
+                return;
+            }
+            step.for_each_changed(&masks, |at| {
+                let of_key =
+                    &mut counts[usize::from(key(dtype, bits_at(dtype, step.base, at as u64).unwrap_or(0)))];
+                let diff = step.diff(at);
+                of_key.changed += every;
+                let code = diff.unsigned_abs().saturating_mul(2).saturating_sub(u64::from(diff < 0));
+                of_key.codes[code.min(CODES as u64 - 1) as usize] += every;
+            });
+        },
+    );
     counts
 }
 
 /// Values of zigzag codes that are told apart in the choice of classes.
-const CODES: usize = 8;
+pub(in crate::compress) const CODES: usize = 8;
 /// About the bits of a class: its fields, its tables, and the ends of its segments.
 const CLASS_BITS: u64 = 260;
 
 /// Numbers of the elements with one key.
 #[derive(Clone, Copy, Default)]
-struct KeyCounts {
-    elements: u64,
-    changed: u64,
-    codes: [u64; CODES],
+pub(in crate::compress) struct KeyCounts {
+    pub(in crate::compress) elements: u64,
+    pub(in crate::compress) changed: u64,
+    pub(in crate::compress) codes: [u64; CODES],
 }
 
 impl KeyCounts {
@@ -158,4 +175,4 @@ fn best_bounds(counts: &[KeyCounts]) -> (Vec<u8>, u64) {
 }
 
 /// Largest number of classes of a block.
-const MAX_CLASSES: usize = 48;
+pub(in crate::compress) const MAX_CLASSES: usize = 48;

@@ -12,11 +12,16 @@ use crate::frame::{Digest, run_digest, tensor_digest};
 use super::RUN_BYTES;
 
 /// Digests of a tensor before and after an update.
-struct Digested {
-    tensor: u64,
-    bytes: usize,
-    base: Digest,
-    result: Digest,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digested {
+    /// Number of the tensor in the manifest.
+    pub tensor: u64,
+    /// Bytes of its elements.
+    pub bytes: usize,
+    /// Digest of the base.
+    pub base: Digest,
+    /// Digest of the new tensor.
+    pub result: Digest,
 }
 
 /// Returns the entries that an update's header has for the tensors touched by these blocks, before and after
@@ -55,27 +60,44 @@ impl Digests {
     /// The bases of `inputs` have to be the tensors of the call before; a receiver refuses the delta
     /// otherwise.
     pub fn deltas<B: Coded>(&mut self, inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
-        let scopes = || blocks.iter().map(|coded| coded.block().scope);
-        let tensors = |scope: Scope| (scope.first()..).take(scope.tensors() as usize);
-        let touched: HashSet<u64> = scopes().flat_map(tensors).collect();
-        let based = blocks.iter().map(Coded::block).filter(|b| matches!(b.support, Support::Based(_)));
-        let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
+        let touched: HashSet<u64> = blocks.iter().flat_map(|coded| tensors(coded.block().scope)).collect();
         let touched = inputs.par_iter().filter(|input| touched.contains(&input.tensor));
-        let known = |of: &BTreeMap<u64, Digest>, tensor, view| {
-            of.get(&tensor).copied().unwrap_or_else(|| tensor_digest(view))
-        };
         let digested: Vec<Digested> = touched
             .filter_map(|input| {
                 let (tensor, bytes) = (input.tensor, input.view.data().len());
                 let base = input.base?;
-                let base = known(&self.bases, tensor, base);
-                Some(Digested { tensor, bytes, base, result: known(&self.results, tensor, input.view) })
+                let (of_base, of_result) = self.known(tensor);
+                let base = of_base.unwrap_or_else(|| tensor_digest(base));
+                let result = of_result.unwrap_or_else(|| tensor_digest(input.view));
+                Some(Digested { tensor, bytes, base, result })
             })
             .collect();
+        self.entries(&digested, blocks)
+    }
+
+    /// Returns the kept digests of a base and of a new tensor.
+    pub(in crate::compress) fn known(&self, tensor: u64) -> (Option<Digest>, Option<Digest>) {
+        (self.bases.get(&tensor).copied(), self.results.get(&tensor).copied())
+    }
+
+    /// Returns the entries of the touched tensors, and keeps the digests of the results as those of the next
+    /// bases.
+    pub(in crate::compress) fn entries<B: Coded>(
+        &mut self,
+        digested: &[Digested],
+        blocks: &[B],
+    ) -> Vec<frame::Delta> {
+        let based = blocks.iter().map(Coded::block).filter(|b| matches!(b.support, Support::Based(_)));
+        let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
         self.bases.extend(digested.iter().map(|d| (d.tensor, d.result)));
         self.results.clear();
-        runs(&digested, &not_first)
+        runs(digested, &not_first)
     }
+}
+
+/// The tensors of a scope.
+fn tensors(scope: Scope) -> impl Iterator<Item = u64> {
+    (scope.first()..).take(scope.tensors() as usize)
 }
 
 /// Divides digested tensors into runs that share an entry. `not_first` are those in the run of the tensor

@@ -1,6 +1,6 @@
 //! Lossless changes of a base.
 
-mod classes;
+pub(in crate::compress) mod classes;
 mod digests;
 mod pieces;
 
@@ -15,8 +15,10 @@ use crate::error::Result;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
 use classes::Classes;
-pub use digests::{Digests, deltas};
-use pieces::{Piece, Step, for_each_step};
+pub use digests::{Digested, Digests, deltas};
+pub use pieces::Span;
+pub(in crate::compress) use pieces::division;
+use pieces::{Piece, RUN_BYTES, Step, for_each_step};
 
 /// `delta`: sends the elements that differ from a base, without loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,42 +67,32 @@ impl Delta {
 
     /// Appends blocks of the elements of a run of tensors that differ from their bases.
     pub(in crate::compress) fn blocks(&self, inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()> {
-        let mut runs: Vec<Vec<Piece<'_>>> = Vec::new();
-        let mut rest = inputs;
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = rest.iter().take_while(|input| {
-                bytes += input.view.data().len();
-                bytes <= RUN_BYTES
-            });
-            let (own, others) = rest.split_at(fits.count().max(1));
-            match own {
-                [one] => runs.extend(Piece::of_tensor(one)?.into_iter().map(|piece| vec![piece])),
-                several => runs.push(several.iter().map(Piece::whole).collect::<Result<_>>()?),
-            }
-            rest = others;
-        }
-        let made: Vec<Block> = runs.par_iter().map(|pieces| self.block(pieces)).collect();
-        // A tensor without changes has one block, so that the update lists its digests.
-        blocks.extend(made.into_iter().filter(|block| match block.scope {
-            Scope::Range { start: 1.., .. } => !is_empty(block),
-            _ => true,
-        }));
+        let Some(first) = inputs.first() else { return Ok(()) };
+        let tensors = inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
+        let lens: Vec<u64> = tensors.iter().map(|tensor| tensor.len).collect();
+        let blocks_of = division(first.view.dtype(), &lens);
+        let made = blocks_of.par_iter().map(|spans| {
+            let pieces: Vec<Piece<'_>> = spans.iter().map(|&span| tensors[span.input].part(span)).collect();
+            let (support, values) = self.changes(&pieces);
+            Block { scope: scope(first.tensor, &lens, spans), add: false, support, values }
+        });
+        blocks.extend(made.collect::<Vec<_>>().into_iter().filter(is_sent));
         Ok(())
     }
 
-    /// Makes a block of the changes of consecutive tensors, or of a part of one.
-    fn block(&self, pieces: &[Piece<'_>]) -> Block {
-        let scope = match pieces {
-            [piece] => piece.scope(),
-            _ => whole(pieces[0].tensor, pieces.len()),
-        };
-        let classes = match (self.values, self.positions) {
-            (Change::Ulp, Positions::Auto) => classes::choose(pieces, false),
-            (Change::Ulp, Positions::Classed) => classes::choose(pieces, true),
+    /// Returns whether classes of the base are useful: `Some(true)` if they are wanted in any case.
+    pub(in crate::compress) fn classes(&self) -> Option<bool> {
+        match (self.values, self.positions) {
+            (Change::Ulp, Positions::Auto) => Some(false),
+            (Change::Ulp, Positions::Classed) => Some(true),
             _ => None,
-        };
-        let (support, values) = match (self.values, classes) {
+        }
+    }
+
+    /// Returns the changes of consecutive tensors, or of a part of one.
+    fn changes(&self, pieces: &[Piece<'_>]) -> (Support, Values) {
+        let classes = self.classes().and_then(|forced| classes::choose(&classes::count_keys(pieces), forced));
+        match (self.values, classes) {
             (Change::Ulp, Some(classes)) => classed_differences(pieces, classes),
             (Change::Ulp, None) => {
                 let mut diffs = Vec::new();
@@ -119,8 +111,7 @@ impl Delta {
                 };
                 (support, Values::Planes(Planes { bytes: elements.bytes }))
             }
-        };
-        Block { scope, add: false, support, values }
+        }
     }
 }
 
@@ -163,13 +154,25 @@ fn changed<'a>(pieces: &[Piece<'a>], mut f: impl FnMut(&Step<'a>, usize)) -> Sup
     Support::Sparse(Sparse { positions })
 }
 
-/// Whether a block of this codec has no values.
-fn is_empty(block: &Block) -> bool {
-    match &block.values {
+/// Returns the scope of the block of a division's spans. `first`: number of the division's first tensor.
+pub(in crate::compress) fn scope(first: u64, lens: &[u64], spans: &[Span]) -> Scope {
+    let Span { input, start, len } = spans[0];
+    let tensor = first + input as u64;
+    if spans.len() == 1 && len < lens[input] {
+        return Scope::Range { tensor, start, len };
+    }
+    whole(tensor, spans.len())
+}
+
+/// Whether a block of this codec is sent. A tensor without changes has one block, so that the update lists
+/// its digests.
+pub(in crate::compress) fn is_sent(block: &Block) -> bool {
+    let is_empty = match &block.values {
         Values::Ulp(ulp) => ulp.diffs.is_empty(),
         Values::Planes(planes) => planes.bytes.is_empty(),
         _ => false,
-    }
+    };
+    !is_empty || !matches!(block.scope, Scope::Range { start: 1.., .. })
 }
 
 /// A row of elements (spec, section 1) that grows.
@@ -197,7 +200,3 @@ impl Elements {
         self.len += 1;
     }
 }
-
-/// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor
-/// of them needs the base of all.
-const RUN_BYTES: usize = 8 << 20;

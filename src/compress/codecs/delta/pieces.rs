@@ -1,7 +1,7 @@
 //! Pieces of tensors with their bases, compared in steps.
 
 use crate::arch::{self, Kernel};
-use crate::block::{ROWS, STEP, Scope};
+use crate::block::{ROWS, STEP};
 use crate::compress::Input;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
@@ -12,10 +12,48 @@ use crate::tensor::{Dtype, TensorView};
 /// of [`STEP`].
 const PIECE: u64 = 16 << 20;
 
+/// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor
+/// of them needs the base of all.
+pub(super) const RUN_BYTES: usize = 8 << 20;
+
+/// Consecutive elements of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the tensor in the list of tensors.
+    pub input: usize,
+    /// Index of the first element in the tensor.
+    pub start: u64,
+    /// Number of elements.
+    pub len: u64,
+}
+
+/// Divides consecutive tensors of these numbers of elements into those that share a block, and a large tensor
+/// into parts that have a block each.
+pub(in crate::compress) fn division(dtype: Dtype, lens: &[u64]) -> Vec<Vec<Span>> {
+    let mut blocks = Vec::new();
+    let mut first = 0;
+    while let Some(&len) = lens.get(first) {
+        let mut bytes = 0u64;
+        let fits = lens[first..].iter().take_while(|&&len| {
+            bytes = bytes.saturating_add(dtype.bytes_for(len).unwrap_or(u64::MAX));
+            bytes <= RUN_BYTES as u64
+        });
+        let end = first + fits.count().max(1);
+        if end == first + 1 {
+            let starts = (0..len.max(1)).step_by(in_memory(PIECE));
+            blocks
+                .extend(starts.map(|start| vec![Span { input: first, start, len: PIECE.min(len - start) }]));
+        } else {
+            blocks.push((first..end).map(|input| Span { input, start: 0, len: lens[input] }).collect());
+        }
+        first = end;
+    }
+    blocks
+}
+
 /// A tensor with its base, or consecutive elements of it.
 #[derive(Clone, Copy)]
 pub(super) struct Piece<'a> {
-    pub(super) tensor: u64,
     new: TensorView<'a>,
     base: TensorView<'a>,
     /// First element.
@@ -32,24 +70,16 @@ impl<'a> Piece<'a> {
             let what = "shapes or element types of tensor and base";
             return Err(Error::input(InputErrorKind::Mismatch { what }).in_tensor(tensor));
         }
-        Ok(Self { tensor, new, base, start: 0, len: new.elements() })
+        Ok(Self { new, base, start: 0, len: new.elements() })
     }
 
-    /// Cuts a tensor into the parts that have a block each.
-    pub(super) fn of_tensor(input: &Input<'a>) -> Result<Vec<Self>> {
-        let whole = Self::whole(input)?;
-        let starts = (0..whole.len.max(1)).step_by(in_memory(PIECE));
-        Ok(starts.map(|start| Self { start, len: PIECE.min(whole.len - start), ..whole }).collect())
+    /// The elements of a span of the tensor.
+    pub(super) fn part(&self, Span { start, len, .. }: Span) -> Self {
+        Self { start, len, ..*self }
     }
 
     pub(super) fn dtype(&self) -> Dtype {
         self.new.dtype()
-    }
-
-    /// The scope of a block of this piece alone.
-    pub(super) fn scope(&self) -> Scope {
-        let Self { tensor, start, len, .. } = *self;
-        if len < self.new.elements() { Scope::Range { tensor, start, len } } else { Scope::Tensor(tensor) }
     }
 }
 
