@@ -28,7 +28,7 @@ def page(lines, day):
     copies = [number for what, number, unit in rows if what.startswith("copy of") and unit.startswith("GB/s")]
     lines = []
     for what, number, unit in rows:
-        if copies and what.startswith(("select", "quantise")) and unit.startswith("GB/s"):
+        if copies and what.startswith(("select", "quantise", "delta")) and unit.startswith("GB/s"):
             lines.append(f"- {what}: {number / copies[0]:.1%} of the copy bandwidth")
     ours = [ms for what, ms in times.items() if what.startswith("select topk") and "feedback" not in what]
     for what, ms in times.items():

@@ -307,6 +307,7 @@ inline void launch(void (*kernel)(Arguments), const void *arguments, Index grid,
 inline void __syncthreads() { emulator::barrier(0); }
 inline int __syncthreads_or(int vote) { return emulator::barrier(vote != 0); }
 inline void __threadfence() {}
+inline void __syncwarp() { emulator::exchange(0xffffffffu, 0); }
 inline unsigned __ballot_sync(unsigned mask, int vote) {
     const uint64_t *slots = emulator::exchange(mask, vote != 0);
     unsigned votes = 0;

@@ -225,6 +225,12 @@ const std::map<std::string, Kernel> KERNELS = {
     {"gcodec_dense_scale", kernel<dense::gcodec_dense_scale, dense::Work>()},
     {"gcodec_dense_quantise", kernel<dense::gcodec_dense_quantise, dense::Work>()},
     {"gcodec_dense_pack", kernel<dense::gcodec_dense_pack, dense::Work>()},
+    {"gcodec_delta_keys", kernel<delta::gcodec_delta_keys, delta::Delta>()},
+    {"gcodec_delta_count", kernel<delta::gcodec_delta_count, delta::Delta>()},
+    {"gcodec_delta_place", kernel<delta::gcodec_delta_place, delta::Delta>()},
+    {"gcodec_delta_emit", kernel<delta::gcodec_delta_emit, delta::Delta>()},
+    {"gcodec_digest_chunks", kernel<blake3::gcodec_digest_chunks, blake3::Digests>()},
+    {"gcodec_digest_roots", kernel<blake3::gcodec_digest_roots, blake3::Digests>()},
 };
 
 }  // namespace

@@ -39,6 +39,9 @@ pub(crate) unsafe trait Plain: Copy {}
 // SAFETY: an integer has no padding, and any bytes are a value of it.
 #[expect(unsafe_code, reason = "implements an unsafe trait")]
 unsafe impl Plain for u64 {}
+// SAFETY: as above.
+#[expect(unsafe_code, reason = "implements an unsafe trait")]
+unsafe impl Plain for u32 {}
 
 /// Returns the bytes of `items`.
 #[expect(unsafe_code, reason = "reads structures as bytes")]
@@ -284,6 +287,65 @@ pub(crate) mod dense {
             n_measure: u32,
             n_teams: u32,
             n_packs: u32,
+        }
+    }
+}
+
+/// The structures of `adapters/cuda/kernels/delta.cuh` and `digest.cu`.
+pub(crate) mod delta {
+    use super::Plain;
+
+    /// Chunks of a group, which one block of threads hashes.
+    pub(crate) const GROUP_CHUNKS: u64 = super::THREADS as u64;
+
+    structures! {
+        Span(48) {
+            base: u64,
+            fresh: u64,
+            len: u64,
+            start: u64,
+            task: u32,
+            first_tile: u32,
+            first_step: u32,
+            reserved: u32,
+        }
+        Change(80) {
+            class_of: u64,
+            sums: u64,
+            totals: u64,
+            places: u64,
+            ranks: u64,
+            values: u64,
+            counts: u64,
+            every: u32,
+            classes: u32,
+            overwrites: u32,
+            width: u32,
+            first_tile: u32,
+            tiles: u32,
+        }
+        Delta(24) {
+            spans: u64,
+            changes: u64,
+            n_spans: u32,
+            n_tiles: u32,
+        }
+        Hashed(64) {
+            data: u64,
+            head: u64,
+            bytes: u64,
+            chunks: u64,
+            nodes: u64,
+            out: u64,
+            head_len: u32,
+            first_group: u32,
+            groups: u32,
+            reserved: u32,
+        }
+        Digests(16) {
+            hashed: u64,
+            n_hashed: u32,
+            n_groups: u32,
         }
     }
 }

@@ -47,9 +47,15 @@ pub(crate) enum Kernel {
     DenseScale,
     DenseQuantise,
     DensePack,
+    DeltaKeys,
+    DeltaCount,
+    DeltaPlace,
+    DeltaEmit,
+    DigestChunks,
+    DigestRoots,
 }
 
-const NAMES: [&CStr; 24] = [
+const NAMES: [&CStr; 30] = [
     c"gcodec_sample",
     c"gcodec_collect",
     c"gcodec_digits",
@@ -74,6 +80,12 @@ const NAMES: [&CStr; 24] = [
     c"gcodec_dense_scale",
     c"gcodec_dense_quantise",
     c"gcodec_dense_pack",
+    c"gcodec_delta_keys",
+    c"gcodec_delta_count",
+    c"gcodec_delta_place",
+    c"gcodec_delta_emit",
+    c"gcodec_digest_chunks",
+    c"gcodec_digest_roots",
 ];
 
 /// A CUDA device. Clones refer to the same device.

@@ -4,7 +4,9 @@
 //! [`Compressor`] does on a device what [`gcodec::compress::compress()`] does on the host, and makes the same
 //! blocks and residuals, bit for bit. It supports the codecs that select by magnitude (`topk`, `stc`,
 //! `threshold`, `sbc`, `sidco`) and those that quantise every element (`natural`, `qsgd`, `dither`,
-//! `terngrad`, `int8`, `sign`), for f32, f16 and bf16. [`Scatter`] writes decoded blocks into device tensors.
+//! `terngrad`, `int8`, `sign`), for f32, f16 and bf16. [`DeltaCompressor`] does the same for `delta`, and
+//! computes the digests that an update of deltas carries. [`Scatter`] writes decoded blocks into device
+//! tensors.
 //!
 //! [`Device::open`] loads the driver at run time. Everything builds and starts without a driver or a device;
 //! the call then returns an error that says what is missing.
@@ -61,6 +63,20 @@
 //! coded positions: it copies as much as they can take at most. At a density of 0.001 this is 13 bits for
 //! each position, where random positions take 11.52 (`docs/measurements.md`).
 //!
+//! [`DeltaCompressor`] finds the changes of a base in three steps. Each has one table to the device, one copy
+//! to the host and one wait:
+//!
+//! | | launches | to the host |
+//! |---|---|---|
+//! | keys of a sample, from which the host chooses classes | 1 | 9 KiB for each block |
+//! | changes of each class and tile | 2 | 4 bytes for each class |
+//! | ranks and values of the changes; digests | 1; with digests 2 more | 6 bytes for each changed 16-bit element, 8 for each 32-bit one; 16 for each digest |
+//!
+//! The first step is left out if values are `ulp` and `positions` neither `auto` nor `classed`. The sample
+//! is all elements of a block of less than 2^21 elements, else one in 16. The second step reads both tensors
+//! once, the third only tiles of 8192 elements that have changes. With `values=overwrite`, if more than a
+//! quarter of the sample changes, all elements cross the bus, as they do on the wire.
+//!
 //! # Why the device codes positions by Rice but not by tokens
 //!
 //! A selection of 2^28 elements at a density of 0.001 keeps 268,435. `cargo bench --bench speed -- --only
@@ -86,6 +102,7 @@
 mod abi;
 mod buffer;
 mod compressor;
+mod delta;
 mod dense;
 mod device;
 mod driver;
@@ -99,6 +116,7 @@ mod tensor;
 
 pub use buffer::DeviceBuf;
 pub use compressor::{Compressor, Input, takes};
+pub use delta::{DeltaCompressor, DeltaInput};
 pub use device::Device;
 pub use driver::{Driver, why_not};
 pub use error::{Error, Result, TensorError};

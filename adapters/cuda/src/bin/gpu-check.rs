@@ -10,11 +10,13 @@ use gcodec::block::{
     Block, BlockOptions, CodedBlock, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
     WireBlock,
 };
-use gcodec::compress::{Feedback, Input as HostInput, Options, compress};
+use gcodec::compress::{Digests, Feedback, Input as HostInput, Options, compress, deltas};
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::{Codec, Dtype, Limits, TensorBuf};
-use gcodec_cuda::{Compressor, Device, DeviceBuf, Error, Input, Scatter, Stream, Target};
+use gcodec_cuda::{
+    Compressor, DeltaCompressor, DeltaInput, Device, DeviceBuf, Error, Input, Scatter, Stream, Target,
+};
 
 type AnyResult<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -88,6 +90,74 @@ fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<
     Ok(true)
 }
 
+/// Returns a tensor of which about one element in `every` has another last place.
+fn next_version(base: &TensorBuf, every: u32) -> AnyResult<TensorBuf> {
+    let (dtype, shape, mut data) = (base.view().dtype(), base.view().shape(), base.view().data().to_vec());
+    for (element, i) in data.chunks_exact_mut((dtype.bits() / 8) as usize).zip(0..) {
+        element[0] ^= u8::from(gcodec::compress::random::word(9, 0, i).is_multiple_of(every));
+    }
+    Ok(TensorBuf::new(dtype, shape.to_vec(), data)?)
+}
+
+/// Whether device and host make the same blocks and digests of changes.
+fn same_changes(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<bool> {
+    let codecs = vec![spec.parse::<Codec>()?; lens.len()];
+    let bases: Vec<TensorBuf> =
+        lens.iter().zip(0..).map(|(&n, seed)| gradient(dtype, n, seed)).collect::<AnyResult<_>>()?;
+    let news: Vec<TensorBuf> = bases.iter().map(|base| next_version(base, 50)).collect::<AnyResult<_>>()?;
+    let upload = |tensors: &[TensorBuf]| {
+        tensors.iter().map(|t| DeviceBuf::from_host(device, t.view())).collect::<Result<Vec<_>, _>>()
+    };
+    let buffers = (upload(&bases)?, upload(&news)?);
+    let mut inputs = Vec::new();
+    for ((base, new), tensor) in buffers.0.iter().zip(&buffers.1).zip(0..) {
+        inputs.push(DeltaInput { tensor, new: new.tensor()?, base: base.tensor()? });
+    }
+    let pairs = bases.iter().zip(&news).zip(0..);
+    let host: Vec<HostInput<'_>> = pairs
+        .map(|((base, new), tensor)| HostInput {
+            tensor,
+            name: "",
+            view: new.view(),
+            base: Some(base.view()),
+        })
+        .collect();
+    let (mut compressor, mut digests) = (DeltaCompressor::new(device)?, Digests::default());
+    let (blocks, entries) =
+        compressor.compress_with_digests(&inputs, &codecs, &mut digests, Stream::DEFAULT)?;
+    let expected = compress(&host, &codecs, &Options::default(), None)?;
+    Ok(blocks == expected && entries == deltas(&host, &expected))
+}
+
+/// Measures the changes of `n` elements, of which 1 % differ from the base.
+fn measure_changes(device: &Device, n: usize) -> AnyResult<()> {
+    let base = gradient(Dtype::Bf16, n, 1)?;
+    let new = next_version(&base, 100)?;
+    let (base, new) = (DeviceBuf::from_host(device, base.view())?, DeviceBuf::from_host(device, new.view())?);
+    let codecs = ["delta".parse::<Codec>()?];
+    let mut compressor = DeltaCompressor::new(device)?;
+    for digests in [false, true] {
+        let seconds = median(|| {
+            let inputs = [DeltaInput { tensor: 0, new: new.tensor()?, base: base.tensor()? }];
+            match digests {
+                true => {
+                    let kept = &mut Digests::default();
+                    compressor.compress_with_digests(&inputs, &codecs, kept, Stream::DEFAULT)?;
+                }
+                false => _ = compressor.compress(&inputs, &codecs, Stream::DEFAULT)?,
+            }
+            Ok(())
+        })?;
+        let with = if digests { ", with digests of both tensors" } else { "" };
+        println!("delta, {n} bf16, 1 % changed{with}: {:.3} ms", seconds * 1e3);
+        println!(
+            "delta, {n} bf16, 1 % changed{with}: {:.1} GB/s of new elements",
+            2.0 * n as f64 / seconds / 1e9
+        );
+    }
+    Ok(())
+}
+
 /// Whether values in a tensor of 2^32 + 5 elements, 8.6 GB of zeros otherwise, are found at their positions.
 #[allow(unsafe_code)]
 fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
@@ -158,7 +228,13 @@ fn main() -> AnyResult<()> {
     };
     println!("device {}", device.name());
     let mut failed = false;
+    let lens: &[usize] = if small { &[40_000, 7] } else { &[5_000_000, 0, 100_000, 4096, 7] };
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
+        for spec in ["delta", "delta:values=overwrite"] {
+            let fits = same_changes(&device, dtype, lens, spec)?;
+            failed |= !fits;
+            println!("blocks and digests of {spec}, {dtype}: {}", if fits { "ok" } else { "FAILED" });
+        }
         for spec in [
             "topk:density=0.001",
             "topk:density=0.01,scope=global",
@@ -188,7 +264,6 @@ fn main() -> AnyResult<()> {
             "sign",
             "sign:group=2048",
         ] {
-            let lens: &[usize] = if small { &[40_000, 7] } else { &[5_000_000, 0, 100_000, 4096, 7] };
             let fits = same(&device, dtype, lens, spec)?;
             failed |= !fits;
             println!("bytes and residuals of {spec}, {dtype}: {}", if fits { "ok" } else { "FAILED" });
@@ -286,6 +361,7 @@ fn main() -> AnyResult<()> {
             })?;
             println!("quantise {spec}, {n} f32, as blocks on the host: {:.3} ms", seconds * 1e3);
         }
+        measure_changes(&device, n)?;
         // 161 small tensors, as many as ResNet50 has: in one update, and in an update each.
         let hosts: Vec<TensorBuf> =
             (0..161).map(|t| gradient(Dtype::F32, 4096, t)).collect::<AnyResult<_>>()?;
