@@ -5,8 +5,9 @@
 
 `gcodec.encode` and `Writer` do this too, for tensors of PyTorch, CuPy, JAX and any other library with
 `__dlpack__` or `__cuda_array_interface__`. A `Compressor` adds device memory of its own, a choice of stream,
-and errors instead of copies to the host. The bytes, and the residuals of a `Feedback`, are those that the
-same tensors give on the host.
+and errors instead of copies to the host. `encode` and `Writer` compare deltas with their base on the device
+if both are there, so that only changes leave the GPU. The bytes, and the residuals of a `Feedback`, are those
+that the same tensors give on the host.
 
 Importing this module does not need CUDA. The module has not run on a GPU; docs/python.md says how it was
 tested.
@@ -51,7 +52,7 @@ def available() -> bool:
 
 def on_device(codec: Codec | str) -> bool:
     """Whether CUDA tensors are compressed on their device with this codec. Otherwise they are copied to the
-    host."""
+    host, except for a delta whose base is on the same device."""
     return devices.on_device(spec_of(codec))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from gcodec import _native
 from gcodec.errors import DeviceError, InputError
-from gcodec.tensors import ML_DTYPES, given, readable
+from gcodec.tensors import ML_DTYPES, given, local, readable
 
 # DLPack's device type of CUDA.
 _CUDA = 2
@@ -152,6 +152,40 @@ def _lend_all(spec: str, tensors: dict[str, Any], where: dict[str, int], on: Wor
                 raise InputError(f"tensor {name!r} is not row-major: give a contiguous copy", kind="strides")
             return to_host("a tensor is not row-major")
     return lent
+
+
+def place_changes(
+    tensors: dict[str, Any], bases: dict[str, Any], specs: list[str]
+) -> tuple[list[tuple[str, Any, str | None]], list[tuple[str, Any, str | None]]] | None:
+    """Returns the tensors of an update of deltas and their bases as the native module's encoder takes them on
+    their device; None if they are to be compressed on the host.
+
+    All go the same way, because tensors of several codecs share digests.
+    """
+    if not tensors or not all(spec.partition(":")[0] == "delta" for spec in specs) or not tensors.keys() <= bases.keys():
+        return None
+    bases = {name: local(bases[name]) for name in tensors}
+    where = {cuda_device(x) for x in (*tensors.values(), *bases.values())} - {-1}
+    device = next(iter(where), None)
+    if device is None or len(where) > 1:
+        return None
+    try:
+        _native.cuda_open(device)
+    except DeviceError as e:
+        if e.kind not in ("old-driver", "old-device"):
+            raise
+        _log_once(_log.warning, f"CUDA tensors are copied to the host and compressed there: {e}")
+        return None
+    # Together, so that they are borrowed for work in one stream.
+    both = {f"0{name}": x for name, x in tensors.items()} | {f"1{name}": x for name, x in bases.items()}
+    lent = lend(both, device, None)
+    for name in tensors:
+        new, base = lent[f"0{name}"], lent[f"1{name}"]
+        fits = (new.dtype, new.shape) == (base.dtype, base.shape) and new.dtype in _DTYPES
+        if not (fits and new.contiguous and base.contiguous):
+            _log_once(_log.debug, f"deltas: CUDA tensors are copied to the host and compressed there: {name!r} or its base")
+            return None
+    return [(name, lent[f"0{name}"], None) for name in tensors], [(name, lent[f"1{name}"], None) for name in tensors]
 
 
 def _log_once(level: Callable[[str], None], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gcodec import _native
 from gcodec.codecs import Codec, spec_of
-from gcodec.devices import Work, place
+from gcodec.devices import Work, place, place_changes
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, split
 from gcodec.header import UpdateHeader
@@ -77,13 +77,17 @@ def native_update(
     if not header.label:
         header = replace(header, label=label)
     settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero", list(held), provisional, places)
-    bases = given(named_tensors(options.base))
-    # Deep Gradient Compression runs on the host only.
-    placed = given(tensors) if native_dgc is not None else place(tensors, specs, on)
+    bases = named_tensors(options.base)
     remember = native_feedback is not None
+    # Sender state of deltas, and that of Deep Gradient Compression, is on the host only.
+    changes = None if native_dgc is not None or remember or places else place_changes(tensors, bases, specs)
+    if changes is not None:
+        placed, lent_bases = changes
+        return placed, specs, header, settings, lent_bases, None, None, False
+    placed = given(tensors) if native_dgc is not None else place(tensors, specs, on)
     if on is not None and native_feedback is None:
         native_feedback = on.memory
-    return placed, specs, header, settings, bases, native_feedback, native_dgc, remember
+    return placed, specs, header, settings, given(bases), native_feedback, native_dgc, remember
 
 
 def chosen_places(shards: Mapping[str, Shard], tensors: Mapping[str, Any]) -> dict[str, Place]:

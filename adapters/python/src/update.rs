@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use gcodec::block::{CodedBlock, CodedWireBlock};
 use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
-use gcodec::frame::{Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
+use gcodec::frame::{Delta, Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
 use gcodec::stream::Output;
 use gcodec::{Codec, TensorView};
 use pyo3::prelude::*;
@@ -61,6 +61,8 @@ pub(crate) struct Contents {
     /// Tensors on devices, with number and name.
     lent: Vec<(u64, String, Py<Lent>)>,
     base: Vec<Named>,
+    /// Bases of the tensors on a device, if those are deltas, which are not among other tensors.
+    lent_bases: HashMap<String, Py<Lent>>,
     codecs: Vec<Codec>,
     header: UpdateHeader,
     options: Options,
@@ -84,6 +86,13 @@ impl<'py> Prepared<'py> {
                 }
             }
         }
+        let (mut bases, mut lent_bases) = (Vec::new(), HashMap::new());
+        for (name, object, dtype) in base {
+            match object.cast::<Lent>() {
+                Ok(found) => _ = lent_bases.insert(name, found.clone().unbind()),
+                Err(_) => bases.push((name, object, dtype)),
+            }
+        }
         let non_finite = if settings.zero_non_finite { NonFinite::Zero } else { NonFinite::Reject };
         let contents = Contents {
             codecs: codecs.iter().map(|spec| parse(py, spec)).collect::<PyResult<Vec<_>>>()?,
@@ -92,7 +101,8 @@ impl<'py> Prepared<'py> {
             tensors: borrow(tensors)?,
             numbers,
             lent,
-            base: borrow(base)?,
+            base: borrow(bases)?,
+            lent_bases,
             held: settings.held.into_iter().collect(),
             provisional: settings.provisional,
             shards: settings.shards,
@@ -154,6 +164,7 @@ impl Contents {
             views: on_host.filter(|(_, (name, _))| !self.held.contains(*name)).collect(),
             lent: self.lent.iter().filter(|(_, name, _)| !self.held.contains(name)).collect(),
             bases: &bases,
+            lent_bases: &self.lent_bases,
             codecs: &self.codecs,
             header: self.header.clone(),
             options: &self.options,
@@ -218,6 +229,7 @@ struct Update<'a> {
     views: Vec<(u64, (&'a str, TensorView<'a>))>,
     lent: Vec<&'a (u64, String, Py<Lent>)>,
     bases: &'a [(&'a str, TensorView<'a>)],
+    lent_bases: &'a HashMap<String, Py<Lent>>,
     codecs: &'a [Codec],
     header: UpdateHeader,
     options: &'a Options,
@@ -256,6 +268,13 @@ impl Update<'_> {
             let number = input.tensor as usize;
             is_delta(&codecs[number]) && manifest.tensors()[number].shard.is_some()
         };
+        if !self.lent_bases.is_empty() {
+            let (blocks, entries) = self.changes(&codecs)?;
+            let compressing = start.elapsed();
+            let blocks: Vec<_> = blocks.into_iter().map(CodedWireBlock::from).collect();
+            encoder.update_wire(out, &self.header.with_delta(Some(entries)), manifest, &blocks)?;
+            return Ok(compressing);
+        }
         let (apart, inputs): (Vec<_>, Vec<_>) = inputs.partition(is_apart);
         let (on_devices, mut on_host) = match memory {
             Memory::Dgc(dgc) => {
@@ -285,6 +304,17 @@ impl Update<'_> {
         blocks.sort_by_key(|(block, _)| block.scope.first());
         encoder.update_wire(out, &header, manifest, &blocks)?;
         Ok(compressing)
+    }
+
+    /// Returns the blocks and digests of an update of deltas on a device.
+    fn changes(&self, codecs: &[Codec]) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
+        let mut changed = Vec::with_capacity(self.lent.len());
+        for (number, name, lent) in &self.lent {
+            let base = self.lent_bases.get(name).ok_or(gcodec::Error::from(InputErrorKind::MissingBase))?;
+            let codec = codecs[*number as usize];
+            changed.push(cuda::Changed { number: *number, new: lent.get(), base: base.get(), codec });
+        }
+        cuda::changes(&changed)
     }
 
     /// Returns the blocks of the tensors on devices and of `inputs`, on the host. All tensors of a codec

@@ -98,6 +98,74 @@ def test_the_bytes_are_the_hosts(driver: MockDriver, rng: np.random.Generator, s
         assert sink.data == expected
 
 
+DELTAS = ["delta", "delta:positions=classed", "delta:positions=rice", "delta:values=overwrite"]
+
+
+def changed(rng: np.random.Generator, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A next version: some elements move by one unit in the last place."""
+    out = {name: array.copy() for name, array in arrays.items()}
+    for array in out.values():
+        bits = array.reshape(-1).view(np.uint32 if array.itemsize == 4 else np.uint16)
+        bits[rng.random(bits.size) < 0.1] ^= 1
+    return out
+
+
+@pytest.mark.parametrize("spec", DELTAS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_deltas_and_their_digests_are_the_hosts(driver: MockDriver, rng: np.random.Generator, spec: str, dtype: str) -> None:
+    old = arrays(rng, getattr(ml_dtypes, dtype) if dtype == "bfloat16" else dtype)
+    new = changed(rng, old)
+    expected, before = gcodec.encode(new, spec, base=old), driver.count("cuLaunchKernel")
+    rules = {"v": "delta:values=overwrite", "z": "delta:positions=tokens"}
+    ruled = gcodec.encode(new, spec, base=old, rules=rules)
+    base = shared(driver, old) | {"another": Shared(Memory(driver, old["m"]))}
+    crossed = driver.count("bytes to the host")
+    assert gcodec.encode(shared(driver, new), spec, base=base) == expected
+    assert driver.count("cuLaunchKernel") > before
+    # 9 KiB of counts, digests, and a part of the elements.
+    assert driver.count("bytes to the host") - crossed < 9216 + 5 * 32 + sum(array.nbytes for array in new.values())
+    assert gcodec.encode({name: Interface(Memory(driver, a)) for name, a in new.items()}, spec, base=base) == expected
+    assert gcodec.encode(shared(driver, new), spec, base=base, rules=rules) == ruled
+    same(gcodec.decode(expected, base=old), new)
+    sink = Sink()
+    with gcodec.Writer(sink) as writer:
+        writer.write(shared(driver, new), spec, base=base)
+    assert sink.data == expected
+
+
+def test_deltas_of_both_sides_are_compressed_on_the_host(driver: MockDriver, rng: np.random.Generator) -> None:
+    old = arrays(rng)
+    new = changed(rng, old)
+    there, base, launches = shared(driver, new), shared(driver, old), driver.count("cuLaunchKernel")
+    on_host = gcodec.encode(new, "delta", base=old)
+    assert gcodec.encode(there, "delta", base=old) == on_host
+    assert gcodec.encode(new, "delta", base=base) == on_host
+    assert gcodec.encode(there | {"v": new["v"]}, "delta", base=base) == on_host
+    assert gcodec.encode(there, "delta", base=base | {"m": Shared(Memory(driver, old["m"], device=1))}) == on_host
+    rules = {"v": "lossless"}
+    assert gcodec.encode(there, "delta", base=base, rules=rules) == gcodec.encode(new, "delta", base=old, rules=rules)
+    doubles, zeros = {"d": rng.standard_normal(9)}, {"d": np.zeros(9)}
+    assert gcodec.encode(shared(driver, doubles), "delta", base=shared(driver, zeros)) == gcodec.encode(doubles, "delta", base=zeros)
+    assert driver.count("cuLaunchKernel") == launches
+    for wrong in ({"m": base["m"]}, base | {"v": base["m"]}):
+        with pytest.raises(gcodec.InputError):
+            gcodec.encode(there, "delta", base=wrong)
+
+
+def test_a_delta_that_fails_says_why(driver: MockDriver, rng: np.random.Generator) -> None:
+    new = changed(rng, old := arrays(rng))
+    there, base = shared(driver, new), shared(driver, old)
+    expected = gcodec.encode(new, "delta", base=old)
+    gcodec.cuda.release_memory()
+    for call in ("cuMemAlloc", "cuLaunchKernel", "cuMemcpyDtoH"):
+        driver.fail(call, 0)
+        with pytest.raises(gcodec.DeviceError):
+            gcodec.encode(there, "delta", base=base)
+        driver.fail(call, -1)
+        assert gcodec.encode(there, "delta", base=base) == expected
+        gcodec.cuda.release_memory()
+
+
 class Sink:
     def __init__(self) -> None:
         self.data = b""

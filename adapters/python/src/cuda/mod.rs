@@ -2,6 +2,7 @@
 //! to there.
 
 mod apply;
+mod changes;
 mod compress;
 mod lent;
 
@@ -9,10 +10,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gcodec_cuda::{Compressor, Device, Driver, Scatter, TensorError};
+use gcodec_cuda::{Compressor, DeltaCompressor, Device, Driver, Scatter, TensorError};
 use pyo3::prelude::*;
 
 pub(crate) use apply::cuda_apply;
+pub(crate) use changes::{Changed, changes};
 pub(crate) use compress::{Compressors, Given, compress, compress_in, ordinals, undo, with_residuals};
 pub(crate) use lent::{Lent, lend};
 
@@ -26,13 +28,21 @@ struct Opened {
     devices: BTreeMap<i32, Device>,
     /// Compressors for updates without one of their own, which keep their memory for the next update.
     idle: BTreeMap<i32, Compressor>,
+    /// As above, for updates of deltas.
+    idle_deltas: BTreeMap<i32, DeltaCompressor>,
     /// As above, for updates that are applied.
     idle_scatters: BTreeMap<i32, Scatter>,
 }
 
 impl Opened {
     const fn new(driver: Option<Arc<Driver>>) -> Self {
-        Self { driver, devices: BTreeMap::new(), idle: BTreeMap::new(), idle_scatters: BTreeMap::new() }
+        Self {
+            driver,
+            devices: BTreeMap::new(),
+            idle: BTreeMap::new(),
+            idle_deltas: BTreeMap::new(),
+            idle_scatters: BTreeMap::new(),
+        }
     }
 }
 
@@ -87,7 +97,8 @@ pub(crate) fn open(py: Python<'_>, ordinal: Option<i32>) -> PyResult<()> {
 #[pyo3(name = "cuda_release")]
 pub(crate) fn release(py: Python<'_>) {
     let mut opened = opened();
-    let idle = (std::mem::take(&mut opened.idle), std::mem::take(&mut opened.idle_scatters));
+    let Opened { idle, idle_deltas, idle_scatters, .. } = &mut *opened;
+    let idle = (std::mem::take(idle), std::mem::take(idle_deltas), std::mem::take(idle_scatters));
     drop(opened);
     py.detach(|| drop(idle));
 }
