@@ -212,17 +212,44 @@ fn samples_are_those_of_the_host() {
     let pairs = Pairs::new(&mock, Dtype::Bf16, bytes, 0);
     let blocks = pairs.agree(&mock, &["delta"; 2]);
     assert!(matches!(&blocks[0].block.support, Support::Based(based) if !based.bounds.is_empty()));
-    // The parts that are sampled differ from the others: all elements are sent, although few change.
-    let mut skewed = pair(Dtype::Bf16, n, 1 << 31, 3);
-    for step in (0..n / 4096).map(|step| step as u64) {
-        if (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(16) {
-            let step = 2 * 4096 * step as usize..2 * 4096 * (step as usize + 1);
-            skewed[1][step].fill(0x41);
+    // Only the steps of the sample change, by a little more than is sent apart; or only the others.
+    for inside in [true, false] {
+        let mut skewed = pair(Dtype::Bf16, n, 1 << 31, 3);
+        for step in 0..n as u64 / 4096 {
+            let sampled = (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(16);
+            let first = 2 * 4096 * step as usize;
+            if sampled == inside {
+                skewed[1][first..first + 2 * 1300].fill(0x41);
+            }
         }
+        let pairs = Pairs::new(&mock, Dtype::Bf16, vec![skewed], 0);
+        let blocks = pairs.agree(&mock, &["delta:values=overwrite"]);
+        assert_eq!(matches!(blocks[0].block.support, Support::All), inside);
     }
-    let pairs = Pairs::new(&mock, Dtype::Bf16, vec![skewed], 0);
-    let blocks = pairs.agree(&mock, &["delta:values=overwrite"]);
-    assert!(matches!(blocks[0].block.support, Support::All));
+}
+
+/// Elements of two sizes change as often, but by differences whose codes are neighbours: classes are chosen by
+/// these codes alone, the last two included.
+#[test]
+fn classes_are_chosen_by_the_codes_of_differences() {
+    let Some(mock) = mock_driver() else { return };
+    for (up, other) in [(1i16, -1i16), (3, 50), (-2, 2), (-3, 3)] {
+        let base: Vec<u16> =
+            (0..9000).map(|i| if word(1, 1, i).is_multiple_of(2) { 0x3f40 } else { 0x4140 }).collect();
+        let new: Vec<u16> = base
+            .iter()
+            .zip(0..)
+            .map(|(&bits, i)| match word(1, 2, i).is_multiple_of(4) {
+                true => bits.wrapping_add_signed(if bits == 0x3f40 { up } else { other }),
+                false => bits,
+            })
+            .collect();
+        let bytes =
+            |elements: &[u16]| elements.iter().flat_map(|bits| bits.to_le_bytes()).collect::<Vec<u8>>();
+        let pairs = Pairs::new(&mock, Dtype::Bf16, vec![[bytes(&base), bytes(&new)]], 0);
+        let blocks = pairs.agree(&mock, &["delta"]);
+        assert!(matches!(&blocks[0].block.support, Support::Based(based) if based.bounds.len() == 1));
+    }
 }
 
 /// Digests of all lengths around the ends of blocks, chunks and groups of BLAKE3, at all alignments.
