@@ -228,8 +228,8 @@ fn samples_are_those_of_the_host() {
     }
 }
 
-/// Elements of two sizes change as often, but by differences whose codes are neighbours: classes are chosen by
-/// these codes alone, the last two included.
+/// Elements of two sizes change as often, but by differences whose codes are neighbours: classes are chosen
+/// by these codes alone, the last two included.
 #[test]
 fn classes_are_chosen_by_the_codes_of_differences() {
     let Some(mock) = mock_driver() else { return };

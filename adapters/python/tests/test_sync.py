@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 from dataclasses import dataclass
 from typing import Any
 
+import mock_driver
 import numpy as np
 import pytest
 import torch
+from mock_driver import Memory, MockDriver, Shared
 
 import gcodec
 from gcodec import sync
 
 Weights = dict[str, torch.Tensor]
+
+driver = pytest.fixture(scope="module")(mock_driver.loaded)
 
 
 @dataclass
@@ -48,6 +53,36 @@ def copy(weights: Weights) -> Weights:
 
 def same(one: Any, other: Weights) -> bool:
     return all(torch.equal(one[name], tensor) for name, tensor in other.items())
+
+
+class OnDevice(Shared):
+    """A writable array on a CUDA device, as CuPy has it."""
+
+    def __init__(self, memory: Memory) -> None:
+        super().__init__(memory)
+        self.shape = memory.shape
+
+    def copy(self) -> OnDevice:
+        return OnDevice(Memory(self.memory.driver, self.memory.read()))
+
+
+def test_a_sender_compares_on_the_device(driver: MockDriver) -> None:
+    weights = {"a": np.ones((40, 300), np.float32), "b": np.arange(9, dtype=np.float32)}
+    there = {name: OnDevice(Memory(driver, array)) for name, array in weights.items()}
+    on_host, on_device = sync.Sender(weights), sync.Sender(there, on_device=True)
+    whole = sum(array.nbytes for array in weights.values())
+    for version in range(1, 4):
+        for name, array in weights.items():
+            array.reshape(-1)[version::70] += 1
+            # In place, as an optimiser does: the sender has a copy.
+            ctypes.memmove(there[name].memory.address, array.tobytes(), array.nbytes)
+        launches, crossed = driver.count("cuLaunchKernel"), driver.count("bytes to the host")
+        assert on_device.delta(there) == on_host.delta(weights)
+        assert driver.count("cuLaunchKernel") > launches
+        assert driver.count("bytes to the host") - crossed < whole / 2
+        assert on_device.anchor() == on_host.anchor() and on_device.version == version
+    sender = sync.Sender({"w": torch.ones(5)}, on_device=True)
+    assert sender.delta({"w": torch.zeros(5)}) == sync.Sender({"w": torch.ones(5)}).delta({"w": torch.zeros(5)})
 
 
 def test_the_sender_chooses_what_deltas_say(chain: Chain) -> None:
