@@ -90,7 +90,7 @@ impl Form {
     }
 }
 
-/// The changes found for one task. Numbers have the byte order of the machine.
+/// The changes found for one task. Numbers are little-endian, as on CUDA devices and on the wire.
 #[derive(Debug, Clone, Copy)]
 pub struct Found<'a> {
     /// Number of changed elements of each class.
@@ -217,7 +217,7 @@ impl Task {
         {
             return Err(Error::inconsistent("numbers of changes"));
         }
-        let mut ranks = found.ranks.as_chunks().0.iter().map(|rank| u64::from(u32::from_ne_bytes(*rank)));
+        let mut ranks = found.ranks.as_chunks().0.iter().map(|rank| u64::from(u32::from_le_bytes(*rank)));
         let support = match form {
             Form::Classes(bounds) => {
                 let ranks = found.counts.iter().map(|&n| ranks.by_ref().take(in_memory(n)).collect());
@@ -228,7 +228,7 @@ impl Task {
         };
         let values = match form {
             Form::Classes(_) | Form::Differences => Values::Ulp(Ulp { diffs: diffs(width, found.values) }),
-            Form::Elements | Form::All => Values::Planes(Planes { bytes: elements(width, found.values) }),
+            Form::Elements | Form::All => Values::Planes(Planes { bytes: found.values.to_vec() }),
         };
         Ok(Block { scope: self.scope, add: false, support, values })
     }
@@ -236,18 +236,9 @@ impl Task {
 
 fn diffs(width: u64, bytes: &[u8]) -> Vec<i64> {
     match width {
-        2 => bytes.as_chunks().0.iter().map(|b| i16::from_ne_bytes(*b).into()).collect(),
-        _ => bytes.as_chunks().0.iter().map(|b| i32::from_ne_bytes(*b).into()).collect(),
+        2 => bytes.as_chunks().0.iter().map(|b| i16::from_le_bytes(*b).into()).collect(),
+        _ => bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
     }
-}
-
-/// Returns elements in the byte order of the wire.
-fn elements(width: u64, bytes: &[u8]) -> Vec<u8> {
-    let mut bytes = bytes.to_vec();
-    if cfg!(target_endian = "big") {
-        bytes.chunks_exact_mut(in_memory(width)).for_each(<[u8]>::reverse);
-    }
-    bytes
 }
 
 /// Returns the digests of a base and of a new tensor, as far as they are kept.
