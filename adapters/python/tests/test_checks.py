@@ -124,7 +124,7 @@ def test_schedules_and_choices_are_checked() -> None:
     for stages in ({}, {1: "raw"}, {0: "raw", -3: "topk"}):
         with pytest.raises(gcodec.InputError, match="use whole numbers, the first of them 0"):
             gcodec.torch.Schedule(stages)  # type: ignore[arg-type]
-    with pytest.raises(gcodec.InputError, match="a schedule has a Dgc: use codecs and ScaleCom"):
+    with pytest.raises(gcodec.InputError, match="a schedule has a Dgc: use codecs, ScaleCom and SharedSet"):
         gcodec.torch.Schedule({0: "raw", 9: gcodec.Dgc()})  # type: ignore[dict-item]
     with pytest.raises(gcodec.InputError, match="deltas have no mean"):
         gcodec.torch.State(network(0), gcodec.torch.Schedule({0: "raw", 9: "delta"}))
