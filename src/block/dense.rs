@@ -181,13 +181,8 @@ impl Block {
                 })
             }
             Content::Ulps(diffs) => for_each_run_in(&self.support, space, sets, &starts, |run| {
-                let ranks = Ranks::new(dtype);
-                let data = &mut *targets[run.target].data;
-                for (i, &diff) in diffs[run.value..run.value + run.len].iter().enumerate() {
-                    let index = run.element + i as u64;
-                    let old = element::bits_at(dtype, data, index).unwrap_or(0);
-                    element::set_bits_at(dtype, data, index, ranks.step(old, diff));
-                }
+                let diffs = &diffs[run.value..run.value + run.len];
+                element::step_all(dtype, targets[run.target].data, run.element, diffs);
                 Ok(())
             }),
             Content::Elements(..) | Content::Numbers { .. } => {

@@ -153,6 +153,36 @@ fn the_values_of_a_delta_are_those_that_were_asked_for() {
     }
 }
 
+/// Half of the elements change by one: any of them, or those of a small exponent.
+#[test]
+fn differences_of_all_elements_replace_positions_that_cost_as_much() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let old = arbitrary(dtype, 50_000);
+        for predicted in [false, true] {
+            let mut data = old.data().to_vec();
+            for at in 0..50_000 {
+                let bits = bits_at(dtype, &data, at).unwrap();
+                let is_small = bits >> (dtype.bits() - 2) & 1 == 0;
+                if if predicted { is_small } else { word(3, 3, at).is_multiple_of(2) } {
+                    set_bits_at(dtype, &mut data, at, bits ^ 1).unwrap();
+                }
+            }
+            let new = [TensorBuf::new(dtype, vec![50_000], data).unwrap()];
+            let inputs = inputs(std::slice::from_ref(&old), &new);
+            let codec: Codec = "delta".parse().unwrap();
+            let blocks = compress(&inputs, &[codec], &Options::default(), None).unwrap();
+            let block = &blocks[0].block;
+            assert!(matches!(block.values, Values::Ulp(_)));
+            assert_eq!(matches!(block.support, Support::All), !predicted, "{dtype}");
+            assert_eq!(matches!(block.support, Support::Based(_)), predicted, "{dtype}");
+            let wire = encode(std::slice::from_ref(&old), &new, "delta");
+            assert_eq!(assembled(&wire, std::slice::from_ref(&old)).unwrap(), new);
+            // A bit for each element says whether it changes, another one the direction.
+            assert!(predicted || wire.len() < 50_000 * 3 / 2 / 8 * 104 / 100, "{}", wire.len());
+        }
+    }
+}
+
 #[test]
 fn a_delta_needs_a_base_of_its_shape_and_type() {
     let codec = ["delta".parse().unwrap()];

@@ -252,6 +252,22 @@ fn classes_are_chosen_by_the_codes_of_differences() {
     }
 }
 
+/// Half of the elements change, whatever their size: positions cost as much as differences of all elements.
+#[test]
+fn all_elements_may_have_differences() {
+    let Some(mock) = mock_driver() else { return };
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let base = encode(dtype, &normal(9001, 4));
+        let mut new = base.clone();
+        let elements = new.chunks_exact_mut(dtype.bits() as usize / 8).zip(0..);
+        elements.filter(|(_, i)| word(4, 1, *i).is_multiple_of(2)).for_each(|(element, _)| element[0] ^= 1);
+        let pairs = Pairs::new(&mock, dtype, vec![[base, new]], 0);
+        let blocks = pairs.agree(&mock, &["delta"]);
+        assert!(matches!(blocks[0].block.support, Support::All), "{dtype}");
+        assert!(matches!(blocks[0].block.values, Values::Ulp(_)), "{dtype}");
+    }
+}
+
 /// Digests of all lengths around the ends of blocks, chunks and groups of BLAKE3, at all alignments.
 #[test]
 fn digests_are_those_of_the_host() {

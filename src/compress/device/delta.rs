@@ -20,9 +20,11 @@
 use rayon::prelude::*;
 
 use super::super::codecs::Delta;
+use super::super::codecs::delta::classes::Places;
 use super::super::codecs::delta::{Digests, classes, division, is_sent, scope};
 use super::super::{Codec, runs};
 use super::{Outline, check_order};
+use crate::arch::pages;
 use crate::block::{
     Based, Block, BlockOptions, Coded, CodedBlock, Planes, STEP, Scope, Sparse, Support, Ulp, Values,
 };
@@ -74,6 +76,9 @@ pub enum Form {
     Classes(Vec<u8>),
     /// Positions and differences.
     Differences,
+    /// Differences of all elements. Positions and differences of the changed elements are looked for, as for
+    /// [`Form::Differences`].
+    AllDifferences,
     /// Positions and new elements.
     Elements,
     /// All new elements.
@@ -154,8 +159,9 @@ impl Task {
         let counts: Vec<classes::KeyCounts> = counts.iter().map(|count| count.times(every)).collect();
         match (self.codec.values, self.codec.classes()) {
             (Change::Ulp, Some(forced)) => match classes::choose(&counts, forced) {
-                Some(classes) => Form::Classes(classes.bounds),
-                None => Form::Differences,
+                Places::Classes(classes) => Form::Classes(classes.bounds),
+                Places::Changed => Form::Differences,
+                Places::All => Form::AllDifferences,
             },
             (Change::Ulp, None) => Form::Differences,
             (Change::Overwrite, _) => {
@@ -218,20 +224,37 @@ impl Task {
             return Err(Error::inconsistent("numbers of changes"));
         }
         let mut ranks = found.ranks.as_chunks().0.iter().map(|rank| u64::from(u32::from_le_bytes(*rank)));
-        let support = match form {
+        let diffs = || diffs(width, found.values);
+        let elements = || Values::Planes(Planes { bytes: found.values.to_vec() });
+        let (support, values) = match form {
             Form::Classes(bounds) => {
                 let ranks = found.counts.iter().map(|&n| ranks.by_ref().take(in_memory(n)).collect());
-                Support::Based(Based { bounds: bounds.clone(), ranks: ranks.collect() })
+                let based = Based { bounds: bounds.clone(), ranks: ranks.collect() };
+                (Support::Based(based), Values::Ulp(Ulp { diffs: diffs() }))
             }
-            Form::Differences | Form::Elements => Support::Sparse(Sparse { positions: ranks.collect() }),
-            Form::All => Support::All,
-        };
-        let values = match form {
-            Form::Classes(_) | Form::Differences => Values::Ulp(Ulp { diffs: diffs(width, found.values) }),
-            Form::Elements | Form::All => Values::Planes(Planes { bytes: found.values.to_vec() }),
+            Form::Differences => (sparse(ranks), Values::Ulp(Ulp { diffs: diffs() })),
+            Form::AllDifferences => {
+                let diffs = spread(self.elements(), ranks, &diffs())?;
+                (Support::All, Values::Ulp(Ulp { diffs }))
+            }
+            Form::Elements => (sparse(ranks), elements()),
+            Form::All => (Support::All, elements()),
         };
         Ok(Block { scope: self.scope, add: false, support, values })
     }
+}
+
+fn sparse(positions: impl Iterator<Item = u64>) -> Support {
+    Support::Sparse(Sparse { positions: positions.collect() })
+}
+
+/// Returns a difference for each of `len` elements: these at their positions, and zeros.
+fn spread(len: u64, positions: impl Iterator<Item = u64>, diffs: &[i64]) -> Result<Vec<i64>> {
+    let mut all = pages::zeros(in_memory(len));
+    for (position, &diff) in positions.zip(diffs) {
+        *all.get_mut(in_memory(position)).ok_or(Error::inconsistent("positions of changes"))? = diff;
+    }
+    Ok(all)
 }
 
 fn diffs(width: u64, bytes: &[u8]) -> Vec<i64> {

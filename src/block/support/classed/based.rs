@@ -359,17 +359,22 @@ impl Ranker {
     }
 
     /// Adds the next elements of the base, at most [`STEP`]. `changed` has a bit for each that changes, and
-    /// `value` returns the value of one by its number.
+    /// `value` returns the value of one by its number. `ahead`: what the next call reads.
     pub(crate) fn add(
         &mut self,
         base: &[u8],
         len: usize,
         changed: &[u64; ROWS],
+        ahead: [&[u8]; 2],
         value: impl Fn(usize) -> i64,
     ) {
         fill_keys(self.dtype, base, 0, &mut self.keys.as_flattened_mut()[..len]);
         let classes = self.rows.iter_mut().zip(&mut self.ranked).zip(self.based.ranges());
+        // Between the classes, memory has time to answer: in one piece, the requests would have to wait.
+        let part = ahead[0].len() / classes.len() + 1;
+        let mut ahead = ahead.map(|bytes| bytes.chunks(part));
         for ((rows, ranked), range) in classes {
+            ahead.iter_mut().filter_map(Iterator::next).for_each(arch::prefetch::prefetch);
             ranked.passed = ranked.end;
             ranked.end += find_rows(&self.keys, len, range, rows);
         }

@@ -8,6 +8,9 @@ use crate::tensor::element::bits_at;
 /// Fewest changed elements for which classes are tried.
 const FEW: u64 = 128;
 
+/// The part of the bits that differences of all elements may take more than the smallest places.
+const TOLERANCE: u64 = 64;
+
 /// Classes of the base's elements.
 pub(in crate::compress) struct Classes {
     pub(in crate::compress) bounds: Vec<u8>,
@@ -15,24 +18,39 @@ pub(in crate::compress) struct Classes {
     pub(super) changed: Vec<u64>,
 }
 
-/// Returns the classes that should give the smallest positions and differences; `None` if gaps without
-/// classes should be about as small. `counts`: of each key; `forced`: classes are wanted in any case.
-pub(in crate::compress) fn choose(counts: &[KeyCounts], forced: bool) -> Option<Classes> {
+/// The elements of which a block has differences.
+pub(in crate::compress) enum Places {
+    /// All elements. The difference of one that does not change is zero.
+    All,
+    /// The changed elements, by gaps.
+    Changed,
+    /// The changed elements, by classes of the base.
+    Classes(Classes),
+}
+
+/// Returns the places that should give the smallest positions and differences. If most elements change, all
+/// of them are taken where that is about as small, because it is faster. `counts`: of each key; `forced`:
+/// classes are wanted in any case.
+pub(in crate::compress) fn choose(counts: &[KeyCounts], forced: bool) -> Places {
     let mut all = KeyCounts::default();
     counts.iter().for_each(|c| all.add(c));
     if !forced && all.changed < FEW {
-        return None;
+        return Places::Changed;
     }
     let (bounds, cost) = best_bounds(counts);
+    // Differences of all elements, of which some are zero, have the entropy of gaps and differences.
+    if !forced && are_many(all.changed, all.elements) && all.cost() <= cost + cost / TOLERANCE {
+        return Places::All;
+    }
     if !forced && cost >= all.cost() {
-        return None;
+        return Places::Changed;
     }
     let mut changed = vec![0; bounds.len() + 1];
     for (key, count) in counts.iter().enumerate() {
         // Bounds descend: an element's class is the number of those above its key.
         changed[bounds.partition_point(|&bound| usize::from(bound) > key)] += count.changed;
     }
-    Some(Classes { bounds, changed })
+    Places::Classes(Classes { bounds, changed })
 }
 
 /// Whether so many elements change that a delta which overwrites takes all of them: planes of all elements
@@ -54,12 +72,13 @@ pub(super) fn most_change(pieces: &[Piece<'_>]) -> bool {
     are_many(changed, elements)
 }
 
-/// Whether that many changed elements are sent as all elements by a delta that overwrites.
+/// Whether that many changed elements are sent as all elements by a delta that overwrites, or that needs
+/// about as many bits for them.
 pub(in crate::compress) fn are_many(changed: u64, elements: u64) -> bool {
     changed > elements / MANY
 }
 
-/// From one changed element in this many on, a delta that overwrites takes all elements.
+/// From one changed element in this many on, a delta may take all elements.
 const MANY: u64 = 4;
 
 /// Number of elements from which on a sample is counted, and the part of the steps in it.

@@ -8,13 +8,14 @@ use std::fmt;
 
 use rayon::prelude::*;
 
+use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
 use crate::compress::settings::{Choice, Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::{Input, whole};
 use crate::error::Result;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
-use classes::Classes;
+use classes::{Classes, Places};
 pub use digests::{Digested, Digests, deltas};
 pub use pieces::Span;
 pub(in crate::compress) use pieces::division;
@@ -32,7 +33,9 @@ pub struct Delta {
 /// Values of a delta: the form in which it sends an element that changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Change {
-    /// The difference in units of the last place, and positions that depend on the base: smallest.
+    /// The difference in units of the last place, and positions that depend on the base: smallest. Where more
+    /// than a quarter of the elements change and the base hardly predicts which, all elements have a
+    /// difference, which is faster.
     Ulp,
     /// The new element, and positions that do not depend on the base: a receiver may apply the update twice,
     /// or to elements that differ from the base. Where more than a quarter of the elements change, all of
@@ -91,10 +94,11 @@ impl Delta {
 
     /// Returns the changes of consecutive tensors, or of a part of one.
     fn changes(&self, pieces: &[Piece<'_>]) -> (Support, Values) {
-        let classes = self.classes().and_then(|forced| classes::choose(&classes::count_keys(pieces), forced));
-        match (self.values, classes) {
-            (Change::Ulp, Some(classes)) => classed_differences(pieces, classes),
-            (Change::Ulp, None) => {
+        let places = self.classes().map(|forced| classes::choose(&classes::count_keys(pieces), forced));
+        match (self.values, places) {
+            (Change::Ulp, Some(Places::Classes(classes))) => classed_differences(pieces, classes),
+            (Change::Ulp, Some(Places::All)) => all_differences(pieces),
+            (Change::Ulp, Some(Places::Changed) | None) => {
                 let mut diffs = Vec::new();
                 let support = changed(pieces, |step, at| diffs.push(step.diff(at)));
                 (support, Values::Ulp(Ulp { diffs }))
@@ -115,6 +119,13 @@ impl Delta {
     }
 }
 
+/// Returns the differences of all elements.
+fn all_differences(pieces: &[Piece<'_>]) -> (Support, Values) {
+    let mut diffs = pages::with_room(in_memory(pieces.iter().map(|piece| piece.len).sum()));
+    for_each_step(pieces, |_| true, |step| step.append_diffs(&mut diffs));
+    (Support::All, Values::Ulp(Ulp { diffs }))
+}
+
 /// Returns the changed elements by classes of the base, and their differences.
 fn classed_differences(pieces: &[Piece<'_>], classes: Classes) -> (Support, Values) {
     let mut masks = [0; ROWS];
@@ -125,9 +136,9 @@ fn classed_differences(pieces: &[Piece<'_>], classes: Classes) -> (Support, Valu
         |step| {
             step.changed(&mut masks);
             match step.dtype.bits() {
-                16 => ranker.add(step.base, step.len, &masks, step.diff_of::<2>()),
-                32 => ranker.add(step.base, step.len, &masks, step.diff_of::<4>()),
-                _ => ranker.add(step.base, step.len, &masks, |at| step.diff(at)),
+                16 => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<2>()),
+                32 => ranker.add(step.base, step.len, &masks, step.ahead, step.diff_of::<4>()),
+                _ => ranker.add(step.base, step.len, &masks, step.ahead, |at| step.diff(at)),
             }
         },
     );

@@ -92,6 +92,8 @@ pub(super) struct Step<'a> {
     pub(super) base: &'a [u8],
     /// Number of elements, at most [`STEP`].
     pub(super) len: usize,
+    /// Bytes of the next step.
+    pub(super) ahead: [&'a [u8]; 2],
 }
 
 /// Calls `f` with each step of consecutive pieces whose number `wanted` accepts.
@@ -109,8 +111,10 @@ pub(super) fn for_each_step<'a>(
             let len = in_memory(piece.len - at).min(STEP);
             if wanted(number) {
                 let range = byte(piece.start + at)..byte(piece.start + at + len as u64);
+                let ahead = range.end..(range.end + range.len()).min(piece.new.data().len());
+                let ahead = [&piece.new.data()[ahead.clone()], &piece.base.data()[ahead]];
                 let (new, base) = (&piece.new.data()[range.clone()], &piece.base.data()[range]);
-                f(Step { dtype, position: position + at, new, base, len });
+                f(Step { dtype, position: position + at, new, base, len, ahead });
             }
             number += 1;
             at += len as u64;
@@ -164,6 +168,20 @@ impl Step<'_> {
         Ranks::new(self.dtype).diff(bits(self.base), bits(self.new))
     }
 
+    /// Appends the changes of all elements in units of the last place.
+    pub(super) fn append_diffs(&self, diffs: &mut Vec<i64>) {
+        match self.dtype.bits() {
+            16 => self.append_diffs_of::<2>(diffs),
+            32 => self.append_diffs_of::<4>(diffs),
+            _ => diffs.extend((0..self.len).map(|at| self.diff(at))),
+        }
+    }
+
+    fn append_diffs_of<const SIZE: usize>(&self, diffs: &mut Vec<i64>) {
+        let [new, base] = [self.new, self.base].map(|bytes| bytes.as_chunks::<SIZE>().0);
+        arch::run(AppendDiffs { ranks: Ranks::new(self.dtype), new, base, diffs });
+    }
+
     /// The bits of a new element.
     pub(super) fn new_bits(&self, at: usize) -> u64 {
         bits_at(self.dtype, self.new, at as u64).unwrap_or(0)
@@ -174,13 +192,34 @@ impl Step<'_> {
     pub(super) fn diff_of<const SIZE: usize>(&self) -> impl Fn(usize) -> i64 {
         let ranks = Ranks::new(self.dtype);
         let (new, base) = (self.new.as_chunks::<SIZE>().0, self.base.as_chunks::<SIZE>().0);
-        let bits = |element: &[u8; SIZE]| {
-            let mut word = [0; 8];
-            word[..SIZE].copy_from_slice(element);
-            u64::from_le_bytes(word)
-        };
-        move |at| ranks.diff(bits(&base[at]), bits(&new[at]))
+        move |at| ranks.diff(word(&base[at]), word(&new[at]))
     }
+}
+
+/// Appends the change of each element.
+struct AppendDiffs<'a, const SIZE: usize> {
+    ranks: Ranks,
+    new: &'a [[u8; SIZE]],
+    base: &'a [[u8; SIZE]],
+    diffs: &'a mut Vec<i64>,
+}
+
+impl<const SIZE: usize> Kernel for AppendDiffs<'_, SIZE> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        let Self { ranks, new, base, diffs } = self;
+        diffs.extend(new.iter().zip(base).map(|(new, base)| ranks.diff(word(base), word(new))));
+    }
+}
+
+/// The bits of an element of whole bytes.
+#[inline(always)]
+fn word<const SIZE: usize>(element: &[u8; SIZE]) -> u64 {
+    let mut word = [0; 8];
+    word[..SIZE].copy_from_slice(element);
+    u64::from_le_bytes(word)
 }
 
 fn differ<const SIZE: usize>(new: &[u8], base: &[u8], flags: &mut [u8]) {
