@@ -251,12 +251,16 @@ impl Bench {
         let base = tensor(rounded(0.0));
         for step in [2e-8, 3e-7, 1.6e-6, 6e-5] {
             let new = tensor(rounded(step));
-            self.delta("delta", base.view(), new.view());
+            self.delta("delta", "", base.view(), new.view());
         }
-        self.delta("delta:values=overwrite", base.view(), tensor(rounded(6e-5)).view());
+        self.delta("delta:values=overwrite", "", base.view(), tensor(rounded(6e-5)).view());
+        // Whatever their size, so that the base predicts nothing.
+        let half = base.data().as_chunks::<2>().0.iter().zip(0..);
+        let half = half.flat_map(|(&[low, high], i)| [low ^ (random::word(9, 0, i) & 1) as u8, high]);
+        self.delta("delta", "evenly ", base.view(), tensor(half.collect()).view());
     }
 
-    fn delta(&mut self, codec: &str, base: TensorView<'_>, new: TensorView<'_>) {
+    fn delta(&mut self, codec: &str, how: &str, base: TensorView<'_>, new: TensorView<'_>) {
         self.memory(new);
         let manifest = Arc::clone(&self.manifest);
         let name = codec;
@@ -275,7 +279,7 @@ impl Bench {
         let pairs = base.data().as_chunks::<2>().0.iter().zip(new.data().as_chunks::<2>().0);
         let changed = pairs.filter(|(base, new)| base != new).count();
         let n = new.elements() as f64;
-        println!("{name}, {:.2} % of {n} bf16 elements changed:", 100.0 * changed as f64 / n);
+        println!("{name}, {:.2} % of {n} bf16 elements {how}changed:", 100.0 * changed as f64 / n);
         let cost = self.best(|| drop(black_box(compressed(base, new))));
         self.row("compress delta", new, cost, Against::Read, None);
         let header = digests(base, new, &blocks);

@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol, final
 __all__ = [
     "Decoder",
     "Dgc",
+    "Digests",
     "Encoded",
     "Encoder",
     "Feedback",
@@ -135,6 +136,10 @@ class Encoded:
         """Seconds that compressing took, and that coding the blocks took."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Digests:
+    def __new__(cls) -> Digests: ...
 
 @final
 class Encoder:

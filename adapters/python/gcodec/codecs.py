@@ -306,8 +306,8 @@ class Delta(Codec):
 
     `values`: `"ulp"` (default), differences in units of the last place, which is smallest, or
     `"overwrite"`, the new elements, which may be applied twice. `positions` as in `TopK`; with `"ulp"`,
-    `"auto"` and `"classed"` predict positions from the base. Where more than a quarter of the elements change and
-    that helps little, `"auto"` sends a difference for each element, which is faster.
+    `"auto"` and `"classed"` predict positions from the base. Where more than a quarter of the elements change
+    and that helps little, `"auto"` sends a difference for each element, which is faster.
     """
 
     name: ClassVar[str] = "delta"

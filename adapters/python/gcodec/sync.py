@@ -18,13 +18,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gcodec import _native
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError, PoisonedError
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import encode
+from gcodec.options import Options
 from gcodec.patches import Patch, Patches, patches
 from gcodec.tensors import framework_of
+from gcodec.update import PART_BYTES, native_update
 
 __all__ = ["PoisonedError", "Receiver", "Sender", "Staged"]
 
@@ -52,6 +55,8 @@ class Sender:
             raise InputError(f"a Sender makes deltas, not {self._codec}")
         self._on_device = on_device
         self._last = {name: _copied(tensor, on_device) for name, tensor in weights.items()}
+        # Half of what is hashed: the digests of a version are those of the next one's base.
+        self._digests = _native.Digests()
         self.version = version
         """The last version."""
 
@@ -64,7 +69,14 @@ class Sender:
         _check_same(self._last, weights)
         new = {name: _copied(weights[name], self._on_device) for name in self._last}
         header = UpdateHeader(step=self.version, inner_steps=1, world=1)
-        data = encode(new, self._codec, base=self._last, header=header)
+        options = Options(base=self._last, header=header)
+        update = native_update("Sender.delta", new, self._codec, options, digests=self._digests)
+        try:
+            data = _native.Encoder(PART_BYTES, True, True).whole(update)
+        except BaseException:
+            # They may be those of the version that failed.
+            self._digests = _native.Digests()
+            raise
         self._last, self.version = new, self.version + 1
         return data
 

@@ -40,6 +40,8 @@ class EncodeSettings:
     """Whether the sender state can be restored after the update."""
     shards: dict[str, Place]
     """Names of tensors that are parts of larger ones: dimensions of the larger tensor, and first indices."""
+    digests: _native.Digests | None = None
+    """Digests of the bases, if they are the tensors of the last update with these digests."""
 
 
 def native_update(
@@ -52,11 +54,12 @@ def native_update(
     held: Collection[str] = (),
     provisional: bool = False,
     shards: Mapping[str, Place] | None = None,
+    digests: _native.Digests | None = None,
 ) -> _native._Update:
     """Returns an update as the native module's encoder takes it.
 
     where: the entry point, for messages. on: the stream and the device memory to work in. held, provisional,
-    shards: see `EncodeSettings`.
+    shards, digests: see `EncodeSettings`.
     """
     if options.non_finite == "propagate":
         raise InputError(f"{where} has no other processes to tell: non_finite is reject or zero")
@@ -76,7 +79,7 @@ def native_update(
     header = options.header or UpdateHeader()
     if not header.label:
         header = replace(header, label=label)
-    settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero", list(held), provisional, places)
+    settings = EncodeSettings(BLOCK_LEN, options.non_finite == "zero", list(held), provisional, places, digests)
     bases = named_tensors(options.base)
     remember = native_feedback is not None
     # Sender state of deltas, and that of Deep Gradient Compression, is on the host only.

@@ -214,6 +214,8 @@ class TrainerInfo(TrainerInitInfo):
     version: int = 0
     """Version of the checkpoint that the workers have loaded. 0: none, so that their first update loads all
     weights."""
+    codec: str = "delta"
+    """Codec of the deltas: the specification of a `gcodec.Delta`."""
 
 
 class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
@@ -231,7 +233,7 @@ class GcodecTrainer(TrainerWeightTransferEngine[TrainerInfo]):
             raise InputError("the gcodec backend sends the weights of a WeightSource: give source")
         engine = cls(client=client, source=source, is_sender=init_info.is_sender)
         if engine.is_sender:
-            engine.store = Store(init_info.store)
+            engine.store = Store(init_info.store, codec=init_info.codec)
             client.init_weight_transfer_engine({"store": init_info.store, "version": init_info.version})
         return engine
 

@@ -5,6 +5,7 @@
 mod align;
 mod cuda;
 mod decode;
+mod digests;
 mod dlpack;
 mod encode;
 mod errors;
@@ -36,6 +37,8 @@ mod _native {
     use crate::cuda::{Lent, cuda_apply, device_of, lend, load_driver, open, release, takes};
     #[pymodule_export]
     use crate::decode::{Decoder, decode, shards};
+    #[pymodule_export]
+    use crate::digests::Digests;
     #[pymodule_export]
     use crate::encode::{Encoded, Encoder, canonical, is_lossy, library_encode};
     #[pymodule_export]

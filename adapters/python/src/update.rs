@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gcodec::block::{CodedBlock, CodedWireBlock};
-use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
+use gcodec::compress::{Input, NonFinite, Options, compress};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Delta, Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
 use gcodec::stream::Output;
@@ -14,6 +14,7 @@ use gcodec::{Codec, TensorView};
 use pyo3::prelude::*;
 
 use crate::cuda::{self, Lent};
+use crate::digests::Digests;
 use crate::encode::parse;
 use crate::errors::{self, Failure};
 use crate::feedback::{Dgc, Feedback, Residuals};
@@ -71,6 +72,8 @@ pub(crate) struct Contents {
     provisional: bool,
     /// Dimensions of the larger tensors that tensors are parts of, and first indices, by name.
     shards: HashMap<String, (Vec<u64>, Vec<u64>)>,
+    /// Digests of the bases, which become those of the results.
+    digests: Option<Py<Digests>>,
 }
 
 impl<'py> Prepared<'py> {
@@ -106,6 +109,7 @@ impl<'py> Prepared<'py> {
             held: settings.held.into_iter().collect(),
             provisional: settings.provisional,
             shards: settings.shards,
+            digests: settings.digests,
         };
         Ok(Self { contents, feedback, dgc, remember })
     }
@@ -160,6 +164,7 @@ impl Contents {
         let manifest = Manifest::new(placed.collect())?;
         let manifest = known.insert(Arc::new(manifest));
         let on_host = self.numbers.iter().copied().zip(views.iter().copied());
+        let mut digests = self.digests.as_ref().map(|kept| kept.get().copied()).unwrap_or_default();
         let update = Update {
             views: on_host.filter(|(_, (name, _))| !self.held.contains(*name)).collect(),
             lent: self.lent.iter().filter(|(_, name, _)| !self.held.contains(name)).collect(),
@@ -169,8 +174,13 @@ impl Contents {
             header: self.header.clone(),
             options: &self.options,
             provisional: self.provisional,
+            digests: &mut digests,
         };
-        update.encode(encoder, manifest, memory, out)
+        let compressing = update.encode(encoder, manifest, memory, out)?;
+        if let Some(kept) = &self.digests {
+            kept.get().keep(digests);
+        }
+        Ok(compressing)
     }
 }
 
@@ -221,6 +231,7 @@ pub(crate) struct Settings {
     provisional: bool,
     /// Names of tensors that are parts of larger ones: dimensions of those, and first indices.
     shards: HashMap<String, (Vec<u64>, Vec<u64>)>,
+    digests: Option<Py<Digests>>,
 }
 
 /// An update with views of its tensors.
@@ -235,12 +246,13 @@ struct Update<'a> {
     options: &'a Options,
     /// Whether the sender state can be restored after the update.
     provisional: bool,
+    digests: &'a mut gcodec::compress::Digests,
 }
 
 impl Update<'_> {
     /// Compresses and encodes the update. Returns the time that compressing took.
     fn encode(
-        self,
+        mut self,
         encoder: &mut gcodec::stream::Encoder,
         manifest: &Arc<Manifest>,
         memory: Memory<'_>,
@@ -287,12 +299,12 @@ impl Update<'_> {
             memory => self.compress(&inputs, &codecs, memory)?,
         };
         let has_delta = codecs.iter().any(is_delta);
-        let mut entries = if has_delta { deltas(&inputs, &on_host) } else { Vec::new() };
+        let mut entries = if has_delta { self.digests.deltas(&inputs, &on_host) } else { Vec::new() };
         // Shards of deltas have blocks and digests of their own, so that a receiver needs no other's base.
         for input in &apart {
             let one = std::slice::from_ref(input);
             let own = compress(one, &[codecs[input.tensor as usize]], self.options, None)?;
-            entries.extend(deltas(one, &own));
+            entries.extend(self.digests.deltas(one, &own));
             on_host.extend(own);
         }
         entries.sort_by_key(|entry| entry.first);
@@ -307,14 +319,14 @@ impl Update<'_> {
     }
 
     /// Returns the blocks and digests of an update of deltas on a device.
-    fn changes(&self, codecs: &[Codec]) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
+    fn changes(&mut self, codecs: &[Codec]) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
         let mut changed = Vec::with_capacity(self.lent.len());
         for (number, name, lent) in &self.lent {
             let base = self.lent_bases.get(name).ok_or(gcodec::Error::from(InputErrorKind::MissingBase))?;
             let codec = codecs[*number as usize];
             changed.push(cuda::Changed { number: *number, new: lent.get(), base: base.get(), codec });
         }
-        cuda::changes(&changed)
+        cuda::changes(&changed, self.digests)
     }
 
     /// Returns the blocks of the tensors on devices and of `inputs`, on the host. All tensors of a codec

@@ -95,6 +95,36 @@ def test_the_sender_chooses_what_deltas_say(chain: Chain) -> None:
         sync.Sender(chain.weights[0], codec="topk")
 
 
+def test_a_sender_keeps_the_digests_of_its_last_version(chain: Chain) -> None:
+    sender = sync.Sender(chain.weights[0])
+    for version in range(1, 7):
+        header = gcodec.UpdateHeader(step=version - 1, inner_steps=1, world=1)
+        old, new = chain.weights[version - 1 : version + 1]
+        assert sender.delta(new) == gcodec.encode(new, "delta", base=old, header=header)
+    # It computes them only once: a copy that something else changes does not get new ones.
+    sender._last = {name: tensor + 1 for name, tensor in sender._last.items()}
+    stale = sender.delta(chain.weights[0])
+    with pytest.raises(gcodec.InputError):
+        gcodec.decode(stale, base={name: tensor + 1 for name, tensor in chain.weights[6].items()})
+
+
+def test_a_sender_that_failed_keeps_no_digests(chain: Chain, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def __init__(self, *arguments: Any) -> None:
+            self.encoder = encoder(*arguments)
+
+        def whole(self, update: Any) -> bytes:
+            self.encoder.whole(update)
+            raise MemoryError
+
+    encoder, sender = gcodec._native.Encoder, sync.Sender(chain.weights[0])
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(gcodec._native, "Encoder", Failing)
+        sender.delta(chain.weights[3])
+    assert sender.version == 0
+    assert sender.delta(chain.weights[1]) == chain.deltas[1]
+
+
 def test_a_receiver_takes_versions_one_by_one(chain: Chain) -> None:
     receiver, loaded = sync.Receiver(copy(chain.weights[0])), []
     for version, data in chain.deltas.items():

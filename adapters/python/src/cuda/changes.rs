@@ -19,7 +19,10 @@ pub(crate) struct Changed<'a> {
 }
 
 /// Compresses tensors of one device, all borrowed for work in one stream. Returns blocks and digests.
-pub(crate) fn changes(changed: &[Changed<'_>]) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
+pub(crate) fn changes(
+    changed: &[Changed<'_>],
+    digests: &mut Digests,
+) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
     let Some(first) = changed.first() else { return Ok((Vec::new(), Vec::new())) };
     let (ordinal, stream) = (first.new.ordinal(), first.new.stream());
     let device = device(ordinal)?;
@@ -35,7 +38,7 @@ pub(crate) fn changes(changed: &[Changed<'_>]) -> Result<(Vec<CodedBlock>, Vec<D
         Some(compressor) => compressor,
         None => DeltaCompressor::new(&device)?,
     };
-    let made = compressor.compress_with_digests(&inputs, &codecs, &mut Digests::default(), stream);
+    let made = compressor.compress_with_digests(&inputs, &codecs, digests, stream);
     // If two threads had a compressor each, one is kept.
     let other = opened().idle_deltas.insert(ordinal, compressor);
     drop(other);
