@@ -57,8 +57,8 @@ fn publish_in_time(publisher: &mut Publisher, step: u64, start: Instant) -> Resu
 /// seen, and the errors.
 fn race(grace: Duration, versions: u64) -> (u64, Vec<Error>) {
     let objects = memory();
-    let mut first = Publisher::new(&open(&objects).with_grace(grace), policy(3)).unwrap();
-    publish_in_time(&mut first, 0, Instant::now()).unwrap();
+    let store = open(&objects).with_grace(grace);
+    publish_in_time(&mut Publisher::new(&store, policy(3)).unwrap(), 0, Instant::now()).unwrap();
     let done = AtomicBool::new(false);
     let follow = || {
         let store = open(&objects);
