@@ -8,7 +8,7 @@
 //!   computation, which has the same bits on every machine. [`Architecture`] makes the paper's networks, and
 //!   [`training`] trains them.
 //! - [`encode_latent`], [`decode_latent`]: conversion of a block's values to latent codes and back;
-//!   [`encode_blocks`], [`without_latent`]: the same for whole updates.
+//!   [`encode_blocks`], [`replace_codes`], [`without_latent`]: the same for blocks and whole updates.
 //! - [`protocol`]: the three phases, with a parameter server or a ring, over gcodec's frames.
 //!
 //! ```
@@ -41,4 +41,4 @@ pub use error::{Error, Result};
 pub use layer::{Conv, Layer};
 pub use model::{FORMAT, Innovation, Limits, Model, Models};
 pub use network::Network;
-pub use update::{Encoding, encode_blocks, without_latent};
+pub use update::{Encoding, encode_blocks, has_latent, replace_codes, without_latent};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Block, CodedBlock, Floats, Scope, Sets, Sparse, Stored, Support, Values};
+use gcodec::block::{Block, CodedBlock, Floats, Scope, Sparse, Stored, Support, Values, ValuesId};
 use gcodec::frame::{Manifest, UpdatePart};
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::tensor::element::decode_f32s;
@@ -167,6 +167,35 @@ fn decode(models: &Models, values: &Values, count: usize, sender: u64) -> Result
     model.decode(sender, &codes, count, &[])
 }
 
+/// Whether a block of the parts of an update has latent codes.
+#[must_use]
+pub fn has_latent(parts: &[UpdatePart<'_>]) -> bool {
+    parts.iter().flat_map(|part| &part.blocks).any(|raw| raw.values_id == ValuesId::LATENT)
+}
+
+/// Returns `block`, which is block `number` of `part`, with the values that its latent codes stand for, in
+/// f32. A block of other values stays as it is.
+///
+/// # Errors
+/// [`Error::MissingModel`]; [`Error::Input`] if the part has no such block; the errors of [`codes`] and
+/// [`Model::decode`].
+pub fn replace_codes(
+    part: &UpdatePart<'_>,
+    number: usize,
+    mut block: Block,
+    models: &Models,
+) -> Result<Block> {
+    if matches!(block.values, Values::Latent(_)) {
+        let raw = part.blocks.get(number).ok_or(Error::Input("a block that the part does not have"))?;
+        let count = block.count(&raw.space, part.sets())?;
+        let count = usize::try_from(count).map_err(|_| Error::Input("number of values"))?;
+        let numbers = decode(models, &block.values, count, part.header.sender)?;
+        let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+        block.values = Values::Floats(Floats { stored: Stored::F32, bytes });
+    }
+    Ok(block)
+}
+
 /// Returns an update as a stream of its own, in which decoded values replace the latent codes, so that any
 /// reader can read it. Returns nothing if the update has no codes. `parts`: all parts of the update, in their
 /// order.
@@ -174,28 +203,21 @@ fn decode(models: &Models, values: &Values, count: usize, sender: u64) -> Result
 /// # Errors
 /// [`Error::MissingModel`]; the errors of [`codes`] and [`Model::decode`], and of decoding a block.
 pub fn without_latent(parts: &[UpdatePart<'_>], models: &Models) -> Result<Option<Vec<u8>>> {
-    let (mut blocks, mut found) = (Vec::new(), false);
+    let (Some(first), true) = (parts.first(), has_latent(parts)) else { return Ok(None) };
+    let mut blocks = Vec::new();
     for part in parts {
         let budget = part.budget();
         for i in 0..part.blocks.len() {
-            let mut block = part.decode(i, &budget)?;
+            let mut block = replace_codes(part, i, part.decode(i, &budget)?, models)?;
             let space = &part.blocks[i].space;
             if matches!(block.support, Support::Set(_)) {
                 // The new stream does not have the set.
                 let positions = block.positions(space, part.sets(), &budget)?;
                 block.support = Support::Sparse(Sparse { positions });
             }
-            if matches!(block.values, Values::Latent(_)) {
-                found = true;
-                let count = block.positions(space, &Sets::new(), &budget)?.len();
-                let numbers = decode(models, &block.values, count, part.header.sender)?;
-                let bytes = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-                block.values = Values::Floats(Floats { stored: Stored::F32, bytes });
-            }
             blocks.push(block);
         }
     }
-    let (Some(first), true) = (parts.first(), found) else { return Ok(None) };
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
     encoder.update(&mut out, &first.header, &first.manifest, &blocks)?;

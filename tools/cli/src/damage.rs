@@ -1,10 +1,11 @@
 //! The faults of a stream, and what is whole in spite of them.
 
 use crate::fail::{Code, Failure};
+use crate::learned;
 use crate::stream::{Names, explain};
-use gcodec::Error;
 use gcodec::frame::{FrameKind, HEADER_LEN, Index, IndexedUpdate, PREAMBLE_LEN, UpdatePart};
 use gcodec::stream::{Body, DamagedFrame, Event, Fault};
+use gcodec_latent::Error;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -113,10 +114,16 @@ impl Damage {
         }
     }
 
-    /// Records a block that does not decode.
-    pub(crate) fn see_block(&mut self, error: Error, part: &UpdatePart<'_>, frame: u64) {
+    /// Records that block `number` of a part does not decode.
+    pub(crate) fn see_block(&mut self, error: Error, number: usize, part: &UpdatePart<'_>, frame: u64) {
+        let error = match error {
+            Error::Gcodec(error) => error,
+            // The hash of the model is right, so the codes are wrong.
+            Error::Input(what) => return self.see_codes(Failure::invalid(what), number, part, frame),
+            error => return self.see_codes(learned::failure(error), number, part, frame),
+        };
         let at = error.location();
-        let input = if let Error::Input(e) = &error { e.tensor } else { None };
+        let input = if let gcodec::Error::Input(e) = &error { e.tensor } else { None };
         let tensor = at.and_then(|at| at.tensor).or(input);
         let info = tensor.and_then(|t| part.manifest.tensors().get(usize::try_from(t).ok()?));
         let block = at.and_then(|at| at.block);
@@ -131,6 +138,26 @@ impl Damage {
             frame: Some(frame),
             block,
             tensor: info.map(|info| info.name.clone()),
+            step: Some(part.header.step),
+            sender: Some(part.header.sender),
+            error: failure.message,
+            code: failure.code,
+        });
+    }
+
+    /// Records that a model does not decode the codes of block `number`.
+    fn see_codes(&mut self, failure: Failure, number: usize, part: &UpdatePart<'_>, frame: u64) {
+        let raw = part.blocks.get(number);
+        let info = raw.and_then(|raw| part.manifest.tensors().get(usize::try_from(raw.scope.first()).ok()?));
+        let tensor = info.map(|info| info.name.clone());
+        let place = format!("frame {frame}, block {number}, tensor {:?}", tensor.as_deref().unwrap_or("?"));
+        let failure = failure.about(place);
+        self.faults.push(FaultReport {
+            offset: raw.map_or(0, |raw| raw.offset),
+            bytes: raw.map_or(0, |raw| raw.len),
+            frame: Some(frame),
+            block: Some(number as u64),
+            tensor,
             step: Some(part.header.step),
             sender: Some(part.header.sender),
             error: failure.message,

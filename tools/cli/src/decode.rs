@@ -2,7 +2,7 @@
 
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
-use crate::learned;
+use crate::learned::ModelArgs;
 use crate::naming::did_you_mean;
 use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new, is_wanted};
 use crate::output::warn;
@@ -52,9 +52,8 @@ pub(crate) struct Args {
     /// Tensors that the delta applies to
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
-    /// Model that latent codes need, if the stream does not carry it; may be repeated
-    #[arg(long = "model", value_name = "FILE")]
-    models: Vec<PathBuf>,
+    #[command(flatten)]
+    models: ModelArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -69,7 +68,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let base: Base<'_> =
         base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
     let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;
-    let models = learned::models(&args.models)?;
+    let models = args.models.models()?;
     let updates = Updates::open(&input, &args.limits.limits()).in_file(&args.input)?.with_models(models);
     let numbers = args.numbers(&updates, template.is_some(), quiet).in_file(&args.input)?;
     let paths = paths(args, &updates, &numbers, template.as_ref())?;

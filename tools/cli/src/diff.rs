@@ -2,6 +2,7 @@
 
 use crate::compare::{Errors, Sums};
 use crate::fail::{Outcome, Result};
+use crate::learned::ModelArgs;
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{Align, Table, print, real, thousands};
 use crate::stream::Base;
@@ -22,6 +23,7 @@ Examples:
   gcodec diff grad.safetensors decoded.safetensors
   gcodec diff grad.safetensors grad.gcu --rtol 0.01
   gcodec diff new.safetensors sync.gcu --base old.safetensors
+  gcodec diff grad.safetensors grad.gcu --model model.lgc
   gcodec diff a.npz b.npz --all --json")]
 pub(crate) struct Args {
     /// Reference: errors are relative to it. `-` is standard input
@@ -44,6 +46,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     base: Option<PathBuf>,
     #[command(flatten)]
+    models: ModelArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 }
 
@@ -54,7 +58,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let base: Base<'_> =
         base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
     let limits = args.limits.limits();
-    let load = |path: &Path| Dump::open_any(path, args.step, &limits, &base);
+    let models = args.models.models()?;
+    let load = |path: &Path| Dump::open_any(path, args.step, &limits, &base, &models);
     let (a, mut b) = (load(&args.a)?, load(&args.b)?);
     let is_npy = |path: &Path| Format::of_path(path) == Some(Format::Npy);
     if let ([one], [_]) = (&a.tensors[..], &b.tensors[..])

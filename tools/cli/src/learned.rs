@@ -1,11 +1,13 @@
-//! The learned codec: `lgc:model=..` of `encode`, models for `decode`, and errors of both.
+//! The learned codec: `lgc:model=..` of `encode`, models for commands that read values, and errors of both.
 
 use crate::fail::{Code, Failure, InFile, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::naming::{did_you_mean, parse_codec};
+use crate::stream::only;
+use crate::tensors::kind::is_stream;
 use gcodec::Codec;
 use gcodec::block::CodedBlock;
-use gcodec::frame::{Manifest, UpdatePart};
+use gcodec::frame::{FrameKind, Manifest, UpdatePart};
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec_latent::{CodeFormat, Encoding, Error, Limits, Model, Models, encode_blocks, without_latent};
 use std::path::{Path, PathBuf};
@@ -142,33 +144,58 @@ impl Encoder {
 
 /// Reads a model.
 pub(crate) fn open(path: &Path) -> Result<Arc<Model>> {
-    let bytes = Input::open(path, DEFAULT_MAX_BYTES)?;
-    let model = Model::from_bytes(&bytes, &Limits::default());
-    Ok(Arc::new(model.map_err(failure).in_file(path)?))
+    read(&Input::open(path, DEFAULT_MAX_BYTES)?).in_file(path)
 }
 
-/// Reads the models of the command line.
-pub(crate) fn models(paths: &[PathBuf]) -> Result<Models> {
-    let mut models = Models::new();
-    for path in paths {
-        models.add(open(path)?);
+fn read(bytes: &[u8]) -> Result<Arc<Model>> {
+    Model::from_bytes(bytes, &Limits::default()).map(Arc::new).map_err(failure)
+}
+
+/// Models for commands that read values.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ModelArgs {
+    /// Model of latent codes, or a stream that carries it; may be repeated
+    #[arg(long = "model", value_name = "FILE")]
+    paths: Vec<PathBuf>,
+}
+
+impl ModelArgs {
+    /// Reads the models.
+    pub(crate) fn models(&self) -> Result<Models> {
+        let mut models = Models::new();
+        for path in &self.paths {
+            let bytes = Input::open(path, DEFAULT_MAX_BYTES)?;
+            if !is_stream(&bytes) {
+                models.add(read(&bytes).in_file(path)?);
+            } else if !add_inline(&mut models, &bytes, &gcodec::Limits::default()).in_file(path)? {
+                return Err(Failure::usage("the stream carries no model")).in_file(path);
+            }
+        }
+        Ok(models)
     }
-    Ok(models)
+
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.paths.is_empty()
+    }
 }
 
-/// Adds the models that a stream carries. The stream was read before, so its end has no new fault.
-pub(crate) fn add_inline(models: &mut Models, bytes: &[u8], limits: &gcodec::Limits) -> Result<()> {
-    let mut reader = SliceReader::new(bytes, limits.clone());
-    while let Some(event) = reader.next_event()? {
+/// Adds the models that a stream carries, up to an error of the stream; returns whether there is one.
+pub(crate) fn add_inline(models: &mut Models, bytes: &[u8], limits: &gcodec::Limits) -> Result<bool> {
+    let bytes = only(bytes, &[FrameKind::MODEL]);
+    let (mut reader, mut found) = (SliceReader::new(&bytes, limits.clone()), false);
+    // The frames of models alone have no end. A damaged one counts as missing.
+    while let Ok(Some(event)) = reader.next_event() {
         let Event::Frame(_, Body::Model(frame)) = event else { continue };
         match Model::from_frame(&frame, &Limits::default()) {
             Ok(model) => models.add(model.into()),
             // Another format, or only a location: its codes are reported as those of a missing model.
-            Err(Error::Input(_) | Error::MissingModel(_)) => {}
+            Err(Error::Input(_) | Error::MissingModel(_)) => continue,
             Err(e) => return Err(failure(e).about("a model in the stream")),
         }
+        found = true;
     }
-    Ok(())
+    Ok(found)
 }
 
 /// Returns an update without codes as a stream of its own; nothing if it has none.

@@ -2,20 +2,20 @@
 
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::learned::{self, ModelArgs};
 use crate::options::{LimitArgs, check_one_stdin, check_output_is_new};
 use crate::output::{Counted, Output, counted, human_bytes, note};
 use crate::plan::{self, Plan, fitting};
-use crate::stream::{Names, explain};
+use crate::stream::{Names, explain, only};
 use crate::tensors::{self, Format};
 use clap::ValueEnum;
 use gcodec::block::{Block, BlockOptions, CodedBlock, Set, SetId, Sets, Support};
 use gcodec::compress::{self, Options};
-use gcodec::frame::{
-    FrameHeader, FrameKind, HEADER_LEN, IndexSet, Manifest, PREAMBLE_LEN, UpdateHeader, UpdatePart,
-};
+use gcodec::frame::{FrameKind, IndexSet, Manifest, UpdateHeader, UpdatePart};
 use gcodec::reduce::{self, Precision, Sum, SumOptions};
 use gcodec::stream::{Body, EncodeOptions, Event, SliceReader};
 use gcodec::{Codec, Limits, TensorBuf, Writer};
+use gcodec_latent::has_latent;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,6 +32,8 @@ Methods:
   sparse  keeps the union of the positions of sparse updates with float values
   add     adds values where all updates have the same elements (a shared index set, or dense
           floats), without expanding them; the result is as small as one of them
+
+Latent codes are decoded first, by the models of --model and those in the streams.
 
 Updates that cannot be summed are refused, with the reason and the sender: deltas against a base,
 means, another manifest, another number of senders, a repeated sender. Inputs that were encoded
@@ -73,6 +75,8 @@ pub(crate) struct Args {
     /// Codec of the result of the method dense [default: the uncompressed sum]
     #[arg(long, value_name = "SPEC", value_parser = crate::naming::CODEC, hide_possible_values = true)]
     codec: Option<Codec>,
+    #[command(flatten)]
+    models: ModelArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -117,12 +121,22 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let inputs =
         args.inputs.iter().map(|path| Input::open(path, DEFAULT_MAX_BYTES)).collect::<Result<Vec<_>>>()?;
     let sets = index_sets(&inputs, &limits);
-    let mut turns: BTreeMap<Turn, Vec<Update<'_>>> = BTreeMap::new();
+    let mut all = Vec::new();
     for (number, (bytes, path)) in inputs.iter().zip(&args.inputs).enumerate() {
-        for update in updates(args, number, bytes, &sets, &limits).map_err(|f| f.in_file(path))? {
-            let header = update.header();
-            turns.entry((header.step, header.round)).or_default().push(update);
+        all.extend(updates(args, number, bytes, &sets, &limits).in_file(path)?);
+    }
+    let plain = without_codes(args, &inputs, &all, &limits)?;
+    let mut turns: BTreeMap<Turn, Vec<Update<'_>>> = BTreeMap::new();
+    for (mut update, plain) in all.into_iter().zip(&plain) {
+        if let Some(stream) = plain {
+            update.parts = parts(stream, &limits)?;
         }
+        if args.by_input {
+            let sender = update.input as u64;
+            update.parts.iter_mut().for_each(|part| part.header.sender = sender);
+        }
+        let header = update.header();
+        turns.entry((header.step, header.round)).or_default().push(update);
     }
     if turns.is_empty() {
         let failure = match args.step {
@@ -174,13 +188,16 @@ fn check(args: &Args) -> Result<()> {
 /// Index sets by their ids, each with its manifest.
 type SentSets = HashMap<SetId, (IndexSet, Arc<Manifest>)>;
 
+/// Frames that index sets need.
+const SETS: [FrameKind; 2] = [FrameKind::MANIFEST, FrameKind::INDEX_SET];
+
 /// Reads the index sets of all inputs: only the leader of a step sends its set, the others refer to it.
 fn index_sets(inputs: &[Input], limits: &Limits) -> SentSets {
     let mut sets = SentSets::new();
     for bytes in inputs {
         let mut manifests = HashMap::new();
         // Sets need only their manifests; errors of an input are reported when its updates are read.
-        for event in SliceReader::new(&definitions(bytes), limits.clone()) {
+        for event in SliceReader::new(&only(bytes, &SETS), limits.clone()) {
             match event {
                 Ok(Event::Frame(_, Body::Manifest(manifest))) => {
                     manifests.insert(manifest.id(), manifest);
@@ -195,21 +212,6 @@ fn index_sets(inputs: &[Input], limits: &Limits) -> SentSets {
         }
     }
     sets
-}
-
-/// Returns the preamble, manifests and index sets of a stream up to an error.
-fn definitions(bytes: &[u8]) -> Vec<u8> {
-    let mut at = PREAMBLE_LEN.min(bytes.len());
-    let mut out = bytes[..at].to_vec();
-    while let Some(header) = bytes[at..].first_chunk().and_then(|h| FrameHeader::read(h, at as u64).ok()) {
-        let len = usize::try_from(header.body_len).unwrap_or(usize::MAX).saturating_add(HEADER_LEN);
-        let Some(frame) = bytes[at..].get(..len) else { break };
-        if matches!(header.kind, FrameKind::MANIFEST | FrameKind::INDEX_SET) {
-            out.extend_from_slice(frame);
-        }
-        at += len;
-    }
-    out
 }
 
 /// Reads the complete updates of one input.
@@ -228,12 +230,9 @@ fn updates<'a>(
     for event in reader {
         let event = event.map_err(|e| names.explain(e))?;
         names.see(&event);
-        let Event::Frame(_, Body::Update(mut part)) = event else { continue };
+        let Event::Frame(_, Body::Update(part)) = event else { continue };
         if args.step.is_some_and(|step| part.header.step != step) {
             continue;
-        }
-        if args.by_input {
-            part.header.sender = input as u64;
         }
         match all.last_mut() {
             Some(update) if part.part > 0 => update.parts.push(*part),
@@ -244,6 +243,36 @@ fn updates<'a>(
         }
     }
     Ok(all)
+}
+
+/// Returns each update with latent codes as a stream of its own, without them.
+fn without_codes(
+    args: &Args,
+    inputs: &[Input],
+    updates: &[Update<'_>],
+    limits: &Limits,
+) -> Result<Vec<Option<Vec<u8>>>> {
+    let mut models = args.models.models()?;
+    for (number, (input, path)) in inputs.iter().zip(&args.inputs).enumerate() {
+        if updates.iter().any(|update| update.input == number && has_latent(&update.parts)) {
+            learned::add_inline(&mut models, input, limits).in_file(path)?;
+        }
+    }
+    let plain = |update: &Update<'_>| {
+        learned::decoded(&update.parts, &models).map_err(|f| f.in_file(path_of(args, update)))
+    };
+    updates.iter().map(plain).collect()
+}
+
+/// Returns the parts of the only update of a stream.
+fn parts<'a>(stream: &'a [u8], limits: &Limits) -> Result<Vec<UpdatePart<'a>>> {
+    let mut parts = Vec::new();
+    for event in SliceReader::new(stream, limits.clone()) {
+        if let Event::Frame(_, Body::Update(part)) = event? {
+            parts.push(*part);
+        }
+    }
+    Ok(parts)
 }
 
 /// Result of one turn.

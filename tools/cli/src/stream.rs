@@ -6,7 +6,10 @@ use crate::output::warn;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
 use gcodec::file::File;
-use gcodec::frame::{Delta, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest};
+use gcodec::frame::{
+    Delta, FrameHeader, FrameKind, HEADER_LEN, Manifest, PREAMBLE_LEN, UpdateHeader, UpdatePart, run_digest,
+    tensor_digest,
+};
 use gcodec::stream::{Assembler, Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
 use gcodec::{Limits, TensorBuf};
@@ -260,8 +263,14 @@ impl<'a> Updates<'a> {
 }
 
 /// Returns the tensors of one update of a stream, like those of a file.
-pub(crate) fn dump(bytes: &[u8], step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Dump> {
-    let updates = Updates::open(bytes, limits)?;
+pub(crate) fn dump(
+    bytes: &[u8],
+    step: Option<u64>,
+    limits: &Limits,
+    base: &Base<'_>,
+    models: &Models,
+) -> Result<Dump> {
+    let updates = Updates::open(bytes, limits)?.with_models(models.clone());
     let number = updates.find(step)?;
     let others = (0..updates.len()).filter(|&i| step.is_none_or(|s| updates.header(i).step == s)).count() - 1;
     if others > 0 {
@@ -276,6 +285,21 @@ pub(crate) fn dump(bytes: &[u8], step: Option<u64>, limits: &Limits, base: &Base
     let tensors = updates.decode(number, |_| true, base)?;
     let metadata = updates.metadata(number)?;
     Ok(Dump { tensors, metadata, ..Dump::default() })
+}
+
+/// Returns the preamble and the frames of some kinds of a stream, up to an error.
+pub(crate) fn only(bytes: &[u8], kinds: &[FrameKind]) -> Vec<u8> {
+    let mut at = PREAMBLE_LEN.min(bytes.len());
+    let mut out = bytes[..at].to_vec();
+    while let Some(header) = bytes[at..].first_chunk().and_then(|h| FrameHeader::read(h, at as u64).ok()) {
+        let len = usize::try_from(header.body_len).unwrap_or(usize::MAX).saturating_add(HEADER_LEN);
+        let Some(frame) = bytes[at..].get(..len) else { break };
+        if kinds.contains(&header.kind) {
+            out.extend_from_slice(frame);
+        }
+        at += len;
+    }
+    out
 }
 
 /// Remembers the manifests of a stream, to name the tensor that an error is about.

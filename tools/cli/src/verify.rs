@@ -3,13 +3,16 @@
 use crate::damage::Damage;
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{Opened, is_standard};
+use crate::learned::ModelArgs;
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{counted, human_bytes, print, printable, warn};
 use crate::progress::Progress;
 use crate::tensors::kind::{Kind, is_stream};
 use gcodec::Limits;
+use gcodec::block::ModelId;
 use gcodec::frame::UpdatePart;
 use gcodec::stream::{Body, Event, Finding, salvage};
+use gcodec_latent::{Error, Models, replace_codes};
 use rayon::prelude::*;
 use std::io::Read;
 use std::ops::ControlFlow;
@@ -22,14 +25,19 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The digests of a delta's base and result are not checked: `gcodec decode --base` does that.
+Latent codes are decoded by the models of --model. Without any, only their bytes are checked, and they
+count as not decoded.
 
 Examples:
   gcodec verify run.gcu
+  gcodec verify grad.gcu --model model.lgc
   gcodec verify *.gcu && echo all valid")]
 pub(crate) struct Args {
     /// Streams; `-` is standard input
     #[arg(required = true, value_name = "IN")]
     inputs: Vec<PathBuf>,
+    #[command(flatten)]
+    models: ModelArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -45,15 +53,18 @@ pub(crate) struct Checked {
     blocks: u64,
     values: u64,
     elements: u64,
+    /// Blocks of codes whose model is missing, and the model of the first.
+    coded: u64,
+    missing: Option<ModelId>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check_one_stdin(&args.inputs)?;
-    let limits = args.limits.limits();
+    let (limits, models) = (args.limits.limits(), args.models.models()?);
     let mut failures: Vec<Failure> = Vec::new();
     for path in &args.inputs {
-        let (checked, damage) = match check(path, &limits) {
+        let (checked, damage) = match check(path, &models, &limits) {
             Ok(found) => found,
             Err(failure) => {
                 failures.push(failure);
@@ -73,6 +84,11 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
                 }
             }
         }
+        if let Some(id) = checked.missing
+            && !args.models.is_empty()
+        {
+            failures.push(Failure::usage(Error::MissingModel(id)).in_file(path));
+        }
     }
     // Checks all streams; the first failure sets the exit code.
     let mut failures = failures.into_iter();
@@ -81,11 +97,11 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     first.map_or(Ok(Outcome::Well), Err)
 }
 
-fn check(path: &Path, limits: &Limits) -> Result<(Checked, Damage)> {
+fn check(path: &Path, models: &Models, limits: &Limits) -> Result<(Checked, Damage)> {
     match Opened::open(path)? {
-        Opened::Whole(input) if is_stream(&input) => verify(&input[..], input.len() as u64, limits),
+        Opened::Whole(input) if is_stream(&input) => verify(&input[..], input.len() as u64, models, limits),
         Opened::Whole(input) => Err(not_a_stream(&input)),
-        Opened::Pipe(pipe) if is_stream(pipe.head()) => verify(pipe.into_reader(), 0, limits),
+        Opened::Pipe(pipe) if is_stream(pipe.head()) => verify(pipe.into_reader(), 0, models, limits),
         Opened::Pipe(pipe) => Err(not_a_stream(pipe.head())),
     }
     .in_file(path)
@@ -106,8 +122,12 @@ impl Checked {
             0 => String::new(),
             n => format!(" ({})", counted(n, "delta")),
         };
+        let codes = match self.coded {
+            0 => String::new(),
+            n => format!(", codes of {} not decoded", counted(n, "block")),
+        };
         format!(
-            "{}, {} in {}, {}{deltas}, {} with {} for {}",
+            "{}, {} in {}, {}{deltas}, {} with {} for {}{codes}",
             human_bytes(self.bytes),
             counted(self.frames, "frame"),
             counted(self.segments, "segment"),
@@ -120,14 +140,21 @@ impl Checked {
 }
 
 /// Reads a stream to its end, past every fault.
-pub(crate) fn verify(reader: impl Read, len: u64, limits: &Limits) -> Result<(Checked, Damage)> {
+///
+/// `models`: those that decode latent codes. Of codes without their model, only the bytes are checked.
+pub(crate) fn verify(
+    reader: impl Read,
+    len: u64,
+    models: &Models,
+    limits: &Limits,
+) -> Result<(Checked, Damage)> {
     let mut checked = Checked::default();
     let mut damage = Damage::default();
     let progress = Progress::new(len, "verifying", true);
     salvage(reader, limits, |finding| {
         match finding {
             Finding::Event(event) => {
-                let sound = checked.see(&event, &mut damage);
+                let sound = checked.see(&event, models, &mut damage);
                 damage.see(&event, sound);
             }
             Finding::Fault(fault) => damage.see_fault(fault),
@@ -142,7 +169,7 @@ pub(crate) fn verify(reader: impl Read, len: u64, limits: &Limits) -> Result<(Ch
 
 impl Checked {
     /// Adds an event; returns whether the blocks of an update decode.
-    fn see(&mut self, event: &Event<'_>, damage: &mut Damage) -> bool {
+    fn see(&mut self, event: &Event<'_>, models: &Models, damage: &mut Damage) -> bool {
         let Event::Frame(info, body) = event else { return true };
         self.bytes = info.offset + info.len();
         self.frames += 1;
@@ -159,12 +186,17 @@ impl Checked {
         self.blocks += part.blocks.len() as u64;
         self.elements += part.blocks.iter().map(|b| b.space.len()).sum::<u64>();
         let mut sound = true;
-        for result in decode_blocks(part) {
-            match result {
-                Ok(values) => self.values += values,
-                Err(error) => {
+        for (number, (values, error)) in decode_blocks(part, models).into_iter().enumerate() {
+            self.values += values;
+            match error {
+                None => {}
+                Some(Error::MissingModel(id)) => {
+                    self.coded += 1;
+                    self.missing.get_or_insert(id);
+                }
+                Some(error) => {
                     sound = false;
-                    damage.see_block(error, part, info.number);
+                    damage.see_block(error, number, part, info.number);
                 }
             }
         }
@@ -172,14 +204,14 @@ impl Checked {
     }
 }
 
-/// Returns the number of values in each block, or its error.
-fn decode_blocks(part: &UpdatePart<'_>) -> Vec<gcodec::Result<u64>> {
+/// Returns the number of values in each block, and its error.
+fn decode_blocks(part: &UpdatePart<'_>, models: &Models) -> Vec<(u64, Option<Error>)> {
     let budget = part.budget();
-    (0..part.blocks.len())
-        .into_par_iter()
-        .map(|i| {
-            let block = part.decode(i, &budget.with_memory_renewed())?;
-            block.count(&part.blocks[i].space, part.sets())
-        })
-        .collect()
+    let decode = |number| -> gcodec_latent::Result<_> {
+        let block = part.decode(number, &budget.with_memory_renewed())?;
+        let count = block.count(&part.blocks[number].space, part.sets())?;
+        Ok((count, replace_codes(part, number, block, models).err()))
+    };
+    let blocks = (0..part.blocks.len()).into_par_iter();
+    blocks.map(|number| decode(number).unwrap_or_else(|error| (0, Some(error)))).collect()
 }

@@ -69,10 +69,9 @@ fn a_model_is_trained_and_used() {
         "--density=0.05",
         "--accumulate",
     ]);
-    let id = |text: &str| text.split(&[' ', ','][..]).find(|word| word.len() == 64).unwrap().to_owned();
     assert_eq!(id(&said), id(&again), "one machine trains the same model twice");
     let shown = well(folder, &["inspect", "model.lgc"]);
-    assert!(shown.contains(&id(&said)) && shown.contains("codes       4 for 16 values"), "{shown}");
+    assert!(shown.contains(id(&said)) && shown.contains("codes       4 for 16 values"), "{shown}");
     assert!(well(folder, &["inspect", "--json", "model.lgc"]).contains("\"decoders\": 3"));
 
     let codec = "lgc:model=model.lgc,density=0.05";
@@ -116,11 +115,11 @@ fn a_model_is_trained_and_used() {
     let out = ["decode", "u.gcu", "-o", "x.safetensors"];
     let missing = fails(folder, 2, &out);
     assert!(
-        missing.contains(&id(&said)) && missing.contains("--model") && missing.contains("u.gcu"),
+        missing.contains(id(&said)) && missing.contains("--model") && missing.contains("u.gcu"),
         "{missing}"
     );
     let other = fails(folder, 2, &[&out[..], &["--model", "other.lgc"]].concat());
-    assert!(other.contains(&id(&said)), "{other}");
+    assert!(other.contains(id(&said)), "{other}");
     let mut damaged = bytes("model.lgc");
     damaged.truncate(1000);
     std::fs::write(folder.join("damaged.lgc"), damaged).unwrap();
@@ -129,6 +128,147 @@ fn a_model_is_trained_and_used() {
         assert!(message.contains("damaged.lgc: not a model: it ends too early at byte 0x"), "{message}");
     }
     assert!(!folder.join("x.safetensors").exists());
+}
+
+/// Returns the id in a message.
+fn id(text: &str) -> &str {
+    text.split(&[' ', ','][..]).find(|word| word.len() == 64).unwrap()
+}
+
+/// Writes gradients, a model of them, updates of two senders with its codes, and what they decode to. Returns
+/// the id of the model.
+fn coded(folder: &Path) -> String {
+    gradients(folder);
+    let files = [0, 1, 2].map(|worker| format!("run_step0_worker{worker}.safetensors"));
+    let train = ["model", "train", "-o", "model.lgc", "--width=4", "--iterations=20", "--density=0.05"];
+    let said = well(folder, &[&train[..], &[&files[0], &files[1], &files[2]]].concat());
+    for sender in [1, 2] {
+        let (file, number) = (&files[sender], format!("--sender={sender}"));
+        let (update, codec) = (format!("u{sender}.gcu"), "lgc:model=model.lgc,density=0.05");
+        well(folder, &["encode", file, "-o", &update, "--codec", codec, &number]);
+        let decoded = format!("decoded{sender}.safetensors");
+        well(folder, &["decode", &update, "-o", &decoded, "--model", "model.lgc"]);
+    }
+    let codec = "lgc:model=model.lgc,density=0.05,inline=yes";
+    well(folder, &["encode", &files[2], "-o", "inline.gcu", "--codec", codec, "--sender=2"]);
+    id(&said).to_owned()
+}
+
+/// Fails with the model's id and the advice without `--model`, and returns what the command prints with it.
+fn with_model(folder: &Path, id: &str, args: &[&str]) -> String {
+    let missing = fails(folder, 2, args);
+    assert!(missing.contains(id) && missing.contains("give it with --model"), "{args:?}: {missing}");
+    assert!(missing.contains("u2.gcu"), "{args:?}: {missing}");
+    well(folder, &[args, &["--model", "model.lgc"]].concat())
+}
+
+#[test]
+fn commands_that_read_values_take_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let id = coded(folder);
+    let equal = with_model(folder, &id, &["diff", "decoded2.safetensors", "u2.gcu"]);
+    assert!(equal.contains("equal: 2 tensors"), "{equal}");
+    well(folder, &["diff", "u2.gcu", "inline.gcu", "--model", "model.lgc"]);
+
+    let audit = ["audit", "decoded1.safetensors", "u2.gcu", "--json"];
+    let whole = well(folder, &["audit", "decoded1.safetensors", "decoded2.safetensors", "--json"]);
+    let changed = |text: &str| -> serde_json::Value {
+        serde_json::from_str::<serde_json::Value>(text).unwrap()["ever"].clone()
+    };
+    let through_codes = with_model(folder, &id, &audit);
+    assert_eq!(changed(&through_codes), changed(&whole));
+    assert_ne!(changed(&whole), 0);
+
+    let lost = with_model(folder, &id, &["inspect", "u2.gcu", "--against", "decoded2.safetensors", "--json"]);
+    let lost: serde_json::Value = serde_json::from_str(&lost).unwrap();
+    assert_eq!(lost["all"]["relative_l2"], 0.0);
+}
+
+#[test]
+fn sums_decode_codes_by_the_models_of_their_senders() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let id = coded(folder);
+    for sender in [1, 2] {
+        let (from, to) = (format!("decoded{sender}.safetensors"), format!("plain{sender}.gcu"));
+        well(folder, &["encode", &from, "-o", &to, "--codec", "raw", &format!("--sender={sender}")]);
+    }
+    // Each sender has a decoder of its own, also where --by-input gives it another number.
+    for option in ["--mean", "--by-input"] {
+        let reduce = ["reduce", "u1.gcu", "u2.gcu", option, "-q", "-o", "sum.safetensors"];
+        let missing = fails(folder, 2, &reduce);
+        assert!(missing.contains(&id) && missing.contains("u1.gcu"), "{missing}");
+        assert!(!folder.join("sum.safetensors").exists());
+        well(folder, &[&reduce[..], &["--model", "model.lgc"]].concat());
+        well(folder, &["reduce", "plain1.gcu", "plain2.gcu", option, "-q", "-o", "plain.safetensors"]);
+        well(folder, &["diff", "sum.safetensors", "plain.safetensors"]);
+        std::fs::remove_file(folder.join("sum.safetensors")).unwrap();
+    }
+    // A model in one stream serves the others too.
+    well(folder, &["reduce", "u1.gcu", "inline.gcu", "-o", "sum.gcu"]);
+    well(folder, &["reduce", "plain1.gcu", "plain2.gcu", "-o", "plain.gcu"]);
+    well(folder, &["diff", "sum.gcu", "plain.gcu"]);
+}
+
+#[test]
+fn statistics_and_checks_read_codes_where_there_is_a_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let id = coded(folder);
+    let norm = |args: &[&str]| -> Option<f64> {
+        let text = well(folder, &[&["inspect", "--json"], args].concat());
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["updates"][0]["norm"].as_f64()
+    };
+    assert_eq!(norm(&["u2.gcu"]), None, "codes are no values");
+    for part in [&[][..], &["--tensor=b"]] {
+        let of = |args: &[&str]| norm(&[args, part].concat()).unwrap();
+        let values = of(&["decoded2.safetensors"]);
+        for coded in [of(&["u2.gcu", "--model=model.lgc"]), of(&["inline.gcu", "--model=inline.gcu"])] {
+            assert!((coded - values).abs() <= 1e-6 * values, "{part:?}: {coded} {values}");
+        }
+    }
+
+    let said = well(folder, &["verify", "u2.gcu"]);
+    assert!(said.contains("ok: ") && said.contains("codes of 1 block not decoded"), "{said}");
+    for args in [["u2.gcu", "--model=model.lgc"], ["inline.gcu", "--model=inline.gcu"]] {
+        let said = well(folder, &[&["verify"], &args[..]].concat());
+        assert!(said.contains("ok: ") && !said.contains("not decoded"), "{said}");
+    }
+    let files = [0, 1, 2].map(|worker| format!("run_step0_worker{worker}.safetensors"));
+    let train = ["model", "train", "-o", "other.lgc", "--width=1", "--iterations=1", "--density=0.05"];
+    well(folder, &[&train[..], &[&files[0], &files[1], &files[2]]].concat());
+    let other = fails(folder, 2, &["verify", "u2.gcu", "--model=other.lgc"]);
+    assert!(other.contains(&id) && other.contains("u2.gcu: missing model"), "{other}");
+    // The model of another stream is as good; some stream has none.
+    well(folder, &["verify", "u2.gcu", "--model=inline.gcu"]);
+    let none = fails(folder, 2, &["verify", "u2.gcu", "--model=u2.gcu"]);
+    assert!(none.contains("u2.gcu: the stream carries no model"), "{none}");
+}
+
+#[test]
+fn codes_that_their_model_cannot_decode_are_faults() {
+    use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    coded(folder);
+    let model = std::fs::read(folder.join("model.lgc")).unwrap();
+    let model = gcodec_latent::Model::from_bytes(&model, &Default::default()).unwrap();
+    let values = gcodec_latent::encode_latent(&model, &[1.0; 8], gcodec_latent::CodeFormat::F32).unwrap();
+    let info = TensorInfo::new("w", gcodec::Dtype::F32, vec![8]);
+    let manifest = std::sync::Arc::new(Manifest::new(vec![info]).unwrap());
+    let (scope, support) = (gcodec::block::Scope::Tensor(0), gcodec::block::Support::All);
+    let block = gcodec::block::Block { scope, add: false, support, values };
+    let mut writer = gcodec::Writer::new(Vec::new(), Default::default());
+    // The model has decoders for the senders 0 to 2.
+    let header = UpdateHeader::default().with_sender(9);
+    writer.update(&header, &manifest, std::slice::from_ref(&block)).unwrap();
+    std::fs::write(folder.join("wrong.gcu"), writer.finish().unwrap()).unwrap();
+    for command in ["verify", "inspect"] {
+        well(folder, &[command, "wrong.gcu"]);
+        let fault = fails(folder, 3, &[command, "wrong.gcu", "--model=model.lgc"]);
+        assert!(fault.contains("block 0, tensor \"w\": ") && fault.contains("decoder"), "{command}: {fault}");
+    }
 }
 
 #[test]

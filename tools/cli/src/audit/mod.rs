@@ -6,6 +6,7 @@ mod table;
 use crate::fail::{Failure, InFile, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::inspect::source;
+use crate::learned::ModelArgs;
 use crate::naming::Origin;
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::print;
@@ -15,6 +16,7 @@ use crate::tensors::kind::is_stream;
 use crate::tensors::{Dump, NamedTensor};
 use change::{Change, History};
 use gcodec::Limits;
+use gcodec_latent::Models;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -55,6 +57,8 @@ pub(crate) struct Args {
     /// Print CSV: a line for each tensor of each step
     #[arg(long)]
     csv: bool,
+    #[command(flatten)]
+    models: ModelArgs,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -100,7 +104,8 @@ struct Audit {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin(args.inputs.iter().chain(&args.base))?;
     let limits = args.limits.limits();
-    let mut chain = Chain { group: args.group.map(usize::from), ..Chain::default() };
+    let models = args.models.models()?;
+    let mut chain = Chain { group: args.group.map(usize::from), models, ..Chain::default() };
     if let Some(base) = &args.base {
         chain.weights = Dump::open(base)?.tensors.into_iter().map(keyed).collect();
     }
@@ -130,6 +135,7 @@ fn keyed(tensor: NamedTensor) -> (String, NamedTensor) {
 #[derive(Default)]
 struct Chain {
     group: Option<usize>,
+    models: Models,
     weights: BTreeMap<String, NamedTensor>,
     history: HashMap<String, History>,
     totals: BTreeMap<String, Change>,
@@ -144,7 +150,7 @@ impl Chain {
             let origin = Origin::of(&dump.metadata, path);
             return self.add(path, origin, dump.tensors, None).in_file(path);
         }
-        let updates = Updates::open(&input, limits).in_file(path)?;
+        let updates = Updates::open(&input, limits).in_file(path)?.with_models(self.models.clone());
         for number in 0..updates.len() {
             let header = updates.header(number);
             let origin = Origin { step: Some(header.step), sender: Some(header.sender), ..Origin::default() };

@@ -69,7 +69,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
     let mut compared = Compared::default();
     match (original.is_dir(), &files[..]) {
         (false, [path]) => {
-            let (a, origin) = opened(original, limits)?;
+            let (a, origin) = opened(original, wanted, limits)?;
             let b = decoded(path, origin, wanted, limits)?;
             compared.add(&a, &b).in_file(path)?;
         }
@@ -78,7 +78,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
         }
         (true, _) => {
             for original in source::files(&[original.to_owned()])? {
-                let (a, origin) = opened(&original, limits)?;
+                let (a, origin) = opened(&original, wanted, limits)?;
                 if !wanted.update(origin.step, origin.sender) {
                     continue;
                 }
@@ -98,8 +98,8 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
     Ok(compared.finish())
 }
 
-fn opened(original: &Path, limits: &Limits) -> Result<(Dump, Origin)> {
-    let dump = Dump::open_any(original, None, limits, &Base::new())?;
+fn opened(original: &Path, wanted: &Wanted, limits: &Limits) -> Result<(Dump, Origin)> {
+    let dump = Dump::open_any(original, None, limits, &Base::new(), &wanted.models)?;
     let origin = Origin::of(&dump.metadata, original);
     Ok((dump, origin))
 }
@@ -177,7 +177,7 @@ fn decoded(path: &Path, origin: Origin, wanted: &Wanted, limits: &Limits) -> Res
         let tensors = dump.tensors.into_iter().filter(|t| is_name(t.name())).collect();
         return Ok(Decoded { step, sender, tensors });
     }
-    let updates = Updates::open(&input, limits).in_file(path)?;
+    let updates = Updates::open(&input, limits).in_file(path)?.with_models(wanted.models.clone());
     let matching = |step: Option<u64>, sender: Option<u64>| -> Vec<usize> {
         let of = Wanted { step, sender, ..Wanted::default() };
         (0..updates.len())

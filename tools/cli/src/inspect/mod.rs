@@ -15,6 +15,7 @@ pub(crate) mod view;
 use crate::annotate;
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
+use crate::learned::ModelArgs;
 use crate::model;
 use crate::naming::did_you_mean;
 use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new};
@@ -120,6 +121,8 @@ pub(crate) struct Args {
     #[arg(long)]
     annotate: bool,
     #[command(flatten)]
+    models: ModelArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 }
 
@@ -127,7 +130,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     check_one_stdin(args.inputs.iter().chain(&args.against))?;
     let limits = args.limits.limits();
-    let wanted = args.wanted();
+    let wanted = args.wanted()?;
     if args.annotate {
         let path = args.one_input("--annotate")?;
         return annotated(args, &wanted, &Input::open(path, DEFAULT_MAX_BYTES)?).in_file(path);
@@ -190,9 +193,9 @@ fn read(args: &Args, wanted: &Wanted, limits: &Limits) -> Result<(Vec<Report>, V
 }
 
 impl Args {
-    fn wanted(&self) -> Wanted {
+    fn wanted(&self) -> Result<Wanted> {
         let text = !self.is_for_programs() && !self.tensors && self.html.is_none();
-        Wanted {
+        Ok(Wanted {
             frame: self.frame,
             step: self.step,
             sender: self.sender,
@@ -203,7 +206,8 @@ impl Args {
                 || self.frame.is_some()
                 || (self.json && !self.tensors)
                 || ((self.csv || self.parquet.is_some()) && self.tensors),
-        }
+            models: self.models.models()?,
+        })
     }
 
     /// Whether all rows are asked for, with all of their numbers.

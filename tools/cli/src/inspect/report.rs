@@ -11,6 +11,7 @@ use gcodec::file::File;
 use gcodec::frame::{HEADER_LEN, UpdatePart, VERSION_MAJOR};
 use gcodec::reduce::stats::Options;
 use gcodec::stream::{Body, Event, Finding, FrameInfo, salvage};
+use gcodec_latent::Models;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
@@ -35,6 +36,8 @@ pub(crate) struct Wanted {
     pub(crate) quick: bool,
     /// Whether to keep the tensors of each update. Otherwise only their sums are kept.
     pub(crate) each: bool,
+    /// Models of latent codes. A stranger's model may take minutes, so those in the streams are not used.
+    pub(crate) models: Models,
 }
 
 impl Wanted {
@@ -358,18 +361,18 @@ impl Report {
         for batch in numbers.chunks(rayon::current_num_threads().max(1) * 4) {
             let looked: Vec<_> = batch
                 .par_iter()
-                .map(|&i| BlockReport::of(part, i, &budget.with_memory_renewed(), &options))
+                .map(|&i| BlockReport::of(part, i, &wanted.models, &budget.with_memory_renewed(), &options))
                 .collect();
             for (&i, (block, error)) in batch.iter().zip(looked) {
                 update.add(part, &part.blocks[i], &block, error.as_ref(), wanted.tensor.as_ref());
                 if let Some(error) = error {
                     sound = false;
-                    damage.see_block(error, part, number.unwrap_or_default());
+                    damage.see_block(error, i, part, number.unwrap_or_default());
                 }
             }
         }
         if sound && part.blocks.iter().any(|raw| raw.add) {
-            update.take_sums(part, limits, &options);
+            update.take_sums(part, &wanted.models, limits, &options);
         }
         update.complete = sound && part.last && (part.part == 0 || update.complete_so_far);
         update.complete_so_far = sound && (part.part == 0 || update.complete_so_far);

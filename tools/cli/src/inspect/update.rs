@@ -4,11 +4,14 @@ use super::report::{Totals, Wanted};
 use super::tensor::Tensor;
 use crate::annotate;
 use crate::options::{NameGlob, is_wanted};
-use gcodec::block::{RawBlock, Scope};
+use crate::stream::Base;
+use gcodec::block::{RawBlock, Scope, Values};
+use gcodec::file::File;
 use gcodec::frame::{Budget, Delta, IndexedBlock, Manifest, Reduction, TensorInfo, UpdateHeader, UpdatePart};
 use gcodec::reduce::stats::{Options, Stats};
 use gcodec::stream::Assembler;
 use gcodec::{Limits, TensorBuf};
+use gcodec_latent::{Error, Models, replace_codes, without_latent};
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 
@@ -204,7 +207,7 @@ impl Update {
         part: &UpdatePart<'_>,
         raw: &RawBlock<'_>,
         block: &BlockReport,
-        error: Option<&gcodec::Error>,
+        error: Option<&Error>,
         wanted: Option<&NameGlob>,
     ) {
         self.kept += block.kept;
@@ -251,13 +254,19 @@ impl Update {
 
     /// Replaces the statistics of tensors that have added blocks by those of their sums. Where that needs
     /// more than this part, their values count as unread.
-    pub(super) fn take_sums(&mut self, part: &UpdatePart<'_>, limits: &Limits, options: &Options) {
+    pub(super) fn take_sums(
+        &mut self,
+        part: &UpdatePart<'_>,
+        models: &Models,
+        limits: &Limits,
+        options: &Options,
+    ) {
         let added: Vec<u64> =
             part.blocks.iter().filter(|raw| raw.add).flat_map(|raw| tensors_of(raw.scope)).collect();
         let infos = part.manifest.tensors();
         let names: HashSet<&str> = added.iter().map(|&t| infos[t as usize].name.as_str()).collect();
         let sums = match part.part == 0 && part.last {
-            true => sum_blocks(part, limits, |name| names.contains(name)).unwrap_or_default(),
+            true => sum_blocks(part, models, limits, |name| names.contains(name)).unwrap_or_default(),
             false => Vec::new(),
         };
         let sums: HashMap<u64, TensorBuf> = sums.into_iter().collect();
@@ -319,12 +328,16 @@ fn tensors_of(scope: Scope) -> std::ops::Range<u64> {
 /// Decodes the dense tensors of an update of one part.
 fn sum_blocks(
     part: &UpdatePart<'_>,
+    models: &Models,
     limits: &Limits,
     wanted: impl Fn(&str) -> bool,
-) -> gcodec::Result<Vec<(u64, TensorBuf)>> {
+) -> gcodec_latent::Result<Vec<(u64, TensorBuf)>> {
+    if let Some(stream) = without_latent(std::slice::from_ref(part), models)? {
+        return Ok(File::open(&stream, limits.clone())?.tensors(0, wanted, &Base::new())?);
+    }
     let mut assembler = Assembler::new(&part.manifest, limits, wanted)?;
     assembler.apply(part)?;
-    assembler.finish()
+    Ok(assembler.finish()?)
 }
 
 /// Hashes the names and shapes of tensors, in any order.
@@ -347,13 +360,14 @@ impl BlockReport {
     pub(super) fn of(
         part: &UpdatePart<'_>,
         number: usize,
+        models: &Models,
         budget: &Budget,
         options: &Options,
-    ) -> (Self, Option<gcodec::Error>) {
+    ) -> (Self, Option<Error>) {
         let raw = &part.blocks[number];
         let mut report =
             Self { values: raw.values_id.to_string(), codes: String::new(), kept: 0, stats: Vec::new() };
-        let error = report.look(part, number, budget, options).err();
+        let error = report.look(part, number, models, budget, options).err();
         (report, error)
     }
 
@@ -361,14 +375,23 @@ impl BlockReport {
         &mut self,
         part: &UpdatePart<'_>,
         number: usize,
+        models: &Models,
         budget: &Budget,
         options: &Options,
-    ) -> gcodec::Result<()> {
+    ) -> gcodec_latent::Result<()> {
         let raw = &part.blocks[number];
         let block = part.decode(number, budget)?;
         self.values = block.values.label();
         self.codes = annotate::codes(raw, part);
         self.kept = block.count(&raw.space, part.sets())?;
+        let block = match &block.values {
+            Values::Latent(_) => match replace_codes(part, number, block.clone(), models) {
+                // The values count as unread.
+                Err(Error::MissingModel(_)) => block,
+                replaced => replaced?,
+            },
+            _ => block,
+        };
         self.stats = Stats::of_block(part, number, &block, budget, options)?;
         Ok(())
     }

@@ -17,6 +17,7 @@ use crate::output::{Output, warn};
 use crate::stream::{self, Base};
 use gcodec::Limits;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
+use gcodec_latent::Models;
 use kind::Kind;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Write;
@@ -88,10 +89,16 @@ impl Dump {
     }
 
     /// Like [`open`](Self::open); for a gcodec stream, reads the update of `step`, or the last update.
-    pub(crate) fn open_any(path: &Path, step: Option<u64>, limits: &Limits, base: &Base<'_>) -> Result<Self> {
+    pub(crate) fn open_any(
+        path: &Path,
+        step: Option<u64>,
+        limits: &Limits,
+        base: &Base<'_>,
+        models: &Models,
+    ) -> Result<Self> {
         let (kind, input) = open_kind(path)?;
         match kind {
-            Kind::Stream => stream::dump(&input, step, limits, base),
+            Kind::Stream => stream::dump(&input, step, limits, base, models),
             kind => Self::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)),
         }
         .in_file(path)

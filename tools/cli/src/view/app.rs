@@ -7,6 +7,7 @@ use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::inspect::{self, Report, Tensor, Update, Wanted, source};
 use crate::options::NameGlob;
 use gcodec::Limits;
+use gcodec_latent::Models;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -55,6 +56,7 @@ pub(super) struct Bytes {
 /// State of the program.
 pub(super) struct App {
     limits: Limits,
+    models: Models,
     pub(super) reports: Vec<Report>,
     paths: Vec<PathBuf>,
     pub(super) failures: Vec<Failure>,
@@ -81,9 +83,9 @@ pub(super) struct App {
 
 impl App {
     /// Reads the inputs: large ones by their headers alone.
-    pub(super) fn open(inputs: &[PathBuf], limits: &Limits) -> Result<Self> {
+    pub(super) fn open(inputs: &[PathBuf], models: &Models, limits: &Limits) -> Result<Self> {
         let quick = source::bytes(inputs) > inspect::SMALL_INPUT;
-        let wanted = Wanted { each: true, quick, ..Wanted::default() };
+        let wanted = Wanted { each: true, quick, models: models.clone(), ..Wanted::default() };
         let paths = source::files(inputs)?;
         let (mut reports, mut failures) = (Vec::new(), Vec::new());
         for path in &paths {
@@ -102,6 +104,7 @@ impl App {
         }
         let mut app = Self {
             limits: limits.clone(),
+            models: models.clone(),
             reports,
             paths,
             failures,
@@ -155,6 +158,7 @@ impl App {
                 tensor: Some(NameGlob::exactly(&name)?),
                 grid: true,
                 each: true,
+                models: self.models.clone(),
                 ..Wanted::default()
             };
             let (report, _) =

@@ -9,6 +9,7 @@ mod tree;
 use crate::fail::{Failure, Outcome, Result};
 use crate::input::is_standard;
 use crate::inspect::{Wanted, against};
+use crate::learned::ModelArgs;
 use crate::options::LimitArgs;
 use app::App;
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
@@ -33,6 +34,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ORIGINAL")]
     against: Option<PathBuf>,
     #[command(flatten)]
+    models: ModelArgs,
+    #[command(flatten)]
     limits: LimitArgs,
 }
 
@@ -45,9 +48,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return Err(Failure::usage("standard input or output is not a terminal; use `gcodec inspect`"));
     }
     let limits = args.limits.limits();
-    let mut app = App::open(&args.inputs, &limits)?;
+    let wanted = Wanted { models: args.models.models()?, ..Wanted::default() };
+    let mut app = App::open(&args.inputs, &wanted.models, &limits)?;
     if let Some(original) = &args.against {
-        let losses = against::losses(&args.inputs, original, &Wanted::default(), &limits)?;
+        let losses = against::losses(&args.inputs, original, &wanted, &limits)?;
         app.errors = losses.by_update();
     }
     let mut terminal = ratatui::try_init()?;

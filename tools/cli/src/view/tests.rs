@@ -4,6 +4,7 @@ use super::app::App;
 use super::draw;
 use crate::testing::TempDir;
 use clap::Parser;
+use gcodec_latent::Models;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -28,7 +29,11 @@ struct Seen {
 
 impl Seen {
     fn open(path: PathBuf) -> Self {
-        let app = App::open(&[path], &gcodec::Limits::default()).unwrap();
+        Self::with(path, &Models::new())
+    }
+
+    fn with(path: PathBuf, models: &Models) -> Self {
+        let app = App::open(&[path], models, &gcodec::Limits::default()).unwrap();
         Self { app, terminal: Terminal::new(TestBackend::new(100, 24)).unwrap() }
     }
 
@@ -103,6 +108,22 @@ fn keys_lead_through_modules_updates_and_tabs() {
 }
 
 #[test]
+fn codes_have_statistics_where_there_is_a_model() {
+    let dir = TempDir::new();
+    let [a, b] = [0, 1].map(|worker| demo(&format!("digits_convnet_step0030_worker{worker}")));
+    let (model, path) = (dir.path("model.lgc"), dir.path("coded.gcu"));
+    let out = model.display().to_string();
+    gcodec(&["model", "train", &a, &b, "-o", &out, "--width", "1", "--iterations", "1"]);
+    let codec = format!("lgc:model={out},density=0.1");
+    gcodec(&["encode", &a, "-o", &path.display().to_string(), "--codec", &codec]);
+    let mut models = Models::new();
+    models.add(crate::learned::open(&model).unwrap());
+    let keys = "enter down";
+    has(&Seen::open(path.clone()).press(keys), &["conv3.weight", "norm  -"]);
+    has(&Seen::with(path, &models).press(keys), &["conv3.weight", "norm  0."]);
+}
+
+#[test]
 fn trends_have_the_errors_of_originals() {
     let dir = TempDir::new();
     let path = workers(&dir);
@@ -128,7 +149,7 @@ fn every_size_and_every_key_is_harmless() {
     bytes[at] ^= 1;
     std::fs::write(dir.path("damaged.gcu"), bytes).unwrap();
     for path in [path, dir.path("damaged.gcu"), demo("digits_convnet_step0030_worker0").into()] {
-        let app = App::open(&[path], &gcodec::Limits::default()).unwrap();
+        let app = App::open(&[path], &Models::new(), &gcodec::Limits::default()).unwrap();
         let mut seen = Seen { app, terminal: Terminal::new(TestBackend::new(100, 24)).unwrap() };
         for keys in
             ["end enter page page", "right right right down down", "/ z z enter", "esc left up", "s s s s"]
