@@ -70,6 +70,8 @@ struct Group {
     manifest: Arc<Manifest>,
     workers: Vec<Worker>,
     receiver: Receiver,
+    /// Whether each tensor takes part in a step.
+    used: Vec<bool>,
 }
 
 impl Group {
@@ -84,7 +86,7 @@ impl Group {
         let workers = workers.collect();
         let mut receiver = Receiver::new(&manifest, settings.clone(), WORLD).unwrap();
         receiver.add_model(model).unwrap();
-        Self { manifest, workers, receiver }
+        Self { manifest, workers, receiver, used: vec![true; SHAPES.len()] }
     }
 
     /// Returns all frames of a step, and the set.
@@ -93,10 +95,10 @@ impl Group {
         for (rank, worker) in self.workers.iter_mut().enumerate() {
             let tensors = gradients(rank as u64, step);
             let views: Vec<_> = tensors.iter().map(TensorBuf::view).collect();
-            match worker.begin(step, &views).unwrap() {
+            match worker.begin_used(step, &views, &self.used).unwrap() {
                 Begun::Leader(set) => assert!(found.replace(set).is_none(), "two leaders"),
                 Begun::Follower { leader } => assert_eq!(leader, step % WORLD),
-                Begun::Full => assert_eq!(step, 0),
+                Begun::Full => assert!(step < 2),
             }
         }
         let set = found.map(|set| {
@@ -532,5 +534,39 @@ fn a_saved_worker_goes_on() {
         let before = worker.save();
         assert!(matches!(worker.load([(name.to_owned(), other.clone())]), Err(Error::Input(_))), "{name}");
         assert!(before.iter().zip(worker.save()).all(|(a, b)| a.0 == b.0 && a.1.data() == b.1.data()));
+    }
+}
+
+/// Returns what a worker keeps of a tensor. A state of zeros is as good as none.
+fn kept(worker: &Worker, tensor: usize) -> Vec<(String, TensorBuf)> {
+    let is_its = |name: &str| name.split('#').next() == Some(SHAPES[tensor].0);
+    let is_zero = |tensor: &TensorBuf| floats(tensor).iter().all(|x| *x == 0.0);
+    worker.save().into_iter().filter(|(name, tensor)| is_its(name) && !is_zero(tensor)).collect()
+}
+
+#[test]
+fn tensors_that_a_step_does_not_use_keep_their_state() {
+    for variant in [Variant::Server, Variant::Ring] {
+        let settings = settings(variant).with_momentum(0.5).with_feedback(true).with_full_steps(2);
+        let mut group = Group::new(&settings);
+        // Every other step uses a part: nothing; one tensor of each class less; nothing of the learned ones.
+        let everything: Vec<usize> = (0..SHAPES.len()).collect();
+        let unused = [&[][..], &everything, &[], &[1, 3, 5], &[], &[2, 3, 4], &[], &everything, &[]];
+        for (step, unused) in (0..).zip(unused) {
+            let all = |group: &Group| -> Vec<_> {
+                let workers = group.workers.iter();
+                workers.flat_map(|w| unused.iter().map(|&t| kept(w, t))).collect()
+            };
+            group.used = (0..SHAPES.len()).map(|t| !unused.contains(&t)).collect();
+            let before = all(&group);
+            let (stream, _) = group.stream(step);
+            let outcome = group.receive(step, &stream).unwrap();
+            group.workers.iter_mut().for_each(|w| w.finish_with(&outcome).unwrap());
+            assert_eq!(all(&group), before, "{variant:?}, step {step}");
+            for (t, mean) in outcome.mean.iter().enumerate() {
+                let is_zero = mean.iter().all(|x| *x == 0.0);
+                assert_eq!(is_zero, unused.contains(&t), "{variant:?}, step {step}, tensor {t}");
+            }
+        }
     }
 }

@@ -62,6 +62,8 @@ struct Round {
     blocks: Vec<CodedBlock>,
     feedback: Feedback,
     velocities: Vec<Vec<f32>>,
+    /// Whether each tensor of the manifest takes part.
+    used: Vec<bool>,
     shared: Option<Shared>,
     /// Values on the set in phase 3.
     numbers: Vec<f32>,
@@ -179,6 +181,16 @@ impl Worker {
     /// [`Error::OutOfTurn`] if a step is open, or phase 3 begins without a model; [`Error::Input`] or
     /// [`Error::Gcodec`] if a gradient does not match the manifest or is not finite.
     pub fn begin(&mut self, step: u64, gradients: &[TensorView<'_>]) -> Result<Begun> {
+        self.begin_used(step, gradients, &vec![true; gradients.len()])
+    }
+
+    /// Begins a step like [`Self::begin`], without the tensors for which `used` is false: this worker neither
+    /// chooses nor sends anything of them, and their residuals and velocities stay. For a model of which a
+    /// step uses a part, where the mean of an unused tensor is not applied.
+    ///
+    /// # Errors
+    /// The errors of [`Self::begin`].
+    pub fn begin_used(&mut self, step: u64, gradients: &[TensorView<'_>], used: &[bool]) -> Result<Begun> {
         if self.round.is_some() {
             return Err(Error::OutOfTurn("a step begins before the last one is finished"));
         }
@@ -187,17 +199,17 @@ impl Worker {
             return Err(Error::OutOfTurn("phase 3 begins without a model"));
         }
         let infos = self.manifest.tensors();
-        if gradients.len() != infos.len() {
+        if gradients.len() != infos.len() || used.len() != infos.len() {
             return Err(Error::Input("not as many gradients as tensors"));
         }
         if infos.iter().zip(gradients).any(|(i, g)| i.dtype != g.dtype() || i.shape != g.shape()) {
             return Err(Error::Input("a gradient that is not the manifest's tensor"));
         }
-        let (velocities, moved) = self.moved(gradients)?;
+        let (velocities, moved) = self.moved(gradients, used)?;
         let moved: Vec<TensorView<'_>> = moved.iter().map(TensorBuf::view).collect();
         let gradients = if velocities.is_empty() { gradients } else { &moved };
         let (mut inputs, mut codecs) = (Vec::new(), Vec::new());
-        for (i, class) in self.settings.classes.iter().enumerate() {
+        for (i, class) in self.settings.classes.iter().enumerate().filter(|(i, _)| used[*i]) {
             let top_k = Codec::TopK(TopK {
                 amount: self.settings.amount,
                 values: self.settings.values,
@@ -218,28 +230,39 @@ impl Worker {
             Phase::Full => Begun::Full,
             _ => {
                 let first = self.scope.first() as usize;
-                match self.learned.begin(step, &gradients[first..][..self.scope.tensors() as usize])? {
+                let learned = first..first + self.scope.tensors() as usize;
+                match self.learned.begin_used(step, &gradients[learned.clone()], &used[learned])? {
                     Role::Leader(set) => Begun::Leader(set),
                     Role::Follower { leader } => Begun::Follower { leader },
                 }
             }
         };
         let (shared, numbers, common, own) = (None, Vec::new(), None, None);
-        self.round = Some(Round { step, phase, blocks, feedback, velocities, shared, numbers, common, own });
+        let used = used.to_vec();
+        self.round =
+            Some(Round { step, phase, blocks, feedback, velocities, used, shared, numbers, common, own });
         Ok(begun)
     }
 
-    /// Returns the velocities with these gradients, also as tensors; nothing without momentum.
-    fn moved(&self, gradients: &[TensorView<'_>]) -> Result<(Vec<Vec<f32>>, Vec<TensorBuf>)> {
+    /// Returns the velocities with these gradients, also as tensors; nothing without momentum. Those of
+    /// tensors that are not used stay.
+    fn moved(&self, gradients: &[TensorView<'_>], used: &[bool]) -> Result<(Vec<Vec<f32>>, Vec<TensorBuf>)> {
         let (mut velocities, mut tensors) = (Vec::new(), Vec::new());
         if self.settings.momentum == 0.0 {
             return Ok((velocities, tensors));
         }
         for (t, gradient) in gradients.iter().enumerate() {
-            let mut row = gradient.to_f32()?;
-            if let Some(before) = self.velocities.get(t) {
-                row.iter_mut().zip(before).for_each(|(x, v)| *x += self.settings.momentum * v);
-            }
+            let before = self.velocities.get(t);
+            let row = match (used[t], before) {
+                (true, before) => {
+                    let mut row = gradient.to_f32()?;
+                    let before = before.into_iter().flatten();
+                    row.iter_mut().zip(before).for_each(|(x, v)| *x += self.settings.momentum * v);
+                    row
+                }
+                (false, Some(before)) => before.clone(),
+                (false, None) => vec![0.0; gradient.elements() as usize],
+            };
             let mut bytes = vec![0; gradient.data().len()];
             encode_f32s(gradient.dtype(), &row, 0, &mut bytes)?;
             tensors.push(TensorBuf::new(gradient.dtype(), gradient.shape().to_vec(), bytes)?);
@@ -265,7 +288,9 @@ impl Worker {
                 base += velocities[tensor].len() as u64;
                 tensor += 1;
             }
-            velocities[tensor][(position - base) as usize] = 0.0;
+            if round.used[tensor] {
+                velocities[tensor][(position - base) as usize] = 0.0;
+            }
         }
         Ok(velocities)
     }
@@ -406,14 +431,20 @@ fn add(
     let mut rows: HashMap<String, TensorBuf> = residuals.save().into_iter().collect();
     let (mut rest, mut base) = (positions.iter().zip(numbers).peekable(), 0);
     for info in &manifest.tensors()[scope.first() as usize..][..scope.tensors() as usize] {
-        let end = base + info.elements();
-        let tensor = rows.get_mut(&info.name).ok_or(Error::Input("a tensor without a residual"))?;
-        let mut row = tensor.view().to_f32()?;
-        while let Some((&position, number)) = rest.next_if(|(position, _)| **position < end) {
-            row[(position - base) as usize] += number;
-        }
-        *tensor = TensorBuf::from_f32(info.shape.clone(), &row)?;
+        let (start, end) = (base, base + info.elements());
         base = end;
+        if rest.peek().is_none_or(|(position, _)| **position >= end) {
+            continue;
+        }
+        // A tensor that this worker has never used has no residual yet.
+        let mut row = match rows.get(&info.name) {
+            Some(tensor) => tensor.view().to_f32()?,
+            None => vec![0.0; info.elements() as usize],
+        };
+        while let Some((&position, number)) = rest.next_if(|(position, _)| **position < end) {
+            row[(position - start) as usize] += number;
+        }
+        rows.insert(info.name.clone(), TensorBuf::from_f32(info.shape.clone(), &row)?);
     }
     Ok(Feedback::load(rows)?)
 }
