@@ -9,8 +9,8 @@ use super::{Settings, Signals, random};
 /// computes.
 #[derive(Debug, Clone)]
 pub(super) struct Scaled {
-    leader: usize,
-    values: Vec<Vec<f32>>,
+    pub(super) leader: usize,
+    pub(super) values: Vec<Vec<f32>>,
     innovations: Vec<Vec<f32>>,
 }
 
@@ -25,9 +25,13 @@ impl Scaled {
         }
         let scale = power.sqrt();
         let scaled = |row: &Vec<f32>| row.iter().map(|x| (f64::from(*x) / scale) as f32).collect();
-        let values: Vec<Vec<f32>> = signals.values.iter().map(scaled).collect();
+        Some(Self::restored(signals.leader, signals.values.iter().map(scaled).collect(), innovation))
+    }
+
+    /// Returns the signals with these values, which were divided before.
+    pub(super) fn restored(leader: usize, values: Vec<Vec<f32>>, innovation: f64) -> Self {
         let innovations = values.iter().map(|row| innovation_of(row, innovation)).collect();
-        Some(Self { leader: signals.leader, values, innovations })
+        Self { leader, values, innovations }
     }
 
     /// Returns the power of what the innovations lack, whose mean over all values is 1 without any.

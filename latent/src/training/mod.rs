@@ -16,6 +16,7 @@
 
 mod batches;
 mod graph;
+mod state;
 
 use gcodec::compress::random;
 use ndarray::{Array1, Array2, s};
@@ -165,8 +166,7 @@ impl Trainer {
     pub fn push(&mut self, signals: &Signals) -> Result<()> {
         let workers = signals.values.len();
         let known = self.workers == 0 || workers == self.workers;
-        let decoders = self.decoders.len();
-        if workers == 0 || !known || (decoders > 1 && decoders != workers) {
+        if !known || !self.trains(workers) {
             return Err(Error::Input("number of workers of the signals"));
         }
         let len = signals.values[0].len();
@@ -181,6 +181,11 @@ impl Trainer {
             self.signals.push(scaled);
         }
         Ok(())
+    }
+
+    /// Whether the networks are for this number of workers.
+    fn trains(&self, workers: usize) -> bool {
+        workers > 0 && (self.decoders.len() == 1 || self.decoders.len() == workers)
     }
 
     /// Takes this many steps of the optimizer, and returns the mean loss of the last tenth of them. `part`:
@@ -393,12 +398,12 @@ mod tests {
     }
 
     /// Returns signals of workers that agree in part.
-    fn signals(step: u64, len: usize) -> Signals {
+    pub(super) fn signals(step: u64, len: usize) -> Signals {
         let of = |w: u64| (0..len).map(|i| number(step, i) + 0.5 * number(step * 10 + w + 1, i)).collect();
         Signals { leader: step as usize % 3, values: (0..3).map(of).collect() }
     }
 
-    fn trainer(decoders: usize, innovation: Innovation, settings: Settings) -> Trainer {
+    pub(super) fn trainer(decoders: usize, innovation: Innovation, settings: Settings) -> Trainer {
         let architecture = Architecture::new(decoders, innovation).with_width(4).with_bias(true);
         let mut trainer = Trainer::new(&architecture.init(5).unwrap(), settings).unwrap();
         (0..4).for_each(|step| trainer.push(&signals(step, 100)).unwrap());
