@@ -25,9 +25,9 @@ __all__ = ["Lgc"]
 class Lgc:
     """Settings of the learned codec, for `gcodec.torch.State`, `Average` and `DiLoCo` in place of a codec.
 
-    Gradients of other types than f32 are converted to f32. Residuals of a parameter that no rank uses in a
-    step are lost, unlike with other codecs. A checkpoint has residuals and model; in the second phase the
-    training of the autoencoder begins anew from it.
+    Gradients of other types than f32 are converted to f32. A checkpoint has residuals and model; before the
+    third phase, that of the first rank also has the state of the training: networks, moments, and all values
+    of the second phase so far, which take 4 `density` `top_k_steps` bytes for each parameter and rank.
 
     Attributes:
         density, k: number of elements on the set, for each tensor, as in `TopK`.

@@ -133,7 +133,7 @@ impl Lgc {
         Ok(made.map(|model| PyBytes::new(py, model.as_bytes())))
     }
 
-    /// Takes the model of the third phase.
+    /// Takes the model of the third phase. The training is over then.
     fn set_model(&mut self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let bytes = Bytes::new(data)?;
         let mut taken = || -> gcodec_latent::Result<Arc<Model>> {
@@ -143,17 +143,24 @@ impl Lgc {
             Ok(model)
         };
         self.model = Some(taken().map_err(|e| raise(py, e, None))?);
+        self.trainer = None;
         Ok(())
     }
 
-    /// Begins a step with all gradients. Returns the frame of the index set on the leader, and `None` on
-    /// others and in the first phase.
-    fn begin<'py>(&mut self, py: Python<'py>, step: u64, gradients: Given<'py>) -> PyResult<Option<Encoded>> {
+    /// Begins a step with all gradients. `used`: whether each takes part. Returns the frame of the index set
+    /// on the leader, and `None` on others and in the first phase.
+    fn begin<'py>(
+        &mut self,
+        py: Python<'py>,
+        step: u64,
+        gradients: Given<'py>,
+        used: Vec<bool>,
+    ) -> PyResult<Option<Encoded>> {
         let mut gradients = borrow(gradients)?;
         let (worker, frames) = (&mut self.worker, &self.frames);
         let begun = threads::run(py, || {
             let views: Vec<_> = views(&mut gradients)?.into_iter().map(|(_, view)| view).collect();
-            let Begun::Leader(set) = worker.begin(step, &views)? else { return Ok(None) };
+            let Begun::Leader(set) = worker.begin_used(step, &views, &used)? else { return Ok(None) };
             frames.index_set(&set).map(Some).map_err(Error::from).inspect_err(|_| worker.abort())
         })?;
         self.step = step;
@@ -251,5 +258,19 @@ impl Lgc {
 
     fn load(&mut self, py: Python<'_>, tensors: Given<'_>) -> PyResult<()> {
         self.worker.load(owned(py, tensors)?).map_err(|e| raise(py, e, None))
+    }
+
+    /// Returns the state of the training, on the rank that trains; nothing on others and after the training.
+    fn save_training(&self, py: Python<'_>) -> PyResult<Vec<(String, Tensor)>> {
+        let saved = self.trainer.as_ref().map(Trainer::save).transpose();
+        Ok(given_out(saved.map_err(|e| raise(py, e, None))?.unwrap_or_default()))
+    }
+
+    /// Restores what `save_training` returned.
+    fn load_training(&mut self, py: Python<'_>, tensors: Given<'_>) -> PyResult<()> {
+        let Some(trainer) = &mut self.trainer else {
+            return Err(errors::input(py, "the state of a training, and this rank does not train"));
+        };
+        trainer.load(owned(py, tensors)?).map_err(|e| raise(py, e, None))
     }
 }

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import batches, bits, loss, network
 
 import gcodec
+import gcodec.lgc
 import gcodec.torch
 
 SENDERS: dict[str, Callable[[int], Any]] = {
@@ -21,6 +22,8 @@ SENDERS: dict[str, Callable[[int], Any]] = {
     "scalecom": lambda world: gcodec.torch.ScaleCom(density=0.05),
     "dgc": lambda world: gcodec.Dgc(0.05, momentum=0.0),
     "powersgd": lambda world: gcodec.PowerSgd(rank=1),
+    "shared set": lambda world: gcodec.torch.SharedSet(density=0.05),
+    "lgc": lambda world: gcodec.lgc.Lgc(density=0.05, full_steps=4, top_k_steps=8, iterations=20, width=4),
 }
 
 
@@ -53,7 +56,8 @@ def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def all_residuals(state: gcodec.torch.State | gcodec.torch.Average) -> dict[str, torch.Tensor]:
     saved = state.state_dict()
-    kept = saved.get("feedback", {}) | saved.get("scalecom", {}) | saved.get("dgc", {"tensors": {}})["tensors"]
+    kept = saved.get("feedback", {}) | saved.get("scalecom", {}) | saved.get("sets", {})
+    kept |= saved.get("dgc", {"tensors": {}})["tensors"]
     return {name: tensor.double() for name, tensor in kept.items() if "#" not in name}
 
 

@@ -111,7 +111,7 @@ def test_buckets_do_not_matter(tmp_path: Path) -> None:
     assert one[0] == small[0] == views[0]
 
 
-@pytest.mark.parametrize("name", ["topk", "scalecom", "dgc", "powersgd", "shared set global", "lgc"])
+@pytest.mark.parametrize("name", ["topk", "scalecom", "dgc", "powersgd", "shared set global", "lgc", "lgc in training"])
 def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
     for whole, again in ranks(tmp_path / "run", 2, "checkpoint", name, str(tmp_path)):
         assert whole == again
@@ -145,7 +145,7 @@ def test_profiles_are_printed_by_the_first_rank(tmp_path: Path) -> None:
 
 
 def test_states_are_checked(tmp_path: Path) -> None:
-    assert ranks(tmp_path, 1, "refusals") == [5]
+    assert ranks(tmp_path, 1, "refusals") == [6]
 
 
 @pytest.mark.parametrize("name", ["topk", "scalecom", "dgc"])

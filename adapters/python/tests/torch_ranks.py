@@ -137,6 +137,14 @@ CODECS: dict[str, Any] = {
 }
 
 
+SAVED: dict[str, Any] = {
+    **CODECS,
+    "dgc": gcodec.Dgc(0.05),
+    # Of ten steps, seven are of the second phase.
+    "lgc in training": gcodec.lgc.Lgc(density=0.05, full_steps=2, top_k_steps=7, iterations=20, width=4),
+}
+
+
 def state_of(name: str, model: torch.nn.Module, **keywords: Any) -> gcodec.torch.State:
     rules = {"*.bias": "lossless"} if name == "rules" else None
     return gcodec.torch.State(model, CODECS[name], rules=rules, feedback=name != "no feedback", **keywords)
@@ -175,8 +183,7 @@ def checkpoint(rank: int, world: int, name: str, folder: str) -> tuple[str, str]
 
     def run(model: torch.nn.Module, first: int, last: int, load: bool, save: bool) -> None:
         ddp = DistributedDataParallel(model)
-        codec = gcodec.Dgc(0.05) if name == "dgc" else CODECS[name]
-        state = gcodec.torch.State(model, codec)
+        state = gcodec.torch.State(model, copy.deepcopy(SAVED[name]))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         file = Path(folder) / f"checkpoint-{rank}.pt"
         if load:
@@ -353,10 +360,13 @@ def refusals(rank: int, world: int) -> int:
     model = network(0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     state = gcodec.torch.State(model, "topk")
+    learned = gcodec.torch.State(model, gcodec.lgc.Lgc(full_steps=2))
     wrong: list[Callable[[], Any]] = [
         lambda: gcodec.torch.State(model, "delta"),
         lambda: gcodec.torch.State(model, gcodec.torch.ScaleCom(), feedback=False),
         lambda: state.load_state_dict(gcodec.torch.State(model, gcodec.torch.ScaleCom()).state_dict()),
+        # After the first steps of the training, its state is not empty.
+        lambda: learned.load_state_dict({**learned.state_dict(), "step": 3}),
         lambda: gcodec.torch.DiLoCo(model, sgd, "topk", every=0),
         lambda: gcodec.torch.DiLoCo(network(1), sgd, "topk", every=1),
     ]
@@ -366,5 +376,5 @@ def refusals(rank: int, world: int) -> int:
             call()
         except gcodec.InputError:
             refused += 1
-    assert state.state_dict()["step"] == 0
+    assert state.state_dict()["step"] == learned.state_dict()["step"] == 0
     return refused

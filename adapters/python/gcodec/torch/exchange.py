@@ -81,8 +81,9 @@ class Exchange:
         # A worker of a codec with sets is made at its first exchange, and then loads its memory.
         self._worker: tuple[ScaleCom | SharedSet | Lgc, _SetWorker] | None = None
         self._memory: dict[str, Any] = {}
-        # The model of a learned codec, after its second phase.
+        # The model of a learned codec, after its second phase, and before its state of a checkpoint in it.
         self._model: bytes | None = None
+        self._training: dict[str, Any] = {}
 
     def _check_codec(self, codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc) -> None:
         world, feedback = self._ranks.world, self._options.feedback
@@ -346,10 +347,7 @@ class Exchange:
         if worker is not None and error is None:
             try:
                 wide = given({name: tensor.float() for name, tensor in tensors.items()})
-                if isinstance(worker, _native.Lgc):
-                    found = worker.begin(self.step, wide)
-                else:
-                    found = worker.begin(self.step, wide, [name not in held for name in tensors])
+                found = worker.begin(self.step, wide, [name not in held for name in tensors])
             except Exception as e:
                 error = e
         self.profile.selection += time.perf_counter() - start
@@ -400,9 +398,12 @@ class Exchange:
             worker.load(given(self._memory | {name: kept.pop(name) for name in tensors if name in kept}))
             if self._feedback is not None:
                 self._feedback.load_state_dict(kept)
-            if isinstance(worker, _native.Lgc) and self._model is not None:
-                worker.set_model(self._model)
-            self._worker, self._memory = (codec, worker), {}
+            if isinstance(worker, _native.Lgc):
+                if self._training:
+                    worker.load_training(given(self._training))
+                if self._model is not None:
+                    worker.set_model(self._model)
+            self._worker, self._memory, self._training = (codec, worker), {}, {}
         return self._worker[1]
 
     def _leave_set(self) -> None:
@@ -420,6 +421,12 @@ class Exchange:
         if self._worker is None:
             return self._memory
         return {name: convert(tensor, "torch") for name, tensor in self._worker[1].save()}
+
+    def _training_state(self) -> dict[str, Any]:
+        """Returns the state of a learned codec's training: the first rank has it before the third phase."""
+        if self._worker is None or not isinstance(self._worker[1], _native.Lgc):
+            return self._training
+        return {name: convert(tensor, "torch") for name, tensor in self._worker[1].save_training()}
 
     def commit(self) -> None:
         """Accepts the change of the sender state. Workers with sets change only when their step is
@@ -449,12 +456,13 @@ class Exchange:
             state[self._sets] = self._set_memory()
         if isinstance(self._codec, Lgc):
             state["model"] = torch.frombuffer(bytearray(self._model or b"\0"), dtype=torch.uint8)
+            state["training"] = self._training_state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         kinds = {"feedback": self._feedback is not None, "dgc": isinstance(self._codec, Dgc)}
         kinds[self._sets] = self._has_sets
-        kinds["model"] = isinstance(self._codec, Lgc)
+        kinds["model"] = kinds["training"] = isinstance(self._codec, Lgc)
         expected = {"step", "rank", "world"} | {kind for kind, used in kinds.items() if used}
         if set(state) != expected:
             raise InputError(f"the state has {sorted(state)}, but this codec needs {sorted(expected)}: use the codec that saved it")
@@ -464,6 +472,10 @@ class Exchange:
                 f"the state is of rank {there[0]} of {there[1]}, and this is rank {here[0]} of {here[1]}: save and load one "
                 "file for each rank, or begin without the residuals"
             )
+        if isinstance(self._codec, Lgc) and self._ranks.rank == 0:
+            trained = len(state["model"]) > 1 or len(state["training"]) > 0
+            if not trained and state["step"] > self._codec.full_steps:
+                raise InputError("the state lacks the training of the learned codec: use the state that this rank saved")
         feedback, memory = (own(state.get(kind, {}), self._tensors) for kind in ("feedback", self._sets))
         if isinstance(self._codec, Dgc):
             self._codec.load_state_dict({**state["dgc"], "tensors": own(state["dgc"]["tensors"], self._tensors)})
@@ -474,6 +486,7 @@ class Exchange:
             model = bytes(state["model"].tolist())
             # A model has more than one byte.
             self._model = model if len(model) > 1 else None
+            self._training = dict(state["training"])
         self.step = int(state["step"])
 
 
