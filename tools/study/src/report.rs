@@ -357,14 +357,15 @@ fn learned_table(out: &mut String, study: &Study) -> std::fmt::Result {
     writeln!(out, "### {}\n", study.title)?;
     let about = format!(
         "{} parameters; {} workers with {} examples each per step, {} steps, of which the first {} are sent as `raw` in \
-         all rows but `raw`, and the {} after them are the learned codec's second phase; {} seeds.",
+         all rows but `raw`, and the {} after them are the learned codec's second phase; {} seed{}.",
         thousands(study.parameters() as f64),
         s.workers,
         study.task.batch_len(),
         s.steps,
         dense_steps(s.steps),
         top_k_steps(s.steps),
-        study.seeds
+        study.seeds,
+        if study.seeds == 1 { "" } else { "s" }
     );
     writeln!(out, "{}\n", wrapped(&about, ""))?;
     let test = if study.bits { "test, bits per byte" } else { "test accuracy, %" };
