@@ -143,16 +143,15 @@ impl Budget {
         &self.limits
     }
 
-    /// Takes `bytes` of memory from the allowance.
+    /// Takes `bytes` of memory, one allocation, from the allowance.
     pub(crate) fn reserve_bytes(&self, bytes: u64, offset: u64) -> Result<()> {
-        take(MEMORY, &self.alloc_left, bytes, offset)
+        take(MEMORY, &self.alloc_left, bytes, offset)?;
+        check_allocation(bytes, offset)
     }
 
     /// Takes memory for `count` items of `T` from the allowance, and returns `count` as a `usize`.
     pub(crate) fn reserve_items<T>(&self, count: u64, offset: u64) -> Result<usize> {
-        let bytes = count.saturating_mul(size_of::<T>() as u64);
-        self.reserve_bytes(bytes, offset)?;
-        check_allocation(bytes, offset)?;
+        self.reserve_bytes(count.saturating_mul(size_of::<T>() as u64), offset)?;
         Ok(in_memory(count))
     }
 

@@ -11,7 +11,9 @@
 //!                lanes with x < 2^16 read a word                 loaded at once, moved to their lanes
 //! ```
 
-use super::{Form, Width};
+use super::Form;
+#[cfg(target_arch = "x86_64")]
+use super::Width;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -85,6 +87,7 @@ pub(crate) struct Few {
 }
 
 /// A segment as the decoder of rows sees it.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only the vector forms read it"))]
 pub(crate) struct Encoded<'a> {
     pub(crate) slots: &'a Slots,
     pub(crate) states: &'a mut [u32; LANES],

@@ -128,6 +128,28 @@ fn unselected_tensors_are_charged_too() {
     }
 }
 
+/// Tensors that a 32-bit machine cannot allocate: by the default limits, and without a limit on memory.
+#[cfg(target_pointer_width = "32")]
+#[test]
+fn tensors_beyond_the_address_space_are_refused() {
+    let manifest = two(1 << 28);
+    let scope = Scope::Tensors { first: 0, count: 2 };
+    let sparse = Support::Sparse(Sparse { positions: vec![1] });
+    let bytes = stream(&manifest, EncodeOptions::default(), &[constant(scope, sparse, false)]);
+    assert_eq!(gcodec::decode(&bytes).unwrap_err().name(), "limit");
+
+    let limits = Limits::default().with_max_alloc_bytes(u64::MAX);
+    let refused = Assembler::new(&manifest, &limits, |_| true).err().unwrap();
+    assert!(refused.to_string().contains("address space"), "{refused}");
+    let mut assembler = Assembler::new(&manifest, &limits, |name| name == "small").unwrap();
+    for event in SliceReader::new(&bytes, limits) {
+        if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+            let refused = assembler.apply(&part).unwrap_err();
+            assert!(refused.to_string().contains("address space"), "{refused}");
+        }
+    }
+}
+
 #[test]
 fn a_file_counts_the_tensors_that_blocks_touch() {
     let many = 20_000;
