@@ -43,6 +43,8 @@ enum Command {
     Ids(registry::Args),
     /// Compares the reference decoder with the library on files that the command line writes.
     Reference(reference::Args),
+    /// Compares the bytes of the command line with those of the same program for another machine.
+    Foreign(reference::foreign::Args),
     /// Compiles the Kaitai Struct description and parses every vector with it; tests file(1).
     Kaitai,
     /// Tests the Wireshark dissector with tshark.
@@ -78,6 +80,7 @@ fn main() -> ExitCode {
         Command::Example(args) => example::run(&args).map(passed),
         Command::Ids(args) => registry::run(&args).map(passed),
         Command::Reference(args) => reference::run_all(&args),
+        Command::Foreign(args) => reference::foreign::run_all(&args),
         Command::Kaitai => readers::kaitai(),
         Command::Wireshark => readers::wireshark(),
         Command::Measure(args) => measure::run(&args).map(Outcome::from),

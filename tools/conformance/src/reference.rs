@@ -7,6 +7,7 @@
 
 mod cases;
 mod dump;
+pub(crate) mod foreign;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,7 @@
 //! The tasks that contributors run: `cargo xtask --help`.
 
 mod cuda;
+mod foreign;
 mod fuzz;
 mod programs;
 mod prose;
@@ -49,6 +50,9 @@ enum Task {
     /// Compares the reference decoder with the library on files that the command line writes.
     #[command(disable_help_flag = true)]
     Reference(Forwarded),
+    /// Tests the wire format and the command line on other machines: big-endian, 32-bit, ARM; sets them up
+    /// once (4 GB).
+    Foreign(foreign::Args),
     /// Compiles the Kaitai Struct description and parses every vector with it; tests file(1).
     #[command(disable_help_flag = true)]
     Kaitai(Forwarded),
@@ -90,6 +94,7 @@ fn main() -> ExitCode {
         Task::Site(args) => site::build(&args),
         Task::Engines => python::engines().map(|()| end(true)),
         Task::Reference(args) => args.run("reference"),
+        Task::Foreign(args) => foreign::run(&args).map(|()| end(true)),
         Task::Kaitai(args) => args.run("kaitai"),
         Task::Wireshark(args) => args.run("wireshark"),
         Task::Fuzz(args) => fuzz::run(&args).map(end),

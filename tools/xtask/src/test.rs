@@ -45,8 +45,8 @@ enum Need {
     /// The compiler of the kernels.
     CudaCompiler,
     Gradients,
-    /// Rust's standard library for another target, and programs that link and run its binaries.
-    Target(&'static str, &'static [&'static str]),
+    /// Minutes of compilation for another machine: the step runs by its own command only.
+    Minutes,
     Miri,
     /// Nightly Rust and cargo-fuzz.
     Fuzzer,
@@ -54,29 +54,6 @@ enum Need {
 
 const fn step(name: &'static str, program: &'static str, args: &'static [&'static str]) -> Step {
     Step { name, program, args, env: &[], need: Need::Nothing }
-}
-
-/// The tests of the wire format, on another target.
-macro_rules! foreign {
-    ($target:literal) => {
-        &[
-            "test",
-            "-p",
-            "gcodec",
-            "--target",
-            $target,
-            "--lib",
-            "--test",
-            "wire",
-            "--",
-            "--skip",
-            "buffers::",
-            "--skip",
-            "chunking::",
-            "--skip",
-            "damage::",
-        ]
-    };
 }
 
 /// Steps that compile for both cores: one after another, so that a mistake shows early.
@@ -136,20 +113,8 @@ const TESTS: &[Step] = &[
     },
     Step { need: Need::CudaCompiler, ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"]) },
     Step { need: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
-    // Few machines have the tools of the two foreign targets; `tests/properties/layering.rs` holds the code
-    // to fixed widths and byte order everywhere.
-    Step {
-        need: Need::Target("i686-unknown-linux-gnu", &["cc"]),
-        ..step("32-bit target", "cargo", foreign!("i686-unknown-linux-gnu"))
-    },
-    Step {
-        need: Need::Target("s390x-unknown-linux-gnu", &["s390x-linux-gnu-gcc", "qemu-s390x"]),
-        env: &[
-            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_LINKER", "s390x-linux-gnu-gcc"),
-            ("CARGO_TARGET_S390X_UNKNOWN_LINUX_GNU_RUNNER", "qemu-s390x -L /usr/s390x-linux-gnu"),
-        ],
-        ..step("big-endian target", "cargo", foreign!("s390x-unknown-linux-gnu"))
-    },
+    // `tests/properties/layering.rs` holds the code to fixed widths and byte order everywhere.
+    Step { need: Need::Minutes, ..step("foreign machines", "cargo", &["xtask", "foreign"]) },
     step("C and C++ programs", "cargo", &["xtask", "c"]),
     step("kaitai", "cargo", &["xtask", "kaitai"]),
     step("wireshark", "cargo", &["xtask", "wireshark"]),
@@ -350,16 +315,7 @@ fn missing(need: Need, root: &Path) -> Option<String> {
     match need {
         Need::Nothing => None,
         Need::Python => (!succeeds("python3", &["--version"])).then(|| "python3 is missing".to_owned()),
-        Need::Target(target, programs) => {
-            let output =
-                Command::new("rustc").args(["--print", "target-libdir", "--target", target]).output();
-            let folder = output.ok().and_then(|o| String::from_utf8(o.stdout).ok());
-            if !folder.is_some_and(|f| Path::new(f.trim()).is_dir()) {
-                return Some(format!("Rust's standard library for {target} is not installed"));
-            }
-            let found = |program: &&str| Command::new(program).arg("--version").output().is_ok();
-            programs.iter().find(|p| !found(p)).map(|program| format!("{program} is missing"))
-        }
+        Need::Minutes => Some("it compiles for minutes: run `cargo xtask foreign`".to_owned()),
         Need::Miri => (!succeeds("cargo", &["+nightly", "miri", "--version"]))
             .then(|| "Miri is not installed".to_owned()),
         Need::Fuzzer => fuzz::prepare().err(),

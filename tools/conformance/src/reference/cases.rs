@@ -140,23 +140,34 @@ fn named(prefix: &str, spec: &str) -> String {
     format!("{prefix}-{}", spec.chars().map(plain).collect::<String>())
 }
 
+/// Returns the command that encodes `inputs` with a codec.
+fn encode(name: &str, spec: &str, inputs: &str, more: &str) -> Vec<String> {
+    words(&format!("encode {inputs} -o {name}.gcu --codec {spec} {more}"))
+}
+
+/// Returns the case of one command and one update.
+fn one(prefix: &str, spec: &str, inputs: &str, more: &str) -> Case {
+    let name = named(prefix, spec);
+    Case {
+        commands: vec![encode(&name, spec, inputs, more)],
+        name,
+        steps: vec![0],
+        base: None,
+        is_chain: false,
+        twin: None,
+    }
+}
+
 /// Returns all cases, after writing their inputs to `place`.
 pub(super) fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
+    let mut out = demo_cases(place)?;
+    public(args, place, &mut out)?;
+    Ok(out)
+}
+
+/// Returns the cases on the files of tools/cli/gradients/, after writing their inputs to `place`.
+pub(super) fn demo_cases(place: &Path) -> Result<Vec<Case>> {
     let mut out = Vec::new();
-    let encode = |name: &str, spec: &str, inputs: &str, more: &str| {
-        words(&format!("encode {inputs} -o {name}.gcu --codec {spec} {more}"))
-    };
-    let one = |prefix: &str, spec: &str, inputs: &str, more: &str| {
-        let name = named(prefix, spec);
-        Case {
-            commands: vec![encode(&name, spec, inputs, more)],
-            name,
-            steps: vec![0],
-            base: None,
-            is_chain: false,
-            twin: None,
-        }
-    };
     let demo = root().join("tools/cli/gradients");
     for worker in 0..2 {
         let from = demo.join(format!("digits_convnet_step0030_worker{worker}.safetensors"));
@@ -269,17 +280,11 @@ pub(super) fn cases(args: &Args, place: &Path) -> Result<Vec<Case>> {
     case.steps = vec![0, 1];
     out.push(case);
 
-    public(args, place, &mut out, one)?;
     Ok(out)
 }
 
 /// Excerpts of the public set.
-fn public(
-    args: &Args,
-    place: &Path,
-    out: &mut Vec<Case>,
-    one: impl Fn(&str, &str, &str, &str) -> Case,
-) -> Result<()> {
+fn public(args: &Args, place: &Path, out: &mut Vec<Case>) -> Result<()> {
     if !args.gradients.is_dir() {
         println!(
             "SKIPPED: {} is missing: only the files of tools/cli/gradients/ are used",
