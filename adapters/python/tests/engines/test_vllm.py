@@ -298,11 +298,16 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
             llm.finish_weight_update(weight_version)
 
     gcodec.vllm.register()
-    info = gcodec.vllm.TrainerInfo(str(tmp_path / "more"), rank=0)
+    info = gcodec.vllm.TrainerInfo(str(tmp_path / "more"), rank=0, codec="delta:values=overwrite")
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=Client(), source=ModuleSource(made))
-    trainer.stage_weights()
-    trainer.send_weights()
-    assert Store(tmp_path / "more").latest() == 1
+    first = next(iter(made.parameters()))
+    kept = first.detach().clone()
+    for version, weight in enumerate((kept, kept * 1.25, kept), 1):
+        first.data.copy_(weight)
+        trainer.stage_weights()
+        trainer.send_weights()
+        assert Store(tmp_path / "more").latest() == version
+    assert [version.codec for version in Store(tmp_path / "more").log()[:2]] == [info.codec] * 2
     served, before = parameters(llm), tokens(llm)
     del llm, engine, trainer
     gc.collect()
