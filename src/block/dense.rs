@@ -1,7 +1,7 @@
 //! Applies blocks to dense tensors (spec, section 5, "Applying an update").
 
 use crate::block::space::Surroundings;
-use crate::block::values::{Content, Structure, to_number};
+use crate::block::values::{Content, Structure, step_all, to_number};
 use crate::block::{
     Based, Block, Groups, IndexSpace, Selector, Sets, Sparse, Stored, Support, Values, steps,
 };
@@ -182,7 +182,7 @@ impl Block {
             }
             Content::Ulps(diffs) => for_each_run_in(&self.support, space, sets, &starts, |run| {
                 let diffs = &diffs[run.value..run.value + run.len];
-                element::step_all(dtype, targets[run.target].data, run.element, diffs);
+                step_all(dtype, targets[run.target].data, run.element, diffs);
                 Ok(())
             }),
             Content::Elements(..) | Content::Numbers { .. } => {

@@ -37,6 +37,7 @@ pub use planes::Planes;
 pub use pow2::{Pow2, Underflow};
 pub use sign::Sign;
 pub use ulp::Ulp;
+pub(in crate::block) use ulp::step_all;
 pub use wire::{Packed, WireValues};
 
 use kind::Kind;

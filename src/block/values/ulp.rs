@@ -1,6 +1,6 @@
 //! Differences in units of the last place (spec, values/ulp.md).
 
-use crate::arch::pages;
+use crate::arch::{self, Kernel, pages};
 use crate::bits::{Cursor, unzigzag, zigzag};
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
 use crate::codes::{
@@ -8,6 +8,9 @@ use crate::codes::{
     write_small_grouped_ints,
 };
 use crate::error::{Error, Result};
+use crate::limits::in_memory;
+use crate::tensor::Dtype;
+use crate::tensor::element::{Ranks, bits_at, set_bits_at};
 
 /// The difference to a base tensor in units of the last place.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,4 +65,52 @@ impl Kind for Ulp {
 /// The largest zigzag code of a signed number of `bits` bits.
 fn max_zigzag(bits: u32) -> u64 {
     u64::MAX >> (64 - bits)
+}
+
+/// Moves the elements from `start` on by these differences of ranks, as [`Ranks::step`].
+///
+/// # Panics
+/// Panics if `data` is too short.
+pub(in crate::block) fn step_all(dtype: Dtype, data: &mut [u8], start: u64, diffs: &[i64]) {
+    match dtype.bits() {
+        8 => step_sized::<1>(dtype, data, start, diffs),
+        16 => step_sized::<2>(dtype, data, start, diffs),
+        32 => step_sized::<4>(dtype, data, start, diffs),
+        64 => step_sized::<8>(dtype, data, start, diffs),
+        _ => {
+            let ranks = Ranks::new(dtype);
+            for (at, &diff) in (start..).zip(diffs) {
+                let old = bits_at(dtype, data, at).unwrap_or(0);
+                set_bits_at(dtype, data, at, ranks.step(old, diff));
+            }
+        }
+    }
+}
+
+fn step_sized<const SIZE: usize>(dtype: Dtype, data: &mut [u8], start: u64, diffs: &[i64]) {
+    let start = in_memory(start);
+    let elements = &mut data.as_chunks_mut::<SIZE>().0[start..start + diffs.len()];
+    let kernel = StepAll { ranks: Ranks::new(dtype), elements, diffs };
+    // The choice of a form costs more than a few elements.
+    if diffs.len() < 16 { kernel.call() } else { arch::run(kernel) }
+}
+
+struct StepAll<'a, const SIZE: usize> {
+    ranks: Ranks,
+    elements: &'a mut [[u8; SIZE]],
+    diffs: &'a [i64],
+}
+
+impl<const SIZE: usize> Kernel for StepAll<'_, SIZE> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for (element, &diff) in self.elements.iter_mut().zip(self.diffs) {
+            let mut word = [0; 8];
+            word[..SIZE].copy_from_slice(element);
+            let new = self.ranks.step(u64::from_le_bytes(word), diff);
+            element.copy_from_slice(&new.to_le_bytes()[..SIZE]);
+        }
+    }
 }
