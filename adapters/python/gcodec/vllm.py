@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -35,6 +34,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointW
 from gcodec.checkpoints import checkpoint
 from gcodec.errors import InputError
 from gcodec.patches import Patch
+from gcodec.sources import read_stream
 from gcodec.store import Follower, Store
 from gcodec.sync import Receiver
 
@@ -56,7 +56,7 @@ class InitInfo(WeightTransferInitInfo):
 
     store: str = ""
     """Address of the store to follow: a folder, `s3://`, `gs://`, `az://`, `http://` or `https://`. Empty:
-    each update names a file with a stream of `gcodec.sync.Sender`."""
+    each update names a file or a socket with a stream of `gcodec.sync.Sender`."""
     checkpoint: str = ""
     """Folder of the safetensors files that the engine has loaded. Empty: the model of the engine."""
     version: int = 0
@@ -69,9 +69,10 @@ class UpdateInfo(WeightTransferUpdateInfo):
     """Arguments of `update_weights`."""
 
     path: str = ""
-    """File with the stream of the next version, for an engine without a store."""
+    """For an engine without a store: the file with the stream of the next version, or a TCP socket
+    (`tcp://HOST:PORT`) that sends it to each worker and closes."""
     version: int | None = None
-    """Version to load. None: the staged one, else the newest of the store, or that of the file."""
+    """Version to load. None: the staged one, else the newest of the store, or that of the stream."""
     stage: bool = False
     """Whether to read and verify the version only, while the engine serves: `update_weights` returns at once,
     and the next one without `stage` waits for it, and loads it."""
@@ -163,9 +164,11 @@ class GcodecEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         return Ready("", update.version, lambda: update.commit(lambda _: self._load(entries)))
 
     def _receive(self, receiver: Receiver, update_info: UpdateInfo) -> Ready:
-        staged = receiver.stage(Path(update_info.path).read_bytes())
+        weights = sum(tensor.nbytes for tensor in receiver.weights.values())
+        # No stream of these weights is longer.
+        staged = receiver.stage(read_stream(update_info.path, 2 * weights + (1 << 20)))
         if update_info.version not in (None, staged.version):
-            raise InputError(f"the file has version {staged.version}, not {update_info.version}", kind="version")
+            raise InputError(f"the stream has version {staged.version}, not {update_info.version}", kind="version")
 
         def whole(name: str) -> torch.Tensor:
             tensor: torch.Tensor = receiver.weights[name].clone()

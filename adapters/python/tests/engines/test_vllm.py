@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,8 +179,20 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
         path.write_bytes(sender.delta(weights))
         return str(path)
 
-    for seed in range(3):
+    for seed in range(2):
         update(llm, path=next_version(seed))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        data = Path(next_version(2)).read_bytes()
+
+        def send() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.sendall(data)
+
+        thread = threading.Thread(target=send, daemon=True)
+        thread.start()
+        update(llm, path=f"tcp://127.0.0.1:{server.getsockname()[1]}")
+        thread.join(10)
     assert tokens(llm) != first
     served, before = parameters(llm), tokens(llm)
     by_deltas = served, before
