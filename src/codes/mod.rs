@@ -23,7 +23,7 @@ pub(crate) use read::{
     Decoder, PIECE, SymbolReader, read_entropy_symbols, read_entropy_tokens, read_grouped_ints, read_ints,
     read_symbols, validate_entropy_tokens, validate_grouped_ints, validate_ints,
 };
-pub(crate) use rice::{RiceRun, best_parameter, read_run, run_bits, validate_run, write_run};
+pub(crate) use rice::{RiceRun, best_parameter, read_run, validate_run, write_run};
 pub(crate) use table::{Counts, Table, log2};
 pub(crate) use tokens::{raw_cost, token, token_cost};
 

@@ -4,22 +4,29 @@
 use crate::bits::{Cursor, PlaneReader, PlaneWriter, packed_bytes};
 use crate::error::{Error, FormatErrorKind, Result};
 
-/// Returns the bits of `gaps` with Rice parameter `k`.
-pub(crate) fn run_bits(gaps: &[u64], k: u8) -> u128 {
-    let unary: u128 = gaps.iter().map(|&g| u128::from(g >> k) + 1).sum();
-    unary + gaps.len() as u128 * u128::from(k)
+/// Returns the bits of the unary plane of `gaps` with Rice parameter `k`.
+fn unary_bits(gaps: &[u64], k: u8, are_small: bool) -> u128 {
+    let quotients = match are_small {
+        true => gaps.iter().map(|&g| g >> k).sum::<u64>().into(),
+        false => gaps.iter().map(|&g| u128::from(g >> k)).sum::<u128>(),
+    };
+    quotients + gaps.len() as u128
 }
 
-/// Returns the Rice parameter with the fewest bits; the smallest if several have.
+/// Returns the Rice parameter with the fewest bits, the smallest if several have, and the bits of its unary
+/// plane.
 ///
 /// The number of bits is convex in k except for plateaus, and the best k differs from the logarithm of the
 /// mean gap by at most two.
-pub(crate) fn best_parameter(gaps: &[u64]) -> u8 {
-    let sum: u128 = gaps.iter().map(|&g| u128::from(g)).sum();
-    let mean = sum / (gaps.len() as u128).max(1);
+pub(crate) fn best_parameter(gaps: &[u64]) -> (u8, u128) {
+    // Sums of 2^32 such gaps fit 64 bits, whose addition has wide instructions.
+    let are_small = gaps.iter().fold(0, |or, g| or | g) < 1 << 32 && (gaps.len() as u64) < 1 << 32;
+    let len = gaps.len() as u128;
+    let mean = (unary_bits(gaps, 0, are_small) - len) / len.max(1);
     let middle = (mean + 1).ilog2().min(63) as u8;
     let candidates = middle.saturating_sub(3)..=(middle + 2).min(63);
-    candidates.min_by_key(|&k| run_bits(gaps, k)).unwrap_or(0)
+    let unary = candidates.map(|k| (k, unary_bits(gaps, k, are_small)));
+    unary.min_by_key(|&(k, unary)| unary + len * u128::from(k)).unwrap_or((0, 0))
 }
 
 /// Appends both planes of a run.
@@ -126,6 +133,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn run_bits(gaps: &[u64], k: u8) -> u128 {
+        unary_bits(gaps, k, false) + gaps.len() as u128 * u128::from(k)
+    }
+
     fn read(bytes: &[u8], len: usize, k: u8, n: u64) -> Result<Vec<u64>> {
         let mut positions = Vec::new();
         let run = RiceRun { len, k, unary_len: None, base: 0, n };
@@ -148,11 +159,19 @@ mod tests {
 
     #[test]
     fn the_best_parameter_is_the_best() {
-        for gaps in
-            [vec![0; 9], vec![1000; 5], vec![3, 900, 17, 1, 1, 1 << 40], vec![u64::MAX >> 1; 3], vec![]]
-        {
+        for gaps in [
+            vec![0; 9],
+            vec![1000; 5],
+            vec![3, 900, 17, 1, 1, 1 << 40],
+            vec![u64::MAX >> 1; 3],
+            vec![(1 << 32) - 1; 3],
+            vec![1 << 32; 3],
+            vec![],
+        ] {
             let best = (0..=63).min_by_key(|&k| run_bits(&gaps, k)).unwrap();
-            assert_eq!(run_bits(&gaps, best_parameter(&gaps)), run_bits(&gaps, best), "{gaps:?}");
+            let (k, unary) = best_parameter(&gaps);
+            assert_eq!(run_bits(&gaps, k), run_bits(&gaps, best), "{gaps:?}");
+            assert_eq!(unary, unary_bits(&gaps, k, false), "{gaps:?}");
         }
     }
 
@@ -170,7 +189,7 @@ mod tests {
             let expected: Vec<u64> = (0..12).filter(|p| set >> p & 1 == 1).collect();
             let n = expected.last().map_or(0, |p| p + 1);
             let fewest = (0..=63).map(|k| run_bits(&gaps, k)).min().unwrap();
-            assert_eq!(run_bits(&gaps, best_parameter(&gaps)), fewest);
+            assert_eq!(run_bits(&gaps, best_parameter(&gaps).0), fewest);
             for k in (0..=5).chain([31, 63]) {
                 let mut bytes = Vec::new();
                 write_run(&mut bytes, &gaps, k);

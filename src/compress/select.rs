@@ -15,7 +15,7 @@ use rayon::prelude::*;
 
 use super::source::{CHUNK, Chunk, Source};
 use super::{Amount, Codec, Selection, in_order};
-use crate::arch::{self, Kernel};
+use crate::arch::{self, Kernel, pages};
 use crate::bits::pack_bits;
 use crate::compress::codecs::TopK;
 use crate::error::Result;
@@ -106,8 +106,10 @@ fn among(
     k: u64,
 ) -> Result<Vec<Chosen>> {
     if let Some(candidates) = candidates {
-        let all = candidates.iter().flatten().flat_map(|found| &found.elements);
-        let mut keys: Vec<u32> = all.map(|&e| side.key(e as u32)).filter(|&key| key > 0).collect();
+        let mut keys = pages::with_room(candidates.iter().flatten().map(Found::len).sum());
+        for found in candidates.iter().flatten() {
+            keys.extend(found.elements.iter().map(|&e| side.key(e as u32)).filter(|&key| key > 0));
+        }
         if least == LOWEST || keys.len() as u64 >= k {
             return finish(group, side, candidates, cut_of(&mut keys, k));
         }
@@ -406,7 +408,9 @@ pub(super) fn finish(
 ) -> Result<Vec<Chosen>> {
     let mut all = Vec::with_capacity(group.len());
     for (source, chunks) in group.iter().zip(found) {
-        let mut chosen = Chosen::default();
+        // Few candidates more than are kept.
+        let most = chunks.iter().map(Found::len).sum();
+        let mut chosen = Chosen { positions: pages::with_room(most), values: pages::with_room(most) };
         for chunk in chunks {
             for &e in &chunk.elements {
                 let key = side.key(e as u32);

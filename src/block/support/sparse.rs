@@ -6,7 +6,7 @@ use crate::block::Sets;
 use crate::block::space::Surroundings;
 use crate::block::support::{Facts, Kind, SupportId, Validated, classed, is_ascending};
 use crate::codes::{
-    Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, run_bits, token_cost,
+    Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, token_cost,
     validate_entropy_tokens, validate_run, write_entropy_tokens, write_run,
 };
 use crate::error::{Error, FormatErrorKind, Result};
@@ -158,7 +158,10 @@ pub(super) fn write(
         Positions::Rice => write_rice(out, &gaps, best_chunks(&gaps).0),
         Positions::Tokens => write_tokens(out, coder, &gaps),
         _ => {
-            let (chunk_log, rice_bytes) = best_chunks(&gaps);
+            let (chunk_log, rice_bytes) = match is_rice_larger(&gaps) {
+                true => (0, u64::MAX),
+                false => best_chunks(&gaps),
+            };
             let mut tokens = Vec::new();
             // An estimate comes first: tokens are written only if they may be smaller.
             if token_cost(gaps.iter().copied()) >> 19 < rice_bytes.saturating_mul(9) / 8 + 16
@@ -217,9 +220,8 @@ fn rice_bytes(gaps: &[u64], chunk_log: u8) -> u64 {
     let header = varint_len(gaps.len() as u64) + u64::from(!gaps.is_empty());
     let chunks = gaps.chunks(if chunk_log == 0 { gaps.len().max(1) } else { 1 << chunk_log });
     let one = |chunk: &[u64]| {
-        let k = best_parameter(chunk);
+        let (k, unary) = best_parameter(chunk);
         let low = (chunk.len() as u64 * u64::from(k)).div_ceil(8);
-        let unary = run_bits(chunk, k) - chunk.len() as u128 * u128::from(k);
         let unary = u64::try_from(unary.div_ceil(8)).unwrap_or(u64::MAX);
         let table = if chunk_log == 0 { 1 } else { 1 + varint_len(unary) + varint_len(span(chunk)) };
         table.saturating_add(low).saturating_add(unary)
@@ -239,6 +241,19 @@ fn best_chunks(gaps: &[u64]) -> (u8, u64) {
     all.min_by_key(|&(_, bytes)| bytes).unwrap_or((0, 0))
 }
 
+/// Whether a sample of many gaps takes more bytes by Rice than by tokens. To compare all of them takes longer
+/// than to write either.
+fn is_rice_larger(gaps: &[u64]) -> bool {
+    const PIECE: usize = 1 << 12;
+    const PIECES: usize = 16;
+    if gaps.len() < 4 * PIECES * PIECE {
+        return false;
+    }
+    let pieces = gaps.chunks_exact(PIECE).step_by(gaps.len() / (PIECES * PIECE));
+    let rice: u64 = pieces.clone().map(|piece| best_chunks(piece).1).sum();
+    rice > token_cost(pieces.flatten().copied()) >> 19
+}
+
 fn write_rice(out: &mut Vec<u8>, gaps: &[u64], chunk_log: u8) -> Result<SupportId> {
     put_varint(out, gaps.len() as u64);
     if gaps.is_empty() {
@@ -246,14 +261,14 @@ fn write_rice(out: &mut Vec<u8>, gaps: &[u64], chunk_log: u8) -> Result<SupportI
     }
     out.push(chunk_log);
     if chunk_log == 0 {
-        let k = best_parameter(gaps);
+        let (k, _) = best_parameter(gaps);
         out.push(k);
         write_run(out, gaps, k);
         return Ok(SupportId::GAPS_RICE);
     }
     let mut planes = Vec::new();
     for chunk in gaps.chunks(1 << chunk_log) {
-        let k = best_parameter(chunk);
+        let (k, _) = best_parameter(chunk);
         let before = planes.len();
         write_run(&mut planes, chunk, k);
         let low = (chunk.len() * usize::from(k)).div_ceil(8);
@@ -408,4 +423,66 @@ fn read_bitmap(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, n: u64) -> Re
         }
     }
     Ok(positions)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{Budget, Limits};
+    use crate::random::word;
+
+    /// Returns gaps below `most` of each piece of 2000 gaps, in turn.
+    fn gaps_below<const N: usize>(count: usize, most: [u64; N]) -> Vec<u64> {
+        (0..count as u64).map(|i| u64::from(word(1, 0, i)) % most[i as usize / 2000 % N]).collect()
+    }
+
+    #[test]
+    fn chunks_of_gaps_come_back_from_the_bytes_that_were_counted() {
+        let gaps = gaps_below(20_001, [4, 4000]);
+        let mut next = 0;
+        let positions: Vec<u64> = gaps
+            .iter()
+            .map(|gap| {
+                next += gap + 1;
+                next - 1
+            })
+            .collect();
+        let budget = Budget::new(&Limits::default());
+        let mut sizes = Vec::new();
+        for chunk_log in [0, 7, 8, 10, 13, 16] {
+            let mut out = Vec::new();
+            // The reader refuses chunks that are not shorter than all gaps.
+            if chunk_log < 15 {
+                assert_eq!(write_rice(&mut out, &gaps, chunk_log).unwrap(), SupportId::GAPS_RICE);
+                assert_eq!(out.len() as u64, rice_bytes(&gaps, chunk_log), "{chunk_log}");
+                let mut cursor = Cursor::new(&out, 0, "positions");
+                assert_eq!(validate_rice(&mut cursor, next).unwrap(), 20_001);
+                let mut cursor = Cursor::new(&out, 0, "positions");
+                let mut decoder = Decoder { tables: &[], budget: &budget };
+                assert_eq!(read_rice(&mut cursor, &mut decoder, next).unwrap(), positions);
+                cursor.finish().unwrap();
+                sizes.push((out.len() as u64, chunk_log));
+            }
+        }
+        let (bytes, chunk_log) = sizes.into_iter().min().unwrap();
+        assert_eq!(best_chunks(&gaps), (chunk_log, bytes));
+        assert!(chunk_log > 0, "chunks have parameters of their own");
+    }
+
+    #[test]
+    fn a_sample_tells_which_code_of_many_gaps_is_smaller() {
+        let tokens = |gaps: &[u64]| token_cost(gaps.iter().copied()) >> 19;
+        for most in [[3, 3], [1000, 1000], [3, 1000]] {
+            let gaps = gaps_below(1 << 19, most);
+            // Where neither is clearly smaller, both are compared.
+            if is_rice_larger(&gaps) {
+                assert!(best_chunks(&gaps).1 > tokens(&gaps), "{most:?}");
+            } else {
+                assert!(best_chunks(&gaps).1 < tokens(&gaps) / 100 * 101, "{most:?}");
+            }
+        }
+        let few = gaps_below(1 << 17, [3, 3]);
+        assert!(!is_rice_larger(&few), "few gaps are compared exactly");
+        assert!(is_rice_larger(&few.repeat(4)), "one bit for each gap and more");
+    }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use crate::block::{
     self, Bits, Block, Codebook, Groups, ScaleFormat, Scales, Scope, Sparse, Support, Values,
 };
-use crate::codes::{best_parameter, run_bits};
+use crate::codes::best_parameter;
 use crate::compress::settings::{Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::sparse::mean_magnitude;
@@ -125,7 +125,9 @@ pub(crate) fn support_of(positions: Vec<u64>, kept: u64, chunk_len: u64, n: u64)
     let gaps: Vec<u64> =
         positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1))).collect();
     let fixed = u128::from(u64::BITS - (chunk_len - 1).leading_zeros()) * positions.len() as u128;
-    if run_bits(&gaps, best_parameter(&gaps)).min(u128::from(n)) < fixed {
+    let (k, unary) = best_parameter(&gaps);
+    let rice = unary + gaps.len() as u128 * u128::from(k);
+    if rice.min(u128::from(n)) < fixed {
         return Support::Sparse(Sparse { positions });
     }
     let positions = positions.into_iter().map(|p| (p % chunk_len) as u32).collect();
