@@ -1,6 +1,11 @@
 //! Runs the conformance vectors of `spec/vectors` through the library's public API.
 
 use crate::describe::{describe_in_pieces, limits, outcome, reencode, unhex};
+use gcodec::block::{
+    Affine, Block, Chunked, Codebook, Levels, Minifloat, Planes, Pow2, Sparse, Support, Ulp, Values,
+};
+use gcodec::frame::Budget;
+use gcodec::stream::{Body, Event, SliceReader};
 use serde_json::Value;
 
 fn vectors() -> Vec<Value> {
@@ -10,7 +15,7 @@ fn vectors() -> Vec<Value> {
 }
 
 /// Runs `check` on all vectors with this result, and panics at the end with a list of all failures.
-fn each(result: &str, check: impl Fn(&Value, &[u8]) -> Result<(), String>) {
+fn each(result: &str, mut check: impl FnMut(&Value, &[u8]) -> Result<(), String>) {
     let mut checked = 0;
     let mut wrong = Vec::new();
     for vector in vectors().iter().filter(|v| v["result"] == result) {
@@ -77,4 +82,46 @@ fn roundtrip_vectors_are_encoded_to_the_same_bytes() {
             _ => Err("encoded to different bytes".to_owned()),
         }
     });
+}
+
+/// Returns the bytes that a decoded block takes beyond those of its wire form, at least.
+fn memory_of(block: &Block) -> u64 {
+    let support = match &block.support {
+        Support::Sparse(Sparse { positions }) => 8 * positions.len(),
+        Support::Chunked(Chunked { positions, .. }) => 4 * positions.len(),
+        _ => 0,
+    };
+    let values = match &block.values {
+        Values::Levels(Levels { levels, .. }) => 4 * levels.len(),
+        Values::Ulp(Ulp { diffs }) => 8 * diffs.len(),
+        Values::Pow2(Pow2 { codes, negative, .. }) => codes.len() + negative.as_bytes().len(),
+        Values::Affine(Affine { codes, .. }) => codes.len(),
+        Values::Codebook(Codebook { codes, .. }) => codes.len(),
+        Values::Minifloat(Minifloat { codes, .. }) => codes.len(),
+        Values::Planes(Planes { bytes }) => bytes.len(),
+        _ => 0,
+    };
+    (support + values) as u64
+}
+
+#[test]
+fn memory_is_reserved_for_what_is_decoded() {
+    let mut measured = 0;
+    each("valid", |vector, bytes| {
+        let limits = limits(vector);
+        for event in SliceReader::new(bytes, limits.clone()) {
+            let Ok(Event::Frame(_, Body::Update(part))) = event else { continue };
+            for number in 0..part.blocks.len() {
+                let Ok(block) = part.decode(number, &part.budget()) else { continue };
+                let memory = memory_of(&block);
+                let budget = |bytes| Budget::new(&limits.clone().with_max_alloc_bytes(bytes));
+                if memory > 0 && part.decode(number, &budget(memory - 1)).is_ok() {
+                    return Err(format!("block {number} takes {memory} bytes that are not reserved"));
+                }
+                measured += u32::from(memory > 0);
+            }
+        }
+        Ok(())
+    });
+    assert!(measured > 100, "{measured}");
 }

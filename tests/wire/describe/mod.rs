@@ -277,8 +277,7 @@ pub(crate) fn unhex(digits: &str) -> Vec<u8> {
 
 /// Returns the default limits, with the changes that a vector requests.
 pub(crate) fn limits(vector: &Value) -> Limits {
-    // The vector of a body of 1 GiB names no limit; the default of a 32-bit machine is below it.
-    let mut limits = Limits::default().with_max_frame_bytes(1 << 30);
+    let mut limits = Limits::default();
     for (name, value) in vector["limits"].as_object().into_iter().flatten() {
         let value = value.as_u64().expect("a limit is a number");
         let field = match name.as_str() {

@@ -185,6 +185,13 @@ fn token_gaps(area: &mut Area) {
         placed(69, (3, bytes().v(2).raw(token_entropy(&[u64::MAX, u64::MAX], 0)))),
     );
     area.invalid(
+        "tokens-that-wrap",
+        "GTK-2",
+        "position_out_of_range",
+        placed(69, (3, bytes().v(2).raw(token_entropy(&[60, u64::MAX - 57], 0)))),
+    )
+    .notes("modulo 2^64 the second position would be 3");
+    area.invalid(
         "tokens-left-over",
         "CNV-6",
         "length_mismatch",
