@@ -323,6 +323,10 @@ mod tests {
         reader.get(3);
         let e = reader.finish("t").unwrap_err();
         assert_eq!((e.name(), e.location().unwrap().offset), ("nonzero_padding", 7));
+        let mut reader = PlaneReader::new(&[0xff, 0xff, 0b100], 7);
+        reader.get(17);
+        let e = reader.finish("t").unwrap_err();
+        assert_eq!((e.name(), e.location().unwrap().offset), ("nonzero_padding", 9));
         let mut reader = PlaneReader::new(&[0, 0], 0);
         reader.get(3);
         assert_eq!(reader.finish("t").unwrap_err().name(), "length_mismatch");

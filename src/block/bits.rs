@@ -80,6 +80,9 @@ mod tests {
         assert_eq!(Bits::from_bytes(9, vec![0xff]), None);
         assert_eq!(Bits::from_bytes(8, vec![0xff, 0]), None);
         assert_eq!(Bits::from_bytes(0, vec![]), Some(Bits::default()));
+        assert!(Bits::default().is_empty() && !Bits::from_bytes(1, vec![1]).unwrap().is_empty());
+        assert!(!Bits::from_bytes(8, vec![0xff]).unwrap().get(8));
+        assert_eq!(Bits::from_bytes(1, vec![]), None);
         let bits: Bits = (0..17).map(|i| i % 3 == 0).collect();
         assert_eq!(Bits::from_bytes(17, bits.as_bytes().to_vec()), Some(bits));
     }

@@ -403,4 +403,63 @@ mod tests {
             buffers.concat().chunks(4).map(|c| f32::from_le_bytes(c.try_into().unwrap())).collect();
         assert_eq!(floats, [0.0, 1.0, 0.0, 0.0, -3.0, -3.0]);
     }
+
+    fn ones(scope: Scope, support: Support) -> Block {
+        let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+        Block {
+            scope,
+            add: false,
+            support,
+            values: Values::Constant(Constant { groups: Groups::Block, scales }),
+        }
+    }
+
+    #[test]
+    fn targets_that_do_not_fit_are_refused_and_unchanged() {
+        let sets = Sets::new();
+        let budget = Budget::new(&Limits::default());
+        let space = IndexSpace {
+            dtype: Dtype::F32,
+            lens: vec![2, 3].into(),
+            row_lens: vec![],
+            shapes: Default::default(),
+        };
+        // For each target: its bytes, its first element, and its number of elements.
+        let apply = |parts: &[(usize, u64, u64)]| {
+            let mut buffers: Vec<_> = parts.iter().map(|(bytes, ..)| vec![7u8; *bytes]).collect();
+            let mut targets: Vec<_> = buffers
+                .iter_mut()
+                .zip(parts)
+                .map(|(data, &(_, start, len))| Target { data, start, len })
+                .collect();
+            let block = ones(Scope::Tensors { first: 0, count: 2 }, Support::All);
+            let applied = block.apply(&space, &sets, &budget, &mut targets);
+            (applied.map_err(|e| e.name()), buffers.concat())
+        };
+        assert_eq!(apply(&[(8, 0, 2), (16, 1, 3)]).0, Ok(()));
+        let wrong: [&[_]; 6] = [
+            &[(8, 0, 2)],
+            &[(8, 0, 2), (12, 0, 3), (4, 0, 1)],
+            &[(8, 0, 2), (12, 0, 2)],
+            &[(8, 0, 2), (12, 1, 3)],
+            &[(8, 0, 2), (11, 0, 3)],
+            &[(8, 0, 2), (12, u64::MAX, 3)],
+        ];
+        for parts in wrong {
+            let (applied, bytes) = apply(parts);
+            assert_eq!(applied, Err("input"), "{parts:?}");
+            assert!(bytes.iter().all(|&byte| byte == 7), "{parts:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_positions_is_limited() {
+        let space = IndexSpace::flat(Dtype::F32, 100);
+        let block = ones(Scope::Tensor(0), Support::All);
+        let budget = |bytes| Budget::new(&Limits::default().with_max_alloc_bytes(bytes));
+        assert_eq!(block.positions(&space, &Sets::new(), &budget(800)).unwrap(), Vec::from_iter(0..100));
+        assert_eq!(block.positions(&space, &Sets::new(), &budget(799)).unwrap_err().name(), "limit");
+        assert_eq!(block.numbers(&space, &Sets::new(), &budget(400)).unwrap(), [1.0; 100]);
+        assert_eq!(block.numbers(&space, &Sets::new(), &budget(399)).unwrap_err().name(), "limit");
+    }
 }

@@ -137,6 +137,17 @@ mod tests {
         assert_eq!(e8m0.bytes, [127, 127, 128, 0, 1, 254, 255, 255]);
         assert_eq!((e8m0.len(), e8m0.get(2), e8m0.get(3)), (8, 2.0, 2f32.powi(-127)));
         assert!(e8m0.get(7).is_nan());
+        // The nearest power of two, and the larger one halfway; below 2^-126, powers are subnormal floats.
+        for power in [-126, -125, 0, 126] {
+            let (low, half) = (2f32.powi(power), 1.5 * 2f32.powi(power));
+            let below = f32::from_bits(half.to_bits() - 1);
+            let codes = Scales::from_f32s(ScaleFormat::E8M0, &[low, below, half]).bytes;
+            let code = (power + 127) as u8;
+            assert_eq!(codes, [code, code, code + 1]);
+        }
+        let (half, least) = (3u32 << 21, 1u32 << 23);
+        let subnormal = [half - 1, half, least - 1].map(f32::from_bits);
+        assert_eq!(Scales::from_f32s(ScaleFormat::E8M0, &subnormal).bytes, [0, 1, 1]);
         for format in [ScaleFormat::F32, ScaleFormat::F16, ScaleFormat::Bf16] {
             let scales = Scales::from_f32s(format, &[0.5, -3.0]);
             assert_eq!((scales.len(), scales.get(0), scales.get(1)), (2, 0.5, -3.0));

@@ -171,3 +171,46 @@ impl<'a> Plane<'a> {
         Ok(Self { chunk_len, kept, count, bytes, offset })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_fit_their_chunks() {
+        let check = |chunk_len, kept, positions: &[u32], n| {
+            Chunked { chunk_len, kept, positions: positions.to_vec() }.check(n).is_ok()
+        };
+        // Chunks of 4, 4 and 1 elements.
+        assert!(check(4, 2, &[0, 3, 1, 2, 0], 9));
+        assert!(check(4, 4, &[0, 1, 2, 3, 0, 1, 2, 3, 0], 9));
+        assert!(check(MAX_CHUNK, 1, &[u32::MAX], MAX_CHUNK));
+        let wrong: [(u64, u64, &[u32], u64); 9] = [
+            (0, 0, &[], 0),
+            (4, 0, &[], 9),
+            (4, 5, &[0, 1, 2, 3, 0, 1, 2, 3, 0], 9),
+            (MAX_CHUNK + 1, 1, &[0], 1),
+            (4, 2, &[0, 3, 1, 2], 9),
+            (4, 2, &[0, 3, 1, 2, 0, 0], 9),
+            (4, 2, &[0, 3, 2, 1, 0], 9),
+            (4, 2, &[0, 3, 1, 1, 0], 9),
+            (4, 2, &[0, 4, 1, 2, 0], 9),
+        ];
+        for (chunk_len, kept, positions, n) in wrong {
+            assert!(!check(chunk_len, kept, positions, n), "{chunk_len} {kept} {positions:?}");
+        }
+        assert!(!check(4, 2, &[0, 3, 1, 2, 1], 9));
+    }
+
+    #[test]
+    fn positions_of_chunks_count_from_the_start() {
+        let chunked = Chunked { chunk_len: 4, kept: 2, positions: vec![0, 3, 1, 2, 0] };
+        let mut seen = Vec::new();
+        let mut note = |start, len| {
+            seen.push((start, len));
+            Ok(())
+        };
+        chunked.for_each_run(9, &Sets::new(), &mut note).unwrap();
+        assert_eq!(seen, [(0, 1), (3, 1), (5, 1), (6, 1), (8, 1)]);
+    }
+}
