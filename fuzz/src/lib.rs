@@ -20,7 +20,7 @@ pub fn limits() -> Limits {
     Limits::default()
         .with_max_frame_bytes(1 << 16)
         .with_max_tensors(1 << 10)
-        .with_max_elements(1 << 18)
+        .with_max_elements(1 << 20)
         .with_max_alloc_bytes(ALLOC)
         .with_max_blocks(1 << 12)
         .with_max_inflated_bytes(1 << 16)

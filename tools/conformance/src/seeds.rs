@@ -1,7 +1,7 @@
 //! Seeds of the fuzz targets, made from the vectors, and their dictionary.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use gcodec::block::{RawBlock, Scope, SupportId, ValuesId};
 use gcodec::stream::{Body, Event, SliceReader};
@@ -18,6 +18,9 @@ pub(crate) struct Args {
     /// Only writes the dictionary, after a change to the registry.
     #[arg(long)]
     write: bool,
+    /// Folder to write the seeds to, one folder in it for each target.
+    #[arg(long, value_name = "FOLDER", default_value = "fuzz/corpus")]
+    into: PathBuf,
     /// Targets; all targets if none is given.
     targets: Vec<String>,
 }
@@ -54,15 +57,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Err(format!("{DICTIONARY} is out of date: cargo xtask fuzz --write").into());
     }
     let wanted = |name: &str| args.targets.is_empty() || args.targets.iter().any(|target| target == name);
-    TARGETS.iter().filter(|(name, _)| wanted(name)).try_for_each(|(name, food)| write(name, *food))
+    TARGETS
+        .iter()
+        .filter(|(name, _)| wanted(name))
+        .try_for_each(|(name, food)| write(&root().join(&args.into).join(name), name, *food))
 }
 
 /// Writes a target's seeds into its corpus.
-fn write(name: &str, food: Food) -> Result<()> {
-    let corpus = root().join("fuzz/corpus").join(name);
-    fs::create_dir_all(&corpus)?;
+fn write(corpus: &Path, name: &str, food: Food) -> Result<()> {
+    fs::create_dir_all(corpus)?;
     if food == Food::Choices {
-        return write_choices(&corpus, name == "roundtrip");
+        return write_choices(corpus, name == "roundtrip");
     }
     let index: Value = serde_json::from_slice(&fs::read(root().join("spec/vectors/index.json"))?)?;
     for vector in index["vectors"].as_array().ok_or("no vectors")? {

@@ -2,15 +2,16 @@
 //! prints a table of results.
 
 mod coverage;
+mod planted;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::programs::{conformance, cpu_seconds};
+use gcodec_packaging::programs::each_of;
 use gcodec_packaging::{Result, root};
 
 /// Version to install if cargo-fuzz is missing.
@@ -49,6 +50,12 @@ pub(crate) struct Args {
     /// Only builds the targets.
     #[arg(long)]
     build: bool,
+    /// Plants bugs in a copy of the tree, and prints after how many executions each target finds each.
+    #[arg(long, conflicts_with_all = ["coverage", "build"])]
+    planted: bool,
+    /// With --planted: only the bug of this number, from 1
+    #[arg(long, value_name = "N", requires = "planted")]
+    bug: Option<usize>,
     /// Only writes fuzz/gcodec.dict, after a change to the registry.
     #[arg(long)]
     write: bool,
@@ -67,8 +74,15 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |t: &&Target| args.targets.is_empty() || args.targets.iter().any(|name| name == t.name);
     let targets: Vec<&Target> = TARGETS.iter().filter(wanted).collect();
     prepare()?;
+    let budget = match args.cpu_minutes {
+        Some(minutes) => Budget::Cpu(minutes as f64 * 60.0),
+        None => Budget::Wall(args.seconds),
+    };
+    if args.planted {
+        return planted::run(&targets, args.bug, budget);
+    }
     if args.build {
-        return build(&targets).map(|()| true);
+        return build(&root(), &targets).map(|()| true);
     }
     let names = targets.iter().map(|t| t.name);
     if !conformance(&["seeds"].into_iter().chain(names).collect::<Vec<_>>())? {
@@ -77,12 +91,11 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     if args.coverage {
         return coverage::run(&targets).map(|()| true);
     }
-    build(&targets)?;
-    let budget = match args.cpu_minutes {
-        Some(minutes) => Budget::Cpu(minutes as f64 * 60.0),
-        None => Budget::Wall(args.seconds),
-    };
-    Ok(report(&run_all(&targets, budget)?))
+    build(&root(), &targets)?;
+    let folders =
+        Folders { tree: root(), corpus: folder().join("corpus"), artifacts: folder().join("artifacts") };
+    let outcomes = each_of(AT_ONCE, &targets, |target| run_one(&folders, target, budget, |_| ()))?;
+    Ok(report(&outcomes))
 }
 
 fn folder() -> PathBuf {
@@ -106,7 +119,8 @@ pub(crate) fn prepare() -> std::result::Result<(), String> {
     Ok(())
 }
 
-fn build(targets: &[&Target]) -> Result<()> {
+/// Builds the targets of a tree.
+fn build(tree: &Path, targets: &[&Target]) -> Result<()> {
     let start = Instant::now();
     let mut command = Command::new("cargo");
     command.args(["+nightly", "fuzz", "build"]);
@@ -117,7 +131,7 @@ fn build(targets: &[&Target]) -> Result<()> {
     // Cargo-fuzz asks for one codegen unit, which one core compiles. Flags from here come after its own.
     let flags = std::env::var("RUSTFLAGS").unwrap_or_default() + " -Ccodegen-units=16";
     // The environment's target folder contains builds of other compilers.
-    command.current_dir(root()).env_remove("CARGO_TARGET_DIR").env("RUSTFLAGS", flags);
+    command.current_dir(tree).env_remove("CARGO_TARGET_DIR").env("RUSTFLAGS", flags);
     let built = command.stderr(Stdio::piped()).output()?;
     if !built.status.success() {
         return Err(format!("cargo fuzz build failed:\n{}", String::from_utf8_lossy(&built.stderr)).into());
@@ -126,8 +140,8 @@ fn build(targets: &[&Target]) -> Result<()> {
     Ok(())
 }
 
-fn binary(target: &Target) -> Result<PathBuf> {
-    Ok(folder().join("target").join(triple()?).join("release").join(target.name))
+fn binary(tree: &Path, target: &Target) -> Result<PathBuf> {
+    Ok(tree.join("fuzz/target").join(triple()?).join("release").join(target.name))
 }
 
 /// Returns the host's target triple.
@@ -158,39 +172,35 @@ struct Outcome {
     findings: Vec<PathBuf>,
     /// Whether it ended before its time.
     failed: bool,
+    /// What it printed about that, and where its log is.
+    said: String,
 }
 
-/// Runs the targets, [`AT_ONCE`] at once.
-fn run_all(targets: &[&Target], budget: Budget) -> Result<Vec<Outcome>> {
-    let waiting = Mutex::new(targets.iter());
-    let done = Mutex::new(Vec::new());
-    let work = || -> std::result::Result<(), String> {
-        loop {
-            let next = waiting.lock().map_err(|e| e.to_string())?.next();
-            let Some(target) = next else { return Ok(()) };
-            let outcome = run_one(target, budget).map_err(|e| format!("{}: {e}", target.name))?;
-            done.lock().map_err(|e| e.to_string())?.push(outcome);
-        }
-    };
-    thread::scope(|scope| {
-        let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
-        threads.into_iter().try_for_each(|t| t.join().map_err(|_| "a thread panicked".to_owned())?)
-    })?;
-    let mut done = done.into_inner()?;
-    done.sort_by_key(|o| targets.iter().position(|t| t.name == o.name));
-    Ok(done)
+/// Where targets run.
+struct Folders {
+    /// Tree whose targets were built.
+    tree: PathBuf,
+    /// Inputs, a folder for each target.
+    corpus: PathBuf,
+    /// Findings, a folder for each target, and logs.
+    artifacts: PathBuf,
 }
 
-fn run_one(target: &Target, budget: Budget) -> Result<Outcome> {
-    let corpus = folder().join("corpus").join(target.name);
-    let artifacts = folder().join("artifacts").join(target.name);
+/// Runs a target, after `prepare` has completed its command.
+fn run_one(
+    folders: &Folders,
+    target: &Target,
+    budget: Budget,
+    prepare: impl Fn(&mut Command),
+) -> Result<Outcome> {
+    let artifacts = folders.artifacts.join(target.name);
     fs::create_dir_all(&artifacts)?;
     let before = files(&artifacts)?;
-    let log = folder().join("artifacts").join(format!("{}.log", target.name));
-    let mut command = Command::new(binary(target)?);
+    let log = folders.artifacts.join(format!("{}.log", target.name));
+    let mut command = Command::new(binary(&folders.tree, target)?);
     let regressions = folder().join("regressions").join(target.name);
     command
-        .arg(&corpus)
+        .arg(folders.corpus.join(target.name))
         .args(Some(regressions).filter(|r| r.is_dir()))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg(format!("-dict={}", folder().join("gcodec.dict").display()))
@@ -199,6 +209,7 @@ fn run_one(target: &Target, budget: Budget) -> Result<Outcome> {
     if let Budget::Wall(seconds) = budget {
         command.arg(format!("-max_total_time={seconds}"));
     }
+    prepare(&mut command);
     let output = File::create(&log)?;
     let mut child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
     let start = Instant::now();
@@ -223,11 +234,16 @@ fn run_one(target: &Target, budget: Budget) -> Result<Outcome> {
     outcome.findings = files(&artifacts)?.into_iter().filter(|f| !before.contains(f)).collect();
     // libFuzzer exits with 72 when interrupted.
     outcome.failed = !matches!(status.code(), Some(0 | 72));
-    if outcome.failed {
-        let said = text.lines().filter(|l| l.contains("panicked at") || l.contains("ERROR: ")).take(2);
-        println!("{}: {}; see {}", target.name, said.collect::<Vec<_>>().join(": "), log.display());
-    }
+    let said = text.lines().filter(|l| l.contains("panicked at") || l.contains("ERROR: ")).take(2);
+    outcome.said = format!("{}; see {}", said.collect::<Vec<_>>().join(": "), log.display());
     Ok(outcome)
+}
+
+/// Prints why a target ended before its time, if it did.
+fn report_failure(outcome: &Outcome) {
+    if outcome.failed {
+        println!("{}: {}", outcome.name, outcome.said);
+    }
 }
 
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
@@ -248,6 +264,7 @@ impl Outcome {
 
 /// Prints the table; true without findings.
 fn report(outcomes: &[Outcome]) -> bool {
+    outcomes.iter().for_each(report_failure);
     println!(
         "| target | CPU minutes | executions | per CPU second | edges | features | inputs kept | findings |"
     );
