@@ -74,6 +74,9 @@ enum Task {
     Links,
     /// Checks that comments and Markdown prose are at most 110 columns wide.
     Prose,
+    /// Runs the library's tests on small mistakes in it, and lists those that no test notices; takes hours.
+    #[command(disable_help_flag = true)]
+    Mutants(Forwarded),
     /// Tries corruption, kills, full disks, races, bombs and large inputs, and counts the outcomes.
     #[command(disable_help_flag = true)]
     Torture(Forwarded),
@@ -103,6 +106,7 @@ fn main() -> ExitCode {
         Task::Picture(args) => args.run("picture"),
         Task::Links => links::check().map(end),
         Task::Prose => prose::check().map(end),
+        Task::Mutants(args) => args.start("gcodec-mutants", &[]),
         Task::Torture(args) => args.run("torture"),
     };
     match result {

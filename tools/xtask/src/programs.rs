@@ -16,8 +16,13 @@ pub(crate) struct Forwarded {
 impl Forwarded {
     /// Runs a command of the conformance program and returns its exit code.
     pub(crate) fn run(&self, command: &str) -> Result<ExitCode> {
-        let program = build("gcodec-conformance")?;
-        let status = Command::new(program).arg(command).args(&self.args).current_dir(root()).status()?;
+        self.start("gcodec-conformance", &[command])
+    }
+
+    /// Runs a program of the workspace, with these arguments first, and returns its exit code.
+    pub(crate) fn start(&self, program: &str, first: &[&str]) -> Result<ExitCode> {
+        let program = build(program)?;
+        let status = Command::new(program).args(first).args(&self.args).current_dir(root()).status()?;
         Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::FAILURE, ExitCode::from))
     }
 }
