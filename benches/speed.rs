@@ -249,6 +249,9 @@ impl Bench {
         };
         let tensor = |data| TensorBuf::new(Dtype::Bf16, shape.to_vec(), data).expect("shape fits");
         let base = tensor(rounded(0.0));
+        self.memory(base.view());
+        let cost = self.best(|| _ = black_box(tensor_digest(base.view())));
+        self.row("digest of a tensor", base.view(), cost, Against::Read, None);
         for step in [2e-8, 3e-7, 1.6e-6, 6e-5] {
             let new = tensor(rounded(step));
             self.delta("delta", "", base.view(), new.view());
