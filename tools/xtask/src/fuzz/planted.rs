@@ -114,8 +114,8 @@ const SWITCH: &str = "
     }
 ";
 
-/// Runs each target on each bug, or on `one` of them, until it is found, at most `budget` each; true if each is
-/// found by a target, and the tree without bugs by none.
+/// Runs each target on each bug, or on `one` of them, until it is found, at most `budget` each; true if each
+/// is found by a target, and the tree without bugs by none.
 pub(super) fn run(targets: &[&Target], one: Option<usize>, budget: Budget) -> Result<bool> {
     let tree = root().join("target/planted");
     copy_with_bugs(&tree)?;
