@@ -35,7 +35,7 @@ enum Change {
 /// A file with mutants, and where each of them stands in it.
 pub(crate) struct Rewritten {
     pub(crate) text: String,
-    /// For each written mutant: its number, the bytes of its own text, and the bytes of that and the original.
+    /// For each written mutant: its number, the bytes of its own text, and those of that and the original.
     pub(crate) places: Vec<(usize, std::ops::Range<usize>, std::ops::Range<usize>)>,
 }
 
