@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::Arc;
 
-use gcodec::block::{Block, Floats, Scope, Sparse, Stored, Support, Values};
-use gcodec::file::{AtomicFile, File, append, recover};
-use gcodec::frame::{Delta, UpdateHeader, tensor_digest};
-use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::{Limits, TensorBuf};
+use gcodec::block::{Block, BlockOptions, Floats, Scope, Sparse, Stored, Support, Values};
+use gcodec::file::{AtomicFile, File, append, index_start, ranges, recover};
+use gcodec::frame::{
+    Delta, HEADER_LEN, Manifest, PREAMBLE_LEN, SYNC, TensorInfo, UpdateHeader, tensor_digest,
+};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::{Dtype, Limits, TensorBuf};
 
 fn bias(value: f32) -> Block {
     Block {
@@ -167,4 +170,152 @@ fn an_atomic_file_replaces_the_old_file_completely_or_not_at_all() {
     file.commit().unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"new");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn the_ranges_of_tensors_are_all_that_a_file_reads() {
+    let stream = crate::streams::sample();
+    let file = File::open(&stream, Limits::default()).unwrap();
+    let none = BTreeMap::new();
+    let names: Vec<&str> =
+        file.updates()[0].manifest.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    let start = index_start(&stream).unwrap() as usize;
+    assert_eq!(stream[start..start + 4], SYNC);
+    for (number, name) in (0..).zip(&names) {
+        let ranges = ranges(&stream, &[number]).unwrap();
+        // They ascend, and none touches the next.
+        assert!(ranges.iter().all(|r| r.start < r.end) && ranges.is_sorted_by(|a, b| a.end < b.start));
+        assert_eq!(ranges[0].start, 0);
+        // Everything outside of them and before the index is lost.
+        let mut fetched = vec![0xee; stream.len()];
+        fetched[start..].copy_from_slice(&stream[start..]);
+        for range in &ranges {
+            let range = range.start as usize..range.end as usize;
+            fetched[range.clone()].copy_from_slice(&stream[range]);
+        }
+        let partial = File::open(&fetched, Limits::default()).unwrap();
+        for update in 0..file.updates().len() {
+            let expected = file.tensor(update, name, &none);
+            let found = partial.tensor(update, name, &none);
+            assert_eq!(found.map_err(|e| e.to_string()), expected.map_err(|e| e.to_string()), "{name}");
+        }
+    }
+    let all: Vec<u64> = (0..names.len() as u64).collect();
+    let before_the_index = 0..start as u64;
+    assert_eq!(ranges(&stream, &all).unwrap(), std::slice::from_ref(&before_the_index));
+    // Of long blocks of other tensors, only the first bytes.
+    let tensors = ["a", "b"].map(|name| TensorInfo::new(name, Dtype::F32, [1000]));
+    let manifest = Arc::new(Manifest::new(tensors.to_vec()).unwrap());
+    let block = |tensor| Block {
+        scope: Scope::Tensor(tensor),
+        add: false,
+        support: Support::All,
+        values: Values::Floats(Floats { stored: Stored::Source, bytes: vec![tensor as u8; 4000] }),
+    };
+    let (mut long, mut encoder) = (Vec::new(), Encoder::new(EncodeOptions::default()));
+    let blocks = [block(0), block(1)];
+    let blocks: Vec<_> = blocks.iter().map(|block| (block, BlockOptions::default())).collect();
+    encoder.update(&mut long, &UpdateHeader::default(), &manifest, &blocks).unwrap();
+    encoder.finish(&mut long);
+    let bytes =
+        |tensors: &[u64]| -> u64 { ranges(&long, tensors).unwrap().iter().map(|r| r.end - r.start).sum() };
+    let none = bytes(&[]);
+    assert!(none < 1000, "{none}");
+    for tensors in [[0], [1]] {
+        assert!((none + 3800..none + 4100).contains(&bytes(&tensors)), "{tensors:?}: {}", bytes(&tensors));
+    }
+    // The index must lie between the preamble and the end.
+    let without = gcodec::stream::Encoder::new(EncodeOptions::default().with_index(false)).finish_empty();
+    assert!(index_start(&without).is_err() && ranges(&without, &[0]).is_err());
+}
+
+#[test]
+fn an_index_tells_which_blocks_of_a_body_are_damaged() {
+    let stream = crate::streams::sample();
+    let (mut index, mut bodies) = (None, Vec::new());
+    for event in SliceReader::new(&stream, Limits::default()) {
+        match event.unwrap() {
+            Event::Frame(info, Body::Update(part)) => {
+                let body = info.offset as usize + HEADER_LEN..(info.offset + info.len()) as usize;
+                let blocks: Vec<_> =
+                    part.blocks.iter().map(|b| (b.offset - body.start as u64, b.len)).collect();
+                bodies.push((stream[body].to_vec(), blocks));
+            }
+            Event::Frame(_, Body::Index(found)) => index = Some(found),
+            _ => {}
+        }
+    }
+    let index = index.unwrap();
+    assert_eq!(index.updates.len(), bodies.len());
+    for (update, (body, blocks)) in index.updates.iter().zip(&bodies) {
+        assert_eq!(update.damage(body), []);
+        for at in 0..body.len() {
+            let mut corrupt = body.clone();
+            corrupt[at] ^= 1;
+            let inside = |&(offset, len): &(u64, u64)| (offset..offset + len).contains(&(at as u64));
+            let expected = blocks.iter().position(inside).map(|number| number as u64);
+            assert_eq!(update.damage(&corrupt), [expected], "{at}");
+        }
+        for (number, (offset, _)) in (0..).zip(blocks) {
+            assert_eq!(update.block_offset(number), *offset);
+        }
+        let (offset, _) = blocks[0];
+        let cut = &body[..offset as usize];
+        let all: Vec<Option<u64>> = (0..blocks.len() as u64).map(Some).collect();
+        assert_eq!(update.damage(cut), all);
+        assert_eq!(update.damage(&[]).len(), all.len() + 1);
+    }
+}
+
+#[test]
+fn definitions_from_outside_are_as_good_as_those_of_the_stream() {
+    let stream = crate::streams::sample();
+    let mut outside = stream[..PREAMBLE_LEN].to_vec();
+    let mut set = None;
+    for event in SliceReader::new(&stream, Limits::default()) {
+        match event.unwrap() {
+            Event::Frame(_, Body::IndexSet(found, id, _)) => set = Some((id, found)),
+            Event::Frame(info, Body::Update(_)) => {
+                outside.extend(&stream[info.offset as usize..(info.offset + info.len()) as usize]);
+            }
+            _ => {}
+        }
+    }
+    let (id, set) = set.unwrap();
+    let manifest = crate::streams::manifest();
+    let error = |reader: &mut SliceReader<'_>| reader.find_map(Result::err).unwrap().name();
+    let mut reader = SliceReader::new(&outside, Limits::default());
+    assert_eq!(reader.offset(), 0);
+    assert_eq!(error(&mut reader), "unknown_reference");
+    let decoded = |reader: SliceReader<'_>| {
+        let mut errors = Vec::new();
+        for event in reader.map_while(Result::ok) {
+            if let Event::Frame(_, Body::Update(part)) = event {
+                errors.extend((0..part.blocks.len()).filter_map(|i| part.decode(i, &part.budget()).err()));
+            }
+        }
+        errors.iter().map(|e| e.name()).collect::<Vec<_>>()
+    };
+    let mut reader = SliceReader::new(&outside, Limits::default());
+    reader.add_manifest(manifest.clone());
+    assert_eq!(decoded(reader), ["unknown_reference"]);
+    let mut reader = SliceReader::new(&outside, Limits::default());
+    reader.add_manifest(manifest.clone());
+    reader.add_index_set(id, &set, &manifest).unwrap();
+    assert_eq!(decoded(reader), [""; 0]);
+    let mut reader = SliceReader::new(&outside, Limits::default());
+    reader.add_manifest(manifest.clone());
+    reader.add_index_set(id, &set, &manifest).unwrap();
+    // All updates are read; then the end is missing.
+    assert_eq!(error(&mut reader), "truncated");
+    assert_eq!(reader.offset(), outside.len() as u64);
+    let mut decoder = Decoder::new(Limits::default());
+    decoder.add_manifest(manifest.clone());
+    decoder.add_index_set(id, &set, &manifest).unwrap();
+    decoder.feed(&outside);
+    let mut updates = 0;
+    while let Some(event) = decoder.next_event().unwrap() {
+        updates += u32::from(matches!(event, Event::Frame(_, Body::Update(_))));
+    }
+    assert!(updates > 2, "{updates}");
 }

@@ -1,8 +1,8 @@
 //! An encoder writes the same bytes to any kind of output, and removes the bytes of a call that fails.
 
-use gcodec::block::BlockOptions;
-use gcodec::frame::UpdateHeader;
-use gcodec::stream::{EncodeOptions, Encoder, Output};
+use gcodec::block::{BlockOptions, Scope, Sparse, Support, WireBlock};
+use gcodec::frame::{FrameKind, IndexSet, Metadata, Model, UpdateHeader};
+use gcodec::stream::{EncodeOptions, Encoder, Output, Writer};
 
 /// An output of fixed size, like a buffer of another language's object.
 struct Fixed {
@@ -64,4 +64,86 @@ fn any_output_gets_the_same_bytes() {
         gcodec::stream::SliceReader::new(&expected[3..], Default::default()).filter(Result::is_err).count(),
         0
     );
+}
+
+#[test]
+fn a_writer_writes_the_bytes_of_its_encoder() {
+    let manifest = crate::streams::manifest();
+    let blocks = crate::streams::blocks();
+    let options = BlockOptions::default();
+    let (header, mut metadata) = (UpdateHeader::default(), Metadata::default());
+    metadata.entries.insert("run".into(), "3".into());
+    let model = Model::inline("test/1", "none", vec![1, 2, 3]);
+    let set = IndexSet {
+        manifest: manifest.id(),
+        step: 1,
+        leader: 2,
+        world: 4,
+        scope: Scope::Tensor(0),
+        support: Support::Sparse(Sparse { positions: vec![1, 2, 30] }),
+    };
+    let wire = || [(WireBlock::from(&blocks[2]), options)];
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    // The length after each call.
+    let (mut out, mut lens) = (Vec::new(), Vec::new());
+    let mut note = |out: &Vec<u8>| lens.push(out.len());
+    encoder.manifest(&mut out, &manifest);
+    note(&out);
+    encoder.metadata(&mut out, &metadata);
+    note(&out);
+    encoder.model(&mut out, &model);
+    note(&out);
+    let id = encoder.index_set(&mut out, &set, &manifest, options).unwrap();
+    note(&out);
+    encoder.update(&mut out, &header, &manifest, &[(&blocks[0], options)]).unwrap();
+    note(&out);
+    encoder.update_wire(&mut out, &header, &manifest, &wire()).unwrap();
+    note(&out);
+    encoder.private(&mut out, FrameKind(0xf001), b"private").unwrap();
+    note(&out);
+    assert!(encoder.private(&mut out, FrameKind::UPDATE, b"private").is_err());
+    encoder.finish(&mut out);
+    note(&out);
+    assert!(lens.is_sorted_by(|a, b| a < b), "each call writes a frame: {lens:?}");
+    let mut writer = Writer::new(Vec::new(), EncodeOptions::default());
+    writer.manifest(&manifest).unwrap();
+    assert_eq!(writer.get_ref().len(), lens[0]);
+    writer.metadata(&metadata).unwrap();
+    assert_eq!(writer.get_ref().len(), lens[1]);
+    writer.model(&model).unwrap();
+    assert_eq!(writer.get_ref().len(), lens[2]);
+    assert_eq!(writer.index_set(&set, &manifest, options).unwrap(), id);
+    assert_eq!(writer.get_ref().len(), lens[3]);
+    writer.update(&header, &manifest, &[(&blocks[0], options)]).unwrap();
+    assert_eq!(writer.get_ref().len(), lens[4]);
+    writer.update_wire(&header, &manifest, &wire()).unwrap();
+    assert_eq!(writer.get_ref().len(), lens[5]);
+    writer.private(FrameKind(0xf001), b"private").unwrap();
+    assert!(writer.private(FrameKind::UPDATE, b"private").is_err());
+    assert_eq!(writer.finish().unwrap(), out);
+}
+
+/// Counts calls of `flush`.
+#[derive(Default)]
+struct Flushed(u32);
+
+impl std::io::Write for Flushed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0 += 1;
+        Ok(())
+    }
+}
+
+#[test]
+fn a_writer_flushes_when_it_is_told_and_at_the_end() {
+    let mut writer = Writer::new(Flushed::default(), EncodeOptions::default());
+    writer.metadata(&Metadata::default()).unwrap();
+    assert_eq!(writer.get_ref().0, 0);
+    writer.flush().unwrap();
+    assert_eq!(writer.get_ref().0, 1);
+    assert_eq!(writer.finish().unwrap().0, 2);
 }

@@ -125,3 +125,28 @@ fn memory_is_reserved_for_what_is_decoded() {
     });
     assert!(measured > 100, "{measured}");
 }
+
+/// The texts of errors have the place: kind, byte offset, frame, block and tensor. Those of limits have the
+/// defaults of machines of 64 bits.
+#[test]
+#[cfg(target_pointer_width = "64")]
+fn errors_of_invalid_vectors_name_their_places() {
+    let mut found = String::new();
+    each("invalid", |vector, bytes| {
+        let error = outcome(vector, bytes).map(drop).expect_err("an invalid vector");
+        found += &format!("{} | {error}\n", vector["id"].as_str().unwrap());
+        Ok(())
+    });
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/wire/errors.txt");
+    if std::env::var_os("GCODEC_WRITE_ERRORS").is_some() {
+        std::fs::write(path, &found).unwrap();
+    }
+    let expected = std::fs::read_to_string(path).unwrap();
+    let lines = || found.lines().zip(expected.lines()).filter(|(found, expected)| found != expected);
+    let differ: Vec<String> = lines().map(|(found, expected)| format!("{expected}\n  is {found}")).collect();
+    assert!(
+        differ.is_empty() && found.lines().count() == expected.lines().count(),
+        "errors differ; if this is intended, write them with GCODEC_WRITE_ERRORS=1:\n{}",
+        differ.join("\n")
+    );
+}
