@@ -155,10 +155,14 @@ fn pytest(python: &Path) -> Command {
     command
 }
 
+/// Profile of the wheel for tests, and the feature with which it takes what the workspace has compiled.
+const TESTED: &str = "dev";
+const AS_WORKSPACE: &str = "as-workspace";
+
 /// Builds the wheel, installs it into a fresh environment, and runs the tests there.
 pub fn test() -> Result<()> {
     let place = target().join("python");
-    let python = fresh(&[&TRAINERS], &place, "dev")?;
+    let python = fresh(&[&TRAINERS], &place, TESTED)?;
     let (cli, federation) = (build("gcodec")?, build("gcodec-federation")?);
     run(pytest(&python)
         .arg("--ignore=engines")
@@ -169,7 +173,7 @@ pub fn test() -> Result<()> {
 
 /// Runs the tests with inference engines and with further trainers, with the wheel in a fresh environment.
 pub fn engines() -> Result<()> {
-    let python = fresh(&[&ENGINES], &target().join("engines"), "dev")?;
+    let python = fresh(&[&ENGINES], &target().join("engines"), TESTED)?;
     run(pytest(&python).current_dir(root().join("adapters/python/tests/engines")))
 }
 
@@ -193,20 +197,14 @@ fn fresh(environments: &[&Environment], place: &Path, profile: &str) -> Result<P
         _ => {}
     }
     let (wheels, fresh) = (place.join("wheels"), place.join("env"));
-    run(Command::new(packages.join("bin/maturin"))
-        .args([
-            "build",
-            "--profile",
-            profile,
-            "--quiet",
-            "--manifest-path",
-            "adapters/python/Cargo.toml",
-            "--out",
-        ])
-        .arg(&wheels)
-        .arg("--interpreter")
-        .arg(packages.join("bin/python"))
-        .current_dir(root()))?;
+    let mut maturin = Command::new(packages.join("bin/maturin"));
+    let manifest = ["--quiet", "--manifest-path", "adapters/python/Cargo.toml", "--out"];
+    maturin.args(["build", "--profile", profile]).args(manifest).arg(&wheels);
+    maturin.arg("--interpreter").arg(packages.join("bin/python"));
+    if profile == TESTED {
+        maturin.args(["--features", AS_WORKSPACE]);
+    }
+    run(maturin.current_dir(root()))?;
     run(Command::new(packages.join("bin/python")).args(["-m", "venv"]).arg(&fresh))?;
     let python = fresh.join("bin/python");
     let wheel = fs::read_dir(&wheels)?.next().ok_or("maturin built no wheel")??.path();
@@ -228,5 +226,26 @@ fn text(command: &mut Command) -> Result<String> {
     match output.status.success() {
         true => Ok(String::from_utf8(output.stdout)?),
         false => Err(format!("failed: {command:?}").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_wheel_for_tests_takes_what_the_workspace_has_compiled() {
+        let packages = |selection: &[&str]| -> BTreeSet<String> {
+            let shape = ["tree", "--no-dedupe", "--prefix", "none", "--format", "{p} {f}", "--edges"];
+            let mut cargo = Command::new(env!("CARGO"));
+            let listed = text(cargo.args(shape).args(selection).current_dir(root())).unwrap();
+            listed.lines().filter(|line| !line.starts_with("gcodec-python ")).map(str::to_owned).collect()
+        };
+        let wheel = packages(&["normal,build", "--package", "gcodec-python", "--features", AS_WORKSPACE]);
+        let workspace = packages(&["normal,build,dev", "--workspace"]);
+        let other: Vec<&String> = wheel.difference(&workspace).collect();
+        assert!(other.is_empty(), "compiled once more, with other features: {other:#?}");
     }
 }
