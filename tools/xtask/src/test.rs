@@ -94,7 +94,6 @@ const BUILDS: &[Step] = &[
 /// Steps that mostly keep one core busy: two at a time, the longest first.
 const TESTS: &[Step] = &[
     Step { need: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
-    Step { need: Need::Fuzzer, ..step("fuzz targets compile", "cargo", &["xtask", "fuzz", "--build"]) },
     step("tests", "cargo", &["test", "--workspace", "--no-fail-fast"]),
     step("reference decoder: files of the CLI", "cargo", &["xtask", "reference"]),
     Step { need: Need::Engines, ..step("inference engines", "cargo", &["xtask", "engines"]) },
@@ -145,14 +144,26 @@ const TESTS: &[Step] = &[
     step("licences and duplicates of dependencies", "cargo", &["xtask", "dependencies"]),
 ];
 
-/// Steps that measure time or use both cores for a fixed time: one after another.
+/// Steps of low priority, beside [`TESTS`], which often wait: one after another. Each fuzz target has a share
+/// of processor time, not of time.
+const BESIDE: &[Step] = &[
+    Step {
+        need: Need::Fuzzer,
+        ..step("fuzz targets compile", "nice", &["-n", "19", "cargo", "xtask", "fuzz", "--build"])
+    },
+    Step {
+        need: Need::Fuzzer,
+        ..step("fuzz", "nice", &["-n", "19", "cargo", "xtask", "fuzz", "--seconds", "30"])
+    },
+];
+
+/// Steps that measure time, alone.
 const LAST: &[Step] = &[
     // About a minute; the long form is `cargo xtask torture`.
     step("torture, quick", "cargo", &["xtask", "torture", "--quick"]),
-    Step { need: Need::Fuzzer, ..step("fuzz", "cargo", &["xtask", "fuzz", "--seconds", "30"]) },
 ];
 
-/// How many steps of `TESTS` run at once. Three took as long on two cores: the longest then ends later.
+/// How many steps of [`TESTS`] run at once. Three took as long on two cores: the longest then ends later.
 const AT_ONCE: usize = 2;
 
 /// Result of a step.
@@ -184,7 +195,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
         done.push(run_in_foreground(step, shared)?);
     }
     let _ = packages.map(thread::JoinHandle::join);
-    done.extend(run_together(&TESTS.iter().filter(wanted).collect::<Vec<_>>(), shared)?);
+    let (tests, beside) = (TESTS.iter().filter(wanted).collect(), BESIDE.iter().filter(wanted).collect());
+    done.extend(run_together(&[(AT_ONCE, tests), (1, beside)], shared)?);
     for step in LAST.iter().filter(wanted) {
         done.push(run_in_foreground(step, shared)?);
     }
@@ -193,8 +205,8 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
 }
 
 /// Returns the variables for all steps. Where the library is not compiled yet, it is compiled once: without
-/// notes for a later compilation, which cost a fifth of the time, and in few units, which repeat less of each
-/// other's code and cost a third less.
+/// notes for a later compilation, which cost a fifth of the time, in one unit, because several repeat some of
+/// each other's code, which costs a third, and without tables of lines, which cost a tenth.
 fn for_all_steps() -> Result<Variables> {
     let incremental = match fs::read_dir(target().join("debug/incremental")) {
         Ok(entries) => entries.collect::<Result<Vec<_>, _>>()?,
@@ -203,7 +215,11 @@ fn for_all_steps() -> Result<Variables> {
     };
     let is_compiled = incremental.iter().any(|e| e.file_name().to_string_lossy().starts_with("gcodec-"));
     // The tasks and all dependencies have their number in `Cargo.toml`: this one would compile them again.
-    const ONCE: Variables = &[("CARGO_INCREMENTAL", "0"), ("CARGO_PROFILE_DEV_CODEGEN_UNITS", "2")];
+    const ONCE: Variables = &[
+        ("CARGO_INCREMENTAL", "0"),
+        ("CARGO_PROFILE_DEV_CODEGEN_UNITS", "1"),
+        ("CARGO_PROFILE_DEV_DEBUG", "false"),
+    ];
     Ok(if is_compiled { &[] } else { ONCE })
 }
 
@@ -215,33 +231,32 @@ fn run_in_foreground(step: &Step, shared: Variables) -> Result<Done> {
     Ok(done)
 }
 
-/// Runs the steps, some at once; each one's output is printed when it ends.
-fn run_together(steps: &[&Step], shared: Variables) -> Result<Vec<Done>> {
+/// Runs each of the lists with its number of steps at once; each step's output is printed when it ends.
+fn run_together(lists: &[(usize, Vec<&Step>)], shared: Variables) -> Result<Vec<Done>> {
     let logs = target().join("xtask");
     fs::create_dir_all(&logs)?;
-    let waiting = Mutex::new(steps.iter().enumerate());
     let done = Mutex::new(Vec::new());
-    let work = || -> Result<(), String> {
+    let work = |waiting: &Mutex<std::slice::Iter<&Step>>| -> Result<(), String> {
         loop {
             let next = waiting.lock().map_err(|e| e.to_string())?.next();
-            let Some((number, step)) = next else { return Ok(()) };
+            let Some(step) = next else { return Ok(()) };
             println!("-- started: {}", step.name);
-            let one = run_into_log(step, shared, &logs.join(format!("{number}.log")));
+            let one = run_into_log(step, shared, &logs.join(format!("{}.log", step.name)));
             let (one, text) = one.map_err(|e| format!("{}: {e}", step.name))?;
             let mut done = done.lock().map_err(|e| e.to_string())?;
             println!("== {} == {} {}", step.name, step.program, step.args.join(" "));
             print!("{text}");
             println!("{}", one.line());
-            done.push((number, one));
+            done.push(one);
         }
     };
+    let waiting: Vec<_> = lists.iter().map(|(at_once, steps)| (at_once, Mutex::new(steps.iter()))).collect();
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let each = waiting.iter().flat_map(|(at_once, waiting)| (0..**at_once).map(move |_| waiting));
+        let threads: Vec<_> = each.map(|waiting| scope.spawn(|| work(waiting))).collect();
         threads.into_iter().try_for_each(|t| t.join().map_err(|_| "a thread panicked".to_owned())?)
     })?;
-    let mut done = done.into_inner()?;
-    done.sort_by_key(|(number, _)| *number);
-    Ok(done.into_iter().map(|(_, one)| one).collect())
+    Ok(done.into_inner()?)
 }
 
 /// Runs a step and returns what it printed.

@@ -38,12 +38,9 @@ const TARGETS: &[Target] = &[
 
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Seconds that each target runs
-    #[arg(long, value_name = "N", default_value_t = 30, conflicts_with = "cpu_minutes")]
-    seconds: u64,
-    /// Processor minutes that each target gets, on Linux
-    #[arg(long, value_name = "N")]
-    cpu_minutes: Option<u64>,
+    /// Processor seconds of each target; elsewhere than on Linux, seconds
+    #[arg(long, value_name = "N", default_value_t = 30)]
+    seconds: u32,
     /// Only prints which share of the decode paths the corpus reaches; needs rustup's llvm-tools for nightly.
     #[arg(long)]
     coverage: bool,
@@ -74,12 +71,9 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     let wanted = |t: &&Target| args.targets.is_empty() || args.targets.iter().any(|name| name == t.name);
     let targets: Vec<&Target> = TARGETS.iter().filter(wanted).collect();
     prepare()?;
-    let budget = match args.cpu_minutes {
-        Some(minutes) => Budget::Cpu(minutes as f64 * 60.0),
-        None => Budget::Wall(args.seconds),
-    };
+    let seconds = f64::from(args.seconds);
     if args.planted {
-        return planted::run(&targets, args.bug, budget);
+        return planted::run(&targets, args.bug, seconds);
     }
     if args.build {
         return build(&root(), &targets).map(|()| true);
@@ -94,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     build(&root(), &targets)?;
     let folders =
         Folders { tree: root(), corpus: folder().join("corpus"), artifacts: folder().join("artifacts") };
-    let outcomes = each_of(AT_ONCE, &targets, |target| run_one(&folders, target, budget, |_| ()))?;
+    let outcomes = each_of(AT_ONCE, &targets, |target| run_one(&folders, target, seconds, |_| ()))?;
     Ok(report(&outcomes))
 }
 
@@ -152,12 +146,6 @@ fn triple() -> Result<String> {
     Ok(host.ok_or("rustc prints no host")?.to_owned())
 }
 
-#[derive(Clone, Copy)]
-enum Budget {
-    Wall(u64),
-    Cpu(f64),
-}
-
 /// Results of a target's run.
 #[derive(Debug, Default)]
 struct Outcome {
@@ -186,11 +174,11 @@ struct Folders {
     artifacts: PathBuf,
 }
 
-/// Runs a target, after `prepare` has completed its command.
+/// Runs a target for `seconds` of processor time, after `prepare` has completed its command.
 fn run_one(
     folders: &Folders,
     target: &Target,
-    budget: Budget,
+    seconds: f64,
     prepare: impl Fn(&mut Command),
 ) -> Result<Outcome> {
     let artifacts = folders.artifacts.join(target.name);
@@ -206,9 +194,6 @@ fn run_one(
         .arg(format!("-dict={}", folder().join("gcodec.dict").display()))
         .arg(format!("-max_len={}", target.max_len))
         .args(["-len_control=0", "-timeout=60", "-rss_limit_mb=2560", "-print_final_stats=1"]);
-    if let Budget::Wall(seconds) = budget {
-        command.arg(format!("-max_total_time={seconds}"));
-    }
     prepare(&mut command);
     let output = File::create(&log)?;
     let mut child = command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn()?;
@@ -218,10 +203,8 @@ fn run_one(
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        outcome.cpu_seconds = cpu_seconds(&child).unwrap_or(outcome.cpu_seconds);
-        if let Budget::Cpu(seconds) = budget
-            && outcome.cpu_seconds >= seconds
-        {
+        outcome.cpu_seconds = cpu_seconds(&child).unwrap_or_else(|| start.elapsed().as_secs_f64());
+        if outcome.cpu_seconds >= seconds {
             // Like Ctrl-C: it prints its results and exits.
             Command::new("kill").args(["-INT", &child.id().to_string()]).status()?;
             break child.wait()?;

@@ -8,7 +8,7 @@ use std::process::Command;
 use gcodec_packaging::programs::each_of;
 use gcodec_packaging::{Result, root};
 
-use super::{AT_ONCE, Budget, Folders, Outcome, Target, build, report_failure, run_one};
+use super::{AT_ONCE, Folders, Outcome, Target, build, report_failure, run_one};
 use crate::programs::conformance;
 
 /// A mistake: in `file`, the expression `right` is replaced by `wrong`.
@@ -114,9 +114,9 @@ const SWITCH: &str = "
     }
 ";
 
-/// Runs each target on each bug, or on `one` of them, until it is found, at most `budget` each; true if each
+/// Runs each target on each bug, or on `one` of them, until it is found, at most for `seconds`; true if each
 /// is found by a target, and the tree without bugs by none.
-pub(super) fn run(targets: &[&Target], one: Option<usize>, budget: Budget) -> Result<bool> {
+pub(super) fn run(targets: &[&Target], one: Option<usize>, seconds: f64) -> Result<bool> {
     let tree = root().join("target/planted");
     copy_with_bugs(&tree)?;
     let seeds = tree.join("fuzz/seeds");
@@ -131,7 +131,7 @@ pub(super) fn run(targets: &[&Target], one: Option<usize>, budget: Budget) -> Re
         bugs.iter().flat_map(|&bug| targets.iter().map(move |target| (bug, *target))).collect();
     let outcomes = each_of(AT_ONCE, &runs, |&(bug, target)| {
         let prepare = |command: &mut Command| _ = command.env(VARIABLE, bug.to_string()).arg("-seed=1");
-        run_one(&fresh_folders(&tree, &seeds, bug, target)?, target, budget, prepare)
+        run_one(&fresh_folders(&tree, &seeds, bug, target)?, target, seconds, prepare)
     })?;
     println!("| planted bug | {} |", targets.iter().map(|t| t.name).collect::<Vec<_>>().join(" | "));
     println!("|---|{}", "---|".repeat(targets.len()));
