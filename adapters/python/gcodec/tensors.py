@@ -8,6 +8,7 @@ stream, unless it is compressed on its CUDA device (`gcodec.cuda`).
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any, Literal
 
@@ -33,19 +34,24 @@ _NAMES = {ours: theirs for theirs, ours in ML_DTYPES.items()}
 
 def is_tensor(x: Any) -> bool:
     """Whether `x` is an object with DLPack or the CUDA Array Interface, or a NumPy scalar."""
-    if "numpy" in sys.modules and isinstance(x, sys.modules["numpy"].generic):
-        return True
     if isinstance(x, type):
         return False
-    return (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")) or hasattr(x, "__cuda_array_interface__")
+    if (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")) or hasattr(x, "__cuda_array_interface__"):
+        return True
+    return "numpy" in sys.modules and isinstance(x, sys.modules["numpy"].generic)
 
 
 def framework_of(x: Any) -> Framework | None:
     """Returns the library of a tensor; None for `gcodec.Tensor` and for other libraries."""
-    module = type(x).__module__.partition(".")[0]
+    return _framework_of_type(type(x))
+
+
+@functools.lru_cache(maxsize=64)
+def _framework_of_type(kind: type) -> Framework | None:
+    module = kind.__module__.partition(".")[0]
     if module in ("jaxlib", "jax"):
         return "jax"
-    if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor):
+    if "torch" in sys.modules and issubclass(kind, sys.modules["torch"].Tensor):
         return "torch"
     return "numpy" if module in ("numpy", "ml_dtypes") else None
 
@@ -70,8 +76,10 @@ def local(x: Any) -> Any:
 def readable(x: Any) -> tuple[Any, str | None]:
     """Returns an object that the native module can borrow for `x`, and the element type if DLPack has no code
     for it."""
-    x = local(x)
     framework = framework_of(x)
+    if framework in ("torch", "jax"):
+        x = local(x)
+        framework = framework_of(x)
     if framework == "torch":
         # PyTorch does not export a tensor with a history.
         x = x.detach()
@@ -102,7 +110,8 @@ def _readable_numpy(x: Any) -> tuple[Any, str | None]:
     x = np.asarray(x)
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
-    dtype = ML_DTYPES.get(x.dtype.name)
+    # NumPy makes `dtype.name` anew each time, which takes as long as everything else here.
+    dtype = ML_DTYPES.get(x.dtype.type.__name__)
     if dtype is not None:
         x = x.view(np.uint8 if x.dtype.itemsize == 1 else np.uint16)
     if not x.flags.writeable and np.lib.NumpyVersion(np.__version__) < "2.1.0":
