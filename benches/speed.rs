@@ -4,8 +4,8 @@
 //! `cargo bench --bench speed` runs on one thread with 64 Mi elements; `RAYON_NUM_THREADS` sets another
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
-//! updates, `-- --only delta` deltas of bf16 weights, and `-- --only sidco` compares SIDCo's thresholds with
-//! exact selection. `-- --cpu` measures processor time instead of time, for one thread on a machine with
+//! updates, `-- --only delta` deltas of bf16 weights, `-- --only small` updates of 500 small tensors, and
+//! `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --cpu` measures processor time instead of time, for one thread on a machine with
 //! other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions.
 //!
 //! The column "peak" is the most memory that a path takes at a time beyond what was in use before it, in
@@ -32,6 +32,9 @@ enum Against {
     /// Exact top-k with the same number of elements.
     TopK,
 }
+
+/// Codecs of [`Bench::small`].
+const SMALL: [&str; 3] = ["topk:density=0.01", "natural", "lossless"];
 
 struct Bench {
     manifest: Arc<Manifest>,
@@ -79,6 +82,7 @@ fn main() -> ExitCode {
     bench.codec("sign", even.view(), Some(0.1), Some(0.1));
     bench.thresholds(even.view());
     bench.reduce(even.view());
+    bench.small(even.view());
     let halves = even.view().data().as_chunks::<4>().0.iter().flat_map(|x| [x[2], x[3]]).collect();
     drop(even);
     bench.manifest = manifest_of(Dtype::Bf16, &shape);
@@ -167,6 +171,60 @@ impl Bench {
         self.row(&name("decode to new memory"), view, new_memory, Against::Fill, None);
         self.row(&name("decode"), view, cost, Against::Fill, decode_floor);
         println!("{:<40}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
+    }
+
+    /// Measures updates of 500 tensors of one size, and of one tensor with the elements of all.
+    fn small(&mut self, view: TensorView<'_>) {
+        if !self.wants("small") {
+            return;
+        }
+        println!("many tensors, nanoseconds per element:");
+        println!(
+            "{:<24}{:<12}{:>9}{:>9}{:>9}{:>9}",
+            "codec", "tensors", "compress", "write", "encode", "decode"
+        );
+        let sizes = [1, 2, 4, 8, 16, 64].map(|kilo| kilo << 10);
+        for (size, spec) in sizes.iter().flat_map(|size| SMALL.map(|spec| (*size, spec))) {
+            let codec: Codec = spec.parse().expect("a codec");
+            let count = 500.min(view.elements() as usize / size);
+            for (count, size) in [(count, size), (1, count * size)] {
+                let names: Vec<String> = (0..count).map(|i| format!("layers.{i}.weight")).collect();
+                let shape = [size as u64];
+                let infos = names.iter().map(|name| TensorInfo::new(name, Dtype::F32, shape.to_vec()));
+                let manifest = Arc::new(Manifest::new(infos.collect()).expect("distinct names"));
+                let parts: Vec<TensorView<'_>> = (0..count)
+                    .map(|i| {
+                        let data = &view.data()[4 * size * i..][..4 * size];
+                        TensorView::new(Dtype::F32, &shape, data).expect("whole elements")
+                    })
+                    .collect();
+                let each = parts.iter().zip(&names).enumerate();
+                let inputs: Vec<Input<'_>> = each
+                    .map(|(i, (&view, name))| Input { tensor: i as u64, name, view, base: None })
+                    .collect();
+                let codecs = vec![codec; count];
+                let compress = || compress(&inputs, &codecs, &Options::default(), None).expect("finite");
+                let header = UpdateHeader::default();
+                let bytes = write(&manifest, &header, &compress());
+                let blocks = compress();
+                let fresh =
+                    || Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
+                let mut tensors = decode(&bytes, fresh());
+                let costs = [
+                    self.best(|| drop(black_box(compress()))),
+                    self.best(|| drop(black_box(write(&manifest, &header, &blocks)))),
+                    self.best(|| drop(black_box(write(&manifest, &header, &compress())))),
+                    self.best(|| {
+                        let held = std::mem::take(&mut tensors);
+                        let held = Assembler::with_buffers(&manifest, held).expect("this manifest's");
+                        tensors = decode(&bytes, held);
+                    }),
+                ];
+                print!("{spec:<24}{:<12}", format!("{count} x {size}"));
+                costs.iter().for_each(|cost| print!("{:>9.2}", cost.seconds * 1e9 / (count * size) as f64));
+                println!();
+            }
+        }
     }
 
     /// Compares SIDCo's thresholds with exact top-k, and with the usual implementation of exact top-k: a

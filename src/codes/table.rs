@@ -37,7 +37,11 @@ impl Table {
         let mut fill = |round: fn(u32) -> u32| {
             let mut sum = 0;
             for symbol in (first..=last).filter(|&s| s != rest && counts[s] > 0) {
-                let exact = u128::from(counts[symbol]) * u128::from(scale) / u128::from(total);
+                // Dividing 128 bits takes several times as long.
+                let exact = match counts[symbol].checked_mul(scale) {
+                    Some(product) => product / total,
+                    None => (u128::from(counts[symbol]) * u128::from(scale) / u128::from(total)) as u64,
+                };
                 let coded = round((exact as u32).max(1));
                 freq[symbol] = coded as u16;
                 sum += coded;

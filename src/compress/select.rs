@@ -236,18 +236,16 @@ fn sample_of(group: &[&mut Source<'_>], k: u64, size: u64) -> Option<Sample> {
         .collect();
     let n = ends.last().copied().unwrap_or(0);
     let rank = rank_of(k, n, size)? as usize;
-    let stride = n / size;
+    let (stride, rest) = (n / size, n % size);
     let bits = (0..size)
         .map(|i| {
             // Takes one element from each stride, at varying places. A constant place could sample a single
             // column of a matrix.
             let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
-            let at = (u128::from(i) * u128::from(n) / u128::from(size)) as u64 + jitter;
+            let at = i * stride + i * rest / size + jitter;
             let which = ends.partition_point(|&end| end <= at);
             let source = &group[which];
-            let mut x = [0.0];
-            source.read((at + source.len as u64 - ends[which]) as usize, &mut x);
-            x[0].to_bits()
+            source.at((at + source.len as u64 - ends[which]) as usize).to_bits()
         })
         .collect();
     Some(Sample { bits, rank })

@@ -55,6 +55,22 @@ impl<'a> Source<'a> {
         })
     }
 
+    /// Returns the elements' bytes if they are 32-bit floats that [`Self::read`] would not change.
+    fn plain(&self) -> Option<&'a [[u8; 4]]> {
+        let plain = self.dtype == Dtype::F32 && self.residual.is_none() && !self.zero_non_finite;
+        plain.then_some(self.data.as_chunks().0)
+    }
+
+    /// Returns the element at `index`.
+    pub(super) fn at(&self, index: usize) -> f32 {
+        if let Some(words) = self.plain() {
+            return f32::from_le_bytes(words[index]);
+        }
+        let mut x = [0.0];
+        self.read(index, &mut x);
+        x[0]
+    }
+
     /// Reads the elements from `start` on into `out`.
     pub(super) fn read(&self, start: usize, out: &mut [f32]) {
         let read = decode_f32s(self.dtype, self.data, start as u64, out);
@@ -177,9 +193,8 @@ impl Chunk<'_, '_> {
 
     /// Returns the elements' bytes if they are the 32-bit floats that a visitor would get.
     pub(super) fn plain(&self) -> Option<&[[u8; 4]]> {
-        let source = self.source;
-        let plain = source.dtype == Dtype::F32 && source.residual.is_none() && !source.zero_non_finite;
-        (plain && self.after.is_none()).then(|| &source.data.as_chunks().0[self.start..self.start + self.len])
+        let words = self.source.plain().filter(|_| self.after.is_none())?;
+        Some(&words[self.start..self.start + self.len])
     }
 
     /// Calls `visit` with the index of each run's first element in the tensor, and with the run.
