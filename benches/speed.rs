@@ -5,8 +5,9 @@
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
 //! updates, `-- --only delta` deltas of bf16 weights, `-- --only small` updates of 500 small tensors, and
-//! `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --cpu` measures processor time instead of time, for one thread on a machine with
-//! other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider instructions.
+//! `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --cpu` measures processor time
+//! instead of time, for one thread on a machine with other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain`
+//! leaves out wider instructions.
 //!
 //! The column "peak" is the most memory that a path takes at a time beyond what was in use before it, in
 //! sizes of its tensor (Linux). A result below its floor is reported and fails the run. Under `cargo test

@@ -43,7 +43,8 @@ def is_tensor(x: Any) -> bool:
 
 def framework_of(x: Any) -> Framework | None:
     """Returns the library of a tensor; None for `gcodec.Tensor` and for other libraries."""
-    return _framework_of_type(type(x))
+    kind: type = type(x)
+    return _framework_of_type(kind)
 
 
 @functools.lru_cache(maxsize=64)
