@@ -10,11 +10,25 @@ use crate::Result;
 pub(crate) const PIXELS: usize = 64;
 /// Number of test digits.
 const TEST_DIGITS: usize = 500;
+/// Number of validation digits.
+const VALIDATION_DIGITS: usize = 200;
+
+/// The part of the data that a score is of. Choices rest on the validation data, so that the test data
+/// measure them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Validation,
+    Test,
+}
+
+/// Pixels and label of a digit.
+pub(crate) type Digit = ([u8; PIXELS], u8);
 
 /// Digits, 8 x 8 pixels.
 pub(crate) struct Digits {
-    pub(crate) train: Vec<([u8; PIXELS], u8)>,
-    pub(crate) test: Vec<([u8; PIXELS], u8)>,
+    pub(crate) train: Vec<Digit>,
+    validation: Vec<Digit>,
+    test: Vec<Digit>,
     pub(crate) about: String,
 }
 
@@ -24,61 +38,83 @@ impl Digits {
         let path = root.join("tools/study/digits/digits.u8");
         let bytes = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let (records, rest) = bytes.as_chunks::<{ PIXELS + 1 }>();
-        if !rest.is_empty() || records.len() <= TEST_DIGITS {
+        if !rest.is_empty() || records.len() <= TEST_DIGITS + VALIDATION_DIGITS {
             return Err(
                 format!("{}: {} bytes are not whole records of 65", path.display(), bytes.len()).into()
             );
         }
-        let all: Vec<([u8; PIXELS], u8)> = shuffled(records.len(), 0, 0)
+        let all: Vec<Digit> = shuffled(records.len(), 0, 0)
             .into_iter()
             .map(|i| (std::array::from_fn(|p| records[i][p]), records[i][PIXELS]))
             .collect();
         if all.iter().any(|(pixels, label)| *label > 9 || pixels.iter().any(|&p| p > 16)) {
             return Err(format!("{}: a pixel above 16 or a label above 9", path.display()).into());
         }
-        let (test, train) = all.split_at(TEST_DIGITS);
+        let (test, rest) = all.split_at(TEST_DIGITS);
+        let (validation, train) = rest.split_at(VALIDATION_DIGITS);
         let about = format!(
-            "`tools/study/digits/digits.u8`: {} digits for training, {} for the test; {} bytes, BLAKE3 `{}`",
+            "`tools/study/digits/digits.u8`: {} digits for training, {} for validation, {} for the test; {} bytes, BLAKE3 `{}`",
             train.len(),
+            validation.len(),
             test.len(),
             bytes.len(),
             short_hash(&bytes)
         );
-        Ok(Self { train: train.to_vec(), test: test.to_vec(), about })
+        Ok(Self { train: train.to_vec(), validation: validation.to_vec(), test: test.to_vec(), about })
+    }
+
+    pub(crate) fn held_out(&self, part: Part) -> &[Digit] {
+        match part {
+            Part::Validation => &self.validation,
+            Part::Test => &self.test,
+        }
     }
 }
 
 /// Bytes of text.
 pub(crate) struct Text {
     pub(crate) train: Vec<u8>,
-    pub(crate) test: Vec<u8>,
+    validation: Vec<u8>,
+    test: Vec<u8>,
     pub(crate) about: String,
 }
 
 impl Text {
-    /// This project's specification and source, in the order of paths; the last tenth of each file is test
-    /// data.
+    /// This project's specification and source, in the order of paths. The last tenth of each file is
+    /// test data, the tenth before it validation data.
     pub(crate) fn read(root: &Path) -> Result<Self> {
         let mut paths = Vec::new();
         files(&root.join("spec"), "md", &mut paths)?;
         files(&root.join("src"), "rs", &mut paths)?;
-        let (mut train, mut test, mut hash) = (Vec::new(), Vec::new(), blake3::Hasher::new());
+        let (mut train, mut validation, mut test) = (Vec::new(), Vec::new(), Vec::new());
+        let mut hash = blake3::Hasher::new();
         for path in &paths {
             let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
             hash.update(&bytes);
-            let (head, tail) = bytes.split_at(bytes.len() - bytes.len() / 10);
+            let tenth = bytes.len() / 10;
+            let (head, last) = bytes.split_at(bytes.len() - tenth);
+            let (head, second) = head.split_at(head.len() - tenth);
             train.extend_from_slice(head);
-            test.extend_from_slice(tail);
+            validation.extend_from_slice(second);
+            test.extend_from_slice(last);
         }
         let about = format!(
-            "the project's own text, `spec/**/*.md` and `src/**/*.rs`: {} files, {} bytes for training, {} for the test \
-             (the last tenth of each file); BLAKE3 of all files, in the order of their paths, `{}`",
+            "the project's own text, `spec/**/*.md` and `src/**/*.rs`: {} files, {} bytes for training, {} for validation \
+             and {} for the test (the last two tenths of each file); BLAKE3 of all files, in the order of their paths, `{}`",
             paths.len(),
             train.len(),
+            validation.len(),
             test.len(),
             &hash.finalize().to_hex()[..16]
         );
-        Ok(Self { train, test, about })
+        Ok(Self { train, validation, test, about })
+    }
+
+    pub(crate) fn held_out(&self, part: Part) -> &[u8] {
+        match part {
+            Part::Validation => &self.validation,
+            Part::Test => &self.test,
+        }
     }
 }
 

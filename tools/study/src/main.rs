@@ -60,7 +60,7 @@ struct Args {
     /// Workers
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: u16,
-    /// Maximum number of seeds: runs with a target use 3, others 1
+    /// Seeds of each run [default: 3, with --quick 1]
     #[arg(long)]
     seeds: Option<u64>,
     /// Largest learning rate [default: 0.05 with momentum, 0.003 with Adam]
@@ -89,7 +89,7 @@ pub(crate) struct Study {
     pub(crate) setting: Setting,
     pub(crate) seeds: u64,
     pub(crate) rows: Vec<Row>,
-    /// Whether the test score is in bits per byte rather than accuracy.
+    /// Whether a score is in bits per byte rather than accuracy.
     pub(crate) bits: bool,
 }
 
@@ -169,9 +169,25 @@ fn studies(args: &Args) -> Result<Vec<Study>> {
             rows: rows(if args.learned { runs::learned(optim::Rule::Adam) } else { runs::language() }),
             bits: true,
         });
+        if !args.quick && !args.learned && args.steps.is_none() {
+            let text = data::Text::read(&root())?;
+            studies.push(Study {
+                title: "Language model, bytes of text, more steps",
+                short: "lm-long",
+                about: text.about.clone(),
+                task: Box::new(model::Language::new(text)),
+                setting: setting(LONG_LANGUAGE, 0.003),
+                seeds: seeds(3),
+                rows: rows(runs::language_long()),
+                bits: true,
+            });
+        }
     }
     Ok(studies)
 }
+
+/// Steps of the long form of the language model, half an hour on two cores.
+const LONG_LANGUAGE: u64 = 4800;
 
 /// The runs of `--quick`.
 const QUICK: [&str; 8] = [
@@ -193,19 +209,17 @@ fn run(args: &Args) -> Result<()> {
     for study in &mut studies {
         let tasks: Vec<(usize, u64)> =
             (1..=study.seeds).flat_map(|seed| (0..study.rows.len()).map(move |row| (row, seed))).collect();
-        let tasks: Vec<_> =
-            tasks.into_iter().filter(|&(row, seed)| seed <= study.rows[row].run.seeds).collect();
         let outcomes = parallel(jobs, &tasks, |&(row, seed)| {
             let run = &study.rows[row].run;
             let outcome = train(study.task.as_ref(), run, study.setting, seed)?;
             eprintln!(
-                "{} {}, seed {seed}: loss {:.4}, test {:.4} and {:.2} %, {:.0} bytes sent, {:.0} in a late step, \
+                "{} {}, seed {seed}: loss {:.4}, validation {:.3}, test {:.3}, {:.0} bytes sent, {:.0} in a late step, \
                  weights {}",
                 study.short,
                 run.name,
                 outcome.final_loss(),
-                outcome.score.loss,
-                100.0 * outcome.score.accuracy,
+                study.shown(outcome.validated()),
+                study.shown(outcome.test),
                 outcome.traffic.sent_each(),
                 outcome.late_bytes(),
                 outcome.digest

@@ -3,7 +3,7 @@
 use gcodec::compress::random;
 use ndarray::{Array2, ArrayView1};
 
-use crate::data::{Digits, PIXELS, Text, shuffled};
+use crate::data::{Digits, PIXELS, Part, Text, shuffled};
 use crate::tape::{Heads, Images, Tape, Var};
 
 /// Elements of each of a network's tensors, row-major.
@@ -53,9 +53,9 @@ pub(crate) fn initial(parameters: &[Parameter], seed: u64) -> Tensors {
 /// Score of weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Score {
-    /// Mean cross-entropy of the test set, in nats.
+    /// Mean cross-entropy, in nats.
     pub(crate) loss: f64,
-    /// Accuracy on the test set, 0 to 1.
+    /// Accuracy, 0 to 1.
     pub(crate) accuracy: f64,
 }
 
@@ -66,7 +66,8 @@ pub(crate) trait Task: Send + Sync {
     fn batch_len(&self) -> usize;
     /// Returns the loss of one worker's batch at step `step`, and its gradient.
     fn gradient(&self, weights: &Tensors, at: At) -> (f32, Tensors);
-    fn test(&self, weights: &Tensors) -> Score;
+    /// Returns the score of weights on data that no step has seen.
+    fn score(&self, weights: &Tensors, part: Part) -> Score;
 }
 
 /// Worker and step of a batch.
@@ -222,10 +223,11 @@ impl Task for Convolutional {
         leaves.gradients(loss)
     }
 
-    fn test(&self, weights: &Tensors) -> Score {
+    fn score(&self, weights: &Tensors, part: Part) -> Score {
+        let digits = self.digits.held_out(part);
         let mut leaves = Leaves::new(&self.parameters, weights);
-        let images: Vec<_> = self.digits.test.iter().map(|(image, _)| *image).collect();
-        let targets: Vec<usize> = self.digits.test.iter().map(|(_, label)| usize::from(*label)).collect();
+        let images: Vec<_> = digits.iter().map(|(image, _)| *image).collect();
+        let targets: Vec<usize> = digits.iter().map(|(_, label)| usize::from(*label)).collect();
         let logits = Self::logits(&mut leaves, &images);
         let accuracy = right(leaves.tape.value(logits), &targets) as f64 / images.len() as f64;
         let loss = leaves.tape.cross_entropy(logits, targets);
@@ -244,8 +246,8 @@ const HEADS: usize = 4;
 const LAYERS: usize = 2;
 const CONTEXT: usize = 64;
 const BYTES: usize = 256;
-/// Number of test windows, spread evenly over the text.
-const TEST_WINDOWS: usize = 256;
+/// Number of windows of a score, spread evenly over the text.
+const SCORED_WINDOWS: usize = 256;
 
 impl Language {
     pub(crate) fn new(text: Text) -> Self {
@@ -338,11 +340,11 @@ impl Task for Language {
         leaves.gradients(loss)
     }
 
-    fn test(&self, weights: &Tensors) -> Score {
+    fn score(&self, weights: &Tensors, part: Part) -> Score {
+        let text = self.text.held_out(part);
         let (mut loss, mut hits) = (0.0, 0);
-        let stride = (self.text.test.len() - CONTEXT - 1) / TEST_WINDOWS;
-        let windows: Vec<&[u8]> =
-            (0..TEST_WINDOWS).map(|i| &self.text.test[i * stride..][..CONTEXT + 1]).collect();
+        let stride = (text.len() - CONTEXT - 1) / SCORED_WINDOWS;
+        let windows: Vec<&[u8]> = (0..SCORED_WINDOWS).map(|i| &text[i * stride..][..CONTEXT + 1]).collect();
         for windows in windows.chunks(32) {
             let mut leaves = Leaves::new(&self.parameters, weights);
             let logits = Self::logits(&mut leaves, windows);
@@ -351,7 +353,7 @@ impl Task for Language {
             let mean = leaves.tape.cross_entropy(logits, targets);
             loss += f64::from(leaves.tape.value(mean)[[0, 0]]) * windows.len() as f64;
         }
-        let n = TEST_WINDOWS as f64;
+        let n = SCORED_WINDOWS as f64;
         Score { loss: loss / n, accuracy: hits as f64 / (n * CONTEXT as f64) }
     }
 }

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use plotters::coord::combinators::WithKeyPoints;
 use plotters::prelude::*;
 
 use crate::runs::UNCOMPRESSED;
 use crate::{Crowd, Result, Row, Study};
 
 const SIZE: (u32, u32) = (1080, 620);
-/// Font size of the names beside a plot.
+/// Width of the names beside a plot, in pixels.
 const NAMES: i32 = 360;
 /// Colours that are distinct also without colour vision, together with the markers' shapes.
 const COLOURS: [RGBColor; 10] = [
@@ -74,20 +75,19 @@ fn loss(study: &Study, path: &Path) -> Result<()> {
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(70)
-        .build_cartesian_2d((x.0..x.1).log_scale(), y.0.log10()..y.1.log10())?;
+        .build_cartesian_2d(axis(x), axis(y))?;
     chart
         .configure_mesh()
-        .x_desc("bytes sent, all headers counted")
+        .x_desc("bytes sent, all headers counted (k, M, G: 10^3, 10^6, 10^9)")
         .y_desc("training loss, mean of seeds, of a window of a twentieth of the steps")
-        .x_label_formatter(&|x| bytes(*x))
-        .y_label_formatter(&|y| power(*y))
+        .x_label_formatter(&|x| bytes(*x).replace(' ', "").replace('B', ""))
+        .y_label_formatter(&|y| short(*y))
         .light_line_style(RGBColor(240, 240, 240))
         .label_style(("sans-serif", 14))
         .draw()?;
     for (i, (row, line)) in lines.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
-        let line = line.iter().map(|&(x, y)| (x, y.log10()));
-        chart.draw_series(LineSeries::new(line, colour.stroke_width(2)))?;
+        chart.draw_series(LineSeries::new(line.iter().copied(), colour.stroke_width(2)))?;
         let y = 46 + 20 * i as i32;
         right.draw(&PathElement::new([(4, y + 6), (22, y + 6)], colour.stroke_width(3)))?;
         right.draw(&Text::new(row.run.name.as_str(), (28, y), ("sans-serif", 12)))?;
@@ -111,15 +111,14 @@ fn smoothed(row: &Row) -> Vec<(f64, f64)> {
 }
 
 fn ratio(study: &Study, path: &Path) -> Result<()> {
-    let points: Vec<(f64, f64, &str)> = study
+    let points: Vec<(f64, f64, &Row)> = study
         .rows
         .iter()
         .filter(|row| row.outcomes.iter().all(|o| o.diverged.is_none()))
-        .map(|row| (study.ratio(row), worth(study, row), row.run.name.as_str()))
+        .map(|row| (study.ratio(row), worth(study, row), row))
         .collect();
     let x = bounds(points.iter().map(|p| p.0), 1.5);
     let y = bounds(points.iter().map(|p| p.1), 1.1);
-    let y = y.0.log10()..y.1.log10();
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     area.fill(&WHITE)?;
     let test = if study.bits { "test, bits per byte" } else { "test, % wrong" };
@@ -130,25 +129,30 @@ fn ratio(study: &Study, path: &Path) -> Result<()> {
         .margin(14)
         .x_label_area_size(46)
         .y_label_area_size(64)
-        .build_cartesian_2d((x.0..x.1).log_scale(), y)?;
+        .build_cartesian_2d(axis(x), axis(y))?;
     chart
         .configure_mesh()
         .x_desc("times smaller than 32-bit floats")
         .y_desc(test)
         .x_label_formatter(&|x| format!("{}x", short(*x)))
-        .y_label_formatter(&|y| power(*y))
+        .y_label_formatter(&|y| short(*y))
         .light_line_style(RGBColor(240, 240, 240))
         .label_style(("sans-serif", 14))
         .draw()?;
-    for (i, (x, y, name)) in points.iter().enumerate() {
-        let (colour, at) = (COLOURS[i % COLOURS.len()], (*x, y.log10()));
-        chart.draw_series([Circle::new(at, 4, colour.filled())])?;
+    for (i, (x, y, row)) in points.iter().enumerate() {
+        let (colour, at) = (COLOURS[i % COLOURS.len()], (*x, *y));
+        let best = study.is_best_at_its_size(row);
+        let (size, style) = if best { (6, colour.filled()) } else { (3, colour.stroke_width(1)) };
+        chart.draw_series([Circle::new(at, size, style)])?;
         let label = Text::new(format!("{}", i + 1), (6, -6), ("sans-serif", 12));
         chart.draw_series([EmptyElement::at(at) + label])?;
         let at = (6, 46 + 20 * i as i32);
-        right.draw(&Circle::new((at.0, at.1 + 6), 4, colour.filled()))?;
-        right.draw(&Text::new(format!("{} {name}", i + 1), (at.0 + 10, at.1), ("sans-serif", 12)))?;
+        right.draw(&Circle::new((at.0, at.1 + 6), size, style))?;
+        let name = format!("{} {}{}", i + 1, row.run.name, if best { " (best)" } else { "" });
+        right.draw(&Text::new(name, (at.0 + 10, at.1), ("sans-serif", 12)))?;
     }
+    let note = "best: no other run is both smaller and better on the validation data";
+    right.draw(&Text::new(note, (6, 46 + 20 * points.len() as i32 + 8), ("sans-serif", 12)))?;
     area.present()?;
     Ok(())
 }
@@ -205,16 +209,27 @@ fn bounds(values: impl Iterator<Item = f64>, factor: f64) -> (f64, f64) {
     (low / factor, high * factor)
 }
 
-/// Returns the value of a run's test on a logarithmic axis, where less is better. The minimum is one digit
+/// Returns a run's test score on a logarithmic axis, where less is better. The minimum is one digit
 /// in a million.
 fn worth(study: &Study, row: &Row) -> f64 {
     let test = study.test(row).mean;
     if study.bits { test } else { (100.0 - test).max(1e-4) }
 }
 
-/// Formats a label of a logarithmic axis; plotters' own logarithmic axis has labels at powers of ten only.
-fn power(y: f64) -> String {
-    short(10f64.powf(y))
+/// Returns a logarithmic axis with ticks at 1, 2 and 5 times powers of ten, or at equal distances where fewer
+/// than three of those are in range.
+fn axis(range: (f64, f64)) -> WithKeyPoints<LogCoord<f64>> {
+    let decades = (range.0.log10().floor() as i32 - 1)..=(range.1.log10().ceil() as i32);
+    let steps = decades.flat_map(|d| [1.0, 2.0, 5.0].map(|s| s * 10f64.powi(d)));
+    let mut ticks: Vec<f64> = steps.clone().filter(|tick| (range.0..=range.1).contains(tick)).collect();
+    if ticks.len() < 3 {
+        let multiples = |step: f64| -> Vec<f64> {
+            let (first, last) = ((range.0 / step).ceil() as u32, (range.1 / step).floor() as u32);
+            (first..=last).map(|i| f64::from(i) * step).collect()
+        };
+        ticks = steps.map(multiples).find(|ticks| ticks.len() <= 10).unwrap_or_default();
+    }
+    (range.0..range.1).log_scale().with_key_points(ticks)
 }
 
 fn bytes(x: f64) -> String {

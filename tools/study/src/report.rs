@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use crate::model::Score;
 use crate::runs::{UNCOMPRESSED, dense_steps, top_k_steps};
 use crate::train::Outcome;
 use crate::{Crowd, Row, Study, TRAFFIC_STEPS};
@@ -39,16 +40,41 @@ impl Spread {
 }
 
 impl Study {
-    /// Returns the test score for the table: per cent of digits, or bits per byte.
-    pub(crate) fn test_of(&self, outcome: &Outcome) -> f64 {
+    /// Returns a score as the tables show it: per cent of digits, or bits per byte.
+    pub(crate) fn shown(&self, score: Score) -> f64 {
         match self.bits {
-            true => outcome.score.loss / std::f64::consts::LN_2,
-            false => 100.0 * outcome.score.accuracy,
+            true => score.loss / std::f64::consts::LN_2,
+            false => 100.0 * score.accuracy,
         }
     }
 
     pub(crate) fn test(&self, row: &Row) -> Spread {
-        Spread::of(row.outcomes.iter().map(|o| self.test_of(o)))
+        Spread::of(row.outcomes.iter().map(|o| self.shown(o.test)))
+    }
+
+    pub(crate) fn validation(&self, row: &Row) -> Spread {
+        Spread::of(row.outcomes.iter().map(|o| self.shown(o.validated())))
+    }
+
+    fn digits(&self) -> usize {
+        if self.bits { 3 } else { 2 }
+    }
+
+    fn unit(&self) -> &'static str {
+        if self.bits { "bits per byte" } else { "%" }
+    }
+
+    /// Returns whether no other run is both smaller and better on the validation data.
+    pub(crate) fn is_best_at_its_size(&self, row: &Row) -> bool {
+        let loss = |row: &Row| {
+            let mean = self.validation(row).mean;
+            if self.bits { mean } else { -mean }
+        };
+        let beats = |other: &Row| {
+            let (ratios, losses) = ((self.ratio(other), self.ratio(row)), (loss(other), loss(row)));
+            ratios.0 >= ratios.1 && losses.0 <= losses.1 && (ratios.0 > ratios.1 || losses.0 < losses.1)
+        };
+        !row.outcomes.iter().any(|o| o.diverged.is_some()) && !self.rows.iter().any(beats)
     }
 
     pub(crate) fn parameters(&self) -> usize {
@@ -69,7 +95,7 @@ impl Study {
     /// weights and batches.
     fn distance(&self, row: &Row) -> Option<Spread> {
         let pairs = row.outcomes.iter().zip(&self.baseline()?.outcomes);
-        Some(Spread::of(pairs.map(|(a, b)| self.test_of(a) - self.test_of(b))))
+        Some(Spread::of(pairs.map(|(a, b)| self.shown(a.test) - self.shown(b.test))))
     }
 }
 
@@ -222,28 +248,43 @@ fn table(out: &mut String, study: &Study) -> std::fmt::Result {
         s.rate
     );
     writeln!(out, "{}\n", wrapped(&about, ""))?;
-    let test = if study.bits { "test, bits per byte" } else { "test accuracy, %" };
+    if let Some(raw) = study.baseline().filter(|raw| raw.outcomes.iter().all(|o| o.validation.len() == 10)) {
+        let after =
+            |tenths: usize| Spread::of(raw.outcomes.iter().map(|o| study.shown(o.validation[tenths - 1])));
+        let progress = [5, 8, 9, 10].map(|tenths| after(tenths).show(study.digits()));
+        let text = format!(
+            "Uncompressed, on the validation data, after 5, 8, 9 and 10 tenths of the steps: {} {}.",
+            progress.join(", "),
+            study.unit()
+        );
+        writeln!(out, "{}\n", wrapped(&text, ""))?;
+    }
+    let (what, unit) = (if study.bits { "" } else { " accuracy" }, study.unit());
     writeln!(
         out,
-        "| compressor | train loss | {test} | bytes sent per worker | ratio | compress + encode, ms | decode + sum, ms | train, ms | the scheme's paper |"
+        "| compressor | train loss | validation{what}, {unit} | test{what}, {unit} | bytes sent per worker | ratio | compress + encode, ms | decode + sum, ms | train, ms | the scheme's paper |"
     )?;
-    writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
+    writeln!(out, "|---|---|---|---|---|---|---|---|---|---|")?;
     for row in &study.rows {
         let mean = |of: &dyn Fn(&Outcome) -> f64| Spread::of(row.outcomes.iter().map(of)).mean;
         let rounds = s.steps as f64;
         let ms = |seconds: f64, of: usize| 1000.0 * seconds / of as f64 / rounds;
         let loss = Spread::of(row.outcomes.iter().map(Outcome::final_loss));
-        let (test, digits) = (study.test(row), if study.bits { 3 } else { 2 });
         if let Some(step) = row.outcomes.iter().find_map(|o| o.diverged) {
-            writeln!(out, "| {} | diverged at step {step} | | | | | | | {} |", row.run.name, row.run.claim)?;
+            writeln!(
+                out,
+                "| {} | diverged at step {step} | | | | | | | | {} |",
+                row.run.name, row.run.claim
+            )?;
             continue;
         }
         writeln!(
             out,
-            "| {} | {} | {} | {} | {} | {:.2} | {:.2} | {:.1} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {:.2} | {:.2} | {:.1} | {} |",
             row.run.name,
             loss.show(4),
-            test.show(digits),
+            study.validation(row).show(study.digits()),
+            study.test(row).show(study.digits()),
             thousands(sent(row)),
             times(study.ratio(row)),
             ms(mean(&|o| o.traffic.encoding.as_secs_f64()), s.workers),
@@ -311,8 +352,10 @@ fn notes(out: &mut String, studies: &[Study], cores: usize) -> std::fmt::Result 
          twentieth along a cosine, for all runs.",
         "**EF** is error feedback: the residual of a compressor is added to the next update.",
         "**Train loss** is the mean of the workers' batches over the last twentieth of the steps. ± \
-         is the standard deviation over 3 seeds (2 for the language model); lines without ± have one \
-         seed.",
+         is the standard deviation over seeds, which share first weights and batches with those of \
+         other lines.",
+        "**Validation and test**: no step uses either. The choices of this page (the runs that a plot \
+         names as best at their size) rest on the validation data, what it says of a run on the test data.",
         &times,
         "**The scheme's paper**: the authors' results on their own networks, or a consequence of the \
          format where stated. These are not results on the networks of this page.",
@@ -368,9 +411,12 @@ fn learned_table(out: &mut String, study: &Study) -> std::fmt::Result {
         if study.seeds == 1 { "" } else { "s" }
     );
     writeln!(out, "{}\n", wrapped(&about, ""))?;
-    let test = if study.bits { "test, bits per byte" } else { "test accuracy, %" };
-    writeln!(out, "| scheme | train loss | {test} | bytes of a worker in a late step | error on the set |")?;
-    writeln!(out, "|---|---|---|---|---|")?;
+    let (what, unit) = (if study.bits { "" } else { " accuracy" }, study.unit());
+    writeln!(
+        out,
+        "| scheme | train loss | validation{what}, {unit} | test{what}, {unit} | bytes of a worker in a late step | error on the set |"
+    )?;
+    writeln!(out, "|---|---|---|---|---|---|")?;
     for row in &study.rows {
         let spread = |of: &dyn Fn(&Outcome) -> f64| Spread::of(row.outcomes.iter().map(of));
         let error = |o: &Outcome| o.learned.map_or(f64::NAN, |l| l.error());
@@ -380,10 +426,11 @@ fn learned_table(out: &mut String, study: &Study) -> std::fmt::Result {
         };
         writeln!(
             out,
-            "| {} | {} | {} | {} | {error} |",
+            "| {} | {} | {} | {} | {} | {error} |",
             row.run.name,
             spread(&Outcome::final_loss).show(4),
-            study.test(row).show(if study.bits { 3 } else { 2 }),
+            study.validation(row).show(study.digits()),
+            study.test(row).show(study.digits()),
             thousands(spread(&Outcome::late_bytes).mean)
         )?;
     }

@@ -62,8 +62,6 @@ pub(crate) struct Run {
     pub(crate) clip: Option<f32>,
     /// Claim of the paper.
     pub(crate) claim: &'static str,
-    /// Maximum number of seeds; runs with a target have more.
-    pub(crate) seeds: u64,
     /// Whether a server sums and answers; affects the received bytes.
     pub(crate) server: bool,
     /// Whether the first steps are sent as `raw`, like the learned codec's first phase.
@@ -146,15 +144,9 @@ impl Run {
             rate: 1.0,
             clip: None,
             claim,
-            seeds: 1,
             server: false,
             dense: false,
         }
-    }
-
-    /// Sets the number of seeds.
-    fn seeds(self, seeds: u64) -> Self {
-        Self { seeds, ..self }
     }
 
     /// Sets another learning rate, and adds it to the name.
@@ -273,9 +265,9 @@ const ONE_BIT: &str = "up to 5x less communication";
 pub(crate) fn convolutional() -> Vec<Run> {
     let codec = |spec, feedback, claim| Run::codec(spec, feedback, MOMENTUM, claim);
     vec![
-        codec("raw", false, "").seeds(3),
+        codec("raw", false, ""),
         codec("lossless", false, ""),
-        codec("natural", false, NATURAL).seeds(3),
+        codec("natural", false, NATURAL),
         codec("dither:levels=8", false, DITHER),
         codec("qsgd:bits=4", false, QSGD),
         codec("terngrad", false, TERNGRAD),
@@ -283,7 +275,7 @@ pub(crate) fn convolutional() -> Vec<Run> {
         codec("sign", true, SIGN),
         codec("topk:density=0.01", true, ""),
         codec("topk:density=0.01,values=bf16", true, ""),
-        codec("topk:density=0.01,values=pow2", true, POW2).seeds(3),
+        codec("topk:density=0.01,values=pow2", true, POW2),
         codec("topk:density=0.01,scope=global", true, ""),
         codec("stc:density=0.01", true, ""),
         codec("sidco:density=0.01,values=pow2", true, ""),
@@ -294,7 +286,7 @@ pub(crate) fn convolutional() -> Vec<Run> {
         codec("powersgd:rank=2", true, POWER),
         Run::demo(8, 0.02, DEMO),
         Run::dgc(0.001, 1.0, DGC),
-        Run::sbc(0.001, Positions::Auto, 1, MOMENTUM, SBC).seeds(3),
+        Run::sbc(0.001, Positions::Auto, 1, MOMENTUM, SBC),
         Run::sbc(0.001, Positions::RiceOne, 1, MOMENTUM, SBC),
         Run::sbc(0.01, Positions::Auto, 10, MOMENTUM, SBC_DELAY),
         Run::scalecom(0.01, 1.0, MOMENTUM, SCALECOM),
@@ -307,15 +299,15 @@ pub(crate) fn convolutional() -> Vec<Run> {
 /// stays in the residual for many steps.
 pub(crate) fn long() -> Vec<Run> {
     let wanted = |run: &Run| run.name == UNCOMPRESSED || run.name.starts_with("sbc:density=0.001, ");
-    convolutional().into_iter().filter(wanted).map(|run| run.seeds(3)).collect()
+    convolutional().into_iter().filter(wanted).collect()
 }
 
 /// Returns the runs of the language model.
 pub(crate) fn language() -> Vec<Run> {
     let codec = |spec, feedback, claim| Run::codec(spec, feedback, Rule::Adam, claim);
     vec![
-        codec("raw", false, "").seeds(2),
-        codec("natural", false, NATURAL).seeds(2),
+        codec("raw", false, ""),
+        codec("natural", false, NATURAL),
         codec("int8", false, ""),
         codec("qsgd:bits=4", false, QSGD),
         codec("sign", true, SIGN),
@@ -335,6 +327,12 @@ pub(crate) fn language() -> Vec<Run> {
         },
         Run { clip: Some(1.0), ..Run::dgc(0.001, SGD, DGC) },
     ]
+}
+
+/// Returns the runs of the language model that show how a longer training ends.
+pub(crate) fn language_long() -> Vec<Run> {
+    let names = [UNCOMPRESSED, "topk:density=0.01,values=pow2, EF", "sbc:density=0.001, 1 local step"];
+    language().into_iter().filter(|run| names.contains(&run.name.as_str())).collect()
 }
 
 /// Learning rate of SGD relative to that of Adam, on the language model.
@@ -360,7 +358,7 @@ pub(crate) fn learned(outer: Rule) -> Vec<Run> {
     };
     let lgc =
         |autoencoder, feedback| Lgc { autoencoder, density: 0.01, momentum: 0.0, feedback, iterations: 10 };
-    let runs = vec![
+    vec![
         Run::codec("raw", false, outer, ""),
         topk(0.01),
         // About the bytes of a shared set.
@@ -374,6 +372,5 @@ pub(crate) fn learned(outer: Rule) -> Vec<Run> {
         Run::lgc("LGC, innovation replaces, error fed back", lgc(Autoencoder::Replace, true), outer),
         Run::lgc("innovation alone", lgc(Autoencoder::Zero, false), outer),
         Run::lgc("innovation alone, error fed back", lgc(Autoencoder::Zero, true), outer),
-    ];
-    runs.into_iter().map(|run| run.seeds(3)).collect()
+    ]
 }

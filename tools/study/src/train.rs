@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::Result;
 use crate::clock;
+use crate::data::Part;
 use crate::group::{self, Traffic};
 use crate::learned::Learned;
 use crate::model::{At, Score, Task, Tensors, initial};
@@ -21,6 +22,10 @@ pub(crate) struct Setting {
     pub(crate) rate: f32,
 }
 
+/// Steps of the shortest run that is scored after each tenth of them. A score of the language model takes as
+/// long as five steps.
+const SCORED_OFTEN: u64 = 100;
+
 /// Results of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
@@ -28,7 +33,10 @@ pub(crate) struct Outcome {
     pub(crate) losses: Vec<f32>,
     /// Mean bytes that a worker has sent after each step.
     pub(crate) sent: Vec<f64>,
-    pub(crate) score: Score,
+    /// Score on the validation data after each tenth of the steps, or of a short run at its end.
+    pub(crate) validation: Vec<Score>,
+    /// Score of the last weights on the test data.
+    pub(crate) test: Score,
     pub(crate) traffic: Traffic,
     /// Time of forward and backward passes, for all workers.
     pub(crate) training: Duration,
@@ -45,6 +53,11 @@ impl Outcome {
     pub(crate) fn final_loss(&self) -> f64 {
         let last = (self.losses.len() / 20).max(1);
         self.losses[self.losses.len() - last..].iter().map(|&l| f64::from(l)).sum::<f64>() / last as f64
+    }
+
+    /// Returns the score of the last weights on the validation data.
+    pub(crate) fn validated(&self) -> Score {
+        self.validation.last().copied().unwrap_or(Score { loss: f64::NAN, accuracy: f64::NAN })
     }
 
     /// Returns the mean bytes that a worker sent in each of the second half of the steps.
@@ -67,6 +80,7 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
     let mut locals = vec![Optimiser::new(run.local.map_or(PLAIN, |l| l.rule), &first); setting.workers];
     let mut own: Vec<Tensors> = Vec::new();
     let (mut losses, mut sent, mut training) = (Vec::new(), Vec::new(), Duration::ZERO);
+    let mut validation = Vec::new();
     let mut diverged = None;
     'steps: for step in 0..setting.steps {
         let rate = setting.rate * run.rate * schedule(step, setting.steps);
@@ -107,6 +121,10 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
             own.clear();
         }
         sent.push(group.traffic().sent_each());
+        let ends_a_tenth = 10 * (step + 1) / setting.steps > 10 * step / setting.steps;
+        if step + 1 == setting.steps || ends_a_tenth && setting.steps >= SCORED_OFTEN {
+            validation.push(task.score(&weights[0], Part::Validation));
+        }
     }
     group.finish()?;
     let digests: Vec<String> = weights.iter().map(digest).collect();
@@ -114,9 +132,9 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
         return Err(format!("{}: receivers ended with different weights", run.name).into());
     }
     let traffic = group.traffic().clone();
-    let (score, digest) = (task.test(&weights[0]), digests[0].clone());
+    let (test, digest) = (task.score(&weights[0], Part::Test), digests[0].clone());
     let learned = group.learned();
-    Ok(Outcome { losses, sent, score, traffic, training, learned, digest, diverged })
+    Ok(Outcome { losses, sent, validation, test, traffic, training, learned, digest, diverged })
 }
 
 /// Returns `from - to`: a pseudo-gradient.
