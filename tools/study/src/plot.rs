@@ -80,7 +80,7 @@ fn loss(study: &Study, path: &Path) -> Result<()> {
         .configure_mesh()
         .x_desc("bytes sent, all headers counted (k, M, G: 10^3, 10^6, 10^9)")
         .y_desc("training loss, mean of seeds, of a window of a twentieth of the steps")
-        .x_label_formatter(&|x| bytes(*x).replace(' ', "").replace('B', ""))
+        .x_label_formatter(&|x| bytes(*x).replace([' ', 'B'], ""))
         .y_label_formatter(&|y| short(*y))
         .light_line_style(RGBColor(240, 240, 240))
         .label_style(("sans-serif", 14))
