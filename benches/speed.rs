@@ -19,7 +19,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use gcodec::block::{CodedBlock, Scope, Target};
-use gcodec::compress::{Digests, Input, Options, compress, deltas, random};
+use gcodec::compress::{Digests, Input, Options, compress, deltas, pending, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader, tensor_digest};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -156,7 +156,7 @@ impl Bench {
         let mut stream = bytes.clone();
         let cost = self.best(|| {
             stream.clear();
-            write_to(&mut stream, &self.manifest, &UpdateHeader::default(), &crate::blocks(&codec, view));
+            self.encode_to(&mut stream, &codec, view);
         });
         drop(stream);
         self.row(&name("encode"), view, cost, Against::Read, encode_floor);
@@ -384,7 +384,20 @@ impl Bench {
     }
 
     fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
-        write(&self.manifest, &UpdateHeader::default(), &blocks(codec, view))
+        let mut out = Vec::new();
+        self.encode_to(&mut out, codec, view);
+        out
+    }
+
+    fn encode_to(&self, out: &mut Vec<u8>, codec: &Codec, view: TensorView<'_>) {
+        let input = Input { tensor: 0, name: "w", view, base: None };
+        let blocks = pending(&[input], std::slice::from_ref(codec), &Options::default());
+        let mut encoder = Encoder::new(EncodeOptions::default());
+        let blocks = blocks.expect("a finite tensor");
+        encoder
+            .update_pending(out, &UpdateHeader::default(), &self.manifest, &blocks)
+            .expect("blocks of this manifest");
+        encoder.finish(out);
     }
 
     fn row(&mut self, name: &str, view: TensorView<'_>, cost: Cost, against: Against, floor: Option<f64>) {

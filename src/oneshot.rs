@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::compress::{Codec, Input, Options, compress};
+use crate::compress::{Codec, Input, Options, pending};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{HEADER_LEN, Manifest, TensorInfo, UpdateHeader, UpdatePart};
 use crate::limits::Limits;
@@ -24,11 +24,11 @@ pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u
         .map(|(i, (name, view))| Input { tensor: i as u64, name, view: *view, base: None })
         .collect();
     let codecs = vec![*codec; inputs.len()];
-    let blocks = compress(&inputs, &codecs, &Options::default(), None)?;
+    let blocks = pending(&inputs, &codecs, &Options::default())?;
     let header = UpdateHeader::default().with_label(codec.to_string());
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
-    encoder.update(&mut out, &header, &manifest, &blocks)?;
+    encoder.update_pending(&mut out, &header, &manifest, &blocks)?;
     encoder.finish(&mut out);
     Ok(out)
 }

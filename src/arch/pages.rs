@@ -49,6 +49,26 @@ pub(crate) fn with_room<T: Copy>(len: usize) -> Vec<T> {
     buffer
 }
 
+/// Returns the first `len` items of a buffer that is used again, longer than before if necessary. They have
+/// any values.
+pub(crate) fn reused<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {
+    if buffer.len() < len {
+        // Nothing is copied, and new memory has zeros already.
+        *buffer = Vec::new();
+        *buffer = zeros(len);
+    }
+    &mut buffer[..len]
+}
+
+/// Returns a buffer of `len` items that have any values, in the memory of `used` if that is large enough.
+pub(crate) fn of_len<T: Copy + Default>(mut used: Vec<T>, len: usize) -> Vec<T> {
+    if used.capacity() < len {
+        return zeros(len);
+    }
+    used.resize(len, T::default());
+    used
+}
+
 /// Returns `len` zeros on large pages.
 pub(crate) fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
     let mut buffer = vec![T::default(); len];
@@ -59,6 +79,19 @@ pub(crate) fn zeros<T: Copy + Default>(len: usize) -> Vec<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buffers_that_are_used_again_only_grow() {
+        let mut buffer = Vec::new();
+        for (len, room) in [(0, 0), (10, 10), (5, 10), (11, 11), (11, 11)] {
+            assert_eq!(reused::<u16>(&mut buffer, len).len(), len);
+            assert_eq!(buffer.len(), room);
+        }
+        for len in [3, 11, 12] {
+            buffer = of_len(buffer, len);
+            assert_eq!(buffer.len(), len);
+        }
+    }
 
     #[test]
     fn advice_changes_no_content() {

@@ -34,14 +34,15 @@ pub(crate) struct Steps {
     pub(crate) last: u8,
 }
 
-/// Encodes the rows of `symbols`, the last row first. Words are written before `words[free..]`; `free` must
-/// leave room for one row more than remains. Returns the new `free`; `None` in the plain form.
+/// Encodes the rows of `symbols`, the last row first. Words, in little-endian bytes, are written before
+/// `words[free..]`; `free` must leave room for one row more than remains. Returns the new `free`; `None` in
+/// the plain form.
 pub(crate) fn encode_rows(
     form: Form,
     symbols: &[[u8; LANES]],
     steps: &Steps,
     states: &mut [u32; LANES],
-    words: &mut [u16],
+    words: &mut [[u8; 2]],
     free: usize,
 ) -> Option<usize> {
     match form.0 {

@@ -38,6 +38,11 @@ impl Bits {
         &self.bytes
     }
 
+    /// Returns the bytes.
+    pub(crate) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
     /// Bit `index`; false beyond the end.
     pub fn get(&self, index: usize) -> bool {
         self.bytes.get(index / 8).is_some_and(|b| b >> (index % 8) & 1 == 1)

@@ -10,6 +10,7 @@ mod coded;
 mod dense;
 mod groups;
 mod part;
+mod pending;
 mod scales;
 pub(crate) mod space;
 pub(crate) mod support;
@@ -25,6 +26,8 @@ pub(crate) use dense::{Run, for_each_run_in};
 pub use groups::Groups;
 pub(crate) use part::WrittenBlock;
 pub use part::{Part, WireBlock};
+pub use pending::PendingBlock;
+pub(crate) use pending::{Later, LaterValues, Pending};
 pub use scales::{ScaleFormat, Scales};
 pub use space::{IndexSpace, Lens, Sets, Shapes, SharedSet};
 pub use support::{
@@ -32,8 +35,8 @@ pub use support::{
 };
 pub(crate) use support::{ROWS, Ranker, STEP, Selector, fill_keys, key, steps};
 pub use values::{
-    Affine, Codebook, Constant, Dct, Floats, Latent, Levels, LowRank, Minifloat, Planes, Pow2, Sign, Ulp,
-    Values, ValuesId,
+    Affine, Codebook, Constant, Dct, Floats, Latent, LevelList, Levels, LowRank, Minifloat, Planes, Pow2,
+    Sign, Ulp, Values, ValuesId,
 };
 pub use values::{MinifloatFormat, ModelId, Norm, Packed, Spacing, Stored, Underflow, WireValues, Zero};
 pub use wire::{BlockOptions, RawBlock};

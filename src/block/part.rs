@@ -90,6 +90,14 @@ pub(crate) struct WrittenBlock {
 }
 
 impl WrittenBlock {
+    /// Puts the length before the `fields` that precede support and values.
+    pub(super) fn new(fields: &[u8], payload: Vec<u8>) -> Self {
+        let mut head = Vec::new();
+        put_varint(&mut head, (fields.len() + payload.len()) as u64);
+        head.extend_from_slice(fields);
+        Self { head, payload }
+    }
+
     pub(crate) fn append_to(&self, out: &mut dyn Output) {
         out.append(&self.head);
         out.append(&self.payload);
@@ -291,9 +299,6 @@ impl WireBlock<'_> {
             }
             Part::Written { bytes, .. } => payload.extend_from_slice(bytes),
         }
-        let mut head = Vec::new();
-        put_varint(&mut head, (fields.len() + payload.len()) as u64);
-        head.extend_from_slice(&fields);
-        Ok(WrittenBlock { head, payload })
+        Ok(WrittenBlock::new(&fields, payload))
     }
 }

@@ -50,6 +50,19 @@ pub(crate) struct Coder<'a> {
     pub(crate) record: Option<&'a mut Vec<(Role, Counts)>>,
     /// Number of symbols from which on a segment has 32 lanes.
     pub(crate) wide_from: usize,
+    pub(crate) scratch: Scratch,
+}
+
+/// Memory that blocks use one after another: new memory takes longer than most coding.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// Symbols of byte planes.
+    pub(crate) symbols: Vec<u8>,
+    /// Codes and signs of values.
+    pub(crate) codes: Vec<u8>,
+    pub(crate) signs: Vec<u8>,
+    words: Vec<rans::Word>,
+    segment: Vec<u8>,
 }
 
 impl<'a> Coder<'a> {
@@ -58,7 +71,7 @@ impl<'a> Coder<'a> {
         tables: &'a [Table],
         record: Option<&'a mut Vec<(Role, Counts)>>,
     ) -> Self {
-        Self { entropy, tables, record, wide_from: rans::WIDE_FROM }
+        Self { entropy, tables, record, wide_from: rans::WIDE_FROM, scratch: Scratch::default() }
     }
 
     /// The number of segments whose counts are recorded.
@@ -128,7 +141,7 @@ fn write_entropy(
         return;
     }
     let len = 1usize << cut.segment_log;
-    let mut segment = Vec::new();
+    let mut segment = std::mem::take(&mut coder.scratch.segment);
     let counts = cut.fine.chunks(1 << (cut.segment_log - FINE_LOG)).map(sum);
     for (i, (part, counts)) in symbols.chunks(len).zip(counts).enumerate() {
         segment.clear();
@@ -137,6 +150,7 @@ fn write_entropy(
         put_varint(out, segment.len() as u64);
         out.extend_from_slice(&segment);
     }
+    coder.scratch.segment = segment;
 }
 
 fn write_segment(
@@ -165,7 +179,8 @@ fn write_segment(
             &own
         }
     };
-    rans::write(out, symbols, counts, table, coder.lanes_log(symbols.len(), cost));
+    let lanes_log = coder.lanes_log(symbols.len(), cost);
+    rans::write(out, symbols, counts, table, lanes_log, &mut coder.scratch.words);
     if let Some(values) = values {
         let mut plane = PlaneWriter::new(out);
         for (&symbol, &value) in symbols.iter().zip(values) {

@@ -49,7 +49,7 @@ pub(crate) fn write_lists(out: &mut Vec<u8>, coder: &mut Coder<'_>, lists: &[&[u
     }
     put_varint(out, words.len() as u64);
     put_u32(out, state);
-    out.extend(words.iter().rev().flat_map(|word| word.to_le_bytes()));
+    out.extend(words.iter().rev().flatten());
 }
 
 /// Groups lists around `count` tables. Returns them with their cost in 1/65536 bit.

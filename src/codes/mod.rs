@@ -13,7 +13,7 @@ mod tokens;
 
 pub use ints::CODINGS;
 pub(crate) use ints::{
-    Coder, PACKED, Role, SymbolPlan, TokenPlan, entropy_symbol_cost, pays, write_entropy_symbols,
+    Coder, PACKED, Role, Scratch, SymbolPlan, TokenPlan, entropy_symbol_cost, pays, write_entropy_symbols,
     write_entropy_tokens, write_grouped_ints, write_ints, write_small_grouped_ints, write_small_ints,
     write_symbols,
 };

@@ -2,11 +2,14 @@
 //! frequencies (spec, section 7.3).
 
 use crate::arch::rans::{Encoded, FEW, Few, Slots};
-use crate::arch::{self, Form};
+use crate::arch::{self, Form, pages};
 use crate::bits::{Cursor, put_u32, put_varint};
 use crate::codes::table::{Counts, FREQ_BITS, Table};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
+
+/// A word of the wire, in little-endian bytes.
+pub(super) type Word = [u8; 2];
 
 /// State in which an encoder begins and a decoder ends.
 pub(super) const INITIAL: u32 = 1 << 16;
@@ -66,14 +69,22 @@ pub(super) fn steps(table: &Table) -> [Step; 256] {
 }
 
 /// Appends the lanes, words and states of `symbols`. `counts` are their counts; `table` must contain all of
-/// them.
-pub(crate) fn write(out: &mut Vec<u8>, symbols: &[u8], counts: &Counts, table: &Table, lanes_log: u8) {
+/// them. `memory` is used again.
+pub(crate) fn write(
+    out: &mut Vec<u8>,
+    symbols: &[u8],
+    counts: &Counts,
+    table: &Table,
+    lanes_log: u8,
+    memory: &mut Vec<Word>,
+) {
     let steps = steps(table);
-    let room = most_words(counts, table, symbols.len());
+    // Words are filled from the end because they are read in reverse. A row is always stored whole.
+    let words = pages::reused(memory, arch::rans::LANES + most_words(counts, table, symbols.len()));
     match lanes_log {
-        0 => write_lanes::<1>(out, symbols, &steps, room, lanes_log),
-        2 => write_lanes::<4>(out, symbols, &steps, room, lanes_log),
-        _ => write_lanes::<32>(out, symbols, &steps, room, 5),
+        0 => write_lanes::<1>(out, symbols, &steps, words, lanes_log),
+        2 => write_lanes::<4>(out, symbols, &steps, words, lanes_log),
+        _ => write_lanes::<32>(out, symbols, &steps, words, 5),
     }
 }
 
@@ -91,40 +102,34 @@ fn write_lanes<const L: usize>(
     out: &mut Vec<u8>,
     symbols: &[u8],
     steps: &[Step; 256],
-    room: usize,
+    words: &mut [Word],
     lanes_log: u8,
 ) {
     let mut states = [INITIAL; L];
-    // Words are filled from the end because they are read in reverse. A row is always stored whole.
-    let mut words = arch::pages::zeros::<u16>(arch::rans::LANES + room);
     let mut free = words.len();
     let (rows, rest) = symbols.as_chunks::<L>();
     for (state, &symbol) in states.iter_mut().zip(rest).rev() {
-        put(state, &steps[usize::from(symbol)], &mut words, &mut free);
+        put(state, &steps[usize::from(symbol)], words, &mut free);
     }
-    free = match put_rows_wide(arch::widest(), rows, steps, &mut states, &mut words, free) {
+    free = match put_rows_wide(arch::widest(), rows, steps, &mut states, words, free) {
         Some(free) => free,
-        None => put_rows(rows, steps, &mut states, &mut words, free),
+        None => put_rows(rows, steps, &mut states, words, free),
     };
     let words = &words[free..];
     out.push(lanes_log);
     put_varint(out, words.len() as u64);
     states.iter().for_each(|&s| put_u32(out, s));
-    let start = out.len();
-    out.resize(start + 2 * words.len(), 0);
-    for (bytes, word) in out[start..].as_chunks_mut::<2>().0.iter_mut().zip(words) {
-        *bytes = word.to_le_bytes();
-    }
+    out.extend_from_slice(words.as_flattened());
 }
 
 /// Encodes a symbol into a state. If the state would become too large, its word is first written before
 /// `words[free..]`.
 #[inline(always)]
-fn put(state: &mut u32, step: &Step, words: &mut [u16], free: &mut usize) {
+fn put(state: &mut u32, step: &Step, words: &mut [Word], free: &mut usize) {
     let Step { reciprocal, freq, start } = *step;
     let mut x = *state;
     let overflows = x >> 20 >= freq;
-    words[*free - 1] = x as u16;
+    words[*free - 1] = (x as u16).to_le_bytes();
     *free -= usize::from(overflows);
     x >>= if overflows { 16 } else { 0 };
     let quotient = ((u64::from(x) * reciprocal) >> 44) as u32;
@@ -133,8 +138,8 @@ fn put(state: &mut u32, step: &Step, words: &mut [u16], free: &mut usize) {
 
 /// Encodes a symbol into a state, and appends its word if the state would become too large. Words are read in
 /// reverse.
-pub(super) fn put_one(state: &mut u32, step: &Step, words: &mut Vec<u16>) {
-    let mut room = [0; 1];
+pub(super) fn put_one(state: &mut u32, step: &Step, words: &mut Vec<Word>) {
+    let mut room = [Word::default(); 1];
     let mut free = 1;
     put(state, step, &mut room, &mut free);
     if free == 0 {
@@ -147,7 +152,7 @@ fn put_rows<const L: usize>(
     rows: &[[u8; L]],
     steps: &[Step; 256],
     states: &mut [u32; L],
-    words: &mut [u16],
+    words: &mut [Word],
     mut free: usize,
 ) -> usize {
     for row in rows.iter().rev() {
@@ -164,7 +169,7 @@ fn put_rows_wide<const L: usize>(
     rows: &[[u8; L]],
     steps: &[Step; 256],
     states: &mut [u32; L],
-    words: &mut [u16],
+    words: &mut [Word],
     free: usize,
 ) -> Option<usize> {
     let states = states.as_mut_slice().try_into().ok()?;
@@ -396,18 +401,18 @@ mod tests {
             };
             let start: [u32; 32] = std::array::from_fn(any);
             let mut states = start;
-            let mut words = vec![0; 32 * 301 + 1];
+            let mut words = vec![[0; 2]; 32 * 301 + 1];
             let all = words.len();
             let free = put_rows(&rows, &steps, &mut states, &mut words, all);
             let slots = slots(table);
-            let bytes: Vec<u8> = words[free..].iter().flat_map(|w| w.to_le_bytes()).collect();
+            let bytes = words[free..].as_flattened().to_vec();
             let (mut back, mut first, mut taken) = (vec![[0; 32]; rows.len()], states, 0);
             get_rows(&mut back, &slots, &mut first, &bytes, &mut taken);
             assert_eq!((taken, first), (bytes.len(), start), "case {case}");
             assert_eq!(back, rows, "case {case}");
 
             for form in arch::forms() {
-                let (mut wide_states, mut wide_words) = (start, vec![0; all]);
+                let (mut wide_states, mut wide_words) = (start, vec![[0; 2]; all]);
                 // The plain form leaves all rows to the loops above.
                 if let Some(wide) = put_rows_wide(form, &rows, &steps, &mut wide_states, &mut wide_words, all)
                 {
@@ -437,7 +442,7 @@ mod tests {
         let counts = count(symbols);
         let table = Table::from_counts(&counts).unwrap();
         let mut bytes = Vec::new();
-        write(&mut bytes, symbols, &counts, &table, lanes_log);
+        write(&mut bytes, symbols, &counts, &table, lanes_log, &mut Vec::new());
         let mut out = vec![0; symbols.len()];
         let mut cursor = Cursor::new(&bytes, 0, "segment");
         read(&mut cursor, slots(&table), &mut out).unwrap();
@@ -464,7 +469,8 @@ mod tests {
                 let written = all[..count].iter().map(|symbols| {
                     let (counts, mut bytes) = (super::count(symbols), Vec::new());
                     let table = Table::from_counts(&counts).unwrap();
-                    write(&mut bytes, symbols, &counts, &table, if symbols.len() < 256 { 0 } else { 5 });
+                    let lanes_log = if symbols.len() < 256 { 0 } else { 5 };
+                    write(&mut bytes, symbols, &counts, &table, lanes_log, &mut Vec::new());
                     (table, bytes)
                 });
                 let written: Vec<_> = written.collect();
@@ -504,7 +510,7 @@ mod tests {
         let counts = count(&symbols);
         let table = Table::from_counts(&counts).unwrap();
         let mut bytes = Vec::new();
-        write(&mut bytes, &symbols, &counts, &table, 0);
+        write(&mut bytes, &symbols, &counts, &table, 0, &mut Vec::new());
         for bit in 0..bytes.len() * 8 {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);

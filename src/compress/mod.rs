@@ -13,6 +13,7 @@ mod feedback;
 mod moments;
 mod options;
 mod parts;
+mod pending;
 mod select;
 pub mod senders;
 mod settings;
@@ -30,11 +31,13 @@ pub use codecs::delta::{Digests, deltas};
 pub use codecs::{Change, ChunkValues, Fit, Scaling, Share, Stages};
 pub use feedback::Feedback;
 pub use options::{Input, NonFinite, Options};
+pub use pending::pending;
 pub use select::Chosen;
 pub use settings::{Amount, Kept, Selection, SpecError};
 
 use crate::block::{Block, BlockOptions, CodedBlock, Positions};
 use crate::error::{Error, InputErrorKind, Result};
+use codecs::quantize::Quantizer;
 use codecs::*;
 use codecs::{demo, lossless, natural, powersgd, quantize, sign};
 use parts::{Part, parts, runs, whole};
@@ -211,6 +214,17 @@ impl Codec {
         self
     }
 
+    /// Returns the quantiser of a codec that quantises all elements.
+    fn quantizer(&self) -> Option<Quantizer> {
+        match self {
+            Self::Qsgd(c) => Some(c.quantizer()),
+            Self::Dither(c) => Some(c.quantizer()),
+            Self::TernGrad(c) => Some(c.quantizer()),
+            Self::Int8(c) => Some(c.quantizer()),
+            _ => None,
+        }
+    }
+
     /// Whether the receiver may get other values than the sender had.
     pub fn is_lossy(&self) -> bool {
         !matches!(self, Self::Raw | Self::Lossless | Self::Delta(_))
@@ -265,11 +279,11 @@ impl Codec {
             Self::Demo(c) => demo::blocks(tensors, inputs, c, options, blocks)?,
             Self::PowerSgd(c) => powersgd::blocks(tensors, inputs, c, options, blocks)?,
             Self::Natural(c) => natural::blocks(tensors, c, options, blocks)?,
-            Self::Qsgd(c) => quantize::levels(tensors, c.levels(), options, blocks)?,
-            Self::Dither(c) => quantize::levels(tensors, c.levels(), options, blocks)?,
-            Self::TernGrad(c) => quantize::levels(tensors, c.levels(), options, blocks)?,
+            Self::Qsgd(c) => quantize::blocks(tensors, c.quantizer(), options, blocks)?,
+            Self::Dither(c) => quantize::blocks(tensors, c.quantizer(), options, blocks)?,
+            Self::TernGrad(c) => quantize::blocks(tensors, c.quantizer(), options, blocks)?,
             Self::Sign(c) => sign::blocks(tensors, c, options, blocks)?,
-            Self::Int8(c) => quantize::int8(tensors, c.group, options, blocks)?,
+            Self::Int8(c) => quantize::blocks(tensors, c.quantizer(), options, blocks)?,
         }
         Ok(())
     }
@@ -288,7 +302,7 @@ impl Codec {
 /// | sparse codecs | 12 for each element kept |
 /// | `natural` | 9 bits for each element |
 /// | `int8` | 1 for each element |
-/// | `qsgd`, `dither`, `terngrad` | 4 for each element |
+/// | `qsgd`, `dither`, `terngrad` | 1 for each element; 4 with more than 8 bits |
 /// | `raw`, `lossless` | a copy of the elements |
 /// | `demo` | 12 for each coefficient kept |
 /// | `powersgd` | 4 for each element of the largest tensor |
@@ -297,7 +311,7 @@ impl Codec {
 /// this and to the residuals, sparse codecs take at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::stream::Encoder::update), 64 bytes for each element kept, as measured in
 /// `tests/properties/memory.rs` at a density of 0.001. Dense codecs take a few tiles for each thread. A
-/// sender that cannot hold this compresses some tensors at a time.
+/// sender that cannot hold this compresses some tensors at a time, or uses [`pending()`].
 ///
 /// # Errors
 /// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a

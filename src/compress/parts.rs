@@ -38,6 +38,36 @@ pub(super) enum Part {
     Slice(usize, Range<u64>),
 }
 
+impl Part {
+    /// Returns the scope of the part. `tensor` returns the number in the manifest of a tensor of the run.
+    pub(super) fn scope(&self, tensor: impl Fn(usize) -> u64) -> Scope {
+        match self {
+            Self::Whole(run) => whole(tensor(run.start), run.len()),
+            Self::Slice(i, range) => {
+                Scope::Range { tensor: tensor(*i), start: range.start, len: range.end - range.start }
+            }
+        }
+    }
+
+    /// Returns the tensors of the run that the part covers.
+    pub(super) fn tensors(&self) -> Range<usize> {
+        match self {
+            Self::Whole(run) => run.clone(),
+            Self::Slice(i, _) => *i..*i + 1,
+        }
+    }
+
+    /// Returns the elements that the part covers if they are of one tensor of the run. `lens` are the lengths
+    /// of its tensors.
+    pub(super) fn span(&self, lens: &[u64]) -> Option<(usize, Range<usize>)> {
+        match self {
+            Self::Whole(run) if run.len() > 1 => None,
+            Self::Whole(run) => Some((run.start, 0..lens[run.start] as usize)),
+            Self::Slice(i, range) => Some((*i, range.start as usize..range.end as usize)),
+        }
+    }
+}
+
 /// Tensors with fewer elements than this are small. Neighbouring small tensors share a block.
 const SMALL: u64 = 4096;
 /// The largest number of elements of small tensors in one block.

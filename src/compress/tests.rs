@@ -119,7 +119,7 @@ fn decode_values(values: &Values, kept: &[(usize, usize)], dtype: Dtype) -> Vec<
         }
         Values::Levels(Levels { max_level, groups, norms, levels, .. }) => {
             let norm = |i| f64::from(norms.get(group(groups, i)));
-            let value = |(i, &l): (usize, &i32)| (norm(i) * f64::from(l) / f64::from(*max_level)) as f32;
+            let value = |(i, l): (usize, i32)| (norm(i) * f64::from(l) / f64::from(*max_level)) as f32;
             levels.iter().enumerate().map(value).collect()
         }
         Values::Affine(Affine { bits, groups, scales, zero: Zero::Centre, codes }) => {
@@ -364,7 +364,7 @@ fn qsgd_is_unbiased() {
     let zeros = [tensor(&[0.0; 9])];
     let blocks = run(&zeros, "qsgd:bucket=4", None).unwrap();
     let Values::Levels(Levels { norms, levels, .. }) = &blocks[0].values else { panic!() };
-    assert_eq!((norms.len(), norms.get(2), levels), (3, 0.0, &vec![0; 9]));
+    assert_eq!((norms.len(), norms.get(2), levels), (3, 0.0, &vec![0; 9].into()));
 }
 
 #[test]

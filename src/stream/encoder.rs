@@ -2,11 +2,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::bits::Output;
-use crate::block::{BlockOptions, Coded, SetId, Sets, WireBlock};
+use crate::block::{BlockOptions, Coded, PendingBlock, SetId, Sets, WireBlock};
 use crate::error::{Error, Result};
 use crate::frame::{
     CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
-    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Part, Preamble, UpdateHeader, UpdatePart,
+    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Part, Preamble, Unwritten, UpdateHeader, UpdatePart,
     VERSION_MINOR, write_parts,
 };
 use crate::limits::Limits;
@@ -188,6 +188,37 @@ impl Encoder {
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
         blocks: &[(WireBlock<'_>, BlockOptions)],
+    ) -> Result<()> {
+        let blocks: Vec<_> =
+            blocks.iter().map(|(block, options)| Unwritten::Ready(block, *options)).collect();
+        self.write_update(out, header, manifest, &blocks)
+    }
+
+    /// Appends an update as [`Self::update`] does, from blocks whose values may be made only now.
+    ///
+    /// # Memory
+    /// As [`Self::update`]; in addition, one byte per element of the blocks being written.
+    ///
+    /// # Errors
+    /// The errors of [`Self::update_wire`] and, for values that are made only now, those of
+    /// [`compress()`](../compress/fn.compress.html).
+    pub fn update_pending(
+        &mut self,
+        out: &mut dyn Output,
+        header: &UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: &[PendingBlock<'_>],
+    ) -> Result<()> {
+        let blocks: Vec<_> = blocks.iter().map(|block| Unwritten::from(&block.0)).collect();
+        self.write_update(out, header, manifest, &blocks)
+    }
+
+    fn write_update(
+        &mut self,
+        out: &mut dyn Output,
+        header: &UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: &[Unwritten<'_>],
     ) -> Result<()> {
         // The parts are written to their final place. The encoder's own state, and the frames before them,
         // follow when nothing can fail any more.

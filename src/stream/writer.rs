@@ -1,7 +1,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::block::{BlockOptions, Coded, SetId, WireBlock};
+use crate::block::{BlockOptions, Coded, PendingBlock, SetId, WireBlock};
 use crate::error::Result;
 use crate::frame::{FrameKind, IndexSet, Manifest, Metadata, Model, UpdateHeader};
 use crate::stream::{EncodeOptions, Encoder};
@@ -68,6 +68,19 @@ impl<W: Write> Writer<W> {
         blocks: &[(WireBlock<'_>, BlockOptions)],
     ) -> Result<()> {
         self.put(|encoder, out| encoder.update_wire(out, header, manifest, blocks))
+    }
+
+    /// Writes an update as [`Encoder::update_pending`] does.
+    ///
+    /// # Errors
+    /// The errors of [`Encoder::update_pending`], and [`Error::Io`](crate::Error::Io).
+    pub fn update_pending(
+        &mut self,
+        header: &UpdateHeader,
+        manifest: &Arc<Manifest>,
+        blocks: &[PendingBlock<'_>],
+    ) -> Result<()> {
+        self.put(|encoder, out| encoder.update_pending(out, header, manifest, blocks))
     }
 
     /// Writes an index set as [`Encoder::index_set`] does.

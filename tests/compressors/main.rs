@@ -6,6 +6,7 @@ mod demo;
 mod errors;
 mod natural;
 mod onebit;
+mod pending;
 mod powersgd;
 mod scalecom;
 mod senders;

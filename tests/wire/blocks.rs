@@ -341,7 +341,7 @@ fn values_from_planes_equal_packed_values() {
             }
             Values::Levels(Levels { spacing, max_level, norm, groups, norms, levels }) => {
                 let codes: Vec<u64> =
-                    levels.iter().map(|&l| if l < 0 { -2 * l - 1 } else { 2 * l } as u64).collect();
+                    levels.iter().map(|l| if l < 0 { -2 * l - 1 } else { 2 * l } as u64).collect();
                 space.levels(*spacing, *max_level, *norm, *groups, norms, packed(4, &plane(&codes, 4)))
             }
             Values::Affine(Affine { bits, groups, scales, zero, codes }) => {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use gcodec::compress::{Input, NonFinite, Options, compress, deltas};
+use gcodec::compress::{Input, NonFinite, Options, compress, deltas, pending};
 use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
 use gcodec::stream::EncodeOptions;
 use gcodec::{Codec, TensorView};
@@ -102,13 +102,16 @@ impl Encoder {
             [one] => vec![*one; inputs.len()],
             all => all.to_vec(),
         };
-        let (inner, pending) = (&mut self.inner.0, &mut self.pending);
+        let (inner, pending_bytes) = (&mut self.inner.0, &mut self.pending);
         threads::run(|| {
-            let blocks = compress(&inputs, &codecs, options, feedback.map(|f| &mut f.inner))?;
             let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
+            if feedback.is_none() && !is_delta {
+                let blocks = pending(&inputs, &codecs, options)?;
+                return Ok(inner.update_pending(pending_bytes, &header, &manifest, &blocks)?);
+            }
+            let blocks = compress(&inputs, &codecs, options, feedback.map(|f| &mut f.inner))?;
             let delta = is_delta.then(|| deltas(&inputs, &blocks));
-            inner.update(pending, &header.with_delta(delta), &manifest, &blocks)?;
-            Ok(())
+            Ok(inner.update(pending_bytes, &header.with_delta(delta), &manifest, &blocks)?)
         })
         .map_err(|e| e.named(|number| tensors.get(usize::try_from(number).ok()?).map(|(name, _)| *name)))
     }

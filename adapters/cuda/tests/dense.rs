@@ -311,7 +311,7 @@ fn words_of_elements_beyond_32_bits() {
             panic!()
         };
         let half = (0..n).map(|i| i32::from(word(i) < 1 << 31));
-        assert!(levels.iter().copied().eq(half), "{first}");
+        assert!(levels.iter().eq(half), "{first}");
     }
     mock.assert_sound();
 }

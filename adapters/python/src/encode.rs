@@ -69,7 +69,8 @@ impl Encoded {
 
 #[pymethods]
 impl Encoded {
-    /// Seconds that compressing took, and that coding the blocks took.
+    /// Seconds that compressing took, and that coding the blocks took. Without sender state, dense codecs
+    /// compress large tensors while they code them.
     #[getter]
     fn seconds(&self) -> (f64, f64) {
         self.seconds

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gcodec::block::{CodedBlock, CodedWireBlock};
-use gcodec::compress::{Input, NonFinite, Options, compress};
+use gcodec::compress::{Input, NonFinite, Options, compress, pending};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Delta, Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
 use gcodec::stream::Output;
@@ -250,7 +250,8 @@ struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// Compresses and encodes the update. Returns the time that compressing took.
+    /// Compresses and encodes the update. Returns the time that compressing took, without that of blocks that
+    /// are compressed while they are written.
     fn encode(
         mut self,
         encoder: &mut gcodec::stream::Encoder,
@@ -288,6 +289,14 @@ impl Update<'_> {
             return Ok(compressing);
         }
         let (apart, inputs): (Vec<_>, Vec<_>) = inputs.partition(is_apart);
+        let has_delta = codecs.iter().any(is_delta);
+        if let (Memory::None, true, false) = (&memory, self.lent.is_empty(), has_delta) {
+            let on_host: Vec<Codec> = inputs.iter().map(|input| codecs[input.tensor as usize]).collect();
+            let blocks = pending(&inputs, &on_host, self.options)?;
+            let compressing = start.elapsed();
+            encoder.update_pending(out, &self.header, manifest, &blocks)?;
+            return Ok(compressing);
+        }
         let (on_devices, mut on_host) = match memory {
             Memory::Dgc(dgc) => {
                 if self.provisional {
@@ -298,7 +307,6 @@ impl Update<'_> {
             }
             memory => self.compress(&inputs, &codecs, memory)?,
         };
-        let has_delta = codecs.iter().any(is_delta);
         let mut entries = if has_delta { self.digests.deltas(&inputs, &on_host) } else { Vec::new() };
         // Shards of deltas have blocks and digests of their own, so that a receiver needs no other's base.
         for input in &apart {

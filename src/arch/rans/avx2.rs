@@ -89,7 +89,7 @@ pub(in crate::arch) fn encode(
     symbols: &[[u8; LANES]],
     steps: &Steps,
     states: &mut [u32; LANES],
-    words: &mut [u16],
+    words: &mut [[u8; 2]],
     mut free: usize,
 ) -> usize {
     let table: [i32; 256] =

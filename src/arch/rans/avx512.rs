@@ -99,7 +99,7 @@ pub(in crate::arch) fn encode<const PAGES: usize>(
     symbols: &[[u8; LANES]],
     steps: &Steps,
     states: &mut [u32; LANES],
-    words: &mut [u16],
+    words: &mut [[u8; 2]],
     mut free: usize,
 ) -> usize {
     let first = if PAGES == 1 { steps.first } else { 0 };

@@ -67,15 +67,7 @@ impl Kind for Floats {
     }
 
     fn write(&self, out: &mut Vec<u8>, _: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
-        let dtype = self.stored.dtype(space.dtype);
-        if dtype.bytes_for(space.count) != Some(self.bytes.len() as u64)
-            || has_padding(dtype, space.count, &self.bytes)
-        {
-            return Err(Error::inconsistent("number of floats"));
-        }
-        out.push(self.stored as u8);
-        out.extend_from_slice(&self.bytes);
-        Ok(())
+        write(out, self.stored, &self.bytes, space)
     }
 
     fn read(cursor: &mut Cursor<'_>, _: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
@@ -97,6 +89,23 @@ impl Kind for Floats {
         }
         element::decode_f32s(self.stored.dtype(Dtype::F32), &self.bytes, 0, out)
     }
+}
+
+impl Floats {
+    /// Appends the wire form of elements as they are.
+    pub(crate) fn write_elements(elements: &[u8], out: &mut Vec<u8>, space: &ValueSpace<'_>) -> Result<()> {
+        write(out, Stored::Source, elements, space)
+    }
+}
+
+fn write(out: &mut Vec<u8>, stored: Stored, bytes: &[u8], space: &ValueSpace<'_>) -> Result<()> {
+    let dtype = stored.dtype(space.dtype);
+    if dtype.bytes_for(space.count) != Some(bytes.len() as u64) || has_padding(dtype, space.count, bytes) {
+        return Err(Error::inconsistent("number of floats"));
+    }
+    out.push(stored as u8);
+    out.extend_from_slice(bytes);
+    Ok(())
 }
 
 /// Takes all fields: how the numbers are stored, and their bytes.

@@ -28,7 +28,106 @@ pub struct Levels {
     /// The norms.
     pub norms: Scales,
     /// A level for each value: -s to s.
-    pub levels: Vec<i32>,
+    pub levels: LevelList,
+}
+
+/// A list of levels, in a byte each if all of them fit.
+#[derive(Debug, Clone)]
+pub struct LevelList(Numbers);
+
+#[derive(Debug, Clone)]
+enum Numbers {
+    /// The codes of the wire form: 0, -1, 1, -2, .. are 0, 1, 2, 3, ..
+    Codes(Vec<u8>),
+    Wide(Vec<i32>),
+}
+
+impl LevelList {
+    /// Takes the codes of levels from -128 to 127.
+    pub(crate) fn from_codes(codes: Vec<u8>) -> Self {
+        Self(Numbers::Codes(codes))
+    }
+
+    /// The number of levels.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Numbers::Codes(codes) => codes.len(),
+            Numbers::Wide(levels) => levels.len(),
+        }
+    }
+
+    /// Whether there are no levels.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The levels.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = i32> + '_ {
+        (0..self.len()).map(|i| match &self.0 {
+            Numbers::Codes(codes) => level_of(codes[i]),
+            Numbers::Wide(levels) => levels[i],
+        })
+    }
+
+    /// The bytes in memory.
+    fn memory(&self) -> usize {
+        match &self.0 {
+            Numbers::Codes(codes) => codes.len(),
+            Numbers::Wide(levels) => 4 * levels.len(),
+        }
+    }
+
+    /// The largest magnitude; 0 if there are no levels.
+    fn largest(&self) -> u32 {
+        match &self.0 {
+            // The code of a negative level is one less than twice its magnitude.
+            Numbers::Codes(codes) => {
+                u32::from(codes.iter().fold(0, |most, &code| code.max(most))).div_ceil(2)
+            }
+            Numbers::Wide(levels) => levels.iter().fold(0, |most, level| level.unsigned_abs().max(most)),
+        }
+    }
+
+    /// Returns the memory of the codes, for other codes.
+    pub(crate) fn into_memory(self) -> Vec<u8> {
+        match self.0 {
+            Numbers::Codes(codes) => codes,
+            Numbers::Wide(_) => Vec::new(),
+        }
+    }
+}
+
+/// Inverts [`code_of`].
+#[inline(always)]
+pub(crate) fn level_of(code: u8) -> i32 {
+    i32::from(code >> 1) ^ -i32::from(code & 1)
+}
+
+/// The code of a level from -128 to 127.
+#[inline(always)]
+pub(crate) fn code_of(level: i32) -> u8 {
+    (level << 1 ^ level >> 31) as u8
+}
+
+impl From<Vec<i32>> for LevelList {
+    fn from(levels: Vec<i32>) -> Self {
+        match levels.iter().all(|level| (-128..=127).contains(level)) {
+            true => Self::from_codes(levels.into_iter().map(code_of).collect()),
+            false => Self(Numbers::Wide(levels)),
+        }
+    }
+}
+
+impl FromIterator<i32> for LevelList {
+    fn from_iter<I: IntoIterator<Item = i32>>(levels: I) -> Self {
+        Vec::from_iter(levels).into()
+    }
+}
+
+impl PartialEq for LevelList {
+    fn eq(&self, other: &Self) -> bool {
+        self.iter().eq(other.iter())
+    }
 }
 
 /// How the levels of [`Levels`] are spaced.
@@ -71,7 +170,7 @@ impl Kind for Levels {
             content: Content::Numbers { no_sum: "each sender's levels are relative to its own norm" },
             structure: Structure::Grouped(self.groups),
             weight: self.levels.len() as u64,
-            memory: (self.norms.bytes.len() + 4 * self.levels.len()) as u64,
+            memory: (self.norms.bytes.len() + self.levels.memory()) as u64,
         }
     }
 
@@ -82,17 +181,16 @@ impl Kind for Levels {
 
     fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
         let Self { spacing, max_level, norm, groups, norms, levels } = self;
-        let most = levels.iter().fold(0, |most, level| level.unsigned_abs().max(most));
-        if levels.len() as u64 != space.count || most > *max_level {
+        if levels.len() as u64 != space.count || levels.largest() > *max_level {
             return Err(Error::inconsistent("levels"));
         }
         write_head(out, *spacing, *max_level, *norm, *groups, norms, space)?;
-        if *max_level <= MAX_SMALL {
-            let codes: Vec<u8> = levels.iter().map(|&l| (l << 1 ^ l >> 31) as u8).collect();
-            write_small_ints(out, coder, Role::Levels, &codes);
-        } else {
-            let codes: Vec<u64> = levels.iter().map(|&l| zigzag(l.into())).collect();
-            write_ints(out, coder, Role::Levels, &codes);
+        match &levels.0 {
+            Numbers::Codes(codes) => write_small_ints(out, coder, Role::Levels, codes),
+            Numbers::Wide(levels) => {
+                let codes: Vec<u64> = levels.iter().map(|&l| zigzag(l.into())).collect();
+                write_ints(out, coder, Role::Levels, &codes);
+            }
         }
         Ok(())
     }
@@ -100,16 +198,13 @@ impl Kind for Levels {
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let head = Self::read_head(cursor, space)?;
         let max = u64::from(head.max_level) * 2;
-        let level = |code: u64| unzigzag(code) as i32;
         let levels = if head.max_level <= MAX_SMALL {
-            let codes = read_symbols(cursor, decoder, space.count, max as u8)?;
-            // Beside the codes, from which they are made.
-            decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
-            codes.into_iter().map(|code| level(code.into())).collect()
+            LevelList::from_codes(read_symbols(cursor, decoder, space.count, max as u8)?)
         } else {
             let codes = read_ints(cursor, decoder, space.count, max)?;
+            // Beside the codes, from which they are made.
             decoder.budget.reserve_items::<i32>(space.count, cursor.offset())?;
-            codes.into_iter().map(level).collect()
+            codes.into_iter().map(|code| unzigzag(code) as i32).collect()
         };
         Ok(Self { levels, ..head })
     }
@@ -123,7 +218,7 @@ impl Kind for Levels {
     fn numbers(&self, tensor_counts: &[u64], _: &Budget, out: &mut [f32]) -> Result<()> {
         self.groups.for_each(out.len(), tensor_counts, |g, range| {
             let norm = f64::from(self.norms.get(g));
-            for (value, &level) in out[range.clone()].iter_mut().zip(&self.levels[range]) {
+            for (value, level) in out[range.clone()].iter_mut().zip(self.levels.iter().skip(range.start)) {
                 *value = self.number(norm, level);
             }
         });
@@ -144,7 +239,7 @@ pub(crate) fn number_of(spacing: Spacing, max_level: u32, norm: f64, level: i32)
     })
 }
 
-/// The largest `max_level` whose codes are bytes.
+/// The largest `max_level` whose codes are read as bytes.
 const MAX_SMALL: u32 = 127;
 
 impl Levels {
@@ -180,7 +275,7 @@ impl Levels {
             reader.fill(codes)?;
             head.groups.for_each_in(start..start + numbers.len(), |g, range| {
                 let norm = f64::from(head.norms.get(g));
-                let number = |code: u8| head.number(norm, unzigzag(code.into()) as i32);
+                let number = |code: u8| head.number(norm, level_of(code));
                 let range = range.start - start..range.end - start;
                 let (codes, numbers) = (&codes[range.clone()], &mut numbers[range]);
                 if codes.len() <= usize::from(largest) {
@@ -211,7 +306,7 @@ impl Levels {
         };
         let groups = Groups::read(cursor, space)?;
         let norms = Scales::read(cursor, groups.count(space))?;
-        Ok(Self { spacing, max_level, norm, groups, norms, levels: Vec::new() })
+        Ok(Self { spacing, max_level, norm, groups, norms, levels: Vec::new().into() })
     }
 }
 

@@ -29,29 +29,7 @@ impl Kind for Planes {
     }
 
     fn write(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
-        let bytes = &self.bytes;
-        if space.dtype.bytes_for(space.count) != Some(bytes.len() as u64)
-            || has_padding(space.dtype, space.count, bytes)
-        {
-            return Err(Error::inconsistent("bytes of planes"));
-        }
-        let layout = Layout::of(space.dtype);
-        let mut noise = [false; MAX_PLANES];
-        for (plane, noise) in noise[..layout.size].iter_mut().enumerate() {
-            *noise = is_noise(coder, bytes, layout, plane);
-        }
-        let mut plane = 0;
-        while plane < layout.size {
-            // One pass splits the planes of noise up to the next plane that may have a code, and that plane.
-            let plain = noise[plane..layout.size].iter().take_while(|noise| **noise).count();
-            let coded = (plane + plain < layout.size).then_some(plane + plain);
-            let symbols = split_run(out, bytes, layout, plane..plane + plain, coded);
-            if let Some(coded) = coded {
-                write_plane(out, coder, &symbols, layout.size - 1 - coded, space);
-            }
-            plane += plain + usize::from(coded.is_some());
-        }
-        Ok(())
+        Self::write_elements(&self.bytes, out, coder, space)
     }
 
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
@@ -73,6 +51,40 @@ impl Kind for Planes {
 }
 
 impl Planes {
+    /// Appends the wire form of these elements.
+    pub(crate) fn write_elements(
+        bytes: &[u8],
+        out: &mut Vec<u8>,
+        coder: &mut Coder<'_>,
+        space: &ValueSpace<'_>,
+    ) -> Result<()> {
+        if space.dtype.bytes_for(space.count) != Some(bytes.len() as u64)
+            || has_padding(space.dtype, space.count, bytes)
+        {
+            return Err(Error::inconsistent("bytes of planes"));
+        }
+        let layout = Layout::of(space.dtype);
+        let mut noise = [false; MAX_PLANES];
+        for (plane, noise) in noise[..layout.size].iter_mut().enumerate() {
+            *noise = is_noise(coder, bytes, layout, plane);
+        }
+        let (mut plane, mut memory) = (0, std::mem::take(&mut coder.scratch.symbols));
+        while plane < layout.size {
+            // One pass splits the planes of noise up to the next plane that may have a code, and that plane.
+            let plain = noise[plane..layout.size].iter().take_while(|noise| **noise).count();
+            let coded = (plane + plain < layout.size).then_some(plane + plain);
+            let len = if coded.is_some() { bytes.len() / layout.size } else { 0 };
+            let symbols = pages::reused(&mut memory, len);
+            split_run(out, bytes, layout, plane..plane + plain, coded, symbols);
+            if let Some(coded) = coded {
+                write_plane(out, coder, symbols, layout.size - 1 - coded, space);
+            }
+            plane += plain + usize::from(coded.is_some());
+        }
+        coder.scratch.symbols = memory;
+        Ok(())
+    }
+
     /// Reads the wire form into `out`, which has the length of all elements.
     pub(crate) fn read_into(
         cursor: &mut Cursor<'_>,
@@ -182,16 +194,16 @@ fn is_noise(coder: &Coder<'_>, bytes: &[u8], layout: Layout, plane: usize) -> bo
     })
 }
 
-/// Appends the flags and symbols of the planes `plain`, and returns the symbols of the plane `coded`.
+/// Appends the flags and symbols of the planes `plain`, and stores the symbols of the plane `coded`.
 fn split_run(
     out: &mut Vec<u8>,
     bytes: &[u8],
     layout: Layout,
     plain: Range<usize>,
     coded: Option<usize>,
-) -> Vec<u8> {
+    symbols: &mut [u8],
+) {
     let len = bytes.len() / layout.size;
-    let mut symbols = pages::zeros(if coded.is_some() { len } else { 0 });
     let start = out.len();
     out.reserve(plain.len() * (1 + len));
     pages::prefer_large(out);
@@ -202,7 +214,7 @@ fn split_run(
         planes[plane] = rest.next().map(|flag_and_symbols| &mut flag_and_symbols[1..]).unwrap_or_default();
     }
     if let Some(coded) = coded {
-        planes[coded] = &mut symbols;
+        planes[coded] = symbols;
     }
     // Steps whose elements stay in the first-level cache for each plane.
     for elements in bytes.chunks(PIECE * layout.size) {
@@ -213,7 +225,6 @@ fn split_run(
         }
         arch::run(Split { layout, elements, planes: &mut pieces[..layout.size] });
     }
-    symbols
 }
 
 /// The bytes of an element.

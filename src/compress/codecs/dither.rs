@@ -6,7 +6,7 @@ use std::fmt;
 use crate::block::{Norm, Spacing};
 use crate::compress::settings::{BUCKET, Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 
-use super::quantize::LevelSettings;
+use super::quantize::{LevelSettings, Quantizer};
 
 const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l| l >= 1 };
 const NORM: Choice<Norm> =
@@ -55,6 +55,11 @@ impl Dither {
             out.choice(&NORM, self.norm)?;
         }
         out.seed(self.seed)
+    }
+
+    /// Returns the quantiser of these settings.
+    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
+        Quantizer::Levels(self.levels())
     }
 
     /// Returns the levels of these settings.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::quantize::Quantizer;
 use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
 
 const GROUP: Number<u64> = Number { key: "group", allowed: "at least 2", fits: |g| g >= 2 };
@@ -31,5 +32,10 @@ impl Int8 {
 
     pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
         out.key(GROUP.key, self.group)
+    }
+
+    /// Returns the quantiser of these settings.
+    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
+        Quantizer::Int8(self.group)
     }
 }

@@ -1,13 +1,15 @@
 //! Natural compression (Horvath et al., arXiv 1905.10988): rounds each element to one of the two powers of
 //! two around its magnitude. The probability of the upper one is the mantissa, which makes the mean exact.
 
-use std::fmt;
+use std::ops::Range;
+use std::{fmt, mem};
 
 use crate::arch::{self, Kernel, pages};
-use crate::block::{Bits, Block, Pow2, Scope, Support, Underflow, Values};
+use crate::block::{Bits, Block, Pow2, Support, Underflow, Values};
+use crate::codes::Scratch;
 use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{Chunk, RUN, Source};
-use crate::compress::{Options, Part, parts, whole};
+use crate::compress::{Options, parts};
 use crate::error;
 use crate::random;
 use crate::tensor::Dtype;
@@ -49,20 +51,13 @@ pub(crate) fn blocks(
 ) -> error::Result<()> {
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
     for part in parts(&lens, options.block_len, true) {
-        let (scope, values) = match part {
-            Part::Slice(i, range) => {
-                let (tensor, len) = (tensors[i].tensor, range.end - range.start);
-                let scope = Scope::Range { tensor, start: range.start, len };
-                (scope, dense(&mut tensors[i], range.start as usize..range.end as usize, seed)?)
-            }
-            Part::Whole(run) if run.len() == 1 => {
-                let tensor = &mut tensors[run.start];
-                (Scope::Tensor(tensor.tensor), dense(tensor, 0..tensor.len, seed)?)
-            }
-            Part::Whole(run) => {
-                let scope = whole(tensors[run.start].tensor, run.len());
+        let scope = part.scope(|i| tensors[i].tensor);
+        let values = match part.span(&lens) {
+            Some((i, range)) => values(&mut tensors[i], range, seed, &mut Scratch::default())?,
+            None => {
+                let run = part.tensors();
                 let mut spans: Vec<_> = tensors[run].iter_mut().map(|t| (0..t.len, t)).collect();
-                (scope, general(&mut spans, seed)?)
+                general(&mut spans, seed)?
             }
         };
         blocks.push(Block { scope, add: false, support: Support::All, values });
@@ -158,8 +153,14 @@ impl Seen {
 
 /// Returns the values of one span of one tensor. If all elements are normal numbers or zero, every code is a
 /// biased exponent minus a common number. Only that number is known at the end of the pass.
-fn dense(tensor: &mut Source<'_>, range: std::ops::Range<usize>, seed: u64) -> error::Result<Values> {
-    let (mut codes, mut negative) = (pages::zeros(range.len()), pages::zeros(range.len().div_ceil(8)));
+pub(in crate::compress) fn values(
+    tensor: &mut Source<'_>,
+    range: Range<usize>,
+    seed: u64,
+    scratch: &mut Scratch,
+) -> error::Result<Values> {
+    let mut codes = pages::of_len(mem::take(&mut scratch.codes), range.len());
+    let mut negative = pages::of_len(mem::take(&mut scratch.signs), range.len().div_ceil(8));
     let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
     let seen = tensor.scan_into(range.clone(), STEP, places, |chunk, (codes, negative)| {
         round_chunk(chunk, seed, codes, negative)
@@ -252,7 +253,7 @@ fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
 
 /// Returns the values of several spans together. Handles small tensors that share a block, and subnormal
 /// elements.
-fn general(spans: &mut [(std::ops::Range<usize>, &mut Source<'_>)], seed: u64) -> error::Result<Values> {
+fn general(spans: &mut [(Range<usize>, &mut Source<'_>)], seed: u64) -> error::Result<Values> {
     let mut exponents = Vec::new();
     let mut negative = Vec::new();
     for (range, tensor) in spans.iter_mut() {

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::block::{Norm, Spacing};
 use crate::compress::settings::{BUCKET, Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 
-use super::quantize::LevelSettings;
+use super::quantize::{LevelSettings, Quantizer};
 
 const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
 const NORM: Choice<Norm> = Choice { key: "norm", names: &[("l2", Norm::L2), ("max", Norm::Max)] };
@@ -54,6 +54,11 @@ impl Qsgd {
             out.choice(&NORM, self.norm)?;
         }
         out.seed(self.seed)
+    }
+
+    /// Returns the quantiser of these settings.
+    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
+        Quantizer::Levels(self.levels())
     }
 
     /// Returns the levels of these settings.

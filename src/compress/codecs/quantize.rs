@@ -1,20 +1,23 @@
 //! Dense quantisers. Levels are drawn at random without bias (QSGD, arXiv 1610.02132; natural dithering,
 //! arXiv 1905.10988, section 5; TernGrad, arXiv 1705.07878). Integers are rounded to nearest (int8).
 
+use std::mem;
 use std::ops::Range;
 
 use crate::arch::{self, Kernel, pages};
-use crate::block::values::number_of;
+use crate::block::values::{code_of, level_of, number_of};
 use crate::block::{
-    Affine, Block, Groups, Levels, Norm, ScaleFormat, Scales, Scope, Spacing, Support, Values, Zero,
+    Affine, Block, Groups, LevelList, Levels, Norm, ScaleFormat, Scales, Spacing, Support, Values, ValuesId,
+    Zero,
 };
+use crate::codes::Scratch;
 use crate::compress::source::{Chunk, RUN, Source};
-use crate::compress::{Options, Part, parts, sums};
+use crate::compress::{Options, parts, sums};
 use crate::error::Result;
 use crate::random;
 use crate::tensor::element::{max_finite, round_f32s};
 
-/// Settings of [`levels`].
+/// Settings of [`Quantizer::Levels`].
 #[derive(Clone, Copy)]
 pub(crate) struct LevelSettings {
     pub(crate) spacing: Spacing,
@@ -27,73 +30,136 @@ pub(crate) struct LevelSettings {
     pub(crate) seed: u64,
 }
 
-/// Quantises each element to its bucket's norm times a level. The rounding is random and unbiased. Level l is
-/// l / s, or for natural spacing 2^(l - s) with 0 for l = 0.
-pub(crate) fn levels(
-    tensors: &mut [Source<'_>],
-    settings: LevelSettings,
-    options: &Options,
-    blocks: &mut Vec<Block>,
-) -> Result<()> {
-    let LevelSettings { spacing, max_level, bucket, norm, clip, seed } = settings;
-    each_block(
-        tensors,
-        bucket,
-        options,
-        blocks,
-        |chunk, norms, levels: &mut [i32]| {
-            let (tensor, max) = (chunk.source.tensor, max_finite(chunk.source.dtype));
-            let (first, feedback) = (chunk.start, chunk.has_feedback());
-            quantize(chunk, bucket, |start, values| {
-                if clip < f32::INFINITY {
-                    limit(values, clip);
-                }
-                // Any number that no element exceeds is a valid norm. This one never decodes to infinity.
-                let norm = norm_of(norm, values).min(max);
-                norms.push(norm);
-                let levels = &mut levels[start - first..][..values.len()];
-                let start = start as u64;
-                arch::run(Draw { spacing, max_level, norm, seed, tensor, start, values, levels });
-                if feedback {
-                    let norm = f64::from(norm);
-                    let decoded = levels.iter().map(|&level| number_of(spacing, max_level, norm, level));
-                    values.iter_mut().zip(decoded).for_each(|(x, decoded)| *x = decoded);
-                }
-            })
-        },
-        |norms, levels| {
-            Values::Levels(Levels { spacing, max_level, norm, groups: Groups::Len(bucket), norms, levels })
-        },
-    )
+/// A dense quantiser of groups of elements.
+#[derive(Clone, Copy)]
+pub(crate) enum Quantizer {
+    /// Each element becomes its bucket's norm times a level. The rounding is random and unbiased. Level l is
+    /// l / s, or for natural spacing 2^(l - s) with 0 for l = 0.
+    Levels(LevelSettings),
+    /// Each element becomes the scale of its group, of this length, times an integer from -127 to 127.
+    Int8(u64),
 }
 
-/// Quantises each element to its group's scale times an integer from -127 to 127.
-pub(crate) fn int8(
+impl Quantizer {
+    /// Returns the kind of its values.
+    pub(in crate::compress) fn values_id(self) -> ValuesId {
+        match self {
+            Self::Levels(_) => ValuesId::LEVELS,
+            Self::Int8(_) => ValuesId::AFFINE,
+        }
+    }
+
+    /// Returns the values of a span of a tensor, in the memory of `scratch`.
+    pub(in crate::compress) fn values(
+        self,
+        tensor: &mut Source<'_>,
+        range: Range<usize>,
+        scratch: &mut Scratch,
+    ) -> Result<Values> {
+        let memory = mem::take(&mut scratch.codes);
+        match self {
+            Self::Levels(settings) if settings.max_level <= 127 => {
+                levels(tensor, range, settings, memory, LevelList::from_codes)
+            }
+            Self::Levels(settings) => levels::<i32>(tensor, range, settings, Vec::new(), LevelList::from),
+            Self::Int8(group) => int8(tensor, range, group, memory),
+        }
+    }
+}
+
+/// Appends dense blocks of a run of tensors.
+pub(crate) fn blocks(
     tensors: &mut [Source<'_>],
-    group: u64,
+    quantizer: Quantizer,
     options: &Options,
     blocks: &mut Vec<Block>,
 ) -> Result<()> {
-    each_block(
-        tensors,
-        group,
-        options,
-        blocks,
-        |chunk, scales, codes: &mut [u8]| {
-            let (first, feedback) = (chunk.start, chunk.has_feedback());
-            quantize(chunk, group, |start, values| {
-                let codes = &mut codes[start - first..][..values.len()];
-                let scale = arch::run(AffineGroup { values, bits: 8, codes });
-                if feedback {
-                    values.copy_from_slice(&affine_values(&[scale], codes, 8, group));
-                }
-                scales.push(scale);
-            })
-        },
-        |scales, codes| {
-            Values::Affine(Affine { bits: 8, groups: Groups::Len(group), scales, zero: Zero::Centre, codes })
-        },
-    )
+    let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
+    for part in parts(&lens, options.block_len, false) {
+        let scope = part.scope(|i| tensors[i].tensor);
+        if let Some((i, range)) = part.span(&lens) {
+            let values = quantizer.values(&mut tensors[i], range, &mut Scratch::default())?;
+            blocks.push(Block { scope, add: false, support: Support::All, values });
+        }
+    }
+    Ok(())
+}
+
+/// A level in memory.
+trait Level: Send + Copy + Default {
+    fn of(level: i32) -> Self;
+    fn level(self) -> i32;
+}
+
+impl Level for u8 {
+    #[inline(always)]
+    fn of(level: i32) -> Self {
+        code_of(level)
+    }
+
+    #[inline(always)]
+    fn level(self) -> i32 {
+        level_of(self)
+    }
+}
+
+impl Level for i32 {
+    #[inline(always)]
+    fn of(level: i32) -> Self {
+        level
+    }
+
+    #[inline(always)]
+    fn level(self) -> i32 {
+        self
+    }
+}
+
+fn levels<L: Level>(
+    tensor: &mut Source<'_>,
+    range: Range<usize>,
+    settings: LevelSettings,
+    memory: Vec<L>,
+    list: impl Fn(Vec<L>) -> LevelList,
+) -> Result<Values> {
+    let LevelSettings { spacing, max_level, bucket, norm, clip, seed } = settings;
+    let (norms, levels) = quantized(tensor, range, bucket, memory, |chunk, norms, levels: &mut [L]| {
+        let (tensor, max) = (chunk.source.tensor, max_finite(chunk.source.dtype));
+        let (first, feedback) = (chunk.start, chunk.has_feedback());
+        quantize(chunk, bucket, |start, values| {
+            if clip < f32::INFINITY {
+                limit(values, clip);
+            }
+            // Any number that no element exceeds is a valid norm. This one never decodes to infinity.
+            let norm = norm_of(norm, values).min(max);
+            norms.push(norm);
+            let levels = &mut levels[start - first..][..values.len()];
+            let start = start as u64;
+            arch::run(Draw { spacing, max_level, norm, seed, tensor, start, values, levels });
+            if feedback {
+                let norm = f64::from(norm);
+                let decoded = levels.iter().map(|level| number_of(spacing, max_level, norm, level.level()));
+                values.iter_mut().zip(decoded).for_each(|(x, decoded)| *x = decoded);
+            }
+        })
+    })?;
+    let (groups, levels) = (Groups::Len(bucket), list(levels));
+    Ok(Values::Levels(Levels { spacing, max_level, norm, groups, norms, levels }))
+}
+
+fn int8(tensor: &mut Source<'_>, range: Range<usize>, group: u64, memory: Vec<u8>) -> Result<Values> {
+    let (scales, codes) = quantized(tensor, range, group, memory, |chunk, scales, codes: &mut [u8]| {
+        let (first, feedback) = (chunk.start, chunk.has_feedback());
+        quantize(chunk, group, |start, values| {
+            let codes = &mut codes[start - first..][..values.len()];
+            let scale = arch::run(AffineGroup { values, bits: 8, codes });
+            if feedback {
+                values.copy_from_slice(&affine_values(&[scale], codes, 8, group));
+            }
+            scales.push(scale);
+        })
+    })?;
+    Ok(Values::Affine(Affine { bits: 8, groups: Groups::Len(group), scales, zero: Zero::Centre, codes }))
 }
 
 /// Returns a scale for each `group` of values, and the codes `round(x / scale) + 2^(bits-1)`.
@@ -190,7 +256,7 @@ impl Kernel for LargestMagnitude<'_> {
 }
 
 /// Draws the levels of a group of finite values, none above the norm.
-struct Draw<'a> {
+struct Draw<'a, L> {
     spacing: Spacing,
     max_level: u32,
     norm: f32,
@@ -199,7 +265,7 @@ struct Draw<'a> {
     /// Place of the first value in its tensor.
     start: u64,
     values: &'a [f32],
-    levels: &'a mut [i32],
+    levels: &'a mut [L],
 }
 
 /// 2^52: the low bits of its sum with a small integer hold that integer.
@@ -207,14 +273,14 @@ const INTEGER: f64 = (1u64 << 52) as f64;
 /// Number of words.
 const WORDS: f64 = (1u64 << 32) as f64;
 
-impl Kernel for Draw<'_> {
+impl<L: Level> Kernel for Draw<'_, L> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
         let Self { spacing, max_level, norm, seed, tensor, start, values, levels } = self;
         if norm == 0.0 {
-            return levels.fill(0);
+            return levels.fill(L::default());
         }
         let mut words = [0; RUN];
         for ((at, values), levels) in
@@ -227,12 +293,12 @@ impl Kernel for Draw<'_> {
                 Spacing::Uniform => {
                     let s = f64::from(max_level);
                     for ((x, word), level) in each {
-                        *level = uniform_level(*x, f64::from(norm), s, *word);
+                        *level = L::of(uniform_level(*x, f64::from(norm), s, *word));
                     }
                 }
                 Spacing::Natural => {
                     for ((x, word), level) in each {
-                        *level = natural_level(*x, f64::from(norm), max_level, *word);
+                        *level = L::of(natural_level(*x, f64::from(norm), max_level, *word));
                     }
                 }
             }
@@ -322,47 +388,27 @@ impl Kernel for AllFinite<'_> {
     }
 }
 
-/// Makes the dense blocks of a run of tensors. `visit` appends the scales and writes the codes of a chunk of
-/// whole groups. `make` returns the values of the block.
-fn each_block<C: Send + Copy + Default>(
-    tensors: &mut [Source<'_>],
+/// Quantises a span of a tensor. `visit` appends the scales and writes the codes of a chunk of whole groups.
+fn quantized<C: Send + Copy + Default>(
+    tensor: &mut Source<'_>,
+    range: Range<usize>,
     group: u64,
-    options: &Options,
-    blocks: &mut Vec<Block>,
+    memory: Vec<C>,
     visit: impl Fn(Chunk<'_, '_>, &mut Vec<f32>, &mut [C]) -> bool + Sync,
-    make: impl Fn(Scales, Vec<C>) -> Values,
-) -> Result<()> {
-    let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
+) -> Result<(Scales, Vec<C>)> {
     let step = usize::try_from(group.saturating_mul((STEP / group).max(1))).unwrap_or(usize::MAX);
-    for part in parts(&lens, options.block_len, false) {
-        let (tensor, range, scope): (&mut Source<'_>, Range<usize>, Scope) = match part {
-            Part::Whole(run) => {
-                let tensor = &mut tensors[run.start];
-                let (range, scope) = (0..tensor.len, Scope::Tensor(tensor.tensor));
-                (tensor, range, scope)
-            }
-            Part::Slice(i, range) => {
-                let tensor = &mut tensors[i];
-                let len = range.end - range.start;
-                let scope = Scope::Range { tensor: tensor.tensor, start: range.start, len };
-                (tensor, range.start as usize..range.end as usize, scope)
-            }
-        };
-        let mut codes = pages::zeros::<C>(range.len());
-        let places = codes.chunks_mut(step).collect();
-        let chunks = tensor.scan_into(range.clone(), step, places, |chunk, codes| {
-            let mut scales = Vec::new();
-            visit(chunk, &mut scales, codes).then_some(scales)
-        });
+    let mut codes = pages::of_len(memory, range.len());
+    let places = codes.chunks_mut(step).collect();
+    let chunks = tensor.scan_into(range, step, places, |chunk, codes| {
         let mut scales = Vec::new();
-        for chunk in chunks {
-            let Some(chunk) = chunk else { return Err(tensor.non_finite()) };
-            scales.extend(chunk);
-        }
-        let values = make(Scales::from_f32s(ScaleFormat::F32, &scales), codes);
-        blocks.push(Block { scope, add: false, support: Support::All, values });
+        visit(chunk, &mut scales, codes).then_some(scales)
+    });
+    let mut scales = Vec::new();
+    for chunk in chunks {
+        let Some(chunk) = chunk else { return Err(tensor.non_finite()) };
+        scales.extend(chunk);
     }
-    Ok(())
+    Ok((Scales::from_f32s(ScaleFormat::F32, &scales), codes))
 }
 
 /// Approximate number of elements that a thread processes at a time.
@@ -419,11 +465,16 @@ mod tests {
                 .collect();
             for form in arch::forms() {
                 let (values, mut levels) = (&values, vec![0; values.len()]);
-                arch::run_as(
-                    form,
-                    Draw { spacing, max_level: s, norm, seed, tensor, start, values, levels: &mut levels },
-                );
+                let draw =
+                    Draw { spacing, max_level: s, norm, seed, tensor, start, values, levels: &mut levels };
+                arch::run_as(form, draw);
                 assert_eq!(levels, expected, "{spacing:?} {s} {form:?}");
+                let (codes, mut levels) = (levels, vec![0u8; values.len()]);
+                let draw =
+                    Draw { spacing, max_level: s, norm, seed, tensor, start, values, levels: &mut levels };
+                arch::run_as(form, draw);
+                let fits = |level: &i32| (-128..=127).contains(level);
+                assert!(levels.iter().zip(codes).filter(|(_, l)| fits(l)).all(|(c, l)| level_of(*c) == l));
             }
         }
     }

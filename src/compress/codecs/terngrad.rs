@@ -5,7 +5,7 @@ use std::fmt;
 use crate::block::{Norm, Spacing};
 use crate::compress::settings::{BUCKET, Keys, Number, OutOfRange, SpecError, SpecWriter};
 
-use super::quantize::LevelSettings;
+use super::quantize::{LevelSettings, Quantizer};
 
 const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", fits: |c| c >= 1.0 };
 
@@ -49,6 +49,11 @@ impl TernGrad {
         out.key(CLIP.key, self.clip)?;
         out.key(BUCKET.key, self.bucket)?;
         out.seed(self.seed)
+    }
+
+    /// Returns the quantiser of these settings.
+    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
+        Quantizer::Levels(self.levels())
     }
 
     /// Returns the levels of these settings.

@@ -278,6 +278,7 @@ fn block(task: &Task, packed: &Packed<'_>) -> Result<Block> {
             if levels.iter().any(|level| level.unsigned_abs() > max_level) {
                 return wrong("levels");
             }
+            let levels = levels.into();
             Values::Levels(Levels { spacing, max_level, norm, groups, norms: scales(), levels })
         }
         Quantizer::Int8 => {

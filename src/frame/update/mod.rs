@@ -6,7 +6,7 @@ mod write;
 
 pub(crate) use attributes::digest_head;
 pub use attributes::{AttributeId, Delta, Digest, run_digest, tensor_digest};
-pub(crate) use write::{Part, write_parts};
+pub(crate) use write::{Part, Unwritten, write_parts};
 
 use std::sync::Arc;
 

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 use crate::bits::{Output, put_varint};
 use crate::block::space::Surroundings;
 
-use crate::block::{BlockOptions, Sets, ValuesId, WireBlock, WrittenBlock};
-use crate::codes::{Coder, Counts, Role, Table};
+use crate::block::{BlockOptions, Later, Pending, Scope, SetId, Sets, ValuesId, WireBlock, WrittenBlock};
+use crate::codes::{Coder, Counts, Role, Scratch, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
 use crate::frame::{Delta, HEADER_LEN, Manifest, UpdateHeader};
@@ -36,37 +36,101 @@ pub(crate) fn write_parts(
     header: &UpdateHeader,
     manifest: &Manifest,
     sets: &Sets,
-    blocks: &[(WireBlock<'_>, BlockOptions)],
+    blocks: &[Unwritten<'_>],
     part_bytes: u64,
 ) -> Result<Vec<Part>> {
     check(header, manifest, sets, blocks)?;
     let weighed: Vec<Result<Weighed<'_>>> = blocks
         .par_iter()
-        .map(|(block, options)| {
-            let space = manifest.space(block.scope, 0)?;
-            let around = Surroundings { space: &space, manifest: manifest.id().0, scope: block.scope, sets };
-            let weight = block.check(&around).map_err(|e| e.in_tensor(block.scope.first()))?;
-            Ok(Weighed { block, options: *options, weight })
+        .map(|&block| {
+            let scope = block.scope();
+            let space = manifest.space(scope, 0)?;
+            let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
+            let weight = block.check(&around).map_err(|e| e.in_tensor(scope.first()))?;
+            Ok(Weighed { block, weight })
         })
         .collect();
     let weighed = weighed.into_iter().collect::<Result<Vec<_>>>()?;
     let mut parts: Vec<Part> = Vec::new();
+    let mut memory = Vec::new();
     let mut rest = weighed.as_slice();
     while !rest.is_empty() || parts.is_empty() {
         let (part, others) = rest.split_at(first_of_weight(rest, part_bytes));
         out.append(&[0; HEADER_LEN]);
         let start = out.bytes().len();
-        write_part(out, header, manifest, sets, part, parts.len() as u64)?;
+        write_part(out, header, manifest, sets, part, parts.len() as u64, &mut memory)?;
         parts.push(Part { body: start..out.bytes().len(), last: others.is_empty() });
         rest = others;
     }
     Ok(parts)
 }
 
+/// Memory of earlier blocks, for later ones: new memory takes longer than most coding.
+#[derive(Default)]
+struct Memory {
+    payload: Vec<u8>,
+    scratch: Scratch,
+}
+
+/// A block to write.
+#[derive(Clone, Copy)]
+pub(crate) enum Unwritten<'a> {
+    Ready(&'a WireBlock<'a>, BlockOptions),
+    Later(&'a Later<'a>),
+}
+
+impl<'a> From<&'a Pending<'a>> for Unwritten<'a> {
+    fn from(block: &'a Pending<'a>) -> Self {
+        match block {
+            Pending::Made((block, options)) => Self::Ready(block, *options),
+            Pending::Later(later) => Self::Later(later),
+        }
+    }
+}
+
+impl Unwritten<'_> {
+    fn scope(self) -> Scope {
+        match self {
+            Self::Ready(block, _) => block.scope,
+            Self::Later(later) => later.scope,
+        }
+    }
+
+    fn adds(self) -> bool {
+        matches!(self, Self::Ready(block, _) if block.add)
+    }
+
+    fn set(self) -> Option<SetId> {
+        match self {
+            Self::Ready(block, _) => block.set(),
+            Self::Later(_) => None,
+        }
+    }
+
+    fn is_based(self) -> bool {
+        matches!(self, Self::Ready(block, _) if block.is_based())
+    }
+
+    fn values_id(self) -> ValuesId {
+        match self {
+            Self::Ready(block, _) => block.values_id(),
+            Self::Later(later) => later.values_id(),
+        }
+    }
+
+    /// Checks what needs no coding, and returns the block's weight. Pending values are checked when they are
+    /// written.
+    fn check(self, around: &Surroundings<'_>) -> Result<u64> {
+        match self {
+            Self::Ready(block, _) => block.check(around),
+            Self::Later(later) => Ok(later.weight),
+        }
+    }
+}
+
 /// A block that was checked.
 struct Weighed<'a> {
-    block: &'a WireBlock<'a>,
-    options: BlockOptions,
+    block: Unwritten<'a>,
     weight: u64,
 }
 
@@ -81,24 +145,19 @@ fn first_of_weight(blocks: &[Weighed<'_>], weight: u64) -> usize {
     blocks.iter().take_while(fits).count()
 }
 
-fn check(
-    header: &UpdateHeader,
-    manifest: &Manifest,
-    sets: &Sets,
-    blocks: &[(WireBlock<'_>, BlockOptions)],
-) -> Result<()> {
+fn check(header: &UpdateHeader, manifest: &Manifest, sets: &Sets, blocks: &[Unwritten<'_>]) -> Result<()> {
     let mut order = BlockOrder::default();
-    for (block, _) in blocks {
-        let tensor = block.scope.first();
-        if manifest.space(block.scope, 0).is_err() {
+    for block in blocks {
+        let scope = block.scope();
+        let tensor = scope.first();
+        if manifest.space(scope, 0).is_err() {
             return Err(Error::inconsistent("scope outside the manifest").in_tensor(tensor));
         }
-        if !order.accept(block.scope, block.add) {
+        if !order.accept(scope, block.adds()) {
             return Err(Error::inconsistent("blocks out of order or overlapping").in_tensor(tensor));
         }
         if let Some(id) = block.set() {
-            let known =
-                sets.get(&id).is_some_and(|s| s.scope == block.scope && s.manifest == manifest.id().0);
+            let known = sets.get(&id).is_some_and(|s| s.scope == scope && s.manifest == manifest.id().0);
             if !known {
                 let head = std::array::from_fn(|i| id.0[i]);
                 return Err(Error::input(InputErrorKind::MissingIndexSet { id: head }).in_tensor(tensor));
@@ -119,6 +178,7 @@ fn write_part(
     sets: &Sets,
     blocks: &[Weighed<'_>],
     number: u64,
+    memory: &mut Vec<Memory>,
 ) -> Result<()> {
     let light: Vec<_> = blocks.iter().filter(|b| b.weight <= LIGHT).collect();
     let mut segments: Vec<(Role, Counts)> = Vec::new();
@@ -127,7 +187,7 @@ fn write_part(
             .par_iter()
             .map(|block| {
                 let mut record = Vec::new();
-                write_block(block, manifest, sets, &[], Some(&mut record), Vec::new())?;
+                write_block(block, manifest, sets, &[], Some(&mut record), Memory::default())?;
                 Ok(record)
             })
             .collect();
@@ -144,25 +204,23 @@ fn write_part(
     out.append(&head);
     let threads = rayon::current_num_threads();
     let mut rest = blocks;
-    // New memory takes longer than most coding: later blocks use the memory of earlier ones.
-    let mut memory = Vec::new();
     while !rest.is_empty() {
         // At least one block for each thread, however heavy.
         let count = first_of_weight(rest, BATCH * threads as u64).max(threads.min(rest.len()));
         let (batch, others) = rest.split_at(count);
-        memory.resize_with(batch.len(), Vec::new);
-        let written: Vec<Result<WrittenBlock>> = batch
+        memory.resize_with(batch.len(), Memory::default);
+        let written: Vec<Result<(WrittenBlock, Scratch)>> = batch
             .par_iter()
-            .zip(std::mem::take(&mut memory))
+            .zip(std::mem::take(memory))
             .map(|(block, memory)| {
                 let tables = if block.weight <= LIGHT { tables.as_slice() } else { &[] };
                 write_block(block, manifest, sets, tables, None, memory)
             })
             .collect();
         for block in written {
-            let block = block?;
+            let (block, scratch) = block?;
             block.append_to(out);
-            memory.push(block.into_memory());
+            memory.push(Memory { payload: block.into_memory(), scratch });
         }
         rest = others;
     }
@@ -180,7 +238,8 @@ fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<D
     };
     let mut entries: Vec<Delta> = Vec::new();
     for Weighed { block, .. } in blocks {
-        for tensor in block.scope.first()..block.scope.first() + block.scope.tensors() {
+        let scope = block.scope();
+        for tensor in scope.first()..scope.first() + scope.tensors() {
             if entries.last().is_some_and(|run| run.contains(tensor)) {
                 continue;
             }
@@ -188,9 +247,9 @@ fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<D
             let missing = || Error::inconsistent("tensor missing in the delta").in_tensor(tensor);
             entries.push(*found.ok_or_else(missing)?);
         }
-        let last = block.scope.first() + block.scope.tensors().saturating_sub(1);
+        let last = scope.first() + scope.tensors().saturating_sub(1);
         if block.is_based()
-            && !entries.last().is_some_and(|run| run.contains(block.scope.first()) && run.contains(last))
+            && !entries.last().is_some_and(|run| run.contains(scope.first()) && run.contains(last))
         {
             return Err(Error::inconsistent("a block classed by the base is in several runs of the delta")
                 .in_tensor(last));
@@ -202,15 +261,25 @@ fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<D
 }
 
 fn write_block(
-    &Weighed { block, options, .. }: &Weighed<'_>,
+    &Weighed { block, .. }: &Weighed<'_>,
     manifest: &Manifest,
     sets: &Sets,
     tables: &[Table],
     record: Option<&mut Vec<(Role, Counts)>>,
-    memory: Vec<u8>,
-) -> Result<WrittenBlock> {
-    let space = manifest.space(block.scope, 0)?;
-    let around = Surroundings { space: &space, manifest: manifest.id().0, scope: block.scope, sets };
+    memory: Memory,
+) -> Result<(WrittenBlock, Scratch)> {
+    let scope = block.scope();
+    let space = manifest.space(scope, 0)?;
+    let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
+    let options = match block {
+        Unwritten::Ready(_, options) => options,
+        Unwritten::Later(later) => later.options,
+    };
     let mut coder = Coder::new(options.entropy, tables, record);
-    block.write(&mut coder, options, &around, memory).map_err(|e| e.in_tensor(block.scope.first()))
+    coder.scratch = memory.scratch;
+    let written = match block {
+        Unwritten::Ready(block, options) => block.write(&mut coder, options, &around, memory.payload),
+        Unwritten::Later(later) => later.write(&mut coder, &around, memory.payload),
+    };
+    Ok((written.map_err(|e| e.in_tensor(scope.first()))?, coder.scratch))
 }

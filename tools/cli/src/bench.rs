@@ -7,7 +7,7 @@ use crate::output::{Align, Table, human_bytes, print, real, thousands};
 use crate::plan::{self, fitting};
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
-use gcodec::compress::{Input, NonFinite, Options};
+use gcodec::compress::{Input, NonFinite, Options, pending};
 use gcodec::frame::UpdateHeader;
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::tensor::element::decode_f32s;
@@ -201,11 +201,11 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
     let options = Options::default().with_non_finite(NonFinite::Zero);
     let header = UpdateHeader::default().with_label(codec.to_string());
     let encode = || -> Result<Vec<u8>> {
-        let compressed = gcodec::compress::compress(&inputs, &codecs, &options, None)
-            .map_err(|e| plan::explain(e, &manifest))?;
+        let explained = |e| plan::explain(e, &manifest);
+        let blocks = pending(&inputs, &codecs, &options).map_err(explained)?;
         let mut encoder = Encoder::new(EncodeOptions::default());
         let mut out = Vec::new();
-        encoder.update(&mut out, &header, &manifest, &compressed)?;
+        encoder.update_pending(&mut out, &header, &manifest, &blocks).map_err(explained)?;
         encoder.finish(&mut out);
         Ok(out)
     };

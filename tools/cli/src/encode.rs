@@ -321,12 +321,6 @@ impl Update<'_> {
         if is_delta && let Some(missing) = inputs.iter().find(|input| input.base.is_none()) {
             return Err(Failure::usage(format_args!("tensor {:?} is not in the base", missing.name)));
         }
-        let compressed = gcodec::compress::compress(&inputs, &codecs, self.options, feedback)
-            .map_err(|e| plan::explain(e, &manifest))?;
-        let compressed = match self.learned {
-            Some(learned) => learned.encode(compressed, &manifest, self.place.sender)?,
-            None => compressed,
-        };
         let label = match self.plan.has_delta() && !is_delta {
             true => Codec::Lossless.to_string(),
             false => Plan::new(self.args.codec.codec().later(self.number), &self.args.rules).label(),
@@ -336,10 +330,20 @@ impl Update<'_> {
             .with_sender(self.place.sender)
             .with_world(self.place.world)
             .with_label(self.learned.map_or(label, learned::Encoder::label));
-        if is_delta {
-            header = header.with_delta(Some(compress::deltas(&inputs, &compressed)));
+        let explained = |e| plan::explain(e, &manifest);
+        if feedback.is_none() && self.learned.is_none() && !is_delta {
+            let blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
+            return writer.update_pending(&header, &manifest, &blocks).map_err(explained);
         }
-        writer.update(&header, &manifest, &compressed).map_err(|e| crate::stream::explain(e, Some(&manifest)))
+        let blocks = compress::compress(&inputs, &codecs, self.options, feedback).map_err(explained)?;
+        let blocks = match self.learned {
+            Some(learned) => learned.encode(blocks, &manifest, self.place.sender)?,
+            None => blocks,
+        };
+        if is_delta {
+            header = header.with_delta(Some(compress::deltas(&inputs, &blocks)));
+        }
+        writer.update(&header, &manifest, &blocks).map_err(explained)
     }
 
     /// Returns the codec of each tensor, and prints notes on choices that may surprise the user.

@@ -4,9 +4,9 @@ use super::*;
 use gcodec::Dtype;
 use gcodec::block::{
     Affine, Based, Bits, Block, BlockOptions, Chunked, Codebook, Constant, Dct, Entropy, Floats, Groups,
-    Latent, Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2, Rows,
-    ScaleFormat, Scales, Scope, Seeded, Set, SetId, Sign, Spacing, Sparse, Stored, Support, Ulp, Underflow,
-    Values, ValuesId, Zero,
+    Latent, LevelList, Levels, LowRank, Minifloat, MinifloatFormat, ModelId, Norm, Planes, Positions, Pow2,
+    Rows, ScaleFormat, Scales, Scope, Seeded, Set, SetId, Sign, Spacing, Sparse, Stored, Support, Ulp,
+    Underflow, Values, ValuesId, Zero,
 };
 use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, UpdateHeader, Weights};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -51,7 +51,7 @@ fn floats(len: usize) -> Vec<u8> {
 fn all_values(len: usize) -> Vec<Values> {
     let groups = Groups::Len(64);
     let count = len.div_ceil(64);
-    let levels: Vec<i32> = skewed(7, len, 6).into_iter().map(|v| v as i32 - 3).collect();
+    let levels: LevelList = skewed(7, len, 6).into_iter().map(|v| v as i32 - 3).collect();
     let affine = |zero| {
         Values::Affine(Affine {
             bits: 4,
