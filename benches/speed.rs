@@ -48,15 +48,20 @@ struct Bench {
 }
 
 fn main() -> ExitCode {
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+        rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("no pool was built before");
+    }
+    // On a thread of the pool, whose threads then also share checksums.
+    rayon::join(run, || ()).0
+}
+
+fn run() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     let full = args.iter().any(|a| a == "--bench") && !args.iter().any(|a| a == "--test");
     let options = |name| args.windows(2).filter(move |pair| pair[0] == name).map(|pair| pair[1].clone());
     let number = |name| options(name).find_map(|n| n.parse().ok());
     let only = options("--only").collect();
     let elements: usize = number("--elements").unwrap_or(if full { 64 << 20 } else { 1 << 16 });
-    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
-        rayon::ThreadPoolBuilder::new().num_threads(1).build_global().expect("no pool was built before");
-    }
 
     let columns = (elements as u64).min(4096);
     let shape = vec![elements as u64 / columns, columns];

@@ -17,7 +17,27 @@ use crate::error::{Error, FormatErrorKind, Result};
 
 /// Computes the CRC-32 (IEEE 802.3) of `bytes`.
 pub(crate) fn crc32(bytes: &[u8]) -> u32 {
-    crc32fast::hash(bytes)
+    hasher_of(bytes).finalize()
+}
+
+/// Bytes from which threads share the computation of a checksum.
+const SHARED: usize = 1 << 20;
+
+/// Returns a hasher that has seen `bytes`. Threads share long ones, but only those of a pool that the caller
+/// is in: a forked process must not wait for threads of its parent.
+fn hasher_of(bytes: &[u8]) -> crc32fast::Hasher {
+    let whole = |bytes: &[u8]| {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(bytes);
+        hasher
+    };
+    if bytes.len() < SHARED || rayon::current_thread_index().is_none() {
+        return whole(bytes);
+    }
+    let (first, second) = bytes.split_at(bytes.len() / 2);
+    let (mut first, second) = rayon::join(|| hasher_of(first), || hasher_of(second));
+    first.combine(&second);
+    first
 }
 
 /// The CRC-32 of several parts, and of all of them together. Each byte of a long part is read once.
@@ -30,8 +50,7 @@ impl Checksums {
 
     /// Computes the CRC-32 of the next part.
     pub(crate) fn part(&mut self, bytes: &[u8]) -> u32 {
-        let mut part = crc32fast::Hasher::new();
-        part.update(bytes);
+        let part = hasher_of(bytes);
         match bytes.len() {
             Self::LONG.. => self.0.combine(&part),
             _ => self.0.update(bytes),
@@ -99,6 +118,17 @@ mod tests {
                 assert_eq!(checksums.part(&bytes[start..end]), crc32(&bytes[start..end]), "{cuts:?}");
             }
             assert_eq!(checksums.whole(), crc32(&bytes), "{cuts:?}");
+        }
+    }
+
+    #[test]
+    fn threads_share_long_checksums() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let bytes: Vec<u8> = (0..5_000_001u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+        for len in [SHARED - 1, SHARED, 3 * SHARED + 1, bytes.len()] {
+            let bytes = &bytes[..len];
+            let expected = crc32fast::hash(bytes);
+            assert_eq!((crc32(bytes), pool.install(|| crc32(bytes))), (expected, expected), "{len}");
         }
     }
 

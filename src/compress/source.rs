@@ -9,6 +9,7 @@ use super::codecs::state::CodecState;
 pub(super) use super::sums::{CHUNK, RUN};
 use super::{Codec, Feedback, Input, NonFinite, Options};
 use crate::arch::pages;
+use crate::arch::prefetch::prefetch;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f32s, max_finite, round_f32s};
@@ -92,6 +93,13 @@ impl<'a> Source<'a> {
                 *x = if x.is_finite() { *x } else { 0.0 };
             }
         }
+    }
+
+    /// Asks for the bytes of the run that begins at `start`.
+    fn prefetch(&self, start: usize) {
+        let bytes = |elements: usize| elements * self.dtype.bits() as usize / 8;
+        let end = bytes(start + RUN).min(self.data.len());
+        prefetch(self.data.get(bytes(start)..end).unwrap_or_default());
     }
 
     /// Visits the elements of `range` in chunks of `step`, in parallel. Returns the results in the order of
@@ -208,6 +216,8 @@ impl Chunk<'_, '_> {
                 None => &mut scratch[..len],
             };
             self.source.read(self.start + at, run);
+            // The next run arrives while this one is visited.
+            self.source.prefetch(self.start + at + len);
             visit(self.start + at, run);
         }
     }
