@@ -25,7 +25,7 @@ pub(crate) use read::{
 };
 pub(crate) use rice::{RiceRun, best_parameter, read_run, validate_run, write_run};
 pub(crate) use table::{Counts, Table, log2};
-pub(crate) use tokens::{raw_cost, token, token_cost};
+pub(crate) use tokens::{cost_of_counts, count_tokens, raw_cost, token, token_cost};
 
 /// How the integers of a values kind are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -1,6 +1,7 @@
 //! Integers of any size as a token and raw bits (spec, section 7.1).
 
 use crate::arch::{self, Kernel, pages};
+use crate::codes::rans::count_few;
 use crate::codes::table::Counts;
 use crate::limits::in_memory;
 
@@ -72,12 +73,29 @@ pub(crate) fn raw_cost(counts: &Counts) -> u64 {
 }
 
 /// Returns the cost of `values` as tokens, table included, in 1/65536 bit, for choosing between codes.
-pub(crate) fn token_cost(values: impl Iterator<Item = u64>) -> u64 {
-    let mut counts = [0; 256];
-    values.for_each(|v| counts[usize::from(token(v))] += 1);
-    match crate::codes::Table::from_counts(&counts) {
-        Some(table) => ((table.bits() + raw_cost(&counts) + 48) << 16)
-            .saturating_add(table.cost(&counts).unwrap_or(u64::MAX)),
+pub(crate) fn token_cost(values: &[u64]) -> u64 {
+    cost_of_counts(&count_tokens(values))
+}
+
+/// Returns the counts of the tokens of `values`.
+pub(crate) fn count_tokens(values: &[u64]) -> Counts {
+    let (mut counts, mut tokens) = ([0; 256], [0; PIECE]);
+    for values in values.chunks(PIECE) {
+        let tokens = &mut tokens[..values.len()];
+        arch::run(Tokens { values, out: tokens });
+        counts.iter_mut().zip(count_few(tokens)).for_each(|(sum, n)| *sum += u64::from(n));
+    }
+    counts
+}
+
+/// Values whose tokens are counted at a time: they stay in the first-level cache.
+const PIECE: usize = 1 << 13;
+
+/// Returns the cost of values whose tokens have these counts, as [`token_cost`] does.
+pub(crate) fn cost_of_counts(counts: &Counts) -> u64 {
+    match crate::codes::Table::from_counts(counts) {
+        Some(table) => ((table.bits() + raw_cost(counts) + 48) << 16)
+            .saturating_add(table.cost(counts).unwrap_or(u64::MAX)),
         None => 0,
     }
 }

@@ -1,9 +1,12 @@
 //! Blocks of the elements that a selector kept.
 
+use std::borrow::Cow;
+
 use super::device::Outline;
 use super::select::Chosen;
 use super::source::Source;
 use super::{Kept, natural, quantize, whole};
+use crate::arch::pages;
 use crate::block::{
     Affine, Bits, Block, Floats, Groups, Pow2, ScaleFormat, Scales, Scope, Sign, Sparse, Stored, Support,
     Underflow, Values, Zero,
@@ -23,10 +26,17 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
     let mut decoded = decoded.as_slice();
     for (tensor, chosen) in tensors.iter_mut().zip(&chosen) {
         let (mine, rest) = decoded.split_at(chosen.positions.len());
-        tensor.subtract(&chosen.positions, mine.to_vec())?;
+        if tensor.residual_after.is_some() {
+            tensor.subtract(&chosen.positions, mine.to_vec())?;
+        }
         decoded = rest;
     }
-    let (scope, support) = join(&outlines, &chosen);
+    let (scope, support) = match <[Chosen; 1]>::try_from(chosen) {
+        Ok([Chosen { positions, .. }]) => {
+            (whole(outlines[0].tensor, 1), Support::Sparse(Sparse { positions }))
+        }
+        Err(several) => join(&outlines, &several),
+    };
     Ok(Block { scope, add: false, support, values })
 }
 
@@ -38,7 +48,10 @@ pub(super) fn values(
     kept: Kept,
     seed: u64,
 ) -> Result<(Values, Vec<f32>)> {
-    let joint: Vec<f32> = chosen.iter().flat_map(|c| &c.values).copied().collect();
+    let joint: Cow<'_, [f32]> = match chosen {
+        [one] => one.values.as_slice().into(),
+        several => several.iter().flat_map(|c| &c.values).copied().collect(),
+    };
     Ok(match kept {
         Kept::F32 | Kept::F16 | Kept::Bf16 => floats(tensors[0].dtype, kept, &joint)?,
         Kept::Pow2 => {
@@ -56,7 +69,7 @@ pub(super) fn values(
                 0 => 0.0,
                 code => natural::value(min_exponent, code).copysign(*x),
             };
-            let decoded: Vec<f32> = codes.iter().zip(&joint).map(signed).collect();
+            let decoded: Vec<f32> = codes.iter().zip(joint.iter()).map(signed).collect();
             let negative = decoded.iter().map(|x| x.is_sign_negative()).collect();
             (Values::Pow2(Pow2 { min_exponent, underflow: Underflow::Unbiased, codes, negative }), decoded)
         }
@@ -103,12 +116,14 @@ pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values
         (Kept::Bf16, Dtype::F64 | Dtype::F32 | Dtype::F16) => (Stored::Bf16, Dtype::Bf16),
         _ => (Stored::Source, dtype),
     };
-    let mut bytes = vec![0; as_type.bytes_for(values.len() as u64).unwrap_or(0) as usize];
+    let mut bytes = pages::zeros(as_type.bytes_for(values.len() as u64).unwrap_or(0) as usize);
     let max = max_finite(as_type);
-    let clamped: Vec<f32> = values.iter().map(|x| x.clamp(-max, max)).collect();
-    encode_f32s(as_type, &clamped, 0, &mut bytes)?;
-    let mut decoded = vec![0.0; values.len()];
-    decode_f32s(as_type, &bytes, 0, &mut decoded)?;
+    let mut decoded = pages::with_room(values.len());
+    decoded.extend(values.iter().map(|x| x.clamp(-max, max)));
+    encode_f32s(as_type, &decoded, 0, &mut bytes)?;
+    if as_type != Dtype::F32 {
+        decode_f32s(as_type, &bytes, 0, &mut decoded)?;
+    }
     Ok((Values::Floats(Floats { stored, bytes }), decoded))
 }
 

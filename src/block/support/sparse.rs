@@ -1,13 +1,14 @@
 //! Sparse positions as gaps by Rice, gaps by tokens, or a bitmap (spec, supports/gaps-rice.md,
 //! gaps-tokens.md, bitmap.md).
 
+use crate::arch::pages;
 use crate::bits::{Cursor, put_varint, varint_len};
 use crate::block::Sets;
 use crate::block::space::Surroundings;
 use crate::block::support::{Facts, Kind, SupportId, Validated, classed, is_ascending};
 use crate::codes::{
-    Coder, Decoder, RiceRun, Role, best_parameter, read_entropy_tokens, read_run, token_cost,
-    validate_entropy_tokens, validate_run, write_entropy_tokens, write_run,
+    Coder, Decoder, RiceRun, Role, best_parameter, cost_of_counts, count_tokens, read_entropy_tokens,
+    read_run, token_cost, validate_entropy_tokens, validate_run, write_entropy_tokens, write_run,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -55,7 +56,8 @@ impl Kind for Sparse {
             return write(out, coder, &self.positions, around.space.len(), positions);
         }
         let forced = positions == Positions::Classed;
-        let tokens = token_cost(gaps(&self.positions));
+        let gaps = gaps(&self.positions);
+        let tokens = token_cost(&gaps);
         let mark = coder.recorded();
         let mut classed = Vec::new();
         let most = if forced { u64::MAX } else { tokens };
@@ -67,7 +69,7 @@ impl Kind for Sparse {
         }
         let counts = coder.take_recorded(mark);
         let start = out.len();
-        let id = write(out, coder, &self.positions, around.space.len(), Positions::Auto)?;
+        let id = write_smallest(out, coder, &self.positions, &gaps, tokens, around.space.len())?;
         if !useful || out.len() - start <= classed.len() {
             return Ok(id);
         }
@@ -152,40 +154,53 @@ pub(super) fn write(
     if choice == Positions::Bitmap {
         return write_bitmap(out, positions, n);
     }
-    let gaps: Vec<u64> = gaps(positions).collect();
+    let gaps = gaps(positions);
     match choice {
         Positions::RiceOne => write_rice(out, &gaps, 0),
         Positions::Rice => write_rice(out, &gaps, best_chunks(&gaps).0),
         Positions::Tokens => write_tokens(out, coder, &gaps),
-        _ => {
-            let (chunk_log, rice_bytes) = match is_rice_larger(&gaps) {
-                true => (0, u64::MAX),
-                false => best_chunks(&gaps),
-            };
-            let mut tokens = Vec::new();
-            // An estimate comes first: tokens are written only if they may be smaller.
-            if token_cost(gaps.iter().copied()) >> 19 < rice_bytes.saturating_mul(9) / 8 + 16
-                || !coder.tables.is_empty()
-            {
-                write_tokens(&mut tokens, coder, &gaps)?;
-            }
-            let tokens_fit = !tokens.is_empty() && (tokens.len() as u64) < rice_bytes;
-            let smaller = if tokens_fit { tokens.len() as u64 } else { rice_bytes };
-            if n.div_ceil(8) < smaller {
-                return write_bitmap(out, positions, n);
-            }
-            if tokens_fit {
-                out.append(&mut tokens);
-                return Ok(SupportId::GAPS_TOKENS);
-            }
-            write_rice(out, &gaps, chunk_log)
-        }
+        _ => write_smallest(out, coder, positions, &gaps, token_cost(&gaps), n),
     }
 }
 
-/// The numbers of elements between positions.
-fn gaps(positions: &[u64]) -> impl Iterator<Item = u64> {
-    positions.iter().scan(0, |next, &p| Some(p - std::mem::replace(next, p + 1)))
+/// Appends positions in the smallest form that has no classes. `gaps` are theirs, and `token_cost` is the
+/// cost of these.
+fn write_smallest(
+    out: &mut Vec<u8>,
+    coder: &mut Coder<'_>,
+    positions: &[u64],
+    gaps: &[u64],
+    token_cost: u64,
+    n: u64,
+) -> Result<SupportId> {
+    let (chunk_log, rice_bytes) = match is_rice_larger(gaps) {
+        true => (0, u64::MAX),
+        false => best_chunks(gaps),
+    };
+    let start = out.len();
+    // An estimate comes first: tokens are written only if they may be smaller.
+    if token_cost >> 19 < rice_bytes.saturating_mul(9) / 8 + 16 || !coder.tables.is_empty() {
+        write_tokens(out, coder, gaps)?;
+    }
+    let tokens = (out.len() - start) as u64;
+    let tokens_fit = tokens > 0 && tokens < rice_bytes;
+    if n.div_ceil(8) < if tokens_fit { tokens } else { rice_bytes } {
+        out.truncate(start);
+        return write_bitmap(out, positions, n);
+    }
+    if tokens_fit {
+        return Ok(SupportId::GAPS_TOKENS);
+    }
+    out.truncate(start);
+    write_rice(out, gaps, chunk_log)
+}
+
+/// Returns the numbers of elements between positions.
+fn gaps(positions: &[u64]) -> Vec<u64> {
+    let mut gaps = pages::with_room(positions.len());
+    let before = std::iter::once(0).chain(positions.iter().map(|p| p + 1));
+    gaps.extend(positions.iter().zip(before).map(|(p, before)| p - before));
+    gaps
 }
 
 /// Reads positions below `n` of kind `id`.
@@ -251,7 +266,11 @@ fn is_rice_larger(gaps: &[u64]) -> bool {
     }
     let pieces = gaps.chunks_exact(PIECE).step_by(gaps.len() / (PIECES * PIECE));
     let rice: u64 = pieces.clone().map(|piece| best_chunks(piece).1).sum();
-    rice > token_cost(pieces.flatten().copied()) >> 19
+    let mut counts = [0; 256];
+    for piece in pieces {
+        counts.iter_mut().zip(count_tokens(piece)).for_each(|(sum, n)| *sum += n);
+    }
+    rice > cost_of_counts(&counts) >> 19
 }
 
 fn write_rice(out: &mut Vec<u8>, gaps: &[u64], chunk_log: u8) -> Result<SupportId> {
@@ -471,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_sample_tells_which_code_of_many_gaps_is_smaller() {
-        let tokens = |gaps: &[u64]| token_cost(gaps.iter().copied()) >> 19;
+        let tokens = |gaps: &[u64]| token_cost(gaps) >> 19;
         for most in [[3, 3], [1000, 1000], [3, 1000]] {
             let gaps = gaps_below(1 << 19, most);
             // Where neither is clearly smaller, both are compared.
