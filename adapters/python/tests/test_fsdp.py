@@ -37,3 +37,8 @@ def test_four_ranks_in_two_replicas(tmp_path: Path) -> None:
         # Ranks whose step becomes NaN keep what they had.
         for rank in range(4) if mode == "shards" else (0, 2):
             assert results[rank][mode]["kept"] == []
+    # All ranks have the same weights, and two ranks with different parts cannot exchange.
+    assert len({out["diloco"]["same"] for out in results}) == 1
+    for out in (result["diloco"] for result in results):
+        assert out["exact"] < 1e-6
+        assert "rank 1 cannot train with rank 0" in out["refused"] and "at (7, 0) of (13, 10)" in out["refused"], out["refused"]

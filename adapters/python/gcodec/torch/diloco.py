@@ -13,6 +13,8 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.shards import is_dtensor, like_dtensor
+from gcodec.tensors import local
 from gcodec.torch.exchange import SETS, USED, Exchange
 from gcodec.torch.names import described, parameters_of, plain, some
 from gcodec.torch.ranks import Profile
@@ -35,6 +37,9 @@ class DiLoCo:
             ...; inner.step(); diloco.step()
 
     The model is not in DistributedDataParallel. All ranks must start with the same parameters.
+
+    If `fully_shard` has divided each replica of the model among several ranks, a rank exchanges its own
+    parts: `group` has the ranks that hold the same parts of the other replicas.
 
     Args:
         model: the model.
@@ -78,7 +83,7 @@ class DiLoCo:
         self._inner = 0
 
     def _now(self) -> dict[str, torch.Tensor]:
-        return {name: p.detach().clone() for name, p in self._parameters.items()}
+        return {name: local(p).detach().clone() for name, p in self._parameters.items()}
 
     @property
     def profile(self) -> Profile:
@@ -95,7 +100,7 @@ class DiLoCo:
         self._inner += 1
         if self._inner < self._every:
             return False
-        pseudo = {name: self._anchor[name] - p for name, p in self._parameters.items()}
+        pseudo = {name: self._anchor[name] - local(p) for name, p in self._parameters.items()}
         try:
             device = next((p.device for p in pseudo.values()), torch.device("cpu"))
             means = self._exchange.mean(pseudo, device=device, inner_steps=self._inner)
@@ -103,8 +108,9 @@ class DiLoCo:
             self._inner -= 1
             raise
         for name, p in self._parameters.items():
-            p.copy_(self._anchor[name])
-            p.grad = means[name].to(p.device, p.dtype)
+            local(p).copy_(self._anchor[name])
+            mean = means[name].to(p.device, p.dtype)
+            p.grad = like_dtensor(mean, p.detach()) if is_dtensor(p) else mean
         with torch.enable_grad():
             self._outer.step()
         self._outer.zero_grad(set_to_none=True)
@@ -119,7 +125,7 @@ class DiLoCo:
         for name, sent in self._exchange.sent().items():
             state = self._mask.state.get(self._parameters[name], {})
             for key in ("momentum_buffer", "exp_avg"):
-                if isinstance(momentum := state.get(key), torch.Tensor):
+                if isinstance(momentum := local(state.get(key)), torch.Tensor):
                     momentum[sent.to(momentum.device) != 0] = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +135,7 @@ class DiLoCo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores what `state_dict` returned on this rank."""
         anchor = {plain(name): tensor for name, tensor in state["anchor"].items()}
-        wrong = [n for n, p in self._parameters.items() if n not in anchor or anchor[n].shape != p.shape]
+        wrong = [n for n, p in self._parameters.items() if n not in anchor or anchor[n].shape != local(p).shape]
         if wrong or len(anchor) != len(self._parameters):
             raise InputError(f"the state is of another model: {some(wrong or anchor)}")
         self._exchange.load_state_dict(state["exchange"])

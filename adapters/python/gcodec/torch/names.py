@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from gcodec.errors import InputError
+from gcodec.shards import place_of
+from gcodec.tensors import local
 
 # Modules that torch.compile and activation checkpointing put around a module, as they appear in names.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -40,8 +42,15 @@ def parameters_of(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> Tensors:
-    """Returns the element types and shapes of tensors."""
-    return {name: (str(x.dtype).removeprefix("torch."), tuple(x.shape)) for name, x in tensors.items()}
+    """Returns the element types and shapes of tensors. A DTensor has those of this rank's part, and the type
+    also says which part it is."""
+    return {name: (_kind(name, x), tuple(local(x).shape)) for name, x in tensors.items()}
+
+
+def _kind(name: str, x: torch.Tensor) -> str:
+    dtype = str(x.dtype).removeprefix("torch.")
+    place = place_of(name, x)
+    return dtype if place is None else f"{dtype} at {tuple(place[1])} of {tuple(place[0])}"
 
 
 def own(saved: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
