@@ -81,8 +81,19 @@ pub(super) fn documentation() -> Result<Found> {
     fine("no warnings")
 }
 
+/// docs/releasing.md publishes every crate, in the order of their dependencies.
+fn page_names_all() -> Result<()> {
+    let all: Vec<String> = PUBLISHED.iter().map(|(name, _)| format!("-p {name}")).collect();
+    let command = format!("cargo publish {}\n", all.join(" "));
+    match read("docs/releasing.md")?.contains(&command) {
+        true => Ok(()),
+        false => Err(format!("docs/releasing.md does not say `{}`", command.trim_end()).into()),
+    }
+}
+
 /// Packs the crates, and compiles each from its package alone.
 pub(super) fn publish() -> Result<Found> {
+    page_names_all()?;
     run(cargo(&["publish", "--quiet", "--dry-run", "--allow-dirty"]).args(packages()))?;
     fine(format!("{} crates compile from their packages", PUBLISHED.len()))
 }
@@ -102,4 +113,14 @@ pub(super) fn semver() -> Result<Found> {
     let tag = String::from_utf8(output.stdout)?.trim().to_owned();
     run(&mut cargo(&["semver-checks", "--package", "gcodec", "--baseline-rev", &tag]))?;
     fine(format!("compatible with {tag}, as its version says"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_publishes_every_crate() {
+        page_names_all().unwrap();
+    }
 }
