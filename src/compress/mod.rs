@@ -17,6 +17,7 @@ mod pending;
 mod select;
 pub mod senders;
 mod settings;
+mod small;
 mod source;
 mod sparse;
 mod sums;

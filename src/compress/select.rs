@@ -7,12 +7,15 @@
 //! else: the exact threshold by two histograms, then collect   rare: three more passes
 //! ```
 //!
+//! Tensors of at most one chunk have a way of their own ([`super::small`]).
+//!
 //! Among equal magnitudes the lowest index is kept. Zeros are never kept.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
+use super::small::Scratch;
 use super::source::{CHUNK, Chunk, Source};
 use super::{Amount, Codec, Selection, in_order};
 use crate::arch::{self, Kernel, pages};
@@ -55,9 +58,12 @@ pub(super) fn global(sources: &mut [Source<'_>], codecs: &[Codec]) -> Result<Vec
 
 /// Returns the largest elements of each tensor.
 pub(super) fn top_k_each(sources: &mut [Source<'_>], amount: Amount) -> Result<Vec<Chosen>> {
-    in_order(sources.par_iter_mut().map(|source| {
+    in_order(sources.par_iter_mut().map_init(Scratch::default, |scratch, source| {
         let k = amount.of(source.len as u64);
-        Ok(top_k(&mut [source], k)?.pop().unwrap_or_default())
+        match scratch.top_k(source, k) {
+            Some(chosen) => chosen,
+            None => Ok(top_k(&mut [source], k)?.pop().unwrap_or_default()),
+        }
     }))
 }
 
@@ -157,7 +163,7 @@ fn among(
 }
 
 const SIGN: u32 = 1 << 31;
-const MAGNITUDE: u32 = SIGN - 1;
+pub(super) const MAGNITUDE: u32 = SIGN - 1;
 const INFINITY: u32 = 0x7f80_0000;
 /// Key of the smallest magnitude above zero.
 pub(super) const LOWEST: u32 = 1;
@@ -324,13 +330,13 @@ fn collect_chunk(chunk: Chunk<'_, '_>, hit: impl Fn(f32) -> bool + Copy, room: u
 }
 
 /// Appends the elements of `values` that `hit` accepts. `at` is the index of the first of `values`.
-struct Collect<'a, T, V, H> {
-    values: &'a [T],
-    at: usize,
-    value: V,
-    hit: H,
-    room: usize,
-    elements: &'a mut Vec<u64>,
+pub(super) struct Collect<'a, T, V, H> {
+    pub(super) values: &'a [T],
+    pub(super) at: usize,
+    pub(super) value: V,
+    pub(super) hit: H,
+    pub(super) room: usize,
+    pub(super) elements: &'a mut Vec<u64>,
 }
 
 impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'_, T, V, H> {
@@ -358,7 +364,7 @@ impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'
 }
 
 /// Number of elements that one comparison rejects in the common case that `hit` accepts none of them.
-const ROW: usize = 64;
+pub(super) const ROW: usize = 64;
 
 /// The end of the kept keys: all keys above `least`, and the first `ties` keys that equal it.
 #[derive(Clone, Copy)]

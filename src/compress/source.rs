@@ -57,7 +57,7 @@ impl<'a> Source<'a> {
     }
 
     /// Returns the elements' bytes if they are 32-bit floats that [`Self::read`] would not change.
-    fn plain(&self) -> Option<&'a [[u8; 4]]> {
+    pub(super) fn plain(&self) -> Option<&'a [[u8; 4]]> {
         let plain = self.dtype == Dtype::F32 && self.residual.is_none() && !self.zero_non_finite;
         plain.then_some(self.data.as_chunks().0)
     }
@@ -102,6 +102,20 @@ impl<'a> Source<'a> {
         prefetch(self.data.get(bytes(start)..end).unwrap_or_default());
     }
 
+    /// Reads all elements: with feedback into [`Self::residual_after`], otherwise into `scratch`.
+    pub(super) fn read_all<'s>(&'s mut self, scratch: &'s mut Vec<f32>) -> &'s [f32] {
+        let mut after = self.residual_after.take();
+        match &mut after {
+            Some(after) => self.read(0, after),
+            None => {
+                scratch.resize(self.len, 0.0);
+                self.read(0, scratch);
+            }
+        }
+        self.residual_after = after;
+        self.residual_after.as_deref().unwrap_or(scratch)
+    }
+
     /// Visits the elements of `range` in chunks of `step`, in parallel. Returns the results in the order of
     /// the chunks. With feedback the sums of each chunk stay in [`Self::residual_after`].
     pub(super) fn scan<T: Send>(
@@ -141,8 +155,9 @@ impl<'a> Source<'a> {
     }
 
     /// Subtracts the values that the receiver gets at `positions` from the residual.
-    pub(super) fn subtract(&mut self, positions: &[u64], mut decoded: Vec<f32>) -> Result<()> {
+    pub(super) fn subtract(&mut self, positions: &[u64], decoded: &[f32]) -> Result<()> {
         if let Some(after) = &mut self.residual_after {
+            let mut decoded = decoded.to_vec();
             round_f32s(self.dtype, &mut decoded)?;
             for (&position, x) in positions.iter().zip(decoded) {
                 after[position as usize] -= x;

@@ -26,9 +26,7 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
     let mut decoded = decoded.as_slice();
     for (tensor, chosen) in tensors.iter_mut().zip(&chosen) {
         let (mine, rest) = decoded.split_at(chosen.positions.len());
-        if tensor.residual_after.is_some() {
-            tensor.subtract(&chosen.positions, mine.to_vec())?;
-        }
+        tensor.subtract(&chosen.positions, mine)?;
         decoded = rest;
     }
     let (scope, support) = match <[Chosen; 1]>::try_from(chosen) {

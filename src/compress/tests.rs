@@ -181,6 +181,40 @@ fn top_k_equals_a_sort() {
 }
 
 #[test]
+fn top_k_of_small_tensors_that_have_to_be_read_equals_a_sort() {
+    for n in [300, 5000, source::CHUNK, source::CHUNK + 1] {
+        let k = Amount::Density(0.01).of(n as u64) as usize;
+        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F64] {
+            let tensors = [as_type(dtype, &normal(n, 2))];
+            let mut read = vec![0.0; n];
+            decode_f32s(dtype, tensors[0].view().data(), 0, &mut read).unwrap();
+            let blocks = run(&tensors, "topk:density=0.01", None).unwrap();
+            assert_eq!(positions(&blocks[0]), naive_top_k(&read, k), "{dtype:?} {n}");
+        }
+        // Two tensors use the same buffers, one after the other.
+        let mut feedback = Feedback::new();
+        let mut left = vec![vec![0.0; n], vec![0.0; n / 2]];
+        for step in 0..3 {
+            let gradients: Vec<_> =
+                left.iter().zip(0..).map(|(l, t)| normal(l.len(), 10 * step + t)).collect();
+            let tensors: Vec<_> = gradients.iter().map(|g| tensor(g)).collect();
+            let blocks = run(&tensors, "topk:density=0.01", Some(&mut feedback)).unwrap();
+            let mut expected = Vec::new();
+            for (left, (gradient, start)) in left.iter_mut().zip(gradients.iter().zip([0, n as u64])) {
+                left.iter_mut().zip(gradient).for_each(|(l, g)| *l += g);
+                let kept = naive_top_k(left, Amount::Density(0.01).of(left.len() as u64) as usize);
+                kept.iter().for_each(|&p| left[p as usize] = 0.0);
+                expected.extend(kept.iter().map(|p| start + p));
+            }
+            assert_eq!(positions(&blocks[0]), expected, "{n} {step}");
+        }
+        for (name, left) in ["a", "b"].into_iter().zip(&left) {
+            assert_eq!(feedback.get(name), Some(left.as_slice()), "{n}");
+        }
+    }
+}
+
+#[test]
 fn global_top_k_equals_a_sort_of_everything() {
     let parts: Vec<Vec<f32>> = [70_000, 0, 5, 40_000, 1]
         .into_iter()

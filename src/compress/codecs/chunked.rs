@@ -107,7 +107,7 @@ impl Chunked {
                 ChunkValues::Sign => signs(&numbers),
                 ChunkValues::Code2 => codes(&numbers, max),
             };
-            tensor.subtract(&positions, decoded)?;
+            tensor.subtract(&positions, &decoded)?;
             let support = support_of(positions, kept, chunk_len, tensor.len as u64);
             blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
         }

@@ -58,7 +58,7 @@ impl Sbc {
             let (side, mean) = larger_side(&sides);
             let [plus, minus] = sides;
             let chosen = if side == 0 { plus } else { minus };
-            tensor.subtract(&chosen.positions, vec![mean; chosen.positions.len()])?;
+            tensor.subtract(&chosen.positions, &vec![mean; chosen.positions.len()])?;
             Ok((chosen, mean))
         }))?;
         let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();

@@ -1,0 +1,117 @@
+//! Exact selection from a tensor of at most one chunk, without a sample.
+//!
+//! ```text
+//! groups = the elements, dealt into about three times k groups      one pass: a maximum for each group
+//! t = the k-th largest of the groups' maxima, so at least k elements reach it
+//! candidates = all elements with magnitude >= t                     another pass, in the cache by now
+//! the k largest of them
+//! ```
+//!
+//! To sample such a tensor takes longer than to read it, and its threshold must be lower: four standard
+//! deviations of a small sample are several times k.
+
+use super::select::{Chosen, Collect, Cut, LOWEST, MAGNITUDE, ROW, Side, cut_of, reaches};
+use super::source::{CHUNK, Source};
+use crate::arch::{self, Kernel};
+use crate::error::Result;
+
+/// Groups for each element to select. With three, the candidates are about 1.2 times as many as are selected.
+const GROUPS: usize = 3;
+/// Fewest elements in a group. Smaller ones reject too few elements to be worth a pass.
+const LEAST_ROWS: usize = 4;
+
+/// Buffers that one thread uses for many tensors.
+#[derive(Default)]
+pub(super) struct Scratch {
+    values: Vec<f32>,
+    maxima: Vec<u32>,
+    elements: Vec<u64>,
+}
+
+impl Scratch {
+    /// Returns the `k` largest elements; `None` if this is not the way to find them, because the tensor is
+    /// large or most of it is selected.
+    pub(super) fn top_k(&mut self, source: &mut Source<'_>, k: u64) -> Option<Result<Chosen>> {
+        let rows = rows(source.len, k)?;
+        let Self { values, maxima, elements } = self;
+        maxima.clear();
+        elements.clear();
+        match source.plain() {
+            Some(words) if source.residual_after.is_none() => {
+                candidates(words, |bytes| f32::from_le_bytes(*bytes), (rows, k), maxima, elements);
+            }
+            _ => candidates(source.read_all(values), |x| *x, (rows, k), maxima, elements),
+        }
+        Some(largest(source, k, maxima, elements))
+    }
+}
+
+/// Returns the number of elements in a group, if a tensor of this length is divided into groups.
+fn rows(len: usize, k: u64) -> Option<usize> {
+    let segments = usize::try_from(k).ok()?.checked_mul(GROUPS)?.div_ceil(ROW);
+    let rows = (len / ROW).checked_div(segments)?;
+    (len <= CHUNK && rows >= LEAST_ROWS).then_some(rows)
+}
+
+/// Appends the elements that reach the `k`-th largest maximum, which are at least `k` if that is above zero.
+fn candidates<T>(
+    values: &[T],
+    value: impl Fn(&T) -> f32 + Copy,
+    (rows, k): (usize, u64),
+    maxima: &mut Vec<u32>,
+    elements: &mut Vec<u64>,
+) {
+    arch::run(Maxima { values, value, rows, maxima });
+    let (_, least, _) = maxima.select_nth_unstable_by(k as usize - 1, |a, b| b.cmp(a));
+    let at = f32::from_bits((*least).clamp(LOWEST, f32::INFINITY.to_bits()));
+    let hit = |x: f32| reaches(x.abs(), at);
+    arch::run(Collect { values, at: 0, value, hit, room: usize::MAX, elements });
+}
+
+/// Appends the largest magnitude of each group. A segment of consecutive elements makes [`ROW`] groups: each
+/// takes one element from every row.
+struct Maxima<'a, T, V> {
+    values: &'a [T],
+    value: V,
+    rows: usize,
+    maxima: &'a mut Vec<u32>,
+}
+
+impl<T, V: Fn(&T) -> f32 + Copy> Kernel for Maxima<'_, T, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call(self) {
+        for segment in self.values.chunks_exact(self.rows * ROW) {
+            // Signed, because every instruction set compares signed integers.
+            let mut maxima = [0i32; ROW];
+            for row in segment.as_chunks::<ROW>().0 {
+                let magnitude = |x| ((self.value)(x).to_bits() & MAGNITUDE) as i32;
+                maxima.iter_mut().zip(row).for_each(|(max, x)| *max = (*max).max(magnitude(x)));
+            }
+            self.maxima.extend(maxima.map(|max| max as u32));
+        }
+    }
+}
+
+/// Returns the `k` largest of the candidates.
+fn largest(source: &Source<'_>, k: u64, keys: &mut Vec<u32>, elements: &[u64]) -> Result<Chosen> {
+    keys.clear();
+    keys.extend(elements.iter().map(|&e| Side::Both.key(e as u32)));
+    let Cut { least, mut ties } = cut_of(keys, k);
+    let kept = elements.len().min(k as usize);
+    let mut chosen = Chosen { positions: Vec::with_capacity(kept), values: Vec::with_capacity(kept) };
+    for &e in elements {
+        let key = Side::Both.key(e as u32);
+        if key < least || key == least && ties == 0 {
+            continue;
+        }
+        if key >= f32::INFINITY.to_bits() {
+            return Err(source.non_finite());
+        }
+        ties -= u64::from(key == least);
+        chosen.positions.push(e >> 32);
+        chosen.values.push(f32::from_bits(e as u32));
+    }
+    Ok(chosen)
+}
