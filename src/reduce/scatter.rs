@@ -1,5 +1,7 @@
 //! Sums of sparse updates without expanding them.
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 
 use crate::arch::pages;
@@ -8,11 +10,11 @@ use crate::block::{Block, Scope, Sets, Sparse, Stored, Support};
 use crate::error::Result;
 use crate::frame::Manifest;
 use crate::limits::{Budget, in_memory};
-use crate::tensor::Dtype;
-use crate::tensor::element::decode_f32s;
 
 /// Elements that are summed in one step, so that they stay in the second-level cache.
 const WINDOW: usize = 1 << 15;
+/// Windows that one thread sums one after the other.
+const WINDOWS: usize = 32;
 
 /// Whether a block can be added to a sum by its positions alone.
 pub(super) fn takes(block: &Block) -> bool {
@@ -25,7 +27,7 @@ pub(super) fn takes(block: &Block) -> bool {
 /// A sparse block of a sender, with its values as numbers.
 pub(super) struct Decoded<'a> {
     positions: &'a [u64],
-    numbers: Vec<f32>,
+    numbers: Cow<'a, [[u8; 4]]>,
     weight: f64,
     first: usize,
     lens: Vec<u64>,
@@ -46,12 +48,8 @@ impl<'a> Decoded<'a> {
             _ => &[],
         };
         let numbers = match block.values.facts().content {
-            Content::Elements(Stored::Source, bytes) => {
-                let mut numbers = vec![0.0; budget.reserve_items::<f32>(positions.len() as u64, 0)?];
-                decode_f32s(Dtype::F32, bytes, 0, &mut numbers)?;
-                numbers
-            }
-            _ => block.numbers(&space, sets, budget)?,
+            Content::Elements(Stored::Source, bytes) => Cow::Borrowed(bytes.as_chunks().0),
+            _ => Cow::Owned(block.numbers(&space, sets, budget)?.iter().map(|x| x.to_le_bytes()).collect()),
         };
         Ok(Self {
             positions,
@@ -78,20 +76,39 @@ impl<'a> Decoded<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part<'a> {
     positions: &'a [u64],
-    numbers: &'a [f32],
-    /// Position of the tensor's first element.
+    numbers: &'a [[u8; 4]],
+    /// Position of the first element that the part is about.
     base: u64,
     weight: f64,
 }
 
-impl Part<'_> {
-    /// Returns the positions and numbers of the `len` elements from `start` on, with the position of the
-    /// first.
-    fn within(&self, start: usize, len: usize) -> (u64, &[u64], &[f32]) {
-        let first = self.base + start as u64;
-        let from = self.positions.partition_point(|&p| p < first);
-        let to = from + self.positions[from..].partition_point(|&p| p < first + len as u64);
-        (first, &self.positions[from..to], &self.numbers[from..to])
+impl<'a> Part<'a> {
+    /// Returns the elements from `start` on.
+    fn from(self, start: usize) -> Self {
+        let base = self.base + start as u64;
+        let at = self.positions.partition_point(|&p| p < base);
+        Self { positions: &self.positions[at..], numbers: &self.numbers[at..], base, ..self }
+    }
+
+    /// Takes the first `len` elements.
+    fn take(&mut self, len: usize) -> Self {
+        let base = self.base + len as u64;
+        // Few are in a window, and the search ends in the elements that are read next.
+        let mut at = 1;
+        while self.positions.get(at).is_some_and(|&p| p < base) {
+            at *= 2;
+        }
+        let near = &self.positions[at / 2..self.positions.len().min(at)];
+        let at = at / 2 + near.partition_point(|&p| p < base);
+        let taken = Self { positions: &self.positions[..at], numbers: &self.numbers[..at], ..*self };
+        *self = Self { positions: &self.positions[at..], numbers: &self.numbers[at..], base, ..*self };
+        taken
+    }
+
+    /// Returns the places of the positions.
+    fn places(&self) -> impl Iterator<Item = usize> + use<'a> {
+        let base = self.base;
+        self.positions.iter().map(move |&position| in_memory(position - base))
     }
 }
 
@@ -101,30 +118,41 @@ impl Part<'_> {
 /// Elements without a value stay zero: adding zero and dividing zero do not change them.
 pub(super) fn sum(len: usize, parts: &[Part<'_>], divisor: Option<f64>) -> Vec<u8> {
     let mut elements = pages::zeros(4 * len);
-    elements.par_chunks_mut(4 * WINDOW).enumerate().for_each(|(i, window)| {
-        let (start, window) = (i * WINDOW, window.as_chunks_mut::<4>().0);
-        for part in parts {
-            let (first, positions, numbers) = part.within(start, window.len());
-            for (&position, &number) in positions.iter().zip(numbers) {
-                let element = &mut window[in_memory(position - first)];
-                let term = if part.weight == 1.0 { number } else { (part.weight * f64::from(number)) as f32 };
-                *element = to_number(f64::from(f32::from_le_bytes(*element) + term)).to_le_bytes();
-            }
-        }
-        let Some(divisor) = divisor else { return };
-        // Each element is divided once, though several parts may have it.
-        let mut divided = [0u64; WINDOW / 64];
-        for part in parts {
-            let (first, positions, _) = part.within(start, window.len());
-            for at in positions.iter().map(|&position| in_memory(position - first)) {
-                let (word, bit) = (&mut divided[at / 64], 1 << (at % 64));
-                if *word & bit == 0 {
-                    *word |= bit;
-                    let quotient = f64::from(f32::from_le_bytes(window[at])) / divisor;
-                    window[at] = to_number(quotient).to_le_bytes();
-                }
+    elements.par_chunks_mut(4 * WINDOW * WINDOWS).enumerate().for_each(|(i, windows)| {
+        let mut rest: Vec<Part<'_>> = parts.iter().map(|part| part.from(i * WINDOW * WINDOWS)).collect();
+        let mut here = Vec::with_capacity(rest.len());
+        for window in windows.chunks_mut(4 * WINDOW) {
+            let window = window.as_chunks_mut::<4>().0;
+            here.clear();
+            here.extend(rest.iter_mut().map(|part| part.take(window.len())));
+            here.iter().for_each(|part| add(window, part));
+            if let Some(divisor) = divisor {
+                divide(window, &here, divisor);
             }
         }
     });
     elements
+}
+
+fn add(window: &mut [[u8; 4]], part: &Part<'_>) {
+    for (at, &number) in part.places().zip(part.numbers) {
+        let (element, number) = (&mut window[at], f32::from_le_bytes(number));
+        let term = if part.weight == 1.0 { number } else { (part.weight * f64::from(number)) as f32 };
+        *element = to_number(f64::from(f32::from_le_bytes(*element) + term)).to_le_bytes();
+    }
+}
+
+/// Divides each element that a part has once, though several parts may have it.
+fn divide(window: &mut [[u8; 4]], parts: &[Part<'_>], divisor: f64) {
+    let mut divided = [0u64; WINDOW / 64];
+    for part in parts {
+        for at in part.places() {
+            let (word, bit) = (&mut divided[at / 64], 1 << (at % 64));
+            if *word & bit == 0 {
+                *word |= bit;
+                let quotient = f64::from(f32::from_le_bytes(window[at])) / divisor;
+                window[at] = to_number(quotient).to_le_bytes();
+            }
+        }
+    }
 }
