@@ -1,5 +1,6 @@
 """The native module. Programs use the names that `gcodec` exports; the others are for this package only."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, final
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "set_num_threads",
     "shards",
     "stats",
+    "without_codes",
 ]
 
 class _Limits(Protocol):
@@ -297,6 +299,10 @@ def shards(data: memoryview | bytes, limits: _Limits) -> list[tuple[str, list[in
     first indices, and dimensions of the part."""
 
 def decode(data: memoryview | bytes, limits: _Limits, names: set[str] | None, base: _Given) -> _Tensors: ...
+def without_codes(data: memoryview | bytes, models: Sequence[Any], limits: _Limits) -> bytes | None:
+    """Returns the last update of a stream as a stream of its own, in which decoded values replace the latent
+    codes; None if it has none. models: those that the stream does not carry."""
+
 def head_bytes(data: memoryview | bytes | Encoded) -> int: ...
 def inspect(data: memoryview | bytes, limits: _Limits) -> tuple[dict[str, Any], Any]: ...
 def stats(tensors: _Given) -> list[tuple[str, dict[str, Any]]]: ...

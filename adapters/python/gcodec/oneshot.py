@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 from gcodec import _native
 from gcodec.codecs import Codec
+from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.limits import Limits
 from gcodec.options import OptionKeywords, Options, resolve
@@ -47,6 +49,7 @@ def decode(
     framework: Framework | None = None,
     names: set[str] | None = None,
     base: Any = None,
+    models: Sequence[Any] = (),
     limits: Limits | None = None,
 ) -> Any:
     """Decodes the last update of a stream, after checking the whole stream.
@@ -60,16 +63,26 @@ def decode(
         framework: the library of the resulting tensors: `numpy`, `torch` or `jax`. Default: `gcodec.Tensor`.
         names: the tensors to decode. Default: all.
         base: for a delta, the tree of tensors that it changes.
+        models: bytes of the models of latent codes (`gcodec model train`, `gcodec.lgc`) that the stream does
+            not carry. A model may take minutes for a few codes.
         limits: limits on the stream. Default: `Limits()`.
 
     Raises:
         FormatError, UnsupportedError, LimitError: the bytes are not a complete stream within the limits.
-        InputError: the stream has no update, or the base of a delta is missing or is not the sender's.
+        InputError: the stream has no update, the base of a delta is missing or is not the sender's, or a
+            model is missing.
     """
     limits = limits or Limits()
     if like is not None:
         check_places(named_tensors(like), data, limits)
-    tensors = dict(_native.decode(memoryview(data).cast("B"), limits, names, given(named_tensors(base))))
+    frames, bases = memoryview(data).cast("B"), given(named_tensors(base))
+    try:
+        tensors = dict(_native.decode(frames, limits, names, bases))
+    except InputError as e:
+        # The library leaves latent codes to their models.
+        if e.kind != "unknown_reference" or (values := _native.without_codes(frames, models, limits)) is None:
+            raise
+        tensors = dict(_native.decode(values, limits, names, bases))
     if like is not None:
         return as_tree(tensors, like, framework)
     return {name: convert(tensor, framework) for name, tensor in tensors.items()}

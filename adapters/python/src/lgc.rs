@@ -2,18 +2,19 @@
 
 use std::sync::Arc;
 
-use gcodec::Codec;
 use gcodec::block::SetId;
 use gcodec::compress::Selection;
 use gcodec::compress::codecs::TopK;
 use gcodec::frame::IndexSet;
+use gcodec::stream::{Body, Event, SliceReader};
+use gcodec::{Codec, Limits};
 use gcodec_latent::protocol::{Begun, Class, Outcome, Phase, Receiver, Settings, Variant, Worker, classes};
 use gcodec_latent::training::{self, Signals, Trainer};
-use gcodec_latent::{Architecture, CodeFormat, Error, Innovation, Model};
+use gcodec_latent::{Architecture, CodeFormat, Error, Innovation, Model, Models, without_latent};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::decode::Bytes;
+use crate::decode::{Bytes, last_update_of};
 use crate::encode::{Encoded, parse};
 use crate::feedback::{given_out, owned};
 use crate::limits::PyLimits;
@@ -62,6 +63,48 @@ fn raise(py: Python<'_>, error: Error, frames: Option<&Frames>) -> PyErr {
         Error::Gcodec(e) => errors::raise(py, e, frames.map(|f| &*f.manifest)),
         e => errors::input(py, &e.to_string()),
     }
+}
+
+/// Returns the last update of a stream as a stream of its own, in which decoded values replace the latent
+/// codes; nothing if it has none. `models`: those that the stream does not carry.
+#[pyfunction]
+pub(crate) fn without_codes<'py>(
+    py: Python<'py>,
+    data: &Bound<'py, PyAny>,
+    models: Vec<Bound<'py, PyAny>>,
+    limits: PyLimits,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let bytes = Bytes::new(data)?;
+    let given = models.iter().map(Bytes::new).collect::<PyResult<Vec<_>>>()?;
+    let limits = limits.get();
+    let found = threads::run(py, || replaced(bytes.as_slice(), &given, &limits))?;
+    let found = found.map_err(|e| match e {
+        Error::MissingModel(_) => errors::input(py, &format!("{e}: give its bytes in models")),
+        e => raise(py, e, None),
+    })?;
+    Ok(found.map(|bytes| PyBytes::new(py, &bytes)))
+}
+
+fn replaced(bytes: &[u8], given: &[Bytes], limits: &Limits) -> gcodec_latent::Result<Option<Vec<u8>>> {
+    let mut models = Models::new();
+    for model in given {
+        models.add(Model::from_bytes(model.as_slice(), &Default::default())?.into());
+    }
+    let last = last_update_of(bytes, limits)?;
+    let (mut reader, mut parts) = (SliceReader::new(bytes, limits.clone()), Vec::new());
+    while let Some(event) = reader.next_event()? {
+        match event {
+            Event::Frame(_, Body::Model(frame)) => match Model::from_frame(&frame, &Default::default()) {
+                Ok(model) => models.add(model.into()),
+                // Another format, or only a location: its codes count as those of a missing model.
+                Err(Error::Input(_) | Error::MissingModel(_)) => {}
+                Err(e) => return Err(e),
+            },
+            Event::Frame(info, Body::Update(part)) if info.number >= last => parts.push(*part),
+            _ => {}
+        }
+    }
+    without_latent(&parts, &models)
 }
 
 #[pymethods]

@@ -48,7 +48,7 @@ mod _native {
     #[pymodule_export]
     use crate::inspect::{inspect, stats};
     #[pymodule_export]
-    use crate::lgc::Lgc;
+    use crate::lgc::{Lgc, without_codes};
     #[pymodule_export]
     use crate::limits::{default_dgc, default_limits};
     #[pymodule_export]
