@@ -36,13 +36,17 @@ pub fn build(args: &Args) -> Result<ExitCode> {
         // The same command as in `cargo xtask test`: nothing is built a second time.
         run(Command::new("cargo").args(["xtask", "test", "--only", "docs"]).current_dir(root()))?;
     }
+    let reference = target().join("doc");
+    if !reference.is_dir() {
+        return Err(format!("{} is missing: run once without --no-rust", reference.display()).into());
+    }
     let place = target().join("site");
     match fs::remove_dir_all(&place) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
     }
     let pages = gather(&place.join("pages"))?;
-    copy(&target().join("doc"), &place.join("pages/rust"))?;
+    copy(&reference, &place.join("pages/rust"))?;
     copy(&root().join("adapters/python/gcodec"), &place.join("python/gcodec"))?;
     fs::copy(root().join("tools/site/mkdocs.yml"), place.join("mkdocs.yml"))?;
     // `--strict`: a link that leads nowhere, also to a heading, is an error. With `--quiet` it would be none.
