@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 pub(crate) mod map;
 pub(crate) mod masks;
 pub(crate) mod pages;
+pub(crate) mod planes;
 pub(crate) mod prefetch;
 pub(crate) mod ranges;
 pub(crate) mod rans;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::arch::{self, Kernel, pages};
+use crate::arch::{self, Form, Kernel, pages};
 use crate::bits::Cursor;
 use crate::block::Stored;
 use crate::block::values::floats::has_padding;
@@ -102,14 +102,14 @@ impl Planes {
                 None => Plane::Coded(Box::new(SymbolReader::new(cursor, decoder, plane_len, 255)?)),
             });
         }
-        let mut scratch = vec![[0; PIECE]; layout.size];
+        let (mut scratch, form) = (vec![[0; PIECE]; layout.size], arch::widest());
         for out in out.chunks_mut(PIECE * layout.size) {
             let len = out.len() / layout.size;
             let mut pieces = [[].as_slice(); MAX_PLANES];
             for ((piece, plane), scratch) in pieces.iter_mut().zip(&mut planes).zip(&mut scratch) {
                 *piece = plane.next(&mut scratch[..len])?;
             }
-            arch::run(Join { layout, planes: &pieces[..layout.size], out });
+            join(form, layout, &pieces[..layout.size], out);
         }
         match has_padding(space.dtype, space.count, out) {
             true => Err(Error::format(FormatErrorKind::NonzeroPadding, offset)),
@@ -189,7 +189,7 @@ fn is_noise(coder: &Coder<'_>, bytes: &[u8], layout: Layout, plane: usize) -> bo
     pieces.all(|piece| {
         let mut planes = [const { [].as_mut_slice() }; MAX_PLANES];
         planes[plane] = &mut sample;
-        arch::run(Split { layout, elements: piece, planes: &mut planes[..layout.size] });
+        split(arch::widest(), layout, piece, &mut planes[..layout.size]);
         !pays(coder, &sample)
     })
 }
@@ -216,6 +216,7 @@ fn split_run(
     if let Some(coded) = coded {
         planes[coded] = symbols;
     }
+    let form = arch::widest();
     // Steps whose elements stay in the first-level cache for each plane.
     for elements in bytes.chunks(PIECE * layout.size) {
         let mut pieces = [const { [].as_mut_slice() }; MAX_PLANES];
@@ -223,7 +224,7 @@ fn split_run(
             let (here, rest) = std::mem::take(plane).split_at_mut(elements.len() / layout.size);
             (*piece, *plane) = (here, rest);
         }
-        arch::run(Split { layout, elements, planes: &mut pieces[..layout.size] });
+        split(form, layout, elements, &mut pieces[..layout.size]);
     }
 }
 
@@ -244,84 +245,112 @@ impl Layout {
         let size = in_memory((dtype.bits() / 8).max(1).into());
         Self { size, rotates: dtype.is_float() && size > 1 }
     }
+
+    /// The bits by which an element is rotated to the left.
+    fn turn(self) -> u32 {
+        self.rotates.into()
+    }
+
+    /// Rotates an element in the low bits of a word. The other bits of the result have no meaning.
+    #[inline(always)]
+    fn rotated(self, word: u64) -> u64 {
+        match self.rotates {
+            true => word << 1 | word >> (8 * self.size - 1),
+            false => word,
+        }
+    }
+
+    /// Inverts [`Self::rotated`] of a word whose other bits are zero.
+    #[inline(always)]
+    fn turned_back(self, word: u64) -> u64 {
+        match self.rotates {
+            true => word >> 1 | word << (8 * self.size - 1),
+            false => word,
+        }
+    }
 }
 
 /// Splits elements into their planes. An empty plane is left out.
-struct Split<'a, 'p> {
-    layout: Layout,
-    elements: &'a [u8],
-    planes: &'a mut [&'p mut [u8]],
+fn split(form: Form, layout: Layout, elements: &[u8], planes: &mut [&mut [u8]]) {
+    match layout.size {
+        2 => split_sized::<2>(form, layout, elements, planes),
+        4 => split_sized::<4>(form, layout, elements, planes),
+        8 => split_sized::<8>(form, layout, elements, planes),
+        _ => planes.iter_mut().filter(|p| !p.is_empty()).for_each(|plane| plane.copy_from_slice(elements)),
+    }
 }
 
-impl Kernel for Split<'_, '_> {
+/// Splits elements of `SIZE` bytes.
+fn split_sized<const SIZE: usize>(form: Form, layout: Layout, elements: &[u8], planes: &mut [&mut [u8]]) {
+    let elements = elements.as_chunks::<SIZE>().0;
+    let done = arch::planes::split(form, layout.turn(), elements, planes);
+    for (significance, plane) in planes.iter_mut().enumerate().filter(|(_, plane)| !plane.is_empty()) {
+        let plane = &mut plane[done..];
+        arch::run_as(form, SplitPlane { layout, elements: &elements[done..], significance, plane });
+    }
+}
+
+/// Joins planes of equal length: the inverse of [`split`].
+fn join(form: Form, layout: Layout, planes: &[&[u8]], out: &mut [u8]) {
+    match layout.size {
+        2 => join_sized::<2>(form, layout, planes, out),
+        4 => join_sized::<4>(form, layout, planes, out),
+        8 => join_sized::<8>(form, layout, planes, out),
+        _ => out.copy_from_slice(planes[0]),
+    }
+}
+
+/// Joins planes to elements of `SIZE` bytes.
+fn join_sized<const SIZE: usize>(form: Form, layout: Layout, planes: &[&[u8]], out: &mut [u8]) {
+    let out = out.as_chunks_mut::<SIZE>().0;
+    let first = arch::planes::join(form, layout.turn(), planes, out);
+    arch::run_as(form, JoinPlanes { layout, planes, first, out });
+}
+
+/// Splits off one plane.
+struct SplitPlane<'a, const SIZE: usize> {
+    layout: Layout,
+    elements: &'a [[u8; SIZE]],
+    significance: usize,
+    plane: &'a mut [u8],
+}
+
+impl<const SIZE: usize> Kernel for SplitPlane<'_, SIZE> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { layout, elements, planes } = self;
-        for (significance, plane) in planes.iter_mut().enumerate().filter(|(_, plane)| !plane.is_empty()) {
-            match layout.size {
-                2 => split_u16(layout, elements, significance, plane),
-                4 => split_u32(layout, elements, significance, plane),
-                8 => split_u64(layout, elements, significance, plane),
-                _ => plane.copy_from_slice(elements),
-            }
+        let Self { layout, elements, significance, plane } = self;
+        for (symbol, element) in plane.iter_mut().zip(elements) {
+            let mut bytes = [0; 8];
+            bytes[..SIZE].copy_from_slice(element);
+            *symbol = (layout.rotated(u64::from_le_bytes(bytes)) >> (8 * significance)) as u8;
         }
     }
 }
 
-/// Inverts [`Split`] for planes of equal length.
-struct Join<'a> {
+/// Joins the elements from `first` on.
+struct JoinPlanes<'a, const SIZE: usize> {
     layout: Layout,
     planes: &'a [&'a [u8]],
-    out: &'a mut [u8],
+    first: usize,
+    out: &'a mut [[u8; SIZE]],
 }
 
-impl Kernel for Join<'_> {
+impl<const SIZE: usize> Kernel for JoinPlanes<'_, SIZE> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self { layout, planes, out } = self;
-        match layout.size {
-            2 => join_u16(layout, planes, out),
-            4 => join_u32(layout, planes, out),
-            8 => join_u64(layout, planes, out),
-            _ => out.copy_from_slice(planes[0]),
+        let Self { layout, planes, first, out } = self;
+        for (i, element) in out.iter_mut().enumerate().skip(first) {
+            let mut word = 0;
+            for (significance, plane) in planes.iter().enumerate() {
+                word |= u64::from(plane[i]) << (8 * significance);
+            }
+            element.copy_from_slice(&layout.turned_back(word).to_le_bytes()[..SIZE]);
         }
     }
-}
-
-/// Splits elements of one width into planes, and joins them. The loops have no closures: these would not be
-/// compiled for the instructions of the kernel around them.
-macro_rules! words {
-    ($($word:ident $split:ident $join:ident [$($plane:literal)*])*) => { $(
-        #[inline(always)]
-        fn $split(layout: Layout, elements: &[u8], significance: usize, plane: &mut [u8]) {
-            // A rotation by nothing leaves unrotated elements as they are.
-            let (turn, shift) = (u32::from(layout.rotates), 8 * significance);
-            for (symbol, element) in plane.iter_mut().zip(elements.as_chunks().0) {
-                *symbol = ($word::from_le_bytes(*element).rotate_left(turn) >> shift) as u8;
-            }
-        }
-
-        #[inline(always)]
-        fn $join(layout: Layout, planes: &[&[u8]], out: &mut [u8]) {
-            let (turn, out) = (u32::from(layout.rotates), out.as_chunks_mut().0);
-            let len = out.len();
-            let planes = [$(&planes[$plane][..len]),*];
-            for i in 0..len {
-                let word = 0 $(| $word::from(planes[$plane][i]) << (8 * $plane))*;
-                out[i] = word.rotate_right(turn).to_le_bytes();
-            }
-        }
-    )* };
-}
-
-words! {
-    u16 split_u16 join_u16 [0 1]
-    u32 split_u32 join_u32 [0 1 2 3]
-    u64 split_u64 join_u64 [0 1 2 3 4 5 6 7]
 }
 
 /// Sizes of the planes of some elements.
@@ -362,20 +391,21 @@ mod tests {
         let [a, b, c, d] = &mut planes;
         let layout = Layout::of(Dtype::F32);
         let elements = &(-1.5f32).to_le_bytes();
-        Split { layout, elements, planes: &mut [a, b, c, d] }.call();
+        split(arch::widest(), layout, elements, &mut [a, b, c, d]);
         assert_eq!(planes.as_flattened(), rotated);
     }
 
     #[test]
     fn every_form_splits_and_joins_elements() {
-        let bytes: Vec<u8> = (0..16_000).map(|i| random::word(1, 0, i) as u8).collect();
+        // Not a whole number of rows for any type.
+        let bytes: Vec<u8> = (0..16_040).map(|i| random::word(1, 0, i) as u8).collect();
         for dtype in Dtype::ALL {
             let layout = Layout::of(dtype);
             let len = bytes.len() / layout.size;
             for form in arch::forms() {
                 let mut planes = vec![vec![0; len]; layout.size];
                 let mut places: Vec<&mut [u8]> = planes.iter_mut().map(Vec::as_mut_slice).collect();
-                arch::run_as(form, Split { layout, elements: &bytes, planes: &mut places });
+                split(form, layout, &bytes, &mut places);
                 for (element, i) in bytes.chunks(layout.size).zip(0..) {
                     let mut word = [0; 8];
                     word[..layout.size].copy_from_slice(element);
@@ -387,9 +417,19 @@ mod tests {
                     let symbols: Vec<u8> = planes.iter().map(|plane| plane[i]).collect();
                     assert_eq!(symbols, rotated.to_le_bytes()[..layout.size], "{dtype} {form:?}");
                 }
+                for left_out in 0..layout.size {
+                    let mut others = planes.clone();
+                    others[left_out].clear();
+                    others.iter_mut().for_each(|plane| plane.fill(0));
+                    let mut places: Vec<&mut [u8]> = others.iter_mut().map(Vec::as_mut_slice).collect();
+                    split(form, layout, &bytes, &mut places);
+                    for (plane, expected) in others.iter().zip(&planes).filter(|(p, _)| !p.is_empty()) {
+                        assert_eq!(plane, expected, "{dtype} {form:?} without plane {left_out}");
+                    }
+                }
                 let planes: Vec<&[u8]> = planes.iter().map(Vec::as_slice).collect();
                 let mut back = vec![0; bytes.len()];
-                arch::run_as(form, Join { layout, planes: &planes, out: &mut back });
+                join(form, layout, &planes, &mut back);
                 assert_eq!(back, bytes, "{dtype} {form:?}");
             }
         }
