@@ -206,7 +206,11 @@ fn break_values(values: &mut Values, random: &mut Random<'_>, number: u64) {
             0 => *max_level = number as u32,
             1 => break_groups(groups, random),
             2 => scales(norms, random),
-            _ => break_row(levels, random, number as i32),
+            _ => {
+                let mut wide: Vec<i32> = levels.iter().collect();
+                break_row(&mut wide, random, number as i32);
+                *levels = wide.into();
+            }
         },
         Values::Affine(Affine { bits, groups, scales: s, codes, .. }) => match which {
             0 => *bits = byte,

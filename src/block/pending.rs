@@ -1,4 +1,4 @@
-//! Dense blocks whose values are made when they are written: the memory of a few blocks then suffices for all.
+//! Dense blocks whose values are made when they are written: the memory of a few blocks suffices for all.
 
 use crate::bits::put_varint;
 use crate::block::part::WrittenBlock;

@@ -14,8 +14,9 @@ use crate::error::Result;
 /// Number of elements from which on a tensor's dense blocks are made when they are written.
 const LARGE: u64 = 1 << 16;
 
-/// Compresses the tensors of one update as [`compress()`] does without feedback, but makes the values of large
-/// dense blocks only when [`Encoder::update_pending`](crate::stream::Encoder::update_pending) writes them.
+/// Compresses the tensors of one update as [`compress()`] does without feedback, but makes the values of
+/// large dense blocks only when [`Encoder::update_pending`](crate::stream::Encoder::update_pending) writes
+/// them.
 ///
 /// The bytes are those of [`compress()`]. `inputs` and `codecs` are as there.
 ///
