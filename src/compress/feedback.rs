@@ -67,8 +67,9 @@ impl Feedback {
 
     /// Keeps what later updates replace, until [`Self::commit`] or [`Self::undo`]: for a sender that learns
     /// only later whether the receivers apply an update. It takes 4 bytes for each element that changes.
+    /// Further calls before those two do nothing, so that several updates form a whole.
     pub fn begin(&mut self) {
-        self.replaced = Some(Replaced::default());
+        self.replaced.get_or_insert_default();
     }
 
     /// Accepts the updates since [`Self::begin`].
@@ -174,6 +175,7 @@ mod tests {
         let before = feedback.clone();
         feedback.begin();
         feedback.set("a", &[1], vec![2.0]);
+        feedback.begin();
         feedback.set("a", &[1], vec![3.0]);
         feedback.set("b", &[2], vec![4.0, 5.0]);
         assert_eq!(feedback.get("a"), Some(&[3.0][..]));

@@ -16,6 +16,9 @@ import gcodec
 import gcodec.lgc
 import gcodec.torch
 
+# Megabytes of buckets that hold one tensor each, from the second step on.
+ONE_TENSOR = 1e-4
+
 SENDERS: dict[str, Callable[[int], Any]] = {
     "topk": lambda world: gcodec.TopK(density=0.05),
     "global": lambda world: gcodec.TopK(density=0.05, scope="global"),
@@ -93,7 +96,7 @@ def branches(rank: int, world: int) -> dict[str, Any]:
     for name, make in SENDERS.items():
         for way in ("together", "apart"):
             model = Branches()
-            ddp = DistributedDataParallel(model, find_unused_parameters=True)
+            ddp = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=ONE_TENSOR)
             state = gcodec.torch.State(model, make(world))
             ddp.register_comm_hook(state, gcodec.torch.hook)
             books = Books(model)
@@ -166,7 +169,7 @@ def not_finite(rank: int, world: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, keywords in PROPAGATE.items():
         model = network(0)
-        ddp = DistributedDataParallel(model)
+        ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_TENSOR)
         codec = SENDERS[name](world) if name in SENDERS else "raw" if name == "raw" else "topk:density=0.05"
         state = gcodec.torch.State(model, codec, **keywords)
         ddp.register_comm_hook(state, gcodec.torch.hook)

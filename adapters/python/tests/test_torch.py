@@ -111,6 +111,12 @@ def test_buckets_do_not_matter(tmp_path: Path) -> None:
     assert one[0] == small[0] == views[0]
 
 
+def test_frames_travel_while_the_backward_pass_goes_on(tmp_path: Path) -> None:
+    one, two = ranks(tmp_path, 2, "overlapped")
+    # There is one bucket in the first step, and then one for each tensor.
+    assert one == two and len(one) == 4 and min(one[1:]) >= 2, one
+
+
 @pytest.mark.parametrize("name", ["topk", "scalecom", "dgc", "powersgd", "shared set global", "lgc", "lgc in training"])
 def test_a_checkpoint_goes_on_as_if_nothing_had_been(tmp_path: Path, name: str) -> None:
     for whole, again in ranks(tmp_path / "run", 2, "checkpoint", name, str(tmp_path)):

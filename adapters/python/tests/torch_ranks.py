@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,28 @@ def buckets(rank: int, world: int) -> dict[str, Any]:
 
         out[str(settings)] = (train(rank, world, make, 3, 12, **settings)["bits"], len(seen))
     return out
+
+
+def overlapped(rank: int, world: int) -> list[int]:
+    """Waits in the middle of each backward pass, before the gradients of the first layer's weight are there,
+    until the frames of all buckets so far have arrived. Returns the number of those buckets in each step."""
+    model = network(0)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1e-4)
+    state = state_of("topk", model)
+    ddp.register_comm_hook(state, gcodec.torch.hook)
+    arrived = []
+
+    def wait(gradient: torch.Tensor) -> None:
+        end = time.monotonic() + 20
+        while not all(part.sending.work.is_completed() for part in state._parts) and time.monotonic() < end:
+            time.sleep(0.01)
+        arrived.append(sum(part.sending.work.is_completed() for part in state._parts))
+
+    model[0].weight.register_hook(wait)
+    for pixels, labels in batches(0, rank, world, 4):
+        torch.nn.functional.cross_entropy(ddp(pixels), labels).backward()
+    dist.barrier()
+    return arrived
 
 
 def checkpoint(rank: int, world: int, name: str, folder: str) -> tuple[str, str]:

@@ -150,7 +150,7 @@ impl Dgc {
     pub fn begin(&mut self) {
         self.momenta.begin();
         self.residuals.begin();
-        self.begun_at = Some(self.step);
+        self.begun_at.get_or_insert(self.step);
     }
 
     /// Accepts the steps since [`Self::begin`].

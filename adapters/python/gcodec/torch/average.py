@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -118,8 +118,17 @@ def average(
     """
     if held is None:
         held = unused(gradients)
+    replace_by(
+        gradients,
+        lambda: exchange.mean(dict(gradients), device=device, held=held, scale=scale, error=error, provisional=provisional),
+    )
+
+
+def replace_by(gradients: Mapping[str, torch.Tensor], exchanged: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+    """Replaces gradients by the means that a function returns, or by NaN if it raises. Only NotFinite ends
+    here."""
     try:
-        means = exchange.mean(dict(gradients), device=device, held=held, scale=scale, error=error, provisional=provisional)
+        means = exchanged()
     except BaseException as e:
         for gradient in gradients.values():
             gradient.fill_(float("nan"))

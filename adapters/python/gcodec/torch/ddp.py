@@ -14,8 +14,8 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
-from gcodec.torch.average import average, sparse
-from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.average import average, replace_by, sparse, unused
+from gcodec.torch.exchange import USED, Exchange, Part
 from gcodec.torch.names import described, parameters_of
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
@@ -26,9 +26,11 @@ from gcodec.torch.sets import SharedSet
 class State:
     """The state of `hook` for a model: the codec, the residuals by parameter name, and a profile.
 
-    All gradients of a step form one update, which is sent when the last bucket is ready. So residuals,
-    `scope="global"` and Deep Gradient Compression cover the whole model, and the arrangement of buckets has
-    no effect. Compression does not overlap with the backward pass.
+    Each bucket is compressed as soon as its gradients are ready, and travels while the backward pass goes
+    on. Its step ends, and residuals change, when the last bucket has arrived. Codecs that need all gradients
+    of a step send one update when the last bucket is ready: those with `scope="global"`, `Dgc`, and those
+    with sets. So do gradients on a GPU. In both ways, the arrangement of buckets changes random draws at
+    most.
 
     If a rank's gradient of a parameter is zero everywhere, the rank sends nothing of that parameter and keeps
     its residual: DistributedDataParallel drops the mean of a parameter that no rank used in a step.
@@ -108,20 +110,33 @@ class State:
         """Begins a step."""
         self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
         self._gradients: dict[str, torch.Tensor] = {}
+        self._parts: list[Part] = []
         self._error: Exception | None = None
+        self._failed: BaseException | None = None
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         buffer = bucket.buffer()
         if bucket.index() == 0:
-            # An earlier backward pass that failed may have left gradients.
-            self._forget()
+            self._begin(buffer.device)
         devices = [buffer.device] if buffer.device.type != "cpu" else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         self._waiting.append((future, buffer))
+        error, gradients = None, {}
         try:
-            self._collect(bucket, buffer)
+            gradients = self._collected(bucket, buffer)
         except InputError as e:
-            self._error = self._error or e
+            error = e
+        self._gradients |= gradients
+        self._error = self._error or error
+        if self._divides and self._failed is None:
+            try:
+                which = (bucket.index(), sum(parameter.numel() for parameter in bucket.parameters()))
+                held = unused(gradients)
+                part = self._exchange.start(which, gradients, device=buffer.device, held=held, scale=self._scale, error=error)
+                self._parts.append(part)
+            except BaseException as e:
+                # All ranks raise here, and start none of the other parts.
+                self._failed = e
         if bucket.is_last():
             try:
                 self._exchange_all(buffer.device)
@@ -133,21 +148,40 @@ class State:
                 other.set_result(filled)
         return future
 
-    def _collect(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> None:
+    def _begin(self, device: torch.device) -> None:
+        """Begins a step at its first bucket."""
+        if self._parts:
+            # An earlier backward pass failed after some of its buckets.
+            self._exchange.undo()
+        self._forget()
+        self._divides = device.type == "cpu" and self._exchange.divides
+        self._scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+
+    def _collected(self, bucket: dist.GradBucket, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns the gradients of a bucket by name, in the order of the model."""
         parameters = bucket.parameters()
         unknown = [parameter for parameter in parameters if id(parameter) not in self._order]
         if unknown:
             raise InputError("a parameter of DistributedDataParallel is not in the model given to State: give it this model")
         if buffer.layout is not torch.strided:
             raise InputError(sparse(self._order[id(parameters[0])][1]))
-        for parameter, gradient in zip(parameters, bucket.gradients(), strict=True):
-            self._gradients[self._order[id(parameter)][1]] = gradient.view(parameter.shape)
+        pairs = sorted(zip(parameters, bucket.gradients(), strict=True), key=lambda pair: self._order[id(pair[0])])
+        return {self._order[id(parameter)][1]: gradient.view(parameter.shape) for parameter, gradient in pairs}
 
     def _exchange_all(self, device: torch.device) -> None:
         """Replaces the gradients of the step by their means, or by NaN if there are none."""
-        gradients = {name: self._gradients[name] for name in self._parameters if name in self._gradients}
-        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        average(self._exchange, gradients, device=device, scale=scale, error=self._error)
+        if self._divides:
+            replace_by(self._gradients, self._finished)
+        else:
+            gradients = {name: self._gradients[name] for name in self._parameters if name in self._gradients}
+            average(self._exchange, gradients, device=device, scale=self._scale, error=self._error)
+
+    def _finished(self) -> dict[str, torch.Tensor]:
+        """Returns the means of all parts."""
+        if self._failed is not None:
+            self._exchange.undo()
+            raise self._failed
+        return self._exchange.finish(self._parts)
 
 
 def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

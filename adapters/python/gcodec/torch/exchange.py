@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -25,7 +25,7 @@ from gcodec.reduction import reduce
 from gcodec.tensors import convert, given
 from gcodec.torch.handshake import check, greeting
 from gcodec.torch.names import Tensors, own
-from gcodec.torch.ranks import NotFinite, Profile, Ranks
+from gcodec.torch.ranks import NotFinite, Profile, Ranks, Sending
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
@@ -36,6 +36,22 @@ SETS = (ScaleCom, SharedSet, Lgc)
 
 USED = ("rules", "feedback", "non_finite", "limits")
 """The options that an exchange uses."""
+
+
+@dataclass
+class Part:
+    """A part of a step's tensors, whose frames are on their way."""
+
+    which: tuple[int, int]
+    """Its number in its step, and its number of elements."""
+    dtypes: dict[str, torch.dtype]
+    """Their types, if they were divided by a scale."""
+    scale: float
+    """The scale."""
+    head: bytes
+    """The bytes that every rank has before its frames."""
+    sending: Sending
+    """The frames."""
 
 
 class Exchange:
@@ -59,7 +75,9 @@ class Exchange:
         self._propagate = options.non_finite == "propagate"
         self._ranks = group if isinstance(group, Ranks) else Ranks(group)
         self._met = False
-        self._sent = memoryview(b"")
+        self._sent = [memoryview(b"")]
+        # Bytes of the longest frames of each part in its last step.
+        self._longest: dict[tuple[int, int], int] = {}
         self.step = 0
         stages = list(codec.stages.values()) if isinstance(codec, Schedule) else [codec]
         for stage in stages:
@@ -154,26 +172,99 @@ class Exchange:
         self._ranks.use(device)
         self._meet()
         try:
-            dtypes = {name: tensor.dtype for name, tensor in tensors.items()} if scale != 1 else {}
-            if dtypes:
-                tensors = {name: _divided(tensor, scale) for name, tensor in tensors.items()}
+            tensors, dtypes = _divided_all(tensors, scale)
             means = self._means(tensors, inner_steps, held, scale, error)
             for name, dtype in dtypes.items():
                 means[name] = (means[name] * scale).to(dtype)
             if self._propagate and not all(map(_is_finite, means.values())):
                 raise NotFinite
-        except NotFinite:
-            self.undo()
-            self.profile.skipped += 1
-            self._count(start, known)
-            raise
-        except BaseException:
-            self.undo()
+        except BaseException as e:
+            self._take_back(e, start, known)
             raise
         if not provisional:
             self.commit()
         self._count(start, known)
         return means
+
+    @property
+    def divides(self) -> bool:
+        """Whether parts of the tensors can be exchanged on their own in the next step: `start`, `finish`."""
+        codec = self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
+        if isinstance(codec, (Dgc, *SETS)):
+            return False
+        return not any("scope=global" in spec_of(one).partition(":")[2].split(",") for one in (codec, *self._rules.values()))
+
+    def start(
+        self,
+        which: tuple[int, int],
+        tensors: dict[str, torch.Tensor],
+        *,
+        device: torch.device,
+        held: Collection[str] = (),
+        scale: float = 1.0,
+        error: Exception | None = None,
+    ) -> Part:
+        """Begins to exchange a part of a step's tensors, and does not wait for other ranks, except in the
+        first step. All ranks start the same parts in the same order, and end the step with `finish`.
+
+        Args:
+            which: number of the part in its step, from 0 on, and number of its elements, also if this rank
+                has no tensors.
+            tensors, device, held, scale, error: as in `mean`.
+        """
+        start, known = time.perf_counter(), self._accounted()
+        self._ranks.use(device)
+        self._meet()
+        codec = self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
+        assert not isinstance(codec, SETS), "codecs with sets need all tensors"
+        self._leave_set()
+        tensors, dtypes = _divided_all(tensors, scale)
+        head, frames, error = self._frames(codec, tensors, 0, held, error, which[0])
+        # Sizes hardly change from step to step, so that most frames travel with their sizes. All ranks know
+        # the sizes of the last step.
+        longest = self._longest.get(which, 0)
+        sending = self._ranks.start(frames, longest + longest // 32, error, self._propagate)
+        self.profile.other += time.perf_counter() - start - (self._accounted() - known)
+        return Part(which, dtypes, scale, head, sending)
+
+    def finish(self, parts: list[Part]) -> dict[str, torch.Tensor]:
+        """Ends a step that consists of these parts: returns the means of their tensors.
+
+        Raises:
+            NotFinite: as `mean`.
+            Exception: a rank could not compress. The sender state is as before the step.
+        """
+        start, known = time.perf_counter(), self._accounted()
+        means: dict[str, torch.Tensor] = {}
+        waiting, sent = list(parts), []
+        try:
+            while waiting:
+                part = waiting.pop(0)
+                streams = self._ranks.finish(part.sending, part.head)
+                self._longest[part.which] = max(map(len, streams)) - len(part.head)
+                sent.append(streams[self._ranks.rank])
+                mean = self._reduced(streams)
+                for name, dtype in part.dtypes.items():
+                    mean[name] = (mean[name] * part.scale).to(dtype)
+                if self._propagate and not all(map(_is_finite, mean.values())):
+                    raise NotFinite
+                means |= mean
+        except BaseException as e:
+            for part in waiting:
+                part.sending.work.wait()
+            self._take_back(e, start, known)
+            raise
+        self._sent = sent
+        self.commit()
+        self._count(start, known)
+        return means
+
+    def _take_back(self, error: BaseException, start: float, known: float) -> None:
+        """Restores the sender state after a failure, and counts the exchange if its mean is NaN."""
+        self.undo()
+        if isinstance(error, NotFinite):
+            self.profile.skipped += 1
+            self._count(start, known)
 
     def _means(
         self,
@@ -209,7 +300,9 @@ class Exchange:
 
     def sent(self) -> dict[str, torch.Tensor]:
         """Returns this rank's last update, as receivers decode it."""
-        tensors: dict[str, torch.Tensor] = decode(self._sent, framework="torch", limits=self._limits)
+        tensors: dict[str, torch.Tensor] = {}
+        for stream in self._sent:
+            tensors |= decode(stream, framework="torch", limits=self._limits)
         return tensors
 
     def _count(self, start: float, known: float) -> None:
@@ -255,30 +348,53 @@ class Exchange:
         held: Collection[str],
         error: Exception | None,
     ) -> dict[str, torch.Tensor]:
-        encoded = None
-        if error is None:
-            try:
-                encoded = self._encoded(codec, tensors, inner_steps, held)
-            except Exception as e:
-                error = e
-        # The preamble and the manifest are the same on all ranks, so they are not sent. If a rank's manifest
-        # differs, decoding fails because the update names another one.
-        frames = memoryview(encoded or b"")
-        head = bytes(frames[: _native.head_bytes(frames)]) if encoded else b""
-        sizes = self._ranks.sizes(len(frames) - len(head), error, self._propagate)
-        streams = self._ranks.gather_frames(head, frames[len(head) :], sizes)
-        self._sent = streams[self._ranks.rank]
+        head, frames, error = self._frames(codec, tensors, inner_steps, held, error)
+        sizes = self._ranks.sizes(len(frames), error, self._propagate)
+        streams = self._ranks.gather_frames(head, frames, sizes)
+        self._sent = [streams[self._ranks.rank]]
+        return self._reduced(streams)
+
+    def _reduced(self, streams: list[memoryview]) -> dict[str, torch.Tensor]:
+        """Returns the mean of the streams of all ranks."""
         start = time.perf_counter()
         mean = reduce(streams, mean=True, limits=self._limits)
         self.profile.coding += time.perf_counter() - start
         return mean.tensors("torch")
 
+    def _frames(
+        self,
+        codec: Codec | str | Dgc,
+        tensors: dict[str, torch.Tensor],
+        inner_steps: int,
+        held: Collection[str],
+        error: Exception | None,
+        part: int = 0,
+    ) -> tuple[bytes, memoryview, Exception | None]:
+        """Returns this rank's preamble and manifest, its other frames, and the reason if there are none.
+
+        The preamble and the manifest are the same on all ranks, so they are not sent. If a rank's manifest
+        differs, decoding fails because the update names another one.
+        """
+        if error is None:
+            try:
+                frames = memoryview(self._encoded(codec, tensors, inner_steps, held, part))
+                head = _native.head_bytes(frames)
+                return bytes(frames[:head]), frames[head:], None
+            except Exception as e:
+                error = e
+        return b"", memoryview(b""), error
+
     def _encoded(
-        self, codec: Codec | str | Dgc, tensors: dict[str, torch.Tensor], inner_steps: int, held: Collection[str]
+        self,
+        codec: Codec | str | Dgc,
+        tensors: dict[str, torch.Tensor],
+        inner_steps: int,
+        held: Collection[str],
+        part: int,
     ) -> _native.Encoded:
         """Returns this rank's frames. The sender state can be restored afterwards."""
-        # Ranks and steps round and draw independently.
-        number = self.step * self._ranks.world + self._ranks.rank
+        # Ranks, steps and parts round and draw independently.
+        number = self.step * self._ranks.world + self._ranks.rank + (part << 40)
         chosen = codec if isinstance(codec, Dgc) else numbered(codec, number)
         header = UpdateHeader(
             step=self.step,
@@ -488,6 +604,8 @@ class Exchange:
             self._model = model if len(model) > 1 else None
             self._training = dict(state["training"])
         self.step = int(state["step"])
+        # Ranks that load a state have not seen the same sizes as before.
+        self._longest = {}
 
 
 class _SetWorker(Protocol):
@@ -513,6 +631,16 @@ def _text(codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule) -> A
     if isinstance(codec, Dgc):
         return codec.settings
     return str(codec) if isinstance(codec, SETS) else spec_of(codec)
+
+
+def _divided_all(
+    tensors: dict[str, torch.Tensor], scale: float
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.dtype]]:
+    """Returns the quotients, and the types of the tensors unless the scale is 1."""
+    if scale == 1:
+        return tensors, {}
+    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
+    return {name: _divided(tensor, scale) for name, tensor in tensors.items()}, dtypes
 
 
 def _divided(tensor: torch.Tensor, by: float) -> torch.Tensor:

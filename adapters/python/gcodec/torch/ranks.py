@@ -53,6 +53,21 @@ class NotFinite(Exception):
     """A rank's tensors are not finite, or the mean is not: no rank gets a mean."""
 
 
+@dataclass
+class Sending:
+    """Frames on their way between ranks: `Ranks.finish` waits for them."""
+
+    frames: memoryview
+    """This rank's frames."""
+    error: Exception | None
+    """The reason why this rank has none."""
+    room: int
+    """Bytes of each rank's frames that travel now."""
+    messages: list[torch.Tensor]
+    """A message of each rank: the size of its frames, 8 bytes, and the first `room` of them."""
+    work: dist.Work
+
+
 class Ranks:
     """A process group, and this rank's part of its collectives."""
 
@@ -82,19 +97,57 @@ class Ranks:
             NotFinite: `propagate` is set, and the error of a rank is an element that is not finite.
             Exception: `error`, or an InputError with the text of another rank's.
         """
-        not_finite = propagate and getattr(error, "kind", "") == "non_finite"
-        mine = size if error is None else _NOT_FINITE if not_finite else _FAILED
-        sizes = self._numbers(mine)
+        sizes = self._numbers(_said(size, error, propagate))
+        self._raise_if_one_failed(sizes, error)
+        return sizes
+
+    def _raise_if_one_failed(self, sizes: list[int], error: Exception | None) -> None:
+        """Raises on all ranks if the number of one says that it sends nothing."""
         if _FAILED in sizes:
-            texts = self.gather(str(error).encode()[:_TEXT] if mine == _FAILED else b"")
-            if error is not None and mine == _FAILED:
+            failed = sizes[self.rank] == _FAILED
+            texts = self.gather(str(error).encode()[:_TEXT] if failed else b"")
+            if error is not None and failed:
                 raise error
             rank = sizes.index(_FAILED)
             text = bytes(texts[rank]).decode(errors="replace")
             raise InputError(f"rank {rank} could not compress its tensors: {text}")
         if _NOT_FINITE in sizes:
             raise NotFinite from error
-        return sizes
+
+    def start(self, frames: memoryview, room: int, error: Exception | None, propagate: bool) -> Sending:
+        """Begins to send this rank's frames to all ranks, and does not wait.
+
+        Args:
+            room: number of bytes that travel at once, the same on all ranks. `finish` sends the rest.
+            error, propagate: as in `sizes`. `finish` raises.
+        """
+        size = _said(len(frames), error, propagate)
+        message = bytearray(size.to_bytes(8, "little", signed=True)) + frames[:room]
+        start = time.perf_counter()
+        mine = torch.frombuffer(message.ljust(8 + room, b"\0"), dtype=torch.uint8).to(self._device)
+        messages = [torch.empty_like(mine) for _ in range(self.world)]
+        work = dist.all_gather(messages, mine, group=self.group, async_op=True)
+        self.profile.communication += time.perf_counter() - start
+        self.profile.received += mine.nbytes * (self.world - 1)
+        return Sending(frames, error, room, messages, work)
+
+    def finish(self, sending: Sending, head: bytes) -> list[memoryview]:
+        """Waits for frames, and returns the streams of all ranks, each with `head` before its frames.
+
+        Raises:
+            NotFinite, Exception: as `sizes`.
+        """
+        start = time.perf_counter()
+        sending.work.wait()
+        messages = [memoryview(message.cpu().numpy()) for message in sending.messages]
+        self.profile.communication += time.perf_counter() - start
+        sizes = [int.from_bytes(message[:8], "little", signed=True) for message in messages]
+        self._raise_if_one_failed(sizes, sending.error)
+        rest = [max(size - sending.room, 0) for size in sizes]
+        self.profile.sent += sizes[self.rank] - rest[self.rank]
+        rests = self.gather_frames(b"", sending.frames[sending.room :], rest)
+        firsts = [message[8 : 8 + min(size, sending.room)] for message, size in zip(messages, sizes, strict=True)]
+        return [memoryview(b"".join((head, first, rest))) for first, rest in zip(firsts, rests, strict=True)]
 
     def gather(self, data: bytes) -> list[memoryview]:
         """Returns the bytes of all ranks, in their order."""
@@ -184,3 +237,10 @@ class Ranks:
         self.profile.communication += time.perf_counter() - start
         self.profile.received += mine.nbytes * (self.world - 1)
         return [one.cpu() for one in everyone]
+
+
+def _said(size: int, error: Exception | None, propagate: bool) -> int:
+    """Returns the number that tells other ranks how many bytes follow, or why there are none."""
+    if error is None:
+        return size
+    return _NOT_FINITE if propagate and getattr(error, "kind", "") == "non_finite" else _FAILED
