@@ -56,6 +56,14 @@ const fn step(name: &'static str, program: &'static str, args: &'static [&'stati
     Step { name, program, args, env: &[], need: Need::Nothing }
 }
 
+/// The task of this name, by this program: Cargo would wait for its lock while another step compiles.
+const fn task(name: &'static str, args: &'static [&'static str]) -> Step {
+    Step { name, program: TASK, args, env: &[], need: Need::Nothing }
+}
+
+/// Stands for this program in a step.
+const TASK: &str = "cargo xtask";
+
 /// Steps that compile for both cores: one after another, so that a mistake shows early.
 ///
 /// Every step that builds a part of the workspace selects it with `--workspace`. With `-p`, Cargo would
@@ -93,10 +101,10 @@ const BUILDS: &[Step] = &[
 
 /// Steps that mostly keep one core busy: two at a time, the longest first.
 const TESTS: &[Step] = &[
-    Step { need: Need::PythonPackages, ..step("python package", "cargo", &["xtask", "python"]) },
+    Step { need: Need::PythonPackages, ..task("python package", &["python"]) },
     step("tests", "cargo", &["test", "--workspace", "--no-fail-fast"]),
-    step("reference decoder: files of the CLI", "cargo", &["xtask", "reference"]),
-    Step { need: Need::Engines, ..step("inference engines", "cargo", &["xtask", "engines"]) },
+    task("reference decoder: files of the CLI", &["reference"]),
+    Step { need: Need::Engines, ..task("inference engines", &["engines"]) },
     Step {
         need: Need::Miri,
         env: &[("MIRIFLAGS", "-Zmiri-disable-isolation")],
@@ -110,13 +118,13 @@ const TESTS: &[Step] = &[
             ],
         )
     },
-    Step { need: Need::CudaCompiler, ..step("cuda kernels compile", "cargo", &["xtask", "cuda", "--check"]) },
-    Step { need: Need::Gradients, ..step("sizes on real gradients", "cargo", &["xtask", "measure"]) },
+    Step { need: Need::CudaCompiler, ..task("cuda kernels compile", &["cuda", "--check"]) },
+    Step { need: Need::Gradients, ..task("sizes on real gradients", &["measure"]) },
     // `tests/properties/layering.rs` holds the code to fixed widths and byte order everywhere.
-    Step { need: Need::Minutes, ..step("foreign machines", "cargo", &["xtask", "foreign"]) },
-    step("C and C++ programs", "cargo", &["xtask", "c"]),
-    step("kaitai", "cargo", &["xtask", "kaitai"]),
-    step("wireshark", "cargo", &["xtask", "wireshark"]),
+    Step { need: Need::Minutes, ..task("foreign machines", &["foreign"]) },
+    task("C and C++ programs", &["c"]),
+    task("kaitai", &["kaitai"]),
+    task("wireshark", &["wireshark"]),
     Step {
         need: Need::Python,
         ..step(
@@ -134,33 +142,30 @@ const TESTS: &[Step] = &[
         ..step("reference of lgc-conv1d", "python3", &["spec/reference/test_lgc_conv1d.py"])
     },
     step("benchmarks, once", "cargo", &["test", "--workspace", "--bench", "speed", "--", "--test"]),
-    step("vectors are up to date", "cargo", &["xtask", "vectors", "--check"]),
-    step("every requirement has a vector", "cargo", &["xtask", "vectors", "--uncovered"]),
-    step("the tables of ids are up to date", "cargo", &["xtask", "ids", "--check"]),
-    step("the worked example is up to date", "cargo", &["xtask", "example", "--check"]),
-    step("the picture of sizes is up to date", "cargo", &["xtask", "picture", "--check"]),
-    step("width of prose", "cargo", &["xtask", "prose"]),
-    step("links of the pages", "cargo", &["xtask", "links"]),
-    step("licences and duplicates of dependencies", "cargo", &["xtask", "dependencies"]),
+    task("vectors are up to date", &["vectors", "--check"]),
+    task("every requirement has a vector", &["vectors", "--uncovered"]),
+    task("the tables of ids are up to date", &["ids", "--check"]),
+    task("the worked example is up to date", &["example", "--check"]),
+    task("the picture of sizes is up to date", &["picture", "--check"]),
+    task("width of prose", &["prose"]),
+    task("links of the pages", &["links"]),
+    task("licences and duplicates of dependencies", &["dependencies"]),
 ];
 
-/// Steps of low priority, beside [`TESTS`], which often wait: one after another. Each fuzz target has a share
-/// of processor time, not of time.
+/// Steps of low priority, beside [`BUILDS`] and [`TESTS`], which often wait: one after another. Each fuzz
+/// target has a share of processor time, not of time.
 const BESIDE: &[Step] = &[
     Step {
         need: Need::Fuzzer,
-        ..step("fuzz targets compile", "nice", &["-n", "19", "cargo", "xtask", "fuzz", "--build"])
+        ..step("fuzz targets compile", "nice", &["-n", "19", TASK, "fuzz", "--build"])
     },
-    Step {
-        need: Need::Fuzzer,
-        ..step("fuzz", "nice", &["-n", "19", "cargo", "xtask", "fuzz", "--seconds", "30"])
-    },
+    Step { need: Need::Fuzzer, ..step("fuzz", "nice", &["-n", "19", TASK, "fuzz", "--seconds", "30"]) },
 ];
 
 /// Steps that measure time, alone.
 const LAST: &[Step] = &[
     // About a minute; the long form is `cargo xtask torture`.
-    step("torture, quick", "cargo", &["xtask", "torture", "--quick"]),
+    task("torture, quick", &["torture", "--quick"]),
 ];
 
 /// How many steps of [`TESTS`] run at once. Three took as long on two cores: the longest then ends later.
@@ -191,12 +196,18 @@ pub(crate) fn run(args: &Args) -> Result<bool> {
     // Installing packages mostly waits for the network. The step that needs them reports a failure.
     let needs_packages = |step: &Step| matches!(step.need, Need::PythonPackages);
     let packages = TESTS.iter().filter(wanted).any(needs_packages).then(|| thread::spawn(python::prepare));
-    for step in BUILDS.iter().filter(wanted) {
-        done.push(run_in_foreground(step, shared)?);
-    }
-    let _ = packages.map(thread::JoinHandle::join);
-    let (tests, beside) = (TESTS.iter().filter(wanted).collect(), BESIDE.iter().filter(wanted).collect());
-    done.extend(run_together(&[(AT_ONCE, tests), (1, beside)], shared)?);
+    let beside: Vec<&Step> = BESIDE.iter().filter(wanted).collect();
+    done.extend(thread::scope(|scope| -> Result<Vec<Done>> {
+        let beside = scope.spawn(|| run_together(1, &beside, shared).map_err(|e| e.to_string()));
+        let mut done = Vec::new();
+        for step in BUILDS.iter().filter(wanted) {
+            done.push(run_in_foreground(step, shared)?);
+        }
+        let _ = packages.map(thread::JoinHandle::join);
+        done.extend(run_together(AT_ONCE, &TESTS.iter().filter(wanted).collect::<Vec<_>>(), shared)?);
+        done.extend(beside.join().map_err(|_| "a thread panicked")??);
+        Ok(done)
+    })?);
     for step in LAST.iter().filter(wanted) {
         done.push(run_in_foreground(step, shared)?);
     }
@@ -231,12 +242,12 @@ fn run_in_foreground(step: &Step, shared: Variables) -> Result<Done> {
     Ok(done)
 }
 
-/// Runs each of the lists with its number of steps at once; each step's output is printed when it ends.
-fn run_together(lists: &[(usize, Vec<&Step>)], shared: Variables) -> Result<Vec<Done>> {
+/// Runs the steps, `at_once` at a time; each step's output is printed when it ends.
+fn run_together(at_once: usize, steps: &[&Step], shared: Variables) -> Result<Vec<Done>> {
     let logs = target().join("xtask");
     fs::create_dir_all(&logs)?;
-    let done = Mutex::new(Vec::new());
-    let work = |waiting: &Mutex<std::slice::Iter<&Step>>| -> Result<(), String> {
+    let (waiting, done) = (Mutex::new(steps.iter()), Mutex::new(Vec::new()));
+    let work = || -> Result<(), String> {
         loop {
             let next = waiting.lock().map_err(|e| e.to_string())?.next();
             let Some(step) = next else { return Ok(()) };
@@ -250,10 +261,8 @@ fn run_together(lists: &[(usize, Vec<&Step>)], shared: Variables) -> Result<Vec<
             done.push(one);
         }
     };
-    let waiting: Vec<_> = lists.iter().map(|(at_once, steps)| (at_once, Mutex::new(steps.iter()))).collect();
     thread::scope(|scope| {
-        let each = waiting.iter().flat_map(|(at_once, waiting)| (0..**at_once).map(move |_| waiting));
-        let threads: Vec<_> = each.map(|waiting| scope.spawn(|| work(waiting))).collect();
+        let threads: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|t| t.join().map_err(|_| "a thread panicked".to_owned())?)
     })?;
     Ok(done.into_inner()?)
@@ -288,8 +297,11 @@ impl Step {
             let end = End::Skipped(Some(reason));
             return Ok(Done { name: self.name, end, wall: start.elapsed(), cpu: None });
         }
-        let mut command = Command::new(self.program);
-        command.args(self.args).envs(shared.iter().chain(self.env).copied()).current_dir(root());
+        let itself = std::path::absolute(std::env::args_os().next().ok_or("this program has no name")?)?;
+        let word = |word: &'static str| if word == TASK { itself.as_os_str() } else { word.as_ref() };
+        let mut command = Command::new(word(self.program));
+        command.args(self.args.iter().map(|arg| word(arg)));
+        command.envs(shared.iter().chain(self.env).copied()).current_dir(root());
         let ended = command.stdin(Stdio::null()).stdout(stdout).stderr(stderr).spawn()?.wait4()?;
         let (status, used) = (ended.status, ended.rusage);
         let cpu = Some((used.utime + used.stime).as_secs_f64());
