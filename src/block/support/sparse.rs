@@ -260,7 +260,7 @@ fn best_chunks(gaps: &[u64]) -> (u8, u64) {
 /// than to write either.
 fn is_rice_larger(gaps: &[u64]) -> bool {
     const PIECE: usize = 1 << 12;
-    const PIECES: usize = 16;
+    const PIECES: usize = 4;
     if gaps.len() < 4 * PIECES * PIECE {
         return false;
     }
@@ -500,7 +500,7 @@ mod tests {
                 assert!(best_chunks(&gaps).1 < tokens(&gaps) / 100 * 101, "{most:?}");
             }
         }
-        let few = gaps_below(1 << 17, [3, 3]);
+        let few = gaps_below(1 << 15, [3, 3]);
         assert!(!is_rice_larger(&few), "few gaps are compared exactly");
         assert!(is_rice_larger(&few.repeat(4)), "one bit for each gap and more");
     }

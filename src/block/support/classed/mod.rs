@@ -40,7 +40,8 @@ pub(super) fn write_matrix(
     let mut best: Option<(Vec<u8>, _)> = None;
     for &rounds in tried {
         let Some((matrix, cost)) = choose::choose(positions, space, rounds) else { continue };
-        if many && cost >= most.into() {
+        // The counts of even noise seem to be worth a little less than this, and to write classes takes long.
+        if many && cost >= u128::from(most - most / 256) {
             continue;
         }
         let mut bytes = Vec::new();
