@@ -111,7 +111,18 @@ fn best(
 /// Returns the symbol of each row or column by the number of positions in it.
 fn first(counts: &[u32], step: i32) -> Vec<u8> {
     let expected = counts.iter().map(|&n| f64::from(n)).sum::<f64>() / counts.len() as f64;
-    counts.iter().map(|&n| symbol((f64::from(n) + 0.3) / (expected + 0.3), step)).collect()
+    by_count(counts, |n| symbol((f64::from(n) + 0.3) / (expected + 0.3), step))
+}
+
+/// Returns the symbol of each row or column by a function of its number of positions, which is called once for
+/// each small number.
+fn by_count(counts: &[u32], symbol: impl Fn(u32) -> u8) -> Vec<u8> {
+    let mut known = [None; 256];
+    let of = |&n: &u32| match known.get_mut(in_memory(n.into())) {
+        Some(known) => *known.get_or_insert_with(|| symbol(n)),
+        None => symbol(n),
+    };
+    counts.iter().map(of).collect()
 }
 
 /// Returns symbols that need fewer bits than `own`: those of the list itself, and those of the positions,
@@ -128,12 +139,11 @@ fn cheaper(counts: &[u32], own: &[u8], step: i32) -> Vec<u8> {
     let bits = |n: u64| f64::from(log2(n.max(1))) / 65536.0;
     let list: [f64; SYMBOLS] = std::array::from_fn(|s| bits(own.len() as u64 + 1) - bits(used[s] + 1));
     let tried: Vec<usize> = (0..SYMBOLS).filter(|&s| (s as i32 - MIDDLE) % step == 0).collect();
-    let choose = |&n: &u32| {
+    by_count(counts, |n| {
         let cost =
             |&s: &usize| list[s] + rate * power(s) * std::f64::consts::LOG2_E - f64::from(n) * s as f64;
         tried.iter().copied().min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(0) as u8
-    };
-    counts.iter().map(choose).collect()
+    })
 }
 
 /// The positions whose rows and columns are looked at together.
