@@ -112,9 +112,12 @@ fn among(
     k: u64,
 ) -> Result<Vec<Chosen>> {
     if let Some(candidates) = candidates {
+        if let Some(cut) = cut_near(side, candidates, k) {
+            return finish(group, side, candidates, cut);
+        }
         let mut keys = pages::with_room(candidates.iter().flatten().map(Found::len).sum());
         for found in candidates.iter().flatten() {
-            keys.extend(found.elements.iter().map(|&e| side.key(e as u32)).filter(|&key| key > 0));
+            keys.extend(found.keys(side).filter(|&key| key > 0));
         }
         if least == LOWEST || keys.len() as u64 >= k {
             return finish(group, side, candidates, cut_of(&mut keys, k));
@@ -281,6 +284,10 @@ impl Found {
         self.elements.len()
     }
 
+    fn keys(&self, side: Side) -> impl Iterator<Item = u32> {
+        self.elements.iter().map(move |&e| side.key(e as u32))
+    }
+
     /// Returns the values of the elements.
     pub(super) fn values(&self) -> impl Iterator<Item = f32> {
         self.elements.iter().map(|&e| f32::from_bits(e as u32))
@@ -346,18 +353,33 @@ impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'
     fn call(self) {
         let Self { values, mut at, value, hit, room, elements } = self;
         let (rows, rest) = values.as_chunks::<ROW>();
+        // The last elements found: to append each on its own takes longer.
+        let (mut last, mut len) = ([0; 8 * ROW], 0);
         for row in rows {
             let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(value(x))));
-            if any != 0 && elements.len() <= room {
+            if any != 0 && elements.len() + len <= room {
                 let mut hits = pack_bits(&std::array::from_fn(|i| u8::from(hit(value(&row[i])))));
-                while hits != 0 {
-                    let i = hits.trailing_zeros() as usize;
-                    elements.push(element(at + i, value(&row[i]).to_bits()));
-                    hits &= hits - 1;
+                if len > last.len() - ROW {
+                    elements.extend_from_slice(&last[..len]);
+                    len = 0;
                 }
+                let count = hits.count_ones() as usize;
+                // Eight at a time, some of which may be none: processors guess the end of a loop by its hits.
+                for eight in last[len..len + ROW].as_chunks_mut::<8>().0 {
+                    for slot in eight {
+                        let i = hits.trailing_zeros() as usize % ROW;
+                        *slot = element(at + i, value(&row[i]).to_bits());
+                        hits &= hits.wrapping_sub(1);
+                    }
+                    if hits == 0 {
+                        break;
+                    }
+                }
+                len += count;
             }
             at += ROW;
         }
+        elements.extend_from_slice(&last[..len]);
         let rest = rest.iter().map(value).enumerate().filter(|(_, x)| hit(*x));
         elements.extend(rest.map(|(i, x)| element(at + i, x.to_bits())));
     }
@@ -373,6 +395,30 @@ pub(super) struct Cut {
     pub(super) ties: u64,
 }
 
+impl Cut {
+    /// Appends the elements that are kept, which begin at position `start`; false if one of them is not
+    /// finite. Non-finite magnitudes are the largest, so if a tensor has one, at least one is kept.
+    pub(super) fn take(&mut self, side: Side, start: u64, elements: &[u64], chosen: &mut Chosen) -> bool {
+        let mut finite = true;
+        for row in elements.chunks(ROW) {
+            // Those that are not kept are overwritten: a processor cannot guess which are kept.
+            let (mut positions, mut values, mut len) = ([0; ROW], [0.0; ROW], 0);
+            for &e in row {
+                let key = side.key(e as u32);
+                let tie = key == self.least && self.ties > 0;
+                positions[len] = start + (e >> 32);
+                values[len] = f32::from_bits(e as u32);
+                self.ties -= u64::from(tie);
+                len += usize::from(key > self.least || tie);
+            }
+            finite &= values[..len].iter().fold(true, |finite, x| finite & x.is_finite());
+            chosen.positions.extend_from_slice(&positions[..len]);
+            chosen.values.extend_from_slice(&values[..len]);
+        }
+        finite
+    }
+}
+
 /// Returns the cut after the `k` largest of these keys.
 pub(super) fn cut_of(keys: &mut [u32], k: u64) -> Cut {
     let last = match usize::try_from(k) {
@@ -382,6 +428,37 @@ pub(super) fn cut_of(keys: &mut [u32], k: u64) -> Cut {
     let Some(last) = last.checked_sub(1) else { return Cut { least: u32::MAX, ties: 0 } };
     let (above, &mut least, _) = keys.select_nth_unstable_by(last, |a, b| b.cmp(a));
     Cut { least, ties: k - above.iter().filter(|&&key| key > least).count() as u64 }
+}
+
+/// Returns the cut after the `k` largest of many candidates, of which only those near it are compared. Returns
+/// `None` if there are few candidates, fewer than `k`, or if a sample of them misjudges the rest.
+fn cut_near(side: Side, candidates: &[Vec<Found>], k: u64) -> Option<Cut> {
+    const STEP: usize = 64;
+    const SAMPLED: usize = 1 << 10;
+    let all: usize = candidates.iter().flatten().map(Found::len).sum();
+    if all < STEP * SAMPLED {
+        return None;
+    }
+    let mut sample: Vec<u32> =
+        candidates.iter().flatten().flat_map(|found| found.keys(side).step_by(STEP)).collect();
+    sample.sort_unstable_by(|a, b| b.cmp(a));
+    // The rank in the sample, with a margin of four standard deviations to either side.
+    let (middle, deviation) = {
+        let (k, all, sampled) = (k as f64, all as f64, sample.len() as f64);
+        let expected = k / all * sampled;
+        (expected, (expected * (1.0 - k / all)).max(0.0).sqrt())
+    };
+    let margin = 4.0 * deviation + 4.0;
+    let most = sample.get((middle - margin).max(0.0) as usize)?;
+    let least = sample.get((middle + margin) as usize).map_or(LOWEST, |&key| key.max(LOWEST));
+    let (mut above, mut near) = (0, Vec::with_capacity(4 * margin as usize * STEP));
+    for found in candidates.iter().flatten() {
+        above += found.keys(side).filter(|key| key > most).count() as u64;
+        near.extend(found.keys(side).filter(|key| (least..=*most).contains(key)));
+    }
+    let k = k.checked_sub(above)?;
+    // A cut takes all keys if there are no more.
+    (0 < k && k < near.len() as u64).then(|| cut_of(&mut near, k))
 }
 
 /// Returns the cut after the `k` largest keys, found digit by digit. `digits` has the place and the width of
@@ -416,18 +493,8 @@ pub(super) fn finish(
         let most = chunks.iter().map(Found::len).sum();
         let mut chosen = Chosen { positions: pages::with_room(most), values: pages::with_room(most) };
         for chunk in chunks {
-            for &e in &chunk.elements {
-                let key = side.key(e as u32);
-                if key < cut.least || key == cut.least && cut.ties == 0 {
-                    continue;
-                }
-                // Non-finite magnitudes are the largest. If a tensor has one, at least one is kept.
-                if key >= INFINITY {
-                    return Err(source.non_finite());
-                }
-                cut.ties -= u64::from(key == cut.least);
-                chosen.positions.push(chunk.start as u64 + (e >> 32));
-                chosen.values.push(f32::from_bits(e as u32));
+            if !cut.take(side, chunk.start as u64, &chunk.elements, &mut chosen) {
+                return Err(source.non_finite());
             }
         }
         all.push(chosen);

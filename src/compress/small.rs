@@ -10,7 +10,7 @@
 //! To sample such a tensor takes longer than to read it, and its threshold must be lower: four standard
 //! deviations of a small sample are several times k.
 
-use super::select::{Chosen, Collect, Cut, LOWEST, MAGNITUDE, ROW, Side, cut_of, reaches};
+use super::select::{Chosen, Collect, LOWEST, MAGNITUDE, ROW, Side, cut_of, reaches};
 use super::source::{CHUNK, Source};
 use crate::arch::{self, Kernel};
 use crate::error::Result;
@@ -98,20 +98,11 @@ impl<T, V: Fn(&T) -> f32 + Copy> Kernel for Maxima<'_, T, V> {
 fn largest(source: &Source<'_>, k: u64, keys: &mut Vec<u32>, elements: &[u64]) -> Result<Chosen> {
     keys.clear();
     keys.extend(elements.iter().map(|&e| Side::Both.key(e as u32)));
-    let Cut { least, mut ties } = cut_of(keys, k);
+    let mut cut = cut_of(keys, k);
     let kept = elements.len().min(k as usize);
     let mut chosen = Chosen { positions: Vec::with_capacity(kept), values: Vec::with_capacity(kept) };
-    for &e in elements {
-        let key = Side::Both.key(e as u32);
-        if key < least || key == least && ties == 0 {
-            continue;
-        }
-        if key >= f32::INFINITY.to_bits() {
-            return Err(source.non_finite());
-        }
-        ties -= u64::from(key == least);
-        chosen.positions.push(e >> 32);
-        chosen.values.push(f32::from_bits(e as u32));
+    match cut.take(Side::Both, 0, elements, &mut chosen) {
+        true => Ok(chosen),
+        false => Err(source.non_finite()),
     }
-    Ok(chosen)
 }

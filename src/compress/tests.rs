@@ -252,7 +252,7 @@ fn threshold_keeps_what_reaches_it() {
 
 #[test]
 fn sbc_keeps_one_side_and_its_mean() {
-    for n in [1, 70, 70_000] {
+    for n in [1, 70, 70_000, 400_000] {
         for (name, values) in distributions(n) {
             for density in [0.001, 0.1] {
                 let blocks = run(&[tensor(&values)], &format!("sbc:density={density}"), None).unwrap();
