@@ -36,6 +36,11 @@ pub(crate) fn floats(stored: Stored, numbers: &[f32]) -> Result<Values> {
 }
 
 impl CodeFormat {
+    /// Returns the codes, of shape `[channels, columns]`, as a reader gets them.
+    pub(crate) fn rounded(self, codes: &[f32], shape: [u64; 2]) -> Result<Vec<f32>> {
+        numbers(&self.pack(codes, shape)?, shape[0] * shape[1])
+    }
+
     /// Returns the values for codes of shape `[channels, columns]`.
     fn pack(self, codes: &[f32], [_, columns]: [u64; 2]) -> Result<Values> {
         match self {
@@ -89,15 +94,18 @@ pub fn codes<'m>(models: &'m Models, values: &Values, count: usize) -> Result<(&
     if *shape != expected {
         return Err(Error::Input("the shape of the codes does not fit the number of values"));
     }
-    let len = expected[0] * expected[1];
-    let block =
-        Block { scope: Scope::Tensor(0), add: false, support: Support::All, values: codes.as_ref().clone() };
-    let space = IndexSpace::flat(Dtype::F32, len);
-    let codes = block.numbers(&space, &Sets::new(), &Budget::new(&gcodec::Limits::default()))?;
+    let codes = numbers(codes, expected[0] * expected[1])?;
     if !codes.iter().all(|x| x.is_finite()) {
         return Err(Error::Input("a code that is not finite"));
     }
     Ok((model, codes))
+}
+
+/// Returns the `len` numbers of packed codes.
+fn numbers(codes: &Values, len: u64) -> Result<Vec<f32>> {
+    let block = Block { scope: Scope::Tensor(0), add: false, support: Support::All, values: codes.clone() };
+    let space = IndexSpace::flat(Dtype::F32, len);
+    Ok(block.numbers(&space, &Sets::new(), &Budget::new(&gcodec::Limits::default()))?)
 }
 
 /// Decodes the `count` values of a sender from latent values, without an innovation.

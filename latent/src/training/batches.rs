@@ -2,7 +2,6 @@
 
 use ndarray::{Array2, s};
 
-use super::graph::Batch;
 use super::{Settings, Signals, random};
 
 /// Signals of one step, divided by their root mean square, which does not change what a model without biases
@@ -89,13 +88,13 @@ pub(super) fn draw(signals: &[Scaled], settings: &Settings, iteration: u64) -> W
 }
 
 impl Window {
-    /// Returns the codes of each sample's leader.
-    pub(super) fn of_leaders(&self, codes: &Batch) -> Array2<f32> {
-        let (batch, len) = (self.leaders.len(), codes.columns);
-        let mut common = Array2::zeros((codes.rows.nrows(), batch * len));
+    /// Returns the codes of each sample's leader; `len`: columns of a sample.
+    pub(super) fn of_leaders(&self, codes: &Array2<f32>, len: usize) -> Array2<f32> {
+        let batch = self.leaders.len();
+        let mut common = Array2::zeros((codes.nrows(), batch * len));
         for (sample, leader) in self.leaders.iter().enumerate() {
             let from = (leader * batch + sample) * len;
-            let of_leader = codes.rows.slice(s![.., from..from + len]);
+            let of_leader = codes.slice(s![.., from..from + len]);
             common.slice_mut(s![.., sample * len..(sample + 1) * len]).assign(&of_leader);
         }
         common

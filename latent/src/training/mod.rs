@@ -8,6 +8,9 @@
 //! + lambda_sim x mean over pairs of |code a - code b|^2 / mean of |code|^2
 //! ```
 //!
+//! With [`Settings::codes`], decoders see codes that were rounded as on the wire, and the gradient passes the
+//! rounding unchanged (a straight-through estimator, arXiv 1308.3432).
+//!
 //! The second term is relative to the power of the codes, so that smaller codes do not reduce it. With one
 //! decoder for all workers (a ring), the mean of the codes is decoded to the mean of the values, and the
 //! second term is left out.
@@ -21,6 +24,7 @@ mod state;
 use gcodec::compress::random;
 use ndarray::{Array1, Array2, s};
 
+use crate::codes::CodeFormat;
 use crate::model::{Innovation, Model};
 use crate::{Error, Result};
 use batches::Window;
@@ -52,6 +56,9 @@ pub struct Settings {
     /// Share of the values that is a worker's innovation, 0 to 1; the same as in
     /// [`protocol::Settings`](crate::protocol::Settings). Default: 0.1, as in the paper.
     pub innovation: f64,
+    /// Storage of the codes that decoders are trained on. Scales are those of a window, while on the wire
+    /// they are those of a whole signal. Default: f32, not rounded.
+    pub codes: CodeFormat,
     /// Seed of the windows. Default: 1.
     pub seed: u64,
 }
@@ -65,6 +72,7 @@ impl Default for Settings {
             lambda_rec: 0.5,
             lambda_sim: 0.5,
             innovation: 0.1,
+            codes: CodeFormat::F32,
             seed: 1,
         }
     }
@@ -89,6 +97,7 @@ impl Settings {
         with_lambda_rec lambda_rec f64
         with_lambda_sim lambda_sim f64
         with_innovation innovation f64
+        with_codes codes CodeFormat
         with_seed seed u64
     }
 
@@ -246,6 +255,7 @@ impl Trainer {
         let (workers, batch) = (self.workers, self.settings.batch);
         let all = Batch::new(workers * batch, self.settings.window, window.values.clone());
         let (codes, tape) = self.encoder.forward(&all, None)?;
+        let sent = rounded(&codes, self.settings.codes)?;
         let per_worker = codes.rows.ncols() / workers;
         let of =
             |rows: &Array2<f32>, w: usize, len: usize| rows.slice(s![.., w * len..(w + 1) * len]).to_owned();
@@ -258,7 +268,7 @@ impl Trainer {
             let mut common = Array2::zeros((codes.rows.nrows(), per_worker));
             let mut target = Array2::zeros((1, columns));
             for w in 0..workers {
-                common.scaled_add(1.0 / workers as f32, &of(&codes.rows, w, per_worker));
+                common.scaled_add(1.0 / workers as f32, &of(&sent, w, per_worker));
                 target.scaled_add(1.0 / workers as f32, &of(&window.values, w, columns));
             }
             let power = target.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().max(1e-30);
@@ -274,7 +284,7 @@ impl Trainer {
                 part.scaled_add(1.0 / workers as f32, &d_input);
             }
         } else {
-            let input = Batch::new(batch, codes.columns, window.of_leaders(&codes));
+            let input = Batch::new(batch, codes.columns, window.of_leaders(&sent, codes.columns));
             for (w, decoder) in self.decoders.iter().enumerate() {
                 let extra = of(&window.innovations, w, columns);
                 let extra = Batch::new(batch, self.settings.window, extra);
@@ -294,6 +304,23 @@ impl Trainer {
         encoder.extend(gradients);
         Ok((loss, encoder))
     }
+}
+
+/// Returns the codes as a reader gets them, each sample's as one signal's.
+fn rounded(codes: &Batch, format: CodeFormat) -> Result<Array2<f32>> {
+    let mut rows = codes.rows.clone();
+    if format == CodeFormat::F32 {
+        return Ok(rows);
+    }
+    let shape = (rows.nrows(), codes.columns);
+    for sample in 0..codes.samples {
+        let mut part = rows.slice_mut(s![.., sample * codes.columns..(sample + 1) * codes.columns]);
+        let numbers: Vec<f32> = part.iter().copied().collect();
+        let numbers = format.rounded(&numbers, [shape.0 as u64, shape.1 as u64])?;
+        let numbers = Array2::from_shape_vec(shape, numbers);
+        part.assign(&numbers.map_err(|_| Error::Input("number of codes"))?);
+    }
+    Ok(rows)
 }
 
 /// Returns the mean squared error of a decoder, the gradient of its input times `weight`, and those of its
@@ -390,8 +417,11 @@ impl Adam {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::Architecture;
+    use crate::codes::{decode_latent, encode_latent};
+    use crate::{Architecture, Models};
 
     fn number(seed: u64, i: usize) -> f32 {
         random::word(seed, 7, i as u64) as i32 as f32 / 2f32.powi(31)
@@ -456,6 +486,47 @@ mod tests {
                 );
             }
             assert!(2 * compared > gradients.len(), "{compared} layers have gradients to compare");
+        }
+    }
+
+    #[test]
+    fn decoders_are_trained_on_rounded_codes() {
+        let trainer = |codes| {
+            let settings = Settings::default().with_batch(1).with_window(64).with_codes(codes);
+            let model = Architecture::new(3, Innovation::None).with_width(4).init(5).unwrap();
+            let mut trainer = Trainer::new(&model, settings).unwrap();
+            trainer.push(&signals(1, 64)).unwrap();
+            // Initial weights lose most of a signal: the decoded values hardly depend on the codes.
+            let graphs = std::iter::once(&mut trainer.encoder).chain(&mut trainer.decoders);
+            graphs.flat_map(|g| &mut g.numbers).for_each(|n| n.weights *= 3.0);
+            trainer
+        };
+        let exact = trainer(CodeFormat::F32);
+        let window = batches::draw(&exact.signals, &exact.settings, 0);
+        let (model, leader) = (Arc::new(exact.model().unwrap()), exact.signals[0].leader);
+        let rows = &exact.signals[0].values;
+        // The error through the values of a block.
+        let mut models = Models::new();
+        models.add(Arc::clone(&model));
+        let expected = |format| -> f64 {
+            let values = encode_latent(&model, &rows[leader], format).unwrap();
+            let errors = rows.iter().zip(0..).flat_map(|(row, sender)| {
+                let decoded = decode_latent(&models, &values, row.len(), sender).unwrap();
+                row.iter().zip(decoded).map(|(x, d)| f64::from(x - d).powi(2)).collect::<Vec<_>>()
+            });
+            errors.sum::<f64>() / (3.0 * 64.0)
+        };
+        let (exact_loss, exact_gradients) = exact.gradients(&window).unwrap();
+        let (loss, gradients) = trainer(CodeFormat::Int8).gradients(&window).unwrap();
+        let close = |a: f64, b: f64| (a - b).abs() < 1e-6 * b;
+        assert!(close(loss.rec, expected(CodeFormat::Int8)), "{loss:?}");
+        assert!(close(exact_loss.rec, expected(CodeFormat::F32)), "{exact_loss:?}");
+        assert!(!close(loss.rec, exact_loss.rec), "{loss:?} {exact_loss:?}");
+        // The encoder's gradients pass the rounding: they are about those without it.
+        for (of, exact) in gradients.iter().zip(&exact_gradients).take(exact.encoder.numbers.len()) {
+            let norm = |x: &Array2<f32>| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+            let distance = norm(&(&of.weights - &exact.weights));
+            assert!(distance > 0.0 && distance < 0.1 * norm(&exact.weights), "{distance}");
         }
     }
 
