@@ -7,6 +7,7 @@
 mod annotate;
 mod audit;
 mod bandwidth;
+mod baselines;
 mod bench;
 mod compare;
 mod convert;

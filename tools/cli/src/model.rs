@@ -1,5 +1,6 @@
 //! `gcodec model train`: makes a model of the learned codec from stored gradients.
 
+use crate::baselines::{self, Figures, Step};
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::learned::failure;
 use crate::naming::Origin;
@@ -39,6 +40,10 @@ enum Command {
 #[command(after_help = "\
 With --accumulate, the files must have consecutive steps. The autoencoder then learns the values that
 updates of the learned codec have: with the momentum and the residuals of earlier steps.
+
+Without it, the command also prints what the last step costs and loses with this model, and with schemes
+that need none: the innovation alone, the leader's set with values in powers of two, top-k at about the
+same bytes, and a prediction of the other workers' values by the leader's.
 
 The file is the model's weights: spec/models/lgc-conv1d.md. Its hash, which is printed, identifies
 the model in streams.
@@ -90,7 +95,7 @@ const MAGIC: &[u8] = b"lgc-c1d";
 pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let Command::Train(args) = &args.command;
     check_output_is_new(&args.output, &args.inputs)?;
-    let signals = signals(args)?;
+    let (signals, last) = signals(args)?;
     let workers = signals.first().map_or(0, |s| s.values.len());
     let (decoders, innovation) = match args.ring {
         true => (1, Innovation::None),
@@ -129,35 +134,68 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             trainer.baseline().sqrt(),
             loss.sim,
         ));
+        if let Some((step, mut settings)) = last.filter(|_| !args.accumulate) {
+            settings.innovation = args.innovation;
+            if args.ring {
+                (settings.variant, settings.innovation) = (Variant::Ring, 0.0);
+            }
+            compared(&step, &settings, args.density, model)?;
+        }
     }
     Ok(Outcome::Well)
 }
 
-/// Returns the workers' values on the sets of all steps.
-fn signals(args: &Train) -> Result<Vec<Signals>> {
+/// Prints what a step costs and loses with the model and without.
+fn compared(step: &Step, settings: &Settings, density: f64, model: gcodec_latent::Model) -> Result<()> {
+    let found = baselines::measure(step, settings, density, model)?;
+    let line = |what: &str, Figures { error, bytes }: Figures| {
+        note(format_args!("step {}: error {error:.3}, {bytes:.0} bytes of a worker: {what}", step.number));
+    };
+    line(if settings.variant == Variant::Ring { "codes" } else { "innovation and codes" }, found.codes);
+    if settings.variant == Variant::Server {
+        line("innovation alone", found.innovation);
+    }
+    line("leader's set, powers of two", found.shared_set);
+    line(&format!("topk:density={:.4},values=pow2", found.density), found.top_k);
+    note(format_args!(
+        "step {}: error {:.3}: the others' values by the leader's, the best factor for each tensor",
+        step.number, found.predicted
+    ));
+    Ok(())
+}
+
+/// The last step, with the settings of its signals.
+type Last = (Step, Settings);
+
+/// Returns the workers' values on the sets of all steps, and the last step.
+fn signals(args: &Train) -> Result<(Vec<Signals>, Option<Last>)> {
     let steps = steps(&args.inputs)?;
     let mut group: Option<(Group, Arc<Manifest>)> = None;
-    let mut signals = Vec::new();
+    let (mut signals, mut last) = (Vec::new(), None);
     for (step, workers) in steps {
         let manifest = manifest(step, &workers)?;
         let world = workers.len() as u64;
         let known = group.as_ref().filter(|(_, known)| args.accumulate && known.id() == manifest.id());
+        let momentum = if args.accumulate { 0.9 } else { 0.0 };
+        let settings = Settings::new(Variant::Server, vec![Class::Learned; manifest.tensors().len()])
+            .with_amount(Amount::Density(args.density))
+            .with_momentum(momentum)
+            .with_full_steps(0)
+            .with_top_k_steps(u64::MAX);
         if known.is_none() {
-            let momentum = if args.accumulate { 0.9 } else { 0.0 };
-            let settings = Settings::new(Variant::Server, vec![Class::Learned; manifest.tensors().len()])
-                .with_amount(Amount::Density(args.density))
-                .with_momentum(momentum)
-                .with_full_steps(0)
-                .with_top_k_steps(u64::MAX);
-            group = Some((Group::new(&manifest, &settings, world).map_err(failure)?, manifest));
+            let new = Group::new(&manifest, &settings, world).map_err(failure)?;
+            group = Some((new, Arc::clone(&manifest)));
         }
         let gradients: Vec<Vec<TensorBuf>> = workers.into_values().map(|(_, tensors)| tensors).collect();
         let Some((group, _)) = &mut group else { continue };
         let (outcome, _) =
             group.step(step, &gradients).map_err(|e| failure(e).about(format_args!("step {step}")))?;
-        signals.push(Signals { leader: (step % world) as usize, values: outcome.signals });
+        let values = outcome.signals;
+        signals.push(Signals { leader: (step % world) as usize, values: values.clone() });
+        let positions = outcome.positions;
+        last = Some((Step { number: step, manifest, gradients, positions, values }, settings));
     }
-    Ok(signals)
+    Ok((signals, last))
 }
 
 /// One worker's file and its float tensors.

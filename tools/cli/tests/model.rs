@@ -43,6 +43,46 @@ fn gradients(folder: &Path) {
     }
 }
 
+/// Returns the error and the bytes that a line with this end has.
+fn figures(said: &str, end: &str) -> (f64, f64) {
+    let line = said.lines().find(|line| line.ends_with(end)).unwrap_or_else(|| panic!("{end}: {said}"));
+    let number = |before: &str| {
+        let rest = line.split_once(before).unwrap().1;
+        rest.split([',', ' ', ':']).next().unwrap().parse().unwrap()
+    };
+    (number("error "), number(", "))
+}
+
+#[test]
+fn training_prints_what_needs_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    gradients(folder);
+    let files: Vec<String> = (0..3).map(|w| format!("run_step2_worker{w}.safetensors")).collect();
+    let train = |more: &[&str]| {
+        let args = ["model", "train", "-o", "m.lgc", "--width=4", "--iterations=1", "--density=0.05"];
+        let args: Vec<&str> =
+            args.iter().chain(more).copied().chain(files.iter().map(String::as_str)).collect();
+        let said = well(folder, &args);
+        std::fs::remove_file(folder.join("m.lgc")).unwrap();
+        said
+    };
+    let said = train(&[]);
+    let (codes, codes_bytes) = figures(&said, ": innovation and codes");
+    let (innovation, innovation_bytes) = figures(&said, ": innovation alone");
+    let (set, set_bytes) = figures(&said, ": leader's set, powers of two");
+    let (top_k, top_k_bytes) = figures(&said, ",values=pow2");
+    // Powers of two lose at most a third of a value, the innovation the smallest nine tenths of the values.
+    assert!(set > 0.0 && set < 0.34 && set < innovation && innovation < 1.0, "{said}");
+    assert!(codes > 0.0 && codes_bytes > innovation_bytes, "{said}");
+    assert!(top_k_bytes <= set_bytes && top_k_bytes > 0.9 * set_bytes && top_k > set, "{said}");
+    assert!(said.contains("the best factor for each tensor"), "{said}");
+    // The exact innovation of all values leaves nothing.
+    assert_eq!(figures(&train(&["--innovation=1"]), ": innovation alone").0, 0.0);
+    assert!(!train(&["--ring"]).contains("innovation"));
+    assert!(!train(&["--accumulate"]).contains("of a worker"));
+}
+
 const TRAIN: [&str; 8] =
     ["model", "train", "-o", "model.lgc", "--width=4", "--iterations=600", "--density=0.05", "--accumulate"];
 
