@@ -41,9 +41,26 @@ pub(crate) struct Lgc {
     pub(crate) feedback: bool,
     /// Steps of the autoencoder's optimizer for each step of the second phase.
     pub(crate) iterations: u64,
+    /// Whether the decoders are trained on codes rounded as on the wire.
+    pub(crate) rounded: bool,
+    /// Training again in the third phase.
+    pub(crate) again: Option<Again>,
 }
 
-/// Result of the third phase.
+/// Training of the autoencoder in the third phase, from its last weights, on the values that the workers
+/// had in the last steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Again {
+    /// Steps between two trainings.
+    pub(crate) every: u64,
+    /// Steps whose values are used. The workers also send these values as f32 then, like all of the second
+    /// phase.
+    pub(crate) steps: u64,
+    /// Steps of the optimizer for each of them.
+    pub(crate) iterations: u64,
+}
+
+/// Results of the third phase, also of schemes without an autoencoder.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Learned {
     /// Squared error of the receiver's values on the set, and squares of the workers' values.
@@ -59,6 +76,13 @@ impl Learned {
     pub(crate) fn error(&self) -> f64 {
         (self.lost / self.total).sqrt()
     }
+
+    /// Counts a worker's value and the receiver's.
+    pub(crate) fn count(&mut self, wanted: f32, received: f32) {
+        let wanted = f64::from(wanted);
+        self.lost += (wanted - f64::from(received)).powi(2);
+        self.total += wanted.powi(2);
+    }
 }
 
 /// A group with the learned codec.
@@ -68,6 +92,7 @@ pub(crate) struct LearnedGroup {
     protocol: protocol::Settings,
     group: protocol::Group,
     trainer: Trainer,
+    training: training::Settings,
     receivers: usize,
     round: u64,
     learned: Learned,
@@ -101,14 +126,16 @@ impl LearnedGroup {
             .with_full_steps(dense)
             .with_top_k_steps(top_k);
         let lambda_sim = if settings.autoencoder == Autoencoder::Paper { 0.5 } else { 0.0 };
-        let training = training::Settings::default().with_lambda_sim(lambda_sim);
+        let codes = if settings.rounded { CodeFormat::Int8 } else { CodeFormat::F32 };
+        let training = training::Settings::default().with_lambda_sim(lambda_sim).with_codes(codes);
         let model = Architecture::new(workers, innovation).with_width(WIDTH).init(1)?;
         Ok(Self {
             manifest: Arc::clone(manifest),
             settings,
             group: protocol::Group::new(manifest, &protocol, workers as u64)?,
             protocol,
-            trainer: Trainer::new(&model, training)?,
+            trainer: Trainer::new(&model, training.clone())?,
+            training,
             receivers,
             round: 0,
             learned: Learned::default(),
@@ -120,14 +147,50 @@ impl LearnedGroup {
     fn train(&mut self) -> Result<()> {
         let begin = clock::now();
         if self.settings.autoencoder != Autoencoder::Zero {
-            let all = self.settings.iterations * self.protocol.top_k_steps;
+            let each = match self.settings.again {
+                Some(again) if self.learned.model_bytes > 0 => again.iterations,
+                _ => self.settings.iterations,
+            };
+            let all = each * self.trainer.steps() as u64;
             self.trainer.run(all, |done| done as f64 / all as f64)?;
         }
         let model = self.trainer.model()?;
+        // A later training uses the values since then alone.
+        self.trainer = Trainer::new(&model, self.training.clone())?;
         let model = if self.settings.autoencoder == Autoencoder::Zero { zero(&model)? } else { model };
         self.learned.training += clock::now().saturating_sub(begin);
         self.learned.model_bytes = model.as_bytes().len();
         Ok(self.group.set_model(&Arc::new(model))?)
+    }
+
+    /// Trains again where the schedule says so, before a step of the third phase. Every worker gets the
+    /// model, whose bytes count as sent by each.
+    fn train_again(&mut self) -> Result<()> {
+        let done = self.round - self.protocol.full_steps - self.protocol.top_k_steps;
+        if let Some(again) = self.settings.again
+            && done > 0
+            && done.is_multiple_of(again.every)
+        {
+            self.train()?;
+            let model = self.learned.model_bytes as u64;
+            self.traffic.sent.iter_mut().for_each(|sent| *sent += model);
+        }
+        Ok(())
+    }
+
+    /// Keeps the workers' values on the set for the next training, and counts their bytes.
+    fn keep(&mut self, sums: &[Vec<f32>], outcome: &Outcome) -> Result<()> {
+        let done = self.round - self.protocol.full_steps - self.protocol.top_k_steps;
+        if let Some(again) = self.settings.again
+            && done % again.every + again.steps >= again.every
+        {
+            let on_set = |sums: &Vec<f32>| outcome.positions.iter().map(|&p| sums[p as usize]).collect();
+            let values: Vec<Vec<f32>> = sums.iter().map(on_set).collect();
+            self.trainer.push(&Signals { leader: (self.round % sums.len() as u64) as usize, values })?;
+            let bytes = 4 * outcome.positions.len() as u64;
+            self.traffic.sent.iter_mut().for_each(|sent| *sent += bytes);
+        }
+        Ok(())
     }
 
     /// Returns the values of each worker that the outcome of this step has approximated: velocities plus
@@ -151,11 +214,8 @@ impl LearnedGroup {
 
     fn count(&mut self, sums: &[Vec<f32>], outcome: &Outcome) {
         for (sums, signal) in sums.iter().zip(&outcome.signals) {
-            for (&position, x) in outcome.positions.iter().zip(signal) {
-                let wanted = f64::from(sums[position as usize]);
-                self.learned.lost += (wanted - f64::from(*x)).powi(2);
-                self.learned.total += wanted.powi(2);
-            }
+            let wanted = outcome.positions.iter().map(|&position| sums[position as usize]);
+            wanted.zip(signal).for_each(|(wanted, &x)| self.learned.count(wanted, x));
         }
     }
 }
@@ -176,6 +236,8 @@ impl Group for LearnedGroup {
         let phase = self.protocol.phase(self.round);
         if phase == Phase::Learned && self.learned.model_bytes == 0 {
             self.train()?;
+        } else if phase == Phase::Learned {
+            self.train_again()?;
         }
         let begin = clock::now();
         let sums = if phase == Phase::Learned { self.sums(&updates) } else { Vec::new() };
@@ -189,7 +251,10 @@ impl Group for LearnedGroup {
                 let leader = (self.round % updates.len() as u64) as usize;
                 self.trainer.push(&Signals { leader, values: outcome.signals.clone() })?;
             }
-            Phase::Learned => self.count(&sums, &outcome),
+            Phase::Learned => {
+                self.count(&sums, &outcome);
+                self.keep(&sums, &outcome)?;
+            }
             Phase::Full => {}
         }
         let each = bytes / updates.len() as u64;

@@ -11,10 +11,12 @@ mod learned;
 mod model;
 mod optim;
 mod plot;
+mod predicted;
 mod report;
 mod runs;
 mod senders;
 mod shared;
+mod table;
 mod tape;
 mod train;
 
@@ -133,6 +135,7 @@ fn studies(args: &Args) -> Result<Vec<Study>> {
     };
     if args.model != Some(Model::Lm) {
         let digits = data::Digits::read(&root())?;
+        let learned = || [runs::learned(optim::MOMENTUM), runs::beyond(optim::MOMENTUM)].concat();
         studies.push(Study {
             title: "Convolutional network, digits",
             short: "conv",
@@ -140,7 +143,7 @@ fn studies(args: &Args) -> Result<Vec<Study>> {
             task: Box::new(model::Convolutional::new(digits)),
             setting: setting(400, 0.05),
             seeds: seeds(3),
-            rows: rows(if args.learned { runs::learned(optim::MOMENTUM) } else { runs::convolutional() }),
+            rows: rows(if args.learned { learned() } else { runs::convolutional() }),
             bits: false,
         });
         if !args.quick && !args.learned && args.steps.is_none() {
@@ -368,7 +371,15 @@ mod tests {
     fn shared_sets_and_the_learned_codec_train() {
         let learned = ["gcodec-study", "--learned", "--model", "conv", "--steps", "20"];
         let study = &studies(&Args::parse_from(learned)).unwrap()[0];
-        for name in ["shared set", "LGC, innovation replaces", "innovation alone, error fed back"] {
+        for name in [
+            "shared set",
+            "shared set, density 0.01, linear prediction",
+            "shared set, density 0.018, linear prediction, signs",
+            "shared set, density 0.01, tables of 4 by",
+            "LGC, innovation replaces",
+            "LGC, trained on rounded codes",
+            "innovation alone, error fed back",
+        ] {
             let row = study.rows.iter().find(|row| row.run.name.starts_with(name)).unwrap();
             let outcome = train(study.task.as_ref(), &row.run, study.setting, 1).unwrap();
             assert_eq!(outcome.diverged, None, "{name}");
@@ -376,5 +387,31 @@ mod tests {
             assert!(100.0 * late < first, "{name}: {first} bytes, then {late}");
             assert!(outcome.learned.is_none_or(|l| l.error() < 1.0), "{name}");
         }
+    }
+
+    #[test]
+    fn training_again_changes_the_model_and_counts_its_bytes() {
+        let learned = ["gcodec-study", "--learned", "--model", "conv", "--steps", "20"];
+        let study = &studies(&Args::parse_from(learned)).unwrap()[0];
+        let mut row =
+            study.rows.iter().find(|row| row.run.name.contains("trained again")).unwrap().run.clone();
+        let mut run = |again| {
+            if let runs::Scheme::Lgc(lgc) = &mut row.scheme {
+                lgc.again = again;
+            }
+            train(study.task.as_ref(), &row, study.setting, 1).unwrap()
+        };
+        let once = run(None);
+        // The third phase has steps 6 to 19: the model is trained again before step 16, on steps 13 to 15.
+        let twice = run(Some(learned::Again { every: 10, steps: 3, iterations: 2 }));
+        assert_eq!(once.losses[..17], twice.losses[..17]);
+        assert_ne!(once.losses[17..], twice.losses[17..]);
+        let at = |o: &Outcome, step: usize| o.sent[step] - o.sent[step - 1];
+        assert_eq!(at(&once, 12), at(&twice, 12));
+        let model = twice.learned.unwrap().model_bytes as f64;
+        let values = at(&twice, 13) - at(&once, 13);
+        assert!(values > 4.0 * 0.009 * study.parameters() as f64, "{values} bytes of values");
+        let more = at(&twice, 16) - at(&once, 16);
+        assert!((more - model).abs() < 1000.0, "{more} bytes, a model has {model}");
     }
 }

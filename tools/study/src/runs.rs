@@ -11,10 +11,12 @@ use gcodec::frame::Manifest;
 
 use crate::Result;
 use crate::group::{Gather, Group, OneBit, ScaleCom};
-use crate::learned::{Autoencoder, LearnedGroup, Lgc};
+use crate::learned::{Again, Autoencoder, LearnedGroup, Lgc};
 use crate::optim::{MOMENTUM, PLAIN, Rule};
+use crate::predicted::{Predicted, Prediction, Remainder};
 use crate::senders::{ByCodec, ByDeMo, ByDgc, BySbc, Sender};
 use crate::shared::SharedSets;
+use crate::table::Condition;
 use crate::train::Setting;
 
 /// The compression scheme of a run.
@@ -34,6 +36,8 @@ pub(crate) enum Scheme {
     ScaleCom { density: f64, beta: f32 },
     /// The leader's positions, every worker's own values.
     SharedSet { density: f64, values: Kept, momentum: f32 },
+    /// A shared set, with the followers' values predicted from the leader's.
+    Predicted { density: f64, prediction: Prediction },
     /// The learned codec.
     Lgc(Lgc),
 }
@@ -93,9 +97,11 @@ impl Run {
                     options.clip = self.clip;
                     Ok(Box::new(ByDgc::new(options)?))
                 }
-                Scheme::ScaleCom { .. } | Scheme::OneBit | Scheme::SharedSet { .. } | Scheme::Lgc(_) => {
-                    Err("a protocol, not a sender".into())
-                }
+                Scheme::ScaleCom { .. }
+                | Scheme::OneBit
+                | Scheme::SharedSet { .. }
+                | Scheme::Predicted { .. }
+                | Scheme::Lgc(_) => Err("a protocol, not a sender".into()),
             }
         };
         if let Scheme::SharedSet { density, values, momentum } = self.scheme {
@@ -109,8 +115,18 @@ impl Run {
                 settings,
             )?));
         }
+        let steps = (dense, top_k_steps(setting.steps));
+        if let Scheme::Predicted { density, prediction } = self.scheme {
+            return Ok(Box::new(Predicted::new(
+                manifest,
+                setting.workers,
+                setting.receivers,
+                steps,
+                density,
+                prediction,
+            )?));
+        }
         if let Scheme::Lgc(settings) = self.scheme {
-            let steps = (dense, top_k_steps(setting.steps));
             return Ok(Box::new(LearnedGroup::new(
                 manifest,
                 setting.workers,
@@ -212,6 +228,22 @@ impl Run {
             scheme: Scheme::SharedSet { density, values: values.1, momentum },
             // The workers have the momentum already.
             ..Self::codec("", true, if momentum > 0.0 { PLAIN } else { outer }, "").after_dense()
+        }
+    }
+
+    fn predicted(density: f64, prediction: Prediction, outer: Rule) -> Self {
+        let how = match prediction {
+            Prediction::Linear(Remainder::Pow2) => "linear prediction, rest in powers of two".to_owned(),
+            Prediction::Linear(Remainder::Sign) => "linear prediction, signs of the rest".to_owned(),
+            Prediction::Table(levels, Condition::Leader) => {
+                format!("tables of {levels} by the leader's value")
+            }
+            Prediction::Table(levels, Condition::Tensor) => format!("tables of {levels}"),
+        };
+        Self {
+            name: format!("shared set, density {density}, {how}"),
+            scheme: Scheme::Predicted { density, prediction },
+            ..Self::codec("", true, outer, "").after_dense()
         }
     }
 
@@ -351,13 +383,16 @@ pub(crate) fn traffic() -> Vec<Run> {
 const POWERS: (&str, Kept) = ("powers of two", Kept::Pow2);
 const SIGNS: (&str, Kept) = ("signs", Kept::Sign);
 
+fn lgc_of(autoencoder: Autoencoder, feedback: bool) -> Lgc {
+    let (density, momentum, iterations) = (0.01, 0.0, 10);
+    Lgc { autoencoder, density, momentum, feedback, iterations, rounded: false, again: None }
+}
+
 /// Returns the runs that compare the learned codec with shared sets and with top-k at equal bytes.
 pub(crate) fn learned(outer: Rule) -> Vec<Run> {
     let topk = |density: f64| {
         Run::codec(&format!("topk:density={density},values=pow2"), true, outer, "").after_dense()
     };
-    let lgc =
-        |autoencoder, feedback| Lgc { autoencoder, density: 0.01, momentum: 0.0, feedback, iterations: 10 };
     vec![
         Run::codec("raw", false, outer, ""),
         topk(0.01),
@@ -368,9 +403,30 @@ pub(crate) fn learned(outer: Rule) -> Vec<Run> {
         Run::shared_set(0.01, POWERS, 0.9, outer),
         Run::shared_set(0.01, SIGNS, 0.0, outer),
         Run::shared_set(0.02, SIGNS, 0.0, outer),
-        Run::lgc("LGC", lgc(Autoencoder::Paper, false), outer),
-        Run::lgc("LGC, innovation replaces, error fed back", lgc(Autoencoder::Replace, true), outer),
-        Run::lgc("innovation alone", lgc(Autoencoder::Zero, false), outer),
-        Run::lgc("innovation alone, error fed back", lgc(Autoencoder::Zero, true), outer),
+        Run::lgc("LGC", lgc_of(Autoencoder::Paper, false), outer),
+        Run::lgc("LGC, innovation replaces, error fed back", lgc_of(Autoencoder::Replace, true), outer),
+        Run::lgc("innovation alone", lgc_of(Autoencoder::Zero, false), outer),
+        Run::lgc("innovation alone, error fed back", lgc_of(Autoencoder::Zero, true), outer),
+    ]
+}
+
+/// Returns the runs that use what workers and steps have in common in other ways than the learned codec. The
+/// densities of 0.015 to 0.02 have about the bytes of a shared set with powers of two at 0.01.
+pub(crate) fn beyond(outer: Rule) -> Vec<Run> {
+    let paper = lgc_of(Autoencoder::Paper, false);
+    let rounded = Lgc { rounded: true, ..paper };
+    let again = Lgc { again: Some(Again { every: 70, steps: 10, iterations: 100 }), ..paper };
+    vec![
+        // About the bytes of a shared set of density 0.01 with tables.
+        Run::codec("topk:density=0.0035,values=pow2", true, outer, "").after_dense(),
+        Run::predicted(0.01, Prediction::Linear(Remainder::Pow2), outer),
+        Run::predicted(0.018, Prediction::Linear(Remainder::Sign), outer),
+        Run::predicted(0.01, Prediction::Table(4, Condition::Tensor), outer),
+        Run::predicted(0.01, Prediction::Table(4, Condition::Leader), outer),
+        Run::predicted(0.015, Prediction::Table(4, Condition::Leader), outer),
+        Run::predicted(0.02, Prediction::Table(2, Condition::Tensor), outer),
+        Run::predicted(0.02, Prediction::Table(2, Condition::Leader), outer),
+        Run::lgc("LGC, trained on rounded codes", rounded, outer),
+        Run::lgc("LGC, trained again every 70 steps", again, outer),
     ]
 }
