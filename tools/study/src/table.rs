@@ -127,8 +127,8 @@ mod tests {
 
     #[test]
     fn entries_depend_on_the_leaders_value() {
-        // Both tensors have a leader of magnitudes 1 and 7: classes 0 and 1. Followers have the leader's sign times
-        // 1 or 3 at small ones, and times -2 or 8 at large ones.
+        // Both tensors have a leader of magnitudes 1 and 7: classes 0 and 1. Followers have the leader's sign
+        // times 1 or 3 at small ones, and times -2 or 8 at large ones.
         let leader: Vec<f32> = (0..2000).map(|i| [1.0, -1.0, 7.0, -7.0][i % 4]).collect();
         let follower = |i: usize| {
             let pair = if i % 4 < 2 { [1.0, 3.0] } else { [-2.0, 8.0] };
@@ -144,6 +144,18 @@ mod tests {
         assert!(own.iter().zip(&decoded).all(|(x, y)| (x - y).abs() < 1e-5), "two values in each context");
         let other: Vec<f32> = leader.iter().map(|x| -x).collect();
         assert!(table.values(&codes, &other, &ranges) != decoded, "signs are relative to the leader's");
+    }
+
+    #[test]
+    fn without_a_condition_only_the_leaders_mean_counts() {
+        let own: Vec<f32> = (0..400).map(|i| if i % 2 == 0 { -1.0 } else { 2.0 }).collect();
+        let mut samples = Samples::of(1, Condition::Tensor);
+        samples.add(&own, &[3.0; 400], &[0..400, 400..400]);
+        let table = samples.table(2);
+        let leader: Vec<f32> = (0..400).map(|i| if i < 200 { -5.0 } else { 1.0 }).collect();
+        let codes = table.codes(&own, &leader, &[0..400, 400..400]);
+        let decoded = table.values(&codes, &leader, &[0..400, 400..400]);
+        assert!(own.iter().zip(&decoded).all(|(x, y)| (x - y).abs() < 1e-5), "{:?}", &decoded[..4]);
     }
 
     #[test]
