@@ -430,8 +430,8 @@ pub(super) fn cut_of(keys: &mut [u32], k: u64) -> Cut {
     Cut { least, ties: k - above.iter().filter(|&&key| key > least).count() as u64 }
 }
 
-/// Returns the cut after the `k` largest of many candidates, of which only those near it are compared. Returns
-/// `None` if there are few candidates, fewer than `k`, or if a sample of them misjudges the rest.
+/// Returns the cut after the `k` largest of many candidates, of which only those near it are compared.
+/// Returns `None` if there are few candidates, fewer than `k`, or if a sample of them misjudges the rest.
 fn cut_near(side: Side, candidates: &[Vec<Found>], k: u64) -> Option<Cut> {
     const STEP: usize = 64;
     const SAMPLED: usize = 1 << 10;

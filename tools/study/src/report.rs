@@ -438,7 +438,7 @@ fn learned_table(out: &mut String, study: &Study) -> std::fmt::Result {
     if let Some(size) = models.iter().map(|l| l.model_bytes).max() {
         let seconds = models.iter().map(|l| l.training.as_secs_f64()).fold(0.0, f64::max);
         let about = format!(
-            "The model has {} bytes, which are sent once and not counted; its training took at most {seconds:.0} s of \
+            "The model has {} bytes, which count only where it is trained again; its training took at most {seconds:.0} s of \
              processor time.",
             thousands(size as f64)
         );

@@ -114,8 +114,8 @@ fn first(counts: &[u32], step: i32) -> Vec<u8> {
     by_count(counts, |n| symbol((f64::from(n) + 0.3) / (expected + 0.3), step))
 }
 
-/// Returns the symbol of each row or column by a function of its number of positions, which is called once for
-/// each small number.
+/// Returns the symbol of each row or column by a function of its number of positions, which is called once
+/// for each small number.
 fn by_count(counts: &[u32], symbol: impl Fn(u32) -> u8) -> Vec<u8> {
     let mut known = [None; 256];
     let of = |&n: &u32| match known.get_mut(in_memory(n.into())) {
