@@ -17,6 +17,7 @@ macro_rules! modules_of_the_tool {
 }
 modules_of_the_tool! {
     annotate "../../tools/cli/src/annotate/mod.rs"
+    baselines "../../tools/cli/src/baselines.rs"
     compare "../../tools/cli/src/compare.rs"
     damage "../../tools/cli/src/damage.rs"
     fail "../../tools/cli/src/fail.rs"

@@ -355,11 +355,16 @@ impl<T, V: Fn(&T) -> f32 + Copy, H: Fn(f32) -> bool + Copy> Kernel for Collect<'
         let (rows, rest) = values.as_chunks::<ROW>();
         // The last elements found: to append each on its own takes longer.
         let (mut last, mut len) = ([0; 8 * ROW], 0);
-        for row in rows {
+        for (done, row) in rows.iter().enumerate() {
             let any = row.iter().fold(0u32, |any, x| any | u32::from(hit(value(x))));
             if any != 0 && elements.len() + len <= room {
                 let mut hits = pack_bits(&std::array::from_fn(|i| u8::from(hit(value(&row[i])))));
                 if len > last.len() - ROW {
+                    if elements.capacity() == 0 {
+                        // The rest has about as many, but hardly many times as many.
+                        let expected = (len * rows.len()).div_ceil(done.max(1)) / 16 * 17;
+                        elements.reserve_exact(expected.min(32 * len));
+                    }
                     elements.extend_from_slice(&last[..len]);
                     len = 0;
                 }
