@@ -205,8 +205,9 @@ fn write_part(
     let threads = rayon::current_num_threads();
     let mut rest = blocks;
     while !rest.is_empty() {
-        // At least one block for each thread, however heavy.
-        let count = first_of_weight(rest, BATCH * threads as u64).max(threads.min(rest.len()));
+        // However heavy: one block for one thread, and two for each of several, which do not end together.
+        let least = if threads == 1 { 1 } else { 2 * threads };
+        let count = first_of_weight(rest, BATCH * threads as u64).max(least.min(rest.len()));
         let (batch, others) = rest.split_at(count);
         memory.resize_with(batch.len(), Memory::default);
         let written: Vec<Result<(WrittenBlock, Scratch)>> = batch
