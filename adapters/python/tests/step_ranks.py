@@ -197,7 +197,7 @@ def not_finite(rank: int, world: int) -> dict[str, Any]:
 def rejected(rank: int, world: int) -> dict[str, Any]:
     """All ranks raise in one step, and train on."""
     model = network(0)
-    ddp = DistributedDataParallel(model)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=ONE_TENSOR)
     state = gcodec.torch.State(model, "topk:density=0.05", non_finite="reject")
     ddp.register_comm_hook(state, gcodec.torch.hook)
     books, said = Books(model), []

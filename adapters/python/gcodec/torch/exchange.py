@@ -250,9 +250,9 @@ class Exchange:
                     raise NotFinite
                 means |= mean
         except BaseException as e:
+            self._take_back(e, start, known)
             for part in waiting:
                 part.sending.work.wait()
-            self._take_back(e, start, known)
             raise
         self._sent = sent
         self.commit()

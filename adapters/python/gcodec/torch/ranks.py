@@ -63,8 +63,10 @@ class Sending:
     """The reason why this rank has none."""
     room: int
     """Bytes of each rank's frames that travel now."""
-    messages: list[torch.Tensor]
+    messages: list[bytearray]
     """A message of each rank: the size of its frames, 8 bytes, and the first `room` of them."""
+    moved: list[torch.Tensor]
+    """The messages, where they arrive."""
     work: dist.Work
 
 
@@ -125,11 +127,12 @@ class Ranks:
         message = bytearray(size.to_bytes(8, "little", signed=True)) + frames[:room]
         start = time.perf_counter()
         mine = torch.frombuffer(message.ljust(8 + room, b"\0"), dtype=torch.uint8).to(self._device)
-        messages = [torch.empty_like(mine) for _ in range(self.world)]
-        work = dist.all_gather(messages, mine, group=self.group, async_op=True)
+        messages = [bytearray(8 + room) for _ in range(self.world)]
+        moved = [torch.frombuffer(one, dtype=torch.uint8).to(self._device) for one in messages]
+        work = dist.all_gather(moved, mine, group=self.group, async_op=True)
         self.profile.communication += time.perf_counter() - start
         self.profile.received += mine.nbytes * (self.world - 1)
-        return Sending(frames, error, room, messages, work)
+        return Sending(frames, error, room, messages, moved, work)
 
     def finish(self, sending: Sending, head: bytes) -> list[memoryview]:
         """Waits for frames, and returns the streams of all ranks, each with `head` before its frames.
@@ -139,7 +142,10 @@ class Ranks:
         """
         start = time.perf_counter()
         sending.work.wait()
-        messages = [memoryview(message.cpu().numpy()) for message in sending.messages]
+        for message, there in zip(sending.messages, sending.moved, strict=True):
+            if there.device.type != "cpu":
+                torch.frombuffer(message, dtype=torch.uint8).copy_(there)
+        messages = [memoryview(message) for message in sending.messages]
         self.profile.communication += time.perf_counter() - start
         sizes = [int.from_bytes(message[:8], "little", signed=True) for message in messages]
         self._raise_if_one_failed(sizes, sending.error)
