@@ -240,8 +240,7 @@ class Exchange:
         try:
             while waiting:
                 part = waiting.pop(0)
-                streams = self._ranks.finish(part.sending, part.head)
-                self._longest[part.which] = max(map(len, streams)) - len(part.head)
+                streams = self._ranks.finish(part.sending, self._sizes(part), part.head)
                 sent.append(streams[self._ranks.rank])
                 mean = self._reduced(streams)
                 for name, dtype in part.dtypes.items():
@@ -252,12 +251,19 @@ class Exchange:
         except BaseException as e:
             self._take_back(e, start, known)
             for part in waiting:
-                part.sending.work.wait()
+                self._sizes(part)
             raise
         self._sent = sent
         self.commit()
         self._count(start, known)
         return means
+
+    def _sizes(self, part: Part) -> list[int]:
+        """Waits for a part, and returns what `Ranks.wait` does. Ranks note the sizes of all parts, also of a
+        step that fails, so that their next messages have the same length."""
+        sizes = self._ranks.wait(part.sending)
+        self._longest[part.which] = max(0, *sizes)
+        return sizes
 
     def _take_back(self, error: BaseException, start: float, known: float) -> None:
         """Restores the sender state after a failure, and counts the exchange if its mean is NaN."""

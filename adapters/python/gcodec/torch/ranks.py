@@ -134,26 +134,29 @@ class Ranks:
         self.profile.received += mine.nbytes * (self.world - 1)
         return Sending(frames, error, room, messages, moved, work)
 
-    def finish(self, sending: Sending, head: bytes) -> list[memoryview]:
-        """Waits for frames, and returns the streams of all ranks, each with `head` before its frames.
-
-        Raises:
-            NotFinite, Exception: as `sizes`.
-        """
+    def wait(self, sending: Sending) -> list[int]:
+        """Waits for frames, and returns the number that each rank said: of its bytes, or below zero if it
+        has none."""
         start = time.perf_counter()
         sending.work.wait()
         for message, there in zip(sending.messages, sending.moved, strict=True):
             if there.device.type != "cpu":
                 torch.frombuffer(message, dtype=torch.uint8).copy_(there)
-        messages = [memoryview(message) for message in sending.messages]
         self.profile.communication += time.perf_counter() - start
-        sizes = [int.from_bytes(message[:8], "little", signed=True) for message in messages]
+        return [int.from_bytes(message[:8], "little", signed=True) for message in sending.messages]
+
+    def finish(self, sending: Sending, sizes: list[int], head: bytes) -> list[memoryview]:
+        """Returns the streams of all ranks, each with `head` before its frames. sizes: what `wait` returned.
+
+        Raises:
+            NotFinite, Exception: as `sizes`.
+        """
         self._raise_if_one_failed(sizes, sending.error)
         rest = [max(size - sending.room, 0) for size in sizes]
         self.profile.sent += sizes[self.rank] - rest[self.rank]
         rests = self.gather_frames(b"", sending.frames[sending.room :], rest)
-        firsts = [message[8 : 8 + min(size, sending.room)] for message, size in zip(messages, sizes, strict=True)]
-        return [memoryview(b"".join((head, first, rest))) for first, rest in zip(firsts, rests, strict=True)]
+        messages = zip(sending.messages, sizes, rests, strict=True)
+        return [memoryview(b"".join((head, one[8 : 8 + min(size, sending.room)], more))) for one, size, more in messages]
 
     def gather(self, data: bytes) -> list[memoryview]:
         """Returns the bytes of all ranks, in their order."""
