@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gcodec::compress::random::word;
 use gcodec::compress::{Input, NonFinite, Options, compress, pending};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
-use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::stream::{EncodeOptions, Encoder, Writer};
 use gcodec::tensor::element::encode_f32s;
 use gcodec::{Codec, Dtype, Error, TensorBuf};
 
@@ -54,6 +54,11 @@ fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<V
     }
     first.finish(&mut at_once);
     second.finish(&mut at_writing);
+    if let (Ok(()), Ok(blocks)) = (&written, pending(&inputs, codecs, options)) {
+        let mut writer = Writer::new(Vec::new(), EncodeOptions::default().with_part_bytes(1 << 20));
+        writer.update_pending(&header, &manifest, &blocks).unwrap();
+        assert!(writer.finish().unwrap() == at_writing, "a writer writes what an encoder does");
+    }
     [made.map(|()| at_once), written.map(|()| at_writing)]
 }
 

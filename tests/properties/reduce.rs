@@ -133,6 +133,18 @@ fn a_sum_equals_the_sum_of_decoded_numbers_in_any_order_of_arrival() {
     assert_eq!(f32s(twice.tensors().unwrap()[0].data()), expected.iter().map(sixth).collect::<Vec<_>>());
 }
 
+/// Returns an update decoded and sent again as raw elements.
+fn as_raw(sent: &[u8], header: &UpdateHeader, manifest: &Arc<Manifest>) -> Vec<u8> {
+    let decoded = gcodec::decode(sent).unwrap().into_iter().enumerate();
+    let blocks = decoded.map(|(tensor, (_, decoded))| Block {
+        scope: Scope::Tensor(tensor as u64),
+        add: false,
+        support: Support::All,
+        values: Values::Floats(Floats { stored: Stored::Source, bytes: decoded.data().to_vec() }),
+    });
+    stream(header, manifest, &blocks.collect::<Vec<_>>(), 1 << 20)
+}
+
 /// Sums the same numbers twice: as sparse updates, and each decoded and sent again as raw elements.
 #[test]
 fn sparse_updates_give_the_bits_of_dense_ones() {
@@ -175,16 +187,8 @@ fn sparse_updates_give_the_bits_of_dense_ones() {
             let header = UpdateHeader::default().with_sender(sender);
             let weight = if weighted { 0.3 * (sender + 1) as f64 } else { 1.0 };
             let sent = stream(&header, &manifest, &blocks, 1 << 20);
-            let raw =
-                gcodec::decode(&sent).unwrap().into_iter().enumerate().map(|(tensor, (_, decoded))| Block {
-                    scope: Scope::Tensor(tensor as u64),
-                    add: false,
-                    support: Support::All,
-                    values: Values::Floats(Floats { stored: Stored::Source, bytes: decoded.data().to_vec() }),
-                });
             take(&mut sums[0], &sent, weight).unwrap();
-            take(&mut sums[1], &stream(&header, &manifest, &raw.collect::<Vec<_>>(), 1 << 20), weight)
-                .unwrap();
+            take(&mut sums[1], &as_raw(&sent, &header, &manifest), weight).unwrap();
         }
         let [one, two] = sums.map(|sum| sum.finish(mean).unwrap());
         assert_eq!(one.blocks().unwrap(), two.blocks().unwrap(), "{dtype:?} {precision:?} {mean} {weighted}");
@@ -423,4 +427,28 @@ fn tensors_that_blocks_join_are_summed_alike() {
     let found: Vec<f32> = tensors.iter().flat_map(|t| f32s(t.data())).collect();
     assert_eq!((found[0], found[1], found[19_998], found[19_999]), (1.0, 2.0, 2.0, 6.0));
     assert!(found[1..19_999].iter().all(|&x| x == 2.0));
+}
+
+#[test]
+fn weighted_sparse_updates_of_a_large_tensor_give_the_bits_of_dense_ones() {
+    // More elements than one thread sums at a time.
+    const ELEMENTS: u64 = (1 << 20) + 70_000;
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [ELEMENTS])]).unwrap());
+    for mean in [false, true] {
+        let mut sums = [0; 2].map(|_| Sum::new(&manifest, SumOptions::default()));
+        for (sender, weight) in [(0, 1.0), (1, 0.7), (2, 2.5)] {
+            let chosen = |i: &u64| *i == ELEMENTS - 1 || random::word(sender, 1, *i) % 500 < 2;
+            let positions: Vec<u64> = (0..ELEMENTS).filter(chosen).collect();
+            let number = |&i: &u64| (random::word(sender, 2, i) as i32 as f32).to_le_bytes();
+            let bytes = positions.iter().flat_map(number).collect();
+            let values = Values::Floats(Floats { stored: Stored::Source, bytes });
+            let blocks = [block(Support::Sparse(Sparse { positions }), values)];
+            let header = UpdateHeader::default().with_sender(sender);
+            let sent = stream(&header, &manifest, &blocks, 1 << 20);
+            take(&mut sums[0], &sent, weight).unwrap();
+            take(&mut sums[1], &as_raw(&sent, &header, &manifest), weight).unwrap();
+        }
+        let [one, two] = sums.map(|sum| sum.finish(mean).unwrap());
+        assert!(one.tensors().unwrap() == two.tensors().unwrap(), "mean {mean}");
+    }
 }

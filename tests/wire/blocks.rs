@@ -498,3 +498,28 @@ proptest! {
         prop_assert_eq!(encoded(&[(bytes, options)]).unwrap(), encoded(&[((&block).into(), options)]).unwrap());
     }
 }
+
+#[test]
+fn levels_beyond_the_largest_and_missing_ones_are_refused() {
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [4])]).unwrap());
+    let write = |levels: &[i32]| {
+        let levels = Levels {
+            spacing: Spacing::Uniform,
+            max_level: 300,
+            norm: Norm::L2,
+            groups: Groups::Block,
+            norms: Scales::from_f32s(ScaleFormat::F32, &[1.0]),
+            levels: levels.iter().copied().collect(),
+        };
+        let (scope, values) = (Scope::Tensor(0), Values::Levels(levels));
+        let block = Block { scope, add: false, support: Support::All, values };
+        let mut out = Vec::new();
+        let (mut encoder, blocks) =
+            (Encoder::new(EncodeOptions::default()), [(&block, BlockOptions::default())]);
+        encoder.update(&mut out, &UpdateHeader::default(), &manifest, &blocks)
+    };
+    write(&[300, -300, 0, 7]).unwrap();
+    for levels in [&[301, 0, 0, 0][..], &[0, -301, 0, 0], &[1, 2, 3], &[1, 2, 3, 4, 5]] {
+        assert!(matches!(write(levels), Err(Error::Input(_))), "{levels:?}");
+    }
+}

@@ -350,3 +350,26 @@ impl WireValues {
         Ok(Part::Written { id: Levels::ID, bytes: bytes.into() })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_hold_their_levels_in_a_byte_each_if_all_fit() {
+        let lists: [&[i32]; 8] =
+            [&[], &[0], &[1], &[-1, 3, 2], &[-128, 127], &[5, 128], &[-129, 5], &[i32::MIN, 7]];
+        for levels in lists {
+            let list = LevelList::from(levels.to_vec());
+            assert_eq!((list.len(), list.is_empty()), (levels.len(), levels.is_empty()));
+            assert!(list.iter().eq(levels.iter().copied()), "{levels:?}");
+            assert_eq!(list.largest(), levels.iter().map(|l| l.unsigned_abs()).max().unwrap_or(0));
+            let size = if levels.iter().all(|level| i8::try_from(*level).is_ok()) { 1 } else { 4 };
+            assert_eq!(list.memory(), size * levels.len(), "{levels:?}");
+            // The same levels in the other form.
+            assert_eq!(list, LevelList(Numbers::Wide(levels.to_vec())));
+            assert_ne!(list, LevelList::from([levels, &[0]].concat()));
+        }
+        assert_ne!(LevelList::from(vec![1, 2]), LevelList::from(vec![1, 3]));
+    }
+}
