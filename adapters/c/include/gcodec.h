@@ -728,7 +728,8 @@ gcodec_status gcodec_feedback_reset(gcodec_feedback *feedback,
 
 /*
  Keeps what later updates replace, until `gcodec_feedback_commit` or `gcodec_feedback_undo`: for a sender
- that learns only later whether its update arrived.
+ that learns only later whether its update arrived. Further calls before those two do nothing, so that
+ several updates form a whole.
  */
 gcodec_status gcodec_feedback_begin(gcodec_feedback *feedback,
                                     gcodec_error *error);
@@ -868,7 +869,8 @@ gcodec_status gcodec_feedback_reset(gcodec_feedback *feedback,
 
 /*
  Keeps what later updates replace, until `gcodec_feedback_commit` or `gcodec_feedback_undo`: for a sender
- that learns only later whether its update arrived.
+ that learns only later whether its update arrived. Further calls before those two do nothing, so that
+ several updates form a whole.
  */
 gcodec_status gcodec_feedback_begin(gcodec_feedback *feedback,
                                     gcodec_error *error);

@@ -78,7 +78,8 @@ pub unsafe extern "C" fn gcodec_feedback_reset(
 }
 
 /// Keeps what later updates replace, until `gcodec_feedback_commit` or `gcodec_feedback_undo`: for a sender
-/// that learns only later whether its update arrived.
+/// that learns only later whether its update arrived. Further calls before those two do nothing, so that
+/// several updates form a whole.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gcodec_feedback_begin(
     feedback: *mut gcodec_feedback,

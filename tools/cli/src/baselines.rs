@@ -1,5 +1,5 @@
-//! What a model of the learned codec has to improve on: schemes without an autoencoder, on one step's
-//! gradients. Their bytes are those of whole frames in streams that already have the manifest.
+//! Baselines of a model of the learned codec: schemes without an autoencoder, on one step's gradients.
+//! Their bytes are those of whole frames in streams that already have the manifest.
 
 use crate::fail::{Failure, Result};
 use crate::learned::failure;

@@ -221,11 +221,7 @@ impl Group for Gather {
     }
 
     fn finish(&mut self) -> Result<()> {
-        for (s, encoder) in self.encoders.iter_mut().enumerate() {
-            let decoders = self.receivers.iter_mut().map(|decoders| &mut decoders[s]);
-            finish(encoder, decoders, &mut self.traffic.sent[s])?;
-        }
-        Ok(())
+        finish_all(&mut self.encoders, &mut self.receivers, &mut self.traffic.sent)
     }
 }
 
@@ -470,6 +466,18 @@ pub(crate) fn finish<'d>(
     for decoder in decoders {
         receive(decoder, &out, usize::MAX, |_| Ok(()))?;
         decoder.finish()?;
+    }
+    Ok(())
+}
+
+/// Ends the streams of all senders. Each of the receivers has a decoder for each sender.
+pub(crate) fn finish_all(
+    encoders: &mut [Encoder],
+    receivers: &mut [Vec<Decoder>],
+    sent: &mut [u64],
+) -> Result<()> {
+    for (s, (encoder, sent)) in encoders.iter_mut().zip(sent).enumerate() {
+        finish(encoder, receivers.iter_mut().map(|decoders| &mut decoders[s]), sent)?;
     }
     Ok(())
 }

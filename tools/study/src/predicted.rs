@@ -19,7 +19,7 @@ use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
 use crate::Result;
 use crate::clock;
-use crate::group::{Group, Traffic, agree, encoder, finish, named, numbers, piece, receive};
+use crate::group::{Group, Traffic, agree, encoder, finish_all, named, numbers, piece, receive};
 use crate::learned::Learned;
 use crate::model::Tensors;
 use crate::optim::Optimiser;
@@ -384,11 +384,7 @@ impl Group for Predicted {
     }
 
     fn finish(&mut self) -> Result<()> {
-        for (w, encoder) in self.encoders.iter_mut().enumerate() {
-            let decoders = self.receivers.iter_mut().map(|decoders| &mut decoders[w]);
-            finish(encoder, decoders, &mut self.traffic.sent[w])?;
-        }
-        Ok(())
+        finish_all(&mut self.encoders, &mut self.receivers, &mut self.traffic.sent)
     }
 
     fn learned(&self) -> Option<Learned> {

@@ -12,7 +12,7 @@ use gcodec::{Codec, Limits, TensorBuf};
 
 use crate::Result;
 use crate::clock;
-use crate::group::{Group, Traffic, agree, encoder, finish, named, numbers, piece, receive};
+use crate::group::{Group, Traffic, agree, encoder, finish_all, named, numbers, piece, receive};
 use crate::model::Tensors;
 use crate::optim::Optimiser;
 use crate::senders::inputs;
@@ -131,10 +131,6 @@ impl Group for SharedSets {
     }
 
     fn finish(&mut self) -> Result<()> {
-        for (w, encoder) in self.encoders.iter_mut().enumerate() {
-            let decoders = self.receivers.iter_mut().map(|decoders| &mut decoders[w]);
-            finish(encoder, decoders, &mut self.traffic.sent[w])?;
-        }
-        Ok(())
+        finish_all(&mut self.encoders, &mut self.receivers, &mut self.traffic.sent)
     }
 }

@@ -23,7 +23,7 @@ pub(crate) struct Table {
     condition: Condition,
 }
 
-/// What the decoder of a follower's values knows beside the code.
+/// Condition of the tables: the facts that select an entry beside a follower's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Condition {
     /// The tensor, and the leader's mean magnitude there.

@@ -29,8 +29,8 @@ class State:
     Each bucket is compressed as soon as its gradients are ready, and travels while the backward pass goes
     on. Its step ends, and residuals change, when the last bucket has arrived. Codecs that need all gradients
     of a step send one update when the last bucket is ready: those with `scope="global"`, `Dgc`, and those
-    with sets. So do gradients on a GPU. In both ways, the arrangement of buckets changes random draws at
-    most.
+    with sets. So do gradients on a GPU. The arrangement of buckets changes no choice of elements, only random
+    draws.
 
     If a rank's gradient of a parameter is zero everywhere, the rank sends nothing of that parameter and keeps
     its residual: DistributedDataParallel drops the mean of a parameter that no rank used in a step.

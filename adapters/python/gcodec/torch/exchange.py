@@ -45,13 +45,13 @@ class Part:
     which: tuple[int, int]
     """Its number in its step, and its number of elements."""
     dtypes: dict[str, torch.dtype]
-    """Their types, if they were divided by a scale."""
+    """The types of its tensors, if they were divided by the scale."""
     scale: float
-    """The scale."""
+    """The scale of its tensors."""
     head: bytes
     """The bytes that every rank has before its frames."""
     sending: Sending
-    """The frames."""
+    """The frames on their way."""
 
 
 class Exchange:
@@ -173,11 +173,7 @@ class Exchange:
         self._meet()
         try:
             tensors, dtypes = _divided_all(tensors, scale)
-            means = self._means(tensors, inner_steps, held, scale, error)
-            for name, dtype in dtypes.items():
-                means[name] = (means[name] * scale).to(dtype)
-            if self._propagate and not all(map(_is_finite, means.values())):
-                raise NotFinite
+            means = self._scaled(self._means(tensors, inner_steps, held, scale, error), dtypes, scale)
         except BaseException as e:
             self._take_back(e, start, known)
             raise
@@ -186,10 +182,28 @@ class Exchange:
         self._count(start, known)
         return means
 
+    def _stage(self) -> Codec | str | Dgc | ScaleCom | SharedSet | Lgc:
+        """Returns the codec of the next step."""
+        return self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
+
+    def _scaled(
+        self, means: dict[str, torch.Tensor], dtypes: dict[str, torch.dtype], scale: float
+    ) -> dict[str, torch.Tensor]:
+        """Returns means in the scale and types of what was divided.
+
+        Raises:
+            NotFinite: a mean is not finite, and that is to be propagated.
+        """
+        for name, dtype in dtypes.items():
+            means[name] = (means[name] * scale).to(dtype)
+        if self._propagate and not all(map(_is_finite, means.values())):
+            raise NotFinite
+        return means
+
     @property
     def divides(self) -> bool:
         """Whether parts of the tensors can be exchanged on their own in the next step: `start`, `finish`."""
-        codec = self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
+        codec = self._stage()
         if isinstance(codec, (Dgc, *SETS)):
             return False
         return not any("scope=global" in spec_of(one).partition(":")[2].split(",") for one in (codec, *self._rules.values()))
@@ -215,7 +229,7 @@ class Exchange:
         start, known = time.perf_counter(), self._accounted()
         self._ranks.use(device)
         self._meet()
-        codec = self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
+        codec = self._stage()
         assert not isinstance(codec, SETS), "codecs with sets need all tensors"
         self._leave_set()
         tensors, dtypes = _divided_all(tensors, scale)
@@ -242,12 +256,7 @@ class Exchange:
                 part = waiting.pop(0)
                 streams = self._ranks.finish(part.sending, self._sizes(part), part.head)
                 sent.append(streams[self._ranks.rank])
-                mean = self._reduced(streams)
-                for name, dtype in part.dtypes.items():
-                    mean[name] = (mean[name] * part.scale).to(dtype)
-                if self._propagate and not all(map(_is_finite, mean.values())):
-                    raise NotFinite
-                means |= mean
+                means |= self._scaled(self._reduced(streams), part.dtypes, part.scale)
         except BaseException as e:
             self._take_back(e, start, known)
             for part in waiting:
@@ -280,7 +289,7 @@ class Exchange:
         scale: float,
         error: Exception | None,
     ) -> dict[str, torch.Tensor]:
-        codec = self._codec.at(self.step) if isinstance(self._codec, Schedule) else self._codec
+        codec = self._stage()
         if not isinstance(codec, SETS):
             self._leave_set()
             return self._by_frames(codec, tensors, inner_steps, held, error)
