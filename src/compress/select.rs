@@ -401,24 +401,46 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Appends the elements that are kept, which begin at position `start`; false if one of them is not
-    /// finite. Non-finite magnitudes are the largest, so if a tensor has one, at least one is kept.
-    pub(super) fn take(&mut self, side: Side, start: u64, elements: &[u64], chosen: &mut Chosen) -> bool {
+    /// Returns the number of elements that are kept, and the number of ties among them.
+    pub(super) fn count(self, side: Side, elements: &[u64]) -> (usize, u64) {
+        let keys = elements.iter().map(|&e| side.key(e as u32));
+        let (above, at) = keys.fold((0, 0), |(above, at), key| {
+            (above + usize::from(key > self.least), at + u64::from(key == self.least))
+        });
+        let ties = self.ties.min(at);
+        (above + ties as usize, ties)
+    }
+
+    /// Writes positions and values of the elements that are kept, which begin at position `start`; false if
+    /// one of them is not finite. Non-finite magnitudes are the largest, so if a tensor has one, at least one
+    /// is kept. `positions` and `values` have room for those that are kept, and no more.
+    pub(super) fn take(
+        mut self,
+        side: Side,
+        start: u64,
+        elements: &[u64],
+        mut positions: &mut [u64],
+        mut values: &mut [f32],
+    ) -> bool {
         let mut finite = true;
         for row in elements.chunks(ROW) {
             // Those that are not kept are overwritten: a processor cannot guess which are kept.
-            let (mut positions, mut values, mut len) = ([0; ROW], [0.0; ROW], 0);
+            let (mut row_positions, mut row_values, mut len) = ([0; ROW], [0.0; ROW], 0);
             for &e in row {
                 let key = side.key(e as u32);
                 let tie = key == self.least && self.ties > 0;
-                positions[len] = start + (e >> 32);
-                values[len] = f32::from_bits(e as u32);
+                row_positions[len] = start + (e >> 32);
+                row_values[len] = f32::from_bits(e as u32);
                 self.ties -= u64::from(tie);
                 len += usize::from(key > self.least || tie);
             }
-            finite &= values[..len].iter().fold(true, |finite, x| finite & x.is_finite());
-            chosen.positions.extend_from_slice(&positions[..len]);
-            chosen.values.extend_from_slice(&values[..len]);
+            finite &= row_values[..len].iter().fold(true, |finite, x| finite & x.is_finite());
+            let (here, rest) = positions.split_at_mut(len);
+            here.copy_from_slice(&row_positions[..len]);
+            positions = rest;
+            let (here, rest) = values.split_at_mut(len);
+            here.copy_from_slice(&row_values[..len]);
+            values = rest;
         }
         finite
     }
@@ -486,21 +508,37 @@ fn cut(digits: &[(u32, u32)], k: u64, mut count: impl FnMut(u32, u32, u32) -> Ve
     Cut { least, ties }
 }
 
+/// Returns the elements of each tensor of a group that a cut keeps.
 pub(super) fn finish(
     group: &[&mut Source<'_>],
     side: Side,
     found: &[Vec<Found>],
-    mut cut: Cut,
+    Cut { least, mut ties }: Cut,
 ) -> Result<Vec<Chosen>> {
     let mut all = Vec::with_capacity(group.len());
     for (source, chunks) in group.iter().zip(found) {
-        // Few candidates more than are kept.
-        let most = chunks.iter().map(Found::len).sum();
-        let mut chosen = Chosen { positions: pages::with_room(most), values: pages::with_room(most) };
-        for chunk in chunks {
-            if !cut.take(side, chunk.start as u64, &chunk.elements, &mut chosen) {
-                return Err(source.non_finite());
-            }
+        // As if each chunk were the first: of equal keys, the first ones are kept.
+        let cut = Cut { least, ties };
+        let counts: Vec<_> = chunks.par_iter().map(|chunk| cut.count(side, &chunk.elements)).collect();
+        let kept = counts.into_iter().map(|(len, at)| {
+            let cut = Cut { least, ties: at.min(ties) };
+            ties -= cut.ties;
+            (cut, len - (at - cut.ties) as usize)
+        });
+        let kept: Vec<(Cut, usize)> = kept.collect();
+        let len = kept.iter().map(|(_, len)| len).sum();
+        let mut chosen = Chosen { positions: pages::zeros(len), values: pages::zeros(len) };
+        let (mut positions, mut values) = (&mut *chosen.positions, &mut *chosen.values);
+        let mut parts = Vec::with_capacity(chunks.len());
+        for (chunk, (cut, len)) in chunks.iter().zip(kept) {
+            let (position, value) = (positions.split_off_mut(..len), values.split_off_mut(..len));
+            parts.push((chunk, cut, position.unwrap_or_default(), value.unwrap_or_default()));
+        }
+        let finite = parts.into_par_iter().map(|(chunk, cut, positions, values)| {
+            cut.take(side, chunk.start as u64, &chunk.elements, positions, values)
+        });
+        if !finite.reduce(|| true, |a, b| a & b) {
+            return Err(source.non_finite());
         }
         all.push(chosen);
     }

@@ -98,10 +98,10 @@ impl<T, V: Fn(&T) -> f32 + Copy> Kernel for Maxima<'_, T, V> {
 fn largest(source: &Source<'_>, k: u64, keys: &mut Vec<u32>, elements: &[u64]) -> Result<Chosen> {
     keys.clear();
     keys.extend(elements.iter().map(|&e| Side::Both.key(e as u32)));
-    let mut cut = cut_of(keys, k);
-    let kept = elements.len().min(k as usize);
-    let mut chosen = Chosen { positions: Vec::with_capacity(kept), values: Vec::with_capacity(kept) };
-    match cut.take(Side::Both, 0, elements, &mut chosen) {
+    let cut = cut_of(keys, k);
+    let (len, _) = cut.count(Side::Both, elements);
+    let mut chosen = Chosen { positions: vec![0; len], values: vec![0.0; len] };
+    match cut.take(Side::Both, 0, elements, &mut chosen.positions, &mut chosen.values) {
         true => Ok(chosen),
         false => Err(source.non_finite()),
     }

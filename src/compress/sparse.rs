@@ -23,7 +23,7 @@ const Q4_GROUP: u64 = 256;
 pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept, seed: u64) -> Result<Block> {
     let outlines = outlines(tensors);
     let (values, decoded) = values(&outlines, &chosen, kept, seed)?;
-    let mut decoded = decoded.as_slice();
+    let mut decoded = &*decoded;
     for (tensor, chosen) in tensors.iter_mut().zip(&chosen) {
         let (mine, rest) = decoded.split_at(chosen.positions.len());
         tensor.subtract(&chosen.positions, mine)?;
@@ -40,18 +40,21 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
 
 /// Returns the values of the kept elements of a run of tensors, and the floats that a receiver decodes. Both
 /// are in the order of the tensors.
-pub(super) fn values(
+pub(super) fn values<'a>(
     tensors: &[Outline],
-    chosen: &[Chosen],
+    chosen: &'a [Chosen],
     kept: Kept,
     seed: u64,
-) -> Result<(Values, Vec<f32>)> {
-    let joint: Cow<'_, [f32]> = match chosen {
+) -> Result<(Values, Cow<'a, [f32]>)> {
+    let joint: Cow<'a, [f32]> = match chosen {
         [one] => one.values.as_slice().into(),
         several => several.iter().flat_map(|c| &c.values).copied().collect(),
     };
-    Ok(match kept {
-        Kept::F32 | Kept::F16 | Kept::Bf16 => floats(tensors[0].dtype, kept, &joint)?,
+    let (values, decoded) = match kept {
+        Kept::F32 | Kept::F16 | Kept::Bf16 => match floats(tensors[0].dtype, kept, &joint)? {
+            (values, Some(decoded)) => (values, decoded),
+            (values, None) => return Ok((values, joint)),
+        },
         Kept::Pow2 => {
             let words = |stream: u64| {
                 let of_tensor = tensors.iter().zip(chosen).flat_map(move |(tensor, chosen)| {
@@ -79,7 +82,8 @@ pub(super) fn values(
             let groups = Groups::Len(Q4_GROUP);
             (Values::Affine(Affine { bits: 4, groups, scales, zero: Zero::Centre, codes }), decoded)
         }
-    })
+    };
+    Ok((values, decoded.into()))
 }
 
 /// Returns the number, type and length of each tensor of a run.
@@ -104,8 +108,8 @@ pub(super) fn tensor_groups(tensors: usize) -> Groups {
     if tensors == 1 { Groups::Block } else { Groups::Tensor }
 }
 
-/// Returns the values as they are stored, and the floats that the receiver decodes.
-pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values, Vec<f32>)> {
+/// Returns the values as they are stored, and the floats that the receiver decodes, unless they are `values`.
+pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values, Option<Vec<f32>>)> {
     // The tensor's own type is used if it is no wider than the requested one. The receiver rounds to it
     // anyway.
     let (stored, as_type) = match (kept, dtype) {
@@ -116,11 +120,15 @@ pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values
     };
     let mut bytes = pages::zeros(as_type.bytes_for(values.len() as u64).unwrap_or(0) as usize);
     let max = max_finite(as_type);
-    let mut decoded = pages::with_room(values.len());
-    decoded.extend(values.iter().map(|x| x.clamp(-max, max)));
-    encode_f32s(as_type, &decoded, 0, &mut bytes)?;
-    if as_type != Dtype::F32 {
-        decode_f32s(as_type, &bytes, 0, &mut decoded)?;
+    let same = as_type == Dtype::F32 && values.iter().fold(true, |all, x| all & (x.abs() <= max));
+    let mut decoded = None;
+    if same {
+        encode_f32s(as_type, values, 0, &mut bytes)?;
+    } else {
+        let decoded = decoded.insert(pages::with_room(values.len()));
+        decoded.extend(values.iter().map(|x| x.clamp(-max, max)));
+        encode_f32s(as_type, decoded, 0, &mut bytes)?;
+        decode_f32s(as_type, &bytes, 0, decoded)?;
     }
     Ok((Values::Floats(Floats { stored, bytes }), decoded))
 }

@@ -158,6 +158,7 @@ fn plain(
         let part = &sums[start..sums.len().min(start.saturating_add(step))];
         let (values, decoded) = sparse::floats(tensor.dtype, Kept::F32, part)?;
         if let Some(after) = &mut tensor.residual_after {
+            let decoded = decoded.as_deref().unwrap_or(part);
             after[start..].iter_mut().zip(decoded).for_each(|(x, d)| *x = finite(*x - d));
         }
         let scope = match part.len() == sums.len() {

@@ -99,7 +99,7 @@ impl RandK {
             };
             let numbers: Vec<f32> = positions.iter().map(read).collect();
             let (values, decoded) = sparse::floats(tensor.dtype, self.values, &numbers)?;
-            tensor.subtract(&positions, &decoded)?;
+            tensor.subtract(&positions, decoded.as_deref().unwrap_or(&numbers))?;
             let support = Support::Seeded(Seeded { count, seed });
             blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
         }

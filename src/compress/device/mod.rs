@@ -264,7 +264,7 @@ fn blocks_of(
                 let (values, decoded) = sparse::values(tensors, &chosen, values, seed)?;
                 let (scope, support) = sparse::join(tensors, &chosen);
                 blocks.push(CodedBlock { block: Block { scope, add: false, support, values }, options });
-                let mut decoded = decoded.into_iter();
+                let mut decoded = decoded.iter().copied();
                 for (tensor, chosen) in tensors.iter().zip(&chosen) {
                     let mut values: Vec<f32> = decoded.by_ref().take(chosen.values.len()).collect();
                     round_f32s(tensor.dtype, &mut values)?;

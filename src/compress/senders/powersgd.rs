@@ -223,7 +223,8 @@ impl Worker {
                 // The residual of a tensor without factors is only this worker's own rounding.
                 None => {
                     let (values, _) = sparse::floats(info.dtype, Kept::F32, p).map_err(in_tensor)?;
-                    let (_, mut own) = sparse::floats(info.dtype, Kept::F32, sums).map_err(in_tensor)?;
+                    let (_, own) = sparse::floats(info.dtype, Kept::F32, sums).map_err(in_tensor)?;
+                    let mut own = own.unwrap_or_else(|| sums.clone());
                     round_f32s(info.dtype, &mut own).map_err(in_tensor)?;
                     (values, own, None)
                 }

@@ -322,7 +322,8 @@ impl Worker {
         }
         // Random rounding differs between workers and steps.
         let seed = round.step.wrapping_mul(self.world).wrapping_add(self.rank);
-        sparse::values(&outlines, &chosen, self.settings.values, seed)
+        let (values, decoded) = sparse::values(&outlines, &chosen, self.settings.values, seed)?;
+        Ok((values, decoded.into_owned()))
     }
 
     /// Returns the positions of the open step's set, for each tensor of the scope.
