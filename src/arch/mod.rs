@@ -1,5 +1,5 @@
-//! Features of the processor and the operating system: wide vectors, memory-mapped files and large pages. The
-//! only module with unsafe code. It knows nothing about the format.
+//! Features of the processor and the operating system: wide vectors, threads, memory-mapped files and large
+//! pages. The only module with unsafe code. It knows nothing about the format.
 //!
 //! Most of the speed needs no intrinsics: a [`Kernel`] is a safe loop that [`run`] compiles for several
 //! instruction sets and selects at run time. Intrinsics are used where a compiler finds no vector form, and
@@ -16,6 +16,7 @@ pub(crate) mod planes;
 pub(crate) mod prefetch;
 pub(crate) mod ranges;
 pub(crate) mod rans;
+pub(crate) mod threads;
 
 /// A loop worth compiling for several instruction sets.
 pub(crate) trait Kernel {

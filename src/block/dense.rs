@@ -1,5 +1,6 @@
 //! Applies blocks to dense tensors (spec, section 5, "Applying an update").
 
+use crate::arch::threads::{SHARE, each};
 use crate::block::space::Surroundings;
 use crate::block::values::{Content, Structure, step_all, to_number};
 use crate::block::{
@@ -342,16 +343,25 @@ fn copy_elements(dtype: Dtype, bytes: &[u8], run: &Run, data: &mut [u8]) {
 }
 
 /// Writes elements of `SIZE` bytes at ascending positions of the joint index space of the targets.
-fn scatter<const SIZE: usize>(positions: &[u64], elements: &[u8], targets: &mut [Target<'_>]) {
-    let mut pairs = positions.iter().zip(elements.as_chunks::<SIZE>().0).peekable();
+fn scatter<const SIZE: usize>(mut positions: &[u64], elements: &[u8], targets: &mut [Target<'_>]) {
+    let mut elements = elements.as_chunks::<SIZE>().0;
     let mut base = 0;
     for target in targets {
         let end = base + target.len;
-        let data = &mut target.data.as_chunks_mut::<SIZE>().0[in_memory(target.start)..];
-        while let Some((&position, element)) = pairs.next_if(|(p, _)| **p < end) {
-            data[in_memory(position - base)] = *element;
-        }
-        base = end;
+        let (own, later) = positions.split_at(positions.partition_point(|&p| p < end));
+        let (values, later_elements) = elements.split_at(own.len());
+        let mut rest = &mut target.data.as_chunks_mut::<SIZE>().0[in_memory(target.start)..];
+        let shares = own.chunks(SHARE).zip(values.chunks(SHARE)).map(|(own, values)| {
+            let (first, last) = (base, own.last().map_or(base, |p| p + 1));
+            base = last;
+            (own, values, first, rest.split_off_mut(..in_memory(last - first)).unwrap_or_default())
+        });
+        each(shares, |(own, values, first, data)| {
+            for (&position, value) in own.iter().zip(values) {
+                data[in_memory(position - first)] = *value;
+            }
+        });
+        (positions, elements, base) = (later, later_elements, end);
     }
 }
 

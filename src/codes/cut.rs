@@ -2,6 +2,7 @@
 
 use super::ints::{BY_GROUP, Coder};
 use super::{Counts, rans, tokens};
+use crate::arch::threads::each;
 use crate::limits::in_memory;
 
 /// Cost in units of 1/65536 bit.
@@ -40,7 +41,7 @@ pub(super) struct Tally {
 
 impl Tally {
     pub(super) fn new(symbols: &[u8], groups: &[u64]) -> Self {
-        let fine = symbols.chunks(1 << FINE_LOG).map(rans::count_few).collect();
+        let fine = each(symbols.chunks(1 << FINE_LOG), rans::count_few);
         let mut groups: Vec<usize> =
             groups.iter().filter(|&&len| len > 0).map(|&len| in_memory(len)).collect();
         if groups.len() < 2 {

@@ -1,6 +1,7 @@
 //! Writes coded integers (spec, section 7.1): an array of integers of known length, in whichever coding is
 //! smallest.
 
+use crate::arch::threads;
 use crate::bits::{PlaneWriter, put_packed, put_varint};
 use crate::codes::cut::{Cost, Cut, FINE_LOG, Tally, bits, sum};
 use crate::codes::rans;
@@ -62,7 +63,7 @@ pub(crate) struct Scratch {
     pub(crate) codes: Vec<u8>,
     pub(crate) signs: Vec<u8>,
     words: Vec<rans::Word>,
-    segment: Vec<u8>,
+    segments: Vec<SegmentMemory>,
 }
 
 impl<'a> Coder<'a> {
@@ -88,6 +89,13 @@ impl<'a> Coder<'a> {
     pub(crate) fn record_all(&mut self, segments: Vec<(Role, Counts)>) {
         if let Some(record) = self.record.as_mut() {
             record.extend(segments);
+        }
+    }
+
+    /// Records a segment with these `counts`.
+    fn note(&mut self, role: Role, counts: &Counts) {
+        if let Some(record) = self.record.as_deref_mut() {
+            record.push((role, *counts));
         }
     }
 
@@ -129,42 +137,68 @@ fn write_entropy(
 ) {
     out.push(cut.segment_log);
     if cut.segment_log == 0 {
-        return write_segment(out, coder, role, symbols, values, &sum(&cut.fine));
+        return write_one(out, coder, role, Part { symbols, values, counts: sum(&cut.fine) });
     }
     if cut.segment_log == BY_GROUP {
         let mut start = 0;
         for (&len, counts) in cut.groups.iter().zip(&cut.fine) {
             let values = values.and_then(|v| v.get(start..start + len));
-            write_segment(out, coder, role, &symbols[start..start + len], values, &sum(&[*counts]));
+            let symbols = &symbols[start..start + len];
+            write_one(out, coder, role, Part { symbols, values, counts: sum(&[*counts]) });
             start += len;
         }
         return;
     }
     let len = 1usize << cut.segment_log;
-    let mut segment = std::mem::take(&mut coder.scratch.segment);
     let counts = cut.fine.chunks(1 << (cut.segment_log - FINE_LOG)).map(sum);
-    for (i, (part, counts)) in symbols.chunks(len).zip(counts).enumerate() {
-        segment.clear();
-        let values = values.and_then(|v| v.get(i * len..i * len + part.len()));
-        write_segment(&mut segment, coder, role, part, values, &counts);
-        put_varint(out, segment.len() as u64);
-        out.extend_from_slice(&segment);
+    let mut parts = symbols.chunks(len).zip(counts).enumerate().map(|(i, (symbols, counts))| {
+        let values = values.and_then(|v| v.get(i * len..i * len + symbols.len()));
+        Part { symbols, values, counts }
+    });
+    let mut memory = std::mem::take(&mut coder.scratch.segments);
+    memory.resize_with(threads::count(), SegmentMemory::default);
+    loop {
+        let batch: Vec<Part<'_>> = parts.by_ref().take(memory.len()).collect();
+        if batch.is_empty() {
+            break;
+        }
+        batch.iter().for_each(|part| coder.note(role, &part.counts));
+        threads::each(memory.iter_mut().zip(&batch), |(SegmentMemory { bytes, words }, part)| {
+            bytes.clear();
+            write_segment(bytes, coder, words, part);
+        });
+        for SegmentMemory { bytes, .. } in &memory[..batch.len()] {
+            put_varint(out, bytes.len() as u64);
+            out.extend_from_slice(bytes);
+        }
     }
-    coder.scratch.segment = segment;
+    coder.scratch.segments = memory;
 }
 
-fn write_segment(
-    out: &mut Vec<u8>,
-    coder: &mut Coder<'_>,
-    role: Role,
-    symbols: &[u8],
-    values: Option<&[u64]>,
-    counts: &Counts,
-) {
+/// The symbols of a segment, the integers behind them if they are tokens, and their counts.
+struct Part<'a> {
+    symbols: &'a [u8],
+    values: Option<&'a [u64]>,
+    counts: Counts,
+}
+
+/// Memory that segments use one after another.
+#[derive(Default)]
+struct SegmentMemory {
+    bytes: Vec<u8>,
+    words: Vec<rans::Word>,
+}
+
+fn write_one(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, part: Part<'_>) {
+    coder.note(role, &part.counts);
+    let mut words = std::mem::take(&mut coder.scratch.words);
+    write_segment(out, coder, &mut words, &part);
+    coder.scratch.words = words;
+}
+
+fn write_segment(out: &mut Vec<u8>, coder: &Coder<'_>, words: &mut Vec<rans::Word>, part: &Part<'_>) {
+    let &Part { symbols, values, ref counts } = part;
     let (shared, cost) = coder.table_for(counts);
-    if let Some(record) = coder.record.as_deref_mut() {
-        record.push((role, *counts));
-    }
     let own;
     let table = match shared {
         Some(i) => {
@@ -180,7 +214,7 @@ fn write_segment(
         }
     };
     let lanes_log = coder.lanes_log(symbols.len(), cost);
-    rans::write(out, symbols, counts, table, lanes_log, &mut coder.scratch.words);
+    rans::write(out, symbols, counts, table, lanes_log, words);
     if let Some(values) = values {
         let mut plane = PlaneWriter::new(out);
         for (&symbol, &value) in symbols.iter().zip(values) {

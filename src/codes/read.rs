@@ -1,6 +1,6 @@
 //! Reads coded integers (spec, section 7.1).
 
-use crate::arch::pages;
+use crate::arch::{pages, threads};
 use crate::bits::{Cursor, PlaneReader, packed_bytes, unpack};
 use crate::codes::ints::{BY_GROUP, PACKED, REFERENCED, SYMBOLS, TOKENS};
 use crate::codes::rans::{self, Segment};
@@ -146,42 +146,65 @@ fn read_segment<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<Segment
     Segment::read(cursor, slots)
 }
 
-/// Reads `entropy(N)` of `out.len()` symbols. `raw` is called with each segment's symbols and the cursor
-/// after its words. `groups` are the lengths of the segments that groups of positions may have.
-fn read_entropy<'c>(
+/// Reads `entropy(N)` of `symbols.len()` symbols, and an item for each. `items_of` is called with each
+/// segment's symbols, the cursor after its words, and the place of its items. `groups` are the lengths of the
+/// segments that groups of positions may have.
+fn read_entropy<'c, T: Send>(
     cursor: &mut Cursor<'c>,
     tables: &[Table],
     groups: &[u64],
-    out: &mut [u8],
-    mut raw: impl FnMut(&mut Cursor<'c>, &[u8]) -> Result<()>,
+    symbols: &mut [u8],
+    items: &mut [T],
+    items_of: impl Fn(&mut Cursor<'c>, &[u8], &mut [T]) -> Result<()> + Sync,
 ) -> Result<()> {
     let offset = cursor.offset();
-    let mut segment = |cursor: &mut Cursor<'c>, part: &mut [u8]| {
+    let one = |cursor: &mut Cursor<'c>, symbols: &mut [u8], items: &mut [T]| {
         let mut segment = read_segment(cursor, tables)?;
-        segment.fill(part);
+        segment.fill(symbols);
         segment.finish()?;
-        raw(cursor, part)
+        items_of(cursor, symbols, items)
     };
     match cursor.u8()? {
-        0 => segment(cursor, out),
+        0 => one(cursor, symbols, items),
         BY_GROUP if groups.iter().filter(|&&len| len > 0).count() > 1 => {
-            let mut rest = out;
+            let (mut symbols, mut items) = (symbols, items);
             groups.iter().filter(|&&len| len > 0).try_for_each(|&len| {
-                let part = rest.split_off_mut(..in_memory(len)).unwrap_or_default();
-                segment(cursor, part)
+                let symbols = symbols.split_off_mut(..in_memory(len)).unwrap_or_default();
+                let items = items.split_off_mut(..in_memory(len)).unwrap_or_default();
+                one(cursor, symbols, items)
             })
         }
         log @ 10..=24 => {
-            if out.len() <= 1 << log {
+            if symbols.len() <= 1 << log {
                 return Err(Error::format(FormatErrorKind::NotCanonical { field: "segment_log" }, offset));
             }
-            for part in out.chunks_mut(1 << log) {
-                let len = cursor.varint()?;
-                let mut inner = cursor.sub(len, "segment")?;
-                segment(&mut inner, part)?;
-                inner.finish()?;
+            let mut places = symbols.chunks_mut(1 << log).zip(items.chunks_mut(1 << log));
+            loop {
+                let batch = places.by_ref().take(SIDE_BY_SIDE * threads::count());
+                let batch = batch.map(|(symbols, items)| {
+                    let len = cursor.varint()?;
+                    Ok((cursor.sub(len, "segment")?, symbols, items))
+                });
+                let mut batch = batch.collect::<Result<Vec<_>>>()?;
+                if batch.is_empty() {
+                    return Ok(());
+                }
+                let read = threads::each(batch.chunks_mut(SIDE_BY_SIDE), |several| {
+                    let mut segments = several
+                        .iter_mut()
+                        .map(|(cursor, ..)| read_segment(cursor, tables))
+                        .collect::<Result<Vec<_>>>()?;
+                    let mut outs: Vec<&mut [u8]> =
+                        several.iter_mut().map(|(_, symbols, _)| &mut **symbols).collect();
+                    rans::fill_all(&mut segments, &mut outs);
+                    segments.into_iter().try_for_each(Segment::finish)?;
+                    several.iter_mut().try_for_each(|(cursor, symbols, items)| {
+                        items_of(cursor, symbols, items)?;
+                        cursor.finish()
+                    })
+                });
+                read.into_iter().collect::<Result<()>>()?;
             }
-            Ok(())
         }
         other => Err(Error::out_of_range("segment_log", other.into(), offset)),
     }
@@ -207,9 +230,8 @@ fn read_grouped_tokens(
     }
     let offset = cursor.offset();
     let len = decoder.budget.reserve_items::<[u64; 2]>(n, offset)?;
-    let mut symbols = pages::zeros(len);
-    let mut values = pages::with_room(len);
-    read_entropy(cursor, decoder.tables, groups, &mut symbols, |cursor, symbols| {
+    let (mut symbols, mut values) = (pages::zeros(len), pages::zeros(len));
+    read_entropy(cursor, decoder.tables, groups, &mut symbols, &mut values, |cursor, symbols, values| {
         let offset = cursor.offset();
         // The maximum has vector instructions; the search for the first token has none.
         if symbols.iter().fold(0, |largest, &s| s.max(largest)) >= tokens::TOKENS {
@@ -218,7 +240,9 @@ fn read_grouped_tokens(
         }
         let bits: u64 = symbols.iter().map(|&t| u64::from(tokens::raw_bits(t))).sum();
         let mut plane = PlaneReader::new(cursor.take(bits.div_ceil(8))?, offset);
-        values.extend(symbols.iter().map(|&t| tokens::value(t, plane.get(tokens::raw_bits(t)))));
+        for (value, &token) in values.iter_mut().zip(symbols) {
+            *value = tokens::value(token, plane.get(tokens::raw_bits(token)));
+        }
         plane.finish("raw bits")
     })?;
     Ok(values)
@@ -240,7 +264,8 @@ fn read_grouped_symbols(
     groups: &[u64],
 ) -> Result<Vec<u8>> {
     let mut symbols = pages::zeros(decoder.budget.reserve_items::<u8>(n, cursor.offset())?);
-    read_entropy(cursor, decoder.tables, groups, &mut symbols, |_, _| Ok(()))?;
+    let mut no_items = vec![(); symbols.len()];
+    read_entropy(cursor, decoder.tables, groups, &mut symbols, &mut no_items, |_, _, _| Ok(()))?;
     Ok(symbols)
 }
 

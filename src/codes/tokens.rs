@@ -1,5 +1,6 @@
 //! Integers of any size as a token and raw bits (spec, section 7.1).
 
+use crate::arch::threads::{SHARE, each};
 use crate::arch::{self, Kernel, pages};
 use crate::codes::rans::count_few;
 use crate::codes::table::Counts;
@@ -19,7 +20,8 @@ pub(crate) fn token(value: u64) -> u8 {
 /// Returns the tokens of values.
 pub(crate) fn tokens(values: &[u64]) -> Vec<u8> {
     let mut out = pages::zeros(values.len());
-    arch::run(Tokens { values, out: &mut out });
+    let shares = out.chunks_mut(SHARE).zip(values.chunks(SHARE));
+    each(shares, |(out, values)| arch::run(Tokens { values, out }));
     out
 }
 
@@ -79,12 +81,19 @@ pub(crate) fn token_cost(values: &[u64]) -> u64 {
 
 /// Returns the counts of the tokens of `values`.
 pub(crate) fn count_tokens(values: &[u64]) -> Counts {
-    let (mut counts, mut tokens) = ([0; 256], [0; PIECE]);
-    for values in values.chunks(PIECE) {
-        let tokens = &mut tokens[..values.len()];
-        arch::run(Tokens { values, out: tokens });
-        counts.iter_mut().zip(count_few(tokens)).for_each(|(sum, n)| *sum += u64::from(n));
-    }
+    let count = |values: &[u64]| {
+        let (mut counts, mut tokens) = ([0; 256], [0; PIECE]);
+        for values in values.chunks(PIECE) {
+            let tokens = &mut tokens[..values.len()];
+            arch::run(Tokens { values, out: tokens });
+            counts.iter_mut().zip(count_few(tokens)).for_each(|(sum, n)| *sum += u64::from(n));
+        }
+        counts
+    };
+    let mut counts = [0; 256];
+    each(values.chunks(SHARE), count)
+        .iter()
+        .for_each(|share| counts.iter_mut().zip(share).for_each(|(sum, n)| *sum += n));
     counts
 }
 

@@ -87,6 +87,34 @@ fn any_number_of_threads_gives_the_same_bytes() {
     }
 }
 
+/// A block of so many positions has several segments and shares, which threads write and read in parallel.
+#[test]
+fn threads_write_and_read_one_block_together() {
+    let mut words = vec![0; 1_200_000];
+    random::words(5, 0, 0, &mut words);
+    // Dense at first, sparse later, so that segments have tables of their own.
+    let kept = |(i, &w): (usize, &u32)| w % if i < 400_000 { 2 } else { 40 } == 0;
+    let values = words.iter().enumerate().map(|(i, w)| if kept((i, w)) { *w as f32 + 1.0 } else { 0.0 });
+    let tensor = TensorBuf::from_f32(vec![words.len() as u64], &values.collect::<Vec<_>>()).unwrap();
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("t", Dtype::F32, tensor.shape())]).unwrap());
+    let pool = |threads| rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let encode = || {
+        let input = Input { tensor: 0, name: "t", view: tensor.view(), base: None };
+        let codec = "topk:density=0.25,positions=tokens".parse().unwrap();
+        let blocks = compress(&[input], &[codec], &Options::default(), None).unwrap();
+        let (mut out, mut encoder) = (Vec::new(), Encoder::new(EncodeOptions::default()));
+        encoder.update(&mut out, &UpdateHeader::default(), &manifest, &blocks).unwrap();
+        encoder.finish(&mut out);
+        out
+    };
+    let stream = pool(1).install(encode);
+    for threads in [1, 2, 3] {
+        assert!(stream == pool(threads).install(encode), "{threads} threads");
+        let decoded = pool(threads).install(|| gcodec::decode(&stream).unwrap());
+        assert!(decoded[0].1 == tensor, "{threads} threads");
+    }
+}
+
 /// If a codec cannot compress several tensors, the error names the first of them. Threads reach the errors of
 /// the others sooner, because the first tensor is long and has its error at the end.
 #[test]
