@@ -25,7 +25,7 @@ const SHARED: usize = 1 << 20;
 
 /// Returns a hasher that has seen `bytes`. Threads share long ones, but only those of a pool that the caller
 /// is in: a forked process must not wait for threads of its parent.
-fn hasher_of(bytes: &[u8]) -> crc32fast::Hasher {
+pub(crate) fn hasher_of(bytes: &[u8]) -> crc32fast::Hasher {
     let whole = |bytes: &[u8]| {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(bytes);
@@ -50,7 +50,11 @@ impl Checksums {
 
     /// Computes the CRC-32 of the next part.
     pub(crate) fn part(&mut self, bytes: &[u8]) -> u32 {
-        let part = hasher_of(bytes);
+        self.hashed(bytes, hasher_of(bytes))
+    }
+
+    /// Returns the CRC-32 of the next part, which `part` has seen already.
+    pub(crate) fn hashed(&mut self, bytes: &[u8], part: crc32fast::Hasher) -> u32 {
         match bytes.len() {
             Self::LONG.. => self.0.combine(&part),
             _ => self.0.update(bytes),

@@ -2,8 +2,9 @@ use crate::arch::pages;
 
 /// Destination of an [`Encoder`](crate::stream::Encoder): a `Vec<u8>`, or memory of another program's object.
 ///
-/// Appended bytes do not change, except that a frame's header is written when its body is complete.
-pub trait Output {
+/// Appended bytes do not change, except that a frame's header is written when its body is complete. Several
+/// threads may append, one at a time.
+pub trait Output: Send {
     /// Returns the bytes so far: those present before encoding, then the appended ones.
     fn bytes(&self) -> &[u8];
 

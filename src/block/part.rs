@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::bits::{Cursor, Output, put_varint};
+use crate::bits::{Cursor, Output, hasher_of, put_varint};
 use crate::block::space::Surroundings;
 use crate::block::values::{Elements, Structure, ValueSpace};
 use crate::block::{
@@ -96,6 +96,13 @@ impl WrittenBlock {
         put_varint(&mut head, (fields.len() + payload.len()) as u64);
         head.extend_from_slice(fields);
         Self { head, payload }
+    }
+
+    /// Returns a hasher that has seen the bytes of the block.
+    pub(crate) fn hasher(&self) -> crc32fast::Hasher {
+        let mut hasher = hasher_of(&self.head);
+        hasher.combine(&hasher_of(&self.payload));
+        hasher
     }
 
     pub(crate) fn append_to(&self, out: &mut dyn Output) {

@@ -1,6 +1,8 @@
 //! Index of a segment: positions of all frames and blocks (spec, section 4.6).
 
-use crate::bits::{Checksums, Cursor, crc32, put_u32, put_varint};
+use crc32fast::Hasher;
+
+use crate::bits::{Checksums, Cursor, crc32, hasher_of, put_u32, put_varint};
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, PREAMBLE_LEN, UpdatePart};
 use crate::limits::in_memory;
@@ -54,19 +56,24 @@ pub struct IndexedBlock {
 impl IndexedUpdate {
     /// Returns the entry of a part whose body is `body`.
     pub(crate) fn of(part: &UpdatePart<'_>, body: &[u8]) -> Self {
-        Self::with_checksum(part, body).0
+        Self::with_checksum(part, body, |_, bytes| hasher_of(bytes)).0
     }
 
-    /// Returns the entry of a part whose body is `body`, and the checksum of the body.
-    pub(crate) fn with_checksum(part: &UpdatePart<'_>, body: &[u8]) -> (Self, u32) {
+    /// Returns the entry of a part whose body is `body`, and the checksum of the body. `hasher` takes the
+    /// number and the bytes of a block, and returns a hasher that has seen them.
+    pub(crate) fn with_checksum(
+        part: &UpdatePart<'_>,
+        body: &[u8],
+        hasher: impl Fn(usize, &[u8]) -> Hasher,
+    ) -> (Self, u32) {
         let head_len = body.len() as u64 - part.blocks.iter().map(|b| b.len).sum::<u64>();
         let (head, mut rest) = body.split_at(in_memory(head_len));
         let mut checksums = Checksums::default();
         let head_crc = checksums.part(head);
-        let blocks = part.blocks.iter().map(|b| {
+        let blocks = part.blocks.iter().enumerate().map(|(number, b)| {
             let (bytes, later) = rest.split_at(in_memory(b.len));
             rest = later;
-            let crc = checksums.part(bytes);
+            let crc = checksums.hashed(bytes, hasher(number, bytes));
             IndexedBlock { first: b.scope.first(), tensors: b.scope.tensors(), len: b.len, crc }
         });
         let blocks = blocks.collect();

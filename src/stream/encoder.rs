@@ -1,6 +1,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crc32fast::Hasher;
+
 use crate::bits::Output;
 use crate::block::{BlockOptions, Coded, PendingBlock, SetId, Sets, WireBlock};
 use crate::error::{Error, Result};
@@ -231,12 +233,10 @@ impl Encoder {
         let finish = |part: &Part| {
             let body = &out.bytes()[part.body.clone()];
             let flags = if part.last { FrameHeader::LAST } else { 0 };
-            if !self.options.index {
-                return Ok((FrameHeader::of(FrameKind::UPDATE, flags, body), None));
-            }
-            let (entry, body_crc) = self.entry(body, manifest)?;
-            let body_len = body.len() as u64;
-            Ok((FrameHeader { kind: FrameKind::UPDATE, flags, body_len, body_crc }, Some(entry)))
+            let (entry, body_crc) = self.entry(body, manifest, &part.hashers)?;
+            let header =
+                FrameHeader { kind: FrameKind::UPDATE, flags, body_len: body.len() as u64, body_crc };
+            Ok((header, self.options.index.then_some(entry)))
         };
         let written = written.and_then(|parts| {
             let frames: Result<Vec<_>> = parts.iter().map(finish).collect();
@@ -261,11 +261,17 @@ impl Encoder {
         Ok(())
     }
 
-    /// Returns the index entry of a part that was just written, and the checksum of its body.
-    fn entry(&self, body: &[u8], manifest: &Arc<Manifest>) -> Result<(IndexedUpdate, u32)> {
+    /// Returns the index entry of a part that was just written, and the checksum of its body. `hashers` have
+    /// seen the bytes of its blocks.
+    fn entry(
+        &self,
+        body: &[u8],
+        manifest: &Arc<Manifest>,
+        hashers: &[Hasher],
+    ) -> Result<(IndexedUpdate, u32)> {
         let limits = Limits { max_blocks: u64::MAX, max_elements: u64::MAX, ..Limits::default() };
         let part = UpdatePart::read(body, 0, true, &limits, &Arc::default(), |_| Some(Arc::clone(manifest)))?;
-        Ok(IndexedUpdate::with_checksum(&part, body))
+        Ok(IndexedUpdate::with_checksum(&part, body, |number, _| hashers[number].clone()))
     }
 
     /// Appends an index set and returns its id, for blocks of later updates.

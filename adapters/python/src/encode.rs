@@ -150,7 +150,7 @@ impl Encoder {
         &mut self,
         py: Python<'_>,
         update: Prepared<'_>,
-        out: &mut (dyn Output + Send),
+        out: &mut dyn Output,
         finish: bool,
     ) -> PyResult<(f64, f64)> {
         let Prepared { mut contents, feedback, dgc, remember } = update;

@@ -1,6 +1,7 @@
 //! Updates: the data of one sender at one step (spec, sections 4.2 and 6).
 
 mod attributes;
+mod parallel;
 mod tables;
 mod write;
 

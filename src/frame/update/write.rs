@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crc32fast::Hasher;
 use rayon::prelude::*;
 
 use crate::bits::{Output, put_varint};
@@ -10,19 +11,18 @@ use crate::block::space::Surroundings;
 use crate::block::{BlockOptions, Later, Pending, Scope, SetId, Sets, ValuesId, WireBlock, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Scratch, Table};
 use crate::error::{Error, InputErrorKind, Result};
+use crate::frame::update::parallel::write_blocks;
 use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
 use crate::frame::{Delta, HEADER_LEN, Manifest, UpdateHeader};
 
 /// Weight from which a block has its own tables: it is too long to gain from shared ones.
-const LIGHT: u64 = 1 << 14;
+pub(super) const LIGHT: u64 = 1 << 14;
 
-/// Weight of blocks ([`WireBlock::check`]) that one thread writes before they are moved to their place.
-const BATCH: u64 = 8 << 20;
-
-/// Range of a part's body, and whether the part is the last.
+/// Range of a part's body, whether the part is the last, and a hasher for each block that has seen its bytes.
 pub(crate) struct Part {
     pub(crate) body: Range<usize>,
     pub(crate) last: bool,
+    pub(crate) hashers: Vec<Hasher>,
 }
 
 /// Appends the parts of an update, each after room for a frame's header. Each part holds blocks of about
@@ -58,8 +58,8 @@ pub(crate) fn write_parts(
         let (part, others) = rest.split_at(first_of_weight(rest, part_bytes));
         out.append(&[0; HEADER_LEN]);
         let start = out.bytes().len();
-        write_part(out, header, manifest, sets, part, parts.len() as u64, &mut memory)?;
-        parts.push(Part { body: start..out.bytes().len(), last: others.is_empty() });
+        let hashers = write_part(out, header, manifest, sets, part, parts.len() as u64, &mut memory)?;
+        parts.push(Part { body: start..out.bytes().len(), last: others.is_empty(), hashers });
         rest = others;
     }
     Ok(parts)
@@ -67,8 +67,8 @@ pub(crate) fn write_parts(
 
 /// Memory of earlier blocks, for later ones: new memory takes longer than most coding.
 #[derive(Default)]
-struct Memory {
-    payload: Vec<u8>,
+pub(super) struct Memory {
+    pub(super) payloads: Vec<Vec<u8>>,
     scratch: Scratch,
 }
 
@@ -129,13 +129,13 @@ impl Unwritten<'_> {
 }
 
 /// A block that was checked.
-struct Weighed<'a> {
+pub(super) struct Weighed<'a> {
     block: Unwritten<'a>,
-    weight: u64,
+    pub(super) weight: u64,
 }
 
 /// Returns the number of leading blocks that weigh at most `weight` together; at least one, if any.
-fn first_of_weight(blocks: &[Weighed<'_>], weight: u64) -> usize {
+pub(super) fn first_of_weight(blocks: &[Weighed<'_>], weight: u64) -> usize {
     let mut sum = 0u64;
     let fits = |block: &&Weighed<'_>| {
         let first = sum == 0;
@@ -179,7 +179,7 @@ fn write_part(
     blocks: &[Weighed<'_>],
     number: u64,
     memory: &mut Vec<Memory>,
-) -> Result<()> {
+) -> Result<Vec<Hasher>> {
     let light: Vec<_> = blocks.iter().filter(|b| b.weight <= LIGHT).collect();
     let mut segments: Vec<(Role, Counts)> = Vec::new();
     if light.len() > 1 {
@@ -187,7 +187,7 @@ fn write_part(
             .par_iter()
             .map(|block| {
                 let mut record = Vec::new();
-                write_block(block, manifest, sets, &[], Some(&mut record), Memory::default())?;
+                write_block(block, manifest, sets, &[], Some(&mut record), &mut Memory::default())?;
                 Ok(record)
             })
             .collect();
@@ -202,30 +202,7 @@ fn write_part(
     tables.iter().for_each(|t| t.write(&mut head));
     put_varint(&mut head, blocks.len() as u64);
     out.append(&head);
-    let threads = rayon::current_num_threads();
-    let mut rest = blocks;
-    while !rest.is_empty() {
-        // However heavy: one block for one thread, and two for each of several, which do not end together.
-        let least = if threads == 1 { 1 } else { 2 * threads };
-        let count = first_of_weight(rest, BATCH * threads as u64).max(least.min(rest.len()));
-        let (batch, others) = rest.split_at(count);
-        memory.resize_with(batch.len(), Memory::default);
-        let written: Vec<Result<(WrittenBlock, Scratch)>> = batch
-            .par_iter()
-            .zip(std::mem::take(memory))
-            .map(|(block, memory)| {
-                let tables = if block.weight <= LIGHT { tables.as_slice() } else { &[] };
-                write_block(block, manifest, sets, tables, None, memory)
-            })
-            .collect();
-        for block in written {
-            let (block, scratch) = block?;
-            block.append_to(out);
-            memory.push(Memory { payload: block.into_memory(), scratch });
-        }
-        rest = others;
-    }
-    Ok(())
+    write_blocks(out, manifest, sets, blocks, &tables, memory)
 }
 
 /// Returns the entries of the delta for the tensors that the blocks of a part touch.
@@ -261,14 +238,15 @@ fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<D
     Ok(Some(entries))
 }
 
-fn write_block(
+/// Writes a block. `record`: receives the counts of its segments.
+pub(super) fn write_block(
     &Weighed { block, .. }: &Weighed<'_>,
     manifest: &Manifest,
     sets: &Sets,
     tables: &[Table],
     record: Option<&mut Vec<(Role, Counts)>>,
-    memory: Memory,
-) -> Result<(WrittenBlock, Scratch)> {
+    memory: &mut Memory,
+) -> Result<WrittenBlock> {
     let scope = block.scope();
     let space = manifest.space(scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
@@ -277,10 +255,12 @@ fn write_block(
         Unwritten::Later(later) => later.options,
     };
     let mut coder = Coder::new(options.entropy, tables, record);
-    coder.scratch = memory.scratch;
+    coder.scratch = std::mem::take(&mut memory.scratch);
+    let payload = memory.payloads.pop().unwrap_or_default();
     let written = match block {
-        Unwritten::Ready(block, options) => block.write(&mut coder, options, &around, memory.payload),
-        Unwritten::Later(later) => later.write(&mut coder, &around, memory.payload),
+        Unwritten::Ready(block, options) => block.write(&mut coder, options, &around, payload),
+        Unwritten::Later(later) => later.write(&mut coder, &around, payload),
     };
-    Ok((written.map_err(|e| e.in_tensor(scope.first()))?, coder.scratch))
+    memory.scratch = coder.scratch;
+    written.map_err(|e| e.in_tensor(scope.first()))
 }
