@@ -213,4 +213,22 @@ mod tests {
         chunked.for_each_run(9, &Sets::new(), &mut note).unwrap();
         assert_eq!(seen, [(0, 1), (3, 1), (5, 1), (6, 1), (8, 1)]);
     }
+
+    #[test]
+    fn runs_end_with_the_space() {
+        // More positions than the chunks keep, and fewer.
+        for (n, expected) in [(8, vec![0, 3, 5, 6]), (9, vec![0, 3, 5, 6, 8]), (12, vec![0, 3, 5, 6, 8, 9])] {
+            for extra in [&[][..], &[2, 3]] {
+                let positions = [&[0, 3, 1, 2, 0, 1][..], extra].concat();
+                let chunked = Chunked { chunk_len: 4, kept: 2, positions };
+                let mut seen = Vec::new();
+                let mut note = |start, _| {
+                    seen.push(start);
+                    Ok(())
+                };
+                chunked.for_each_run(n, &Sets::new(), &mut note).unwrap();
+                assert_eq!(seen, expected, "{n}");
+            }
+        }
+    }
 }

@@ -282,3 +282,90 @@ impl std::fmt::Display for SupportId {
 fn is_ascending(positions: &[u64], n: u64) -> bool {
     positions.is_sorted_by(|a, b| a < b) && positions.last().is_none_or(|&last| last < n)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::block::{IndexSpace, Scope, SharedSet};
+    use crate::codes::Entropy;
+    use crate::limits::Limits;
+    use crate::tensor::Dtype;
+
+    const SET: SetId = SetId([7; 32]);
+
+    /// A support of each kind in a space of 12 elements, the number of its elements, its weight, and the
+    /// bytes of its positions in memory.
+    fn supports() -> [(Support, u64, u64, u64); 7] {
+        [
+            (Support::All, 12, 0, 0),
+            (Support::Sparse(Sparse { positions: vec![0, 5, 11] }), 3, 6, 24),
+            // Chunks of 5, 5 and 2 elements.
+            (
+                Support::Chunked(Chunked { chunk_len: 5, kept: 2, positions: vec![0, 4, 1, 2, 0, 1] }),
+                6,
+                24,
+                24,
+            ),
+            (Support::Rows(Rows { row_len: 4, rows: vec![0, 1, 2] }), 12, 6, 24),
+            (Support::Seeded(Seeded { count: 5, seed: 9 }), 5, 0, 0),
+            (Support::Set(Set { id: SET }), 2, 0, 0),
+            (Support::Based(Based { bounds: vec![8], ranks: vec![vec![0, 2], vec![1, 3, 11]] }), 5, 10, 40),
+        ]
+    }
+
+    /// Calls `f` with each of [`supports`], its kind on the wire, its bytes, and its surroundings.
+    fn for_each_written(f: impl Fn(usize, &Support, SupportId, &[u8], &Surroundings<'_>)) {
+        let support = Support::Sparse(Sparse { positions: vec![1, 4] });
+        let set = SharedSet { manifest: [3; 32], scope: Scope::Tensor(5), support, count: 2 };
+        let (space, sets) = (IndexSpace::flat(Dtype::F32, 12), Sets::from([(SET, Arc::new(set))]));
+        let around = Surroundings { space: &space, manifest: [3; 32], scope: Scope::Tensor(5), sets: &sets };
+        for (i, (support, ..)) in supports().iter().enumerate() {
+            let mut bytes = Vec::new();
+            let mut coder = Coder::new(Entropy::Auto, &[], None);
+            let id = support.write(&mut bytes, &mut coder, &around, Positions::Auto).unwrap();
+            f(i, support, id, &bytes, &around);
+        }
+    }
+
+    fn validate(bytes: &[u8], id: SupportId, around: &Surroundings<'_>) -> Result<Validated> {
+        Support::validate(Cursor::new(bytes, 0, "support"), id, around, &Budget::new(&Limits::default()))
+    }
+
+    fn read(bytes: &[u8], id: SupportId, around: &Surroundings<'_>) -> Result<(Support, u64)> {
+        let budget = Budget::new(&Limits::default());
+        let mut decoder = Decoder { tables: &[], budget: &budget };
+        Support::read(Cursor::new(bytes, 0, "support"), &mut decoder, id, around)
+    }
+
+    #[test]
+    fn each_kind_tells_its_elements_weight_and_memory() {
+        for_each_written(|i, support, id, bytes, around| {
+            let (_, count, weight, memory) = supports()[i];
+            let facts = support.facts();
+            assert_eq!((facts.weight, facts.memory), (weight, memory), "{support:?}");
+            let validated = validate(bytes, id, around).unwrap();
+            assert_eq!((validated.count, validated.weight), (count, weight), "{support:?}");
+            assert_eq!(validated.group_counts, support.group_counts(), "{support:?}");
+        });
+    }
+
+    #[test]
+    fn each_kind_comes_back_from_all_of_its_bytes() {
+        for_each_written(|i, support, id, bytes, around| {
+            assert_eq!(read(bytes, id, around).unwrap(), (support.clone(), supports()[i].1));
+            let longer = [bytes, &[0]].concat();
+            assert_eq!(read(&longer, id, around).unwrap_err().name(), "length_mismatch", "{support:?}");
+            assert_eq!(validate(&longer, id, around).unwrap_err().name(), "length_mismatch", "{support:?}");
+        });
+    }
+
+    #[test]
+    fn only_positions_classed_by_the_base_need_it() {
+        for_each_written(|_, support, id, bytes, _| {
+            assert_eq!(Support::needs_base(id, bytes), matches!(support, Support::Based(_)), "{support:?}");
+        });
+        assert!(!Support::needs_base(SupportId::CLASSED, &[2, 1]), "rows and columns");
+    }
+}

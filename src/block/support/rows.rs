@@ -85,3 +85,28 @@ fn read_head(cursor: &mut Cursor<'_>, n: u64) -> Result<(u64, SupportId)> {
     let inner = cursor.varint_in("inner support", SupportId::GAPS_RICE.0, SupportId::BITMAP.0)?;
     Ok((row_len, SupportId(inner)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_fit_their_space() {
+        let check = |row_len, rows: &[u64], n| Rows { row_len, rows: rows.to_vec() }.check(n).is_ok();
+        assert!(check(4, &[0, 2], 12) && check(12, &[0], 12) && check(1, &[11], 12) && check(4, &[], 0));
+        let wrong: [(u64, &[u64], u64); 6] =
+            [(0, &[], 12), (0, &[], 0), (5, &[0], 12), (4, &[3], 12), (4, &[1, 1], 12), (4, &[2, 0], 12)];
+        for (row_len, rows, n) in wrong {
+            assert!(!check(row_len, rows, n), "{row_len} {rows:?} {n}");
+        }
+    }
+
+    #[test]
+    fn rows_have_elements_also_in_an_empty_space() {
+        for n in [0, 12] {
+            let head = |row_len| read_head(&mut Cursor::new(&[row_len, 2], 0, "rows"), n);
+            assert_eq!(head(0).unwrap_err().name(), "out_of_range");
+            assert_eq!(head(1).unwrap(), (1, SupportId::GAPS_RICE));
+        }
+    }
+}

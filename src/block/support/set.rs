@@ -97,3 +97,34 @@ impl Kind for Set {
         self.find(sets)?.support.for_each_run(n, sets, f)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{IndexSpace, Scope, Sparse};
+    use crate::limits::{Budget, Limits};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn a_set_of_another_scope_or_manifest_is_refused() {
+        let set = Set { id: SetId([7; 32]) };
+        let support = Support::Sparse(Sparse { positions: vec![1, 4] });
+        let shared = SharedSet { manifest: [3; 32], scope: Scope::Tensor(5), support, count: 2 };
+        let (space, sets) = (IndexSpace::flat(Dtype::F32, 12), Sets::from([(set.id, Arc::new(shared))]));
+        let budget = Budget::new(&Limits::default());
+        for (tensor, manifest, fits) in [(5, 3, true), (4, 3, false), (5, 2, false), (4, 2, false)] {
+            let (manifest, scope) = ([manifest; 32], Scope::Tensor(tensor));
+            let around = Surroundings { space: &space, manifest, scope, sets: &sets };
+            let mut decoder = Decoder { tables: &[], budget: &budget };
+            let cursor = || Cursor::new(&set.id.0, 0, "set");
+            let validated = Set::validate(&mut cursor(), Set::ID, &around);
+            let read = Set::read(&mut cursor(), &mut decoder, Set::ID, &around);
+            if fits {
+                assert_eq!((validated.unwrap().count, read.unwrap()), (2, set));
+            } else {
+                assert_eq!(validated.unwrap_err().name(), "unknown_reference", "{scope:?}");
+                assert_eq!(read.unwrap_err().name(), "count_mismatch", "{scope:?}");
+            }
+        }
+    }
+}

@@ -425,3 +425,49 @@ impl<F: Fn(usize) -> i64> Kernel for Rank<'_, F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_fit_their_space() {
+        let check = |bounds: Vec<u8>, ranks: &[&[u64]], n| {
+            Based { bounds, ranks: ranks.iter().map(|ranks| ranks.to_vec()).collect() }.check(n).is_ok()
+        };
+        assert!(check(vec![], &[&[0, 1, 2]], 3));
+        assert!(check(vec![9, 1], &[&[0], &[], &[0, 1]], 3));
+        let none: &[u64] = &[];
+        assert!(check((1..64).rev().collect(), &[none; 64], 3));
+        let wrong: [(Vec<u8>, &[&[u64]], u64); 7] = [
+            ((1..=64).rev().collect(), &[none; 65], 3),
+            (vec![9, 0], &[&[0], &[], &[1]], 3),
+            (vec![9, 9], &[&[0], &[], &[1]], 3),
+            (vec![9, 1], &[&[0], &[]], 3),
+            (vec![], &[&[1, 1]], 3),
+            (vec![], &[&[3]], 3),
+            (vec![9], &[&[0, 1], &[0, 1]], 3),
+        ];
+        for (bounds, ranks, n) in wrong {
+            assert!(!check(bounds.clone(), ranks, n), "{bounds:?} {ranks:?}");
+        }
+    }
+
+    #[test]
+    fn positions_need_the_base() {
+        let based = Based { bounds: vec![128], ranks: vec![vec![0], vec![0, 2]] };
+        let e = based.for_each_run(8, &Sets::new(), &mut |_, _| Ok(())).unwrap_err();
+        assert_eq!(e.to_string(), Error::input(InputErrorKind::MissingBase).to_string());
+        let base = [BaseElements { data: &[1, 200, 3, 4], start: 0, len: 4 }];
+        assert_eq!(based.positions(Dtype::U8, &base).unwrap(), [(1, 0), (0, 1), (3, 2)]);
+    }
+
+    #[test]
+    fn an_error_names_the_first_rank_beyond_its_class() {
+        let based = Based { bounds: vec![128], ranks: vec![vec![0], vec![0, 2, 5]] };
+        let base = [BaseElements { data: &[1, 200, 3, 4], start: 0, len: 4 }];
+        let e = based.positions(Dtype::U8, &base).unwrap_err();
+        let kind = FormatErrorKind::PositionOutOfRange { position: 5, len: 3 };
+        assert_eq!(e.to_string(), Error::format(kind, 0).to_string());
+    }
+}

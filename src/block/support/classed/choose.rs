@@ -247,6 +247,15 @@ fn entropy(hits: u64, len: u64) -> u128 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::Scope;
+    use crate::frame::{Manifest, TensorInfo};
+    use crate::tensor::Dtype;
+
+    /// The space of two matrices of 40 rows and 64 columns.
+    fn space() -> IndexSpace {
+        let infos = ["a", "b"].map(|name| TensorInfo::new(name, Dtype::F32, [40, 64]));
+        Manifest::new(infos.to_vec()).unwrap().space(Scope::Tensors { first: 0, count: 2 }, 0).unwrap()
+    }
 
     #[test]
     fn symbols_are_rounded_logarithms() {
@@ -262,5 +271,25 @@ mod tests {
         assert_eq!(entropy(0, 100), 0);
         let exact = 1000.0 * -(0.1 * 0.1f64.log2() + 0.9 * 0.9f64.log2());
         assert!((entropy(100, 1000) as f64 / 65536.0 - exact).abs() < 0.1);
+    }
+
+    #[test]
+    fn each_tensor_has_levels_for_its_own_positions() {
+        // All elements of three rows of the second tensor.
+        let dense = [3, 17, 30];
+        let positions: Vec<u64> =
+            dense.iter().flat_map(|row| (0..64).map(move |i| 2560 + row * 64 + i)).collect();
+        let (matrix, _) = choose(&positions, &space(), 2).unwrap();
+        let [first, second] = &matrix.tensors[..] else { panic!("{matrix:?}") };
+        assert_eq!((first.grid.view, second.grid.view.has_rows()), (View::NONE, true));
+        let (most, least) = (second.rows.iter().max(), second.rows.iter().min());
+        for (row, symbol) in second.rows.iter().enumerate() {
+            assert_eq!(Some(symbol), if dense.contains(&(row as u64)) { most } else { least }, "{row}");
+        }
+    }
+
+    #[test]
+    fn few_positions_have_no_useful_levels() {
+        assert_eq!(choose(&[1, 500, 2561, 3000], &space(), 2), None);
     }
 }

@@ -444,6 +444,19 @@ fn group_bits(counts: &Counts) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codes::{Entropy, write_entropy_tokens};
+    use crate::limits::{Budget, Limits};
+    use crate::random::word;
+
+    /// A group: for each class, the ranks of its positions, and the number of its elements.
+    type Classes = Vec<(Vec<u64>, u64)>;
+
+    fn read(bytes: &[u8], classes: u8, n: u64, ends: &[Vec<u64>]) -> Result<Vec<Vec<u64>>> {
+        let budget = Budget::new(&Limits::default());
+        let mut cursor = Cursor::new(bytes, 0, "groups");
+        let heads = read_heads(&mut cursor, classes, n)?;
+        read_ranks(&mut cursor, &Decoder { tables: &[], budget: &budget }, &heads, ends)
+    }
 
     #[test]
     fn tokens_of_shifted_values_follow_from_those_of_the_values() {
@@ -454,5 +467,112 @@ mod tests {
                 assert_eq!(shifted_token(token(value).into(), shift.into()), expected, "{value} {shift}");
             }
         }
+    }
+
+    #[test]
+    fn gaps_are_counted_by_token_with_the_sum_of_their_logarithms() {
+        let gaps: Vec<u64> = (0..700).chain([0, 0, 255, 256, 1 << 40]).collect();
+        let counts = TokenCounts::new(gaps.iter().copied());
+        let mut expected = [0; TOKEN_COUNT];
+        gaps.iter().for_each(|&gap| expected[usize::from(token(gap))] += 1);
+        assert_eq!((*counts.counts, counts.gaps), (expected, 705));
+        assert_eq!(counts.logs, gaps.iter().map(|gap| u64::from((gap + 1).ilog2())).sum::<u64>());
+    }
+
+    #[test]
+    fn ranks_of_few_many_and_far_positions_come_back() {
+        // Ascending ranks with gaps up to a number.
+        let ranks = |count: u64, most: u64| -> Vec<u64> {
+            let gap = |i| (u64::from(word(1, 2, i)) * most) >> 32;
+            (0..count).scan(0, |next, i| Some(std::mem::replace(next, *next + 1 + gap(i)))).collect()
+        };
+        // The best shift is about 64 here: one more than a head can have.
+        let mut late: Classes = vec![(vec![], 1); 64];
+        late[34] = (ranks(100, 12 << 28), 1 << 40);
+        let streams: [Vec<Classes>; 6] = [
+            vec![vec![(vec![4], 9)]],
+            vec![vec![(vec![], 3), (vec![2], 5)]],
+            vec![vec![(vec![1], 4)], vec![(vec![], 3)], vec![(vec![0], 1), (vec![0], 1)]],
+            vec![vec![(vec![1 << 63], u64::MAX)]],
+            vec![vec![(ranks(300, 900), 1 << 20), (ranks(300, 300), 1 << 20)], vec![(ranks(2000, 2), 9000)]],
+            vec![late],
+        ];
+        for groups in streams {
+            let (mut given, mut expected, mut all_ends) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut n, mut classes) = (0u64, 0);
+            for group in &groups {
+                let (ranks, elements): (Vec<Vec<u64>>, Vec<u64>) = group.iter().cloned().unzip();
+                let ends: Vec<u64> = elements
+                    .iter()
+                    .scan(0, |sum, n| {
+                        *sum += n;
+                        Some(*sum)
+                    })
+                    .collect();
+                let starts = [0].iter().chain(&ends);
+                let of_group =
+                    ranks.iter().zip(starts).flat_map(|(r, start)| r.iter().map(move |r| start + r));
+                expected.push(of_group.collect::<Vec<u64>>());
+                n = n.saturating_add(elements.iter().sum());
+                classes += elements.len() as u8;
+                given.push((ranks, elements));
+                all_ends.push(ends);
+            }
+            let mut bytes = Vec::new();
+            let mut coder = Coder::new(Entropy::Auto, &[], None);
+            write_groups(&mut bytes, &mut coder, given.len(), |i| Group::new(&given[i].0, &given[i].1));
+            assert_eq!(read(&bytes, classes, n, &all_ends).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn heads_fit_the_classes_and_the_elements() {
+        let heads = |bytes: &[u8]| -> Result<Vec<u64>> {
+            let heads = read_heads(&mut Cursor::new(bytes, 0, "heads"), 2, 4)?;
+            Ok(heads.iter().map(|head| head.count).collect())
+        };
+        assert_eq!(heads(&[1, 2, 4, 0]).unwrap(), [4]);
+        assert_eq!(heads(&[2, 1, 0, 1, 4, 0]).unwrap(), [0, 4]);
+        let wrong: [(&[u8], &str, u64); 9] = [
+            (&[0], "out_of_range", 0),
+            (&[3], "out_of_range", 0),
+            (&[1, 0, 0], "out_of_range", 1),
+            (&[1, 3, 0], "out_of_range", 1),
+            (&[2, 2, 0, 1, 0], "count_mismatch", 3),
+            (&[1, 1, 0], "count_mismatch", 3),
+            (&[1, 2, 5, 0], "count_mismatch", 2),
+            (&[2, 1, 3, 0, 1, 2, 0], "count_mismatch", 5),
+            (&[1, 2, 1, 0x80], "reserved_bits", 3),
+        ];
+        for (bytes, name, offset) in wrong {
+            let e = heads(bytes).unwrap_err();
+            assert_eq!((e.name(), e.location().unwrap().offset), (name, offset), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn ranks_beyond_their_group_are_refused() {
+        // Two classes of one element each, and a shift of 1: quotients in unary, then low bits.
+        let unary = |count, quotients: u8, low: &[u8]| {
+            read(&[&[1, 2, count, 1, quotients], low].concat(), 2, 4, &[vec![1, 2]])
+        };
+        assert_eq!(unary(1, 0b1, &[1]).unwrap(), [[1]]);
+        assert_eq!(unary(2, 0b11, &[0]).unwrap(), [[0, 1]]);
+        for (count, quotients) in [(1, 0b10), (2, 0b101), (3, 0b111)] {
+            assert_eq!(
+                unary(count, quotients, &[0]).unwrap_err().name(),
+                "position_out_of_range",
+                "{quotients:b}"
+            );
+        }
+        for low in [&[][..], &[1, 0]] {
+            assert_eq!(unary(1, 0b1, low).unwrap_err().name(), "length_mismatch", "{low:?}");
+        }
+        // This quotient has no room for its low bit in 64 bits.
+        let mut bytes = vec![1, 1, 1, TOKENS | 1];
+        let mut coder = Coder::new(Entropy::Auto, &[], None);
+        write_entropy_tokens(&mut bytes, &mut coder, Role::Quotients, &[1 << 63]);
+        bytes.push(0);
+        assert_eq!(read(&bytes, 1, 1 << 62, &[vec![1 << 62]]).unwrap_err().name(), "position_out_of_range");
     }
 }

@@ -286,3 +286,44 @@ pub(super) fn read(
     }
     Ok(Matrix { classes, tensors })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::Scope;
+    use crate::codes::Entropy;
+    use crate::error::LimitError;
+    use crate::frame::{Manifest, TensorInfo};
+    use crate::limits::{Budget, Limits};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn positions_are_sorted_in_spaces_of_any_size() {
+        for (start, len) in [(0, 200), (1000, 200), (7, 4000), (7, 1 << 60)] {
+            let mut positions = [190, 3, 64, 127, 63, 128, 0].map(|position| start + position);
+            sort(&mut positions, start, len);
+            assert_eq!(positions, [0, 3, 63, 64, 127, 128, 190].map(|position| start + position), "{len}");
+        }
+    }
+
+    #[test]
+    fn rows_and_columns_beyond_32_bits_are_refused() {
+        let limits = Limits::default().with_max_elements(u64::MAX).with_max_alloc_bytes(u64::MAX);
+        for (shape, view) in [([1 << 33, 2], 1 << 6), ([2, 1 << 33], 1 << 7)] {
+            let info = TensorInfo::new("w", Dtype::F32, shape);
+            let space = Manifest::new(vec![info]).unwrap().space(Scope::Tensor(0), 0).unwrap();
+            let mut bytes = Vec::new();
+            let mut coder = Coder::new(Entropy::Auto, &[], None);
+            write_ints(&mut bytes, &mut coder, Role::Views, &[view | 2 << 3 | 1]);
+            write_ints(&mut bytes, &mut coder, Role::Views, &[0]);
+            let budget = Budget::new(&limits);
+            let decoder = Decoder { tables: &[], budget: &budget };
+            match read(&mut Cursor::new(&bytes, 0, "matrix"), &decoder, 1, &space) {
+                Err(Error::Limit(LimitError { asked, allowed, .. })) => {
+                    assert_eq!((asked, allowed), (1 << 33, u32::MAX.into()));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

@@ -145,3 +145,52 @@ pub(super) fn validate(
         group_counts: support.group_counts(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Scope, Sets};
+    use crate::codes::Entropy;
+    use crate::frame::{Manifest, TensorInfo};
+    use crate::limits::Limits;
+    use crate::random::word;
+    use crate::tensor::Dtype;
+
+    fn space() -> IndexSpace {
+        let info = TensorInfo::new("w", Dtype::F32, [64, 100]);
+        Manifest::new(vec![info]).unwrap().space(Scope::Tensor(0), 0).unwrap()
+    }
+
+    /// Reads a support within `most` bytes of memory.
+    fn read_within(bytes: &[u8], most: u64) -> Result<Support> {
+        let (space, sets) = (space(), Sets::new());
+        let around = Surroundings { space: &space, manifest: [0; 32], scope: Scope::Tensor(0), sets: &sets };
+        let budget = Budget::new(&Limits::default().with_max_alloc_bytes(most));
+        read(&mut Cursor::new(bytes, 0, "support"), &Decoder { tables: &[], budget: &budget }, &around)
+    }
+
+    #[test]
+    fn both_rules_have_1_to_64_classes() {
+        for rule in [BASE, MATRIX] {
+            for classes in [0, 65] {
+                let e = read_within(&[rule, classes], 1 << 20).unwrap_err();
+                assert_eq!((e.name(), e.location().unwrap().offset), ("out_of_range", 1), "{rule} {classes}");
+            }
+        }
+    }
+
+    #[test]
+    fn memory_for_sorting_counts_against_the_limit() {
+        let is_dense = |i: &u64| (i / 100).is_multiple_of(8);
+        let chosen = |i: &u64| word(1, 0, *i) % 64 < if is_dense(i) { 40 } else { 2 };
+        let positions: Vec<u64> = (0..6400).filter(chosen).collect();
+        let mut bytes = Vec::new();
+        let mut coder = Coder::new(Entropy::Auto, &[], None);
+        assert!(write_matrix(&mut bytes, &mut coder, &positions, &space(), u64::MAX));
+        // Ranks by group; ranks by class; then positions and bits.
+        let count = positions.len() as u64;
+        assert_eq!(read_within(&bytes, 24 * count - 1).unwrap_err().name(), "limit");
+        let support = Support::Sparse(Sparse { positions });
+        assert_eq!(read_within(&bytes, 32 * count + 4096).unwrap(), support);
+    }
+}
