@@ -27,7 +27,7 @@ struct Args {
     /// Seconds of tests that a mistake must survive, beginning with the quickest tests
     #[arg(long, value_name = "N", default_value_t = 20.0)]
     seconds: f64,
-    /// Only mistakes that no earlier run found to be noticed
+    /// Only mistakes that no earlier run found to be noticed, and that are not explained
     #[arg(long)]
     rest: bool,
     /// Runs nothing, and reports what earlier runs found.
@@ -66,10 +66,10 @@ fn run(args: &Args) -> Result<bool> {
         return Ok(true);
     }
     if args.report {
-        return report::report(&tree, &run::earlier(&tree, false)?, args.write);
+        return report::report(&tree, &run::earlier(&tree)?, args.write);
     }
     tree.compile()?;
-    let kept = if args.rest { run::earlier(&tree, true)? } else { run::Results::new() };
+    let kept = if args.rest { report::settled(run::earlier(&tree)?)? } else { run::Results::new() };
     let results = run::run(&tree, &wanted, args.seconds, kept)?;
     report::report(&tree, &results, args.write)
 }

@@ -76,6 +76,14 @@ fn table(rows: &BTreeMap<&str, Row>) -> String {
     text
 }
 
+/// Returns the results of mistakes that a test noticed or that are explained.
+pub(crate) fn settled(mut results: Results) -> Result<Results> {
+    let explained = explained()?;
+    let is_explained = |key: &str| explained.iter().any(|pattern| matches(pattern, key));
+    results.retain(|(key, _), end| matches!(end, End::Killed | End::Slow) || is_explained(key));
+    Ok(results)
+}
+
 /// Returns the patterns of the survivors that are explained.
 fn explained() -> Result<Vec<String>> {
     let text = fs::read_to_string(root().join(EXPLAINED))?;

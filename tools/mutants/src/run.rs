@@ -160,8 +160,8 @@ fn log_of(tree: &Tree) -> PathBuf {
     tree.folder.with_extension("results")
 }
 
-/// Returns the results of earlier runs. `only_killed`: without mistakes that survived.
-pub(crate) fn earlier(tree: &Tree, only_killed: bool) -> Result<Results> {
+/// Returns the results of earlier runs.
+pub(crate) fn earlier(tree: &Tree) -> Result<Results> {
     let mut results = Results::new();
     let Ok(text) = fs::read_to_string(log_of(tree)) else { return Ok(results) };
     for line in text.lines() {
@@ -172,7 +172,6 @@ pub(crate) fn earlier(tree: &Tree, only_killed: bool) -> Result<Results> {
         let end = End::ALL.iter().find(|(_, name)| *name == end).ok_or("an unknown result")?.0;
         results.insert((key.to_owned(), nth.parse()?), end);
     }
-    results.retain(|_, end| !only_killed || matches!(end, End::Killed | End::Slow));
     Ok(results)
 }
 

@@ -306,10 +306,7 @@ pub(super) fn read_ranks(
     let mut groups =
         heads.iter().map(|head| read_quotients(cursor, decoder, head)).collect::<Result<Vec<_>>>()?;
     let low_offset = cursor.offset();
-    let low_bytes = cursor.take_rest();
-    let bits = low_bytes.len() as u64 * 8;
-    let mut low = PlaneReader::new(low_bytes, low_offset);
-    let mut used = 0u64;
+    let mut low = PlaneReader::new(cursor.take_rest(), low_offset);
     for ((ranks, head), ends) in groups.iter_mut().zip(heads).zip(ends) {
         let len = ends.last().copied().unwrap_or(0);
         let outside = |position| Error::format(FormatErrorKind::PositionOutOfRange { position, len }, offset);
@@ -323,7 +320,6 @@ pub(super) fn read_ranks(
                 class += 1;
             }
             let width = u32::from(head.shift).saturating_sub(class as u32);
-            used += u64::from(width);
             if *rank > len >> width {
                 return Err(outside(u64::MAX));
             }
@@ -331,9 +327,6 @@ pub(super) fn read_ranks(
             *rank = here.ok_or_else(|| outside(next))?;
             next = *rank + 1;
         }
-    }
-    if used > bits {
-        return Err(Error::format(FormatErrorKind::LengthMismatch { field: "low bits" }, low_offset));
     }
     low.finish("low bits")?;
     Ok(groups)
