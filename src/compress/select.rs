@@ -246,8 +246,11 @@ fn sample_of(group: &[&mut Source<'_>], k: u64, size: u64) -> Option<Sample> {
     let n = ends.last().copied().unwrap_or(0);
     let rank = rank_of(k, n, size)? as usize;
     let (stride, rest) = (n / size, n % size);
-    let bits = (0..size)
+    let bits = (0..size as usize)
+        .into_par_iter()
+        .with_min_len(1 << 12)
         .map(|i| {
+            let i = i as u64;
             // Takes one element from each stride, at varying places. A constant place could sample a single
             // column of a matrix.
             let jitter = (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % stride;
@@ -462,12 +465,13 @@ pub(super) fn cut_of(keys: &mut [u32], k: u64) -> Cut {
 fn cut_near(side: Side, candidates: &[Vec<Found>], k: u64) -> Option<Cut> {
     const STEP: usize = 64;
     const SAMPLED: usize = 1 << 10;
-    let all: usize = candidates.iter().flatten().map(Found::len).sum();
+    let chunks: Vec<&Found> = candidates.iter().flatten().collect();
+    let all: usize = chunks.iter().map(|found| found.len()).sum();
     if all < STEP * SAMPLED {
         return None;
     }
     let mut sample: Vec<u32> =
-        candidates.iter().flatten().flat_map(|found| found.keys(side).step_by(STEP)).collect();
+        chunks.par_iter().flat_map_iter(|found| found.keys(side).step_by(STEP)).collect();
     sample.sort_unstable_by(|a, b| b.cmp(a));
     // The rank in the sample, with a margin of four standard deviations to either side.
     let (middle, deviation) = {
@@ -478,12 +482,13 @@ fn cut_near(side: Side, candidates: &[Vec<Found>], k: u64) -> Option<Cut> {
     let margin = 4.0 * deviation + 4.0;
     let most = sample.get((middle - margin).max(0.0) as usize)?;
     let least = sample.get((middle + margin) as usize).map_or(LOWEST, |&key| key.max(LOWEST));
-    let (mut above, mut near) = (0, Vec::with_capacity(4 * margin as usize * STEP));
-    for found in candidates.iter().flatten() {
-        above += found.keys(side).filter(|key| key > most).count() as u64;
-        near.extend(found.keys(side).filter(|key| (least..=*most).contains(key)));
-    }
-    let k = k.checked_sub(above)?;
+    let above = chunks.par_iter().map(|found| found.keys(side).filter(|key| key > most).count() as u64);
+    let k = k.checked_sub(above.sum())?;
+    let near = chunks.par_iter().flat_map_iter(|found| {
+        let keys = found.keys(side);
+        keys.filter(|key| (least..=*most).contains(key))
+    });
+    let mut near: Vec<u32> = near.collect();
     // A cut takes all keys if there are no more.
     (0 < k && k < near.len() as u64).then(|| cut_of(&mut near, k))
 }

@@ -1,6 +1,7 @@
 //! The writer's choice of levels for rows and columns: integers and IEEE operations only, so that every
 //! machine makes the same choices.
 
+use crate::arch::threads;
 use crate::block::IndexSpace;
 use crate::block::views::{Grid, View};
 use crate::codes::log2;
@@ -68,18 +69,7 @@ fn best(
         if u32::try_from(grid.rows.max(grid.columns)).is_err() {
             continue;
         }
-        let (mut in_row, mut in_column) =
-            (vec![0u32; in_memory(grid.rows)], vec![0u32; in_memory(grid.columns)]);
-        let sample = Sample::new(positions.len());
-        let mut placed = Vec::with_capacity(positions.len() / sample.step + 1);
-        let places = grid.places(positions.iter().map(|position| position - start));
-        for (i, (row, column)) in places.enumerate() {
-            in_row[in_memory(row)] += 1;
-            in_column[in_memory(column)] += 1;
-            if sample.contains(i) {
-                placed.push((row as u32, column as u32));
-            }
-        }
+        let Places { in_row, in_column, placed } = Places::new(&grid, positions, start);
         for step in [1, 2] {
             let (mut rows, mut columns) = (first(&in_row, step), first(&in_column, step));
             for round in 0..=rounds {
@@ -106,6 +96,51 @@ fn best(
         }
     }
     Some((best, least))
+}
+
+/// Where positions are in a grid.
+#[derive(Default)]
+struct Places {
+    /// Number of positions in each row and column.
+    in_row: Vec<u32>,
+    in_column: Vec<u32>,
+    /// Row and column of each position of a sample.
+    placed: Vec<(u32, u32)>,
+}
+
+impl Places {
+    /// Counts positions of a tensor that begins at `start`.
+    fn new(grid: &Grid, positions: &[u64], start: u64) -> Self {
+        let sample = Sample::new(positions.len());
+        let lists = in_memory(grid.rows.saturating_add(grid.columns));
+        // Each share has counts of its own.
+        let shares = if lists < positions.len() / 8 { threads::count() } else { 1 };
+        let len = positions.len().div_ceil(shares).max(1);
+        let mut shares = threads::each(positions.chunks(len).enumerate(), |(share, positions)| {
+            let mut all = Self {
+                in_row: vec![0; in_memory(grid.rows)],
+                in_column: vec![0; in_memory(grid.columns)],
+                placed: Vec::with_capacity(positions.len() / in_memory(sample.step.into()) + 1),
+            };
+            let places = grid.places(positions.iter().map(|position| position - start));
+            for (i, (row, column)) in places.enumerate() {
+                all.in_row[in_memory(row)] += 1;
+                all.in_column[in_memory(column)] += 1;
+                if sample.contains(share * len + i) {
+                    all.placed.push((row as u32, column as u32));
+                }
+            }
+            all
+        })
+        .into_iter();
+        let first = shares.next().unwrap_or_default();
+        shares.fold(first, |mut sum, share| {
+            sum.in_row.iter_mut().zip(share.in_row).for_each(|(sum, n)| *sum += n);
+            sum.in_column.iter_mut().zip(share.in_column).for_each(|(sum, n)| *sum += n);
+            sum.placed.extend(share.placed);
+            sum
+        })
+    }
 }
 
 /// Returns the symbol of each row or column by the number of positions in it.
@@ -149,7 +184,7 @@ fn cheaper(counts: &[u32], own: &[u8], step: i32) -> Vec<u8> {
 /// The positions whose rows and columns are looked at together.
 struct Sample {
     /// One in this many.
-    step: usize,
+    step: u32,
 }
 
 impl Sample {
@@ -157,15 +192,15 @@ impl Sample {
     const MANY: usize = 1 << 15;
 
     fn new(positions: usize) -> Self {
-        Self { step: (positions / Self::MANY).max(1) }
+        Self { step: u32::try_from(positions / Self::MANY).unwrap_or(u32::MAX).max(1) }
     }
 
     /// Whether a position is in the sample, by its number.
     #[inline]
     fn contains(&self, number: usize) -> bool {
         // A hash, because positions may be periodic.
-        self.step == 1
-            || ((number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(self.step as u64)
+        let hash = (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        self.step == 1 || (hash as u32).is_multiple_of(self.step)
     }
 }
 
