@@ -122,3 +122,44 @@ pub(super) fn sum(counts: &[[u32; 256]]) -> Counts {
     counts.iter().for_each(|c| total.iter_mut().zip(c).for_each(|(t, n)| *t += u64::from(*n)));
     total
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codes::Entropy;
+
+    /// Counts of this many occurrences of each of these symbols.
+    fn each(symbols: std::ops::Range<usize>, count: u32) -> [u32; 256] {
+        let mut counts = [0; 256];
+        counts[symbols].fill(count);
+        counts
+    }
+
+    /// INT-1: an array that fits one segment is not divided. Segments of 2^20 symbols may cost 1/512 more
+    /// than one segment, because readers decode several in turn; smaller ones must cost less.
+    #[test]
+    fn long_arrays_have_several_segments_if_these_cost_little() {
+        let coder = Coder::new(Entropy::Auto, &[], None);
+        let (noise, constant) = (each(0..128, 128), each(7..8, 1 << FINE_LOG));
+        for (counts, len, segment_log) in [
+            (noise, 1 << 20, 0),
+            (noise, (1 << 20) + 1, LONG_LOG),
+            (noise, 1 << 21, LONG_LOG),
+            (constant, (1 << 20) + 1, 0),
+        ] {
+            let mut fine = vec![counts; len >> FINE_LOG];
+            fine.extend((len % 2 == 1).then_some(each(7..8, 1)));
+            let cut = Cut::of(&coder, fine, len);
+            assert_eq!(cut.segment_log, segment_log, "{len}");
+        }
+    }
+
+    /// INT-6: at least two groups have positions.
+    #[test]
+    fn one_group_is_no_division() {
+        for groups in [&[][..], &[5], &[0, 5, 0]] {
+            assert_eq!(Tally::new(&[1; 5], groups).groups, [0; 0], "{groups:?}");
+        }
+        assert_eq!(Tally::new(&[1; 5], &[4, 0, 1]).groups, [4, 1]);
+    }
+}

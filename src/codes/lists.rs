@@ -171,6 +171,33 @@ mod tests {
         assert_eq!(read(&bytes[..bytes.len() - 1], &[4, 2]).unwrap_err().name(), "length_mismatch");
     }
 
+    #[test]
+    fn lists_of_one_symbol_cost_their_tables_and_numbers() {
+        let counts: Vec<Counts> = (0..16).map(|i| rans::count(&[if i < 8 { 3 } else { 200 }; 9])).collect();
+        for (lists, tables, bits) in [(&counts[..], 2, 2 * 24 + 16), (&counts[..8], 1, 24)] {
+            let (shared, cost) = share(lists, 2);
+            assert_eq!((shared.tables.len(), cost), (tables, bits << 16));
+        }
+    }
+
+    /// ANS-1, CLS-7: one table of one symbol, one list of it.
+    #[test]
+    fn wrong_numbers_and_states_are_refused() {
+        let table = [1, 7, 0, 0];
+        for (number, state, words, expected) in [
+            (&[0, 0][..], INITIAL, &[][..], Ok(vec![vec![7]])),
+            (&[0, 1, 0], INITIAL, &[], Ok(vec![vec![7]])),
+            (&[0, 1, 1], INITIAL, &[], Err("out_of_range")),
+            // With this word, the state becomes the initial one.
+            (&[0, 0], 1, &[0, 0], Err("bad_code")),
+            (&[0, 0], INITIAL + 1, &[], Err("bad_code")),
+        ] {
+            let count = [words.len() as u8 / 2];
+            let bytes = [&table, number, &count, &state.to_le_bytes(), words].concat();
+            assert_eq!(read(&bytes, &[1]).map_err(|e| e.name()), expected, "{bytes:?}");
+        }
+    }
+
     proptest! {
         #[test]
         fn lists_round_trip(lists in prop::collection::vec(prop::collection::vec(0u8..20, 0..60), 0..40)) {

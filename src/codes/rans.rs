@@ -387,6 +387,7 @@ mod tests {
             table(&[(100, 1), (101, 4095), (163, 1)]),
             table(&(30..80).map(|s| (s, 1 << (s % 13))).collect::<Vec<_>>()),
             table(&(0..=255).map(|s| (s, u64::from(s) % 7 + 1)).collect::<Vec<_>>()),
+            table(&(0..=220).map(|s| (s, u64::from(s) % 5 + 1)).collect::<Vec<_>>()),
         ];
         for (case, table) in tables.iter().enumerate() {
             let steps = steps(table);
@@ -519,6 +520,42 @@ mod tests {
             let read = read(&mut cursor, slots(&table), &mut out).and_then(|()| cursor.finish());
             assert!(read.is_err() || out != symbols, "bit {bit}");
         }
+    }
+
+    /// ANS-1.
+    #[test]
+    fn a_state_below_the_initial_one_is_refused() {
+        let table = table(&[(7, 1)]);
+        for (state, words, expected) in [
+            (INITIAL, &[][..], Ok(7)),
+            // With this word, the state becomes the initial one.
+            (1, &[0, 0], Err("bad_code")),
+            (INITIAL - 1, &[], Err("bad_code")),
+        ] {
+            let count = [words.len() as u8 / 2];
+            let bytes = [&[0], &count[..], &state.to_le_bytes(), words].concat();
+            let mut out = [0];
+            let read = read(&mut Cursor::new(&bytes, 0, "segment"), slots(&table), &mut out);
+            assert_eq!(read.map(|()| out[0]).map_err(|e| e.name()), expected, "{state}");
+        }
+    }
+
+    #[test]
+    fn segments_have_1_4_or_32_lanes() {
+        for (len, log) in [(1, 0), (255, 0), (256, 2), (WIDE_FROM - 1, 2), (WIDE_FROM, 5)] {
+            assert_eq!(lanes_log(len, WIDE_FROM), log, "{len}");
+        }
+    }
+
+    #[test]
+    fn few_symbols_stand_side_by_side() {
+        let three = table(&[(3, 1), (9, 2), (200, 1)]);
+        let Few { count, symbols, freqs, starts } = slots(&three).few;
+        let [low, middle, high] = [3, 9, 200].map(|symbol| three.freq(symbol) as u16);
+        assert_eq!((count, &symbols[..3], &freqs[..3]), (3, &[3, 9, 200][..], &[low, middle, high][..]));
+        assert_eq!(starts[..4], [0, low, low + middle, u16::MAX]);
+        let many: Vec<(u8, u64)> = (0..100).map(|symbol| (symbol, 1)).collect();
+        assert_eq!(slots(&table(&many)).few.count, 100);
     }
 
     proptest! {

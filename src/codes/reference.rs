@@ -227,6 +227,33 @@ mod tests {
         assert_eq!(joined(split, 100), symbols);
     }
 
+    /// Symbol 0 stays 0, and has no part in the means; the others are in the middle if all are equal.
+    #[test]
+    fn only_zero_is_kept_apart() {
+        for (symbol, zeros) in [(1, true), (1, false), (9, true), (9, false)] {
+            let is_zero = |i: usize| zeros && (i % 7 == 2 || i / 8 == 3);
+            let symbols: Vec<u8> = (0..64).map(|i| if is_zero(i) { 0 } else { symbol }).collect();
+            for columns in [false, true] {
+                let split = Referenced::new(&symbols, 8, columns);
+                assert_eq!(split.zero_apart, zeros);
+                let expected: Vec<u8> = (0..64).map(|i| if is_zero(i) { 0 } else { 128 }).collect();
+                assert_eq!(split.residuals, expected, "{symbol}, {zeros}, {columns}");
+                assert_eq!(joined(split, 64), symbols);
+            }
+        }
+    }
+
+    /// It would take minutes if each piece visited all rows after its own.
+    #[test]
+    fn many_short_rows_come_back_in_small_pieces() {
+        let len = 1 << 21;
+        let rows: Vec<u8> = (0..len).map(|i| (i % 251) as u8).collect();
+        let mut references = References::new(1, false, rows.clone(), Vec::new());
+        let mut symbols = vec![0; len];
+        symbols.chunks_mut(16).for_each(|piece| references.add_to(piece));
+        assert!(symbols == rows);
+    }
+
     proptest! {
         #[test]
         fn symbols_come_back(

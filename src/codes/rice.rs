@@ -232,6 +232,37 @@ mod tests {
         assert!(read_well > 1000);
     }
 
+    #[test]
+    fn malformed_runs_are_refused() {
+        // Bytes, number of gaps, parameter, elements.
+        for (bytes, len, k, n, error) in [
+            // A whole byte of padding.
+            (&[0x80, 0][..], 1, 0, 8, "length_mismatch"),
+            // A gap of 2 x 2^63 must not wrap to 0.
+            (&[0, 0, 0, 0, 0, 0, 0, 0, 0b100], 1, 63, 11, "position_out_of_range"),
+            (&[0, 0, 0, 0, 0, 0, 0, 0, 0b100], 1, 63, u64::MAX, "position_out_of_range"),
+            // A gap of 2^63 is outside, too.
+            (&[0, 0, 0, 0, 0, 0, 0, 0, 0b10], 1, 63, 1 << 63, "position_out_of_range"),
+        ] {
+            assert_eq!(read(bytes, len, k, n).unwrap_err().name(), error, "{bytes:?}");
+        }
+        assert_eq!(read(&[0x80], 1, 0, 8).unwrap(), [7]);
+        assert_eq!(read(&[0, 0, 0, 0, 0, 0, 0, 0, 0b10], 1, 63, (1 << 63) + 1).unwrap(), [1 << 63]);
+    }
+
+    /// LIM-2: each gap has at least one bit.
+    #[test]
+    fn bytes_bound_the_number_of_gaps() {
+        for unary_len in [None, Some(1)] {
+            let validate = |len| {
+                let run = RiceRun { len, k: 0, unary_len, base: 0, n: 100 };
+                validate_run(&mut Cursor::new(&[0xff], 0, "run"), &run)
+            };
+            validate(8).unwrap();
+            assert_eq!(validate(9).unwrap_err().name(), "length_mismatch");
+        }
+    }
+
     proptest! {
         #[test]
         fn runs_come_back(gaps in proptest::collection::vec(0u64..5000, 1..300), k in 0u8..14) {

@@ -258,12 +258,98 @@ mod tests {
             &[0, 1, 2],                     // rest > last
             &[0, 1, 0, 0b1101],             // x = 13
             &[0, 1, 0, 0],                  // last has frequency 0
-            &[0, 2, 0, 0b1100_1100, 0b111], // sum too large
+            &[0, 2, 0, 0b1100_1100, 0b111], // x = 15
         ] {
             assert_eq!(read(bytes).unwrap_err().name(), "bad_table", "{bytes:?}");
         }
         assert_eq!(read(&[0, 1, 0, 0b1111_0001]).unwrap_err().name(), "nonzero_padding");
         assert!(read(&[0, 1]).is_err());
+    }
+
+    /// Packs fields, each of a value and a width.
+    fn packed(fields: &[(u64, u32)]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let mut plane = PlaneWriter::new(&mut bytes);
+        fields.iter().for_each(|&(value, width)| plane.put(value, width));
+        plane.finish();
+        bytes
+    }
+
+    /// TAB-2: `rest`, the symbol between two others, has a frequency.
+    #[test]
+    fn coded_frequencies_leave_some_for_the_rest() {
+        for (x, y, expected) in
+            [(11, 7, Ok(4096 - 2048 - 1920)), (12, 0, Err("bad_table")), (12, 1, Err("bad_table"))]
+        {
+            let bytes = packed(&[(0, 8), (2, 8), (1, 8), (12, 4), (0, 3), (x, 4), (y, 3)]);
+            let rest = read(&bytes).map(|table| table.freq(1)).map_err(|e| e.name());
+            assert_eq!(rest, expected, "{x}, {y}");
+        }
+    }
+
+    /// A truncated table is reported as such, whatever zeros in place of its missing bits would mean.
+    #[test]
+    fn every_beginning_of_a_table_is_too_short() {
+        let full: Vec<(u8, u64)> = (0..=255).map(|s| (s, 1 + u64::from(s) * u64::from(s))).collect();
+        let sparse: Vec<(u8, u64)> = (0..32).map(|s| (8 * s, 1)).collect();
+        let tables = [full, sparse, vec![(3, 1), (4, 1)]].map(|pairs| {
+            let mut bytes = Vec::new();
+            Table::from_counts(&counts_of(&pairs)).unwrap().write(&mut bytes);
+            bytes
+        });
+        // Half a frequency, with which the sum would be too large.
+        let half = packed(&[(0, 8), (3, 8), (0, 8), (12, 4), (0, 3), (2, 4), (0, 1), (12, 4), (0, 3)]);
+        // A number of symbols that would end above 255.
+        let above = vec![250, 10, 0];
+        for bytes in tables.into_iter().chain([half, above]) {
+            for len in 0..bytes.len() {
+                assert_eq!(read(&bytes[..len]).unwrap_err().name(), "length_mismatch", "{len} of {bytes:?}");
+            }
+        }
+    }
+
+    /// Section 7.2, step 3: 68 is rounded to 72 at first, which makes the sum more than 4095.
+    #[test]
+    fn frequencies_are_rounded_down_if_their_sum_is_too_large() {
+        let mut unequal = vec![(70, 64), (71, 166)];
+        unequal.extend((0..56).map(|s| (s, 68)));
+        for (pairs, rest) in [((0..59).map(|s| (s, 5)).collect(), 0), (unequal, 71)] {
+            let counts = counts_of(&pairs);
+            let table = Table::from_counts(&counts).unwrap();
+            for (symbol, _) in pairs {
+                let expected = if symbol == rest { TOTAL - (pairs_of(&counts) - 1) * 64 } else { 64 };
+                assert_eq!(table.freq(symbol), expected, "{symbol}");
+            }
+            let mut bytes = Vec::new();
+            table.write(&mut bytes);
+            assert_eq!(read(&bytes).unwrap(), table);
+        }
+    }
+
+    /// Number of symbols that occur.
+    fn pairs_of(counts: &Counts) -> u32 {
+        counts.iter().map(|&c| u32::from(c > 0)).sum()
+    }
+
+    #[test]
+    fn only_the_proportions_of_counts_matter() {
+        let pairs = [(3, 5), (4, 800), (90, 17), (91, 1)];
+        let table = Table::from_counts(&counts_of(&pairs));
+        for shift in [1, 40, 50, 53] {
+            assert_eq!(
+                Table::from_counts(&counts_of(&pairs.map(|(s, c)| (s, c << shift)))),
+                table,
+                "{shift}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_cost_of_symbols_by_hand() {
+        let table = Table::from_counts(&counts_of(&[(1, 1), (2, 1)])).unwrap();
+        assert_eq!(table.cost(&[0; 256]), Some(0));
+        assert_eq!(table.cost(&counts_of(&[(1, 3), (2, 5)])), Some(8 << 16));
+        assert_eq!(table.cost(&counts_of(&[(1, 3), (3, 1)])), None);
     }
 
     proptest! {

@@ -112,6 +112,7 @@ pub(crate) fn cost_of_counts(counts: &Counts) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::codes::{Coder, Entropy, Role, write_entropy_tokens};
 
     #[test]
     fn tokens_of_small_and_large_values() {
@@ -144,5 +145,21 @@ mod tests {
                 assert_eq!(value(t, raw(v, raw_bits(t))), v);
             }
         }
+    }
+
+    /// The estimate ignores all lanes but one, and the lengths of varints.
+    #[test]
+    fn the_cost_of_tokens_is_close_to_their_bytes() {
+        let word = |i: u64| u64::from(crate::random::word(1, 2, i));
+        let few = (0..250).map(|i| word(i) >> 20).collect();
+        let many = (0..20_000).map(|i| word(i) >> (word(i + 40_000) % 12 + 20)).collect();
+        for values in [vec![5; 100], few, many] {
+            let (mut coder, mut bytes) = (Coder::new(Entropy::Auto, &[], None), Vec::new());
+            write_entropy_tokens(&mut bytes, &mut coder, Role::Gaps, &values);
+            let cost = token_cost(&values) >> 19;
+            let len = bytes.len() as u64;
+            assert!(cost.abs_diff(len) < 4 + len / 100, "{cost}, {len}");
+        }
+        assert_eq!((token_cost(&[]), cost_of_counts(&[0; 256])), (0, 0));
     }
 }
