@@ -207,3 +207,59 @@ fn take_support<'a>(cursor: &mut Cursor<'a>) -> Result<(SupportId, Cursor<'a>)> 
 fn take_coefficients<'a>(cursor: &mut Cursor<'a>, count: u64) -> Result<Nested<'a>> {
     Nested::take_rest(cursor, "coefficients", nested::FLAT, count)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::values::tests::{budget, read, space};
+    use crate::block::{Floats, Rows, Sparse, Stored};
+
+    /// The numbers of a matrix of 6 x 8 in chunks of 3 x 8, whose coefficients are 1, 2, ..
+    fn numbers(support: Support, memory: u64) -> Result<[f32; 48]> {
+        let count = match &support {
+            Support::All => 48,
+            Support::Sparse(sparse) => sparse.positions.len(),
+            Support::Rows(rows) => rows.rows.len() * in_memory(rows.row_len),
+            other => panic!("{other:?}"),
+        };
+        let bytes = (0..count).flat_map(|i| (1.0 + i as f32).to_le_bytes()).collect();
+        let coefficients = Box::new(Values::Floats(Floats { stored: Stored::F32, bytes }));
+        let dct = Dct { rows: 6, cols: 8, chunk_rows: 3, chunk_cols: 8, support, coefficients };
+        let mut out = [0.0; 48];
+        dct.numbers(&[], &budget(memory), &mut out)?;
+        Ok(out)
+    }
+
+    #[test]
+    fn runs_of_coefficients_reach_over_chunks() {
+        for rows in [vec![0, 1, 2], vec![1], vec![1, 2]] {
+            let positions = rows.iter().flat_map(|row| 16 * row..16 * row + 16).collect();
+            let one_by_one = numbers(Support::Sparse(Sparse { positions }), u64::MAX).unwrap();
+            assert_eq!(numbers(Support::Rows(Rows { row_len: 16, rows }), u64::MAX).unwrap(), one_by_one);
+        }
+    }
+
+    /// The coefficients take 4 bytes each; the products of a chunk take 16 for each of its elements.
+    #[test]
+    fn memory_for_a_chunk_counts_against_the_limit() {
+        let needed = 4 * 48 + 16 * 24;
+        numbers(Support::All, needed).unwrap();
+        let e = numbers(Support::All, needed - 1).unwrap_err();
+        // There are no bytes that the error could point to.
+        assert_eq!((e.name(), e.location().unwrap().offset), ("limit", 0));
+    }
+
+    #[test]
+    fn chunks_have_rows_and_columns_also_in_an_empty_matrix() {
+        let space = space(Dtype::F32, 0);
+        // An empty matrix, the support all, and floats of 32 bits.
+        let bytes = |chunk_rows, chunk_cols| [0, 0, chunk_rows, chunk_cols, 1, 0, 1, 2];
+        let validate = |bytes: &[u8]| Values::validate(Cursor::new(bytes, 0, "values"), Dct::ID, &space);
+        read(&bytes(1, 1), Dct::ID, &space, 0).unwrap();
+        validate(&bytes(1, 1)).unwrap();
+        for wrong in [bytes(0, 1), bytes(1, 0)] {
+            assert_eq!(read(&wrong, Dct::ID, &space, 0).unwrap_err().name(), "out_of_range");
+            assert_eq!(validate(&wrong).unwrap_err().name(), "out_of_range");
+        }
+    }
+}

@@ -354,6 +354,10 @@ impl WireValues {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bits::PlaneWriter;
+    use crate::block::ScaleFormat;
+    use crate::block::values::tests::{read, read_into, space};
+    use crate::tensor::Dtype;
 
     #[test]
     fn lists_hold_their_levels_in_a_byte_each_if_all_fit() {
@@ -361,15 +365,61 @@ mod tests {
             [&[], &[0], &[1], &[-1, 3, 2], &[-128, 127], &[5, 128], &[-129, 5], &[i32::MIN, 7]];
         for levels in lists {
             let list = LevelList::from(levels.to_vec());
+            let wide = LevelList(Numbers::Wide(levels.to_vec()));
             assert_eq!((list.len(), list.is_empty()), (levels.len(), levels.is_empty()));
             assert!(list.iter().eq(levels.iter().copied()), "{levels:?}");
-            assert_eq!(list.largest(), levels.iter().map(|l| l.unsigned_abs()).max().unwrap_or(0));
+            let largest = levels.iter().map(|l| l.unsigned_abs()).max().unwrap_or(0);
+            assert_eq!((list.largest(), wide.largest()), (largest, largest));
             let size = if levels.iter().all(|level| i8::try_from(*level).is_ok()) { 1 } else { 4 };
             assert_eq!(list.memory(), size * levels.len(), "{levels:?}");
             // The same levels in the other form.
-            assert_eq!(list, LevelList(Numbers::Wide(levels.to_vec())));
+            assert_eq!(list, wide);
             assert_ne!(list, LevelList::from([levels, &[0]].concat()));
         }
         assert_ne!(LevelList::from(vec![1, 2]), LevelList::from(vec![1, 3]));
+    }
+
+    /// Returns the bytes of 16 levels, all with this code.
+    fn with_code(max_level: u32, code: u64) -> Vec<u8> {
+        let width = 64 - code.leading_zeros();
+        let mut plane = Vec::new();
+        let mut writer = PlaneWriter::new(&mut plane);
+        (0..16).for_each(|_| writer.put(code, width));
+        writer.finish();
+        let values = WireValues { count: 16, tensors: 1 };
+        let packed = Packed { width: width as u8, plane: &plane };
+        let norms = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+        match values.levels(Spacing::Uniform, max_level, Norm::L2, Groups::Block, &norms, packed).unwrap() {
+            Part::Written { bytes, .. } => bytes.into_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn codes_beyond_the_largest_level_are_refused() {
+        let space = space(Dtype::F32, 16);
+        for max_level in [7, 127, 128, 300] {
+            let largest = with_code(max_level, 2 * u64::from(max_level));
+            read(&largest, Levels::ID, &space, 1 << 20).unwrap();
+            let elements = read_into(&largest, Levels::ID, &space, 1 << 20).unwrap();
+            assert_eq!(elements, 1f32.to_le_bytes().repeat(16), "{max_level}");
+            let wrong = with_code(max_level, 2 * u64::from(max_level) + 1);
+            let e = read(&wrong, Levels::ID, &space, 1 << 20).unwrap_err();
+            assert_eq!(e.name(), "out_of_range", "{max_level}");
+            let e = read_into(&wrong, Levels::ID, &space, 1 << 20).unwrap_err();
+            assert_eq!(e.name(), "out_of_range", "{max_level}");
+        }
+    }
+
+    /// Levels that fit a byte take a byte each; others take 8 as codes, and 4 more.
+    #[test]
+    fn memory_for_levels_counts_against_the_limit() {
+        let space = space(Dtype::F32, 16);
+        for (max_level, needed) in [(127, 16), (128, 16 * 12)] {
+            let bytes = with_code(max_level, 3);
+            read(&bytes, Levels::ID, &space, needed).unwrap();
+            let e = read(&bytes, Levels::ID, &space, needed - 1).unwrap_err();
+            assert_eq!(e.name(), "limit", "{max_level}");
+        }
     }
 }

@@ -133,3 +133,23 @@ fn take_left<'a>(cursor: &mut Cursor<'a>, len: u64) -> Result<Nested<'a>> {
 fn take_right<'a>(cursor: &mut Cursor<'a>, len: u64) -> Result<Nested<'a>> {
     Nested::take_rest(cursor, "right factor", nested::CODED, len)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::values::tests::budget;
+    use crate::block::{Floats, Stored};
+
+    #[test]
+    fn a_matrix_without_rows_or_columns_has_no_numbers() {
+        let factor = |len| {
+            let bytes = vec![0; 4 * in_memory(len)];
+            Box::new(Values::Floats(Floats { stored: Stored::F32, bytes }))
+        };
+        for (rows, cols) in [(3u64, 0u64), (0, 3), (0, 0)] {
+            let (left, right) = (factor(rows), factor(cols));
+            let empty = LowRank { rows, cols, rank: 1, left, right };
+            empty.numbers(&[], &budget(u64::MAX), &mut []).unwrap();
+        }
+    }
+}

@@ -166,6 +166,25 @@ mod tests {
     }
 
     #[test]
+    fn each_format_has_its_registered_name() {
+        for (format, name) in MinifloatFormat::REGISTERED {
+            assert_eq!(format.name(), name);
+        }
+    }
+
+    #[test]
+    fn nan_becomes_plus_or_minus_the_largest_value_in_formats_without_nan() {
+        for (format, codes) in [
+            (MinifloatFormat::F4E2M1, [7, 15]),
+            (MinifloatFormat::F6E3M2, [31, 63]),
+            (MinifloatFormat::F4E3M0, [7, 15]),
+            (MinifloatFormat::Int8, [0x7f, 0x81]),
+        ] {
+            assert_eq!([f32::NAN, -f32::NAN].map(|x| format.encode(x)), codes, "{format:?}");
+        }
+    }
+
+    #[test]
     fn encode_saturates() {
         assert_eq!(
             (MinifloatFormat::F8E4M3Fn.encode(1e9), MinifloatFormat::F8E5M2.encode(-1e9)),

@@ -382,7 +382,75 @@ fn take_plain<'a>(cursor: &mut Cursor<'a>, plane_len: u64) -> Result<Option<&'a 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::block::values::tests::space;
+    use crate::codes::write_symbols;
     use crate::random;
+
+    fn written(bytes: &[u8], coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Vec<u8> {
+        let mut out = Vec::new();
+        Planes::write_elements(bytes, &mut out, coder, space).unwrap();
+        out
+    }
+
+    fn coder() -> Coder<'static> {
+        Coder::new(Entropy::Auto, &[], None)
+    }
+
+    #[test]
+    fn long_planes_that_gain_little_from_a_code_are_stored() {
+        let mut words = vec![0; SAMPLED];
+        random::words(1, 0, 0, &mut words);
+        // A code saves 0.3 % of the low plane, whose top bit is set in 45 of 64 symbols. Half of the high
+        // plane is zeros, of which the sample has some.
+        let low = |word: u32| u8::from(word >> 26 < 45) << 7 | word as u8 >> 1;
+        let high = |i: usize, word: u32| if i < SAMPLED / 2 { (word >> 8) as u8 } else { 0 };
+        let bytes: Vec<u8> = words.iter().enumerate().flat_map(|(i, &w)| [low(w), high(i, w)]).collect();
+        let low: Vec<u8> = bytes.iter().step_by(2).copied().collect();
+        let out = written(&bytes, &mut coder(), &space(Dtype::U16, SAMPLED as u64));
+        assert!(out[0] == 0 && out[1..=SAMPLED] == low, "the low plane is stored");
+        assert_eq!(out[1 + SAMPLED], 1, "the high plane has a code");
+        let stored = written(&low, &mut coder(), &space(Dtype::U8, SAMPLED as u64));
+        assert!(stored[0] == 0 && stored[1..] == low, "the only plane is stored");
+        // Shorter planes have the smallest form.
+        let short = written(&bytes[..SAMPLED], &mut coder(), &space(Dtype::U16, SAMPLED as u64 / 2));
+        assert_eq!(short[0], 1);
+        let mut back = vec![0; bytes.len()];
+        let budget = crate::block::values::tests::budget(u64::MAX);
+        let (mut cursor, decoder) =
+            (Cursor::new(&out, 0, "planes"), Decoder { tables: &[], budget: &budget });
+        Planes::read_into(&mut cursor, &decoder, &space(Dtype::U16, SAMPLED as u64), &mut back).unwrap();
+        assert!(back == bytes);
+    }
+
+    #[test]
+    fn exponents_of_rows_have_references() {
+        const ROWS: u64 = 80;
+        const COLUMNS: u64 = 48;
+        let number = |i: u64| {
+            let exponent = 20 + random::word(1, 0, i / COLUMNS) % 200 + random::word(1, 1, i) % 4;
+            exponent << 23 | random::word(1, 2, i) >> 9
+        };
+        let bytes: Vec<u8> = (0..ROWS * COLUMNS).flat_map(|i| number(i).to_le_bytes()).collect();
+        let len = |row_lens| {
+            let space = ValueSpace { row_lens, ..space(Dtype::F32, ROWS * COLUMNS) };
+            written(&bytes, &mut coder(), &space).len() as u64
+        };
+        // They save more than two bits for each number.
+        assert!(len(&[COLUMNS]) + ROWS * COLUMNS / 4 < len(&[]));
+    }
+
+    #[test]
+    fn codes_after_planes_are_written_as_alone() {
+        let codes: Vec<u8> = (0..20_000).map(|i| u8::from(random::word(1, 0, i) % 16 == 0)).collect();
+        let after = |coder: &mut Coder<'_>| {
+            let mut out = Vec::new();
+            write_symbols(&mut out, coder, Role::Codes, &codes, &[]);
+            out
+        };
+        let mut used = coder();
+        written(&codes, &mut used, &space(Dtype::U8, codes.len() as u64));
+        assert!(after(&mut used) == after(&mut coder()));
+    }
 
     #[test]
     fn the_sign_goes_to_the_lowest_bit() {

@@ -325,6 +325,17 @@ mod tests {
         let of_a_zero: Bits = [false, true].into_iter().collect();
         assert!(gather_signs(&[1, 0], &of_a_zero).is_err());
         assert!(gather_signs(&[1], &of_a_zero).is_err());
+        let two: Bits = [false; 2].into_iter().collect();
+        assert!(gather_signs(&[1], &two).is_err() && gather_signs(&[1; 3], &two).is_err());
+    }
+
+    #[test]
+    fn there_are_at_most_as_many_signs_as_values() {
+        let values = WireValues { count: 9, tensors: 1 };
+        let codes = Packed { width: 1, plane: &[0xff, 1] };
+        let write = |signs: &[u8]| values.pow2(0, Underflow::Zero, codes, signs);
+        assert!(write(&[0xff, 1]).is_ok() && write(&[]).is_ok());
+        assert!(matches!(write(&[0xff, 1, 0]), Err(Error::Input(_))));
     }
 
     #[test]

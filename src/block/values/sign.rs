@@ -163,9 +163,14 @@ mod tests {
     fn every_form_gives_the_sign_of_each_bit() {
         let bits: Vec<u8> = (0..40).map(|i: u8| i.wrapping_mul(77) ^ i).collect();
         for form in arch::forms() {
-            for (scale, start, len) in
-                [(1.5f32, 0, 320), (-0.0, 3, 2), (f32::NAN, 3, 100), (2.0, 319, 1), (1.0, 8, 0)]
-            {
+            for (scale, start, len) in [
+                (1.5f32, 0, 320),
+                (-0.0, 3, 2),
+                (f32::NAN, 3, 100),
+                (2.0, 319, 1),
+                (1.0, 8, 0),
+                (-2.5, 0, 64),
+            ] {
                 let mut out = vec![0.0; len];
                 arch::run_as(form, Signed { scale, bits: &bits, start, out: &mut out });
                 for (i, x) in (start..).zip(out) {

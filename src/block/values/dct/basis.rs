@@ -90,6 +90,45 @@ pub(super) fn basis(n: usize) -> &'static [f64] {
 mod tests {
     use super::*;
 
+    #[test]
+    fn products_are_rounded_down() {
+        // A bit of the second factor after the other: halving rounds down once.
+        let exact = |a: u128, b: u128| {
+            (0..FRACTION).fold(0, |sum, bit| (sum + (b >> bit & 1) * a) >> 1) + a * (b >> 124)
+        };
+        let word = |i: u64| u128::from(crate::random::word(1, 0, i));
+        let below_4 = |i: u64| (0..4).fold(0, |x, j| x << 32 | word(4 * i + j)) >> 2;
+        let edges = [0, 1, 1 << 62, (1 << 64) - 1, 1 << 64, (1 << 124) - 1, 1 << 124, (1 << 126) - 1];
+        let numbers: Vec<u128> = edges.into_iter().chain((0..50).map(below_4)).collect();
+        for &a in &numbers {
+            numbers.iter().for_each(|&b| assert_eq!(mul(a, b), exact(a, b), "{a:#x} {b:#x}"));
+        }
+    }
+
+    #[test]
+    fn roots_are_the_largest_whose_square_is_not_larger() {
+        assert_eq!((sqrt(1 << 124), sqrt(1 << 122)), (1 << 124, 1 << 123));
+        for n in 1..=MAX_SIDE as u128 {
+            for square in [(1 << FRACTION) / n, (2 << FRACTION) / n] {
+                let root = sqrt(square);
+                assert!(mul(root, root) <= square && square < mul(root + 1, root + 1), "{n}");
+            }
+        }
+    }
+
+    /// cos^2 + sin^2 = 1 within 2^-120.
+    #[test]
+    fn cosines_are_accurate() {
+        for n in 1..=MAX_SIDE as u128 {
+            assert_eq!(cosine(0, n), 1 << FRACTION);
+            for k in 0..=n {
+                let (cos, sin) = (cosine(k, n), cosine(n - k, n));
+                let error = (mul(cos, cos) + mul(sin, sin)).abs_diff(1 << FRACTION);
+                assert!(error < 16, "{k} {n} {error}");
+            }
+        }
+    }
+
     /// The digest of the spec's page covers the numbers of all lengths in little-endian bytes.
     /// spec/reference/test_decoder.py compares the reference decoder's numbers with the same digest.
     #[test]

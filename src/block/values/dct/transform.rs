@@ -117,3 +117,20 @@ impl Kernel for Forward<'_> {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Other orders would round other sums: 1 is lost beside 2^100.
+    #[test]
+    fn sums_of_a_row_are_taken_in_eight_lanes() {
+        let large = 2f32.powi(100);
+        for (at, opposite, first) in [(0, 8, 0.25), (1, 9, 0.25), (0, 7, 0.0)] {
+            let mut row = [0.0; 16];
+            (row[at], row[opposite], row[2]) = (large, -large, 1.0);
+            let coefficients = Layout::new(16, 1, 16).coefficients(0, &row);
+            assert_eq!(coefficients[0], first, "{at} {opposite}");
+        }
+    }
+}

@@ -306,6 +306,7 @@ impl Kernel for ColumnSums<'_> {
 mod tests {
     use super::*;
     use crate::block::Scope;
+    use crate::block::views::View;
     use crate::frame::{Manifest, TensorInfo};
     use crate::tensor::Dtype;
     use proptest::prelude::*;
@@ -350,6 +351,43 @@ mod tests {
                 prop_assert_eq!(found(&few), found(&many));
             }
         }
+    }
+
+    #[test]
+    fn few_signs_take_no_memory_for_each_element() {
+        assert!(matches!(Signed::new(1000, 1 << 40), Signed::Few(_)));
+        assert!(matches!(Signed::new(1000, 1000), Signed::Many(_)));
+    }
+
+    #[test]
+    fn signs_of_up_to_64_elements_are_put_at_once() {
+        let (has, negative) = (0b111, 0b101);
+        let [mut few, mut many] = [Signed::Few(Vec::new()), Signed::Many(vec![0; 200])];
+        [&mut few, &mut many].into_iter().for_each(|signed| signed.put(100, 64, has, negative));
+        assert!(matches!(&few, Signed::Few(list) if *list == [100 << 1 | 1, 101 << 1, 102 << 1 | 1]));
+        assert!(matches!(&many, Signed::Many(signs) if signs[99..104] == [0, 1, -1, 1, 0]));
+    }
+
+    #[test]
+    fn rows_and_columns_beyond_32_bits_are_refused() {
+        for (rows, columns, fits) in [(1 << 32, 2, false), (2, 1 << 32, false), (2, (1 << 32) - 1, true)] {
+            let grid = Grid { view: View::NONE, rows, columns, cell: 1 };
+            assert_eq!(Matrix::new(&grid, &Signed::Few(Vec::new())).is_some(), fits, "{rows} {columns}");
+        }
+    }
+
+    #[test]
+    fn more_negative_signs_than_others_make_a_row_or_column_negative() {
+        let grid = Grid { view: View::NONE, rows: 4, columns: 4, cell: 1 };
+        let signs = [1, 1, -1, 0, -1, -1, -1, 1, 1, -1, 0, 0, 0, 0, 0, -1];
+        let few =
+            (0..).zip(signs).filter(|(_, sign)| *sign != 0).map(|(i, sign)| i << 1 | u64::from(sign > 0));
+        for own in [Signed::Few(few.collect()), Signed::Many(signs.to_vec())] {
+            let matrix = Matrix::new(&grid, &own).unwrap();
+            assert_eq!(matrix.of_rows(&[]), [true, false, false, false]);
+            assert_eq!(matrix.of_columns(&[]), [true, false, false, false]);
+        }
+        assert_eq!(longest(&[1, 3, 3, 2]), 2);
     }
 
     #[test]

@@ -235,3 +235,116 @@ fn read_predicted(
     }
     Bits::from_bytes(count, bytes).ok_or(Error::inconsistent("number of signs"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::values::tests::budget;
+    use crate::block::{IndexSpace, Scope};
+    use crate::codes::write_symbols;
+    use crate::frame::{Manifest, TensorInfo};
+    use crate::random::word;
+    use crate::tensor::Dtype;
+
+    /// The space of a vector and a matrix.
+    fn space(vector: u64, rows: u64, columns: u64) -> IndexSpace {
+        let vector = TensorInfo::new("vector", Dtype::F32, [vector]);
+        let matrix = TensorInfo::new("matrix", Dtype::F32, [rows, columns]);
+        Manifest::new(vec![vector, matrix]).unwrap().space(Scope::Tensors { first: 0, count: 2 }, 0).unwrap()
+    }
+
+    /// Signs at random in the vector; in the matrix products of rows and columns, except for one in `wrong`.
+    fn signs(space: &IndexSpace, columns: u64, wrong: u64) -> impl Iterator<Item = bool> {
+        let vector = space.lens[0];
+        let draw = |tensor, i| word(1, tensor, i) % 2 == 1;
+        (0..space.len()).map(move |i| match i.checked_sub(vector) {
+            None => draw(0, i),
+            Some(i) => draw(1, i / columns) ^ draw(2, i % columns) ^ (i % wrong == wrong - 1),
+        })
+    }
+
+    fn read_with(
+        bytes: &[u8],
+        memory: u64,
+        count: u64,
+        space: &IndexSpace,
+        present: Option<&[u8]>,
+    ) -> Result<Bits> {
+        let (mut cursor, budget) = (Cursor::new(bytes, 0, "signs"), budget(memory));
+        let elements = Elements { support: &Support::All, space };
+        let decoder = Decoder { tables: &[], budget: &budget };
+        let signs = read(&mut cursor, &decoder, count, Some(elements), present)?;
+        cursor.finish()?;
+        Ok(signs)
+    }
+
+    #[test]
+    fn predicted_signs_of_several_tensors_and_many_symbols_come_back() {
+        let space = space(100, 300, 300);
+        let codes: Vec<u8> = (0..space.len()).map(|i| (i % 7) as u8).collect();
+        for present in [None, Some(codes.as_slice())] {
+            let all = signs(&space, 300, 97).zip(&codes);
+            let signs: Bits =
+                all.filter(|(_, code)| present.is_none() || **code != 0).map(|(sign, _)| sign).collect();
+            let elements = Elements { support: &Support::All, space: &space };
+            let mut out = Vec::new();
+            write(&mut out, &mut Coder::new(Entropy::Auto, &[], None), &signs, Some(elements), present);
+            assert_eq!(out[0], PREDICTED);
+            assert!(out.len() < signs.as_bytes().len() / 4, "{} bytes", out.len());
+            assert!(read_with(&out, u64::MAX, signs.len(), &space, present).unwrap() == signs);
+        }
+    }
+
+    #[test]
+    fn predictions_that_do_not_pay_leave_no_counts() {
+        let (space, mut record) = (space(1, 16, 16), Vec::new());
+        let signs: Bits = signs(&space, 16, 5).collect();
+        let mut coder = Coder::new(Entropy::Auto, &[], Some(&mut record));
+        let (mut out, elements) = (Vec::new(), Elements { support: &Support::All, space: &space });
+        write_predicted(&mut out, &mut coder, &signs, elements, None);
+        assert!(coder.recorded() > 0 && out.len() > 1 + signs.as_bytes().len(), "{} bytes", out.len());
+        coder.take_recorded(0);
+        out.clear();
+        write(&mut out, &mut coder, &signs, Some(elements), None);
+        assert_eq!((out[0], coder.recorded()), (PLANE, 0));
+    }
+
+    /// Views and grids take 104 bytes for each tensor; rows, columns and symbols a byte each; signs a bit.
+    #[test]
+    fn memory_for_predictions_counts_against_the_limit() {
+        let space = space(3, 37, 50);
+        let signs: Bits = signs(&space, 50, 97).collect();
+        let (mut out, elements) = (Vec::new(), Elements { support: &Support::All, space: &space });
+        write(&mut out, &mut Coder::new(Entropy::Packed, &[], None), &signs, Some(elements), None);
+        assert_eq!(out[0], PLANE, "predictions need entropy coding");
+        out.clear();
+        write(&mut out, &mut Coder::new(Entropy::Auto, &[], None), &signs, Some(elements), None);
+        // The coding, two views of 8 bits with two bytes before them, and 87 bits.
+        let width = u64::from(out[1 + 4 + 11]);
+        let needed = 2 * 104 + 37 + 50 + signs.len().div_ceil(width) + signs.len().div_ceil(8);
+        read_with(&out, needed, signs.len(), &space, None).unwrap();
+        let e = read_with(&out, needed - 1, signs.len(), &space, None).unwrap_err();
+        assert_eq!(e.name(), "limit");
+    }
+
+    #[test]
+    fn a_single_sign_may_be_predicted() {
+        let (mut bytes, mut coder) = (vec![PREDICTED], Coder::new(Entropy::Auto, &[], None));
+        write_symbols(&mut bytes, &mut coder, Role::Views, &[0, 0], &[]);
+        bytes.push(1);
+        write_entropy_symbols(&mut bytes, &mut coder, Role::Signs, &[1]);
+        let space = space(1, 0, 0);
+        assert_eq!(read_with(&bytes, u64::MAX, 1, &space, None).unwrap().as_bytes(), [1]);
+        assert_eq!(read_with(&bytes, u64::MAX, 0, &space, None).unwrap_err().name(), "out_of_range");
+    }
+
+    #[test]
+    fn padding_of_a_plane_is_refused_at_its_byte() {
+        let (bytes, space) = ([PLANE, 0xff, 0b1000], space(9, 1, 2));
+        let read = read_with(&bytes, 0, 11, &space, None).unwrap_err();
+        let validate = validate(&mut Cursor::new(&bytes, 0, "signs"), 11).unwrap_err();
+        for e in [read, validate] {
+            assert_eq!((e.name(), e.location().unwrap().offset), ("nonzero_padding", 2));
+        }
+    }
+}
