@@ -386,7 +386,7 @@ fn put_numbers(dtype: Dtype, add: bool, numbers: &[f32], start: u64, data: &mut 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::{Constant, ScaleFormat, Scales, Scope};
+    use crate::block::{Constant, Floats, Rows, ScaleFormat, Scales, Scope, Ulp};
     use crate::limits::Limits;
 
     #[test]
@@ -444,7 +444,15 @@ mod tests {
                 .collect();
             let block = ones(Scope::Tensors { first: 0, count: 2 }, Support::All);
             let applied = block.apply(&space, &sets, &budget, &mut targets);
-            (applied.map_err(|e| e.name()), buffers.concat())
+            let based = Block {
+                support: Support::Based(Based { bounds: vec![], ranks: vec![vec![]] }),
+                values: Values::Ulp(Ulp { diffs: vec![] }),
+                ..block
+            };
+            let copied = based.apply_to_copies(&space, &[&[7; 8], &[7; 12]], &mut targets);
+            let [applied, copied] = [applied, copied].map(|result| result.map_err(|e| e.name()));
+            assert_eq!(applied, copied, "{parts:?}");
+            (applied, buffers.concat())
         };
         assert_eq!(apply(&[(8, 0, 2), (16, 1, 3)]).0, Ok(()));
         let wrong: [&[_]; 6] = [
@@ -468,8 +476,57 @@ mod tests {
         let block = ones(Scope::Tensor(0), Support::All);
         let budget = |bytes| Budget::new(&Limits::default().with_max_alloc_bytes(bytes));
         assert_eq!(block.positions(&space, &Sets::new(), &budget(800)).unwrap(), Vec::from_iter(0..100));
-        assert_eq!(block.positions(&space, &Sets::new(), &budget(799)).unwrap_err().name(), "limit");
+        let refused = block.positions(&space, &Sets::new(), &budget(799)).unwrap_err();
+        assert_eq!((refused.name(), refused.location().unwrap().offset), ("limit", 0));
         assert_eq!(block.numbers(&space, &Sets::new(), &budget(400)).unwrap(), [1.0; 100]);
         assert_eq!(block.numbers(&space, &Sets::new(), &budget(399)).unwrap_err().name(), "limit");
+    }
+
+    /// Applies a block to tensors of these lengths whose elements are all 2.
+    fn applied(block: &Block, lens: &[u64]) -> Result<Vec<f32>> {
+        let space = IndexSpace {
+            dtype: Dtype::F32,
+            lens: lens.to_vec().into(),
+            row_lens: vec![],
+            shapes: Default::default(),
+        };
+        let mut buffers: Vec<_> = lens.iter().map(|&len| 2f32.to_le_bytes().repeat(len as usize)).collect();
+        let mut targets: Vec<_> =
+            buffers.iter_mut().zip(lens).map(|(data, &len)| Target { data, start: 0, len }).collect();
+        let applied = block.apply(&space, &Sets::new(), &Budget::new(&Limits::default()), &mut targets);
+        let floats = |bytes: Vec<u8>| bytes.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect();
+        let elements: Vec<f32> = floats(buffers.concat());
+        assert!(applied.is_ok() || elements.iter().all(|&x| x == 2.0), "{elements:?}");
+        applied.map(|()| elements)
+    }
+
+    #[test]
+    fn a_row_may_lie_in_two_tensors() {
+        let scope = Scope::Tensors { first: 0, count: 2 };
+        let block = ones(scope, Support::Rows(Rows { row_len: 4, rows: vec![1] }));
+        let space = IndexSpace { lens: vec![6, 6].into(), ..IndexSpace::flat(Dtype::F32, 12) };
+        assert_eq!(block.tensor_counts(&space, &Sets::new()).unwrap(), Some(vec![2, 2]));
+        let expected = [[2.0; 4], [1.0; 4], [2.0; 4]].concat();
+        assert_eq!(applied(&block, &[6, 6]).unwrap(), expected);
+    }
+
+    #[test]
+    fn sparse_values_replace_elements_or_are_added_to_them() {
+        let support = Support::Sparse(Sparse { positions: vec![1, 4] });
+        let block = ones(Scope::Tensors { first: 0, count: 2 }, support);
+        assert_eq!(applied(&block, &[3, 3]).unwrap(), [2.0, 1.0, 2.0, 2.0, 1.0, 2.0]);
+        let added = Block { add: true, ..block };
+        assert_eq!(applied(&added, &[3, 3]).unwrap(), [2.0, 3.0, 2.0, 2.0, 3.0, 2.0]);
+    }
+
+    #[test]
+    fn numbers_do_not_replace_elements_that_are_classed_by_the_base() {
+        let based = Support::Based(Based { bounds: vec![], ranks: vec![vec![1]] });
+        let constant = ones(Scope::Tensor(0), based);
+        let floats = |stored| Values::Floats(Floats { stored, bytes: 1f32.to_le_bytes().to_vec() });
+        assert_eq!(applied(&constant, &[3]).unwrap_err().name(), "input");
+        let block = |stored| Block { values: floats(stored), ..constant.clone() };
+        assert_eq!(applied(&block(Stored::F32), &[3]).unwrap_err().name(), "input");
+        assert_eq!(applied(&block(Stored::Source), &[3]).unwrap(), [2.0, 1.0, 2.0]);
     }
 }

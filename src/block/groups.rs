@@ -107,5 +107,8 @@ mod tests {
         Groups::Len(3).for_each_in(2..7, |g, r| seen.push((g, r)));
         Groups::Block.for_each_in(2..7, |g, r| seen.push((g, r)));
         assert_eq!(seen, [(0, 2..3), (1, 3..6), (2, 6..7), (0, 2..7)]);
+        let mut seen = Vec::new();
+        Groups::Tensor.for_each(5, &[2, 0, 3], |g, r| seen.push((g, r)));
+        assert_eq!(seen, [(0, 0..2), (1, 2..2), (2, 2..5)]);
     }
 }

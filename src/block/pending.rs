@@ -138,3 +138,32 @@ fn keep_memory(values: Values, scratch: &mut Scratch) {
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Constant, Groups, ScaleFormat, Scales};
+    use crate::frame::{Manifest, TensorInfo, UpdateHeader};
+    use crate::stream::{EncodeOptions, Encoder};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn pending_values_have_the_kind_that_was_announced() {
+        let info = TensorInfo::new("w", Dtype::F32, [2]);
+        let manifest = std::sync::Arc::new(Manifest::new(vec![info]).unwrap());
+        let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+        let values = Values::Constant(Constant { groups: Groups::Block, scales });
+        for (id, expected) in [(ValuesId::CONSTANT, Ok(())), (ValuesId::FLOATS, Err("input"))] {
+            let later = Later {
+                scope: Scope::Tensor(0),
+                values: LaterValues::Made(id, Box::new(|_| Ok(values.clone()))),
+                weight: 1,
+                options: BlockOptions::default(),
+            };
+            let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+            let blocks = [PendingBlock(Pending::Later(later))];
+            let written = encoder.update_pending(&mut out, &UpdateHeader::default(), &manifest, &blocks);
+            assert_eq!(written.map_err(|e| e.name()), expected);
+        }
+    }
+}

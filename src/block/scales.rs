@@ -151,6 +151,7 @@ mod tests {
         for format in [ScaleFormat::F32, ScaleFormat::F16, ScaleFormat::Bf16] {
             let scales = Scales::from_f32s(format, &[0.5, -3.0]);
             assert_eq!((scales.len(), scales.get(0), scales.get(1)), (2, 0.5, -3.0));
+            assert!(!scales.is_empty() && Scales::from_f32s(format, &[]).is_empty());
         }
     }
 }

@@ -193,3 +193,49 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) scope: Scope,
     pub(crate) sets: &'a Sets,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Manifest, TensorInfo};
+
+    #[test]
+    fn spaces_without_elements_are_empty() {
+        let lens = [0, 1, 2].map(|len| IndexSpace::flat(Dtype::F32, len).is_empty());
+        assert_eq!(lens, [true, false, false]);
+    }
+
+    #[test]
+    fn lengths_are_equal_wherever_they_are_stored() {
+        let all: Arc<[u64]> = [9, 1, 2, 3].into();
+        let lens = |lens: &[u64]| Lens::from(lens.to_vec());
+        assert_eq!(Lens::shared(&all, 1..3, 3), lens(&[1, 2]));
+        for other in [&[1][..], &[1, 3], &[1, 2, 3], &[9, 1]] {
+            assert_ne!(Lens::shared(&all, 1..3, 3), lens(other));
+        }
+    }
+
+    #[test]
+    fn shapes_are_equal_wherever_they_are_stored() {
+        let shapes = |tensors: &[&[u64]], scope| {
+            let infos = tensors.iter().enumerate();
+            let infos = infos.map(|(i, &dims)| TensorInfo::new(i.to_string(), Dtype::F32, dims));
+            Manifest::new(infos.collect()).unwrap().space(scope, 0).unwrap().shapes
+        };
+        let pair = |first| Scope::Tensors { first, count: 2 };
+        let range = |start| Scope::Range { tensor: 0, start, len: 2 };
+        let (a, b): (&[u64], &[u64]) = (&[2, 3], &[6]);
+        assert_eq!(shapes(&[a, b], pair(0)), shapes(&[&[1], a, b], pair(1)));
+        assert_eq!(shapes(&[a, b], range(2)), shapes(&[a], range(2)));
+        let one = shapes(&[a], Scope::Tensor(0));
+        for (left, right) in [
+            (shapes(&[a, b], pair(0)), shapes(&[a, &[7]], pair(0))),
+            (shapes(&[a, b], pair(0)), shapes(&[&[3, 2], b], pair(0))),
+            (one.clone(), shapes(&[a, b], pair(0))),
+            (one, shapes(&[a], range(2))),
+            (shapes(&[a], range(2)), shapes(&[a], range(4))),
+        ] {
+            assert_ne!(left, right);
+        }
+    }
+}

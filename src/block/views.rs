@@ -157,7 +157,9 @@ pub(crate) fn read_views(
 mod tests {
     use super::*;
     use crate::block::Scope;
+    use crate::codes::{Coder, Entropy, Role, write_ints};
     use crate::frame::{Manifest, TensorInfo};
+    use crate::limits::{Budget, Limits};
     use crate::tensor::Dtype;
 
     fn manifest() -> Manifest {
@@ -201,5 +203,43 @@ mod tests {
         assert_eq!(part(36, 72).unwrap(), 2);
         assert_eq!(part(35, 72).unwrap_err().name(), "out_of_range");
         assert_eq!(part(36, 71).unwrap_err().name(), "out_of_range");
+    }
+
+    /// A matrix; a stack of matrices; kernels, whose first dims are channels.
+    #[test]
+    fn a_writer_tries_the_usual_divisions_of_a_shape() {
+        let divisions = |shape: &[u64]| {
+            let manifest = Manifest::new(vec![TensorInfo::new("w", Dtype::F32, shape)]).unwrap();
+            let grids = Grid::candidates(&manifest.space(Scope::Tensor(0), 0).unwrap(), 0);
+            Vec::from_iter(grids.iter().map(|g| (g.rows, g.columns, g.cell)))
+        };
+        assert_eq!(divisions(&[5, 4]), [(5, 4, 1)]);
+        assert_eq!(divisions(&[2, 3, 4]), [(2, 12, 1), (6, 4, 1), (2, 3, 4)]);
+        assert_eq!(divisions(&[8, 4, 3, 3]), [(8, 4, 9), (8, 36, 1)]);
+        for rank in [7, 8] {
+            let cells = 1 << (rank - 6);
+            assert_eq!(divisions(&vec![2; rank]), [(2, 2, 1 << (rank - 2)), (2, 32, cells)]);
+        }
+        for single in [&[][..], &[4], &[1, 4], &[4, 1]] {
+            assert!(divisions(single).is_empty(), "{single:?}");
+        }
+    }
+
+    #[test]
+    fn memory_of_views_is_limited() {
+        let mut bytes = Vec::new();
+        write_ints(&mut bytes, &mut Coder::new(Entropy::Packed, &[], None), Role::Views, &[0; 3]);
+        let space = IndexSpace { lens: vec![4; 3].into(), ..IndexSpace::flat(Dtype::F32, 12) };
+        let read = |most| {
+            let budget = Budget::new(&Limits::default().with_max_alloc_bytes(most));
+            let grids = read_views(
+                &mut Cursor::new(&bytes, 7, "views"),
+                &Decoder { tables: &[], budget: &budget },
+                &space,
+            );
+            grids.map(|grids| grids.len()).map_err(|e| (e.name(), e.location().unwrap().offset))
+        };
+        // For each tensor its view, and twelve numbers.
+        assert_eq!((read(3 * 8 * 13), read(3 * 8 * 13 - 1)), (Ok(3), Err(("limit", 7))));
     }
 }

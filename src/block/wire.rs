@@ -251,3 +251,69 @@ impl<'a> RawBlock<'a> {
         Values::read_into(cursor, decoder, self.values_id, &space, out)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::Limits;
+    use crate::tensor::Dtype;
+
+    /// The bytes of a block of tensor 0.
+    fn block(add: bool, support: (SupportId, &[u8]), values: (ValuesId, &[u8])) -> Vec<u8> {
+        let flags = if add { FLAG_ADD } else { 0 };
+        let fields = [flags, 0, support.0.0 as u8, values.0.0 as u8, support.1.len() as u8];
+        let body = [&fields[..], support.1, values.1].concat();
+        [&[body.len() as u8], &body[..]].concat()
+    }
+
+    /// Cuts a block at byte 100 of a stream, whose tensor has two elements.
+    fn raw(bytes: &[u8]) -> RawBlock<'_> {
+        let space = |_, _| Ok(IndexSpace::flat(Dtype::F32, 2));
+        RawBlock::read(&mut Cursor::new(bytes, 100, "update"), space).unwrap()
+    }
+
+    /// Two signs and the scale of their tensor.
+    const SIGNS: (ValuesId, &[u8]) = (ValuesId::SIGN, &[1, 2, 0, 0, 0x80, 0x3f, 0, 0b10]);
+
+    #[test]
+    fn the_parts_of_a_block_make_its_length() {
+        for support in [&[][..], &[1, 2, 3]] {
+            let bytes = block(false, (SupportId::GAPS_RICE, support), SIGNS);
+            let raw = raw(&bytes);
+            assert_eq!(raw.len, bytes.len() as u64);
+            assert_eq!((raw.header_len(), raw.support, raw.values), (6, support, SIGNS.1));
+            assert_eq!(raw.values_offset(), 100 + 6 + support.len() as u64);
+        }
+    }
+
+    #[test]
+    fn only_whole_tensors_that_are_replaced_are_dense() {
+        let is_dense = |add, support| raw(&block(add, support, SIGNS)).is_dense();
+        assert!(is_dense(false, (SupportId::ALL, &[])));
+        assert!(!is_dense(true, (SupportId::ALL, &[])));
+        assert!(!is_dense(false, (SupportId::ALL, &[0])));
+        assert!(!is_dense(false, (SupportId::BITMAP, &[])));
+    }
+
+    #[test]
+    fn a_dense_block_is_decoded_into_its_elements_within_the_budget() {
+        let bytes = block(false, (SupportId::ALL, &[]), SIGNS);
+        let decode = |elements| {
+            let budget = Budget::new(&Limits::default().with_max_elements(elements));
+            let mut out = [0; 8];
+            let decoded = raw(&bytes).decode_into(&Decoder { tables: &[], budget: &budget }, &mut out);
+            decoded.map(|()| out).map_err(|e| (e.name(), e.location().unwrap().offset))
+        };
+        assert_eq!(decode(2).unwrap(), *[1f32, -1.0].map(f32::to_le_bytes).as_flattened());
+        assert_eq!(decode(1).unwrap_err(), ("limit", 100));
+    }
+
+    #[test]
+    fn errors_of_a_copied_block_have_their_offset_in_the_stream() {
+        // Chunks of 128 gaps, where there are two.
+        let bytes = block(false, (SupportId::GAPS_RICE, &[2, 7, 1, 0, 0]), SIGNS);
+        let refused = raw(&bytes).to_wire([0; 32], &Sets::new(), &Budget::new(&Limits::default()));
+        let e = refused.unwrap_err();
+        assert_eq!((e.name(), e.location().unwrap().offset), ("not_canonical", 107));
+    }
+}

@@ -42,3 +42,19 @@ impl End {
         Ok(end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_has_no_bytes_behind_its_tail() {
+        let end = End { frame_count: 3, index_offset: 70, chain: 9 };
+        let body = end.body();
+        assert_eq!(End::read(&body, 5).unwrap(), end);
+        let refused = |body: &[u8]| End::read(body, 5).map_err(|e| (e.name(), e.location().unwrap().offset));
+        assert_eq!(refused(&[&body[..], &[0]].concat()), Err(("length_mismatch", 29)));
+        assert_eq!(refused(&body[..23]), Err(("length_mismatch", 25)));
+        assert_eq!(refused(&[&body[..20], b"GCUX"].concat()), Err(("out_of_range", 25)));
+    }
+}

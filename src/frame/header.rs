@@ -189,3 +189,53 @@ impl FrameHeader {
         check_crc(self.body_crc, crc32(body), offset)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_a_preamble_is_checked() {
+        let mut bytes = Vec::new();
+        Preamble { minor: 7 }.write(&mut bytes);
+        let bytes: [u8; PREAMBLE_LEN] = bytes.try_into().unwrap();
+        assert_eq!(Preamble::read(&bytes).unwrap().minor, 7);
+        let changed = |at: usize, is_summed: bool| {
+            let mut bytes = bytes;
+            bytes[at] ^= 0x40;
+            if is_summed {
+                let crc = crc32(&bytes[..12]);
+                bytes[12..].copy_from_slice(&crc.to_le_bytes());
+            }
+            Preamble::read(&bytes).map_err(|e| (e.name(), e.location().unwrap().offset))
+        };
+        for at in 0..8 {
+            assert_eq!(changed(at, true), Err(("bad_magic", 0)));
+        }
+        assert_eq!(changed(8, true), Err(("unsupported", 8)));
+        assert_eq!(changed(9, true), Ok(Preamble { minor: 7 ^ 0x40 }));
+        assert_eq!([10, 11].map(|at| changed(at, true)), [Err(("reserved_bits", 10)); 2]);
+        assert_eq!([9, 15].map(|at| changed(at, false)), [Err(("checksum_mismatch", 12)); 2]);
+    }
+
+    #[test]
+    fn a_header_begins_with_the_sync_word_and_ends_with_its_checksum() {
+        let header = FrameHeader::of(FrameKind::UPDATE, FrameHeader::LAST, b"body");
+        let bytes = header.to_bytes();
+        assert_eq!(FrameHeader::read(&bytes, 50).unwrap(), header);
+        let read =
+            |bytes| FrameHeader::read(&bytes, 50).map_err(|e| (e.name(), e.location().unwrap().offset));
+        for at in 0..HEADER_LEN {
+            let mut wrong = bytes;
+            wrong[at] ^= 1;
+            let expected = if at < 4 { ("bad_sync", 50) } else { ("checksum_mismatch", 70) };
+            assert_eq!(read(wrong), Err(expected), "{at}");
+        }
+        // Another word with a right checksum.
+        let mut other = bytes;
+        other[..4].copy_from_slice(b"\xd3gcg");
+        let crc = crc32(&other[..20]);
+        other[20..].copy_from_slice(&crc.to_le_bytes());
+        assert_eq!(read(other), Err(("bad_sync", 50)));
+    }
+}

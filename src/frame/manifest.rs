@@ -410,17 +410,18 @@ mod tests {
 
     #[test]
     fn a_scope_has_one_element_type() {
-        let types = [Dtype::F32, Dtype::F32, Dtype::F16, Dtype::F32];
+        let types = [Dtype::F32, Dtype::F32, Dtype::F16, Dtype::F16, Dtype::F32];
         let tensors = types.iter().enumerate().map(|(i, &t)| TensorInfo::new(i.to_string(), t, [i as u64]));
         let manifest = Manifest::new(tensors.collect()).unwrap();
-        for first in 0..3 {
-            for count in 2..=4 - first {
+        for first in 0..4 {
+            for count in 2..=5 - first {
                 let space = manifest.space(Scope::Tensors { first, count }, 0);
-                assert_eq!(space.is_ok(), (first, count) == (0, 2), "{first} {count}");
+                assert_eq!(space.is_ok(), [(0, 2), (2, 2)].contains(&(first, count)), "{first} {count}");
             }
         }
         let space = manifest.space(Scope::Tensors { first: 0, count: 2 }, 0).unwrap();
         assert_eq!((&space.lens[..], space.len()), (&[0, 1][..], 1));
+        assert_eq!(manifest.elements(), 1 + 2 + 3 + 4);
     }
 
     #[test]
@@ -478,5 +479,51 @@ mod tests {
             }
         }
         assert!(fits > 100);
+    }
+
+    #[test]
+    fn manifests_are_equal_if_their_tensors_are() {
+        let of = |name: &str, len| Manifest::new(vec![TensorInfo::new(name, Dtype::F32, [len])]).unwrap();
+        assert_eq!(of("a", 2), of("a", 2));
+        assert_ne!(of("a", 2), of("a", 3));
+        assert_ne!(of("a", 2), of("b", 2));
+    }
+
+    #[test]
+    fn names_and_ranks_have_limits() {
+        let name = |len| Manifest::new(vec![TensorInfo::new("n".repeat(len), Dtype::F32, [1])]);
+        assert!(name(4096).is_ok());
+        assert_eq!(name(4097).unwrap_err().name(), "input");
+        let tensors =
+            vec![TensorInfo::new("ab", Dtype::F32, [1, 2]), TensorInfo::new("abc", Dtype::F32, [3])];
+        let manifest = Manifest::new(tensors).unwrap();
+        let read = |limits: Limits| {
+            let read = Manifest::read(manifest.body(), 100, &limits).map(drop);
+            read.map_err(|e| (e.name(), e.location().map(|at| (at.offset, at.tensor)).unwrap()))
+        };
+        // The count of the tensors, the name of the first and its type take six bytes, its rest four.
+        assert_eq!(read(Limits::default().with_max_rank(2)), Ok(()));
+        assert_eq!(read(Limits::default().with_max_rank(1)), Err(("limit", (106, Some(0)))));
+        assert_eq!(read(Limits::default().with_max_name_bytes(3)), Ok(()));
+        assert_eq!(read(Limits::default().with_max_name_bytes(2)), Err(("limit", (110, Some(1)))));
+    }
+
+    #[test]
+    fn rows_of_a_scope_begin_with_it() {
+        let row_lens = |shape: &[u64], matrix, start: Option<u64>| {
+            let mut info = TensorInfo::new("w", Dtype::F32, shape);
+            info.matrix = matrix;
+            let manifest = Manifest::new(vec![info]).unwrap();
+            let range = |start| Scope::Range { tensor: 0, start, len: 2 };
+            manifest.space(start.map_or(Scope::Tensor(0), range), 0).unwrap().row_lens
+        };
+        assert_eq!(row_lens(&[8, 4, 3, 3], None, None), [36, 9, 3]);
+        assert_eq!(row_lens(&[8, 4, 3, 3], Some((6, 48)), None), [48, 36, 9, 3]);
+        assert_eq!(row_lens(&[2, 1, 3, 1], None, None), [3]);
+        assert!(row_lens(&[7], None, None).is_empty());
+        for (start, expected) in [(0, &[36, 9, 3][..]), (9, &[9, 3]), (3, &[3]), (4, &[]), (72, &[36, 9, 3])]
+        {
+            assert_eq!(row_lens(&[8, 4, 3, 3], None, Some(start)), expected, "{start}");
+        }
     }
 }

@@ -65,3 +65,30 @@ impl Metadata {
         Ok(Self { entries })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_is_compressed_if_that_is_wanted_and_smaller() {
+        // Letters that do not compress, and a growing tail that does.
+        let letters: String = (0..150u32)
+            .map(|i| char::from(b' ' + (i.wrapping_mul(2_654_435_761) >> 16) as u8 % 95))
+            .collect();
+        let mut compressed = 0;
+        for tail in 0..60 {
+            let value = letters.clone() + &"a".repeat(tail);
+            let metadata = Metadata { entries: [("k".to_owned(), value)].into() };
+            let [plain, small] = [false, true].map(|compress| metadata.body(compress));
+            assert_eq!((plain[0], plain.len()), (0, 156 + tail));
+            assert!(small.len() <= plain.len(), "{tail}");
+            assert_eq!(small == plain, small[0] == 0);
+            compressed += small[0];
+            for body in [plain, small] {
+                assert_eq!(Metadata::read(&body, 0, &Limits::default()).unwrap(), metadata);
+            }
+        }
+        assert!((10..60).contains(&compressed), "{compressed}");
+    }
+}

@@ -90,3 +90,48 @@ const ZSTD_LEVEL: i32 = 9;
 fn deflate(plain: &[u8]) -> Option<Vec<u8>> {
     zstd::bulk::compress(plain, ZSTD_LEVEL).ok().filter(|c| c.len() < plain.len())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A zstd frame with a window of `2^(10 + exponent)` bytes and one raw block, which does not declare the
+    /// number of its bytes.
+    fn frame(exponent: u8, bytes: &[u8]) -> Vec<u8> {
+        [&ZSTD_MAGIC, &[0, exponent << 3, 1 | (bytes.len() as u8) << 3, 0, 0][..], bytes].concat()
+    }
+
+    fn inflated(frame: &[u8], len: u64, most: u64) -> std::result::Result<Vec<u8>, (&'static str, u64)> {
+        let limits = Limits::default().with_max_inflated_bytes(most);
+        inflate(frame, 7, (len, 5), "text", &limits).map_err(|e| (e.name(), e.location().unwrap().offset))
+    }
+
+    #[test]
+    fn a_zstd_frame_has_exactly_the_declared_bytes() {
+        let wrong = Err(("length_mismatch", 7));
+        assert_eq!(inflated(&frame(0, &[1, 2]), 2, 1 << 10), Ok(vec![1, 2]));
+        assert_eq!(inflated(&frame(0, &[1, 2]), 1, 1 << 10), wrong);
+        assert_eq!(inflated(&frame(0, &[1, 2]), 3, 1 << 10), wrong);
+        assert_eq!(inflated(&[frame(0, &[1, 2]), vec![0]].concat(), 2, 1 << 10), wrong);
+        assert_eq!(inflated(&frame(0, &[1, 2]), u64::MAX, u64::MAX), wrong);
+        let empty = zstd::bulk::compress(&[], 1).unwrap();
+        assert_eq!(inflated(&empty, 0, 0), Ok(vec![]));
+        // A skippable frame without bytes.
+        assert_eq!(inflated(&[0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0], 0, 0), wrong);
+    }
+
+    #[test]
+    fn only_the_limit_restricts_the_window() {
+        for exponent in [0, 17, 18] {
+            let window = 1 << (10 + exponent);
+            assert_eq!(inflated(&frame(exponent, &[3]), 1, window), Ok(vec![3]), "{exponent}");
+            assert_eq!(inflated(&frame(exponent, &[3]), 1, window - 1), Err(("limit", 7)), "{exponent}");
+        }
+        assert_eq!(inflated(&frame(0, &[3]), 1 << 11, 1 << 10), Err(("limit", 5)));
+        // RFC 8878, section 3.1.1.1.2: an exponent and eighths; none in a frame of a single segment.
+        let window = |descriptor: u8, byte: u8| zstd_window(&[&ZSTD_MAGIC[..], &[descriptor, byte]].concat());
+        assert_eq!([window(0, 0), window(0, 1), window(0, 8 << 3 | 7)], [1024, 1152, 15 << 15]);
+        assert_eq!([window(0x20, 0x88), window(0x60, 0x88), window(0x40, 8)], [0, 0, 2048]);
+        assert_eq!(zstd_window(&ZSTD_MAGIC), 0);
+    }
+}

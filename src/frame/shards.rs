@@ -126,3 +126,85 @@ struct Runs {
 fn mismatch() -> Error {
     Error::input(InputErrorKind::Mismatch { what: "shard and tensor" })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shard(global_shape: &[u64], offsets: &[u64]) -> Shard {
+        Shard { global_shape: global_shape.to_vec(), offsets: offsets.to_vec() }
+    }
+
+    fn is_mismatch(e: Error) -> bool {
+        e.to_string() == mismatch().to_string()
+    }
+
+    #[test]
+    fn a_shard_is_within_shards_of_its_own_tensor_only() {
+        let outer = shard(&[8, 6], &[4, 0]);
+        let place = shard(&[8, 6], &[5, 2]).within(&[2, 4], &outer, &[4, 6]);
+        assert_eq!(place, Some(shard(&[4, 6], &[1, 2])));
+        for (own, shape) in [
+            // Of another tensor; and of other ranks.
+            (shard(&[8, 7], &[5, 2]), &[2, 4][..]),
+            (shard(&[8, 6], &[5, 2]), &[2]),
+            (shard(&[8, 6], &[5]), &[2, 4]),
+            // Before the outer shard, behind it, and far behind it.
+            (shard(&[8, 6], &[3, 2]), &[2, 4]),
+            (shard(&[8, 6], &[7, 2]), &[2, 4]),
+            (shard(&[8, 6], &[5, u64::MAX]), &[2, 4]),
+        ] {
+            assert_eq!(own.within(shape, &outer, &[4, 6]), None, "{own:?} {shape:?}");
+        }
+    }
+
+    #[test]
+    fn elements_that_follow_each_other_are_cut_without_a_copy() {
+        let data: Vec<u8> = (0..48).collect();
+        let whole = TensorView::new(Dtype::U8, &[8, 6], &data).unwrap();
+        let rows = shard(&[8, 6], &[2, 0]).cut(&[3, 6], whole).unwrap();
+        assert!(matches!(rows, Cow::Borrowed(_)));
+        assert_eq!(*rows, data[12..30]);
+        let columns = shard(&[8, 6], &[0, 4]).cut(&[8, 1], whole).unwrap();
+        assert_eq!(columns, Vec::from_iter((4..48).step_by(6)));
+    }
+
+    #[test]
+    fn shards_that_are_not_inside_are_refused_and_nothing_is_written() {
+        let refused = |shard: &Shard, shape: &[u64], whole: &[u64], dtype: Dtype| {
+            let count = |shape: &[u64]| elements(shape).and_then(|n| dtype.bytes_for(n)).unwrap();
+            let mut data = vec![7; count(whole) as usize];
+            let cut = shard.cut(shape, TensorView::new(dtype, whole, &data).unwrap()).map(drop);
+            let part = vec![0; count(shape) as usize];
+            let pasted = shard.paste(TensorView::new(dtype, shape, &part).unwrap(), &mut data);
+            assert!(pasted.is_ok() || data.iter().all(|&byte| byte == 7));
+            [cut, pasted].map(|result| result.is_err_and(is_mismatch))
+        };
+        let tall: [u64; 2] = [8, 6];
+        assert_eq!(refused(&shard(&tall, &[2, 1]), &[3, 4], &tall, Dtype::U8), [false; 2]);
+        // Empty shards are inside.
+        assert_eq!(refused(&shard(&tall, &[2, 1]), &[0, 4], &tall, Dtype::U8), [false; 2]);
+        for (offsets, shape) in [
+            (&[6, 1][..], &[3, 4][..]),
+            (&[2, 3], &[3, 4]),
+            (&[6, 3], &[3, 4]),
+            (&[u64::MAX, 1], &[3, 4]),
+            (&[2], &[3, 4]),
+            (&[2, 1, 0], &[3, 4]),
+            (&[2, 1], &[3]),
+        ] {
+            let found = refused(&shard(&tall, offsets), shape, &tall, Dtype::U8);
+            assert_eq!(found, [true; 2], "{offsets:?} {shape:?}");
+        }
+        // A tensor of another shape, whose buffer has the same length; and a buffer of another length.
+        assert_eq!(refused(&shard(&tall, &[2, 1]), &[3, 4], &[6, 8], Dtype::U8), [true, false]);
+        let part = [0; 12];
+        let part = TensorView::new(Dtype::U8, &[3, 4], &part).unwrap();
+        for len in [47, 49] {
+            assert!(shard(&tall, &[2, 1]).paste(part, &mut vec![0; len]).is_err_and(is_mismatch));
+        }
+        // The first row begins at a byte, the second inside one.
+        assert_eq!(refused(&shard(&[2, 3], &[0, 0]), &[2, 2], &[2, 3], Dtype::F4E2M1), [true; 2]);
+        assert_eq!(refused(&shard(&[2, 4], &[0, 0]), &[2, 2], &[2, 4], Dtype::F4E2M1), [false; 2]);
+    }
+}

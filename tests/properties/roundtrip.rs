@@ -83,6 +83,13 @@ fn inconsistent_blocks_are_refused() {
         })),
         all(Values::Affine(Affine {
             bits: 2,
+            groups: Groups::Len(0),
+            scales: crate::streams::scales(&[1.0]),
+            zero: Zero::Centre,
+            codes: codes(32),
+        })),
+        all(Values::Affine(Affine {
+            bits: 2,
             groups: Groups::Len(1),
             scales: crate::streams::scales(&[1.0; 32]),
             zero: Zero::Centre,

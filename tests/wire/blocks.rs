@@ -447,6 +447,42 @@ fn inconsistent_parts_are_refused() {
     let wrong = with(Scope::Tensor(1), false, part(ValuesId::FLOATS, &[0]));
     let e = encoded(&[(wrong, BlockOptions::default())]).unwrap_err();
     assert_eq!(e.to_string(), "length of values does not match its bytes at byte 0x1, tensor 1");
+    let wrong = block(rice(&[2, 7, 1, 0, 0]), two());
+    let e = encoded(&[(wrong, BlockOptions::default())]).unwrap_err();
+    assert_eq!(e.to_string(), "chunk_log is not in canonical form at byte 0x1, tensor 0");
+}
+
+/// Decoding finds what a copy does not need to know, and tells where it is in its part.
+#[test]
+fn decoding_checks_the_whole_block_within_its_budget() {
+    let manifest = manifest();
+    let decode = |block: &WireBlock<'_>, elements| {
+        let budget = Budget::new(&Limits::default().with_max_elements(elements));
+        let decoded = block.decode(&manifest, &Sets::new(), &budget);
+        decoded.map(drop).map_err(|e| (e.name(), e.location().map(|at| at.offset)))
+    };
+    let all = WireBlock {
+        scope: Scope::Tensor(1),
+        add: false,
+        support: Support::All.into(),
+        values: floats(24).into(),
+    };
+    assert_eq!(decode(&all, 24), Ok(()));
+    assert_eq!(decode(&all, 23), Err(("limit", Some(0))));
+    assert_eq!(decode(&WireBlock { add: true, ..all.clone() }, 24), Err(("input", None)));
+    // One gap of 31, where the tensor has 24 elements. Its unary part is the byte 4.
+    let support = part(SupportId::GAPS_RICE, &[1, 0, 5, 31, 1]);
+    let outside = WireBlock { support, values: floats(1).into(), ..all.clone() };
+    assert!(encoded(&[(outside.clone(), BlockOptions::default())]).is_ok());
+    assert_eq!(decode(&outside, 24), Err(("position_out_of_range", Some(4))));
+    // The code 3 of a level, where 2 is the largest. Nine bytes precede the codes.
+    let norms = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+    let codes = Packed { width: 2, plane: &[0xff; 6] };
+    let space = WireValues { count: 24, tensors: 1 };
+    let values = space.levels(Spacing::Uniform, 1, Norm::Max, Groups::Block, &norms, codes).unwrap();
+    let too_large = WireBlock { values, ..all };
+    assert!(encoded(&[(too_large.clone(), BlockOptions::default())]).is_ok());
+    assert_eq!(decode(&too_large, 24), Err(("out_of_range", Some(9))));
 }
 
 proptest! {

@@ -3,9 +3,9 @@
 use gcodec::block::Sparse;
 use std::sync::Arc;
 
-use gcodec::block::{BlockOptions, Scope, Support};
+use gcodec::block::{Block, BlockOptions, Floats, Scope, Stored, Support, Values};
 use gcodec::file::recover;
-use gcodec::frame::{IndexSet, Manifest, TensorInfo};
+use gcodec::frame::{FrameKind, HEADER_LEN, IndexSet, Manifest, SYNC, TensorInfo, UpdateHeader};
 use gcodec::stream::{Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Dtype, Error, Limits};
 use proptest::prelude::*;
@@ -102,6 +102,100 @@ fn intact_frames_are_recovered() {
         assert!(saved.frames_kept + 8 >= kept, "byte {at}: {saved:?}");
         read_all(&saved.stream, &small_limits()).unwrap();
     }
+}
+
+#[test]
+fn recovery_counts_what_it_keeps_and_what_it_loses() {
+    let (mut encoder, mut stream) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    for body in ["one", "two"] {
+        encoder.private(&mut stream, FrameKind(0xf001), body.as_bytes()).unwrap();
+    }
+    encoder.finish(&mut stream);
+    let (preamble, frames) = stream.split_at(16);
+    let without_end = &stream[..stream.len() - HEADER_LEN - 24];
+    for (bytes, lost, had_end) in [
+        (stream.clone(), 0, true),
+        (without_end.to_vec(), 0, false),
+        ([&stream[..], &[7; 16]].concat(), 16, false),
+        ([&stream[..], &[7; 15]].concat(), 15, false),
+        // A corrupt preamble is written again; other bytes before the first frame are lost.
+        ([&[7; 16], frames].concat(), 0, true),
+        ([&[7; 15], frames].concat(), 15, true),
+        ([preamble, &[7; 16], frames].concat(), 32, true),
+        // A sync word without a frame, at the second byte, and 16 bytes before the next one.
+        ([&[7], &SYNC[..], &[7; 12], frames].concat(), 17, true),
+        ([&stream[..], &stream[16..]].concat(), 0, true),
+    ] {
+        let saved = recover(&bytes, &Limits::default()).unwrap();
+        let kept = 2 * bytes.windows(3).filter(|w| w == b"one").count() as u64;
+        assert_eq!((saved.frames_kept, saved.frames_dropped), (kept, 0));
+        assert_eq!((saved.bytes_lost, saved.had_end), (lost, had_end), "{bytes:?}");
+        assert!(kept > 2 || saved.stream == stream);
+    }
+}
+
+/// An update with a part of wrong content is dropped whole. The next update is kept.
+#[test]
+fn an_update_with_a_wrong_part_is_dropped() {
+    let manifest = crate::streams::manifest();
+    let block = |tensor: u64, len: usize| Block {
+        scope: Scope::Tensor(tensor),
+        add: false,
+        support: Support::All,
+        values: Values::Floats(Floats { stored: Stored::F32, bytes: vec![0; 4 * len] }),
+    };
+    let blocks = [block(0, 32), block(1, 4), block(3, 1)];
+    let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1));
+    let mut stream = Vec::new();
+    for step in 0..2 {
+        encoder.update(&mut stream, &UpdateHeader::default().with_step(step), &manifest, &blocks).unwrap();
+    }
+    encoder.finish(&mut stream);
+    let mut parts = Vec::new();
+    for event in SliceReader::new(&stream, Limits::default()) {
+        if let Event::Frame(info, Body::Update(part)) = event.unwrap() {
+            let values = part.blocks[0].offset + part.blocks[0].len - part.blocks[0].values.len() as u64;
+            parts.push((info.offset as usize, (info.offset + info.len()) as usize, values as usize));
+        }
+    }
+    assert_eq!(parts.len(), 6);
+    for &(start, end, values) in &parts[..3] {
+        let mut wrong = stream.clone();
+        // Numbers in a form that does not exist, with right checksums.
+        wrong[values] = 9;
+        let crc = crc32fast::hash(&wrong[start + HEADER_LEN..end]);
+        wrong[start + 16..start + 20].copy_from_slice(&crc.to_le_bytes());
+        let crc = crc32fast::hash(&wrong[start..start + 20]);
+        wrong[start + 20..start + 24].copy_from_slice(&crc.to_le_bytes());
+        let saved = recover(&wrong, &Limits::default()).unwrap();
+        // The manifest and the parts of the second update.
+        assert_eq!((saved.updates_kept, saved.frames_kept, saved.frames_dropped), (1, 4, 3));
+        assert_eq!(read_all(&saved.stream, &small_limits()).unwrap(), 3);
+    }
+}
+
+/// Headers whose bodies are wrong and overlap take the time that recovery spends on such bodies. It then
+/// skips them whole, but nothing behind them.
+#[test]
+fn frames_behind_overlapping_wrong_bodies_are_recovered() {
+    let (mut encoder, mut stream) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    encoder.private(&mut stream, FrameKind(0xf001), b"kept").unwrap();
+    encoder.finish(&mut stream);
+    let count = 60;
+    let header = |i: u64| {
+        let mut header = SYNC.to_vec();
+        header.extend([1, 0xf0, 0, 0]);
+        header.extend((24 * (count - i - 1)).to_le_bytes());
+        header.extend([7; 4]);
+        header.extend(crc32fast::hash(&header).to_le_bytes());
+        header
+    };
+    let mut bytes: Vec<u8> = (0..count).flat_map(header).collect();
+    bytes.extend(SYNC);
+    bytes.extend(&stream[16..]);
+    let saved = recover(&bytes, &Limits::default()).unwrap();
+    assert_eq!((saved.frames_kept, saved.bytes_lost, saved.had_end), (1, 24 * count + 4, true));
+    assert_eq!(saved.stream, stream);
 }
 
 /// A useless frame between the parts of an update does not prevent the recovery of the update. The useless

@@ -111,6 +111,28 @@ fn append_extends_a_file_and_an_interrupted_append_loses_nothing() {
 }
 
 #[test]
+fn only_a_finished_file_with_right_manifests_is_extended() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.gcu");
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let e = append(&path, EncodeOptions::default()).map(drop).unwrap_err();
+        (e.name(), e.location().map(|at| at.offset))
+    };
+    assert_eq!(refused(&[]), ("truncated", Some(0)));
+    assert_eq!(refused(b"x"), ("truncated", Some(1)));
+    let mut stream = crate::streams::sample();
+    let manifest = SliceReader::new(&stream, Limits::default()).find_map(|event| match event.unwrap() {
+        Event::Frame(info, Body::Manifest(_)) => Some(info.offset),
+        _ => None,
+    });
+    // The number of tensors and the first name, of twelve bytes, precede an element type.
+    let dtype = manifest.unwrap() + HEADER_LEN as u64 + 15;
+    stream[dtype as usize] = 0xff;
+    assert_eq!(refused(&stream), ("unsupported", Some(dtype)));
+}
+
+#[test]
 fn a_delta_is_applied_completely_or_not_at_all() {
     let manifest = crate::streams::manifest();
     let base = TensorBuf::from_f32(vec![4], &[1.0, 2.0, 3.0, 4.0]).unwrap();
@@ -170,6 +192,46 @@ fn an_atomic_file_replaces_the_old_file_completely_or_not_at_all() {
     file.commit().unwrap();
     assert_eq!(std::fs::read(&path).unwrap(), b"new");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn an_atomic_file_is_written_beside_its_target() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    let path = folder.join("x");
+    for contents in ["first", "second"] {
+        let mut file = AtomicFile::create(&path).unwrap();
+        file.write_all(contents.as_bytes()).unwrap();
+        file.flush().unwrap();
+        let temporary = file.temporary().to_owned();
+        assert_eq!(temporary.parent().unwrap(), folder);
+        let name = temporary.file_name().unwrap().to_str().unwrap();
+        assert!(name.starts_with(".x.") && name.ends_with(".tmp"), "{name}");
+        assert_eq!(std::fs::read_to_string(&temporary).unwrap(), contents);
+        file.commit().unwrap();
+        assert!(!temporary.exists());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), contents);
+    }
+    assert_eq!(AtomicFile::create(&folder).unwrap_err().kind(), std::io::ErrorKind::IsADirectory);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+#[test]
+fn an_atomic_file_has_the_permissions_of_the_old_file_or_of_any_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let [path, other] = ["x", "y"].map(|name| folder.path().join(name));
+    std::fs::File::create(&other).unwrap();
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode();
+    let replace = || AtomicFile::create(&path).unwrap().commit().unwrap();
+    replace();
+    assert_eq!(mode(&path), mode(&other));
+    for kept in [0o600, 0o640] {
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(kept)).unwrap();
+        replace();
+        assert_eq!(mode(&path) & 0o777, kept);
+    }
 }
 
 #[test]

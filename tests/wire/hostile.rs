@@ -452,6 +452,9 @@ fn an_index_set_that_does_not_fit_its_manifest_is_refused() {
         Support::Set(Set { id }),
     ] {
         assert_eq!(encoder.add_index_set(id, &set(support.clone()), &manifest).unwrap_err().name(), "input");
+        let (mut out, options) = (Vec::new(), BlockOptions::default());
+        let written = encoder.index_set(&mut out, &set(support.clone()), &manifest, options);
+        assert_eq!((written.unwrap_err().name(), out.len()), ("input", 0));
         assert_eq!(decoder.add_index_set(id, &set(support), &manifest).unwrap_err().name(), "input");
     }
     let fine = set(Support::Sparse(Sparse { positions: vec![3] }));

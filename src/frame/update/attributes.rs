@@ -159,3 +159,27 @@ fn read_delta(cursor: &mut Cursor<'_>) -> Result<Vec<Delta>> {
     cursor.finish()?;
     Ok(delta)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runs_of_a_delta_ascend() {
+        let read = |runs: &[(u64, u64)]| {
+            let delta = |&(first, more): &(u64, u64)| Delta { first, more, base: [1; 16], result: [2; 16] };
+            let (mut bytes, delta) = (Vec::new(), Vec::from_iter(runs.iter().map(delta)));
+            write(&mut bytes, "", Some(&delta));
+            let mut header = UpdateHeader::default();
+            read(&mut Cursor::new(&bytes, 100, "update"), &mut header).map_err(|e| e.name())?;
+            assert_eq!(header.delta, Some(delta));
+            Ok(())
+        };
+        assert_eq!(read(&[]), Ok(()));
+        assert_eq!(read(&[(0, 2), (3, 0), (5, u64::MAX - 5)]), Ok(()));
+        for wrong in [&[(0, 0), (5, 0), (3, 0)][..], &[(0, 2), (2, 0)], &[(4, 0), (4, 0)]] {
+            assert_eq!(read(wrong), Err("not_ascending"), "{wrong:?}");
+        }
+        assert_eq!(read(&[(0, 0), (6, u64::MAX - 5)]), Err("out_of_range"));
+    }
+}

@@ -43,3 +43,27 @@ fn sum_table<'a>(segments: impl Iterator<Item = &'a Counts>) -> Option<Table> {
     segments.for_each(|counts| sum.iter_mut().zip(counts).for_each(|(s, c)| *s += c));
     Table::from_counts(&sum)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Few symbols, some of them likelier, from `first` on.
+    fn counts(first: usize) -> Counts {
+        let mut counts = [0; 256];
+        counts[first..first + 16].iter_mut().zip(1..).for_each(|(count, n)| *count = n);
+        counts
+    }
+
+    #[test]
+    fn segments_of_one_role_that_are_alike_share_a_table() {
+        let alike = |role| vec![(role, counts(0)); 20];
+        let tables = shared_tables(&alike(Role::Codes));
+        assert_eq!(tables, [Table::from_counts(&counts(0)).unwrap()]);
+        assert_eq!(shared_tables(&[alike(Role::Codes), alike(Role::Levels)].concat()).len(), 2);
+        assert!(shared_tables(&alike(Role::Codes)[..1]).is_empty());
+        let unlike = [(Role::Codes, counts(0)), (Role::Codes, counts(200)), (Role::Levels, counts(0))];
+        assert!(shared_tables(&unlike).is_empty());
+        assert!(shared_tables(&[]).is_empty());
+    }
+}

@@ -264,3 +264,118 @@ pub(super) fn write_block(
     memory.scratch = coder.scratch;
     written.map_err(|e| e.in_tensor(scope.first()))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::block::{
+        Based, Block, Constant, Floats, Groups, ScaleFormat, Scales, Set, Sparse, Stored, Support, Ulp,
+        Values,
+    };
+    use crate::frame::{IndexSet, TensorInfo};
+    use crate::limits::Limits;
+    use crate::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+    use crate::tensor::Dtype;
+
+    /// Tensors of `len` elements.
+    fn manifest(tensors: u64, len: u64) -> Arc<Manifest> {
+        let infos = (0..tensors).map(|i| TensorInfo::new(i.to_string(), Dtype::F32, [len]));
+        Arc::new(Manifest::new(infos.collect()).unwrap())
+    }
+
+    fn block(scope: Scope, support: Support, values: Values) -> Block {
+        Block { scope, add: false, support, values }
+    }
+
+    fn constant(scope: Scope, support: Support) -> Block {
+        let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+        block(scope, support, Values::Constant(Constant { groups: Groups::Block, scales }))
+    }
+
+    fn delta(runs: &[(u64, u64)]) -> Vec<Delta> {
+        let run = |&(first, more): &(u64, u64)| Delta { first, more, base: [1; 16], result: [2; 16] };
+        runs.iter().map(run).collect()
+    }
+
+    /// The headers of the parts of an update.
+    fn headers(
+        encoder: &mut Encoder,
+        manifest: &Arc<Manifest>,
+        delta: Option<Vec<Delta>>,
+        blocks: &[Block],
+    ) -> Result<Vec<UpdateHeader>, &'static str> {
+        let (mut out, header) = (Vec::new(), UpdateHeader::default().with_delta(delta));
+        encoder.update(&mut out, &header, manifest, blocks).map_err(|e| e.name())?;
+        encoder.finish(&mut out);
+        let mut reader = SliceReader::new(&out, Limits::default());
+        reader.add_manifest(Arc::clone(manifest));
+        let mut headers = Vec::new();
+        while let Some(event) = reader.next_event().map_err(|e| e.name())? {
+            if let Event::Frame(_, Body::Update(part)) = event {
+                headers.push(part.header);
+            }
+        }
+        Ok(headers)
+    }
+
+    fn encoder() -> Encoder {
+        Encoder::new(EncodeOptions::default())
+    }
+
+    #[test]
+    fn a_block_on_an_index_set_has_the_scope_and_the_manifest_of_the_set() {
+        let (manifest, other) = (manifest(2, 4), manifest(3, 4));
+        let support = Support::Sparse(Sparse { positions: vec![1] });
+        let (id, scope) = (SetId([3; 32]), Scope::Tensor(0));
+        let set = IndexSet { manifest: manifest.id(), step: 0, leader: 0, world: 0, scope, support };
+        let written = |manifest: &Arc<Manifest>, scope, id| {
+            let mut encoder = encoder();
+            encoder.add_index_set(SetId([3; 32]), &set, &self::manifest(2, 4)).unwrap();
+            let blocks = [constant(scope, Support::Set(Set { id }))];
+            encoder.update(&mut Vec::new(), &UpdateHeader::default(), manifest, &blocks).map_err(|e| e.name())
+        };
+        assert_eq!(written(&manifest, scope, id), Ok(()));
+        assert_eq!(written(&manifest, Scope::Tensor(1), id), Err("unknown_reference"));
+        assert_eq!(written(&other, scope, id), Err("unknown_reference"));
+        assert_eq!(written(&manifest, scope, SetId([4; 32])), Err("unknown_reference"));
+    }
+
+    #[test]
+    fn a_part_lists_each_run_that_it_touches_once() {
+        let based = |tensor| {
+            let support = Support::Based(Based { bounds: vec![], ranks: vec![vec![0]] });
+            block(Scope::Tensor(tensor), support, Values::Ulp(Ulp { diffs: vec![1] }))
+        };
+        // An added block need not be in the order of the others.
+        let added = Block { add: true, ..constant(Scope::Tensor(5), Support::All) };
+        let blocks = [based(0), added, based(1)];
+        let runs = delta(&[(0, 1), (2, 0), (5, 0)]);
+        let headers = headers(&mut encoder(), &manifest(6, 4), Some(runs), &blocks).unwrap();
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers[0].delta, Some(delta(&[(0, 1), (5, 0)])));
+    }
+
+    #[test]
+    fn a_block_that_is_classed_by_the_base_needs_one_run_for_its_tensors() {
+        let support = Support::Based(Based { bounds: vec![], ranks: vec![vec![5]] });
+        let values = Values::Floats(Floats { stored: Stored::Source, bytes: vec![0; 4] });
+        let blocks = [block(Scope::Tensors { first: 0, count: 2 }, support, values)];
+        let written =
+            |delta| headers(&mut encoder(), &manifest(2, 4), delta, &blocks).map(|headers| headers.len());
+        assert_eq!(written(Some(delta(&[(0, 1)]))), Ok(1));
+        assert_eq!(written(Some(delta(&[(0, 0), (1, 0)]))), Err("input"));
+        assert_eq!(written(None), Err("input"));
+    }
+
+    #[test]
+    fn blocks_without_elements_fill_parts_too() {
+        let values = || Values::Floats(Floats { stored: Stored::Source, bytes: vec![] });
+        let blocks = [0, 1, 2].map(|tensor| block(Scope::Tensor(tensor), Support::All, values()));
+        for (part_bytes, parts) in [(1, 3), (2, 2), (3, 1)] {
+            let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
+            assert_eq!(headers(&mut encoder, &manifest(3, 0), None, &blocks).unwrap().len(), parts);
+        }
+    }
+}
