@@ -15,8 +15,8 @@ pub struct IndexSpace {
     pub dtype: Dtype,
     /// Number of elements of each tensor of the scope: one number unless the scope is [`Scope::Tensors`].
     pub lens: Lens,
-    /// Row lengths of matrices that the elements may form, longest first. They help to choose codes and have
-    /// no meaning for readers.
+    /// Row lengths of matrices that the elements may form, those of the tensor's view first. They help to
+    /// choose codes and have no meaning for readers.
     pub row_lens: Vec<u64>,
     /// Shapes of the tensors of the scope: views of rows and columns refer to them.
     pub shapes: Shapes,

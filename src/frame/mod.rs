@@ -45,6 +45,7 @@ fn inflate(
     }
     check(INFLATED, zstd_window(compressed), limits.max_inflated_bytes, offset)?;
     let size = zstd::zstd_safe::get_frame_content_size(compressed).map_err(|_| wrong())?;
+    // Not only found again at the end: a frame of one segment has a window of this size.
     if size.is_some_and(|size| size != len) {
         return Err(wrong());
     }
