@@ -61,3 +61,27 @@ fn sum_of_transforms(a: &Dct, b: &Dct, space: &IndexSpace) -> Result<Values> {
         ..*a
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Scope, Sparse, Support};
+    use crate::error::{InputError, InputErrorKind};
+
+    #[test]
+    fn supports_that_do_not_fit_the_elements_are_refused() {
+        let space = IndexSpace::flat(Dtype::F32, 8);
+        for positions in [[1, 1], [5, 1], [1, 8]] {
+            let block = Block {
+                scope: Scope::Tensor(3),
+                add: false,
+                support: Support::Sparse(Sparse { positions: positions.to_vec() }),
+                values: Values::Floats(Floats { stored: Stored::F32, bytes: vec![0; 8] }),
+            };
+            let refused = add(&block, &block, &space, &Sets::new()).unwrap_err();
+            let Error::Input(InputError { kind, tensor }) = refused else { panic!("{refused}") };
+            assert!(matches!(kind, InputErrorKind::InconsistentBlock { .. }), "{positions:?}: {kind}");
+            assert_eq!(tensor, Some(3));
+        }
+    }
+}

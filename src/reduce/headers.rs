@@ -77,3 +77,67 @@ pub(super) fn together(first: &UpdateHeader, header: &UpdateHeader) -> Result<()
 pub(super) fn twice() -> Error {
     Error::cannot_reduce("this sender's update was added before")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::InputErrorKind;
+
+    fn of(sender: u64) -> UpdateHeader {
+        UpdateHeader::default().with_step(3).with_round(1).with_world(2).with_sender(sender)
+    }
+
+    fn why(refused: Result<UpdateHeader>) -> (&'static str, Option<u64>) {
+        match refused.unwrap_err() {
+            Error::Input(e) => match e.kind {
+                InputErrorKind::CannotReduce { why, sender } => (why, sender),
+                kind => panic!("{kind}"),
+            },
+            e => panic!("{e}"),
+        }
+    }
+
+    #[test]
+    fn headers_without_a_sum_are_refused_with_their_sender() {
+        for (other, reason) in [
+            (of(7).with_delta(Some(Vec::new())), "a delta"),
+            (of(7).with_reduction(Reduction::Mean), "a mean"),
+            (of(7).with_reduction(Reduction::Sum), "unknown number"),
+            (of(7).with_step(4), "another step"),
+            (of(7).with_round(0), "another step"),
+            (of(7).with_world(3), "another number of senders"),
+            (of(7).with_reduction(Reduction::Sum).with_contributors(2), "counted twice"),
+            (of(5), "added before"),
+        ] {
+            let (found, sender) = why(header([&of(5), &other], false));
+            assert!(found.contains(reason), "{reason}: {found}");
+            assert_eq!(sender, Some(other.sender), "{reason}");
+        }
+        assert_eq!(why(header([], false)), ("no update was given", None));
+    }
+
+    #[test]
+    fn contributors_do_not_exceed_the_senders() {
+        let header_of = |world, count| {
+            let headers: Vec<_> = (0..count).map(|sender| of(sender).with_world(world)).collect();
+            header(&headers, false)
+        };
+        // 0: the number of senders is not known.
+        for (world, most) in [(0, 9), (1, 1), (2, 2)] {
+            assert_eq!(header_of(world, most).unwrap().contributors, most);
+        }
+        for world in [1, 2] {
+            assert!(why(header_of(world, world + 1)).0.starts_with("more contributors than senders"));
+        }
+    }
+
+    #[test]
+    fn local_steps_are_kept_if_all_updates_have_the_same_number() {
+        for (steps, expected) in [([10, 10], 10), ([10, 20], 0), ([0, 10], 0)] {
+            let [a, b] = [0, 1].map(|i| of(i as u64).with_inner_steps(steps[i]));
+            let found = header([&a, &b], true).unwrap();
+            assert_eq!(found.inner_steps, expected, "{steps:?}");
+            assert_eq!((found.step, found.round, found.reduction), (3, 1, Reduction::Mean));
+        }
+    }
+}

@@ -172,3 +172,67 @@ impl Linear {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Block, IndexSpace, Scope, Sets, Sparse, Support};
+    use crate::error::InputErrorKind;
+    use crate::reduce::{add, merge};
+
+    /// Adds two values of two blocks. [`add`] and [`merge`] give the same.
+    fn sum(dtype: Dtype, a: (Stored, Vec<u8>), b: (Stored, Vec<u8>)) -> Result<Values> {
+        let space = IndexSpace::flat(dtype, 2);
+        let [a, b] = [a, b].map(|(stored, bytes)| Block {
+            scope: Scope::Tensor(0),
+            add: false,
+            support: Support::Sparse(Sparse { positions: vec![0, 1] }),
+            values: Values::Floats(Floats { stored, bytes }),
+        });
+        let added = add(&a, &b, &space, &Sets::new())?;
+        assert_eq!(merge(&[&a, &b], &space)?, added, "{dtype}");
+        Ok(added.values)
+    }
+
+    fn f32s(values: [f32; 2]) -> Vec<u8> {
+        values.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    fn f64s(values: [f64; 2]) -> Vec<u8> {
+        values.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn integers_and_wide_floats_are_added_in_their_types() {
+        let i32s = |values: [i32; 2]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+        let (source, narrow) = (Stored::Source, Stored::F32);
+        // The one NaN of the spec replaces the NaN of a sender.
+        let (nan, other_nan) = (f64::from_bits(0x7ff8 << 48), f64::from_bits(0xfff8 << 48 | 1));
+        let (wide, mixed) = ([0.1, 1e300], [0.1 + 0.25, 3.0]);
+        for (dtype, a, b, expected) in [
+            (Dtype::I32, (source, i32s([7, -2])), (source, i32s([5, 100])), i32s([12, 98])),
+            (Dtype::F64, (source, f64s(wide)), (source, f64s([0.2, other_nan])), f64s([0.1 + 0.2, nan])),
+            (Dtype::F64, (source, f64s([0.1, 1.0])), (narrow, f32s([0.25, 2.0])), f64s(mixed)),
+            (Dtype::F64, (narrow, f32s([0.25, 2.0])), (source, f64s([0.1, 1.0])), f64s(mixed)),
+        ] {
+            let expected = Values::Floats(Floats { stored: source, bytes: expected });
+            assert_eq!(sum(dtype, a, b).unwrap(), expected, "{dtype}");
+        }
+    }
+
+    #[test]
+    fn values_without_a_sum_are_refused() {
+        let kind = |dtype, stored, bytes: Vec<u8>| match sum(dtype, (stored, bytes.clone()), (stored, bytes))
+            .unwrap_err()
+        {
+            Error::Input(e) => e.kind,
+            e => panic!("{e}"),
+        };
+        let why = "bool tensors have no sum";
+        let bools = kind(Dtype::Bool, Stored::Source, vec![1; 2]);
+        assert_eq!(bools, InputErrorKind::CannotReduce { why, sender: None });
+        let what = "numbers for elements that are not floats";
+        let numbers = kind(Dtype::I32, Stored::F32, f32s([1.0; 2]));
+        assert_eq!(numbers, InputErrorKind::InconsistentBlock { what });
+    }
+}

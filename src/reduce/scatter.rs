@@ -156,3 +156,24 @@ fn divide(window: &mut [[u8; 4]], parts: &[Part<'_>], divisor: f64) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_at_the_edges_of_windows_and_threads_get_their_sums() {
+        const SHARE: u64 = (WINDOW * WINDOWS) as u64;
+        let window = WINDOW as u64;
+        let all = [0, window - 1, window, SHARE - 1, SHARE, SHARE + window, 2 * SHARE - 1];
+        let some = [window, SHARE, 2 * SHARE - 1];
+        let numbers: Vec<[u8; 4]> = (1..=7u8).map(|i| f32::from(i).to_le_bytes()).collect();
+        let part = |positions, weight| Part { positions, numbers: &numbers, base: 0, weight };
+        let parts = [part(&all[..], 1.0), Part { numbers: &numbers[..3], ..part(&some[..], 10.0) }];
+        let sums = sum(2 * SHARE as usize, &parts, Some(2.0));
+        let sums = sums.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
+        let found: Vec<(u64, f32)> = (0..).zip(sums).filter(|(_, x)| *x != 0.0).collect();
+        let expected = [1.0, 2.0, 3.0 + 10.0, 4.0, 5.0 + 20.0, 6.0, 7.0 + 30.0].map(|x: f32| x / 2.0);
+        assert_eq!(found, all.into_iter().zip(expected).collect::<Vec<_>>());
+    }
+}

@@ -77,3 +77,29 @@ fn sum_runs<T: Copy>(all: &[(u64, usize)], values: &[T], add: impl Fn(T, T) -> T
     }
     (positions, sums)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Floats, Scope, Stored, Values};
+    use crate::error::{InputError, InputErrorKind};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn blocks_of_other_elements_are_refused_with_their_number() {
+        let of = |tensor, add| Block {
+            scope: Scope::Tensor(tensor),
+            add,
+            support: Support::Sparse(Sparse { positions: vec![0] }),
+            values: Values::Floats(Floats { stored: Stored::F32, bytes: vec![0; 4] }),
+        };
+        let space = IndexSpace::flat(Dtype::F32, 8);
+        for (other, why) in
+            [(of(4, false), "it has another scope"), (of(3, true), "it adds to earlier blocks of its update")]
+        {
+            let refused = merge(&[&of(3, false), &other], &space).unwrap_err();
+            let kind = InputErrorKind::CannotReduce { why, sender: Some(1) };
+            assert!(matches!(refused, Error::Input(e) if e == InputError { kind, tensor: Some(3) }));
+        }
+    }
+}

@@ -96,3 +96,27 @@ impl Decoder {
         self.parser.finish(self.buffer.len() - self.start)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::FrameKind;
+    use crate::stream::{EncodeOptions, Encoder};
+
+    #[test]
+    fn frames_that_were_read_leave_the_buffer() {
+        let (mut encoder, mut decoder) =
+            (Encoder::new(EncodeOptions::default()), Decoder::new(Limits::default()));
+        let mut events = 0;
+        for _ in 0..100 {
+            let mut frame = Vec::new();
+            encoder.private(&mut frame, FrameKind(0xf001), &[7; 100]).unwrap();
+            decoder.feed(&frame);
+            while decoder.next_event().unwrap().is_some() {
+                events += 1;
+            }
+            assert!(decoder.buffer.len() <= 2 * frame.len(), "{} bytes", decoder.buffer.len());
+        }
+        assert_eq!(events, 101);
+    }
+}

@@ -351,3 +351,53 @@ impl Encoder {
         out
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{Block, Floats, Scope, Stored, Support, Values};
+    use crate::frame::TensorInfo;
+    use crate::tensor::Dtype;
+
+    /// Appends metadata of 1000 equal letters.
+    fn letters(encoder: &mut Encoder, out: &mut Vec<u8>) {
+        let mut metadata = Metadata::default();
+        metadata.entries.insert("letters".into(), "a".repeat(1000));
+        encoder.metadata(out, &metadata);
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_documentation() {
+        let EncodeOptions { part_bytes, index, compress } = EncodeOptions::default();
+        assert_eq!((part_bytes, index, compress), (64 * 1024 * 1024, true, true));
+        for compress in [true, false] {
+            let mut out = Vec::new();
+            letters(&mut Encoder::new(EncodeOptions::default().with_compress(compress)), &mut out);
+            assert_eq!(out.len() < 1000, compress);
+        }
+    }
+
+    #[test]
+    fn the_offset_is_that_of_the_next_frame_and_an_index_is_kept_only_if_enabled() {
+        let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [1])]).unwrap());
+        let block = Block {
+            scope: Scope::Tensor(0),
+            add: false,
+            support: Support::All,
+            values: Values::Floats(Floats { stored: Stored::F32, bytes: vec![0; 4] }),
+        };
+        for index in [true, false] {
+            let mut encoder = Encoder::new(EncodeOptions::default().with_index(index));
+            assert_eq!(encoder.offset(), 0);
+            let mut out = Vec::new();
+            encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[&block]).unwrap();
+            assert_eq!(encoder.offset(), out.len() as u64);
+            letters(&mut encoder, &mut out);
+            assert_eq!(encoder.offset(), out.len() as u64);
+            let listed = (encoder.index.frames.len(), encoder.index.updates.len());
+            assert_eq!(listed, if index { (3, 1) } else { (0, 0) });
+            encoder.finish(&mut out);
+            assert_eq!(encoder.offset(), out.len() as u64);
+        }
+    }
+}

@@ -476,3 +476,109 @@ impl Parser {
         Ok(end)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::{BlockOptions, Positions, Scope, Sparse, Support};
+    use crate::error::LimitError;
+    use crate::frame::TensorInfo;
+    use crate::stream::{EncodeOptions, Encoder, SliceReader};
+    use crate::tensor::Dtype;
+
+    #[test]
+    fn the_bytes_needed_are_those_of_the_next_event() {
+        let stream = Encoder::new(EncodeOptions::default()).finish_empty();
+        let mut parser = Parser::new(Limits::default());
+        for input in [&[][..], &stream[..5], &stream[..16]] {
+            assert_eq!(parser.needed(input), PREAMBLE_LEN as u64);
+        }
+        assert_eq!([b"\x89GCX", &b"x"[..]].map(|input| parser.needed(input)), [0, 0]);
+        let (mut rest, mut frames) = (&stream[..], Vec::new());
+        while !rest.is_empty() {
+            assert_eq!(parser.offset(), (stream.len() - rest.len()) as u64);
+            let Progress::Ready { consumed, event } = parser.advance(rest).unwrap() else { panic!("cut") };
+            if let Event::Frame(info, _) = event {
+                assert_eq!((info.offset, info.len()), (parser.offset() - info.len(), consumed as u64));
+                assert!(!info.is_empty());
+                frames.push(&rest[..consumed]);
+            }
+            rest = &rest[consumed..];
+        }
+        assert_eq!(frames.len(), 2);
+        let frame = frames[0];
+        for (len, needed) in [(0, HEADER_LEN), (3, HEADER_LEN), (23, HEADER_LEN), (24, frame.len())] {
+            assert_eq!(parser.needed(&frame[..len]), needed as u64, "{len}");
+        }
+        // Input that is refused without more bytes: another sync word, a corrupt header, anything after an
+        // error.
+        let mut corrupt = frame.to_vec();
+        corrupt[5] ^= 1;
+        assert_eq!([b"\xd3gcx", &b"x"[..], &corrupt].map(|input| parser.needed(input)), [0; 3]);
+        assert!(parser.advance(b"x").is_err());
+        assert_eq!([&[], frame].map(|input| parser.needed(input)), [0; 2]);
+    }
+
+    #[test]
+    fn definitions_are_limited_in_number_and_memory() {
+        let manifests = ["a", "b"].map(|name| {
+            let info = TensorInfo::new(name.repeat(100), Dtype::F32, [100]);
+            Arc::new(Manifest::new(vec![info]).unwrap())
+        });
+        let encoder = || (Encoder::new(EncodeOptions::default()), Vec::new());
+        let (mut two, mut names) = encoder();
+        manifests.iter().for_each(|manifest| two.manifest(&mut names, manifest));
+        two.finish(&mut names);
+        let (mut two, mut sets) = encoder();
+        for step in 0..2 {
+            let positions = (0..50).map(|i| 2 * i).collect();
+            let set = IndexSet {
+                manifest: manifests[0].id(),
+                step,
+                leader: 0,
+                world: 0,
+                scope: Scope::Tensor(0),
+                support: Support::Sparse(Sparse { positions }),
+            };
+            let options = BlockOptions::default().with_positions(Positions::Rice);
+            two.index_set(&mut sets, &set, &manifests[0], options).unwrap();
+        }
+        two.finish(&mut sets);
+        let limits = Limits::default;
+        for (stream, limit, most, limits) in [
+            (
+                &names,
+                "max_definitions",
+                2,
+                (limits().with_max_definitions(2), limits().with_max_definitions(1)),
+            ),
+            (
+                &sets,
+                "max_definitions",
+                2,
+                (limits().with_max_definitions(2), limits().with_max_definitions(1)),
+            ),
+            (
+                &names,
+                "max_alloc_bytes",
+                200,
+                (limits().with_max_alloc_bytes(200), limits().with_max_alloc_bytes(199)),
+            ),
+            // A name, and 50 positions in each set.
+            (
+                &sets,
+                "max_alloc_bytes",
+                900,
+                (limits().with_max_alloc_bytes(900), limits().with_max_alloc_bytes(899)),
+            ),
+        ] {
+            assert!(SliceReader::new(stream, limits.0).all(|event| event.is_ok()), "{limit}");
+            match SliceReader::new(stream, limits.1).find_map(Result::err) {
+                Some(Error::Limit(LimitError { limit: found, asked, allowed, .. })) => {
+                    assert_eq!((found, asked, allowed), (limit, most, most - 1));
+                }
+                other => panic!("{limit}: {other:?}"),
+            }
+        }
+    }
+}

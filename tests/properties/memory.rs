@@ -7,7 +7,10 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-use gcodec::block::{Block, BlockOptions, Constant, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use gcodec::block::{
+    Block, BlockOptions, Constant, Floats, Groups, ScaleFormat, Scales, Scope, Sparse, Stored, Support,
+    Values,
+};
 use gcodec::compress::{Input, Options, compress, random};
 use gcodec::frame::{FrameKind, Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -110,6 +113,25 @@ fn encode_wide(tensors: u64, parts: usize) -> Vec<u8> {
     out
 }
 
+/// Encodes an update of `blocks` sparse blocks with `kept` positions each, added to a tensor each.
+fn encode_sparse(blocks: u64, kept: u64) -> Vec<u8> {
+    let infos = (0..blocks).map(|i| TensorInfo::new(i.to_string(), Dtype::F32, [16 * kept]));
+    let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+    let blocks: Vec<Block> = (0..blocks)
+        .map(|tensor| Block {
+            scope: Scope::Tensor(tensor),
+            add: true,
+            support: Support::Sparse(Sparse { positions: (0..kept).map(|i| 16 * i + i % 16).collect() }),
+            values: Values::Floats(Floats { stored: Stored::F32, bytes: vec![1; 4 * kept as usize] }),
+        })
+        .collect();
+    let mut out = Vec::new();
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &blocks).unwrap();
+    encoder.finish(&mut out);
+    out
+}
+
 /// There is one test because the counters cover the whole process, and one thread because part of the
 /// constant is per thread.
 #[test]
@@ -118,6 +140,14 @@ fn memory_is_bounded_by_what_is_kept() {
     let mut encoder = Encoder::new(EncodeOptions::default());
     encoder.private(&mut Vec::new(), FrameKind(0xf000), &vec![7; 2 * MIB]).unwrap();
     rayon::ThreadPoolBuilder::new().num_threads(1).build_global().unwrap();
+    // A thread decodes two sparse blocks at a time, however many there are.
+    let [two, many] = [2, 16].map(|blocks| {
+        let bytes = encode_sparse(blocks, 1 << 14);
+        let (decoded, used) = measured(|| gcodec::decode(&bytes).unwrap());
+        used - decoded.iter().map(|(_, tensor)| tensor.data().len()).sum::<usize>()
+    });
+    println!("sparse: decoding 2 blocks {two}, 16 blocks {many}");
+    assert!(many <= two + two / 4, "decoding two blocks takes {two}, many {many}");
     let (manifest, tensor) = (manifest(), tensor());
     let kept = ELEMENTS / 1000;
     // (codec, bytes for encoding beyond the output, bytes for decoding beyond the tensor)

@@ -128,14 +128,23 @@ impl Numbers<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block::{Constant, Floats, Groups, ScaleFormat, Scales, Sparse, Stored, Support, Ulp};
+    use crate::block::{Based, Constant, Floats, Groups, ScaleFormat, Scales, Sparse, Stored, Support, Ulp};
     use crate::frame::{Delta, Manifest, TensorInfo, UpdateHeader};
     use crate::limits::Limits;
     use crate::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
     use std::sync::Arc;
 
-    /// Writes blocks as an update, reads it, and returns the statistics of each block's tensors.
+    /// Writes blocks as an update, reads it, and returns the statistics of each block's tensors, with grids.
     fn of(infos: &[TensorInfo], header: &UpdateHeader, blocks: &[Block]) -> Vec<Vec<Stats>> {
+        with(&Options::default().with_grid(true), infos, header, blocks)
+    }
+
+    fn with(
+        options: &Options,
+        infos: &[TensorInfo],
+        header: &UpdateHeader,
+        blocks: &[Block],
+    ) -> Vec<Vec<Stats>> {
         let manifest = Arc::new(Manifest::new(infos.to_vec()).unwrap());
         let mut encoder = Encoder::new(EncodeOptions::default());
         let mut bytes = Vec::new();
@@ -145,9 +154,9 @@ mod tests {
         for event in SliceReader::new(&bytes, Limits::default()) {
             let Event::Frame(_, Body::Update(part)) = event.unwrap() else { continue };
             for number in 0..part.blocks.len() {
-                let (budget, options) = (part.budget(), Options::default().with_grid(true));
+                let budget = part.budget();
                 let block = part.decode(number, &budget).unwrap();
-                found.push(Stats::of_block(&part, number, &block, &budget, &options).unwrap());
+                found.push(Stats::of_block(&part, number, &block, &budget, options).unwrap());
             }
         }
         found
@@ -207,5 +216,49 @@ mod tests {
         let stats = &found[0][0];
         assert_eq!((stats.kept, stats.unread, stats.finite(), stats.nonzero()), (2, 2, 0, 0));
         assert_eq!(stats.grid.as_ref().unwrap().cell(0, 2), Some((1, 1)));
+    }
+
+    fn elements(values: &[f32]) -> Values {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        Values::Floats(Floats { stored: Stored::Source, bytes })
+    }
+
+    #[test]
+    fn special_values_have_their_places_without_a_grid_too() {
+        let block = Block {
+            scope: Scope::Range { tensor: 0, start: 2, len: 5 },
+            add: false,
+            support: Support::All,
+            values: elements(&[1.0, f32::NAN, 2.0, f32::INFINITY, f32::NAN]),
+        };
+        let infos = [TensorInfo::new("w", Dtype::F32, [8])];
+        let found = with(&Options::default(), &infos, &UpdateHeader::default(), &[block]);
+        let stats = &found[0][0];
+        assert_eq!((stats.nan, stats.first_nan, stats.first_infinite), (2, Some(3), Some(5)));
+        assert_eq!(stats.grid, None);
+    }
+
+    #[test]
+    fn places_that_only_a_base_tells_are_unknown() {
+        let block = |scope| Block {
+            scope,
+            add: false,
+            support: Support::Based(Based { bounds: vec![], ranks: vec![vec![0, 3]] }),
+            values: elements(&[f32::NAN, 1.0]),
+        };
+        let infos = [("a", 4), ("b", 3)].map(|(name, n)| TensorInfo::new(name, Dtype::F32, [n]));
+        let delta = vec![Delta { first: 0, more: 1, base: [0; 16], result: [1; 16] }];
+        let header = UpdateHeader::default().with_delta(Some(delta));
+        for grid in [false, true] {
+            let of = |scope| with(&Options::default().with_grid(grid), &infos, &header, &[block(scope)]);
+            let one = &of(Scope::Tensor(0))[0][0];
+            assert_eq!((one.elements, one.kept, one.unplaced, one.unread), (2, 2, 0, 0));
+            assert_eq!((one.nan, one.first_nan, one.max), (1, None, Some(1.0)));
+            assert_eq!(one.grid, None);
+            // Not even the number of values in each tensor is known.
+            let both = of(Scope::Tensors { first: 0, count: 2 }).remove(0);
+            let counts = |s: &Stats| (s.elements, s.kept, s.unplaced, s.unread, s.nonzero());
+            assert_eq!(both.iter().map(counts).collect::<Vec<_>>(), [(4, 0, 4, 4, 0), (3, 0, 3, 3, 0)]);
+        }
     }
 }

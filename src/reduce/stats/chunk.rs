@@ -227,4 +227,20 @@ mod tests {
             assert!((found.deviations / deviations - 1.0).abs() < 1e-9, "{found:?}");
         }
     }
+
+    #[test]
+    fn only_finite_numbers_have_moments() {
+        let values = [1.0, f64::NAN, 3.0, f64::INFINITY, f64::NEG_INFINITY, 8.0];
+        let sums = Sum(&values).call();
+        assert_eq!(sums.moments, Moments { count: 3, mean: 4.0, deviations: 26.0, squares: 74.0 });
+        assert_eq!((sums.min, sums.max, sums.nan, sums.zeros), (1.0, 8.0, 1, 0));
+        let mut large = Sum(&[1e200, 1e200]).call().moments;
+        let before = large;
+        for none in [&[][..], &[f64::NAN, f64::INFINITY]] {
+            let nothing = Sum(none).call().moments;
+            assert_eq!(nothing, Moments::default());
+            large.merge(&nothing);
+            assert_eq!(large, before);
+        }
+    }
 }

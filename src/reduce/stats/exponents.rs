@@ -187,4 +187,29 @@ mod tests {
         special.add(&[f64::NAN, f64::INFINITY, -0.0, -1.0]);
         assert_eq!(special.finish().iter().collect::<Vec<_>>(), [(true, 127, 1)]);
     }
+
+    #[test]
+    fn every_number_is_counted_once_however_it_is_cut() {
+        let mut values: Vec<f64> = (0..600).map(|i| f64::from(i % 7 + 1)).collect();
+        // These exponents occur once.
+        (values[0], values[350], values[599]) = (-1e-300, -1e-30, 1e30);
+        let mut expected = Exponents::default();
+        for value in &values {
+            let mut one = Counter::new();
+            one.add(&[*value]);
+            expected.merge(&one.finish());
+        }
+        assert_eq!(expected.iter().map(|(.., count)| count).sum::<u64>(), 600);
+        assert_eq!(expected.iter().filter(|(negative, ..)| *negative).next(), Some((true, 0, 1)));
+        for lens in [&[600][..], &[100, 300, 200], &[300, 100, 200], &[500, 100], &[192, 408]] {
+            let (mut counter, mut rest) = (Counter::new(), &values[..]);
+            for &len in lens {
+                counter.add(rest.split_off(..len).unwrap());
+                // The list stays short.
+                assert!(counter.few.len() <= FEW, "{lens:?}");
+            }
+            assert_eq!(counter.finish(), expected, "{lens:?}");
+        }
+        assert_eq!(Exponents::default().range(), (0, Vec::new()));
+    }
 }

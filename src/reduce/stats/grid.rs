@@ -164,4 +164,35 @@ mod tests {
         let empty = Grid::new(&[3, 0]);
         assert_eq!((empty.width(), empty.cell(0, 0)), (0, None));
     }
+
+    #[test]
+    fn a_grid_has_at_most_64_rows_and_columns() {
+        for (shape, size, cells) in [
+            (&[][..], (1, 1), (1, 1)),
+            (&[5], (1, 5), (1, 5)),
+            (&[100, 3], (100, 3), (64, 3)),
+            (&[2, 5, 30], (2, 150), (2, 64)),
+        ] {
+            let grid = Grid::new(shape);
+            assert_eq!((grid.rows(), grid.columns()), size, "{shape:?}");
+            assert_eq!((grid.height(), grid.width()), cells, "{shape:?}");
+            assert_eq!(grid.cells.len() as u64, cells.0 * cells.1, "{shape:?}");
+            assert!(grid.cell(cells.0 - 1, cells.1 - 1).is_some(), "{shape:?}");
+            assert_eq!([grid.cell(0, cells.1), grid.cell(cells.0, 0)], [None; 2], "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn counts_of_grids_of_one_shape_are_added() {
+        let of = |shape: &[u64], values: &[f64]| {
+            let mut grid = Grid::new(shape);
+            grid.add(0, values);
+            grid
+        };
+        let mut sum = of(&[2, 2], &[1.0, 0.0, 1.0, 0.0]);
+        assert!(sum.merge(&of(&[2, 2], &[1.0, 1.0, 0.0, 0.0])));
+        assert_eq!(sum.cells, [2, 1, 1, 0]);
+        assert!(!sum.merge(&of(&[4], &[1.0; 4])));
+        assert_eq!(sum.cells, [2, 1, 1, 0]);
+    }
 }

@@ -155,3 +155,82 @@ impl Stats {
 fn smaller(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     a.into_iter().chain(b).min()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grid(values: &[f64]) -> Option<Grid> {
+        let mut grid = Grid::new(&[2, 2]);
+        grid.add(0, values);
+        Some(grid)
+    }
+
+    #[test]
+    fn merged_statistics_are_those_of_all_elements() {
+        let a = Stats {
+            elements: 10,
+            kept: 9,
+            unplaced: 1,
+            unread: 2,
+            zeros: 3,
+            nan: 1,
+            first_nan: Some(7),
+            infinite: 1,
+            first_infinite: None,
+            min: Some(-2.0),
+            max: Some(3.0),
+            grid: grid(&[1.0, 0.0, 1.0, 0.0]),
+            ..Stats::default()
+        };
+        let b = Stats {
+            elements: 5,
+            kept: 4,
+            unplaced: 2,
+            unread: 1,
+            zeros: 1,
+            nan: 2,
+            first_nan: Some(3),
+            infinite: 4,
+            first_infinite: Some(9),
+            min: Some(-5.0),
+            max: Some(1.0),
+            grid: grid(&[1.0, 1.0, 0.0, 0.0]),
+            ..Stats::default()
+        };
+        let all = Stats {
+            elements: 15,
+            kept: 13,
+            unplaced: 3,
+            unread: 3,
+            zeros: 4,
+            nan: 3,
+            first_nan: Some(3),
+            infinite: 5,
+            first_infinite: Some(9),
+            min: Some(-5.0),
+            max: Some(3.0),
+            ..Stats::default()
+        };
+        let nothing = Stats::default();
+        for (mut sum, more) in [(a.clone(), &b), (b.clone(), &a)] {
+            sum.merge(more);
+            let cells = [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(r, c)| sum.grid.as_ref().unwrap().cell(r, c));
+            assert_eq!(cells.map(|cell| cell.unwrap().0), [2, 1, 1, 0]);
+            assert_eq!(sum.nonzero(), 15 - 4 - 3);
+            assert_eq!(Stats { grid: None, ..sum.clone() }, all);
+            let before = sum.clone();
+            sum.merge(&nothing);
+            assert_eq!(sum, before);
+        }
+    }
+
+    #[test]
+    fn elements_without_a_value_are_zero() {
+        let kept = Stats { elements: 2, kept: 2, min: Some(2.0), max: Some(3.0), ..Stats::default() };
+        assert_eq!(kept.clone().with_elements(2), kept);
+        let whole = kept.with_elements(3);
+        assert_eq!((whole.elements, whole.kept, whole.zeros), (3, 2, 1));
+        assert_eq!((whole.min, whole.max, whole.finite()), (Some(0.0), Some(3.0), 1));
+    }
+}
