@@ -26,7 +26,8 @@ pub struct Fault<'a> {
     pub error: Error,
     /// Offset of the first byte that is left out.
     pub offset: u64,
-    /// Number of bytes that are left out.
+    /// Number of bytes that are left out; for a frame that is too large, the number that its header declares,
+    /// although the input may end before.
     pub len: u64,
     /// The frame, if its header and its length are correct.
     pub frame: Option<DamagedFrame<'a>>,
