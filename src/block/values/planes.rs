@@ -178,8 +178,9 @@ const SAMPLE: usize = 1 << 14;
 /// One of so many pieces is in the sample.
 const SAMPLE_STEP: usize = 16;
 
-/// Whether pieces of a long plane save less than 1/256 by a code, each with a table: the plane may save up to
-/// a hundredth then. A code of a few hundredths of a bit would cost most of the time of encoding and decoding.
+/// Whether pieces of a long plane save less than 1/256 by a code, each with a table; the plane may then save
+/// up to a hundredth. A code of a few hundredths of a bit would cost most of the time of encoding and
+/// decoding.
 fn is_noise(coder: &Coder<'_>, bytes: &[u8], layout: Layout, plane: usize) -> bool {
     if bytes.len() / layout.size < SAMPLED || coder.entropy == Entropy::Packed {
         return false;
