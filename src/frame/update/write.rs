@@ -271,8 +271,8 @@ mod tests {
 
     use super::*;
     use crate::block::{
-        Based, Block, Constant, Floats, Groups, ScaleFormat, Scales, Set, Sparse, Stored, Support, Ulp,
-        Values,
+        Affine, Based, Block, Constant, Floats, Groups, ScaleFormat, Scales, Set, Sparse, Stored, Support,
+        Ulp, Values, Zero,
     };
     use crate::frame::{IndexSet, TensorInfo};
     use crate::limits::Limits;
@@ -367,6 +367,65 @@ mod tests {
         assert_eq!(written(Some(delta(&[(0, 1)]))), Ok(1));
         assert_eq!(written(Some(delta(&[(0, 0), (1, 0)]))), Err("input"));
         assert_eq!(written(None), Err("input"));
+    }
+
+    /// Small blocks with codes of few kinds, then a large one.
+    fn coded(small: u64) -> (Arc<Manifest>, Vec<Block>) {
+        let codes =
+            |len| (0..len as u64).map(|i| (crate::random::word(4, 0, i).leading_zeros()) as u8).collect();
+        let coded = |tensor, len: usize| {
+            let scales = Scales::from_f32s(ScaleFormat::F32, &[1.0]);
+            let values =
+                Affine { bits: 6, groups: Groups::Block, scales, zero: Zero::Centre, codes: codes(len) };
+            block(Scope::Tensor(tensor), Support::All, Values::Affine(values))
+        };
+        let infos = (0..=small).map(|i| {
+            let len = if i < small { 300 } else { 2 * LIGHT };
+            TensorInfo::new(i.to_string(), Dtype::F32, [len])
+        });
+        let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+        let blocks = (0..small).map(|i| coded(i, 300)).chain([coded(small, 2 * LIGHT as usize)]).collect();
+        (manifest, blocks)
+    }
+
+    fn bytes(manifest: &Arc<Manifest>, blocks: &[Block]) -> usize {
+        let mut out = Vec::new();
+        encoder().update(&mut out, &UpdateHeader::default(), manifest, blocks).unwrap();
+        out.len()
+    }
+
+    #[test]
+    fn small_blocks_share_frequency_tables() {
+        let (manifest, blocks) = coded(40);
+        let of_update = |blocks: &[Block]| bytes(&manifest, blocks);
+        let (empty, large) = (of_update(&[]), of_update(&blocks[40..]));
+        let each = of_update(&blocks[..1]) - empty;
+        let all = of_update(&blocks[..40]) - empty;
+        assert!(all < 40 * each - 40 * 8, "{all} bytes of 40 blocks, {each} of one");
+        assert!(of_update(&blocks).abs_diff(all + large) < 8, "large blocks have their own");
+    }
+
+    #[test]
+    fn any_number_of_threads_writes_all_blocks_in_order() {
+        let (manifest, blocks) = coded(40);
+        let written = |threads| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let (mut out, mut encoder) = (Vec::new(), encoder());
+            let header = UpdateHeader::default();
+            pool.install(|| encoder.update(&mut out, &header, &manifest, &blocks)).unwrap();
+            encoder.finish(&mut out);
+            out
+        };
+        let one = written(1);
+        assert!([2, 5, 9].iter().all(|&threads| written(threads) == one));
+        let mut reader = SliceReader::new(&one, Limits::default());
+        while let Some(event) = reader.next_event().unwrap() {
+            if let Event::Frame(_, Body::Update(part)) = event {
+                assert_eq!(part.blocks.len(), blocks.len());
+                let decoded = (0..blocks.len()).map(|i| part.decode(i, &part.budget()).unwrap());
+                assert!(decoded.zip(&blocks).all(|(decoded, block)| decoded == *block));
+            }
+        }
     }
 
     #[test]
