@@ -712,7 +712,7 @@ mod tests {
         let two = 4 * (one + HEADER_LEN - 1 + next.len()) - HEADER_LEN;
         assert_eq!(finds(enough, [one, two]), [true, true]);
         assert_eq!(finds(enough, [one, two + 1]), [true, false]);
-        assert_eq!(finds(enough - 1, [one, 0])[0], false);
+        assert!(!finds(enough - 1, [one, 0])[0]);
     }
 
     /// Counts the bytes that are taken from a slice. Every other call is interrupted.

@@ -442,7 +442,8 @@ mod tests {
 
     #[test]
     fn codes_after_planes_are_written_as_alone() {
-        let codes: Vec<u8> = (0..20_000).map(|i| u8::from(random::word(1, 0, i) % 16 == 0)).collect();
+        let codes: Vec<u8> =
+            (0..20_000).map(|i| u8::from(random::word(1, 0, i).is_multiple_of(16))).collect();
         let after = |coder: &mut Coder<'_>| {
             let mut out = Vec::new();
             write_symbols(&mut out, coder, Role::Codes, &codes, &[]);

@@ -200,7 +200,7 @@ mod tests {
             expected.merge(&one.finish());
         }
         assert_eq!(expected.iter().map(|(.., count)| count).sum::<u64>(), 600);
-        assert_eq!(expected.iter().filter(|(negative, ..)| *negative).next(), Some((true, 0, 1)));
+        assert_eq!(expected.iter().find(|(negative, ..)| *negative), Some((true, 0, 1)));
         for lens in [&[600][..], &[100, 300, 200], &[300, 100, 200], &[500, 100], &[192, 408]] {
             let (mut counter, mut rest) = (Counter::new(), &values[..]);
             for &len in lens {

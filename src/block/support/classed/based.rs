@@ -439,7 +439,8 @@ mod tests {
         assert!(check(vec![9, 1], &[&[0], &[], &[0, 1]], 3));
         let none: &[u64] = &[];
         assert!(check((1..64).rev().collect(), &[none; 64], 3));
-        let wrong: [(Vec<u8>, &[&[u64]], u64); 7] = [
+        type Case<'a> = (Vec<u8>, &'a [&'a [u64]], u64);
+        let wrong: [Case<'_>; 7] = [
             ((1..=64).rev().collect(), &[none; 65], 3),
             (vec![9, 0], &[&[0], &[], &[1]], 3),
             (vec![9, 9], &[&[0], &[], &[1]], 3),
