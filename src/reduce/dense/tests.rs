@@ -1,0 +1,195 @@
+use super::*;
+use crate::block::Sparse;
+use crate::error::{InputErrorKind, LimitError, Location};
+use crate::frame::TensorInfo;
+use crate::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
+use crate::tensor::element::decode_f64s;
+
+/// Elements of each tensor.
+const N: u64 = 600;
+
+fn manifest(dtypes: &[Dtype]) -> Arc<Manifest> {
+    let infos = dtypes.iter().enumerate().map(|(i, &dtype)| TensorInfo::new(format!("t{i}"), dtype, [N]));
+    Arc::new(Manifest::new(infos.collect()).unwrap())
+}
+
+fn block(scope: Scope, support: Support, stored: Stored, bytes: Vec<u8>) -> Block {
+    Block { scope, add: false, support, values: Values::Floats(Floats { stored, bytes }) }
+}
+
+fn sparse(scope: Scope) -> Block {
+    let support = Support::Sparse(Sparse { positions: vec![1] });
+    block(scope, support, Stored::F32, 1f32.to_le_bytes().to_vec())
+}
+
+fn dense(scope: Scope, value: f32) -> Block {
+    block(scope, Support::All, Stored::F32, value.to_le_bytes().repeat(N as usize))
+}
+
+fn take(sum: &mut Sum, header: &UpdateHeader, blocks: &[Block], weight: f64) -> Result<()> {
+    let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
+    encoder.update(&mut out, header, &sum.manifest, blocks).unwrap();
+    encoder.finish(&mut out);
+    for event in SliceReader::new(&out, Limits::default()) {
+        if let Event::Frame(_, Body::Update(part)) = event.unwrap() {
+            sum.add(&part, weight)?;
+        }
+    }
+    Ok(())
+}
+
+fn of(sender: u64) -> UpdateHeader {
+    UpdateHeader::default().with_sender(sender)
+}
+
+fn kind(error: Error) -> InputErrorKind {
+    match error {
+        Error::Input(e) => e.kind,
+        e => panic!("{e}"),
+    }
+}
+
+#[test]
+fn only_sparse_f32_updates_are_added_without_expanding_them() {
+    use Dtype::{Bf16, F32};
+    use Precision as P;
+    let (one, two) = (Scope::Tensor(0), Scope::Tensor(1));
+    let both = Scope::Tensors { first: 0, count: 2 };
+    let range = Scope::Range { tensor: 0, start: 0, len: 9 };
+    let adding = Block { add: true, ..sparse(one) };
+    for (dtypes, precision, senders, expected) in [
+        (&[F32][..], P::F32, vec![vec![sparse(one)], vec![sparse(one)]], &[true][..]),
+        (&[F32], P::F64, vec![vec![sparse(one)]], &[false]),
+        (&[Bf16], P::F32, vec![vec![sparse(one)]], &[false]),
+        (&[F32], P::F32, vec![vec![sparse(one)], vec![dense(one, 1.0)]], &[false]),
+        (&[F32], P::F32, vec![vec![sparse(range)]], &[false]),
+        (&[F32], P::F32, vec![vec![sparse(one), adding]], &[false]),
+        (&[F32, Bf16], P::F32, vec![vec![sparse(one), sparse(two)]], &[true, false]),
+        (&[F32, F32], P::F32, vec![vec![sparse(one), dense(two, 1.0)]], &[true, false]),
+        (&[F32, F32], P::F32, vec![vec![sparse(both)]], &[true, true]),
+        (&[F32, F32], P::F32, vec![vec![sparse(both)], vec![dense(two, 1.0)]], &[false, false]),
+    ] {
+        let options = SumOptions::default().with_precision(precision);
+        let mut sum = Sum::new(&manifest(dtypes), options);
+        for (sender, blocks) in (0..).zip(&senders) {
+            take(&mut sum, &of(sender), blocks, 1.0).unwrap();
+        }
+        for divisor in [None, Some(2.0)] {
+            assert_eq!(sum.sparse(divisor), expected, "{dtypes:?} {precision:?} {senders:?}");
+        }
+    }
+}
+
+#[test]
+fn updates_of_every_float_type_are_scaled_added_and_divided() {
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::F64] {
+        for (precision, weights, mean, expected) in [
+            (Precision::F32, [1.0, 1.0], false, 12.0),
+            (Precision::F32, [1.0, 1.0], true, 6.0),
+            (Precision::F32, [2.0, 1.0], false, 15.0),
+            (Precision::F32, [2.0, 1.0], true, 5.0),
+            (Precision::F64, [1.0, 1.0], false, 12.0),
+            (Precision::F64, [2.0, 1.0], true, 5.0),
+        ] {
+            let options = SumOptions::default().with_precision(precision);
+            let mut sum = Sum::new(&manifest(&[dtype]), options);
+            for (sender, value, weight) in [(0, 3.0, weights[0]), (1, 9.0, weights[1])] {
+                take(&mut sum, &of(sender), &[dense(Scope::Tensor(0), value)], weight).unwrap();
+            }
+            let tensor = sum.finish(mean).unwrap().into_tensors().unwrap().remove(0);
+            let mut numbers = [0.0; N as usize];
+            decode_f64s(dtype, tensor.data(), 0, &mut numbers).unwrap();
+            assert_eq!(numbers, [expected; N as usize], "{dtype} {precision:?} {weights:?} {mean}");
+        }
+    }
+}
+
+#[test]
+fn weights_without_a_meaning_are_refused() {
+    let add = |dtypes: &[Dtype], header: &UpdateHeader, weight| {
+        let mut sum = Sum::new(&manifest(dtypes), SumOptions::default());
+        take(&mut sum, header, &[dense(Scope::Tensor(0), 1.0)], weight)
+    };
+    for weight in [0.0, -1.0, f64::INFINITY, f64::NAN] {
+        let refused = kind(add(&[Dtype::F32], &of(0), weight).unwrap_err());
+        assert_eq!(refused, InputErrorKind::BadOption { what: "weight" }, "{weight}");
+    }
+    let sum = of(0).with_reduction(Reduction::Sum).with_contributors(2);
+    for (dtypes, header, why) in [
+        (&[Dtype::F32][..], &sum, "it is a sum, which contains its weights already"),
+        (&[Dtype::F32, Dtype::I32], &of(0), "a weight other than 1 has no meaning for integer tensors"),
+    ] {
+        let refused = kind(add(dtypes, header, 2.0).unwrap_err());
+        assert_eq!(refused, InputErrorKind::CannotReduce { why, sender: Some(0) });
+        add(dtypes, header, 1.0).unwrap();
+    }
+}
+
+/// Checks that `result` is refused because of memory exactly if `limit` is less than `bytes`.
+fn check_limit<T>(result: Result<T>, bytes: u64, limit: u64) {
+    let at = Location::at(0);
+    let expected = LimitError { limit: "max_alloc_bytes", asked: bytes, allowed: limit, at };
+    match result {
+        Ok(_) => assert!(bytes <= limit, "{bytes} bytes"),
+        Err(Error::Limit(e)) => assert!(bytes > limit && e == expected, "{bytes} bytes: {e}"),
+        Err(e) => panic!("{e}"),
+    }
+}
+
+fn limited(limit: u64, precision: Precision) -> SumOptions {
+    let limits = Limits::default().with_max_alloc_bytes(limit);
+    SumOptions::default().with_precision(precision).with_limits(limits)
+}
+
+#[test]
+fn waiting_updates_count_with_their_positions_and_values() {
+    // A position, a value, and the block itself.
+    let each = 8 + 4 + size_of::<Block>() as u64;
+    for (senders, bytes) in [(1, each), (2, 2 * each)] {
+        for limit in [bytes, bytes - 1] {
+            let mut sum = Sum::new(&manifest(&[Dtype::F32]), limited(limit, Precision::F32));
+            let block = sparse(Scope::Tensor(0));
+            let taken =
+                (0..senders).try_for_each(|s| take(&mut sum, &of(s), std::slice::from_ref(&block), 1.0));
+            check_limit(taken, bytes, limit);
+        }
+    }
+}
+
+#[test]
+fn accumulators_and_one_expanded_update_are_limited() {
+    for (dtype, precision, accumulator) in [
+        (Dtype::F32, Precision::F32, 4),
+        (Dtype::F32, Precision::F64, 8),
+        (Dtype::Bf16, Precision::F32, 4),
+        (Dtype::F64, Precision::F32, 8),
+        (Dtype::I8, Precision::F32, 16),
+        (Dtype::I64, Precision::F64, 16),
+    ] {
+        let element = dtype.bytes_for(1).unwrap();
+        let bytes = N * (accumulator + element);
+        for limit in [bytes, bytes - 1] {
+            let mut sum = Sum::new(&manifest(&[dtype]), limited(limit, precision));
+            let support = Support::Sparse(Sparse { positions: vec![1] });
+            let zero = block(Scope::Tensor(0), support, Stored::Source, vec![0; element as usize]);
+            take(&mut sum, &of(0), &[zero], 1.0).unwrap();
+            check_limit(sum.finish(false), bytes, limit);
+        }
+    }
+}
+
+#[test]
+fn blocks_of_a_large_sum_hold_all_its_elements() {
+    let n = BLOCK_LEN + 5;
+    let mut data = pages::zeros(4 * n as usize);
+    let (first, second) = (4 * BLOCK_LEN as usize - 2, 4 * BLOCK_LEN as usize + 2);
+    data[first..second].copy_from_slice(&[1, 2, 3, 4]);
+    let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [n])]).unwrap());
+    let sums = vec![Total::Elements(data.clone())];
+    let blocks = Reduced { header: of(0), manifest, sums }.blocks().unwrap();
+    let ranges = [(0, BLOCK_LEN), (BLOCK_LEN, 5)];
+    let scopes = ranges.map(|(start, len)| Scope::Range { tensor: 0, start, len });
+    assert_eq!(blocks.iter().map(|b| b.scope).collect::<Vec<_>>(), scopes);
+    let bytes = blocks.iter().map(|b| b.values.elements().unwrap()).collect::<Vec<_>>();
+    assert!(bytes.concat() == data);
+}
