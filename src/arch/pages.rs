@@ -49,6 +49,22 @@ pub(crate) fn with_room<T: Copy>(len: usize) -> Vec<T> {
     buffer
 }
 
+/// Appends `items` to a buffer, which is on large pages if it grows.
+pub(crate) fn append<T: Copy>(buffer: &mut Vec<T>, items: &[T]) {
+    if buffer.capacity() - buffer.len() < items.len() {
+        buffer.reserve(items.len());
+        prefer_large(buffer);
+    }
+    buffer.extend_from_slice(items);
+}
+
+/// Returns a copy of `items` on large pages.
+pub(crate) fn copy<T: Copy>(items: &[T]) -> Vec<T> {
+    let mut buffer = with_room(items.len());
+    buffer.extend_from_slice(items);
+    buffer
+}
+
 /// Returns the first `len` items of a buffer that is used again, longer than before if necessary. They have
 /// any values.
 pub(crate) fn reused<T: Copy + Default>(buffer: &mut Vec<T>, len: usize) -> &mut [T] {

@@ -28,11 +28,7 @@ impl Output for Vec<u8> {
     }
 
     fn append(&mut self, bytes: &[u8]) {
-        if self.capacity() - self.len() < bytes.len() {
-            self.reserve(bytes.len());
-            pages::prefer_large(self);
-        }
-        self.extend_from_slice(bytes);
+        pages::append(self, bytes);
     }
 
     fn truncate(&mut self, len: usize) {

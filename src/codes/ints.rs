@@ -1,7 +1,7 @@
 //! Writes coded integers (spec, section 7.1): an array of integers of known length, in whichever coding is
 //! smallest.
 
-use crate::arch::threads;
+use crate::arch::{pages, threads};
 use crate::bits::{PlaneWriter, put_packed, put_varint};
 use crate::codes::cut::{Cost, Cut, FINE_LOG, Tally, bits, sum};
 use crate::codes::rans;
@@ -169,7 +169,7 @@ fn write_entropy(
         });
         for SegmentMemory { bytes, .. } in &memory[..batch.len()] {
             put_varint(out, bytes.len() as u64);
-            out.extend_from_slice(bytes);
+            pages::append(out, bytes);
         }
     }
     coder.scratch.segments = memory;

@@ -1,5 +1,6 @@
 //! Plain numbers (spec, values/floats.md).
 
+use crate::arch::pages;
 use crate::bits::Cursor;
 use crate::block::values::kind::not_numbers;
 use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
@@ -72,7 +73,7 @@ impl Kind for Floats {
 
     fn read(cursor: &mut Cursor<'_>, _: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let (stored, bytes) = take(cursor, space)?;
-        Ok(Self { stored, bytes: bytes.to_vec() })
+        Ok(Self { stored, bytes: pages::copy(bytes) })
     }
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
@@ -104,7 +105,7 @@ fn write(out: &mut Vec<u8>, stored: Stored, bytes: &[u8], space: &ValueSpace<'_>
         return Err(Error::inconsistent("number of floats"));
     }
     out.push(stored as u8);
-    out.extend_from_slice(bytes);
+    pages::append(out, bytes);
     Ok(())
 }
 

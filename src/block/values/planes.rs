@@ -161,7 +161,7 @@ fn write_plane(
     match SymbolPlan::new(coder, symbols, row_lens) {
         plan if symbols.is_empty() || matches!(plan, SymbolPlan::Packed(8)) => {
             out.push(0);
-            out.extend_from_slice(symbols);
+            pages::append(out, symbols);
         }
         plan => {
             out.push(1);

@@ -114,3 +114,19 @@ impl<const SIZE: usize> Kernel for StepAll<'_, SIZE> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::Values;
+    use crate::block::values::tests::{read, space, write};
+
+    #[test]
+    fn differences_whose_codes_just_fit_a_byte_or_not_come_back() {
+        for diffs in [[127, 0], [-128, 0], [128, 0], [-129, 0]] {
+            let (values, space) = (Values::Ulp(Ulp { diffs: diffs.to_vec() }), space(Dtype::F32, 2));
+            let bytes = write(&values, &space).unwrap();
+            assert_eq!(read(&bytes, Ulp::ID, &space, u64::MAX).unwrap(), values, "{diffs:?}");
+        }
+    }
+}

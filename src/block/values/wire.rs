@@ -62,3 +62,25 @@ impl WireValues {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_integers_have_at_most_64_bits_and_no_fields_if_there_are_none() {
+        let written = |count, width, len| {
+            let (mut out, plane) = (Vec::new(), &vec![0xab; len]);
+            WireValues { count, tensors: 1 }.ints(&mut out, Packed { width, plane })?;
+            assert!(out.ends_with(plane));
+            Ok::<_, Error>(out[..out.len() - len].to_vec())
+        };
+        for (count, width, len) in [(1, 0, 0), (1, 3, 1), (3, 3, 2), (8, 64, 64)] {
+            assert_eq!(written(count, width, len).unwrap(), [PACKED, width], "{count} {width}");
+        }
+        assert!([0, 64].iter().all(|&width| written(0, width, 0).unwrap().is_empty()));
+        for (count, width, len) in [(0, 3, 1), (3, 3, 1), (3, 3, 3), (8, 64, 63), (8, 65, 65)] {
+            assert_eq!(written(count, width, len).unwrap_err().name(), "input", "{count} {width}");
+        }
+    }
+}

@@ -243,4 +243,14 @@ mod tests {
             assert_eq!(large, before);
         }
     }
+
+    #[test]
+    fn small_deviations_from_a_large_mean_are_exact() {
+        // The mean is no binary64 number: the difference of large squares would be wrong by hundreds.
+        let values = [1e9, 1e9 + 1.0, 1e9, f64::NAN];
+        for values in [&values[..3], &values] {
+            let found = Sum(values).call().moments;
+            assert!((found.deviations - 2.0 / 3.0).abs() < 1e-6, "{found:?}");
+        }
+    }
 }

@@ -239,3 +239,95 @@ impl RowPart {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::support::{Rows, Support};
+    use crate::block::views::View;
+    use crate::block::{IndexSpace, Scope};
+    use crate::frame::{Manifest, TensorInfo};
+    use crate::random::word;
+    use crate::tensor::Dtype;
+
+    fn space(shapes: [&[u64]; 2]) -> IndexSpace {
+        let infos = [0, 1].map(|i| TensorInfo::new(i.to_string(), Dtype::F32, shapes[i]));
+        Manifest::new(infos.into()).unwrap().space(Scope::Tensors { first: 0, count: 2 }, 0).unwrap()
+    }
+
+    /// A vector without a view, and three matrices with cells of one and of four elements.
+    #[test]
+    fn an_element_has_the_sign_of_its_row_times_that_of_its_column() {
+        let space = space([&[12], &[3, 8, 4]]);
+        // Runs begin and end inside rows and cells.
+        let rows = vec![1, 2, 4, 5, 7, 8, 9, 11];
+        let in_rows = rows.iter().flat_map(|row| 9 * row..9 * row + 9).collect();
+        let supports =
+            [(Support::All, Vec::from_iter(0..108)), (Support::Rows(Rows { row_len: 9, rows }), in_rows)];
+        let candidates = Grid::candidates(&space, 1);
+        assert_eq!(Vec::from_iter(candidates.iter().map(|g| g.cell)), [1, 1, 4]);
+        for grid in candidates {
+            let grids = [Grid::new(&space, 0, View::NONE, 0).unwrap(), grid];
+            for (has_rows, has_columns) in [(true, true), (true, false), (false, true)] {
+                let list = |has, seed, len| {
+                    let bits = (0..len).map(|i| word(1, seed, i) % 2 == 1);
+                    if has { bits.collect() } else { Vec::new() }
+                };
+                let lists =
+                    Lists { rows: list(has_rows, 0, grid.rows), columns: list(has_columns, 1, grid.columns) };
+                let predicted = [Lists::default(), lists];
+                for (support, positions) in &supports {
+                    let codes = Vec::from_iter(positions.iter().map(|&p| u8::from(word(1, 2, p) % 8 == 0)));
+                    for present in [None, Some(&codes[..])] {
+                        let values = Values { elements: Elements { support, space: &space }, present };
+                        let mut expected = [Lists::default(), predicted[1].cleared()];
+                        let mut signs = Vec::new();
+                        for (i, &p) in positions.iter().enumerate() {
+                            if present.is_some_and(|codes| codes[i] == 0) {
+                                continue;
+                            }
+                            let Some(element) = p.checked_sub(12) else {
+                                signs.push(false);
+                                continue;
+                            };
+                            let row = (element / grid.row_len()) as usize;
+                            let column = (element % grid.row_len() / grid.cell) as usize;
+                            expected[1].rows.get_mut(row).into_iter().for_each(|has| *has = true);
+                            expected[1].columns.get_mut(column).into_iter().for_each(|has| *has = true);
+                            let of = |list: &[bool], i| list.get(i).copied().unwrap_or(false);
+                            signs.push(of(&predicted[1].rows, row) ^ of(&predicted[1].columns, column));
+                        }
+                        let case = format!("{grid:?} {has_rows} {has_columns} {support:?} {present:?}");
+                        let mut marked = [Lists::default(), predicted[1].cleared()];
+                        values.mark(&grids, &mut marked).unwrap();
+                        assert!(marked[1].bits().eq(expected[1].bits()), "{case}");
+                        let plane = values.plane(&grids, &predicted).unwrap();
+                        assert_eq!(plane, signs.into_iter().collect::<Bits>().as_bytes(), "{case}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn elements_of_a_tensor_without_a_view_are_predicted_positive() {
+        let space = space([&[2, PIECE as u64 / 2], &[64]]);
+        let view = View(1 | 2 << 3).with_flags(true, false);
+        let grids = [(0, view), (1, View::NONE)].map(|(i, view)| Grid::new(&space, i, view, 0).unwrap());
+        let lists = [Lists { rows: vec![true; 2], columns: Vec::new() }, Lists::default()];
+        let values = Values { elements: Elements { support: &Support::All, space: &space }, present: None };
+        let plane = values.plane(&grids, &lists).unwrap();
+        assert_eq!(plane, [vec![0xff; PIECE / 8], vec![0; 8]].concat());
+    }
+
+    #[test]
+    fn the_largest_tensors_have_rows_too() {
+        // The sum of the first elements of two rows exceeds 64 bits by less than a row.
+        let (start, row) = ((1 << 63) - 1, ((1 << 63) - 1) / 7);
+        let grid = Grid { view: View::NONE, rows: row + 2, columns: 7, cell: 1 };
+        let mut parts = Vec::new();
+        let put = |part: RowPart| parts.push((part.row, part.inside, part.len));
+        Walk::default().for_each_row(&grid, start + 3, 8, put);
+        assert_eq!(parts, [(in_memory(row), 3, 4), (in_memory(row + 1), 0, 4)]);
+    }
+}
