@@ -277,7 +277,8 @@ mod tests {
                     Lists { rows: list(has_rows, 0, grid.rows), columns: list(has_columns, 1, grid.columns) };
                 let predicted = [Lists::default(), lists];
                 for (support, positions) in &supports {
-                    let codes = Vec::from_iter(positions.iter().map(|&p| u8::from(word(1, 2, p) % 8 == 0)));
+                    let codes =
+                        Vec::from_iter(positions.iter().map(|&p| u8::from(word(1, 2, p).is_multiple_of(8))));
                     for present in [None, Some(&codes[..])] {
                         let values = Values { elements: Elements { support, space: &space }, present };
                         let mut expected = [Lists::default(), predicted[1].cleared()];
