@@ -25,12 +25,13 @@ fn layer(module: &str) -> usize {
         .unwrap_or_else(|| panic!("module `{module}` has no layer"))
 }
 
+/// Finds sources, except files of unit tests.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             sources(&path, found);
-        } else if path.extension().is_some_and(|e| e == "rs") {
+        } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("tests.rs") {
             found.push(path);
         }
     }
