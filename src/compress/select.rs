@@ -405,7 +405,7 @@ pub(super) struct Cut {
 
 impl Cut {
     /// Returns the number of elements that are kept, and the number of ties among them.
-    pub(super) fn count(self, side: Side, elements: &[u64]) -> (usize, u64) {
+    fn count(self, side: Side, elements: &[u64]) -> (usize, u64) {
         let keys = elements.iter().map(|&e| side.key(e as u32));
         let (above, at) = keys.fold((0, 0), |(above, at), key| {
             (above + usize::from(key > self.least), at + u64::from(key == self.least))
@@ -414,9 +414,9 @@ impl Cut {
         (above + ties as usize, ties)
     }
 
-    /// Writes positions and values of the elements that are kept, which begin at position `start`; false if
-    /// one of them is not finite. Non-finite magnitudes are the largest, so if a tensor has one, at least one
-    /// is kept. `positions` and `values` have room for those that are kept, and no more.
+    /// Writes positions and values of the elements that are kept, which begin at position `start`, and returns
+    /// their number; `None` if one of them is not finite. Non-finite magnitudes are the largest, so if a
+    /// tensor has one, at least one is kept. `positions` and `values` have room for those that are kept.
     pub(super) fn take(
         mut self,
         side: Side,
@@ -424,8 +424,8 @@ impl Cut {
         elements: &[u64],
         mut positions: &mut [u64],
         mut values: &mut [f32],
-    ) -> bool {
-        let mut finite = true;
+    ) -> Option<usize> {
+        let (mut finite, mut kept) = (true, 0);
         for row in elements.chunks(ROW) {
             // Those that are not kept are overwritten: a processor cannot guess which are kept.
             let (mut row_positions, mut row_values, mut len) = ([0; ROW], [0.0; ROW], 0);
@@ -444,8 +444,9 @@ impl Cut {
             let (here, rest) = values.split_at_mut(len);
             here.copy_from_slice(&row_values[..len]);
             values = rest;
+            kept += len;
         }
-        finite
+        finite.then_some(kept)
     }
 }
 
@@ -540,7 +541,7 @@ pub(super) fn finish(
             parts.push((chunk, cut, position.unwrap_or_default(), value.unwrap_or_default()));
         }
         let finite = parts.into_par_iter().map(|(chunk, cut, positions, values)| {
-            cut.take(side, chunk.start as u64, &chunk.elements, positions, values)
+            cut.take(side, chunk.start as u64, &chunk.elements, positions, values).is_some()
         });
         if !finite.reduce(|| true, |a, b| a & b) {
             return Err(source.non_finite());

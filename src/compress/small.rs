@@ -99,10 +99,14 @@ fn largest(source: &Source<'_>, k: u64, keys: &mut Vec<u32>, elements: &[u64]) -
     keys.clear();
     keys.extend(elements.iter().map(|&e| Side::Both.key(e as u32)));
     let cut = cut_of(keys, k);
-    let (len, _) = cut.count(Side::Both, elements);
-    let mut chosen = Chosen { positions: vec![0; len], values: vec![0.0; len] };
+    let most = elements.len().min(k as usize);
+    let mut chosen = Chosen { positions: vec![0; most], values: vec![0.0; most] };
     match cut.take(Side::Both, 0, elements, &mut chosen.positions, &mut chosen.values) {
-        true => Ok(chosen),
-        false => Err(source.non_finite()),
+        Some(kept) => {
+            chosen.positions.truncate(kept);
+            chosen.values.truncate(kept);
+            Ok(chosen)
+        }
+        None => Err(source.non_finite()),
     }
 }
