@@ -161,9 +161,9 @@ impl Encoder {
     /// `blocks` are in ascending order of their scopes and disjoint, unless flagged `add`.
     ///
     /// # Memory
-    /// Besides `out`: the bytes of the blocks being written (two blocks of 4 Mi elements or 8 MiB of values
-    /// per thread), one byte per element of them while codes are chosen, and 32 bytes per position of a
-    /// sparse block.
+    /// Besides `out`: the bytes of the blocks being written (a block of 4 Mi elements or 8 MiB of values per
+    /// thread, and one more for every four threads), one byte per element of them while codes are chosen, and
+    /// 32 bytes per position of a sparse block.
     ///
     /// # Errors
     /// [`Error::Input`] if a block is inconsistent or does not fit the manifest.
