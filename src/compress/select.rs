@@ -414,9 +414,9 @@ impl Cut {
         (above + ties as usize, ties)
     }
 
-    /// Writes positions and values of the elements that are kept, which begin at position `start`, and returns
-    /// their number; `None` if one of them is not finite. Non-finite magnitudes are the largest, so if a
-    /// tensor has one, at least one is kept. `positions` and `values` have room for those that are kept.
+    /// Writes positions and values of the elements that are kept, which begin at position `start`, and
+    /// returns their number; `None` if one of them is not finite. Non-finite magnitudes are the largest, so
+    /// if a tensor has one, at least one is kept. `positions` and `values` have room for those that are kept.
     pub(super) fn take(
         mut self,
         side: Side,
