@@ -36,8 +36,8 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "the sum of gaps wraps at 2^64",
         file: "src/block/support/sparse.rs",
-        right: "next.checked_add(*position).filter(|&p| p < n)",
-        wrong: "Some(next.wrapping_add(*position)).filter(|&p| p < n)",
+        right: "sum.saturating_add(gap)",
+        wrong: "sum.wrapping_add(gap)",
     },
     Bug {
         what: "the padding of a bitmap is not checked",
