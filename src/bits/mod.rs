@@ -13,6 +13,7 @@ pub(crate) use plane::{
 };
 pub(crate) use write::{put_f32, put_i16, put_text, put_u16, put_u32, put_u64, put_varint, varint_len};
 
+use crate::arch::threads;
 use crate::error::{Error, FormatErrorKind, Result};
 
 /// Computes the CRC-32 (IEEE 802.3) of `bytes`.
@@ -23,15 +24,14 @@ pub(crate) fn crc32(bytes: &[u8]) -> u32 {
 /// Bytes from which threads share the computation of a checksum.
 const SHARED: usize = 1 << 20;
 
-/// Returns a hasher that has seen `bytes`. Threads share long ones, but only those of a pool that the caller
-/// is in: a forked process must not wait for threads of its parent.
+/// Returns a hasher that has seen `bytes`. Threads share long ones.
 pub(crate) fn hasher_of(bytes: &[u8]) -> crc32fast::Hasher {
     let whole = |bytes: &[u8]| {
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(bytes);
         hasher
     };
-    if bytes.len() < SHARED || rayon::current_thread_index().is_none() {
+    if bytes.len() < SHARED || threads::count() == 1 {
         return whole(bytes);
     }
     let (first, second) = bytes.split_at(bytes.len() / 2);

@@ -537,13 +537,15 @@ pub(super) fn finish(
         let (mut positions, mut values) = (&mut *chosen.positions, &mut *chosen.values);
         let mut parts = Vec::with_capacity(chunks.len());
         for (chunk, (cut, len)) in chunks.iter().zip(kept) {
-            let (position, value) = (positions.split_off_mut(..len), values.split_off_mut(..len));
-            parts.push((chunk, cut, position.unwrap_or_default(), value.unwrap_or_default()));
+            let (here, later) = positions.split_at_mut(len);
+            let (values_here, later_values) = values.split_at_mut(len);
+            parts.push((chunk, cut, here, values_here));
+            (positions, values) = (later, later_values);
         }
-        let finite = parts.into_par_iter().map(|(chunk, cut, positions, values)| {
+        let are_finite = parts.into_par_iter().all(|(chunk, cut, positions, values)| {
             cut.take(side, chunk.start as u64, &chunk.elements, positions, values).is_some()
         });
-        if !finite.reduce(|| true, |a, b| a & b) {
+        if !are_finite {
             return Err(source.non_finite());
         }
         all.push(chosen);

@@ -51,7 +51,7 @@ struct Work<'a> {
 struct Line<'a> {
     out: &'a mut dyn Output,
     memory: &'a mut Vec<Memory>,
-    /// Of the blocks that were appended.
+    /// Hashers of the blocks that were appended.
     hashers: Vec<Hasher>,
     /// Groups that were written, but not yet appended.
     written: BTreeMap<usize, Result<Written>>,
@@ -64,7 +64,7 @@ struct Line<'a> {
 
 /// A group that was written.
 struct Written {
-    /// With hashers that have seen their bytes, which are still in the caches.
+    /// Blocks, each with a hasher that has seen its bytes while they were in the caches.
     blocks: Vec<(WrittenBlock, Hasher)>,
     memory: Memory,
 }

@@ -52,14 +52,8 @@ fn chunks_of_gaps_come_back_from_the_bytes_that_were_counted() {
 #[test]
 fn gaps_of_several_shares_add_up_or_name_the_first_position_that_is_too_large() {
     let gaps = gaps_below(2 * SHARE + 100, [9]);
-    let mut next = 0;
-    let positions: Vec<u64> = gaps
-        .iter()
-        .map(|gap| {
-            next += gap + 1;
-            next - 1
-        })
-        .collect();
+    let positions = positions_of(&gaps);
+    let next = positions.last().map_or(0, |p| p + 1);
     assert_eq!(super::gaps(&positions), gaps);
     for n in [next, next + 1, u64::MAX] {
         let mut sums = gaps.clone();
