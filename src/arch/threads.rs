@@ -2,6 +2,8 @@
 
 use rayon::prelude::*;
 
+use crate::error::Result;
+
 /// Integers that a thread handles at a time, where several threads share many.
 pub(crate) const SHARE: usize = 1 << 17;
 
@@ -20,6 +22,12 @@ pub(crate) fn each<T: Send, R: Send>(
         return items.map(f).collect();
     }
     items.collect::<Vec<T>>().into_par_iter().map(f).collect()
+}
+
+/// Collects all results, or the first error in their order. (Collecting into a `Result` directly would return
+/// any of several errors.)
+pub(crate) fn in_order<T: Send>(results: impl ParallelIterator<Item = Result<T>>) -> Result<Vec<T>> {
+    results.collect::<Vec<_>>().into_iter().collect()
 }
 
 #[cfg(test)]

@@ -87,6 +87,23 @@ pub(crate) fn check_crc(stored: u32, computed: u32, offset: u64) -> Result<()> {
     }
 }
 
+/// Prints a hash in hexadecimal digits.
+macro_rules! debug_as_hex {
+    ($($id:ident)*) => { $(
+        impl std::fmt::Display for $id {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+            }
+        }
+        impl std::fmt::Debug for $id {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                write!(f, "{}({self})", stringify!($id))
+            }
+        }
+    )* };
+}
+pub(crate) use debug_as_hex;
+
 /// Maps a signed integer to an unsigned one: 0, -1, 1, -2, .. become 0, 1, 2, 3, ..
 pub(crate) fn zigzag(value: i64) -> u64 {
     ((value << 1) ^ (value >> 63)).cast_unsigned()

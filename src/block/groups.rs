@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::bits::{Cursor, put_varint};
-use crate::block::values::ValueSpace;
+use crate::block::space::ValueSpace;
 use crate::error::{Error, Result};
 use crate::limits::in_memory;
 

@@ -7,11 +7,13 @@
 
 mod bits;
 mod coded;
+mod decoded;
 mod dense;
 mod groups;
 mod part;
 mod pending;
 mod scales;
+mod scope;
 pub(crate) mod space;
 pub(crate) mod support;
 pub(crate) mod values;
@@ -21,6 +23,7 @@ mod wire;
 pub use crate::codes::{CODINGS, Entropy};
 pub use bits::Bits;
 pub use coded::{Coded, CodedBlock, CodedWireBlock};
+pub use decoded::Block;
 pub use dense::Target;
 pub(crate) use dense::{Run, for_each_run_in};
 pub use groups::Groups;
@@ -29,6 +32,7 @@ pub use part::{Part, WireBlock};
 pub use pending::PendingBlock;
 pub(crate) use pending::{Later, LaterValues, Pending};
 pub use scales::{ScaleFormat, Scales};
+pub use scope::Scope;
 pub use space::{IndexSpace, Lens, Sets, Shapes, SharedSet};
 pub use support::{
     BaseElements, Based, Chunked, Positions, Rows, Seeded, Set, SetId, Sparse, Support, SupportId,
@@ -40,60 +44,3 @@ pub use values::{
 };
 pub use values::{MinifloatFormat, ModelId, Norm, Packed, Spacing, Stored, Underflow, WireValues, Zero};
 pub use wire::{BlockOptions, RawBlock};
-
-/// Values for some elements of some tensors.
-///
-/// `values` holds one value for each element of `support`, in the order of their positions. Positions count
-/// the elements of the tensors that `scope` names, in row-major order, one tensor after the other: the
-/// block's index space.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Block {
-    /// The tensors, or the part of one, that the block's index space covers.
-    pub scope: Scope,
-    /// Whether the values are added to those of earlier blocks of the update, instead of replacing them.
-    pub add: bool,
-    /// The elements of the index space that have values.
-    pub support: Support,
-    /// The values.
-    pub values: Values,
-}
-
-/// The index space of a block, in terms of the manifest's tensors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
-    /// One whole tensor, by its number in the manifest.
-    Tensor(u64),
-    /// `count` >= 2 consecutive whole tensors of one element type.
-    Tensors {
-        /// Number of the first tensor in the manifest.
-        first: u64,
-        /// Number of tensors.
-        count: u64,
-    },
-    /// The elements `start .. start + len` of one tensor; `len` >= 1.
-    Range {
-        /// Number of the tensor in the manifest.
-        tensor: u64,
-        /// First element.
-        start: u64,
-        /// Number of elements.
-        len: u64,
-    },
-}
-
-/// Prints a hash in hexadecimal digits.
-macro_rules! debug_as_hex {
-    ($($id:ident)*) => { $(
-        impl std::fmt::Display for $id {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
-            }
-        }
-        impl std::fmt::Debug for $id {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                write!(f, "{}({self})", stringify!($id))
-            }
-        }
-    )* };
-}
-pub(crate) use debug_as_hex;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::codecs::state::{self, CodecState, CodecStates};
+use super::state::{self, CodecState, CodecStates};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::element::decode_f32s;
 use crate::tensor::{TensorBuf, elements};

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use super::codec::Codec;
 use super::codecs::natural;
 use super::codecs::quantize::Quantizer;
+use super::options::{Input, Options};
 use super::parts::{Part, parts};
 use super::source::Source;
-use super::{Codec, Input, Options, check, compress};
+use super::update::{check, compress};
 use crate::block::{Later, LaterValues, Pending, PendingBlock, ValuesId};
 use crate::codes::Scratch;
 use crate::error::Result;
@@ -36,7 +38,7 @@ pub fn pending<'a>(
     for (input, codec) in inputs.iter().zip(codecs) {
         match Dense::of(codec) {
             Some(dense) if input.view.elements() >= LARGE && dense.divides(input) => {
-                Source::new(input, *codec, options, None).map_err(|e| e.in_tensor(input.tensor))?;
+                Source::new(input, codec.is_lossy(), options, None).map_err(|e| e.in_tensor(input.tensor))?;
                 blocks.extend(dense.blocks(input, codec, options));
             }
             _ => {
@@ -116,7 +118,7 @@ impl Maker {
             Self::Quantized(quantizer) => quantizer.values_id(),
         };
         let make = move |scratch: &mut Scratch| {
-            let mut tensor = Source::new(&input, codec, &options, None)?;
+            let mut tensor = Source::new(&input, codec.is_lossy(), &options, None)?;
             match self {
                 Self::Natural(seed) => natural::values(&mut tensor, range.clone(), seed, scratch),
                 Self::Quantized(quantizer) => quantizer.values(&mut tensor, range.clone(), scratch),

@@ -275,7 +275,7 @@ impl<'a> Keys<'a> {
 
 #[cfg(test)]
 mod tests {
-    use crate::compress::{Codec, NAMES};
+    use crate::compress::codec::{Codec, NAMES};
 
     #[test]
     fn specifications_come_back() {

@@ -5,9 +5,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::codecs::state::CodecState;
+use super::feedback::Feedback;
+use super::options::{Input, NonFinite, Options};
+use super::state::CodecState;
 pub(super) use super::sums::{CHUNK, RUN};
-use super::{Codec, Feedback, Input, NonFinite, Options};
 use crate::arch::pages;
 use crate::arch::prefetch::prefetch;
 use crate::error::{Error, InputErrorKind, Result};
@@ -29,13 +30,14 @@ pub(super) struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
+    /// Returns the input of a codec that is `lossy` or not.
     pub(super) fn new(
         input: &Input<'a>,
-        codec: Codec,
+        lossy: bool,
         options: &Options,
         feedback: Option<&'a Feedback>,
     ) -> Result<Self> {
-        let (view, lossy) = (input.view, codec.is_lossy());
+        let view = input.view;
         if lossy && !view.dtype().is_float() {
             return Err(Error::input(InputErrorKind::WrongDtype { what: "a lossy codec" }));
         }

@@ -1,11 +1,12 @@
 use std::time::Instant;
 
+use super::codecs::{Int8, Sbc, natural};
 use super::*;
-use crate::block::Scope;
 use crate::block::{
-    Affine, Block, Constant, Floats, Groups, Levels, Planes, Pow2, Sign, Sparse, Stored, Support, Values,
-    Zero,
+    Affine, Block, CodedBlock, Constant, Floats, Groups, Levels, Planes, Positions, Pow2, Scope, Sign,
+    Sparse, Stored, Support, Values, Zero,
 };
+use crate::error::{Error, InputErrorKind, Result};
 use crate::random::word;
 use crate::tensor::element::{decode_f32s, round_f32s};
 use crate::tensor::{Dtype, TensorBuf};

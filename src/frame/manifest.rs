@@ -13,7 +13,7 @@ use crate::tensor::{Dtype, elements};
 /// Identifier of a manifest: the BLAKE3 hash of its frame's body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ManifestId(pub [u8; 32]);
-crate::block::debug_as_hex!(ManifestId);
+crate::bits::debug_as_hex!(ManifestId);
 
 /// Description of a tensor that updates refer to.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -19,7 +19,7 @@ pub struct Set {
 /// The hash that names an index set: BLAKE3 of its frame's body.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SetId(pub [u8; 32]);
-crate::block::debug_as_hex!(SetId);
+crate::bits::debug_as_hex!(SetId);
 
 impl Set {
     pub(super) const ID: SupportId = SupportId(8);

@@ -1,12 +1,12 @@
 //! The interface between a values kind and the rest of the crate.
 
 use crate::bits::Cursor;
+use crate::block::space::ValueSpace;
 use crate::block::values::ValuesId;
-use crate::block::{Groups, IndexSpace, Stored, Support};
+use crate::block::{Groups, Stored};
 use crate::codes::{Coder, Decoder};
-use crate::error::{Error, FormatErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::limits::Budget;
-use crate::tensor::Dtype;
 
 /// A values kind. Its file in this folder implements this trait and holds all other code of the kind.
 pub(crate) trait Kind: Sized {
@@ -128,44 +128,5 @@ impl Validated {
     /// Values that are bits of elements.
     pub(super) fn bits(weight: u64) -> Self {
         Self { is_bits: true, ..Self::numbers(weight) }
-    }
-}
-
-/// The surroundings that the wire form of values depends on.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ValueSpace<'a> {
-    /// Number of values.
-    pub(crate) count: u64,
-    /// Whether they are all elements of the index space, as matrix kinds need.
-    pub(crate) is_all: bool,
-    /// Number of tensors of the scope; `None` for nested values, which have no scope.
-    pub(crate) tensors: Option<u64>,
-    /// Element type of the tensors.
-    pub(crate) dtype: Dtype,
-    /// Row lengths of matrices that the values may form.
-    pub(crate) row_lens: &'a [u64],
-    /// Number of values in each group of a support that is classed by the base; none for other supports.
-    pub(crate) group_counts: &'a [u64],
-    /// The elements that the values are for; `None` for nested values and for a support in wire form.
-    pub(crate) elements: Option<Elements<'a>>,
-}
-
-/// Elements that values are for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Elements<'a> {
-    pub(crate) support: &'a Support,
-    pub(crate) space: &'a IndexSpace,
-}
-
-impl ValueSpace<'_> {
-    /// Refuses a matrix at `offset` whose support is not all elements (LRK-1, DCT-1).
-    pub(super) fn check_is_all(&self, offset: u64) -> Result<()> {
-        match self.is_all {
-            true => Ok(()),
-            false => {
-                let kind = FormatErrorKind::CountMismatch { field: "support of a matrix" };
-                Err(Error::format(kind, offset))
-            }
-        }
     }
 }

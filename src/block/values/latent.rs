@@ -22,7 +22,7 @@ pub struct Latent {
 /// The hash that names a model: BLAKE3 of its weights.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModelId(pub [u8; 32]);
-crate::block::debug_as_hex!(ModelId);
+crate::bits::debug_as_hex!(ModelId);
 
 const MAX_RANK: u64 = 32;
 

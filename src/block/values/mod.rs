@@ -41,9 +41,10 @@ pub(in crate::block) use ulp::step_all;
 pub use wire::{Packed, WireValues};
 
 use kind::Kind;
-pub(crate) use kind::{Content, Elements, Facts, Structure, Validated, ValueSpace};
+pub(crate) use kind::{Content, Facts, Structure, Validated};
 
 use crate::bits::Cursor;
+pub(crate) use crate::block::space::{Elements, ValueSpace};
 use crate::codes::{Coder, Decoder, PIECE};
 use crate::error::{Error, Result};
 use crate::limits::{Budget, in_memory};

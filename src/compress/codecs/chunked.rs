@@ -7,13 +7,13 @@
 
 use std::fmt;
 
+use super::sparse::mean_magnitude;
 use crate::block::{
     self, Bits, Block, Codebook, Groups, ScaleFormat, Scales, Scope, Sparse, Support, Values,
 };
 use crate::codes::best_parameter;
 use crate::compress::settings::{Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
-use crate::compress::sparse::mean_magnitude;
 use crate::error;
 use crate::tensor::element::max_finite;
 

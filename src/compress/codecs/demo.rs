@@ -9,16 +9,17 @@
 use std::fmt;
 
 use super::chunked::{largest, support_of};
+use super::matrix::{finite, numbers_of};
+use super::sparse::{floats, mean_magnitude};
 use crate::block::values::dct::{Layout, MAX_SIDE};
 use crate::block::{
     Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
 };
+use crate::compress::options::{Input, Options};
+use crate::compress::settings::Kept;
 use crate::compress::settings::{Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
-use crate::compress::sparse::{floats, mean_magnitude};
-use crate::compress::{Input, Kept, Options};
 use crate::error;
-use crate::limits::{Budget, Limits};
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
 
@@ -170,25 +171,12 @@ fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &D
     Ok(Block { scope, add: false, support: Support::All, values })
 }
 
-/// Clamps an infinite result of finite numbers to the largest finite number.
-pub(crate) fn finite(x: f32) -> f32 {
-    x.clamp(-f32::MAX, f32::MAX)
-}
-
 /// Whether no element can exceed the type's range. Each element is the sum of `kept` coefficients, each times
 /// at most 2.
 fn surely_fits(dtype: Dtype, numbers: &[f32], kept: u64) -> bool {
     let largest = numbers.iter().fold(0.0, |max: f32, x| max.max(x.abs()));
     // The mean magnitude and values rounded to 16 bits are at most twice the largest magnitude.
     f64::from(largest) * 4.0 * kept as f64 <= f64::from(max_finite(dtype))
-}
-
-/// Returns the numbers that a receiver decodes from values that are a whole matrix of `n` elements.
-pub(crate) fn numbers_of(values: &Values, n: u64) -> error::Result<Vec<f32>> {
-    let mut decoded = vec![0.0; n as usize];
-    let limits = Limits::default().with_max_alloc_bytes(u64::MAX);
-    values.numbers(&[], &Budget::new(&limits), &mut decoded)?;
-    Ok(decoded)
 }
 
 fn coefficients(kept: Kept, numbers: &[f32]) -> Values {

@@ -4,7 +4,8 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, Floats, Planes, Scope, Stored, Support, Values};
-use crate::compress::{Input, Options, Part, parts, whole};
+use crate::compress::options::{Input, Options};
+use crate::compress::parts::{Part, parts, whole};
 use crate::tensor::Dtype;
 use crate::tensor::element::{bits_at, set_bits_at};
 

@@ -21,16 +21,18 @@ use std::fmt;
 
 use rayon::prelude::*;
 
-use super::demo::{finite, numbers_of};
-use super::state::CodecState;
+use super::matrix::{finite, numbers_of};
+use super::sparse;
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
+use crate::compress::options::{Input, Options};
+use crate::compress::settings::Kept;
 use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
-use crate::compress::{Input, Kept, Options, sparse};
+use crate::compress::state::{CodecState, Factor};
 use crate::error;
 use crate::random;
+use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
-use crate::tensor::{Dtype, TensorBuf};
 
 const RANK: Number<u64> = Number { key: "rank", allowed: "at least 1", fits: |r| r >= 1 };
 
@@ -62,26 +64,6 @@ impl PowerSgd {
     pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
         out.key(RANK.key, self.rank)?;
         out.seed(self.seed)
-    }
-}
-
-/// Last Q of a tensor, cols x rank, row-major.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Factor {
-    rank: u64,
-    values: Vec<f32>,
-}
-
-impl Factor {
-    /// Returns the bit patterns of the factor as a tensor, cols x rank, for a checkpoint.
-    pub(super) fn to_tensor(&self) -> Option<TensorBuf> {
-        let cols = (self.values.len() as u64).checked_div(self.rank)?;
-        TensorBuf::new(Dtype::U32, vec![cols, self.rank], bytes(&self.values)).ok()
-    }
-
-    /// Returns the factor of this rank that [`Self::to_tensor`] wrote.
-    pub(super) fn from_tensor(tensor: &TensorBuf, rank: u64) -> Self {
-        Self { rank, values: floats(tensor.data()) }
     }
 }
 

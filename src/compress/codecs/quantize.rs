@@ -11,8 +11,10 @@ use crate::block::{
     Zero,
 };
 use crate::codes::Scratch;
+use crate::compress::options::Options;
+use crate::compress::parts::parts;
 use crate::compress::source::{Chunk, RUN, Source};
-use crate::compress::{Options, parts, sums};
+use crate::compress::sums;
 use crate::error::Result;
 use crate::random;
 use crate::tensor::element::{max_finite, round_f32s};

@@ -3,10 +3,10 @@
 
 use std::fmt;
 
+use super::sparse;
 use crate::block::{Block, Scope, Seeded, Support};
-use crate::compress::settings::{Choice, Keys, OutOfRange, SpecError, SpecWriter};
+use crate::compress::settings::{Amount, Choice, Kept, Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, Source};
-use crate::compress::{Amount, Kept, sparse};
 use crate::error;
 use crate::random;
 

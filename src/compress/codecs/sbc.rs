@@ -8,16 +8,15 @@
 
 use std::fmt;
 
-use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
 use rayon::prelude::*;
 
+use super::sparse::{Outline, join, mean, outlines, tensor_groups};
+use crate::arch::threads::in_order;
 use crate::block::{Block, Constant, Positions, ScaleFormat, Scales, Values};
-use crate::compress::device::Outline;
-use crate::compress::select::Chosen;
+use crate::compress::select::{self, Chosen};
+use crate::compress::settings::{Amount, Keys, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::Source;
-use crate::compress::sparse::{join, mean, outlines, tensor_groups};
 use crate::compress::sums::magnitudes;
-use crate::compress::{Amount, in_order, select};
 use crate::error;
 
 /// `sbc`: Sparse Binary Compression, which sends one value for the largest elements of one sign of each

@@ -8,9 +8,11 @@ use std::fmt;
 
 use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::compress::options::Options;
+use crate::compress::parts::{Part, parts};
 use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::{CHUNK, RUN, Source};
-use crate::compress::{Options, Part, parts, sums};
+use crate::compress::sums;
 use crate::error;
 
 /// Range of elements that share a scale.

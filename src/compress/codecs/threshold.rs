@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use super::sparse;
 use crate::block::{Block, Positions};
-use crate::compress::settings::{KEPT, Keys, Number, OutOfRange, SpecError, SpecWriter};
+use crate::compress::select;
+use crate::compress::settings::{KEPT, Kept, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::Source;
-use crate::compress::{Kept, select, sparse};
 use crate::error;
 
 const AT: Number<f32> =

@@ -3,11 +3,13 @@
 
 use std::fmt;
 
+use super::sparse;
 use crate::block::{Block, Positions};
 use crate::compress::select::{self, Chosen};
-use crate::compress::settings::{Choice, KEPT, Keys, OutOfRange, SpecError, SpecWriter};
+use crate::compress::settings::{
+    Amount, Choice, KEPT, Kept, Keys, OutOfRange, Selection, SpecError, SpecWriter,
+};
 use crate::compress::source::Source;
-use crate::compress::{Amount, Kept, Selection, sparse};
 use crate::error;
 
 const SCOPE: Choice<Selection> =

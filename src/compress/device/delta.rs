@@ -22,13 +22,14 @@ use rayon::prelude::*;
 use super::super::codecs::Delta;
 use super::super::codecs::delta::classes::Places;
 use super::super::codecs::delta::{Digests, classes, division, is_sent, scope};
-use super::super::{Codec, runs};
 use super::{Outline, check_order};
 use crate::arch::pages;
 use crate::block::{
     Based, Block, BlockOptions, Coded, CodedBlock, Planes, STEP, Scope, Sparse, Support, Ulp, Values,
 };
+use crate::compress::Codec;
 use crate::compress::codecs::Change;
+use crate::compress::parts::runs;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame;
 use crate::frame::Digest;

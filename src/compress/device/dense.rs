@@ -48,8 +48,6 @@
 
 use rayon::prelude::*;
 
-use super::super::codecs::sign::Share;
-use super::super::{Codec, Options, Part, parts, runs, whole};
 use super::{Outline, check_order};
 use crate::bits::{PlaneReader, packed_bytes, unzigzag};
 use crate::block::{
@@ -57,6 +55,8 @@ use crate::block::{
     Support, Underflow, Values, Zero,
 };
 use crate::compress::codecs::{self, Int8, Natural, quantize};
+use crate::compress::parts::{Part, parts, runs, whole};
+use crate::compress::{Codec, Options, Share};
 use crate::error::{Error, Result};
 
 /// The quantiser of a block, with its settings.

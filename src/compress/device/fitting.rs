@@ -1,8 +1,9 @@
 //! SIDCo's threshold search for tensors that are not in the host's memory. Each step names the data that it
 //! needs and then takes the result.
 
-use crate::compress::codecs::sidco::{Adaptation, Goal, Refined, Refining, Staging};
+use crate::compress::codecs::sidco::{Goal, Refined, Refining, Staging};
 use crate::compress::select::{self, LOWEST};
+use crate::compress::state::Adaptation;
 use crate::compress::{Fit, Stages};
 
 pub use crate::compress::moments::{MomentQuery, Moments};
@@ -99,7 +100,7 @@ impl Fitting {
 
     fn resume(&mut self, adaptation: Adaptation) {
         self.adaptation = Some(adaptation);
-        self.state = State::Staging(Staging::new(self.fit, adaptation.stages(), self.k));
+        self.state = State::Staging(Staging::new(self.fit, adaptation.stages, self.k));
     }
 
     /// Restores a state of the authors' rule that [`Self::adaptation`] returned. Other rules have no state.

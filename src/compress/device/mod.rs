@@ -18,29 +18,27 @@ pub mod delta;
 pub mod dense;
 mod fitting;
 
-pub use super::codecs::state::{SIDCO as SIDCO_STATE, split_state_name};
+pub use super::codecs::sparse::Outline;
+pub use super::state::SIDCO as SIDCO_STATE;
 pub use fitting::{FitResult, Fitting, Least, MomentQuery, Moments, Step};
 
 use std::ops::Range;
 
-use super::codecs::{Sbc, Sidco, Threshold, TopK, sbc};
+use super::codec::Codec;
+use super::codecs::{PowerSgd, Sbc, Sidco, Threshold, TopK, sbc, sparse};
 use super::parts::runs;
-use super::select::Chosen;
-use super::{Codec, Selection, select, sparse};
+use super::select::{self, Chosen};
+use super::settings::Selection;
+use super::state::POWERSGD;
 use crate::block::{Block, CodedBlock, CodedWireBlock, Part, SupportId, WireBlock};
 use crate::error::{Error, InputErrorKind, Result};
-use crate::tensor::Dtype;
 use crate::tensor::element::round_f32s;
 
-/// Number, type and length of a tensor whose elements are elsewhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outline {
-    /// Number of the tensor in the manifest.
-    pub tensor: u64,
-    /// Type of the elements.
-    pub dtype: Dtype,
-    /// Number of elements.
-    pub len: u64,
+/// Splits the name of a codec's state in a checkpoint into the name of its tensor and the codec. Returns
+/// `None` for any other name.
+pub fn split_state_name(name: &str) -> Option<(&str, Codec)> {
+    let sidco = name.strip_suffix(SIDCO_STATE).map(|tensor| (tensor, Codec::Sidco(Sidco::default())));
+    sidco.or_else(|| Some((name.strip_suffix(POWERSGD)?, Codec::PowerSgd(PowerSgd::default()))))
 }
 
 /// A set of elements to find. Tensors are given by their index in the list passed to [`searches`].
@@ -355,6 +353,7 @@ fn check_found(tensor: &Outline, found: &Found, codec: &Codec, written: bool) ->
 mod tests {
     use super::super::{Feedback, Input, Options, compress};
     use super::*;
+    use crate::tensor::Dtype;
     use crate::tensor::TensorBuf;
 
     /// Runs searches by sorting, and fits by their own steps.

@@ -11,7 +11,7 @@
 use super::state;
 use crate::block::{Block, CodedBlock, Dct, Floats, Sets, Stored, Support, Values};
 use crate::compress::codecs::Demo;
-use crate::compress::codecs::demo::numbers_of;
+use crate::compress::codecs::matrix::numbers_of;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
 use crate::error::{Error, InputErrorKind, Result};
 

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use super::state::{self, out_of_turn};
 use crate::block::{Block, Floats, Scope, Stored, Support, Values};
-use crate::compress::codecs::PowerSgd;
-use crate::compress::codecs::demo;
 use crate::compress::codecs::powersgd::{
     basis, bytes, elements, last_factor, left_factor, matrix, numbers, product, store_factor, times,
     transposed_times,
 };
+use crate::compress::codecs::{matrix, sparse};
 use crate::compress::source::Source;
-use crate::compress::{Codec, Feedback, Input, Kept, Options, sparse};
+use crate::compress::{Feedback, Input, Kept, Options};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Manifest, TensorInfo};
 use crate::tensor::element::round_f32s;
@@ -154,9 +153,8 @@ impl Worker {
             let tensor = i as u64;
             let in_tensor = |e: Error| e.in_tensor(tensor);
             let input = Input { tensor, name: &info.name, view, base: None };
-            let codec = Codec::PowerSgd(PowerSgd { rank, seed });
             let mut source =
-                Source::new(&input, codec, &Options::default(), Some(&self.memory)).map_err(in_tensor)?;
+                Source::new(&input, true, &Options::default(), Some(&self.memory)).map_err(in_tensor)?;
             let all = elements(&mut source)?;
             let values = match matrix(&info.shape, info.dtype, rank) {
                 Some((_, cols)) => {
@@ -229,7 +227,7 @@ impl Worker {
                     (values, own, None)
                 }
             };
-            left.push(sums.iter().zip(sent).map(|(x, d)| demo::finite(x - d)).collect());
+            left.push(sums.iter().zip(sent).map(|(x, d)| matrix::finite(x - d)).collect());
             factors.push(factor);
             blocks.extend((!sums.is_empty()).then(|| dense(i as u64, values)));
         }

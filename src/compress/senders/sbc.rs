@@ -10,6 +10,7 @@ use super::state;
 use crate::block::{CodedBlock, Positions};
 use crate::compress::codecs;
 use crate::compress::source::Source;
+use crate::compress::update::check;
 use crate::compress::{Amount, Codec, Feedback, Input, Options, compress};
 use crate::error::{Error, Result};
 use crate::tensor::TensorBuf;
@@ -111,10 +112,10 @@ impl Sbc {
     }
 
     fn accumulate(&mut self, inputs: &[Input<'_>], codecs: &[Codec], options: &Options) -> Result<()> {
-        crate::compress::check(inputs, codecs, options, true)?;
+        check(inputs, codecs, options, true)?;
         let mut sums = Vec::with_capacity(inputs.len());
         for (input, codec) in inputs.iter().zip(codecs) {
-            let source = Source::new(input, *codec, options, Some(&self.residuals));
+            let source = Source::new(input, codec.is_lossy(), options, Some(&self.residuals));
             let source = source.map_err(|e| e.in_tensor(input.tensor))?;
             let mut sum = vec![0.0; source.len];
             source.read(0, &mut sum);

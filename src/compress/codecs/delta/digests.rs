@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use rayon::prelude::*;
 
 use crate::block::{Coded, Scope, Support};
-use crate::compress::Input;
+use crate::compress::options::Input;
 use crate::frame;
 use crate::frame::{Digest, run_digest, tensor_digest};
 

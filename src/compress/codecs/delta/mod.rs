@@ -10,8 +10,9 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
+use crate::compress::options::Input;
+use crate::compress::parts::whole;
 use crate::compress::settings::{Choice, Keys, OutOfRange, SpecError, SpecWriter};
-use crate::compress::{Input, whole};
 use crate::error::Result;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;

@@ -2,7 +2,7 @@
 
 use crate::arch::{self, Kernel};
 use crate::block::{ROWS, STEP};
-use crate::compress::Input;
+use crate::compress::options::Input;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
 use crate::tensor::element::{Ranks, bits_at};

@@ -31,12 +31,13 @@ use rayon::prelude::*;
 pub use fit::Fit;
 pub(in crate::compress) use stages::{Goal, Refined, Refining, Staging};
 
+use crate::arch::threads::in_order;
 use crate::block::{Block, Positions};
+use crate::compress::codecs::sparse;
+use crate::compress::settings::{Amount, Kept};
 use crate::compress::settings::{Choice, KEPT, Keys, Number, OutOfRange, SpecError, SpecWriter};
 use crate::compress::source::Source;
-use crate::compress::{Amount, Kept, in_order, sparse};
-use crate::error::{self, Error, InputErrorKind};
-use crate::tensor::{Dtype, TensorBuf};
+use crate::error;
 
 /// Rule that chooses the number of stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,76 +57,6 @@ const FIT: Choice<Fit> =
     Choice { key: "fit", names: &[("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)] };
 const STAGES: Number<u8> =
     Number { key: "stages", allowed: "guard, authors, or 1 to 64", fits: |s| (1..=64).contains(&s) };
-
-/// Steps between adaptations (the authors' Q).
-const WINDOW: u32 = 5;
-
-/// State of the authors' rule for one tensor.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Adaptation {
-    stages: u32,
-    steps: u32,
-    ratios: f64,
-}
-
-impl Default for Adaptation {
-    fn default() -> Self {
-        Self { stages: 1, steps: 0, ratios: 0.0 }
-    }
-}
-
-impl Adaptation {
-    pub(crate) fn stages(self) -> u32 {
-        self.stages
-    }
-
-    /// Returns the state after a step that kept `ratio` times its target. The target is the part `density` of
-    /// the tensor.
-    pub(crate) fn after(mut self, ratio: f64, density: f64) -> Self {
-        self.steps += 1;
-        self.ratios += ratio;
-        if self.steps < WINDOW {
-            return self;
-        }
-        let mean = self.ratios / f64::from(self.steps);
-        let most = ((-density.log2()).ceil() as u32).max(1);
-        let stages = match mean {
-            mean if mean > stages::BAND[1] => self.stages - 1,
-            mean if mean < stages::BAND[0] => self.stages + 1,
-            _ => self.stages,
-        };
-        Self { stages: stages.clamp(1, most), steps: 0, ratios: 0.0 }
-    }
-
-    /// Returns the state as a tensor of three 64-bit integers for a checkpoint.
-    pub(in crate::compress) fn to_tensor(self) -> Option<TensorBuf> {
-        let data = self.to_words().iter().flat_map(|w| w.to_le_bytes()).collect();
-        TensorBuf::new(Dtype::I64, vec![3], data).ok()
-    }
-
-    /// Returns the state that [`Self::to_tensor`] wrote.
-    ///
-    /// # Errors
-    /// [`Error::Input`] if the integers are not a valid state.
-    pub(in crate::compress) fn from_tensor(tensor: &TensorBuf) -> error::Result<Self> {
-        let words: Vec<i64> = tensor.data().as_chunks().0.iter().map(|w| i64::from_le_bytes(*w)).collect();
-        let state = words.try_into().ok().and_then(Self::from_words);
-        state.ok_or(Error::input(InputErrorKind::BadState { what: "stages of SIDCo" }))
-    }
-
-    /// Returns the state as three integers for a checkpoint.
-    pub(crate) fn to_words(self) -> [i64; 3] {
-        [i64::from(self.stages), i64::from(self.steps), self.ratios.to_bits() as i64]
-    }
-
-    /// Returns the state that [`Self::to_words`] wrote, or `None` if the words are not a valid state.
-    pub(crate) fn from_words([stages, steps, ratios]: [i64; 3]) -> Option<Self> {
-        let (stages, steps) = (u32::try_from(stages).ok()?, u32::try_from(steps).ok()?);
-        let ratios = f64::from_bits(ratios as u64);
-        let fits = (1..=64).contains(&stages) && steps < WINDOW && ratios.is_finite() && ratios >= 0.0;
-        fits.then_some(Self { stages, steps, ratios })
-    }
-}
 
 /// `sidco`: keeps approximately the requested number of elements of largest magnitude, by a fitted threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]

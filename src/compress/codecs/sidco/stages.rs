@@ -1,17 +1,15 @@
 //! Selection of the kept elements of one tensor by fitted thresholds.
 
-use super::Adaptation;
 use super::fit::Fit;
 use crate::compress::moments::{MomentQuery, Moments};
 use crate::compress::select::{self, Chosen, Cut, Found, LOWEST, Sample, Side};
 use crate::compress::source::Source;
+use crate::compress::state::Adaptation;
 use crate::error::Result;
 
 /// Part of the elements that is to exceed the first of several thresholds (the authors' constant
 /// `first_ratio`).
 const FIRST: f64 = 0.25;
-/// The authors' tolerances of k'/k, 1 - eps_L and 1 + eps_H.
-pub(super) const BAND: [f64; 2] = [0.8, 1.2];
 /// The guard's tolerances of k'/k. They are narrower because surplus elements cost more time and bytes than
 /// another fit.
 const GUARD: [f64; 2] = [0.9, 1.1];
@@ -279,7 +277,7 @@ pub(super) fn select(
         super::Stages::Guard => Ok((guarded(source, fit, k)?, state)),
         super::Stages::Fixed(stages) => Ok((staged(source, fit, u32::from(stages), k)?.0, state)),
         super::Stages::Authors => {
-            let (chosen, fitted) = staged(source, fit, state.stages(), k)?;
+            let (chosen, fitted) = staged(source, fit, state.stages, k)?;
             let ratio = chosen.positions.len() as f64 / k as f64;
             Ok((chosen, if fitted { state.after(ratio, k as f64 / source.len as f64) } else { state }))
         }

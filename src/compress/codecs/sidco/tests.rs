@@ -1,8 +1,8 @@
 use std::path::Path;
 
-use super::Adaptation;
 use crate::compress::select;
 use crate::compress::source::Source;
+use crate::compress::state::Adaptation;
 use crate::compress::tests::{inputs, normal, positions, run, tensor};
 use crate::compress::{Amount, Codec, Feedback, Options, compress};
 use crate::error::{Error, InputErrorKind};
@@ -202,8 +202,7 @@ fn a_sample_that_misleads_costs_reads_only() {
     // Each element is its own index.
     let indices: Vec<u8> = (0..n as u32).flat_map(u32::to_le_bytes).collect();
     let indices = [TensorBuf::new(Dtype::F32, vec![n as u64], indices).unwrap()];
-    let codec = "sidco:k=2000".parse().unwrap();
-    let mut source = Source::new(&inputs(&indices)[0], codec, &Options::default(), None).unwrap();
+    let mut source = Source::new(&inputs(&indices)[0], true, &Options::default(), None).unwrap();
     let sampled = select::sample(&[&mut source], k).unwrap().bits;
     assert_eq!(sampled.len(), 1 << 15);
     // The threshold is too high, so too few elements exceed it, and they are counted exactly.
@@ -346,7 +345,7 @@ fn report_authors_rule_beside_the_guard() {
                 let (mut state, mut last) = (Adaptation::default(), Vec::new());
                 let mut by_stages = std::collections::HashMap::new();
                 for _ in 0..30 {
-                    let stages = state.stages();
+                    let stages = state.stages;
                     let r = *by_stages
                         .entry(stages)
                         .or_insert_with(|| ratio(&values, fit, &stages.to_string(), density));
@@ -354,7 +353,7 @@ fn report_authors_rule_beside_the_guard() {
                     last.push(r);
                 }
                 let mean = last[20..].iter().sum::<f64>() / 10.0;
-                print!("  {fit} {guard:.3} {mean:6.3} (M={})", state.stages());
+                print!("  {fit} {guard:.3} {mean:6.3} (M={})", state.stages);
             }
             println!();
         }

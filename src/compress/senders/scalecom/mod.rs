@@ -20,9 +20,7 @@ mod worker;
 
 pub use worker::{Role, Worker};
 
-use crate::block::Positions;
-use crate::compress::codecs::TopK;
-use crate::compress::{Amount, Codec, Kept, Selection};
+use crate::compress::{Amount, Kept};
 use crate::error::{Error, Result};
 
 /// The leader's rule of selection.
@@ -87,17 +85,10 @@ impl Settings {
         }
         match self.choice {
             Choice::PerChunk(len) if len == 0 || len > 1 << 32 => Err(Error::bad_option("chunk length")),
-            _ => self.codec().check(),
+            Choice::TopK(amount) | Choice::TopKOfEach(amount) => {
+                amount.check().map_err(|e| Error::bad_option(e.key))
+            }
+            Choice::PerChunk(_) => Ok(()),
         }
-    }
-
-    /// Returns the codec whose rules apply when tensors are read.
-    fn codec(&self) -> Codec {
-        let amount = match self.choice {
-            Choice::TopK(amount) | Choice::TopKOfEach(amount) => amount,
-            Choice::PerChunk(_) => Amount::Count(1),
-        };
-        let positions = Positions::Auto;
-        Codec::TopK(TopK { amount, values: self.values, selection: Selection::Tensor, seed: 0, positions })
     }
 }

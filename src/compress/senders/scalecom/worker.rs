@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use super::{Choice, Settings, quasi};
 use crate::block::{Block, IndexSpace, Scope, Set, SetId, Sets, Support};
-use crate::compress::device::Outline;
+use crate::compress::codecs::sparse::{self, Outline};
 use crate::compress::select::{Chosen, top_k, top_k_each};
 use crate::compress::senders::state::{self, out_of_turn};
 use crate::compress::source::{CHUNK, Source};
-use crate::compress::{Feedback, Input, Options, sparse};
+use crate::compress::{Feedback, Input, Options};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{IndexSet, Manifest};
 use crate::tensor::TensorView;
@@ -159,7 +159,7 @@ impl Worker {
                 false => (TensorView::new(view.dtype(), view.shape(), &zeros[i])?, &nothing),
             };
             let input = Input { tensor, name: &info.name, view, base: None };
-            let source = Source::new(&input, self.settings.codec(), &Options::default(), Some(memory));
+            let source = Source::new(&input, true, &Options::default(), Some(memory));
             sources.push(source.map_err(|e| e.in_tensor(tensor))?);
         }
         for source in &mut sources {

@@ -7,21 +7,23 @@
 //! else: the exact threshold by two histograms, then collect   rare: three more passes
 //! ```
 //!
-//! Tensors of at most one chunk have a way of their own ([`super::small`]).
+//! Tensors of at most one chunk have a way of their own ([`small`]).
 //!
 //! Among equal magnitudes the lowest index is kept. Zeros are never kept.
+
+mod small;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::small::Scratch;
+use super::settings::Amount;
 use super::source::{CHUNK, Chunk, Source};
-use super::{Amount, Codec, Selection, in_order};
+use crate::arch::threads::in_order;
 use crate::arch::{self, Kernel, pages};
 use crate::bits::pack_bits;
-use crate::compress::codecs::TopK;
 use crate::error::Result;
+use small::Scratch;
 
 /// The kept elements of one tensor.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -30,30 +32,6 @@ pub struct Chosen {
     pub positions: Vec<u64>,
     /// Values, one for each position.
     pub values: Vec<f32>,
-}
-
-/// Returns the choice of each codec with [`Selection::Global`], one entry for each source. The entries of
-/// sources with other codecs are empty.
-pub(super) fn global(sources: &mut [Source<'_>], codecs: &[Codec]) -> Result<Vec<Chosen>> {
-    let mut all = vec![Chosen::default(); sources.len()];
-    for (i, codec) in codecs.iter().enumerate() {
-        let Codec::TopK(TopK { selection: Selection::Global, amount, .. }) = codec else { continue };
-        if codecs[..i].contains(codec) {
-            continue;
-        }
-        let (places, mut group): (Vec<_>, Vec<_>) = all
-            .iter_mut()
-            .zip(sources.iter_mut())
-            .zip(codecs)
-            .filter(|(_, c)| *c == codec)
-            .map(|(pair, _)| pair)
-            .unzip();
-        let n: u64 = group.iter().map(|s| s.len as u64).sum();
-        for (place, chosen) in places.into_iter().zip(top_k(&mut group, amount.of(n))?) {
-            *place = chosen;
-        }
-    }
-    Ok(all)
 }
 
 /// Returns the largest elements of each tensor.

@@ -2,25 +2,42 @@
 
 use std::borrow::Cow;
 
-use super::device::Outline;
-use super::select::Chosen;
-use super::source::Source;
-use super::{Kept, natural, quantize, whole};
+use super::{natural, quantize};
 use crate::arch::pages;
 use crate::block::{
     Affine, Bits, Block, Floats, Groups, Pow2, ScaleFormat, Scales, Scope, Sign, Sparse, Stored, Support,
     Underflow, Values, Zero,
 };
+use crate::compress::parts::whole;
+use crate::compress::select::Chosen;
+use crate::compress::settings::Kept;
+use crate::compress::source::Source;
 use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f32s, encode_f32s, max_finite};
 
+/// Number, type and length of a tensor whose elements are elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outline {
+    /// Number of the tensor in the manifest.
+    pub tensor: u64,
+    /// Type of the elements.
+    pub dtype: Dtype,
+    /// Number of elements.
+    pub len: u64,
+}
+
 /// Number of kept elements that share a scale with [`Kept::Q4`].
 const Q4_GROUP: u64 = 256;
 
 /// Returns the block of a run of tensors. `chosen` has the kept elements of each tensor.
-pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept, seed: u64) -> Result<Block> {
+pub(in crate::compress) fn block(
+    tensors: &mut [Source<'_>],
+    chosen: Vec<Chosen>,
+    kept: Kept,
+    seed: u64,
+) -> Result<Block> {
     let outlines = outlines(tensors);
     let (values, decoded) = values(&outlines, &chosen, kept, seed)?;
     let mut decoded = &*decoded;
@@ -40,7 +57,7 @@ pub(super) fn block(tensors: &mut [Source<'_>], chosen: Vec<Chosen>, kept: Kept,
 
 /// Returns the values of the kept elements of a run of tensors, and the floats that a receiver decodes. Both
 /// are in the order of the tensors.
-pub(super) fn values<'a>(
+pub(in crate::compress) fn values<'a>(
     tensors: &[Outline],
     chosen: &'a [Chosen],
     kept: Kept,
@@ -87,13 +104,13 @@ pub(super) fn values<'a>(
 }
 
 /// Returns the number, type and length of each tensor of a run.
-pub(super) fn outlines(tensors: &[Source<'_>]) -> Vec<Outline> {
+pub(in crate::compress) fn outlines(tensors: &[Source<'_>]) -> Vec<Outline> {
     let outline = |t: &Source<'_>| Outline { tensor: t.tensor, dtype: t.dtype, len: t.len as u64 };
     tensors.iter().map(outline).collect()
 }
 
 /// Returns the scope of a run of tensors, and the kept positions in their joint index space.
-pub(super) fn join(tensors: &[Outline], chosen: &[Chosen]) -> (Scope, Support) {
+pub(in crate::compress) fn join(tensors: &[Outline], chosen: &[Chosen]) -> (Scope, Support) {
     let mut positions = Vec::with_capacity(chosen.iter().map(|c| c.positions.len()).sum());
     let mut start = 0;
     for (tensor, chosen) in tensors.iter().zip(chosen) {
@@ -104,12 +121,16 @@ pub(super) fn join(tensors: &[Outline], chosen: &[Chosen]) -> (Scope, Support) {
 }
 
 /// Returns the groups of values that share a scale if each tensor has its own scale.
-pub(super) fn tensor_groups(tensors: usize) -> Groups {
+pub(in crate::compress) fn tensor_groups(tensors: usize) -> Groups {
     if tensors == 1 { Groups::Block } else { Groups::Tensor }
 }
 
 /// Returns the values as they are stored, and the floats that the receiver decodes, unless they are `values`.
-pub(super) fn floats(dtype: Dtype, kept: Kept, values: &[f32]) -> Result<(Values, Option<Vec<f32>>)> {
+pub(in crate::compress) fn floats(
+    dtype: Dtype,
+    kept: Kept,
+    values: &[f32],
+) -> Result<(Values, Option<Vec<f32>>)> {
     // The tensor's own type is used if it is no wider than the requested one. The receiver rounds to it
     // anyway.
     let (stored, as_type) = match (kept, dtype) {
@@ -143,11 +164,11 @@ fn signs(chosen: &[Chosen]) -> (Values, Vec<f32>) {
 }
 
 /// Returns the mean magnitude, summed in the order of the values. The mean of no values is 0.
-pub(super) fn mean_magnitude(values: &[f32]) -> f32 {
+pub(in crate::compress) fn mean_magnitude(values: &[f32]) -> f32 {
     mean(values.iter().map(|x| f64::from(x.abs())).sum(), values.len() as u64)
 }
 
 /// Returns the mean of `count` values with this sum. The mean of no values is 0.
-pub(super) fn mean(sum: f64, count: u64) -> f32 {
+pub(in crate::compress) fn mean(sum: f64, count: u64) -> f32 {
     if count == 0 { 0.0 } else { (sum / count as f64) as f32 }
 }

@@ -10,9 +10,9 @@
 //! To sample such a tensor takes longer than to read it, and its threshold must be lower: four standard
 //! deviations of a small sample are several times k.
 
-use super::select::{Chosen, Collect, LOWEST, MAGNITUDE, ROW, Side, cut_of, reaches};
-use super::source::{CHUNK, Source};
+use super::{Chosen, Collect, LOWEST, MAGNITUDE, ROW, Side, cut_of, reaches};
 use crate::arch::{self, Kernel};
+use crate::compress::source::{CHUNK, Source};
 use crate::error::Result;
 
 /// Groups for each element to select. With three, the candidates are about 1.2 times as many as are selected.
