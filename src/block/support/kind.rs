@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::error::Error;
 
 /// A support kind. Its file in this folder implements this trait and holds all other code of the kind.
-pub(super) trait Kind: Sized {
+pub(super) trait Kind {
     /// The properties that other layers need.
     fn facts(&self) -> Facts;
 
@@ -39,10 +39,14 @@ pub(super) trait Kind: Sized {
         decoder: &mut Decoder<'_>,
         id: SupportId,
         around: &Surroundings<'_>,
-    ) -> Result<Self>;
+    ) -> Result<Self>
+    where
+        Self: Sized;
 
     /// Checks the wire form as far as that needs no decoding of codes.
-    fn validate(cursor: &mut Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Validated>;
+    fn validate(cursor: &mut Cursor<'_>, id: SupportId, around: &Surroundings<'_>) -> Result<Validated>
+    where
+        Self: Sized;
 
     /// Calls `f` with every position, ascending, in runs: first position, number.
     fn for_each_run(&self, n: u64, sets: &Sets, f: &mut dyn FnMut(u64, u64) -> Result<()>) -> Result<()>;

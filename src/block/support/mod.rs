@@ -86,17 +86,23 @@ impl SupportId {
 }
 
 impl Support {
+    /// The only choice between supports in memory; [`Self::read_kind`] and [`Self::validate_kind`] choose by
+    /// an id.
+    fn kind(&self) -> &dyn Kind {
+        match self {
+            Self::All => &All,
+            Self::Sparse(support) => support,
+            Self::Chunked(support) => support,
+            Self::Rows(support) => support,
+            Self::Seeded(support) => support,
+            Self::Set(support) => support,
+            Self::Based(support) => support,
+        }
+    }
+
     /// The properties that other layers need.
     pub(crate) fn facts(&self) -> Facts {
-        match self {
-            Self::All => All.facts(),
-            Self::Sparse(s) => s.facts(),
-            Self::Chunked(s) => s.facts(),
-            Self::Rows(s) => s.facts(),
-            Self::Seeded(s) => s.facts(),
-            Self::Set(s) => s.facts(),
-            Self::Based(s) => s.facts(),
-        }
+        self.kind().facts()
     }
 
     /// Checks that the support fits a space of `n` elements.
@@ -104,15 +110,7 @@ impl Support {
     /// # Errors
     /// [`Error::Input`] if it does not.
     pub(crate) fn check(&self, n: u64) -> Result<()> {
-        match self {
-            Self::All => All.check(n),
-            Self::Sparse(s) => s.check(n),
-            Self::Chunked(s) => s.check(n),
-            Self::Rows(s) => s.check(n),
-            Self::Seeded(s) => s.check(n),
-            Self::Set(s) => s.check(n),
-            Self::Based(s) => s.check(n),
-        }
+        self.kind().check(n)
     }
 
     /// The number of elements.
@@ -120,15 +118,7 @@ impl Support {
     /// # Errors
     /// [`Error::Input`] for a set that is not known, and for more rows than 64 bits count.
     pub(crate) fn count(&self, around: &Surroundings<'_>) -> Result<u64> {
-        match self {
-            Self::All => All.count(around),
-            Self::Sparse(s) => s.count(around),
-            Self::Chunked(s) => s.count(around),
-            Self::Rows(s) => s.count(around),
-            Self::Seeded(s) => s.count(around),
-            Self::Set(s) => s.count(around),
-            Self::Based(s) => s.count(around),
-        }
+        self.kind().count(around)
     }
 
     /// Appends the wire form of a checked support, and returns the kind that was chosen.
@@ -139,15 +129,7 @@ impl Support {
         around: &Surroundings<'_>,
         positions: Positions,
     ) -> Result<SupportId> {
-        match self {
-            Self::All => All.write(out, coder, around, positions),
-            Self::Sparse(s) => s.write(out, coder, around, positions),
-            Self::Chunked(s) => s.write(out, coder, around, positions),
-            Self::Rows(s) => s.write(out, coder, around, positions),
-            Self::Seeded(s) => s.write(out, coder, around, positions),
-            Self::Set(s) => s.write(out, coder, around, positions),
-            Self::Based(s) => s.write(out, coder, around, positions),
-        }
+        self.kind().write(out, coder, around, positions)
     }
 
     fn read_kind(
@@ -199,15 +181,7 @@ impl Support {
         sets: &Sets,
         f: &mut dyn FnMut(u64, u64) -> Result<()>,
     ) -> Result<()> {
-        match self {
-            Self::All => All.for_each_run(n, sets, f),
-            Self::Sparse(s) => s.for_each_run(n, sets, f),
-            Self::Chunked(s) => s.for_each_run(n, sets, f),
-            Self::Rows(s) => s.for_each_run(n, sets, f),
-            Self::Seeded(s) => s.for_each_run(n, sets, f),
-            Self::Set(s) => s.for_each_run(n, sets, f),
-            Self::Based(s) => s.for_each_run(n, sets, f),
-        }
+        self.kind().for_each_run(n, sets, f)
     }
 }
 

@@ -40,7 +40,6 @@ pub enum Zero {
 
 impl Kind for Affine {
     const ID: ValuesId = ValuesId(6);
-    const NAME: &'static str = "affine";
 
     fn facts(&self) -> Facts<'_> {
         Facts {

@@ -25,7 +25,6 @@ pub struct Codebook {
 
 impl Kind for Codebook {
     const ID: ValuesId = ValuesId(7);
-    const NAME: &'static str = "codebook";
 
     fn facts(&self) -> Facts<'_> {
         Facts {

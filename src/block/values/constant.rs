@@ -18,7 +18,6 @@ pub struct Constant {
 
 impl Kind for Constant {
     const ID: ValuesId = ValuesId(2);
-    const NAME: &'static str = "constant";
 
     fn facts(&self) -> Facts<'_> {
         let len = self.scales.bytes.len() as u64;

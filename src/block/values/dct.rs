@@ -37,7 +37,6 @@ pub struct Dct {
 
 impl Kind for Dct {
     const ID: ValuesId = ValuesId(13);
-    const NAME: &'static str = "dct";
 
     fn facts(&self) -> Facts<'_> {
         let (support, coefficients) = (self.support.facts(), self.coefficients.facts());

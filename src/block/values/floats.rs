@@ -45,7 +45,6 @@ impl Stored {
 
 impl Kind for Floats {
     const ID: ValuesId = ValuesId(1);
-    const NAME: &'static str = "floats";
 
     fn facts(&self) -> Facts<'_> {
         let len = self.bytes.len() as u64;

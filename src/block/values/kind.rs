@@ -12,15 +12,13 @@ use crate::limits::Budget;
 pub(crate) trait Kind: Sized {
     /// Number in the registry.
     const ID: ValuesId;
-    /// Name in the registry.
-    const NAME: &'static str;
 
     /// The properties that other layers need.
     fn facts(&self) -> Facts<'_>;
 
     /// A short description for people: the kind and its main parameter.
     fn label(&self) -> String {
-        Self::NAME.to_owned()
+        Self::ID.to_string()
     }
 
     /// Appends the wire form.

@@ -28,7 +28,6 @@ const MAX_RANK: u64 = 32;
 
 impl Kind for Latent {
     const ID: ValuesId = ValuesId(11);
-    const NAME: &'static str = "latent";
 
     fn facts(&self) -> Facts<'_> {
         let codes = self.codes.facts();

@@ -163,7 +163,6 @@ pub enum Norm {
 
 impl Kind for Levels {
     const ID: ValuesId = ValuesId(5);
-    const NAME: &'static str = "levels";
 
     fn facts(&self) -> Facts<'_> {
         Facts {

@@ -26,7 +26,6 @@ pub struct LowRank {
 
 impl Kind for LowRank {
     const ID: ValuesId = ValuesId(12);
-    const NAME: &'static str = "low-rank";
 
     fn facts(&self) -> Facts<'_> {
         let (left, right) = (self.left.facts(), self.right.facts());

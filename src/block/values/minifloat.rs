@@ -24,7 +24,6 @@ pub struct Minifloat {
 
 impl Kind for Minifloat {
     const ID: ValuesId = ValuesId(8);
-    const NAME: &'static str = "minifloat";
 
     fn facts(&self) -> Facts<'_> {
         Facts {

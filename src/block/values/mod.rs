@@ -1,7 +1,7 @@
 //! Values on the wire (spec, values/).
 //!
-//! Each kind is a struct in a file of this folder and implements [`Kind`]. This file lists the kinds and is
-//! the only place that chooses between them.
+//! Each kind is a struct in a file of this folder and implements [`Kind`]. `kinds!` lists the kinds and is the
+//! only place that chooses between them.
 
 mod affine;
 mod codebook;
@@ -50,233 +50,112 @@ use crate::error::{Error, Result};
 use crate::limits::{Budget, in_memory};
 use crate::tensor::{Dtype, element};
 
-/// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is the
-/// number of values.
-///
-/// [`Floats`] of [`Stored::Source`], [`Planes`] and [`Ulp`] give bits of the tensor's element type. All other
-/// kinds give a 32-bit float for each element, which is converted to the element type by rounding to nearest,
-/// ties to even.
-#[derive(Debug, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum Values {
+/// Makes [`Values`], the names of [`ValuesId`] and every choice between the kinds from one list of kinds.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $Kind:ident $ID:ident $name:literal)*) => {
+        /// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is the
+        /// number of values.
+        ///
+        /// [`Floats`] of [`Stored::Source`], [`Planes`] and [`Ulp`] give bits of the tensor's element type. All other
+        /// kinds give a 32-bit float for each element, which is converted to the element type by rounding to nearest,
+        /// ties to even.
+        #[derive(Debug, Clone, PartialEq)]
+        #[non_exhaustive]
+        pub enum Values {
+            $($(#[$doc])* $Kind($Kind),)*
+        }
+
+        impl ValuesId {
+            $(
+                #[doc = concat!("[`", stringify!($Kind), "`]: `values/", $name, ".md`")]
+                pub const $ID: Self = $Kind::ID;
+            )*
+
+            /// Every registered kind with its name.
+            pub const REGISTERED: [(Self, &'static str); [$($name),*].len()] = [$(($Kind::ID, $name)),*];
+        }
+
+        impl Values {
+            /// The kind's number.
+            pub fn id(&self) -> ValuesId {
+                match self { $(Self::$Kind(_) => $Kind::ID,)* }
+            }
+
+            /// A short description for people: the kind and its main parameter, such as `levels s=7`.
+            pub fn label(&self) -> String {
+                match self { $(Self::$Kind(v) => v.label(),)* }
+            }
+
+            /// The properties that other layers need.
+            pub(crate) fn facts(&self) -> Facts<'_> {
+                match self { $(Self::$Kind(v) => v.facts(),)* }
+            }
+
+            fn write_kind(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+                match self { $(Self::$Kind(v) => v.write(out, coder, space),)* }
+            }
+
+            fn read_kind(
+                cursor: &mut Cursor<'_>,
+                decoder: &mut Decoder<'_>,
+                id: ValuesId,
+                space: &ValueSpace<'_>,
+            ) -> Result<Self> {
+                match id {
+                    $($Kind::ID => $Kind::read(cursor, decoder, space).map(Self::$Kind),)*
+                    ValuesId(other) => Err(Error::unsupported("values", other, cursor.offset())),
+                }
+            }
+
+            fn validate_kind(cursor: &mut Cursor<'_>, id: ValuesId, space: &ValueSpace<'_>) -> Result<Validated> {
+                match id {
+                    $($Kind::ID => $Kind::validate(cursor, space),)*
+                    ValuesId(other) => Err(Error::unsupported("values", other, cursor.offset())),
+                }
+            }
+
+            /// Writes one number per value into `out` (spec, each kind's page).
+            ///
+            /// `tensor_counts` holds the number of values of each tensor of the scope; only values with
+            /// [`Groups::Tensor`](crate::block::Groups::Tensor) need it.
+            ///
+            /// # Errors
+            /// [`Error::Input`] for latent codes, which need their model, and for kinds that give bits.
+            pub(crate) fn numbers(&self, tensor_counts: &[u64], budget: &Budget, out: &mut [f32]) -> Result<()> {
+                match self { $(Self::$Kind(v) => v.numbers(tensor_counts, budget, out),)* }
+            }
+        }
+    };
+}
+
+kinds! {
     /// Plain numbers.
-    Floats(Floats),
+    Floats FLOATS "floats"
     /// Each element is its group's scale.
-    Constant(Constant),
+    Constant CONSTANT "constant"
     /// Each element is plus or minus its group's scale.
-    Sign(Sign),
+    Sign SIGN "sign"
     /// Each element is zero or a power of two.
-    Pow2(Pow2),
+    Pow2 POW2 "pow2"
     /// Each element is a level of a quantiser times its group's norm.
-    Levels(Levels),
+    Levels LEVELS "levels"
     /// Each element is an integer code less a zero point, times its group's scale; or a code times the scale,
     /// plus an offset.
-    Affine(Affine),
+    Affine AFFINE "affine"
     /// Each element is an entry of a table, times its group's scale, plus its group's shift.
-    Codebook(Codebook),
+    Codebook CODEBOOK "codebook"
     /// Each element is a small float times its group's scale.
-    Minifloat(Minifloat),
+    Minifloat MINIFLOAT "minifloat"
     /// The elements' own bits, byte plane by byte plane.
-    Planes(Planes),
+    Planes PLANES "planes"
     /// The difference to a base tensor in units of the last place.
-    Ulp(Ulp),
+    Ulp ULP "ulp"
     /// Codes from which a learned decoder makes the values.
-    Latent(Latent),
+    Latent LATENT "latent"
     /// A matrix as a product of two factors.
-    LowRank(LowRank),
+    LowRank LOW_RANK "low-rank"
     /// A matrix by the coefficients of a blockwise cosine transform.
-    Dct(Dct),
-}
-
-impl ValuesId {
-    /// [`Floats`]: `values/floats.md`
-    pub const FLOATS: Self = Floats::ID;
-    /// [`Constant`]: `values/constant.md`
-    pub const CONSTANT: Self = Constant::ID;
-    /// [`Sign`]: `values/sign.md`
-    pub const SIGN: Self = Sign::ID;
-    /// [`Pow2`]: `values/pow2.md`
-    pub const POW2: Self = Pow2::ID;
-    /// [`Levels`]: `values/levels.md`
-    pub const LEVELS: Self = Levels::ID;
-    /// [`Affine`]: `values/affine.md`
-    pub const AFFINE: Self = Affine::ID;
-    /// [`Codebook`]: `values/codebook.md`
-    pub const CODEBOOK: Self = Codebook::ID;
-    /// [`Minifloat`]: `values/minifloat.md`
-    pub const MINIFLOAT: Self = Minifloat::ID;
-    /// [`Planes`]: `values/planes.md`
-    pub const PLANES: Self = Planes::ID;
-    /// [`Ulp`]: `values/ulp.md`
-    pub const ULP: Self = Ulp::ID;
-    /// [`Latent`]: `values/latent.md`
-    pub const LATENT: Self = Latent::ID;
-    /// [`LowRank`]: `values/low-rank.md`
-    pub const LOW_RANK: Self = LowRank::ID;
-    /// [`Dct`]: `values/dct.md`
-    pub const DCT: Self = Dct::ID;
-
-    /// Every registered kind with its name.
-    pub const REGISTERED: [(Self, &'static str); 13] = [
-        (Floats::ID, Floats::NAME),
-        (Constant::ID, Constant::NAME),
-        (Sign::ID, Sign::NAME),
-        (Pow2::ID, Pow2::NAME),
-        (Levels::ID, Levels::NAME),
-        (Affine::ID, Affine::NAME),
-        (Codebook::ID, Codebook::NAME),
-        (Minifloat::ID, Minifloat::NAME),
-        (Planes::ID, Planes::NAME),
-        (Ulp::ID, Ulp::NAME),
-        (Latent::ID, Latent::NAME),
-        (LowRank::ID, LowRank::NAME),
-        (Dct::ID, Dct::NAME),
-    ];
-}
-
-impl Values {
-    /// The kind's number.
-    pub fn id(&self) -> ValuesId {
-        match self {
-            Self::Floats(_) => Floats::ID,
-            Self::Constant(_) => Constant::ID,
-            Self::Sign(_) => Sign::ID,
-            Self::Pow2(_) => Pow2::ID,
-            Self::Levels(_) => Levels::ID,
-            Self::Affine(_) => Affine::ID,
-            Self::Codebook(_) => Codebook::ID,
-            Self::Minifloat(_) => Minifloat::ID,
-            Self::Planes(_) => Planes::ID,
-            Self::Ulp(_) => Ulp::ID,
-            Self::Latent(_) => Latent::ID,
-            Self::LowRank(_) => LowRank::ID,
-            Self::Dct(_) => Dct::ID,
-        }
-    }
-
-    /// A short description for people: the kind and its main parameter, such as `levels s=7`.
-    pub fn label(&self) -> String {
-        match self {
-            Self::Floats(v) => v.label(),
-            Self::Constant(v) => v.label(),
-            Self::Sign(v) => v.label(),
-            Self::Pow2(v) => v.label(),
-            Self::Levels(v) => v.label(),
-            Self::Affine(v) => v.label(),
-            Self::Codebook(v) => v.label(),
-            Self::Minifloat(v) => v.label(),
-            Self::Planes(v) => v.label(),
-            Self::Ulp(v) => v.label(),
-            Self::Latent(v) => v.label(),
-            Self::LowRank(v) => v.label(),
-            Self::Dct(v) => v.label(),
-        }
-    }
-
-    /// The properties that other layers need.
-    pub(crate) fn facts(&self) -> Facts<'_> {
-        match self {
-            Self::Floats(v) => v.facts(),
-            Self::Constant(v) => v.facts(),
-            Self::Sign(v) => v.facts(),
-            Self::Pow2(v) => v.facts(),
-            Self::Levels(v) => v.facts(),
-            Self::Affine(v) => v.facts(),
-            Self::Codebook(v) => v.facts(),
-            Self::Minifloat(v) => v.facts(),
-            Self::Planes(v) => v.facts(),
-            Self::Ulp(v) => v.facts(),
-            Self::Latent(v) => v.facts(),
-            Self::LowRank(v) => v.facts(),
-            Self::Dct(v) => v.facts(),
-        }
-    }
-
-    fn write_kind(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
-        match self {
-            Self::Floats(v) => v.write(out, coder, space),
-            Self::Constant(v) => v.write(out, coder, space),
-            Self::Sign(v) => v.write(out, coder, space),
-            Self::Pow2(v) => v.write(out, coder, space),
-            Self::Levels(v) => v.write(out, coder, space),
-            Self::Affine(v) => v.write(out, coder, space),
-            Self::Codebook(v) => v.write(out, coder, space),
-            Self::Minifloat(v) => v.write(out, coder, space),
-            Self::Planes(v) => v.write(out, coder, space),
-            Self::Ulp(v) => v.write(out, coder, space),
-            Self::Latent(v) => v.write(out, coder, space),
-            Self::LowRank(v) => v.write(out, coder, space),
-            Self::Dct(v) => v.write(out, coder, space),
-        }
-    }
-
-    fn read_kind(
-        cursor: &mut Cursor<'_>,
-        decoder: &mut Decoder<'_>,
-        id: ValuesId,
-        space: &ValueSpace<'_>,
-    ) -> Result<Self> {
-        Ok(match id {
-            Floats::ID => Self::Floats(Floats::read(cursor, decoder, space)?),
-            Constant::ID => Self::Constant(Constant::read(cursor, decoder, space)?),
-            Sign::ID => Self::Sign(Sign::read(cursor, decoder, space)?),
-            Pow2::ID => Self::Pow2(Pow2::read(cursor, decoder, space)?),
-            Levels::ID => Self::Levels(Levels::read(cursor, decoder, space)?),
-            Affine::ID => Self::Affine(Affine::read(cursor, decoder, space)?),
-            Codebook::ID => Self::Codebook(Codebook::read(cursor, decoder, space)?),
-            Minifloat::ID => Self::Minifloat(Minifloat::read(cursor, decoder, space)?),
-            Planes::ID => Self::Planes(Planes::read(cursor, decoder, space)?),
-            Ulp::ID => Self::Ulp(Ulp::read(cursor, decoder, space)?),
-            Latent::ID => Self::Latent(Latent::read(cursor, decoder, space)?),
-            LowRank::ID => Self::LowRank(LowRank::read(cursor, decoder, space)?),
-            Dct::ID => Self::Dct(Dct::read(cursor, decoder, space)?),
-            ValuesId(other) => return Err(Error::unsupported("values", other, cursor.offset())),
-        })
-    }
-
-    fn validate_kind(cursor: &mut Cursor<'_>, id: ValuesId, space: &ValueSpace<'_>) -> Result<Validated> {
-        match id {
-            Floats::ID => Floats::validate(cursor, space),
-            Constant::ID => Constant::validate(cursor, space),
-            Sign::ID => Sign::validate(cursor, space),
-            Pow2::ID => Pow2::validate(cursor, space),
-            Levels::ID => Levels::validate(cursor, space),
-            Affine::ID => Affine::validate(cursor, space),
-            Codebook::ID => Codebook::validate(cursor, space),
-            Minifloat::ID => Minifloat::validate(cursor, space),
-            Planes::ID => Planes::validate(cursor, space),
-            Ulp::ID => Ulp::validate(cursor, space),
-            Latent::ID => Latent::validate(cursor, space),
-            LowRank::ID => LowRank::validate(cursor, space),
-            Dct::ID => Dct::validate(cursor, space),
-            ValuesId(other) => Err(Error::unsupported("values", other, cursor.offset())),
-        }
-    }
-
-    /// Writes one number per value into `out` (spec, each kind's page).
-    ///
-    /// `tensor_counts` holds the number of values of each tensor of the scope; only values with
-    /// [`Groups::Tensor`](crate::block::Groups::Tensor) need it.
-    ///
-    /// # Errors
-    /// [`Error::Input`] for latent codes, which need their model, and for kinds that give bits.
-    pub(crate) fn numbers(&self, tensor_counts: &[u64], budget: &Budget, out: &mut [f32]) -> Result<()> {
-        match self {
-            Self::Floats(v) => v.numbers(tensor_counts, budget, out),
-            Self::Constant(v) => v.numbers(tensor_counts, budget, out),
-            Self::Sign(v) => v.numbers(tensor_counts, budget, out),
-            Self::Pow2(v) => v.numbers(tensor_counts, budget, out),
-            Self::Levels(v) => v.numbers(tensor_counts, budget, out),
-            Self::Affine(v) => v.numbers(tensor_counts, budget, out),
-            Self::Codebook(v) => v.numbers(tensor_counts, budget, out),
-            Self::Minifloat(v) => v.numbers(tensor_counts, budget, out),
-            Self::Planes(v) => v.numbers(tensor_counts, budget, out),
-            Self::Ulp(v) => v.numbers(tensor_counts, budget, out),
-            Self::Latent(v) => v.numbers(tensor_counts, budget, out),
-            Self::LowRank(v) => v.numbers(tensor_counts, budget, out),
-            Self::Dct(v) => v.numbers(tensor_counts, budget, out),
-        }
-    }
+    Dct DCT "dct"
 }
 
 impl Values {

@@ -21,7 +21,6 @@ pub struct Planes {
 
 impl Kind for Planes {
     const ID: ValuesId = ValuesId(9);
-    const NAME: &'static str = "planes";
 
     fn facts(&self) -> Facts<'_> {
         let (content, len) = (Content::Elements(Stored::Source, &self.bytes), self.bytes.len() as u64);

@@ -41,7 +41,6 @@ const EXPONENTS: std::ops::RangeInclusive<i16> = -1074..=1023;
 
 impl Kind for Pow2 {
     const ID: ValuesId = ValuesId(4);
-    const NAME: &'static str = "pow2";
 
     fn facts(&self) -> Facts<'_> {
         Facts {

@@ -23,7 +23,6 @@ pub struct Sign {
 
 impl Kind for Sign {
     const ID: ValuesId = ValuesId(3);
-    const NAME: &'static str = "sign";
 
     fn facts(&self) -> Facts<'_> {
         Facts {

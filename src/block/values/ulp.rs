@@ -21,7 +21,6 @@ pub struct Ulp {
 
 impl Kind for Ulp {
     const ID: ValuesId = ValuesId(10);
-    const NAME: &'static str = "ulp";
 
     fn facts(&self) -> Facts<'_> {
         let len = self.diffs.len() as u64;
