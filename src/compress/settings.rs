@@ -24,11 +24,8 @@ impl Amount {
         }
     }
 
-    pub(super) fn check(self) -> Result<(), OutOfRange> {
-        match self {
-            Self::Density(density) => DENSITY.check(density),
-            Self::Count(count) => COUNT.check(count),
-        }
+    pub(super) fn check(mut self) -> Result<(), OutOfRange> {
+        Check.amount(&mut self)
     }
 }
 
@@ -57,12 +54,12 @@ pub enum Kept {
 pub(super) const KEPT: Choice<Kept> = Choice {
     key: "values",
     names: &[
-        ("f32", Kept::F32),
-        ("f16", Kept::F16),
-        ("bf16", Kept::Bf16),
-        ("pow2", Kept::Pow2),
-        ("sign", Kept::Sign),
-        ("q4", Kept::Q4),
+        (Kept::F32, "f32"),
+        (Kept::F16, "f16"),
+        (Kept::Bf16, "bf16"),
+        (Kept::Pow2, "pow2"),
+        (Kept::Sign, "sign"),
+        (Kept::Q4, "q4"),
     ],
 };
 
@@ -79,11 +76,27 @@ pub enum Selection {
 pub(super) const BUCKET: Number<u64> = Number { key: "bucket", allowed: "at least 2", fits: |b| b >= 2 };
 
 /// A setting outside its range.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct OutOfRange {
     pub(super) key: &'static str,
     /// The range, for messages.
-    pub(super) allowed: &'static str,
+    pub(super) allowed: String,
+}
+
+/// A key of specifications, and the values that it may have.
+pub(super) trait Setting<T> {
+    fn key(&self) -> &'static str;
+
+    /// Returns the allowed values, for messages.
+    fn allowed(&self) -> String;
+
+    /// Returns the value that a text stands for, if it is allowed.
+    fn parse(&self, text: &str) -> Option<T>;
+
+    fn allows(&self, value: T) -> bool;
+
+    /// Returns the text of a value, or `None` for a value that is not written.
+    fn text(&self, value: T) -> Option<String>;
 }
 
 /// The key and the range of a number.
@@ -93,31 +106,156 @@ pub(super) struct Number<T> {
     pub(super) fits: fn(T) -> bool,
 }
 
-impl<T: Copy> Number<T> {
-    pub(super) fn check(&self, value: T) -> Result<(), OutOfRange> {
-        match (self.fits)(value) {
-            true => Ok(()),
-            false => Err(OutOfRange { key: self.key, allowed: self.allowed }),
-        }
+impl<T: FromStr + ToString + Copy> Setting<T> for Number<T> {
+    fn key(&self) -> &'static str {
+        self.key
+    }
+
+    fn allowed(&self) -> String {
+        self.allowed.to_owned()
+    }
+
+    fn parse(&self, text: &str) -> Option<T> {
+        text.parse().ok().filter(|value| (self.fits)(*value))
+    }
+
+    fn allows(&self, value: T) -> bool {
+        (self.fits)(value)
+    }
+
+    fn text(&self, value: T) -> Option<String> {
+        Some(value.to_string())
     }
 }
 
 /// The key and the names of a choice.
 pub(super) struct Choice<T: 'static> {
     pub(super) key: &'static str,
-    pub(super) names: &'static [(&'static str, T)],
+    pub(super) names: &'static [(T, &'static str)],
 }
 
-impl<T: Copy + PartialEq> Choice<T> {
-    pub(super) fn check(&self, value: T) -> Result<(), OutOfRange> {
-        match self.names.iter().any(|(_, v)| *v == value) {
-            true => Ok(()),
-            false => Err(OutOfRange { key: self.key, allowed: "one of its names" }),
+impl<T: Copy + PartialEq> Setting<T> for Choice<T> {
+    fn key(&self) -> &'static str {
+        self.key
+    }
+
+    fn allowed(&self) -> String {
+        let names: Vec<&str> = self.names.iter().map(|(_, name)| *name).collect();
+        format!("one of {}", names.join(", "))
+    }
+
+    fn parse(&self, text: &str) -> Option<T> {
+        self.names.iter().find(|(_, name)| *name == text).map(|(value, _)| *value)
+    }
+
+    fn allows(&self, value: T) -> bool {
+        self.text(value).is_some()
+    }
+
+    fn text(&self, value: T) -> Option<String> {
+        self.names.iter().find(|(v, _)| *v == value).map(|(_, name)| (*name).to_owned())
+    }
+}
+
+/// The key of a choice between words and a number.
+pub(super) struct Word<T: 'static, N: 'static> {
+    /// `allowed` names the words, too.
+    pub(super) number: Number<N>,
+    pub(super) names: &'static [(T, &'static str)],
+    /// Makes a value of a number.
+    pub(super) of: fn(N) -> T,
+    /// Returns the number of a value that is not a word.
+    pub(super) number_of: fn(T) -> Option<N>,
+}
+
+impl<T: Copy + PartialEq, N: FromStr + ToString + Copy> Setting<T> for Word<T, N> {
+    fn key(&self) -> &'static str {
+        self.number.key
+    }
+
+    fn allowed(&self) -> String {
+        self.number.allowed()
+    }
+
+    fn parse(&self, text: &str) -> Option<T> {
+        let word = self.names.iter().find(|(_, name)| *name == text).map(|(value, _)| *value);
+        word.or_else(|| self.number.parse(text).map(self.of))
+    }
+
+    fn allows(&self, value: T) -> bool {
+        (self.number_of)(value).is_none_or(self.number.fits)
+    }
+
+    fn text(&self, value: T) -> Option<String> {
+        let word = self.names.iter().find(|(v, _)| *v == value).map(|(_, name)| (*name).to_owned());
+        word.or_else(|| self.number.text((self.number_of)(value)?))
+    }
+}
+
+/// A setting that is not written while it has this value.
+pub(super) struct Unless<S, T>(pub(super) S, pub(super) T);
+
+impl<T: Copy + PartialEq, S: Setting<T>> Setting<T> for Unless<&S, T> {
+    fn key(&self) -> &'static str {
+        self.0.key()
+    }
+
+    fn allowed(&self) -> String {
+        self.0.allowed()
+    }
+
+    fn parse(&self, text: &str) -> Option<T> {
+        self.0.parse(text)
+    }
+
+    fn allows(&self, value: T) -> bool {
+        self.0.allows(value)
+    }
+
+    fn text(&self, value: T) -> Option<String> {
+        self.0.text(value).filter(|_| value != self.1)
+    }
+}
+
+const SEED: Number<u64> = Number { key: "seed", allowed: "0 to 2^64 - 1", fits: |_| true };
+const POSITIONS: Choice<Positions> = Choice { key: "positions", names: &Positions::ALL };
+
+/// Visits the settings of a codec, in the order of its written form, to read, check or write them.
+pub(super) trait Visitor {
+    type Error;
+
+    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> Result<(), Self::Error>;
+
+    fn amount(&mut self, amount: &mut Amount) -> Result<(), Self::Error> {
+        match amount {
+            Amount::Density(density) => self.visit(&DENSITY, density),
+            Amount::Count(count) => self.visit(&COUNT, count),
         }
     }
 
-    fn name(&self, value: T) -> &'static str {
-        self.names.iter().find(|(_, v)| *v == value).map_or("", |(name, _)| name)
+    /// Sets the default of a setting that depends on another one. Only a reader does.
+    fn default<T>(&mut self, _value: &mut T, _default: T) {}
+
+    fn seed(&mut self, seed: &mut u64) -> Result<(), Self::Error> {
+        self.visit(&Unless(&SEED, 1), seed)
+    }
+
+    fn positions(&mut self, positions: &mut Positions) -> Result<(), Self::Error> {
+        self.visit(&Unless(&POSITIONS, Positions::Auto), positions)
+    }
+}
+
+/// Checks that every setting is in its range.
+pub(super) struct Check;
+
+impl Visitor for Check {
+    type Error = OutOfRange;
+
+    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> Result<(), OutOfRange> {
+        match setting.allows(*value) {
+            true => Ok(()),
+            false => Err(OutOfRange { key: setting.key(), allowed: setting.allowed() }),
+        }
     }
 }
 
@@ -145,28 +283,14 @@ impl<'a, 'b> SpecWriter<'a, 'b> {
         f.write_str(name)?;
         Ok(Self { f, separator: ':' })
     }
+}
 
-    pub(super) fn key(&mut self, key: &str, value: impl fmt::Display) -> fmt::Result {
-        write!(self.f, "{}{key}={value}", std::mem::replace(&mut self.separator, ','))
-    }
+impl Visitor for SpecWriter<'_, '_> {
+    type Error = fmt::Error;
 
-    pub(super) fn choice<T: Copy + PartialEq>(&mut self, choice: &Choice<T>, value: T) -> fmt::Result {
-        self.key(choice.key, choice.name(value))
-    }
-
-    pub(super) fn amount(&mut self, amount: Amount) -> fmt::Result {
-        match amount {
-            Amount::Density(density) => self.key(DENSITY.key, density),
-            Amount::Count(count) => self.key(COUNT.key, count),
-        }
-    }
-
-    pub(super) fn seed(&mut self, seed: u64) -> fmt::Result {
-        if seed == 1 { Ok(()) } else { self.key("seed", seed) }
-    }
-
-    pub(super) fn positions(&mut self, positions: Positions) -> fmt::Result {
-        if positions == Positions::Auto { Ok(()) } else { self.key("positions", positions.name()) }
+    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> fmt::Result {
+        let Some(text) = setting.text(*value) else { return Ok(()) };
+        write!(self.f, "{}{}={text}", std::mem::replace(&mut self.separator, ','), setting.key())
     }
 }
 
@@ -195,72 +319,22 @@ impl<'a> Keys<'a> {
     }
 
     /// Returns the text of a key, if it is given.
-    pub(super) fn take(&mut self, key: &'static str) -> Option<&'a str> {
-        self.known.push(key);
-        self.text(key)
-    }
-
     fn text(&self, key: &str) -> Option<&'a str> {
         self.given.iter().find(|(k, _)| *k == key).map(|(_, text)| *text)
     }
 
-    pub(super) fn wrong(&self, key: &str, value: &str, allowed: &str) -> SpecError {
-        SpecError(format!("key `{key}` of `{}` is `{value}`: {allowed}", self.codec))
-    }
-
     /// Returns the message for a setting that is out of its range.
-    pub(super) fn out_of_range(&self, e: OutOfRange) -> SpecError {
-        self.wrong(e.key, self.text(e.key).unwrap_or_default(), e.allowed)
+    pub(super) fn wrong(&self, OutOfRange { key, allowed }: OutOfRange) -> SpecError {
+        let text = self.text(key).unwrap_or_default();
+        SpecError(format!("key `{key}` of `{}` is `{text}`: {allowed}", self.codec))
     }
 
-    fn given_number<T: FromStr + Copy>(&mut self, number: &Number<T>) -> Result<Option<T>, SpecError> {
-        let Some(text) = self.take(number.key) else { return Ok(None) };
-        match text.parse() {
-            Ok(value) if (number.fits)(value) => Ok(Some(value)),
-            _ => Err(self.wrong(number.key, text, number.allowed)),
-        }
-    }
-
-    pub(super) fn number<T: FromStr + Copy>(
-        &mut self,
-        number: &Number<T>,
-        default: T,
-    ) -> Result<T, SpecError> {
-        Ok(self.given_number(number)?.unwrap_or(default))
-    }
-
-    pub(super) fn choice<T: Copy>(&mut self, choice: &Choice<T>, default: T) -> Result<T, SpecError> {
-        let Some(text) = self.take(choice.key) else { return Ok(default) };
-        if let Some((_, value)) = choice.names.iter().find(|(name, _)| *name == text) {
-            return Ok(*value);
-        }
-        let names: Vec<&str> = choice.names.iter().map(|(name, _)| *name).collect();
-        Err(self.wrong(choice.key, text, &format!("one of {}", names.join(", "))))
-    }
-
-    pub(super) fn amount(&mut self, default: Amount) -> Result<Amount, SpecError> {
-        match (self.given_number(&DENSITY)?, self.given_number(&COUNT)?) {
-            (Some(_), Some(_)) => {
-                Err(SpecError(format!("keys `density` and `k` of `{}` exclude each other", self.codec)))
-            }
-            (_, Some(count)) => Ok(Amount::Count(count)),
-            (Some(density), _) => Ok(Amount::Density(density)),
-            (None, None) => Ok(default),
-        }
-    }
-
-    pub(super) fn seed(&mut self) -> Result<u64, SpecError> {
-        let any = Number { key: "seed", allowed: "0 to 2^64 - 1", fits: |_: u64| true };
-        self.number(&any, 1)
-    }
-
-    pub(super) fn positions(&mut self) -> Result<Positions, SpecError> {
-        let Some(text) = self.take("positions") else { return Ok(Positions::default()) };
-        if let Some((positions, _)) = Positions::ALL.iter().find(|(_, name)| *name == text) {
-            return Ok(*positions);
-        }
-        let names: Vec<&str> = Positions::ALL.iter().map(|(_, name)| *name).collect();
-        Err(self.wrong("positions", text, &format!("one of {}", names.join(", "))))
+    fn take<T>(&mut self, setting: &impl Setting<T>) -> Result<Option<T>, SpecError> {
+        let key = setting.key();
+        self.known.push(key);
+        let Some(text) = self.text(key) else { return Ok(None) };
+        let value = setting.parse(text);
+        Ok(Some(value.ok_or_else(|| self.wrong(OutOfRange { key, allowed: setting.allowed() }))?))
     }
 
     /// Refuses keys that the codec has not read.
@@ -273,9 +347,35 @@ impl<'a> Keys<'a> {
     }
 }
 
+impl Visitor for Keys<'_> {
+    type Error = SpecError;
+
+    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> Result<(), SpecError> {
+        *value = self.take(setting)?.unwrap_or(*value);
+        Ok(())
+    }
+
+    fn amount(&mut self, amount: &mut Amount) -> Result<(), SpecError> {
+        *amount = match (self.take(&DENSITY)?, self.take(&COUNT)?) {
+            (Some(_), Some(_)) => {
+                let codec = self.codec;
+                return Err(SpecError(format!("keys `density` and `k` of `{codec}` exclude each other")));
+            }
+            (_, Some(count)) => Amount::Count(count),
+            (Some(density), _) => Amount::Density(density),
+            (None, None) => *amount,
+        };
+        Ok(())
+    }
+
+    fn default<T>(&mut self, value: &mut T, default: T) {
+        *value = default;
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use crate::compress::codec::{Codec, NAMES};
+    use crate::compress::Codec;
 
     #[test]
     fn specifications_come_back() {
@@ -338,7 +438,7 @@ mod tests {
     #[test]
     fn errors_name_the_key_and_what_is_allowed() {
         let unknown = "zip".parse::<Codec>().unwrap_err().to_string();
-        assert_eq!(unknown, format!("unknown codec `zip`: one of {NAMES}"));
+        assert_eq!(unknown, format!("unknown codec `zip`: one of {}", Codec::NAMES.join(", ")));
         for (spec, message) in [
             ("raw:k=1", "unknown key `k` of `raw`: allowed are none"),
             (

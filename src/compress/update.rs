@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::codec::Codec;
-use super::codecs::TopK;
+use super::codecs::{Run, TopK};
 use super::feedback::Feedback;
 use super::options::{Input, Options};
 use super::parts::runs;
@@ -60,9 +60,9 @@ pub fn compress(
     let mut coded = Vec::new();
     for run in runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype())) {
         let tensors = &mut sources[run.clone()];
-        let mut blocks = Vec::new();
         let codec = codecs[run.start];
-        codec.blocks(&inputs[run.clone()], tensors, &mut chosen[run], options, &mut blocks)?;
+        let (inputs, chosen) = (&inputs[run.clone()], &mut chosen[run]);
+        let blocks = codec.blocks(Run { inputs, tensors, chosen, options })?;
         let options = codec.block_options();
         coded.extend(blocks.into_iter().map(|block| CodedBlock { block, options }));
     }

@@ -1,7 +1,7 @@
 //! Values on the wire (spec, values/).
 //!
-//! Each kind is a struct in a file of this folder and implements [`Kind`]. `kinds!` lists the kinds and is the
-//! only place that chooses between them.
+//! Each kind is a struct in a file of this folder and implements [`Kind`]. `kinds!` lists the kinds and is
+//! the only place that chooses between them.
 
 mod affine;
 mod codebook;
@@ -53,12 +53,12 @@ use crate::tensor::{Dtype, element};
 /// Makes [`Values`], the names of [`ValuesId`] and every choice between the kinds from one list of kinds.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $Kind:ident $ID:ident $name:literal)*) => {
-        /// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is the
-        /// number of values.
+        /// The values of a block, one for each element of its support (spec, values/). In the kinds, `m` is
+        /// the number of values.
         ///
-        /// [`Floats`] of [`Stored::Source`], [`Planes`] and [`Ulp`] give bits of the tensor's element type. All other
-        /// kinds give a 32-bit float for each element, which is converted to the element type by rounding to nearest,
-        /// ties to even.
+        /// [`Floats`] of [`Stored::Source`], [`Planes`] and [`Ulp`] give bits of the tensor's element type.
+        /// All other kinds give a 32-bit float for each element, which is converted to the element type by
+        /// rounding to nearest, ties to even.
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub enum Values {

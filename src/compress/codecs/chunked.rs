@@ -5,15 +5,14 @@
 //! The chunks are runs of the row-major elements; the authors' code uses 64 x 64 tiles of matrices. The
 //! lowest index wins among equal magnitudes. Zeros are kept if a chunk has too few non-zero elements.
 
-use std::fmt;
-
 use super::sparse::mean_magnitude;
+use super::{Compressor, Run};
 use crate::block::{
     self, Bits, Block, Codebook, Groups, ScaleFormat, Scales, Scope, Sparse, Support, Values,
 };
 use crate::codes::best_parameter;
-use crate::compress::settings::{Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
-use crate::compress::source::{CHUNK, Source};
+use crate::compress::settings::{Check, Choice, Number, OutOfRange, Setting, Visitor};
+use crate::compress::source::CHUNK;
 use crate::error;
 use crate::tensor::element::max_finite;
 
@@ -21,7 +20,7 @@ const CHUNK_LEN: Number<u64> =
     Number { key: "chunk", allowed: "1 to 2^32", fits: |c| (1..=1 << 32).contains(&c) };
 const KEPT: Number<u64> = Number { key: "kept", allowed: "1 to the chunk", fits: |k| k >= 1 };
 const VALUES: Choice<ChunkValues> =
-    Choice { key: "values", names: &[("sign", ChunkValues::Sign), ("code2", ChunkValues::Code2)] };
+    Choice { key: "values", names: &[(ChunkValues::Sign, "sign"), (ChunkValues::Code2, "code2")] };
 
 /// Form in which the kept elements of a chunk are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -52,41 +51,30 @@ impl Default for Chunked {
     }
 }
 
-impl Chunked {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        let chunk = keys.number(&CHUNK_LEN, default.chunk)?;
-        Ok(Self {
-            chunk,
-            kept: keys.number(&KEPT, default.kept.min(chunk))?,
-            values: keys.choice(&VALUES, default.values)?,
-        })
+impl Compressor for Chunked {
+    const NAME: &'static str = "chunked";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&CHUNK_LEN, &mut self.chunk)?;
+        let kept = self.kept.min(self.chunk);
+        visitor.default(&mut self.kept, kept);
+        visitor.visit(&KEPT, &mut self.kept)?;
+        visitor.visit(&VALUES, &mut self.values)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        CHUNK_LEN.check(self.chunk)?;
+    fn check(&mut self) -> Result<(), OutOfRange> {
         match self.kept > self.chunk {
-            true => Err(OutOfRange { key: KEPT.key, allowed: KEPT.allowed }),
-            false => KEPT.check(self.kept),
+            true => Err(OutOfRange { key: KEPT.key, allowed: KEPT.allowed() }),
+            false => self.settings(&mut Check),
         }
     }
 
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(CHUNK_LEN.key, self.chunk)?;
-        out.key(KEPT.key, self.kept)?;
-        out.choice(&VALUES, self.values)
-    }
-
-    /// Appends one block for each tensor of a run.
-    pub(in crate::compress) fn blocks(
-        &self,
-        tensors: &mut [Source<'_>],
-        blocks: &mut Vec<Block>,
-    ) -> error::Result<()> {
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
         let Self { chunk: chunk_len, kept, values } = *self;
         let len = usize::try_from(chunk_len).unwrap_or(usize::MAX);
         let step = len.saturating_mul((CHUNK / len).max(1));
-        for tensor in tensors {
+        let mut blocks = Vec::with_capacity(run.tensors.len());
+        for tensor in run.tensors {
             let found = tensor.scan(0..tensor.len, step, |chunk| {
                 chunk.whole(|_, elements| {
                     let finite = elements.iter().all(|x| x.is_finite());
@@ -111,7 +99,7 @@ impl Chunked {
             let support = support_of(positions, kept, chunk_len, tensor.len as u64);
             blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
         }
-        Ok(())
+        Ok(blocks)
     }
 }
 

@@ -6,18 +6,15 @@
 //! gives chunks with a side of 1. A chunk then has one row, one column or one element, and at most all of its
 //! elements are kept.
 
-use std::fmt;
-
 use super::chunked::{largest, support_of};
 use super::matrix::{finite, numbers_of};
 use super::sparse::{floats, mean_magnitude};
+use super::{Compressor, Run};
 use crate::block::values::dct::{Layout, MAX_SIDE};
 use crate::block::{
     Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
 };
-use crate::compress::options::{Input, Options};
-use crate::compress::settings::Kept;
-use crate::compress::settings::{Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
+use crate::compress::settings::{Choice, Kept, Number, Visitor};
 use crate::compress::source::{CHUNK, Source};
 use crate::error;
 use crate::tensor::Dtype;
@@ -28,7 +25,7 @@ const CHUNK_SIDE: Number<u64> =
 const KEPT: Number<u64> = Number { key: "kept", allowed: "at least 1", fits: |k| k >= 1 };
 const VALUES: Choice<Kept> = Choice {
     key: "values",
-    names: &[("sign", Kept::Sign), ("f32", Kept::F32), ("f16", Kept::F16), ("bf16", Kept::Bf16)],
+    names: &[(Kept::Sign, "sign"), (Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")],
 };
 
 /// `demo`: keeps the largest coefficients of a cosine transform of each chunk (DeMo).
@@ -48,26 +45,28 @@ impl Default for Demo {
     }
 }
 
-impl Demo {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            chunk: keys.number(&CHUNK_SIDE, default.chunk)?,
-            kept: keys.number(&KEPT, default.kept)?,
-            values: keys.choice(&VALUES, default.values)?,
-        })
+impl Compressor for Demo {
+    const NAME: &'static str = "demo";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&CHUNK_SIDE, &mut self.chunk)?;
+        visitor.visit(&KEPT, &mut self.kept)?;
+        visitor.visit(&VALUES, &mut self.values)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        CHUNK_SIDE.check(self.chunk)?;
-        KEPT.check(self.kept)?;
-        VALUES.check(self.values)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(CHUNK_SIDE.key, self.chunk)?;
-        out.key(KEPT.key, self.kept)?;
-        out.choice(&VALUES, self.values)
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let mut blocks = Vec::new();
+        for (tensor, input) in run.tensors.iter_mut().zip(run.inputs).filter(|(tensor, _)| tensor.len > 0) {
+            // Each block covers whole rows of chunks.
+            let view = View::new(input.view.shape(), self.chunk);
+            let of_row = view.chunk_rows * view.cols;
+            let step = of_row * (run.options.block_len / of_row).max(1);
+            for start in (0..tensor.len as u64).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
+                let len = step.min(tensor.len as u64 - start);
+                blocks.push(block(tensor, view, start, len, self)?);
+            }
+        }
+        Ok(blocks)
     }
 }
 
@@ -98,26 +97,6 @@ impl View {
     fn area(&self) -> u64 {
         self.chunk_rows * self.chunk_cols
     }
-}
-
-/// Appends the blocks of a run of tensors. Each block covers whole rows of chunks of one tensor.
-pub(crate) fn blocks(
-    tensors: &mut [Source<'_>],
-    inputs: &[Input<'_>],
-    settings: &Demo,
-    options: &Options,
-    blocks: &mut Vec<Block>,
-) -> error::Result<()> {
-    for (tensor, input) in tensors.iter_mut().zip(inputs).filter(|(tensor, _)| tensor.len > 0) {
-        let view = View::new(input.view.shape(), settings.chunk);
-        let of_row = view.chunk_rows * view.cols;
-        let step = of_row * (options.block_len / of_row).max(1);
-        for start in (0..tensor.len as u64).step_by(usize::try_from(step).unwrap_or(usize::MAX)) {
-            let len = step.min(tensor.len as u64 - start);
-            blocks.push(block(tensor, view, start, len, settings)?);
-        }
-    }
-    Ok(())
 }
 
 /// Returns the block of the elements `start .. start + len`, which are whole rows of chunks.

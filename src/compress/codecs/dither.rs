@@ -1,16 +1,15 @@
 //! Natural dithering (Horvath et al., arXiv 1905.10988, section 5): unbiased rounding to levels that are
 //! powers of two.
 
-use std::fmt;
-
-use crate::block::{Norm, Spacing};
-use crate::compress::settings::{BUCKET, Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
-
-use super::quantize::{LevelSettings, Quantizer};
+use super::quantize::{self, LevelSettings, Quantizer};
+use super::{Compressor, Run};
+use crate::block::{Block, Norm, Spacing};
+use crate::compress::settings::{BUCKET, Choice, Number, Unless, Visitor};
+use crate::error;
 
 const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l| l >= 1 };
 const NORM: Choice<Norm> =
-    Choice { key: "norm", names: &[("l1", Norm::L1), ("l2", Norm::L2), ("max", Norm::Max)] };
+    Choice { key: "norm", names: &[(Norm::L1, "l1"), (Norm::L2, "l2"), (Norm::Max, "max")] };
 
 /// `dither`: rounds each element at random, without bias, to its bucket's norm times zero or a power of two
 /// from 2^(1 - levels) to 1.
@@ -33,39 +32,32 @@ impl Default for Dither {
 }
 
 impl Dither {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            levels: keys.number(&LEVELS, default.levels)?,
-            bucket: keys.number(&BUCKET, default.bucket)?,
-            norm: keys.choice(&NORM, default.norm)?,
-            seed: keys.seed()?,
-        })
-    }
-
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        LEVELS.check(self.levels)?;
-        BUCKET.check(self.bucket)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(LEVELS.key, self.levels)?;
-        out.key(BUCKET.key, self.bucket)?;
-        if self.norm != Norm::L2 {
-            out.choice(&NORM, self.norm)?;
-        }
-        out.seed(self.seed)
-    }
-
     /// Returns the quantiser of these settings.
     pub(in crate::compress) fn quantizer(&self) -> Quantizer {
-        Quantizer::Levels(self.levels())
-    }
-
-    /// Returns the levels of these settings.
-    pub(in crate::compress) fn levels(&self) -> LevelSettings {
         let &Self { levels, bucket, norm, seed } = self;
         let max_level = levels.into();
-        LevelSettings { spacing: Spacing::Natural, max_level, bucket, norm, clip: f32::INFINITY, seed }
+        Quantizer::Levels(LevelSettings {
+            spacing: Spacing::Natural,
+            max_level,
+            bucket,
+            norm,
+            clip: f32::INFINITY,
+            seed,
+        })
+    }
+}
+
+impl Compressor for Dither {
+    const NAME: &'static str = "dither";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&LEVELS, &mut self.levels)?;
+        visitor.visit(&BUCKET, &mut self.bucket)?;
+        visitor.visit(&Unless(&NORM, Norm::L2), &mut self.norm)?;
+        visitor.seed(&mut self.seed)
+    }
+
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        quantize::blocks(run, self.quantizer())
     }
 }

@@ -1,9 +1,10 @@
 //! 8-bit integers with a scale for each group (8-bit approximations, arXiv 1511.04561).
 
-use std::fmt;
-
-use super::quantize::Quantizer;
-use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
+use super::quantize::{self, Quantizer};
+use super::{Compressor, Run};
+use crate::block::Block;
+use crate::compress::settings::{Number, Visitor};
+use crate::error;
 
 const GROUP: Number<u64> = Number { key: "group", allowed: "at least 2", fits: |g| g >= 2 };
 
@@ -21,21 +22,20 @@ impl Default for Int8 {
 }
 
 impl Int8 {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self { group: keys.number(&GROUP, default.group)? })
-    }
-
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        GROUP.check(self.group)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(GROUP.key, self.group)
-    }
-
     /// Returns the quantiser of these settings.
     pub(in crate::compress) fn quantizer(&self) -> Quantizer {
         Quantizer::Int8(self.group)
+    }
+}
+
+impl Compressor for Int8 {
+    const NAME: &'static str = "int8";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&GROUP, &mut self.group)
+    }
+
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        quantize::blocks(run, self.quantizer())
     }
 }

@@ -4,13 +4,13 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, Floats, Planes, Scope, Stored, Support, Values};
-use crate::compress::options::{Input, Options};
+use crate::compress::codecs::Run;
 use crate::compress::parts::{Part, parts, whole};
 use crate::tensor::Dtype;
 use crate::tensor::element::{bits_at, set_bits_at};
 
-/// Appends dense blocks of a run of tensors, as byte planes if `planes`.
-pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, blocks: &mut Vec<Block>) {
+/// Returns dense blocks of a run of tensors, as byte planes if `planes`.
+pub(in crate::compress) fn dense(Run { inputs, options, .. }: &Run<'_, '_>, planes: bool) -> Vec<Block> {
     let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
     let block = |part| {
         let (scope, bytes) = match part {
@@ -34,7 +34,7 @@ pub(crate) fn dense(inputs: &[Input<'_>], options: &Options, planes: bool, block
         Block { scope, add: false, support: Support::All, values }
     };
     // The copies touch new memory, which takes longer than the copying: threads share it.
-    blocks.par_extend(parts(&lens, options.block_len, true).into_par_iter().map(block));
+    parts(&lens, options.block_len, true).into_par_iter().map(block).collect()
 }
 
 /// Reads elements one by one, even if two share a byte.

@@ -1,15 +1,15 @@
 //! Natural compression (Horvath et al., arXiv 1905.10988): rounds each element to one of the two powers of
 //! two around its magnitude. The probability of the upper one is the mantissa, which makes the mean exact.
 
+use std::mem;
 use std::ops::Range;
-use std::{fmt, mem};
 
+use super::{Compressor, Run};
 use crate::arch::{self, Kernel, pages};
 use crate::block::{Bits, Block, Pow2, Support, Underflow, Values};
 use crate::codes::Scratch;
-use crate::compress::options::Options;
 use crate::compress::parts::parts;
-use crate::compress::settings::{Keys, OutOfRange, SpecError, SpecWriter};
+use crate::compress::settings::Visitor;
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::error;
 use crate::random;
@@ -29,41 +29,32 @@ impl Default for Natural {
     }
 }
 
-impl Natural {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        Ok(Self { seed: keys.seed()? })
+impl Compressor for Natural {
+    const NAME: &'static str = "natural";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.seed(&mut self.seed)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        Ok(())
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let &Self { seed } = self;
+        let Run { tensors, options, .. } = run;
+        let mut blocks = Vec::new();
+        let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
+        for part in parts(&lens, options.block_len, true) {
+            let scope = part.scope(|i| tensors[i].tensor);
+            let values = match part.span(&lens) {
+                Some((i, range)) => values(&mut tensors[i], range, seed, &mut Scratch::default())?,
+                None => {
+                    let run = part.tensors();
+                    let mut spans: Vec<_> = tensors[run].iter_mut().map(|t| (0..t.len, t)).collect();
+                    general(&mut spans, seed)?
+                }
+            };
+            blocks.push(Block { scope, add: false, support: Support::All, values });
+        }
+        Ok(blocks)
     }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.seed(self.seed)
-    }
-}
-
-/// Appends dense blocks of a run of tensors.
-pub(crate) fn blocks(
-    tensors: &mut [Source<'_>],
-    &Natural { seed }: &Natural,
-    options: &Options,
-    blocks: &mut Vec<Block>,
-) -> error::Result<()> {
-    let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
-    for part in parts(&lens, options.block_len, true) {
-        let scope = part.scope(|i| tensors[i].tensor);
-        let values = match part.span(&lens) {
-            Some((i, range)) => values(&mut tensors[i], range, seed, &mut Scratch::default())?,
-            None => {
-                let run = part.tensors();
-                let mut spans: Vec<_> = tensors[run].iter_mut().map(|t| (0..t.len, t)).collect();
-                general(&mut spans, seed)?
-            }
-        };
-        blocks.push(Block { scope, add: false, support: Support::All, values });
-    }
-    Ok(())
 }
 
 /// Returns the exponent of the power of two that a finite float of these bits is rounded to, or [`ZERO`] for

@@ -17,16 +17,14 @@
 //! need no logarithm; only the space that they span matters. The last step's Q is orthonormalised before use,
 //! as in the authors' code. This does not change the space either.
 
-use std::fmt;
-
 use rayon::prelude::*;
 
 use super::matrix::{finite, numbers_of};
 use super::sparse;
+use super::{Compressor, Run};
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
-use crate::compress::options::{Input, Options};
-use crate::compress::settings::Kept;
-use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
+use crate::compress::options::Options;
+use crate::compress::settings::{Kept, Number, Visitor};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::state::{CodecState, Factor};
 use crate::error;
@@ -51,19 +49,39 @@ impl Default for PowerSgd {
     }
 }
 
-impl PowerSgd {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self { rank: keys.number(&RANK, default.rank)?, seed: keys.seed()? })
+impl Compressor for PowerSgd {
+    const NAME: &'static str = "powersgd";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&RANK, &mut self.rank)?;
+        visitor.seed(&mut self.seed)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        RANK.check(self.rank)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(RANK.key, self.rank)?;
-        out.seed(self.seed)
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let &Self { rank, seed } = self;
+        let mut blocks = Vec::new();
+        for (tensor, input) in run.tensors.iter_mut().zip(run.inputs).filter(|(tensor, _)| tensor.len > 0) {
+            let sums = elements(tensor)?;
+            let Some((_, cols)) = matrix(input.view.shape(), tensor.dtype, rank) else {
+                plain(tensor, &sums, run.options, &mut blocks)?;
+                continue;
+            };
+            let basis = basis(last_factor(&tensor.state, rank), cols, rank as usize, seed, tensor.tensor);
+            let left = left_factor(times(&sums, cols, &basis), rank as usize);
+            let right = numbers(&transposed_times(&sums, cols, &left, rank as usize));
+            let (values, decoded) = product(left, right, rank, tensor.dtype)?;
+            if let Some(after) = &mut tensor.residual_after {
+                after.iter_mut().zip(&decoded).for_each(|(x, d)| *x = finite(*x - d));
+            }
+            if let Values::LowRank(LowRank { right, .. }) = &values
+                && let Values::Floats(Floats { bytes, .. }) = &**right
+            {
+                store_factor(&mut tensor.state, rank, floats(bytes));
+            }
+            let scope = Scope::Tensor(tensor.tensor);
+            blocks.push(Block { scope, add: false, support: Support::All, values });
+        }
+        Ok(blocks)
     }
 }
 
@@ -87,38 +105,6 @@ pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, u
     let elements = rows.checked_mul(cols)?.checked_mul(dtype.bits().into())?;
     let smaller = !rest.is_empty() && factors < elements;
     smaller.then_some((usize::try_from(*rows).ok()?, usize::try_from(cols).ok()?))
-}
-
-/// Appends the blocks of a run of tensors.
-pub(crate) fn blocks(
-    tensors: &mut [Source<'_>],
-    inputs: &[Input<'_>],
-    &PowerSgd { rank, seed }: &PowerSgd,
-    options: &Options,
-    blocks: &mut Vec<Block>,
-) -> error::Result<()> {
-    for (tensor, input) in tensors.iter_mut().zip(inputs).filter(|(tensor, _)| tensor.len > 0) {
-        let sums = elements(tensor)?;
-        let Some((_, cols)) = matrix(input.view.shape(), tensor.dtype, rank) else {
-            plain(tensor, &sums, options, blocks)?;
-            continue;
-        };
-        let basis = basis(last_factor(&tensor.state, rank), cols, rank as usize, seed, tensor.tensor);
-        let left = left_factor(times(&sums, cols, &basis), rank as usize);
-        let right = numbers(&transposed_times(&sums, cols, &left, rank as usize));
-        let (values, decoded) = product(left, right, rank, tensor.dtype)?;
-        if let Some(after) = &mut tensor.residual_after {
-            after.iter_mut().zip(&decoded).for_each(|(x, d)| *x = finite(*x - d));
-        }
-        if let Values::LowRank(LowRank { right, .. }) = &values
-            && let Values::Floats(Floats { bytes, .. }) = &**right
-        {
-            store_factor(&mut tensor.state, rank, floats(bytes));
-        }
-        let scope = Scope::Tensor(tensor.tensor);
-        blocks.push(Block { scope, add: false, support: Support::All, values });
-    }
-    Ok(())
 }
 
 /// Returns all elements of a tensor plus the residual. The sums must be finite.

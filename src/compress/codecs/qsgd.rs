@@ -1,14 +1,13 @@
 //! QSGD (Alistarh et al., arXiv 1610.02132): unbiased rounding to uniform levels.
 
-use std::fmt;
-
-use crate::block::{Norm, Spacing};
-use crate::compress::settings::{BUCKET, Choice, Keys, Number, OutOfRange, SpecError, SpecWriter};
-
-use super::quantize::{LevelSettings, Quantizer};
+use super::quantize::{self, LevelSettings, Quantizer};
+use super::{Compressor, Run};
+use crate::block::{Block, Norm, Spacing};
+use crate::compress::settings::{BUCKET, Choice, Number, Unless, Visitor};
+use crate::error;
 
 const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
-const NORM: Choice<Norm> = Choice { key: "norm", names: &[("l2", Norm::L2), ("max", Norm::Max)] };
+const NORM: Choice<Norm> = Choice { key: "norm", names: &[(Norm::L2, "l2"), (Norm::Max, "max")] };
 
 /// `qsgd`: rounds each element at random, without bias. The result is a multiple of its bucket's norm /
 /// (2^(bits-1) - 1).
@@ -31,40 +30,32 @@ impl Default for Qsgd {
 }
 
 impl Qsgd {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            bits: keys.number(&BITS, default.bits)?,
-            bucket: keys.number(&BUCKET, default.bucket)?,
-            norm: keys.choice(&NORM, default.norm)?,
-            seed: keys.seed()?,
-        })
-    }
-
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        BITS.check(self.bits)?;
-        BUCKET.check(self.bucket)?;
-        NORM.check(self.norm)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(BITS.key, self.bits)?;
-        out.key(BUCKET.key, self.bucket)?;
-        if self.norm != Norm::L2 {
-            out.choice(&NORM, self.norm)?;
-        }
-        out.seed(self.seed)
-    }
-
     /// Returns the quantiser of these settings.
     pub(in crate::compress) fn quantizer(&self) -> Quantizer {
-        Quantizer::Levels(self.levels())
-    }
-
-    /// Returns the levels of these settings.
-    pub(in crate::compress) fn levels(&self) -> LevelSettings {
         let &Self { bits, bucket, norm, seed } = self;
         let max_level = (1 << (bits - 1)) - 1;
-        LevelSettings { spacing: Spacing::Uniform, max_level, bucket, norm, clip: f32::INFINITY, seed }
+        Quantizer::Levels(LevelSettings {
+            spacing: Spacing::Uniform,
+            max_level,
+            bucket,
+            norm,
+            clip: f32::INFINITY,
+            seed,
+        })
+    }
+}
+
+impl Compressor for Qsgd {
+    const NAME: &'static str = "qsgd";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&BITS, &mut self.bits)?;
+        visitor.visit(&BUCKET, &mut self.bucket)?;
+        visitor.visit(&Unless(&NORM, Norm::L2), &mut self.norm)?;
+        visitor.seed(&mut self.seed)
+    }
+
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        quantize::blocks(run, self.quantizer())
     }
 }

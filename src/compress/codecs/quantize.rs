@@ -11,7 +11,7 @@ use crate::block::{
     Zero,
 };
 use crate::codes::Scratch;
-use crate::compress::options::Options;
+use crate::compress::codecs::Run;
 use crate::compress::parts::parts;
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::compress::sums;
@@ -69,13 +69,9 @@ impl Quantizer {
     }
 }
 
-/// Appends dense blocks of a run of tensors.
-pub(crate) fn blocks(
-    tensors: &mut [Source<'_>],
-    quantizer: Quantizer,
-    options: &Options,
-    blocks: &mut Vec<Block>,
-) -> Result<()> {
+/// Returns dense blocks of a run of tensors.
+pub(super) fn blocks(Run { tensors, options, .. }: Run<'_, '_>, quantizer: Quantizer) -> Result<Vec<Block>> {
+    let mut blocks = Vec::new();
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
     for part in parts(&lens, options.block_len, false) {
         let scope = part.scope(|i| tensors[i].tensor);
@@ -84,7 +80,7 @@ pub(crate) fn blocks(
             blocks.push(Block { scope, add: false, support: Support::All, values });
         }
     }
-    Ok(())
+    Ok(blocks)
 }
 
 /// A level in memory.

@@ -1,19 +1,18 @@
 //! Random-k (Stich et al., arXiv 1809.07599, section 2.1): keeps random elements, the same for every sender
 //! that has the seed. Positions cost no bytes, and equal supports can be summed.
 
-use std::fmt;
-
 use super::sparse;
+use super::{Compressor, Run};
 use crate::block::{Block, Scope, Seeded, Support};
-use crate::compress::settings::{Amount, Choice, Kept, Keys, OutOfRange, SpecError, SpecWriter};
-use crate::compress::source::{CHUNK, Source};
+use crate::compress::settings::{Amount, Choice, Kept, Visitor};
+use crate::compress::source::CHUNK;
 use crate::error;
 use crate::random;
 
 const SCALE: Choice<Scaling> =
-    Choice { key: "scale", names: &[("n/k", Scaling::Unbiased), ("1", Scaling::One)] };
+    Choice { key: "scale", names: &[(Scaling::Unbiased, "n/k"), (Scaling::One, "1")] };
 const FLOATS: Choice<Kept> =
-    Choice { key: "values", names: &[("f32", Kept::F32), ("f16", Kept::F16), ("bf16", Kept::Bf16)] };
+    Choice { key: "values", names: &[(Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")] };
 
 /// Factor by which kept elements are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,36 +44,19 @@ impl Default for RandK {
     }
 }
 
-impl RandK {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            amount: keys.amount(default.amount)?,
-            scale: keys.choice(&SCALE, default.scale)?,
-            values: keys.choice(&FLOATS, default.values)?,
-            seed: keys.seed()?,
-        })
+impl Compressor for RandK {
+    const NAME: &'static str = "randk";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.amount(&mut self.amount)?;
+        visitor.visit(&SCALE, &mut self.scale)?;
+        visitor.visit(&FLOATS, &mut self.values)?;
+        visitor.seed(&mut self.seed)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        self.amount.check()?;
-        FLOATS.check(self.values)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.amount(self.amount)?;
-        out.choice(&SCALE, self.scale)?;
-        out.choice(&FLOATS, self.values)?;
-        out.seed(self.seed)
-    }
-
-    /// Appends one block for each tensor of a run.
-    pub(in crate::compress) fn blocks(
-        &self,
-        tensors: &mut [Source<'_>],
-        blocks: &mut Vec<Block>,
-    ) -> error::Result<()> {
-        for tensor in tensors {
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let mut blocks = Vec::with_capacity(run.tensors.len());
+        for tensor in run.tensors {
             // All elements are checked, so that an error does not depend on the draw.
             let finite = tensor.scan(0..tensor.len, CHUNK, |chunk| {
                 let mut finite = true;
@@ -103,7 +85,7 @@ impl RandK {
             let support = Support::Seeded(Seeded { count, seed });
             blocks.push(Block { scope: Scope::Tensor(tensor.tensor), add: false, support, values });
         }
-        Ok(())
+        Ok(blocks)
     }
 }
 

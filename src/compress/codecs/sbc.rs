@@ -6,16 +6,14 @@
 //! `k` elements have a sign, the missing ones count as zeros in the choice of the side and are not sent. Sums
 //! of magnitudes are computed in the order that [`device`](crate::compress::device) defines.
 
-use std::fmt;
-
 use rayon::prelude::*;
 
 use super::sparse::{Outline, join, mean, outlines, tensor_groups};
+use super::{Compressor, Run};
 use crate::arch::threads::in_order;
 use crate::block::{Block, Constant, Positions, ScaleFormat, Scales, Values};
 use crate::compress::select::{self, Chosen};
-use crate::compress::settings::{Amount, Keys, OutOfRange, SpecError, SpecWriter};
-use crate::compress::source::Source;
+use crate::compress::settings::{Amount, Visitor};
 use crate::compress::sums::magnitudes;
 use crate::error;
 
@@ -35,24 +33,16 @@ impl Default for Sbc {
     }
 }
 
-impl Sbc {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self { amount: keys.amount(default.amount)?, positions: keys.positions()? })
+impl Compressor for Sbc {
+    const NAME: &'static str = "sbc";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.amount(&mut self.amount)?;
+        visitor.positions(&mut self.positions)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        self.amount.check()
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.amount(self.amount)?;
-        out.positions(self.positions)
-    }
-
-    /// Returns the block of a run of tensors.
-    pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
-        let chosen = in_order(tensors.par_iter_mut().map(|tensor| {
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let chosen = in_order(run.tensors.par_iter_mut().map(|tensor| {
             let sides = select::both_sides(tensor, self.amount.of(tensor.len as u64))?;
             let (side, mean) = larger_side(&sides);
             let [plus, minus] = sides;
@@ -61,7 +51,7 @@ impl Sbc {
             Ok((chosen, mean))
         }))?;
         let (chosen, means): (Vec<_>, Vec<_>) = chosen.into_iter().unzip();
-        Ok(constant(&outlines(tensors), &chosen, &means))
+        Ok(vec![constant(&outlines(run.tensors), &chosen, &means)])
     }
 }
 

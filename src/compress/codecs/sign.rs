@@ -4,13 +4,11 @@
 //! A zero keeps its own sign: +0 becomes plus the scale, -0 minus the scale. Error feedback corrects this in
 //! the next step. Without error feedback, another codec suits exact zeros better.
 
-use std::fmt;
-
+use super::{Compressor, Run};
 use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
-use crate::compress::options::Options;
 use crate::compress::parts::{Part, parts};
-use crate::compress::settings::{Keys, Number, OutOfRange, SpecError, SpecWriter};
+use crate::compress::settings::{Number, Unless, Visitor, Word};
 use crate::compress::source::{CHUNK, RUN, Source};
 use crate::compress::sums;
 use crate::error;
@@ -24,7 +22,12 @@ pub enum Share {
     Len(u64),
 }
 
-const GROUP: Number<u64> = Number { key: "group", allowed: "tensor, or at least 2", fits: |g| g >= 2 };
+const GROUP: Word<Share, u64> = Word {
+    number: Number { key: "group", allowed: "tensor, or at least 2", fits: |g| g >= 2 },
+    names: &[(Share::Tensor, "tensor")],
+    of: Share::Len,
+    number_of: |share| if let Share::Len(len) = share { Some(len) } else { None },
+};
 
 /// `sign`: sends the sign of each element and the mean magnitude. +0 counts as positive, -0 as negative.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,75 +42,53 @@ impl Default for Sign {
     }
 }
 
-impl Sign {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let group = match keys.take(GROUP.key) {
-            None | Some("tensor") => Share::Tensor,
-            Some(text) => match text.parse() {
-                Ok(len) if GROUP.check(len).is_ok() => Share::Len(len),
-                _ => return Err(keys.wrong(GROUP.key, text, GROUP.allowed)),
-            },
-        };
-        Ok(Self { group })
+impl Compressor for Sign {
+    const NAME: &'static str = "sign";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&Unless(&GROUP, Share::Tensor), &mut self.group)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        match self.group {
-            Share::Tensor => Ok(()),
-            Share::Len(len) => GROUP.check(len),
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let share = self.group;
+        let Run { tensors, options, .. } = run;
+        let mut blocks = Vec::new();
+        let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
+        let mut of_tensor = vec![None; tensors.len()];
+        for part in parts(&lens, options.block_len, false) {
+            let (i, range) = match part {
+                Part::Whole(run) => (run.start, 0..lens[run.start]),
+                Part::Slice(i, range) => (i, range),
+            };
+            let tensor = &mut tensors[i];
+            let (start, len) = (range.start, range.end - range.start);
+            let scope = match len == lens[i] {
+                true => Scope::Tensor(tensor.tensor),
+                false => Scope::Range { tensor: tensor.tensor, start, len },
+            };
+            let range = start as usize..range.end as usize;
+            let (groups, scales) = match share {
+                Share::Tensor => {
+                    let scale = match of_tensor[i] {
+                        Some(scale) => scale,
+                        None => mean_of_tensor(tensor)?,
+                    };
+                    of_tensor[i] = Some(scale);
+                    (Groups::Block, vec![scale])
+                }
+                Share::Len(group) => (Groups::Len(group), means(tensor, range.clone(), group)?),
+            };
+            let negative = signs(tensor, range, share, &scales)?;
+            let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
+            blocks.push(Block {
+                scope,
+                add: false,
+                support: Support::All,
+                values: Values::Sign(block::Sign { groups, scales, negative }),
+            });
         }
+        Ok(blocks)
     }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        match self.group {
-            Share::Tensor => Ok(()),
-            Share::Len(len) => out.key(GROUP.key, len),
-        }
-    }
-}
-
-/// Appends dense blocks of a run of tensors. Reads the tensors twice, for the means and for the signs.
-pub(crate) fn blocks(
-    tensors: &mut [Source<'_>],
-    &Sign { group: share }: &Sign,
-    options: &Options,
-    blocks: &mut Vec<Block>,
-) -> error::Result<()> {
-    let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
-    let mut of_tensor = vec![None; tensors.len()];
-    for part in parts(&lens, options.block_len, false) {
-        let (i, range) = match part {
-            Part::Whole(run) => (run.start, 0..lens[run.start]),
-            Part::Slice(i, range) => (i, range),
-        };
-        let tensor = &mut tensors[i];
-        let (start, len) = (range.start, range.end - range.start);
-        let scope = match len == lens[i] {
-            true => Scope::Tensor(tensor.tensor),
-            false => Scope::Range { tensor: tensor.tensor, start, len },
-        };
-        let range = start as usize..range.end as usize;
-        let (groups, scales) = match share {
-            Share::Tensor => {
-                let scale = match of_tensor[i] {
-                    Some(scale) => scale,
-                    None => mean_of_tensor(tensor)?,
-                };
-                of_tensor[i] = Some(scale);
-                (Groups::Block, vec![scale])
-            }
-            Share::Len(group) => (Groups::Len(group), means(tensor, range.clone(), group)?),
-        };
-        let negative = signs(tensor, range, share, &scales)?;
-        let scales = Scales::from_f32s(ScaleFormat::F32, &scales);
-        blocks.push(Block {
-            scope,
-            add: false,
-            support: Support::All,
-            values: Values::Sign(block::Sign { groups, scales, negative }),
-        });
-    }
-    Ok(())
 }
 
 fn mean_of_tensor(tensor: &mut Source<'_>) -> error::Result<f32> {

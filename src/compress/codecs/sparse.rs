@@ -31,13 +31,13 @@ pub struct Outline {
 /// Number of kept elements that share a scale with [`Kept::Q4`].
 const Q4_GROUP: u64 = 256;
 
-/// Returns the block of a run of tensors. `chosen` has the kept elements of each tensor.
-pub(in crate::compress) fn block(
+/// Returns the one block of a run of tensors. `chosen` has the kept elements of each tensor.
+pub(in crate::compress) fn blocks(
     tensors: &mut [Source<'_>],
     chosen: Vec<Chosen>,
     kept: Kept,
     seed: u64,
-) -> Result<Block> {
+) -> Result<Vec<Block>> {
     let outlines = outlines(tensors);
     let (values, decoded) = values(&outlines, &chosen, kept, seed)?;
     let mut decoded = &*decoded;
@@ -52,7 +52,7 @@ pub(in crate::compress) fn block(
         }
         Err(several) => join(&outlines, &several),
     };
-    Ok(Block { scope, add: false, support, values })
+    Ok(vec![Block { scope, add: false, support, values }])
 }
 
 /// Returns the values of the kept elements of a run of tensors, and the floats that a receiver decodes. Both

@@ -1,11 +1,10 @@
 //! TernGrad (Wen et al., arXiv 1705.07878): rounds to -1, 0 or 1 times the largest magnitude of a bucket.
 
-use std::fmt;
-
-use crate::block::{Norm, Spacing};
-use crate::compress::settings::{BUCKET, Keys, Number, OutOfRange, SpecError, SpecWriter};
-
-use super::quantize::{LevelSettings, Quantizer};
+use super::quantize::{self, LevelSettings, Quantizer};
+use super::{Compressor, Run};
+use crate::block::{Block, Norm, Spacing};
+use crate::compress::settings::{BUCKET, Number, Visitor};
+use crate::error;
 
 const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", fits: |c| c >= 1.0 };
 
@@ -31,34 +30,30 @@ impl Default for TernGrad {
 }
 
 impl TernGrad {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            clip: keys.number(&CLIP, default.clip)?,
-            bucket: keys.number(&BUCKET, default.bucket)?,
-            seed: keys.seed()?,
-        })
-    }
-
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        CLIP.check(self.clip)?;
-        BUCKET.check(self.bucket)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(CLIP.key, self.clip)?;
-        out.key(BUCKET.key, self.bucket)?;
-        out.seed(self.seed)
-    }
-
     /// Returns the quantiser of these settings.
     pub(in crate::compress) fn quantizer(&self) -> Quantizer {
-        Quantizer::Levels(self.levels())
+        let &Self { clip, bucket, seed } = self;
+        Quantizer::Levels(LevelSettings {
+            spacing: Spacing::Uniform,
+            max_level: 1,
+            bucket,
+            norm: Norm::Max,
+            clip,
+            seed,
+        })
+    }
+}
+
+impl Compressor for TernGrad {
+    const NAME: &'static str = "terngrad";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&CLIP, &mut self.clip)?;
+        visitor.visit(&BUCKET, &mut self.bucket)?;
+        visitor.seed(&mut self.seed)
     }
 
-    /// Returns the levels of these settings.
-    pub(in crate::compress) fn levels(&self) -> LevelSettings {
-        let &Self { clip, bucket, seed } = self;
-        LevelSettings { spacing: Spacing::Uniform, max_level: 1, bucket, norm: Norm::Max, clip, seed }
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        quantize::blocks(run, self.quantizer())
     }
 }

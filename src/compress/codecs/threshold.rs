@@ -1,12 +1,10 @@
 //! Selection of the elements that reach a given threshold.
 
-use std::fmt;
-
 use super::sparse;
+use super::{Compressor, Run};
 use crate::block::{Block, Positions};
 use crate::compress::select;
-use crate::compress::settings::{KEPT, Kept, Keys, Number, OutOfRange, SpecError, SpecWriter};
-use crate::compress::source::Source;
+use crate::compress::settings::{KEPT, Kept, Number, Visitor};
 use crate::error;
 
 const AT: Number<f32> =
@@ -31,31 +29,18 @@ impl Default for Threshold {
     }
 }
 
-impl Threshold {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            at: keys.number(&AT, default.at)?,
-            values: keys.choice(&KEPT, default.values)?,
-            seed: keys.seed()?,
-            positions: keys.positions()?,
-        })
+impl Compressor for Threshold {
+    const NAME: &'static str = "threshold";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.visit(&AT, &mut self.at)?;
+        visitor.visit(&KEPT, &mut self.values)?;
+        visitor.seed(&mut self.seed)?;
+        visitor.positions(&mut self.positions)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        AT.check(self.at)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.key(AT.key, self.at)?;
-        out.choice(&KEPT, self.values)?;
-        out.seed(self.seed)?;
-        out.positions(self.positions)
-    }
-
-    /// Returns the block of a run of tensors.
-    pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
-        let chosen = select::at_least(tensors, self.at)?;
-        sparse::block(tensors, chosen, self.values, self.seed)
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let chosen = select::at_least(run.tensors, self.at)?;
+        sparse::blocks(run.tensors, chosen, self.values, self.seed)
     }
 }

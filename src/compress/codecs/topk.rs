@@ -1,19 +1,15 @@
 //! Top-k: selects the elements of largest magnitude, as in Deep Gradient Compression (arXiv 1712.01887) and
 //! others.
 
-use std::fmt;
-
 use super::sparse;
+use super::{Compressor, Run};
 use crate::block::{Block, Positions};
-use crate::compress::select::{self, Chosen};
-use crate::compress::settings::{
-    Amount, Choice, KEPT, Kept, Keys, OutOfRange, Selection, SpecError, SpecWriter,
-};
-use crate::compress::source::Source;
+use crate::compress::select;
+use crate::compress::settings::{Amount, Choice, KEPT, Kept, Selection, Unless, Visitor};
 use crate::error;
 
 const SCOPE: Choice<Selection> =
-    Choice { key: "scope", names: &[("tensor", Selection::Tensor), ("global", Selection::Global)] };
+    Choice { key: "scope", names: &[(Selection::Tensor, "tensor"), (Selection::Global, "global")] };
 
 /// `topk`: keeps the elements of largest magnitude. `stc`, sparse ternary compression (arXiv 1903.02891), is
 /// `topk` with `values=sign`.
@@ -43,49 +39,32 @@ impl Default for TopK {
     }
 }
 
-impl TopK {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            amount: keys.amount(default.amount)?,
-            values: keys.choice(&KEPT, default.values)?,
-            selection: keys.choice(&SCOPE, default.selection)?,
-            seed: keys.seed()?,
-            positions: keys.positions()?,
-        })
+impl Compressor for TopK {
+    const NAME: &'static str = "topk";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.amount(&mut self.amount)?;
+        visitor.visit(&KEPT, &mut self.values)?;
+        visitor.visit(&Unless(&SCOPE, Selection::Tensor), &mut self.selection)?;
+        visitor.seed(&mut self.seed)?;
+        visitor.positions(&mut self.positions)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        self.amount.check()
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.amount(self.amount)?;
-        out.choice(&KEPT, self.values)?;
-        if self.selection != Selection::Tensor {
-            out.choice(&SCOPE, self.selection)?;
-        }
-        out.seed(self.seed)?;
-        out.positions(self.positions)
-    }
-
-    /// Parses the keys of `stc`.
-    pub(in crate::compress) fn parse_ternary(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self { values: Kept::Sign, ..Self::default() };
-        Ok(Self { amount: keys.amount(default.amount)?, positions: keys.positions()?, ..default })
-    }
-
-    /// Returns the block of a run of tensors. `global`: the elements already chosen if the selection is
-    /// global.
-    pub(in crate::compress) fn block(
-        &self,
-        tensors: &mut [Source<'_>],
-        global: &mut [Chosen],
-    ) -> error::Result<Block> {
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
         let chosen = match self.selection {
-            Selection::Global => global.iter_mut().map(std::mem::take).collect(),
-            Selection::Tensor => select::top_k_each(tensors, self.amount)?,
+            Selection::Global => run.chosen.iter_mut().map(std::mem::take).collect(),
+            Selection::Tensor => select::top_k_each(run.tensors, self.amount)?,
         };
-        sparse::block(tensors, chosen, self.values, self.seed)
+        sparse::blocks(run.tensors, chosen, self.values, self.seed)
+    }
+}
+
+impl TopK {
+    /// Visits the settings of `stc`.
+    pub(in crate::compress) fn ternary<V: Visitor>(visitor: &mut V) -> Result<Self, V::Error> {
+        let mut ternary = Self { values: Kept::Sign, ..Self::default() };
+        visitor.amount(&mut ternary.amount)?;
+        visitor.positions(&mut ternary.positions)?;
+        Ok(ternary)
     }
 }

@@ -54,7 +54,8 @@ use crate::block::{
     Affine, Bits, Block, CodedBlock, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing,
     Support, Underflow, Values, Zero,
 };
-use crate::compress::codecs::{self, Int8, Natural, quantize};
+use crate::compress::codecs::quantize::{self, LevelSettings};
+use crate::compress::codecs::{self, Natural};
 use crate::compress::parts::{Part, parts, runs, whole};
 use crate::compress::{Codec, Options, Share};
 use crate::error::{Error, Result};
@@ -180,20 +181,24 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
     if options.block_len == 0 {
         return Err(Error::bad_option("block_len"));
     }
-    let levels = |quantize::LevelSettings { spacing, max_level, bucket, norm, clip, seed }| {
-        (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket)))
-    };
     let mut tasks = Vec::new();
     for run in runs(codecs, |i| (tensors[i].tensor, tensors[i].dtype)) {
         let (first, of_run) = (run.start, &tensors[run]);
         let (quantizer, share) = match codecs[first] {
             Codec::Natural(Natural { seed }) => (Quantizer::Natural { seed }, None),
-            Codec::Qsgd(c) => levels(c.levels()),
-            Codec::Dither(c) => levels(c.levels()),
-            Codec::TernGrad(c) => levels(c.levels()),
-            Codec::Int8(Int8 { group }) => (Quantizer::Int8, Some(Share::Len(group))),
             Codec::Sign(codecs::Sign { group }) => (Quantizer::Sign, Some(group)),
-            _ => continue,
+            codec => match codec.quantizer() {
+                Some(quantize::Quantizer::Levels(LevelSettings {
+                    spacing,
+                    max_level,
+                    bucket,
+                    norm,
+                    clip,
+                    seed,
+                })) => (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket))),
+                Some(quantize::Quantizer::Int8(group)) => (Quantizer::Int8, Some(Share::Len(group))),
+                None => continue,
+            },
         };
         let lens: Vec<u64> = of_run.iter().map(|t| t.len).collect();
         for part in parts(&lens, options.block_len, share.is_none()) {

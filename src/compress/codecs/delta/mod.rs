@@ -4,15 +4,13 @@ pub(in crate::compress) mod classes;
 mod digests;
 mod pieces;
 
-use std::fmt;
-
 use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
-use crate::compress::options::Input;
+use crate::compress::codecs::{Compressor, Run};
 use crate::compress::parts::whole;
-use crate::compress::settings::{Choice, Keys, OutOfRange, SpecError, SpecWriter};
+use crate::compress::settings::{Choice, Unless, Visitor};
 use crate::error::Result;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
@@ -45,7 +43,7 @@ pub enum Change {
 }
 
 const VALUES: Choice<Change> =
-    Choice { key: "values", names: &[("ulp", Change::Ulp), ("overwrite", Change::Overwrite)] };
+    Choice { key: "values", names: &[(Change::Ulp, "ulp"), (Change::Overwrite, "overwrite")] };
 
 impl Default for Delta {
     fn default() -> Self {
@@ -53,26 +51,17 @@ impl Default for Delta {
     }
 }
 
-impl Delta {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        Ok(Self { values: keys.choice(&VALUES, Change::Ulp)?, positions: keys.positions()? })
+impl Compressor for Delta {
+    const NAME: &'static str = "delta";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> std::result::Result<(), V::Error> {
+        visitor.visit(&Unless(&VALUES, Change::Ulp), &mut self.values)?;
+        visitor.positions(&mut self.positions)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        VALUES.check(self.values)
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        if self.values != Change::Ulp {
-            out.choice(&VALUES, self.values)?;
-        }
-        out.positions(self.positions)
-    }
-
-    /// Appends blocks of the elements of a run of tensors that differ from their bases.
-    pub(in crate::compress) fn blocks(&self, inputs: &[Input<'_>], blocks: &mut Vec<Block>) -> Result<()> {
-        let Some(first) = inputs.first() else { return Ok(()) };
-        let tensors = inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+        let Some(first) = run.inputs.first() else { return Ok(Vec::new()) };
+        let tensors = run.inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
         let lens: Vec<u64> = tensors.iter().map(|tensor| tensor.len).collect();
         let blocks_of = division(first.view.dtype(), &lens);
         let made = blocks_of.par_iter().map(|spans| {
@@ -80,10 +69,11 @@ impl Delta {
             let (support, values) = self.changes(&pieces);
             Block { scope: scope(first.tensor, &lens, spans), add: false, support, values }
         });
-        blocks.extend(made.collect::<Vec<_>>().into_iter().filter(is_sent));
-        Ok(())
+        Ok(made.collect::<Vec<_>>().into_iter().filter(is_sent).collect())
     }
+}
 
+impl Delta {
     /// Returns whether classes of the base are useful: `Some(true)` if they are wanted in any case.
     pub(in crate::compress) fn classes(&self) -> Option<bool> {
         match (self.values, self.positions) {

@@ -24,8 +24,6 @@
 mod fit;
 mod stages;
 
-use std::fmt;
-
 use rayon::prelude::*;
 
 pub use fit::Fit;
@@ -34,9 +32,8 @@ pub(in crate::compress) use stages::{Goal, Refined, Refining, Staging};
 use crate::arch::threads::in_order;
 use crate::block::{Block, Positions};
 use crate::compress::codecs::sparse;
-use crate::compress::settings::{Amount, Kept};
-use crate::compress::settings::{Choice, KEPT, Keys, Number, OutOfRange, SpecError, SpecWriter};
-use crate::compress::source::Source;
+use crate::compress::codecs::{Compressor, Run};
+use crate::compress::settings::{Amount, Choice, KEPT, Kept, Number, Visitor, Word};
 use crate::error;
 
 /// Rule that chooses the number of stages.
@@ -54,9 +51,13 @@ pub enum Stages {
 }
 
 const FIT: Choice<Fit> =
-    Choice { key: "fit", names: &[("exp", Fit::Exp), ("gamma-gp", Fit::GammaGp), ("gp", Fit::Gp)] };
-const STAGES: Number<u8> =
-    Number { key: "stages", allowed: "guard, authors, or 1 to 64", fits: |s| (1..=64).contains(&s) };
+    Choice { key: "fit", names: &[(Fit::Exp, "exp"), (Fit::GammaGp, "gamma-gp"), (Fit::Gp, "gp")] };
+const STAGES: Word<Stages, u8> = Word {
+    number: Number { key: "stages", allowed: "guard, authors, or 1 to 64", fits: |s| (1..=64).contains(&s) },
+    names: &[(Stages::Guard, "guard"), (Stages::Authors, "authors")],
+    of: Stages::Fixed,
+    number_of: |stages| if let Stages::Fixed(stages) = stages { Some(stages) } else { None },
+};
 
 /// `sidco`: keeps approximately the requested number of elements of largest magnitude, by a fitted threshold.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,43 +89,20 @@ impl Default for Sidco {
     }
 }
 
-impl Sidco {
-    pub(in crate::compress) fn parse(keys: &mut Keys<'_>) -> Result<Self, SpecError> {
-        let default = Self::default();
-        Ok(Self {
-            amount: keys.amount(default.amount)?,
-            fit: keys.choice(&FIT, default.fit)?,
-            stages: parse_stages(keys)?,
-            values: keys.choice(&KEPT, default.values)?,
-            seed: keys.seed()?,
-            positions: keys.positions()?,
-        })
+impl Compressor for Sidco {
+    const NAME: &'static str = "sidco";
+
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
+        visitor.amount(&mut self.amount)?;
+        visitor.visit(&FIT, &mut self.fit)?;
+        visitor.visit(&STAGES, &mut self.stages)?;
+        visitor.visit(&KEPT, &mut self.values)?;
+        visitor.seed(&mut self.seed)?;
+        visitor.positions(&mut self.positions)
     }
 
-    pub(in crate::compress) fn check(&self) -> Result<(), OutOfRange> {
-        self.amount.check()?;
-        match self.stages {
-            Stages::Fixed(stages) => STAGES.check(stages),
-            Stages::Guard | Stages::Authors => Ok(()),
-        }
-    }
-
-    pub(in crate::compress) fn write(&self, out: &mut SpecWriter<'_, '_>) -> fmt::Result {
-        out.amount(self.amount)?;
-        out.choice(&FIT, self.fit)?;
-        match self.stages {
-            Stages::Fixed(stages) => out.key(STAGES.key, stages)?,
-            Stages::Guard => out.key(STAGES.key, "guard")?,
-            Stages::Authors => out.key(STAGES.key, "authors")?,
-        }
-        out.choice(&KEPT, self.values)?;
-        out.seed(self.seed)?;
-        out.positions(self.positions)
-    }
-
-    /// Returns the block of a run of tensors.
-    pub(in crate::compress) fn block(&self, tensors: &mut [Source<'_>]) -> error::Result<Block> {
-        let chosen = in_order(tensors.par_iter_mut().map(|source| {
+    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+        let chosen = in_order(run.tensors.par_iter_mut().map(|source| {
             let k = self.amount.of(source.len as u64);
             let state = source.state.sidco.unwrap_or_default();
             let (chosen, after) = stages::select(source, self.fit, self.stages, k, state)?;
@@ -133,18 +111,7 @@ impl Sidco {
             }
             Ok(chosen)
         }))?;
-        sparse::block(tensors, chosen, self.values, self.seed)
-    }
-}
-
-fn parse_stages(keys: &mut Keys<'_>) -> Result<Stages, SpecError> {
-    match keys.take(STAGES.key) {
-        None | Some("guard") => Ok(Stages::Guard),
-        Some("authors") => Ok(Stages::Authors),
-        Some(text) => match text.parse() {
-            Ok(stages) if STAGES.check(stages).is_ok() => Ok(Stages::Fixed(stages)),
-            _ => Err(keys.wrong(STAGES.key, text, STAGES.allowed)),
-        },
+        sparse::blocks(run.tensors, chosen, self.values, self.seed)
     }
 }
 
