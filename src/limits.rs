@@ -59,28 +59,32 @@ impl Default for Limits {
     }
 }
 
-macro_rules! with {
-    ($($name:ident $field:ident)*) => { $(
-        #[doc = concat!("Sets [`Limits::", stringify!($field), "`].")]
-        #[must_use]
-        pub fn $name(mut self, value: u64) -> Self {
-            self.$field = value;
-            self
-        }
-    )* };
+/// Adds a setter for each of some fields of options.
+macro_rules! setters {
+    ($Options:ident { $($with:ident($field:ident: $type:ty))* }) => {
+        impl $Options { $(
+            #[doc = concat!("Sets [`", stringify!($Options), "::", stringify!($field), "`].")]
+            #[must_use]
+            pub fn $with(mut self, $field: $type) -> Self {
+                self.$field = $field;
+                self
+            }
+        )* }
+    };
 }
+pub(crate) use setters;
 
-impl Limits {
-    with! {
-        with_max_frame_bytes max_frame_bytes
-        with_max_tensors max_tensors
-        with_max_rank max_rank
-        with_max_name_bytes max_name_bytes
-        with_max_elements max_elements
-        with_max_alloc_bytes max_alloc_bytes
-        with_max_blocks max_blocks
-        with_max_inflated_bytes max_inflated_bytes
-        with_max_definitions max_definitions
+setters! {
+    Limits {
+        with_max_frame_bytes(max_frame_bytes: u64)
+        with_max_tensors(max_tensors: u64)
+        with_max_rank(max_rank: u64)
+        with_max_name_bytes(max_name_bytes: u64)
+        with_max_elements(max_elements: u64)
+        with_max_alloc_bytes(max_alloc_bytes: u64)
+        with_max_blocks(max_blocks: u64)
+        with_max_inflated_bytes(max_inflated_bytes: u64)
+        with_max_definitions(max_definitions: u64)
     }
 }
 

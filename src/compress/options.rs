@@ -1,5 +1,6 @@
 //! Input and options of [`compress`](super::compress()).
 
+use crate::limits::setters;
 use crate::tensor::TensorView;
 
 /// A tensor to compress.
@@ -42,18 +43,9 @@ impl Default for Options {
     }
 }
 
-impl Options {
-    /// Sets [`Options::block_len`].
-    #[must_use]
-    pub fn with_block_len(mut self, elements: u64) -> Self {
-        self.block_len = elements;
-        self
-    }
-
-    /// Sets [`Options::non_finite`].
-    #[must_use]
-    pub fn with_non_finite(mut self, non_finite: NonFinite) -> Self {
-        self.non_finite = non_finite;
-        self
+setters! {
+    Options {
+        with_block_len(block_len: u64)
+        with_non_finite(non_finite: NonFinite)
     }
 }

@@ -16,7 +16,7 @@ use crate::block::{Block, Floats, Scope, Set, Sets, Stored, Support, Target, Val
 use crate::error::InputErrorKind;
 use crate::error::{Error, Result};
 use crate::frame::{Manifest, Reduction, UpdateHeader, UpdatePart};
-use crate::limits::{Budget, Limits, check, in_memory};
+use crate::limits::{Budget, Limits, check, in_memory, setters};
 use crate::tensor::{Dtype, TensorBuf};
 
 /// Precision of sums of floats.
@@ -40,19 +40,10 @@ pub struct SumOptions {
     pub limits: Limits,
 }
 
-impl SumOptions {
-    /// Sets [`SumOptions::precision`].
-    #[must_use]
-    pub fn with_precision(mut self, precision: Precision) -> Self {
-        self.precision = precision;
-        self
-    }
-
-    /// Sets [`SumOptions::limits`].
-    #[must_use]
-    pub fn with_limits(mut self, limits: Limits) -> Self {
-        self.limits = limits;
-        self
+setters! {
+    SumOptions {
+        with_precision(precision: Precision)
+        with_limits(limits: Limits)
     }
 }
 

@@ -156,7 +156,7 @@ fn the_momentum_keeps_what_was_not_sent() {
                 .zip(0..)
                 .map(|((name, t), tensor)| Input { tensor, name, view: t.view(), base: None })
                 .collect();
-            let before = state.momenta().clone();
+            let before = state.momenta.clone();
             let options = Options::default().with_block_len(5000);
             let blocks = state.step(&inputs, &options).unwrap();
             let infos = inputs.iter().map(|i| TensorInfo::new(i.name, i.view.dtype(), i.view.shape()));
@@ -168,15 +168,10 @@ fn the_momentum_keeps_what_was_not_sent() {
                 let momentum = before.get(input.name).unwrap_or(&zeros);
                 let sums = gradient.iter().zip(momentum).map(|(g, m)| 0.999 * m + g);
                 let left: Vec<f32> = sums.zip(arrived.view().to_f32().unwrap()).map(|(s, d)| s - d).collect();
-                assert_eq!(
-                    state.momenta().get(input.name),
-                    Some(left.as_slice()),
-                    "{values:?} {}",
-                    input.name
-                );
+                assert_eq!(state.momenta.get(input.name), Some(left.as_slice()), "{values:?} {}", input.name);
             }
-            let saved = Feedback::load(state.momenta().save()).unwrap();
-            assert_eq!(&saved, state.momenta());
+            let saved = Feedback::load(state.momenta.save()).unwrap();
+            assert_eq!(saved, state.momenta);
         }
         // Another shape and a NaN are refused, and the state is unchanged.
         let before = state.clone();

@@ -14,6 +14,7 @@ use crate::compress::codecs::Demo;
 use crate::compress::codecs::matrix::numbers_of;
 use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
 use crate::error::{Error, InputErrorKind, Result};
+use crate::limits::setters;
 
 /// The settings of [`DeMo`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -36,33 +37,12 @@ impl Default for DeMoOptions {
     }
 }
 
-impl DeMoOptions {
-    /// Sets [`DeMoOptions::chunk`].
-    #[must_use]
-    pub fn with_chunk(mut self, chunk: u64) -> Self {
-        self.chunk = chunk;
-        self
-    }
-
-    /// Sets [`DeMoOptions::kept`].
-    #[must_use]
-    pub fn with_kept(mut self, kept: u64) -> Self {
-        self.kept = kept;
-        self
-    }
-
-    /// Sets [`DeMoOptions::values`].
-    #[must_use]
-    pub fn with_values(mut self, values: Kept) -> Self {
-        self.values = values;
-        self
-    }
-
-    /// Sets [`DeMoOptions::decay`].
-    #[must_use]
-    pub fn with_decay(mut self, decay: f32) -> Self {
-        self.decay = decay;
-        self
+setters! {
+    DeMoOptions {
+        with_chunk(chunk: u64)
+        with_kept(kept: u64)
+        with_values(values: Kept)
+        with_decay(decay: f32)
     }
 }
 
@@ -70,7 +50,8 @@ impl DeMoOptions {
 #[derive(Debug, Clone, PartialEq)]
 pub struct DeMo {
     options: DeMoOptions,
-    momenta: Feedback,
+    /// The momentum, for a checkpoint. It is never transmitted.
+    pub momenta: Feedback,
 }
 
 impl DeMo {
@@ -111,16 +92,6 @@ impl DeMo {
         let blocks = compress(inputs, &vec![self.codec(); inputs.len()], options, Some(&mut momenta))?;
         self.momenta = momenta;
         Ok(blocks)
-    }
-
-    /// Returns the momentum, for a checkpoint. It is never transmitted.
-    pub fn momenta(&self) -> &Feedback {
-        &self.momenta
-    }
-
-    /// Restores the momentum of a checkpoint.
-    pub fn set_momenta(&mut self, momenta: Feedback) {
-        self.momenta = momenta;
     }
 }
 

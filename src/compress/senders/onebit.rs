@@ -29,6 +29,7 @@ use crate::compress::codecs::Sign;
 use crate::compress::source::checked_f32s;
 use crate::compress::{Codec, Feedback, Input, Options, Share, compress};
 use crate::error::{Error, InputErrorKind, Result};
+use crate::limits::setters;
 use crate::tensor::TensorBuf;
 
 /// The settings that all workers and the server share.
@@ -55,41 +56,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Sets [`Settings::warm_up`].
-    #[must_use]
-    pub fn with_warm_up(mut self, steps: u64) -> Self {
-        self.warm_up = steps;
-        self
-    }
-
-    /// Sets [`Settings::momentum`].
-    #[must_use]
-    pub fn with_momentum(mut self, momentum: f32) -> Self {
-        self.momentum = momentum;
-        self
-    }
-
-    /// Sets [`Settings::variance`].
-    #[must_use]
-    pub fn with_variance(mut self, variance: f32) -> Self {
-        self.variance = variance;
-        self
-    }
-
-    /// Sets [`Settings::epsilon`].
-    #[must_use]
-    pub fn with_epsilon(mut self, epsilon: f32) -> Self {
-        self.epsilon = epsilon;
-        self
-    }
-
-    /// Sets [`Settings::group`].
-    #[must_use]
-    pub fn with_group(mut self, group: Share) -> Self {
-        self.group = group;
-        self
-    }
-
     fn check(&self) -> Result<()> {
         let decays = [self.momentum, self.variance].iter().all(|b| (0.0..1.0).contains(b));
         let fits = decays && self.warm_up > 0 && self.epsilon > 0.0 && self.epsilon.is_finite();
@@ -124,6 +90,16 @@ impl Settings {
         let inputs: Vec<Input<'_>> =
             inputs.iter().zip(&tensors).map(|(input, t)| Input { view: t.view(), ..*input }).collect();
         compress(&inputs, &vec![self.codec(step); inputs.len()], options, Some(residuals))
+    }
+}
+
+setters! {
+    Settings {
+        with_warm_up(warm_up: u64)
+        with_momentum(momentum: f32)
+        with_variance(variance: f32)
+        with_epsilon(epsilon: f32)
+        with_group(group: Share)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::compress::source::Source;
 use crate::compress::{Feedback, Input, Kept, Options};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{Manifest, TensorInfo};
+use crate::limits::setters;
 use crate::tensor::element::round_f32s;
 use crate::tensor::{Dtype, TensorView};
 
@@ -31,12 +32,11 @@ impl Settings {
     pub fn new(rank: u64) -> Self {
         Self { rank, seed: 1 }
     }
+}
 
-    /// Sets [`Settings::seed`].
-    #[must_use]
-    pub fn with_seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
+setters! {
+    Settings {
+        with_seed(seed: u64)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::compress::source::Source;
 use crate::compress::update::check;
 use crate::compress::{Amount, Codec, Feedback, Input, Options, compress};
 use crate::error::{Error, Result};
+use crate::limits::setters;
 use crate::tensor::TensorBuf;
 
 /// The settings of [`Sbc`].
@@ -33,26 +34,11 @@ impl Default for SbcOptions {
     }
 }
 
-impl SbcOptions {
-    /// Sets [`SbcOptions::amount`].
-    #[must_use]
-    pub fn with_amount(mut self, amount: Amount) -> Self {
-        self.amount = amount;
-        self
-    }
-
-    /// Sets [`SbcOptions::delay`].
-    #[must_use]
-    pub fn with_delay(mut self, steps: u64) -> Self {
-        self.delay = steps;
-        self
-    }
-
-    /// Sets [`SbcOptions::positions`].
-    #[must_use]
-    pub fn with_positions(mut self, positions: Positions) -> Self {
-        self.positions = positions;
-        self
+setters! {
+    SbcOptions {
+        with_amount(amount: Amount)
+        with_delay(delay: u64)
+        with_positions(positions: Positions)
     }
 }
 

@@ -25,6 +25,7 @@ use crate::block::{Block, Scope, SetId};
 use crate::compress::{Feedback, Kept};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{IndexSet, Manifest};
+use crate::limits::setters;
 use crate::tensor::{TensorBuf, TensorView};
 
 /// The settings that all workers of a group share.
@@ -45,19 +46,12 @@ impl Settings {
     pub fn new(choice: Choice) -> Self {
         Self { choice, values: Kept::Pow2, momentum: 0.0 }
     }
+}
 
-    /// Sets [`Settings::values`].
-    #[must_use]
-    pub fn with_values(mut self, values: Kept) -> Self {
-        self.values = values;
-        self
-    }
-
-    /// Sets [`Settings::momentum`].
-    #[must_use]
-    pub fn with_momentum(mut self, momentum: f32) -> Self {
-        self.momentum = momentum;
-        self
+setters! {
+    Settings {
+        with_values(values: Kept)
+        with_momentum(momentum: f32)
     }
 }
 

@@ -17,6 +17,7 @@ mod grid;
 pub use exponents::Exponents;
 pub use grid::{Grid, SIDE};
 
+use crate::limits::setters;
 use chunk::Moments;
 
 /// Options of the statistics.
@@ -27,12 +28,9 @@ pub struct Options {
     pub grid: bool,
 }
 
-impl Options {
-    /// Sets [`Options::grid`].
-    #[must_use]
-    pub fn with_grid(mut self, grid: bool) -> Self {
-        self.grid = grid;
-        self
+setters! {
+    Options {
+        with_grid(grid: bool)
     }
 }
 

@@ -22,6 +22,7 @@ pub use worker::{Role, Worker};
 
 use crate::compress::{Amount, Kept};
 use crate::error::{Error, Result};
+use crate::limits::setters;
 
 /// The leader's rule of selection.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,20 +59,6 @@ impl Settings {
         Self { choice, values: Kept::F32, beta: 1.0 }
     }
 
-    /// Sets [`Settings::values`].
-    #[must_use]
-    pub fn with_values(mut self, values: Kept) -> Self {
-        self.values = values;
-        self
-    }
-
-    /// Sets [`Settings::beta`].
-    #[must_use]
-    pub fn with_beta(mut self, beta: f32) -> Self {
-        self.beta = beta;
-        self
-    }
-
     fn check_sums(&self) -> Result<()> {
         match self.values {
             Kept::F32 | Kept::F16 | Kept::Bf16 => Ok(()),
@@ -90,5 +77,12 @@ impl Settings {
             }
             Choice::PerChunk(_) => Ok(()),
         }
+    }
+}
+
+setters! {
+    Settings {
+        with_values(values: Kept)
+        with_beta(beta: f32)
     }
 }
