@@ -137,14 +137,14 @@ fn write_entropy(
 ) {
     out.push(cut.segment_log);
     if cut.segment_log == 0 {
-        return write_one(out, coder, role, Part { symbols, values, counts: sum(&cut.fine) });
+        return write_one(out, coder, role, SegmentSymbols { symbols, values, counts: sum(&cut.fine) });
     }
     if cut.segment_log == BY_GROUP {
         let mut start = 0;
         for (&len, counts) in cut.groups.iter().zip(&cut.fine) {
             let values = values.and_then(|v| v.get(start..start + len));
             let symbols = &symbols[start..start + len];
-            write_one(out, coder, role, Part { symbols, values, counts: sum(&[*counts]) });
+            write_one(out, coder, role, SegmentSymbols { symbols, values, counts: sum(&[*counts]) });
             start += len;
         }
         return;
@@ -153,12 +153,12 @@ fn write_entropy(
     let counts = cut.fine.chunks(1 << (cut.segment_log - FINE_LOG)).map(sum);
     let mut parts = symbols.chunks(len).zip(counts).enumerate().map(|(i, (symbols, counts))| {
         let values = values.and_then(|v| v.get(i * len..i * len + symbols.len()));
-        Part { symbols, values, counts }
+        SegmentSymbols { symbols, values, counts }
     });
     let mut memory = std::mem::take(&mut coder.scratch.segments);
     memory.resize_with(threads::count(), SegmentMemory::default);
     loop {
-        let batch: Vec<Part<'_>> = parts.by_ref().take(memory.len()).collect();
+        let batch: Vec<SegmentSymbols<'_>> = parts.by_ref().take(memory.len()).collect();
         if batch.is_empty() {
             break;
         }
@@ -176,7 +176,7 @@ fn write_entropy(
 }
 
 /// The symbols of a segment, the integers behind them if they are tokens, and their counts.
-struct Part<'a> {
+struct SegmentSymbols<'a> {
     symbols: &'a [u8],
     values: Option<&'a [u64]>,
     counts: Counts,
@@ -189,15 +189,20 @@ struct SegmentMemory {
     words: Vec<rans::Word>,
 }
 
-fn write_one(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, part: Part<'_>) {
+fn write_one(out: &mut Vec<u8>, coder: &mut Coder<'_>, role: Role, part: SegmentSymbols<'_>) {
     coder.note(role, &part.counts);
     let mut words = std::mem::take(&mut coder.scratch.words);
     write_segment(out, coder, &mut words, &part);
     coder.scratch.words = words;
 }
 
-fn write_segment(out: &mut Vec<u8>, coder: &Coder<'_>, words: &mut Vec<rans::Word>, part: &Part<'_>) {
-    let &Part { symbols, values, ref counts } = part;
+fn write_segment(
+    out: &mut Vec<u8>,
+    coder: &Coder<'_>,
+    words: &mut Vec<rans::Word>,
+    part: &SegmentSymbols<'_>,
+) {
+    let &SegmentSymbols { symbols, values, ref counts } = part;
     let (shared, cost) = coder.table_for(counts);
     let own;
     let table = match shared {

@@ -10,10 +10,10 @@ mod codec;
 pub mod codecs;
 #[doc(hidden)]
 pub mod device;
+mod extents;
 mod feedback;
 mod moments;
 mod options;
-mod parts;
 mod pending;
 mod select;
 pub mod senders;

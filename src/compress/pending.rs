@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::codec::Codec;
 use super::codecs::natural;
 use super::codecs::quantize::Quantizer;
+use super::extents::{Extent, extents};
 use super::options::{Input, Options};
-use super::parts::{Part, parts};
 use super::source::Source;
 use super::update::{check, compress};
 use crate::block::{Later, LaterValues, Pending, PendingBlock, ValuesId};
@@ -87,8 +87,8 @@ impl Dense {
     fn blocks<'a>(self, input: &Input<'a>, codec: &Codec, options: &Options) -> Vec<PendingBlock<'a>> {
         let lens = [input.view.elements()];
         let size = input.view.dtype().bits() as usize / 8;
-        let block = |part: Part| {
-            let (_, range) = part.span(&lens)?;
+        let block = |extent: Extent| {
+            let (_, range) = extent.span(&lens)?;
             let bytes =
                 |elements: Range<usize>| &input.view.data()[elements.start * size..elements.end * size];
             let len = range.len() as u64;
@@ -97,10 +97,10 @@ impl Dense {
                 Self::Planes => (LaterValues::Planes(bytes(range)), len * size as u64),
                 Self::Made(maker) => (maker.values(*input, *codec, options.clone(), range), len),
             };
-            let (scope, options) = (part.scope(|_| input.tensor), codec.block_options());
+            let (scope, options) = (extent.scope(|_| input.tensor), codec.block_options());
             Some(PendingBlock(Pending::Later(Later { scope, values, weight, options })))
         };
-        parts(&lens, options.block_len, false).into_iter().filter_map(block).collect()
+        extents(&lens, options.block_len, false).into_iter().filter_map(block).collect()
     }
 }
 

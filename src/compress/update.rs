@@ -4,9 +4,9 @@ use std::collections::HashSet;
 
 use super::codec::Codec;
 use super::codecs::{Run, TopK};
+use super::extents::runs;
 use super::feedback::Feedback;
 use super::options::{Input, Options};
-use super::parts::runs;
 use super::select::{Chosen, top_k};
 use super::settings::Selection;
 use super::source::Source;

@@ -61,12 +61,12 @@ impl<'a> Decoded<'a> {
     }
 
     /// Calls `f` with each tensor of the block and the part that belongs to it.
-    pub(super) fn for_each_part<'s>(&'s self, mut f: impl FnMut(usize, Part<'s>)) {
+    pub(super) fn for_each_part<'s>(&'s self, mut f: impl FnMut(usize, Portion<'s>)) {
         let (mut base, mut from) = (0, 0);
         for (tensor, &len) in (self.first..).zip(&self.lens) {
             let to = from + self.positions[from..].partition_point(|&p| p < base + len);
             let (positions, numbers) = (&self.positions[from..to], &self.numbers[from..to]);
-            f(tensor, Part { positions, numbers, base, weight: self.weight });
+            f(tensor, Portion { positions, numbers, base, weight: self.weight });
             (base, from) = (base + len, to);
         }
     }
@@ -74,7 +74,7 @@ impl<'a> Decoded<'a> {
 
 /// The values of one sender for one tensor.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Part<'a> {
+pub(super) struct Portion<'a> {
     positions: &'a [u64],
     numbers: &'a [[u8; 4]],
     /// Position of the first element that the part is about.
@@ -82,7 +82,7 @@ pub(super) struct Part<'a> {
     weight: f64,
 }
 
-impl<'a> Part<'a> {
+impl<'a> Portion<'a> {
     /// Returns the elements from `start` on.
     fn from(self, start: usize) -> Self {
         let base = self.base + start as u64;
@@ -116,10 +116,10 @@ impl<'a> Part<'a> {
 /// by `divisor`, which is more than 0.
 ///
 /// Elements without a value stay zero: adding zero and dividing zero do not change them.
-pub(super) fn sum(len: usize, parts: &[Part<'_>], divisor: Option<f64>) -> Vec<u8> {
+pub(super) fn sum(len: usize, parts: &[Portion<'_>], divisor: Option<f64>) -> Vec<u8> {
     let mut elements = pages::zeros(4 * len);
     elements.par_chunks_mut(4 * WINDOW * WINDOWS).enumerate().for_each(|(i, windows)| {
-        let mut rest: Vec<Part<'_>> = parts.iter().map(|part| part.from(i * WINDOW * WINDOWS)).collect();
+        let mut rest: Vec<Portion<'_>> = parts.iter().map(|part| part.from(i * WINDOW * WINDOWS)).collect();
         let mut here = Vec::with_capacity(rest.len());
         for window in windows.chunks_mut(4 * WINDOW) {
             let window = window.as_chunks_mut::<4>().0;
@@ -134,7 +134,7 @@ pub(super) fn sum(len: usize, parts: &[Part<'_>], divisor: Option<f64>) -> Vec<u
     elements
 }
 
-fn add(window: &mut [[u8; 4]], part: &Part<'_>) {
+fn add(window: &mut [[u8; 4]], part: &Portion<'_>) {
     for (at, &number) in part.places().zip(part.numbers) {
         let (element, number) = (&mut window[at], f32::from_le_bytes(number));
         let term = if part.weight == 1.0 { number } else { (part.weight * f64::from(number)) as f32 };
@@ -143,7 +143,7 @@ fn add(window: &mut [[u8; 4]], part: &Part<'_>) {
 }
 
 /// Divides each element that a part has once, though several parts may have it.
-fn divide(window: &mut [[u8; 4]], parts: &[Part<'_>], divisor: f64) {
+fn divide(window: &mut [[u8; 4]], parts: &[Portion<'_>], divisor: f64) {
     let mut divided = [0u64; WINDOW / 64];
     for part in parts {
         for at in part.places() {
@@ -168,8 +168,8 @@ mod tests {
         let all = [0, window - 1, window, SHARE - 1, SHARE, SHARE + window, 2 * SHARE - 1];
         let some = [window, SHARE, 2 * SHARE - 1];
         let numbers: Vec<[u8; 4]> = (1..=7u8).map(|i| f32::from(i).to_le_bytes()).collect();
-        let part = |positions, weight| Part { positions, numbers: &numbers, base: 0, weight };
-        let parts = [part(&all[..], 1.0), Part { numbers: &numbers[..3], ..part(&some[..], 10.0) }];
+        let part = |positions, weight| Portion { positions, numbers: &numbers, base: 0, weight };
+        let parts = [part(&all[..], 1.0), Portion { numbers: &numbers[..3], ..part(&some[..], 10.0) }];
         let sums = sum(2 * SHARE as usize, &parts, Some(2.0));
         let sums = sums.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x));
         let found: Vec<(u64, f32)> = (0..).zip(sums).filter(|(_, x)| *x != 0.0).collect();

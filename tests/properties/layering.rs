@@ -31,8 +31,8 @@ struct Rooms {
 const COMPRESS: Rooms = Rooms {
     layer: "compress",
     order: &[
-        "settings", "options", "sums", "state", "feedback", "parts", "source", "select", "moments", "codecs",
-        "codec", "update", "pending", "device", "senders",
+        "settings", "options", "sums", "state", "feedback", "extents", "source", "select", "moments",
+        "codecs", "codec", "update", "pending", "device", "senders",
     ],
     climbs: &[],
 };

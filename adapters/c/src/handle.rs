@@ -20,14 +20,14 @@ pub(crate) trait Content: Sized + Send {
 
 /// The beginning of every handle, whatever its type.
 #[repr(C)]
-struct Head {
+struct HandleHead {
     tag: AtomicU32,
     state: AtomicU32,
 }
 
 #[repr(C)]
 struct Handle<T> {
-    head: Head,
+    head: HandleHead,
     content: UnsafeCell<T>,
 }
 
@@ -37,7 +37,7 @@ const POISONED: u32 = 2;
 
 /// Returns a new handle, which the caller owns.
 pub(crate) fn new<T: Content>(content: T) -> *mut T::Opaque {
-    let head = Head { tag: AtomicU32::new(T::TAG), state: AtomicU32::new(FREE) };
+    let head = HandleHead { tag: AtomicU32::new(T::TAG), state: AtomicU32::new(FREE) };
     Box::into_raw(Box::new(Handle { head, content: UnsafeCell::new(content) })).cast()
 }
 
@@ -54,8 +54,8 @@ impl Drop for Release<'_> {
 ///
 /// # Safety
 /// `handle` is null, or a live handle of any type.
-unsafe fn head<'a, T: Content>(handle: *const T::Opaque) -> Result<&'a Head> {
-    let head = handle.cast::<Head>();
+unsafe fn head<'a, T: Content>(handle: *const T::Opaque) -> Result<&'a HandleHead> {
+    let head = handle.cast::<HandleHead>();
     if head.is_null() {
         return Err(Failure::input(format!("the {} is NULL", T::NAME)));
     }

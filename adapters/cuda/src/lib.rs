@@ -120,5 +120,5 @@ pub use delta::{DeltaCompressor, DeltaInput};
 pub use device::Device;
 pub use driver::{Driver, why_not};
 pub use error::{Error, Result, TensorError};
-pub use scatter::{Part, Scatter, Target};
+pub use scatter::{Scatter, Target, TargetedBlock};
 pub use tensor::{DeviceTensor, Stream};

@@ -72,7 +72,7 @@ impl Scatter {
         stream: Stream,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.put_all(&[Part { block, space, sets, targets }], &[], budget, add, stream) }
+        unsafe { self.put_all(&[TargetedBlock { block, space, sets, targets }], &[], budget, add, stream) }
     }
 
     /// Sets the elements of `zeros` to zero, then writes the blocks of an update in their order. All blocks
@@ -87,7 +87,7 @@ impl Scatter {
     #[expect(unsafe_code, reason = "writes pinned memory, calls the driver and launches kernels")]
     pub unsafe fn put_all(
         &mut self,
-        parts: &[Part<'_>],
+        parts: &[TargetedBlock<'_>],
         zeros: &[DeviceTensor<'_>],
         budget: &Budget,
         add: bool,
@@ -160,7 +160,7 @@ impl Scatter {
 
 /// A block of an update and its targets.
 #[derive(Debug, Clone, Copy)]
-pub struct Part<'a> {
+pub struct TargetedBlock<'a> {
     /// The block.
     pub block: &'a Block,
     /// The elements of its scope.
@@ -187,8 +187,8 @@ struct Plan {
 }
 
 impl Plan {
-    fn take(&mut self, part: &Part<'_>, budget: &Budget, add: bool) -> Result<()> {
-        let Part { block, space, sets, targets } = *part;
+    fn take(&mut self, part: &TargetedBlock<'_>, budget: &Budget, add: bool) -> Result<()> {
+        let TargetedBlock { block, space, sets, targets } = *part;
         let fits = targets.len() == space.lens.len()
             && targets.iter().zip(&space.lens).all(|(t, &len)| {
                 t.len == len

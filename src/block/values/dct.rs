@@ -70,7 +70,7 @@ impl Kind for Dct {
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let offset = cursor.offset();
         space.check_is_all(offset)?;
-        let Head { rows, cols, chunk_rows, chunk_cols } = Head::read(cursor, space)?;
+        let DctHead { rows, cols, chunk_rows, chunk_cols } = DctHead::read(cursor, space)?;
         decoder.budget.reserve_elements(work(space.count, chunk_rows, chunk_cols), offset)?;
         let (id, inner) = take_support(cursor)?;
         let (coefficient_space, sets) = (IndexSpace::flat(Dtype::F32, space.count), Sets::new());
@@ -81,7 +81,7 @@ impl Kind for Dct {
     }
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
-        Head::read(cursor, space)?;
+        DctHead::read(cursor, space)?;
         let (id, inner) = take_support(cursor)?;
         let (coefficient_space, sets) = (IndexSpace::flat(Dtype::F32, space.count), Sets::new());
         // No kind that may stand here is decoded.
@@ -163,14 +163,14 @@ fn work(n: u64, chunk_rows: u64, chunk_cols: u64) -> u64 {
 }
 
 /// The fields before the support of the coefficients.
-struct Head {
+struct DctHead {
     rows: u64,
     cols: u64,
     chunk_rows: u64,
     chunk_cols: u64,
 }
 
-impl Head {
+impl DctHead {
     fn read(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let offset = cursor.offset();
         let rows = cursor.varint()?;

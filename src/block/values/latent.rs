@@ -51,14 +51,14 @@ impl Kind for Latent {
     }
 
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, _: &ValueSpace<'_>) -> Result<Self> {
-        let Head { model, shape, count, offset } = Head::read(cursor)?;
+        let LatentHead { model, shape, count, offset } = LatentHead::read(cursor)?;
         decoder.budget.reserve_elements(count, offset)?;
         let codes = Nested::take_rest(cursor, "latent codes", nested::CODED, count)?.read(decoder)?;
         Ok(Self { model, shape, codes })
     }
 
     fn validate(cursor: &mut Cursor<'_>, _: &ValueSpace<'_>) -> Result<Validated> {
-        let count = Head::read(cursor)?.count;
+        let count = LatentHead::read(cursor)?.count;
         let codes = Nested::take_rest(cursor, "latent codes", nested::CODED, count)?;
         Ok(Validated::numbers(codes.validate()?))
     }
@@ -76,7 +76,7 @@ impl Latent {
 }
 
 /// The fields before the codes (LAT-3).
-struct Head {
+struct LatentHead {
     model: ModelId,
     shape: Vec<u64>,
     /// Number of codes.
@@ -85,7 +85,7 @@ struct Head {
     offset: u64,
 }
 
-impl Head {
+impl LatentHead {
     fn read(cursor: &mut Cursor<'_>) -> Result<Self> {
         let model = ModelId(cursor.array()?);
         let offset = cursor.offset();

@@ -62,7 +62,7 @@ impl Kind for LowRank {
     fn read(cursor: &mut Cursor<'_>, decoder: &mut Decoder<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let offset = cursor.offset();
         space.check_is_all(offset)?;
-        let Head { rows, cols, rank, left_len, right_len } = Head::read(cursor, space)?;
+        let LowRankHead { rows, cols, rank, left_len, right_len } = LowRankHead::read(cursor, space)?;
         decoder.budget.reserve_elements(left_len.saturating_add(right_len), offset)?;
         // The product takes `rank` steps for each element. They are charged like elements, to bound the time.
         decoder.budget.reserve_elements(space.count.saturating_mul(rank), offset)?;
@@ -72,7 +72,7 @@ impl Kind for LowRank {
     }
 
     fn validate(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Validated> {
-        let Head { left_len, right_len, .. } = Head::read(cursor, space)?;
+        let LowRankHead { left_len, right_len, .. } = LowRankHead::read(cursor, space)?;
         let left = take_left(cursor, left_len)?.validate()?;
         let right = take_right(cursor, right_len)?.validate()?;
         Ok(Validated::matrix(left.saturating_add(right)))
@@ -101,7 +101,7 @@ impl Kind for LowRank {
 }
 
 /// The fields before the factors, and the lengths that follow from them.
-struct Head {
+struct LowRankHead {
     rows: u64,
     cols: u64,
     rank: u64,
@@ -109,7 +109,7 @@ struct Head {
     right_len: u64,
 }
 
-impl Head {
+impl LowRankHead {
     fn read(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>) -> Result<Self> {
         let offset = cursor.offset();
         let rows = cursor.varint()?;

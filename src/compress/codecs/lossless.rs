@@ -5,22 +5,22 @@ use rayon::prelude::*;
 use crate::arch::pages;
 use crate::block::{Block, Floats, Planes, Scope, Stored, Support, Values};
 use crate::compress::codecs::Run;
-use crate::compress::parts::{Part, parts, whole};
+use crate::compress::extents::{Extent, extents, whole};
 use crate::tensor::Dtype;
 use crate::tensor::element::{bits_at, set_bits_at};
 
 /// Returns dense blocks of a run of tensors, as byte planes if `planes`.
 pub(in crate::compress) fn dense(Run { inputs, options, .. }: &Run<'_, '_>, planes: bool) -> Vec<Block> {
     let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
-    let block = |part| {
-        let (scope, bytes) = match part {
-            Part::Whole(run) => {
+    let block = |extent| {
+        let (scope, bytes) = match extent {
+            Extent::Whole(run) => {
                 let inputs = &inputs[run];
                 let mut elements = Elements::new(inputs[0].view.dtype());
                 inputs.iter().for_each(|input| elements.push(input.view.data(), 0, input.view.elements()));
                 (whole(inputs[0].tensor, inputs.len()), elements.bytes)
             }
-            Part::Slice(i, range) => {
+            Extent::Slice(i, range) => {
                 let (input, len) = (&inputs[i], range.end - range.start);
                 let mut elements = Elements::new(input.view.dtype());
                 elements.push(input.view.data(), range.start, len);
@@ -34,7 +34,7 @@ pub(in crate::compress) fn dense(Run { inputs, options, .. }: &Run<'_, '_>, plan
         Block { scope, add: false, support: Support::All, values }
     };
     // The copies touch new memory, which takes longer than the copying: threads share it.
-    parts(&lens, options.block_len, true).into_par_iter().map(block).collect()
+    extents(&lens, options.block_len, true).into_par_iter().map(block).collect()
 }
 
 /// Reads elements one by one, even if two share a byte.

@@ -8,7 +8,7 @@ use super::{Compressor, Run};
 use crate::arch::{self, Kernel, pages};
 use crate::block::{Bits, Block, Pow2, Support, Underflow, Values};
 use crate::codes::Scratch;
-use crate::compress::parts::parts;
+use crate::compress::extents::extents;
 use crate::compress::settings::Visitor;
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::error;
@@ -41,12 +41,12 @@ impl Compressor for Natural {
         let Run { tensors, options, .. } = run;
         let mut blocks = Vec::new();
         let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
-        for part in parts(&lens, options.block_len, true) {
-            let scope = part.scope(|i| tensors[i].tensor);
-            let values = match part.span(&lens) {
+        for extent in extents(&lens, options.block_len, true) {
+            let scope = extent.scope(|i| tensors[i].tensor);
+            let values = match extent.span(&lens) {
                 Some((i, range)) => values(&mut tensors[i], range, seed, &mut Scratch::default())?,
                 None => {
-                    let run = part.tensors();
+                    let run = extent.tensors();
                     let mut spans: Vec<_> = tensors[run].iter_mut().map(|t| (0..t.len, t)).collect();
                     general(&mut spans, seed)?
                 }

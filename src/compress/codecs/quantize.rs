@@ -12,7 +12,7 @@ use crate::block::{
 };
 use crate::codes::Scratch;
 use crate::compress::codecs::Run;
-use crate::compress::parts::parts;
+use crate::compress::extents::extents;
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::compress::sums;
 use crate::error::Result;
@@ -73,9 +73,9 @@ impl Quantizer {
 pub(super) fn blocks(Run { tensors, options, .. }: Run<'_, '_>, quantizer: Quantizer) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
-    for part in parts(&lens, options.block_len, false) {
-        let scope = part.scope(|i| tensors[i].tensor);
-        if let Some((i, range)) = part.span(&lens) {
+    for extent in extents(&lens, options.block_len, false) {
+        let scope = extent.scope(|i| tensors[i].tensor);
+        if let Some((i, range)) = extent.span(&lens) {
             let values = quantizer.values(&mut tensors[i], range, &mut Scratch::default())?;
             blocks.push(Block { scope, add: false, support: Support::All, values });
         }

@@ -7,7 +7,7 @@
 use super::{Compressor, Run};
 use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
-use crate::compress::parts::{Part, parts};
+use crate::compress::extents::{Extent, extents};
 use crate::compress::settings::{Number, Unless, Visitor, Word};
 use crate::compress::source::{CHUNK, RUN, Source};
 use crate::compress::sums;
@@ -55,10 +55,10 @@ impl Compressor for Sign {
         let mut blocks = Vec::new();
         let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
         let mut of_tensor = vec![None; tensors.len()];
-        for part in parts(&lens, options.block_len, false) {
-            let (i, range) = match part {
-                Part::Whole(run) => (run.start, 0..lens[run.start]),
-                Part::Slice(i, range) => (i, range),
+        for extent in extents(&lens, options.block_len, false) {
+            let (i, range) = match extent {
+                Extent::Whole(run) => (run.start, 0..lens[run.start]),
+                Extent::Slice(i, range) => (i, range),
             };
             let tensor = &mut tensors[i];
             let (start, len) = (range.start, range.end - range.start);

@@ -8,7 +8,7 @@ use crate::block::{
     Affine, Bits, Block, Floats, Groups, Pow2, ScaleFormat, Scales, Scope, Sign, Sparse, Stored, Support,
     Underflow, Values, Zero,
 };
-use crate::compress::parts::whole;
+use crate::compress::extents::whole;
 use crate::compress::select::Chosen;
 use crate::compress::settings::Kept;
 use crate::compress::source::Source;

@@ -29,7 +29,7 @@ use crate::block::{
 };
 use crate::compress::Codec;
 use crate::compress::codecs::Change;
-use crate::compress::parts::runs;
+use crate::compress::extents::runs;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame;
 use crate::frame::Digest;

@@ -56,7 +56,7 @@ use crate::block::{
 };
 use crate::compress::codecs::quantize::{self, LevelSettings};
 use crate::compress::codecs::{self, Natural};
-use crate::compress::parts::{Part, parts, runs, whole};
+use crate::compress::extents::{Extent, extents, runs, whole};
 use crate::compress::{Codec, Options, Share};
 use crate::error::{Error, Result};
 
@@ -201,16 +201,16 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
             },
         };
         let lens: Vec<u64> = of_run.iter().map(|t| t.len).collect();
-        for part in parts(&lens, options.block_len, share.is_none()) {
-            let (scope, spans) = match part {
-                Part::Slice(i, range) => {
+        for extent in extents(&lens, options.block_len, share.is_none()) {
+            let (scope, spans) = match extent {
+                Extent::Slice(i, range) => {
                     let (start, len) = (range.start, range.end - range.start);
                     let scope = Scope::Range { tensor: of_run[i].tensor, start, len };
                     (scope, vec![Span { input: first + i, start, len }])
                 }
-                Part::Whole(of_part) => {
-                    let scope = whole(of_run[of_part.start].tensor, of_part.len());
-                    (scope, of_part.map(|i| Span { input: first + i, start: 0, len: lens[i] }).collect())
+                Extent::Whole(of_extent) => {
+                    let scope = whole(of_run[of_extent.start].tensor, of_extent.len());
+                    (scope, of_extent.map(|i| Span { input: first + i, start: 0, len: lens[i] }).collect())
                 }
             };
             tasks.push(Task { scope, quantizer, share, spans });

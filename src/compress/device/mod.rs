@@ -26,7 +26,7 @@ use std::ops::Range;
 
 use super::codec::Codec;
 use super::codecs::{PowerSgd, Sbc, Sidco, Threshold, TopK, sbc, sparse};
-use super::parts::runs;
+use super::extents::runs;
 use super::select::{self, Chosen};
 use super::settings::Selection;
 use super::state::POWERSGD;

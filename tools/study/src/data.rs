@@ -16,7 +16,7 @@ const VALIDATION_DIGITS: usize = 200;
 /// The part of the data that a score is of. Choices rest on the validation data, so that the test data
 /// measure them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum HeldOut {
     Validation,
     Test,
 }
@@ -63,10 +63,10 @@ impl Digits {
         Ok(Self { train: train.to_vec(), validation: validation.to_vec(), test: test.to_vec(), about })
     }
 
-    pub(crate) fn held_out(&self, part: Part) -> &[Digit] {
+    pub(crate) fn held_out(&self, part: HeldOut) -> &[Digit] {
         match part {
-            Part::Validation => &self.validation,
-            Part::Test => &self.test,
+            HeldOut::Validation => &self.validation,
+            HeldOut::Test => &self.test,
         }
     }
 }
@@ -110,10 +110,10 @@ impl Text {
         Ok(Self { train, validation, test, about })
     }
 
-    pub(crate) fn held_out(&self, part: Part) -> &[u8] {
+    pub(crate) fn held_out(&self, part: HeldOut) -> &[u8] {
         match part {
-            Part::Validation => &self.validation,
-            Part::Test => &self.test,
+            HeldOut::Validation => &self.validation,
+            HeldOut::Test => &self.test,
         }
     }
 }

@@ -3,7 +3,7 @@
 use gcodec::compress::random;
 use ndarray::{Array2, ArrayView1};
 
-use crate::data::{Digits, PIXELS, Part, Text, shuffled};
+use crate::data::{Digits, HeldOut, PIXELS, Text, shuffled};
 use crate::tape::{Heads, Images, Tape, Var};
 
 /// Elements of each of a network's tensors, row-major.
@@ -67,7 +67,7 @@ pub(crate) trait Task: Send + Sync {
     /// Returns the loss of one worker's batch at step `step`, and its gradient.
     fn gradient(&self, weights: &Tensors, at: At) -> (f32, Tensors);
     /// Returns the score of weights on data that no step has seen.
-    fn score(&self, weights: &Tensors, part: Part) -> Score;
+    fn score(&self, weights: &Tensors, part: HeldOut) -> Score;
 }
 
 /// Worker and step of a batch.
@@ -223,7 +223,7 @@ impl Task for Convolutional {
         leaves.gradients(loss)
     }
 
-    fn score(&self, weights: &Tensors, part: Part) -> Score {
+    fn score(&self, weights: &Tensors, part: HeldOut) -> Score {
         let digits = self.digits.held_out(part);
         let mut leaves = Leaves::new(&self.parameters, weights);
         let images: Vec<_> = digits.iter().map(|(image, _)| *image).collect();
@@ -340,7 +340,7 @@ impl Task for Language {
         leaves.gradients(loss)
     }
 
-    fn score(&self, weights: &Tensors, part: Part) -> Score {
+    fn score(&self, weights: &Tensors, part: HeldOut) -> Score {
         let text = self.text.held_out(part);
         let (mut loss, mut hits) = (0.0, 0);
         let stride = (text.len() - CONTEXT - 1) / SCORED_WINDOWS;

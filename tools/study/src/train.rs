@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::Result;
 use crate::clock;
-use crate::data::Part;
+use crate::data::HeldOut;
 use crate::group::{self, Traffic};
 use crate::learned::Learned;
 use crate::model::{At, Score, Task, Tensors, initial};
@@ -123,7 +123,7 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
         sent.push(group.traffic().sent_each());
         let ends_a_tenth = 10 * (step + 1) / setting.steps > 10 * step / setting.steps;
         if step + 1 == setting.steps || ends_a_tenth && setting.steps >= SCORED_OFTEN {
-            validation.push(task.score(&weights[0], Part::Validation));
+            validation.push(task.score(&weights[0], HeldOut::Validation));
         }
     }
     group.finish()?;
@@ -132,7 +132,7 @@ pub(crate) fn train(task: &dyn Task, run: &Run, setting: Setting, seed: u64) -> 
         return Err(format!("{}: receivers ended with different weights", run.name).into());
     }
     let traffic = group.traffic().clone();
-    let (test, digest) = (task.score(&weights[0], Part::Test), digests[0].clone());
+    let (test, digest) = (task.score(&weights[0], HeldOut::Test), digests[0].clone());
     let learned = group.learned();
     Ok(Outcome { losses, sent, validation, test, traffic, training, learned, digest, diverged })
 }

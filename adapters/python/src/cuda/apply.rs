@@ -7,7 +7,7 @@ use gcodec::Limits;
 use gcodec::block::{Block, IndexSpace, Scope, Sets};
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, Event, SliceReader};
-use gcodec_cuda::{DeviceTensor, Part, Scatter, Target, TensorError};
+use gcodec_cuda::{DeviceTensor, Scatter, Target, TargetedBlock, TensorError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -112,10 +112,10 @@ fn scatter(
         .map(|(lent, number)| lent.view(&device).map_err(|e| Failure::Cuda(e, Some(number))))
         .collect::<Result<_, _>>()?;
     let targets: Vec<Vec<Target<'_>>> = decoded.iter().map(|d| targets_of(d, &views)).collect();
-    let parts: Vec<Part<'_>> = decoded
+    let parts: Vec<TargetedBlock<'_>> = decoded
         .iter()
         .zip(&targets)
-        .map(|(d, targets)| Part { block: &d.block, space: &d.space, sets: &d.sets, targets })
+        .map(|(d, targets)| TargetedBlock { block: &d.block, space: &d.space, sets: &d.sets, targets })
         .collect();
     let idle = opened().idle_scatters.remove(&ordinal);
     let mut scatter = match idle {

@@ -139,7 +139,7 @@ fn shifted_token(token: usize, shift: usize) -> usize {
 
 /// Fields of a group before its codes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Head {
+pub(super) struct GroupHead {
     pub(super) classes: u8,
     pub(super) count: u64,
     shift: u8,
@@ -148,7 +148,7 @@ pub(super) struct Head {
 
 /// How a group is written.
 struct Plan {
-    head: Head,
+    head: GroupHead,
     tokens: Option<TokenPlan>,
 }
 
@@ -159,7 +159,7 @@ impl Plan {
     /// Finds the smallest form of a group.
     fn new(coder: &Coder<'_>, group: &Group) -> Self {
         let count = group.gaps.len() as u64;
-        let mut head = Head { classes: group.counts.len() as u8, count, shift: 0, tokens: false };
+        let mut head = GroupHead { classes: group.counts.len() as u8, count, shift: 0, tokens: false };
         if count == 0 {
             return Self { head, tokens: None };
         }
@@ -267,7 +267,7 @@ pub(super) fn write_groups(
 }
 
 /// Reads the heads of all groups, whose classes sum to `classes`.
-pub(super) fn read_heads(cursor: &mut Cursor<'_>, classes: u8, n: u64) -> Result<Vec<Head>> {
+pub(super) fn read_heads(cursor: &mut Cursor<'_>, classes: u8, n: u64) -> Result<Vec<GroupHead>> {
     let mismatch = |field, offset| Error::format(FormatErrorKind::CountMismatch { field }, offset);
     let groups = cursor.varint_in("number of groups", 1, classes.into())?;
     let (mut heads, mut left, mut total) = (Vec::new(), u64::from(classes), 0u64);
@@ -281,7 +281,7 @@ pub(super) fn read_heads(cursor: &mut Cursor<'_>, classes: u8, n: u64) -> Result
             .checked_add(count)
             .filter(|&t| t <= n)
             .ok_or_else(|| mismatch("number of positions", offset))?;
-        let mut head = Head { classes: own as u8, count, shift: 0, tokens: false };
+        let mut head = GroupHead { classes: own as u8, count, shift: 0, tokens: false };
         if count > 0 {
             let code = cursor.flags("code of a group", TOKENS | SHIFT)?;
             (head.shift, head.tokens) = (code & SHIFT, code & TOKENS != 0);
@@ -299,7 +299,7 @@ pub(super) fn read_heads(cursor: &mut Cursor<'_>, classes: u8, n: u64) -> Result
 pub(super) fn read_ranks(
     cursor: &mut Cursor<'_>,
     decoder: &Decoder<'_>,
-    heads: &[Head],
+    heads: &[GroupHead],
     ends: &[Vec<u64>],
 ) -> Result<Vec<Vec<u64>>> {
     let offset = cursor.offset();
@@ -345,7 +345,7 @@ fn sum_gaps(gaps: &mut [u64], len: u64) -> Result<(), u64> {
     Ok(())
 }
 
-fn read_quotients(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, head: &Head) -> Result<Vec<u64>> {
+fn read_quotients(cursor: &mut Cursor<'_>, decoder: &Decoder<'_>, head: &GroupHead) -> Result<Vec<u64>> {
     if head.tokens {
         return read_entropy_tokens(cursor, decoder, head.count);
     }

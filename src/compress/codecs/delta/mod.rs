@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
 use crate::compress::codecs::{Compressor, Run};
-use crate::compress::parts::whole;
+use crate::compress::extents::whole;
 use crate::compress::settings::{Choice, Unless, Visitor};
 use crate::error::Result;
 use crate::limits::in_memory;

@@ -30,15 +30,15 @@ pub(super) fn whole(first: u64, count: usize) -> Scope {
 
 /// The span of one dense block.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum Extent {
     /// Whole tensors of a run.
     Whole(Range<usize>),
     /// Elements of one tensor of a run.
     Slice(usize, Range<u64>),
 }
 
-impl Part {
-    /// Returns the scope of the part. `tensor` returns the number in the manifest of a tensor of the run.
+impl Extent {
+    /// Returns the scope of the extent. `tensor` returns the number in the manifest of a tensor of the run.
     pub(super) fn scope(&self, tensor: impl Fn(usize) -> u64) -> Scope {
         match self {
             Self::Whole(run) => whole(tensor(run.start), run.len()),
@@ -48,7 +48,7 @@ impl Part {
         }
     }
 
-    /// Returns the tensors of the run that the part covers.
+    /// Returns the tensors of the run that the extent covers.
     pub(super) fn tensors(&self) -> Range<usize> {
         match self {
             Self::Whole(run) => run.clone(),
@@ -56,7 +56,7 @@ impl Part {
         }
     }
 
-    /// Returns the elements that the part covers if they are of one tensor of the run. `lens` are the lengths
+    /// Returns the elements that the extent covers if they are of one tensor of the run. `lens` are the lengths
     /// of its tensors.
     pub(super) fn span(&self, lens: &[u64]) -> Option<(usize, Range<usize>)> {
         match self {
@@ -74,32 +74,32 @@ const SMALL_BLOCK: u64 = 1 << 16;
 
 /// Divides a run of tensors of these lengths into dense blocks. If `merge` is set, small neighbours share a
 /// block. Large tensors are divided into pieces of `block_len` elements.
-pub(super) fn parts(lens: &[u64], block_len: u64, merge: bool) -> Vec<Part> {
-    let mut parts = Vec::new();
+pub(super) fn extents(lens: &[u64], block_len: u64, merge: bool) -> Vec<Extent> {
+    let mut extents = Vec::new();
     let mut merged = None;
     for (i, &len) in lens.iter().enumerate() {
         if len > block_len {
-            parts.extend(
+            extents.extend(
                 (0..len)
                     .step_by(block_len as usize)
-                    .map(|start| Part::Slice(i, start..len.min(start.saturating_add(block_len)))),
+                    .map(|start| Extent::Slice(i, start..len.min(start.saturating_add(block_len)))),
             );
             merged = None;
             continue;
         }
         let small = merge && len < SMALL.min(block_len);
-        match (parts.last_mut(), &mut merged) {
-            (Some(Part::Whole(range)), Some(total))
+        match (extents.last_mut(), &mut merged) {
+            (Some(Extent::Whole(range)), Some(total))
                 if small && *total + len <= SMALL_BLOCK.min(block_len) =>
             {
                 range.end = i + 1;
                 *total += len;
             }
             _ => {
-                parts.push(Part::Whole(i..i + 1));
+                extents.push(Extent::Whole(i..i + 1));
                 merged = small.then_some(len);
             }
         }
     }
-    parts
+    extents
 }
