@@ -42,7 +42,7 @@ fn saved_states_that_no_codec_wrote() {
 
 #[test]
 fn a_step_of_one_bit_adam_that_was_not_begun() {
-    let mut worker = onebit::Worker::new(onebit::Settings::default()).unwrap();
+    let mut worker = onebit::OneBitWorker::new(onebit::OneBitOptions::default()).unwrap();
     let kind = kind(worker.apply(&[]));
     assert!(matches!(kind, InputErrorKind::OutOfTurn { .. }), "{kind:?}");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gcodec::block::{CodedBlock, Values};
 use gcodec::compress::random::words;
-use gcodec::compress::senders::onebit::{Server, Settings, Worker};
+use gcodec::compress::senders::onebit::{OneBitOptions, OneBitServer, OneBitWorker};
 use gcodec::compress::{Feedback, Input, Options, Share};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions};
@@ -60,19 +60,19 @@ fn mean(manifest: &Arc<Manifest>, updates: &[Vec<u8>]) -> Vec<TensorBuf> {
 /// Group of workers and a server, with the weights of each worker.
 struct Group {
     manifest: Arc<Manifest>,
-    workers: Vec<Worker>,
-    server: Server,
+    workers: Vec<OneBitWorker>,
+    server: OneBitServer,
     weights: Vec<Vec<Vec<f32>>>,
 }
 
 impl Group {
-    fn new(settings: Settings, start: &[Vec<f32>], workers: usize) -> Self {
+    fn new(settings: OneBitOptions, start: &[Vec<f32>], workers: usize) -> Self {
         let infos =
             NAMES.iter().zip(start).map(|(n, row)| TensorInfo::new(*n, Dtype::F32, [row.len() as u64]));
         Self {
             manifest: Arc::new(Manifest::new(infos.collect()).unwrap()),
-            workers: vec![Worker::new(settings).unwrap(); workers],
-            server: Server::new(settings).unwrap(),
+            workers: vec![OneBitWorker::new(settings).unwrap(); workers],
+            server: OneBitServer::new(settings).unwrap(),
             weights: vec![start.to_vec(); workers],
         }
     }
@@ -105,7 +105,7 @@ impl Group {
 fn workers_stay_equal_and_resume() {
     let sizes = [1000, 0, 77];
     for group in [Share::Tensor, Share::Len(64)] {
-        let settings = Settings::default().with_warm_up(5).with_group(group);
+        let settings = OneBitOptions::default().with_warm_up(5).with_group(group);
         let start: Vec<Vec<f32>> = sizes.iter().zip(0..).map(|(&n, t)| normal(n, t)).collect();
         let mut all = Group::new(settings, &start, 3);
         let mut bytes = Vec::new();
@@ -114,11 +114,11 @@ fn workers_stay_equal_and_resume() {
                 .map(|w| sizes.iter().zip(0..).map(|(&n, t)| normal(n, 100 + 9 * step + 3 * w + t)).collect())
                 .collect();
             for worker in &mut all.workers {
-                let resumed = Worker::load(settings, worker.steps(), worker.save()).unwrap();
+                let resumed = OneBitWorker::load(settings, worker.steps(), worker.save()).unwrap();
                 assert_eq!(resumed, *worker);
                 *worker = resumed;
             }
-            let resumed = Server::load(settings, all.server.steps(), all.server.save()).unwrap();
+            let resumed = OneBitServer::load(settings, all.server.steps(), all.server.save()).unwrap();
             assert_eq!(resumed, all.server);
             all.server = resumed;
             // A step whose answer was lost is started again.
@@ -141,7 +141,7 @@ fn workers_stay_equal_and_resume() {
 /// 32-bit arithmetic.
 #[test]
 fn what_a_message_leaves_over_is_in_the_next() {
-    let settings = Settings::default().with_warm_up(2);
+    let settings = OneBitOptions::default().with_warm_up(2);
     let mut all = Group::new(settings, &[vec![0.0; 500]], 2);
     for step in 0..8 {
         let gradients: Vec<Vec<Vec<f32>>> = (0..2).map(|w| vec![normal(500, 300 + 2 * step + w)]).collect();
@@ -179,7 +179,7 @@ fn what_a_message_leaves_over_is_in_the_next() {
 /// An element without gradient has no variance. The value of its sign must not be divided by epsilon.
 #[test]
 fn an_element_without_gradient_does_not_move() {
-    let settings = Settings::default().with_warm_up(3);
+    let settings = OneBitOptions::default().with_warm_up(3);
     let mut all = Group::new(settings, &[vec![0.5; 100], vec![0.5; 10]], 2);
     for step in 0..50 {
         let gradients: Vec<Vec<Vec<f32>>> = (0..2)
@@ -204,12 +204,12 @@ fn an_element_without_gradient_does_not_move() {
 
 #[test]
 fn a_refused_step_changes_nothing() {
-    let settings = Settings::default().with_warm_up(1);
-    let mut worker = Worker::new(settings).unwrap();
+    let settings = OneBitOptions::default().with_warm_up(1);
+    let mut worker = OneBitWorker::new(settings).unwrap();
     let (good, options) = (tensors(&[normal(20, 1)]), Options::default());
     assert!(worker.apply(&inputs(&good)).is_err(), "no step is open");
     for _ in 0..3 {
-        let refuse = |worker: &mut Worker, bad: &[Input<'_>]| {
+        let refuse = |worker: &mut OneBitWorker, bad: &[Input<'_>]| {
             let before = worker.clone();
             assert!(worker.message(bad, &options).is_err() && *worker == before);
         };
@@ -228,7 +228,7 @@ fn a_refused_step_changes_nothing() {
         worker.apply(&inputs(&good)).unwrap();
         assert!(worker.apply(&inputs(&good)).is_err(), "no step is open");
     }
-    let mut server = Server::new(settings).unwrap();
+    let mut server = OneBitServer::new(settings).unwrap();
     for _ in 0..2 {
         let before = server.clone();
         assert!(
@@ -246,7 +246,7 @@ fn a_refused_step_changes_nothing() {
         settings.with_epsilon(f32::NAN),
         settings.with_group(Share::Len(1)),
     ] {
-        assert!(Worker::new(wrong).is_err() && Server::new(wrong).is_err());
+        assert!(OneBitWorker::new(wrong).is_err() && OneBitServer::new(wrong).is_err());
     }
 }
 
@@ -313,7 +313,7 @@ fn it_minimises_what_adam_minimises() {
     let problem = Regression::new(samples);
     let start = vec![vec![0.0; FEATURES]];
     let run = |warm_up: u64, steps: u64, rate: f32, decay: f32| {
-        let settings = Settings::default().with_warm_up(warm_up).with_variance(0.99);
+        let settings = OneBitOptions::default().with_warm_up(warm_up).with_variance(0.99);
         let mut all = Group::new(settings, &start, 2);
         for step in 0..steps {
             let half = |w: usize| w * samples / 2..(w + 1) * samples / 2;

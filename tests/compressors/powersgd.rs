@@ -1,7 +1,7 @@
 //! PowerSGD: its factors, the protocol between many workers, and the size of a step of a ResNet18.
 
 use gcodec::block::{Block, Coded, CodedBlock, IndexSpace, Sets, Values};
-use gcodec::compress::senders::powersgd::{Settings, Worker};
+use gcodec::compress::senders::powersgd::{PowerSgdOptions, PowerSgdWorker};
 use gcodec::compress::{Feedback, Input, Options, compress, random};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
@@ -199,7 +199,7 @@ fn mean(manifest: &Arc<Manifest>, parts: &[Vec<Block>]) -> Vec<TensorBuf> {
 #[test]
 fn workers_agree_bit_by_bit_and_lose_nothing() {
     let manifest = model();
-    let mut workers = vec![Worker::new(&manifest, Settings::new(2).with_seed(9)).unwrap(); 3];
+    let mut workers = vec![PowerSgdWorker::new(&manifest, PowerSgdOptions::new(2).with_seed(9)).unwrap(); 3];
     let mut total = SHAPES.map(|s| vec![0.0f64; s.iter().product::<u64>() as usize]);
     for step in 0..4 {
         let mut given: Vec<Vec<TensorBuf>> = Vec::new();
@@ -256,7 +256,7 @@ fn workers_agree_bit_by_bit_and_lose_nothing() {
         }
     }
     // A worker restored from a checkpoint continues as the original would.
-    let mut resumed = Worker::new(&manifest, Settings::new(2).with_seed(9)).unwrap();
+    let mut resumed = PowerSgdWorker::new(&manifest, PowerSgdOptions::new(2).with_seed(9)).unwrap();
     resumed.set_memory(Feedback::load(workers[1].memory().save()).unwrap()).unwrap();
     let next = gradients(1, 9);
     assert_eq!(resumed.begin(&views(&next)).unwrap(), workers[1].begin(&views(&next)).unwrap());
@@ -265,7 +265,7 @@ fn workers_agree_bit_by_bit_and_lose_nothing() {
 #[test]
 fn calls_out_of_turn_and_wrong_tensors_are_refused() {
     let manifest = model();
-    let mut worker = Worker::new(&manifest, Settings::new(2)).unwrap();
+    let mut worker = PowerSgdWorker::new(&manifest, PowerSgdOptions::new(2)).unwrap();
     let (given, mut nan) = (gradients(0, 0), gradients(0, 0));
     nan[0].data_mut()[..4].copy_from_slice(&f32::NAN.to_le_bytes());
     let kind = |e: Error| match e {
@@ -304,9 +304,9 @@ fn calls_out_of_turn_and_wrong_tensors_are_refused() {
     assert_eq!(worker.take_q(&views(&q_mean)).unwrap(), update);
     worker.finish().unwrap();
     assert!(worker.memory().norm() > 0.0);
-    assert!(Worker::new(&manifest, Settings::new(0)).is_err());
+    assert!(PowerSgdWorker::new(&manifest, PowerSgdOptions::new(0)).is_err());
     let ints = Arc::new(Manifest::new(vec![TensorInfo::new("i", Dtype::I32, [4])]).unwrap());
-    assert!(Worker::new(&ints, Settings::new(1)).is_err());
+    assert!(PowerSgdWorker::new(&ints, PowerSgdOptions::new(1)).is_err());
 }
 
 /// Shapes of the gradients of a ResNet18 for CIFAR-10: convolutions, weights and biases of batch norms, the

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use gcodec::block::{
     Block, BlockOptions, Floats, Planes, Scope, Set, SetId, Sets, SharedSet, Sparse, Support, Values,
 };
-use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleComWorker};
 use gcodec::compress::{Amount, Feedback, Kept, random};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Budget, IndexSet, Manifest, Reduction, TensorInfo, UpdateHeader};
@@ -41,12 +41,12 @@ fn gradients(worker: u64, step: u64, of: fn(u64, u64, u64) -> f32) -> Vec<Tensor
     SHAPES.iter().enumerate().map(tensor).collect()
 }
 
-fn begin(worker: &mut Worker, step: u64, tensors: &[TensorBuf]) -> gcodec::Result<Role> {
+fn begin(worker: &mut ScaleComWorker, step: u64, tensors: &[TensorBuf]) -> gcodec::Result<Role> {
     worker.begin(step, &tensors.iter().map(TensorBuf::view).collect::<Vec<_>>())
 }
 
-fn group(world: u64, settings: Settings) -> Vec<Worker> {
-    (0..world).map(|rank| Worker::new(&manifest(), BOTH, rank, world, settings).unwrap()).collect()
+fn group(world: u64, settings: ScaleComOptions) -> Vec<ScaleComWorker> {
+    (0..world).map(|rank| ScaleComWorker::new(&manifest(), BOTH, rank, world, settings).unwrap()).collect()
 }
 
 fn joint(tensors: &[TensorBuf]) -> Vec<f32> {
@@ -59,7 +59,11 @@ fn f32s(bytes: &[u8]) -> Vec<f32> {
 
 /// Runs one step of a whole group. Returns the length of the set's frame in bytes, every worker's block in
 /// order, and the set.
-fn step(workers: &mut [Worker], number: u64, of: fn(u64, u64, u64) -> f32) -> (u64, Vec<Block>, Sets) {
+fn step(
+    workers: &mut [ScaleComWorker],
+    number: u64,
+    of: fn(u64, u64, u64) -> f32,
+) -> (u64, Vec<Block>, Sets) {
     let mut found = None;
     for (rank, worker) in workers.iter_mut().enumerate() {
         match begin(worker, number, &gradients(rank as u64, number, of)).unwrap() {
@@ -86,7 +90,7 @@ fn step(workers: &mut [Worker], number: u64, of: fn(u64, u64, u64) -> f32) -> (u
     (bytes, blocks, Sets::from([(id, Arc::new(shared))]))
 }
 
-fn worker_count(worker: &Worker) -> u64 {
+fn worker_count(worker: &ScaleComWorker) -> u64 {
     (1..).find(|&s| worker.leader(s) == 0).unwrap()
 }
 
@@ -125,7 +129,7 @@ fn sum(blocks: &[Block], sets: &Sets) -> Block {
 #[test]
 fn the_largest_of_each_tensor() {
     let count = 20;
-    let mut workers = group(2, Settings::new(Choice::TopKOfEach(Amount::Count(count))));
+    let mut workers = group(2, ScaleComOptions::new(Choice::TopKOfEach(Amount::Count(count))));
     let (_, _, sets) = step(&mut workers, 1, rough);
     let leader = gradients(1, 1, rough);
     let (mut expected, mut start) = (Vec::new(), 0);
@@ -147,7 +151,7 @@ fn the_sum_of_the_encoded_is_the_encoded_sum() {
     {
         for world in [2, 3, 8, 16] {
             for (of, exactly) in [(whole as fn(u64, u64, u64) -> f32, true), (rough, false)] {
-                let (_, blocks, sets) = step(&mut group(world, Settings::new(choice)), 1, of);
+                let (_, blocks, sets) = step(&mut group(world, ScaleComOptions::new(choice)), 1, of);
                 let kept = positions(&sets.values().next().unwrap().support);
                 let all: Vec<Vec<f32>> = (0..world).map(|w| joint(&gradients(w, 1, of))).collect();
                 let found = numbers(&sum(&blocks, &sets));
@@ -173,7 +177,7 @@ fn the_sum_of_the_encoded_is_the_encoded_sum() {
 fn traffic_does_not_grow_with_the_workers_and_leaders_rotate() {
     let mut sizes = Vec::new();
     for world in 2..=16 {
-        let mut workers = group(world, Settings::new(Choice::PerChunk(16)));
+        let mut workers = group(world, ScaleComOptions::new(Choice::PerChunk(16)));
         for number in 0..3 * world {
             let (set_bytes, blocks, sets) = step(&mut workers, number, rough);
             let reduced = sum(&blocks, &sets);
@@ -209,7 +213,8 @@ fn traffic_does_not_grow_with_the_workers_and_leaders_rotate() {
 #[test]
 fn memory_is_the_papers() {
     for (beta, values) in [(1.0, Kept::F32), (1.0, Kept::Bf16), (0.1, Kept::F32), (0.3, Kept::F16)] {
-        let settings = Settings::new(Choice::TopK(Amount::Density(0.05))).with_beta(beta).with_values(values);
+        let settings =
+            ScaleComOptions::new(Choice::TopK(Amount::Density(0.05))).with_beta(beta).with_values(values);
         let mut workers = group(3, settings);
         let mut memories = vec![vec![0f32; joint(&gradients(0, 0, rough)).len()]; 3];
         for number in 0..7 {
@@ -250,7 +255,7 @@ fn memory_is_the_papers() {
 
 #[test]
 fn what_is_out_of_turn_is_refused_and_changes_nothing() {
-    let settings = Settings::new(Choice::TopK(Amount::Count(9)));
+    let settings = ScaleComOptions::new(Choice::TopK(Amount::Count(9)));
     let mut workers = group(3, settings);
     step(&mut workers, 0, rough);
     let Role::Leader(set) = begin(&mut workers[1], 1, &gradients(1, 1, rough)).unwrap() else { panic!() };
@@ -311,10 +316,10 @@ fn a_tensor_that_a_worker_does_not_use_keeps_its_memory() {
     for choice in
         [Choice::TopK(Amount::Count(40)), Choice::TopKOfEach(Amount::Count(9)), Choice::PerChunk(16)]
     {
-        let mut workers = group(2, Settings::new(choice).with_beta(0.5));
+        let mut workers = group(2, ScaleComOptions::new(choice).with_beta(0.5));
         step(&mut workers, 0, rough);
         let before: Vec<Feedback> = workers.iter().map(|w| w.memory().clone()).collect();
-        // Worker 1 leads and does not use tensor 0, whose gradient it has, as an error, all the same.
+        // ScaleComWorker 1 leads and does not use tensor 0, whose gradient it has, as an error, all the same.
         let (mine, theirs) = (gradients(1, 1, rough), gradients(0, 1, rough));
         let views: Vec<_> = mine.iter().map(TensorBuf::view).collect();
         assert!(workers[1].begin_used(1, &views, &[false]).is_err());
@@ -344,15 +349,15 @@ fn a_tensor_that_a_worker_does_not_use_keeps_its_memory() {
 
 #[test]
 fn settings_and_gradients_are_checked() {
-    let top = Settings::new(Choice::TopK(Amount::Count(1)));
-    let new = |scope, rank, settings| Worker::new(&manifest(), scope, rank, 2, settings);
+    let top = ScaleComOptions::new(Choice::TopK(Amount::Count(1)));
+    let new = |scope, rank, settings| ScaleComWorker::new(&manifest(), scope, rank, 2, settings);
     for settings in [
         top.with_beta(0.0),
         top.with_beta(1.5),
         top.with_beta(f32::NAN),
         top.with_values(Kept::Pow2),
-        Settings::new(Choice::PerChunk(0)),
-        Settings::new(Choice::TopK(Amount::Count(0))),
+        ScaleComOptions::new(Choice::PerChunk(0)),
+        ScaleComOptions::new(Choice::TopK(Amount::Count(0))),
     ] {
         assert!(new(BOTH, 0, settings).is_err(), "{settings:?}");
     }
@@ -398,7 +403,8 @@ fn a_choice_by_chunks_has_less_energy_than_the_exact_one_and_more_than_chance() 
         let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("g", Dtype::F32, [n])]).unwrap());
         let gradient = TensorBuf::from_f32(vec![n], &numbers).unwrap();
         let energy = |choice| {
-            let mut worker = Worker::new(&manifest, Scope::Tensor(0), 0, 1, Settings::new(choice)).unwrap();
+            let mut worker =
+                ScaleComWorker::new(&manifest, Scope::Tensor(0), 0, 1, ScaleComOptions::new(choice)).unwrap();
             let Role::Leader(set) = worker.begin(0, &[gradient.view()]).unwrap() else { panic!() };
             worker.take_set(&set, SetId([0; 32])).unwrap();
             let sent = worker.values().unwrap();

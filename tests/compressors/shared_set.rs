@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gcodec::block::{BlockOptions, Scope, Values};
-use gcodec::compress::senders::shared_set::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::shared_set::{Choice, Role, SharedSetOptions, SharedSetWorker};
 use gcodec::compress::{Amount, Kept, random};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{IndexSet, Manifest, TensorInfo, UpdateHeader};
@@ -20,12 +20,14 @@ fn manifest() -> Arc<Manifest> {
     Arc::new(Manifest::new(infos.collect()).unwrap())
 }
 
-fn settings(values: Kept, momentum: f32) -> Settings {
-    Settings::new(Choice::TopKOfEach(Amount::Density(0.05))).with_values(values).with_momentum(momentum)
+fn settings(values: Kept, momentum: f32) -> SharedSetOptions {
+    SharedSetOptions::new(Choice::TopKOfEach(Amount::Density(0.05)))
+        .with_values(values)
+        .with_momentum(momentum)
 }
 
-fn group(settings: Settings) -> Vec<Worker> {
-    (0..WORLD).map(|rank| Worker::new(&manifest(), BOTH, rank, WORLD, settings).unwrap()).collect()
+fn group(settings: SharedSetOptions) -> Vec<SharedSetWorker> {
+    (0..WORLD).map(|rank| SharedSetWorker::new(&manifest(), BOTH, rank, WORLD, settings).unwrap()).collect()
 }
 
 fn gradients(worker: u64, step: u64) -> Vec<TensorBuf> {
@@ -41,16 +43,16 @@ fn joint(tensors: &[TensorBuf]) -> Vec<f32> {
     tensors.iter().flat_map(|t| t.view().to_f32().unwrap()).collect()
 }
 
-fn residual(worker: &Worker) -> Vec<f32> {
+fn residual(worker: &SharedSetWorker) -> Vec<f32> {
     (0..SHAPES.len()).flat_map(|t| worker.residuals().get(&format!("t{t}")).unwrap().to_vec()).collect()
 }
 
-fn begin(worker: &mut Worker, step: u64, tensors: &[TensorBuf]) -> gcodec::Result<Role> {
+fn begin(worker: &mut SharedSetWorker, step: u64, tensors: &[TensorBuf]) -> gcodec::Result<Role> {
     worker.begin(step, &tensors.iter().map(TensorBuf::view).collect::<Vec<_>>())
 }
 
 /// Begins a step on all workers and returns the leader's set.
-fn begin_all(workers: &mut [Worker], step: u64) -> IndexSet {
+fn begin_all(workers: &mut [SharedSetWorker], step: u64) -> IndexSet {
     let mut led = Vec::new();
     for (rank, worker) in (0..).zip(workers) {
         if let Role::Leader(set) = begin(worker, step, &gradients(rank, step)).unwrap() {
@@ -63,7 +65,7 @@ fn begin_all(workers: &mut [Worker], step: u64) -> IndexSet {
 }
 
 /// Takes a step through real frames. Returns each worker's decoded tensors, and the length of the stream.
-fn exchange(workers: &mut [Worker], step: u64) -> (Vec<Vec<f32>>, u64) {
+fn exchange(workers: &mut [SharedSetWorker], step: u64) -> (Vec<Vec<f32>>, u64) {
     let manifest = manifest();
     let set = begin_all(workers, step);
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default().with_index(false)), Vec::new());
@@ -152,11 +154,11 @@ fn velocities_accumulate_and_restart_where_they_were_sent() {
 fn a_saved_worker_goes_on_and_a_step_given_up_changes_nothing() {
     let mut workers = group(settings(Kept::Pow2, 0.5));
     exchange(&mut workers, 0);
-    let saved: Vec<_> = workers.iter().map(Worker::save).collect();
+    let saved: Vec<_> = workers.iter().map(SharedSetWorker::save).collect();
     assert_eq!(saved[0].len(), 4, "residuals and velocities of two tensors");
     begin_all(&mut workers, 1);
     assert!(workers[0].load(saved[0].clone()).is_err(), "inside a step");
-    workers.iter_mut().for_each(Worker::abort);
+    workers.iter_mut().for_each(SharedSetWorker::abort);
     let mut again = group(settings(Kept::Pow2, 0.5));
     again.iter_mut().zip(saved).for_each(|(w, saved)| w.load(saved).unwrap());
     for step in 1..4 {
@@ -166,7 +168,7 @@ fn a_saved_worker_goes_on_and_a_step_given_up_changes_nothing() {
 
 #[test]
 fn a_tensor_without_part_keeps_its_residual_and_velocity() {
-    let mut worker = Worker::new(&manifest(), BOTH, 0, 1, settings(Kept::Pow2, 0.5)).unwrap();
+    let mut worker = SharedSetWorker::new(&manifest(), BOTH, 0, 1, settings(Kept::Pow2, 0.5)).unwrap();
     let mut step = |number: u64, used: [bool; 2]| {
         let tensors = gradients(0, number);
         let views: Vec<_> = tensors.iter().map(TensorBuf::view).collect();
@@ -189,7 +191,9 @@ fn a_tensor_without_part_keeps_its_residual_and_velocity() {
 
 #[test]
 fn wrong_settings_turns_and_tensors_are_refused() {
-    let new = |manifest: &Arc<Manifest>, rank, settings| Worker::new(manifest, BOTH, rank, WORLD, settings);
+    let new = |manifest: &Arc<Manifest>, rank, settings| {
+        SharedSetWorker::new(manifest, BOTH, rank, WORLD, settings)
+    };
     for momentum in [-0.1, 1.0, f32::NAN] {
         assert!(new(&manifest(), 0, settings(Kept::Pow2, momentum)).is_err());
     }

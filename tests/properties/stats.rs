@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use gcodec::reduce::stats::{Options, Stats};
+use gcodec::reduce::stats::{Stats, StatsOptions};
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::{Codec, Dtype, Limits, TensorBuf};
 use serde_json::Value;
@@ -65,7 +65,7 @@ fn statistics_of_the_small_dumps_are_those_of_numpy() {
     let mut checked = 0;
     for (file, expected) in numpy["small"].as_object().unwrap() {
         for (name, tensor) in tensors(&root().join("tools/cli/gradients").join(file)) {
-            let stats = Stats::of(&tensor.view(), &Options::default());
+            let stats = Stats::of(&tensor.view(), &StatsOptions::default());
             check(&stats, &expected[&name], &format!("{file} {name}"));
             checked += 1;
         }
@@ -84,7 +84,7 @@ fn statistics_of_the_public_dumps_are_those_of_numpy() {
     for (file, expected) in numpy()["public"].as_object().unwrap() {
         let mut all = Stats::default();
         for (_, tensor) in tensors(&folder.join(file)) {
-            all.merge(&Stats::of(&tensor.view(), &Options::default()));
+            all.merge(&Stats::of(&tensor.view(), &StatsOptions::default()));
         }
         check(&all, expected, file);
     }
@@ -92,7 +92,7 @@ fn statistics_of_the_public_dumps_are_those_of_numpy() {
 
 /// Returns the statistics of each tensor of the one update of a stream, from its blocks.
 fn of_update(bytes: &[u8]) -> BTreeMap<String, Stats> {
-    let options = Options::default().with_grid(true);
+    let options = StatsOptions::default().with_grid(true);
     let mut found = BTreeMap::<u64, Stats>::new();
     let mut named = BTreeMap::new();
     for event in SliceReader::new(bytes, Limits::default()) {
@@ -135,7 +135,7 @@ fn statistics_of_an_update_are_those_of_its_tensors() {
         let bytes = gcodec::encode(&views, &codec.parse::<Codec>().unwrap()).unwrap();
         let sparse = of_update(&bytes);
         for (name, tensor) in gcodec::decode(&bytes).unwrap() {
-            let dense = Stats::of(&tensor.view(), &Options::default().with_grid(true));
+            let dense = Stats::of(&tensor.view(), &StatsOptions::default().with_grid(true));
             let found = &sparse[&name];
             let whole =
                 |s: &Stats| (s.elements, s.zeros, s.nan, s.min, s.max, s.exponents.clone(), s.nonzero());
@@ -158,7 +158,7 @@ fn any_number_of_threads_gives_the_same_statistics() {
     let tensor = TensorBuf::from_f32(vec![1_000_003], &values).unwrap();
     let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        pool.install(|| Stats::of(&tensor.view(), &Options::default().with_grid(true)))
+        pool.install(|| Stats::of(&tensor.view(), &StatsOptions::default().with_grid(true)))
     };
     assert_eq!(with(1), with(2));
     assert_eq!(with(1), with(5));

@@ -4,7 +4,7 @@
 use gcodec::Error;
 use gcodec::block::RawBlock;
 use gcodec::frame::{Budget, Delta, TensorInfo, UpdatePart, VERSION_MAJOR};
-use gcodec::reduce::stats::{Options, Stats};
+use gcodec::reduce::stats::{Stats, StatsOptions};
 use gcodec::stream::{Body, Event, SliceReader};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -70,7 +70,7 @@ pub(crate) fn stats<'py>(
     let mut named = borrow(tensors)?;
     let found = threads::run(py, || {
         let views = views(&mut named)?;
-        let of = |(name, view): (&str, _)| (name.to_owned(), Stats::of(&view, &Options::default()));
+        let of = |(name, view): (&str, _)| (name.to_owned(), Stats::of(&view, &StatsOptions::default()));
         Ok(views.into_iter().map(of).collect::<Vec<_>>())
     })?;
     let found = found.map_err(|e: Error| errors::raise(py, e, None))?;
@@ -343,6 +343,6 @@ fn count(part: &UpdatePart<'_>, number: usize, budget: &Budget) -> gcodec::Resul
     Ok(Counts {
         all: block.count(space, part.sets())?,
         each: block.tensor_counts(space, part.sets())?,
-        stats: Stats::of_block(part, number, &block, budget, &Options::default())?,
+        stats: Stats::of_block(part, number, &block, budget, &StatsOptions::default())?,
     })
 }

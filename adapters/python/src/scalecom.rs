@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gcodec::block::{Block, BlockOptions, Floats, Scope, SetId, Sets, Stored, Support, Target, Values};
 use gcodec::compress::Selection;
 use gcodec::compress::codecs::TopK;
-use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleComWorker};
 use gcodec::frame::{Budget, IndexSet, Manifest, TensorInfo};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Codec, Dtype, Limits, TensorBuf};
@@ -23,7 +23,7 @@ use crate::{errors, threads};
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct ScaleCom {
     manifest: Arc<Manifest>,
-    worker: Worker,
+    worker: ScaleComWorker,
     /// The index set of the open step, and its number of values.
     set: Option<(Box<IndexSet>, u64)>,
 }
@@ -59,7 +59,13 @@ impl ScaleCom {
         };
         let made = || {
             let manifest = Arc::new(Manifest::new(infos)?);
-            let worker = Worker::new(&manifest, scope, rank, world, Settings::new(choice).with_beta(beta))?;
+            let worker = ScaleComWorker::new(
+                &manifest,
+                scope,
+                rank,
+                world,
+                ScaleComOptions::new(choice).with_beta(beta),
+            )?;
             Ok(Self { manifest, worker, set: None })
         };
         made().map_err(|e| errors::raise(py, e, None))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gcodec::block::{BlockOptions, Scope, SetId};
 use gcodec::compress::Selection;
 use gcodec::compress::codecs::TopK;
-use gcodec::compress::senders::shared_set::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::shared_set::{Choice, Role, SharedSetOptions, SharedSetWorker};
 use gcodec::frame::{IndexSet, Manifest, TensorInfo, UpdateHeader, UpdatePart};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Body, Decoder, EncodeOptions, Encoder, Event};
@@ -115,7 +115,7 @@ fn all(manifest: &Manifest) -> Scope {
 #[pyclass(module = "gcodec._native")]
 pub(crate) struct SharedSet {
     frames: Frames,
-    worker: Worker,
+    worker: SharedSetWorker,
     rank: u64,
     world: u64,
     step: u64,
@@ -143,10 +143,11 @@ impl SharedSet {
             Selection::Global => Choice::TopK(amount),
             Selection::Tensor => Choice::TopKOfEach(amount),
         };
-        let settings = Settings::new(choice).with_values(values).with_momentum(momentum);
+        let settings = SharedSetOptions::new(choice).with_values(values).with_momentum(momentum);
         let made = || {
             let frames = Frames::new(tensors)?;
-            let worker = Worker::new(&frames.manifest, all(&frames.manifest), rank, world, settings)?;
+            let worker =
+                SharedSetWorker::new(&frames.manifest, all(&frames.manifest), rank, world, settings)?;
             Ok(Self { frames, worker, rank, world, step: 0, set: None })
         };
         made().map_err(|e| errors::raise(py, e, None))

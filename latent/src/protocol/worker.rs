@@ -6,7 +6,7 @@ use gcodec::block::{
 };
 use gcodec::compress::codecs::TopK;
 use gcodec::compress::senders::mask_momenta;
-use gcodec::compress::senders::scalecom::{Choice, Role, Settings as SetSettings, Worker as SetWorker};
+use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleComWorker};
 use gcodec::compress::{Codec, Feedback, Input, Kept, Options, Selection, compress};
 use gcodec::frame::{IndexSet, Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::Encoder;
@@ -46,7 +46,7 @@ pub struct Worker {
     rank: u64,
     world: u64,
     scope: Scope,
-    learned: SetWorker,
+    learned: ScaleComWorker,
     /// Residuals of the top-k tensors.
     feedback: Feedback,
     /// Velocity of each element, by tensor; empty without momentum.
@@ -80,8 +80,8 @@ impl Worker {
     /// [`Error::Input`] or [`Error::Gcodec`] for settings that are out of range or do not fit the manifest.
     pub fn new(manifest: &Arc<Manifest>, settings: Settings, rank: u64, world: u64) -> Result<Self> {
         let scope = settings.check(manifest)?;
-        let choice = SetSettings::new(Choice::TopKOfEach(settings.amount)).with_values(Kept::F32);
-        let learned = SetWorker::new(manifest, scope, rank, world, choice)?;
+        let choice = ScaleComOptions::new(Choice::TopKOfEach(settings.amount)).with_values(Kept::F32);
+        let learned = ScaleComWorker::new(manifest, scope, rank, world, choice)?;
         let (manifest, feedback, velocities) = (Arc::clone(manifest), Feedback::new(), Vec::new());
         Ok(Self {
             manifest,

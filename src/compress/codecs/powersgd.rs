@@ -8,7 +8,7 @@
 //! ```
 //!
 //! [`Codec::PowerSgd`](crate::compress::Codec::PowerSgd) does this for one sender.
-//! [`Worker`](crate::compress::senders::powersgd::Worker) does it for many senders, whose P and Q are
+//! [`PowerSgdWorker`](crate::compress::senders::powersgd::PowerSgdWorker) does it for many senders, whose P and Q are
 //! averaged directly. Vectors are sent uncompressed, as in the paper. The same holds for matrices whose
 //! factors would take no fewer bytes.
 //!

@@ -16,7 +16,7 @@ use crate::compress::{Codec, Feedback, Input, Kept, Options, compress};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::setters;
 
-/// The settings of [`DeMo`].
+/// The options of [`DeMo`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct DeMoOptions {

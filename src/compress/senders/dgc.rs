@@ -18,7 +18,7 @@ use crate::compress::{Amount, Codec, Feedback, Input, Kept, Options, Selection, 
 use crate::error::{Error, Result};
 use crate::tensor::TensorBuf;
 
-/// The settings of [`Dgc`].
+/// The options of [`Dgc`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct DgcOptions {

@@ -9,8 +9,8 @@
 //! every step            x <- x - learning rate * m / (sqrt(v) + epsilon)
 //! ```
 //!
-//! `sign` is the codec `sign`: signs times mean magnitudes. A [`Worker`] makes the blocks of a step
-//! ([`Worker::message`]) and takes the tensors of the server's answer ([`Worker::apply`]). A [`Server`] takes
+//! `sign` is the codec `sign`: signs times mean magnitudes. A [`OneBitWorker`] makes the blocks of a step
+//! ([`OneBitWorker::message`]) and takes the tensors of the server's answer ([`OneBitWorker::apply`]). A [`OneBitServer`] takes
 //! the mean of the workers' tensors, for example from [`reduce::Sum`](../../reduce/struct.Sum.html), and
 //! makes blocks. The workers' weights depend only on the server's messages, so they are equal on all workers,
 //! bit for bit.
@@ -32,10 +32,10 @@ use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::setters;
 use crate::tensor::TensorBuf;
 
-/// The settings that all workers and the server share.
+/// The options that all workers and the server share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct OneBitOptions {
     /// Steps of the warm-up, at least 1, until the variance is stable. The paper uses 15 to 25 % of all
     /// steps. Default: 1000.
     pub warm_up: u64,
@@ -49,13 +49,13 @@ pub struct Settings {
     pub group: Share,
 }
 
-impl Default for Settings {
+impl Default for OneBitOptions {
     fn default() -> Self {
         Self { warm_up: 1000, momentum: 0.9, variance: 0.999, epsilon: 1e-8, group: Share::Tensor }
     }
 }
 
-impl Settings {
+impl OneBitOptions {
     fn check(&self) -> Result<()> {
         let decays = [self.momentum, self.variance].iter().all(|b| (0.0..1.0).contains(b));
         let fits = decays && self.warm_up > 0 && self.epsilon > 0.0 && self.epsilon.is_finite();
@@ -94,7 +94,7 @@ impl Settings {
 }
 
 setters! {
-    Settings {
+    OneBitOptions {
         with_warm_up(warm_up: u64)
         with_momentum(momentum: f32)
         with_variance(variance: f32)
@@ -107,12 +107,12 @@ setters! {
 ///
 /// A step is [`Self::message`], then [`Self::apply`]. The saved state changes only in `apply`: if the
 /// server's answer is lost, another `message` restarts the step. Between steps, [`Self::save`],
-/// [`Self::steps`] and the settings are the whole state.
+/// [`Self::steps`] and the options are the whole state.
 ///
 /// Memory: 8 bytes per element in the warm-up, then 12, and 16 inside a step.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Worker {
-    settings: Settings,
+pub struct OneBitWorker {
+    options: OneBitOptions,
     step: u64,
     momenta: Feedback,
     /// By tensor. The bias is removed in the last step of the warm-up.
@@ -122,15 +122,15 @@ pub struct Worker {
     open: Option<Feedback>,
 }
 
-impl Worker {
+impl OneBitWorker {
     /// Returns a worker at step 0.
     ///
     /// # Errors
     /// [`Error::Input`] if a setting is out of its range.
-    pub fn new(settings: Settings) -> Result<Self> {
-        settings.check()?;
+    pub fn new(options: OneBitOptions) -> Result<Self> {
+        options.check()?;
         let (momenta, variances, residuals) = (Feedback::new(), Feedback::new(), Feedback::new());
-        Ok(Self { settings, step: 0, momenta, variances, residuals, open: None })
+        Ok(Self { options, step: 0, momenta, variances, residuals, open: None })
     }
 
     /// Begins a step with this worker's gradients. Returns the blocks for the server.
@@ -140,8 +140,8 @@ impl Worker {
     /// those of [`compress`]. The state does not change then.
     pub fn message(&mut self, gradients: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let mut rows = checked(gradients, options)?;
-        if self.step >= self.settings.warm_up {
-            let b1 = self.settings.momentum;
+        if self.step >= self.options.warm_up {
+            let b1 = self.options.momentum;
             for (input, row) in gradients.iter().zip(&mut rows) {
                 let momentum = state::of(&self.momenta, input)?;
                 for (i, x) in row.iter_mut().enumerate() {
@@ -150,7 +150,7 @@ impl Worker {
             }
         }
         let mut residuals = self.residuals.clone();
-        let blocks = self.settings.blocks(self.step, gradients, &rows, options, &mut residuals)?;
+        let blocks = self.options.blocks(self.step, gradients, &rows, options, &mut residuals)?;
         self.open = Some(residuals);
         Ok(blocks)
     }
@@ -167,7 +167,7 @@ impl Worker {
         if self.open.is_none() {
             return Err(state::out_of_turn("1-bit Adam has no open step"));
         }
-        let Settings { warm_up, momentum: b1, variance: b2, epsilon, .. } = self.settings;
+        let OneBitOptions { warm_up, momentum: b1, variance: b2, epsilon, .. } = self.options;
         let t = self.step.saturating_add(1).min(i32::MAX as u64) as i32;
         let without_bias = |b: f32| (1.0 / (1.0 - f64::from(b).powi(t))) as f32;
         let (first, second) = (without_bias(b1), without_bias(b2));
@@ -222,7 +222,7 @@ impl Worker {
         &self.momenta
     }
 
-    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the settings. An
+    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the options. An
     /// open step is not part of it.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
         state::save(&self.residuals, [(MOMENTUM, &self.momenta), (VARIANCE, &self.variances)])
@@ -233,40 +233,40 @@ impl Worker {
     /// # Errors
     /// The errors of [`Self::new`] and of [`Feedback::load`].
     pub fn load(
-        settings: Settings,
+        options: OneBitOptions,
         steps: u64,
         tensors: impl IntoIterator<Item = (String, TensorBuf)>,
     ) -> Result<Self> {
         let (residuals, [momenta, variances]) = state::load([MOMENTUM, VARIANCE], tensors)?;
-        Ok(Self { step: steps, momenta, variances, residuals, ..Self::new(settings)? })
+        Ok(Self { step: steps, momenta, variances, residuals, ..Self::new(options)? })
     }
 }
 
 /// The server's state. Memory: 4 bytes per element after the warm-up.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Server {
-    settings: Settings,
+pub struct OneBitServer {
+    options: OneBitOptions,
     step: u64,
     residuals: Feedback,
 }
 
-impl Server {
+impl OneBitServer {
     /// Returns a server at step 0.
     ///
     /// # Errors
     /// [`Error::Input`] if a setting is out of its range.
-    pub fn new(settings: Settings) -> Result<Self> {
-        settings.check()?;
-        Ok(Self { settings, step: 0, residuals: Feedback::new() })
+    pub fn new(options: OneBitOptions) -> Result<Self> {
+        options.check()?;
+        Ok(Self { options, step: 0, residuals: Feedback::new() })
     }
 
     /// Makes one step. `means`: the means of the workers' tensors. Returns the blocks for all workers.
     ///
     /// # Errors
-    /// The errors of [`Worker::message`]. The state does not change then.
+    /// The errors of [`OneBitWorker::message`]. The state does not change then.
     pub fn message(&mut self, means: &[Input<'_>], options: &Options) -> Result<Vec<CodedBlock>> {
         let rows = checked(means, options)?;
-        let blocks = self.settings.blocks(self.step, means, &rows, options, &mut self.residuals)?;
+        let blocks = self.options.blocks(self.step, means, &rows, options, &mut self.residuals)?;
         self.step += 1;
         Ok(blocks)
     }
@@ -281,7 +281,7 @@ impl Server {
         &self.residuals
     }
 
-    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the settings.
+    /// Returns the state as tensors for a checkpoint, which also needs [`Self::steps`] and the options.
     pub fn save(&self) -> Vec<(String, TensorBuf)> {
         state::save(&self.residuals, [])
     }
@@ -291,12 +291,12 @@ impl Server {
     /// # Errors
     /// The errors of [`Self::new`] and of [`Feedback::load`].
     pub fn load(
-        settings: Settings,
+        options: OneBitOptions,
         steps: u64,
         tensors: impl IntoIterator<Item = (String, TensorBuf)>,
     ) -> Result<Self> {
         let (residuals, []) = state::load([], tensors)?;
-        Ok(Self { step: steps, residuals, ..Self::new(settings)? })
+        Ok(Self { step: steps, residuals, ..Self::new(options)? })
     }
 }
 

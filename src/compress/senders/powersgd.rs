@@ -17,17 +17,17 @@ use crate::limits::setters;
 use crate::tensor::element::round_f32s;
 use crate::tensor::{Dtype, TensorView};
 
-/// The settings that all workers of a group share.
+/// The options that all workers of a group share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct PowerSgdOptions {
     /// Columns of the factors, at least 1.
     pub rank: u64,
     /// Seed of the first Q. Default: 1.
     pub seed: u64,
 }
 
-impl Settings {
+impl PowerSgdOptions {
     /// Returns the defaults with this rank.
     pub fn new(rank: u64) -> Self {
         Self { rank, seed: 1 }
@@ -35,7 +35,7 @@ impl Settings {
 }
 
 setters! {
-    Settings {
+    PowerSgdOptions {
         with_seed(seed: u64)
     }
 }
@@ -54,11 +54,11 @@ setters! {
 ///
 /// Memory: 4 bytes per element between steps, 8 inside one, plus the factors.
 #[derive(Debug, Clone)]
-pub struct Worker {
+pub struct PowerSgdWorker {
     manifest: Arc<Manifest>,
     p_manifest: Arc<Manifest>,
     q_manifest: Arc<Manifest>,
-    settings: Settings,
+    options: PowerSgdOptions,
     memory: Feedback,
     round: Option<Round>,
 }
@@ -80,13 +80,13 @@ enum Stage {
     Done(Vec<Option<Vec<f32>>>),
 }
 
-impl Worker {
+impl PowerSgdWorker {
     /// Returns a worker with an empty memory.
     ///
     /// # Errors
     /// [`Error::Input`] for a rank of 0, and for tensors that are not floats.
-    pub fn new(manifest: &Arc<Manifest>, settings: Settings) -> Result<Self> {
-        if settings.rank == 0 {
+    pub fn new(manifest: &Arc<Manifest>, options: PowerSgdOptions) -> Result<Self> {
+        if options.rank == 0 {
             return Err(Error::bad_option("rank"));
         }
         if let Some(at) = manifest.tensors().iter().position(|t| !t.dtype.is_float()) {
@@ -95,10 +95,10 @@ impl Worker {
         }
         let (mut p, mut q) = (Vec::new(), Vec::new());
         for info in manifest.tensors() {
-            match matrix(&info.shape, info.dtype, settings.rank) {
+            match matrix(&info.shape, info.dtype, options.rank) {
                 Some((rows, cols)) => {
-                    p.push(TensorInfo::new(&info.name, Dtype::F32, [rows as u64, settings.rank]));
-                    q.push(TensorInfo::new(&info.name, Dtype::F32, [cols as u64, settings.rank]));
+                    p.push(TensorInfo::new(&info.name, Dtype::F32, [rows as u64, options.rank]));
+                    q.push(TensorInfo::new(&info.name, Dtype::F32, [cols as u64, options.rank]));
                 }
                 None => p.push(TensorInfo::new(&info.name, info.dtype, info.shape.clone())),
             }
@@ -107,7 +107,7 @@ impl Worker {
             manifest: Arc::clone(manifest),
             p_manifest: Arc::new(Manifest::new(p)?),
             q_manifest: Arc::new(Manifest::new(q)?),
-            settings,
+            options,
             memory: Feedback::new(),
             round: None,
         })
@@ -147,7 +147,7 @@ impl Worker {
             return Err(out_of_turn("a step begins before the last one is finished"));
         }
         check(self.manifest.tensors(), gradients)?;
-        let Settings { rank, seed } = self.settings;
+        let PowerSgdOptions { rank, seed } = self.options;
         let (mut sums, mut blocks) = (Vec::new(), Vec::new());
         for (i, (info, &view)) in self.manifest.tensors().iter().zip(gradients).enumerate() {
             let tensor = i as u64;
@@ -181,7 +181,7 @@ impl Worker {
             return Err(out_of_turn("a mean of P outside its place in a step"));
         };
         check(self.p_manifest.tensors(), mean)?;
-        let rank = self.settings.rank;
+        let rank = self.options.rank;
         let mut taken = finite(mean)?;
         let mut blocks = Vec::new();
         for ((info, sums), p) in self.manifest.tensors().iter().zip(sums).zip(&mut taken) {
@@ -206,7 +206,7 @@ impl Worker {
         };
         let Stage::Q(taken) = &*stage else { return Err(out_of_turn("a mean of Q")) };
         check(self.q_manifest.tensors(), mean)?;
-        let rank = self.settings.rank;
+        let rank = self.options.rank;
         let mut means = finite(mean)?.into_iter();
         let (mut blocks, mut left, mut factors) = (Vec::new(), Vec::new(), Vec::new());
         for (i, ((info, sums), p)) in self.manifest.tensors().iter().zip(&*sums).zip(taken).enumerate() {
@@ -247,7 +247,7 @@ impl Worker {
                     self.memory.set(&info.name, &info.shape, left);
                     if let Some(values) = factor {
                         let mut state = self.memory.state(&info.name);
-                        store_factor(&mut state, self.settings.rank, values);
+                        store_factor(&mut state, self.options.rank, values);
                         self.memory.set_state(&info.name, state);
                     }
                 }

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::limits::setters;
 use crate::tensor::TensorBuf;
 
-/// The settings of [`Sbc`].
+/// The options of [`Sbc`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SbcOptions {
@@ -116,7 +116,7 @@ impl Sbc {
         Ok(())
     }
 
-    /// Returns the settings.
+    /// Returns the options.
     pub fn options(&self) -> &SbcOptions {
         &self.options
     }

@@ -28,10 +28,10 @@ use crate::frame::{IndexSet, Manifest};
 use crate::limits::setters;
 use crate::tensor::{TensorBuf, TensorView};
 
-/// The settings that all workers of a group share.
+/// The options that all workers of a group share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct SharedSetOptions {
     /// The leader's rule of selection.
     pub choice: Choice,
     /// Form of the values. Random rounding differs between steps and workers. Default: powers of two.
@@ -41,7 +41,7 @@ pub struct Settings {
     pub momentum: f32,
 }
 
-impl Settings {
+impl SharedSetOptions {
     /// Returns the defaults with this choice.
     pub fn new(choice: Choice) -> Self {
         Self { choice, values: Kept::Pow2, momentum: 0.0 }
@@ -49,7 +49,7 @@ impl Settings {
 }
 
 setters! {
-    Settings {
+    SharedSetOptions {
         with_values(values: Kept)
         with_momentum(momentum: f32)
     }
@@ -63,34 +63,34 @@ setters! {
 ///
 /// Memory: 4 bytes per element between steps and 8 inside one; with momentum 8 and 16.
 #[derive(Debug, Clone)]
-pub struct Worker {
-    inner: scalecom::Worker,
+pub struct SharedSetWorker {
+    inner: scalecom::ScaleComWorker,
     momentum: f32,
     velocities: Feedback,
     /// Velocities of the open step, by tensor of the scope; nothing for one that takes no part.
     moved: Vec<Option<Vec<f32>>>,
 }
 
-impl Worker {
+impl SharedSetWorker {
     /// Returns worker `rank` of `world` without residual. `scope`: one or more whole tensors.
     ///
     /// # Errors
     /// [`Error::Input`] for a scope that is not in the manifest, is a part of a tensor, has no elements or no
-    /// float type (with momentum: not f32), for a rank that is not below `world`, and for settings out of
+    /// float type (with momentum: not f32), for a rank that is not below `world`, and for options out of
     /// range.
     pub fn new(
         manifest: &Arc<Manifest>,
         scope: Scope,
         rank: u64,
         world: u64,
-        settings: Settings,
+        options: SharedSetOptions,
     ) -> Result<Self> {
-        let Settings { choice, values, momentum } = settings;
+        let SharedSetOptions { choice, values, momentum } = options;
         if !(0.0..1.0).contains(&momentum) {
             return Err(Error::bad_option("momentum of a shared set"));
         }
-        let settings = scalecom::Settings::new(choice).with_values(values);
-        let inner = scalecom::Worker::of_any_values(manifest, scope, rank, world, settings)?;
+        let options = scalecom::ScaleComOptions::new(choice).with_values(values);
+        let inner = scalecom::ScaleComWorker::of_any_values(manifest, scope, rank, world, options)?;
         if momentum > 0.0 && inner.infos().iter().any(|info| info.dtype != crate::tensor::Dtype::F32) {
             return Err(Error::input(InputErrorKind::WrongDtype { what: "a shared set with momentum" }));
         }
@@ -167,7 +167,7 @@ impl Worker {
     /// [`Encoder::index_set`](crate::stream::Encoder::index_set).
     ///
     /// # Errors
-    /// The errors of [`scalecom::Worker::take_set`].
+    /// The errors of [`scalecom::ScaleComWorker::take_set`].
     pub fn take_set(&mut self, set: &IndexSet, id: SetId) -> Result<()> {
         self.inner.take_set(set, id)
     }

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::frame::UpdatePart;
 use crate::limits::{Budget, in_memory};
 use crate::reduce::stats::chunk::{CHUNK, Collector};
-use crate::reduce::stats::{Grid, Options, Stats};
+use crate::reduce::stats::{Grid, Stats, StatsOptions};
 use crate::tensor::Dtype;
 use crate::tensor::element::{decode_f64s, round_f32s};
 
@@ -20,7 +20,7 @@ impl Stats {
         number: usize,
         block: &Block,
         budget: &Budget,
-        options: &Options,
+        options: &StatsOptions,
     ) -> Result<Vec<Self>> {
         let raw = part.blocks.get(number).ok_or(Error::out_of_bounds("block", number, part.blocks.len()))?;
         let space = &raw.space;
@@ -136,11 +136,11 @@ mod tests {
 
     /// Writes blocks as an update, reads it, and returns the statistics of each block's tensors, with grids.
     fn of(infos: &[TensorInfo], header: &UpdateHeader, blocks: &[Block]) -> Vec<Vec<Stats>> {
-        with(&Options::default().with_grid(true), infos, header, blocks)
+        with(&StatsOptions::default().with_grid(true), infos, header, blocks)
     }
 
     fn with(
-        options: &Options,
+        options: &StatsOptions,
         infos: &[TensorInfo],
         header: &UpdateHeader,
         blocks: &[Block],
@@ -232,7 +232,7 @@ mod tests {
             values: elements(&[1.0, f32::NAN, 2.0, f32::INFINITY, f32::NAN]),
         };
         let infos = [TensorInfo::new("w", Dtype::F32, [8])];
-        let found = with(&Options::default(), &infos, &UpdateHeader::default(), &[block]);
+        let found = with(&StatsOptions::default(), &infos, &UpdateHeader::default(), &[block]);
         let stats = &found[0][0];
         assert_eq!((stats.nan, stats.first_nan, stats.first_infinite), (2, Some(3), Some(5)));
         assert_eq!(stats.grid, None);
@@ -250,7 +250,7 @@ mod tests {
         let delta = vec![Delta { first: 0, more: 1, base: [0; 16], result: [1; 16] }];
         let header = UpdateHeader::default().with_delta(Some(delta));
         for grid in [false, true] {
-            let of = |scope| with(&Options::default().with_grid(grid), &infos, &header, &[block(scope)]);
+            let of = |scope| with(&StatsOptions::default().with_grid(grid), &infos, &header, &[block(scope)]);
             let one = &of(Scope::Tensor(0))[0][0];
             assert_eq!((one.elements, one.kept, one.unplaced, one.unread), (2, 2, 0, 0));
             assert_eq!((one.nan, one.first_nan, one.max), (1, None, Some(1.0)));

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::limits::in_memory;
 use crate::reduce::stats::chunk::{CHUNK, Collector};
-use crate::reduce::stats::{Grid, Options, Stats};
+use crate::reduce::stats::{Grid, Stats, StatsOptions};
 use crate::tensor::TensorView;
 use crate::tensor::element::decode_f64s;
 
@@ -14,7 +14,7 @@ const UNIT: u64 = 1 << 18;
 impl Stats {
     /// Returns the statistics of a tensor's elements. Integers are converted to the nearest binary64 number;
     /// bools are 0 and 1.
-    pub fn of(tensor: &TensorView<'_>, options: &Options) -> Self {
+    pub fn of(tensor: &TensorView<'_>, options: &StatsOptions) -> Self {
         let elements = tensor.elements();
         let grid = options.grid.then(|| Grid::new(tensor.shape()));
         let mut all = Collector::new(grid.clone()).finish();
@@ -56,7 +56,7 @@ mod tests {
 
     fn of(shape: &[u64], values: &[f32]) -> Stats {
         let tensor = TensorBuf::from_f32(shape.to_vec(), values).unwrap();
-        Stats::of(&tensor.view(), &Options::default().with_grid(true))
+        Stats::of(&tensor.view(), &StatsOptions::default().with_grid(true))
     }
 
     #[test]
@@ -86,7 +86,7 @@ mod tests {
             let mut data = vec![0; bytes];
             data[0] = 1;
             let tensor = TensorBuf::new(dtype, vec![6], data).unwrap();
-            let stats = Stats::of(&tensor.view(), &Options::default());
+            let stats = Stats::of(&tensor.view(), &StatsOptions::default());
             assert_eq!((stats.elements, stats.zeros, stats.finite()), (6, 5, 6), "{dtype}");
             assert!(stats.max.is_some_and(|max| max > 0.0), "{dtype}");
         }

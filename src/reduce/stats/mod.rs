@@ -20,16 +20,16 @@ pub use grid::{Grid, SIDE};
 use crate::limits::setters;
 use chunk::Moments;
 
-/// Options of the statistics.
+/// StatsOptions of the statistics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Options {
+pub struct StatsOptions {
     /// Whether to count the elements by row and column. Default: false.
     pub grid: bool,
 }
 
 setters! {
-    Options {
+    StatsOptions {
         with_grid(grid: bool)
     }
 }

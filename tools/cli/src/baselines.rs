@@ -5,7 +5,7 @@ use crate::fail::{Failure, Result};
 use crate::learned::failure;
 use gcodec::block::{Block, BlockOptions, Coded, Floats, Scope, Sparse, Stored, Support, Values};
 use gcodec::compress::senders::scalecom::Choice;
-use gcodec::compress::senders::shared_set::{self, Role, Worker};
+use gcodec::compress::senders::shared_set::{Role, SharedSetOptions, SharedSetWorker};
 use gcodec::compress::{Amount, Feedback, Input, Options, compress};
 use gcodec::frame::{Manifest, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -108,8 +108,9 @@ impl Step {
     /// The leader's set, and all values in powers of two.
     fn shared_set(&self, density: f64) -> Result<Figures> {
         let world = self.gradients.len();
-        let settings = shared_set::Settings::new(Choice::TopKOfEach(Amount::Density(density)));
-        let worker = |rank| Worker::new(&self.manifest, self.scope(), rank as u64, world as u64, settings);
+        let settings = SharedSetOptions::new(Choice::TopKOfEach(Amount::Density(density)));
+        let worker =
+            |rank| SharedSetWorker::new(&self.manifest, self.scope(), rank as u64, world as u64, settings);
         let mut workers = (0..world).map(worker).collect::<gcodec::Result<Vec<_>>>()?;
         let mut led = None;
         for (worker, gradients) in workers.iter_mut().zip(&self.gradients) {

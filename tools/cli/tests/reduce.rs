@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use common::{Dir, step, worker};
 use gcodec::block::{BlockOptions, Scope};
-use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleComWorker};
 use gcodec::compress::{Amount, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -66,9 +66,10 @@ fn values_on_shared_sets_are_added_as_they_are() {
     let dir = Dir::new();
     const STEPS: u64 = 4;
     let manifest = Arc::new(Manifest::new(vec![TensorInfo::new("w", Dtype::F32, [1000])]).unwrap());
-    let settings = Settings::new(Choice::TopK(Amount::Count(50)));
-    let mut workers: Vec<_> =
-        (0..2).map(|rank| Worker::new(&manifest, Scope::Tensor(0), rank, 2, settings).unwrap()).collect();
+    let settings = ScaleComOptions::new(Choice::TopK(Amount::Count(50)));
+    let mut workers: Vec<_> = (0..2)
+        .map(|rank| ScaleComWorker::new(&manifest, Scope::Tensor(0), rank, 2, settings).unwrap())
+        .collect();
     let mut streams = [(); 2].map(|()| (Encoder::new(EncodeOptions::default()), Vec::new()));
     for step in 0..STEPS {
         let mut led = None;

@@ -229,7 +229,7 @@ impl Group for Gather {
 /// expanding them and sends the set and the sum to all.
 pub(crate) struct ScaleCom {
     manifest: Arc<Manifest>,
-    workers: Vec<scalecom::Worker>,
+    workers: Vec<scalecom::ScaleComWorker>,
     up: Vec<(Encoder, Decoder)>,
     down: Encoder,
     receivers: Vec<Decoder>,
@@ -243,10 +243,10 @@ impl ScaleCom {
         manifest: &Arc<Manifest>,
         workers: usize,
         receivers: usize,
-        settings: scalecom::Settings,
+        settings: scalecom::ScaleComOptions,
     ) -> Result<Self> {
         let scope = Scope::Tensors { first: 0, count: manifest.tensors().len() as u64 };
-        let worker = |rank| scalecom::Worker::new(manifest, scope, rank, workers as u64, settings);
+        let worker = |rank| scalecom::ScaleComWorker::new(manifest, scope, rank, workers as u64, settings);
         // One set for each round, all in one segment.
         let limits = Limits::default().with_max_definitions(1 << 20);
         let decoder = || Decoder::new(limits.clone());
@@ -352,8 +352,8 @@ impl Group for ScaleCom {
 /// round is a weight change rather than a mean of gradients.
 pub(crate) struct OneBit {
     manifest: Arc<Manifest>,
-    workers: Vec<onebit::Worker>,
-    server: onebit::Server,
+    workers: Vec<onebit::OneBitWorker>,
+    server: onebit::OneBitServer,
     up: Vec<(Encoder, Decoder)>,
     down: Encoder,
     receivers: Vec<Decoder>,
@@ -366,13 +366,13 @@ impl OneBit {
         manifest: &Arc<Manifest>,
         workers: usize,
         receivers: usize,
-        settings: onebit::Settings,
+        settings: onebit::OneBitOptions,
     ) -> Result<Self> {
         let decoder = || Decoder::new(Limits::default());
         Ok(Self {
             manifest: Arc::clone(manifest),
-            workers: vec![onebit::Worker::new(settings)?; workers],
-            server: onebit::Server::new(settings)?,
+            workers: vec![onebit::OneBitWorker::new(settings)?; workers],
+            server: onebit::OneBitServer::new(settings)?,
             up: (0..workers).map(|_| (encoder(), decoder())).collect(),
             down: encoder(),
             receivers: (0..receivers).map(|_| decoder()).collect(),

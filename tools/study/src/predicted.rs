@@ -9,7 +9,7 @@ use gcodec::block::{
     Block, BlockOptions, Codebook, Floats, Groups, IndexSpace, ScaleFormat, Scales, Scope, Set, SetId, Sets,
     Sign, Stored, Support, Values,
 };
-use gcodec::compress::senders::scalecom::{Choice, Role, Settings, Worker};
+use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleComWorker};
 use gcodec::compress::{Amount, Input, Options, compress};
 use gcodec::frame::{Budget, IndexSet, Manifest, TensorInfo, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions};
@@ -59,7 +59,7 @@ pub(crate) struct Predicted {
     dense: u64,
     /// Steps of the second phase after them.
     settling: u64,
-    choosers: Vec<Worker>,
+    choosers: Vec<ScaleComWorker>,
     /// Residuals of each worker, all tensors in one row.
     residuals: Vec<Vec<f32>>,
     samples: Samples,
@@ -100,12 +100,12 @@ impl Predicted {
         let manifest = Arc::new(Manifest::new(tensors)?);
         let scope = Scope::Tensors { first: 0, count: count as u64 };
         let space = manifest.space(scope, 0)?;
-        let settings = Settings::new(Choice::TopKOfEach(Amount::Density(density)));
+        let settings = ScaleComOptions::new(Choice::TopKOfEach(Amount::Density(density)));
         let condition = match prediction {
             Prediction::Table(_, condition) => condition,
             Prediction::Linear(_) => Condition::Leader,
         };
-        let chooser = |rank| Worker::new(&manifest, scope, rank, workers as u64, settings);
+        let chooser = |rank| ScaleComWorker::new(&manifest, scope, rank, workers as u64, settings);
         // One set for each round, all in one segment.
         let limits = Limits::default().with_max_definitions(1 << 20);
         let decoders = |_| (0..workers).map(|_| Decoder::new(limits.clone())).collect();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gcodec::Codec;
 use gcodec::block::Positions;
-use gcodec::compress::senders::scalecom::{Choice, Settings};
+use gcodec::compress::senders::scalecom::{Choice, ScaleComOptions};
 use gcodec::compress::senders::{DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit, shared_set};
 use gcodec::compress::{Amount, Kept};
 use gcodec::frame::Manifest;
@@ -105,7 +105,7 @@ impl Run {
             }
         };
         if let Scheme::SharedSet { density, values, momentum } = self.scheme {
-            let settings = shared_set::Settings::new(Choice::TopKOfEach(Amount::Density(density)));
+            let settings = shared_set::SharedSetOptions::new(Choice::TopKOfEach(Amount::Density(density)));
             let settings = settings.with_values(values).with_momentum(momentum);
             return Ok(Box::new(SharedSets::new(
                 manifest,
@@ -136,12 +136,13 @@ impl Run {
             )?));
         }
         if let Scheme::ScaleCom { density, beta } = self.scheme {
-            let settings = Settings::new(Choice::TopK(Amount::Density(density))).with_beta(beta);
+            let settings = ScaleComOptions::new(Choice::TopK(Amount::Density(density))).with_beta(beta);
             return Ok(Box::new(ScaleCom::new(manifest, setting.workers, setting.receivers, settings)?));
         }
         if let Scheme::OneBit = self.scheme {
             // The paper's warm-up is 15 to 25 % of the steps; the variance decays as in the study's own Adam.
-            let settings = onebit::Settings::default().with_warm_up(setting.steps / 5).with_variance(0.99);
+            let settings =
+                onebit::OneBitOptions::default().with_warm_up(setting.steps / 5).with_variance(0.99);
             return Ok(Box::new(OneBit::new(manifest, setting.workers, setting.receivers, settings)?));
         }
         let senders = (0..setting.workers).map(sender).collect::<Result<_>>()?;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use gcodec::block::{BlockOptions, Scope};
-use gcodec::compress::senders::shared_set::{Role, Settings, Worker};
+use gcodec::compress::senders::shared_set::{Role, SharedSetOptions, SharedSetWorker};
 use gcodec::frame::{Manifest, UpdateHeader};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Body, Decoder, Encoder};
@@ -21,7 +21,7 @@ use crate::senders::inputs;
 pub(crate) struct SharedSets {
     manifest: Arc<Manifest>,
     dense: u64,
-    workers: Vec<Worker>,
+    workers: Vec<SharedSetWorker>,
     encoders: Vec<Encoder>,
     /// Decoders: for each receiver one per worker's stream.
     receivers: Vec<Vec<Decoder>>,
@@ -35,10 +35,10 @@ impl SharedSets {
         workers: usize,
         receivers: usize,
         dense: u64,
-        settings: Settings,
+        settings: SharedSetOptions,
     ) -> Result<Self> {
         let scope = Scope::Tensors { first: 0, count: manifest.tensors().len() as u64 };
-        let worker = |rank| Worker::new(manifest, scope, rank, workers as u64, settings);
+        let worker = |rank| SharedSetWorker::new(manifest, scope, rank, workers as u64, settings);
         // One set for each round, all in one segment.
         let limits = Limits::default().with_max_definitions(1 << 20);
         let decoders = |_| (0..workers).map(|_| Decoder::new(limits.clone())).collect();

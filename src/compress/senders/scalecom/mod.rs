@@ -12,13 +12,13 @@
 //! m' = (1 - beta) m + beta (p - sent)           beta = 1: plain error feedback
 //! ```
 //!
-//! The paper has no rule for a lost leader: [`Worker::abort`] gives up a step without a set and keeps the
+//! The paper has no rule for a lost leader: [`ScaleComWorker::abort`] gives up a step without a set and keeps the
 //! memory. The paper does not compress early steps: send those as `raw`.
 
 mod quasi;
 mod worker;
 
-pub use worker::{Role, Worker};
+pub use worker::{Role, ScaleComWorker};
 
 use crate::compress::{Amount, Kept};
 use crate::error::{Error, Result};
@@ -39,10 +39,10 @@ pub enum Choice {
     PerChunk(u64),
 }
 
-/// The settings that all workers of a group share.
+/// The options that all workers of a group share.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub struct Settings {
+pub struct ScaleComOptions {
     /// The leader's rule of selection.
     pub choice: Choice,
     /// Representation of an element: [`Kept::F32`], [`Kept::F16`] or [`Kept::Bf16`], because other kinds have
@@ -53,7 +53,7 @@ pub struct Settings {
     pub beta: f32,
 }
 
-impl Settings {
+impl ScaleComOptions {
     /// Returns the defaults with this choice.
     pub fn new(choice: Choice) -> Self {
         Self { choice, values: Kept::F32, beta: 1.0 }
@@ -81,7 +81,7 @@ impl Settings {
 }
 
 setters! {
-    Settings {
+    ScaleComOptions {
         with_values(values: Kept)
         with_beta(beta: f32)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Choice, Settings, quasi};
+use super::{Choice, ScaleComOptions, quasi};
 use crate::block::{Block, IndexSpace, Scope, Set, SetId, Sets, Support};
 use crate::compress::codecs::sparse::{self, Outline};
 use crate::compress::select::{Chosen, top_k, top_k_each};
@@ -16,7 +16,7 @@ use crate::tensor::TensorView;
 /// The role of a worker in a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Role {
-    /// The worker leads: it sends this set to all others, and passes it to its own [`Worker::take_set`] too.
+    /// The worker leads: it sends this set to all others, and passes it to its own [`ScaleComWorker::take_set`] too.
     Leader(IndexSet),
     /// The worker waits for the leader's set.
     Follower {
@@ -34,13 +34,13 @@ pub enum Role {
 ///
 /// Memory: 4 bytes per element between steps, 8 inside one.
 #[derive(Debug, Clone)]
-pub struct Worker {
+pub struct ScaleComWorker {
     manifest: Arc<Manifest>,
     scope: Scope,
     space: IndexSpace,
     rank: u64,
     world: u64,
-    settings: Settings,
+    options: ScaleComOptions,
     memory: Feedback,
     round: Option<Round>,
 }
@@ -57,21 +57,21 @@ struct Round {
     used: Vec<bool>,
 }
 
-impl Worker {
+impl ScaleComWorker {
     /// Returns worker `rank` of `world` with an empty memory. `scope`: one or more whole tensors.
     ///
     /// # Errors
     /// [`Error::Input`] for a scope that is not in the manifest, is a part of a tensor, has no elements or no
-    /// float type, for a rank that is not below `world`, and for settings out of range.
+    /// float type, for a rank that is not below `world`, and for options out of range.
     pub fn new(
         manifest: &Arc<Manifest>,
         scope: Scope,
         rank: u64,
         world: u64,
-        settings: Settings,
+        options: ScaleComOptions,
     ) -> Result<Self> {
-        settings.check_sums()?;
-        Self::of_any_values(manifest, scope, rank, world, settings)
+        options.check_sums()?;
+        Self::of_any_values(manifest, scope, rank, world, options)
     }
 
     /// Returns a worker whose values need not have a sum.
@@ -80,9 +80,9 @@ impl Worker {
         scope: Scope,
         rank: u64,
         world: u64,
-        settings: Settings,
+        options: ScaleComOptions,
     ) -> Result<Self> {
-        settings.check()?;
+        options.check()?;
         if rank >= world {
             return Err(Error::bad_option("rank of a worker"));
         }
@@ -97,7 +97,7 @@ impl Worker {
             return Err(Error::bad_option("scope of a worker: no elements"));
         }
         let (manifest, memory) = (Arc::clone(manifest), Feedback::new());
-        Ok(Self { manifest, scope, space, rank, world, settings, memory, round: None })
+        Ok(Self { manifest, scope, space, rank, world, options, memory, round: None })
     }
 
     /// Returns the memory, by tensor name. It is never transmitted.
@@ -173,7 +173,7 @@ impl Worker {
             }
         }
         let leader = self.leader(step);
-        let own = match (leader == self.rank, self.settings.choice) {
+        let own = match (leader == self.rank, self.options.choice) {
             (true, Choice::TopK(amount)) => {
                 let mut group: Vec<&mut Source<'_>> = sources.iter_mut().collect();
                 let chosen: Vec<Chosen> = top_k(&mut group, amount.of(self.space.len()))?;
@@ -186,7 +186,7 @@ impl Worker {
             _ => None,
         };
         let sums: Vec<f32> = sources.into_iter().flat_map(|s| s.residual_after.unwrap_or_default()).collect();
-        let own = match (leader == self.rank, self.settings.choice) {
+        let own = match (leader == self.rank, self.options.choice) {
             (true, Choice::PerChunk(len)) => Some(quasi::choose(&sums, len)),
             _ => own,
         };
@@ -273,7 +273,7 @@ impl Worker {
         for (&position, sent) in positions.iter().zip(self.sent(round, positions)?.1) {
             left[position as usize] -= sent;
         }
-        let (beta, used) = (self.settings.beta, round.used.clone());
+        let (beta, used) = (self.options.beta, round.used.clone());
         let infos: Vec<_> = self.infos().iter().map(|t| (t.name.clone(), t.shape.clone())).collect();
         let mut rest = left.as_mut_slice();
         for (((name, shape), &len), used) in infos.iter().zip(&self.space.lens).zip(used) {
@@ -322,7 +322,7 @@ impl Worker {
         }
         // Random rounding differs between workers and steps.
         let seed = round.step.wrapping_mul(self.world).wrapping_add(self.rank);
-        let (values, decoded) = sparse::values(&outlines, &chosen, self.settings.values, seed)?;
+        let (values, decoded) = sparse::values(&outlines, &chosen, self.options.values, seed)?;
         Ok((values, decoded.into_owned()))
     }
 

@@ -197,7 +197,7 @@ fn exact(view: &gcodec::TensorView<'_>) -> Result<Codec> {
         Dtype::Bf16 => "bf16",
         _ => return Ok(Codec::Lossless),
     };
-    let stats = gcodec::reduce::stats::Stats::of(view, &gcodec::reduce::stats::Options::default());
+    let stats = gcodec::reduce::stats::Stats::of(view, &gcodec::reduce::stats::StatsOptions::default());
     match stats.nan + stats.infinite > 0 || stats.nonzero() * 2 > stats.elements {
         true => Ok(Codec::Lossless),
         false => format!("topk:density=1,values={values}").parse().map_err(Failure::usage),

@@ -301,11 +301,11 @@ fn shape(tensor: &Tensor) -> String {
 mod tests {
     use super::*;
     use gcodec::TensorBuf;
-    use gcodec::reduce::stats::Options;
+    use gcodec::reduce::stats::StatsOptions;
 
     fn tensor(name: &str, values: &[f32]) -> Tensor {
         let buffer = TensorBuf::from_f32(vec![values.len() as u64], values).unwrap();
-        let mut tensor = Tensor::of_dense(name, &buffer.view(), &Options::default());
+        let mut tensor = Tensor::of_dense(name, &buffer.view(), &StatsOptions::default());
         tensor.finish();
         tensor
     }

@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use gcodec::Limits;
 use gcodec::file::File;
 use gcodec::frame::{HEADER_LEN, UpdatePart, VERSION_MAJOR};
-use gcodec::reduce::stats::Options;
+use gcodec::reduce::stats::StatsOptions;
 use gcodec::stream::{Body, Event, Finding, FrameInfo, salvage};
 use gcodec_latent::Models;
 use rayon::prelude::*;
@@ -353,7 +353,7 @@ impl Report {
         update.header_bytes += part.head_len + HEADER_LEN as u64;
         // Grids take 32 KiB for each tensor.
         let grid = wanted.grid && part.manifest.tensors().len() <= MAX_GRIDS;
-        let options = Options::default().with_grid(grid);
+        let options = StatsOptions::default().with_grid(grid);
         let budget = part.budget();
         let mut sound = true;
         // Memory is bounded by a few blocks at a time; they are added one after another.

@@ -12,7 +12,7 @@ use crate::tensors::kind::{self, Kind};
 use crate::tensors::{Dump, shards};
 use gcodec::Limits;
 use gcodec::file::File;
-use gcodec::reduce::stats::Options;
+use gcodec::reduce::stats::StatsOptions;
 use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -136,7 +136,7 @@ fn of_dump(path: &Path, kind: Kind, bytes: u64, dump: &Dump, wanted: &Wanted) ->
     if !wanted.update(origin.step, origin.sender) {
         return report;
     }
-    let options = Options::default().with_grid(wanted.grid && dump.tensors.len() <= MAX_GRIDS);
+    let options = StatsOptions::default().with_grid(wanted.grid && dump.tensors.len() <= MAX_GRIDS);
     let is_wanted = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
     let dense = dump.tensors.par_iter().filter(|t| is_wanted(t.name()));
     let mut rows: Vec<Tensor> = dense

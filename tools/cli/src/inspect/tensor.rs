@@ -1,7 +1,7 @@
 //! A tensor's row of a report.
 
 use gcodec::block::RawBlock;
-use gcodec::reduce::stats::{Options, Stats};
+use gcodec::reduce::stats::{Stats, StatsOptions};
 use gcodec::tensor::{Dtype, elements};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -74,7 +74,7 @@ impl Tensor {
     }
 
     /// Returns the row of a dense tensor.
-    pub(crate) fn of_dense(name: &str, tensor: &gcodec::TensorView<'_>, options: &Options) -> Self {
+    pub(crate) fn of_dense(name: &str, tensor: &gcodec::TensorView<'_>, options: &StatsOptions) -> Self {
         let mut row = Self::new(name, tensor.dtype(), tensor.shape());
         (row.support, row.values) = ("all".into(), "dense".into());
         row.value_bits = tensor.data().len() as f64 * 8.0;

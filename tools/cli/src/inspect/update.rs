@@ -8,7 +8,7 @@ use crate::stream::Base;
 use gcodec::block::{RawBlock, Scope, Values};
 use gcodec::file::File;
 use gcodec::frame::{Budget, Delta, IndexedBlock, Manifest, Reduction, TensorInfo, UpdateHeader, UpdatePart};
-use gcodec::reduce::stats::{Options, Stats};
+use gcodec::reduce::stats::{Stats, StatsOptions};
 use gcodec::stream::Assembler;
 use gcodec::{Limits, TensorBuf};
 use gcodec_latent::{Error, Models, replace_codes, without_latent};
@@ -259,7 +259,7 @@ impl Update {
         part: &UpdatePart<'_>,
         models: &Models,
         limits: &Limits,
-        options: &Options,
+        options: &StatsOptions,
     ) {
         let added: Vec<u64> =
             part.blocks.iter().filter(|raw| raw.add).flat_map(|raw| tensors_of(raw.scope)).collect();
@@ -362,7 +362,7 @@ impl BlockReport {
         number: usize,
         models: &Models,
         budget: &Budget,
-        options: &Options,
+        options: &StatsOptions,
     ) -> (Self, Option<Error>) {
         let raw = &part.blocks[number];
         let mut report =
@@ -377,7 +377,7 @@ impl BlockReport {
         number: usize,
         models: &Models,
         budget: &Budget,
-        options: &Options,
+        options: &StatsOptions,
     ) -> gcodec_latent::Result<()> {
         let raw = &part.blocks[number];
         let block = part.decode(number, budget)?;

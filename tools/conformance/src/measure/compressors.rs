@@ -220,10 +220,10 @@ updates, which can be saved and loaded.
 | `Feedback` | error feedback, arXiv 1901.09847 and before | residuals, by tensor, for every lossy codec | `--lib residual`, `--test compressors` |
 | `Dgc` | Deep Gradient Compression, arXiv 1712.01887 | momentum correction, momentum masking, clipping, warm-up | `--test compressors momentum` |
 | `Sbc` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_momenta` for the optimiser's momentum | `--test compressors senders` |
-| `scalecom::Worker` | ScaleCom, arXiv 2104.11125 | CLT-k: rotating leader, one index set, values that add; low-pass memory | `--test compressors scalecom` |
-| `shared_set::Worker` | sets of arXiv 2104.11125 and 2103.08870 | rotating leader, one index set, every worker's values in any form; momentum correction | `--test compressors shared_set` |
-| `onebit::{Worker, Server}` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test compressors onebit` |
-| `powersgd::Worker` | PowerSGD, arXiv 1905.13727 | warm start, two rounds of factors that add | `--test compressors powersgd` |
+| `scalecom::ScaleComWorker` | ScaleCom, arXiv 2104.11125 | CLT-k: rotating leader, one index set, values that add; low-pass memory | `--test compressors scalecom` |
+| `shared_set::SharedSetWorker` | sets of arXiv 2104.11125 and 2103.08870 | rotating leader, one index set, every worker's values in any form; momentum correction | `--test compressors shared_set` |
+| `onebit::{OneBitWorker, OneBitServer}` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test compressors onebit` |
+| `powersgd::PowerSgdWorker` | PowerSGD, arXiv 1905.13727 | warm start, two rounds of factors that add | `--test compressors powersgd` |
 | `DeMo` | DeMo, arXiv 2411.19870 | decoupled momentum: sent cosine coefficients are subtracted from it | `--test compressors demo` |
 | `gcodec-latent` | Learned Gradient Compression, arXiv 2103.08870 | three phases, parameter server and ring; [latent.md](latent.md) | `-p gcodec-latent` |
 
