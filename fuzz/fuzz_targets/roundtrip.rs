@@ -380,34 +380,13 @@ fn manifest(tensors: &[&TensorBuf]) -> Arc<Manifest> {
     Arc::new(Manifest::new(tensors.iter().enumerate().map(info).collect()).expect("a manifest"))
 }
 
-const NAMES: [&str; 18] = [
-    "raw",
-    "lossless",
-    "topk",
-    "stc",
-    "threshold",
-    "sbc",
-    "sidco",
-    "randk",
-    "chunked",
-    "demo",
-    "powersgd",
-    "natural",
-    "qsgd",
-    "dither",
-    "terngrad",
-    "sign",
-    "int8",
-    "delta",
-];
-
 /// Returns a codec text: known words and small numbers, or the remaining bytes.
 fn text(random: &mut Random<'_>) -> String {
     if random.below(8) == 0 {
         let len = random.below(40);
         return String::from_utf8_lossy(&random.bytes(len)).into_owned();
     }
-    let mut text = random.one(&NAMES).to_owned();
+    let mut text = random.one(Codec::NAMES).to_owned();
     let keys = [
         "density",
         "k",

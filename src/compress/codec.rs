@@ -3,15 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::codecs::quantize::Quantizer;
+use super::codecs::quantize::GroupQuantizer;
 use super::codecs::*;
 use super::settings::{Keys, OutOfRange, SpecError, SpecWriter, Visitor};
 use crate::block::{Block, BlockOptions, Positions};
 use crate::error::{Error, Result};
 
-/// Makes [`Codec`] and every choice between the codecs from one list of codecs.
+/// Makes [`Codec`] and every choice between the codecs from one list of codecs. A text behind a codec is
+/// another name of it, with other defaults.
 macro_rules! codecs {
-    ($($(#[$doc:meta])* $Codec:ident)*) => {
+    ($($(#[$doc:meta])* $Codec:ident $($alias:literal)?)*) => {
         /// A compressor and its settings. [`str::parse`] reads it from `name[:key=value,...]`,
         /// [`ToString`] writes it back.
         ///
@@ -28,7 +29,7 @@ macro_rules! codecs {
 
         impl Codec {
             /// The names that specifications may begin with.
-            pub const NAMES: &[&str] = &["raw", "lossless", $($Codec::NAME,)* "stc"];
+            pub const NAMES: &[&str] = &["raw", "lossless", $($Codec::NAME, $($alias,)?)*];
 
             /// Returns the name in specifications.
             pub fn name(&self) -> &'static str {
@@ -77,7 +78,7 @@ macro_rules! codecs {
 
 codecs! {
     /// `topk`: the elements of largest magnitude.
-    TopK
+    TopK "stc"
     /// `threshold`: the elements that reach a threshold.
     Threshold
     /// `sbc`: Sparse Binary Compression.
@@ -174,7 +175,7 @@ impl Codec {
     }
 
     /// Returns the quantiser of a codec that quantises all elements.
-    pub(super) fn quantizer(&self) -> Option<Quantizer> {
+    pub(super) fn quantizer(&self) -> Option<GroupQuantizer> {
         match self {
             Self::Qsgd(c) => Some(c.quantizer()),
             Self::Dither(c) => Some(c.quantizer()),

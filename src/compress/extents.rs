@@ -28,6 +28,17 @@ pub(super) fn whole(first: u64, count: usize) -> Scope {
     }
 }
 
+/// Consecutive elements of one tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Index of the tensor in the list of tensors.
+    pub input: usize,
+    /// Index of the first element in the tensor.
+    pub start: u64,
+    /// Number of elements.
+    pub len: u64,
+}
+
 /// The span of one dense block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Extent {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::codec::Codec;
 use super::codecs::natural;
-use super::codecs::quantize::Quantizer;
+use super::codecs::quantize::GroupQuantizer;
 use super::extents::{Extent, extents};
 use super::options::{Input, Options};
 use super::source::Source;
@@ -65,7 +65,7 @@ enum Dense {
 enum Maker {
     /// With this seed.
     Natural(u64),
-    Quantized(Quantizer),
+    Quantized(GroupQuantizer),
 }
 
 impl Dense {

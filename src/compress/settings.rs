@@ -51,7 +51,7 @@ pub enum Kept {
 }
 
 /// The `values` of codecs that send any form of kept elements.
-pub(super) const KEPT: Choice<Kept> = Choice {
+pub(super) const KEPT: OneOf<Kept> = OneOf {
     key: "values",
     names: &[
         (Kept::F32, "f32"),
@@ -129,12 +129,12 @@ impl<T: FromStr + ToString + Copy> Setting<T> for Number<T> {
 }
 
 /// The key and the names of a choice.
-pub(super) struct Choice<T: 'static> {
+pub(super) struct OneOf<T: 'static> {
     pub(super) key: &'static str,
     pub(super) names: &'static [(T, &'static str)],
 }
 
-impl<T: Copy + PartialEq> Setting<T> for Choice<T> {
+impl<T: Copy + PartialEq> Setting<T> for OneOf<T> {
     fn key(&self) -> &'static str {
         self.key
     }
@@ -218,7 +218,7 @@ impl<T: Copy + PartialEq, S: Setting<T>> Setting<T> for Unless<&S, T> {
 }
 
 const SEED: Number<u64> = Number { key: "seed", allowed: "0 to 2^64 - 1", fits: |_| true };
-const POSITIONS: Choice<Positions> = Choice { key: "positions", names: &Positions::ALL };
+const POSITIONS: OneOf<Positions> = OneOf { key: "positions", names: &Positions::ALL };
 
 /// Visits the settings of a codec, in the order of its written form, to read, check or write them.
 pub(super) trait Visitor {

@@ -11,7 +11,7 @@ use crate::block::{
     self, Bits, Block, Codebook, Groups, ScaleFormat, Scales, Scope, Sparse, Support, Values,
 };
 use crate::codes::best_parameter;
-use crate::compress::settings::{Check, Choice, Number, OutOfRange, Setting, Visitor};
+use crate::compress::settings::{Check, Number, OneOf, OutOfRange, Setting, Visitor};
 use crate::compress::source::CHUNK;
 use crate::error;
 use crate::tensor::element::max_finite;
@@ -19,8 +19,8 @@ use crate::tensor::element::max_finite;
 const CHUNK_LEN: Number<u64> =
     Number { key: "chunk", allowed: "1 to 2^32", fits: |c| (1..=1 << 32).contains(&c) };
 const KEPT: Number<u64> = Number { key: "kept", allowed: "1 to the chunk", fits: |k| k >= 1 };
-const VALUES: Choice<ChunkValues> =
-    Choice { key: "values", names: &[(ChunkValues::Sign, "sign"), (ChunkValues::Code2, "code2")] };
+const VALUES: OneOf<ChunkValues> =
+    OneOf { key: "values", names: &[(ChunkValues::Sign, "sign"), (ChunkValues::Code2, "code2")] };
 
 /// Form in which the kept elements of a chunk are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -14,7 +14,7 @@ use crate::block::values::dct::{Layout, MAX_SIDE};
 use crate::block::{
     Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
 };
-use crate::compress::settings::{Choice, Kept, Number, Visitor};
+use crate::compress::settings::{Kept, Number, OneOf, Visitor};
 use crate::compress::source::{CHUNK, Source};
 use crate::error;
 use crate::tensor::Dtype;
@@ -23,7 +23,7 @@ use crate::tensor::element::{max_finite, round_f32s};
 const CHUNK_SIDE: Number<u64> =
     Number { key: "chunk", allowed: "1 to 128", fits: |c| (1..=MAX_SIDE as u64).contains(&c) };
 const KEPT: Number<u64> = Number { key: "kept", allowed: "at least 1", fits: |k| k >= 1 };
-const VALUES: Choice<Kept> = Choice {
+const VALUES: OneOf<Kept> = OneOf {
     key: "values",
     names: &[(Kept::Sign, "sign"), (Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")],
 };

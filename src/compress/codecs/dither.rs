@@ -1,15 +1,15 @@
 //! Natural dithering (Horvath et al., arXiv 1905.10988, section 5): unbiased rounding to levels that are
 //! powers of two.
 
-use super::quantize::{self, LevelSettings, Quantizer};
+use super::quantize::{self, GroupQuantizer, LevelOptions};
 use super::{Compressor, Run};
 use crate::block::{Block, Norm, Spacing};
-use crate::compress::settings::{BUCKET, Choice, Number, Unless, Visitor};
+use crate::compress::settings::{BUCKET, Number, OneOf, Unless, Visitor};
 use crate::error;
 
 const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l| l >= 1 };
-const NORM: Choice<Norm> =
-    Choice { key: "norm", names: &[(Norm::L1, "l1"), (Norm::L2, "l2"), (Norm::Max, "max")] };
+const NORM: OneOf<Norm> =
+    OneOf { key: "norm", names: &[(Norm::L1, "l1"), (Norm::L2, "l2"), (Norm::Max, "max")] };
 
 /// `dither`: rounds each element at random, without bias, to its bucket's norm times zero or a power of two
 /// from 2^(1 - levels) to 1.
@@ -33,10 +33,10 @@ impl Default for Dither {
 
 impl Dither {
     /// Returns the quantiser of these settings.
-    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
+    pub(in crate::compress) fn quantizer(&self) -> GroupQuantizer {
         let &Self { levels, bucket, norm, seed } = self;
         let max_level = levels.into();
-        Quantizer::Levels(LevelSettings {
+        GroupQuantizer::Levels(LevelOptions {
             spacing: Spacing::Natural,
             max_level,
             bucket,

@@ -1,6 +1,6 @@
 //! 8-bit integers with a scale for each group (8-bit approximations, arXiv 1511.04561).
 
-use super::quantize::{self, Quantizer};
+use super::quantize::{self, GroupQuantizer};
 use super::{Compressor, Run};
 use crate::block::Block;
 use crate::compress::settings::{Number, Visitor};
@@ -23,8 +23,8 @@ impl Default for Int8 {
 
 impl Int8 {
     /// Returns the quantiser of these settings.
-    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
-        Quantizer::Int8(self.group)
+    pub(in crate::compress) fn quantizer(&self) -> GroupQuantizer {
+        GroupQuantizer::Int8(self.group)
     }
 }
 

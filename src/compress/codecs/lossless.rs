@@ -6,8 +6,9 @@ use crate::arch::pages;
 use crate::block::{Block, Floats, Planes, Scope, Stored, Support, Values};
 use crate::compress::codecs::Run;
 use crate::compress::extents::{Extent, extents, whole};
+use crate::limits::in_memory;
 use crate::tensor::Dtype;
-use crate::tensor::element::{bits_at, set_bits_at};
+use crate::tensor::element::bits_at;
 
 /// Returns dense blocks of a run of tensors, as byte planes if `planes`.
 pub(in crate::compress) fn dense(Run { inputs, options, .. }: &Run<'_, '_>, planes: bool) -> Vec<Block> {
@@ -17,13 +18,13 @@ pub(in crate::compress) fn dense(Run { inputs, options, .. }: &Run<'_, '_>, plan
             Extent::Whole(run) => {
                 let inputs = &inputs[run];
                 let mut elements = Elements::new(inputs[0].view.dtype());
-                inputs.iter().for_each(|input| elements.push(input.view.data(), 0, input.view.elements()));
+                inputs.iter().for_each(|input| elements.extend(input.view.data(), 0, input.view.elements()));
                 (whole(inputs[0].tensor, inputs.len()), elements.bytes)
             }
             Extent::Slice(i, range) => {
                 let (input, len) = (&inputs[i], range.end - range.start);
                 let mut elements = Elements::new(input.view.dtype());
-                elements.push(input.view.data(), range.start, len);
+                elements.extend(input.view.data(), range.start, len);
                 (Scope::Range { tensor: input.tensor, start: range.start, len }, elements.bytes)
             }
         };
@@ -37,35 +38,42 @@ pub(in crate::compress) fn dense(Run { inputs, options, .. }: &Run<'_, '_>, plan
     extents(&lens, options.block_len, true).into_par_iter().map(block).collect()
 }
 
-/// Reads elements one by one, even if two share a byte.
-struct Elements {
+/// A row of elements (spec, section 1) that grows.
+pub(super) struct Elements {
     dtype: Dtype,
+    pub(super) bytes: Vec<u8>,
+    /// Elements that were pushed one by one.
     len: u64,
-    bytes: Vec<u8>,
 }
 
 impl Elements {
-    fn new(dtype: Dtype) -> Self {
-        Self { dtype, len: 0, bytes: Vec::new() }
+    pub(super) fn new(dtype: Dtype) -> Self {
+        Self { dtype, bytes: Vec::new(), len: 0 }
     }
 
-    fn push(&mut self, data: &[u8], start: u64, len: u64) {
-        if self.dtype.bits() == 4 {
-            for i in 0..len {
-                if self.len.is_multiple_of(2) {
-                    self.bytes.push(0);
-                }
-                let bits = bits_at(self.dtype, data, start + i).unwrap_or(0);
-                let set = set_bits_at(self.dtype, &mut self.bytes, self.len, bits);
-                debug_assert!(set.is_some(), "the byte was pushed");
-                self.len += 1;
+    /// Appends the bits of an element.
+    pub(super) fn push(&mut self, bits: u64) {
+        match self.dtype.bits() {
+            4 if !self.len.is_multiple_of(2) => {
+                self.bytes.last_mut().into_iter().for_each(|last| *last |= (bits << 4) as u8);
             }
+            bits_each => {
+                let size = in_memory(u64::from(bits_each).div_ceil(8));
+                self.bytes.extend_from_slice(&bits.to_le_bytes()[..size]);
+            }
+        }
+        self.len += 1;
+    }
+
+    /// Appends elements of a tensor. Two of 4 bits share a byte, which may be another pair than in `data`.
+    fn extend(&mut self, data: &[u8], start: u64, len: u64) {
+        if self.dtype.bits() == 4 {
+            (start..start + len).for_each(|i| self.push(bits_at(self.dtype, data, i).unwrap_or(0)));
             return;
         }
         let width = self.dtype.bits() as usize / 8;
         self.bytes.reserve(len as usize * width);
         pages::prefer_large(&mut self.bytes);
         self.bytes.extend_from_slice(&data[start as usize * width..(start + len) as usize * width]);
-        self.len += len;
     }
 }

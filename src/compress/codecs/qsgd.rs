@@ -1,13 +1,13 @@
 //! QSGD (Alistarh et al., arXiv 1610.02132): unbiased rounding to uniform levels.
 
-use super::quantize::{self, LevelSettings, Quantizer};
+use super::quantize::{self, GroupQuantizer, LevelOptions};
 use super::{Compressor, Run};
 use crate::block::{Block, Norm, Spacing};
-use crate::compress::settings::{BUCKET, Choice, Number, Unless, Visitor};
+use crate::compress::settings::{BUCKET, Number, OneOf, Unless, Visitor};
 use crate::error;
 
 const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
-const NORM: Choice<Norm> = Choice { key: "norm", names: &[(Norm::L2, "l2"), (Norm::Max, "max")] };
+const NORM: OneOf<Norm> = OneOf { key: "norm", names: &[(Norm::L2, "l2"), (Norm::Max, "max")] };
 
 /// `qsgd`: rounds each element at random, without bias. The result is a multiple of its bucket's norm /
 /// (2^(bits-1) - 1).
@@ -31,10 +31,10 @@ impl Default for Qsgd {
 
 impl Qsgd {
     /// Returns the quantiser of these settings.
-    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
+    pub(in crate::compress) fn quantizer(&self) -> GroupQuantizer {
         let &Self { bits, bucket, norm, seed } = self;
         let max_level = (1 << (bits - 1)) - 1;
-        Quantizer::Levels(LevelSettings {
+        GroupQuantizer::Levels(LevelOptions {
             spacing: Spacing::Uniform,
             max_level,
             bucket,

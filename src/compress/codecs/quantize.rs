@@ -19,9 +19,9 @@ use crate::error::Result;
 use crate::random;
 use crate::tensor::element::{max_finite, round_f32s};
 
-/// Settings of [`Quantizer::Levels`].
+/// Settings of [`GroupQuantizer::Levels`].
 #[derive(Clone, Copy)]
-pub(crate) struct LevelSettings {
+pub(crate) struct LevelOptions {
     pub(crate) spacing: Spacing,
     /// Number s of the largest level, within the wire format's range.
     pub(crate) max_level: u32,
@@ -34,15 +34,15 @@ pub(crate) struct LevelSettings {
 
 /// A dense quantiser of groups of elements.
 #[derive(Clone, Copy)]
-pub(crate) enum Quantizer {
+pub(crate) enum GroupQuantizer {
     /// Each element becomes its bucket's norm times a level. The rounding is random and unbiased. Level l is
     /// l / s, or for natural spacing 2^(l - s) with 0 for l = 0.
-    Levels(LevelSettings),
+    Levels(LevelOptions),
     /// Each element becomes the scale of its group, of this length, times an integer from -127 to 127.
     Int8(u64),
 }
 
-impl Quantizer {
+impl GroupQuantizer {
     /// Returns the kind of its values.
     pub(in crate::compress) fn values_id(self) -> ValuesId {
         match self {
@@ -70,7 +70,10 @@ impl Quantizer {
 }
 
 /// Returns dense blocks of a run of tensors.
-pub(super) fn blocks(Run { tensors, options, .. }: Run<'_, '_>, quantizer: Quantizer) -> Result<Vec<Block>> {
+pub(super) fn blocks(
+    Run { tensors, options, .. }: Run<'_, '_>,
+    quantizer: GroupQuantizer,
+) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();
     let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
     for extent in extents(&lens, options.block_len, false) {
@@ -116,11 +119,11 @@ impl Level for i32 {
 fn levels<L: Level>(
     tensor: &mut Source<'_>,
     range: Range<usize>,
-    settings: LevelSettings,
+    settings: LevelOptions,
     memory: Vec<L>,
     list: impl Fn(Vec<L>) -> LevelList,
 ) -> Result<Values> {
-    let LevelSettings { spacing, max_level, bucket, norm, clip, seed } = settings;
+    let LevelOptions { spacing, max_level, bucket, norm, clip, seed } = settings;
     let (norms, levels) = quantized(tensor, range, bucket, memory, |chunk, norms, levels: &mut [L]| {
         let (tensor, max) = (chunk.source.tensor, max_finite(chunk.source.dtype));
         let (first, feedback) = (chunk.start, chunk.has_feedback());

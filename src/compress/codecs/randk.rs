@@ -4,15 +4,15 @@
 use super::sparse;
 use super::{Compressor, Run};
 use crate::block::{Block, Scope, Seeded, Support};
-use crate::compress::settings::{Amount, Choice, Kept, Visitor};
+use crate::compress::settings::{Amount, Kept, OneOf, Visitor};
 use crate::compress::source::CHUNK;
 use crate::error;
 use crate::random;
 
-const SCALE: Choice<Scaling> =
-    Choice { key: "scale", names: &[(Scaling::Unbiased, "n/k"), (Scaling::One, "1")] };
-const FLOATS: Choice<Kept> =
-    Choice { key: "values", names: &[(Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")] };
+const SCALE: OneOf<Scaling> =
+    OneOf { key: "scale", names: &[(Scaling::Unbiased, "n/k"), (Scaling::One, "1")] };
+const FLOATS: OneOf<Kept> =
+    OneOf { key: "values", names: &[(Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")] };
 
 /// Factor by which kept elements are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 //! TernGrad (Wen et al., arXiv 1705.07878): rounds to -1, 0 or 1 times the largest magnitude of a bucket.
 
-use super::quantize::{self, LevelSettings, Quantizer};
+use super::quantize::{self, GroupQuantizer, LevelOptions};
 use super::{Compressor, Run};
 use crate::block::{Block, Norm, Spacing};
 use crate::compress::settings::{BUCKET, Number, Visitor};
@@ -31,9 +31,9 @@ impl Default for TernGrad {
 
 impl TernGrad {
     /// Returns the quantiser of these settings.
-    pub(in crate::compress) fn quantizer(&self) -> Quantizer {
+    pub(in crate::compress) fn quantizer(&self) -> GroupQuantizer {
         let &Self { clip, bucket, seed } = self;
-        Quantizer::Levels(LevelSettings {
+        GroupQuantizer::Levels(LevelOptions {
             spacing: Spacing::Uniform,
             max_level: 1,
             bucket,

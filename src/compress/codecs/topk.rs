@@ -5,11 +5,11 @@ use super::sparse;
 use super::{Compressor, Run};
 use crate::block::{Block, Positions};
 use crate::compress::select;
-use crate::compress::settings::{Amount, Choice, KEPT, Kept, Selection, Unless, Visitor};
+use crate::compress::settings::{Amount, KEPT, Kept, OneOf, Selection, Unless, Visitor};
 use crate::error;
 
-const SCOPE: Choice<Selection> =
-    Choice { key: "scope", names: &[(Selection::Tensor, "tensor"), (Selection::Global, "global")] };
+const SCOPE: OneOf<Selection> =
+    OneOf { key: "scope", names: &[(Selection::Tensor, "tensor"), (Selection::Global, "global")] };
 
 /// `topk`: keeps the elements of largest magnitude. `stc`, sparse ternary compression (arXiv 1903.02891), is
 /// `topk` with `values=sign`.

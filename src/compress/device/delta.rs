@@ -36,7 +36,8 @@ use crate::frame::Digest;
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
 
-pub use super::super::codecs::delta::{Digested, Span};
+pub use crate::compress::codecs::delta::Digested;
+pub use crate::compress::extents::Span;
 
 /// Number of elements of a step.
 pub const STEP_LEN: u64 = STEP as u64;

@@ -54,11 +54,13 @@ use crate::block::{
     Affine, Bits, Block, CodedBlock, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing,
     Support, Underflow, Values, Zero,
 };
-use crate::compress::codecs::quantize::{self, LevelSettings};
+use crate::compress::codecs::quantize::{GroupQuantizer, LevelOptions};
 use crate::compress::codecs::{self, Natural};
 use crate::compress::extents::{Extent, extents, runs, whole};
 use crate::compress::{Codec, Options, Share};
 use crate::error::{Error, Result};
+
+pub use crate::compress::extents::Span;
 
 /// The quantiser of a block, with its settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -85,17 +87,6 @@ pub enum Quantizer {
     Int8,
     /// Keeps the sign.
     Sign,
-}
-
-/// A range of elements of one tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// Index of the tensor in the list given to [`tasks`].
-    pub input: usize,
-    /// Index of the first element in the tensor.
-    pub start: u64,
-    /// Number of elements.
-    pub len: u64,
 }
 
 /// The computation for one block.
@@ -188,7 +179,7 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
             Codec::Natural(Natural { seed }) => (Quantizer::Natural { seed }, None),
             Codec::Sign(codecs::Sign { group }) => (Quantizer::Sign, Some(group)),
             codec => match codec.quantizer() {
-                Some(quantize::Quantizer::Levels(LevelSettings {
+                Some(GroupQuantizer::Levels(LevelOptions {
                     spacing,
                     max_level,
                     bucket,
@@ -196,7 +187,7 @@ pub fn tasks(tensors: &[Outline], codecs: &[Codec], options: &Options) -> Result
                     clip,
                     seed,
                 })) => (Quantizer::Levels { spacing, max_level, norm, clip, seed }, Some(Share::Len(bucket))),
-                Some(quantize::Quantizer::Int8(group)) => (Quantizer::Int8, Some(Share::Len(group))),
+                Some(GroupQuantizer::Int8(group)) => (Quantizer::Int8, Some(Share::Len(group))),
                 None => continue,
             },
         };

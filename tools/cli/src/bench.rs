@@ -291,3 +291,16 @@ fn relative_l2(tensors: &[NamedTensor], decoded: &[(u64, TensorBuf)]) -> f64 {
     }
     if errors == 0.0 { 0.0 } else { (errors / squares).sqrt() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_codec_that_needs_no_threshold_or_base_is_measured() {
+        let measured = |name: &&str| CODECS.iter().any(|spec| spec.split(':').next() == Some(name));
+        let others: Vec<_> = Codec::NAMES.iter().copied().filter(|name| !measured(name)).collect();
+        // `stc` is `topk` with signs.
+        assert_eq!(others, ["stc", "threshold", "delta"]);
+    }
+}

@@ -7,7 +7,6 @@ use gcodec::compress::SpecError;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
-use std::sync::LazyLock;
 
 /// Step, sender and number of senders of a file of tensors, as far as it says them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -94,11 +93,7 @@ impl<T: Clone + Send + Sync + 'static> TypedValueParser for CodecParser<T> {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        // The library names them all when it meets a name that none can have.
-        static NAMES: LazyLock<String> =
-            LazyLock::new(|| "?".parse::<Codec>().err().map(|e| e.to_string()).unwrap_or_default());
-        let names = NAMES.split_once("one of ").map(|(_, names)| names).unwrap_or_default();
-        Some(Box::new(names.split(", ").chain(self.more.iter().copied()).map(PossibleValue::new)))
+        Some(Box::new(Codec::NAMES.iter().chain(self.more).map(PossibleValue::new)))
     }
 }
 

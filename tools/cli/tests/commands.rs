@@ -528,9 +528,7 @@ fn completions_know_the_codecs_and_help_knows_completions() {
     assert!(help.contains("completions") && help.contains("man"), "{help}");
     let help = dir.well("encode --help").out();
     assert!(!help.contains("possible values: raw"));
-    let unknown = "?".parse::<gcodec::compress::Codec>().unwrap_err().to_string();
-    let (_, names) = unknown.split_once("one of ").unwrap();
-    for name in names.split(", ") {
+    for name in gcodec::Codec::NAMES {
         assert!(help.lines().any(|line| line.trim_start().starts_with(name)), "no line for {name}: {help}");
     }
 }

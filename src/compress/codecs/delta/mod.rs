@@ -6,17 +6,16 @@ mod pieces;
 
 use rayon::prelude::*;
 
+use super::lossless::Elements;
 use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
 use crate::compress::codecs::{Compressor, Run};
-use crate::compress::extents::whole;
-use crate::compress::settings::{Choice, Unless, Visitor};
+use crate::compress::extents::{Span, whole};
+use crate::compress::settings::{OneOf, Unless, Visitor};
 use crate::error::Result;
 use crate::limits::in_memory;
-use crate::tensor::Dtype;
 use classes::{Classes, Places};
 pub use digests::{Digested, Digests, deltas};
-pub use pieces::Span;
 pub(in crate::compress) use pieces::division;
 use pieces::{Piece, RUN_BYTES, Step, for_each_step};
 
@@ -42,8 +41,8 @@ pub enum Change {
     Overwrite,
 }
 
-const VALUES: Choice<Change> =
-    Choice { key: "values", names: &[(Change::Ulp, "ulp"), (Change::Overwrite, "overwrite")] };
+const VALUES: OneOf<Change> =
+    OneOf { key: "values", names: &[(Change::Ulp, "ulp"), (Change::Overwrite, "overwrite")] };
 
 impl Default for Delta {
     fn default() -> Self {
@@ -175,30 +174,4 @@ pub(in crate::compress) fn is_sent(block: &Block) -> bool {
         _ => false,
     };
     !is_empty || !matches!(block.scope, Scope::Range { start: 1.., .. })
-}
-
-/// A row of elements (spec, section 1) that grows.
-struct Elements {
-    dtype: Dtype,
-    bytes: Vec<u8>,
-    len: u64,
-}
-
-impl Elements {
-    fn new(dtype: Dtype) -> Self {
-        Self { dtype, bytes: Vec::new(), len: 0 }
-    }
-
-    fn push(&mut self, bits: u64) {
-        match self.dtype.bits() {
-            4 if !self.len.is_multiple_of(2) => {
-                self.bytes.last_mut().into_iter().for_each(|last| *last |= (bits << 4) as u8);
-            }
-            bits_each => {
-                let size = in_memory(u64::from(bits_each).div_ceil(8));
-                self.bytes.extend_from_slice(&bits.to_le_bytes()[..size]);
-            }
-        }
-        self.len += 1;
-    }
 }

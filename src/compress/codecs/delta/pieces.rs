@@ -2,6 +2,7 @@
 
 use crate::arch::{self, Kernel};
 use crate::block::{ROWS, STEP};
+use crate::compress::extents::Span;
 use crate::compress::options::Input;
 use crate::error::{Error, InputErrorKind, Result};
 use crate::limits::in_memory;
@@ -15,17 +16,6 @@ const PIECE: u64 = 16 << 20;
 /// Most bytes of tensors that share a block and a digest, unless it is one tensor. Whoever reads one tensor
 /// of them needs the base of all.
 pub(super) const RUN_BYTES: usize = 8 << 20;
-
-/// Consecutive elements of one tensor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Span {
-    /// Index of the tensor in the list of tensors.
-    pub input: usize,
-    /// Index of the first element in the tensor.
-    pub start: u64,
-    /// Number of elements.
-    pub len: u64,
-}
 
 /// Divides consecutive tensors of these numbers of elements into those that share a block, and a large tensor
 /// into parts that have a block each.

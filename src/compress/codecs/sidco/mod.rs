@@ -33,7 +33,7 @@ use crate::arch::threads::in_order;
 use crate::block::{Block, Positions};
 use crate::compress::codecs::sparse;
 use crate::compress::codecs::{Compressor, Run};
-use crate::compress::settings::{Amount, Choice, KEPT, Kept, Number, Visitor, Word};
+use crate::compress::settings::{Amount, KEPT, Kept, Number, OneOf, Visitor, Word};
 use crate::error;
 
 /// Rule that chooses the number of stages.
@@ -50,8 +50,8 @@ pub enum Stages {
     Fixed(u8),
 }
 
-const FIT: Choice<Fit> =
-    Choice { key: "fit", names: &[(Fit::Exp, "exp"), (Fit::GammaGp, "gamma-gp"), (Fit::Gp, "gp")] };
+const FIT: OneOf<Fit> =
+    OneOf { key: "fit", names: &[(Fit::Exp, "exp"), (Fit::GammaGp, "gamma-gp"), (Fit::Gp, "gp")] };
 const STAGES: Word<Stages, u8> = Word {
     number: Number { key: "stages", allowed: "guard, authors, or 1 to 64", fits: |s| (1..=64).contains(&s) },
     names: &[(Stages::Guard, "guard"), (Stages::Authors, "authors")],

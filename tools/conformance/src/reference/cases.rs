@@ -345,15 +345,15 @@ pub(super) fn uncovered(cases: &[Case]) -> Vec<String> {
         })
     };
     let mut out = Vec::new();
-    for name in list("?", "one of ") {
-        if !specs.iter().any(|s| s.split(':').next() == Some(name.as_str())) {
-            out.push(name.clone());
+    for &name in Codec::NAMES {
+        if !specs.iter().any(|s| s.split(':').next() == Some(name)) {
+            out.push(name.to_owned());
         }
         for key in list(&format!("{name}:?=1"), "allowed are ").into_iter().filter(|key| key != "none") {
             let choices = list(&format!("{name}:{key}=?"), "one of ");
             let pairs = choices.iter().map(|choice| format!("{key}={choice}"));
             let pairs: Vec<_> = if choices.is_empty() { vec![format!("{key}=")] } else { pairs.collect() };
-            out.extend(pairs.into_iter().filter(|pair| !has(&name, pair)).map(|p| format!("{name}:{p}")));
+            out.extend(pairs.into_iter().filter(|pair| !has(name, pair)).map(|p| format!("{name}:{p}")));
         }
     }
     out
