@@ -149,7 +149,7 @@ impl<T: Copy + PartialEq> Setting<T> for OneOf<T> {
     }
 
     fn allows(&self, value: T) -> bool {
-        self.text(value).is_some()
+        self.names.iter().any(|(v, _)| *v == value)
     }
 
     fn text(&self, value: T) -> Option<String> {

@@ -36,7 +36,7 @@ pub(super) fn save(states: &CodecStates) -> impl Iterator<Item = (String, Tensor
 /// state.
 ///
 /// # Errors
-/// [`Error::Input`](crate::Error::Input) if the tensor has the name and type of a state but invalid content.
+/// [`Error::Input`] if the tensor has the name and type of a state but invalid content.
 pub(super) fn load(states: &mut CodecStates, name: &str, tensor: &TensorBuf) -> Result<bool> {
     if let (Dtype::I64, Some(name)) = (tensor.dtype(), name.strip_suffix(SIDCO)) {
         let sidco = Adaptation::from_tensor(tensor)?;

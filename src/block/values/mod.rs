@@ -91,7 +91,12 @@ macro_rules! kinds {
                 match self { $(Self::$Kind(v) => v.facts(),)* }
             }
 
-            fn write_kind(&self, out: &mut Vec<u8>, coder: &mut Coder<'_>, space: &ValueSpace<'_>) -> Result<()> {
+            fn write_kind(
+                &self,
+                out: &mut Vec<u8>,
+                coder: &mut Coder<'_>,
+                space: &ValueSpace<'_>,
+            ) -> Result<()> {
                 match self { $(Self::$Kind(v) => v.write(out, coder, space),)* }
             }
 
@@ -107,7 +112,11 @@ macro_rules! kinds {
                 }
             }
 
-            fn validate_kind(cursor: &mut Cursor<'_>, id: ValuesId, space: &ValueSpace<'_>) -> Result<Validated> {
+            fn validate_kind(
+                cursor: &mut Cursor<'_>,
+                id: ValuesId,
+                space: &ValueSpace<'_>,
+            ) -> Result<Validated> {
                 match id {
                     $($Kind::ID => $Kind::validate(cursor, space),)*
                     ValuesId(other) => Err(Error::unsupported("values", other, cursor.offset())),
@@ -121,7 +130,12 @@ macro_rules! kinds {
             ///
             /// # Errors
             /// [`Error::Input`] for latent codes, which need their model, and for kinds that give bits.
-            pub(crate) fn numbers(&self, tensor_counts: &[u64], budget: &Budget, out: &mut [f32]) -> Result<()> {
+            pub(
+                crate) fn numbers(&self,
+                tensor_counts: &[u64],
+                budget: &Budget,
+                out: &mut [f32],
+            ) -> Result<()> {
                 match self { $(Self::$Kind(v) => v.numbers(tensor_counts, budget, out),)* }
             }
         }

@@ -1,5 +1,5 @@
 //! Compressors, one per file. Each file has the settings with their ranges, and the function that makes
-//! blocks: it implements [`Compressor`].
+//! blocks: it implements `Compressor`.
 
 pub(super) mod chunked;
 pub(super) mod delta;

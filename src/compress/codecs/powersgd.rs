@@ -8,9 +8,9 @@
 //! ```
 //!
 //! [`Codec::PowerSgd`](crate::compress::Codec::PowerSgd) does this for one sender.
-//! [`PowerSgdWorker`](crate::compress::senders::powersgd::PowerSgdWorker) does it for many senders, whose P and Q are
-//! averaged directly. Vectors are sent uncompressed, as in the paper. The same holds for matrices whose
-//! factors would take no fewer bytes.
+//! [`PowerSgdWorker`](crate::compress::senders::powersgd::PowerSgdWorker) does it for many senders, whose P
+//! and Q are averaged directly. Vectors are sent uncompressed, as in the paper. The same holds for matrices
+//! whose factors would take no fewer bytes.
 //!
 //! Sums are computed in binary64 in the order of the elements, so that nodes and threads agree. The paper
 //! starts from normally distributed numbers. This code starts from uniform numbers between -1 and 1, which

@@ -10,10 +10,10 @@
 //! ```
 //!
 //! `sign` is the codec `sign`: signs times mean magnitudes. A [`OneBitWorker`] makes the blocks of a step
-//! ([`OneBitWorker::message`]) and takes the tensors of the server's answer ([`OneBitWorker::apply`]). A [`OneBitServer`] takes
-//! the mean of the workers' tensors, for example from [`reduce::Sum`](../../reduce/struct.Sum.html), and
-//! makes blocks. The workers' weights depend only on the server's messages, so they are equal on all workers,
-//! bit for bit.
+//! ([`OneBitWorker::message`]) and takes the tensors of the server's answer ([`OneBitWorker::apply`]). A
+//! [`OneBitServer`] takes the mean of the workers' tensors, for example from
+//! [`reduce::Sum`](../../reduce/struct.Sum.html), and makes blocks. The workers' weights depend only on the
+//! server's messages, so they are equal on all workers, bit for bit.
 //!
 //! The learning rate has to fall: a step of signs is proportional to the rate and does not vanish by itself,
 //! unlike a step of Adam (`tests/compressors/onebit.rs` prints both).

@@ -12,8 +12,8 @@
 //! m' = (1 - beta) m + beta (p - sent)           beta = 1: plain error feedback
 //! ```
 //!
-//! The paper has no rule for a lost leader: [`ScaleComWorker::abort`] gives up a step without a set and keeps the
-//! memory. The paper does not compress early steps: send those as `raw`.
+//! The paper has no rule for a lost leader: [`ScaleComWorker::abort`] gives up a step without a set and keeps
+//! the memory. The paper does not compress early steps: send those as `raw`.
 
 mod quasi;
 mod worker;

@@ -16,7 +16,8 @@ use crate::tensor::TensorView;
 /// The role of a worker in a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Role {
-    /// The worker leads: it sends this set to all others, and passes it to its own [`ScaleComWorker::take_set`] too.
+    /// The worker leads: it sends this set to all others, and passes it to its own
+    /// [`ScaleComWorker::take_set`] too.
     Leader(IndexSet),
     /// The worker waits for the leader's set.
     Follower {
