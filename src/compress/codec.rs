@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::*;
+use super::compressor::{Compressor, Run};
 use super::settings::{Keys, OutOfRange, SpecError, SpecWriter, Visitor};
 use crate::block::{Block, BlockOptions, Positions};
 use crate::error::{Error, Result};

@@ -8,6 +8,7 @@
 
 mod codec;
 pub mod codecs;
+mod compressor;
 #[doc(hidden)]
 pub mod device;
 mod extents;

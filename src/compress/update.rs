@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use super::codec::Codec;
-use super::codecs::{Run, TopK};
+use super::codecs::TopK;
+use super::compressor::Run;
 use super::extents::runs;
 use super::feedback::Feedback;
 use super::options::{Input, Options};

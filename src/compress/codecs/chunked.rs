@@ -6,14 +6,14 @@
 //! lowest index wins among equal magnitudes. Zeros are kept if a chunk has too few non-zero elements.
 
 use super::sparse::mean_magnitude;
-use super::{Compressor, Run};
 use crate::block::{
     self, Bits, Block, Codebook, Groups, ScaleFormat, Scales, Scope, Sparse, Support, Values,
 };
 use crate::codes::best_parameter;
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{Check, Number, OneOf, OutOfRange, Setting, Visitor};
 use crate::compress::source::CHUNK;
-use crate::error;
+use crate::error::Result;
 use crate::tensor::element::max_finite;
 
 const CHUNK_LEN: Number<u64> =
@@ -69,7 +69,7 @@ impl Compressor for Chunked {
         }
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let Self { chunk: chunk_len, kept, values } = *self;
         let len = usize::try_from(chunk_len).unwrap_or(usize::MAX);
         let step = len.saturating_mul((CHUNK / len).max(1));

@@ -9,14 +9,14 @@
 use super::chunked::{largest, support_of};
 use super::matrix::{finite, numbers_of};
 use super::sparse::{floats, mean_magnitude};
-use super::{Compressor, Run};
 use crate::block::values::dct::{Layout, MAX_SIDE};
 use crate::block::{
     Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
 };
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{Kept, Number, OneOf, Visitor};
 use crate::compress::source::{CHUNK, Source};
-use crate::error;
+use crate::error::Result;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
 
@@ -54,7 +54,7 @@ impl Compressor for Demo {
         visitor.visit(&VALUES, &mut self.values)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let mut blocks = Vec::new();
         for (tensor, input) in run.tensors.iter_mut().zip(run.inputs).filter(|(tensor, _)| tensor.len > 0) {
             // Each block covers whole rows of chunks.
@@ -100,7 +100,7 @@ impl View {
 }
 
 /// Returns the block of the elements `start .. start + len`, which are whole rows of chunks.
-fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &Demo) -> error::Result<Block> {
+fn block(tensor: &mut Source<'_>, view: View, start: u64, len: u64, settings: &Demo) -> Result<Block> {
     let range = start as usize..(start + len) as usize;
     let of_row = (view.chunk_rows * view.cols) as usize;
     let layout = Layout::new(view.cols, view.chunk_rows, view.chunk_cols);

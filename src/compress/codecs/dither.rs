@@ -2,10 +2,10 @@
 //! powers of two.
 
 use super::quantize::{self, GroupQuantizer, LevelOptions};
-use super::{Compressor, Run};
 use crate::block::{Block, Norm, Spacing};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{BUCKET, Number, OneOf, Unless, Visitor};
-use crate::error;
+use crate::error::Result;
 
 const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l| l >= 1 };
 const NORM: OneOf<Norm> =
@@ -57,7 +57,7 @@ impl Compressor for Dither {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         quantize::blocks(run, self.quantizer())
     }
 }

@@ -1,10 +1,10 @@
 //! 8-bit integers with a scale for each group (8-bit approximations, arXiv 1511.04561).
 
 use super::quantize::{self, GroupQuantizer};
-use super::{Compressor, Run};
 use crate::block::Block;
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{Number, Visitor};
-use crate::error;
+use crate::error::Result;
 
 const GROUP: Number<u64> = Number { key: "group", allowed: "at least 2", fits: |g| g >= 2 };
 
@@ -35,7 +35,7 @@ impl Compressor for Int8 {
         visitor.visit(&GROUP, &mut self.group)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         quantize::blocks(run, self.quantizer())
     }
 }

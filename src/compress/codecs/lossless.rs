@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, Floats, Planes, Scope, Stored, Support, Values};
-use crate::compress::codecs::Run;
+use crate::compress::compressor::Run;
 use crate::compress::extents::{Extent, extents, whole};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;

@@ -36,36 +36,3 @@ pub use sign::{Share, Sign};
 pub use terngrad::TernGrad;
 pub use threshold::Threshold;
 pub use topk::TopK;
-
-use super::options::{Input, Options};
-use super::select::Chosen;
-use super::settings::{Check, OutOfRange, Visitor};
-use super::source::Source;
-use crate::block::Block;
-use crate::error;
-
-/// A codec's settings, and how it makes blocks.
-pub(super) trait Compressor: Default {
-    /// Name in specifications.
-    const NAME: &'static str;
-
-    /// Visits all settings.
-    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error>;
-
-    /// Checks that every setting is in its range.
-    fn check(&mut self) -> Result<(), OutOfRange> {
-        self.settings(&mut Check)
-    }
-
-    /// Returns the blocks of a run of tensors.
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>>;
-}
-
-/// Consecutive tensors of one element type that have one codec.
-pub(super) struct Run<'r, 'a> {
-    pub(super) inputs: &'r [Input<'a>],
-    pub(super) tensors: &'r mut [Source<'a>],
-    /// The elements already selected, for [`Selection::Global`](super::Selection::Global).
-    pub(super) chosen: &'r mut [Chosen],
-    pub(super) options: &'r Options,
-}

@@ -4,14 +4,14 @@
 use std::mem;
 use std::ops::Range;
 
-use super::{Compressor, Run};
 use crate::arch::{self, Kernel, pages};
 use crate::block::{Bits, Block, Pow2, Support, Underflow, Values};
 use crate::codes::Scratch;
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::extents::extents;
 use crate::compress::settings::Visitor;
 use crate::compress::source::{Chunk, RUN, Source};
-use crate::error;
+use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
@@ -36,7 +36,7 @@ impl Compressor for Natural {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let &Self { seed } = self;
         let Run { tensors, options, .. } = run;
         let mut blocks = Vec::new();
@@ -150,7 +150,7 @@ pub(in crate::compress) fn values(
     range: Range<usize>,
     seed: u64,
     scratch: &mut Scratch,
-) -> error::Result<Values> {
+) -> Result<Values> {
     let mut codes = pages::of_len(mem::take(&mut scratch.codes), range.len());
     let mut negative = pages::of_len(mem::take(&mut scratch.signs), range.len().div_ceil(8));
     let places = codes.chunks_mut(STEP).zip(negative.chunks_mut(STEP / 8)).collect();
@@ -245,7 +245,7 @@ fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
 
 /// Returns the values of several spans together. Handles small tensors that share a block, and subnormal
 /// elements.
-fn general(spans: &mut [(Range<usize>, &mut Source<'_>)], seed: u64) -> error::Result<Values> {
+fn general(spans: &mut [(Range<usize>, &mut Source<'_>)], seed: u64) -> Result<Values> {
     let mut exponents = Vec::new();
     let mut negative = Vec::new();
     for (range, tensor) in spans.iter_mut() {

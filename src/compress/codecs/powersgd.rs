@@ -21,13 +21,13 @@ use rayon::prelude::*;
 
 use super::matrix::{finite, numbers_of};
 use super::sparse;
-use super::{Compressor, Run};
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::options::Options;
 use crate::compress::settings::{Kept, Number, Visitor};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::state::{CodecState, Factor};
-use crate::error;
+use crate::error::Result;
 use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
@@ -57,7 +57,7 @@ impl Compressor for PowerSgd {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let &Self { rank, seed } = self;
         let mut blocks = Vec::new();
         for (tensor, input) in run.tensors.iter_mut().zip(run.inputs).filter(|(tensor, _)| tensor.len > 0) {
@@ -108,19 +108,14 @@ pub(crate) fn matrix(shape: &[u64], dtype: Dtype, rank: u64) -> Option<(usize, u
 }
 
 /// Returns all elements of a tensor plus the residual. The sums must be finite.
-pub(crate) fn elements(tensor: &mut Source<'_>) -> error::Result<Vec<f32>> {
+pub(crate) fn elements(tensor: &mut Source<'_>) -> Result<Vec<f32>> {
     let parts = tensor.scan(0..tensor.len, CHUNK, |chunk| chunk.whole(|_, values| values.to_vec()));
     let sums = parts.concat();
     if sums.iter().all(|x| x.is_finite()) { Ok(sums) } else { Err(tensor.non_finite()) }
 }
 
 /// Appends blocks of the uncompressed elements, clamped to the range of the tensor's type.
-fn plain(
-    tensor: &mut Source<'_>,
-    sums: &[f32],
-    options: &Options,
-    blocks: &mut Vec<Block>,
-) -> error::Result<()> {
+fn plain(tensor: &mut Source<'_>, sums: &[f32], options: &Options, blocks: &mut Vec<Block>) -> Result<()> {
     let step = usize::try_from(options.block_len).unwrap_or(usize::MAX);
     for start in (0..sums.len()).step_by(step) {
         let part = &sums[start..sums.len().min(start.saturating_add(step))];
@@ -240,7 +235,7 @@ pub(crate) fn product(
     mut right: Vec<f32>,
     rank: u64,
     dtype: Dtype,
-) -> error::Result<(Values, Vec<f32>)> {
+) -> Result<(Values, Vec<f32>)> {
     let factor =
         |numbers: &[f32]| Box::new(Values::Floats(Floats { stored: Stored::F32, bytes: bytes(numbers) }));
     let (rows, cols) = (left.len() as u64 / rank, right.len() as u64 / rank);

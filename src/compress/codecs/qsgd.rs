@@ -1,10 +1,10 @@
 //! QSGD (Alistarh et al., arXiv 1610.02132): unbiased rounding to uniform levels.
 
 use super::quantize::{self, GroupQuantizer, LevelOptions};
-use super::{Compressor, Run};
 use crate::block::{Block, Norm, Spacing};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{BUCKET, Number, OneOf, Unless, Visitor};
-use crate::error;
+use crate::error::Result;
 
 const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
 const NORM: OneOf<Norm> = OneOf { key: "norm", names: &[(Norm::L2, "l2"), (Norm::Max, "max")] };
@@ -55,7 +55,7 @@ impl Compressor for Qsgd {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         quantize::blocks(run, self.quantizer())
     }
 }

@@ -11,7 +11,7 @@ use crate::block::{
     Zero,
 };
 use crate::codes::Scratch;
-use crate::compress::codecs::Run;
+use crate::compress::compressor::Run;
 use crate::compress::extents::extents;
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::compress::sums;

@@ -2,11 +2,11 @@
 //! that has the seed. Positions cost no bytes, and equal supports can be summed.
 
 use super::sparse;
-use super::{Compressor, Run};
 use crate::block::{Block, Scope, Seeded, Support};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{Amount, Kept, OneOf, Visitor};
 use crate::compress::source::CHUNK;
-use crate::error;
+use crate::error::Result;
 use crate::random;
 
 const SCALE: OneOf<Scaling> =
@@ -54,7 +54,7 @@ impl Compressor for RandK {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let mut blocks = Vec::with_capacity(run.tensors.len());
         for tensor in run.tensors {
             // All elements are checked, so that an error does not depend on the draw.

@@ -4,14 +4,14 @@
 //! A zero keeps its own sign: +0 becomes plus the scale, -0 minus the scale. Error feedback corrects this in
 //! the next step. Without error feedback, another codec suits exact zeros better.
 
-use super::{Compressor, Run};
 use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::extents::{Extent, extents};
 use crate::compress::settings::{Number, Unless, Visitor, Word};
 use crate::compress::source::{CHUNK, RUN, Source};
 use crate::compress::sums;
-use crate::error;
+use crate::error::Result;
 
 /// Range of elements that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ impl Compressor for Sign {
         visitor.visit(&Unless(&GROUP, Share::Tensor), &mut self.group)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let share = self.group;
         let Run { tensors, options, .. } = run;
         let mut blocks = Vec::new();
@@ -91,7 +91,7 @@ impl Compressor for Sign {
     }
 }
 
-fn mean_of_tensor(tensor: &mut Source<'_>) -> error::Result<f32> {
+fn mean_of_tensor(tensor: &mut Source<'_>) -> Result<f32> {
     let sums = tensor.scan(0..tensor.len, CHUNK, |chunk| {
         let mut runs = sums::Runs::new();
         chunk.runs(|_, run| runs.push_magnitudes(run));
@@ -100,14 +100,14 @@ fn mean_of_tensor(tensor: &mut Source<'_>) -> error::Result<f32> {
     mean(tensor, sums.iter().fold(0.0, |all, x| all + x), tensor.len)
 }
 
-fn mean(tensor: &Source<'_>, sum: f64, len: usize) -> error::Result<f32> {
+fn mean(tensor: &Source<'_>, sum: f64, len: usize) -> Result<f32> {
     match sum.is_finite() {
         true => Ok((sum / len.max(1) as f64) as f32),
         false => Err(tensor.non_finite()),
     }
 }
 
-fn means(tensor: &mut Source<'_>, range: std::ops::Range<usize>, group: u64) -> error::Result<Vec<f32>> {
+fn means(tensor: &mut Source<'_>, range: std::ops::Range<usize>, group: u64) -> Result<Vec<f32>> {
     let group = usize::try_from(group).unwrap_or(usize::MAX);
     let step = group.saturating_mul((CHUNK / group).max(1));
     let sums = tensor.scan(range.clone(), step, |chunk| {
@@ -124,7 +124,7 @@ fn signs(
     range: std::ops::Range<usize>,
     share: Share,
     scales: &[f32],
-) -> error::Result<Bits> {
+) -> Result<Bits> {
     let (start, dtype) = (range.start, tensor.dtype);
     let mut rounded = scales.to_vec();
     crate::tensor::element::round_f32s(dtype, &mut rounded)?;

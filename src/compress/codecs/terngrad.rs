@@ -1,10 +1,10 @@
 //! TernGrad (Wen et al., arXiv 1705.07878): rounds to -1, 0 or 1 times the largest magnitude of a bucket.
 
 use super::quantize::{self, GroupQuantizer, LevelOptions};
-use super::{Compressor, Run};
 use crate::block::{Block, Norm, Spacing};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{BUCKET, Number, Visitor};
-use crate::error;
+use crate::error::Result;
 
 const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", fits: |c| c >= 1.0 };
 
@@ -53,7 +53,7 @@ impl Compressor for TernGrad {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         quantize::blocks(run, self.quantizer())
     }
 }

@@ -1,11 +1,11 @@
 //! Selection of the elements that reach a given threshold.
 
 use super::sparse;
-use super::{Compressor, Run};
 use crate::block::{Block, Positions};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::select;
 use crate::compress::settings::{KEPT, Kept, Number, Visitor};
-use crate::error;
+use crate::error::Result;
 
 const AT: Number<f32> =
     Number { key: "at", allowed: "a positive number", fits: |at| at.is_finite() && at > 0.0 };
@@ -39,7 +39,7 @@ impl Compressor for Threshold {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let chosen = select::at_least(run.tensors, self.at)?;
         sparse::blocks(run.tensors, chosen, self.values, self.seed)
     }

@@ -2,11 +2,11 @@
 //! others.
 
 use super::sparse;
-use super::{Compressor, Run};
 use crate::block::{Block, Positions};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::select;
 use crate::compress::settings::{Amount, KEPT, Kept, OneOf, Selection, Unless, Visitor};
-use crate::error;
+use crate::error::Result;
 
 const SCOPE: OneOf<Selection> =
     OneOf { key: "scope", names: &[(Selection::Tensor, "tensor"), (Selection::Global, "global")] };
@@ -50,7 +50,7 @@ impl Compressor for TopK {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let chosen = match self.selection {
             Selection::Global => run.chosen.iter_mut().map(std::mem::take).collect(),
             Selection::Tensor => select::top_k_each(run.tensors, self.amount)?,

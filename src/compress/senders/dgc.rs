@@ -9,7 +9,7 @@
 //!
 //! The density falls from one warm-up stage to the next, down to its final value.
 
-use super::mask_momenta;
+use super::momentum::mask_momenta;
 use super::state::{self, MOMENTUM};
 use crate::block::{CodedBlock, Positions};
 use crate::compress::codecs::TopK;

@@ -9,7 +9,7 @@ use crate::compress::options::Input;
 use crate::frame;
 use crate::frame::{Digest, run_digest, tensor_digest};
 
-use super::RUN_BYTES;
+use super::pieces::RUN_BYTES;
 
 /// Digests of a tensor before and after an update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

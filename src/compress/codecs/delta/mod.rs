@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::lossless::Elements;
 use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
-use crate::compress::codecs::{Compressor, Run};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::extents::{Span, whole};
 use crate::compress::settings::{OneOf, Unless, Visitor};
 use crate::error::Result;
@@ -17,7 +17,7 @@ use crate::limits::in_memory;
 use classes::{Classes, Places};
 pub use digests::{Digested, Digests, deltas};
 pub(in crate::compress) use pieces::division;
-use pieces::{Piece, RUN_BYTES, Step, for_each_step};
+use pieces::{Piece, Step, for_each_step};
 
 /// `delta`: sends the elements that differ from a base, without loss.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -53,7 +53,7 @@ impl Default for Delta {
 impl Compressor for Delta {
     const NAME: &'static str = "delta";
 
-    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> std::result::Result<(), V::Error> {
+    fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.visit(&Unless(&VALUES, Change::Ulp), &mut self.values)?;
         visitor.positions(&mut self.positions)
     }

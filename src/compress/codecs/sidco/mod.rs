@@ -27,28 +27,15 @@ mod stages;
 use rayon::prelude::*;
 
 pub use fit::Fit;
+pub use stages::Stages;
 pub(in crate::compress) use stages::{Goal, Refined, Refining, Staging};
 
 use crate::arch::threads::in_order;
 use crate::block::{Block, Positions};
 use crate::compress::codecs::sparse;
-use crate::compress::codecs::{Compressor, Run};
+use crate::compress::compressor::{Compressor, Run};
 use crate::compress::settings::{Amount, KEPT, Kept, Number, OneOf, Visitor, Word};
-use crate::error;
-
-/// Rule that chooses the number of stages.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stages {
-    /// Fits until 0.9 to 1.1 times the target is kept. Equal magnitudes are cut at exactly the target.
-    Guard,
-    /// The authors' rule, which begins with one stage. It adapts when five steps are complete: one stage less
-    /// if the mean of k'/k is more than 1.2, one more if it is less than 0.8. The range is 1 to
-    /// ceil(log2(n/k)). The sender's [`Feedback`](crate::compress::Feedback) holds the state; without one
-    /// every call starts from one stage.
-    Authors,
-    /// A fixed number of stages, 1 to 64.
-    Fixed(u8),
-}
+use crate::error::Result;
 
 const FIT: OneOf<Fit> =
     OneOf { key: "fit", names: &[(Fit::Exp, "exp"), (Fit::GammaGp, "gamma-gp"), (Fit::Gp, "gp")] };
@@ -101,7 +88,7 @@ impl Compressor for Sidco {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> error::Result<Vec<Block>> {
+    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
         let chosen = in_order(run.tensors.par_iter_mut().map(|source| {
             let k = self.amount.of(source.len as u64);
             let state = source.state.sidco.unwrap_or_default();

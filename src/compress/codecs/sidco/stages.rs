@@ -7,6 +7,20 @@ use crate::compress::source::Source;
 use crate::compress::state::Adaptation;
 use crate::error::Result;
 
+/// Rule that chooses the number of stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stages {
+    /// Fits until 0.9 to 1.1 times the target is kept. Equal magnitudes are cut at exactly the target.
+    Guard,
+    /// The authors' rule, which begins with one stage. It adapts when five steps are complete: one stage less
+    /// if the mean of k'/k is more than 1.2, one more if it is less than 0.8. The range is 1 to
+    /// ceil(log2(n/k)). The sender's [`Feedback`](crate::compress::Feedback) holds the state; without one
+    /// every call starts from one stage.
+    Authors,
+    /// A fixed number of stages, 1 to 64.
+    Fixed(u8),
+}
+
 /// Part of the elements that is to exceed the first of several thresholds (the authors' constant
 /// `first_ratio`).
 const FIRST: f64 = 0.25;
@@ -269,14 +283,14 @@ impl Refining {
 pub(super) fn select(
     source: &mut Source<'_>,
     fit: Fit,
-    stages: super::Stages,
+    stages: Stages,
     k: u64,
     state: Adaptation,
 ) -> Result<(Chosen, Adaptation)> {
     match stages {
-        super::Stages::Guard => Ok((guarded(source, fit, k)?, state)),
-        super::Stages::Fixed(stages) => Ok((staged(source, fit, u32::from(stages), k)?.0, state)),
-        super::Stages::Authors => {
+        Stages::Guard => Ok((guarded(source, fit, k)?, state)),
+        Stages::Fixed(stages) => Ok((staged(source, fit, u32::from(stages), k)?.0, state)),
+        Stages::Authors => {
             let (chosen, fitted) = staged(source, fit, state.stages, k)?;
             let ratio = chosen.positions.len() as f64 / k as f64;
             Ok((chosen, if fitted { state.after(ratio, k as f64 / source.len as f64) } else { state }))
