@@ -49,6 +49,7 @@
 use rayon::prelude::*;
 
 use super::{Outline, check_order};
+use crate::arch::threads::in_order;
 use crate::bits::{PlaneReader, packed_bytes, unzigzag};
 use crate::block::{
     Affine, Bits, Block, CodedBlock, Groups, Levels, Norm, Pow2, ScaleFormat, Scales, Scope, Sign, Spacing,
@@ -219,10 +220,7 @@ pub fn blocks(tasks: &[Task], packed: &[Packed<'_>]) -> Result<Vec<CodedBlock>> 
     if tasks.len() != packed.len() {
         return Err(Error::inconsistent("numbers of tasks and of what was computed"));
     }
-    // Results are collected in two steps, so that the first error is returned. In one step it could be any.
-    let blocks: Vec<Result<CodedBlock>> =
-        tasks.par_iter().zip(packed).map(|(t, p)| Ok(block(t, p)?.into())).collect();
-    blocks.into_iter().collect()
+    in_order(tasks.par_iter().zip(packed).map(|(t, p)| Ok(block(t, p)?.into())))
 }
 
 fn block(task: &Task, packed: &Packed<'_>) -> Result<Block> {
