@@ -29,9 +29,8 @@ impl Amount {
     }
 }
 
-const DENSITY: Number<f64> =
-    Number { key: "density", allowed: "more than 0, at most 1", fits: |d| d > 0.0 && d <= 1.0 };
-const COUNT: Number<u64> = Number { key: "k", allowed: "at least 1", fits: |k| k >= 1 };
+const DENSITY: Setting<f64> = Setting::number("density", "more than 0, at most 1", |d| d > 0.0 && d <= 1.0);
+const COUNT: Setting<u64> = Setting::number("k", "at least 1", |k| k >= 1);
 
 /// The form in which kept elements are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,9 +50,9 @@ pub enum Kept {
 }
 
 /// The `values` of codecs that send any form of kept elements.
-pub(super) const KEPT: OneOf<Kept> = OneOf {
-    key: "values",
-    names: &[
+pub(super) const KEPT: Setting<Kept> = Setting::one_of(
+    "values",
+    &[
         (Kept::F32, "f32"),
         (Kept::F16, "f16"),
         (Kept::Bf16, "bf16"),
@@ -61,7 +60,7 @@ pub(super) const KEPT: OneOf<Kept> = OneOf {
         (Kept::Sign, "sign"),
         (Kept::Q4, "q4"),
     ],
-};
+);
 
 /// The range in which the elements of largest magnitude are selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -73,7 +72,7 @@ pub enum Selection {
 }
 
 /// `bucket`: values that share a norm.
-pub(super) const BUCKET: Number<u64> = Number { key: "bucket", allowed: "at least 2", fits: |b| b >= 2 };
+pub(super) const BUCKET: Setting<u64> = Setting::number("bucket", "at least 2", |b| b >= 2);
 
 /// A setting outside its range.
 #[derive(Debug)]
@@ -83,148 +82,73 @@ pub(super) struct OutOfRange {
     pub(super) allowed: String,
 }
 
-/// A key of specifications, and the values that it may have.
-pub(super) trait Setting<T> {
-    fn key(&self) -> &'static str;
-
-    /// Returns the allowed values, for messages.
-    fn allowed(&self) -> String;
-
-    /// Returns the value that a text stands for, if it is allowed.
-    fn parse(&self, text: &str) -> Option<T>;
-
-    fn allows(&self, value: T) -> bool;
-
-    /// Returns the text of a value, or `None` for a value that is not written.
-    fn text(&self, value: T) -> Option<String>;
-}
-
-/// The key and the range of a number.
-pub(super) struct Number<T> {
+/// A key of specifications, and the values that it may have: names, and numbers in a range.
+pub(super) struct Setting<T: 'static> {
     pub(super) key: &'static str,
+    /// The allowed values, for messages. Empty if they are the names.
     pub(super) allowed: &'static str,
+    pub(super) names: &'static [(T, &'static str)],
+    /// Reads a text that is not a name.
+    pub(super) parse: fn(&str) -> Option<T>,
+    /// Whether a value without a name is allowed.
     pub(super) fits: fn(T) -> bool,
+    /// Writes a value without a name.
+    pub(super) text: fn(T) -> String,
+    /// A value that is not written.
+    pub(super) unwritten: Option<T>,
 }
 
-impl<T: FromStr + ToString + Copy> Setting<T> for Number<T> {
-    fn key(&self) -> &'static str {
-        self.key
-    }
-
-    fn allowed(&self) -> String {
-        self.allowed.to_owned()
-    }
-
-    fn parse(&self, text: &str) -> Option<T> {
-        text.parse().ok().filter(|value| (self.fits)(*value))
-    }
-
-    fn allows(&self, value: T) -> bool {
-        (self.fits)(value)
-    }
-
-    fn text(&self, value: T) -> Option<String> {
-        Some(value.to_string())
+impl<T: FromStr + ToString + Copy> Setting<T> {
+    /// Returns a setting whose values are numbers.
+    pub(super) const fn number(key: &'static str, allowed: &'static str, fits: fn(T) -> bool) -> Self {
+        let (parse, text) = (|text: &str| text.parse().ok(), |number: T| number.to_string());
+        Self { key, allowed, names: &[], parse, fits, text, unwritten: None }
     }
 }
 
-/// The key and the names of a choice.
-pub(super) struct OneOf<T: 'static> {
-    pub(super) key: &'static str,
-    pub(super) names: &'static [(T, &'static str)],
-}
-
-impl<T: Copy + PartialEq> Setting<T> for OneOf<T> {
-    fn key(&self) -> &'static str {
-        self.key
+impl<T: Copy + PartialEq> Setting<T> {
+    /// Returns a setting whose values have names.
+    pub(super) const fn one_of(key: &'static str, names: &'static [(T, &'static str)]) -> Self {
+        let (parse, fits, text) = (|_: &str| None, |_| false, |_| String::new());
+        Self { key, allowed: "", names, parse, fits, text, unwritten: None }
     }
 
-    fn allowed(&self) -> String {
+    /// Returns the setting, not written while it has this value.
+    pub(super) const fn unless(self, value: T) -> Self {
+        Self { unwritten: Some(value), ..self }
+    }
+
+    fn name(&self, value: T) -> Option<&'static str> {
+        self.names.iter().find(|(named, _)| *named == value).map(|(_, name)| *name)
+    }
+
+    /// Returns the value that a text stands for.
+    fn read(&self, text: &str) -> Result<T, OutOfRange> {
+        let named = self.names.iter().find(|(_, name)| *name == text).map(|(value, _)| *value);
+        named
+            .or_else(|| (self.parse)(text).filter(|value| (self.fits)(*value)))
+            .ok_or_else(|| self.out_of_range())
+    }
+
+    /// Returns the error for a value that is not allowed.
+    pub(super) fn out_of_range(&self) -> OutOfRange {
         let names: Vec<&str> = self.names.iter().map(|(_, name)| *name).collect();
-        format!("one of {}", names.join(", "))
-    }
-
-    fn parse(&self, text: &str) -> Option<T> {
-        self.names.iter().find(|(_, name)| *name == text).map(|(value, _)| *value)
-    }
-
-    fn allows(&self, value: T) -> bool {
-        self.names.iter().any(|(v, _)| *v == value)
-    }
-
-    fn text(&self, value: T) -> Option<String> {
-        self.names.iter().find(|(v, _)| *v == value).map(|(_, name)| (*name).to_owned())
+        let allowed = match self.allowed {
+            "" => format!("one of {}", names.join(", ")),
+            allowed => allowed.to_owned(),
+        };
+        OutOfRange { key: self.key, allowed }
     }
 }
 
-/// The key of a choice between words and a number.
-pub(super) struct Word<T: 'static, N: 'static> {
-    /// `allowed` names the words, too.
-    pub(super) number: Number<N>,
-    pub(super) names: &'static [(T, &'static str)],
-    /// Makes a value of a number.
-    pub(super) of: fn(N) -> T,
-    /// Returns the number of a value that is not a word.
-    pub(super) number_of: fn(T) -> Option<N>,
-}
-
-impl<T: Copy + PartialEq, N: FromStr + ToString + Copy> Setting<T> for Word<T, N> {
-    fn key(&self) -> &'static str {
-        self.number.key
-    }
-
-    fn allowed(&self) -> String {
-        self.number.allowed()
-    }
-
-    fn parse(&self, text: &str) -> Option<T> {
-        let word = self.names.iter().find(|(_, name)| *name == text).map(|(value, _)| *value);
-        word.or_else(|| self.number.parse(text).map(self.of))
-    }
-
-    fn allows(&self, value: T) -> bool {
-        (self.number_of)(value).is_none_or(self.number.fits)
-    }
-
-    fn text(&self, value: T) -> Option<String> {
-        let word = self.names.iter().find(|(v, _)| *v == value).map(|(_, name)| (*name).to_owned());
-        word.or_else(|| self.number.text((self.number_of)(value)?))
-    }
-}
-
-/// A setting that is not written while it has this value.
-pub(super) struct Unless<S, T>(pub(super) S, pub(super) T);
-
-impl<T: Copy + PartialEq, S: Setting<T>> Setting<T> for Unless<&S, T> {
-    fn key(&self) -> &'static str {
-        self.0.key()
-    }
-
-    fn allowed(&self) -> String {
-        self.0.allowed()
-    }
-
-    fn parse(&self, text: &str) -> Option<T> {
-        self.0.parse(text)
-    }
-
-    fn allows(&self, value: T) -> bool {
-        self.0.allows(value)
-    }
-
-    fn text(&self, value: T) -> Option<String> {
-        self.0.text(value).filter(|_| value != self.1)
-    }
-}
-
-const SEED: Number<u64> = Number { key: "seed", allowed: "0 to 2^64 - 1", fits: |_| true };
-const POSITIONS: OneOf<Positions> = OneOf { key: "positions", names: &Positions::ALL };
+const SEED: Setting<u64> = Setting::number("seed", "0 to 2^64 - 1", |_| true).unless(1);
+const POSITIONS: Setting<Positions> = Setting::one_of("positions", &Positions::ALL).unless(Positions::Auto);
 
 /// Visits the settings of a codec, in the order of its written form, to read, check or write them.
 pub(super) trait Visitor {
     type Error;
 
-    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> Result<(), Self::Error>;
+    fn visit<T: Copy + PartialEq>(&mut self, setting: &Setting<T>, value: &mut T) -> Result<(), Self::Error>;
 
     fn amount(&mut self, amount: &mut Amount) -> Result<(), Self::Error> {
         match amount {
@@ -237,11 +161,11 @@ pub(super) trait Visitor {
     fn default<T>(&mut self, _value: &mut T, _default: T) {}
 
     fn seed(&mut self, seed: &mut u64) -> Result<(), Self::Error> {
-        self.visit(&Unless(&SEED, 1), seed)
+        self.visit(&SEED, seed)
     }
 
     fn positions(&mut self, positions: &mut Positions) -> Result<(), Self::Error> {
-        self.visit(&Unless(&POSITIONS, Positions::Auto), positions)
+        self.visit(&POSITIONS, positions)
     }
 }
 
@@ -251,10 +175,10 @@ pub(super) struct Check;
 impl Visitor for Check {
     type Error = OutOfRange;
 
-    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> Result<(), OutOfRange> {
-        match setting.allows(*value) {
+    fn visit<T: Copy + PartialEq>(&mut self, setting: &Setting<T>, value: &mut T) -> Result<(), OutOfRange> {
+        match setting.name(*value).is_some() || (setting.fits)(*value) {
             true => Ok(()),
-            false => Err(OutOfRange { key: setting.key(), allowed: setting.allowed() }),
+            false => Err(setting.out_of_range()),
         }
     }
 }
@@ -288,9 +212,12 @@ impl<'a, 'b> SpecWriter<'a, 'b> {
 impl Visitor for SpecWriter<'_, '_> {
     type Error = fmt::Error;
 
-    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> fmt::Result {
-        let Some(text) = setting.text(*value) else { return Ok(()) };
-        write!(self.f, "{}{}={text}", std::mem::replace(&mut self.separator, ','), setting.key())
+    fn visit<T: Copy + PartialEq>(&mut self, setting: &Setting<T>, value: &mut T) -> fmt::Result {
+        if setting.unwritten == Some(*value) {
+            return Ok(());
+        }
+        let text = setting.name(*value).map_or_else(|| (setting.text)(*value), str::to_owned);
+        write!(self.f, "{}{}={text}", std::mem::replace(&mut self.separator, ','), setting.key)
     }
 }
 
@@ -329,12 +256,9 @@ impl<'a> Keys<'a> {
         SpecError(format!("key `{key}` of `{}` is `{text}`: {allowed}", self.codec))
     }
 
-    fn take<T>(&mut self, setting: &impl Setting<T>) -> Result<Option<T>, SpecError> {
-        let key = setting.key();
-        self.known.push(key);
-        let Some(text) = self.text(key) else { return Ok(None) };
-        let value = setting.parse(text);
-        Ok(Some(value.ok_or_else(|| self.wrong(OutOfRange { key, allowed: setting.allowed() }))?))
+    fn take<T: Copy + PartialEq>(&mut self, setting: &Setting<T>) -> Result<Option<T>, SpecError> {
+        self.known.push(setting.key);
+        self.text(setting.key).map(|text| setting.read(text)).transpose().map_err(|e| self.wrong(e))
     }
 
     /// Refuses keys that the codec has not read.
@@ -350,7 +274,7 @@ impl<'a> Keys<'a> {
 impl Visitor for Keys<'_> {
     type Error = SpecError;
 
-    fn visit<T: Copy>(&mut self, setting: &impl Setting<T>, value: &mut T) -> Result<(), SpecError> {
+    fn visit<T: Copy + PartialEq>(&mut self, setting: &Setting<T>, value: &mut T) -> Result<(), SpecError> {
         *value = self.take(setting)?.unwrap_or(*value);
         Ok(())
     }

@@ -11,16 +11,15 @@ use crate::block::{
 };
 use crate::codes::best_parameter;
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{Check, Number, OneOf, OutOfRange, Setting, Visitor};
+use crate::compress::settings::{Check, OutOfRange, Setting, Visitor};
 use crate::compress::source::CHUNK;
 use crate::error::Result;
 use crate::tensor::element::max_finite;
 
-const CHUNK_LEN: Number<u64> =
-    Number { key: "chunk", allowed: "1 to 2^32", fits: |c| (1..=1 << 32).contains(&c) };
-const KEPT: Number<u64> = Number { key: "kept", allowed: "1 to the chunk", fits: |k| k >= 1 };
-const VALUES: OneOf<ChunkValues> =
-    OneOf { key: "values", names: &[(ChunkValues::Sign, "sign"), (ChunkValues::Code2, "code2")] };
+const CHUNK_LEN: Setting<u64> = Setting::number("chunk", "1 to 2^32", |c| (1..=1 << 32).contains(&c));
+const KEPT: Setting<u64> = Setting::number("kept", "1 to the chunk", |k| k >= 1);
+const VALUES: Setting<ChunkValues> =
+    Setting::one_of("values", &[(ChunkValues::Sign, "sign"), (ChunkValues::Code2, "code2")]);
 
 /// Form in which the kept elements of a chunk are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,7 +63,7 @@ impl Compressor for Chunked {
 
     fn check(&mut self) -> Result<(), OutOfRange> {
         match self.kept > self.chunk {
-            true => Err(OutOfRange { key: KEPT.key, allowed: KEPT.allowed() }),
+            true => Err(KEPT.out_of_range()),
             false => self.settings(&mut Check),
         }
     }

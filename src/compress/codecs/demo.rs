@@ -14,19 +14,18 @@ use crate::block::{
     Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
 };
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{Kept, Number, OneOf, Visitor};
+use crate::compress::settings::{Kept, Setting, Visitor};
 use crate::compress::source::{CHUNK, Source};
 use crate::error::Result;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
 
-const CHUNK_SIDE: Number<u64> =
-    Number { key: "chunk", allowed: "1 to 128", fits: |c| (1..=MAX_SIDE as u64).contains(&c) };
-const KEPT: Number<u64> = Number { key: "kept", allowed: "at least 1", fits: |k| k >= 1 };
-const VALUES: OneOf<Kept> = OneOf {
-    key: "values",
-    names: &[(Kept::Sign, "sign"), (Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")],
-};
+const CHUNK_SIDE: Setting<u64> = Setting::number("chunk", "1 to 128", |c| (1..=MAX_SIDE as u64).contains(&c));
+const KEPT: Setting<u64> = Setting::number("kept", "at least 1", |k| k >= 1);
+const VALUES: Setting<Kept> = Setting::one_of(
+    "values",
+    &[(Kept::Sign, "sign"), (Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")],
+);
 
 /// `demo`: keeps the largest coefficients of a cosine transform of each chunk (DeMo).
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,12 +4,12 @@
 use super::quantize::{self, GroupQuantizer, LevelOptions};
 use crate::block::{Block, Norm, Spacing};
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{BUCKET, Number, OneOf, Unless, Visitor};
+use crate::compress::settings::{BUCKET, Setting, Visitor};
 use crate::error::Result;
 
-const LEVELS: Number<u8> = Number { key: "levels", allowed: "1 to 255", fits: |l| l >= 1 };
-const NORM: OneOf<Norm> =
-    OneOf { key: "norm", names: &[(Norm::L1, "l1"), (Norm::L2, "l2"), (Norm::Max, "max")] };
+const LEVELS: Setting<u8> = Setting::number("levels", "1 to 255", |l| l >= 1);
+const NORM: Setting<Norm> =
+    Setting::one_of("norm", &[(Norm::L1, "l1"), (Norm::L2, "l2"), (Norm::Max, "max")]).unless(Norm::L2);
 
 /// `dither`: rounds each element at random, without bias, to its bucket's norm times zero or a power of two
 /// from 2^(1 - levels) to 1.
@@ -53,7 +53,7 @@ impl Compressor for Dither {
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.visit(&LEVELS, &mut self.levels)?;
         visitor.visit(&BUCKET, &mut self.bucket)?;
-        visitor.visit(&Unless(&NORM, Norm::L2), &mut self.norm)?;
+        visitor.visit(&NORM, &mut self.norm)?;
         visitor.seed(&mut self.seed)
     }
 

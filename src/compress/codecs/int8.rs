@@ -3,10 +3,10 @@
 use super::quantize::{self, GroupQuantizer};
 use crate::block::Block;
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{Number, Visitor};
+use crate::compress::settings::{Setting, Visitor};
 use crate::error::Result;
 
-const GROUP: Number<u64> = Number { key: "group", allowed: "at least 2", fits: |g| g >= 2 };
+const GROUP: Setting<u64> = Setting::number("group", "at least 2", |g| g >= 2);
 
 /// `int8`: rounds each element to a multiple of its group's largest magnitude / 127.
 #[derive(Debug, Clone, Copy, PartialEq)]

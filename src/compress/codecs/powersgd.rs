@@ -24,7 +24,7 @@ use super::sparse;
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
 use crate::compress::compressor::{Compressor, Run};
 use crate::compress::options::Options;
-use crate::compress::settings::{Kept, Number, Visitor};
+use crate::compress::settings::{Kept, Setting, Visitor};
 use crate::compress::source::{CHUNK, Source};
 use crate::compress::state::{CodecState, Factor};
 use crate::error::Result;
@@ -32,7 +32,7 @@ use crate::random;
 use crate::tensor::Dtype;
 use crate::tensor::element::{max_finite, round_f32s};
 
-const RANK: Number<u64> = Number { key: "rank", allowed: "at least 1", fits: |r| r >= 1 };
+const RANK: Setting<u64> = Setting::number("rank", "at least 1", |r| r >= 1);
 
 /// `powersgd`: sends each matrix as two factors of few columns.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -3,11 +3,11 @@
 use super::quantize::{self, GroupQuantizer, LevelOptions};
 use crate::block::{Block, Norm, Spacing};
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{BUCKET, Number, OneOf, Unless, Visitor};
+use crate::compress::settings::{BUCKET, Setting, Visitor};
 use crate::error::Result;
 
-const BITS: Number<u8> = Number { key: "bits", allowed: "2 to 16", fits: |b| (2..=16).contains(&b) };
-const NORM: OneOf<Norm> = OneOf { key: "norm", names: &[(Norm::L2, "l2"), (Norm::Max, "max")] };
+const BITS: Setting<u8> = Setting::number("bits", "2 to 16", |b| (2..=16).contains(&b));
+const NORM: Setting<Norm> = Setting::one_of("norm", &[(Norm::L2, "l2"), (Norm::Max, "max")]).unless(Norm::L2);
 
 /// `qsgd`: rounds each element at random, without bias. The result is a multiple of its bucket's norm /
 /// (2^(bits-1) - 1).
@@ -51,7 +51,7 @@ impl Compressor for Qsgd {
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.visit(&BITS, &mut self.bits)?;
         visitor.visit(&BUCKET, &mut self.bucket)?;
-        visitor.visit(&Unless(&NORM, Norm::L2), &mut self.norm)?;
+        visitor.visit(&NORM, &mut self.norm)?;
         visitor.seed(&mut self.seed)
     }
 

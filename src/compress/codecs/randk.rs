@@ -4,15 +4,14 @@
 use super::sparse;
 use crate::block::{Block, Scope, Seeded, Support};
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{Amount, Kept, OneOf, Visitor};
+use crate::compress::settings::{Amount, Kept, Setting, Visitor};
 use crate::compress::source::CHUNK;
 use crate::error::Result;
 use crate::random;
 
-const SCALE: OneOf<Scaling> =
-    OneOf { key: "scale", names: &[(Scaling::Unbiased, "n/k"), (Scaling::One, "1")] };
-const FLOATS: OneOf<Kept> =
-    OneOf { key: "values", names: &[(Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")] };
+const SCALE: Setting<Scaling> = Setting::one_of("scale", &[(Scaling::Unbiased, "n/k"), (Scaling::One, "1")]);
+const FLOATS: Setting<Kept> =
+    Setting::one_of("values", &[(Kept::F32, "f32"), (Kept::F16, "f16"), (Kept::Bf16, "bf16")]);
 
 /// Factor by which kept elements are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -8,7 +8,7 @@ use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
 use crate::compress::compressor::{Compressor, Run};
 use crate::compress::extents::{Extent, extents};
-use crate::compress::settings::{Number, Unless, Visitor, Word};
+use crate::compress::settings::{Setting, Visitor};
 use crate::compress::source::{CHUNK, RUN, Source};
 use crate::compress::sums;
 use crate::error::Result;
@@ -22,11 +22,14 @@ pub enum Share {
     Len(u64),
 }
 
-const GROUP: Word<Share, u64> = Word {
-    number: Number { key: "group", allowed: "tensor, or at least 2", fits: |g| g >= 2 },
+const GROUP: Setting<Share> = Setting {
+    key: "group",
+    allowed: "tensor, or at least 2",
     names: &[(Share::Tensor, "tensor")],
-    of: Share::Len,
-    number_of: |share| if let Share::Len(len) = share { Some(len) } else { None },
+    parse: |text| text.parse().ok().map(Share::Len),
+    fits: |share| matches!(share, Share::Len(2..)),
+    text: |share| if let Share::Len(len) = share { len.to_string() } else { String::new() },
+    unwritten: Some(Share::Tensor),
 };
 
 /// `sign`: sends the sign of each element and the mean magnitude. +0 counts as positive, -0 as negative.
@@ -46,7 +49,7 @@ impl Compressor for Sign {
     const NAME: &'static str = "sign";
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
-        visitor.visit(&Unless(&GROUP, Share::Tensor), &mut self.group)
+        visitor.visit(&GROUP, &mut self.group)
     }
 
     fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {

@@ -3,10 +3,10 @@
 use super::quantize::{self, GroupQuantizer, LevelOptions};
 use crate::block::{Block, Norm, Spacing};
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{BUCKET, Number, Visitor};
+use crate::compress::settings::{BUCKET, Setting, Visitor};
 use crate::error::Result;
 
-const CLIP: Number<f32> = Number { key: "clip", allowed: "at least 1, or inf", fits: |c| c >= 1.0 };
+const CLIP: Setting<f32> = Setting::number("clip", "at least 1, or inf", |c| c >= 1.0);
 
 /// `terngrad`: rounds each element at random to zero or plus or minus its bucket's largest magnitude.
 ///

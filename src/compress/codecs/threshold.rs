@@ -4,11 +4,10 @@ use super::sparse;
 use crate::block::{Block, Positions};
 use crate::compress::compressor::{Compressor, Run};
 use crate::compress::select;
-use crate::compress::settings::{KEPT, Kept, Number, Visitor};
+use crate::compress::settings::{KEPT, Kept, Setting, Visitor};
 use crate::error::Result;
 
-const AT: Number<f32> =
-    Number { key: "at", allowed: "a positive number", fits: |at| at.is_finite() && at > 0.0 };
+const AT: Setting<f32> = Setting::number("at", "a positive number", |at| at.is_finite() && at > 0.0);
 
 /// `threshold`: keeps the elements whose magnitude is at least `at`.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -5,11 +5,12 @@ use super::sparse;
 use crate::block::{Block, Positions};
 use crate::compress::compressor::{Compressor, Run};
 use crate::compress::select;
-use crate::compress::settings::{Amount, KEPT, Kept, OneOf, Selection, Unless, Visitor};
+use crate::compress::settings::{Amount, KEPT, Kept, Selection, Setting, Visitor};
 use crate::error::Result;
 
-const SCOPE: OneOf<Selection> =
-    OneOf { key: "scope", names: &[(Selection::Tensor, "tensor"), (Selection::Global, "global")] };
+const SCOPE: Setting<Selection> =
+    Setting::one_of("scope", &[(Selection::Tensor, "tensor"), (Selection::Global, "global")])
+        .unless(Selection::Tensor);
 
 /// `topk`: keeps the elements of largest magnitude. `stc`, sparse ternary compression (arXiv 1903.02891), is
 /// `topk` with `values=sign`.
@@ -45,7 +46,7 @@ impl Compressor for TopK {
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.amount(&mut self.amount)?;
         visitor.visit(&KEPT, &mut self.values)?;
-        visitor.visit(&Unless(&SCOPE, Selection::Tensor), &mut self.selection)?;
+        visitor.visit(&SCOPE, &mut self.selection)?;
         visitor.seed(&mut self.seed)?;
         visitor.positions(&mut self.positions)
     }

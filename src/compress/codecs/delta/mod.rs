@@ -11,7 +11,7 @@ use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
 use crate::compress::compressor::{Compressor, Run};
 use crate::compress::extents::{Span, whole};
-use crate::compress::settings::{OneOf, Unless, Visitor};
+use crate::compress::settings::{Setting, Visitor};
 use crate::error::Result;
 use crate::limits::in_memory;
 use classes::{Classes, Places};
@@ -41,8 +41,8 @@ pub enum Change {
     Overwrite,
 }
 
-const VALUES: OneOf<Change> =
-    OneOf { key: "values", names: &[(Change::Ulp, "ulp"), (Change::Overwrite, "overwrite")] };
+const VALUES: Setting<Change> =
+    Setting::one_of("values", &[(Change::Ulp, "ulp"), (Change::Overwrite, "overwrite")]).unless(Change::Ulp);
 
 impl Default for Delta {
     fn default() -> Self {
@@ -54,7 +54,7 @@ impl Compressor for Delta {
     const NAME: &'static str = "delta";
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
-        visitor.visit(&Unless(&VALUES, Change::Ulp), &mut self.values)?;
+        visitor.visit(&VALUES, &mut self.values)?;
         visitor.positions(&mut self.positions)
     }
 

@@ -34,16 +34,19 @@ use crate::arch::threads::in_order;
 use crate::block::{Block, Positions};
 use crate::compress::codecs::sparse;
 use crate::compress::compressor::{Compressor, Run};
-use crate::compress::settings::{Amount, KEPT, Kept, Number, OneOf, Visitor, Word};
+use crate::compress::settings::{Amount, KEPT, Kept, Setting, Visitor};
 use crate::error::Result;
 
-const FIT: OneOf<Fit> =
-    OneOf { key: "fit", names: &[(Fit::Exp, "exp"), (Fit::GammaGp, "gamma-gp"), (Fit::Gp, "gp")] };
-const STAGES: Word<Stages, u8> = Word {
-    number: Number { key: "stages", allowed: "guard, authors, or 1 to 64", fits: |s| (1..=64).contains(&s) },
+const FIT: Setting<Fit> =
+    Setting::one_of("fit", &[(Fit::Exp, "exp"), (Fit::GammaGp, "gamma-gp"), (Fit::Gp, "gp")]);
+const STAGES: Setting<Stages> = Setting {
+    key: "stages",
+    allowed: "guard, authors, or 1 to 64",
     names: &[(Stages::Guard, "guard"), (Stages::Authors, "authors")],
-    of: Stages::Fixed,
-    number_of: |stages| if let Stages::Fixed(stages) = stages { Some(stages) } else { None },
+    parse: |text| text.parse().ok().map(Stages::Fixed),
+    fits: |stages| matches!(stages, Stages::Fixed(1..=64)),
+    text: |stages| if let Stages::Fixed(stages) = stages { stages.to_string() } else { String::new() },
+    unwritten: None,
 };
 
 /// `sidco`: keeps approximately the requested number of elements of largest magnitude, by a fitted threshold.
