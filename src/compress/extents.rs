@@ -67,8 +67,9 @@ impl Extent {
         }
     }
 
-    /// Returns the elements that the extent covers if they are of one tensor of the run. `lens`: the lengths of
-    /// its tensors.
+    /// Returns the elements that the extent covers if they are of one tensor of the run.
+    ///
+    /// `lens`: the lengths of its tensors.
     pub(super) fn span(&self, lens: &[u64]) -> Option<(usize, Range<usize>)> {
         match self {
             Self::Whole(run) if run.len() > 1 => None,
