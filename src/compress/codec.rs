@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::codecs::quantize::GroupQuantizer;
 use super::codecs::*;
-use super::compressor::{Compressor, Run};
+use super::compressor::{Compressor, TensorRun};
 use super::settings::{Keys, OutOfRange, SpecError, SpecWriter, Visitor};
 use crate::block::{Block, BlockOptions, Positions};
 use crate::error::{Error, Result};
@@ -66,7 +66,7 @@ macro_rules! codecs {
             }
 
             /// Returns the blocks of a run of tensors.
-            pub(super) fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+            pub(super) fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
                 match self {
                     Self::Raw => Ok(lossless::dense(&run, false)),
                     Self::Lossless => Ok(lossless::dense(&run, true)),

@@ -21,11 +21,11 @@ pub(super) trait Compressor: Default {
     }
 
     /// Returns the blocks of a run of tensors.
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>>;
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>>;
 }
 
 /// Consecutive tensors of one element type that have one codec.
-pub(super) struct Run<'r, 'a> {
+pub(super) struct TensorRun<'r, 'a> {
     pub(super) inputs: &'r [Input<'a>],
     pub(super) tensors: &'r mut [Source<'a>],
     /// The elements already selected, for [`Selection::Global`](super::Selection::Global).

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::codec::Codec;
 use super::codecs::TopK;
-use super::compressor::Run;
+use super::compressor::TensorRun;
 use super::extents::runs;
 use super::feedback::Feedback;
 use super::options::{Input, Options};
@@ -63,7 +63,7 @@ pub fn compress(
         let tensors = &mut sources[run.clone()];
         let codec = codecs[run.start];
         let (inputs, chosen) = (&inputs[run.clone()], &mut chosen[run]);
-        let blocks = codec.blocks(Run { inputs, tensors, chosen, options })?;
+        let blocks = codec.blocks(TensorRun { inputs, tensors, chosen, options })?;
         let options = codec.block_options();
         coded.extend(blocks.into_iter().map(|block| CodedBlock { block, options }));
     }

@@ -6,7 +6,7 @@ use gcodec::block::{
     Block, BlockOptions, CodedBlock, Constant, Positions, Scope, Set, Sparse, Support, SupportId, Values,
 };
 use gcodec::compress::random::words;
-use gcodec::compress::senders::{Sbc, SbcOptions, mask_momenta};
+use gcodec::compress::senders::{SbcOptions, SbcSender, mask_momenta};
 use gcodec::compress::{Amount, Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -71,13 +71,14 @@ fn sbc(density: f64, delay: u64) -> SbcOptions {
 #[test]
 fn a_delayed_sender_keeps_what_it_did_not_send() {
     for delay in [1, 2, 5] {
-        let mut sender = Sbc::new(sbc(0.01, delay)).unwrap();
+        let mut sender = SbcSender::new(sbc(0.01, delay)).unwrap();
         let sizes = [3000, 0, 50_000, 1];
         let mut residuals: Vec<Vec<f32>> = sizes.map(|n| vec![0.0; n]).to_vec();
         for step in 0..3 * delay {
             let locals: Vec<TensorBuf> =
                 sizes.iter().zip(0..).map(|(&n, t)| tensor(&normal(n, 100 + 4 * step + t))).collect();
-            let mut resumed = Sbc::load(sender.options().clone(), sender.steps(), sender.save()).unwrap();
+            let mut resumed =
+                SbcSender::load(sender.options().clone(), sender.steps(), sender.save()).unwrap();
             assert_eq!(resumed, sender);
             let sent = sender.step(&inputs(&locals), &Options::default()).unwrap();
             assert_eq!(resumed.step(&inputs(&locals), &Options::default()).unwrap(), sent);
@@ -124,7 +125,7 @@ fn one_side(sums: &[f32], sent: &[f32], k: usize) {
 #[test]
 fn a_sender_of_special_tensors() {
     let of = |values: &[f32], amount: Amount| {
-        let mut sender = Sbc::new(SbcOptions::default().with_amount(amount)).unwrap();
+        let mut sender = SbcSender::new(SbcOptions::default().with_amount(amount)).unwrap();
         let tensors = [tensor(values)];
         let blocks = sender.step(&inputs(&tensors), &Options::default()).unwrap().unwrap();
         let arrived = arrived(&tensors, &blocks).remove(0);
@@ -142,7 +143,7 @@ fn a_sender_of_special_tensors() {
 
 #[test]
 fn a_failing_step_leaves_the_sender() {
-    let mut sender = Sbc::new(sbc(0.1, 2)).unwrap();
+    let mut sender = SbcSender::new(sbc(0.1, 2)).unwrap();
     let good = [tensor(&normal(50, 1)), tensor(&[f32::MAX])];
     for _ in 0..3 {
         let before = sender.clone();
@@ -169,9 +170,9 @@ fn a_failing_step_leaves_the_sender() {
     let before = sender.residuals().get("a").unwrap()[7];
     sender.step(&inputs(&[tensor(&bad)]), &zeroed).unwrap().unwrap();
     assert!(sender.residuals().get("a").unwrap()[7] <= before);
-    assert!(Sbc::new(sbc(0.0, 1)).is_err() && Sbc::new(sbc(0.1, 0)).is_err());
+    assert!(SbcSender::new(sbc(0.0, 1)).is_err() && SbcSender::new(sbc(0.1, 0)).is_err());
     let i64s = TensorBuf::new(Dtype::I64, vec![1], vec![0; 8]).unwrap();
-    assert!(Sbc::load(sbc(0.1, 1), 0, [("a".to_owned(), i64s)]).is_err());
+    assert!(SbcSender::load(sbc(0.1, 1), 0, [("a".to_owned(), i64s)]).is_err());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::block::{
     self, Bits, Block, Codebook, Groups, ScaleFormat, Scales, Scope, Sparse, Support, Values,
 };
 use crate::codes::best_parameter;
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Check, OutOfRange, Setting, Visitor};
 use crate::compress::source::CHUNK;
 use crate::error::Result;
@@ -68,7 +68,7 @@ impl Compressor for Chunked {
         }
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let Self { chunk: chunk_len, kept, values } = *self;
         let len = usize::try_from(chunk_len).unwrap_or(usize::MAX);
         let step = len.saturating_mul((CHUNK / len).max(1));

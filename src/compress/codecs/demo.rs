@@ -13,7 +13,7 @@ use crate::block::values::dct::{Layout, MAX_SIDE};
 use crate::block::{
     Bits, Block, Dct, Floats, Groups, ScaleFormat, Scales, Scope, Sign, Stored, Support, Values,
 };
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Kept, Setting, Visitor};
 use crate::compress::source::{CHUNK, Source};
 use crate::error::Result;
@@ -53,7 +53,7 @@ impl Compressor for Demo {
         visitor.visit(&VALUES, &mut self.values)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let mut blocks = Vec::new();
         for (tensor, input) in run.tensors.iter_mut().zip(run.inputs).filter(|(tensor, _)| tensor.len > 0) {
             // Each block covers whole rows of chunks.

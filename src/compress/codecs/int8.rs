@@ -2,7 +2,7 @@
 
 use super::quantize::{self, GroupQuantizer};
 use crate::block::Block;
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Setting, Visitor};
 use crate::error::Result;
 
@@ -35,7 +35,7 @@ impl Compressor for Int8 {
         visitor.visit(&GROUP, &mut self.group)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         quantize::blocks(run, self.quantizer())
     }
 }

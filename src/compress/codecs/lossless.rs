@@ -4,14 +4,17 @@ use rayon::prelude::*;
 
 use crate::arch::pages;
 use crate::block::{Block, Floats, Planes, Scope, Stored, Support, Values};
-use crate::compress::compressor::Run;
+use crate::compress::compressor::TensorRun;
 use crate::compress::extents::{Extent, extents, whole};
 use crate::limits::in_memory;
 use crate::tensor::Dtype;
 use crate::tensor::element::bits_at;
 
 /// Returns dense blocks of a run of tensors, as byte planes if `planes`.
-pub(in crate::compress) fn dense(Run { inputs, options, .. }: &Run<'_, '_>, planes: bool) -> Vec<Block> {
+pub(in crate::compress) fn dense(
+    TensorRun { inputs, options, .. }: &TensorRun<'_, '_>,
+    planes: bool,
+) -> Vec<Block> {
     let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
     let block = |extent| {
         let (scope, bytes) = match extent {

@@ -7,7 +7,7 @@ use std::ops::Range;
 use crate::arch::{self, Kernel, pages};
 use crate::block::{Bits, Block, Pow2, Support, Underflow, Values};
 use crate::codes::Scratch;
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::extents;
 use crate::compress::settings::Visitor;
 use crate::compress::source::{Chunk, RUN, Source};
@@ -36,9 +36,9 @@ impl Compressor for Natural {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let &Self { seed } = self;
-        let Run { tensors, options, .. } = run;
+        let TensorRun { tensors, options, .. } = run;
         let mut blocks = Vec::new();
         let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
         for extent in extents(&lens, options.block_len, true) {

@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use super::matrix::{finite, numbers_of};
 use super::sparse;
 use crate::block::{Block, Floats, LowRank, Scope, Stored, Support, Values};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::options::Options;
 use crate::compress::settings::{Kept, Setting, Visitor};
 use crate::compress::source::{CHUNK, Source};
@@ -57,7 +57,7 @@ impl Compressor for PowerSgd {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let &Self { rank, seed } = self;
         let mut blocks = Vec::new();
         for (tensor, input) in run.tensors.iter_mut().zip(run.inputs).filter(|(tensor, _)| tensor.len > 0) {

@@ -11,7 +11,7 @@ use crate::block::{
     Zero,
 };
 use crate::codes::Scratch;
-use crate::compress::compressor::Run;
+use crate::compress::compressor::TensorRun;
 use crate::compress::extents::extents;
 use crate::compress::source::{Chunk, RUN, Source};
 use crate::compress::sums;
@@ -71,7 +71,7 @@ impl GroupQuantizer {
 
 /// Returns dense blocks of a run of tensors.
 pub(super) fn blocks(
-    Run { tensors, options, .. }: Run<'_, '_>,
+    TensorRun { tensors, options, .. }: TensorRun<'_, '_>,
     quantizer: GroupQuantizer,
 ) -> Result<Vec<Block>> {
     let mut blocks = Vec::new();

@@ -3,7 +3,7 @@
 
 use super::sparse;
 use crate::block::{Block, Scope, Seeded, Support};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Amount, Kept, Setting, Visitor};
 use crate::compress::source::CHUNK;
 use crate::error::Result;
@@ -53,7 +53,7 @@ impl Compressor for RandK {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let mut blocks = Vec::with_capacity(run.tensors.len());
         for tensor in run.tensors {
             // All elements are checked, so that an error does not depend on the draw.

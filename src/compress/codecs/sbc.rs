@@ -11,7 +11,7 @@ use rayon::prelude::*;
 use super::sparse::{Outline, join, mean, outlines, tensor_groups};
 use crate::arch::threads::in_order;
 use crate::block::{Block, Constant, Positions, ScaleFormat, Scales, Values};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::select::{self, Chosen};
 use crate::compress::settings::{Amount, Visitor};
 use crate::compress::sums::magnitudes;
@@ -41,7 +41,7 @@ impl Compressor for Sbc {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let chosen = in_order(run.tensors.par_iter_mut().map(|tensor| {
             let sides = select::both_sides(tensor, self.amount.of(tensor.len as u64))?;
             let (side, mean) = larger_side(&sides);

@@ -6,7 +6,7 @@
 
 use crate::arch;
 use crate::block::{self, Bits, Block, Groups, ScaleFormat, Scales, Scope, Support, Values};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Extent, extents};
 use crate::compress::settings::{Setting, Visitor};
 use crate::compress::source::{CHUNK, RUN, Source};
@@ -52,9 +52,9 @@ impl Compressor for Sign {
         visitor.visit(&GROUP, &mut self.group)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let share = self.group;
-        let Run { tensors, options, .. } = run;
+        let TensorRun { tensors, options, .. } = run;
         let mut blocks = Vec::new();
         let lens: Vec<u64> = tensors.iter().map(|t| t.len as u64).collect();
         let mut of_tensor = vec![None; tensors.len()];

@@ -2,7 +2,7 @@
 
 use super::quantize::{self, GroupQuantizer, LevelOptions};
 use crate::block::{Block, Norm, Spacing};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{BUCKET, Setting, Visitor};
 use crate::error::Result;
 
@@ -53,7 +53,7 @@ impl Compressor for TernGrad {
         visitor.seed(&mut self.seed)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         quantize::blocks(run, self.quantizer())
     }
 }

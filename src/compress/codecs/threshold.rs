@@ -2,7 +2,7 @@
 
 use super::sparse;
 use crate::block::{Block, Positions};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::select;
 use crate::compress::settings::{KEPT, Kept, Setting, Visitor};
 use crate::error::Result;
@@ -38,7 +38,7 @@ impl Compressor for Threshold {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let chosen = select::at_least(run.tensors, self.at)?;
         sparse::blocks(run.tensors, chosen, self.values, self.seed)
     }

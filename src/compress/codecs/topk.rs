@@ -3,7 +3,7 @@
 
 use super::sparse;
 use crate::block::{Block, Positions};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::select;
 use crate::compress::settings::{Amount, KEPT, Kept, Selection, Setting, Visitor};
 use crate::error::Result;
@@ -51,7 +51,7 @@ impl Compressor for TopK {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let chosen = match self.selection {
             Selection::Global => run.chosen.iter_mut().map(std::mem::take).collect(),
             Selection::Tensor => select::top_k_each(run.tensors, self.amount)?,

@@ -13,4 +13,4 @@ mod state;
 pub use demo::{DeMo, DeMoOptions};
 pub use dgc::{Dgc, DgcOptions};
 pub use momentum::mask_momenta;
-pub use sbc::{Sbc, SbcOptions};
+pub use sbc::{SbcOptions, SbcSender};

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::limits::setters;
 use crate::tensor::TensorBuf;
 
-/// The options of [`Sbc`].
+/// The options of [`SbcSender`].
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SbcOptions {
@@ -49,14 +49,14 @@ setters! {
 ///
 /// Memory: 4 bytes per element, 8 inside a step.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Sbc {
+pub struct SbcSender {
     options: SbcOptions,
     step: u64,
     /// By tensor: the residual plus the local updates since the last message.
     residuals: Feedback,
 }
 
-impl Sbc {
+impl SbcSender {
     /// Returns a sender at step 0.
     ///
     /// # Errors

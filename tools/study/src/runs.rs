@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gcodec::Codec;
 use gcodec::block::Positions;
 use gcodec::compress::senders::scalecom::{Choice, ScaleComOptions};
-use gcodec::compress::senders::{DeMo, DeMoOptions, DgcOptions, Sbc, SbcOptions, onebit, shared_set};
+use gcodec::compress::senders::{DeMo, DeMoOptions, DgcOptions, SbcOptions, SbcSender, onebit, shared_set};
 use gcodec::compress::{Amount, Kept};
 use gcodec::frame::Manifest;
 
@@ -82,7 +82,7 @@ impl Run {
                 }
                 Scheme::Sbc { density, positions } => {
                     let options = SbcOptions::default().with_amount(Amount::Density(*density));
-                    Ok(Box::new(BySbc(Sbc::new(options.with_positions(*positions))?)))
+                    Ok(Box::new(BySbc(SbcSender::new(options.with_positions(*positions))?)))
                 }
                 Scheme::DeMo { kept } => {
                     Ok(Box::new(ByDeMo(DeMo::new(DeMoOptions::default().with_kept(*kept))?)))

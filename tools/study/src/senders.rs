@@ -1,7 +1,7 @@
 //! Senders: one worker's compression of its update. A new compressor is a codec's name, or a [`Sender`].
 
 use gcodec::block::CodedBlock;
-use gcodec::compress::senders::{DeMo, Dgc, DgcOptions, Sbc, mask_momenta};
+use gcodec::compress::senders::{DeMo, Dgc, DgcOptions, SbcSender, mask_momenta};
 use gcodec::compress::{Feedback, Input, Options, compress};
 use gcodec::{Codec, TensorBuf};
 
@@ -76,7 +76,7 @@ impl Sender for ByCodec {
 
 /// Sparse Binary Compression with momentum masking. Its delay is the number of local steps, whose sum it
 /// receives.
-pub(crate) struct BySbc(pub(crate) Sbc);
+pub(crate) struct BySbc(pub(crate) SbcSender);
 
 impl Sender for BySbc {
     fn send(

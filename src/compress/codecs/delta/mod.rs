@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::lossless::Elements;
 use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Span, whole};
 use crate::compress::settings::{Setting, Visitor};
 use crate::error::Result;
@@ -58,7 +58,7 @@ impl Compressor for Delta {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let Some(first) = run.inputs.first() else { return Ok(Vec::new()) };
         let tensors = run.inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
         let lens: Vec<u64> = tensors.iter().map(|tensor| tensor.len).collect();

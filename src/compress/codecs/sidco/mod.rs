@@ -33,7 +33,7 @@ pub(in crate::compress) use stages::{Goal, Refined, Refining, Staging};
 use crate::arch::threads::in_order;
 use crate::block::{Block, Positions};
 use crate::compress::codecs::sparse;
-use crate::compress::compressor::{Compressor, Run};
+use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::settings::{Amount, KEPT, Kept, Setting, Visitor};
 use crate::error::Result;
 
@@ -91,7 +91,7 @@ impl Compressor for Sidco {
         visitor.positions(&mut self.positions)
     }
 
-    fn blocks(&self, run: Run<'_, '_>) -> Result<Vec<Block>> {
+    fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
         let chosen = in_order(run.tensors.par_iter_mut().map(|source| {
             let k = self.amount.of(source.len as u64);
             let state = source.state.sidco.unwrap_or_default();

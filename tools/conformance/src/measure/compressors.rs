@@ -219,7 +219,7 @@ updates, which can be saved and loaded.
 |---|---|---|---|
 | `Feedback` | error feedback, arXiv 1901.09847 and before | residuals, by tensor, for every lossy codec | `--lib residual`, `--test compressors` |
 | `Dgc` | Deep Gradient Compression, arXiv 1712.01887 | momentum correction, momentum masking, clipping, warm-up | `--test compressors momentum` |
-| `Sbc` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_momenta` for the optimiser's momentum | `--test compressors senders` |
+| `SbcSender` | Sparse Binary Compression, arXiv 1805.08768 | communication delay, residual; `mask_momenta` for the optimiser's momentum | `--test compressors senders` |
 | `scalecom::ScaleComWorker` | ScaleCom, arXiv 2104.11125 | CLT-k: rotating leader, one index set, values that add; low-pass memory | `--test compressors scalecom` |
 | `shared_set::SharedSetWorker` | sets of arXiv 2104.11125 and 2103.08870 | rotating leader, one index set, every worker's values in any form; momentum correction | `--test compressors shared_set` |
 | `onebit::{OneBitWorker, OneBitServer}` | 1-bit Adam, arXiv 2102.02888 | warm-up, frozen variance, signs of the momentum in both directions | `--test compressors onebit` |
