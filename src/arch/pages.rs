@@ -18,8 +18,9 @@ pub(crate) fn prefer_large<T: Copy>(buffer: &mut Vec<T>) {
             return;
         }
         let start = buffer.as_mut_ptr().cast::<u8>();
-        // The pages that the buffer touches, so that a mapping of its own gets the advice as a whole:
-        // allocators can only move and grow mappings that are alike from end to end.
+        // The advice is for all pages that the buffer touches. A large buffer has a mapping of its own, and
+        // advice for a part of it would split the mapping in two. Allocators grow a buffer with `mremap`,
+        // which moves one mapping only.
         let page = page_size();
         let before = start.addr() % page;
         let len = (before + bytes).next_multiple_of(page);

@@ -18,7 +18,7 @@ pub(crate) struct Decoder<'a> {
     pub(crate) budget: &'a Budget,
 }
 
-/// Segments that are decoded in turn.
+/// Segments that are decoded in turn, as many as [`rans::fill_all`] takes together.
 const SIDE_BY_SIDE: usize = 4;
 /// The most symbols that are decoded ahead.
 const AHEAD: usize = 4 << 20;
@@ -149,6 +149,11 @@ fn read_segment<'a>(cursor: &mut Cursor<'a>, tables: &[Table]) -> Result<Segment
 /// Reads `entropy(N)` of `symbols.len()` symbols, and an item for each. `items_of` is called with each
 /// segment's symbols, the cursor after its words, and the place of its items. `groups` are the lengths of the
 /// segments that groups of positions may have.
+///
+/// The bytes have one of three forms (spec, section 7.1): one segment; one for each group that has symbols;
+/// or segments of 2^log symbols, each after its length in bytes. In the third form, the lengths alone lead
+/// from segment to segment, so each thread takes [`SIDE_BY_SIDE`] of them and decodes these in turn: a state
+/// of rANS depends on the one before, and while one segment waits for it the processor works on another.
 fn read_entropy<'c, T: Send>(
     cursor: &mut Cursor<'c>,
     tables: &[Table],

@@ -121,6 +121,9 @@ fn among(
         }
         counts
     };
+    // A key has 31 bits. The first pass counts the upper 16, in 2^16 counters. The second counts the lower 15
+    // of the keys whose upper ones are those of the k-th largest: for k = 3 and keys with the upper digits 9,
+    // 7, 7, 7, 2, the cut is at the second largest key with a 7.
     let cut = cut(&[(15, 16), (0, 15)], k, count);
     let found: Vec<Vec<Found>> = group
         .iter_mut()

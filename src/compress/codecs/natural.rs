@@ -245,6 +245,13 @@ fn subtract(dtype: Dtype, run: &mut [f32], codes: &[u8]) {
 
 /// Returns the values of several spans together. Handles small tensors that share a block, and subnormal
 /// elements.
+///
+/// The exponents of normal numbers, -126 to 127, fit the 255 codes above 0, so [`values`] makes codes as it
+/// reads. Those of subnormal numbers begin at -149: too many for one block. This function first finds all
+/// exponents, and then draws again for those below the least that has a code. Next to 2^127, the least is
+/// 2^-127, and 2^-149 becomes 2^-127 with probability 2^-22, otherwise zero, so the mean stays exact. The
+/// second word comes from a stream of its own (spec, values/pow2.md), because the first has already decided
+/// between two powers.
 fn general(spans: &mut [(Range<usize>, &mut Source<'_>)], seed: u64) -> Result<Values> {
     let mut exponents = Vec::new();
     let mut negative = Vec::new();

@@ -48,6 +48,11 @@ pub(super) fn choose(positions: &[u64], space: &IndexSpace, rounds: usize) -> Op
 }
 
 /// Returns the cheapest levels of one tensor, and about their cost in 1/65536 bit.
+///
+/// Prices each way to divide the tensor into rows and columns, with symbols a factor of two or four of
+/// density apart. The symbols come from counts ([`first`]), and in each round again from counts and the
+/// frequencies of the symbols before ([`cheaper`]). Each result is priced with both lists and with either
+/// alone ([`costs`]). The tensor keeps one density if no list pays.
 fn best(
     positions: &[u64],
     start: u64,
@@ -144,10 +149,16 @@ impl Places {
 }
 
 /// Returns the symbol of each row or column by the number of positions in it.
+///
+/// A few positions say little about a density. [`PRIOR`] moves ratios of small numbers towards 1, and an
+/// empty row away from 0: it counts as 1/4 as dense where one position is expected, and 1/16 where five are.
 fn first(counts: &[u32], step: i32) -> Vec<u8> {
     let expected = counts.iter().map(|&n| f64::from(n)).sum::<f64>() / counts.len() as f64;
-    by_count(counts, |n| symbol((f64::from(n) + 0.3) / (expected + 0.3), step))
+    by_count(counts, |n| symbol((f64::from(n) + PRIOR) / (expected + PRIOR), step))
 }
+
+/// Positions that each row or column is taken to have in addition, and to be expected to have.
+const PRIOR: f64 = 0.3;
 
 /// Returns the symbol of each row or column by a function of its number of positions, which is called once
 /// for each small number.
@@ -163,6 +174,9 @@ fn by_count(counts: &[u32], symbol: impl Fn(u32) -> u8) -> Vec<u8> {
 /// Returns symbols that need fewer bits than `own`: those of the list itself, and those of the positions,
 /// whose numbers are taken to follow a Poisson distribution. `counts` are the numbers of positions in the
 /// rows or columns.
+///
+/// Where `m` positions are expected, `n` have probability `m^n exp(-m) / n!`. As `m` is `rate * 2^symbol`,
+/// the bits that depend on the symbol are `m log2(exp(1)) - n symbol`.
 fn cheaper(counts: &[u32], own: &[u8], step: i32) -> Vec<u8> {
     let power = |symbol: usize| f64::from(1u32 << symbol);
     let sum = |list: &[u8]| list.iter().map(|&s| power(usize::from(s))).sum::<f64>();
@@ -207,6 +221,11 @@ impl Sample {
 /// Returns the costs in 1/65536 bit with rows and columns, rows alone, and columns alone: the lists, and the
 /// positions given the classes. `lists` are the symbols of rows and columns, `hits` the numbers of positions
 /// in them, and `placed` a sample of the positions.
+///
+/// For example, of 40 rows with 64 elements each, three rows have all 192 positions. Without rows, the
+/// positions cost 984 bits, the entropy of 192 in 2,560. With rows they cost nothing, because all elements of
+/// one class have positions, and none of the other. The list of rows costs 15 bits, the entropy of three in
+/// 40, and the allowances [`LIST`] and [`MARGIN`] add 36.
 fn costs(grid: &Grid, lists: [&[u8]; 2], hits: [&[u32]; 2], placed: &[(u32, u32)]) -> [u128; 3] {
     let [rows, columns] = lists;
     let mut both = [[0u64; SYMBOLS]; SYMBOLS];
@@ -230,7 +249,7 @@ fn costs(grid: &Grid, lists: [&[u8]; 2], hits: [&[u32]; 2], placed: &[(u32, u32)
     let (of_rows, of_columns) = (by_symbol(rows, hits[0]), by_symbol(columns, hits[1]));
     let list = |counts: &[(u64, u64); SYMBOLS]| {
         let total: u64 = counts.iter().map(|(lines, _)| lines).sum();
-        nats(total) - counts.iter().map(|&(lines, _)| nats(lines)).sum::<u128>() + (20 << 16)
+        nats(total) - counts.iter().map(|&(lines, _)| nats(lines)).sum::<u128>() + LIST
     };
     let mut classes = [(0u64, 0u64); 2 * SYMBOLS];
     for (r, &(rows, _)) in of_rows.iter().enumerate() {
@@ -246,13 +265,20 @@ fn costs(grid: &Grid, lists: [&[u8]; 2], hits: [&[u32]; 2], placed: &[(u32, u32)
         positions(&classes)
     };
     let (row_list, column_list) = (list(&of_rows), list(&of_columns));
-    let margin = 16 << 16;
     [
-        positions(&classes) + row_list + column_list + margin,
-        alone(&of_rows, grid.row_len()) + row_list + margin,
-        alone(&of_columns, grid.rows * grid.cell) + column_list + margin,
+        positions(&classes) + row_list + column_list + MARGIN,
+        alone(&of_rows, grid.row_len()) + row_list + MARGIN,
+        alone(&of_columns, grid.rows * grid.cell) + column_list + MARGIN,
     ]
 }
+
+/// Allowance for the number of a list's table and for its share of the tables, in 1/65536 bit. The lists of
+/// all tensors share at most 16 tables of at least 24 bits ([`Table::bits`](crate::codes::Table)), which are
+/// chosen after the lists, so the exact number is not known here.
+const LIST: u128 = 20 << 16;
+/// Gain below which lists are not worth it, in 1/65536 bit. A view and a level take at most a byte each, and
+/// the costs are estimates: of a sample, by rounded logarithms.
+const MARGIN: u128 = 16 << 16;
 
 /// Returns the symbol of a row or column whose density is `ratio` times its tensor's, in steps of
 /// `2^step`.

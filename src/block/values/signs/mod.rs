@@ -150,6 +150,10 @@ fn write_predicted(
 }
 
 /// Chooses the cheapest prediction of one tensor's signs, perhaps none.
+///
+/// A prediction costs one bit for each row and column that has signs, and the entropy of a bit for each sign
+/// that says whether the prediction is wrong. For 64 x 64 signs, of which one in 20 is wrong, these are 128
+/// and 0.29 x 4,096 = 1,173 bits instead of 4,096.
 fn predict(elements: &Elements<'_>, tensor: usize, own: &Signed) -> Option<(Grid, Lists)> {
     let mut best = (Grid::new(elements.space, tensor, View::NONE, 0).ok()?, Lists::default());
     let count = own.count();
@@ -167,7 +171,7 @@ fn predict(elements: &Elements<'_>, tensor: usize, own: &Signed) -> Option<(Grid
         ];
         for (rows, columns, lists) in tried {
             let wrong = matrix.wrong(&rows, &columns);
-            let cost = binary_entropy(wrong, count) + ((lists + 32) << 16);
+            let cost = binary_entropy(wrong, count) + ((lists + FORM_BITS) << 16);
             if cost < least {
                 let view = grid.view.with_flags(!rows.is_empty(), !columns.is_empty());
                 (least, best) = (cost, (Grid { view, ..grid }, Lists { rows, columns }));
@@ -176,6 +180,10 @@ fn predict(elements: &Elements<'_>, tensor: usize, own: &Signed) -> Option<(Grid
     }
     Some(best)
 }
+
+/// Bits that a prediction has to save: an allowance for the tensor's view and its share of the width, the
+/// table and the state. The estimate only selects; `write` compares the bytes of the whole block.
+const FORM_BITS: u64 = 32;
 
 /// Bits that tell `hits` of `len` from the others, in 1/65536 bit.
 fn binary_entropy(hits: u64, len: u64) -> u64 {
