@@ -1,3 +1,5 @@
+//! Errors, by the party at fault.
+
 use std::fmt;
 
 use gcodec::block::ModelId;

@@ -1,3 +1,5 @@
+//! The reader of structures: integers, texts and bytes, with the stream offset of each error.
+
 use nom::bytes::complete::take;
 use nom::error::Error as NomError;
 use nom::number::complete::{le_i16, le_u8, le_u16, le_u32, le_u64};

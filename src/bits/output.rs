@@ -1,3 +1,5 @@
+//! The destinations that encoded bytes are appended to.
+
 use crate::arch::pages;
 
 /// Destination of an [`Encoder`](crate::stream::Encoder): a `Vec<u8>`, or memory of another program's object.

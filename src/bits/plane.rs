@@ -1,3 +1,5 @@
+//! Bit planes: fields of fixed width side by side, and unary codes, from the lowest bit of each byte on.
+
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
 

@@ -1,3 +1,5 @@
+//! Little-endian integers, varints and texts, appended to a vector.
+
 use byteorder::{LittleEndian, WriteBytesExt};
 
 // Writing into a vector cannot fail: the results of `WriteBytesExt` are always `Ok`.

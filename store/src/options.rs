@@ -1,3 +1,5 @@
+//! Options of a store, and the policy of its publisher.
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

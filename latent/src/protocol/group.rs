@@ -1,3 +1,5 @@
+//! All workers and the receiver in one process.
+
 use std::sync::Arc;
 
 use gcodec::TensorBuf;

@@ -1,3 +1,5 @@
+//! The receiver: combines the workers' updates of a step.
+
 use std::sync::Arc;
 
 use gcodec::Dtype;

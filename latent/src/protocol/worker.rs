@@ -1,3 +1,5 @@
+//! A worker: its residuals, its turn to choose the set, and what it sends in each phase.
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
