@@ -154,16 +154,17 @@ struct Plan {
 
 /// Number of shifts that are tried.
 const SHIFTS: usize = 5;
-/// Bits of a segment besides table and symbols, for estimates: `segment_log`, the table's number and the number
-/// of lanes take a byte each, the number of words two, and the state of one lane four (spec, section 7.3).
+/// Bits of a segment besides table and symbols, for estimates: `segment_log`, the table's number and the
+/// number of lanes take a byte each, the number of words two, and the state of one lane four (spec, section
+/// 7.3).
 const SEGMENT_BITS: u64 = 72;
 
 impl Plan {
-    /// Finds the smallest form of a group: a shift by estimates, then unary or tokens by their exact costs.
+    /// Finds the smallest form of a group: a shift by estimates, then unary or tokens by their costs.
     ///
-    /// A class is about twice as dense as the one before, so its gaps are half as long. With gaps of about 64 in
-    /// class 0 and 32 in class 1, shift 6 gives quotients of about 1 in both, because a shift is one smaller
-    /// in class 1.
+    /// A class is about twice as dense as the one before, so its gaps are half as long. With gaps of about 64
+    /// in class 0 and 32 in class 1, shift 6 gives quotients of about 1 in both, because a shift is one
+    /// smaller in class 1.
     fn new(coder: &Coder<'_>, group: &Group) -> Self {
         let count = group.gaps.len() as u64;
         let mut head = GroupHead { classes: group.counts.len() as u8, count, shift: 0, tokens: false };
