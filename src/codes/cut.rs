@@ -85,6 +85,7 @@ impl Cut {
         for log in [LONG_LOG, COARSE_LOG, FINE_LOG] {
             if len > 1 << log {
                 let each = cut.fine.chunks(1 << (log - FINE_LOG)).zip((0..len).step_by(1 << log));
+                // The length of a segment below 2 MiB is a varint of at most 3 bytes.
                 let costs = each.map(|(counts, start)| {
                     coder.segment_cost(&sum(counts), (len - start).min(1 << log)) + bits(24)
                 });

@@ -16,7 +16,8 @@ const MIDDLE: i32 = 6;
 const SYMBOLS: usize = 13;
 /// Smallest binary logarithm of a tensor's density that has a class of its own.
 const MIN_LEVEL: i32 = -20;
-/// Added to a tensor's level, so that classes begin at 0 for the sparsest row and column.
+/// Added to a tensor's level, so that classes begin at 0 for the sparsest row and column. The densest class
+/// of a tensor then has number 44: 20 for [`MIN_LEVEL`], and twice 12 for its row and column.
 const OFFSET: i32 = -MIN_LEVEL + 2 * MIDDLE;
 /// Fewest positions of a tensor whose rows and columns are looked at.
 const FEW: usize = 24;
