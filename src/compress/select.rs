@@ -251,8 +251,8 @@ pub(super) fn rank(k: u64, n: u64) -> Option<u64> {
 
 fn rank_of(k: u64, n: u64, size: u64) -> Option<u64> {
     // The expected count in the sample, plus four of its standard deviations: a threshold that is too high
-    // costs three more passes. For k = n / 100 and 32,768 elements, the count is 328 and the rank 404, so about
-    // 1.23 % of the elements are candidates.
+    // costs three more passes. For k = n / 100 and a sample of 32,768, the count is 328 and the rank 404, so
+    // about 1.23 % of the elements are candidates.
     let expected = k as f64 * size as f64 / n as f64;
     let rank = (expected + 4.0 * expected.sqrt() + 4.0) as u64;
     (n > size && rank < size).then_some(rank)
