@@ -18,9 +18,9 @@ pub(crate) fn prefer_large<T: Copy>(buffer: &mut Vec<T>) {
             return;
         }
         let start = buffer.as_mut_ptr().cast::<u8>();
-        // The advice is for all pages that the buffer touches. A large buffer has a mapping of its own, and
-        // advice for a part of it would split the mapping in two. Allocators grow a buffer with `mremap`,
-        // which moves one mapping only.
+        // The advice is for all pages that the buffer touches. If the buffer has a mapping of its own, advice
+        // for a part would split the mapping in two. Allocators grow such a buffer with `mremap`, which moves
+        // one mapping only.
         let page = page_size();
         let before = start.addr() % page;
         let len = (before + bytes).next_multiple_of(page);
