@@ -401,7 +401,7 @@ impl Bench {
         let mut encoder = Encoder::new(EncodeOptions::default());
         let blocks = blocks.expect("a finite tensor");
         encoder
-            .update_pending(out, &UpdateHeader::default(), &self.manifest, &blocks)
+            .update(out, &UpdateHeader::default(), &self.manifest, blocks)
             .expect("blocks of this manifest");
         encoder.finish(out);
     }

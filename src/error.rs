@@ -29,6 +29,12 @@ pub enum Error {
     Input(InputError),
 }
 
+impl From<std::convert::Infallible> for Error {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
 /// Place of an error in a stream.
 ///
 /// `offset` counts bytes from the first byte given to the failing call: from the start of the stream for the

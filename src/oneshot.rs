@@ -28,7 +28,7 @@ pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u
     let header = UpdateHeader::default().with_label(codec.to_string());
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
-    encoder.update_pending(&mut out, &header, &manifest, &blocks)?;
+    encoder.update(&mut out, &header, &manifest, blocks)?;
     encoder.finish(&mut out);
     Ok(out)
 }

@@ -13,7 +13,7 @@ use gcodec::compress::{Feedback, Input, NonFinite, Options, compress, deltas};
 use gcodec::frame::{
     Delta, FrameKind, IndexSet, Manifest, Metadata, Model, TensorInfo, UpdateHeader, Weights,
 };
-use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader, Writer};
 use gcodec::{Codec, Dtype, Error, Limits, Result, TensorBuf};
 use gcodec_fuzz::{POOLS, begin, fingerprint, widest};
 use libfuzzer_sys::{Corpus, fuzz_target};
@@ -49,7 +49,7 @@ fn encode(update: &arbitrary::Update, options: &EncodeOptions) -> Result<Vec<u8>
         encoder.finish(&mut out);
         assert_eq!(
             out[6..],
-            Encoder::new(options.clone()).finish_empty(),
+            Writer::new(Vec::new(), options.clone()).finish().unwrap(),
             "and leaves the encoder as it was"
         );
         return Err(e);
@@ -316,7 +316,7 @@ fn frames(random: &mut Random<'_>) {
                     Block { scope: set.scope, add: false, support: Support::Set(Set { id: *id }), values };
                 let options = arbitrary::options(random);
                 let header = UpdateHeader::default().with_label(text(random));
-                encoder.update(&mut out, &header, &manifest, &[(&block, options)]).expect("a block on a set");
+                encoder.update(&mut out, &header, &manifest, [(&block, options)]).expect("a block on a set");
                 put.push(fingerprint(&block));
             }
             _ => encoder.finish(&mut out),

@@ -138,7 +138,7 @@ fn handed_on(bytes: &[u8]) {
             let Ok(block) = part.wire_block(number) else { continue };
             let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
             let blocks = [(block, BlockOptions::default())];
-            if encoder.update_wire(&mut out, &UpdateHeader::default(), &part.manifest, &blocks).is_err() {
+            if encoder.update(&mut out, &UpdateHeader::default(), &part.manifest, &blocks).is_err() {
                 assert!(out.is_empty(), "bytes of what was refused");
                 continue;
             }

@@ -473,7 +473,7 @@ fn an_innovation_off_the_set_is_refused() {
     };
     let header = gcodec::frame::UpdateHeader::default().with_step(3).with_world(WORLD);
     let (mut encoder, mut out) = (Encoder::new(Default::default()), Vec::new());
-    encoder.update(&mut out, &header, &group.manifest, &[(&block, Default::default())]).unwrap();
+    encoder.update(&mut out, &header, &group.manifest, [(&block, Default::default())]).unwrap();
     group.receiver.begin(3).unwrap();
     group.receiver.take_set(&set, id).unwrap();
     let mut reader = Reader::new(out.as_slice(), gcodec::Limits::default());

@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use super::{Block, BlockOptions, WireBlock};
+use super::{Block, BlockOptions};
 
 /// A block and how to write it, as [`compress()`](../compress/fn.compress.html) makes it and
 /// [`Encoder::update`](../stream/struct.Encoder.html#method.update) takes it.
@@ -22,67 +22,15 @@ impl Deref for CodedBlock {
     }
 }
 
+impl AsRef<Block> for CodedBlock {
+    fn as_ref(&self) -> &Block {
+        &self.block
+    }
+}
+
 impl From<Block> for CodedBlock {
     /// The block with the default choices.
     fn from(block: Block) -> Self {
         Self { block, options: BlockOptions::default() }
-    }
-}
-
-/// A block whose parts may be in wire form, and how to write the others, as
-/// [`Encoder::update_wire`](../stream/struct.Encoder.html#method.update_wire) takes it.
-pub type CodedWireBlock<'a> = (WireBlock<'a>, BlockOptions);
-
-impl From<CodedBlock> for CodedWireBlock<'static> {
-    fn from(CodedBlock { block, options }: CodedBlock) -> Self {
-        (block.into(), options)
-    }
-}
-
-/// A block that an encoder can write: a [`CodedBlock`], a [`Block`] with the default choices, or a pair of a
-/// block and its choices.
-pub trait Coded {
-    /// The block.
-    fn block(&self) -> &Block;
-
-    /// How to write it. Default: [`BlockOptions::default`].
-    fn options(&self) -> BlockOptions {
-        BlockOptions::default()
-    }
-}
-
-impl Coded for Block {
-    fn block(&self) -> &Block {
-        self
-    }
-}
-
-impl Coded for CodedBlock {
-    fn block(&self) -> &Block {
-        &self.block
-    }
-
-    fn options(&self) -> BlockOptions {
-        self.options
-    }
-}
-
-impl Coded for (&Block, BlockOptions) {
-    fn block(&self) -> &Block {
-        self.0
-    }
-
-    fn options(&self) -> BlockOptions {
-        self.1
-    }
-}
-
-impl<T: Coded> Coded for &T {
-    fn block(&self) -> &Block {
-        (**self).block()
-    }
-
-    fn options(&self) -> BlockOptions {
-        (**self).options()
     }
 }

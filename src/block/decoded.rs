@@ -18,3 +18,9 @@ pub struct Block {
     /// The values.
     pub values: Values,
 }
+
+impl AsRef<Block> for Block {
+    fn as_ref(&self) -> &Block {
+        self
+    }
+}

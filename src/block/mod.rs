@@ -22,7 +22,7 @@ mod wire;
 
 pub use crate::codes::{CODINGS, Entropy};
 pub use bits::Bits;
-pub use coded::{Coded, CodedBlock, CodedWireBlock};
+pub use coded::CodedBlock;
 pub use decoded::Block;
 pub use dense::Target;
 pub(crate) use dense::{Run, for_each_run_in};
@@ -30,7 +30,7 @@ pub use groups::Groups;
 pub(crate) use part::WrittenBlock;
 pub use part::{Part, WireBlock};
 pub use pending::PendingBlock;
-pub(crate) use pending::{Later, LaterValues, Pending};
+pub(crate) use pending::{Later, LaterValues};
 pub use scales::{ScaleFormat, Scales};
 pub use scope::Scope;
 pub use space::{IndexSpace, Lens, Sets, Shapes, SharedSet};

@@ -28,7 +28,7 @@ pub enum Part<'a, T: Clone, Id> {
 
 /// A [`Block`] whose support, values or both may be in wire form (spec, section 5).
 ///
-/// [`Encoder::update_wire`](crate::stream::Encoder::update_wire) takes it. The frame equals the frame of the
+/// [`Encoder::update`](crate::stream::Encoder::update) takes it. The frame equals the frame of the
 /// decoded block if the bytes are those that the block's options ask for. This holds for codes without
 /// frequency tables, such as gaps by Rice and packed integers. Codes with a frequency table carry their own
 /// table.
@@ -64,6 +64,15 @@ impl<T: Clone, Id> From<T> for Part<'_, T, Id> {
     }
 }
 
+impl<T: Clone, Id: Copy> Part<'_, T, Id> {
+    fn borrowed(&self) -> Part<'_, T, Id> {
+        match self {
+            Self::Decoded(contents) => Part::Decoded(Cow::Borrowed(contents)),
+            Self::Written { id, bytes } => Part::Written { id: *id, bytes: Cow::Borrowed(bytes) },
+        }
+    }
+}
+
 impl From<Block> for WireBlock<'_> {
     fn from(Block { scope, add, support, values }: Block) -> Self {
         Self { scope, add, support: support.into(), values: values.into() }
@@ -77,6 +86,23 @@ impl<'a> From<&'a Block> for WireBlock<'a> {
             add: block.add,
             support: Part::Decoded(Cow::Borrowed(&block.support)),
             values: Part::Decoded(Cow::Borrowed(&block.values)),
+        }
+    }
+}
+
+impl<'a> From<&&'a Block> for WireBlock<'a> {
+    fn from(block: &&'a Block) -> Self {
+        (*block).into()
+    }
+}
+
+impl<'a> From<&'a WireBlock<'_>> for WireBlock<'a> {
+    fn from(block: &'a WireBlock<'_>) -> Self {
+        Self {
+            scope: block.scope,
+            add: block.add,
+            support: block.support.borrowed(),
+            values: block.values.borrowed(),
         }
     }
 }

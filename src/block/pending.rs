@@ -1,24 +1,31 @@
-//! Dense blocks whose values are made when they are written: the memory of a few blocks suffices for all.
+//! Blocks on their way to the wire: decoded, in wire form, or with values that are made when they are written.
 
+use super::{Block, BlockOptions, CodedBlock, Scope, SetId, Support, SupportId, Values, ValuesId, WireBlock};
 use crate::bits::put_varint;
 use crate::block::part::WrittenBlock;
 use crate::block::space::Surroundings;
 use crate::block::values::{Elements, Floats, Planes, ValueSpace};
-use crate::block::{BlockOptions, CodedBlock, CodedWireBlock, Scope, Support, SupportId, Values, ValuesId};
 use crate::codes::{Coder, Scratch};
 use crate::error::{Error, Result};
 
-/// A block of an update that is not yet written, as [`pending`](../compress/fn.pending.html) makes it and
-/// [`Encoder::update_pending`](../stream/struct.Encoder.html#method.update_pending) takes it.
+/// A block that is not yet written, as [`Encoder::update`](../stream/struct.Encoder.html#method.update) takes
+/// it.
 ///
-/// Blocks of all elements of a large tensor hold no values. Their values are made when the block is written,
-/// in the thread that writes it.
+/// Every form of a block converts to it: a [`Block`] and a [`WireBlock`] with the default [`BlockOptions`], a
+/// [`CodedBlock`], a pair of a block and its options, and references to these. A `Result` of a pending block
+/// converts too, so that blocks may come from work that can fail.
+///
+/// The blocks that [`pending`](../compress/fn.pending.html) makes for large dense tensors hold no values: these
+/// are made when the block is written, in the thread that writes it.
 #[derive(Debug)]
-pub struct PendingBlock<'a>(pub(crate) Pending<'a>);
+pub struct PendingBlock<'a> {
+    content: Content<'a>,
+    options: BlockOptions,
+}
 
 #[derive(Debug)]
-pub(crate) enum Pending<'a> {
-    Made(CodedWireBlock<'a>),
+enum Content<'a> {
+    Ready(WireBlock<'a>),
     Later(Later<'a>),
 }
 
@@ -30,7 +37,6 @@ pub(crate) struct Later<'a> {
     pub(crate) values: LaterValues<'a>,
     /// As [`Facts::weight`](crate::block::values::Facts) of the values.
     pub(crate) weight: u64,
-    pub(crate) options: BlockOptions,
 }
 
 pub(crate) enum LaterValues<'a> {
@@ -60,39 +66,139 @@ impl LaterValues<'_> {
     }
 }
 
-impl<'a> From<CodedWireBlock<'a>> for PendingBlock<'a> {
-    fn from(block: CodedWireBlock<'a>) -> Self {
-        Self(Pending::Made(block))
+impl From<Block> for PendingBlock<'_> {
+    fn from(block: Block) -> Self {
+        (block, BlockOptions::default()).into()
+    }
+}
+
+impl<'a> From<&'a Block> for PendingBlock<'a> {
+    fn from(block: &'a Block) -> Self {
+        (block, BlockOptions::default()).into()
     }
 }
 
 impl From<CodedBlock> for PendingBlock<'_> {
-    fn from(block: CodedBlock) -> Self {
-        CodedWireBlock::from(block).into()
+    fn from(CodedBlock { block, options }: CodedBlock) -> Self {
+        (block, options).into()
     }
 }
 
-impl PendingBlock<'_> {
+impl<'a> From<&'a CodedBlock> for PendingBlock<'a> {
+    fn from(coded: &'a CodedBlock) -> Self {
+        (&coded.block, coded.options).into()
+    }
+}
+
+impl<'a> From<WireBlock<'a>> for PendingBlock<'a> {
+    fn from(block: WireBlock<'a>) -> Self {
+        (block, BlockOptions::default()).into()
+    }
+}
+
+impl<'a, B: Into<WireBlock<'a>>> From<(B, BlockOptions)> for PendingBlock<'a> {
+    fn from((block, options): (B, BlockOptions)) -> Self {
+        Self { content: Content::Ready(block.into()), options }
+    }
+}
+
+impl<'a, B> From<&'a (B, BlockOptions)> for PendingBlock<'a>
+where
+    &'a B: Into<WireBlock<'a>>,
+{
+    fn from((block, options): &'a (B, BlockOptions)) -> Self {
+        (block, *options).into()
+    }
+}
+
+impl<'a> TryFrom<Result<PendingBlock<'a>>> for PendingBlock<'a> {
+    type Error = Error;
+
+    fn try_from(block: Result<PendingBlock<'a>>) -> Result<Self> {
+        block
+    }
+}
+
+impl<'a> PendingBlock<'a> {
+    /// A block whose values are made when it is written.
+    pub(crate) fn later(values: Later<'a>, options: BlockOptions) -> Self {
+        Self { content: Content::Later(values), options }
+    }
+
     /// The part of the tensors that the block covers.
     pub fn scope(&self) -> Scope {
-        match &self.0 {
-            Pending::Made((block, _)) => block.scope,
-            Pending::Later(later) => later.scope,
+        match &self.content {
+            Content::Ready(block) => block.scope,
+            Content::Later(later) => later.scope,
+        }
+    }
+
+    /// The block, unless its values are still to make.
+    pub fn block(&self) -> Option<&WireBlock<'a>> {
+        match &self.content {
+            Content::Ready(block) => Some(block),
+            Content::Later(_) => None,
+        }
+    }
+
+    /// Whether the values are added to what is there.
+    pub(crate) fn adds(&self) -> bool {
+        self.block().is_some_and(|block| block.add)
+    }
+
+    /// The index set that the support refers to.
+    pub(crate) fn set(&self) -> Option<SetId> {
+        self.block().and_then(WireBlock::set)
+    }
+
+    /// Whether the positions are classed by the base.
+    pub(crate) fn is_based(&self) -> bool {
+        self.block().is_some_and(WireBlock::is_based)
+    }
+
+    /// Whether readers need the base to decode the block.
+    pub(crate) fn needs_base(&self) -> bool {
+        self.block().is_some_and(|block| block.values_id() == ValuesId::ULP || block.is_based())
+    }
+
+    /// Checks everything that needs no coding, and returns the block's weight. Values that are still to make
+    /// are checked when they are written.
+    pub(crate) fn check(&self, around: &Surroundings<'_>) -> Result<u64> {
+        match &self.content {
+            Content::Ready(block) => block.check(around),
+            Content::Later(later) => Ok(later.weight),
+        }
+    }
+
+    /// How to write the block.
+    pub(crate) fn options(&self) -> BlockOptions {
+        self.options
+    }
+
+    /// Writes a checked block. `payload`: memory to use again.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the fields of the block disagree with each other or with the index space, or if the
+    /// elements cannot have such values.
+    pub(crate) fn write(
+        &self,
+        coder: &mut Coder<'_>,
+        around: &Surroundings<'_>,
+        payload: Vec<u8>,
+    ) -> Result<WrittenBlock> {
+        match &self.content {
+            Content::Ready(block) => block.write(coder, self.options, around, payload),
+            Content::Later(later) => later.write(coder, around, payload),
         }
     }
 }
 
 impl Later<'_> {
-    /// The kind of the values.
-    pub(crate) fn values_id(&self) -> ValuesId {
-        self.values.id()
-    }
-
     /// Makes the values and writes the block. `payload`: memory to use again.
     ///
     /// # Errors
     /// [`Error::Input`] if the elements cannot have such values.
-    pub(crate) fn write(
+    fn write(
         &self,
         coder: &mut Coder<'_>,
         around: &Surroundings<'_>,
@@ -123,7 +229,7 @@ impl Later<'_> {
         let mut fields = Vec::new();
         self.scope.write(&mut fields, false);
         put_varint(&mut fields, SupportId::ALL.0);
-        put_varint(&mut fields, self.values_id().0);
+        put_varint(&mut fields, self.values.id().0);
         put_varint(&mut fields, 0);
         Ok(WrittenBlock::new(&fields, payload))
     }
@@ -158,11 +264,10 @@ mod tests {
                 scope: Scope::Tensor(0),
                 values: LaterValues::Made(id, Box::new(|_| Ok(values.clone()))),
                 weight: 1,
-                options: BlockOptions::default(),
             };
             let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-            let blocks = [PendingBlock(Pending::Later(later))];
-            let written = encoder.update_pending(&mut out, &UpdateHeader::default(), &manifest, &blocks);
+            let blocks = [PendingBlock::later(later, BlockOptions::default())];
+            let written = encoder.update(&mut out, &UpdateHeader::default(), &manifest, blocks);
             assert_eq!(written.map_err(|e| e.name()), expected);
         }
     }

@@ -9,7 +9,7 @@ use super::extents::{Extent, extents};
 use super::options::{Input, Options};
 use super::source::Source;
 use super::update::{check, compress};
-use crate::block::{Later, LaterValues, Pending, PendingBlock, ValuesId};
+use crate::block::{Later, LaterValues, PendingBlock, ValuesId};
 use crate::codes::Scratch;
 use crate::error::Result;
 
@@ -17,7 +17,7 @@ use crate::error::Result;
 const LARGE: u64 = 1 << 16;
 
 /// Compresses the tensors of one update as [`compress()`] does without feedback, but makes the values of
-/// large dense blocks only when [`Encoder::update_pending`](crate::stream::Encoder::update_pending) writes
+/// large dense blocks only when [`Encoder::update`](crate::stream::Encoder::update) writes
 /// them.
 ///
 /// The bytes are those of [`compress()`]. `inputs` and `codecs` are as there.
@@ -98,7 +98,7 @@ impl Dense {
                 Self::Made(maker) => (maker.values(*input, *codec, options.clone(), range), len),
             };
             let (scope, options) = (extent.scope(|_| input.tensor), codec.block_options());
-            Some(PendingBlock(Pending::Later(Later { scope, values, weight, options })))
+            Some(PendingBlock::later(Later { scope, values, weight }, options))
         };
         extents(&lens, options.block_len, false).into_iter().filter_map(block).collect()
     }

@@ -1,8 +1,7 @@
 //! Index of a segment: positions of all frames and blocks (spec, section 4.6).
 
-use crc32fast::Hasher;
-
-use crate::bits::{Checksums, Cursor, crc32, hasher_of, put_u32, put_varint};
+use crate::bits::{Cursor, crc32, put_u32, put_varint};
+use crate::block::Scope;
 use crate::error::{Error, Result};
 use crate::frame::{FrameKind, PREAMBLE_LEN, UpdatePart};
 use crate::limits::in_memory;
@@ -53,32 +52,26 @@ pub struct IndexedBlock {
     pub crc: u32,
 }
 
+impl IndexedBlock {
+    /// Returns the entry of a block of `len` bytes with this CRC-32.
+    pub(crate) fn new(scope: Scope, len: u64, crc: u32) -> Self {
+        Self { first: scope.first(), tensors: scope.tensors(), len, crc }
+    }
+}
+
 impl IndexedUpdate {
     /// Returns the entry of a part whose body is `body`.
     pub(crate) fn of(part: &UpdatePart<'_>, body: &[u8]) -> Self {
-        Self::with_checksum(part, body, |_, bytes| hasher_of(bytes)).0
-    }
-
-    /// Returns the entry of a part whose body is `body`, and the checksum of the body. `hasher` takes the
-    /// number and the bytes of a block, and returns a hasher that has seen them.
-    pub(crate) fn with_checksum(
-        part: &UpdatePart<'_>,
-        body: &[u8],
-        hasher: impl Fn(usize, &[u8]) -> Hasher,
-    ) -> (Self, u32) {
         let head_len = body.len() as u64 - part.blocks.iter().map(|b| b.len).sum::<u64>();
         let (head, mut rest) = body.split_at(in_memory(head_len));
-        let mut checksums = Checksums::default();
-        let head_crc = checksums.part(head);
-        let blocks = part.blocks.iter().enumerate().map(|(number, b)| {
+        let blocks = part.blocks.iter().map(|b| {
             let (bytes, later) = rest.split_at(in_memory(b.len));
             rest = later;
-            let crc = checksums.hashed(bytes, hasher(number, bytes));
-            IndexedBlock { first: b.scope.first(), tensors: b.scope.tensors(), len: b.len, crc }
+            IndexedBlock::new(b.scope, b.len, crc32(bytes))
         });
         let blocks = blocks.collect();
         let (step, sender) = (part.header.step, part.header.sender);
-        (Self { step, sender, head_len, head_crc, blocks }, checksums.whole())
+        Self { step, sender, head_len, head_crc: crc32(head), blocks }
     }
 
     /// Returns the places where a damaged body of this part differs: `None` for the bytes before the first

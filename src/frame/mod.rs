@@ -24,7 +24,7 @@ pub use model::{Model, Weights};
 pub use update::{
     AttributeId, Delta, Digest, Reduction, UpdateHeader, UpdatePart, run_digest, tensor_digest,
 };
-pub(crate) use update::{BlockOrder, Part, Unwritten, digest_head, write_parts};
+pub(crate) use update::{BlockOrder, UpdateWriter, digest_head};
 
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Limits, check};

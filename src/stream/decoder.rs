@@ -16,7 +16,7 @@ use crate::stream::{Event, Parser, Progress};
 /// # fn main() -> gcodec::Result<()> {
 /// use gcodec::stream::{Decoder, Event};
 /// use gcodec::Limits;
-/// let bytes = gcodec::stream::Encoder::new(Default::default()).finish_empty();
+/// let bytes = gcodec::stream::Writer::new(Vec::new(), Default::default()).finish().unwrap();
 /// let mut decoder = Decoder::new(Limits::default());
 /// for piece in bytes.chunks(7) {
 ///     decoder.feed(piece);

@@ -1,17 +1,15 @@
+//! Encoding of a stream without IO.
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crc32fast::Hasher;
-
 use crate::bits::Output;
-use crate::block::{BlockOptions, Coded, PendingBlock, SetId, Sets, WireBlock};
+use crate::block::{BlockOptions, PendingBlock, SetId, Sets};
 use crate::error::{Error, Result};
 use crate::frame::{
     CHAINED_LEN, End, FrameHeader, FrameKind, HEADER_LEN, Index, IndexSet, IndexedFrame, IndexedUpdate,
-    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Part, Preamble, Unwritten, UpdateHeader, UpdatePart,
-    VERSION_MINOR, write_parts,
+    Manifest, ManifestId, Metadata, Model, PREAMBLE_LEN, Preamble, UpdateHeader, UpdateWriter, VERSION_MINOR,
 };
-use crate::limits::Limits;
 
 /// Choices of a writer that the format leaves open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +67,17 @@ pub struct Encoder {
     index: Index,
     manifests: HashMap<ManifestId, Arc<Manifest>>,
     sets: Sets,
+}
+
+/// State of an encoder before an update.
+struct Mark {
+    started: bool,
+    offset: u64,
+    frames: u64,
+    chain: crc32fast::Hasher,
+    indexed_frames: usize,
+    indexed_updates: usize,
+    knows_manifest: bool,
 }
 
 impl Encoder {
@@ -158,120 +167,103 @@ impl Encoder {
 
     /// Appends an update, preceded by its manifest unless the stream already contains it.
     ///
-    /// `blocks` are in ascending order of their scopes and disjoint, unless flagged `add`.
+    /// `blocks` are in ascending order of their scopes and disjoint, unless flagged `add`. They are taken one
+    /// after another while the parts of the update are written, so that work may make them only then; an
+    /// error of this work is the error of the call.
     ///
     /// # Memory
-    /// Besides `out`: the bytes of the blocks being written (a block of 4 Mi elements or 8 MiB of values per
+    /// Besides `out`: the blocks of one part ([`EncodeOptions::part_bytes`]), and those of 4 Mi elements for
+    /// each thread; the bytes of the blocks being written (a block of 4 Mi elements or 8 MiB of values per
     /// thread, and one more for every four threads), one byte per element of them while codes are chosen, and
     /// 32 bytes per position of a sparse block.
     ///
     /// # Errors
-    /// [`Error::Input`] if a block is inconsistent or does not fit the manifest.
-    pub fn update<B: Coded>(
+    /// [`Error::Input`] if a block is inconsistent or does not fit the manifest. [`Error::Format`] or
+    /// [`Error::Unsupported`], with an offset inside the support or the values, if one in wire form fails the
+    /// checks that [`WireBlock`](crate::block::WireBlock) lists. For values that are made only now, the errors
+    /// of [`compress()`](../compress/fn.compress.html).
+    pub fn update<'a, B>(
         &mut self,
         out: &mut dyn Output,
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
-        blocks: &[B],
-    ) -> Result<()> {
-        let blocks: Vec<_> =
-            blocks.iter().map(|coded| (WireBlock::from(coded.block()), coded.options())).collect();
-        self.update_wire(out, header, manifest, &blocks)
+        blocks: impl IntoIterator<Item = B>,
+    ) -> Result<()>
+    where
+        B: TryInto<PendingBlock<'a>, Error: Into<Error>>,
+    {
+        let mut blocks = blocks.into_iter().map(|block| block.try_into().map_err(Into::into));
+        self.update_parts(out, header, manifest, &mut blocks, &mut |_| Ok(()))
     }
 
-    /// Appends an update as [`Self::update`] does, from blocks whose parts may be in wire form already.
-    ///
-    /// # Errors
-    /// The errors of [`Self::update`]; [`Error::Format`] or [`Error::Unsupported`], with an offset inside the
-    /// part, if a part in wire form fails the checks that [`WireBlock`] lists.
-    pub fn update_wire(
+    /// Appends an update as [`Self::update`] does, and calls `written` after each part, which may take the
+    /// bytes away.
+    pub(crate) fn update_parts(
         &mut self,
         out: &mut dyn Output,
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
-        blocks: &[(WireBlock<'_>, BlockOptions)],
+        blocks: &mut dyn Iterator<Item = Result<PendingBlock<'_>>>,
+        written: &mut dyn FnMut(&mut dyn Output) -> Result<()>,
     ) -> Result<()> {
-        let blocks: Vec<_> =
-            blocks.iter().map(|(block, options)| Unwritten::Ready(block, *options)).collect();
-        self.write_update(out, header, manifest, &blocks)
-    }
-
-    /// Appends an update as [`Self::update`] does, from blocks whose values may be made only now.
-    ///
-    /// # Memory
-    /// As [`Self::update`]; in addition, one byte per element of the blocks being written.
-    ///
-    /// # Errors
-    /// The errors of [`Self::update_wire`] and, for values that are made only now, those of
-    /// [`compress()`](../compress/fn.compress.html).
-    pub fn update_pending(
-        &mut self,
-        out: &mut dyn Output,
-        header: &UpdateHeader,
-        manifest: &Arc<Manifest>,
-        blocks: &[PendingBlock<'_>],
-    ) -> Result<()> {
-        let blocks: Vec<_> = blocks.iter().map(|block| Unwritten::from(&block.0)).collect();
-        self.write_update(out, header, manifest, &blocks)
-    }
-
-    fn write_update(
-        &mut self,
-        out: &mut dyn Output,
-        header: &UpdateHeader,
-        manifest: &Arc<Manifest>,
-        blocks: &[Unwritten<'_>],
-    ) -> Result<()> {
-        // The parts are written to their final place. The encoder's own state, and the frames before them,
-        // follow when nothing can fail any more.
-        let start = out.bytes().len();
-        let known = self.manifests.contains_key(&manifest.id());
-        let preamble = if self.started { 0 } else { PREAMBLE_LEN };
-        let before = preamble + if known { 0 } else { HEADER_LEN + manifest.body().len() };
-        out.append(&vec![0; before]);
-        let written = write_parts(out, header, manifest, &self.sets, blocks, self.options.part_bytes);
-        let finish = |part: &Part| {
-            let body = &out.bytes()[part.body.clone()];
-            let flags = if part.last { FrameHeader::LAST } else { 0 };
-            let (entry, body_crc) = self.entry(body, manifest, &part.hashers)?;
-            let header =
-                FrameHeader { kind: FrameKind::UPDATE, flags, body_len: body.len() as u64, body_crc };
-            Ok((header, self.options.index.then_some(entry)))
-        };
-        let written = written.and_then(|parts| {
-            let frames: Result<Vec<_>> = parts.iter().map(finish).collect();
-            Ok((frames?, parts))
-        });
-        let (frames, parts) = match written {
-            Ok(written) => written,
-            Err(e) => {
-                out.truncate(start);
-                return Err(e);
-            }
-        };
-        let mut head = Vec::with_capacity(before);
-        self.start(&mut head);
-        self.manifest(&mut head, manifest);
-        out.bytes_mut()[start..start + before].copy_from_slice(&head);
-        for (part, (header, entry)) in parts.into_iter().zip(frames) {
-            self.index.updates.extend(entry);
-            let header = self.count(header);
-            out.bytes_mut()[part.body.start - HEADER_LEN..part.body.start].copy_from_slice(&header);
+        let (start, mark) = (out.bytes().len(), self.mark(manifest));
+        let result = self.write_parts(out, header, manifest, blocks, written);
+        if result.is_err() {
+            out.truncate(start);
+            self.return_to(mark, manifest);
         }
-        Ok(())
+        result
     }
 
-    /// Returns the index entry of a part that was just written, and the checksum of its body. `hashers` have
-    /// seen the bytes of its blocks.
-    fn entry(
-        &self,
-        body: &[u8],
+    fn write_parts(
+        &mut self,
+        out: &mut dyn Output,
+        header: &UpdateHeader,
         manifest: &Arc<Manifest>,
-        hashers: &[Hasher],
-    ) -> Result<(IndexedUpdate, u32)> {
-        let limits = Limits { max_blocks: u64::MAX, max_elements: u64::MAX, ..Limits::default() };
-        let part = UpdatePart::read(body, 0, true, &limits, &Arc::default(), |_| Some(Arc::clone(manifest)))?;
-        Ok(IndexedUpdate::with_checksum(&part, body, |number, _| hashers[number].clone()))
+        blocks: &mut dyn Iterator<Item = Result<PendingBlock<'_>>>,
+        written: &mut dyn FnMut(&mut dyn Output) -> Result<()>,
+    ) -> Result<()> {
+        let mut parts = UpdateWriter::new(header, manifest, self.options.part_bytes, blocks)?;
+        self.start(out);
+        self.manifest(out, manifest);
+        loop {
+            let start = out.bytes().len();
+            out.append(&[0; HEADER_LEN]);
+            let Some(part) = parts.write_next(out, &self.sets)? else {
+                out.truncate(start);
+                return Ok(());
+            };
+            let body_len = (out.bytes().len() - start - HEADER_LEN) as u64;
+            let flags = if part.last { FrameHeader::LAST } else { 0 };
+            let header = FrameHeader { kind: FrameKind::UPDATE, flags, body_len, body_crc: part.crc };
+            let header = self.count(header);
+            out.bytes_mut()[start..start + HEADER_LEN].copy_from_slice(&header);
+            self.index.updates.extend(self.options.index.then_some(part.entry));
+            written(out)?;
+        }
+    }
+
+    /// Returns what a failed update of this manifest must not change.
+    fn mark(&self, manifest: &Manifest) -> Mark {
+        Mark {
+            started: self.started,
+            offset: self.offset,
+            frames: self.frames,
+            chain: self.chain.clone(),
+            indexed_frames: self.index.frames.len(),
+            indexed_updates: self.index.updates.len(),
+            knows_manifest: self.manifests.contains_key(&manifest.id()),
+        }
+    }
+
+    fn return_to(&mut self, mark: Mark, manifest: &Manifest) {
+        (self.started, self.offset, self.frames) = (mark.started, mark.offset, mark.frames);
+        self.chain = mark.chain;
+        self.index.frames.truncate(mark.indexed_frames);
+        self.index.updates.truncate(mark.indexed_updates);
+        if !mark.knows_manifest {
+            self.manifests.remove(&manifest.id());
+        }
     }
 
     /// Appends an index set and returns its id, for blocks of later updates.
@@ -343,13 +335,6 @@ impl Encoder {
         let end = End { frame_count: self.frames, index_offset, chain: self.chain.clone().finalize() };
         self.frame(out, FrameKind::END, 0, &end.body());
     }
-
-    /// Returns a complete stream without content.
-    pub fn finish_empty(mut self) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.finish(&mut out);
-        out
-    }
 }
 
 #[cfg(test)]
@@ -390,7 +375,7 @@ mod tests {
             let mut encoder = Encoder::new(EncodeOptions::default().with_index(index));
             assert_eq!(encoder.offset(), 0);
             let mut out = Vec::new();
-            encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[&block]).unwrap();
+            encoder.update(&mut out, &UpdateHeader::default(), &manifest, [&block]).unwrap();
             assert_eq!(encoder.offset(), out.len() as u64);
             letters(&mut encoder, &mut out);
             assert_eq!(encoder.offset(), out.len() as u64);

@@ -483,12 +483,12 @@ mod tests {
     use crate::block::{BlockOptions, Positions, Scope, Sparse, Support};
     use crate::error::LimitError;
     use crate::frame::TensorInfo;
-    use crate::stream::{EncodeOptions, Encoder, SliceReader};
+    use crate::stream::{EncodeOptions, Encoder, SliceReader, Writer};
     use crate::tensor::Dtype;
 
     #[test]
     fn the_bytes_needed_are_those_of_the_next_event() {
-        let stream = Encoder::new(EncodeOptions::default()).finish_empty();
+        let stream = Writer::new(Vec::new(), EncodeOptions::default()).finish().unwrap();
         let mut parser = Parser::new(Limits::default());
         for input in [&[][..], &stream[..5], &stream[..16]] {
             assert_eq!(parser.needed(input), PREAMBLE_LEN as u64);

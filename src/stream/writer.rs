@@ -1,12 +1,16 @@
+//! A stream written to any sink.
+
 use std::io::Write;
 use std::sync::Arc;
 
-use crate::block::{BlockOptions, Coded, PendingBlock, SetId, WireBlock};
-use crate::error::Result;
+use crate::block::{BlockOptions, PendingBlock, SetId};
+use crate::error::{Error, Result};
 use crate::frame::{FrameKind, IndexSet, Manifest, Metadata, Model, UpdateHeader};
 use crate::stream::{EncodeOptions, Encoder};
 
 /// Writes a stream to any [`Write`]: a thin adapter over [`Encoder`]. It never seeks.
+///
+/// A failed write may leave half a frame in the sink: every later call fails then.
 ///
 /// Dropping it without [`Writer::finish`] leaves a stream that readers report as truncated. All of its frames
 /// can be recovered.
@@ -14,6 +18,8 @@ pub struct Writer<W> {
     encoder: Encoder,
     inner: W,
     buffer: Vec<u8>,
+    /// Whether some bytes of a failed call reached `inner`.
+    is_broken: bool,
 }
 
 impl<W: Write> Writer<W> {
@@ -23,20 +29,31 @@ impl<W: Write> Writer<W> {
     }
 
     pub(crate) fn with_encoder(inner: W, encoder: Encoder) -> Self {
-        Self { encoder, inner, buffer: Vec::new() }
+        Self { encoder, inner, buffer: Vec::new(), is_broken: false }
     }
 
     fn put<T>(&mut self, encode: impl FnOnce(&mut Encoder, &mut Vec<u8>) -> Result<T>) -> Result<T> {
+        self.check()?;
         self.buffer.clear();
         let value = encode(&mut self.encoder, &mut self.buffer)?;
+        self.is_broken = true;
         self.inner.write_all(&self.buffer)?;
+        self.is_broken = false;
         Ok(value)
+    }
+
+    /// Refuses to continue a stream that was written in part.
+    fn check(&self) -> Result<()> {
+        match self.is_broken {
+            true => Err(Error::Io(std::io::Error::other("an earlier write to this stream failed"))),
+            false => Ok(()),
+        }
     }
 
     /// Writes a manifest as [`Encoder::manifest`] does.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Io`].
     pub fn manifest(&mut self, manifest: &Arc<Manifest>) -> Result<()> {
         self.put(|encoder, out| {
             encoder.manifest(out, manifest);
@@ -44,49 +61,38 @@ impl<W: Write> Writer<W> {
         })
     }
 
-    /// Writes an update as [`Encoder::update`] does.
+    /// Writes an update as [`Encoder::update`] does, part by part: it holds the bytes of one part at a time.
     ///
     /// # Errors
-    /// The errors of [`Encoder::update`], and [`Error::Io`](crate::Error::Io).
-    pub fn update<B: Coded>(
+    /// The errors of [`Encoder::update`], and [`Error::Io`]. An error before the first part is written leaves
+    /// the stream as it was. After a later one, the stream cannot continue.
+    pub fn update<'a, B>(
         &mut self,
         header: &UpdateHeader,
         manifest: &Arc<Manifest>,
-        blocks: &[B],
-    ) -> Result<()> {
-        self.put(|encoder, out| encoder.update(out, header, manifest, blocks))
-    }
-
-    /// Writes an update as [`Encoder::update_wire`] does.
-    ///
-    /// # Errors
-    /// The errors of [`Encoder::update_wire`], and [`Error::Io`](crate::Error::Io).
-    pub fn update_wire(
-        &mut self,
-        header: &UpdateHeader,
-        manifest: &Arc<Manifest>,
-        blocks: &[(WireBlock<'_>, BlockOptions)],
-    ) -> Result<()> {
-        self.put(|encoder, out| encoder.update_wire(out, header, manifest, blocks))
-    }
-
-    /// Writes an update as [`Encoder::update_pending`] does.
-    ///
-    /// # Errors
-    /// The errors of [`Encoder::update_pending`], and [`Error::Io`](crate::Error::Io).
-    pub fn update_pending(
-        &mut self,
-        header: &UpdateHeader,
-        manifest: &Arc<Manifest>,
-        blocks: &[PendingBlock<'_>],
-    ) -> Result<()> {
-        self.put(|encoder, out| encoder.update_pending(out, header, manifest, blocks))
+        blocks: impl IntoIterator<Item = B>,
+    ) -> Result<()>
+    where
+        B: TryInto<PendingBlock<'a>, Error: Into<Error>>,
+    {
+        let mut blocks = blocks.into_iter().map(|block| block.try_into().map_err(Into::into));
+        self.check()?;
+        self.buffer.clear();
+        let Self { encoder, inner, buffer, is_broken } = self;
+        encoder.update_parts(buffer, header, manifest, &mut blocks, &mut |out| {
+            *is_broken = true;
+            inner.write_all(out.bytes())?;
+            out.truncate(0);
+            Ok(())
+        })?;
+        self.is_broken = false;
+        Ok(())
     }
 
     /// Writes an index set as [`Encoder::index_set`] does.
     ///
     /// # Errors
-    /// The errors of [`Encoder::index_set`], and [`Error::Io`](crate::Error::Io).
+    /// The errors of [`Encoder::index_set`], and [`Error::Io`].
     pub fn index_set(
         &mut self,
         set: &IndexSet,
@@ -99,7 +105,7 @@ impl<W: Write> Writer<W> {
     /// Writes a model as [`Encoder::model`] does.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Io`].
     pub fn model(&mut self, model: &Model) -> Result<()> {
         self.put(|encoder, out| {
             encoder.model(out, model);
@@ -110,7 +116,7 @@ impl<W: Write> Writer<W> {
     /// Writes metadata as [`Encoder::metadata`] does.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Io`].
     pub fn metadata(&mut self, metadata: &Metadata) -> Result<()> {
         self.put(|encoder, out| {
             encoder.metadata(out, metadata);
@@ -121,7 +127,7 @@ impl<W: Write> Writer<W> {
     /// Writes a private frame as [`Encoder::private`] does.
     ///
     /// # Errors
-    /// The errors of [`Encoder::private`], and [`Error::Io`](crate::Error::Io).
+    /// The errors of [`Encoder::private`], and [`Error::Io`].
     pub fn private(&mut self, kind: FrameKind, body: &[u8]) -> Result<()> {
         self.put(|encoder, out| encoder.private(out, kind, body))
     }
@@ -129,7 +135,7 @@ impl<W: Write> Writer<W> {
     /// Flushes the inner writer. Does not end the stream.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Io`].
     pub fn flush(&mut self) -> Result<()> {
         Ok(self.inner.flush()?)
     }
@@ -142,7 +148,7 @@ impl<W: Write> Writer<W> {
     /// Ends the stream and returns the inner writer, flushed.
     ///
     /// # Errors
-    /// [`Error::Io`](crate::Error::Io).
+    /// [`Error::Io`].
     pub fn finish(mut self) -> Result<W> {
         self.put(|encoder, out| {
             encoder.finish(out);

@@ -47,7 +47,7 @@ fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<V
         .and_then(|blocks| first.update(&mut at_once, &header, &manifest, &blocks));
     let mut second = encoder();
     let written = pending(&inputs, codecs, options)
-        .and_then(|blocks| second.update_pending(&mut at_writing, &header, &manifest, &blocks));
+        .and_then(|blocks| second.update(&mut at_writing, &header, &manifest, blocks));
     if written.is_err() {
         assert!(at_writing.is_empty(), "a failed update appends nothing");
         assert_eq!(second.offset(), 0);
@@ -56,7 +56,7 @@ fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<V
     second.finish(&mut at_writing);
     if let (Ok(()), Ok(blocks)) = (&written, pending(&inputs, codecs, options)) {
         let mut writer = Writer::new(Vec::new(), EncodeOptions::default().with_part_bytes(1 << 20));
-        writer.update_pending(&header, &manifest, &blocks).unwrap();
+        writer.update(&header, &manifest, blocks).unwrap();
         assert!(writer.finish().unwrap() == at_writing, "a writer writes what an encoder does");
     }
     [made.map(|()| at_once), written.map(|()| at_writing)]

@@ -1,6 +1,6 @@
 //! PowerSGD: its factors, the protocol between many workers, and the size of a step of a ResNet18.
 
-use gcodec::block::{Block, Coded, CodedBlock, IndexSpace, Sets, Values};
+use gcodec::block::{Block, CodedBlock, IndexSpace, PendingBlock, Sets, Values};
 use gcodec::compress::senders::powersgd::{PowerSgdOptions, PowerSgdWorker};
 use gcodec::compress::{Feedback, Input, Options, compress, random};
 use gcodec::error::InputErrorKind;
@@ -41,10 +41,15 @@ fn send(
     (blocks, decoded.view().to_f32().unwrap())
 }
 
-fn stream<B: Coded>(manifest: &Arc<Manifest>, blocks: &[B], sender: u64) -> Vec<u8> {
+fn stream<'a, B: Into<PendingBlock<'a>>>(
+    manifest: &Arc<Manifest>,
+    blocks: impl IntoIterator<Item = B>,
+    sender: u64,
+) -> Vec<u8> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));
-    encoder.update(&mut out, &UpdateHeader::default().with_sender(sender), manifest, blocks).unwrap();
+    let header = UpdateHeader::default().with_sender(sender);
+    encoder.update(&mut out, &header, manifest, blocks.into_iter().map(B::into)).unwrap();
     encoder.finish(&mut out);
     out
 }
@@ -354,7 +359,8 @@ fn bits_of_a_resnet18() {
     for (rank, paper) in [(1, 243), (2, 136), (4, 72)] {
         let codec: Codec = format!("powersgd:rank={rank}").parse().unwrap();
         let blocks = compress(&inputs, &vec![codec; inputs.len()], &Options::default(), None).unwrap();
-        let bytes = (stream(&manifest, &blocks, 0).len() - stream::<Block>(&manifest, &[], 0).len()) as u64;
+        let bytes =
+            (stream(&manifest, &blocks, 0).len() - stream(&manifest, [] as [Block; 0], 0).len()) as u64;
         let (mut matrices, mut others) = (0, 0);
         for shape in &shapes {
             let (n, m) = (shape[0], shape[1..].iter().product::<u64>());

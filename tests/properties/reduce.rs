@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use gcodec::block::{
-    Bits, Block, Chunked, Coded, Floats, IndexSpace, Latent, Pow2, Rows, Scope, Seeded, Set, Sets, Sparse,
-    Stored, Support, Underflow, Values,
+    Bits, Block, Chunked, Floats, IndexSpace, Latent, PendingBlock, Pow2, Rows, Scope, Seeded, Set, Sets,
+    Sparse, Stored, Support, Underflow, Values,
 };
 use gcodec::compress::{Input, Options, compress, random};
 use gcodec::error::InputErrorKind;
@@ -51,15 +51,15 @@ fn why(error: Error) -> (&'static str, Option<u64>) {
 }
 
 /// Returns a stream with one update.
-fn stream<B: Coded>(
+fn stream<'a, B: Into<PendingBlock<'a>>>(
     header: &UpdateHeader,
     manifest: &Arc<Manifest>,
-    blocks: &[B],
+    blocks: impl IntoIterator<Item = B>,
     part_bytes: u64,
 ) -> Vec<u8> {
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
     let mut out = Vec::new();
-    encoder.update(&mut out, header, manifest, blocks).unwrap();
+    encoder.update(&mut out, header, manifest, blocks.into_iter().map(B::into)).unwrap();
     encoder.finish(&mut out);
     out
 }
@@ -121,12 +121,12 @@ fn a_sum_equals_the_sum_of_decoded_numbers_in_any_order_of_arrival() {
     assert_eq!(mean.header.reduction, Reduction::Mean);
 
     // A sum can be sent as an update, and sums can be added.
-    let again = stream(&first.header, &manifest, &first.blocks().unwrap(), 1 << 20);
+    let again = stream(&first.header, &manifest, first.blocks().unwrap(), 1 << 20);
     assert_eq!(f32s(gcodec::decode(&again).unwrap()[0].1.data()), expected);
     let mut sum = Sum::new(&manifest, SumOptions::default());
     take(&mut sum, &again, 1.0).unwrap();
     let other = first.header.clone().with_sender(1);
-    take(&mut sum, &stream(&other, &manifest, &first.blocks().unwrap(), 1 << 20), 1.0).unwrap();
+    take(&mut sum, &stream(&other, &manifest, first.blocks().unwrap(), 1 << 20), 1.0).unwrap();
     let twice = sum.finish(true).unwrap();
     assert_eq!(twice.header.contributors, 6);
     let sixth = |x: &f32| (f64::from(x + x) / 6.0) as f32;
@@ -142,7 +142,7 @@ fn as_raw(sent: &[u8], header: &UpdateHeader, manifest: &Arc<Manifest>) -> Vec<u
         support: Support::All,
         values: Values::Floats(Floats { stored: Stored::Source, bytes: decoded.data().to_vec() }),
     });
-    stream(header, manifest, &blocks.collect::<Vec<_>>(), 1 << 20)
+    stream(header, manifest, blocks.collect::<Vec<_>>(), 1 << 20)
 }
 
 /// Sums the same numbers twice: as sparse updates, and each decoded and sent again as raw elements.
@@ -244,7 +244,7 @@ fn invalid_combinations_are_refused_and_change_nothing() {
     let ones = || vec![floats(Support::All, &[1.0; N])];
     let base = || UpdateHeader::default().with_step(3).with_world(4);
     let mut sum = Sum::new(&manifest, SumOptions::default());
-    take(&mut sum, &stream(&base(), &manifest, &ones(), 1 << 20), 1.0).unwrap();
+    take(&mut sum, &stream(&base(), &manifest, ones(), 1 << 20), 1.0).unwrap();
     let delta = gcodec::frame::Delta { first: 0, more: 0, base: [0; 16], result: [0; 16] };
     let one = || base().with_sender(1);
     for (header, reason) in [
@@ -257,12 +257,12 @@ fn invalid_combinations_are_refused_and_change_nothing() {
         (one().with_delta(Some(vec![delta])), "a delta"),
     ] {
         let sender = header.sender;
-        let refused = take(&mut sum, &stream(&header, &manifest, &ones(), 1 << 20), 1.0);
+        let refused = take(&mut sum, &stream(&header, &manifest, ones(), 1 << 20), 1.0);
         let (found, who) = why(refused.unwrap_err());
         assert!(found.contains(reason) && who == Some(sender), "{found}");
     }
     let other = Arc::new(Manifest::new(vec![TensorInfo::new("v", Dtype::F32, [N as u64])]).unwrap());
-    let refused = take(&mut sum, &stream(&one(), &other, &ones(), 1 << 20), 1.0);
+    let refused = take(&mut sum, &stream(&one(), &other, ones(), 1 << 20), 1.0);
     let (found, who) = why(refused.unwrap_err());
     assert!(found.ends_with("another manifest") && who == Some(1), "{found}");
     let named = |names: [&str; 2]| {
@@ -271,7 +271,7 @@ fn invalid_combinations_are_refused_and_change_nothing() {
     };
     let (sorted, turned) = (named(["a", "b"]), named(["b", "a"]));
     let refused =
-        take(&mut Sum::new(&sorted, SumOptions::default()), &stream(&base(), &turned, &ones(), 1 << 20), 1.0);
+        take(&mut Sum::new(&sorted, SumOptions::default()), &stream(&base(), &turned, ones(), 1 << 20), 1.0);
     let (found, _) = why(refused.unwrap_err());
     assert!(found.ends_with("the same tensors in another order"), "{found}");
     let latent = Values::Latent(Latent {
@@ -281,7 +281,7 @@ fn invalid_combinations_are_refused_and_change_nothing() {
     });
     let latent = stream(&one(), &manifest, &[block(Support::All, latent)], 1 << 20);
     assert_eq!(take(&mut sum, &latent, 1.0).unwrap_err().name(), "unknown_reference");
-    assert!(take(&mut sum, &stream(&one(), &manifest, &ones(), 1 << 20), f64::NAN).is_err());
+    assert!(take(&mut sum, &stream(&one(), &manifest, ones(), 1 << 20), f64::NAN).is_err());
     let reduced = sum.finish(false).unwrap();
     assert_eq!(f32s(reduced.tensors().unwrap()[0].data()), [1.0; N]);
     assert_eq!(reduced.header.contributors, 1);

@@ -75,7 +75,7 @@ fn blocks_of_every_vector_are_copied_unchanged() {
             }
             let given: Vec<_> = blocks.iter().map(|(_, b)| (b.clone(), BlockOptions::default())).collect();
             let mut out = Vec::new();
-            encoder.update_wire(&mut out, &part.header, &part.manifest, &given).unwrap();
+            encoder.update(&mut out, &part.header, &part.manifest, &given).unwrap();
             each_part(&out, &Limits::default(), |again, _| {
                 assert_eq!((again.blocks.len(), again.table_count()), (blocks.len(), 0), "{id}");
                 for ((i, _), raw) in blocks.iter().zip(&again.blocks) {
@@ -141,7 +141,7 @@ fn encoded(blocks: &[(WireBlock<'_>, BlockOptions)]) -> gcodec::Result<Vec<u8>> 
 
 fn encoded_by(options: EncodeOptions, blocks: &[(WireBlock<'_>, BlockOptions)]) -> gcodec::Result<Vec<u8>> {
     let (mut encoder, mut out) = (Encoder::new(options), Vec::new());
-    let written = encoder.update_wire(&mut out, &UpdateHeader::default(), &manifest(), blocks);
+    let written = encoder.update(&mut out, &UpdateHeader::default(), &manifest(), blocks);
     if let Err(e) = written {
         assert!(out.is_empty() && encoder.offset() == 0, "a failed call changes nothing");
         return Err(e);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gcodec::block::{Block, Coded, CodedBlock};
+use gcodec::block::{Block, CodedBlock, PendingBlock};
 use gcodec::compress::{Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
@@ -29,10 +29,13 @@ fn assemble(stream: &[u8], manifest: &Arc<Manifest>, dirty: bool) -> Vec<(u64, T
     assembler.finish().unwrap()
 }
 
-fn encode<B: Coded>(manifest: &Arc<Manifest>, blocks: &[B]) -> Vec<u8> {
+fn encode<'a, B: Into<PendingBlock<'a>>>(
+    manifest: &Arc<Manifest>,
+    blocks: impl IntoIterator<Item = B>,
+) -> Vec<u8> {
     let mut out = Vec::new();
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(1000));
-    encoder.update(&mut out, &UpdateHeader::default(), manifest, blocks).unwrap();
+    encoder.update(&mut out, &UpdateHeader::default(), manifest, blocks.into_iter().map(B::into)).unwrap();
     encoder.finish(&mut out);
     out
 }
@@ -47,7 +50,7 @@ fn every_kind_of_block_zeroes_the_other_elements() {
         }
         for add in [false, true] {
             let block = Block { add: add && !block.values.gives_bits(), ..block.clone() };
-            let stream = encode(&manifest, std::slice::from_ref(&block));
+            let stream = encode(&manifest, [&block]);
             assert_eq!(assemble(&stream, &manifest, true), assemble(&stream, &manifest, false), "{block:?}");
         }
     }

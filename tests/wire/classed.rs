@@ -287,7 +287,7 @@ fn the_encoder_refuses_what_readers_refuse() {
     let run = Delta { first: 0, more: 0, base: [1; 16], result: [2; 16] };
     let encode = |block: &Block, delta: Option<Vec<Delta>>| {
         let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-        encoder.update(&mut out, &UpdateHeader::default().with_delta(delta), &manifest, &[block])
+        encoder.update(&mut out, &UpdateHeader::default().with_delta(delta), &manifest, [block])
     };
     let good = based(vec![9], vec![vec![], vec![3]]);
     encode(&good, Some(vec![run])).unwrap();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use gcodec::error::InputErrorKind;
 use gcodec::file::File;
 use gcodec::frame::{Delta, Digest, Manifest, TensorInfo, UpdateHeader};
-use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader, Writer};
 use gcodec::{Dtype, Error, Limits, Reader, TensorView};
 
 fn kind<T>(result: Result<T, Error>) -> InputErrorKind {
@@ -100,7 +100,7 @@ fn numbers_that_select_nothing() {
 
 #[test]
 fn updates_that_are_missing_or_incomplete() {
-    let empty = Encoder::new(EncodeOptions::default()).finish_empty();
+    let empty = Writer::new(Vec::new(), EncodeOptions::default()).finish().unwrap();
     assert_eq!(kind(gcodec::decode(&empty)), InputErrorKind::NoUpdate);
     let assembler = Assembler::new(&crate::streams::manifest(), &Limits::default(), |_| true).unwrap();
     assert_eq!(kind(assembler.finish()), InputErrorKind::IncompleteUpdate);
@@ -131,7 +131,7 @@ fn an_assembler_ends_with_its_first_failed_part() {
     let whole = |b: &&Block| b.scope == Scope::Tensor(3);
     let after = blocks.iter().find(whole).unwrap();
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default().with_part_bytes(1)), Vec::new());
-    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[latent, after]).unwrap();
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, [latent, after]).unwrap();
     encoder.finish(&mut out);
     let mut assembler = Assembler::new(&manifest, &Limits::default(), |_| true).unwrap();
     let (mut reader, mut results) = (SliceReader::new(&out, Limits::default()), Vec::new());

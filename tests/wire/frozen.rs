@@ -224,7 +224,7 @@ fn write() {
     // The blocks of deltas have bases that nobody has.
     for (i, block) in blocks().iter().enumerate().filter(|(_, block)| !needs_delta(block)) {
         let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-        encoder.update(&mut out, &header_for(block), &manifest(), &[block]).unwrap();
+        encoder.update(&mut out, &header_for(block), &manifest(), [block]).unwrap();
         encoder.finish(&mut out);
         streams.insert(format!("block-{i:02}"), out);
     }

@@ -11,7 +11,7 @@ use gcodec::block::{
 };
 use gcodec::file::{File, recover};
 use gcodec::frame::{Delta, FrameKind, IndexSet, Manifest, TensorInfo, UpdateHeader};
-use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader, Writer};
 use gcodec::{Dtype, Limits, Reader};
 
 fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
@@ -25,7 +25,7 @@ fn header(kind: FrameKind, body_len: u64, body_crc: u32) -> Vec<u8> {
 }
 
 fn preamble() -> Vec<u8> {
-    Encoder::new(EncodeOptions::default()).finish_empty()[..16].to_vec()
+    Writer::new(Vec::new(), EncodeOptions::default()).finish().unwrap()[..16].to_vec()
 }
 
 fn manifest(tensors: impl IntoIterator<Item = (String, Dtype, Vec<u64>)>) -> Arc<Manifest> {

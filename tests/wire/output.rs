@@ -1,8 +1,14 @@
 //! An encoder writes the same bytes to any kind of output, and removes the bytes of a call that fails.
 
-use gcodec::block::{BlockOptions, Scope, Sparse, Support, WireBlock};
-use gcodec::frame::{FrameKind, IndexSet, Metadata, Model, UpdateHeader};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use gcodec::block::{
+    Block, BlockOptions, Floats, PendingBlock, Scope, Sparse, Stored, Support, Values, WireBlock,
+};
+use gcodec::frame::{FrameKind, IndexSet, Manifest, Metadata, Model, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder, Output, Writer};
+use gcodec::{Dtype, Error};
 
 /// An output of fixed size, like a buffer of another language's object.
 struct Fixed {
@@ -95,9 +101,9 @@ fn a_writer_writes_the_bytes_of_its_encoder() {
     note(&out);
     let id = encoder.index_set(&mut out, &set, &manifest, options).unwrap();
     note(&out);
-    encoder.update(&mut out, &header, &manifest, &[(&blocks[0], options)]).unwrap();
+    encoder.update(&mut out, &header, &manifest, [(&blocks[0], options)]).unwrap();
     note(&out);
-    encoder.update_wire(&mut out, &header, &manifest, &wire()).unwrap();
+    encoder.update(&mut out, &header, &manifest, wire()).unwrap();
     note(&out);
     encoder.private(&mut out, FrameKind(0xf001), b"private").unwrap();
     note(&out);
@@ -114,9 +120,9 @@ fn a_writer_writes_the_bytes_of_its_encoder() {
     assert_eq!(writer.get_ref().len(), lens[2]);
     assert_eq!(writer.index_set(&set, &manifest, options).unwrap(), id);
     assert_eq!(writer.get_ref().len(), lens[3]);
-    writer.update(&header, &manifest, &[(&blocks[0], options)]).unwrap();
+    writer.update(&header, &manifest, [(&blocks[0], options)]).unwrap();
     assert_eq!(writer.get_ref().len(), lens[4]);
-    writer.update_wire(&header, &manifest, &wire()).unwrap();
+    writer.update(&header, &manifest, wire()).unwrap();
     assert_eq!(writer.get_ref().len(), lens[5]);
     writer.private(FrameKind(0xf001), b"private").unwrap();
     assert!(writer.private(FrameKind::UPDATE, b"private").is_err());
@@ -146,4 +152,110 @@ fn a_writer_flushes_when_it_is_told_and_at_the_end() {
     writer.flush().unwrap();
     assert_eq!(writer.get_ref().0, 1);
     assert_eq!(writer.finish().unwrap().0, 2);
+}
+
+/// A sink that takes some bytes and then fails.
+struct Full {
+    taken: Vec<u8>,
+    room: usize,
+}
+
+impl std::io::Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.taken.len() + bytes.len() > self.room {
+            return Err(std::io::ErrorKind::StorageFull.into());
+        }
+        self.taken.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Tensors of 1000 elements, and a raw block for each.
+fn raw_blocks(count: u64) -> (Arc<Manifest>, Vec<Block>) {
+    let infos = (0..count).map(|i| TensorInfo::new(i.to_string(), Dtype::F32, [1000]));
+    let block = |i| Block {
+        scope: Scope::Tensor(i),
+        add: false,
+        support: Support::All,
+        values: Values::Floats(Floats { stored: Stored::F32, bytes: vec![i as u8; 4000] }),
+    };
+    (Arc::new(Manifest::new(infos.collect()).unwrap()), (0..count).map(block).collect())
+}
+
+/// Counts the bytes that it takes, and the largest number at a time.
+#[derive(Default)]
+struct Counted {
+    sum: Cell<usize>,
+    largest: Cell<usize>,
+}
+
+impl std::io::Write for &Counted {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.sum.set(self.sum.get() + bytes.len());
+        self.largest.set(self.largest.get().max(bytes.len()));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_writer_holds_one_part_and_takes_blocks_when_it_writes_them() {
+    let (manifest, blocks) = raw_blocks(10_000);
+    let sink = Counted::default();
+    let mut writer = Writer::new(&sink, EncodeOptions::default().with_part_bytes(40_000));
+    writer.manifest(&manifest).unwrap();
+    let before = sink.sum.replace(0);
+    assert_eq!(before, sink.largest.replace(0));
+    let (mut taken, mut ahead) = (0, 0);
+    let given = blocks.iter().inspect(|_| {
+        taken += 1;
+        ahead = ahead.max(taken - sink.sum.get() / 4100);
+    });
+    writer.update(&UpdateHeader::default(), &manifest, given).unwrap();
+    assert_eq!(taken, blocks.len());
+    assert!(sink.largest.get() < 50_000, "{} bytes at a time", sink.largest.get());
+    assert!(ahead < 2000, "{ahead} blocks were taken before they were written");
+}
+
+#[test]
+fn an_error_between_blocks_leaves_an_encoder_as_it_was_and_ends_a_stream_that_was_begun() {
+    let (manifest, blocks) = raw_blocks(40);
+    let header = UpdateHeader::default();
+    let options = EncodeOptions::default().with_part_bytes(20_000);
+    let failing = |after: usize| {
+        let failure = std::iter::once(Err(Error::from(std::io::Error::other("no more tensors"))));
+        blocks.iter().take(after).map(|block| Ok(PendingBlock::from(block))).chain(failure)
+    };
+    let (mut encoder, mut out) = (Encoder::new(options.clone()), Vec::new());
+    let (mut other, mut expected) = (Encoder::new(options.clone()), Vec::new());
+    for after in [0, 3, 40] {
+        let error = encoder.update(&mut out, &header, &manifest, failing(after)).unwrap_err();
+        assert_eq!((error.to_string().as_str(), out.len()), ("no more tensors", expected.len()));
+        encoder.update(&mut out, &header, &manifest, &blocks[..after]).unwrap();
+        other.update(&mut expected, &header, &manifest, &blocks[..after]).unwrap();
+    }
+    encoder.finish(&mut out);
+    other.finish(&mut expected);
+    assert!(out == expected);
+
+    // Nothing was written before the error: the stream goes on.
+    let mut writer = Writer::new(Vec::new(), options.clone());
+    assert!(writer.update(&header, &manifest, failing(3)).is_err());
+    writer.update(&header, &manifest, &blocks).unwrap();
+    assert!(gcodec::decode(&writer.finish().unwrap()).is_ok());
+
+    // The sink is full in the second part: the stream cannot go on.
+    let mut writer = Writer::new(Full { taken: Vec::new(), room: 30_000 }, options);
+    assert_eq!(writer.update(&header, &manifest, &blocks).unwrap_err().name(), "io");
+    let error = writer.update(&header, &manifest, &blocks).unwrap_err();
+    assert_eq!(error.to_string(), "an earlier write to this stream failed");
+    assert!((10_000..30_000).contains(&writer.get_ref().taken.len()));
+    assert!(writer.finish().is_err());
 }

@@ -107,11 +107,11 @@ impl Encoder {
             let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
             if feedback.is_none() && !is_delta {
                 let blocks = pending(&inputs, &codecs, options)?;
-                return Ok(inner.update_pending(pending_bytes, &header, &manifest, &blocks)?);
+                return Ok(inner.update(pending_bytes, &header, &manifest, blocks)?);
             }
             let blocks = compress(&inputs, &codecs, options, feedback.map(|f| &mut f.inner))?;
             let delta = is_delta.then(|| deltas(&inputs, &blocks));
-            Ok(inner.update(pending_bytes, &header.with_delta(delta), &manifest, &blocks)?)
+            Ok(inner.update(pending_bytes, &header.with_delta(delta), &manifest, blocks)?)
         })
         .map_err(|e| e.named(|number| tensors.get(usize::try_from(number).ok()?).map(|(name, _)| *name)))
     }

@@ -1,7 +1,7 @@
 //! From device tensors to blocks.
 
 use gcodec::Codec;
-use gcodec::block::{CodedBlock, CodedWireBlock};
+use gcodec::block::{CodedBlock, PendingBlock};
 use gcodec::compress::codecs::TopK;
 use gcodec::compress::device::{self as host, Outline, Sent};
 use gcodec::compress::{Feedback, Options, Selection};
@@ -125,7 +125,7 @@ impl Compressor {
         self.run(inputs, codecs, options, stream, true)
     }
 
-    /// Returns the same blocks for [`Encoder::update_wire`](gcodec::stream::Encoder::update_wire), with the
+    /// Returns the same blocks for [`Encoder::update`](gcodec::stream::Encoder::update), with the
     /// parts that the device writes already in wire form.
     ///
     /// These parts are the positions of codecs whose `positions` are `rice` or `rice-one`, except with powers
@@ -142,7 +142,7 @@ impl Compressor {
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
-    ) -> Result<Vec<CodedWireBlock<'static>>> {
+    ) -> Result<Vec<PendingBlock<'static>>> {
         self.run(inputs, codecs, options, stream, false)
     }
 
@@ -156,7 +156,7 @@ impl Compressor {
         codecs: &[Codec],
         options: &Options,
         stream: Stream,
-    ) -> Result<Vec<CodedWireBlock<'static>>> {
+    ) -> Result<Vec<PendingBlock<'static>>> {
         self.run(inputs, codecs, options, stream, true)
     }
 
@@ -339,7 +339,7 @@ impl BlockForm for CodedBlock {
     }
 }
 
-impl BlockForm for CodedWireBlock<'static> {
+impl BlockForm for PendingBlock<'static> {
     const WIRE: bool = true;
 
     fn make(
@@ -351,7 +351,7 @@ impl BlockForm for CodedWireBlock<'static> {
     }
 
     fn first_tensor(&self) -> u64 {
-        self.0.scope.first()
+        self.scope().first()
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use common::{Memory, MockDriver, encode, mock_driver, normal};
 use gcodec::block::{
-    Block, BlockOptions, CodedBlock, Constant, Part, Scope, Sparse, Support, SupportId, Values, WireBlock,
+    Block, BlockOptions, Constant, Part, PendingBlock, Scope, Sparse, Support, SupportId, Values,
 };
 use gcodec::compress::{Feedback, Input as HostInput, NonFinite, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
@@ -59,32 +59,29 @@ impl Tensors {
     }
 
     /// Encodes one update.
-    fn stream(&self, blocks: &[(WireBlock<'_>, BlockOptions)]) -> Vec<u8> {
+    fn stream<'a, B: Into<PendingBlock<'a>>>(&self, blocks: impl IntoIterator<Item = B>) -> Vec<u8> {
+        let blocks = blocks.into_iter().map(Into::into);
         let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-        encoder.update_wire(&mut out, &UpdateHeader::default(), &self.manifest, blocks).unwrap();
+        encoder.update(&mut out, &UpdateHeader::default(), &self.manifest, blocks).unwrap();
         encoder.finish(&mut out);
         out
     }
 
     /// Checks that the frames of device and host are equal, with and without error feedback; returns the
-    /// device's blocks.
-    fn agree(
-        &self,
-        mock: &MockDriver,
-        specs: &[&str],
-        options: &Options,
-    ) -> Vec<(WireBlock<'static>, BlockOptions)> {
+    /// supports of all blocks, as [`written`].
+    fn agree(&self, mock: &MockDriver, specs: &[&str], options: &Options) -> Vec<Option<Vec<u8>>> {
         let codecs: Vec<Codec> = specs.iter().map(|s| s.parse().unwrap()).collect();
         let device = mock.device();
         let mut compressor = Compressor::new(&device).unwrap();
         let expected = compress(&self.on_host(), &codecs, options, None).unwrap();
-        let stream = self.stream(&wire(&expected));
+        let stream = self.stream(&expected);
         let mut found = Vec::new();
         for piece_len in [u64::MAX, 8192] {
             compressor = compressor.with_piece_len(piece_len);
-            found =
+            let blocks =
                 compressor.compress_wire(&self.on_device(&device), &codecs, options, mock.stream()).unwrap();
-            assert!(self.stream(&found) == stream, "{specs:?} {piece_len} {}", self.dtype);
+            found = blocks.iter().map(|block| written(block).map(<[u8]>::to_vec)).collect();
+            assert!(self.stream(blocks) == stream, "{specs:?} {piece_len} {}", self.dtype);
         }
         let mut feedback = Feedback::new();
         for step in 0..2 {
@@ -92,7 +89,7 @@ impl Tensors {
             let got =
                 compressor.compress_wire_with_feedback(&inputs, &codecs, options, mock.stream()).unwrap();
             let host = compress(&self.on_host(), &codecs, options, Some(&mut feedback)).unwrap();
-            assert!(self.stream(&got) == self.stream(&wire(&host)), "{specs:?} {step}");
+            assert!(self.stream(got) == self.stream(&host), "{specs:?} {step}");
             let words = |f: &Feedback| {
                 f.save().into_iter().map(|(n, t)| (n, t.view().data().to_vec())).collect::<Vec<_>>()
             };
@@ -103,13 +100,9 @@ impl Tensors {
     }
 }
 
-fn wire(blocks: &[CodedBlock]) -> Vec<(WireBlock<'_>, BlockOptions)> {
-    blocks.iter().map(|coded| (WireBlock::from(&coded.block), coded.options)).collect()
-}
-
 /// The bytes of a support that the device wrote, if it did.
-fn written<'a>((block, _): &'a (WireBlock<'_>, BlockOptions)) -> Option<&'a [u8]> {
-    match &block.support {
+fn written<'a>(block: &'a PendingBlock<'_>) -> Option<&'a [u8]> {
+    match &block.block()?.support {
         Part::Written { id: SupportId::GAPS_RICE, bytes } => Some(bytes),
         Part::Written { id, .. } => panic!("{id}"),
         Part::Decoded(_) => None,
@@ -142,8 +135,8 @@ fn frames_are_those_of_the_host_for_every_codec_and_type() {
     for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
         let tensors = Tensors::new(&mock, dtype, &values);
         for specs in SPECS {
-            let blocks = tensors.agree(&mock, &specs, &Options::default());
-            assert!(blocks.iter().all(|b| written(b).is_some()), "{specs:?}");
+            let supports = tensors.agree(&mock, &specs, &Options::default());
+            assert!(supports.iter().all(Option::is_some), "{specs:?}");
         }
     }
 }
@@ -164,19 +157,17 @@ fn small_updates() {
         "topk:k=7,values=pow2,positions=rice",
         "sbc:k=40,positions=tokens",
     ];
-    let blocks = tensors.agree(&mock, &specs, &Options::default());
-    let on_device: Vec<bool> = blocks.iter().map(|b| written(b).is_some()).collect();
+    let supports = tensors.agree(&mock, &specs, &Options::default());
+    let on_device: Vec<bool> = supports.iter().map(Option::is_some).collect();
     assert_eq!(on_device, [true, false, false, false]);
     let zeros = Tensors::new(&mock, Dtype::F32, &[vec![0.0; 500], vec![-0.0; 20], vec![]]);
     for spec in ["topk:k=5,positions=rice", "sbc:k=5,positions=rice", "threshold:at=1,positions=rice-one"] {
-        let blocks = zeros.agree(&mock, &[spec; 3], &Options::default());
-        assert_eq!(written(&blocks[0]), Some(&[0][..]));
+        let supports = zeros.agree(&mock, &[spec; 3], &Options::default());
+        assert_eq!(supports[0], Some(vec![0]));
     }
     let none = Tensors::new(&mock, Dtype::F32, &[vec![]]);
-    assert_eq!(
-        written(&none.agree(&mock, &["topk:k=5,positions=rice"], &Options::default())[0]),
-        Some(&[0][..])
-    );
+    let supports = none.agree(&mock, &["topk:k=5,positions=rice"], &Options::default());
+    assert_eq!(supports, [Some(vec![0])]);
 }
 
 #[test]
@@ -207,8 +198,8 @@ fn chunks_of_every_length_are_chosen_where_the_encoder_chooses_them() {
         let values = [clustered(n, every, 1), clustered(300, every, 2)];
         let tensors = Tensors::new(&mock, Dtype::F16, &values);
         for spec in ["topk:density=1,positions=rice", "topk:density=1,positions=rice-one"] {
-            let blocks = tensors.agree(&mock, &[spec; 2], &Options::default());
-            let log = chunk_log(written(&blocks[0]).unwrap());
+            let supports = tensors.agree(&mock, &[spec; 2], &Options::default());
+            let log = chunk_log(supports[0].as_ref().unwrap());
             assert!(spec.ends_with("rice") || log == 0);
             logs.insert(log);
         }
@@ -234,9 +225,9 @@ fn a_gap_of_many_zeros() {
     let got =
         compressor.compress_wire(&tensors.on_device(&device), &codecs, &options, mock.stream()).unwrap();
     let expected = compress(&tensors.on_host(), &codecs, &options, None).unwrap();
-    assert!(tensors.stream(&got) == tensors.stream(&wire(&expected)));
+    let support = written(&got[0]).unwrap().to_vec();
+    assert!(tensors.stream(got) == tensors.stream(&expected));
     // One of 119,999 gaps is 1,180,001. With k = 3 it takes 147,500 zeros.
-    let support = written(&got[0]).unwrap();
     assert_eq!(support[4], 3);
     let zeros = support[5..].windows(10_000).any(|w| w.iter().all(|b| *b == 0));
     assert!(zeros);
@@ -330,7 +321,7 @@ fn failures_leave_residuals_as_they_were() {
     let got = compressor
         .compress_wire_with_feedback(&tensors.on_device(&device), &codecs, &options, stream)
         .unwrap();
-    assert!(tensors.stream(&got) == tensors.stream(&wire(&expected)));
+    assert!(tensors.stream(got) == tensors.stream(&expected));
     assert!(compressor.residuals().unwrap().save() == feedback.save());
     mock.assert_sound();
 }
@@ -431,7 +422,7 @@ fn written_by_the_encoder(positions: Vec<u64>, n: u64, one: bool) -> Vec<u8> {
     let choice = if one { gcodec::block::Positions::RiceOne } else { gcodec::block::Positions::Rice };
     let options = BlockOptions::default().with_positions(choice);
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default().with_index(false)), Vec::new());
-    encoder.update(&mut out, &UpdateHeader::default(), &manifest, &[(&block, options)]).unwrap();
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, [(&block, options)]).unwrap();
     // The space is larger than what readers accept by default.
     let limits = gcodec::Limits::default().with_max_elements(u64::MAX);
     for event in gcodec::stream::SliceReader::new(&out, limits) {

@@ -196,7 +196,7 @@ impl SharedSet {
         let sent = threads::run(py, || {
             let block = worker.values()?;
             frames.written(set, |encoder, out| {
-                encoder.update(out, &header, &frames.manifest, &[(&block, BlockOptions::default())])
+                encoder.update(out, &header, &frames.manifest, [(&block, BlockOptions::default())])
             })
         })?;
         Ok(Encoded::of(sent.map_err(|e| errors::raise(py, e, Some(&self.frames.manifest)))?))

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gcodec::block::{CodedBlock, CodedWireBlock};
+use gcodec::block::{CodedBlock, PendingBlock};
 use gcodec::compress::{Input, NonFinite, Options, compress, pending};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Delta, Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
@@ -284,8 +284,7 @@ impl Update<'_> {
         if !self.lent_bases.is_empty() {
             let (blocks, entries) = self.changes(&codecs)?;
             let compressing = start.elapsed();
-            let blocks: Vec<_> = blocks.into_iter().map(CodedWireBlock::from).collect();
-            encoder.update_wire(out, &self.header.with_delta(Some(entries)), manifest, &blocks)?;
+            encoder.update(out, &self.header.with_delta(Some(entries)), manifest, blocks)?;
             return Ok(compressing);
         }
         let (apart, inputs): (Vec<_>, Vec<_>) = inputs.partition(is_apart);
@@ -294,7 +293,7 @@ impl Update<'_> {
             let on_host: Vec<Codec> = inputs.iter().map(|input| codecs[input.tensor as usize]).collect();
             let blocks = pending(&inputs, &on_host, self.options)?;
             let compressing = start.elapsed();
-            encoder.update_pending(out, &self.header, manifest, &blocks)?;
+            encoder.update(out, &self.header, manifest, blocks)?;
             return Ok(compressing);
         }
         let (on_devices, mut on_host) = match memory {
@@ -319,10 +318,10 @@ impl Update<'_> {
         let compressing = start.elapsed();
         let header = self.header.with_delta(has_delta.then_some(entries));
         let mut blocks = on_devices;
-        blocks.extend(on_host.into_iter().map(CodedWireBlock::from));
+        blocks.extend(on_host.into_iter().map(PendingBlock::from));
         // Blocks of each side are in order, and all blocks of a tensor are on one side.
-        blocks.sort_by_key(|(block, _)| block.scope.first());
-        encoder.update_wire(out, &header, manifest, &blocks)?;
+        blocks.sort_by_key(|block| block.scope().first());
+        encoder.update(out, &header, manifest, blocks)?;
         Ok(compressing)
     }
 
@@ -344,7 +343,7 @@ impl Update<'_> {
         inputs: &[Input<'_>],
         codecs: &[Codec],
         mut memory: Memory<'_>,
-    ) -> Result<(Vec<CodedWireBlock<'static>>, Vec<CodedBlock>), Failure> {
+    ) -> Result<(Vec<PendingBlock<'static>>, Vec<CodedBlock>), Failure> {
         let on_host: Vec<Codec> = inputs.iter().map(|input| codecs[input.tensor as usize]).collect();
         let given: Vec<cuda::Given<'_>> = self
             .lent

@@ -362,9 +362,9 @@ impl Worker {
         let mut blocks: Vec<_> =
             round.blocks.iter().map(|coded| (&coded.block, coded.options)).chain(own).collect();
         blocks.sort_by_key(|(block, _)| block.scope.first());
-        encoder.update(out, &header, &self.manifest, &blocks)?;
+        encoder.update(out, &header, &self.manifest, blocks)?;
         if let Some(common) = &round.common {
-            encoder.update(out, &header, &self.manifest, std::slice::from_ref(common))?;
+            encoder.update(out, &header, &self.manifest, [common])?;
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ use super::super::codecs::delta::{Digests, classes, division, is_sent, scope};
 use super::{Outline, check_order};
 use crate::arch::pages;
 use crate::block::{
-    Based, Block, BlockOptions, Coded, CodedBlock, Planes, STEP, Scope, Sparse, Support, Ulp, Values,
+    Based, Block, BlockOptions, CodedBlock, Planes, STEP, Scope, Sparse, Support, Ulp, Values,
 };
 use crate::compress::Codec;
 use crate::compress::codecs::Change;
@@ -273,7 +273,11 @@ pub fn known(digests: &Digests, tensor: u64) -> (Option<Digest>, Option<Digest>)
 
 /// Returns the entries of an update's header for these tensors, which have blocks among `blocks`, and keeps
 /// the digests of the results as those of the next bases. `digested`: in ascending order.
-pub fn deltas<B: Coded>(digests: &mut Digests, digested: &[Digested], blocks: &[B]) -> Vec<frame::Delta> {
+pub fn deltas<B: AsRef<Block>>(
+    digests: &mut Digests,
+    digested: &[Digested],
+    blocks: &[B],
+) -> Vec<frame::Delta> {
     digests.entries(digested, blocks)
 }
 

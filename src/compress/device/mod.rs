@@ -30,7 +30,7 @@ use super::extents::runs;
 use super::select::{self, Chosen};
 use super::settings::Selection;
 use super::state::POWERSGD;
-use crate::block::{Block, CodedBlock, CodedWireBlock, Part, SupportId, WireBlock};
+use crate::block::{Block, CodedBlock, Part, PendingBlock, SupportId, WireBlock};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::tensor::element::round_f32s;
 
@@ -210,7 +210,7 @@ pub fn wire_blocks(
     codecs: &[Codec],
     found: &[Found],
     supports: Vec<Option<Vec<u8>>>,
-) -> Result<(Vec<CodedWireBlock<'static>>, Vec<Sent>)> {
+) -> Result<(Vec<PendingBlock<'static>>, Vec<Sent>)> {
     let joined = joined(tensors, codecs)?;
     if supports.len() != joined.len() {
         return Err(Error::input(InputErrorKind::Mismatch { what: "numbers of blocks and of supports" }));
@@ -226,7 +226,7 @@ pub fn wire_blocks(
         if let Some(bytes) = support {
             block.support = Part::Written { id: SupportId::GAPS_RICE, bytes: bytes.into() };
         }
-        (block, options)
+        PendingBlock::from((block, options))
     };
     Ok((blocks.into_iter().zip(supports).map(with).collect(), sent))
 }
@@ -552,9 +552,11 @@ mod tests {
         let (got, sent_too) = wire_blocks(&outlines, &codecs, &without, supports.clone()).unwrap();
         assert_eq!(sent_too, sent);
         let bytes = Part::Written { id: SupportId::GAPS_RICE, bytes: vec![3, 0, 1].into() };
+        let got: Vec<_> = got.iter().map(|pending| (pending.block().unwrap(), pending.options())).collect();
         let expected = expected.iter().map(|coded| (WireBlock::from(&coded.block), coded.options));
         let [first, second] = expected.collect::<Vec<_>>().try_into().unwrap();
-        assert_eq!(got, [(WireBlock { support: bytes, ..first.0 }, first.1), second]);
+        let first = (WireBlock { support: bytes, ..first.0 }, first.1);
+        assert_eq!(got, [(&first.0, first.1), (&second.0, second.1)]);
         // Errors: positions given for a block in wire form, positions missing for another, and too few
         // supports.
         assert!(wire_blocks(&outlines, &codecs, &found, supports.clone()).is_err());

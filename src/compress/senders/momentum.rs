@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use crate::block::{Block, Coded, Scope, Sets};
+use crate::block::{Block, Scope, Sets};
 use crate::error::{Error, InputErrorKind, Result};
 
 /// Sets the momenta of all elements in the supports of `blocks` to zero.
@@ -16,16 +16,16 @@ use crate::error::{Error, InputErrorKind, Result};
 /// # Errors
 /// [`Error::Input`] if `momenta` lack a tensor of a block or have another length, or if a block is on an
 /// index set. The momenta do not change then.
-pub fn mask_momenta<B: Coded>(blocks: &[B], momenta: &mut [(u64, &mut [f32])]) -> Result<()> {
+pub fn mask_momenta<B: AsRef<Block>>(blocks: &[B], momenta: &mut [(u64, &mut [f32])]) -> Result<()> {
     if !momenta.is_sorted_by(|(a, _), (b, _)| a < b) {
         return Err(Error::not_ascending("tensors of the momenta"));
     }
     let lens: Vec<(u64, u64)> = momenta.iter().map(|(tensor, m)| (*tensor, m.len() as u64)).collect();
     for block in blocks {
-        visit(block.block(), &lens, &mut |_, _| ())?;
+        visit(block.as_ref(), &lens, &mut |_, _| ())?;
     }
     for block in blocks {
-        visit(block.block(), &lens, &mut |i, range| momenta[i].1[range].fill(0.0))?;
+        visit(block.as_ref(), &lens, &mut |i, range| momenta[i].1[range].fill(0.0))?;
     }
     Ok(())
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::block::{Block, BlockOptions, Floats, Scope, Sparse, Support, Ulp, Values};
 use crate::file::{index_start, ranges};
 use crate::frame::{Delta, IndexedFrame, Metadata, TensorInfo, run_digest, tensor_digest};
-use crate::stream::{EncodeOptions, Encoder};
+use crate::stream::{EncodeOptions, Encoder, Writer};
 use crate::tensor::Dtype;
 
 /// Metadata, then two updates of two tensors each.
@@ -279,7 +279,7 @@ fn the_end_of_a_file_tells_where_its_index_is() {
         let e = index_start(&pointing(offset)).unwrap_err();
         assert_eq!((e.name(), e.location().unwrap().offset), ("out_of_range", end), "{offset}");
     }
-    let empty = Encoder::new(EncodeOptions::default()).finish_empty();
+    let empty = Writer::new(Vec::new(), EncodeOptions::default()).finish().unwrap();
     assert_eq!(index_start(&empty).unwrap(), PREAMBLE_LEN as u64);
     // A frame of another kind before the end, whose body is an index.
     let mut encoder = Encoder::new(EncodeOptions::default().with_index(false));

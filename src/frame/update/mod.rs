@@ -7,7 +7,7 @@ mod write;
 
 pub(crate) use attributes::digest_head;
 pub use attributes::{AttributeId, Delta, Digest, run_digest, tensor_digest};
-pub(crate) use write::{Part, Unwritten, write_parts};
+pub(crate) use write::UpdateWriter;
 
 use std::sync::Arc;
 
@@ -369,7 +369,7 @@ impl<'a> UpdatePart<'a> {
     }
 
     /// Returns one block in wire form, to be written again without decoding it
-    /// ([`Encoder::update_wire`](crate::stream::Encoder::update_wire)). It makes the checks that
+    /// ([`Encoder::update`](crate::stream::Encoder::update)). It makes the checks that
     /// [`WireBlock`] lists.
     ///
     /// # Errors

@@ -1,58 +1,62 @@
 //! Writes the blocks of a part in parallel, and appends them in order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crc32fast::Hasher;
 use rayon::ScopeFifo;
 
-use super::write::{LIGHT, Memory, Weighed, first_of_weight, write_block};
-use crate::bits::Output;
-use crate::block::{Sets, WrittenBlock};
+use super::write::{LIGHT, Memory, Queued, first_of_weight, write_block};
+use crate::bits::{Checksums, Output};
+use crate::block::{Scope, Sets, WrittenBlock};
 use crate::codes::Table;
 use crate::error::{Error, Result};
-use crate::frame::Manifest;
+use crate::frame::{IndexedBlock, Manifest};
 
 /// Largest weight ([`WireBlock::check`](crate::block::WireBlock)) of several blocks that a thread writes at a
 /// time.
 const BATCH: u64 = 8 << 20;
 
-/// Appends the blocks of a part. Returns a hasher for each that has seen its bytes.
+/// Appends the blocks of a part, and adds them to its checksums. Returns their entries in an index.
 pub(super) fn write_blocks(
     out: &mut dyn Output,
     manifest: &Manifest,
     sets: &Sets,
-    blocks: &[Weighed<'_>],
+    blocks: Vec<Queued<'_>>,
     tables: &[Table],
     memory: &mut Vec<Memory>,
-) -> Result<Vec<Hasher>> {
+    checksums: &mut Checksums,
+) -> Result<Vec<IndexedBlock>> {
     let threads = rayon::current_num_threads();
-    let hashers = Vec::with_capacity(blocks.len());
-    let line = Line { out, memory, hashers, written: BTreeMap::new(), appended: 0, begun: 0, error: None };
+    let entries = Vec::with_capacity(blocks.len());
     let groups = groups(blocks, threads);
-    let work = Work { groups, manifest, sets, tables, line: Mutex::new(line) };
+    let (written, appended, begun, error) = Default::default();
+    let line = Line { groups, out, memory, checksums, entries, written, appended, begun, error };
+    let work = Work { manifest, sets, tables, line: Mutex::new(line) };
     // Hardly more than threads: what all of them write should stay in the caches until it is appended.
     let ahead = threads + threads / 4;
     rayon::in_place_scope_fifo(|scope| (0..ahead).for_each(|_| work.begin(&mut work.line(), scope)));
-    let Line { hashers, error, .. } = work.line.into_inner().unwrap_or_else(PoisonError::into_inner);
-    error.map_or(Ok(hashers), Err)
+    let Line { entries, error, .. } = work.line.into_inner().unwrap_or_else(PoisonError::into_inner);
+    error.map_or(Ok(entries), Err)
 }
 
 /// The work that threads share.
-struct Work<'a> {
-    groups: Vec<&'a [Weighed<'a>]>,
-    manifest: &'a Manifest,
-    sets: &'a Sets,
-    tables: &'a [Table],
-    line: Mutex<Line<'a>>,
+struct Work<'w, 'a> {
+    manifest: &'w Manifest,
+    sets: &'w Sets,
+    tables: &'w [Table],
+    line: Mutex<Line<'w, 'a>>,
 }
 
 /// Groups in their order. A few are written while the first of them is not.
-struct Line<'a> {
-    out: &'a mut dyn Output,
-    memory: &'a mut Vec<Memory>,
-    /// Hashers of the blocks that were appended.
-    hashers: Vec<Hasher>,
+struct Line<'w, 'a> {
+    /// Groups that are not begun.
+    groups: VecDeque<Vec<Queued<'a>>>,
+    out: &'w mut dyn Output,
+    memory: &'w mut Vec<Memory>,
+    /// Checksums of the part so far, and the entries of the blocks that were appended.
+    checksums: &'w mut Checksums,
+    entries: Vec<IndexedBlock>,
     /// Groups that were written, but not yet appended.
     written: BTreeMap<usize, Result<Written>>,
     /// Numbers of groups that were appended, and begun.
@@ -64,20 +68,20 @@ struct Line<'a> {
 
 /// A group that was written.
 struct Written {
-    /// Blocks, each with a hasher that has seen its bytes while they were in the caches.
-    blocks: Vec<(WrittenBlock, Hasher)>,
+    /// Blocks, each with its scope and a hasher that has seen its bytes while they were in the caches.
+    blocks: Vec<(Scope, WrittenBlock, Hasher)>,
     memory: Memory,
 }
 
-impl<'a> Work<'a> {
-    fn line(&self) -> MutexGuard<'_, Line<'a>> {
+impl<'w, 'a> Work<'w, 'a> {
+    fn line(&self) -> MutexGuard<'_, Line<'w, 'a>> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets a thread write the next group, and append all that are next in the line.
-    fn begin<'s>(&'s self, line: &mut Line<'_>, scope: &ScopeFifo<'s>) {
+    fn begin<'s>(&'s self, line: &mut Line<'w, 'a>, scope: &ScopeFifo<'s>) {
+        let Some(group) = line.groups.pop_front().filter(|_| line.error.is_none()) else { return };
         let number = line.begun;
-        let Some(&group) = self.groups.get(number).filter(|_| line.error.is_none()) else { return };
         line.begun += 1;
         let memory = line.memory.pop().unwrap_or_default();
         scope.spawn_fifo(move |scope| {
@@ -90,28 +94,34 @@ impl<'a> Work<'a> {
         });
     }
 
-    fn write(&self, group: &[Weighed<'_>], mut memory: Memory) -> Result<Written> {
+    fn write(&self, group: Vec<Queued<'a>>, mut memory: Memory) -> Result<Written> {
         let mut blocks = Vec::with_capacity(group.len());
-        for block in group {
-            let tables = if block.weight <= LIGHT { self.tables } else { &[] };
-            let block = write_block(block, self.manifest, self.sets, tables, None, &mut memory)?;
-            let hasher = block.hasher();
-            blocks.push((block, hasher));
+        for Queued { block, weight, written } in group {
+            let tables = if weight <= LIGHT { self.tables } else { &[] };
+            let bytes = match written {
+                Some(written) => written,
+                None => write_block(&block, self.manifest, self.sets, tables, None, &mut memory)?,
+            };
+            let hasher = bytes.hasher();
+            blocks.push((block.scope(), bytes, hasher));
         }
         Ok(Written { blocks, memory })
     }
 }
 
-impl Line<'_> {
+impl Line<'_, '_> {
     /// Appends the next group; false if it is not yet written.
     fn append(&mut self) -> bool {
         let Some(written) = self.written.remove(&self.appended) else { return false };
         self.appended += 1;
         match written {
             Ok(Written { blocks, mut memory }) => {
-                for (block, hasher) in blocks {
+                for (scope, block, hasher) in blocks {
+                    let start = self.out.bytes().len();
                     block.append_to(self.out);
-                    self.hashers.push(hasher);
+                    let bytes = &self.out.bytes()[start..];
+                    let crc = self.checksums.hashed(bytes, hasher);
+                    self.entries.push(IndexedBlock::new(scope, bytes.len() as u64, crc));
                     memory.payloads.push(block.into_memory());
                 }
                 self.memory.push(memory);
@@ -123,14 +133,12 @@ impl Line<'_> {
 }
 
 /// Divides blocks into groups that one thread writes at a time.
-fn groups<'b, 'a>(blocks: &'b [Weighed<'a>], threads: usize) -> Vec<&'b [Weighed<'a>]> {
-    let all = blocks.iter().fold(0u64, |sum, block| sum.saturating_add(block.weight).saturating_add(1));
+fn groups(blocks: Vec<Queued<'_>>, threads: usize) -> VecDeque<Vec<Queued<'_>>> {
+    let all = blocks.iter().map(Queued::share).fold(0, u64::saturating_add);
     let most = (all / (8 * threads as u64)).clamp(LIGHT, BATCH);
-    let (mut rest, mut groups) = (blocks, Vec::new());
+    let (mut rest, mut groups) = (VecDeque::from(blocks), VecDeque::new());
     while !rest.is_empty() {
-        let (group, others) = rest.split_at(first_of_weight(rest, most));
-        groups.push(group);
-        rest = others;
+        groups.push_back(rest.drain(..first_of_weight(&rest, most)).collect());
     }
     groups
 }

@@ -1,68 +1,58 @@
 //! Writes an update: in parts of bounded size, blocks in parallel.
 
-use std::ops::Range;
+use std::collections::VecDeque;
 
-use crc32fast::Hasher;
 use rayon::prelude::*;
 
-use crate::bits::{Output, put_varint};
+use crate::arch::threads;
+use crate::bits::{Checksums, Output, put_varint};
 use crate::block::space::Surroundings;
-
-use crate::block::{BlockOptions, Later, Pending, Scope, SetId, Sets, ValuesId, WireBlock, WrittenBlock};
+use crate::block::{PendingBlock, Sets, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Scratch, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::parallel::write_blocks;
 use crate::frame::update::{BlockOrder, tables::shared_tables, write_head};
-use crate::frame::{Delta, HEADER_LEN, Manifest, UpdateHeader};
+use crate::frame::{Delta, IndexedUpdate, Manifest, UpdateHeader};
 
 /// Weight from which a block has its own tables: it is too long to gain from shared ones.
 pub(super) const LIGHT: u64 = 1 << 14;
 
-/// Range of a part's body, whether the part is the last, and a hasher for each block that has seen its bytes.
-pub(crate) struct Part {
-    pub(crate) body: Range<usize>,
-    pub(crate) last: bool,
-    pub(crate) hashers: Vec<Hasher>,
+/// Elements that the blocks of one look ahead span, for each thread, and the number of blocks in it. Threads
+/// check the blocks of a look ahead together.
+const AHEAD_ELEMENTS: u64 = 1 << 22;
+const AHEAD_BLOCKS: usize = 1024;
+
+/// Writes the parts of an update, one after another, from blocks that come one after another. It holds the
+/// blocks of one part and of one look ahead.
+pub(crate) struct UpdateWriter<'b, 'a> {
+    header: &'b UpdateHeader,
+    manifest: &'b Manifest,
+    part_bytes: u64,
+    blocks: &'b mut dyn Iterator<Item = Result<PendingBlock<'a>>>,
+    order: BlockOrder,
+    /// Checked blocks of this part and of later ones, and the sum of their weights.
+    queue: VecDeque<Queued<'a>>,
+    weight: u64,
+    /// Whether there are no more blocks than those in the queue.
+    is_all: bool,
+    /// Number of the next part, unless the last was written.
+    next: Option<u64>,
+    memory: Vec<Memory>,
 }
 
-/// Appends the parts of an update, each after room for a frame's header. Each part holds blocks of about
-/// `part_bytes` before coding, and at least one block.
-///
-/// # Errors
-/// [`Error::Input`] if a block does not fit the manifest, is out of order, or is missing in the delta; `out`
-/// then ends in unusable bytes.
-pub(crate) fn write_parts(
-    out: &mut dyn Output,
-    header: &UpdateHeader,
-    manifest: &Manifest,
-    sets: &Sets,
-    blocks: &[Unwritten<'_>],
-    part_bytes: u64,
-) -> Result<Vec<Part>> {
-    check(header, manifest, sets, blocks)?;
-    let weighed: Vec<Result<Weighed<'_>>> = blocks
-        .par_iter()
-        .map(|&block| {
-            let scope = block.scope();
-            let space = manifest.space(scope, 0)?;
-            let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
-            let weight = block.check(&around).map_err(|e| e.in_tensor(scope.first()))?;
-            Ok(Weighed { block, weight })
-        })
-        .collect();
-    let weighed = weighed.into_iter().collect::<Result<Vec<_>>>()?;
-    let mut parts: Vec<Part> = Vec::new();
-    let mut memory = Vec::new();
-    let mut rest = weighed.as_slice();
-    while !rest.is_empty() || parts.is_empty() {
-        let (part, others) = rest.split_at(first_of_weight(rest, part_bytes));
-        out.append(&[0; HEADER_LEN]);
-        let start = out.bytes().len();
-        let hashers = write_part(out, header, manifest, sets, part, parts.len() as u64, &mut memory)?;
-        parts.push(Part { body: start..out.bytes().len(), last: others.is_empty(), hashers });
-        rest = others;
-    }
-    Ok(parts)
+/// A checked block.
+pub(super) struct Queued<'a> {
+    pub(super) block: PendingBlock<'a>,
+    pub(super) weight: u64,
+    /// Its bytes, if they were made before the tables of the part were chosen and do not depend on these.
+    pub(super) written: Option<WrittenBlock>,
+}
+
+/// A part that was written.
+pub(crate) struct WrittenPart {
+    pub(crate) last: bool,
+    pub(crate) crc: u32,
+    pub(crate) entry: IndexedUpdate,
 }
 
 /// Memory of earlier blocks, for later ones: new memory takes longer than most coding.
@@ -72,88 +62,77 @@ pub(super) struct Memory {
     scratch: Scratch,
 }
 
-/// A block to write.
-#[derive(Clone, Copy)]
-pub(crate) enum Unwritten<'a> {
-    Ready(&'a WireBlock<'a>, BlockOptions),
-    Later(&'a Later<'a>),
-}
-
-impl<'a> From<&'a Pending<'a>> for Unwritten<'a> {
-    fn from(block: &'a Pending<'a>) -> Self {
-        match block {
-            Pending::Made((block, options)) => Self::Ready(block, *options),
-            Pending::Later(later) => Self::Later(later),
+impl<'b, 'a> UpdateWriter<'b, 'a> {
+    /// # Errors
+    /// [`Error::Input`] if the runs of the delta are not in order.
+    pub(crate) fn new(
+        header: &'b UpdateHeader,
+        manifest: &'b Manifest,
+        part_bytes: u64,
+        blocks: &'b mut dyn Iterator<Item = Result<PendingBlock<'a>>>,
+    ) -> Result<Self> {
+        let delta = header.delta.as_deref().unwrap_or_default();
+        if !delta.is_sorted_by(|a, b| a.last() < b.first) {
+            return Err(Error::not_ascending("tensors of a delta"));
         }
+        let (order, queue, memory) = Default::default();
+        let (weight, is_all, next) = (0, false, Some(0));
+        Ok(Self { header, manifest, part_bytes, blocks, order, queue, weight, is_all, next, memory })
     }
-}
 
-impl Unwritten<'_> {
-    fn scope(self) -> Scope {
-        match self {
-            Self::Ready(block, _) => block.scope,
-            Self::Later(later) => later.scope,
+    /// Appends the body of the next part, if there is one. A part holds blocks of about `part_bytes` before
+    /// coding, and at least one block unless the update has none.
+    ///
+    /// # Errors
+    /// The errors of the blocks; [`Error::Input`] if a block does not fit the manifest, is out of order, or is
+    /// missing in the delta; `out` then ends in unusable bytes.
+    pub(crate) fn write_next(&mut self, out: &mut dyn Output, sets: &Sets) -> Result<Option<WrittenPart>> {
+        let Some(number) = self.next else { return Ok(None) };
+        while !self.is_all && self.weight <= self.part_bytes {
+            self.look_ahead(sets)?;
         }
+        let part = self.queue.drain(..first_of_weight(&self.queue, self.part_bytes)).collect();
+        self.weight = self.queue.iter().map(Queued::share).fold(0, u64::saturating_add);
+        let last = self.is_all && self.queue.is_empty();
+        self.next = number.checked_add(1).filter(|_| !last);
+        let (entry, crc) = self.write_part(out, sets, number, part)?;
+        Ok(Some(WrittenPart { last, crc, entry }))
     }
 
-    fn adds(self) -> bool {
-        matches!(self, Self::Ready(block, _) if block.add)
-    }
-
-    fn set(self) -> Option<SetId> {
-        match self {
-            Self::Ready(block, _) => block.set(),
-            Self::Later(_) => None,
+    /// Adds some blocks to the queue.
+    fn look_ahead(&mut self, sets: &Sets) -> Result<()> {
+        let most = AHEAD_ELEMENTS.saturating_mul(rayon::current_num_threads() as u64);
+        let (mut elements, mut ahead) = (0u64, Vec::new());
+        while elements < most && ahead.len() < AHEAD_BLOCKS {
+            let Some(block) = self.blocks.next().transpose()? else {
+                self.is_all = true;
+                break;
+            };
+            elements = elements.saturating_add(self.accept(&block, sets)?);
+            ahead.push(block);
         }
-    }
-
-    fn is_based(self) -> bool {
-        matches!(self, Self::Ready(block, _) if block.is_based())
-    }
-
-    fn values_id(self) -> ValuesId {
-        match self {
-            Self::Ready(block, _) => block.values_id(),
-            Self::Later(later) => later.values_id(),
+        let weights = threads::in_order(ahead.par_iter().map(|block| {
+            let scope = block.scope();
+            let space = self.manifest.space(scope, 0)?;
+            let around = Surroundings { space: &space, manifest: self.manifest.id().0, scope, sets };
+            block.check(&around).map_err(|e| e.in_tensor(scope.first()))
+        }))?;
+        for (block, weight) in ahead.into_iter().zip(weights) {
+            let queued = Queued { block, weight, written: None };
+            self.weight = self.weight.saturating_add(queued.share());
+            self.queue.push_back(queued);
         }
+        Ok(())
     }
 
-    /// Checks what needs no coding, and returns the block's weight. Pending values are checked when they are
-    /// written.
-    fn check(self, around: &Surroundings<'_>) -> Result<u64> {
-        match self {
-            Self::Ready(block, _) => block.check(around),
-            Self::Later(later) => Ok(later.weight),
-        }
-    }
-}
-
-/// A block that was checked.
-pub(super) struct Weighed<'a> {
-    block: Unwritten<'a>,
-    pub(super) weight: u64,
-}
-
-/// Returns the number of leading blocks that weigh at most `weight` together; at least one, if any.
-pub(super) fn first_of_weight(blocks: &[Weighed<'_>], weight: u64) -> usize {
-    let mut sum = 0u64;
-    let fits = |block: &&Weighed<'_>| {
-        let first = sum == 0;
-        sum = sum.saturating_add(block.weight).saturating_add(1);
-        first || sum <= weight
-    };
-    blocks.iter().take_while(fits).count()
-}
-
-fn check(header: &UpdateHeader, manifest: &Manifest, sets: &Sets, blocks: &[Unwritten<'_>]) -> Result<()> {
-    let mut order = BlockOrder::default();
-    for block in blocks {
-        let scope = block.scope();
+    /// Checks the place of the next block, and returns the number of elements that its scope spans.
+    fn accept(&mut self, block: &PendingBlock<'_>, sets: &Sets) -> Result<u64> {
+        let (scope, manifest) = (block.scope(), self.manifest);
         let tensor = scope.first();
-        if manifest.space(scope, 0).is_err() {
+        let Ok(space) = manifest.space(scope, 0) else {
             return Err(Error::inconsistent("scope outside the manifest").in_tensor(tensor));
-        }
-        if !order.accept(scope, block.adds()) {
+        };
+        if !self.order.accept(scope, block.adds()) {
             return Err(Error::inconsistent("blocks out of order or overlapping").in_tensor(tensor));
         }
         if let Some(id) = block.set() {
@@ -163,59 +142,85 @@ fn check(header: &UpdateHeader, manifest: &Manifest, sets: &Sets, blocks: &[Unwr
                 return Err(Error::input(InputErrorKind::MissingIndexSet { id: head }).in_tensor(tensor));
             }
         }
+        Ok(space.len())
     }
-    let delta = header.delta.as_deref().unwrap_or_default();
-    if !delta.is_sorted_by(|a, b| a.last() < b.first) {
-        return Err(Error::not_ascending("tensors of a delta"));
+
+    /// Appends the body of a part. Returns its entry in an index, and its checksum.
+    fn write_part(
+        &mut self,
+        out: &mut dyn Output,
+        sets: &Sets,
+        number: u64,
+        mut blocks: Vec<Queued<'a>>,
+    ) -> Result<(IndexedUpdate, u32)> {
+        let (header, manifest) = (self.header, self.manifest);
+        let touched = touched(header, &blocks)?;
+        let tables = choose_tables(manifest, sets, &mut blocks)?;
+        let mut head = Vec::new();
+        write_head(&mut head, header, manifest.id(), number, touched.as_deref());
+        put_varint(&mut head, tables.len() as u64);
+        tables.iter().for_each(|t| t.write(&mut head));
+        put_varint(&mut head, blocks.len() as u64);
+        out.append(&head);
+        let mut checksums = Checksums::default();
+        let (head_len, head_crc) = (head.len() as u64, checksums.part(&head));
+        let blocks = write_blocks(out, manifest, sets, blocks, &tables, &mut self.memory, &mut checksums)?;
+        let (step, sender) = (header.step, header.sender);
+        Ok((IndexedUpdate { step, sender, head_len, head_crc, blocks }, checksums.whole()))
     }
-    Ok(())
 }
 
-fn write_part(
-    out: &mut dyn Output,
-    header: &UpdateHeader,
-    manifest: &Manifest,
-    sets: &Sets,
-    blocks: &[Weighed<'_>],
-    number: u64,
-    memory: &mut Vec<Memory>,
-) -> Result<Vec<Hasher>> {
-    let light: Vec<_> = blocks.iter().filter(|b| b.weight <= LIGHT).collect();
-    let mut segments: Vec<(Role, Counts)> = Vec::new();
-    if light.len() > 1 {
-        let recorded: Vec<Result<Vec<(Role, Counts)>>> = light
-            .par_iter()
-            .map(|block| {
-                let mut record = Vec::new();
-                write_block(block, manifest, sets, &[], Some(&mut record), &mut Memory::default())?;
-                Ok(record)
-            })
-            .collect();
-        for record in recorded {
-            segments.append(&mut record?);
-        }
+impl Queued<'_> {
+    /// The share of a part that the block fills. A block without elements fills some, too.
+    pub(super) fn share(&self) -> u64 {
+        self.weight.saturating_add(1)
     }
+}
+
+/// Returns the number of leading blocks that weigh at most `weight` together; at least one, if any.
+pub(super) fn first_of_weight(blocks: &VecDeque<Queued<'_>>, weight: u64) -> usize {
+    let mut sum = 0u64;
+    let fits = |queued: &&Queued<'_>| {
+        let first = sum == 0;
+        sum = sum.saturating_add(queued.share());
+        first || sum <= weight
+    };
+    blocks.iter().take_while(fits).count()
+}
+
+/// Chooses the frequency tables that the blocks of a part share. Writes the light blocks for it, and keeps the
+/// bytes of those that will not use the tables.
+fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
+    let mut light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
+    if light.len() < 2 {
+        return Ok(Vec::new());
+    }
+    let mut records = threads::in_order(light.par_iter_mut().map(|queued| {
+        let mut record = Vec::new();
+        let memory = &mut Memory::default();
+        queued.written = Some(write_block(&queued.block, manifest, sets, &[], Some(&mut record), memory)?);
+        Ok(record)
+    }))?;
+    let has_segments: Vec<bool> = records.iter().map(|record| !record.is_empty()).collect();
+    let segments: Vec<_> = records.iter_mut().flat_map(std::mem::take).collect();
     let tables = shared_tables(&segments);
-    let mut head = Vec::new();
-    write_head(&mut head, header, manifest.id(), number, touched(header, blocks)?.as_deref());
-    put_varint(&mut head, tables.len() as u64);
-    tables.iter().for_each(|t| t.write(&mut head));
-    put_varint(&mut head, blocks.len() as u64);
-    out.append(&head);
-    write_blocks(out, manifest, sets, blocks, &tables, memory)
+    if !tables.is_empty() {
+        let users = light.into_iter().zip(has_segments).filter(|(_, has_segments)| *has_segments);
+        users.for_each(|(queued, _)| queued.written = None);
+    }
+    Ok(tables)
 }
 
 /// Returns the entries of the delta for the tensors that the blocks of a part touch.
-fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<Delta>>> {
+fn touched(header: &UpdateHeader, blocks: &[Queued<'_>]) -> Result<Option<Vec<Delta>>> {
     let Some(delta) = &header.delta else {
-        let needs_base = blocks.iter().any(|b| b.block.values_id() == ValuesId::ULP || b.block.is_based());
-        return match needs_base {
+        return match blocks.iter().any(|queued| queued.block.needs_base()) {
             true => Err(Error::inconsistent("differences from a base without a delta")),
             false => Ok(None),
         };
     };
     let mut entries: Vec<Delta> = Vec::new();
-    for Weighed { block, .. } in blocks {
+    for Queued { block, .. } in blocks {
         let scope = block.scope();
         for tensor in scope.first()..scope.first() + scope.tensors() {
             if entries.last().is_some_and(|run| run.contains(tensor)) {
@@ -240,7 +245,7 @@ fn touched(header: &UpdateHeader, blocks: &[Weighed<'_>]) -> Result<Option<Vec<D
 
 /// Writes a block. `record`: receives the counts of its segments.
 pub(super) fn write_block(
-    &Weighed { block, .. }: &Weighed<'_>,
+    block: &PendingBlock<'_>,
     manifest: &Manifest,
     sets: &Sets,
     tables: &[Table],
@@ -250,17 +255,9 @@ pub(super) fn write_block(
     let scope = block.scope();
     let space = manifest.space(scope, 0)?;
     let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
-    let options = match block {
-        Unwritten::Ready(_, options) => options,
-        Unwritten::Later(later) => later.options,
-    };
-    let mut coder = Coder::new(options.entropy, tables, record);
+    let mut coder = Coder::new(block.options().entropy, tables, record);
     coder.scratch = std::mem::take(&mut memory.scratch);
-    let payload = memory.payloads.pop().unwrap_or_default();
-    let written = match block {
-        Unwritten::Ready(block, options) => block.write(&mut coder, options, &around, payload),
-        Unwritten::Later(later) => later.write(&mut coder, &around, payload),
-    };
+    let written = block.write(&mut coder, &around, memory.payloads.pop().unwrap_or_default());
     memory.scratch = coder.scratch;
     written.map_err(|e| e.in_tensor(scope.first()))
 }
@@ -271,8 +268,8 @@ mod tests {
 
     use super::*;
     use crate::block::{
-        Affine, Based, Block, Constant, Floats, Groups, ScaleFormat, Scales, Set, Sparse, Stored, Support,
-        Ulp, Values, Zero,
+        Affine, Based, Block, Constant, Floats, Groups, ScaleFormat, Scales, Scope, Set, SetId, Sparse,
+        Stored, Support, Ulp, Values, Zero,
     };
     use crate::frame::{IndexSet, TensorInfo};
     use crate::limits::Limits;
@@ -334,7 +331,7 @@ mod tests {
             let mut encoder = encoder();
             encoder.add_index_set(SetId([3; 32]), &set, &self::manifest(2, 4)).unwrap();
             let blocks = [constant(scope, Support::Set(Set { id }))];
-            encoder.update(&mut Vec::new(), &UpdateHeader::default(), manifest, &blocks).map_err(|e| e.name())
+            encoder.update(&mut Vec::new(), &UpdateHeader::default(), manifest, blocks).map_err(|e| e.name())
         };
         assert_eq!(written(&manifest, scope, id), Ok(()));
         assert_eq!(written(&manifest, Scope::Tensor(1), id), Err("unknown_reference"));

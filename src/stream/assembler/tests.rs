@@ -1,7 +1,7 @@
 use super::*;
 use crate::block::{
-    BlockOptions, Coded, Entropy, Floats, Groups, Levels, Norm, Planes, ScaleFormat, Scales, Spacing, Sparse,
-    Stored, Ulp, Values,
+    BlockOptions, Entropy, Floats, Groups, Levels, Norm, PendingBlock, Planes, ScaleFormat, Scales, Spacing,
+    Sparse, Stored, Ulp, Values,
 };
 use crate::error::{InputError, LimitError, Location};
 use crate::frame::TensorInfo;
@@ -28,11 +28,16 @@ fn sparse(scope: Scope, position: u64, value: f32) -> Block {
 }
 
 /// Returns a stream of one update, in parts of one block if `cut`.
-fn encode<B: Coded>(manifest: &Arc<Manifest>, header: &UpdateHeader, blocks: &[B], cut: bool) -> Vec<u8> {
+fn encode<'a, B: Into<PendingBlock<'a>>>(
+    manifest: &Arc<Manifest>,
+    header: &UpdateHeader,
+    blocks: impl IntoIterator<Item = B>,
+    cut: bool,
+) -> Vec<u8> {
     let part_bytes = if cut { 1 } else { 1 << 20 };
     let mut encoder = Encoder::new(EncodeOptions::default().with_part_bytes(part_bytes));
     let mut out = Vec::new();
-    encoder.update(&mut out, header, manifest, blocks).unwrap();
+    encoder.update(&mut out, header, manifest, blocks.into_iter().map(B::into)).unwrap();
     encoder.finish(&mut out);
     out
 }
@@ -141,7 +146,7 @@ fn digests_of_a_delta_come_back() {
         assembler.base_with_digest("t0", before.view(), entry.base).unwrap();
         assembler.base_with_digest("t1", before.view(), known).unwrap();
         assembler.base("t2", before.view()).unwrap();
-        apply_all(&mut assembler, &encode(&manifest, &header, &[&block], false)).unwrap();
+        apply_all(&mut assembler, &encode(&manifest, &header, [&block], false)).unwrap();
         let found = assembler.finish_with_digests().unwrap();
         let tensors = [&after, &before, &before];
         for ((number, (found, expected)), tensor) in (0..).zip(found.iter().zip(expected)).zip(tensors) {
@@ -152,7 +157,7 @@ fn digests_of_a_delta_come_back() {
     let mut assembler = Assembler::new(&manifest, &Limits::default(), all).unwrap();
     assembler.base_with_digest("t0", before.view(), known).unwrap();
     let header = UpdateHeader::default().with_delta(Some(vec![entry]));
-    let applied = apply_all(&mut assembler, &encode(&manifest, &header, &[&block], false));
+    let applied = apply_all(&mut assembler, &encode(&manifest, &header, [&block], false));
     assert_eq!(refused(applied).kind, InputErrorKind::BaseMismatch);
 }
 
@@ -186,7 +191,7 @@ fn tensors_with_a_block_are_touched() {
     let adding = Block { add: true, ..sparse(Scope::Tensor(1), 0, 1.0) };
     for block in [planes, adding, sparse(Scope::Tensor(1), 0, 1.0)] {
         let mut assembler = Assembler::new(&manifest, &Limits::default(), all).unwrap();
-        apply_all(&mut assembler, &encode(&manifest, &UpdateHeader::default(), &[&block], false)).unwrap();
+        apply_all(&mut assembler, &encode(&manifest, &UpdateHeader::default(), [&block], false)).unwrap();
         let touched = [0, 1, 2, 3, u64::MAX].map(|tensor| assembler.touches(tensor));
         assert_eq!(touched, [false, true, false, false, false], "{block:?}");
     }
@@ -283,7 +288,7 @@ fn an_unwanted_tensor_of_a_scope_changes_nothing() {
         let dirty = f32s(&[f32::NAN; 2]);
         let mut assembler = Assembler::with_buffers(&manifest, [(0, dirty)]).unwrap();
         assembler.base("t0", ones.view()).unwrap();
-        apply_all(&mut assembler, &encode(&manifest, header, &[&block], false)).unwrap();
+        apply_all(&mut assembler, &encode(&manifest, header, [&block], false)).unwrap();
         assert_eq!(assembler.finish().unwrap(), [(0, expected)], "{block:?}");
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::fail::{Failure, Result};
 use crate::learned::failure;
-use gcodec::block::{Block, BlockOptions, Coded, Floats, Scope, Sparse, Stored, Support, Values};
+use gcodec::block::{Block, BlockOptions, Floats, PendingBlock, Scope, Sparse, Stored, Support, Values};
 use gcodec::compress::senders::scalecom::Choice;
 use gcodec::compress::senders::shared_set::{Role, SharedSetOptions, SharedSetWorker};
 use gcodec::compress::{Amount, Feedback, Input, Options, compress};
@@ -81,7 +81,12 @@ impl Step {
     }
 
     /// Returns the bytes of a worker's update.
-    fn bytes<B: Coded>(&self, sender: usize, blocks: &[B]) -> Result<u64> {
+    fn bytes<'a, B: Into<PendingBlock<'a>>>(
+        &self,
+        sender: usize,
+        blocks: impl IntoIterator<Item = B>,
+    ) -> Result<u64> {
+        let blocks = blocks.into_iter().map(B::into);
         let mut encoder = self.encoder();
         let before = encoder.offset();
         encoder.update(&mut Vec::new(), &self.header(sender), &self.manifest, blocks)?;
@@ -168,7 +173,7 @@ impl Step {
             let kept = order.iter().flat_map(|&i| values[i].to_le_bytes()).collect();
             let values = Values::Floats(Floats { stored: Stored::F32, bytes: kept });
             let block = Block { scope: self.scope(), add: false, support, values };
-            bytes += self.bytes(w, &[(&block, BlockOptions::default())])?;
+            bytes += self.bytes(w, [(&block, BlockOptions::default())])?;
         }
         Ok(figures(&losses, bytes))
     }

@@ -205,7 +205,7 @@ pub(crate) fn measure(dump: &Dump, codec: Codec, runs: u32) -> Result<Measured> 
         let blocks = pending(&inputs, &codecs, &options).map_err(explained)?;
         let mut encoder = Encoder::new(EncodeOptions::default());
         let mut out = Vec::new();
-        encoder.update_pending(&mut out, &header, &manifest, &blocks).map_err(explained)?;
+        encoder.update(&mut out, &header, &manifest, blocks).map_err(explained)?;
         encoder.finish(&mut out);
         Ok(out)
     };

@@ -333,7 +333,7 @@ impl Update<'_> {
         let explained = |e| plan::explain(e, &manifest);
         if feedback.is_none() && self.learned.is_none() && !is_delta {
             let blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
-            return writer.update_pending(&header, &manifest, &blocks).map_err(explained);
+            return writer.update(&header, &manifest, blocks).map_err(explained);
         }
         let blocks = compress::compress(&inputs, &codecs, self.options, feedback).map_err(explained)?;
         let blocks = match self.learned {
@@ -343,7 +343,7 @@ impl Update<'_> {
         if is_delta {
             header = header.with_delta(Some(compress::deltas(&inputs, &blocks)));
         }
-        writer.update(&header, &manifest, &blocks).map_err(explained)
+        writer.update(&header, &manifest, blocks).map_err(explained)
     }
 
     /// Returns the codec of each tensor, and prints notes on choices that may surprise the user.

@@ -6,10 +6,7 @@
 
 use std::time::Instant;
 
-use gcodec::block::{
-    Block, BlockOptions, CodedBlock, Floats, IndexSpace, Scope, Sets, Sparse, Stored, Support, Values,
-    WireBlock,
-};
+use gcodec::block::{Block, Floats, IndexSpace, PendingBlock, Scope, Sets, Sparse, Stored, Support, Values};
 use gcodec::compress::{Digests, Feedback, Input as HostInput, Options, compress, deltas};
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder};
@@ -35,15 +32,13 @@ fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
     Ok(TensorBuf::new(dtype, vec![n as u64], data)?)
 }
 
-fn stream(infos: &[TensorInfo], blocks: &[CodedBlock]) -> AnyResult<Vec<u8>> {
-    let blocks: Vec<_> = blocks.iter().map(|coded| (WireBlock::from(&coded.block), coded.options)).collect();
-    wire_stream(infos, &blocks)
-}
-
-fn wire_stream(infos: &[TensorInfo], blocks: &[(WireBlock<'_>, BlockOptions)]) -> AnyResult<Vec<u8>> {
+fn stream<'a, B: Into<PendingBlock<'a>>>(
+    infos: &[TensorInfo],
+    blocks: impl IntoIterator<Item = B>,
+) -> AnyResult<Vec<u8>> {
     let manifest = std::sync::Arc::new(Manifest::new(infos.to_vec())?);
     let (mut encoder, mut out) = (Encoder::new(EncodeOptions::default()), Vec::new());
-    encoder.update_wire(&mut out, &UpdateHeader::default(), &manifest, blocks)?;
+    encoder.update(&mut out, &UpdateHeader::default(), &manifest, blocks.into_iter().map(Into::into))?;
     encoder.finish(&mut out);
     Ok(out)
 }
@@ -80,7 +75,7 @@ fn same(device: &Device, dtype: Dtype, lens: &[usize], spec: &str) -> AnyResult<
         }
         // With positions in wire form from the device.
         let got = writing.compress_wire_with_feedback(&inputs, &codecs, &options, Stream::DEFAULT)?;
-        if wire_stream(&infos, &got)? != expected {
+        if stream(&infos, got)? != expected {
             return Ok(false);
         }
         if compressor.residuals()?.save() != feedback.save() {
@@ -315,7 +310,7 @@ fn main() -> AnyResult<()> {
                         true => {
                             let blocks =
                                 compressor.compress_wire(&inputs, &codecs, &options, Stream::DEFAULT)?;
-                            wire_stream(&infos, &blocks)?
+                            stream(&infos, blocks)?
                         }
                         false => {
                             let blocks = compressor.compress(&inputs, &codecs, &options, Stream::DEFAULT)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use gcodec::Codec;
-use gcodec::block::CodedWireBlock;
+use gcodec::block::PendingBlock;
 use gcodec::compress::Options;
 use gcodec_cuda::{Compressor, Input};
 
@@ -31,7 +31,7 @@ pub(crate) fn compress_in(
     options: &Options,
     compressors: &mut Compressors,
     remember: bool,
-) -> Result<Vec<CodedWireBlock<'static>>, Failure> {
+) -> Result<Vec<PendingBlock<'static>>, Failure> {
     let mut blocks = Vec::new();
     let mut done = Vec::new();
     for (ordinal, given) in by_device(given) {
@@ -62,7 +62,7 @@ pub(crate) fn undo(compressors: &mut Compressors, ordinals: &[i32]) {
 pub(crate) fn compress(
     given: &[Given<'_>],
     options: &Options,
-) -> Result<Vec<CodedWireBlock<'static>>, Failure> {
+) -> Result<Vec<PendingBlock<'static>>, Failure> {
     let mut blocks = Vec::new();
     for (ordinal, given) in by_device(given) {
         let idle = opened().idle.remove(&ordinal);
@@ -105,7 +105,7 @@ fn compress_on(
     compressor: &mut Compressor,
     ordinal: i32,
     remember: bool,
-) -> Result<Vec<CodedWireBlock<'static>>, Failure> {
+) -> Result<Vec<PendingBlock<'static>>, Failure> {
     let device = device(ordinal)?;
     let inputs = given.iter().map(|g| {
         let data = g.lent.view(&device).map_err(|e| Failure::Cuda(e, Some(g.number)))?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use rayon::prelude::*;
 
-use crate::block::{Coded, Scope, Support};
+use crate::block::{Block, Scope, Support};
 use crate::compress::options::Input;
 use crate::frame;
 use crate::frame::{Digest, run_digest, tensor_digest};
@@ -28,7 +28,7 @@ pub struct Digested {
 /// the update ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)). Consecutive small tensors share
 /// an entry, and so do the tensors of a block classed by the base. Only tensors of `inputs` with a base have
 /// one.
-pub fn deltas<B: Coded>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
+pub fn deltas<B: AsRef<Block>>(inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
     Digests::default().deltas(inputs, blocks)
 }
 
@@ -59,8 +59,8 @@ impl Digests {
     ///
     /// The bases of `inputs` have to be the tensors of the call before; a receiver refuses the delta
     /// otherwise.
-    pub fn deltas<B: Coded>(&mut self, inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
-        let touched: HashSet<u64> = blocks.iter().flat_map(|coded| tensors(coded.block().scope)).collect();
+    pub fn deltas<B: AsRef<Block>>(&mut self, inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
+        let touched: HashSet<u64> = blocks.iter().flat_map(|coded| tensors(coded.as_ref().scope)).collect();
         let touched = inputs.par_iter().filter(|input| touched.contains(&input.tensor));
         let digested: Vec<Digested> = touched
             .filter_map(|input| {
@@ -82,12 +82,12 @@ impl Digests {
 
     /// Returns the entries of the touched tensors, and keeps the digests of the results as those of the next
     /// bases.
-    pub(in crate::compress) fn entries<B: Coded>(
+    pub(in crate::compress) fn entries<B: AsRef<Block>>(
         &mut self,
         digested: &[Digested],
         blocks: &[B],
     ) -> Vec<frame::Delta> {
-        let based = blocks.iter().map(Coded::block).filter(|b| matches!(b.support, Support::Based(_)));
+        let based = blocks.iter().map(AsRef::as_ref).filter(|b| matches!(b.support, Support::Based(_)));
         let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
         self.bases.extend(digested.iter().map(|d| (d.tensor, d.result)));
         self.results.clear();

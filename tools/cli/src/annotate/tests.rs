@@ -9,7 +9,7 @@ use gcodec::block::{
     Underflow, Values, ValuesId, Zero,
 };
 use gcodec::frame::{Delta, IndexSet, Metadata, Model, Shard, TensorInfo, UpdateHeader, Weights};
-use gcodec::stream::{EncodeOptions, Encoder};
+use gcodec::stream::{EncodeOptions, Encoder, Writer};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Elements of each tensor of the streams below.
@@ -529,7 +529,7 @@ fn other_frames_are_covered() {
 
 #[test]
 fn what_cannot_be_read_is_shown_as_such() {
-    let bytes = Encoder::new(EncodeOptions::default()).finish_empty();
+    let bytes = Writer::new(Vec::new(), EncodeOptions::default()).finish().unwrap();
     let (pieces, error) = annotate(&bytes[..bytes.len() - 1], &Wanted::default(), &Limits::default());
     assert!(error.is_some());
     assert_eq!(pieces.len(), 2, "the preamble and the index");

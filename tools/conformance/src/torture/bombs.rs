@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use gcodec::Limits;
 use gcodec::frame::{Metadata, Model};
-use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader, Writer};
 
 use super::scratch::Scratch;
 use super::{Section, thousands};
@@ -466,7 +466,8 @@ pub(crate) fn run(quick: bool) -> Result<Vec<Section>> {
             || words.next().ok_or_else(|| format!("a bomb's process ended with {}", output.status));
         Ok(Taken { outcome: next()?.into(), seconds: next()?.parse()?, memory: next()?.parse()? })
     };
-    let before = read(&Encoder::new(EncodeOptions::default()).finish_empty(), "decode", "default")?.memory;
+    let before =
+        read(&Writer::new(Vec::new(), EncodeOptions::default()).finish()?, "decode", "default")?.memory;
     for bomb in BOMBS {
         let n = (bomb.most)(alloc);
         let bytes = (bomb.make)(n);

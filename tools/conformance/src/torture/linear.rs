@@ -11,7 +11,7 @@ use gcodec::block::{
 };
 use gcodec::file::{File, recover};
 use gcodec::frame::{Delta, FrameKind, IndexSet, Manifest, Model, TensorInfo, UpdateHeader, tensor_digest};
-use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
+use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader, Writer};
 use gcodec::{Dtype, Limits, TensorView};
 
 use super::scratch::Scratch;
@@ -117,7 +117,7 @@ fn command_line(section: &mut Section, quick: bool) -> Result<()> {
     }
     let scratch = Scratch::new("linear")?;
     let program = gcodec()?;
-    scratch.write("empty.gcu", &Encoder::new(EncodeOptions::default()).finish_empty())?;
+    scratch.write("empty.gcu", &Writer::new(Vec::new(), EncodeOptions::default()).finish()?)?;
     let inspect = |file: &str| -> Result<f64> {
         let mut bash = Command::new("bash");
         bash.args(["-c", "TIMEFORMAT='%3U %3S'; time \"$@\" > /dev/null", "bash"]).arg(&program);
@@ -444,7 +444,7 @@ fn segments(n: u64) -> Result<Vec<u8>> {
 
 /// Frame headers with correct checksums, whose bodies have wrong ones.
 fn promising(n: u64) -> Result<Vec<u8>> {
-    let mut out = Encoder::new(EncodeOptions::default()).finish_empty()[..16].to_vec();
+    let mut out = Writer::new(Vec::new(), EncodeOptions::default()).finish()?[..16].to_vec();
     for i in 0..n {
         let mut head = b"\xd3gcf\x00\xf0\x00\x00".to_vec();
         head.extend((24 * (n - i - 1)).to_le_bytes());
