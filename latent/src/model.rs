@@ -435,6 +435,11 @@ impl Models {
         Self::default()
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Adds a model.
     pub fn add(&mut self, model: Arc<Model>) {
         self.known.insert(model.id(), model);

@@ -2,6 +2,7 @@
 
 mod append;
 mod open;
+mod pieces;
 mod ranges;
 mod recover;
 mod replace;
@@ -9,6 +10,7 @@ mod replace;
 pub use crate::arch::map::Map;
 pub use append::append;
 pub use open::{File, UpdateEntry};
+pub use pieces::{Piece, Pieces};
 pub use ranges::{TAIL_LEN, index_start, ranges};
 pub use recover::{Recovered, recover};
 pub use replace::AtomicFile;

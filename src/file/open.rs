@@ -1,4 +1,6 @@
-use std::collections::{BTreeMap, HashMap, HashSet};
+//! Random access to whole streams.
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::bits::{check_crc, crc32};
@@ -10,11 +12,11 @@ use crate::frame::{
     UpdatePart,
 };
 use crate::limits::{Limits, in_memory};
-use crate::stream::{Assembler, Definitions};
+use crate::stream::{Assembler, Body, Definitions, Event, SliceReader};
 use crate::tensor::{TensorBuf, TensorView};
 
-/// Random access to a finished stream in memory, for instance a mapped file. It lists the updates from the
-/// index, and reads only the requested parts of them.
+/// Random access to a whole stream in memory, for instance a mapped file: it lists the updates, and reads only
+/// the requested parts of them.
 pub struct File<'a> {
     bytes: &'a [u8],
     limits: Limits,
@@ -38,12 +40,21 @@ pub struct UpdateEntry {
     parts: std::ops::Range<usize>,
 }
 
-/// A part of an update, as the index lists it, and the offset of its frame.
+/// A part of an update.
 struct PartEntry {
-    /// Number of the frame.
+    /// Number and offset of its frame.
     frame: u64,
     offset: u64,
-    indexed: IndexedUpdate,
+    listed: Listed,
+}
+
+/// What is known of the blocks of a part.
+enum Listed {
+    /// As the index lists them: each is checked when it is read.
+    ByIndex(IndexedUpdate),
+    /// The stream was read from its beginning: the whole body was checked. Its blocks are located when they
+    /// are read, because a list of them can take more memory than the bytes.
+    Read { body_len: u64, sets: Arc<Sets> },
 }
 
 impl<'a> File<'a> {
@@ -57,15 +68,7 @@ impl<'a> File<'a> {
         Preamble::read(preamble.ok_or(Error::format(FormatErrorKind::Truncated, bytes.len() as u64))?)?;
         let index = read_index(bytes)?;
         check_frames(bytes, &index)?;
-        let mut file = Self {
-            bytes,
-            limits,
-            manifests: HashMap::new(),
-            sets: Arc::default(),
-            parts: Vec::new(),
-            updates: Vec::new(),
-            metadata: Vec::new(),
-        };
+        let mut file = Self::empty(bytes, limits);
         let mut definitions = Definitions::default();
         let mut updates = index.updates.iter();
         for (number, (offset, frame)) in index.frame_offsets().enumerate() {
@@ -103,12 +106,55 @@ impl<'a> File<'a> {
                 _ => {}
             }
         }
-        // A tensor with blocks in several parts is listed by each of them.
-        for delta in file.updates.iter_mut().filter_map(|update| update.header.delta.as_mut()) {
+        file.merge_runs();
+        Ok(file)
+    }
+
+    /// Reads a stream from its beginning to its end, with or without an index. Every frame is checked.
+    ///
+    /// # Errors
+    /// The errors of [`SliceReader::next_event`].
+    pub fn scan(bytes: &'a [u8], limits: Limits) -> Result<Self> {
+        let mut reader = SliceReader::new(bytes, limits.clone());
+        let mut file = Self::empty(bytes, limits);
+        while let Some(event) = reader.next_event()? {
+            let Event::Frame(info, body) = event else { continue };
+            match body {
+                Body::Manifest(manifest) => _ = file.manifests.insert(manifest.id(), manifest),
+                Body::Metadata(_) => file.metadata.push((info.offset, info.number, file.updates.len())),
+                Body::Update(part) => {
+                    let listed = Listed::Read { body_len: info.header.body_len, sets: part.shared_sets() };
+                    file.push(
+                        *part,
+                        info.len(),
+                        PartEntry { frame: info.number, offset: info.offset, listed },
+                    )?;
+                }
+                _ => {}
+            }
+        }
+        file.merge_runs();
+        Ok(file)
+    }
+
+    fn empty(bytes: &'a [u8], limits: Limits) -> Self {
+        Self {
+            bytes,
+            limits,
+            manifests: HashMap::new(),
+            sets: Arc::default(),
+            parts: Vec::new(),
+            updates: Vec::new(),
+            metadata: Vec::new(),
+        }
+    }
+
+    /// Lists each run of a delta once: a tensor with blocks in several parts is listed by each of them.
+    fn merge_runs(&mut self) {
+        for delta in self.updates.iter_mut().filter_map(|update| update.header.delta.as_mut()) {
             delta.sort_by_key(|d| d.first);
             delta.dedup();
         }
-        Ok(file)
     }
 
     fn add_part(&mut self, frame: u64, offset: u64, len: u64, indexed: &IndexedUpdate) -> Result<()> {
@@ -126,8 +172,14 @@ impl<'a> File<'a> {
         if (part.header.step, part.header.sender) != (indexed.step, indexed.sender) {
             return Err(wrong);
         }
-        let at = self.parts.len();
-        self.parts.push(PartEntry { frame, offset, indexed: indexed.clone() });
+        let listed = Listed::ByIndex(indexed.clone());
+        self.push(part, len, PartEntry { frame, offset, listed })
+    }
+
+    /// Adds a part, whose frame has `len` bytes.
+    fn push(&mut self, part: UpdatePart<'_>, len: u64, entry: PartEntry) -> Result<()> {
+        let (at, offset) = (self.parts.len(), entry.offset);
+        self.parts.push(entry);
         match self.updates.last_mut() {
             Some(update) if part.part > 0 => {
                 let is_same =
@@ -200,13 +252,26 @@ impl<'a> File<'a> {
         Ok(all)
     }
 
-    /// Returns the blocks of an update as the index lists them, without reading them.
+    /// Returns the blocks of an update as an index lists them.
     ///
     /// # Errors
     /// [`Error::Input`] if the update does not exist.
-    pub fn blocks(&self, update: usize) -> Result<impl Iterator<Item = &IndexedBlock>> {
-        let parts = &self.parts[self.entry(update)?.parts.clone()];
-        Ok(parts.iter().flat_map(|part| &part.indexed.blocks))
+    pub fn blocks(&self, update: usize) -> Result<Vec<IndexedBlock>> {
+        let entry = self.entry(update)?;
+        let mut blocks = Vec::new();
+        for (part, number) in self.parts[entry.parts.clone()].iter().zip(entry.parts.clone()) {
+            match &part.listed {
+                Listed::ByIndex(indexed) => blocks.extend(&indexed.blocks),
+                Listed::Read { body_len, sets } => {
+                    let last = number + 1 == entry.parts.end;
+                    for raw in self.read_again(part, *body_len, sets, last)?.blocks {
+                        let crc = crc32(self.slice(raw.offset, raw.len)?);
+                        blocks.push(IndexedBlock::new(raw.scope, raw.len, crc));
+                    }
+                }
+            }
+        }
+        Ok(blocks)
     }
 
     /// Returns the number of the last update of `step`, or of the last update if `step` is `None`.
@@ -241,10 +306,9 @@ impl<'a> File<'a> {
     /// exist.
     pub fn apply(&self, update: usize, assembler: &mut Assembler<'_>) -> Result<()> {
         let entry = self.entry(update)?;
-        let tensors = entry.manifest.tensors().iter().zip(0..);
-        let wanted: HashSet<&str> =
-            tensors.filter(|(_, number)| assembler.is_wanted(*number)).map(|(info, _)| &*info.name).collect();
-        for part in self.wanted_parts(entry, |name| wanted.contains(name)) {
+        let wanted: Vec<bool> =
+            (0..entry.manifest.tensors().len() as u64).map(|number| assembler.is_wanted(number)).collect();
+        for part in self.wanted_parts(entry, wanted) {
             assembler.apply(&part?)?;
         }
         Ok(())
@@ -256,22 +320,30 @@ impl<'a> File<'a> {
     /// # Errors
     /// The errors of [`UpdatePart::decode`]; [`Error::Input`] if the update does not exist.
     pub fn parts(&self, update: usize, wanted: impl Fn(&str) -> bool) -> Result<Vec<UpdatePart<'a>>> {
-        self.wanted_parts(self.entry(update)?, wanted).collect()
+        let entry = self.entry(update)?;
+        let wanted = entry.manifest.tensors().iter().map(|info| wanted(&info.name)).collect();
+        self.wanted_parts(entry, wanted).collect()
     }
 
-    fn entry(&self, update: usize) -> Result<&UpdateEntry> {
+    /// Returns the limits that the file was opened with.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(super) fn entry(&self, update: usize) -> Result<&UpdateEntry> {
         self.updates.get(update).ok_or(Error::out_of_bounds("update", update, self.updates.len()))
     }
 
-    fn wanted_parts(
+    /// Reads the parts of an update with the blocks that contain tensors marked in `wanted`.
+    pub(super) fn wanted_parts(
         &self,
         entry: &UpdateEntry,
-        wanted: impl Fn(&str) -> bool,
+        wanted: Vec<bool>,
     ) -> impl Iterator<Item = Result<UpdatePart<'a>>> {
         // Number of wanted tensors before each tensor: a block is tested in constant time, however many
         // tensors it claims.
         let mut wanted_before = vec![0u64];
-        for needed in needed(entry, &wanted) {
+        for needed in needed(entry, wanted) {
             wanted_before.push(wanted_before[wanted_before.len() - 1] + u64::from(needed));
         }
         let mut order = BlockOrder::default();
@@ -289,13 +361,22 @@ impl<'a> File<'a> {
         order: &mut BlockOrder,
     ) -> Result<UpdatePart<'a>> {
         let part = &self.parts[number];
-        let head = self.head(part.offset, &part.indexed).map_err(|e| e.in_frame(part.frame))?;
-        let mut at = part.offset + HEADER_LEN as u64 + part.indexed.head_len;
+        let indexed = match &part.listed {
+            Listed::ByIndex(indexed) => indexed,
+            Listed::Read { body_len, sets } => {
+                let mut read = self.read_again(part, *body_len, sets, last)?;
+                read.blocks
+                    .retain(|raw| touches_wanted(raw.scope.first(), raw.scope.tensors(), wanted_before));
+                return Ok(read);
+            }
+        };
+        let head = self.head(part.offset, indexed).map_err(|e| e.in_frame(part.frame))?;
+        let mut at = part.offset + HEADER_LEN as u64 + indexed.head_len;
         let mut blocks = Vec::new();
-        for (block_number, block) in (0..).zip(&part.indexed.blocks) {
+        for (block_number, block) in (0..).zip(&indexed.blocks) {
             let place = |e: Error| e.in_frame(part.frame).in_block(block_number);
             let bytes = self.slice(at, block.len).map_err(place)?;
-            let is_wanted = touches_wanted(block, wanted_before);
+            let is_wanted = touches_wanted(block.first, block.tensors, wanted_before);
             if is_wanted {
                 check_crc(block.crc, crc32(bytes), at).map_err(|e| place(e).in_tensor(block.first))?;
             }
@@ -322,6 +403,23 @@ impl<'a> File<'a> {
         Ok(read)
     }
 
+    /// Locates the blocks of a part of a stream that was read before.
+    fn read_again(
+        &self,
+        part: &PartEntry,
+        body_len: u64,
+        sets: &Arc<Sets>,
+        last: bool,
+    ) -> Result<UpdatePart<'a>> {
+        let offset = part.offset + HEADER_LEN as u64;
+        let body = self.slice(offset, body_len)?;
+        let manifest_of = |id| self.manifests.get(&id).map(Arc::clone);
+        let mut read = UpdatePart::read(body, offset, last, &self.limits, sets, manifest_of)
+            .map_err(|e| e.in_frame(part.frame))?;
+        read.frame = Some(part.frame);
+        Ok(read)
+    }
+
     /// Returns one dense tensor of an update.
     ///
     /// # Errors
@@ -337,26 +435,24 @@ impl<'a> File<'a> {
     }
 }
 
-/// Returns for each tensor whether its blocks are needed: those of wanted tensors, and those of the tensors
-/// that share a digest with one.
-fn needed(entry: &UpdateEntry, wanted: impl Fn(&str) -> bool) -> Vec<bool> {
-    let mut needed: Vec<bool> = entry.manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
+/// Marks the tensors that share a digest with a wanted one, too: their blocks are needed.
+fn needed(entry: &UpdateEntry, mut wanted: Vec<bool>) -> Vec<bool> {
     for run in entry.header.delta.iter().flatten().filter(|run| run.more > 0) {
-        let run = &mut needed[in_memory(run.first)..=in_memory(run.last())];
+        let run = &mut wanted[in_memory(run.first)..=in_memory(run.last())];
         let any = run.contains(&true);
         run.fill(any);
     }
-    needed
+    wanted
 }
 
-/// Whether a block touches a wanted tensor. `wanted_before` has an entry for each tensor of the manifest and
+/// Whether a block of `tensors` tensors from `first` on touches a wanted one. `wanted_before` has an entry for each tensor of the manifest and
 /// one more.
-fn touches_wanted(block: &IndexedBlock, wanted_before: &[u64]) -> bool {
+fn touches_wanted(first: u64, tensors: u64, wanted_before: &[u64]) -> bool {
     let before = |tensor: u64| {
         let last = wanted_before.len() - 1;
         wanted_before[usize::try_from(tensor).map_or(last, |t| t.min(last))]
     };
-    before(block.first) < before(block.first.saturating_add(block.tensors))
+    before(first) < before(first.saturating_add(tensors))
 }
 
 fn header_at(bytes: &[u8], offset: u64) -> Result<FrameHeader> {

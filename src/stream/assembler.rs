@@ -1,3 +1,5 @@
+//! Dense tensors from the parts of an update.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use crate::arch::pages;
 use crate::block::{Block, RawBlock, Scope, Support, Target, ValuesId};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::{
-    BlockOrder, Delta, Digest, Manifest, UpdateHeader, UpdatePart, run_digest, tensor_digest,
+    BlockOrder, Delta, Digest, Manifest, TensorInfo, UpdateHeader, UpdatePart, run_digest, tensor_digest,
 };
 use crate::limits::{Budget, Limits, MEMORY, check, check_allocation, in_memory};
 use crate::stream::buffers::{Buffer, copy, places, span};
@@ -76,20 +78,32 @@ impl<'b> Assembler<'b> {
     /// [`Error::Limit`] if their bytes exceed [`Limits::max_alloc_bytes`].
     pub fn new(manifest: &Arc<Manifest>, limits: &Limits, wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let wanted: Vec<bool> = manifest.tensors().iter().map(|t| wanted(&t.name)).collect();
-        let sizes = manifest.tensors().iter().zip(&wanted).filter(|(_, w)| **w).map(|(t, _)| t.bytes());
+        Self::with_memory(manifest, limits, &wanted, &mut Vec::new())
+    }
+
+    /// As [`Self::new`], with a choice for each tensor, in memory that `spare` lends if it has enough.
+    pub(crate) fn with_memory(
+        manifest: &Arc<Manifest>,
+        limits: &Limits,
+        wanted: &[bool],
+        spare: &mut Vec<Vec<u8>>,
+    ) -> Result<Self> {
+        let sizes = manifest.tensors().iter().zip(wanted).filter(|(_, w)| **w).map(|(t, _)| t.bytes());
         let bytes = sizes.fold(0, u64::saturating_add);
         check(MEMORY, bytes, limits.max_alloc_bytes, 0)?;
         check_allocation(bytes, 0)?;
-        let tensors = manifest.tensors().iter().zip(&wanted);
+        let mut buffer = |info: &TensorInfo| {
+            let len = in_memory(info.bytes());
+            let Some(found) = spare.iter().position(|memory| memory.capacity() >= len && len > 0) else {
+                // The system provides zeroed pages on first use: a tensor without blocks costs address space
+                // only.
+                return Buffer::new(pages::zeros(len), info.dtype, u64::MAX);
+            };
+            Buffer::reused(pages::of_len(spare.swap_remove(found), len), info.dtype)
+        };
+        let tensors = manifest.tensors().iter().zip(wanted);
         Ok(Self {
-            // The system provides zeroed pages on first use: a tensor without blocks costs address space
-            // only.
-            tensors: tensors
-                .map(|(t, &w)| {
-                    let data = w.then(|| pages::zeros(in_memory(t.bytes())))?;
-                    Some(Buffer::new(data, t.dtype, u64::MAX))
-                })
-                .collect(),
+            tensors: tensors.map(|(info, wanted)| wanted.then(|| buffer(info))).collect(),
             extra: BTreeSet::new(),
             alloc_left: limits.max_alloc_bytes - bytes,
             touched: vec![false; wanted.len()],
@@ -121,12 +135,7 @@ impl<'b> Assembler<'b> {
                 );
             }
             let dtype = buffer.dtype();
-            let mut buffer = Buffer::new(buffer.into_data(), dtype, 0);
-            if dtype.bits() < 8 {
-                // Parts may begin inside a byte.
-                buffer.prepare(u64::MAX, u64::MAX, false);
-            }
-            assembler.tensors[in_memory(number)] = Some(buffer);
+            assembler.tensors[in_memory(number)] = Some(Buffer::reused(buffer.into_data(), dtype));
         }
         Ok(assembler)
     }

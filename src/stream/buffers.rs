@@ -22,6 +22,16 @@ impl<'b> Buffer<'b> {
         Self { data, dtype, base: None, ready }
     }
 
+    /// Returns a buffer in memory with arbitrary contents.
+    pub(super) fn reused(data: Vec<u8>, dtype: Dtype) -> Self {
+        let mut buffer = Self::new(data, dtype, 0);
+        if dtype.bits() < 8 {
+            // Parts may begin inside a byte.
+            buffer.prepare(u64::MAX, u64::MAX, false);
+        }
+        buffer
+    }
+
     /// Initialises the elements before `end` to those of the base or to zero, except those from `start` on if
     /// the caller overwrites them.
     pub(super) fn prepare(&mut self, start: u64, end: u64, overwrite: bool) {
@@ -97,7 +107,7 @@ pub(super) fn places<'t>(
 }
 
 /// Returns the first tensor of a block's scope, and the first element and number of elements of the scope.
-pub(super) fn span(raw: &RawBlock<'_>) -> (usize, u64, u64) {
+pub(crate) fn span(raw: &RawBlock<'_>) -> (usize, u64, u64) {
     let start = match raw.scope {
         Scope::Range { start, .. } => start,
         _ => 0,

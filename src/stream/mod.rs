@@ -12,6 +12,7 @@ mod writer;
 
 pub use crate::bits::Output;
 pub use assembler::Assembler;
+pub(crate) use buffers::span;
 pub use decoder::Decoder;
 pub use encoder::{EncodeOptions, Encoder};
 pub use parser::{Body, Event, FrameInfo};

@@ -3,7 +3,9 @@
 use crate::arch::pages;
 use crate::bits::Cursor;
 use crate::block::values::kind::not_numbers;
-use crate::block::values::{Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId};
+use crate::block::values::{
+    Content, Facts, Kind, Structure, Validated, ValueSpace, ValuesId, check_dtype, put_numbers,
+};
 use crate::codes::{Coder, Decoder};
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::Budget;
@@ -92,6 +94,22 @@ impl Kind for Floats {
 }
 
 impl Floats {
+    /// Reads the numbers straight into elements.
+    pub(crate) fn read_into(cursor: &mut Cursor<'_>, space: &ValueSpace<'_>, out: &mut [u8]) -> Result<()> {
+        let offset = cursor.offset();
+        let (stored, bytes) = take(cursor, space)?;
+        let dtype = stored.dtype(space.dtype);
+        check_dtype(stored == Stored::Source, Self::ID, space, offset)?;
+        if stored == Stored::Source {
+            out.copy_from_slice(bytes);
+            return Ok(());
+        }
+        // Also where the types are equal: a number is no signaling NaN.
+        put_numbers(space.dtype, out, |start, numbers| {
+            element::decode_f32s(dtype, bytes, start as u64, numbers)
+        })
+    }
+
     /// Appends the wire form of elements as they are.
     pub(crate) fn write_elements(elements: &[u8], out: &mut Vec<u8>, space: &ValueSpace<'_>) -> Result<()> {
         write(out, Stored::Source, elements, space)

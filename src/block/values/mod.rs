@@ -219,7 +219,7 @@ impl Values {
     /// Whether [`Self::read_into`] reads values of this kind.
     pub(crate) fn can_read_into(id: ValuesId, dtype: Dtype) -> bool {
         let numbers = [Sign::ID, Pow2::ID, Levels::ID, Affine::ID].contains(&id);
-        dtype.bits() >= 8 && (id == Planes::ID || numbers && dtype.is_float())
+        dtype.bits() >= 8 && ([Planes::ID, Floats::ID].contains(&id) || numbers && dtype.is_float())
     }
 
     /// Reads values of kind `id` from all bytes of `cursor` straight into `out`, which are all elements of a
@@ -237,6 +237,7 @@ impl Values {
     ) -> Result<()> {
         match id {
             Planes::ID => Planes::read_into(&mut cursor, decoder, space, out)?,
+            Floats::ID => Floats::read_into(&mut cursor, space, out)?,
             Pow2::ID => Pow2::read_into(&mut cursor, decoder, space, out)?,
             Levels::ID => Levels::read_into(&mut cursor, decoder, space, out)?,
             Affine::ID => Affine::read_into(&mut cursor, decoder, space, out)?,

@@ -235,10 +235,32 @@ fn elements_are_those_of_the_values_that_they_are_read_from() {
         let space = ValueSpace { tensors: Some(1), ..space(dtype, 144) };
         let bytes = vec![1; in_memory(dtype.bytes_for(144).unwrap())];
         let planes = Values::Planes(Planes { bytes: bytes.clone() });
-        assert_eq!(Values::can_read_into(planes.id(), dtype), dtype != Dtype::F4E2M1, "{dtype}");
-        if dtype != Dtype::F4E2M1 {
-            let written = write(&planes, &space).unwrap();
-            assert_eq!(read_into(&written, planes.id(), &space, 1 << 20).unwrap(), bytes, "{dtype}");
+        let raw = Values::Floats(Floats { stored: Stored::Source, bytes: bytes.clone() });
+        for elements in [planes, raw] {
+            let can = Values::can_read_into(elements.id(), dtype);
+            assert_eq!(can, dtype != Dtype::F4E2M1, "{dtype}");
+            if can {
+                let written = write(&elements, &space).unwrap();
+                assert_eq!(read_into(&written, elements.id(), &space, 1 << 20).unwrap(), bytes, "{dtype}");
+            }
+        }
+        for stored in [Stored::F32, Stored::F16, Stored::Bf16] {
+            let bytes = vec![3; in_memory(stored.dtype(dtype).bytes_for(144).unwrap())];
+            let other = Values::Floats(Floats { stored, bytes });
+            let written = write(&other, &ValueSpace { dtype: Dtype::F32, ..space }).unwrap();
+            match dtype.is_float() {
+                true if dtype == Dtype::F4E2M1 => {}
+                true => {
+                    let (mut exact, mut elements) =
+                        (vec![0.0; 144], vec![0; 144 * in_memory(dtype.bits().into()) / 8]);
+                    other.numbers(&[144], &budget(0), &mut exact).unwrap();
+                    element::encode_f32s(dtype, &exact, 0, &mut elements).unwrap();
+                    assert_eq!(read_into(&written, other.id(), &space, 0).unwrap(), elements, "{dtype}");
+                }
+                false => {
+                    assert_eq!(read_into(&written, other.id(), &space, 0).unwrap_err().name(), "out_of_range")
+                }
+            }
         }
         for values in &numbers {
             let values = match values.clone() {
@@ -256,6 +278,5 @@ fn elements_are_those_of_the_values_that_they_are_read_from() {
                 assert_eq!(found, elements, "{dtype} {}", values.label());
             }
         }
-        assert!(!Values::can_read_into(ValuesId::FLOATS, dtype));
     }
 }

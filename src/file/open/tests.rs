@@ -394,8 +394,8 @@ fn the_parts_of_an_update_are_read_together() {
     encoder.finish(&mut bytes);
     let file = File::open(&bytes, Limits::default()).unwrap();
     assert_eq!(file.updates().len(), 2);
-    assert_eq!(file.blocks(0).unwrap().map(|b| b.first).collect::<Vec<_>>(), [0, 1, 2]);
-    assert_eq!(file.blocks(1).unwrap().map(|b| b.first).collect::<Vec<_>>(), [1, 0, 1, 2]);
+    assert_eq!(file.blocks(0).unwrap().iter().map(|b| b.first).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(file.blocks(1).unwrap().iter().map(|b| b.first).collect::<Vec<_>>(), [1, 0, 1, 2]);
     let tensors = file.tensors(0, |_| true, &BTreeMap::new()).unwrap();
     let expected = values.map(|value| TensorBuf::from_f32(vec![4], &[value; 4]).unwrap());
     assert_eq!(tensors, Vec::from_iter((0..).zip(expected)));

@@ -44,7 +44,7 @@ pub(crate) struct UpdateWriter<'b, 'a> {
 pub(super) struct Queued<'a> {
     pub(super) block: PendingBlock<'a>,
     pub(super) weight: u64,
-    /// Its bytes, if they were made before the tables of the part were chosen and do not depend on these.
+    /// Its bytes, if they were made while the tables of the part were chosen and it shares none.
     pub(super) written: Option<WrittenBlock>,
 }
 
@@ -188,25 +188,24 @@ pub(super) fn first_of_weight(blocks: &VecDeque<Queued<'_>>, weight: u64) -> usi
     blocks.iter().take_while(fits).count()
 }
 
-/// Chooses the frequency tables that the blocks of a part share. Writes the light blocks for it, and keeps the
-/// bytes of those that will not use the tables.
+/// Chooses the frequency tables that the blocks of a part share. Writes the light blocks for it, and keeps their
+/// bytes if there is no such table.
 fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
     let mut light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
     if light.len() < 2 {
         return Ok(Vec::new());
     }
-    let mut records = threads::in_order(light.par_iter_mut().map(|queued| {
+    let records = threads::in_order(light.par_iter_mut().map(|queued| {
         let mut record = Vec::new();
         let memory = &mut Memory::default();
         queued.written = Some(write_block(&queued.block, manifest, sets, &[], Some(&mut record), memory)?);
         Ok(record)
     }))?;
-    let has_segments: Vec<bool> = records.iter().map(|record| !record.is_empty()).collect();
-    let segments: Vec<_> = records.iter_mut().flat_map(std::mem::take).collect();
+    let segments: Vec<_> = records.into_iter().flatten().collect();
     let tables = shared_tables(&segments);
     if !tables.is_empty() {
-        let users = light.into_iter().zip(has_segments).filter(|(_, has_segments)| *has_segments);
-        users.for_each(|(queued, _)| queued.written = None);
+        // Any light block may be smaller with them, also one whose smallest form had no table before.
+        light.into_iter().for_each(|queued| queued.written = None);
     }
     Ok(tables)
 }

@@ -7,7 +7,7 @@ use crate::naming::did_you_mean;
 use crate::options::{LimitArgs, NameGlob, check_one_stdin, check_output_is_new, is_wanted};
 use crate::output::warn;
 use crate::stream::{Base, Updates};
-use crate::tensors::{self, Dump, NamedTensor};
+use crate::tensors::{self, Dump, Outline};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -74,10 +74,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     let paths = paths(args, &updates, &numbers, template.as_ref())?;
     for (number, path) in numbers.into_iter().zip(&paths) {
         check_output_is_new(path, [&args.input].into_iter().chain(&args.base))?;
-        let tensors = decode(args, &updates, number, &base).in_file(&args.input)?;
-        let views: Vec<_> = tensors.iter().map(|t| (t.name(), t.view())).collect();
-        let metadata = updates.metadata(number).in_file(&args.input)?;
-        tensors::write(path, &views, &metadata)?;
+        decode(args, &updates, number, &base, path)?;
     }
     Ok(Outcome::Well)
 }
@@ -160,17 +157,21 @@ impl Template {
     }
 }
 
-fn decode(args: &Args, updates: &Updates<'_>, number: usize, base: &Base<'_>) -> Result<Vec<NamedTensor>> {
+/// Writes the wanted tensors of an update to `path`, while later ones are decoded.
+fn decode(args: &Args, updates: &Updates<'_>, number: usize, base: &Base<'_>, path: &Path) -> Result<()> {
     let wanted = |name: &str| is_wanted(args.tensor.as_ref(), name);
-    let names = || updates.manifest(number).tensors().iter().map(|info| info.name.as_str());
-    if let Some(glob) = &args.tensor
-        && !names().any(wanted)
-    {
-        let hint = did_you_mean(glob.text(), names());
-        return Err(Failure::usage(format_args!("no tensor of the update matches --tensor{hint}")));
+    let infos = updates.manifest(number).tensors();
+    let outlines: Vec<_> = infos.iter().filter(|info| wanted(&info.name)).map(Outline::from).collect();
+    if let (Some(glob), true) = (&args.tensor, outlines.is_empty()) {
+        let hint = did_you_mean(glob.text(), infos.iter().map(|info| info.name.as_str()));
+        return Err(Failure::usage(format_args!("no tensor of the update matches --tensor{hint}")))
+            .in_file(&args.input);
     }
     if !base.is_empty() {
-        updates.check_base(number, base)?;
+        updates.check_base(number, base).in_file(&args.input)?;
     }
-    updates.decode(number, wanted, base)
+    let metadata = updates.metadata(number).in_file(&args.input)?;
+    tensors::write_from(path, &outlines, &metadata, &args.input, &mut |sink| {
+        updates.decode_to(number, wanted, base, &mut |info, bytes| sink(&info.name, bytes))
+    })
 }

@@ -5,12 +5,9 @@ use crate::learned;
 use crate::output::warn;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
-use gcodec::file::File;
-use gcodec::frame::{
-    Delta, FrameHeader, FrameKind, HEADER_LEN, Manifest, PREAMBLE_LEN, UpdateHeader, UpdatePart, run_digest,
-    tensor_digest,
-};
-use gcodec::stream::{Assembler, Body, Event, SliceReader};
+use gcodec::file::{File, Pieces};
+use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, Manifest, PREAMBLE_LEN, TensorInfo, UpdateHeader};
+use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::tensor::TensorView;
 use gcodec::{Limits, TensorBuf};
 use gcodec_latent::Models;
@@ -25,56 +22,16 @@ pub(crate) type Base<'a> = BTreeMap<String, TensorView<'a>>;
 pub(crate) struct Updates<'a> {
     bytes: &'a [u8],
     models: Models,
-    limits: Limits,
-    source: Source<'a>,
-}
-
-enum Source<'a> {
-    /// A finished stream with an index: only the requested updates are read.
-    Indexed(File<'a>),
-    /// Any other stream: read from its beginning to its end.
-    Scanned(Vec<Scanned<'a>>),
-}
-
-struct Scanned<'a> {
-    header: UpdateHeader,
-    manifest: Arc<Manifest>,
-    parts: Vec<UpdatePart<'a>>,
-    metadata: BTreeMap<String, String>,
+    file: File<'a>,
 }
 
 impl<'a> Updates<'a> {
-    /// Finds the updates of a stream.
+    /// Finds the updates of a stream. Without an index it is read from its beginning to its end.
     pub(crate) fn open(bytes: &'a [u8], limits: &Limits) -> Result<Self> {
-        let limits = limits.clone();
-        if let Ok(file) = File::open(bytes, limits.clone()) {
-            return Ok(Self { bytes, models: Models::new(), limits, source: Source::Indexed(file) });
-        }
-        // The sequential reader gives the best error, if there is one.
-        let mut updates: Vec<Scanned<'a>> = Vec::new();
-        let (mut names, mut metadata) = (Names::default(), BTreeMap::new());
-        for event in SliceReader::new(bytes, limits.clone()) {
-            let event = event.map_err(|e| names.explain(e))?;
-            names.see(&event);
-            let part = match event {
-                Event::Frame(_, Body::Update(part)) => part,
-                Event::Frame(_, Body::Metadata(found)) => {
-                    metadata.extend(found.entries);
-                    continue;
-                }
-                _ => continue,
-            };
-            match updates.last_mut() {
-                Some(update) if part.part > 0 => update.parts.push(*part),
-                _ => updates.push(Scanned {
-                    header: part.header.clone(),
-                    manifest: Arc::clone(&part.manifest),
-                    parts: vec![*part],
-                    metadata: std::mem::take(&mut metadata),
-                }),
-            }
-        }
-        Ok(Self { bytes, models: Models::new(), limits, source: Source::Scanned(updates) })
+        // Reading it whole gives the best error, if there is one.
+        let file = File::open(bytes, limits.clone()).or_else(|_| File::scan(bytes, limits.clone()));
+        let file = file.map_err(|e| explain_again(e, bytes, limits))?;
+        Ok(Self { bytes, models: Models::new(), file })
     }
 
     /// Sets the models that latent codes may need, beside those in the stream.
@@ -84,49 +41,28 @@ impl<'a> Updates<'a> {
 
     /// Returns the number of updates.
     pub(crate) fn len(&self) -> usize {
-        match &self.source {
-            Source::Indexed(file) => file.updates().len(),
-            Source::Scanned(updates) => updates.len(),
-        }
+        self.file.updates().len()
     }
 
     /// Returns the header of an update.
     pub(crate) fn header(&self, number: usize) -> &UpdateHeader {
-        match &self.source {
-            Source::Indexed(file) => &file.updates()[number].header,
-            Source::Scanned(updates) => &updates[number].header,
-        }
+        &self.file.updates()[number].header
     }
 
     /// Returns the manifest of an update.
     pub(crate) fn manifest(&self, number: usize) -> &Arc<Manifest> {
-        match &self.source {
-            Source::Indexed(file) => &file.updates()[number].manifest,
-            Source::Scanned(updates) => &updates[number].manifest,
-        }
+        &self.file.updates()[number].manifest
     }
 
     /// Returns the metadata that stands before an update, behind the previous one.
     pub(crate) fn metadata(&self, number: usize) -> Result<BTreeMap<String, String>> {
-        match &self.source {
-            Source::Indexed(file) => Ok(file.metadata(number)?.entries),
-            Source::Scanned(updates) => Ok(updates[number].metadata.clone()),
-        }
+        Ok(self.file.metadata(number)?.entries)
     }
 
     /// Returns the blocks of an update: the numbers of the tensors that each spans, and its bytes.
     pub(crate) fn blocks(&self, number: usize) -> Result<Vec<(Range<u64>, u64)>> {
-        Ok(match &self.source {
-            Source::Indexed(file) => {
-                file.blocks(number)?.map(|b| (b.first..b.first + b.tensors, b.len)).collect()
-            }
-            Source::Scanned(updates) => {
-                let blocks = updates[number].parts.iter().flat_map(|part| &part.blocks);
-                blocks
-                    .map(|raw| (raw.scope.first()..raw.scope.first() + raw.scope.tensors(), raw.len))
-                    .collect()
-            }
-        })
+        let blocks = self.file.blocks(number)?.into_iter();
+        Ok(blocks.map(|b| (b.first..b.first + b.tensors, b.len)).collect())
     }
 
     /// Returns the last update of a step; the last of all if `step` is `None`.
@@ -156,68 +92,56 @@ impl<'a> Updates<'a> {
         wanted: impl Fn(&str) -> bool,
         base: &Base<'_>,
     ) -> Result<Vec<NamedTensor>> {
-        let mut first = number;
-        while first > 0 && self.header(first).delta.is_some() && !self.fits(first, base) {
-            first -= 1;
-        }
-        if self.header(first).delta.is_some() && !self.fits(first, base) {
-            // No update of the stream was made against it: the requested one reports the mismatch.
-            first = number;
-        }
-        let mut tensors: Option<Vec<NamedTensor>> = None;
-        for step in first..=number {
-            let previous: Base<'_> = match &tensors {
-                Some(tensors) => tensors.iter().map(|t| (t.name().to_owned(), t.view())).collect(),
-                None => base.clone(),
-            };
-            let manifest = self.manifest(step);
-            // The next delta of a chain may have a digest for several tensors: all of them are its base.
-            let is_wanted = |name: &str| step < number || wanted(name);
-            let decoded = match self.decode_one(step, &is_wanted, &previous) {
-                Err(Error::Input(e)) if matches!(e.kind, InputErrorKind::MissingModel { .. }) => {
-                    self.decode_latent(step, &is_wanted)?
-                }
-                decoded => decoded.map_err(|e| explain(e, Some(manifest)))?,
-            };
-            let name = |number: u64| manifest.tensors()[number as usize].name.clone();
-            tensors = Some(decoded.into_iter().map(|(n, t)| NamedTensor::new(name(n), t)).collect());
-        }
-        Ok(tensors.unwrap_or_default())
+        let mut tensors: Vec<NamedTensor> = Vec::new();
+        let mut unfinished = Vec::new();
+        self.decode_to(number, wanted, base, &mut |info, piece| {
+            unfinished.extend_from_slice(piece);
+            if unfinished.len() as u64 == info.bytes() {
+                let data = std::mem::take(&mut unfinished);
+                let tensor = TensorBuf::new(info.dtype, info.shape.clone(), data)?;
+                tensors.push(NamedTensor::new(info.name.clone(), tensor));
+            }
+            Ok(())
+        })?;
+        Ok(tensors)
     }
 
-    fn decode_one(
+    /// Decodes as [`Self::decode`], and calls `take` with the elements of each tensor, in one or several
+    /// pieces, in the order of the manifest. While it takes a piece, the next ones are decoded.
+    pub(crate) fn decode_to(
         &self,
         number: usize,
-        wanted: &impl Fn(&str) -> bool,
+        wanted: impl Fn(&str) -> bool,
         base: &Base<'_>,
-    ) -> gcodec::Result<Vec<(u64, TensorBuf)>> {
-        match &self.source {
-            Source::Indexed(file) => file.tensors(number, wanted, base),
-            Source::Scanned(updates) => {
-                let update = &updates[number];
-                let mut assembler = Assembler::new(&update.manifest, &self.limits, wanted)?;
-                for (name, tensor) in base {
-                    assembler.base(name, *tensor)?;
-                }
-                for part in &update.parts {
-                    assembler.apply(part)?;
-                }
-                assembler.finish()
-            }
+        take: &mut dyn FnMut(&TensorInfo, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let manifest = self.manifest(number);
+        if let Some(stream) = self.without_codes(number)? {
+            let file = File::open(&stream, self.file.limits().clone())?;
+            let base = Base::new();
+            return take_pieces(file.pieces(0, wanted, &base)?, manifest, &Failure::from, take);
         }
+        let explained = |e: Error| match &e {
+            Error::Input(input) if matches!(input.kind, InputErrorKind::MissingModel { .. }) => {
+                // Has the whole id of the model, and advice.
+                let failed = self.file.parts(number, |_| true).map(|p| learned::decoded(&p, &self.models));
+                failed.ok().and_then(Result::err).unwrap_or_else(|| explain(e, Some(manifest)))
+            }
+            _ => explain(e, Some(manifest)),
+        };
+        let pieces = self.file.pieces(number, wanted, base);
+        take_pieces(pieces.map_err(explained)?, manifest, &explained, take)
     }
 
-    /// Decodes an update that has latent codes.
-    fn decode_latent(&self, number: usize, wanted: &impl Fn(&str) -> bool) -> Result<Vec<(u64, TensorBuf)>> {
+    /// Decodes the latent codes of an update: returns it as a stream of its own, if a model is there and the
+    /// update has codes.
+    fn without_codes(&self, number: usize) -> Result<Option<Vec<u8>>> {
         let mut models = self.models.clone();
-        learned::add_inline(&mut models, self.bytes, &self.limits)?;
-        let decoded = match &self.source {
-            Source::Indexed(file) => learned::decoded(&file.parts(number, |_| true)?, &models)?,
-            Source::Scanned(updates) => learned::decoded(&updates[number].parts, &models)?,
-        };
-        // Without codes, the error would not have been that of a missing model.
-        let stream = decoded.unwrap_or_default();
-        Ok(File::open(&stream, self.limits.clone())?.tensors(0, wanted, &Base::new())?)
+        learned::add_inline(&mut models, self.bytes, self.file.limits())?;
+        match models.is_empty() {
+            true => Ok(None),
+            false => learned::decoded(&self.file.parts(number, |_| true)?, &models),
+        }
     }
 
     /// Fails if a base cannot be that of a delta: it lacks a tensor, or has it with another type or shape.
@@ -244,22 +168,28 @@ impl<'a> Updates<'a> {
         }
         Ok(())
     }
+}
 
-    /// Whether a delta was made against this base; true for an update that is no delta.
-    fn fits(&self, number: usize, base: &Base<'_>) -> bool {
-        let Some(delta) = &self.header(number).delta else { return true };
-        let infos = self.manifest(number).tensors();
-        let is_base = |entry: &Delta| {
-            let digest = |number| {
-                let info = infos.get(usize::try_from(number).ok()?)?;
-                base.get(&info.name).map(|tensor| tensor_digest(*tensor))
-            };
-            let digests: Option<Vec<_>> = (entry.first..=entry.last()).map(digest).collect();
-            digests.is_some_and(|digests| run_digest(&digests) == entry.base)
-        };
-        // One run suffices here: the decoder compares them all.
-        delta.first().is_none_or(is_base)
+/// Calls `take` with each piece while the next one is decoded.
+fn take_pieces(
+    mut pieces: Pieces<'_, '_>,
+    manifest: &Manifest,
+    explained: &dyn Fn(Error) -> Failure,
+    take: &mut dyn FnMut(&TensorInfo, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let mut next = pieces.next();
+    while let Some(piece) = next.transpose().map_err(explained)? {
+        let (mut found, mut taken) = (None, Ok(()));
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| found = pieces.next());
+            let info = usize::try_from(piece.tensor).ok().and_then(|number| manifest.tensors().get(number));
+            taken = info.map_or(Ok(()), |info| take(info, &piece.data));
+        });
+        taken?;
+        pieces.reuse(piece.data);
+        next = found;
     }
+    Ok(())
 }
 
 /// Returns the tensors of one update of a stream, like those of a file.
@@ -327,6 +257,13 @@ impl Names {
     pub(crate) fn explain(&self, error: Error) -> Failure {
         explain(error, self.manifest.as_deref())
     }
+}
+
+/// Converts an error of a stream that was read from its beginning, with the names of its tensors.
+fn explain_again(error: Error, bytes: &[u8], limits: &Limits) -> Failure {
+    let mut names = Names::default();
+    SliceReader::new(bytes, limits.clone()).map_while(gcodec::Result::ok).for_each(|event| names.see(&event));
+    names.explain(error)
 }
 
 /// Converts an error to a failure with the tensor's name and advice.

@@ -237,7 +237,7 @@ impl Report {
         for (number, entry) in file.updates().iter().enumerate() {
             if wanted.update(Some(entry.header.step), Some(entry.header.sender)) {
                 let blocks = file.blocks(number).ok()?;
-                let mut update = Update::of_index(&entry.header, &entry.manifest, blocks)?;
+                let mut update = Update::of_index(&entry.header, &entry.manifest, &blocks)?;
                 update.bytes = entry.bytes;
                 report.updates.push(update);
             }

@@ -171,10 +171,10 @@ impl Update {
 
     /// Returns an update whose elements are not read: the index says where the bytes are. `None` if its
     /// blocks span far more tensors than there are.
-    pub(super) fn of_index<'a>(
+    pub(super) fn of_index(
         header: &UpdateHeader,
         manifest: &Manifest,
-        blocks: impl Iterator<Item = &'a IndexedBlock>,
+        blocks: &[IndexedBlock],
     ) -> Option<Self> {
         let mut update = Self::new(header, manifest);
         let infos = manifest.tensors();

@@ -16,11 +16,11 @@ use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
 use crate::output::{Output, warn};
 use crate::stream::{self, Base};
 use gcodec::Limits;
+use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
 use gcodec_latent::Models;
 use kind::Kind;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::Write;
 use std::ops::{Deref, Range};
 use std::path::Path;
 use std::sync::Arc;
@@ -206,16 +206,81 @@ pub(crate) fn write(
     tensors: &[(&str, TensorView<'_>)],
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
-    match check_output(path)? {
-        Format::Safetensors => write_safetensors(path, tensors, metadata),
-        Format::Npz => write_file(path, |out| npz::write(out, tensors)),
-        Format::Npy => match tensors {
-            [(_, tensor)] => write_file(path, |out| npy::write(out, tensor)),
-            _ => Err(Failure::usage(format_args!(".npy holds one tensor, not {}", tensors.len())))
-                .in_file(path),
-        },
+    with_source(tensors, |outlines, source| write_from(path, outlines, metadata, path, source))
+}
+
+/// Calls `f` with the outlines of tensors, and their elements as a source.
+fn with_source<T>(
+    tensors: &[(&str, TensorView<'_>)],
+    f: impl FnOnce(&[Outline<'_>], &mut Source<'_>) -> T,
+) -> T {
+    let outlines: Vec<_> = tensors.iter().map(Outline::of).collect();
+    f(&outlines, &mut |sink| tensors.iter().try_for_each(|(name, tensor)| sink(name, tensor.data())))
+}
+
+/// Writes tensors as [`write()`] does, whose elements come from `source`, which reads the file `input`.
+pub(crate) fn write_from(
+    path: &Path,
+    outlines: &[Outline<'_>],
+    metadata: &BTreeMap<String, String>,
+    input: &Path,
+    source: &mut Source<'_>,
+) -> Result<()> {
+    let format = check_output(path)?;
+    let mut out = Output::create(path)?;
+    let mut is_of_source = false;
+    let written = {
+        let source: &mut Source<'_> = &mut |sink| {
+            let mut is_of_sink = false;
+            let taken = source(&mut |name, bytes| sink(name, bytes).inspect_err(|_| is_of_sink = true));
+            taken.inspect_err(|_| is_of_source = !is_of_sink)
+        };
+        match (format, outlines) {
+            (Format::Safetensors, _) => safetensors::write(&mut out, outlines, metadata, source),
+            (Format::Npz, _) => npz::write(&mut out, outlines, source),
+            (Format::Npy, [one]) => npy::write(&mut out, one, source),
+            (Format::Npy, all) => {
+                Err(Failure::usage(format_args!(".npy holds one tensor, not {}", all.len())))
+            }
+        }
+    };
+    match written {
+        Err(failure) if is_of_source => Err(failure.in_file(input)),
+        written => written.and_then(|()| Ok(out.finish()?)).in_output(path),
     }
 }
+
+/// A tensor without its elements.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outline<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: &'a [u64],
+}
+
+impl<'a> Outline<'a> {
+    fn of((name, tensor): &'a (&str, TensorView<'_>)) -> Self {
+        Self { name, dtype: tensor.dtype(), shape: tensor.shape() }
+    }
+
+    /// Returns the number of bytes of the elements.
+    fn bytes(&self) -> u64 {
+        let elements = gcodec::tensor::elements(self.shape);
+        elements.and_then(|elements| self.dtype.bytes_for(elements)).unwrap_or(u64::MAX)
+    }
+}
+
+impl<'a> From<&'a TensorInfo> for Outline<'a> {
+    fn from(info: &'a TensorInfo) -> Self {
+        Self { name: &info.name, dtype: info.dtype, shape: &info.shape }
+    }
+}
+
+/// Gives the elements of tensors to a function, in order. A tensor may come in several pieces, at least one.
+pub(crate) type Source<'s> = dyn FnMut(&mut Sink<'_>) -> Result<()> + 's;
+
+/// Takes the name of a tensor, and some of its bytes.
+pub(crate) type Sink<'s> = dyn FnMut(&str, &[u8]) -> Result<()> + 's;
 
 /// Returns the format of an output, which its extension must give.
 pub(crate) fn check_output(path: &Path) -> Result<Format> {
@@ -227,21 +292,6 @@ pub(crate) fn check_output(path: &Path) -> Result<Format> {
             Err(Failure::usage(what)).in_file(path)
         }
     }
-}
-
-/// Writes tensors as safetensors, in the order given, to `path`; `-` is standard output. A file appears
-/// complete or not at all.
-pub(crate) fn write_safetensors(
-    path: &Path,
-    tensors: &[(&str, TensorView<'_>)],
-    metadata: &BTreeMap<String, String>,
-) -> Result<()> {
-    write_file(path, |out| safetensors::write(out, tensors, metadata))
-}
-
-fn write_file(path: &Path, write: impl FnOnce(&mut Output) -> Result<()>) -> Result<()> {
-    let mut out = Output::create(path)?;
-    write(&mut out).and_then(|()| Ok(out.finish()?)).in_output(path)
 }
 
 /// A tensor's bytes: owned, or a part of the file.
@@ -285,11 +335,6 @@ fn stem(path: &Path) -> String {
         return "stdin".into();
     }
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
-}
-
-/// Writes a tensor's bytes.
-fn write_data(out: &mut impl Write, tensor: &TensorView<'_>) -> Result<()> {
-    Ok(out.write_all(tensor.data())?)
 }
 
 #[cfg(test)]

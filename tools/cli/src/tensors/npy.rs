@@ -6,10 +6,10 @@
 //! ```
 //! Column-major arrays and big-endian elements are converted to the order that gcodec uses.
 
-use super::{Data, NamedTensor, write_data};
+use super::{Data, NamedTensor, Outline, Source};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
-use gcodec::tensor::{Dtype, TensorView, elements};
+use gcodec::tensor::{Dtype, elements};
 use std::io::Write;
 use std::sync::Arc;
 
@@ -41,9 +41,9 @@ pub(crate) fn read_owned(mut bytes: Vec<u8>, name: String) -> Result<NamedTensor
 }
 
 /// Writes an array, in version 1.0 if its header fits.
-pub(crate) fn write(out: &mut impl Write, tensor: &TensorView<'_>) -> Result<()> {
+pub(crate) fn write(out: &mut impl Write, tensor: &Outline<'_>, source: &mut Source<'_>) -> Result<()> {
     out.write_all(&header(tensor)?)?;
-    write_data(out, tensor)
+    source(&mut |_, bytes| Ok(out.write_all(bytes)?))
 }
 
 /// An array with the file's byte order and element order.
@@ -162,13 +162,14 @@ fn row_major(data: &[u8], shape: &[u64], element_bytes: usize) -> Vec<u8> {
     }
 }
 
-fn header(tensor: &TensorView<'_>) -> Result<Vec<u8>> {
-    let dtype = tensor.dtype();
+/// Returns the bytes before the elements.
+pub(crate) fn header(tensor: &Outline<'_>) -> Result<Vec<u8>> {
+    let dtype = tensor.dtype;
     let Some((_, name)) = DTYPES.iter().find(|(d, _)| *d == dtype) else {
         return Err(Failure::usage(format_args!(".npy has no element type {dtype}; .safetensors has")));
     };
     let order = if dtype.bits() == 8 { '|' } else { '<' };
-    let shape: String = match tensor.shape() {
+    let shape: String = match tensor.shape {
         [one] => format!("{one},"),
         shape => shape.iter().map(u64::to_string).collect::<Vec<_>>().join(", "),
     };
@@ -338,6 +339,7 @@ const DTYPES: [(Dtype, &str); 12] = [
 mod tests {
     use super::*;
     use crate::fail::Code;
+    use crate::tensors::with_source;
     use gcodec::tensor::TensorBuf;
 
     fn file(version: u8, text: &str, data: &[u8]) -> Vec<u8> {
@@ -387,7 +389,7 @@ mod tests {
     fn the_header_is_numpys() {
         let tensor = TensorBuf::from_f32(vec![3], &[1.0, 2.0, 3.0]).unwrap();
         let mut bytes = Vec::new();
-        write(&mut bytes, &tensor.view()).unwrap();
+        with_source(&[("", tensor.view())], |one, source| write(&mut bytes, &one[0], source)).unwrap();
         let start = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }  ";
         assert!(bytes.starts_with(start) && bytes[127] == b'\n' && bytes.len() == 128 + 12);
     }
@@ -400,7 +402,8 @@ mod tests {
                 let data = (0..len).map(|b| b as u8).collect();
                 let tensor = TensorBuf::new(dtype, shape, data).unwrap();
                 let mut bytes = Vec::new();
-                write(&mut bytes, &tensor.view()).unwrap();
+                with_source(&[("", tensor.view())], |one, source| write(&mut bytes, &one[0], source))
+                    .unwrap();
                 assert_eq!(parse(&bytes).unwrap(), tensor, "{name}");
             }
         }
@@ -410,7 +413,7 @@ mod tests {
     fn many_dimensions_need_version_2() {
         let tensor = TensorBuf::new(Dtype::U8, vec![1; 30_000], vec![9]).unwrap();
         let mut bytes = Vec::new();
-        write(&mut bytes, &tensor.view()).unwrap();
+        with_source(&[("", tensor.view())], |one, source| write(&mut bytes, &one[0], source)).unwrap();
         assert_eq!((bytes[6], (bytes.len() - 1) % 64), (2, 0));
         assert_eq!(parse(&bytes).unwrap(), tensor);
     }

@@ -1,9 +1,8 @@
 //! `.npz`: a zip archive with one `.npy` file for each array, stored or deflated.
 
-use super::{Dump, check_unique, npy, quoted};
+use super::{Dump, Outline, Source, check_unique, npy, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
-use gcodec::tensor::TensorView;
 use std::io::{Cursor, Read, Write};
 use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
@@ -34,15 +33,24 @@ pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
 }
 
 /// Writes arrays in the order given, uncompressed: gcodec is the compressor here.
-pub(crate) fn write(out: &mut impl Write, tensors: &[(&str, TensorView<'_>)]) -> Result<()> {
-    check_unique(tensors.iter().map(|(name, _)| *name), Failure::usage)?;
+pub(crate) fn write(out: &mut impl Write, tensors: &[Outline<'_>], source: &mut Source<'_>) -> Result<()> {
+    check_unique(tensors.iter().map(|tensor| tensor.name), Failure::usage)?;
+    let headers = tensors.iter().map(|tensor| npy::header(tensor).map_err(|e| e.about(quoted(tensor.name))));
+    let headers = headers.collect::<Result<Vec<_>>>()?;
     // With sizes after the data, no seeking is needed; 64-bit sizes, as `np.savez` writes them.
     let mut archive = ZipWriter::new_stream(out);
     let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(true);
-    for (name, tensor) in tensors {
-        archive.start_file(format!("{name}.npy"), options).map_err(write_failure)?;
-        npy::write(&mut archive, tensor).map_err(|e| e.about(quoted(name)))?;
-    }
+    let (mut next, mut begun) = (tensors.iter().zip(headers), None);
+    source(&mut |name, bytes| {
+        if begun != Some(name.to_owned())
+            && let Some((tensor, header)) = next.next()
+        {
+            archive.start_file(format!("{}.npy", tensor.name), options).map_err(write_failure)?;
+            archive.write_all(&header)?;
+            begun = Some(name.to_owned());
+        }
+        Ok(archive.write_all(bytes)?)
+    })?;
     archive.finish().map_err(write_failure)?;
     Ok(())
 }
@@ -70,6 +78,7 @@ mod tests {
     use super::*;
     use crate::fail::Code;
     use crate::input::DEFAULT_MAX_BYTES;
+    use crate::tensors::with_source;
     use gcodec::tensor::{Dtype, TensorBuf};
 
     fn parse(bytes: &[u8], max_bytes: u64) -> Result<Dump> {
@@ -78,7 +87,7 @@ mod tests {
 
     fn npy(tensor: &TensorBuf) -> Vec<u8> {
         let mut bytes = Vec::new();
-        npy::write(&mut bytes, &tensor.view()).unwrap();
+        with_source(&[("", tensor.view())], |one, source| npy::write(&mut bytes, &one[0], source)).unwrap();
         bytes
     }
 
@@ -135,7 +144,7 @@ mod tests {
     fn damage_is_found() {
         let tensor = TensorBuf::from_f32(vec![4], &[1.0, 2.0, 3.0, 4.0]).unwrap();
         let mut written = Vec::new();
-        write(&mut written, &[("t", tensor.view())]).unwrap();
+        with_source(&[("t", tensor.view())], |all, source| write(&mut written, all, source)).unwrap();
         let deflated = archive(&[("t.npy", &npy(&tensor))], CompressionMethod::Deflated);
         for bytes in [written, deflated] {
             assert!(parse(&bytes, DEFAULT_MAX_BYTES).is_ok());
@@ -167,6 +176,7 @@ mod tests {
     fn one_name_is_written_once() {
         let tensor = TensorBuf::from_f32(vec![], &[1.0]).unwrap();
         let twice = [("t", tensor.view()), ("t", tensor.view())];
-        assert_eq!(write(&mut Vec::new(), &twice).unwrap_err().code, Code::Usage);
+        let written = with_source(&twice, |all, source| write(&mut Vec::new(), all, source));
+        assert_eq!(written.unwrap_err().code, Code::Usage);
     }
 }

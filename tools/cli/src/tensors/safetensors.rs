@@ -8,10 +8,10 @@
 //! This parser replaces the crate `safetensors`, which the tests compare it with: its errors name the
 //! tensor, it refuses duplicate names, and tensors borrow from a shared map.
 
-use super::{Data, Dump, NamedTensor, check_unique, quoted, write_data};
+use super::{Data, Dump, NamedTensor, Outline, Source, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
-use gcodec::tensor::{Dtype, TensorView};
+use gcodec::tensor::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use std::collections::BTreeMap;
@@ -90,18 +90,18 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
 /// Writes tensors in the order given.
 pub(crate) fn write(
     out: &mut impl Write,
-    tensors: &[(&str, TensorView<'_>)],
+    tensors: &[Outline<'_>],
     metadata: &BTreeMap<String, String>,
+    source: &mut Source<'_>,
 ) -> Result<()> {
-    check_unique(tensors.iter().map(|(name, _)| *name), Failure::usage)?;
-    for (name, tensor) in tensors {
-        if *name == METADATA {
+    check_unique(tensors.iter().map(|tensor| tensor.name), Failure::usage)?;
+    for tensor in tensors {
+        if tensor.name == METADATA {
             return Err(Failure::usage(format_args!("safetensors keeps the name {METADATA} for itself")));
         }
-        if tensor.dtype().bits() == 4 && tensor.elements() % 2 == 1 {
-            return Err(
-                Failure::usage("safetensors cannot hold an odd number of 4-bit elements").about(quoted(name))
-            );
+        if tensor.dtype.bits() == 4 && gcodec::tensor::elements(tensor.shape).is_some_and(|n| n % 2 == 1) {
+            let what = "safetensors cannot hold an odd number of 4-bit elements";
+            return Err(Failure::usage(what).about(quoted(tensor.name)));
         }
     }
     let mut header =
@@ -110,12 +110,12 @@ pub(crate) fn write(
     header.resize(header.len().next_multiple_of(8), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    tensors.iter().try_for_each(|(_, tensor)| write_data(out, tensor))
+    source(&mut |_, bytes| Ok(out.write_all(bytes)?))
 }
 
 /// The header to write, in the order of the tensors.
 struct HeaderToWrite<'a> {
-    tensors: &'a [(&'a str, TensorView<'a>)],
+    tensors: &'a [Outline<'a>],
     metadata: &'a BTreeMap<String, String>,
 }
 
@@ -125,16 +125,14 @@ impl Serialize for HeaderToWrite<'_> {
         if !self.metadata.is_empty() {
             map.serialize_entry(METADATA, self.metadata)?;
         }
-        let mut begin = 0;
-        for (name, tensor) in self.tensors {
-            let end = begin + tensor.data().len() as u64;
-            let dtype = dtype_name(tensor.dtype()).ok_or_else(|| {
-                serde::ser::Error::custom(format_args!("safetensors has no element type {}", tensor.dtype()))
+        let mut begin = 0u64;
+        for tensor in self.tensors {
+            let end = begin.saturating_add(tensor.bytes());
+            let dtype = dtype_name(tensor.dtype).ok_or_else(|| {
+                serde::ser::Error::custom(format_args!("safetensors has no element type {}", tensor.dtype))
             })?;
-            map.serialize_entry(
-                name,
-                &EntryToWrite { dtype, shape: tensor.shape(), data_offsets: (begin, end) },
-            )?;
+            let entry = EntryToWrite { dtype, shape: tensor.shape, data_offsets: (begin, end) };
+            map.serialize_entry(tensor.name, &entry)?;
             begin = end;
         }
         map.end()
@@ -233,6 +231,7 @@ const DTYPES: [(Dtype, &str); 18] = [
 mod tests {
     use super::*;
     use crate::fail::Code;
+    use crate::tensors::with_source;
     use gcodec::tensor::TensorBuf;
 
     fn parse(bytes: Vec<u8>) -> Result<Dump> {
@@ -256,7 +255,7 @@ mod tests {
     fn written(tensors: &[(String, TensorBuf)], metadata: &BTreeMap<String, String>) -> Vec<u8> {
         let views: Vec<_> = tensors.iter().map(|(name, t)| (name.as_str(), t.view())).collect();
         let mut bytes = Vec::new();
-        write(&mut bytes, &views, metadata).unwrap();
+        with_source(&views, |all, source| write(&mut bytes, all, metadata, source)).unwrap();
         bytes
     }
 
@@ -387,7 +386,9 @@ mod tests {
             [&[("a", odd.view())][..], &[(METADATA, one.view())], &[("a", one.view()), ("a", one.view())]]
         {
             let mut bytes = Vec::new();
-            assert_eq!(write(&mut bytes, tensors, &BTreeMap::new()).unwrap_err().code, Code::Usage);
+            let written =
+                with_source(tensors, |all, source| write(&mut bytes, all, &BTreeMap::new(), source));
+            assert_eq!(written.unwrap_err().code, Code::Usage);
             assert!(bytes.is_empty());
         }
     }
@@ -397,7 +398,10 @@ mod tests {
         let one = TensorBuf::from_f32(vec![1], &[1.0]).unwrap();
         for name in ["a", "ab", "abc", "\"\\\n"] {
             let mut bytes = Vec::new();
-            write(&mut bytes, &[(name, one.view())], &BTreeMap::new()).unwrap();
+            with_source(&[(name, one.view())], |all, source| {
+                write(&mut bytes, all, &BTreeMap::new(), source)
+            })
+            .unwrap();
             assert_eq!((bytes.len() - 4) % 8, 0);
             assert_eq!(parse(bytes).unwrap().tensors[0].name(), name);
         }

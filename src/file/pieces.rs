@@ -1,0 +1,438 @@
+//! The tensors of an update one after another, in bounded memory.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::{Range, RangeInclusive};
+
+use rayon::prelude::*;
+
+use super::File;
+use crate::arch::{pages, threads};
+use crate::error::Result;
+use crate::frame::{Delta, Manifest, UpdatePart, run_digest, tensor_digest};
+use crate::limits::{MEMORY, check, in_memory};
+use crate::stream::{Assembler, span};
+use crate::tensor::{TensorBuf, TensorView};
+
+/// Bytes of tensors that are decoded at a time, for each thread. The unit tests decode few, to cut more.
+const BATCH: u64 = if cfg!(test) { 2000 } else { 8 << 20 };
+
+/// Consecutive elements of one tensor: all of them, unless the tensor is large.
+#[derive(Debug)]
+pub struct Piece {
+    /// Number of the tensor in the manifest.
+    pub tensor: u64,
+    /// Offset of the first byte in the tensor.
+    pub start: u64,
+    /// The bytes of the elements.
+    pub data: Vec<u8>,
+}
+
+/// The tensors of an update in the order of its manifest, as [`File::pieces`] makes them. After an error it
+/// ends.
+///
+/// # Memory
+/// 8 MiB of tensors per thread, or one larger tensor, and the memory of an [`Assembler`]. A larger tensor that
+/// consists of dense blocks is decoded a few blocks at a time. Tensors that share a digest of a delta are
+/// decoded together.
+pub struct Pieces<'f, 'a> {
+    file: &'f File<'a>,
+    /// Updates to apply in turn. All but the first are deltas.
+    updates: RangeInclusive<usize>,
+    base: &'f BTreeMap<String, TensorView<'f>>,
+    wanted: Vec<bool>,
+    /// Whether a tensor must be decoded together with the one before.
+    joined: Vec<bool>,
+    /// First tensor that is not decoded.
+    next: usize,
+    ready: VecDeque<Piece>,
+    large: Option<Large<'a>>,
+    /// Memory of earlier pieces.
+    spare: Vec<Vec<u8>>,
+}
+
+impl<'a> File<'a> {
+    /// Returns the tensors of an update whose names `wanted` accepts, one after another.
+    ///
+    /// `base`: the tensors that the update, or an earlier delta of the file, was made against. All deltas from
+    /// there on are applied in turn. A chain of deltas that begins with a full update needs no base.
+    ///
+    /// # Errors
+    /// [`Error::Input`](crate::Error::Input) if the update does not exist; [`Error::Limit`](crate::Error::Limit) if the tensors have more than
+    /// [`Limits::max_alloc_bytes`](crate::Limits::max_alloc_bytes) together. Each piece may give the errors of
+    /// [`Self::tensors`].
+    pub fn pieces<'f>(
+        &'f self,
+        update: usize,
+        wanted: impl Fn(&str) -> bool,
+        base: &'f BTreeMap<String, TensorView<'f>>,
+    ) -> Result<Pieces<'f, 'a>> {
+        let manifest = &self.entry(update)?.manifest;
+        let wanted: Vec<bool> = manifest.tensors().iter().map(|info| wanted(&info.name)).collect();
+        let sizes = manifest.tensors().iter().zip(&wanted).filter(|(_, wanted)| **wanted);
+        let bytes = sizes.map(|(info, _)| info.bytes()).fold(0, u64::saturating_add);
+        check(MEMORY, bytes, self.limits().max_alloc_bytes, 0)?;
+        let updates = self.chain(update, base)..=update;
+        let joined = self.joined(updates.clone(), manifest);
+        let (next, ready, large, spare) = Default::default();
+        Ok(Pieces { file: self, updates, base, wanted, joined, next, ready, large, spare })
+    }
+
+    /// Returns the first of the updates to apply: the one that was made against `base`, or that is no delta. If
+    /// there is none, returns `update`, which then reports what is wrong with the base.
+    fn chain(&self, update: usize, base: &BTreeMap<String, TensorView<'_>>) -> usize {
+        (0..=update).rev().find(|&first| self.fits(first, base)).unwrap_or(update)
+    }
+
+    /// Whether an update was made against this base; true for an update that is no delta.
+    fn fits(&self, update: usize, base: &BTreeMap<String, TensorView<'_>>) -> bool {
+        let entry = &self.updates()[update];
+        let Some(delta) = &entry.header.delta else { return true };
+        let is_base = |run: &Delta| {
+            let infos = entry.manifest.tensors().get(in_memory(run.first)..=in_memory(run.last()));
+            let tensors = infos.unwrap_or_default().iter().map(|info| base.get(&info.name).copied());
+            let digests = tensors.map(|tensor| tensor.map(tensor_digest)).collect::<Option<Vec<_>>>();
+            digests.is_some_and(|digests| run_digest(&digests) == run.base)
+        };
+        // One run suffices here: the decoder compares them all.
+        delta.first().is_none_or(is_base)
+    }
+
+    /// Marks each tensor that must be decoded together with the one before.
+    fn joined(&self, mut updates: RangeInclusive<usize>, manifest: &Manifest) -> Vec<bool> {
+        let tensors = manifest.tensors().len();
+        let entries = &self.updates()[updates.clone()];
+        if !entries.iter().all(|entry| entry.manifest.id() == manifest.id()) {
+            // Numbers of one manifest mean nothing in another.
+            return vec![true; tensors];
+        }
+        let mut joined = vec![false; tensors];
+        for run in updates.by_ref().flat_map(|i| self.updates()[i].header.delta.iter().flatten()) {
+            let more = in_memory(run.first).saturating_add(1)..=in_memory(run.last());
+            joined.get_mut(more).into_iter().for_each(|joined| joined.fill(true));
+        }
+        joined
+    }
+}
+
+impl<'a> Pieces<'_, 'a> {
+    /// Lends the memory of a piece to later ones: new memory can take longer than decoding.
+    pub fn reuse(&mut self, memory: Vec<u8>) {
+        self.spare.push(memory);
+    }
+
+    fn find(&mut self) -> Result<Option<Piece>> {
+        loop {
+            if let Some(piece) = self.ready.pop_front() {
+                return Ok(Some(piece));
+            }
+            if let Some(large) = &mut self.large {
+                match large.next(&mut self.spare)? {
+                    Some(piece) => return Ok(Some(piece)),
+                    None => self.large = None,
+                }
+            }
+            let batch = self.batch();
+            if batch.is_empty() {
+                return Ok(None);
+            }
+            self.next = batch.end;
+            match self.large(&batch)? {
+                Some(large) => self.large = Some(large),
+                None => self.ready = self.decode(batch)?,
+            }
+        }
+    }
+
+    /// Returns the next tensors to decode together.
+    fn batch(&self) -> Range<usize> {
+        let infos = self.file.updates()[*self.updates.end()].manifest.tensors();
+        let most = batch_bytes();
+        let (mut end, mut bytes) = (self.next, 0u64);
+        while end < infos.len() {
+            // A group: tensors that are decoded together.
+            let more = self.joined[end + 1..].iter().take_while(|joined| **joined).count();
+            let group = end..end + 1 + more;
+            let sizes = group.clone().filter(|&i| self.wanted[i]).map(|i| infos[i].bytes());
+            let sum = sizes.fold(bytes, u64::saturating_add);
+            if sum > most && bytes > 0 {
+                break;
+            }
+            (end, bytes) = (group.end, sum);
+        }
+        self.next..end
+    }
+
+    /// Returns the tensor of a batch if it is large and can be decoded block by block.
+    fn large(&self, batch: &Range<usize>) -> Result<Option<Large<'a>>> {
+        let (first, last) = (*self.updates.start(), *self.updates.end());
+        let entry = &self.file.updates()[last];
+        let mut wanted = batch.clone().filter(|&i| self.wanted[i]);
+        let (Some(tensor), None) = (wanted.next(), wanted.next()) else { return Ok(None) };
+        let is_large = entry.manifest.tensors()[tensor].bytes() > batch_bytes();
+        match is_large && first == last && entry.header.delta.is_none() {
+            true => Large::of(self.file, last, tensor),
+            false => Ok(None),
+        }
+    }
+
+    /// Decodes the wanted tensors of a batch.
+    fn decode(&mut self, batch: Range<usize>) -> Result<VecDeque<Piece>> {
+        let (last, updates) = (*self.updates.end(), self.file.updates());
+        let mut earlier: Option<HashMap<String, TensorBuf>> = None;
+        for update in self.updates.clone() {
+            let manifest = &updates[update].manifest;
+            let is_same = manifest.id() == updates[last].manifest.id();
+            // The next delta may have a digest for several tensors: all of the batch are its base.
+            let wanted = (0..manifest.tensors().len()).map(|i| match update == last {
+                true => batch.contains(&i) && self.wanted[i],
+                false => batch.contains(&i) || !is_same,
+            });
+            let wanted: Vec<bool> = wanted.collect();
+            let mut assembler =
+                Assembler::with_memory(manifest, self.file.limits(), &wanted, &mut self.spare)?;
+            let of_batch = if is_same { batch.clone() } else { 0..manifest.tensors().len() };
+            for info in manifest.tensors()[of_batch].iter().filter(|_| updates[update].header.delta.is_some())
+            {
+                let base = match &earlier {
+                    Some(earlier) => earlier.get(&info.name).map(TensorBuf::view),
+                    None => self.base.get(&info.name).copied(),
+                };
+                base.map_or(Ok(()), |base| assembler.base(&info.name, base))?;
+            }
+            self.file.apply(update, &mut assembler)?;
+            let decoded = assembler.finish()?;
+            let used = earlier.take().into_iter().flatten();
+            self.spare.extend(used.map(|(_, tensor)| tensor.into_data()));
+            if update == last {
+                let piece =
+                    |(tensor, data): (u64, TensorBuf)| Piece { tensor, start: 0, data: data.into_data() };
+                return Ok(decoded.into_iter().map(piece).collect());
+            }
+            let named = |(number, tensor): (u64, TensorBuf)| {
+                (manifest.tensors()[in_memory(number)].name.clone(), tensor)
+            };
+            earlier = Some(decoded.into_iter().map(named).collect());
+        }
+        Ok(VecDeque::new())
+    }
+}
+
+impl Iterator for Pieces<'_, '_> {
+    type Item = Result<Piece>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let found = self.find();
+        if found.is_err() {
+            (self.next, self.large) = (self.wanted.len(), None);
+        }
+        found.transpose()
+    }
+}
+
+/// Bytes of tensors that are decoded at a time.
+fn batch_bytes() -> u64 {
+    BATCH.saturating_mul(rayon::current_num_threads() as u64)
+}
+
+/// A tensor that dense blocks cover, one after another.
+struct Large<'a> {
+    tensor: u64,
+    parts: Vec<UpdatePart<'a>>,
+    /// Part, number in the part, and bytes in the tensor of each block that is not decoded.
+    blocks: VecDeque<(usize, usize, Range<u64>)>,
+}
+
+impl<'a> Large<'a> {
+    /// Returns a tensor of an update that is no delta; `None` if it does not consist of such blocks.
+    fn of(file: &File<'a>, update: usize, tensor: usize) -> Result<Option<Self>> {
+        let entry = file.entry(update)?;
+        let info = &entry.manifest.tensors()[tensor];
+        let mut wanted = vec![false; entry.manifest.tensors().len()];
+        wanted[tensor] = true;
+        let parts = file.wanted_parts(entry, wanted).collect::<Result<Vec<_>>>()?;
+        let (mut blocks, mut covered) = (VecDeque::new(), 0);
+        for (part, read) in parts.iter().enumerate() {
+            for (block, raw) in read.blocks.iter().enumerate() {
+                let (_, start, len) = span(raw);
+                if !raw.is_dense() || info.dtype.bits() < 8 || start != covered {
+                    return Ok(None);
+                }
+                covered = start + len;
+                let bytes = |elements| info.dtype.bytes_for(elements).unwrap_or(u64::MAX);
+                blocks.push_back((part, block, bytes(start)..bytes(covered)));
+            }
+        }
+        let is_whole = covered == info.elements();
+        Ok(is_whole.then_some(Self { tensor: tensor as u64, parts, blocks }))
+    }
+
+    /// Decodes the next blocks.
+    fn next(&mut self, spare: &mut Vec<Vec<u8>>) -> Result<Option<Piece>> {
+        let Some((.., Range { start, .. })) = self.blocks.front().cloned() else { return Ok(None) };
+        let (mut end, mut blocks) = (start, Vec::new());
+        while let Some(next) =
+            self.blocks.pop_front_if(|(.., bytes)| end == start || bytes.end - start <= batch_bytes())
+        {
+            end = next.2.end;
+            blocks.push(next);
+        }
+        let mut data = pages::of_len(spare.pop().unwrap_or_default(), in_memory(end - start));
+        let mut rest = data.as_mut_slice();
+        let places: Vec<_> = blocks
+            .iter()
+            .map(|(.., bytes)| rest.split_off_mut(..in_memory(bytes.end - bytes.start)).unwrap_or_default())
+            .collect();
+        let parts = &self.parts;
+        threads::in_order(blocks.par_iter().zip(places).map(|((part, block, _), place)| {
+            parts[*part].decode_into(*block, &parts[*part].budget(), place)
+        }))?;
+        Ok(Some(Piece { tensor: self.tensor, start, data }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::compress::{Input, Options, compress, deltas};
+    use crate::frame::{TensorInfo, UpdateHeader};
+    use crate::limits::Limits;
+    use crate::stream::{EncodeOptions, Writer};
+    use crate::tensor::Dtype;
+
+    const LENS: [u64; 9] = [3, 0, 400, 5000, 1, 900, 2500, 7, 33];
+
+    /// Tensors whose values depend on the step; half of them are the same in every step.
+    fn tensors(step: usize) -> Vec<(String, TensorBuf)> {
+        let value = |i: usize, x: u64| {
+            let changes = i % 2 == 0 && x % 3 == 0;
+            (x as f32 * 0.37 + i as f32).sin() + if changes { step as f32 * 0.01 } else { 0.0 }
+        };
+        let tensor = |(i, &len): (usize, &u64)| {
+            let values: Vec<f32> = (0..len).map(|x| value(i, x)).collect();
+            (format!("t{i}"), TensorBuf::from_f32(vec![len], &values).unwrap())
+        };
+        LENS.iter().enumerate().map(tensor).collect()
+    }
+
+    /// A stream of an update with each of these codecs; `delta` is made against the tensors of the step before.
+    fn stream(codecs: &[&str], index: bool) -> Vec<u8> {
+        let infos =
+            LENS.iter().enumerate().map(|(i, &len)| TensorInfo::new(format!("t{i}"), Dtype::F32, [len]));
+        let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+        let options = EncodeOptions::default().with_part_bytes(7000).with_index(index);
+        let mut writer = Writer::new(Vec::new(), options);
+        for (step, spec) in codecs.iter().enumerate() {
+            let (old, new) = (tensors(step.wrapping_sub(1)), tensors(step));
+            let is_delta = spec.starts_with("delta");
+            let pairs = (0..).zip(new.iter().zip(&old));
+            let inputs: Vec<Input<'_>> = pairs
+                .map(|(tensor, ((name, new), (_, old)))| Input {
+                    tensor,
+                    name,
+                    view: new.view(),
+                    base: is_delta.then(|| old.view()),
+                })
+                .collect();
+            let compressing = Options::default().with_block_len(300);
+            let codecs = vec![spec.parse().unwrap(); inputs.len()];
+            let blocks = compress(&inputs, &codecs, &compressing, None).unwrap();
+            let delta = is_delta.then(|| deltas(&inputs, &blocks));
+            let header = UpdateHeader::default().with_step(step as u64).with_delta(delta);
+            writer.update(&header, &manifest, &blocks).unwrap();
+        }
+        writer.finish().unwrap()
+    }
+
+    fn views(tensors: &[(String, TensorBuf)]) -> BTreeMap<String, TensorView<'_>> {
+        tensors.iter().map(|(name, tensor)| (name.clone(), tensor.view())).collect()
+    }
+
+    /// Returns the bytes of each tensor, and the number of pieces.
+    fn joined(pieces: Pieces<'_, '_>) -> Result<(BTreeMap<u64, Vec<u8>>, usize)> {
+        let (mut pieces, mut all, mut count) = (pieces, BTreeMap::<u64, Vec<u8>>::new(), 0);
+        while let Some(piece) = pieces.next().transpose()? {
+            let tensor = all.entry(piece.tensor).or_default();
+            assert_eq!(piece.start, tensor.len() as u64);
+            tensor.extend(&piece.data);
+            count += 1;
+            // Later tensors must not depend on what is in the memory.
+            pieces.reuse(vec![0xaa; piece.data.len()]);
+        }
+        Ok((all, count))
+    }
+
+    #[test]
+    fn pieces_are_the_tensors_of_an_update() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+        for codec in
+            ["raw", "lossless", "natural", "topk:density=0.1", "topk:density=0.1,scope=global", "demo"]
+        {
+            for index in [true, false] {
+                let bytes = stream(&[codec], index);
+                let file = match index {
+                    true => File::open(&bytes, Limits::default()).unwrap(),
+                    false => File::scan(&bytes, Limits::default()).unwrap(),
+                };
+                let none = BTreeMap::new();
+                for wanted in [&|_: &str| true, &|name: &str| name != "t3", &|name: &str| name == "t6"]
+                    as [&(dyn Fn(&str) -> bool + Sync); 3]
+                {
+                    let expected = file.tensors(0, wanted, &none).unwrap();
+                    let pieces = || joined(file.pieces(0, wanted, &none).unwrap()).unwrap();
+                    let (found, count) = pool.install(pieces);
+                    let expected: BTreeMap<_, _> =
+                        expected.into_iter().map(|(number, t)| (number, t.into_data())).collect();
+                    assert!(found == expected, "{codec}, index: {index}");
+                    // Dense blocks of large tensors come a few at a time.
+                    let is_dense = ["raw", "lossless", "natural"].contains(&codec);
+                    assert!(!is_dense || count > expected.len(), "{codec}: {count} pieces");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn deltas_are_applied_in_turn_from_their_base_or_the_last_full_update() {
+        let bytes = stream(&["lossless", "delta", "delta", "delta"], true);
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        let data = |step| -> BTreeMap<u64, Vec<u8>> {
+            (0..).zip(tensors(step).into_iter().map(|(_, tensor)| tensor.into_data())).collect()
+        };
+        let all = |_: &str| true;
+        for update in 0..4 {
+            for from in [None, Some(0), Some(2)] {
+                let base = from.map(tensors).unwrap_or_default();
+                let (found, _) = joined(file.pieces(update, all, &views(&base)).unwrap()).unwrap();
+                assert!(found == data(update), "{update} from {from:?}");
+            }
+            let (one, _) =
+                joined(file.pieces(update, |name| name == "t6", &BTreeMap::new()).unwrap()).unwrap();
+            assert_eq!((one.len(), &one[&6]), (1, &data(update)[&6]));
+        }
+        let other = stream(&["delta"], true);
+        let file = File::open(&other, Limits::default()).unwrap();
+        for (base, error) in [(vec![], "unknown_reference"), (tensors(7), "checksum_mismatch")] {
+            let found = joined(file.pieces(0, all, &views(&base)).unwrap());
+            assert_eq!(found.unwrap_err().name(), error);
+        }
+    }
+
+    #[test]
+    fn pieces_end_with_an_error_and_stay_within_the_limits() {
+        let mut bytes = stream(&["lossless"], true);
+        let none = BTreeMap::new();
+        let limits = Limits::default().with_max_alloc_bytes(35_000);
+        let file = File::open(&bytes, limits).unwrap();
+        assert_eq!(file.pieces(0, |_| true, &none).err().unwrap().name(), "limit");
+        assert!(file.pieces(0, |name| name != "t3", &none).is_ok());
+        assert_eq!(file.pieces(1, |_| true, &none).err().unwrap().name(), "input");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        let file = File::open(&bytes, Limits::default()).unwrap();
+        let mut pieces = file.pieces(0, |_| true, &none).unwrap();
+        let error = pieces.by_ref().find_map(Result::err).unwrap();
+        assert_eq!((error.name(), pieces.next().is_none()), ("checksum_mismatch", true));
+    }
+}
