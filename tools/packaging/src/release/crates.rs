@@ -94,7 +94,7 @@ fn page_names_all() -> Result<()> {
 /// Packs the crates, and compiles each from its package alone.
 pub(super) fn publish() -> Result<Found> {
     page_names_all()?;
-    run(cargo(&["publish", "--quiet", "--dry-run", "--allow-dirty"]).args(packages()))?;
+    run(cargo(&["publish", "--quiet", "--dry-run", "--allow-dirty", "--all-features"]).args(packages()))?;
     fine(format!("{} crates compile from their packages", PUBLISHED.len()))
 }
 
