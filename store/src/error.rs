@@ -102,13 +102,21 @@ pub enum Error {
     /// The codec refused the caller's tensors.
     #[error("{0}")]
     Codec(gcodec::Error),
-    /// The address of a store is wrong, or this build lacks its backend.
+    /// The address of a store is wrong.
     #[error("{url}: {what}")]
     Address {
         /// Address as given.
         url: String,
         /// Reason.
         what: String,
+    },
+    /// This build lacks the backend of the address.
+    #[error("{url}: gcodec-store was built without its feature `{feature}`")]
+    Backend {
+        /// Address as given.
+        url: String,
+        /// Feature of this crate that adds the backend.
+        feature: &'static str,
     },
 }
 
@@ -123,9 +131,12 @@ impl Error {
             Self::Limit { .. } => "limits",
             Self::Newer { .. } => "newer writer",
             Self::Conflict { .. } => "other publisher",
-            Self::NoVersion { .. } | Self::Empty | Self::Input(_) | Self::Codec(_) | Self::Address { .. } => {
-                "caller"
-            }
+            Self::NoVersion { .. }
+            | Self::Empty
+            | Self::Input(_)
+            | Self::Codec(_)
+            | Self::Address { .. }
+            | Self::Backend { .. } => "caller",
         }
     }
 

@@ -118,7 +118,7 @@ impl Store {
     /// crate `object_store` documents them. Opening does not read or write.
     ///
     /// # Errors
-    /// [`Error::Address`] for a wrong address, or one whose backend this build lacks.
+    /// [`Error::Address`] for a wrong address, [`Error::Backend`] for one whose backend this build lacks.
     pub fn open(address: &str, options: Options) -> Result<Self> {
         let wrong = |what: String| Error::Address { url: address.to_owned(), what };
         let url = match Url::parse(address) {
@@ -139,7 +139,7 @@ impl Store {
             _ => "",
         };
         if !feature.is_empty() {
-            return Err(wrong(format!("this build lacks the feature {feature} of gcodec-store")));
+            return Err(Error::Backend { url: address.to_owned(), feature });
         }
         let known = |name: &str| ["AWS_", "GOOGLE_", "AZURE_"].iter().any(|prefix| name.starts_with(prefix));
         let mut settings: Vec<(String, String)> =

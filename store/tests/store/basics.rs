@@ -70,6 +70,8 @@ fn a_folder_is_a_store() {
     for wrong in ["ftp://host/x", "file://host/x"] {
         assert!(matches!(Store::open(wrong, Options::default()), Err(Error::Address { .. })), "{wrong}");
     }
+    let cloud = Store::open("s3://bucket/run", Options::default());
+    assert_eq!(matches!(cloud, Err(Error::Backend { feature: "aws", .. })), !cfg!(feature = "aws"));
 }
 
 #[test]

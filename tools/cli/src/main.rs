@@ -17,9 +17,11 @@ mod demo;
 mod diff;
 mod encode;
 mod fail;
+mod features;
 mod input;
 mod inspect;
 mod learned;
+#[cfg(feature = "packaging")]
 mod man;
 mod model;
 mod naming;
@@ -32,6 +34,7 @@ mod records;
 mod recover;
 mod reduce;
 mod signals;
+#[cfg(feature = "store")]
 mod store;
 mod stream;
 mod tensors;
@@ -39,11 +42,11 @@ mod terminal;
 #[cfg(test)]
 mod testing;
 mod verify;
+#[cfg(feature = "view")]
 mod view;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 use fail::{Code, Failure, Outcome, Result};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// The versions of this program and of the format that it writes.
@@ -54,7 +57,7 @@ const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (format 1.0)");
 /// Exit codes: 0 success; 1 the inputs differ or a check failed; 2 usage; 3 corrupt or invalid input; 4
 /// limit exceeded; 74 reading or writing failed.
 #[derive(Debug, Parser)]
-#[command(name = "gcodec", version = VERSION, max_term_width = 100)]
+#[command(name = "gcodec", version = VERSION, max_term_width = 100, after_help = features::note())]
 struct Cli {
     /// Number of threads [default: the number of cores; 1 for bench]
     #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
@@ -71,6 +74,7 @@ enum Command {
     Encode(encode::Args),
     Decode(decode::Args),
     Inspect(inspect::Args),
+    #[cfg(feature = "view")]
     View(view::Args),
     Verify(verify::Args),
     Recover(recover::Args),
@@ -80,27 +84,22 @@ enum Command {
     Diff(diff::Args),
     Bench(bench::Args),
     Demo(demo::Args),
-    Publish(store::publish::Args),
-    Pull(store::pull::Args),
-    Log(store::log::Args),
-    Fold(store::fold::Args),
-    Gc(store::gc::Args),
+    #[cfg(feature = "store")]
+    #[command(flatten)]
+    Store(store::Command),
     Model(model::Args),
-    /// Print shell completions
-    Completions {
-        /// Shell to print completions for
-        shell: clap_complete::Shell,
-    },
-    /// Print the man page, or write the man pages of all commands to a directory
-    Man {
-        /// Directory to write to
-        directory: Option<PathBuf>,
-    },
+    #[cfg(feature = "packaging")]
+    #[command(flatten)]
+    Man(man::Command),
 }
 
 fn main() -> ExitCode {
     signals::watch();
-    match run(&Cli::parse()) {
+    let parsed = Cli::try_parse().or_else(|e| match features::missing_command(&e, std::env::args_os()) {
+        Some(failure) => Err(failure),
+        None => e.exit(),
+    });
+    match parsed.and_then(|cli| run(&cli)) {
         Ok(outcome) => outcome.into(),
         Err(failure) => failure.report(),
     }
@@ -123,6 +122,7 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Encode(args) => encode::run(args, cli.quiet),
         Command::Decode(args) => decode::run(args, cli.quiet),
         Command::Inspect(args) => inspect::run(args),
+        #[cfg(feature = "view")]
         Command::View(args) => view::run(args),
         Command::Verify(args) => verify::run(args, cli.quiet),
         Command::Recover(args) => recover::run(args, cli.quiet),
@@ -132,20 +132,18 @@ fn execute(cli: &Cli) -> Result<Outcome> {
         Command::Diff(args) => diff::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Demo(args) => demo::run(args),
-        Command::Publish(args) => store::publish::run(args, cli.quiet),
-        Command::Pull(args) => store::pull::run(args, cli.quiet),
-        Command::Log(args) => store::log::run(args),
-        Command::Fold(args) => store::fold::run(args, cli.quiet),
+        #[cfg(feature = "store")]
+        Command::Store(command) => store::run(command, cli.quiet),
         Command::Model(args) => model::run(args, cli.quiet),
-        Command::Gc(args) => store::gc::run(args, cli.quiet),
-        Command::Completions { shell } => man::completions(Cli::command(), *shell),
-        Command::Man { directory } => man::pages(Cli::command(), directory.as_deref()),
+        #[cfg(feature = "packaging")]
+        Command::Man(command) => man::run(command, <Cli as clap::CommandFactory>::command()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::CommandFactory;
     use gcodec::frame::{VERSION_MAJOR, VERSION_MINOR};
 
     #[test]

@@ -2,10 +2,32 @@
 
 use crate::fail::{InFile, Outcome, Result};
 use crate::output::print;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Print shell completions
+    Completions {
+        /// Shell to print completions for
+        shell: clap_complete::Shell,
+    },
+    /// Print the man page, or write the man pages of all commands to a directory
+    Man {
+        /// Directory to write to
+        directory: Option<PathBuf>,
+    },
+}
+
+/// Runs one of the commands for `gcodec`, the whole command line.
+pub(crate) fn run(command: &Command, gcodec: clap::Command) -> Result<Outcome> {
+    match command {
+        Command::Completions { shell } => completions(gcodec, *shell),
+        Command::Man { directory } => pages(gcodec, directory.as_deref()),
+    }
+}
 
 /// Prints the completions of a shell.
-pub(crate) fn completions(mut command: clap::Command, shell: clap_complete::Shell) -> Result<Outcome> {
+fn completions(mut command: clap::Command, shell: clap_complete::Shell) -> Result<Outcome> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, "gcodec", &mut script);
     print(String::from_utf8_lossy(&script))?;
@@ -13,7 +35,7 @@ pub(crate) fn completions(mut command: clap::Command, shell: clap_complete::Shel
 }
 
 /// Prints the main man page, or writes the page of each visible command to `directory`.
-pub(crate) fn pages(command: clap::Command, directory: Option<&Path>) -> Result<Outcome> {
+fn pages(command: clap::Command, directory: Option<&Path>) -> Result<Outcome> {
     match directory {
         Some(directory) => {
             std::fs::create_dir_all(directory)

@@ -67,11 +67,6 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
 pub(crate) struct NameGlob(glob::Pattern);
 
 impl NameGlob {
-    /// Returns the filter for one name; `None` if it is too long for a pattern.
-    pub(crate) fn exactly(name: &str) -> Option<Self> {
-        glob::Pattern::new(&glob::Pattern::escape(name)).ok().map(Self)
-    }
-
     /// Returns the pattern.
     pub(crate) fn text(&self) -> &str {
         self.0.as_str()

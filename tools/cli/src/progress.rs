@@ -4,7 +4,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::time::Duration;
 
 /// Shows the progress of long work if standard error is a terminal.
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Progress(pub(crate) ProgressBar);
 
 impl Progress {
     /// Returns a bar of `total` bytes, or of steps if not `bytes`.
@@ -22,11 +22,6 @@ impl Progress {
         // Delays the bar, so that short work shows nothing.
         bar.enable_steady_tick(Duration::from_millis(300));
         Self(bar)
-    }
-
-    /// Sets the amount of all work, where it becomes known on the way.
-    pub(crate) fn set_total(&self, total: u64) {
-        self.0.set_length(total);
     }
 
     /// Sets the amount of finished work.

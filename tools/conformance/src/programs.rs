@@ -17,7 +17,8 @@ pub(crate) fn gcodec() -> Result<PathBuf> {
     let mut build = Command::new("cargo");
     // `--workspace` rather than `--package`: with the features of the whole workspace, so that no dependency
     // is compiled a second time.
-    build.args(["build", "--quiet", "--workspace", "--bin", "gcodec", "--profile", profile]);
+    build.args(["build", "--quiet", "--workspace", "--all-features", "--bin", "gcodec"]);
+    build.args(["--profile", profile]);
     match build.current_dir(root()).status()?.success() {
         true => Ok(here.with_file_name("gcodec")),
         false => Err(format!("failed: {build:?}").into()),

@@ -29,7 +29,7 @@ const SANITIZERS: &[&str] = &["-fsanitize=address,undefined", "-fno-sanitize-rec
 /// Does what the arguments say; without any, tests programs with the sanitizers.
 pub fn run_task(args: &Args) -> Result<ExitCode> {
     if args.header {
-        run(cargo(&["test", "--workspace", "--test", "header"]).env("GCODEC_WRITE", "1"))?;
+        run(cargo(&["test", "--workspace", "--all-features", "--test", "header"]).env("GCODEC_WRITE", "1"))?;
     }
     if let Some(prefix) = &args.install {
         run(&mut cargo(&["build", "--release", "--package", "gcodec-c"]))?;
@@ -108,7 +108,7 @@ fn test() -> Result<ExitCode> {
         return Ok(ExitCode::from(SKIPPED));
     }
     // A test program needs the libraries: this builds them with the features of the whole workspace.
-    run(&mut cargo(&["test", "--quiet", "--workspace", "--no-run", "--test", "header"]))?;
+    run(&mut cargo(&["test", "--quiet", "--workspace", "--all-features", "--no-run", "--test", "header"]))?;
     let place = target().join("c");
     let prefix = place.join("prefix");
     install(&prefix, &target().join("debug/deps"))?;

@@ -79,13 +79,13 @@ fn allows(expression: &str, names: &[&str]) -> bool {
 
 /// Returns all packages that the workspace is built or tested with, on any system.
 fn everything() -> Result<BTreeSet<Package>> {
-    tree(&["--workspace", "--edges", "normal,build,dev"])
+    tree(&["--workspace", "--all-features", "--edges", "normal,build,dev"])
 }
 
 /// Returns the packages in the shipped ones, on any system, without those that only build or test them.
 fn shipped() -> Result<BTreeSet<Package>> {
     let packages = SHIPPED.iter().flat_map(|name| ["--package", name]);
-    tree(&packages.chain(["--edges", "normal,no-proc-macro"]).collect::<Vec<_>>())
+    tree(&packages.chain(["--all-features", "--edges", "normal,no-proc-macro"]).collect::<Vec<_>>())
 }
 
 fn tree(args: &[&str]) -> Result<BTreeSet<Package>> {

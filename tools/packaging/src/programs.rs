@@ -16,7 +16,7 @@ pub fn build(name: &str) -> Result<PathBuf> {
     let mut build = Command::new("cargo");
     // `--workspace` rather than `--package`: with the features of the whole workspace, so that no dependency
     // is compiled a second time.
-    build.args(["build", "--quiet", "--workspace", "--bin", name]);
+    build.args(["build", "--quiet", "--workspace", "--all-features", "--bin", name]);
     run(build.current_dir(root()))?;
     Ok(target().join("debug").join(name))
 }

@@ -244,7 +244,7 @@ mod tests {
             listed.lines().filter(|line| !line.starts_with("gcodec-python ")).map(str::to_owned).collect()
         };
         let wheel = packages(&["normal,build", "--package", "gcodec-python", "--features", AS_WORKSPACE]);
-        let workspace = packages(&["normal,build,dev", "--workspace"]);
+        let workspace = packages(&["normal,build,dev", "--workspace", "--all-features"]);
         let other: Vec<&String> = wheel.difference(&workspace).collect();
         assert!(other.is_empty(), "compiled once more, with other features: {other:#?}");
     }

@@ -66,11 +66,21 @@ const TASK: &str = "cargo xtask";
 
 /// Steps that compile for both cores: one after another, so that a mistake shows early.
 ///
-/// Every step that builds a part of the workspace selects it with `--workspace`. With `-p`, Cargo would
-/// resolve other features and compile the dependencies a second time.
+/// Every step that builds a part of the workspace selects it with `--workspace --all-features`. With `-p`,
+/// Cargo would resolve other features and compile the dependencies a second time.
 const BUILDS: &[Step] = &[
     step("format", "cargo", &["fmt", "--all", "--check"]),
-    step("lints", "cargo", &["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"]),
+    step(
+        "lints",
+        "cargo",
+        &["clippy", "--workspace", "--all-features", "--all-targets", "--quiet", "--", "-D", "warnings"],
+    ),
+    // The form that `cargo run -- demo` builds. Checking the library once more takes seconds, unlike a build.
+    step(
+        "lints of the command line without features",
+        "cargo",
+        &["clippy", "-p", "gcodec-cli", "--all-targets", "--quiet", "--", "-D", "warnings"],
+    ),
     Step {
         env: &[("RUSTDOCFLAGS", "-D warnings")],
         // `--examples` selects the features of the tests, which `lints` has checked the dependencies with.
@@ -80,6 +90,7 @@ const BUILDS: &[Step] = &[
             &[
                 "doc",
                 "--workspace",
+                "--all-features",
                 "--no-deps",
                 "--quiet",
                 "--lib",
@@ -96,13 +107,13 @@ const BUILDS: &[Step] = &[
         )
     },
     // Unlike `cargo build --all-targets`, this leaves out programs that no test runs.
-    step("build", "cargo", &["test", "--workspace", "--no-run", "--quiet"]),
+    step("build", "cargo", &["test", "--workspace", "--all-features", "--no-run", "--quiet"]),
 ];
 
 /// Steps that mostly keep one core busy: two at a time, the longest first.
 const TESTS: &[Step] = &[
     Step { need: Need::PythonPackages, ..task("python package", &["python"]) },
-    step("tests", "cargo", &["test", "--workspace", "--no-fail-fast"]),
+    step("tests", "cargo", &["test", "--workspace", "--all-features", "--no-fail-fast"]),
     task("reference decoder: files of the CLI", &["reference"]),
     Step { need: Need::Engines, ..task("inference engines", &["engines"]) },
     Step {
@@ -141,7 +152,11 @@ const TESTS: &[Step] = &[
         need: Need::Python,
         ..step("reference of lgc-conv1d", "python3", &["spec/reference/test_lgc_conv1d.py"])
     },
-    step("benchmarks, once", "cargo", &["test", "--workspace", "--bench", "speed", "--", "--test"]),
+    step(
+        "benchmarks, once",
+        "cargo",
+        &["test", "--workspace", "--all-features", "--bench", "speed", "--", "--test"],
+    ),
     task("vectors are up to date", &["vectors", "--check"]),
     task("every requirement has a vector", &["vectors", "--uncovered"]),
     task("the tables of ids are up to date", &["ids", "--check"]),

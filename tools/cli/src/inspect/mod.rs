@@ -9,7 +9,7 @@ mod report;
 pub(crate) mod source;
 mod tensor;
 pub(crate) mod text;
-mod update;
+pub(crate) mod update;
 pub(crate) mod view;
 
 use crate::annotate;
@@ -27,7 +27,6 @@ pub(crate) use report::{Report, Wanted};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 pub(crate) use tensor::Tensor;
-pub(crate) use update::Update;
 
 /// Show what is in streams and files of tensors: norms, sparsity, NaN, cost, damage
 ///

@@ -1,12 +1,13 @@
 //! The commands of stores of versions: `publish`, `pull`, `log`, `fold` and `gc`.
 
-pub(crate) mod fold;
-pub(crate) mod gc;
-pub(crate) mod log;
-pub(crate) mod publish;
-pub(crate) mod pull;
+mod fold;
+mod gc;
+mod log;
+mod publish;
+mod pull;
 
-use crate::fail::{Code, Failure, Result};
+use crate::fail::{Code, Failure, Outcome, Result};
+use crate::features;
 use crate::progress::Progress;
 use crate::tensors::{Dump, NamedTensor};
 use gcodec_store::{Error, Options, Replica, Store};
@@ -16,10 +17,31 @@ use std::sync::Arc;
 /// Key of a file's metadata with the version that it contains.
 const VERSION_KEY: &str = "gcodec-version";
 
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    Publish(publish::Args),
+    Pull(pull::Args),
+    Log(log::Args),
+    Fold(fold::Args),
+    Gc(gc::Args),
+}
+
+/// Runs one of the commands.
+pub(crate) fn run(command: &Command, quiet: bool) -> Result<Outcome> {
+    match command {
+        Command::Publish(args) => publish::run(args, quiet),
+        Command::Pull(args) => pull::run(args, quiet),
+        Command::Log(args) => log::run(args),
+        Command::Fold(args) => fold::run(args, quiet),
+        Command::Gc(args) => gc::run(args, quiet),
+    }
+}
+
 /// Where versions are.
 #[derive(Debug, Clone, clap::Args)]
 struct Place {
     /// Store: a folder, s3://BUCKET/PREFIX, gs://, az:// or http://; AWS_*, GOOGLE_* and AZURE_* configure it
+    #[cfg_attr(not(feature = "cloud"), doc = "(this build: folders only)")]
     #[arg(value_name = "STORE")]
     store: String,
     /// Objects that are transferred at the same time
@@ -35,7 +57,8 @@ impl Place {
     fn open(&self, what: &'static str, cache: Option<PathBuf>) -> Result<Store> {
         let progress = Progress::new(0, what, true);
         let show = move |done, total| {
-            progress.set_total(total);
+            // The amount becomes known on the way.
+            progress.0.set_length(total);
             progress.set(done);
         };
         let options = Options::default()
@@ -69,6 +92,9 @@ trait InStore<T> {
 impl<T> InStore<T> for std::result::Result<T, Error> {
     fn in_store(self, place: &Place) -> Result<T> {
         self.map_err(|e| {
+            if let Error::Backend { url, .. } = &e {
+                return features::missing("cloud", url);
+            }
             let code = match e.fault() {
                 "caller" => Code::Usage,
                 "limits" => Code::Limit,

@@ -4,8 +4,8 @@ use super::tree::{self, Node};
 use crate::annotate::{self, Field, Line};
 use crate::fail::{Failure, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input};
-use crate::inspect::{self, Report, Tensor, Update, Wanted, source};
-use crate::options::NameGlob;
+use crate::inspect::update::Update;
+use crate::inspect::{self, Report, Tensor, Wanted, source};
 use gcodec::Limits;
 use gcodec_latent::Models;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
@@ -155,7 +155,7 @@ impl App {
             let wanted = Wanted {
                 step: numbered.0.then_some(step),
                 sender: numbered.1.then_some(sender),
-                tensor: Some(NameGlob::exactly(&name)?),
+                tensor: Some(glob::Pattern::escape(&name).parse().ok()?),
                 grid: true,
                 each: true,
                 models: self.models.clone(),

@@ -55,7 +55,7 @@ pub(super) fn licences() -> Result<Found> {
     fine(format!("{} crates have both", PUBLISHED.len()))
 }
 
-/// The command line's archive has the name that docs/releasing.md gives it.
+/// The command line's archive has the name that docs/releasing.md gives it, and the program every feature.
 pub(super) fn binstall() -> Result<Found> {
     let manifest = read("tools/cli/Cargo.toml")?;
     let metadata = manifest.split("[package.metadata.binstall]").nth(1).ok_or("tools/cli has none")?;
@@ -67,6 +67,9 @@ pub(super) fn binstall() -> Result<Found> {
     let example = ARCHIVE.replace("{ target }", "$TARGET");
     if !page.contains(&example) {
         return Err(format!("docs/releasing.md does not make {example}").into());
+    }
+    if !page.contains("cargo build --release -p gcodec-cli --features full ") {
+        return Err("docs/releasing.md builds the command line without its features".into());
     }
     match read("Cargo.toml")?.contains("\nrepository = ") {
         true => fine(ARCHIVE),
@@ -94,7 +97,7 @@ fn page_names_all() -> Result<()> {
 /// Packs the crates, and compiles each from its package alone.
 pub(super) fn publish() -> Result<Found> {
     page_names_all()?;
-    run(cargo(&["publish", "--quiet", "--dry-run", "--allow-dirty"]).args(packages()))?;
+    run(cargo(&["publish", "--quiet", "--dry-run", "--allow-dirty", "--all-features"]).args(packages()))?;
     fine(format!("{} crates compile from their packages", PUBLISHED.len()))
 }
 

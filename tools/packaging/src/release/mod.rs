@@ -148,7 +148,8 @@ fn changelog() -> Result<Found> {
 
 fn header() -> Result<Found> {
     let mut test = Command::new("cargo");
-    run(test.args(["test", "--quiet", "--workspace", "--test", "header"]).current_dir(root()))?;
+    test.args(["test", "--quiet", "--workspace", "--all-features", "--test", "header"]);
+    run(test.current_dir(root()))?;
     fine("made from its sources")
 }
 
