@@ -177,10 +177,10 @@ def test_codecs_with_state_of_their_own_are_refused() -> None:
 def test_rules_that_match_nothing_are_refused() -> None:
     base = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
     app = adding({}, gcodec.engines.flower.mod("topk:k=1", rules={"*.bias": "lossless"}))
-    with pytest.raises(gcodec.InputError, match=r"'\*\.bias' of gcodec\.flower\.mod matches no tensor: there are 'w'"):
+    with pytest.raises(gcodec.InputError, match=r"'\*\.bias' of gcodec\.engines\.flower\.mod matches no tensor: there are 'w'"):
         app(message(base), Context(1, 10, {}, RecordDict(), {}))
     strategy = gcodec.engines.flower.Compressed(FedAvg(), rules={"*.bias": "lossless"})
-    with pytest.raises(gcodec.InputError, match=r"of gcodec\.flower\.Compressed matches no tensor"):
+    with pytest.raises(gcodec.InputError, match=r"of gcodec\.engines\.flower\.Compressed matches no tensor"):
         list(strategy.configure_train(1, base, ConfigRecord(), Here(client_app())))
 
 
