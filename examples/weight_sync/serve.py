@@ -24,12 +24,12 @@ class Transformers:
     """The network in transformers. Versions are staged in a thread; only writing them interrupts."""
 
     def __init__(self, store: Store, checkpoint: str) -> None:
-        import gcodec.transformers
+        import gcodec.engines.transformers
 
         del checkpoint
         torch.set_num_threads(1)
         self.model = network().to(torch.bfloat16)
-        self.weights = gcodec.transformers.weights_of(self.model)
+        self.weights = gcodec.engines.transformers.weights_of(self.model)
         # From nothing: the first update has every tensor.
         self.follower = Follower(store)
         self.staged: Update | None = None
@@ -67,7 +67,7 @@ class Transformers:
 
 
 class Vllm:
-    """The network in vLLM, by `gcodec.vllm`. It downloads and verifies a version in the pause, too."""
+    """The network in vLLM, by `gcodec.engines.vllm`. It downloads and verifies in the pause, too."""
 
     def __init__(self, store: Store, checkpoint: str) -> None:
         # Packing for the CPU would remove the weights that loaders write to. No other device packs.

@@ -15,7 +15,7 @@ import torch
 import zstandard
 from task import ANSWER, PROMPT, VOCABULARY, digest, network, rewards
 
-import gcodec.transformers
+import gcodec.engines.transformers
 from gcodec.store import Store
 
 Weights = dict[str, torch.Tensor]
@@ -81,7 +81,7 @@ def learn(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 def cast(model: torch.nn.Module) -> Weights:
     """Returns the bf16 weights that engines serve; the trainer keeps f32."""
-    return {name: tensor.to(torch.bfloat16) for name, tensor in gcodec.transformers.weights_of(model).items()}
+    return {name: tensor.to(torch.bfloat16) for name, tensor in gcodec.engines.transformers.weights_of(model).items()}
 
 
 def xor_zstd(old: Weights, new: Weights) -> tuple[int, float]:

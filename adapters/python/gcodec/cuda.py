@@ -18,7 +18,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Unpack
 
-from gcodec import _native, devices
+from gcodec import _native
+from gcodec._tensors import devices
+from gcodec._tensors.dlpack import framework_of
+from gcodec._tensors.trees import named_tensors
+from gcodec._tensors.update import PART_BYTES, native_update
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import DeviceError, InputError
 from gcodec.feedback import Dgc, Feedback
@@ -26,9 +30,6 @@ from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.stream import Writer
-from gcodec.tensors import framework_of
-from gcodec.trees import named_tensors
-from gcodec.update import PART_BYTES, native_update
 
 __all__ = ["Compressor", "apply", "available", "on_device", "release_memory", "why_not"]
 

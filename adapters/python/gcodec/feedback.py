@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gcodec import _native
+from gcodec._tensors.dlpack import Framework, convert, given
 from gcodec.codecs import Codec, TopK, spec_of
 from gcodec.errors import InputError
-from gcodec.tensors import Framework, convert, given
 
 _DGC = _native.default_dgc()
 

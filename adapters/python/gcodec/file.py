@@ -8,11 +8,11 @@ from typing import Any, overload
 
 from gcodec import _native
 from gcodec._native import Tensor
+from gcodec._tensors.dlpack import Framework, convert, given
+from gcodec._tensors.trees import named_tensors
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.tensors import Framework, convert, given
-from gcodec.trees import named_tensors
 
 
 class FileUpdate(Mapping[str, Tensor]):

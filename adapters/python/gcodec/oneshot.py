@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from gcodec import _native
+from gcodec._tensors.dlpack import Framework, convert, given
+from gcodec._tensors.trees import named_tensors
+from gcodec._tensors.update import ENCODE_OPTIONS, PART_BYTES, native_update
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
@@ -13,9 +16,6 @@ from gcodec.limits import Limits
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.shards import check_places
 from gcodec.stream import as_tree
-from gcodec.tensors import Framework, convert, given
-from gcodec.trees import named_tensors
-from gcodec.update import ENCODE_OPTIONS, PART_BYTES, native_update
 
 
 def encode(
@@ -63,8 +63,8 @@ def decode(
         framework: the library of the resulting tensors: `numpy`, `torch` or `jax`. Default: `gcodec.Tensor`.
         names: the tensors to decode. Default: all.
         base: for a delta, the tree of tensors that it changes.
-        models: bytes of the models of latent codes (`gcodec model train`, `gcodec.lgc`) that the stream does
-            not carry. A model may take minutes for a few codes.
+        models: bytes of the models of latent codes (`gcodec model train`, `gcodec.torch.Lgc`) that the stream
+            does not carry. A model may take minutes for a few codes.
         limits: limits on the stream. Default: `Limits()`.
 
     Raises:

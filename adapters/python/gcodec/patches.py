@@ -17,11 +17,11 @@ from typing import Any
 
 from gcodec import _native
 from gcodec._native import Tensor
+from gcodec._tensors.dlpack import ML_DTYPES, convert, framework_of, given
+from gcodec._tensors.trees import named_tensors
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.tensors import ML_DTYPES, convert, framework_of, given
-from gcodec.trees import named_tensors
 
 _WHOLE = slice(None)
 

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from gcodec import _native
 from gcodec._native import Tensor
+from gcodec._tensors.dlpack import convert, framework_of, local
 from gcodec.errors import InputError
 from gcodec.limits import Limits
-from gcodec.tensors import convert, framework_of, local
 
 Place = tuple[list[int], list[int]]
 """Dimensions of the whole tensor, and the first index in each."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gcodec import _native
-from gcodec.tensors import given
-from gcodec.trees import named_tensors
+from gcodec._tensors.dlpack import given
+from gcodec._tensors.trees import named_tensors
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from typing import Any
 
 from gcodec import _native
 from gcodec._native import Tensor
+from gcodec._tensors.dlpack import Framework, convert, given
+from gcodec._tensors.trees import named_tensors
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import ConflictError, InputError, PoisonedError
 from gcodec.header import UpdateHeader
 from gcodec.patches import Patch, Patches
-from gcodec.tensors import Framework, convert, given
-from gcodec.trees import named_tensors
 
 __all__ = ["Collected", "ConflictError", "Follower", "PoisonedError", "Published", "Store", "Update", "VersionInfo"]
 

@@ -9,6 +9,9 @@ from typing import Any, Literal, Self, Unpack
 
 from gcodec import _native
 from gcodec._native import Tensor
+from gcodec._tensors.dlpack import Framework, convert, framework_of, given, placed_like
+from gcodec._tensors.trees import named_tensors, rebuild
+from gcodec._tensors.update import ENCODE_OPTIONS, PART_BYTES, native_update
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
@@ -16,9 +19,6 @@ from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.shards import is_dtensor, like_dtensor
-from gcodec.tensors import Framework, convert, framework_of, given, placed_like
-from gcodec.trees import named_tensors, rebuild
-from gcodec.update import ENCODE_OPTIONS, PART_BYTES, native_update
 
 # Bytes read at once.
 _CHUNK = 1 << 20

@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gcodec import _native
+from gcodec._tensors.dlpack import framework_of
+from gcodec._tensors.update import PART_BYTES, native_update
 from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError, PoisonedError
 from gcodec.header import UpdateHeader
@@ -26,8 +28,6 @@ from gcodec.limits import Limits
 from gcodec.oneshot import encode
 from gcodec.options import Options
 from gcodec.patches import Patch, Patches, patches
-from gcodec.tensors import framework_of
-from gcodec.update import PART_BYTES, native_update
 
 __all__ = ["PoisonedError", "Receiver", "Sender", "Staged"]
 

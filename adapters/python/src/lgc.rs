@@ -41,7 +41,7 @@ pub(crate) struct Lgc {
     iterations: u64,
 }
 
-/// Settings from Python, with the names and ranges of `gcodec.lgc.Lgc`.
+/// Settings from Python, with the names and ranges of `gcodec.torch.Lgc`.
 #[derive(FromPyObject)]
 pub(crate) struct Options {
     spec: String,

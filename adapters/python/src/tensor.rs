@@ -25,9 +25,9 @@ impl Tensor {
     }
 }
 
-/// Calls a conversion of `gcodec/tensors.py`.
+/// Calls a conversion of `gcodec/_tensors/dlpack.py`.
 fn convert<'py>(tensor: Bound<'py, Tensor>, to: &str) -> PyResult<Bound<'py, PyAny>> {
-    tensor.py().import("gcodec.tensors")?.getattr(to)?.call1((tensor,))
+    tensor.py().import("gcodec._tensors.dlpack")?.getattr(to)?.call1((tensor,))
 }
 
 #[pymethods]

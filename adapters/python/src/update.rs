@@ -222,7 +222,7 @@ impl Header {
     }
 }
 
-/// The attributes of `EncodeSettings` in `gcodec/update.py`.
+/// The attributes of `EncodeSettings` in `gcodec/_tensors/update.py`.
 #[derive(FromPyObject)]
 pub(crate) struct Settings {
     block_len: u64,

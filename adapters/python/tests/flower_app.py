@@ -17,7 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 import gcodec
-import gcodec.flower
+import gcodec.engines.flower
 
 CLIENTS, ROUNDS = 2, 4
 RULES = {"*.bias": "lossless", "*.running_*": gcodec.Int8(group=16)}
@@ -78,11 +78,11 @@ def initial() -> ArrayRecord:
     return ArrayRecord(network().state_dict())
 
 
-def compressed(plain: FedAvg | None = None) -> gcodec.flower.Compressed:
-    return gcodec.flower.Compressed(plain or FedAvg(), gcodec.Int8(group=64), rules={"*.bias": "lossless"})
+def compressed(plain: FedAvg | None = None) -> gcodec.engines.flower.Compressed:
+    return gcodec.engines.flower.Compressed(plain or FedAvg(), gcodec.Int8(group=64), rules={"*.bias": "lossless"})
 
 
-COMPRESS = gcodec.flower.mod(gcodec.TopK(density=0.1, values="bf16"), rules=RULES)
+COMPRESS = gcodec.engines.flower.mod(gcodec.TopK(density=0.1, values="bf16"), rules=RULES)
 
 # The engines find apps by name. The deployment engine uses these.
 client = client_app(COMPRESS)
@@ -126,7 +126,7 @@ class Traffic:
         records = message.content.array_records.values()
         for array in (array for record in records for array in record.values()):
             self.stypes.add(array.stype)
-            if array.stype == gcodec.flower.STYPE:
+            if array.stype == gcodec.engines.flower.STYPE:
                 report = gcodec.inspect(array.data)
                 assert report.ok and len(array.data) == report.bytes
                 (update,) = report.updates

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch_ranks import batches, bits, loss, network
 
 import gcodec
-import gcodec.lgc
 import gcodec.torch
 
 # Megabytes of buckets that hold one tensor each, from the second step on.
@@ -26,7 +25,7 @@ SENDERS: dict[str, Callable[[int], Any]] = {
     "dgc": lambda world: gcodec.Dgc(0.05, momentum=0.0),
     "powersgd": lambda world: gcodec.PowerSgd(rank=1),
     "shared set": lambda world: gcodec.torch.SharedSet(density=0.05),
-    "lgc": lambda world: gcodec.lgc.Lgc(density=0.05, full_steps=4, top_k_steps=8, iterations=20, width=4),
+    "lgc": lambda world: gcodec.torch.Lgc(density=0.05, full_steps=4, top_k_steps=8, iterations=20, width=4),
 }
 
 

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import gcodec
-from gcodec import _native, tensors
+from gcodec import _native
+from gcodec._tensors import dlpack
 
 SPECS = [codec.name for codec in gcodec.CODECS if codec is not gcodec.Delta] + [
     "topk:density=0.02,values=pow2,seed=5",
@@ -60,7 +61,7 @@ def safetensors(path: Path, arrays: dict[str, np.ndarray]) -> None:
 def test_python_encodes_as_the_library(spec: str, rng: np.random.Generator) -> None:
     arrays = dump(rng)
     data = gcodec.encode(arrays, spec)
-    assert data == _native.library_encode(tensors.given(arrays), spec, True)[0]
+    assert data == _native.library_encode(dlpack.given(arrays), spec, True)[0]
     writer_bytes = bytearray()
 
     class Sink:
@@ -86,7 +87,7 @@ def test_large_streams_are_those_of_the_library(dtype: str, codec: str, least: i
     of = np.dtype(dtype) if hasattr(np, dtype) else np.dtype(getattr(ml_dtypes, dtype))
     arrays = {"w": rng.standard_normal((36 << 20) // of.itemsize, dtype=np.float32).astype(of), "b": np.ones(3, of)}
     data = gcodec.encode(arrays, codec)
-    assert len(data) >= least and data == _native.library_encode(tensors.given(arrays), codec, True)[0]
+    assert len(data) >= least and data == _native.library_encode(dlpack.given(arrays), codec, True)[0]
     assert sys.getsizeof(data) == sys.getsizeof(b"") + len(data), "room that was not needed is given back"
     arrays["w"][-1] = np.nan
     if codec != "raw":

@@ -14,7 +14,6 @@ import pytest
 from conftest import ROOT
 
 import gcodec
-import gcodec.lgc
 import gcodec.torch
 from gcodec import _native
 from gcodec.codecs import numbered
@@ -132,20 +131,19 @@ def test_the_page_has_every_codec_with_its_defaults() -> None:
     for kind in gcodec.CODECS:
         assert f"| `{call(kind)}` |" in PAGE, call(kind)
     assert f"| `{call(gcodec.Dgc)}` |" in PAGE, call(gcodec.Dgc)
-    for kind in (gcodec.torch.ScaleCom, gcodec.torch.SharedSet, gcodec.torch.Schedule):
+    for kind in (gcodec.torch.ScaleCom, gcodec.torch.SharedSet, gcodec.torch.Schedule, gcodec.torch.Lgc):
         assert f"| `torch.{call(kind)}` |" in PAGE, call(kind)
-    assert f"| `lgc.{call(gcodec.lgc.Lgc)}` |" in PAGE, call(gcodec.lgc.Lgc)
 
 
 def test_settings_with_sets_have_ranges() -> None:
     for kind, wrong in (
         (gcodec.torch.SharedSet, {"momentum": 1.0}),
         (gcodec.torch.SharedSet, {"density": 0.0}),
-        (gcodec.lgc.Lgc, {"momentum": -0.1}),
-        (gcodec.lgc.Lgc, {"innovation": 1.1}),
-        (gcodec.lgc.Lgc, {"width": 0}),
-        (gcodec.lgc.Lgc, {"top_k_steps": 0}),
-        (gcodec.lgc.Lgc, {"lambda_sim": float("nan")}),
+        (gcodec.torch.Lgc, {"momentum": -0.1}),
+        (gcodec.torch.Lgc, {"innovation": 1.1}),
+        (gcodec.torch.Lgc, {"width": 0}),
+        (gcodec.torch.Lgc, {"top_k_steps": 0}),
+        (gcodec.torch.Lgc, {"lambda_sim": float("nan")}),
     ):
         with pytest.raises(gcodec.InputError):
             kind(**wrong)

@@ -234,7 +234,7 @@ def test_one_update_of_both_sides(driver: MockDriver, rng: np.random.Generator) 
 def test_copies_to_the_host_are_logged_once(
     driver: MockDriver, gradient: np.ndarray, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gcodec.devices._logged", set())
+    monkeypatch.setattr("gcodec._tensors.devices._logged", set())
     caplog.set_level(logging.DEBUG, "gcodec.cuda")
     transposed = Shared(Memory(driver, gradient), strides=(1, 300))
     transposed.memory.shape = (300, 401)
@@ -575,7 +575,7 @@ def test_tensors_of_pytorch_are_lent_in_its_current_stream(
 def test_what_is_too_old_goes_by_the_host(
     driver: MockDriver, gradient: np.ndarray, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
-    monkeypatch.setattr("gcodec.devices._logged", set())
+    monkeypatch.setattr("gcodec._tensors.devices._logged", set())
 
     def too_old(_: int) -> None:
         raise gcodec.DeviceError("too old", kind=kind, fault="world")

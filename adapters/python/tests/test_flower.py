@@ -28,7 +28,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
 import gcodec
-import gcodec.flower
+import gcodec.engines.flower
 
 
 @pytest.fixture(autouse=True)
@@ -80,8 +80,8 @@ def near_plain(right: int, expected: int, count: int) -> None:
 
 def test_fedavg_learns_with_a_fraction_of_the_bytes() -> None:
     plain_grid, plain = federated(client_app(), FedAvg())
-    mod = gcodec.flower.mod(gcodec.TopK(density=0.05), rules=RULES)
-    strategy = gcodec.flower.Compressed(FedAvg(), gcodec.Int8(group=64), rules={"*.bias": "lossless"})
+    mod = gcodec.engines.flower.mod(gcodec.TopK(density=0.05), rules=RULES)
+    strategy = gcodec.engines.flower.Compressed(FedAvg(), gcodec.Int8(group=64), rules={"*.bias": "lossless"})
     grid, compressed = federated(client_app(mod), strategy)
     (right, count), (expected, _) = score(compressed.arrays), score(plain.arrays)
     near_plain(right, expected, count)
@@ -94,10 +94,10 @@ def test_without_loss_it_is_fedavg() -> None:
     """Only differences and sums of f32 round. Compression by clients only, by the server only, and by
     both."""
     _, plain = federated(client_app(), FedAvg())
-    mod = gcodec.flower.mod("lossless")
+    mod = gcodec.engines.flower.mod("lossless")
     for app, strategy in (
-        (client_app(mod), gcodec.flower.Compressed(FedAvg())),
-        (client_app(gcodec.flower.mod("lossless")), gcodec.flower.Compressed(FedAvg(), "raw")),
+        (client_app(mod), gcodec.engines.flower.Compressed(FedAvg())),
+        (client_app(gcodec.engines.flower.mod("lossless")), gcodec.engines.flower.Compressed(FedAvg(), "raw")),
     ):
         _, result = federated(app, strategy)
         assert score(result.arrays)[0] == pytest.approx(score(plain.arrays)[0], abs=3)
@@ -126,7 +126,7 @@ def adding(change: dict[str, Any], *mods: Any) -> ClientApp:
 def test_a_mod_sends_changes_and_keeps_the_rest_in_the_context() -> None:
     base = {"w": np.arange(6, dtype=np.float32), "count[0]": np.array([5], np.int64)}
     change = {"w": np.array([0, 4, 0, -1, 0, 0], np.float32), "count[0]": np.array([1], np.int64)}
-    app = adding(change, gcodec.flower.mod("topk:k=1", rules={"*": "topk:k=1"}))
+    app = adding(change, gcodec.engines.flower.mod("topk:k=1", rules={"*": "topk:k=1"}))
     context = Context(1, 10, {}, RecordDict(), {})
     seen = []
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_a_mod_sends_changes_and_keeps_the_rest_in_the_context() -> None:
 
 
 def test_a_bad_reply_is_left_out() -> None:
-    strategy = gcodec.flower.Compressed(FedAvg(), limits=gcodec.Limits(max_alloc_bytes=1 << 20))
+    strategy = gcodec.engines.flower.Compressed(FedAvg(), limits=gcodec.Limits(max_alloc_bytes=1 << 20))
     base = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
     grid = Here(client_app())
     sent = list(strategy.configure_train(1, base, ConfigRecord(), grid))
@@ -169,26 +169,26 @@ def test_a_bad_reply_is_left_out() -> None:
 
 def test_codecs_with_state_of_their_own_are_refused() -> None:
     with pytest.raises(gcodec.InputError, match="mod takes no Dgc, .* use gcodec.TopK"):
-        gcodec.flower.mod(gcodec.Dgc())  # type: ignore[arg-type]
+        gcodec.engines.flower.mod(gcodec.Dgc())  # type: ignore[arg-type]
     with pytest.raises(gcodec.InputError, match="Compressed takes no Dgc"):
-        gcodec.flower.Compressed(FedAvg(), gcodec.Dgc())  # type: ignore[arg-type]
+        gcodec.engines.flower.Compressed(FedAvg(), gcodec.Dgc())  # type: ignore[arg-type]
 
 
 def test_rules_that_match_nothing_are_refused() -> None:
     base = ArrayRecord({"w": Array(np.zeros(4, np.float32))})
-    app = adding({}, gcodec.flower.mod("topk:k=1", rules={"*.bias": "lossless"}))
-    with pytest.raises(gcodec.InputError, match=r"'\*\.bias' of gcodec\.flower\.mod matches no tensor: there are 'w'"):
+    app = adding({}, gcodec.engines.flower.mod("topk:k=1", rules={"*.bias": "lossless"}))
+    with pytest.raises(gcodec.InputError, match=r"'\*\.bias' of gcodec\.engines\.flower\.mod matches no tensor: there are 'w'"):
         app(message(base), Context(1, 10, {}, RecordDict(), {}))
-    strategy = gcodec.flower.Compressed(FedAvg(), rules={"*.bias": "lossless"})
-    with pytest.raises(gcodec.InputError, match=r"of gcodec\.flower\.Compressed matches no tensor"):
+    strategy = gcodec.engines.flower.Compressed(FedAvg(), rules={"*.bias": "lossless"})
+    with pytest.raises(gcodec.InputError, match=r"of gcodec\.engines\.flower\.Compressed matches no tensor"):
         list(strategy.configure_train(1, base, ConfigRecord(), Here(client_app())))
 
 
 def test_delta_is_refused() -> None:
     with pytest.raises(gcodec.InputError):
-        gcodec.flower.mod("topk", rules={"*": "delta"})
+        gcodec.engines.flower.mod("topk", rules={"*": "delta"})
     with pytest.raises(gcodec.InputError):
-        gcodec.flower.Compressed(FedAvg(), "delta")
+        gcodec.engines.flower.Compressed(FedAvg(), "delta")
 
 
 PROJECT = """
@@ -318,7 +318,7 @@ def test_the_simulation_engine(tmp_path: Path) -> None:
         report = json.loads(flower.run("--federation-config", settings))
     plain, compressed = report["plain"], report["compressed"]
     near_plain(compressed["right"], plain["right"], plain["count"])
-    assert plain["stypes"] == ["numpy.ndarray"] and compressed["stypes"] == [gcodec.flower.STYPE]
+    assert plain["stypes"] == ["numpy.ndarray"] and compressed["stypes"] == [gcodec.engines.flower.STYPE]
     # The rules make these lossless.
     assert compressed["biases"] == ["all x planes"], compressed
     assert compressed["up"] < plain["up"] / 8 and compressed["down"] < plain["down"] / 2.5, report

@@ -16,7 +16,7 @@ import torch
 from flwr.serverapp.strategy import FedAvg
 
 import gcodec
-import gcodec.flower
+import gcodec.engines.flower
 import gcodec.jax
 import gcodec.torch
 
@@ -49,8 +49,8 @@ ENTRY_POINTS: dict[str, tuple[Callable[..., Any], str]] = {
     "gcodec.torch.State": (state(gcodec.torch.State), "header"),
     "gcodec.torch.DiLoCo": (state(gcodec.torch.DiLoCo), "order"),
     "gcodec.jax.compress": (lambda *a, **k: gcodec.jax.compress("topk", *a, **k), "header"),
-    "gcodec.flower.mod": (lambda *a, **k: gcodec.flower.mod("topk", *a, **k), "base"),
-    "gcodec.flower.Compressed": (lambda *a, **k: gcodec.flower.Compressed(FedAvg(), "topk", *a, **k), "feedback"),
+    "gcodec.engines.flower.mod": (lambda *a, **k: gcodec.engines.flower.mod("topk", *a, **k), "base"),
+    "gcodec.engines.flower.Compressed": (lambda *a, **k: gcodec.engines.flower.Compressed(FedAvg(), "topk", *a, **k), "feedback"),
 }
 UNUSED: dict[str, Any] = {
     "limits": gcodec.Limits(),
@@ -106,7 +106,7 @@ def test_feedback_belongs_to_the_caller_or_to_the_trainer() -> None:
     with pytest.raises(gcodec.InputError, match=r"feedback of encode is True: give a gcodec\.Feedback"):
         gcodec.encode(TREE, "topk", feedback=True)
     assert gcodec.encode(TREE, "topk", feedback=False) == gcodec.encode(TREE, "topk")
-    for trainer in (gcodec.jax.compress, gcodec.flower.mod):
+    for trainer in (gcodec.jax.compress, gcodec.engines.flower.mod):
         with pytest.raises(gcodec.InputError, match="holds its own residuals"):
             trainer("topk", feedback=gcodec.Feedback())
     without, with_residuals = (gcodec.jax.compress("topk", feedback=f).init({"w": np.ones(3)}) for f in (False, None))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gcodec
-from gcodec.sources import CHUNK, read_stream
+from gcodec.engines.sources import CHUNK, read_stream
 
 STREAM = bytes(range(256)) * (CHUNK // 100)
 
@@ -68,6 +68,6 @@ def test_addresses_without_host_or_port_are_refused(address: str) -> None:
 
 
 def test_a_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gcodec.sources.TIMEOUT", 0.2)
+    monkeypatch.setattr("gcodec.engines.sources.TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(TimeoutError):
         read_stream(f"tcp://127.0.0.1:{server.getsockname()[1]}", 100)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gcodec
-from gcodec import tensors
+from gcodec._tensors import dlpack
 
 FLOATS = ["f64", "f32", "f16", "bf16", "f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz"]
 INTEGERS = ["i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"]
@@ -264,7 +264,7 @@ def test_tensors_by_themselves() -> None:
     with pytest.raises(gcodec.InputError):
         gcodec.Tensor("f33", (2, 3), b"")
     with pytest.raises(gcodec.InputError):
-        tensors.convert(tensor, "keras")  # type: ignore[arg-type]
+        dlpack.convert(tensor, "keras")  # type: ignore[arg-type]
     wide = gcodec.Tensor("f64", (1,), np.array([0.5]).tobytes())
     assert wide.jax().dtype == np.float32, "as jax.numpy.asarray, unless x64 is enabled"
 

@@ -23,7 +23,6 @@ from digits import digits
 from torch.nn.parallel import DistributedDataParallel
 
 import gcodec
-import gcodec.lgc
 import gcodec.torch
 
 # Importing PyTorch and FSDP2 takes seconds.
@@ -131,7 +130,7 @@ CODECS: dict[str, Any] = {
     "scalecom global": gcodec.torch.ScaleCom(k=200, scope="global", beta=0.5),
     "shared set": gcodec.torch.SharedSet(density=0.05),
     "shared set global": gcodec.torch.SharedSet(k=200, scope="global", values="sign", momentum=0.5),
-    "lgc": gcodec.lgc.Lgc(density=0.05, full_steps=1, top_k_steps=2, iterations=20, width=4),
+    "lgc": gcodec.torch.Lgc(density=0.05, full_steps=1, top_k_steps=2, iterations=20, width=4),
     "global": gcodec.TopK(density=0.05, scope="global"),
     "rules": gcodec.TopK(density=0.05),
     "no feedback": gcodec.TopK(density=0.005),
@@ -142,7 +141,7 @@ SAVED: dict[str, Any] = {
     **CODECS,
     "dgc": gcodec.Dgc(0.05),
     # Of ten steps, seven are of the second phase.
-    "lgc in training": gcodec.lgc.Lgc(density=0.05, full_steps=2, top_k_steps=7, iterations=20, width=4),
+    "lgc in training": gcodec.torch.Lgc(density=0.05, full_steps=2, top_k_steps=7, iterations=20, width=4),
 }
 
 
@@ -306,7 +305,7 @@ def phases(rank: int, world: int) -> tuple[list[int], bytes, str]:
     """Returns the bytes that the learned codec sent in each step, its model, and the bits of the network."""
     model = network(0)
     ddp = DistributedDataParallel(model)
-    codec = gcodec.lgc.Lgc(density=0.2, full_steps=2, top_k_steps=3, iterations=20, width=4)
+    codec = gcodec.torch.Lgc(density=0.2, full_steps=2, top_k_steps=3, iterations=20, width=4)
     state = gcodec.torch.State(model, codec)
     ddp.register_comm_hook(state, gcodec.torch.hook)
     sent = []
@@ -383,7 +382,7 @@ def refusals(rank: int, world: int) -> int:
     model = network(0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     state = gcodec.torch.State(model, "topk")
-    learned = gcodec.torch.State(model, gcodec.lgc.Lgc(full_steps=2))
+    learned = gcodec.torch.State(model, gcodec.torch.Lgc(full_steps=2))
     wrong: list[Callable[[], Any]] = [
         lambda: gcodec.torch.State(model, "delta"),
         lambda: gcodec.torch.State(model, gcodec.torch.ScaleCom(), feedback=False),

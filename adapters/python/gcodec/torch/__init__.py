@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gcodec.torch.average import Average
 from gcodec.torch.ddp import State, hook
 from gcodec.torch.diloco import DiLoCo
+from gcodec.torch.lgc import Lgc
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
@@ -27,7 +28,7 @@ from gcodec.torch.sets import SharedSet
 if TYPE_CHECKING:
     from gcodec.torch.fsdp import Sharded
 
-__all__ = ["Average", "DiLoCo", "Profile", "ScaleCom", "Schedule", "Sharded", "SharedSet", "State", "hook"]
+__all__ = ["Average", "DiLoCo", "Lgc", "Profile", "ScaleCom", "Schedule", "Sharded", "SharedSet", "State", "hook"]
 
 
 def __getattr__(name: str) -> Any:

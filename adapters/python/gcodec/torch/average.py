@@ -12,9 +12,9 @@ import torch.distributed as dist
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of, some
 from gcodec.torch.ranks import NotFinite, Profile
 from gcodec.torch.scalecom import ScaleCom

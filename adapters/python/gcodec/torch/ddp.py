@@ -12,10 +12,10 @@ import torch.distributed as dist
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.torch.average import average, replace_by, sparse, unused
 from gcodec.torch.exchange import USED, Exchange, Part
+from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
@@ -42,8 +42,8 @@ class State:
     Args:
         model: the model, with or without DistributedDataParallel or `torch.compile` around it.
         codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`, a `SharedSet` or a
-            `gcodec.lgc.Lgc`; or a `Schedule`. Codecs that round or draw at random do so independently at each
-            step and rank.
+            `gcodec.torch.Lgc`; or a `Schedule`. Codecs that round or draw at random do so independently at
+            each step and rank.
         options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter; beside a
             codec with sets, for the parameters that it leaves out), feedback (True, False, or a `Feedback` to
             use; default True; `Dgc`, `ScaleCom`, `SharedSet` and `Lgc` hold their own residuals), non_finite

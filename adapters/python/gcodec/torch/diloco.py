@@ -8,14 +8,14 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 
+from gcodec._tensors.dlpack import local
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.lgc import Lgc
 from gcodec.options import OptionKeywords, Options, resolve
 from gcodec.shards import is_dtensor, like_dtensor
-from gcodec.tensors import local
 from gcodec.torch.exchange import SETS, USED, Exchange
+from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of, plain, some
 from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom

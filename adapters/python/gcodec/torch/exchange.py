@@ -13,23 +13,23 @@ import torch
 import torch.distributed as dist
 
 from gcodec import _native
+from gcodec._tensors.dlpack import convert, given
+from gcodec._tensors.update import PART_BYTES, check_rules, native_update
 from gcodec.codecs import Codec, numbered, spec_of
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.header import UpdateHeader
-from gcodec.lgc import Lgc
 from gcodec.limits import Limits
 from gcodec.oneshot import decode
 from gcodec.options import Options
 from gcodec.reduction import reduce
-from gcodec.tensors import convert, given
 from gcodec.torch.handshake import check, greeting
+from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import Tensors, own
 from gcodec.torch.ranks import NotFinite, Profile, Ranks, Sending
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
-from gcodec.update import PART_BYTES, check_rules, native_update
 
 SETS = (ScaleCom, SharedSet, Lgc)
 """Codecs whose leader in turn sends positions for all ranks; they hold their own residuals."""

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from gcodec import _native
+from gcodec._tensors.update import PART_BYTES, check_rules, native_update
 from gcodec.codecs import Codec, numbered, spec_of
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
@@ -34,7 +35,6 @@ from gcodec.torch.handshake import check, greeting
 from gcodec.torch.names import Tensors, described, plain
 from gcodec.torch.ranks import NotFinite, Profile, Ranks
 from gcodec.torch.schedule import Schedule
-from gcodec.update import PART_BYTES, check_rules, native_update
 
 USED = ("rules", "feedback", "non_finite", "limits")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from gcodec._tensors.dlpack import local
 from gcodec.errors import InputError
 from gcodec.shards import place_of
-from gcodec.tensors import local
 
 # Modules that torch.compile and activation checkpointing put around a module, as they appear in names.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")

@@ -15,8 +15,8 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments  # noqa: E402
 
-import gcodec.sglang  # noqa: E402
-import gcodec.transformers  # noqa: E402
+import gcodec.engines.sglang  # noqa: E402
+import gcodec.engines.transformers  # noqa: E402
 from gcodec.store import Store  # noqa: E402
 
 
@@ -47,21 +47,21 @@ class Data(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 def test_a_trainer_publishes_and_a_model_follows(tmp_path: Path, tied: bool) -> None:
     trained, served = model(tied), model(tied)
     store = Store(tmp_path / "weights")
-    start = gcodec.transformers.weights_of(trained)
+    start = gcodec.engines.transformers.weights_of(trained)
     assert ("lm_head.weight" in start) == (not tied)
     settings = TrainingArguments(str(tmp_path), max_steps=4, learning_rate=1e-3, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True)
-    Trainer(trained, settings, train_dataset=Data(), callbacks=[gcodec.transformers.Publish(store, every=2)]).train()
+    Trainer(trained, settings, train_dataset=Data(), callbacks=[gcodec.engines.transformers.Publish(store, every=2)]).train()
     assert [(v.version, v.meta) for v in store.log()] == [(3, {"step": "4"}), (2, {"step": "2"}), (1, {"step": "0"})]
-    follower = gcodec.transformers.Follower(served, store, version=1)
+    follower = gcodec.engines.transformers.Follower(served, store, version=1)
     ids = torch.arange(10)[None]
     with torch.no_grad():
         assert not torch.equal(served(ids).logits, trained(ids).logits)
         assert follower.pull(2) == 2 and follower.pull() == 3 and follower.pull() == 3
         assert torch.equal(served(ids).logits, trained(ids).logits)
-    new = gcodec.transformers.weights_of(served)
+    new = gcodec.engines.transformers.weights_of(served)
     assert all(torch.equal(new[name].view(torch.int16), tensor.view(torch.int16)) for name, tensor in start.items())
     # From nothing: all weights.
-    late = gcodec.transformers.Follower(model(tied), store)
+    late = gcodec.engines.transformers.Follower(model(tied), store)
     assert late.version is None and late.pull() == 3
     with torch.no_grad():
         assert torch.equal(served(ids).logits, trained(ids).logits)
@@ -91,15 +91,15 @@ def test_the_loader_for_sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     one = sender.delta(weights)
     weights["v"][0] = 7
     two = sender.delta(weights)
-    monkeypatch.delenv(gcodec.sglang.CHECKPOINT, raising=False)
+    monkeypatch.delenv(gcodec.engines.sglang.CHECKPOINT, raising=False)
     with pytest.raises(gcodec.InputError, match="GCODEC_CHECKPOINT"):
-        gcodec.sglang.load(served, gcodec.sglang.named_tensors(one))
-    monkeypatch.setenv(gcodec.sglang.CHECKPOINT, str(tmp_path))
+        gcodec.engines.sglang.load(served, gcodec.engines.sglang.named_tensors(one))
+    monkeypatch.setenv(gcodec.engines.sglang.CHECKPOINT, str(tmp_path))
     with pytest.raises(gcodec.InputError, match="changes version 1"):
-        gcodec.sglang.load(served, gcodec.sglang.named_tensors(two))
+        gcodec.engines.sglang.load(served, gcodec.engines.sglang.named_tensors(two))
     with pytest.raises(gcodec.InputError, match="tensor of bytes"):
-        gcodec.sglang.load(served, [("q", torch.zeros(2, 4))])
+        gcodec.engines.sglang.load(served, [("q", torch.zeros(2, 4))])
     assert not served.loaded and not served.qkv.any()
-    gcodec.sglang.load(served, gcodec.sglang.named_tensors(one))
-    gcodec.sglang.load(served, gcodec.sglang.named_tensors(two))
+    gcodec.engines.sglang.load(served, gcodec.engines.sglang.named_tensors(one))
+    gcodec.engines.sglang.load(served, gcodec.engines.sglang.named_tensors(two))
     assert served.loaded == ["k", "v"] and torch.equal(served.qkv, torch.cat([weights[name] for name in "qkv"]))

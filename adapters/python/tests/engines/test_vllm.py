@@ -24,7 +24,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 from vllm.distributed.weight_transfer.base import ModuleSource  # noqa: E402
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory  # noqa: E402
 
-import gcodec.vllm  # noqa: E402
+import gcodec.engines.vllm  # noqa: E402
 from gcodec.store import Store  # noqa: E402
 
 PROMPT = {"prompt_token_ids": [1, 2, 3, 4]}
@@ -310,8 +310,8 @@ def test_an_engine_follows_and_refuses(tmp_path: Path, unpacked: None) -> None:
         def finish_weight_update(self, weight_version: str | None = None) -> None:
             llm.finish_weight_update(weight_version)
 
-    gcodec.vllm.register()
-    info = gcodec.vllm.TrainerInfo(str(tmp_path / "more"), rank=0, codec="delta:values=overwrite")
+    gcodec.engines.vllm.register()
+    info = gcodec.engines.vllm.TrainerInfo(str(tmp_path / "more"), rank=0, codec="delta:values=overwrite")
     trainer = WeightTransferTrainerFactory.trainer_init(info, client=Client(), source=ModuleSource(made))
     first = next(iter(made.parameters()))
     kept = first.detach().clone()

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torchft
 
 import gcodec
-import gcodec.torchft
+import gcodec.engines.torchft
 
 STEPS, EVENT = 16, 8
 
@@ -42,7 +42,7 @@ def main(replica: int, folder: Path, what: str) -> None:
         world_size=1,
     )
     optimizer = torchft.Optimizer(manager, sgd)
-    average = gcodec.torchft.Average(manager, group, model, gcodec.TopK(density=0.05))
+    average = gcodec.engines.torchft.Average(manager, group, model, gcodec.TopK(density=0.05))
     totals = [[torch.zeros_like(p, dtype=torch.float64) for p in model.parameters()] for _ in range(2)]
     discarded, unchanged, kept = 0, True, average.state_dict()
     torch.manual_seed(1 + replica)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gcodec import _native
+from gcodec._tensors.devices import Work, place, place_changes
+from gcodec._tensors.dlpack import given, local
+from gcodec._tensors.trees import named_tensors
 from gcodec.codecs import Codec, spec_of
-from gcodec.devices import Work, place, place_changes
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, split
 from gcodec.header import UpdateHeader
 from gcodec.options import Options, Order, callers_feedback
 from gcodec.shards import Place, Shard, places_of
-from gcodec.tensors import given, local
-from gcodec.trees import named_tensors
 
 # The defaults of the library's EncodeOptions (bytes) and of its compressors' Options (elements).
 PART_BYTES = 64 << 20

@@ -1,7 +1,7 @@
 """Flower with compressed arrays.
 
-    app = ClientApp(mods=[gcodec.flower.mod(gcodec.TopK(density=0.01))])        # the client
-    strategy = gcodec.flower.Compressed(FedAvg(), gcodec.Int8())                # the server
+    app = ClientApp(mods=[gcodec.engines.flower.mod(gcodec.TopK(density=0.01))])        # the client
+    strategy = gcodec.engines.flower.Compressed(FedAvg(), gcodec.Int8())                # the server
 
 The client sends the changes of training, compressed with error feedback. The server sends its arrays
 compressed. Either side also works with an uncompressed other side: the arrays of plain clients pass
@@ -20,6 +20,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from gcodec._tensors.update import check_codecs, check_rules
 from gcodec.codecs import Codec, numbered
 from gcodec.errors import GcodecError, InputError
 from gcodec.feedback import Feedback
@@ -27,7 +28,6 @@ from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
 from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
-from gcodec.update import check_codecs, check_rules
 
 __all__ = ["STYPE", "Compressed", "Mod", "mod"]
 
@@ -99,10 +99,10 @@ def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[O
         options, keywords: see `gcodec.Options`. Used: rules, feedback (True or False; default True),
             non_finite, limits (on the server's streams).
     """
-    chosen = resolve("gcodec.flower.mod", ("rules", "feedback", "non_finite", "limits"), options, keywords)
+    chosen = resolve("gcodec.engines.flower.mod", ("rules", "feedback", "non_finite", "limits"), options, keywords)
     own = dict(chosen.rules or {})
-    check_codecs("gcodec.flower.mod", codec, own)
-    feedback = trainers_feedback("gcodec.flower.mod", chosen.feedback)
+    check_codecs("gcodec.engines.flower.mod", codec, own)
+    feedback = trainers_feedback("gcodec.engines.flower.mod", chosen.feedback)
 
     def compressing(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         came: dict[str, dict[str, Any]] = {}
@@ -114,7 +114,7 @@ def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[O
             return reply
         names = [name for record in reply.content.array_records.values() for name in record]
         if names:
-            check_rules("gcodec.flower.mod", own, names)
+            check_rules("gcodec.engines.flower.mod", own, names)
         for key, record in reply.content.array_records.items():
             base = next((arrays for arrays in came.values() if set(arrays) == set(record)), None)
             if base is not None:
@@ -171,9 +171,9 @@ class Compressed(Strategy):  # type: ignore[misc]
         options: Options | None = None,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        self._options = resolve("gcodec.flower.Compressed", ("rules", "non_finite", "limits"), options, keywords)
+        self._options = resolve("gcodec.engines.flower.Compressed", ("rules", "non_finite", "limits"), options, keywords)
         self._strategy, self._codec, self._rules = strategy, codec, dict(self._options.rules or {})
-        check_codecs("gcodec.flower.Compressed", codec, self._rules)
+        check_codecs("gcodec.engines.flower.Compressed", codec, self._rules)
         self._sent: list[dict[str, Any]] = []
 
     def summary(self) -> None:
@@ -213,7 +213,7 @@ class Compressed(Strategy):  # type: ignore[misc]
         sent: dict[int, tuple[ArrayRecord, dict[str, Any], ArrayRecord]] = {}
         records = [record for message in messages for record in message.content.array_records.values()]
         if names := {name for record in records for name in record}:
-            check_rules("gcodec.flower.Compressed", self._rules, names)
+            check_rules("gcodec.engines.flower.Compressed", self._rules, names)
         for message in messages:
             content = RecordDict(dict(message.content))
             for key, record in content.array_records.items():

@@ -1,6 +1,6 @@
 """Learned Gradient Compression (arXiv 2103.08870) in the hook of DistributedDataParallel.
 
-    state = gcodec.torch.State(model, gcodec.lgc.Lgc(density=0.01, full_steps=200, top_k_steps=300))
+    state = gcodec.torch.State(model, gcodec.torch.Lgc(density=0.01, full_steps=200, top_k_steps=300))
     ddp.register_comm_hook(state, gcodec.torch.hook)
 
 Ranks exchange in three phases: dense gradients; then every rank's values on a set of positions, which the

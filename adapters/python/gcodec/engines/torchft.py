@@ -3,7 +3,7 @@
     group = torchft.ProcessGroupGloo()
     manager = torchft.Manager(pg=group, ...)
     optimizer = torchft.Optimizer(manager, torch.optim.SGD(model.parameters(), lr=0.1))
-    average = gcodec.torchft.Average(manager, group, model, gcodec.TopK(density=0.01))
+    average = gcodec.engines.torchft.Average(manager, group, model, gcodec.TopK(density=0.01))
     ...
     optimizer.zero_grad()
     loss.backward()
@@ -70,7 +70,7 @@ class Average:
         profile: int = 0,
         **keywords: Unpack[OptionKeywords],
     ) -> None:
-        where = "gcodec.torchft.Average"
+        where = "gcodec.engines.torchft.Average"
         chosen = resolve(where, USED, options, keywords)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
         if isinstance(codec, (Dgc, *SETS, Schedule)):

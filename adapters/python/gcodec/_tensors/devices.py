@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gcodec import _native
+from gcodec._tensors.dlpack import ML_DTYPES, given, local, readable
 from gcodec.errors import DeviceError, InputError
-from gcodec.tensors import ML_DTYPES, given, local, readable
 
 # DLPack's device type of CUDA.
 _CUDA = 2

@@ -1,9 +1,9 @@
 """Weight sync of Hugging Face models through a store: a callback that publishes, and a follower that pulls.
 
     store = gcodec.store.Store("s3://bucket/run")
-    trainer = Trainer(.., callbacks=[gcodec.transformers.Publish(store)])          # TRL's trainers, too
+    trainer = Trainer(.., callbacks=[gcodec.engines.transformers.Publish(store)])  # TRL's trainers, too
 
-    follower = gcodec.transformers.Follower(model, store)                          # a model that serves
+    follower = gcodec.engines.transformers.Follower(model, store)  # a model that serves
     follower.pull()
 """
 

@@ -1,9 +1,10 @@
 """Weight sync into SGLang: a function for `--custom-weight-loader`.
 
     GCODEC_CHECKPOINT=/models/m python -m sglang.launch_server --model /models/m \\
-        --custom-weight-loader gcodec.sglang.load
+        --custom-weight-loader gcodec.engines.sglang.load
 
-A sender then updates the weights with `load_format="gcodec.sglang.load"` and one tensor, named by `STREAM`:
+A sender then updates the weights with `load_format="gcodec.engines.sglang.load"` and one tensor, named by
+`STREAM`:
 the bytes of a stream, as `gcodec.sync.Sender` makes them.
 """
 
@@ -16,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from gcodec.checkpoints import checkpoint
+from gcodec.engines.checkpoints import checkpoint
 from gcodec.errors import InputError
 from gcodec.patches import Patch
 from gcodec.sync import Receiver

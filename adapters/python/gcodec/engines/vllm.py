@@ -31,10 +31,10 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
 from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch, load_checkpoint_weight_patches
 
-from gcodec.checkpoints import checkpoint
+from gcodec.engines.checkpoints import checkpoint
+from gcodec.engines.sources import read_stream
 from gcodec.errors import InputError
 from gcodec.patches import Patch
-from gcodec.sources import read_stream
 from gcodec.store import Follower, Store
 from gcodec.sync import Receiver
 
@@ -45,9 +45,9 @@ BACKEND = "gcodec"
 def register() -> None:
     """Registers both engines; vLLM calls it through the entry point, in each of its processes."""
     if BACKEND not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(BACKEND, "gcodec.vllm", "GcodecEngine")
+        WeightTransferEngineFactory.register_engine(BACKEND, "gcodec.engines.vllm", "GcodecEngine")
     if BACKEND not in WeightTransferTrainerFactory._registry:
-        WeightTransferTrainerFactory.register_engine(BACKEND, "gcodec.vllm", "GcodecTrainer")
+        WeightTransferTrainerFactory.register_engine(BACKEND, "gcodec.engines.vllm", "GcodecTrainer")
 
 
 @dataclass

@@ -1,9 +1,4 @@
-"""Compressed updates in JAX: an optax transformation, and an exchange between processes.
-
-    optimizer = optax.chain(gcodec.jax.compress(gcodec.TopK(density=0.01)), optax.sgd(0.1))
-
-`gcodec.encode` and `gcodec.decode` handle pytrees without this module.
-"""
+"""The optax transformation, and what processes send each other in it."""
 
 from __future__ import annotations
 
@@ -13,16 +8,14 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 
+from gcodec._tensors.trees import ROOT, path_name
+from gcodec._tensors.update import check_codecs, check_rules
 from gcodec.codecs import Codec, numbered
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
 from gcodec.oneshot import decode, encode
 from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
 from gcodec.reduction import reduce
-from gcodec.trees import ROOT, path_name
-from gcodec.update import check_codecs, check_rules
-
-__all__ = ["CompressState", "Exchange", "compress", "process_exchange"]
 
 Exchange = Callable[[bytes], Sequence[bytes]]
 """A function that sends this process's stream to all, and returns all streams in the same order

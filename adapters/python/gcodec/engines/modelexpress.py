@@ -1,6 +1,6 @@
 """Weight sync of ModelExpress: a decompressor of its canonical deltas.
 
-    gcodec.modelexpress.register()      # in the receivers, before they start
+    gcodec.engines.modelexpress.register()      # in the receivers, before they start
 
 A publisher then writes `"compression_format": "gcodec"` into the index of a version, and
 `compress(new ^ old)` of each tensor's bytes in place of zstd's. The layout, checksums and XOR of ModelExpress

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+from gcodec._tensors.dlpack import is_tensor
 from gcodec.errors import InputError
-from gcodec.tensors import is_tensor
 
 ROOT = "tensor"
 """The name of a tensor that is encoded by itself, without a container."""

@@ -1,7 +1,7 @@
 """Weight sync of verl through a store: an engine for its `CheckpointEngineRegistry`.
 
     rollout.checkpoint_engine.backend: gcodec
-    rollout.checkpoint_engine.custom_backend_module: gcodec.verl
+    rollout.checkpoint_engine.custom_backend_module: gcodec.engines.verl
     rollout.checkpoint_engine.engine_kwargs: {gcodec: {store: s3://bucket/run}}
 
 Rank 0 of the trainer publishes a version at each update. Rollout workers wait for it, and load the tensors

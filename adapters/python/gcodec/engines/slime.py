@@ -3,8 +3,8 @@
     GCODEC_STORE=s3://bucket/run                               # trainer and engines
     --update-weight-mode full --update-weight-transport disk --update-weight-disk-dir /dev/shm/weights
     --update-weight-local-checkpoint-dir /local/checkpoint
-    --custom-update-weight-post-write-path gcodec.slime.publish
-    --sglang-custom-pull-weights-pre-read-hook gcodec.slime.pull
+    --custom-update-weight-post-write-path gcodec.engines.slime.publish
+    --sglang-custom-pull-weights-pre-read-hook gcodec.engines.slime.pull
 
 slime writes each version as a whole checkpoint to a folder of the trainer's host. `publish` puts the delta
 into the store. On each host of an engine, `pull` recreates the folder from the version that it pulled last.
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gcodec.checkpoints import checkpoint
+from gcodec.engines.checkpoints import checkpoint
 from gcodec.errors import InputError
 from gcodec.store import Follower, Store
 
