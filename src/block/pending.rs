@@ -1,4 +1,5 @@
-//! Blocks on their way to the wire: decoded, in wire form, or with values that are made when they are written.
+//! Blocks on their way to the wire: decoded, in wire form, or with values that are made when they are
+//! written.
 
 use super::{Block, BlockOptions, CodedBlock, Scope, SetId, Support, SupportId, Values, ValuesId, WireBlock};
 use crate::bits::put_varint;
@@ -15,8 +16,8 @@ use crate::error::{Error, Result};
 /// [`CodedBlock`], a pair of a block and its options, and references to these. A `Result` of a pending block
 /// converts too, so that blocks may come from work that can fail.
 ///
-/// The blocks that [`pending`](../compress/fn.pending.html) makes for large dense tensors hold no values: these
-/// are made when the block is written, in the thread that writes it.
+/// The blocks that [`pending`](../compress/fn.pending.html) makes for large dense tensors hold no values:
+/// these are made when the block is written, in the thread that writes it.
 #[derive(Debug)]
 pub struct PendingBlock<'a> {
     content: Content<'a>,
@@ -178,8 +179,8 @@ impl<'a> PendingBlock<'a> {
     /// Writes a checked block. `payload`: memory to use again.
     ///
     /// # Errors
-    /// [`Error::Input`] if the fields of the block disagree with each other or with the index space, or if the
-    /// elements cannot have such values.
+    /// [`Error::Input`] if the fields of the block disagree with each other or with the index space, or if
+    /// the elements cannot have such values.
     pub(crate) fn write(
         &self,
         coder: &mut Coder<'_>,

@@ -15,8 +15,8 @@ use crate::limits::{Limits, in_memory};
 use crate::stream::{Assembler, Body, Definitions, Event, SliceReader};
 use crate::tensor::{TensorBuf, TensorView};
 
-/// Random access to a whole stream in memory, for instance a mapped file: it lists the updates, and reads only
-/// the requested parts of them.
+/// Random access to a whole stream in memory, for instance a mapped file: it lists the updates, and reads
+/// only the requested parts of them.
 pub struct File<'a> {
     bytes: &'a [u8],
     limits: Limits,
@@ -445,8 +445,8 @@ fn needed(entry: &UpdateEntry, mut wanted: Vec<bool>) -> Vec<bool> {
     wanted
 }
 
-/// Whether a block of `tensors` tensors from `first` on touches a wanted one. `wanted_before` has an entry for each tensor of the manifest and
-/// one more.
+/// Whether a block of `tensors` tensors from `first` on touches a wanted one. `wanted_before` has an entry
+/// for each tensor of the manifest and one more.
 fn touches_wanted(first: u64, tensors: u64, wanted_before: &[u64]) -> bool {
     let before = |tensor: u64| {
         let last = wanted_before.len() - 1;

@@ -31,9 +31,9 @@ pub struct Piece {
 /// ends.
 ///
 /// # Memory
-/// 8 MiB of tensors per thread, or one larger tensor, and the memory of an [`Assembler`]. A larger tensor that
-/// consists of dense blocks is decoded a few blocks at a time. Tensors that share a digest of a delta are
-/// decoded together.
+/// 8 MiB of tensors per thread, or one larger tensor, and the memory of an [`Assembler`]. A larger tensor
+/// that consists of dense blocks is decoded a few blocks at a time. Tensors that share a digest of a delta
+/// are decoded together.
 pub struct Pieces<'f, 'a> {
     file: &'f File<'a>,
     /// Updates to apply in turn. All but the first are deltas.
@@ -53,13 +53,14 @@ pub struct Pieces<'f, 'a> {
 impl<'a> File<'a> {
     /// Returns the tensors of an update whose names `wanted` accepts, one after another.
     ///
-    /// `base`: the tensors that the update, or an earlier delta of the file, was made against. All deltas from
-    /// there on are applied in turn. A chain of deltas that begins with a full update needs no base.
+    /// `base`: the tensors that the update, or an earlier delta of the file, was made against. All deltas
+    /// from there on are applied in turn. A chain of deltas that begins with a full update needs no base.
     ///
     /// # Errors
-    /// [`Error::Input`](crate::Error::Input) if the update does not exist; [`Error::Limit`](crate::Error::Limit) if the tensors have more than
-    /// [`Limits::max_alloc_bytes`](crate::Limits::max_alloc_bytes) together. Each piece may give the errors of
-    /// [`Self::tensors`].
+    /// [`Error::Input`](crate::Error::Input) if the update does not exist;
+    /// [`Error::Limit`](crate::Error::Limit) if the tensors have more than
+    /// [`Limits::max_alloc_bytes`](crate::Limits::max_alloc_bytes) together. Each piece may give the errors
+    /// of [`Self::tensors`].
     pub fn pieces<'f>(
         &'f self,
         update: usize,
@@ -77,8 +78,8 @@ impl<'a> File<'a> {
         Ok(Pieces { file: self, updates, base, wanted, joined, next, ready, large, spare })
     }
 
-    /// Returns the first of the updates to apply: the one that was made against `base`, or that is no delta. If
-    /// there is none, returns `update`, which then reports what is wrong with the base.
+    /// Returns the first of the updates to apply: the one that was made against `base`, or that is no delta.
+    /// If there is none, returns `update`, which then reports what is wrong with the base.
     fn chain(&self, update: usize, base: &BTreeMap<String, TensorView<'_>>) -> usize {
         (0..=update).rev().find(|&first| self.fits(first, base)).unwrap_or(update)
     }
@@ -306,7 +307,7 @@ mod tests {
     /// Tensors whose values depend on the step; half of them are the same in every step.
     fn tensors(step: usize) -> Vec<(String, TensorBuf)> {
         let value = |i: usize, x: u64| {
-            let changes = i % 2 == 0 && x % 3 == 0;
+            let changes = i.is_multiple_of(2) && x.is_multiple_of(3);
             (x as f32 * 0.37 + i as f32).sin() + if changes { step as f32 * 0.01 } else { 0.0 }
         };
         let tensor = |(i, &len): (usize, &u64)| {
@@ -316,7 +317,8 @@ mod tests {
         LENS.iter().enumerate().map(tensor).collect()
     }
 
-    /// A stream of an update with each of these codecs; `delta` is made against the tensors of the step before.
+    /// A stream of an update with each of these codecs; `delta` is made against the tensors of the step
+    /// before.
     fn stream(codecs: &[&str], index: bool) -> Vec<u8> {
         let infos =
             LENS.iter().enumerate().map(|(i, &len)| TensorInfo::new(format!("t{i}"), Dtype::F32, [len]));

@@ -66,8 +66,8 @@ impl AtomicFile {
     }
 }
 
-/// Bytes that the system takes at a time. With 32 MiB at a time, Linux 6.18 takes three times as long to copy the
-/// same bytes to new pages of ext4 (4 GB in 3.9 s of system time; in 1.3 s with 4 MiB or less).
+/// Bytes that the system takes at a time. With 32 MiB at a time, Linux 6.18 takes three times as long to copy
+/// the same bytes to new pages of ext4 (4 GB in 3.9 s of system time; in 1.3 s with 4 MiB or less).
 const AT_ONCE: usize = 1 << 20;
 
 impl Write for AtomicFile {

@@ -180,8 +180,8 @@ impl Encoder {
     /// # Errors
     /// [`Error::Input`] if a block is inconsistent or does not fit the manifest. [`Error::Format`] or
     /// [`Error::Unsupported`], with an offset inside the support or the values, if one in wire form fails the
-    /// checks that [`WireBlock`](crate::block::WireBlock) lists. For values that are made only now, the errors
-    /// of [`compress()`](../compress/fn.compress.html).
+    /// checks that [`WireBlock`](crate::block::WireBlock) lists. For values that are made only now, the
+    /// errors of [`compress()`](../compress/fn.compress.html).
     pub fn update<'a, B>(
         &mut self,
         out: &mut dyn Output,

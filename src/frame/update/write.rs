@@ -84,8 +84,8 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
     /// coding, and at least one block unless the update has none.
     ///
     /// # Errors
-    /// The errors of the blocks; [`Error::Input`] if a block does not fit the manifest, is out of order, or is
-    /// missing in the delta; `out` then ends in unusable bytes.
+    /// The errors of the blocks; [`Error::Input`] if a block does not fit the manifest, is out of order, or
+    /// is missing in the delta; `out` then ends in unusable bytes.
     pub(crate) fn write_next(&mut self, out: &mut dyn Output, sets: &Sets) -> Result<Option<WrittenPart>> {
         let Some(number) = self.next else { return Ok(None) };
         while !self.is_all && self.weight <= self.part_bytes {
@@ -188,8 +188,8 @@ pub(super) fn first_of_weight(blocks: &VecDeque<Queued<'_>>, weight: u64) -> usi
     blocks.iter().take_while(fits).count()
 }
 
-/// Chooses the frequency tables that the blocks of a part share. Writes the light blocks for it, and keeps their
-/// bytes if there is no such table.
+/// Chooses the frequency tables that the blocks of a part share. Writes the light blocks for it, and keeps
+/// their bytes if there is no such table.
 fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
     let mut light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
     if light.len() < 2 {
