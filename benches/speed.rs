@@ -397,7 +397,8 @@ impl Bench {
 
     fn encode_to(&self, out: &mut Vec<u8>, codec: &Codec, view: TensorView<'_>) {
         let input = Input { tensor: 0, name: "w", view, base: None };
-        let blocks = pending(&[input], std::slice::from_ref(codec), &Options::default());
+        let inputs = [input];
+        let blocks = pending(&inputs, std::slice::from_ref(codec), &Options::default());
         let mut encoder = Encoder::new(EncodeOptions::default());
         let blocks = blocks.expect("a finite tensor");
         encoder

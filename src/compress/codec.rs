@@ -65,6 +65,14 @@ macro_rules! codecs {
                 }
             }
 
+            /// Whether consecutive tensors share a block, however large they are.
+            pub(super) fn shares_blocks(&self) -> bool {
+                match self {
+                    Self::Raw | Self::Lossless => false,
+                    $(Self::$Codec(_) => $Codec::SHARES_BLOCKS,)*
+                }
+            }
+
             /// Returns the blocks of a run of tensors.
             pub(super) fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
                 match self {

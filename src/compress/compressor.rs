@@ -11,6 +11,9 @@ use crate::error::Result;
 pub(super) trait Compressor: Default {
     /// Name in specifications.
     const NAME: &'static str;
+    /// Whether all tensors of a run share one block. Otherwise only those below the size of a block may, as
+    /// [`extents`](super::extents::extents) divides them.
+    const SHARES_BLOCKS: bool = false;
 
     /// Visits all settings.
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error>;

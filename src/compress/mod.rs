@@ -29,7 +29,7 @@ pub use codecs::delta::{Digests, deltas};
 pub use codecs::{Change, ChunkValues, Fit, Scaling, Share, Stages};
 pub use feedback::Feedback;
 pub use options::{Input, NonFinite, Options};
-pub use pending::pending;
+pub use pending::{Pending, pending};
 pub use select::Chosen;
 pub use settings::{Amount, Kept, Selection, SpecError};
 pub use update::compress;

@@ -1,56 +1,189 @@
-//! Compression of large tensors block by block, while an encoder writes them.
+//! Compression while an encoder writes.
 
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 
 use super::codec::Codec;
-use super::codecs::natural;
+use super::codecs::delta::{Changes, Digests};
 use super::codecs::quantize::GroupQuantizer;
-use super::extents::{Extent, extents};
+use super::codecs::{TopK, natural};
+use super::extents::{Extent, extents, runs};
 use super::options::{Input, Options};
+use super::settings::Selection;
 use super::source::Source;
 use super::update::{check, compress};
-use crate::block::{Later, LaterValues, PendingBlock, ValuesId};
+use crate::block::{BlockOptions, Later, LaterValues, PendingBlock, ValuesId};
 use crate::codes::Scratch;
 use crate::error::Result;
+use crate::frame::Delta;
 
 /// Number of elements from which on a tensor's dense blocks are made when they are written.
 const LARGE: u64 = 1 << 16;
 
-/// Compresses the tensors of one update as [`compress()`] does without feedback, but makes the values of
-/// large dense blocks only when [`Encoder::update`](crate::stream::Encoder::update) writes
-/// them.
+/// Elements that are compressed at a time, for each thread: enough that all threads have work. The unit tests
+/// compress few, to cut more.
+const BATCH: u64 = if cfg!(test) { 10_000 } else { 4 << 20 };
+
+/// The blocks of an update, made while an encoder takes them: an iterator for
+/// [`Encoder::update`](crate::stream::Encoder::update). After an error it ends.
+pub struct Pending<'a> {
+    inputs: &'a [Input<'a>],
+    codecs: &'a [Codec],
+    options: Options,
+    work: VecDeque<Work<'a>>,
+    ready: VecDeque<PendingBlock<'a>>,
+    /// Tensors that share a block classed by the base with the tensor before them.
+    joined: HashSet<u64>,
+}
+
+/// Blocks that are still to make.
+enum Work<'a> {
+    /// Of inputs that are compressed together.
+    Together(Range<usize>),
+    /// Of one input, whose values are made when they are written.
+    Large(usize, Dense),
+    /// Of a run of deltas.
+    Changes(Changes<'a>, BlockOptions),
+}
+
+/// Compresses the tensors of one update as [`compress()`] does without feedback, but only while
+/// [`Encoder::update`](crate::stream::Encoder::update) takes the blocks.
 ///
 /// The bytes are those of [`compress()`]. `inputs` and `codecs` are as there.
 ///
 /// # Memory
-/// As [`compress()`] for sparse codecs, `demo`, `powersgd`, `sign`, and tensors below 2^16 elements. Nothing
-/// for other tensors.
+/// As [`compress()`] for some tensors at a time: as many as have 4 Mi elements for each thread, at least one.
+/// A codec with positions takes all consecutive tensors of one element type at a time, because they share a
+/// block; one with [`Selection::Global`] takes them all. Dense blocks of large tensors take nothing, and
+/// `delta` takes 16 Mi elements for each thread.
 ///
 /// # Errors
-/// As [`compress()`], except that a value that is not finite may be found only when its block is written.
-pub fn pending<'a>(
-    inputs: &[Input<'a>],
-    codecs: &[Codec],
-    options: &Options,
-) -> Result<Vec<PendingBlock<'a>>> {
+/// As [`compress()`]. The inputs and settings are checked at once; a value that is not finite is found when
+/// its block is made.
+pub fn pending<'a>(inputs: &'a [Input<'a>], codecs: &'a [Codec], options: &Options) -> Result<Pending<'a>> {
     check(inputs, codecs, options, false)?;
-    let (mut now, mut codecs_now, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
     for (input, codec) in inputs.iter().zip(codecs) {
-        match Dense::of(codec) {
-            Some(dense) if input.view.elements() >= LARGE && dense.divides(input) => {
-                Source::new(input, codec.is_lossy(), options, None).map_err(|e| e.in_tensor(input.tensor))?;
-                blocks.extend(dense.blocks(input, codec, options));
+        Source::new(input, codec.is_lossy(), options, None).map_err(|e| e.in_tensor(input.tensor))?;
+    }
+    let (ready, joined, work) = Default::default();
+    let mut pending = Pending { inputs, codecs, options: options.clone(), work, ready, joined };
+    let runs = runs(codecs, |i| (inputs[i].tensor, inputs[i].view.dtype()));
+    let is_global = |run: &Range<usize>| {
+        matches!(codecs[run.start], Codec::TopK(TopK { selection: Selection::Global, .. }))
+    };
+    let global = runs.iter().position(is_global).zip(runs.iter().rposition(is_global));
+    for (number, run) in runs.iter().enumerate() {
+        match global {
+            Some((first, last)) if number == first => {
+                pending.work.push_back(Work::Together(run.start..runs[last].end));
             }
-            _ => {
-                now.push(*input);
-                codecs_now.push(*codec);
+            Some((first, last)) if (first..=last).contains(&number) => {}
+            _ => pending.add(run.clone())?,
+        }
+    }
+    Ok(pending)
+}
+
+impl Pending<'_> {
+    /// Returns the entries that the update's header has
+    /// ([`UpdateHeader::delta`](crate::frame::UpdateHeader::delta)), as [`deltas`](super::deltas) does for
+    /// blocks that are made, for all inputs with a base. `digests`: those of the bases, if they are known.
+    pub fn deltas(&self, digests: &mut Digests) -> Vec<Delta> {
+        digests.expected(self.inputs, &self.joined)
+    }
+
+    /// Divides a run of inputs into work.
+    fn add(&mut self, run: Range<usize>) -> Result<()> {
+        let (codec, inputs) = (self.codecs[run.start], &self.inputs[run.clone()]);
+        if let Codec::Delta(delta) = codec {
+            let changes = Changes::new(delta, inputs)?;
+            self.joined.extend(changes.joined());
+            self.work.push_back(Work::Changes(changes, codec.block_options()));
+            return Ok(());
+        }
+        if codec.shares_blocks() {
+            self.work.push_back(Work::Together(run));
+            return Ok(());
+        }
+        let lens: Vec<u64> = inputs.iter().map(|input| input.view.elements()).collect();
+        let (most, mut batch, mut elements) = (batch_elements(), run.start..run.start, 0);
+        // Neighbours that share a block stay together.
+        for extent in extents(&lens, self.options.block_len, true) {
+            let tensors = extent.tensors();
+            let (start, end) = (run.start + tensors.start, run.start + tensors.end);
+            if start < batch.end {
+                // More of the tensor before.
+                continue;
+            }
+            let input = &self.inputs[start];
+            let dense = Dense::of(&codec).filter(|d| lens[tensors.start] >= LARGE && d.divides(input));
+            if (dense.is_some() || elements >= most) && !batch.is_empty() {
+                self.work.push_back(Work::Together(batch.clone()));
+                (batch, elements) = (start..start, 0);
+            }
+            match dense {
+                Some(dense) => {
+                    self.work.push_back(Work::Large(start, dense));
+                    batch = end..end;
+                }
+                None => {
+                    batch.end = end;
+                    elements += lens[tensors].iter().sum::<u64>();
+                }
+            }
+        }
+        if !batch.is_empty() {
+            self.work.push_back(Work::Together(batch));
+        }
+        Ok(())
+    }
+
+    /// Makes the next blocks; none after the last.
+    fn make(&mut self) -> Result<()> {
+        while self.ready.is_empty() {
+            match self.work.front_mut() {
+                None => return Ok(()),
+                Some(Work::Together(run)) => {
+                    let (inputs, codecs) = (&self.inputs[run.clone()], &self.codecs[run.clone()]);
+                    let made = compress(inputs, codecs, &self.options, None)?;
+                    self.ready = made.into_iter().map(PendingBlock::from).collect();
+                    self.work.pop_front();
+                }
+                Some(&mut Work::Large(i, dense)) => {
+                    self.ready = dense.blocks(&self.inputs[i], &self.codecs[i], &self.options).into();
+                    self.work.pop_front();
+                }
+                Some(Work::Changes(changes, options)) => {
+                    // A block has up to 16 Mi elements: one for each thread.
+                    let made = changes.next_blocks(4 * batch_elements());
+                    self.ready = made.into_iter().map(|block| (block, *options).into()).collect();
+                    if self.ready.is_empty() {
+                        self.work.pop_front();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Iterator for Pending<'a> {
+    type Item = Result<PendingBlock<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.make() {
+            Ok(()) => self.ready.pop_front().map(Ok),
+            Err(e) => {
+                self.work.clear();
+                Some(Err(e))
             }
         }
     }
-    blocks.extend(compress(&now, &codecs_now, options, None)?.into_iter().map(PendingBlock::from));
-    // All blocks of a tensor are in one of both lists, and in order there.
-    blocks.sort_by_key(|block| block.scope().first());
-    Ok(blocks)
+}
+
+/// Elements that are compressed at a time.
+fn batch_elements() -> u64 {
+    BATCH.saturating_mul(rayon::current_num_threads() as u64)
 }
 
 /// How the values of a codec's dense blocks are made. They depend on their own elements only.
@@ -125,5 +258,76 @@ impl Maker {
             }
         };
         LaterValues::Made(id, Box::new(make))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::compress::deltas;
+    use crate::frame::{Manifest, TensorInfo, UpdateHeader};
+    use crate::random::word;
+    use crate::stream::{EncodeOptions, Encoder};
+    use crate::tensor::{Dtype, TensorBuf};
+
+    /// Elements of bf16 near one, of which about one in `every` has another last bit with another seed.
+    fn tensor(seed: u64, every: u32, number: u64, len: u64) -> TensorBuf {
+        let bits = |i: u64| {
+            let bits = 0x3f00 | (word(1, number, i) & 0x80ff) as u16;
+            bits ^ u16::from(word(2, number, i).is_multiple_of(every) && word(seed, number, i) & 1 == 1)
+        };
+        let data = (0..len).flat_map(|i| bits(i).to_le_bytes()).collect();
+        TensorBuf::new(Dtype::Bf16, vec![len], data).unwrap()
+    }
+
+    /// Compares the bytes of blocks that are made batch by batch with those of blocks made at once.
+    fn compare(tensors: &[[TensorBuf; 2]], codecs: &[Codec], options: &Options) {
+        let names: Vec<String> = (0..tensors.len()).map(|i| i.to_string()).collect();
+        let infos =
+            tensors.iter().zip(&names).map(|([t, _], name)| TensorInfo::new(name, t.dtype(), t.shape()));
+        let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+        let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta(_)));
+        let input = |i: usize| {
+            let [new, base] = &tensors[i];
+            let base = is_delta.then(|| base.view());
+            Input { tensor: i as u64, name: &names[i], view: new.view(), base }
+        };
+        let inputs: Vec<Input<'_>> = (0..tensors.len()).map(input).collect();
+        let header = |delta| UpdateHeader::default().with_delta(is_delta.then_some(delta));
+        let [mut at_once, mut in_batches] = [Vec::new(), Vec::new()];
+        let blocks = compress(&inputs, codecs, options, None).unwrap();
+        let update = header(deltas(&inputs, &blocks));
+        Encoder::new(EncodeOptions::default()).update(&mut at_once, &update, &manifest, &blocks).unwrap();
+        let blocks = pending(&inputs, codecs, options).unwrap();
+        assert!(blocks.work.len() > 1 || matches!(blocks.work[0], Work::Changes(..)));
+        let update = header(blocks.deltas(&mut Digests::default()));
+        Encoder::new(EncodeOptions::default()).update(&mut in_batches, &update, &manifest, blocks).unwrap();
+        assert!(at_once == in_batches, "{}", codecs[0]);
+    }
+
+    #[test]
+    fn batches_of_small_tensors_have_the_blocks_of_all() {
+        let lens = [3000, 70_000, 0, 5000, 100].into_iter().chain((0..200).map(|i| i * 37 % 4500));
+        let tensors: Vec<_> =
+            (0..).zip(lens).map(|(i, len)| [3, 4].map(|seed| tensor(seed, 10, i, len))).collect();
+        let options = Options::default().with_block_len(50_000);
+        let codecs = Codec::NAMES.iter().map(|name| name.parse().unwrap());
+        for codec in codecs.filter(|codec: &Codec| !codec.shares_blocks()) {
+            compare(&tensors, &vec![codec; tensors.len()], &options);
+        }
+        let cycle = Codec::NAMES.iter().map(|name| name.parse().unwrap()).cycle();
+        compare(&tensors, &cycle.take(tensors.len()).collect::<Vec<_>>(), &options);
+    }
+
+    #[test]
+    fn deltas_know_their_digests_before_their_blocks() {
+        // Two tensors fit in a block, with classes of the base or without.
+        let tensors: Vec<_> =
+            (0..9).map(|i| [3, 4].map(|seed| tensor(seed, 5 << (2 * i), i, 1_300_000))).collect();
+        for codec in ["delta", "delta:positions=classed", "delta:values=overwrite"] {
+            compare(&tensors, &vec![codec.parse().unwrap(); tensors.len()], &Options::default());
+        }
     }
 }

@@ -328,12 +328,12 @@ fn encode_stream(
     step: u64,
 ) -> gcodec::Result<Vec<u8>> {
     let codecs = vec![codec; inputs.len()];
-    let blocks = compress::compress(inputs, &codecs, &compress::Options::default(), None)?;
-    let deltas = layout::is_delta(&codec).then(|| known.deltas(inputs, &blocks));
+    let blocks = compress::pending(inputs, &codecs, &compress::Options::default())?;
+    let deltas = layout::is_delta(&codec).then(|| blocks.deltas(&mut known));
     let header = UpdateHeader::default().with_step(step).with_label(codec.to_string()).with_delta(deltas);
     let mut encoder = Encoder::new(EncodeOptions::default());
     let mut out = Vec::new();
-    encoder.update(&mut out, &header, manifest, &blocks)?;
+    encoder.update(&mut out, &header, manifest, blocks)?;
     encoder.finish(&mut out);
     Ok(out)
 }

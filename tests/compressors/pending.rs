@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use gcodec::compress::random::word;
-use gcodec::compress::{Input, NonFinite, Options, compress, pending};
+use gcodec::compress::{Digests, Input, NonFinite, Options, Pending, compress, deltas, pending};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
 use gcodec::stream::{EncodeOptions, Encoder, Writer};
 use gcodec::tensor::element::encode_f32s;
@@ -29,25 +29,44 @@ fn tensors(dtype: Dtype) -> Vec<TensorBuf> {
     LENS.iter().enumerate().map(tensor).collect()
 }
 
+/// Returns tensors of which some elements differ: none in the first, and more in each one.
+fn bases(tensors: &[TensorBuf]) -> Vec<TensorBuf> {
+    let base = |(number, tensor): (usize, &TensorBuf)| {
+        let mut tensor = tensor.clone();
+        let changed = (0..).zip(tensor.data_mut()).filter(|(i, _)| word(7, 0, *i) % 50 < number as u32);
+        changed.for_each(|(_, byte)| *byte ^= 1);
+        tensor
+    };
+    tensors.iter().enumerate().map(base).collect()
+}
+
 /// Both streams of an update of these tensors, each with this codec or the error.
 fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<Vec<u8>, Error>; 2] {
+    let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta(_)));
+    let bases = bases(tensors);
     let names: Vec<String> = (0..tensors.len()).map(|i| format!("t{i}")).collect();
     let infos = names.iter().zip(tensors).map(|(name, t)| TensorInfo::new(name, t.dtype(), t.shape()));
     let manifest = Arc::new(Manifest::new(infos.collect()).unwrap());
+    let base = |tensor: u64| is_delta.then(|| bases[tensor as usize].view());
     let inputs: Vec<Input<'_>> = (0..)
         .zip(names.iter().zip(tensors))
-        .map(|(tensor, (name, t))| Input { tensor, name, view: t.view(), base: None })
+        .map(|(tensor, (name, t))| Input { tensor, name, view: t.view(), base: base(tensor) })
         .collect();
     let header = UpdateHeader::default();
     // Several parts: memory of one is used again in the next.
     let encoder = || Encoder::new(EncodeOptions::default().with_part_bytes(1 << 20));
     let (mut at_once, mut at_writing) = (Vec::new(), Vec::new());
     let mut first = encoder();
-    let made = compress(&inputs, codecs, options, None)
-        .and_then(|blocks| first.update(&mut at_once, &header, &manifest, &blocks));
+    let made = compress(&inputs, codecs, options, None).and_then(|blocks| {
+        let header = header.clone().with_delta(is_delta.then(|| deltas(&inputs, &blocks)));
+        first.update(&mut at_once, &header, &manifest, &blocks)
+    });
     let mut second = encoder();
+    let header_of = |pending: &Pending<'_>| {
+        header.clone().with_delta(is_delta.then(|| pending.deltas(&mut Digests::default())))
+    };
     let written = pending(&inputs, codecs, options)
-        .and_then(|blocks| second.update(&mut at_writing, &header, &manifest, blocks));
+        .and_then(|blocks| second.update(&mut at_writing, &header_of(&blocks), &manifest, blocks));
     if written.is_err() {
         assert!(at_writing.is_empty(), "a failed update appends nothing");
         assert_eq!(second.offset(), 0);
@@ -56,17 +75,23 @@ fn both(tensors: &[TensorBuf], codecs: &[Codec], options: &Options) -> [Result<V
     second.finish(&mut at_writing);
     if let (Ok(()), Ok(blocks)) = (&written, pending(&inputs, codecs, options)) {
         let mut writer = Writer::new(Vec::new(), EncodeOptions::default().with_part_bytes(1 << 20));
-        writer.update(&header, &manifest, blocks).unwrap();
+        writer.update(&header_of(&blocks), &manifest, blocks).unwrap();
         assert!(writer.finish().unwrap() == at_writing, "a writer writes what an encoder does");
     }
     [made.map(|()| at_once), written.map(|()| at_writing)]
 }
 
 fn all_codecs() -> Vec<Codec> {
-    // A delta needs a base, which `pending` leaves to `compress`.
-    let all = Codec::NAMES.iter().copied().filter(|name| *name != "delta");
-    let more = ["qsgd:bits=12", "dither:levels=200,bucket=1000", "int8:group=300", "natural:seed=9"];
-    all.chain(more).map(|spec| spec.parse().unwrap()).collect()
+    let more = [
+        "qsgd:bits=12",
+        "dither:levels=200,bucket=1000",
+        "int8:group=300",
+        "natural:seed=9",
+        "topk:density=0.02,scope=global",
+        "delta:values=overwrite",
+        "delta:positions=classed",
+    ];
+    Codec::NAMES.iter().copied().chain(more).map(|spec| spec.parse().unwrap()).collect()
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use gcodec::compress::{Input, NonFinite, Options, compress, deltas, pending};
+use gcodec::compress::{Digests, Input, NonFinite, Options, compress, deltas, pending};
 use gcodec::frame::{Manifest, Metadata, TensorInfo, UpdateHeader};
 use gcodec::stream::EncodeOptions;
 use gcodec::{Codec, TensorView};
@@ -105,11 +105,12 @@ impl Encoder {
         let (inner, pending_bytes) = (&mut self.inner.0, &mut self.pending);
         threads::run(|| {
             let is_delta = codecs.iter().any(|codec| matches!(codec, Codec::Delta { .. }));
-            if feedback.is_none() && !is_delta {
+            let Some(feedback) = feedback else {
                 let blocks = pending(&inputs, &codecs, options)?;
-                return Ok(inner.update(pending_bytes, &header, &manifest, blocks)?);
-            }
-            let blocks = compress(&inputs, &codecs, options, feedback.map(|f| &mut f.inner))?;
+                let delta = is_delta.then(|| blocks.deltas(&mut Digests::default()));
+                return Ok(inner.update(pending_bytes, &header.with_delta(delta), &manifest, blocks)?);
+            };
+            let blocks = compress(&inputs, &codecs, options, Some(&mut feedback.inner))?;
             let delta = is_delta.then(|| deltas(&inputs, &blocks));
             Ok(inner.update(pending_bytes, &header.with_delta(delta), &manifest, blocks)?)
         })

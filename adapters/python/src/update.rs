@@ -289,11 +289,12 @@ impl Update<'_> {
         }
         let (apart, inputs): (Vec<_>, Vec<_>) = inputs.partition(is_apart);
         let has_delta = codecs.iter().any(is_delta);
-        if let (Memory::None, true, false) = (&memory, self.lent.is_empty(), has_delta) {
+        if let (Memory::None, true, true) = (&memory, self.lent.is_empty(), apart.is_empty()) {
             let on_host: Vec<Codec> = inputs.iter().map(|input| codecs[input.tensor as usize]).collect();
             let blocks = pending(&inputs, &on_host, self.options)?;
+            let entries = has_delta.then(|| blocks.deltas(self.digests));
             let compressing = start.elapsed();
-            encoder.update(out, &self.header, manifest, blocks)?;
+            encoder.update(out, &self.header.with_delta(entries), manifest, blocks)?;
             return Ok(compressing);
         }
         let (on_devices, mut on_host) = match memory {

@@ -35,6 +35,7 @@ impl Default for Sbc {
 
 impl Compressor for Sbc {
     const NAME: &'static str = "sbc";
+    const SHARES_BLOCKS: bool = true;
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.amount(&mut self.amount)?;

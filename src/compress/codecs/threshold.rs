@@ -30,6 +30,7 @@ impl Default for Threshold {
 
 impl Compressor for Threshold {
     const NAME: &'static str = "threshold";
+    const SHARES_BLOCKS: bool = true;
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.visit(&AT, &mut self.at)?;

@@ -42,6 +42,7 @@ impl Default for TopK {
 
 impl Compressor for TopK {
     const NAME: &'static str = "topk";
+    const SHARES_BLOCKS: bool = true;
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.amount(&mut self.amount)?;

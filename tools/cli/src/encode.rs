@@ -9,8 +9,8 @@ use crate::output::{Counted, Output, human_bytes, note, real, thousands, warn};
 use crate::plan::{self, Plan, Rule, fitting};
 use crate::progress::Progress;
 use crate::tensors::{self, Dump, NamedTensor};
-use gcodec::compress::{self, Feedback, Input, NonFinite, Options};
-use gcodec::file::File;
+use gcodec::compress::{self, Digests, Feedback, Input, NonFinite, Options};
+use gcodec::file::{File, Map};
 use gcodec::frame::{Metadata, UpdateHeader};
 use gcodec::stream::EncodeOptions;
 use gcodec::{Codec, Limits, TensorView, Writer};
@@ -163,7 +163,7 @@ fn append(args: &Args, quiet: bool) -> Result<(Totals, u64)> {
     if is_standard(path) {
         return Err(Failure::usage("--append needs a file"));
     }
-    let bytes = std::fs::read(path).in_file(path)?;
+    let bytes = Map::open(path).in_file(path)?;
     let file =
         File::open(&bytes, Limits::default()).map_err(|e| crate::stream::explain(e, None).in_file(path))?;
     let next = file.updates().last().map_or(0, |update| update.header.step.saturating_add(1));
@@ -331,8 +331,11 @@ impl Update<'_> {
             .with_world(self.place.world)
             .with_label(self.learned.map_or(label, learned::Encoder::label));
         let explained = |e| plan::explain(e, &manifest);
-        if feedback.is_none() && self.learned.is_none() && !is_delta {
+        if feedback.is_none() && self.learned.is_none() {
             let blocks = compress::pending(&inputs, &codecs, self.options).map_err(explained)?;
+            if is_delta {
+                header = header.with_delta(Some(blocks.deltas(&mut Digests::default())));
+            }
             return writer.update(&header, &manifest, blocks).map_err(explained);
         }
         let blocks = compress::compress(&inputs, &codecs, self.options, feedback).map_err(explained)?;

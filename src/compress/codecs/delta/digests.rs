@@ -61,8 +61,25 @@ impl Digests {
     /// otherwise.
     pub fn deltas<B: AsRef<Block>>(&mut self, inputs: &[Input<'_>], blocks: &[B]) -> Vec<frame::Delta> {
         let touched: HashSet<u64> = blocks.iter().flat_map(|coded| tensors(coded.as_ref().scope)).collect();
-        let touched = inputs.par_iter().filter(|input| touched.contains(&input.tensor));
-        let digested: Vec<Digested> = touched
+        let digested = self.digested(inputs, |tensor| touched.contains(&tensor));
+        self.entries(&digested, blocks)
+    }
+
+    /// As [`Self::deltas`], for blocks that are still to make: all tensors are touched. `joined`: those that
+    /// share a block classed by the base with the tensor before them.
+    pub(in crate::compress) fn expected(
+        &mut self,
+        inputs: &[Input<'_>],
+        joined: &HashSet<u64>,
+    ) -> Vec<frame::Delta> {
+        let digested = self.digested(inputs, |_| true);
+        self.keep(&digested, joined)
+    }
+
+    /// Returns the digests of the touched tensors that have a base.
+    fn digested(&self, inputs: &[Input<'_>], touched: impl Fn(u64) -> bool + Sync) -> Vec<Digested> {
+        let touched = inputs.par_iter().filter(|input| touched(input.tensor));
+        touched
             .filter_map(|input| {
                 let (tensor, bytes) = (input.tensor, input.view.data().len());
                 let base = input.base?;
@@ -71,8 +88,7 @@ impl Digests {
                 let result = of_result.unwrap_or_else(|| tensor_digest(input.view));
                 Some(Digested { tensor, bytes, base, result })
             })
-            .collect();
-        self.entries(&digested, blocks)
+            .collect()
     }
 
     /// Returns the kept digests of a base and of a new tensor.
@@ -88,10 +104,14 @@ impl Digests {
         blocks: &[B],
     ) -> Vec<frame::Delta> {
         let based = blocks.iter().map(AsRef::as_ref).filter(|b| matches!(b.support, Support::Based(_)));
-        let not_first: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
+        let joined: HashSet<u64> = based.flat_map(|block| tensors(block.scope).skip(1)).collect();
+        self.keep(digested, &joined)
+    }
+
+    fn keep(&mut self, digested: &[Digested], joined: &HashSet<u64>) -> Vec<frame::Delta> {
         self.bases.extend(digested.iter().map(|d| (d.tensor, d.result)));
         self.results.clear();
-        runs(digested, &not_first)
+        runs(digested, joined)
     }
 }
 
@@ -100,12 +120,12 @@ fn tensors(scope: Scope) -> impl Iterator<Item = u64> {
     (scope.first()..).take(scope.tensors() as usize)
 }
 
-/// Divides digested tensors into runs that share an entry. `not_first` are those in the run of the tensor
-/// before them.
-fn runs(digested: &[Digested], not_first: &HashSet<u64>) -> Vec<frame::Delta> {
+/// Divides digested tensors into runs that share an entry. `joined`: those in the run of the tensor before
+/// them.
+fn runs(digested: &[Digested], joined: &HashSet<u64>) -> Vec<frame::Delta> {
     let mut runs: Vec<Vec<&Digested>> = Vec::new();
     let mut run_bytes = 0;
-    for together in digested.chunk_by(|_, next| not_first.contains(&next.tensor)) {
+    for together in digested.chunk_by(|_, next| joined.contains(&next.tensor)) {
         let bytes: usize = together.iter().map(|d| d.bytes).sum();
         match runs.last_mut() {
             Some(run)

@@ -4,6 +4,8 @@ pub(in crate::compress) mod classes;
 mod digests;
 mod pieces;
 
+use std::collections::VecDeque;
+
 use rayon::prelude::*;
 
 use super::lossless::Elements;
@@ -11,6 +13,7 @@ use crate::arch::pages;
 use crate::block::{Block, Planes, Positions, ROWS, Ranker, Scope, Sparse, Support, Ulp, Values};
 use crate::compress::compressor::{Compressor, TensorRun};
 use crate::compress::extents::{Span, whole};
+use crate::compress::options::Input;
 use crate::compress::settings::{Setting, Visitor};
 use crate::error::Result;
 use crate::limits::in_memory;
@@ -59,16 +62,65 @@ impl Compressor for Delta {
     }
 
     fn blocks(&self, run: TensorRun<'_, '_>) -> Result<Vec<Block>> {
-        let Some(first) = run.inputs.first() else { return Ok(Vec::new()) };
-        let tensors = run.inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
+        Ok(Changes::new(*self, run.inputs)?.next_blocks(u64::MAX))
+    }
+}
+
+/// The blocks of a run of tensors that are still to make.
+pub(in crate::compress) struct Changes<'a> {
+    codec: Delta,
+    /// Number of the first tensor.
+    first: u64,
+    tensors: Vec<Piece<'a>>,
+    lens: Vec<u64>,
+    divided: VecDeque<Vec<Span>>,
+}
+
+impl<'a> Changes<'a> {
+    /// # Errors
+    /// [`Error::Input`](crate::Error::Input) if a tensor has no base, or one of another shape or type.
+    pub(in crate::compress) fn new(codec: Delta, inputs: &[Input<'a>]) -> Result<Self> {
+        let tensors = inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
         let lens: Vec<u64> = tensors.iter().map(|tensor| tensor.len).collect();
-        let blocks_of = division(first.view.dtype(), &lens);
-        let made = blocks_of.par_iter().map(|spans| {
-            let pieces: Vec<Piece<'_>> = spans.iter().map(|&span| tensors[span.input].part(span)).collect();
-            let (support, values) = self.changes(&pieces);
-            Block { scope: scope(first.tensor, &lens, spans), add: false, support, values }
-        });
-        Ok(made.collect::<Vec<_>>().into_iter().filter(is_sent).collect())
+        let divided = inputs.first().map(|first| division(first.view.dtype(), &lens));
+        let first = inputs.first().map_or(0, |input| input.tensor);
+        Ok(Self { codec, first, tensors, lens, divided: divided.unwrap_or_default().into() })
+    }
+
+    fn pieces(&self, spans: &[Span]) -> Vec<Piece<'a>> {
+        spans.iter().map(|&span| self.tensors[span.input].part(span)).collect()
+    }
+
+    /// Returns the tensors that will be in one block, classed by the base, with the tensor before them: they
+    /// share its digest.
+    pub(in crate::compress) fn joined(&self) -> Vec<u64> {
+        let is_based = |spans: &&Vec<Span>| {
+            spans.len() > 1 && matches!(self.codec.places(&self.pieces(spans)), Some(Places::Classes(_)))
+        };
+        let based = self.divided.par_iter().filter(is_based);
+        based.flat_map_iter(|spans| spans[1..].iter().map(|span| self.first + span.input as u64)).collect()
+    }
+
+    /// Makes the next blocks: as many as span `elements`, and at least one; none after the last.
+    pub(in crate::compress) fn next_blocks(&mut self, elements: u64) -> Vec<Block> {
+        let mut made = Vec::new();
+        while made.is_empty() && !self.divided.is_empty() {
+            let mut sum = 0u64;
+            let fits = |spans: &&Vec<Span>| {
+                let is_first = sum == 0;
+                sum = sum.saturating_add(spans.iter().map(|span| span.len.max(1)).sum());
+                is_first || sum <= elements
+            };
+            let count = self.divided.iter().take_while(fits).count();
+            let next: Vec<Vec<Span>> = self.divided.drain(..count).collect();
+            let blocks = next.par_iter().map(|spans| {
+                let (support, values) = self.codec.changes(&self.pieces(spans));
+                Block { scope: scope(self.first, &self.lens, spans), add: false, support, values }
+            });
+            made = blocks.collect();
+            made.retain(is_sent);
+        }
+        made
     }
 }
 
@@ -82,10 +134,14 @@ impl Delta {
         }
     }
 
+    /// Returns how positions of differences are sent.
+    fn places(&self, pieces: &[Piece<'_>]) -> Option<Places> {
+        self.classes().map(|forced| classes::choose(&classes::count_keys(pieces), forced))
+    }
+
     /// Returns the changes of consecutive tensors, or of a part of one.
     fn changes(&self, pieces: &[Piece<'_>]) -> (Support, Values) {
-        let places = self.classes().map(|forced| classes::choose(&classes::count_keys(pieces), forced));
-        match (self.values, places) {
+        match (self.values, self.places(pieces)) {
             (Change::Ulp, Some(Places::Classes(classes))) => classed_differences(pieces, classes),
             (Change::Ulp, Some(Places::All)) => all_differences(pieces),
             (Change::Ulp, Some(Places::Changed) | None) => {

@@ -81,6 +81,7 @@ impl Default for Sidco {
 
 impl Compressor for Sidco {
     const NAME: &'static str = "sidco";
+    const SHARES_BLOCKS: bool = true;
 
     fn settings<V: Visitor>(&mut self, visitor: &mut V) -> Result<(), V::Error> {
         visitor.amount(&mut self.amount)?;

@@ -12,7 +12,7 @@ use crate::options::{check_one_stdin, check_output_is_new};
 use crate::output::{Counted, Output, counted, human_bytes, note};
 use crate::plan;
 use crate::tensors::{Dump, NamedTensor};
-use gcodec::compress::{self, Input, Options};
+use gcodec::compress::{self, Digests, Input, Options};
 use gcodec::frame::{Metadata, UpdateHeader};
 use gcodec::stream::EncodeOptions;
 use gcodec::tensor::Dtype;
@@ -178,15 +178,15 @@ fn write<W: std::io::Write>(
         Some(_) => vec!["delta".parse().map_err(Failure::usage)?; inputs.len()],
         None => inputs.iter().map(|input| exact(&input.view)).collect::<Result<Vec<_>>>()?,
     };
-    let compressed = compress::compress(&inputs, &codecs, &Options::default(), None)
-        .map_err(|e| plan::explain(e, &manifest))?;
+    let explained = |e| plan::explain(e, &manifest);
+    let pending = compress::pending(&inputs, &codecs, &Options::default()).map_err(explained)?;
     let header = match base {
-        Some(_) => header.with_delta(Some(compress::deltas(&inputs, &compressed))),
+        Some(_) => header.with_delta(Some(pending.deltas(&mut Digests::default()))),
         None => header,
     };
-    let explained = |e| crate::stream::explain(e, Some(&manifest));
-    writer.update(&header, &manifest, &compressed).map_err(explained)?;
-    Ok(compressed.len() as u64)
+    let mut blocks = 0;
+    writer.update(&header, &manifest, pending.inspect(|_| blocks += 1)).map_err(explained)?;
+    Ok(blocks)
 }
 
 /// Returns a codec that keeps every value: the sparse one, unless it cannot or would not pay.
