@@ -1,7 +1,11 @@
 //! Blocks on their way to the wire: decoded, in wire form, or with values that are made when they are
 //! written.
 
-use super::{Block, BlockOptions, CodedBlock, Scope, SetId, Support, SupportId, Values, ValuesId, WireBlock};
+use std::borrow::Cow;
+
+use super::{
+    Block, BlockOptions, CodedBlock, Part, Scope, SetId, Support, SupportId, Values, ValuesId, WireBlock,
+};
 use crate::bits::put_varint;
 use crate::block::part::WrittenBlock;
 use crate::block::space::Surroundings;
@@ -140,6 +144,11 @@ impl<'a> PendingBlock<'a> {
             Content::Ready(block) => Some(block),
             Content::Later(_) => None,
         }
+    }
+
+    /// Whether the block has its values in memory, which are freed with it.
+    pub(crate) fn holds_values(&self) -> bool {
+        self.block().is_some_and(|block| matches!(block.values, Part::Decoded(Cow::Owned(_))))
     }
 
     /// Whether the values are added to what is there.

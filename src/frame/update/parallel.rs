@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crc32fast::Hasher;
 use rayon::ScopeFifo;
 
-use super::write::{LIGHT, Memory, Queued, first_of_weight, write_block};
+use super::write::{Content, LIGHT, Memory, Queued, first_of_weight, write_block};
 use crate::bits::{Checksums, Output};
 use crate::block::{Scope, Sets, WrittenBlock};
 use crate::codes::Table;
@@ -96,14 +96,16 @@ impl<'w, 'a> Work<'w, 'a> {
 
     fn write(&self, group: Vec<Queued<'a>>, mut memory: Memory) -> Result<Written> {
         let mut blocks = Vec::with_capacity(group.len());
-        for Queued { block, weight, written } in group {
+        for Queued { scope, weight, content, .. } in group {
             let tables = if weight <= LIGHT { self.tables } else { &[] };
-            let bytes = match written {
-                Some(written) => written,
-                None => write_block(&block, self.manifest, self.sets, tables, None, &mut memory)?,
+            let bytes = match content {
+                Content::Written(bytes) => bytes,
+                Content::Pending(block) => {
+                    write_block(&block, self.manifest, self.sets, tables, None, &mut memory)?
+                }
             };
             let hasher = bytes.hasher();
-            blocks.push((block.scope(), bytes, hasher));
+            blocks.push((scope, bytes, hasher));
         }
         Ok(Written { blocks, memory })
     }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use crate::arch::threads;
 use crate::bits::{Checksums, Output, put_varint};
 use crate::block::space::Surroundings;
-use crate::block::{PendingBlock, Sets, WrittenBlock};
+use crate::block::{PendingBlock, Scope, Sets, WrittenBlock};
 use crate::codes::{Coder, Counts, Role, Scratch, Table};
 use crate::error::{Error, InputErrorKind, Result};
 use crate::frame::update::parallel::write_blocks;
@@ -42,10 +42,18 @@ pub(crate) struct UpdateWriter<'b, 'a> {
 
 /// A checked block.
 pub(super) struct Queued<'a> {
-    pub(super) block: PendingBlock<'a>,
+    pub(super) scope: Scope,
     pub(super) weight: u64,
-    /// Its bytes, if they were made while the tables of the part were chosen and it shares none.
-    pub(super) written: Option<WrittenBlock>,
+    is_based: bool,
+    needs_base: bool,
+    pub(super) content: Content<'a>,
+}
+
+/// What there is of a block.
+pub(super) enum Content<'a> {
+    Pending(PendingBlock<'a>),
+    /// Its bytes, if it shares no tables with others.
+    Written(WrittenBlock),
 }
 
 /// A part that was written.
@@ -111,14 +119,21 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
             elements = elements.saturating_add(self.accept(&block, sets)?);
             ahead.push(block);
         }
-        let weights = threads::in_order(ahead.par_iter().map(|block| {
+        let manifest = self.manifest;
+        let checked = ahead.into_par_iter().map_init(Memory::default, |memory, block| {
             let scope = block.scope();
-            let space = self.manifest.space(scope, 0)?;
-            let around = Surroundings { space: &space, manifest: self.manifest.id().0, scope, sets };
-            block.check(&around).map_err(|e| e.in_tensor(scope.first()))
-        }))?;
-        for (block, weight) in ahead.into_iter().zip(weights) {
-            let queued = Queued { block, weight, written: None };
+            let space = manifest.space(scope, 0)?;
+            let around = Surroundings { space: &space, manifest: manifest.id().0, scope, sets };
+            let weight = block.check(&around).map_err(|e| e.in_tensor(scope.first()))?;
+            let (is_based, needs_base) = (block.is_based(), block.needs_base());
+            // Bytes take less memory than a block that waits for the rest of its part.
+            let content = match weight > LIGHT && block.holds_values() {
+                true => Content::Written(write_block(&block, manifest, sets, &[], None, memory)?),
+                false => Content::Pending(block),
+            };
+            Ok(Queued { scope, weight, is_based, needs_base, content })
+        });
+        for queued in threads::in_order(checked)? {
             self.weight = self.weight.saturating_add(queued.share());
             self.queue.push_back(queued);
         }
@@ -191,21 +206,23 @@ pub(super) fn first_of_weight(blocks: &VecDeque<Queued<'_>>, weight: u64) -> usi
 /// Chooses the frequency tables that the blocks of a part share. Writes the light blocks for it, and keeps
 /// their bytes if there is no such table.
 fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) -> Result<Vec<Table>> {
-    let mut light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
+    let light: Vec<_> = blocks.iter_mut().filter(|queued| queued.weight <= LIGHT).collect();
     if light.len() < 2 {
         return Ok(Vec::new());
     }
-    let records = threads::in_order(light.par_iter_mut().map(|queued| {
-        let mut record = Vec::new();
-        let memory = &mut Memory::default();
-        queued.written = Some(write_block(&queued.block, manifest, sets, &[], Some(&mut record), memory)?);
-        Ok(record)
+    let written = threads::in_order(light.par_iter().map(|queued| {
+        let Content::Pending(block) = &queued.content else { return Ok(Default::default()) };
+        let (mut record, memory) = (Vec::new(), &mut Memory::default());
+        let written = write_block(block, manifest, sets, &[], Some(&mut record), memory)?;
+        Ok((Some(written), record))
     }))?;
+    let (written, records): (Vec<_>, Vec<_>) = written.into_iter().unzip();
     let segments: Vec<_> = records.into_iter().flatten().collect();
     let tables = shared_tables(&segments);
-    if !tables.is_empty() {
-        // Any light block may be smaller with them, also one whose smallest form had no table before.
-        light.into_iter().for_each(|queued| queued.written = None);
+    if tables.is_empty() {
+        // With tables, any light block may be smaller, also one whose smallest form had no table before.
+        let written = light.into_iter().zip(written).filter_map(|(queued, w)| Some((queued, w?)));
+        written.for_each(|(queued, written)| queued.content = Content::Written(written));
     }
     Ok(tables)
 }
@@ -213,14 +230,13 @@ fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) ->
 /// Returns the entries of the delta for the tensors that the blocks of a part touch.
 fn touched(header: &UpdateHeader, blocks: &[Queued<'_>]) -> Result<Option<Vec<Delta>>> {
     let Some(delta) = &header.delta else {
-        return match blocks.iter().any(|queued| queued.block.needs_base()) {
+        return match blocks.iter().any(|queued| queued.needs_base) {
             true => Err(Error::inconsistent("differences from a base without a delta")),
             false => Ok(None),
         };
     };
     let mut entries: Vec<Delta> = Vec::new();
-    for Queued { block, .. } in blocks {
-        let scope = block.scope();
+    for &Queued { scope, is_based, .. } in blocks {
         for tensor in scope.first()..scope.first() + scope.tensors() {
             if entries.last().is_some_and(|run| run.contains(tensor)) {
                 continue;
@@ -230,9 +246,7 @@ fn touched(header: &UpdateHeader, blocks: &[Queued<'_>]) -> Result<Option<Vec<De
             entries.push(*found.ok_or_else(missing)?);
         }
         let last = scope.first() + scope.tensors().saturating_sub(1);
-        if block.is_based()
-            && !entries.last().is_some_and(|run| run.contains(scope.first()) && run.contains(last))
-        {
+        if is_based && !entries.last().is_some_and(|run| run.contains(scope.first()) && run.contains(last)) {
             return Err(Error::inconsistent("a block classed by the base is in several runs of the delta")
                 .in_tensor(last));
         }
