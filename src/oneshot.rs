@@ -1,18 +1,20 @@
 //! One-shot encoding and decoding of tensors.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::compress::{Codec, Input, Options, pending};
-use crate::error::{Error, InputErrorKind, Result};
-use crate::frame::{HEADER_LEN, Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use crate::error::Result;
+use crate::file::File;
+use crate::frame::{Manifest, TensorInfo, UpdateHeader};
 use crate::limits::Limits;
-use crate::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
+use crate::stream::{EncodeOptions, Encoder};
 use crate::tensor::{TensorBuf, TensorView};
 
 /// Encodes named tensors as a stream with one update, all with one codec.
 ///
 /// # Errors
-/// [`Error::Input`] if names repeat, if the codec does not support a tensor's type, or if a value is not
+/// [`Error::Input`](crate::Error::Input) if names repeat, if the codec does not support a tensor's type, or if a value is not
 /// finite and the codec cannot express it. Deltas need a base: use
 /// [`compress()`](crate::compress::compress()) and [`Encoder`].
 pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u8>> {
@@ -44,32 +46,12 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<(String, TensorBuf)>> {
 /// Decodes the dense tensors of the last update of a stream. The whole stream is checked.
 ///
 /// # Errors
-/// [`Error::Format`], [`Error::Unsupported`] or [`Error::Limit`] if the bytes are not a complete stream
-/// within the limits; [`Error::Input`] if the stream has no update, or if the update is a delta, whose base
-/// [`Assembler`] accepts.
+/// The errors of [`File::scan`], [`File::last`] and [`File::tensors`]. An update that is a delta needs a base,
+/// which [`File::tensors`] accepts.
 pub fn decode_with(bytes: &[u8], limits: &Limits) -> Result<Vec<(String, TensorBuf)>> {
-    let mut reader = SliceReader::new(bytes, limits.clone());
-    // Only the places of the parts and their index sets: blocks can take far more memory than bytes.
-    let mut parts = Vec::new();
-    let mut manifest = None;
-    while let Some(event) = reader.next_event()? {
-        if let Event::Frame(info, Body::Update(part)) = event {
-            if part.part == 0 {
-                parts.clear();
-            }
-            parts.push((info, part.last, part.shared_sets()));
-            manifest = Some(part.manifest);
-        }
-    }
-    let manifest = manifest.ok_or(Error::input(InputErrorKind::NoUpdate))?;
-    let mut assembler = Assembler::new(&manifest, limits, |_| true)?;
-    for (info, last, sets) in parts {
-        let (start, end) = (info.offset + HEADER_LEN as u64, info.offset + info.len());
-        let body = &bytes[start as usize..end as usize];
-        let mut part = UpdatePart::read(body, start, last, limits, &sets, |_| Some(Arc::clone(&manifest)))?;
-        part.frame = Some(info.number);
-        assembler.apply(&part)?;
-    }
-    let named = assembler.finish()?.into_iter();
-    Ok(named.map(|(number, tensor)| (manifest.tensors()[number as usize].name.clone(), tensor)).collect())
+    let file = File::scan(bytes, limits.clone())?;
+    let last = file.last()?;
+    let infos = file.updates()[last].manifest.tensors();
+    let named = file.tensors(last, |_| true, &BTreeMap::new())?.into_iter();
+    Ok(named.map(|(number, tensor)| (infos[number as usize].name.clone(), tensor)).collect())
 }

@@ -279,6 +279,14 @@ impl<'a> File<'a> {
         self.updates.iter().rposition(|u| step.is_none_or(|s| u.header.step == s))
     }
 
+    /// Returns the number of the last update.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if there is none.
+    pub fn last(&self) -> Result<usize> {
+        self.find(None).ok_or(Error::input(InputErrorKind::NoUpdate))
+    }
+
     /// Returns the dense tensors of an update whose names `wanted` accepts, with their numbers in its
     /// manifest. Only blocks that contain them are read and checked.
     ///
@@ -292,7 +300,7 @@ impl<'a> File<'a> {
     ) -> Result<Vec<(u64, TensorBuf)>> {
         let entry = self.entry(update)?;
         let mut assembler = Assembler::new(&entry.manifest, &self.limits, wanted)?;
-        for (name, tensor) in base {
+        for (name, tensor) in base.iter().filter(|_| entry.header.delta.is_some()) {
             assembler.base(name, *tensor)?;
         }
         self.apply(update, &mut assembler)?;

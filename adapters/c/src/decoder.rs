@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::ffi::c_char;
 use std::sync::Arc;
 
+use gcodec::file::{File, UpdateEntry};
 use gcodec::frame::{Manifest, UpdateHeader, UpdatePart};
-use gcodec::stream::{Assembler, Body, Event, SliceReader};
+use gcodec::stream::{Assembler, Body, Event};
 use gcodec::{Dtype, Limits, TensorBuf, TensorView};
 use self_cell::self_cell;
 
@@ -98,8 +99,7 @@ impl Content for Decoder {
 
 impl Decoder {
     /// Begins an update with its first part, in the memory of the last one where it has the same tensors.
-    fn begin(&mut self, part: &UpdatePart<'_>, last: Option<Done>) -> Result<Open> {
-        let manifest = &part.manifest;
+    fn begin(&mut self, manifest: &Arc<Manifest>, is_delta: bool, last: Option<Done>) -> Result<Open> {
         let is_wanted = |name: &str| self.wanted.as_ref().is_none_or(|names| names.contains(name));
         let wanted = (0u64..).zip(manifest.tensors()).filter(|(_, t)| is_wanted(&t.name)).map(|(n, _)| n);
         let reused = last.filter(|done| done.manifest.id() == manifest.id()).map(|done| done.tensors);
@@ -110,7 +110,7 @@ impl Decoder {
                 Some(tensors) => Assembler::with_buffers(manifest, tensors)?,
                 None => Assembler::new(manifest, &self.limits, is_wanted)?,
             };
-            if part.header.delta.is_some() {
+            if is_delta {
                 base.iter().try_for_each(|base| assembler.base(&base.name, base.view()?))?;
             }
             Ok(Some(assembler))
@@ -124,7 +124,8 @@ impl Decoder {
             |number: u64| manifest.tensors().get(usize::try_from(number).ok()?).map(|t| t.name.as_str());
         if part.part == 0 {
             self.open = None;
-            let open = self.begin(part, last.take()).map_err(|e| e.named(name))?;
+            let is_delta = part.header.delta.is_some();
+            let open = self.begin(&manifest, is_delta, last.take()).map_err(|e| e.named(name))?;
             self.open = Some((part.header.clone(), Arc::clone(&part.manifest), open));
         }
         // An update whose part failed is given up, up to the next update.
@@ -191,34 +192,22 @@ impl Decoder {
 
     /// Decodes the last update of a whole stream, after checking every frame.
     fn whole(&mut self, bytes: &[u8]) -> Result<()> {
-        let mut last_done = self.done.take();
+        let last_done = self.done.take();
         self.metadata.clear();
-        let mut last = None;
-        let mut reader = SliceReader::new(bytes, self.limits.clone());
-        while let Some(event) = reader.next_event()? {
-            if let Event::Frame(info, Body::Update(part)) = event
-                && part.part == 0
-            {
-                last = Some(info.number);
-            }
-        }
-        let Some(last) = last else {
-            return Err(gcodec::Error::from(gcodec::error::InputErrorKind::NoUpdate).into());
-        };
-        let open = self.open.take();
-        let mut reader = SliceReader::new(bytes, self.limits.clone());
-        let mut found = Ok(false);
-        while let Some(event) = reader.next_event()? {
-            let Event::Frame(info, Body::Update(part)) = event else { continue };
-            if info.number >= last {
-                found = self.part(&part, &mut last_done);
-                if !matches!(found, Ok(false)) {
-                    break;
-                }
-            }
-        }
-        self.open = open;
-        found.map(drop)
+        let file = File::scan(bytes, self.limits.clone())?;
+        let number = file.last()?;
+        let UpdateEntry { manifest, header, .. } = file.updates()[number].clone();
+        let mut open = self.begin(&manifest, header.delta.is_some(), last_done)?;
+        let decoded = open.with_dependent_mut(|_, unfinished| {
+            let Some(mut assembler) = unfinished.take() else { return Ok(Vec::new()) };
+            file.apply(number, &mut assembler)?;
+            assembler.finish()
+        });
+        let name =
+            |number: u64| manifest.tensors().get(usize::try_from(number).ok()?).map(|t| t.name.as_str());
+        let tensors = decoded.map_err(|e| Failure::from(e).named(name))?;
+        self.done = Some(Done::new(manifest, header, tensors));
+        Ok(())
     }
 
     fn done(&self) -> Result<&Done> {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from gcodec import _native
@@ -15,8 +15,22 @@ from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 
 
+class _Items(ItemsView[str, Tensor]):
+    """Names and tensors of an update, decoded one after another."""
+
+    def __init__(self, update: FileUpdate) -> None:
+        super().__init__(update)
+        self._update = update
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return self._update._walk()
+
+
 class FileUpdate(Mapping[str, Tensor]):
     """An update in a file. `update[name]` reads and checks only the blocks of that tensor.
+
+    `for name, tensor in update.items()` decodes one tensor after another: an update that is larger than the
+    memory can be read.
 
     Attributes:
         header: the `UpdateHeader`.
@@ -42,6 +56,9 @@ class FileUpdate(Mapping[str, Tensor]):
     def __len__(self) -> int:
         return len(self.shapes)
 
+    def items(self) -> ItemsView[str, Tensor]:
+        return _Items(self)
+
     def tensors(self, names: set[str] | None = None, *, framework: Framework | None = None) -> dict[str, Any]:
         """Returns the tensors of these names, or all, as tensors of `framework`."""
         return {name: convert(tensor, framework) for name, tensor in self._read(names).items()}
@@ -49,6 +66,9 @@ class FileUpdate(Mapping[str, Tensor]):
     def on(self, base: Any) -> FileUpdate:
         """Returns this update with `base`, the tree of tensors that a delta changes."""
         return FileUpdate(self._file, self._number, base)
+
+    def _walk(self) -> Iterator[tuple[str, Tensor]]:
+        return self._file.walk(self._number, given(named_tensors(self._base)))
 
     def _read(self, names: set[str] | None) -> dict[str, Tensor]:
         return dict(self._file.tensors(self._number, names, given(named_tensors(self._base))))

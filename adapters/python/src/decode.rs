@@ -1,11 +1,12 @@
 //! Streams to tensors.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use gcodec::file::File;
 use gcodec::frame::{Manifest, Reduction, Shard, TensorInfo, UpdateHeader, UpdatePart};
-use gcodec::stream::{Assembler, Body, Event, SliceReader};
-use gcodec::{Limits, TensorBuf};
+use gcodec::stream::{Assembler, Body, Event};
+use gcodec::{Limits, TensorBuf, TensorView};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
@@ -58,26 +59,13 @@ pub(crate) fn shards(
 ) -> PyResult<Vec<(String, Vec<u64>, Vec<u64>, Vec<u64>)>> {
     let bytes = Bytes::new(data)?;
     let limits = limits.get();
-    let manifest =
-        py.detach(|| manifest_of(bytes.as_slice(), &limits)).map_err(|e| errors::raise(py, e, None))?;
-    let placed = manifest.iter().flat_map(|manifest| manifest.tensors());
+    let file = py.detach(|| File::scan(bytes.as_slice(), limits)).map_err(|e| errors::raise(py, e, None))?;
+    let placed = file.updates().last().into_iter().flat_map(|update| update.manifest.tensors());
     let placed = placed.filter_map(|info| Some((info, info.shard.clone()?)));
     let part = |(info, shard): (&TensorInfo, Shard)| {
         (info.name.clone(), shard.global_shape, shard.offsets, info.shape.clone())
     };
     Ok(placed.map(part).collect())
-}
-
-/// Returns the manifest of the last update, after checking every frame.
-fn manifest_of(bytes: &[u8], limits: &Limits) -> gcodec::Result<Option<Arc<Manifest>>> {
-    let mut last = None;
-    let mut reader = SliceReader::new(bytes, limits.clone());
-    while let Some(event) = reader.next_event()? {
-        if let Event::Frame(_, Body::Update(part)) = event {
-            last = Some(part.manifest);
-        }
-    }
-    Ok(last)
 }
 
 /// Whether a tensor is wanted. `wanted`: names; `None` is all.
@@ -90,6 +78,11 @@ pub(crate) fn bases(py: Python<'_>, given: Given<'_>) -> PyResult<Arc<Vec<Named>
     let mut named = borrow(given)?;
     py.detach(|| named.iter_mut().for_each(|n| n.tensor.gather()));
     Ok(Arc::new(named))
+}
+
+/// Returns the elements of bases by their names.
+pub(crate) fn views_by_name(bases: &[Named]) -> gcodec::Result<BTreeMap<String, TensorView<'_>>> {
+    bases.iter().map(|named| Ok((named.name.clone(), named.tensor.view()?))).collect()
 }
 
 /// The bytes of a Python object with the buffer protocol.
@@ -175,68 +168,21 @@ pub(crate) fn decode<'py>(
     let base = bases(py, base)?;
     let limits = limits.get();
     let mut known = None;
-    let decoded = threads::run(py, || match names.is_none() && base.is_empty() {
-        true => gcodec::decode_with(bytes.as_slice(), &limits),
-        false => last_update(bytes.as_slice(), &limits, names.as_ref(), &base, &mut known),
+    let decoded = threads::run(py, || {
+        let file = File::scan(bytes.as_slice(), limits)?;
+        let last = file.last()?;
+        let manifest = known.insert(Arc::clone(&file.updates()[last].manifest));
+        let base = views_by_name(&base)?;
+        let tensors = file.tensors(last, |name| is_wanted(names.as_ref(), name), &base)?;
+        Ok(given_out(manifest, tensors))
     })?;
-    let tensors = decoded.map_err(|e| errors::raise(py, e, known.as_deref()))?;
-    Ok(tensors.into_iter().map(|(name, tensor)| (name, Tensor::of(tensor))).collect())
-}
-
-/// Returns the number of the first frame of the last update, after checking every frame.
-pub(crate) fn last_update_of(bytes: &[u8], limits: &Limits) -> gcodec::Result<u64> {
-    let mut last = None;
-    let mut reader = SliceReader::new(bytes, limits.clone());
-    while let Some(event) = reader.next_event()? {
-        if let Event::Frame(info, Body::Update(part)) = event
-            && part.part == 0
-        {
-            last = Some(info.number);
-        }
-    }
-    match last {
-        Some(last) => Ok(last),
-        // The library has the error for a stream without an update.
-        None => gcodec::decode_with(bytes, limits).map(|_| u64::MAX),
-    }
-}
-
-/// Decodes some tensors of the last update, or a delta on its bases.
-///
-/// Reads the stream twice, as `decode_with` does: all frames are checked and the last update is found before
-/// decoding.
-fn last_update(
-    bytes: &[u8],
-    limits: &Limits,
-    names: Option<&HashSet<String>>,
-    base: &Arc<Vec<Named>>,
-    known: &mut Option<Arc<Manifest>>,
-) -> gcodec::Result<Vec<(String, TensorBuf)>> {
-    let last = last_update_of(bytes, limits)?;
-    let mut open: Option<(Arc<Manifest>, Open)> = None;
-    let mut reader = SliceReader::new(bytes, limits.clone());
-    while let Some(event) = reader.next_event()? {
-        let Event::Frame(info, Body::Update(part)) = event else { continue };
-        if info.number < last {
-            continue;
-        }
-        *known = Some(Arc::clone(&part.manifest));
-        if part.part == 0 {
-            open = Some((Arc::clone(&part.manifest), Open::begin(&part, limits, names, base)?));
-        }
-        if let Some((_, open)) = &mut open {
-            open.apply(&part)?;
-        }
-    }
-    let Some((manifest, open)) = open else { return Ok(Vec::new()) };
-    let tensors = open.finish()?.into_iter();
-    Ok(tensors.map(|(number, tensor)| (manifest.tensors()[number as usize].name.clone(), tensor)).collect())
+    decoded.map_err(|e| errors::raise(py, e, known.as_deref()))
 }
 
 /// An event of a stream that Python sees.
 enum Found {
     Update(UpdateHeader, Arc<Manifest>, Vec<(u64, TensorBuf)>),
-    Metadata(std::collections::BTreeMap<String, String>),
+    Metadata(BTreeMap<String, String>),
     End,
 }
 

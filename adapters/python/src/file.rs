@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use gcodec::file::Map;
+use gcodec::file::{Map, Pieces};
+use gcodec::frame::Manifest;
+use gcodec::{TensorBuf, TensorView};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use self_cell::self_cell;
 
-use crate::decode::{Bytes, bases, given_out, header_dict, is_wanted};
+use crate::decode::{Bytes, bases, given_out, header_dict, is_wanted, views_by_name};
 use crate::limits::PyLimits;
-use crate::named::Given;
+use crate::named::{Given, Named};
 use crate::tensor::Tensor;
 use crate::{errors, threads};
 
@@ -41,10 +43,68 @@ self_cell! {
     }
 }
 
+type Views<'a> = BTreeMap<String, TensorView<'a>>;
+
+self_cell! {
+    /// A file, and the bases of its deltas by name.
+    struct Based {
+        owner: (Arc<Opened>, Arc<Vec<Named>>),
+        #[covariant]
+        dependent: Views,
+    }
+}
+
+type InPieces<'a> = Pieces<'a, 'a>;
+
+self_cell! {
+    struct Walk {
+        owner: Based,
+        #[not_covariant]
+        dependent: InPieces,
+    }
+}
+
+/// The tensors of an update, one after another.
+#[pyclass(module = "gcodec._native")]
+pub(crate) struct Tensors {
+    walk: Walk,
+    manifest: Arc<Manifest>,
+}
+
+#[pymethods]
+impl Tensors {
+    fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        this
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(String, Tensor)>> {
+        let (walk, manifest) = (&mut self.walk, &self.manifest);
+        let found = threads::run(py, || walk.with_dependent_mut(|_, pieces| next_tensor(pieces, manifest)))?;
+        let found = found.map_err(|e| errors::raise(py, e, Some(manifest)))?;
+        Ok(found.map(|(name, tensor)| (name, Tensor::of(tensor))))
+    }
+}
+
+/// Returns the next whole tensor, and its name.
+fn next_tensor(
+    pieces: &mut Pieces<'_, '_>,
+    manifest: &Manifest,
+) -> gcodec::Result<Option<(String, TensorBuf)>> {
+    let Some(mut piece) = pieces.next().transpose()? else { return Ok(None) };
+    let info = &manifest.tensors()[piece.tensor as usize];
+    while (piece.data.len() as u64) < info.bytes()
+        && let Some(more) = pieces.next().transpose()?
+    {
+        piece.data.extend_from_slice(&more.data);
+        pieces.reuse(more.data);
+    }
+    Ok(Some((info.name.clone(), TensorBuf::new(info.dtype, info.shape.clone(), piece.data)?)))
+}
+
 /// A finished stream.
 #[pyclass(frozen, module = "gcodec._native")]
 pub(crate) struct File {
-    opened: Opened,
+    opened: Arc<Opened>,
 }
 
 #[pymethods]
@@ -63,7 +123,7 @@ impl File {
         let limits = limits.get();
         let opened = py
             .detach(|| Opened::try_new(source, |source| gcodec::file::File::open(source.as_slice(), limits)));
-        Ok(Self { opened: opened.map_err(|e| errors::raise(py, e, None))? })
+        Ok(Self { opened: Arc::new(opened.map_err(|e| errors::raise(py, e, None))?) })
     }
 
     /// Returns the number of updates.
@@ -92,6 +152,23 @@ impl File {
         self.opened.borrow_dependent().find(step)
     }
 
+    /// Returns the tensors of an update one after another: each is decoded when it is asked for.
+    fn walk(&self, py: Python<'_>, number: usize, base: Given<'_>) -> PyResult<Tensors> {
+        let base = bases(py, base)?;
+        let update = self.opened.borrow_dependent().updates().get(number);
+        let update = update.ok_or_else(|| errors::input(py, "the file has no update of this number"))?;
+        let manifest = Arc::clone(&update.manifest);
+        let made = threads::run(py, || {
+            let based = Based::try_new((Arc::clone(&self.opened), base), |(_, base)| views_by_name(base))?;
+            Walk::try_new(based, |based| {
+                let (opened, _) = based.borrow_owner();
+                opened.borrow_dependent().pieces(number, |_| true, based.borrow_dependent())
+            })
+        })?;
+        let walk = made.map_err(|e| errors::raise(py, e, Some(&manifest)))?;
+        Ok(Tensors { walk, manifest })
+    }
+
     /// Decodes tensors of an update. `names`: `None` is all.
     fn tensors(
         &self,
@@ -103,9 +180,7 @@ impl File {
         let base = bases(py, base)?;
         let file = self.opened.borrow_dependent();
         let decoded = threads::run(py, || {
-            let base: gcodec::Result<BTreeMap<_, _>> =
-                base.iter().map(|n| Ok((n.name.clone(), n.tensor.view()?))).collect();
-            file.tensors(number, |name| is_wanted(names.as_ref(), name), &base?)
+            file.tensors(number, |name| is_wanted(names.as_ref(), name), &views_by_name(&base)?)
         })?;
         let manifest = file.updates().get(number).map(|u| &u.manifest);
         let tensors = decoded.map_err(|e| errors::raise(py, e, manifest.map(Arc::as_ref)))?;

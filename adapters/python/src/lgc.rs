@@ -5,6 +5,7 @@ use std::sync::Arc;
 use gcodec::block::SetId;
 use gcodec::compress::Selection;
 use gcodec::compress::codecs::TopK;
+use gcodec::file::File;
 use gcodec::frame::IndexSet;
 use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::{Codec, Limits};
@@ -14,7 +15,7 @@ use gcodec_latent::{Architecture, CodeFormat, Error, Innovation, Model, Models, 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::decode::{Bytes, last_update_of};
+use crate::decode::Bytes;
 use crate::encode::{Encoded, parse};
 use crate::feedback::{given_out, owned};
 use crate::limits::PyLimits;
@@ -90,21 +91,18 @@ fn replaced(bytes: &[u8], given: &[Bytes], limits: &Limits) -> gcodec_latent::Re
     for model in given {
         models.add(Model::from_bytes(model.as_slice(), &Default::default())?.into());
     }
-    let last = last_update_of(bytes, limits)?;
-    let (mut reader, mut parts) = (SliceReader::new(bytes, limits.clone()), Vec::new());
+    let file = File::scan(bytes, limits.clone())?;
+    let mut reader = SliceReader::new(bytes, limits.clone());
     while let Some(event) = reader.next_event()? {
-        match event {
-            Event::Frame(_, Body::Model(frame)) => match Model::from_frame(&frame, &Default::default()) {
-                Ok(model) => models.add(model.into()),
-                // Another format, or only a location: its codes count as those of a missing model.
-                Err(Error::Input(_) | Error::MissingModel(_)) => {}
-                Err(e) => return Err(e),
-            },
-            Event::Frame(info, Body::Update(part)) if info.number >= last => parts.push(*part),
-            _ => {}
+        let Event::Frame(_, Body::Model(frame)) = event else { continue };
+        match Model::from_frame(&frame, &Default::default()) {
+            Ok(model) => models.add(model.into()),
+            // Another format, or only a location: its codes count as those of a missing model.
+            Err(Error::Input(_) | Error::MissingModel(_)) => {}
+            Err(e) => return Err(e),
         }
     }
-    without_latent(&parts, &models)
+    without_latent(&file.parts(file.last()?, |_| true)?, &models)
 }
 
 #[pymethods]

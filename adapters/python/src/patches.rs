@@ -5,14 +5,15 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use gcodec::block::{RawBlock, SupportId};
+use gcodec::file::{File, UpdateEntry};
 use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, UpdatePart};
-use gcodec::stream::{Assembler, Body, Event, SliceReader};
+use gcodec::stream::Assembler;
 use gcodec::{Dtype, Limits, TensorBuf, TensorView};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use rayon::prelude::*;
 
-use crate::decode::{Bytes, bases, header_dict, is_wanted, last_update_of};
+use crate::decode::{Bytes, bases, header_dict, is_wanted};
 use crate::errors::{self, Failure};
 use crate::limits::PyLimits;
 use crate::named::{Given, Named};
@@ -60,21 +61,11 @@ fn read(
     base: &[Named],
     known: &mut Option<Arc<Manifest>>,
 ) -> Result<(UpdateHeader, Vec<Patch>), Failure> {
-    let last = last_update_of(bytes, limits)?;
-    let mut parts: Vec<UpdatePart<'_>> = Vec::new();
-    let mut reader = SliceReader::new(bytes, limits.clone());
-    while let Some(event) = reader.next_event()? {
-        if let Event::Frame(info, Body::Update(part)) = event
-            && info.number >= last
-        {
-            parts.push(*part);
-        }
-    }
-    let Some(first) = parts.first() else {
-        return Err(Failure::Input("the stream has no update".into()));
-    };
-    let (manifest, header) = (Arc::clone(&first.manifest), first.header.clone());
+    let file = File::scan(bytes, limits.clone())?;
+    let last = file.last()?;
+    let UpdateEntry { manifest, header, .. } = file.updates()[last].clone();
     *known = Some(Arc::clone(&manifest));
+    let parts = file.parts(last, |_| true)?;
     // Also finds parts that do not belong together, where no tensor is wanted.
     let mut check = Assembler::new(&manifest, limits, |_| false)?;
     parts.iter().try_for_each(|part| check.apply(part))?;

@@ -1,8 +1,8 @@
 //! Sums of the updates of several senders.
 
-use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdateHeader, UpdatePart};
+use gcodec::file::File;
+use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdateHeader};
 use gcodec::reduce::{Precision, Sum, SumOptions};
-use gcodec::stream::{Body, Event, SliceReader};
 use gcodec::{Limits, TensorBuf};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -59,7 +59,8 @@ fn sum(
     let mut sum = None;
     for (number, (bytes, &weight)) in streams.iter().zip(weights).enumerate() {
         let of_stream = |e| (Some(number), e);
-        for mut part in last_update(bytes, limits).map_err(of_stream)? {
+        let file = File::scan(bytes, limits.clone()).map_err(of_stream)?;
+        for mut part in file.last().and_then(|last| file.parts(last, |_| true)).map_err(of_stream)? {
             if settings.by_input {
                 part.header.sender = number as u64;
             }
@@ -74,23 +75,6 @@ fn sum(
     let tensors = reduced.into_tensors().map_err(|e| (None, e))?;
     let names = manifest.tensors().iter().map(|t| t.name.clone());
     Ok(Some((header, names.zip(tensors).collect())))
-}
-
-/// Returns the parts of the last update of a whole stream.
-fn last_update<'a>(bytes: &'a [u8], limits: &Limits) -> gcodec::Result<Vec<UpdatePart<'a>>> {
-    let (mut parts, mut reader) = (Vec::<UpdatePart<'a>>::new(), SliceReader::new(bytes, limits.clone()));
-    while let Some(event) = reader.next_event()? {
-        let Event::Frame(_, Body::Update(part)) = event else { continue };
-        if part.part == 0 {
-            parts.clear();
-        }
-        parts.push(*part);
-    }
-    if parts.is_empty() {
-        // The library has the error for a stream without an update.
-        gcodec::decode_with(bytes, limits)?;
-    }
-    Ok(parts)
 }
 
 /// Returns the size of the preamble and the manifests at the beginning of a stream, in bytes.

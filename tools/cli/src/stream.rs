@@ -1,6 +1,6 @@
 //! Streams for the commands: updates to decode, and errors with the names of tensors.
 
-use crate::fail::{Failure, Result};
+use crate::fail::{Code, Failure, Result};
 use crate::learned;
 use crate::output::warn;
 use crate::tensors::{Dump, NamedTensor};
@@ -116,6 +116,13 @@ impl<'a> Updates<'a> {
         take: &mut dyn FnMut(&TensorInfo, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let manifest = self.manifest(number);
+        let sizes = manifest.tensors().iter().filter(|info| wanted(&info.name)).map(TensorInfo::bytes);
+        let (bytes, most) = (sizes.fold(0, u64::saturating_add), self.file.limits().max_alloc_bytes);
+        if bytes > most {
+            // They need not fit in memory, but a few bytes of a stream can fill a disk.
+            let what = format!("its tensors have {bytes} bytes; --max-alloc allows more than {most}");
+            return Err(Failure::new(Code::Limit, what));
+        }
         if let Some(stream) = self.without_codes(number)? {
             let file = File::open(&stream, self.file.limits().clone())?;
             let base = Base::new();

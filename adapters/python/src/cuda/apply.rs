@@ -5,14 +5,15 @@ use std::sync::Arc;
 
 use gcodec::Limits;
 use gcodec::block::{Block, IndexSpace, Scope, Sets};
+use gcodec::file::{File, UpdateEntry};
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader};
-use gcodec::stream::{Assembler, Body, Event, SliceReader};
+use gcodec::stream::Assembler;
 use gcodec_cuda::{DeviceTensor, Scatter, Target, TargetedBlock, TensorError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::{Lent, device, opened};
-use crate::decode::{Bytes, header_dict, last_update_of};
+use crate::decode::{Bytes, header_dict};
 use crate::errors::{self, Failure};
 use crate::limits::PyLimits;
 use crate::threads;
@@ -64,35 +65,26 @@ fn decode(
     limits: &Limits,
     known: &mut Option<Arc<Manifest>>,
 ) -> Result<(Arc<Manifest>, UpdateHeader, Vec<Decoded>), Failure> {
-    let last = last_update_of(bytes, limits)?;
-    let (mut decoded, mut header, mut check) = (Vec::new(), None, None);
-    let mut reader = SliceReader::new(bytes, limits.clone());
-    while let Some(event) = reader.next_event()? {
-        let Event::Frame(info, Body::Update(part)) = event else { continue };
-        if info.number < last {
-            continue;
-        }
-        let manifest = known.insert(Arc::clone(&part.manifest));
-        if part.header.delta.is_some() {
-            let message = "the update is a delta, which needs its base: decode it on the host";
-            return Err(Failure::Input(message.into()));
-        }
-        if part.part == 0 {
-            // An assembler without wanted tensors, which checks that the parts form an update.
-            check = Some(Assembler::new(manifest, limits, |_| false)?);
-            header = Some(part.header.clone());
-        }
-        check.as_mut().map_or(Ok(()), |check: &mut Assembler<'_>| check.apply(&part))?;
+    let file = File::scan(bytes, limits.clone())?;
+    let last = file.last()?;
+    let UpdateEntry { manifest, header, .. } = file.updates()[last].clone();
+    *known = Some(Arc::clone(&manifest));
+    if header.delta.is_some() {
+        let message = "the update is a delta, which needs its base: decode it on the host";
+        return Err(Failure::Input(message.into()));
+    }
+    // An assembler without wanted tensors, which checks that the parts form an update.
+    let mut check = Assembler::new(&manifest, limits, |_| false)?;
+    let mut decoded = Vec::new();
+    for part in file.parts(last, |_| true)? {
+        check.apply(&part)?;
         let sets = Arc::new(part.sets().clone());
         for (raw, block) in part.blocks.iter().zip(part.decode_all()?) {
             decoded.push(Decoded { block, space: raw.space.clone(), sets: Arc::clone(&sets) });
         }
     }
-    let (Some(check), Some(header), Some(manifest)) = (check, header, known.as_ref()) else {
-        return Err(Failure::Input("the stream has no update".into()));
-    };
     check.finish()?;
-    Ok((Arc::clone(manifest), header, decoded))
+    Ok((manifest, header, decoded))
 }
 
 /// Writes blocks to tensors, all on one device. `lent`: at least one.
