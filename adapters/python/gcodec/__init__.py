@@ -8,7 +8,7 @@
 """
 
 from gcodec import cuda, store
-from gcodec._native import Tensor, num_threads, set_num_threads
+from gcodec._native import Tensor, __version__, num_threads, set_num_threads
 from gcodec.codecs import (
     CODECS,
     Chunked,
@@ -95,6 +95,7 @@ __all__ = [
     "UpdateHeader",
     "UpdateReport",
     "Writer",
+    "__version__",
     "cuda",
     "decode",
     "encode",
