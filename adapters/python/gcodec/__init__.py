@@ -4,7 +4,7 @@
     tensors = gcodec.decode(data, framework="torch")
 
 `Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream,
-`stats` on tensors. `Options` holds the options of all functions that compress.
+`stats` on tensors. `Options` lists the options of all functions that compress.
 """
 
 from gcodec import cuda, store
@@ -37,7 +37,7 @@ from gcodec.file import File, FileUpdate
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
-from gcodec.options import OptionKeywords, Options
+from gcodec.options import Options
 from gcodec.patches import Patch, Patches, patches
 from gcodec.reduction import reduce
 from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
@@ -69,7 +69,6 @@ __all__ = [
     "Lossless",
     "ManifestReport",
     "Natural",
-    "OptionKeywords",
     "Options",
     "Patch",
     "Patches",

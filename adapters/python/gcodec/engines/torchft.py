@@ -27,7 +27,7 @@ import torchft
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.torch.average import average, gradients_of
 from gcodec.torch.exchange import SETS, USED, Exchange
 from gcodec.torch.names import described, own, parameters_of
@@ -53,7 +53,7 @@ class Average:
         group: the process group that the manager has.
         model: the model.
         codec: a codec that keeps no state of its own.
-        options, keywords, profile: as in `gcodec.torch.State`.
+        options, profile: as in `gcodec.torch.State`.
 
     Raises:
         InputError: an option, a codec or a rule does not fit the model.
@@ -65,13 +65,12 @@ class Average:
         group: Any,
         model: torch.nn.Module,
         codec: Codec | str,
-        options: Options | None = None,
         *,
         profile: int = 0,
-        **keywords: Unpack[OptionKeywords],
+        **options: Unpack[Options],
     ) -> None:
         where = "gcodec.engines.torchft.Average"
-        chosen = resolve(where, USED, options, keywords)
+        chosen = resolve(where, USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
         if isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"{where} takes no {type(codec).__name__}, which depends on the number of ranks: use gcodec.TopK")

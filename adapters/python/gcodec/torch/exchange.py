@@ -21,7 +21,7 @@ from gcodec.feedback import Dgc, Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode
-from gcodec.options import Options
+from gcodec.options import Chosen
 from gcodec.reduction import reduce
 from gcodec.torch.handshake import check, greeting
 from gcodec.torch.lgc import Lgc
@@ -64,7 +64,7 @@ class Exchange:
         self,
         owner: str,
         codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
-        options: Options,
+        options: Chosen,
         tensors: Tensors,
         group: dist.ProcessGroup | Ranks | None,
         profile: int,

@@ -27,7 +27,7 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.reduction import reduce
 from gcodec.shards import Place
 from gcodec.torch.exchange import SETS, Exchange
@@ -61,8 +61,8 @@ class Sharded:
         model: the model, after `fully_shard`.
         codec: a codec that keeps no state of its own. Codecs that round or draw at random do so independently
             at each step and rank.
-        options, keywords: see `gcodec.Options`. Used: rules (by the names of parameters; each must match
-            one), feedback (True or False; default True), non_finite (`reject`: all ranks raise; default
+        options: see `gcodec.Options`. Used: rules (by the names of parameters; each must match one),
+            feedback (True or False; default True), non_finite (`reject`: all ranks raise; default
             `propagate`), limits.
         replicas: the group of the ranks that hold the same shard. Default: None.
 
@@ -74,12 +74,11 @@ class Sharded:
         self,
         model: torch.nn.Module,
         codec: Codec | str,
-        options: Options | None = None,
         *,
         replicas: dist.ProcessGroup | None = None,
-        **keywords: Unpack[OptionKeywords],
+        **options: Unpack[Options],
     ) -> None:
-        chosen = resolve("gcodec.torch.Sharded", USED, options, keywords)
+        chosen = resolve("gcodec.torch.Sharded", USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate", feedback=chosen.feedback is not False)
         if isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"Sharded takes no {type(codec).__name__}, which keeps state of its own: use gcodec.TopK")
