@@ -29,7 +29,8 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
 from gcodec.torch.average import average, gradients_of
-from gcodec.torch.exchange import SETS, USED, Exchange
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.index_sets import SETS
 from gcodec.torch.names import described, own, parameters_of
 from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.schedule import Schedule
@@ -151,7 +152,7 @@ class Average:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns this replica's residuals by parameter name, for a checkpoint of this replica."""
         self._settle()
-        feedback = self._exchange._feedback
+        feedback = self._exchange.feedback
         return {} if feedback is None else feedback.state_dict("torch")
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -160,7 +161,7 @@ class Average:
         Raises:
             InputError: the state is of another model. Nothing is changed.
         """
-        feedback, renamed = self._exchange._feedback, own(state, self._tensors)
+        feedback, renamed = self._exchange.feedback, own(state, self._tensors)
         if feedback is None and renamed:
             raise InputError("the state has residuals, but feedback is False: use the settings that saved it")
         self._settle()

@@ -14,9 +14,10 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
 from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.finite import NotFinite
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of, some
-from gcodec.torch.ranks import NotFinite, Profile
+from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet

@@ -14,7 +14,7 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
 from gcodec.torch.average import average, replace_by, sparse, unused
-from gcodec.torch.exchange import USED, Exchange, Part
+from gcodec.torch.exchange import USED, Exchange, Started
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of
 from gcodec.torch.ranks import Profile
@@ -109,7 +109,7 @@ class State:
         """Begins a step."""
         self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
         self._gradients: dict[str, torch.Tensor] = {}
-        self._parts: list[Part] = []
+        self._parts: list[Started] = []
         self._error: Exception | None = None
         self._failed: BaseException | None = None
 
@@ -131,8 +131,8 @@ class State:
             try:
                 which = (bucket.index(), sum(parameter.numel() for parameter in bucket.parameters()))
                 held = unused(gradients)
-                part = self._exchange.start(which, gradients, device=buffer.device, held=held, scale=self._scale, error=error)
-                self._parts.append(part)
+                started = self._exchange.start(which, gradients, device=buffer.device, held=held, scale=self._scale, error=error)
+                self._parts.append(started)
             except BaseException as e:
                 # All ranks raise here, and start none of the other parts.
                 self._failed = e

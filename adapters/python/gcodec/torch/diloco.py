@@ -14,7 +14,8 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.options import Options, resolve
 from gcodec.shards import is_dtensor, like_dtensor
-from gcodec.torch.exchange import SETS, USED, Exchange
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.index_sets import SETS
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of, plain, some
 from gcodec.torch.ranks import Profile

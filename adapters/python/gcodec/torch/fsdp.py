@@ -30,10 +30,12 @@ from gcodec.limits import Limits
 from gcodec.options import Options, resolve
 from gcodec.reduction import reduce
 from gcodec.shards import Place
-from gcodec.torch.exchange import SETS, Exchange
+from gcodec.torch.exchange import Exchange
+from gcodec.torch.finite import NotFinite, is_finite
 from gcodec.torch.handshake import check, greeting
+from gcodec.torch.index_sets import SETS
 from gcodec.torch.names import Tensors, described, plain
-from gcodec.torch.ranks import NotFinite, Profile, Ranks
+from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.schedule import Schedule
 
 USED = ("rules", "feedback", "non_finite", "limits")
@@ -250,13 +252,13 @@ class _Scattered:
         for name, (padded, _, _) in self._parts[ranks.rank].items():
             one = total[name].reshape(-1)
             output_tensor[at : at + one.numel()].copy_(one)
-            finite = finite and _is_finite(one)
+            finite = finite and is_finite(one)
             at += padded
         state.end(self._name, finite)
 
     def after_all_reduce(self, reduced: torch.Tensor) -> None:
         """Takes the step back if another replica has a number that is not finite."""
-        if not _is_finite(reduced):
+        if not is_finite(reduced):
             self._state.end(self._name, finite=False)
 
     def _encoded(self, row: torch.Tensor, to: int, ranks: Ranks) -> _native.Encoded:
@@ -363,7 +365,7 @@ class _Replicated:
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Returns the residuals, zeros where there are none yet."""
-        feedback = self._exchange._feedback
+        feedback = self._exchange.feedback
         if feedback is None:
             return {}
         have = feedback.state_dict("torch")
@@ -371,13 +373,9 @@ class _Replicated:
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restores residuals."""
-        if self._exchange._feedback is not None:
-            self._exchange._feedback.load_state_dict({key.removeprefix("mean."): x for key, x in state.items()})
+        if self._exchange.feedback is not None:
+            self._exchange.feedback.load_state_dict({key.removeprefix("mean."): x for key, x in state.items()})
         self._exchange.step = self._state.step
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())
 
 
 def _rows(parameter: torch.nn.Parameter) -> int:
