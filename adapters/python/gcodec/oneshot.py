@@ -25,7 +25,9 @@ def encode(tree: Any, codec: Codec | str | Dgc, **options: Unpack[Options]) -> b
 
     Args:
         tree: a tensor, or a dict, list, tuple or pytree of tensors of NumPy, PyTorch, JAX or any library with
-            `__dlpack__`. For a DTensor, this process's part is encoded, with its place in the whole.
+            `__dlpack__`; or an iterator of names and tensors, such as `model.named_parameters()`. It is read
+            to its end first, because a stream has the names, types and shapes before the values. For a
+            DTensor, this process's part is encoded, with its place in the whole.
         codec: a codec, its specification such as `"topk:density=0.01"`, or a `Dgc`.
         options: see `Options`. Used: rules, base, feedback, header, non_finite, order, shards.
 
