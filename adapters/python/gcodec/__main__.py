@@ -10,7 +10,7 @@ from gcodec import _native
 
 def main() -> int:
     """Runs the command line of this process, and returns its exit code."""
-    # `python -m` passes the path of this file as the first word, which the program would print in usage texts.
+    # `python -m` gives the path of this file as the first word, which usage texts would show.
     return _native.command(["gcodec", *sys.argv[1:]])
 
 

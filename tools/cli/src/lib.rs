@@ -98,8 +98,8 @@ enum Command {
 
 /// Runs the command line of these words and returns its exit code. The first word names the program.
 ///
-/// Once per process: it starts the threads, and replaces the handlers of SIGINT, SIGTERM and SIGHUP by one that
-/// removes unfinished files.
+/// Once per process: it starts the threads, and replaces the handlers of SIGINT, SIGTERM and SIGHUP by one
+/// that removes unfinished files.
 pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
     signals::watch();
     let words: Vec<OsString> = words.into_iter().collect();
