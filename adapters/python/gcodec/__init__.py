@@ -4,11 +4,11 @@
     tensors = gcodec.decode(data, framework="torch")
 
 `Writer` and `Reader` handle streams of updates, `File` gives random access, `inspect` reports on a stream,
-`stats` on tensors. `Options` holds the options of all functions that compress.
+`stats` on tensors. `Options` lists the options of all functions that compress.
 """
 
 from gcodec import cuda, store
-from gcodec._native import Tensor, num_threads, set_num_threads
+from gcodec._native import Tensor, __version__, num_threads, set_num_threads
 from gcodec.codecs import (
     CODECS,
     Chunked,
@@ -37,7 +37,7 @@ from gcodec.file import File, FileUpdate
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
-from gcodec.options import OptionKeywords, Options
+from gcodec.options import Options
 from gcodec.patches import Patch, Patches, patches
 from gcodec.reduction import reduce
 from gcodec.report import FrameReport, ManifestReport, Report, TensorReport, UpdateReport, inspect
@@ -69,7 +69,6 @@ __all__ = [
     "Lossless",
     "ManifestReport",
     "Natural",
-    "OptionKeywords",
     "Options",
     "Patch",
     "Patches",
@@ -95,6 +94,7 @@ __all__ = [
     "UpdateHeader",
     "UpdateReport",
     "Writer",
+    "__version__",
     "cuda",
     "decode",
     "encode",

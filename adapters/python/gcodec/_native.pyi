@@ -19,8 +19,10 @@ __all__ = [
     "Store",
     "Tensor",
     "Version",
+    "__version__",
     "_load_driver",
     "canonical",
+    "command",
     "cuda_apply",
     "cuda_device_of",
     "cuda_open",
@@ -42,6 +44,8 @@ __all__ = [
     "stats",
     "without_codes",
 ]
+
+__version__: str
 
 class _Limits(Protocol):
     @property
@@ -287,6 +291,9 @@ class Lent:
 
 def canonical(spec: str) -> str: ...
 def is_lossy(spec: str) -> bool: ...
+def command(words: Sequence[str]) -> int:
+    """Runs a command line, once per process, and returns its exit code. The first word names the program."""
+
 def default_limits() -> dict[str, int]: ...
 def default_dgc() -> dict[str, Any]: ...
 def patches(

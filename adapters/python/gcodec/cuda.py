@@ -28,7 +28,7 @@ from gcodec.errors import DeviceError, InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.stream import Writer
 
 __all__ = ["Compressor", "apply", "available", "on_device", "release_memory", "why_not"]
@@ -149,13 +149,7 @@ class Compressor:
         self._memory = _native.Feedback() if feedback is None else feedback._native
 
     def encode(
-        self,
-        tree: Any,
-        codec: Codec | str,
-        options: Options | None = None,
-        *,
-        stream: Any = None,
-        **keywords: Unpack[OptionKeywords],
+        self, tree: Any, codec: Codec | str, *, stream: Any = None, **options: Unpack[Options]
     ) -> bytes:
         """Encodes a tree of tensors as a stream of one update: the bytes of `gcodec.encode`.
 
@@ -163,7 +157,7 @@ class Compressor:
 
         Args:
             tree, codec: as in `gcodec.encode`.
-            options, keywords: see `gcodec.Options`. Used: rules, header, non_finite, order.
+            options: see `gcodec.Options`. Used: rules, header, non_finite, order.
             stream: the stream to work in: a CUDA stream's number (0 and 1 are the legacy default stream), or
                 a stream of PyTorch, CuPy, Numba, or with `__cuda_stream__`. It waits for the libraries that
                 still write the tensors. Default: PyTorch's current stream for its tensors, otherwise the
@@ -175,29 +169,22 @@ class Compressor:
                 `gcodec.encode`. The feedback is unchanged.
             DeviceError: device memory is exhausted, or a driver call failed. The feedback is unchanged.
         """
-        update = self._update("Compressor.encode", tree, codec, options, keywords, stream)
+        update = self._update("Compressor.encode", tree, codec, options, stream)
         return _native.Encoder(PART_BYTES, True, True).whole(update)
 
     def write(
-        self,
-        writer: Writer,
-        tree: Any,
-        codec: Codec | str,
-        options: Options | None = None,
-        *,
-        stream: Any = None,
-        **keywords: Unpack[OptionKeywords],
+        self, writer: Writer, tree: Any, codec: Codec | str, *, stream: Any = None, **options: Unpack[Options]
     ) -> int:
         """Writes an update to a `Writer` and returns its size in bytes. The other arguments are those of
         `encode`."""
-        return writer._write(lambda: self._update("Compressor.write", tree, codec, options, keywords, stream))
+        return writer._write(lambda: self._update("Compressor.write", tree, codec, options, stream))
 
     def _update(
-        self, where: str, tree: Any, codec: Codec | str, options: Options | None, keywords: OptionKeywords, stream: Any
+        self, where: str, tree: Any, codec: Codec | str, options: Options, stream: Any
     ) -> _native._Update:
         if isinstance(codec, Dgc):
             raise InputError("Deep Gradient Compression runs on the host: give it to gcodec.encode")
-        chosen = resolve(where, ("rules", "header", "non_finite", "order"), options, keywords)
+        chosen = resolve(where, ("rules", "header", "non_finite", "order"), options)
         number = None if stream is None else devices.stream_number(stream)
         on = devices.Work(self.device, number, self._memory)
         return native_update(where, tree, codec, replace(chosen, feedback=self.feedback), on)

@@ -13,31 +13,30 @@ from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.limits import Limits
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.shards import check_places
 from gcodec.stream import as_tree
 
 
-def encode(
-    tree: Any, codec: Codec | str | Dgc, options: Options | None = None, **keywords: Unpack[OptionKeywords]
-) -> bytes:
+def encode(tree: Any, codec: Codec | str | Dgc, **options: Unpack[Options]) -> bytes:
     """Encodes a tree of tensors as a stream of one update.
 
     The bytes are those of the Rust library's `encode` for the same tensors and codec.
 
     Args:
         tree: a tensor, or a dict, list, tuple or pytree of tensors of NumPy, PyTorch, JAX or any library with
-            `__dlpack__`. For a DTensor, this process's part is encoded, with its place in the whole.
+            `__dlpack__`; or an iterator of names and tensors, such as `model.named_parameters()`. It is read
+            to its end first, because a stream has the names, types and shapes before the values. For a
+            DTensor, this process's part is encoded, with its place in the whole.
         codec: a codec, its specification such as `"topk:density=0.01"`, or a `Dgc`.
-        options, keywords: see `Options`. Used: rules, base, feedback, header, non_finite, order,
-            shards.
+        options: see `Options`. Used: rules, base, feedback, header, non_finite, order, shards.
 
     Raises:
         InputError: a codec cannot take a tensor's element type, a base is missing, or names repeat. `tensor`
             is the number of the tensor.
         TypeError: a leaf of the tree is not a tensor.
     """
-    chosen = resolve("encode", ENCODE_OPTIONS, options, keywords)
+    chosen = resolve("encode", ENCODE_OPTIONS, options)
     update = native_update("encode", tree, codec, chosen)
     return _native.Encoder(PART_BYTES, True, True).whole(update)
 

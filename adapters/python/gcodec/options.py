@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict
 
 from gcodec.codecs import Codec
@@ -21,83 +21,81 @@ NonFinite = Literal["reject", "zero", "propagate"] | None
 """Treatment of NaN and infinity; None is that of the entry point."""
 
 
-class OptionKeywords(TypedDict, total=False):
-    """The fields of `Options` as keyword arguments, for type checkers. `Options` documents them."""
+class Options(TypedDict, total=False):
+    """How to compress, apart from the codec: keywords of every function and trainer that compresses.
 
-    rules: Mapping[str, Codec | str] | None
-    base: Any
-    feedback: Feedback | bool | None
-    header: UpdateHeader | None
-    non_finite: NonFinite
-    order: Order
-    shards: Mapping[str, Shard] | None
-    limits: Limits | None
+    Each entry point lists the options that it uses. Setting another one is an InputError. For the same
+    options in several calls:
 
+        encode = functools.partial(gcodec.encode, rules={"*.bias": "lossless"}, non_finite="zero")
+        data = encode(gradients, "topk", header=gcodec.UpdateHeader(step=3))
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to compress, apart from the codec.
-
-    Every function and trainer that compresses takes an `Options`, its fields as keywords, or both. A keyword
-    replaces the field of that name.
-
-        options = gcodec.Options(rules={"*.bias": "lossless"}, non_finite="zero")
-        data = gcodec.encode(gradients, "topk", options, header=gcodec.UpdateHeader(step=3))
-
-    Each entry point lists the options that it uses. Setting another one is an InputError.
+    The class is the type of these keywords: `**options: Unpack[gcodec.Options]`.
     """
 
-    rules: Mapping[str, Codec | str] | None = None
+    rules: Mapping[str, Codec | str] | None
     """Codecs for tensors whose names match a pattern, such as `{"*.bias": "lossless"}` (patterns as in
     `fnmatch`). If several patterns match a name, the last one applies. Default: None, one codec for all
     tensors."""
-    base: Any = field(default=None, compare=False)
+    base: Any
     """For the codec `Delta`: the tree of tensors that these tensors replace. Default: None."""
-    feedback: Feedback | bool | None = None
+    feedback: Feedback | bool | None
     """Error feedback: the residual of a lossy codec is added to the next update. `encode`, `Writer`: a
     `Feedback`, which holds the residuals; None is no error feedback. Trainers hold their own residuals and
     use them unless this is False. Default: None."""
-    header: UpdateHeader | None = None
+    header: UpdateHeader | None
     """Step, round and sender of the update. Default: None, all numbers 0."""
-    non_finite: NonFinite = None
+    non_finite: NonFinite
     """NaN and infinity under a lossy codec: `reject` raises InputError, `zero` encodes them as 0.
     `propagate`, for trainers whose processes exchange updates: all processes get NaN, and their residuals
     stay unchanged, so that the step can be skipped. Default: None, which is `propagate` in
     `gcodec.torch.State`, otherwise `reject`."""
-    order: Order = field(default=None, compare=False)
+    order: Order
     """Order of the tensors in the stream. Streams can be summed only if their orders agree, and frameworks
     differ: JAX sorts the keys of a dict, PyTorch does not. `name` sorts all names; a sequence lists all
     names, for instance the decoded stream of another sender. Default: None, the order of the tree."""
-    shards: Mapping[str, Shard] | None = field(default=None, compare=False)
+    shards: Mapping[str, Shard] | None
     """Places of tensors that are parts of larger ones, by name. A delta of such a tensor has separate
     blocks and a separate digest, so a receiver of one part needs no other. Default: None; DTensors have
     their places."""
-    limits: Limits | None = None
+    limits: Limits | None
     """For entry points that also decode: limits on streams of other senders. Default: None, `Limits()`."""
 
-    def __post_init__(self) -> None:
-        if self.non_finite not in (None, "reject", "zero", "propagate"):
-            raise InputError(f"non_finite is {self.non_finite!r}: use reject, zero or propagate")
+
+@dataclass(frozen=True)
+class Chosen:
+    """The `Options` of a call, with defaults for those that it does not set."""
+
+    rules: Mapping[str, Codec | str] | None = None
+    base: Any = None
+    feedback: Feedback | bool | None = None
+    header: UpdateHeader | None = None
+    non_finite: NonFinite = None
+    order: Order = None
+    shards: Mapping[str, Shard] | None = None
+    limits: Limits | None = None
 
 
-def resolve(where: str, used: tuple[str, ...], options: Options | None, keywords: OptionKeywords) -> Options:
-    """Returns `options` with `keywords` in place of its fields.
+def resolve(where: str, used: tuple[str, ...], options: Options) -> Chosen:
+    """Returns the options of a call.
 
     where: the entry point, for messages. used: the names of the options that it uses.
 
     Raises:
-        InputError: an option is set that is not among `used`.
-        TypeError: `options` is not an `Options`, or a keyword is not an option.
+        InputError: an option has a wrong value, or is set and not among `used`.
+        TypeError: a keyword is not an option.
     """
-    if options is not None and not isinstance(options, Options):
-        raise TypeError(f"options of {where} is a {type(options).__name__}: give a gcodec.Options, or keywords")
-    resolved = replace(options or Options(), **keywords)
-    for option in fields(resolved):
-        value = getattr(resolved, option.name)
-        is_default = value is option.default or (isinstance(value, str) and value == option.default)
-        if not is_default and option.name not in used:
-            raise InputError(f"{where} does not use the option {option.name}: it uses {', '.join(used)}")
-    return resolved
+    known = [option.name for option in fields(Chosen)]
+    for name in options:
+        if name not in known:
+            raise TypeError(f"{where}() got an unexpected keyword argument {name!r}")
+    chosen = Chosen(**options)
+    if chosen.non_finite not in (None, "reject", "zero", "propagate"):
+        raise InputError(f"non_finite is {chosen.non_finite!r}: use reject, zero or propagate")
+    for name in known:
+        if name not in used and getattr(chosen, name) is not None:
+            raise InputError(f"{where} does not use the option {name}: it uses {', '.join(used)}")
+    return chosen
 
 
 def callers_feedback(where: str, feedback: Feedback | bool | None) -> Feedback | None:

@@ -17,7 +17,7 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.shards import is_dtensor, like_dtensor
 
 # Bytes read at once.
@@ -113,15 +113,9 @@ class Writer:
         """Bytes written so far."""
         return self._encoder.offset
 
-    def write(
-        self,
-        tree: Any,
-        codec: Codec | str | Dgc,
-        options: Options | None = None,
-        **keywords: Unpack[OptionKeywords],
-    ) -> int:
+    def write(self, tree: Any, codec: Codec | str | Dgc, **options: Unpack[Options]) -> int:
         """Writes an update and returns its size in bytes. The arguments are those of `encode`."""
-        chosen = resolve("Writer.write", ENCODE_OPTIONS, options, keywords)
+        chosen = resolve("Writer.write", ENCODE_OPTIONS, options)
         return self._write(lambda: native_update("Writer.write", tree, codec, chosen))
 
     def _write(self, update: Callable[[], _native._Update]) -> int:

@@ -26,7 +26,7 @@ from gcodec.errors import InputError, PoisonedError
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import encode
-from gcodec.options import Options
+from gcodec.options import Chosen
 from gcodec.patches import Patch, Patches, patches
 
 __all__ = ["PoisonedError", "Receiver", "Sender", "Staged"]
@@ -69,7 +69,7 @@ class Sender:
         _check_same(self._last, weights)
         new = {name: _copied(weights[name], self._on_device) for name in self._last}
         header = UpdateHeader(step=self.version, inner_steps=1, world=1)
-        options = Options(base=self._last, header=header)
+        options = Chosen(base=self._last, header=header)
         update = native_update("Sender.delta", new, self._codec, options, digests=self._digests)
         try:
             data = _native.Encoder(PART_BYTES, True, True).whole(update)

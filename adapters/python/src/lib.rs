@@ -3,6 +3,7 @@
 //! The Python files beside this crate are its only users. `gcodec/_native.pyi` documents the module.
 
 mod align;
+mod command;
 mod cuda;
 mod decode;
 mod digests;
@@ -33,6 +34,10 @@ static ALLOCATOR: align::Aligned = align::Aligned;
 
 #[pymodule]
 mod _native {
+    use super::*;
+
+    #[pymodule_export]
+    use crate::command::command;
     #[pymodule_export]
     use crate::cuda::{Lent, cuda_apply, device_of, lend, load_driver, open, release, takes};
     #[pymodule_export]
@@ -65,4 +70,10 @@ mod _native {
     use crate::tensor::Tensor;
     #[pymodule_export]
     use crate::threads::{num_threads, set_num_threads};
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        // As Python writes it: 1.0.0rc1, not 1.0.0-rc.1.
+        module.add("__version__", env!("CARGO_PKG_VERSION").replace("-rc.", "rc"))
+    }
 }

@@ -1,8 +1,7 @@
-"""`gcodec.Options` is accepted by everything that compresses, as a value and as keywords."""
+"""Everything that compresses takes the options of `gcodec.Options` as keywords."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import io
 import typing
@@ -19,6 +18,7 @@ import gcodec
 import gcodec.engines.flower
 import gcodec.jax
 import gcodec.torch
+from gcodec.options import Chosen
 
 TREE = {"w": np.arange(40, dtype="f") - 20, "b": np.arange(5, dtype="f")}
 RULES = {"b*": "lossless"}
@@ -68,38 +68,26 @@ def group() -> typing.Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def test_the_keywords_are_the_fields() -> None:
-    fields = typing.get_type_hints(gcodec.Options)
-    assert typing.get_type_hints(gcodec.OptionKeywords) == fields
-    assert [f.name for f in dataclasses.fields(gcodec.Options)] == list(fields)
+def test_every_option_has_a_default() -> None:
+    assert typing.get_type_hints(Chosen) == typing.get_type_hints(gcodec.Options)
+    assert all(option.default is None for option in dataclasses.fields(Chosen))
 
 
 @pytest.mark.parametrize("where", ENTRY_POINTS)
-def test_every_entry_point_accepts_options(where: str) -> None:
+def test_every_entry_point_takes_options(where: str) -> None:
     entry, unused = ENTRY_POINTS[where]
-    values = [entry(gcodec.Options(rules=RULES)), entry(options=gcodec.Options(rules=RULES)), entry(rules=RULES)]
-    # A keyword replaces the field.
-    values.append(entry(gcodec.Options(rules={"*": "raw"}), rules=RULES))
+    options: gcodec.Options = {"rules": RULES, "non_finite": None}
+    values = [entry(**options), entry(rules=RULES)]
     if isinstance(values[0], bytes):
-        assert all(value == values[0] for value in values) and values[0] != entry()
+        assert values[0] == values[1] != entry()
     with pytest.raises(gcodec.InputError, match=f"{where} does not use the option {unused}: it uses .*rules"):
-        entry(gcodec.Options(**{unused: UNUSED[unused]}))
-    with pytest.raises(gcodec.InputError, match=f"does not use the option {unused}"):
         entry(**{unused: UNUSED[unused]})
-    with pytest.raises(TypeError, match=f"options of {where} is a dict: give a gcodec.Options"):
-        entry(RULES)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'rule'"):
-        entry(rule=RULES)
-
-
-def test_options_are_values() -> None:
-    options = gcodec.Options(rules=RULES, non_finite="zero", header=gcodec.UpdateHeader(step=3))
-    assert options == copy.copy(options) == gcodec.Options(rules=RULES, non_finite="zero", header=options.header)
-    assert options != gcodec.Options(rules=RULES)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        options.rules = None  # type: ignore[misc]
     with pytest.raises(gcodec.InputError, match="non_finite is 'ignore'"):
-        gcodec.Options(non_finite="ignore")  # type: ignore[arg-type]
+        entry(non_finite="ignore")
+    with pytest.raises(TypeError, match=r"positional argument"):
+        entry(options)
+    with pytest.raises(TypeError, match=f"{where}\\(\\) got an unexpected keyword argument 'rule'"):
+        entry(rule=RULES)
 
 
 def test_feedback_belongs_to_the_caller_or_to_the_trainer() -> None:
@@ -111,7 +99,7 @@ def test_feedback_belongs_to_the_caller_or_to_the_trainer() -> None:
             trainer("topk", feedback=gcodec.Feedback())
     without, with_residuals = (gcodec.jax.compress("topk", feedback=f).init({"w": np.ones(3)}) for f in (False, None))
     assert without.residual == () and with_residuals.residual["w"].shape == (3,)
-    assert isinstance(optax.chain(gcodec.jax.compress("topk", gcodec.Options(feedback=False))), tuple)
+    assert isinstance(optax.chain(gcodec.jax.compress("topk", feedback=False)), tuple)
     given = gcodec.Feedback()
     made = state(gcodec.torch.State)(feedback=given)
     made._exchange.mean({"weight": torch.arange(200, dtype=torch.float32)}, device=torch.device("cpu"))

@@ -122,6 +122,22 @@ def test_pieces_of_any_size(gradient: np.ndarray) -> None:
     assert when == [frame.offset + frame.bytes - 1], "as soon as its last byte is there"
 
 
+def test_names_and_tensors_come_from_an_iterator(gradient: np.ndarray) -> None:
+    tree = {"layer.w": gradient, "b": gradient[0]}
+    assert gcodec.encode(iter(tree.items()), "lossless") == gcodec.encode(tree, "lossless")
+    out = io.BytesIO()
+    with gcodec.Writer(out) as writer:
+        writer.write(((name, tensor) for name, tensor in tree.items()), "lossless")
+    assert out.getvalue() == gcodec.encode(tree, "lossless")
+    with pytest.raises(gcodec.InputError, match="two tensors of the tree have the name 'b'"):
+        gcodec.encode(iter([("b", gradient), ("b", gradient)]), "raw")
+    for wrong in (iter([gradient]), iter([(0, gradient)]), iter([("a", gradient, 1)])):
+        with pytest.raises(TypeError, match="give pairs of a name and a tensor"):
+            gcodec.encode(wrong, "raw")
+    with pytest.raises(TypeError, match="a is a str: give tensors"):
+        gcodec.encode(iter([("a", "b")]), "raw")
+
+
 def test_updates_in_several_parts(gradient: np.ndarray) -> None:
     data = written(gradient, part_bytes=1000)
     assert len(gcodec.inspect(data).updates[0].frames) == 2

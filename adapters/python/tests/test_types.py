@@ -35,17 +35,20 @@ def test_the_package_is_typed(tmp_path: Path) -> None:
 def test_a_program_is_checked_against_it(tmp_path: Path) -> None:
     right = tmp_path / "right.py"
     right.write_text(
-        "import gcodec\n"
+        "import functools\nimport gcodec\n"
         "data: bytes = gcodec.encode({}, gcodec.TopK(k=3, values='bf16'))\n"
-        "options = gcodec.Options(rules={'b': 'raw'})\n"
-        "gcodec.encode({}, 'topk', options, feedback=gcodec.Feedback(), order='name')\n"
+        "encode = functools.partial(gcodec.encode, rules={'b': 'raw'})\n"
+        "encode({}, 'topk', feedback=gcodec.Feedback(), order='name')\n"
+        "options: gcodec.Options = {'rules': {'b': 'raw'}}\n"
+        "gcodec.encode({}, 'topk', **options)\n"
         "for update in gcodec.Reader('x'):\n    step: int = update.header.step\n    shape: tuple[int, ...] = update['w'].shape\n"
     )
     run("mypy", "--strict", str(right), cwd=tmp_path)
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
-        "import gcodec\ngcodec.TopK(densty=3)\ngcodec.decode(b'', framework='keras')\n"
+        "import functools\nimport gcodec\ngcodec.TopK(densty=3)\ngcodec.decode(b'', framework='keras')\n"
         "gcodec.encode({}, 'topk', rule={})\ngcodec.encode({}, 'topk', non_finite='ignore')\n"
+        "functools.partial(gcodec.encode, rule={})\n"
     )
     out = subprocess.run([sys.executable, "-m", "mypy", str(wrong)], cwd=tmp_path, capture_output=True, text=True)
-    assert "Found 4 errors" in out.stdout, out.stdout
+    assert "Found 5 errors" in out.stdout, out.stdout

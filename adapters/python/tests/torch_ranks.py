@@ -189,9 +189,9 @@ def overlapped(rank: int, world: int) -> list[int]:
 
     def wait(gradient: torch.Tensor) -> None:
         end = time.monotonic() + 20
-        while not all(part.sending.work.is_completed() for part in state._parts) and time.monotonic() < end:
+        while not all(started.part.sending.work.is_completed() for started in state._parts) and time.monotonic() < end:
             time.sleep(0.01)
-        arrived.append(sum(part.sending.work.is_completed() for part in state._parts))
+        arrived.append(sum(started.part.sending.work.is_completed() for started in state._parts))
 
     model[0].weight.register_hook(wait)
     for pixels, labels in batches(0, rank, world, 4):

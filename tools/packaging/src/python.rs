@@ -35,12 +35,14 @@ const MARKER: &str = "gcodec-requirements";
 
 /// A test of the wheel alone, without PyTorch, JAX and NumPy.
 pub(crate) const ALONE: &str = "
-import gcodec, sys
+import gcodec, subprocess, sys, sysconfig
 tensor = gcodec.Tensor('f32', (2, 2), bytes(range(16)))
 data = gcodec.encode({'w': tensor}, gcodec.Lossless())
 assert gcodec.decode(data)['w'].tobytes() == bytes(range(16))
 assert not {'numpy', 'torch', 'jax'} & set(sys.modules)
 print('the wheel works alone:', gcodec.inspect(data).updates[0].label)
+subprocess.run([sys.executable, '-m', 'gcodec', '--version'], check=True)
+subprocess.run([sysconfig.get_path('scripts') + '/gcodec', '--version'], check=True)
 ";
 
 /// An environment of packages.

@@ -96,8 +96,6 @@ const BUILDS: &[Step] = &[
                 "--lib",
                 "--examples",
                 "--bin",
-                "gcodec",
-                "--bin",
                 "gcodec-conformance",
                 "--bin",
                 "gcodec-study",

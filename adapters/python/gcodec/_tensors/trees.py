@@ -20,14 +20,22 @@ ROOT = "tensor"
 
 
 def named_tensors(tree: Any) -> dict[str, Any]:
-    """Returns the tensors of a tree by name."""
+    """Returns the tensors of a tree by name, or those of an iterator of names and tensors, which it reads to
+    its end."""
     out: dict[str, Any] = {}
-    for path, leaf in _walk(tree, ()):
+    for path, leaf in _pairs(tree) if isinstance(tree, Iterator) else _walk(tree, ()):
         name = ".".join(path) or ROOT
         if name in out:
             raise InputError(f"two tensors of the tree have the name {name!r}")
         out[name] = leaf
     return out
+
+
+def _pairs(pairs: Iterator[Any]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise TypeError(f"the iterator gives a {type(pair).__name__}: give pairs of a name and a tensor")
+        yield from _walk(pair[1], (pair[0],))
 
 
 def _walk(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

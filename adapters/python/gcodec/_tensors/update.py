@@ -15,7 +15,7 @@ from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, split
 from gcodec.header import UpdateHeader
-from gcodec.options import Options, Order, callers_feedback
+from gcodec.options import Chosen, Order, callers_feedback
 from gcodec.shards import Place, Shard, places_of
 
 # The defaults of the library's EncodeOptions (bytes) and of its compressors' Options (elements).
@@ -48,7 +48,7 @@ def native_update(
     where: str,
     tree: Any,
     codec: Codec | str | Dgc,
-    options: Options,
+    options: Chosen,
     on: Work | None = None,
     *,
     held: Collection[str] = (),

@@ -27,7 +27,7 @@ from gcodec.feedback import Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
 from gcodec.oneshot import decode, encode
-from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
+from gcodec.options import Options, resolve, trainers_feedback
 
 __all__ = ["STYPE", "Compressed", "Mod", "mod"]
 
@@ -85,7 +85,7 @@ def _is_changed(base: Any, array: Any) -> bool:
     return _is_float(array) and bool(array.dtype == base.dtype)
 
 
-def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[OptionKeywords]) -> Mod:
+def mod(codec: Codec | str, **options: Unpack[Options]) -> Mod:
     """Returns a client mod: the app gets plain arrays, and the changes in the arrays of its reply are sent
     compressed.
 
@@ -96,10 +96,10 @@ def mod(codec: Codec | str, options: Options | None = None, **keywords: Unpack[O
     Args:
         codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each round
             and node.
-        options, keywords: see `gcodec.Options`. Used: rules, feedback (True or False; default True),
-            non_finite, limits (on the server's streams).
+        options: see `gcodec.Options`. Used: rules, feedback (True or False; default True), non_finite,
+            limits (on the server's streams).
     """
-    chosen = resolve("gcodec.engines.flower.mod", ("rules", "feedback", "non_finite", "limits"), options, keywords)
+    chosen = resolve("gcodec.engines.flower.mod", ("rules", "feedback", "non_finite", "limits"), options)
     own = dict(chosen.rules or {})
     check_codecs("gcodec.engines.flower.mod", codec, own)
     feedback = trainers_feedback("gcodec.engines.flower.mod", chosen.feedback)
@@ -161,17 +161,13 @@ class Compressed(Strategy):  # type: ignore[misc]
         codec: codec of the arrays that clients get: `lossless`, or `Int8()` at a quarter of the bytes.
             Changes are added to the arrays before compression, so losses do not accumulate. Default:
             `lossless`.
-        options, keywords: see `gcodec.Options`. Used: rules, non_finite, limits (on the clients' streams).
+        options: see `gcodec.Options`. Used: rules, non_finite, limits (on the clients' streams).
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        codec: Codec | str = "lossless",
-        options: Options | None = None,
-        **keywords: Unpack[OptionKeywords],
+        self, strategy: Strategy, codec: Codec | str = "lossless", **options: Unpack[Options]
     ) -> None:
-        self._options = resolve("gcodec.engines.flower.Compressed", ("rules", "non_finite", "limits"), options, keywords)
+        self._options = resolve("gcodec.engines.flower.Compressed", ("rules", "non_finite", "limits"), options)
         self._strategy, self._codec, self._rules = strategy, codec, dict(self._options.rules or {})
         check_codecs("gcodec.engines.flower.Compressed", codec, self._rules)
         self._sent: list[dict[str, Any]] = []

@@ -27,9 +27,10 @@ import torchft
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.torch.average import average, gradients_of
-from gcodec.torch.exchange import SETS, USED, Exchange
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.index_sets import SETS
 from gcodec.torch.names import described, own, parameters_of
 from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.schedule import Schedule
@@ -53,7 +54,7 @@ class Average:
         group: the process group that the manager has.
         model: the model.
         codec: a codec that keeps no state of its own.
-        options, keywords, profile: as in `gcodec.torch.State`.
+        options, profile: as in `gcodec.torch.State`.
 
     Raises:
         InputError: an option, a codec or a rule does not fit the model.
@@ -65,13 +66,12 @@ class Average:
         group: Any,
         model: torch.nn.Module,
         codec: Codec | str,
-        options: Options | None = None,
         *,
         profile: int = 0,
-        **keywords: Unpack[OptionKeywords],
+        **options: Unpack[Options],
     ) -> None:
         where = "gcodec.engines.torchft.Average"
-        chosen = resolve(where, USED, options, keywords)
+        chosen = resolve(where, USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
         if isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"{where} takes no {type(codec).__name__}, which depends on the number of ranks: use gcodec.TopK")
@@ -152,7 +152,7 @@ class Average:
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Returns this replica's residuals by parameter name, for a checkpoint of this replica."""
         self._settle()
-        feedback = self._exchange._feedback
+        feedback = self._exchange.feedback
         return {} if feedback is None else feedback.state_dict("torch")
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -161,7 +161,7 @@ class Average:
         Raises:
             InputError: the state is of another model. Nothing is changed.
         """
-        feedback, renamed = self._exchange._feedback, own(state, self._tensors)
+        feedback, renamed = self._exchange.feedback, own(state, self._tensors)
         if feedback is None and renamed:
             raise InputError("the state has residuals, but feedback is False: use the settings that saved it")
         self._settle()

@@ -14,7 +14,7 @@ from gcodec.codecs import Codec, numbered
 from gcodec.errors import InputError
 from gcodec.header import UpdateHeader
 from gcodec.oneshot import decode, encode
-from gcodec.options import OptionKeywords, Options, resolve, trainers_feedback
+from gcodec.options import Options, resolve, trainers_feedback
 from gcodec.reduction import reduce
 
 Exchange = Callable[[bytes], Sequence[bytes]]
@@ -39,12 +39,7 @@ class CompressState(NamedTuple):
 
 
 def compress(
-    codec: Codec | str,
-    options: Options | None = None,
-    *,
-    exchange: Exchange | None = None,
-    senders: int | None = None,
-    **keywords: Unpack[OptionKeywords],
+    codec: Codec | str, *, exchange: Exchange | None = None, senders: int | None = None, **options: Unpack[Options]
 ) -> Any:
     """Returns an `optax.GradientTransformation` that replaces each update by its decoded form, with error
     feedback.
@@ -62,10 +57,10 @@ def compress(
     Args:
         codec: any codec but `Delta`. Codecs that round or draw at random do so independently at each step and
             process.
-        options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter), feedback (True or
-            False; default True), non_finite (`propagate`: all updates become NaN in all processes and the
-            residuals stay, for `optax.apply_if_finite` around the chain, or a loss scale), order, limits (on
-            the streams of other processes).
+        options: see `gcodec.Options`. Used: rules (each must match a parameter), feedback (True or False;
+            default True), non_finite (`propagate`: all updates become NaN in all processes and the residuals
+            stay, for `optax.apply_if_finite` around the chain, or a loss scale), order, limits (on the
+            streams of other processes).
         exchange: a function that exchanges streams between processes, such as `process_exchange`. Default:
             None, one process.
         senders: the number of senders whose updates one call gets. Default: None, one sender.
@@ -77,7 +72,7 @@ def compress(
     """
     import optax  # type: ignore[import-untyped]
 
-    chosen = resolve("gcodec.jax.compress", ("rules", "feedback", "non_finite", "order", "limits"), options, keywords)
+    chosen = resolve("gcodec.jax.compress", ("rules", "feedback", "non_finite", "order", "limits"), options)
     feedback = trainers_feedback("gcodec.jax.compress", chosen.feedback)
     propagate = chosen.non_finite == "propagate"
     rules = chosen.rules or {}

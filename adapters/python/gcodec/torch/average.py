@@ -12,11 +12,12 @@ import torch.distributed as dist
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.finite import NotFinite
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of, some
-from gcodec.torch.ranks import NotFinite, Profile
+from gcodec.torch.ranks import Profile
 from gcodec.torch.scalecom import ScaleCom
 from gcodec.torch.schedule import Schedule
 from gcodec.torch.sets import SharedSet
@@ -37,7 +38,7 @@ class Average:
     its residual. All ranks get a gradient of every parameter: zero if no rank has one.
 
     Args:
-        model, codec, options, keywords, scaler, group, profile: as in `State`.
+        model, codec, options, scaler, group, profile: as in `State`.
 
     Raises:
         InputError: an option, a codec, a rule or residuals do not fit the model or the group.
@@ -47,14 +48,13 @@ class Average:
         self,
         model: torch.nn.Module,
         codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
-        options: Options | None = None,
         *,
         scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
         profile: int = 0,
-        **keywords: Unpack[OptionKeywords],
+        **options: Unpack[Options],
     ) -> None:
-        chosen = resolve("gcodec.torch.Average", USED, options, keywords)
+        chosen = resolve("gcodec.torch.Average", USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
         self._parameters = parameters_of(model)
         self._exchange = Exchange("gcodec.torch.Average", codec, chosen, described(self._parameters), group, profile)

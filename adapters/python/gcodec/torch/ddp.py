@@ -12,9 +12,9 @@ import torch.distributed as dist
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.torch.average import average, replace_by, sparse, unused
-from gcodec.torch.exchange import USED, Exchange, Part
+from gcodec.torch.exchange import USED, Exchange, Started
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of
 from gcodec.torch.ranks import Profile
@@ -44,10 +44,10 @@ class State:
         codec: any codec but `Delta`; or a `Dgc` of this rank; or a `ScaleCom`, a `SharedSet` or a
             `gcodec.torch.Lgc`; or a `Schedule`. Codecs that round or draw at random do so independently at
             each step and rank.
-        options, keywords: see `gcodec.Options`. Used: rules (each must match a parameter; beside a
-            codec with sets, for the parameters that it leaves out), feedback (True, False, or a `Feedback` to
-            use; default True; `Dgc`, `ScaleCom`, `SharedSet` and `Lgc` hold their own residuals), non_finite
-            (on `reject` all ranks raise; default `propagate`), limits (on the streams of other ranks).
+        options: see `gcodec.Options`. Used: rules (each must match a parameter; beside a codec with sets,
+            for the parameters that it leaves out), feedback (True, False, or a `Feedback` to use; default
+            True; `Dgc`, `ScaleCom`, `SharedSet` and `Lgc` hold their own residuals), non_finite (on `reject`
+            all ranks raise; default `propagate`), limits (on the streams of other ranks).
         scaler: the `GradScaler` of the loss. Residuals are then kept without its scale, which changes from
             step to step. Default: None, no loss scaling.
         group: the process group. Default: None, the default group.
@@ -62,14 +62,13 @@ class State:
         self,
         model: torch.nn.Module,
         codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
-        options: Options | None = None,
         *,
         scaler: torch.amp.GradScaler | None = None,
         group: dist.ProcessGroup | None = None,
         profile: int = 0,
-        **keywords: Unpack[OptionKeywords],
+        **options: Unpack[Options],
     ) -> None:
-        chosen = resolve("gcodec.torch.State", USED, options, keywords)
+        chosen = resolve("gcodec.torch.State", USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate")
         parameters = parameters_of(model)
         self._exchange = Exchange("gcodec.torch.State", codec, chosen, described(parameters), group, profile)
@@ -110,7 +109,7 @@ class State:
         """Begins a step."""
         self._waiting: list[tuple[torch.futures.Future[torch.Tensor], torch.Tensor]] = []
         self._gradients: dict[str, torch.Tensor] = {}
-        self._parts: list[Part] = []
+        self._parts: list[Started] = []
         self._error: Exception | None = None
         self._failed: BaseException | None = None
 
@@ -132,8 +131,8 @@ class State:
             try:
                 which = (bucket.index(), sum(parameter.numel() for parameter in bucket.parameters()))
                 held = unused(gradients)
-                part = self._exchange.start(which, gradients, device=buffer.device, held=held, scale=self._scale, error=error)
-                self._parts.append(part)
+                started = self._exchange.start(which, gradients, device=buffer.device, held=held, scale=self._scale, error=error)
+                self._parts.append(started)
             except BaseException as e:
                 # All ranks raise here, and start none of the other parts.
                 self._failed = e

@@ -12,9 +12,10 @@ from gcodec._tensors.dlpack import local
 from gcodec.codecs import Codec
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.shards import is_dtensor, like_dtensor
-from gcodec.torch.exchange import SETS, USED, Exchange
+from gcodec.torch.exchange import USED, Exchange
+from gcodec.torch.index_sets import SETS
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.names import described, parameters_of, plain, some
 from gcodec.torch.ranks import Profile
@@ -44,7 +45,7 @@ class DiLoCo:
     Args:
         model: the model.
         outer: a PyTorch optimizer over the model's parameters.
-        codec, options, keywords, group, profile: as in `State`.
+        codec, options, group, profile: as in `State`.
         every: inner steps between exchanges, at least 1.
         mask: the inner optimizer. Its momentum becomes zero in every element that this rank sends in an
             exchange (momentum masking, as in arXiv 1805.08768, algorithm 1, and 1712.01887, section 3.3).
@@ -57,17 +58,16 @@ class DiLoCo:
         model: torch.nn.Module,
         outer: torch.optim.Optimizer,
         codec: Codec | str | Dgc | ScaleCom | SharedSet | Lgc | Schedule,
-        options: Options | None = None,
         *,
         every: int,
         mask: torch.optim.Optimizer | None = None,
         group: dist.ProcessGroup | None = None,
         profile: int = 0,
-        **keywords: Unpack[OptionKeywords],
+        **options: Unpack[Options],
     ) -> None:
         if every < 1:
             raise InputError(f"every of DiLoCo is {every}: use at least 1")
-        chosen = resolve("gcodec.torch.DiLoCo", USED, options, keywords)
+        chosen = resolve("gcodec.torch.DiLoCo", USED, options)
         if chosen.non_finite == "propagate":
             raise InputError("DiLoCo cannot skip an exchange: non_finite is reject or zero")
         self._parameters, self._outer, self._every = parameters_of(model), outer, every

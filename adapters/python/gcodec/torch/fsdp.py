@@ -27,13 +27,15 @@ from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.header import UpdateHeader
 from gcodec.limits import Limits
-from gcodec.options import OptionKeywords, Options, resolve
+from gcodec.options import Options, resolve
 from gcodec.reduction import reduce
 from gcodec.shards import Place
-from gcodec.torch.exchange import SETS, Exchange
+from gcodec.torch.exchange import Exchange
+from gcodec.torch.finite import NotFinite, is_finite
 from gcodec.torch.handshake import check, greeting
+from gcodec.torch.index_sets import SETS
 from gcodec.torch.names import Tensors, described, plain
-from gcodec.torch.ranks import NotFinite, Profile, Ranks
+from gcodec.torch.ranks import Profile, Ranks
 from gcodec.torch.schedule import Schedule
 
 USED = ("rules", "feedback", "non_finite", "limits")
@@ -61,8 +63,8 @@ class Sharded:
         model: the model, after `fully_shard`.
         codec: a codec that keeps no state of its own. Codecs that round or draw at random do so independently
             at each step and rank.
-        options, keywords: see `gcodec.Options`. Used: rules (by the names of parameters; each must match
-            one), feedback (True or False; default True), non_finite (`reject`: all ranks raise; default
+        options: see `gcodec.Options`. Used: rules (by the names of parameters; each must match one),
+            feedback (True or False; default True), non_finite (`reject`: all ranks raise; default
             `propagate`), limits.
         replicas: the group of the ranks that hold the same shard. Default: None.
 
@@ -74,12 +76,11 @@ class Sharded:
         self,
         model: torch.nn.Module,
         codec: Codec | str,
-        options: Options | None = None,
         *,
         replicas: dist.ProcessGroup | None = None,
-        **keywords: Unpack[OptionKeywords],
+        **options: Unpack[Options],
     ) -> None:
-        chosen = resolve("gcodec.torch.Sharded", USED, options, keywords)
+        chosen = resolve("gcodec.torch.Sharded", USED, options)
         chosen = replace(chosen, non_finite=chosen.non_finite or "propagate", feedback=chosen.feedback is not False)
         if isinstance(codec, (Dgc, *SETS, Schedule)):
             raise InputError(f"Sharded takes no {type(codec).__name__}, which keeps state of its own: use gcodec.TopK")
@@ -251,13 +252,13 @@ class _Scattered:
         for name, (padded, _, _) in self._parts[ranks.rank].items():
             one = total[name].reshape(-1)
             output_tensor[at : at + one.numel()].copy_(one)
-            finite = finite and _is_finite(one)
+            finite = finite and is_finite(one)
             at += padded
         state.end(self._name, finite)
 
     def after_all_reduce(self, reduced: torch.Tensor) -> None:
         """Takes the step back if another replica has a number that is not finite."""
-        if not _is_finite(reduced):
+        if not is_finite(reduced):
             self._state.end(self._name, finite=False)
 
     def _encoded(self, row: torch.Tensor, to: int, ranks: Ranks) -> _native.Encoded:
@@ -364,7 +365,7 @@ class _Replicated:
 
     def residuals(self) -> dict[str, torch.Tensor]:
         """Returns the residuals, zeros where there are none yet."""
-        feedback = self._exchange._feedback
+        feedback = self._exchange.feedback
         if feedback is None:
             return {}
         have = feedback.state_dict("torch")
@@ -372,13 +373,9 @@ class _Replicated:
 
     def load(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restores residuals."""
-        if self._exchange._feedback is not None:
-            self._exchange._feedback.load_state_dict({key.removeprefix("mean."): x for key, x in state.items()})
+        if self._exchange.feedback is not None:
+            self._exchange.feedback.load_state_dict({key.removeprefix("mean."): x for key, x in state.items()})
         self._exchange.step = self._state.step
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return bool(tensor.isfinite().all())
 
 
 def _rows(parameter: torch.nn.Parameter) -> int:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from gcodec._native import __version__
 from gcodec.errors import InputError
 from gcodec.torch.names import Tensors
 
@@ -27,12 +27,8 @@ _FIELDS = {
 
 def greeting(tensors: Tensors, **settings: Any) -> bytes:
     """Returns this rank's message."""
-    try:
-        ours = version("gcodec")
-    except PackageNotFoundError:
-        ours = "unknown"
     listed = [[name, dtype, list(shape)] for name, (dtype, shape) in tensors.items()]
-    return json.dumps({"version": ours, **settings, "tensors": listed}, sort_keys=True).encode()
+    return json.dumps({"version": __version__, **settings, "tensors": listed}, sort_keys=True).encode()
 
 
 def check(greetings: list[bytes]) -> None:

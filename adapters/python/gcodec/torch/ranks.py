@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from gcodec.errors import InputError
+from gcodec.torch.finite import NotFinite
 
 # Sizes that say why a rank sends nothing.
 _FAILED, _NOT_FINITE = -1, -2
@@ -47,10 +48,6 @@ class Profile:
             f"gcodec: {self.exchanges} exchanges; each {times}; "
             f"sent {self.sent / max(self.exchanges, 1):.0f} bytes, received {self.received / max(self.exchanges, 1):.0f}"
         )
-
-
-class NotFinite(Exception):
-    """A rank's tensors are not finite, or the mean is not: no rank gets a mean."""
 
 
 @dataclass

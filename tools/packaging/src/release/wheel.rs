@@ -79,8 +79,8 @@ fn alone(place: &Path, wheel: &Path) -> Result<()> {
     let python = fresh.join("bin/python");
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index"];
     run(Command::new(&python).args(pip).arg(wheel))?;
-    let version = "import importlib.metadata as m, sys; v = m.version('gcodec'); \
-        assert v.replace('rc', '-rc.') == sys.argv[1], v";
+    let version = "import gcodec, importlib.metadata as m, sys; v = m.version('gcodec'); \
+        assert v == gcodec.__version__ and v.replace('rc', '-rc.') == sys.argv[1], v";
     run(Command::new(&python).args(["-c", version, super::VERSION]).current_dir(place))?;
     run(Command::new(&python).args(["-c", ALONE]).current_dir(place))
 }

@@ -1,0 +1,212 @@
+"""The mean of values on an index set, which one rank in turn chooses for all ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from gcodec import _native
+from gcodec._tensors.dlpack import convert, given
+from gcodec.feedback import Feedback
+from gcodec.limits import Limits
+from gcodec.options import Chosen
+from gcodec.torch.finite import NotFinite, is_finite
+from gcodec.torch.lgc import Lgc
+from gcodec.torch.ranks import Ranks
+from gcodec.torch.scalecom import ScaleCom
+from gcodec.torch.sets import SharedSet
+
+SETS = (ScaleCom, SharedSet, Lgc)
+"""Codecs whose leader in turn sends positions for all ranks; they hold their own residuals."""
+
+
+class IndexSets:
+    """The worker of a codec with sets, its residuals, and the steps of its exchange.
+
+    options: the treatment of NaN and the limits. feedback: the residuals of other codecs, to which and from
+    which residuals move when a schedule changes the codec; None if there are no other codecs.
+    """
+
+    def __init__(self, options: Chosen, feedback: Feedback | None, ranks: Ranks) -> None:
+        self._limits, self._feedback, self._ranks = options.limits or Limits(), feedback, ranks
+        self._propagate = options.non_finite == "propagate"
+        # A worker is made at its first exchange, and then loads its memory.
+        self._worker: tuple[ScaleCom | SharedSet | Lgc, Any] | None = None
+        self._memory: dict[str, Any] = {}
+        self.model: bytes | None = None
+        """The model of a learned codec, after its second phase."""
+        # The state of its training in a checkpoint, before it is in the worker.
+        self._training: dict[str, Any] = {}
+
+    def prepare(self, codec: ScaleCom | SharedSet | Lgc, tensors: dict[str, torch.Tensor]) -> None:
+        """Makes the worker of a codec for these tensors, if it is not there."""
+        if self._worker is not None and self._worker[0] is not codec:
+            self.leave()
+        if self._worker is not None:
+            return
+        shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors.items()]
+        worker = _made(codec, shapes, self._ranks)
+        kept = {} if self._feedback is None else self._feedback.state_dict("torch")
+        worker.load(given(self._memory | {name: kept.pop(name) for name in tensors if name in kept}))
+        if self._feedback is not None:
+            self._feedback.load_state_dict(kept)
+        if isinstance(worker, _native.Lgc):
+            if self._training:
+                worker.load_training(given(self._training))
+            if self.model is not None:
+                worker.set_model(self.model)
+        self._worker, self._memory, self._training = (codec, worker), {}, {}
+
+    def mean(
+        self,
+        codec: ScaleCom | SharedSet | Lgc,
+        tensors: dict[str, torch.Tensor],
+        step: int,
+        held: Collection[str],
+        scale: float,
+        error: Exception | None,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the mean over all ranks, after `prepare`. The arguments are those of `Exchange.mean`."""
+        # Without a worker there is an error, which is raised on all ranks.
+        worker = None if self._worker is None else self._worker[1]
+        if isinstance(codec, ScaleCom):
+            return self._by_sum(worker, tensors, step, held, scale, error)
+        return self._by_updates(codec, worker, tensors, step, held, scale, error)
+
+    def _by_sum(
+        self,
+        worker: Any,
+        tensors: dict[str, torch.Tensor],
+        step: int,
+        held: Collection[str],
+        scale: float,
+        error: Exception | None,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the mean of values on a leader's set, which ranks sum by an all-reduce."""
+        found = None
+        start = time.perf_counter()
+        if worker is not None and error is None:
+            try:
+                wide = {name: tensor.float() for name, tensor in tensors.items()}
+                found = worker.begin(step, given(wide), [name not in held for name in wide])
+            except Exception as e:
+                error = e
+        self._ranks.profile.selection += time.perf_counter() - start
+        leader = step % self._ranks.world
+        size = self._ranks.sizes(len(memoryview(found or b"")), error, self._propagate)[leader]
+        index_set = self._ranks.broadcast(memoryview(found or b""), size, leader)
+        assert worker is not None, "an error is raised on all ranks"
+        start = time.perf_counter()
+        values: torch.Tensor = worker.take_set(index_set, self._limits).torch()
+        self._ranks.profile.coding += time.perf_counter() - start
+        mean = self._ranks.mean_of(values)
+        if self._propagate and not is_finite(mean * scale):
+            raise NotFinite
+        start = time.perf_counter()
+        out = {name: convert(tensor, "torch") for name, tensor in worker.finish(given({"mean": mean}))}
+        self._ranks.profile.coding += time.perf_counter() - start
+        return out
+
+    def _by_updates(
+        self,
+        codec: SharedSet | Lgc,
+        worker: Any,
+        tensors: dict[str, torch.Tensor],
+        step: int,
+        held: Collection[str],
+        scale: float,
+        error: Exception | None,
+    ) -> dict[str, torch.Tensor]:
+        """Returns the mean of updates on a leader's set, which travel as frames."""
+        if isinstance(codec, Lgc) and self.model is None and step >= codec.learned_from:
+            self._share_model(worker, error)
+        update: _native.Encoded | bytes = b""
+        found = None
+        start = time.perf_counter()
+        if worker is not None and error is None:
+            try:
+                wide = given({name: tensor.float() for name, tensor in tensors.items()})
+                found = worker.begin(step, wide, [name not in held for name in tensors])
+            except Exception as e:
+                error = e
+        self._ranks.profile.selection += time.perf_counter() - start
+        leader = step % self._ranks.world
+        size = self._ranks.sizes(len(memoryview(found or b"")), error, self._propagate)[leader]
+        index_set = self._ranks.broadcast(memoryview(found or b""), size, leader) if size else None
+        assert worker is not None, "an error is raised on all ranks"
+        start = time.perf_counter()
+        try:
+            if index_set is not None:
+                worker.take_set(index_set, self._limits)
+            update = worker.send()
+        except Exception as e:
+            error = e
+        self._ranks.profile.coding += time.perf_counter() - start
+        frames = memoryview(update)
+        sizes = self._ranks.sizes(len(frames), error, self._propagate)
+        streams = self._ranks.gather_frames(b"", frames, sizes)
+        start = time.perf_counter()
+        means = {name: convert(tensor, "torch") for name, tensor in worker.mean(streams, self._limits)}
+        if self._propagate and not all(is_finite(mean * scale) for mean in means.values()):
+            raise NotFinite
+        worker.finish()
+        self._ranks.profile.coding += time.perf_counter() - start
+        return means
+
+    def _share_model(self, worker: _native.Lgc | None, error: Exception | None) -> None:
+        """Gives the model of the first rank, which has trained it, to all ranks."""
+        model = b""
+        if worker is not None and error is None:
+            try:
+                model = worker.model() or b""
+            except Exception as e:
+                error = e
+        size = self._ranks.sizes(len(model), error, self._propagate)[0]
+        shared = bytes(self._ranks.broadcast(memoryview(model), size, 0))
+        assert worker is not None, "an error is raised on all ranks"
+        worker.set_model(shared)
+        self.model = shared
+
+    def leave(self) -> None:
+        """Moves the residuals of a codec with sets to where other codecs have theirs, if there are such
+        codecs. Velocities end."""
+        memory = {name: tensor for name, tensor in self.residuals().items() if "#" not in name}
+        self._worker, self._memory = None, {}
+        if self._feedback is None:
+            self._memory = memory
+        elif memory:
+            self._feedback.load_state_dict(self._feedback.state_dict("torch") | memory)
+
+    def residuals(self) -> dict[str, Any]:
+        """Returns the residuals of a codec with sets."""
+        if self._worker is None:
+            return self._memory
+        return {name: convert(tensor, "torch") for name, tensor in self._worker[1].save()}
+
+    def training(self) -> dict[str, Any]:
+        """Returns the state of a learned codec's training: the first rank has it before the third phase."""
+        if self._worker is None or not isinstance(self._worker[1], _native.Lgc):
+            return self._training
+        return {name: convert(tensor, "torch") for name, tensor in self._worker[1].save_training()}
+
+    def abort(self) -> None:
+        """Takes a step back that is not finished."""
+        if self._worker is not None:
+            self._worker[1].abort()
+
+    def load(self, residuals: dict[str, Any], model: bytes | None, training: dict[str, Any]) -> None:
+        """Restores what `residuals`, `model` and `training` gave."""
+        self._worker, self._memory = None, residuals
+        self.model, self._training = model, training
+
+
+def _made(codec: ScaleCom | SharedSet | Lgc, shapes: list[tuple[str, tuple[int, ...]]], ranks: Ranks) -> Any:
+    """Returns the native worker of a codec."""
+    if isinstance(codec, ScaleCom):
+        return _native.ScaleCom(shapes, ranks.rank, ranks.world, codec.spec, codec.beta, codec.chunk)
+    if isinstance(codec, SharedSet):
+        return _native.SharedSet(shapes, ranks.rank, ranks.world, codec.spec, codec.momentum)
+    return _native.Lgc(shapes, ranks.rank, ranks.world, codec)
