@@ -127,6 +127,8 @@ pub(crate) struct Parser {
     definitions: Definitions,
     /// Whether frames were left out, so that the index and the end of the stream list more than was read.
     torn: bool,
+    /// Whether each frame counts for itself: an index and an end are not read.
+    is_recovering: bool,
 }
 
 /// Account of the definitions kept for later frames. A few bytes can define a lot, so both their number and
@@ -210,7 +212,19 @@ impl Parser {
             listed: Listed::new(),
             definitions: Definitions::default(),
             torn: false,
+            is_recovering: false,
         }
+    }
+
+    /// Returns a parser of the frames of a corrupt stream, without its preamble, index and end: these say
+    /// nothing about other frames.
+    pub(crate) fn recovering(limits: Limits) -> Self {
+        Self { state: State::Segment { open: None }, is_recovering: true, ..Self::new(limits) }
+    }
+
+    /// Whether [`Self::recovering`] made this parser.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.is_recovering
     }
 
     /// Reads the next event as [`Self::advance`] does. After an error, [`Self::leave_out`] moves on.
@@ -241,16 +255,6 @@ impl Parser {
     /// Returns the number of the next frame.
     pub(crate) fn next_frame(&self) -> u64 {
         self.frames
-    }
-
-    /// Returns a parser of single frames from a corrupt stream, for [`Self::recover_frame`].
-    pub(crate) fn recovering(limits: Limits) -> Self {
-        Self { state: State::Segment { open: None }, ..Self::new(limits) }
-    }
-
-    /// Reads the frame at the beginning of `input`. After an error the parser can try the next frame.
-    pub(crate) fn recover_frame<'a>(&mut self, input: &'a [u8]) -> Result<Progress<'a>> {
-        self.frame(input)
     }
 
     /// Takes out the update whose last part has not come, so that the next frame may begin another.
@@ -370,6 +374,7 @@ impl Parser {
             _ => {}
         }
         Ok(match info.header.kind {
+            FrameKind::INDEX | FrameKind::END if self.is_recovering => Body::Unknown(body),
             FrameKind::MANIFEST => {
                 let manifest = Arc::new(Manifest::read(body, offset, &self.limits)?);
                 if !self.manifests.contains_key(&manifest.id()) {
