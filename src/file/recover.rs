@@ -4,7 +4,7 @@ use std::io::Write;
 use std::ops::ControlFlow;
 
 use crate::error::Result;
-use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexedUpdate, PREAMBLE_LEN};
+use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexedUpdate, PREAMBLE_LEN, SYNC};
 use crate::limits::{Limits, in_memory};
 use crate::stream::{Body, EncodeOptions, Encoder, Event, Fault, Finding, salvage_frames};
 
@@ -118,9 +118,13 @@ impl<'a, W: Write> Recovery<'a, W> {
                 let is_rewritten = matches!(frame.header.kind, FrameKind::INDEX | FrameKind::END);
                 self.saved.frames_dropped += u64::from(!is_rewritten);
             }
-            // The preamble is written again: it is not lost.
-            None if fault.offset == 0 && fault.len == PREAMBLE_LEN as u64 => {}
-            None => self.saved.bytes_lost += fault.len,
+            None => {
+                let behind = self.bytes.get(PREAMBLE_LEN..).filter(|_| fault.offset == 0);
+                let is_preamble = behind.is_some_and(|b| b.is_empty() || b.starts_with(&SYNC));
+                // The preamble is written again: it is not lost.
+                let rewritten = if is_preamble { PREAMBLE_LEN as u64 } else { 0 };
+                self.saved.bytes_lost += fault.len.saturating_sub(rewritten);
+            }
         }
     }
 
