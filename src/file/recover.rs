@@ -44,55 +44,43 @@ pub fn recover<W: Write>(bytes: &[u8], limits: &Limits, sink: W) -> Result<Recov
         had_end: false,
     };
     let encoder = Encoder::new(EncodeOptions::default());
-    let mut recovery =
-        Recovery { bytes, saved, encoder, head: Vec::new(), open: Vec::new(), is_spoiled: false };
+    let mut recovery = Recovery { bytes, saved, encoder, open: Vec::new(), is_spoiled: false };
     let mut written = Ok(());
     salvage_frames(bytes, limits, |finding| {
-        written = match finding {
-            Finding::Event(event) => recovery.keep(event),
-            Finding::Fault(fault) => {
-                recovery.leave_out(&fault);
-                Ok(())
-            }
-        };
+        match finding {
+            Finding::Event(event) => written = recovery.keep(event),
+            Finding::Fault(fault) => recovery.leave_out(&fault),
+        }
         if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     written?;
-    recovery.finish()
+    recovery.drop_open();
+    recovery.put(|encoder, out| encoder.finish(out))?;
+    recovery.saved.stream.flush()?;
+    Ok(recovery.saved)
 }
+
+/// A frame to keep: header, body, and its entry in the index if it is a part of an update.
+type Kept<'a> = (FrameHeader, &'a [u8], Option<IndexedUpdate>);
 
 struct Recovery<'a, W> {
     bytes: &'a [u8],
     saved: Recovered<W>,
     encoder: Encoder,
-    /// Bytes of one header, or of index and end.
-    head: Vec<u8>,
     /// Parts of an update, which are kept when its last part is found.
     open: Vec<Kept<'a>>,
     /// Whether a part of the update does not decode: its other parts are dropped.
     is_spoiled: bool,
 }
 
-/// A frame to keep.
-struct Kept<'a> {
-    header: FrameHeader,
-    body: &'a [u8],
-    update: Option<IndexedUpdate>,
-}
-
 impl<'a, W: Write> Recovery<'a, W> {
     /// Keeps an intact frame.
     fn keep(&mut self, event: Event<'_>) -> Result<()> {
         let Event::Frame(info, body) = event else { return Ok(()) };
-        let header = info.header;
-        let (start, end) = (info.offset, info.offset + info.len());
-        self.see_end(&header, end);
-        let bytes: &'a [u8] = &self.bytes[in_memory(start) + HEADER_LEN..in_memory(end)];
+        let (header, end) = (info.header, info.offset + info.len());
+        let bytes: &'a [u8] = &self.bytes[in_memory(info.offset) + HEADER_LEN..in_memory(end)];
         let Body::Update(part) = body else {
-            return match header.kind {
-                FrameKind::INDEX | FrameKind::END => Ok(()),
-                _ => self.write(Kept { header, body: bytes, update: None }),
-            };
+            return if self.ends(&header, end) { Ok(()) } else { self.write((header, bytes, None)) };
         };
         if part.part == 0 {
             self.drop_open();
@@ -100,7 +88,7 @@ impl<'a, W: Write> Recovery<'a, W> {
         }
         // A frame with right checksums can still have wrong content.
         self.is_spoiled = self.is_spoiled || part.decode_all().is_err();
-        self.open.push(Kept { header, body: bytes, update: Some(IndexedUpdate::of(&part, bytes)) });
+        self.open.push((header, bytes, Some(IndexedUpdate::of(&part, bytes))));
         if self.is_spoiled {
             self.drop_open();
         } else if part.last {
@@ -112,45 +100,39 @@ impl<'a, W: Write> Recovery<'a, W> {
 
     /// Counts bytes or a frame that is left out.
     fn leave_out(&mut self, fault: &Fault<'_>) {
-        match fault.frame.filter(|frame| frame.header.check_body(frame.body, 0).is_ok()) {
-            Some(frame) => {
-                self.see_end(&frame.header, fault.offset + fault.len);
-                let is_rewritten = matches!(frame.header.kind, FrameKind::INDEX | FrameKind::END);
-                self.saved.frames_dropped += u64::from(!is_rewritten);
-            }
-            None => {
-                let behind = self.bytes.get(PREAMBLE_LEN..).filter(|_| fault.offset == 0);
-                let is_preamble = behind.is_some_and(|b| b.is_empty() || b.starts_with(&SYNC));
-                // The preamble is written again: it is not lost.
-                let rewritten = if is_preamble { PREAMBLE_LEN as u64 } else { 0 };
-                self.saved.bytes_lost += fault.len.saturating_sub(rewritten);
-            }
+        let whole = fault.frame.filter(|frame| frame.header.check_body(frame.body, 0).is_ok());
+        if let Some(frame) = whole {
+            let is_dropped = !self.ends(&frame.header, fault.offset + fault.len);
+            self.saved.frames_dropped += u64::from(is_dropped);
+            return;
         }
+        let behind = self.bytes.get(PREAMBLE_LEN..).filter(|_| fault.offset == 0);
+        let has_preamble = behind.is_some_and(|bytes| bytes.is_empty() || bytes.starts_with(&SYNC));
+        // The preamble is written again: it is not lost.
+        let rewritten = if has_preamble { PREAMBLE_LEN as u64 } else { 0 };
+        self.saved.bytes_lost += fault.len.saturating_sub(rewritten);
     }
 
-    /// Records whether the intact frame that ends at `end` is the end of the stream.
-    fn see_end(&mut self, header: &FrameHeader, end: u64) {
-        self.saved.had_end = header.kind == FrameKind::END && end == self.bytes.len() as u64;
+    /// Returns whether the intact frame before byte `end` is an index or an end, which are made anew. Records
+    /// the end of the whole stream.
+    fn ends(&mut self, header: &FrameHeader, end: u64) -> bool {
+        self.saved.had_end |= header.kind == FrameKind::END && end == self.bytes.len() as u64;
+        matches!(header.kind, FrameKind::INDEX | FrameKind::END)
     }
 
     fn drop_open(&mut self) {
         self.saved.frames_dropped += self.open.drain(..).len() as u64;
     }
 
-    fn write(&mut self, frame: Kept<'_>) -> Result<()> {
+    fn write(&mut self, (header, body, update): Kept<'_>) -> Result<()> {
         self.saved.frames_kept += 1;
-        self.head.clear();
-        self.encoder.copy(&mut self.head, frame.header, frame.update);
-        self.saved.stream.write_all(&self.head)?;
-        Ok(self.saved.stream.write_all(frame.body)?)
+        self.put(|encoder, out| encoder.copy(out, header, update))?;
+        Ok(self.saved.stream.write_all(body)?)
     }
 
-    fn finish(mut self) -> Result<Recovered<W>> {
-        self.drop_open();
-        self.head.clear();
-        self.encoder.finish(&mut self.head);
-        self.saved.stream.write_all(&self.head)?;
-        self.saved.stream.flush()?;
-        Ok(self.saved)
+    fn put(&mut self, encode: impl FnOnce(&mut Encoder, &mut Vec<u8>)) -> Result<()> {
+        let mut out = Vec::new();
+        encode(&mut self.encoder, &mut out);
+        Ok(self.saved.stream.write_all(&out)?)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::block::{Block, ModelId, RawBlock, Scope, SetId, SupportId, ValuesId};
+use crate::block::{Block, RawBlock, Scope, SupportId, ValuesId};
 use crate::error::{Error, Result};
 use crate::frame::{
     Delta, HEADER_LEN, Manifest, ManifestId, PREAMBLE_LEN, TensorInfo, UpdateHeader, UpdatePart,
@@ -97,10 +97,6 @@ pub struct Report {
     pub metadata: BTreeMap<String, String>,
     /// Manifests.
     pub manifests: Vec<ManifestReport>,
-    /// Index sets.
-    pub index_sets: Vec<IndexSetReport>,
-    /// Models.
-    pub models: Vec<ModelReport>,
     /// Updates that are shown, also those that lack parts. A caller may take those behind which another began.
     pub updates: Vec<UpdateReport>,
 }
@@ -117,40 +113,6 @@ pub struct ManifestReport {
     pub tensors: u64,
     /// Elements of all tensors.
     pub elements: u64,
-}
-
-/// An index set.
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct IndexSetReport {
-    /// Number of its frame.
-    pub frame: u64,
-    /// Its id.
-    pub id: SetId,
-    /// Step for which it was chosen.
-    pub step: u64,
-    /// Sender that chose it.
-    pub leader: u64,
-    /// Number of senders.
-    pub world: u64,
-    /// Number of its elements.
-    pub kept: u64,
-}
-
-/// A model.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ModelReport {
-    /// Number of its frame.
-    pub frame: u64,
-    /// Its id.
-    pub id: ModelId,
-    /// Format of the weights.
-    pub format: String,
-    /// Name.
-    pub name: String,
-    /// Bytes of the weights.
-    pub weights_bytes: u64,
 }
 
 /// An update, as far as its parts were read.
@@ -285,17 +247,6 @@ impl Report {
                 tensors: manifest.tensors().len() as u64,
                 elements: manifest.elements(),
             }),
-            &Body::IndexSet(ref set, id, kept) => {
-                let (step, leader, world) = (set.step, set.leader, set.world);
-                self.index_sets.push(IndexSetReport { frame, id, step, leader, world, kept });
-            }
-            Body::Model(model) => self.models.push(ModelReport {
-                frame,
-                id: model.id,
-                format: model.format.clone(),
-                name: model.name.clone(),
-                weights_bytes: model.weights_len,
-            }),
             Body::Update(part) if detail.shows_update(&part.header) => {
                 return self.add_part(part, Some(frame), info.len(), detail);
             }
@@ -304,8 +255,8 @@ impl Report {
         Vec::new()
     }
 
-    /// Adds a part of an update that has `len` bytes, without asking [`Detail::shows_update`]. Returns the numbers of
-    /// the blocks that do not decode, and their errors.
+    /// Adds a part of an update that has `len` bytes, also of one that is not to be shown. Returns the numbers
+    /// of the blocks that do not decode, and their errors.
     pub fn add_part<D: Detail>(
         &mut self,
         part: &UpdatePart<'_>,
@@ -338,7 +289,17 @@ impl Report {
                 update.kept += found.kept.unwrap_or_default();
                 match options {
                     Some(_) => update.add_block(part, raw, &found, error.as_ref(), detail),
-                    None => update.block_rows.push(BlockReport::of(raw, &found, frame.unwrap_or_default())),
+                    None => update.block_rows.push(BlockReport {
+                        frame: frame.unwrap_or_default(),
+                        scope: raw.scope,
+                        elements: raw.space.len(),
+                        kept: found.kept,
+                        bytes: raw.len,
+                        support_bytes: raw.support.len() as u64,
+                        values_bytes: raw.values.len() as u64,
+                        support: raw.support_id,
+                        values: raw.values_id,
+                    }),
                 }
                 errors.extend(error.map(|error| (number, error)));
             }
@@ -378,22 +339,6 @@ impl Contents {
         let block = detail.block(part, number, block)?;
         self.stats = Stats::of_block(part, number, &block, budget, options)?;
         Ok(())
-    }
-}
-
-impl BlockReport {
-    fn of(raw: &RawBlock<'_>, found: &Contents, frame: u64) -> Self {
-        Self {
-            frame,
-            scope: raw.scope,
-            elements: raw.space.len(),
-            kept: found.kept,
-            bytes: raw.len,
-            support_bytes: raw.support.len() as u64,
-            values_bytes: raw.values.len() as u64,
-            support: raw.support_id,
-            values: raw.values_id,
-        }
     }
 }
 
@@ -471,11 +416,9 @@ impl UpdateReport {
         }
         let infos = part.manifest.tensors();
         let names: HashSet<&str> = added.iter().map(|&t| infos[in_memory(t)].name.as_str()).collect();
-        let sums = match part.part == 0 && part.last {
-            true => detail.dense(part, part.limits(), &|name| names.contains(name)).unwrap_or_default(),
-            false => Vec::new(),
-        };
-        let sums: HashMap<u64, TensorBuf> = sums.into_iter().collect();
+        let is_whole = part.part == 0 && part.last;
+        let sums = is_whole.then(|| detail.dense(part, part.limits(), &|name| names.contains(name)).ok());
+        let sums: HashMap<u64, TensorBuf> = sums.flatten().into_iter().flatten().collect();
         for number in added {
             let Some(&row) = self.rows.get(&number) else { continue };
             let row = &mut self.tensors[row];

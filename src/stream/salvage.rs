@@ -66,18 +66,18 @@ pub fn salvage(
     Salvage::new(Parser::new(limits.clone()), Buffer::new(inner), visit).run()
 }
 
-/// Finds every intact frame in `bytes`, without copying them, whatever stands between the frames:
+/// Finds every intact frame in `bytes`, without copying them. Compared with [`salvage`], a frame with a wrong
+/// checksum is searched for frames even if another stands behind it; so is one that is too large. A damaged
+/// part does not end its update, since an intact copy may follow. An index and an end are [`Body::Unknown`].
 ///
-/// - A frame is searched for frames if its checksum is wrong, also where the next frame stands behind it.
-/// - A damaged part does not end its update: an intact copy may follow.
-/// - A frame beyond [`Limits::max_frame_bytes`] is refused, but its bytes are looked at as those of others.
-/// - An index and an end are of an unknown kind.
+/// [`Body::Unknown`]: crate::stream::Body::Unknown
 pub(crate) fn salvage_frames(
     bytes: &[u8],
     limits: &Limits,
     visit: impl FnMut(Finding<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
-    Salvage::new(Parser::recovering(limits.clone()), Buffer::of(bytes), visit).run()
+    let buffer = Buffer { inner: std::io::empty(), bytes: bytes.into(), start: 0, at_end: true };
+    Salvage::new(Parser::recovering(limits.clone()), buffer, visit).run()
 }
 
 /// Bytes per call of the inner reader.
@@ -92,13 +92,6 @@ struct Buffer<'a, R> {
     bytes: Cow<'a, [u8]>,
     start: usize,
     at_end: bool,
-}
-
-impl<'a> Buffer<'a, std::io::Empty> {
-    /// Returns a buffer that has all of its bytes.
-    fn of(bytes: &'a [u8]) -> Self {
-        Self { inner: std::io::empty(), bytes: bytes.into(), start: 0, at_end: true }
-    }
 }
 
 impl<R: Read> Buffer<'_, R> {
@@ -225,7 +218,7 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
         let header = bytes.first_chunk().and_then(|h| FrameHeader::read(h, self.parser.offset()).ok());
         let Some(header) = header else { return self.search(error) };
         let len = header.body_len.saturating_add(HEADER_LEN as u64);
-        let recovering = self.parser.is_recovering();
+        let recovering = self.parser.is_recovering;
         if !recovering && matches!(error, Error::Limit(e) if e.limit == "max_frame_bytes") {
             return self.skip(error, header, len);
         }

@@ -239,11 +239,17 @@ impl Report {
                 Finding::Event(event) => {
                     let errors = found.add(&event, wanted);
                     let sound = errors.is_empty();
-                    if let Event::Frame(info, Body::Update(part)) = &event {
-                        for (number, error) in errors {
-                            damage.see_block(error, number, part, info.number);
+                    match &event {
+                        Event::Frame(info, Body::Update(part)) => {
+                            for (number, error) in errors {
+                                damage.see_block(error, number, part, info.number);
+                            }
+                            report.take_updates(&mut found, 1, wanted);
                         }
-                        report.take_updates(&mut found, 1, wanted);
+                        Event::Frame(info, body) if wanted.shows_frame(info) => {
+                            report.define(info.number, body)
+                        }
+                        _ => {}
                     }
                     damage.see(&event, sound);
                 }
@@ -276,10 +282,7 @@ impl Report {
             }
             for part in file.parts(number, is_tensor)? {
                 // Blocks of other tensors are not read: their bytes count as those of this part all the same.
-                let len = match part.part {
-                    0 => entry.bytes,
-                    _ => 0,
-                };
+                let len = if part.part == 0 { entry.bytes } else { 0 };
                 for (number, error) in found.add_part(&part, None, len, wanted) {
                     damage.see_block(error, number, &part, 0);
                 }
@@ -337,23 +340,28 @@ impl Report {
             elements: row.elements,
         };
         self.manifests = found.manifests.into_iter().map(manifest).collect();
-        let set = |row: report::IndexSetReport| IndexSetReport {
-            frame: row.frame,
-            id: row.id.to_string(),
-            step: row.step,
-            leader: row.leader,
-            world: row.world,
-            kept: row.kept,
-        };
-        self.index_sets = found.index_sets.into_iter().map(set).collect();
-        let model = |row: report::ModelReport| ModelReport {
-            frame: row.frame,
-            id: row.id.to_string(),
-            format: row.format,
-            name: row.name,
-            weights_bytes: row.weights_bytes,
-        };
-        self.models = found.models.into_iter().map(model).collect();
+    }
+
+    /// Adds a definition that only this command lists.
+    fn define(&mut self, frame: u64, body: &Body<'_>) {
+        match body {
+            Body::IndexSet(set, id, count) => self.index_sets.push(IndexSetReport {
+                frame,
+                id: id.to_string(),
+                step: set.step,
+                leader: set.leader,
+                world: set.world,
+                kept: *count,
+            }),
+            Body::Model(model) => self.models.push(ModelReport {
+                frame,
+                id: model.id.to_string(),
+                format: model.format.clone(),
+                name: model.name.clone(),
+                weights_bytes: model.weights_len,
+            }),
+            _ => {}
+        }
     }
 
     /// Takes all updates but the last `open`, whose parts may not have come yet.
