@@ -20,6 +20,7 @@
 //! | Turn updates into dense tensors | [`stream::Assembler`] |
 //! | Read one tensor of a finished file | [`file::File`] |
 //! | Read a corrupt stream, fault by fault | [`stream::salvage`] |
+//! | Report on a stream: frames, updates, tensors, blocks | [`file::report`] |
 //! | Map, append to, recover or replace a file | [`mod@file`] |
 //! | Describe tensors; headers, metadata, models | [`frame`] |
 //! | Build or examine blocks | [`block`] |

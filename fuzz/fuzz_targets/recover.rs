@@ -33,18 +33,18 @@ fuzz_target!(|bytes: &[u8]| {
 });
 
 /// Returns the recovered stream, if valid: it decodes, and recovering it again does not change it.
-fn well(bytes: &[u8]) -> Recovered {
+fn well(bytes: &[u8]) -> Recovered<Vec<u8>> {
     let limits = limits();
     // Memory: the stored definitions, one decoded part, and the new stream.
     let allowed = allowance(2 * bytes.len(), 3);
-    let saved =
-        memory::within(allowed, "recovering", || recover(bytes, &limits)).expect("recovery does not fail");
+    let saved = memory::within(allowed, "recovering", || recover(bytes, &limits, Vec::new()))
+        .expect("recovery does not fail");
     for event in SliceReader::new(&saved.stream, limits.clone()) {
         if let Event::Frame(_, Body::Update(part)) = event.expect("what was recovered reads well") {
             part.decode_all().expect("what was recovered decodes");
         }
     }
-    let again = recover(&saved.stream, &limits).expect("recovery does not fail");
+    let again = recover(&saved.stream, &limits, Vec::new()).expect("recovery does not fail");
     assert_eq!(again.stream, saved.stream, "recovered twice");
     assert_eq!((again.frames_dropped, again.bytes_lost, again.had_end), (0, 0, true), "recovered twice");
     saved

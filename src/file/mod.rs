@@ -1,4 +1,5 @@
-//! Finished files: random access through the index, appending, recovery (spec, sections 3, 4.6 and 4.7).
+//! Finished files: random access through the index, appending, recovery (spec, sections 3, 4.6 and 4.7);
+//! and reports on any stream.
 
 mod append;
 mod open;
@@ -6,6 +7,7 @@ mod pieces;
 mod ranges;
 mod recover;
 mod replace;
+pub mod report;
 
 pub use crate::arch::map::Map;
 pub use append::append;

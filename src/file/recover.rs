@@ -1,14 +1,19 @@
+//! Recovery: the intact frames of a corrupt stream, as a new stream.
+
+use std::io::Write;
+use std::ops::ControlFlow;
+
 use crate::error::Result;
-use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexedUpdate, SYNC, UpdatePart};
-use crate::limits::Limits;
-use crate::stream::{Body, EncodeOptions, Encoder, Event, Parser, Progress};
+use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, IndexedUpdate, PREAMBLE_LEN, SYNC};
+use crate::limits::{Limits, in_memory};
+use crate::stream::{Body, EncodeOptions, Encoder, Event, Fault, Finding, salvage_frames};
 
 /// Result of [`recover`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Recovered {
-    /// New stream: every intact frame, then a new index and end.
-    pub stream: Vec<u8>,
+pub struct Recovered<W> {
+    /// The sink with the new stream: every intact frame, then a new index and end.
+    pub stream: W,
     /// Frames that were kept.
     pub frames_kept: u64,
     /// Updates that were kept.
@@ -23,110 +28,111 @@ pub struct Recovered {
 }
 
 /// Recovers a corrupt or truncated stream: keeps every frame whose checksums match and whose references
-/// exist. Frames of unknown ancillary kinds are kept.
+/// exist. Frames of unknown ancillary kinds are kept, and frames that exceed the limits are dropped.
+///
+/// Each frame goes to `sink` when it was read, and an update when its last part was. Memory holds none of them.
 ///
 /// # Errors
-/// None at present. Frames that exceed the limits are dropped.
-pub fn recover(bytes: &[u8], limits: &Limits) -> Result<Recovered> {
-    let mut saved = Recovered::default();
-    let mut encoder = Encoder::new(EncodeOptions::default());
-    let mut out = Vec::new();
-    let mut parser = Parser::recovering(limits.clone());
-    // The parts of an update are kept when its last part is found.
-    let mut open: Vec<Whole<'_>> = Vec::new();
-    let mut at = 0;
-    // A body with a wrong checksum is searched for frames, because bytes may be missing in it. Bodies can
-    // overlap: this is the number of bytes of such bodies to search before they are skipped whole, so that
-    // time stays linear.
-    let mut patience = bytes.len().saturating_mul(4);
-    while at < bytes.len() {
-        let candidate = candidate_frame(&bytes[at..]);
-        let whole = candidate.filter(|(header, body)| header.check_body(body, 0).is_ok());
-        let Some((header, body)) = whole else {
-            let in_vain = candidate.map_or(0, |(_, body)| body.len());
-            let from = if in_vain <= patience { at + 1 } else { at + HEADER_LEN + in_vain };
-            patience = patience.saturating_sub(in_vain);
-            let next = bytes[from..].windows(SYNC.len()).position(|w| w == SYNC);
-            let skipped = next.map_or(bytes.len(), |n| from + n) - at;
-            // The preamble is written again: it is not lost.
-            if at > 0 || skipped != crate::frame::PREAMBLE_LEN {
-                saved.bytes_lost += skipped as u64;
-            }
-            at += skipped;
-            continue;
+/// [`Error::Io`](crate::Error::Io) from `sink`.
+pub fn recover<W: Write>(bytes: &[u8], limits: &Limits, sink: W) -> Result<Recovered<W>> {
+    let saved = Recovered {
+        stream: sink,
+        frames_kept: 0,
+        updates_kept: 0,
+        frames_dropped: 0,
+        bytes_lost: 0,
+        had_end: false,
+    };
+    let encoder = Encoder::new(EncodeOptions::default());
+    let mut recovery = Recovery { bytes, saved, encoder, open: Vec::new(), is_spoiled: false };
+    let mut written = Ok(());
+    salvage_frames(bytes, limits, |finding| {
+        match finding {
+            Finding::Event(event) => written = recovery.keep(event),
+            Finding::Fault(fault) => recovery.leave_out(&fault),
+        }
+        if written.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    written?;
+    recovery.drop_open();
+    recovery.put(|encoder, out| encoder.finish(out))?;
+    recovery.saved.stream.flush()?;
+    Ok(recovery.saved)
+}
+
+/// A frame to keep: header, body, and its entry in the index if it is a part of an update.
+type Kept<'a> = (FrameHeader, &'a [u8], Option<IndexedUpdate>);
+
+struct Recovery<'a, W> {
+    bytes: &'a [u8],
+    saved: Recovered<W>,
+    encoder: Encoder,
+    /// Parts of an update, which are kept when its last part is found.
+    open: Vec<Kept<'a>>,
+    /// Whether a part of the update does not decode: its other parts are dropped.
+    is_spoiled: bool,
+}
+
+impl<'a, W: Write> Recovery<'a, W> {
+    /// Keeps an intact frame.
+    fn keep(&mut self, event: Event<'_>) -> Result<()> {
+        let Event::Frame(info, body) = event else { return Ok(()) };
+        let (header, end) = (info.header, info.offset + info.len());
+        let bytes: &'a [u8] = &self.bytes[in_memory(info.offset) + HEADER_LEN..in_memory(end)];
+        let Body::Update(part) = body else {
+            return if self.ends(&header, end) { Ok(()) } else { self.write((header, bytes, None)) };
         };
-        let whole = Whole { header, body, indexed: None };
-        at += HEADER_LEN + whole.body.len();
-        saved.had_end = whole.header.kind == FrameKind::END && at == bytes.len();
-        if matches!(whole.header.kind, FrameKind::INDEX | FrameKind::END) {
-            continue;
+        if part.part == 0 {
+            self.drop_open();
+            self.is_spoiled = false;
         }
-        // Every frame is read as if it were the first of its stream: offsets do not matter here.
-        let frame = &bytes[at - HEADER_LEN - whole.body.len()..at];
-        let mut read = parser.recover_frame(frame);
-        if read.is_err() && whole.header.kind == FrameKind::UPDATE && !open.is_empty() {
-            // The rest of the update before may be lost, and this frame the first of the next update.
-            let suspended = parser.suspend_update();
-            read = parser.recover_frame(frame);
-            if read.is_ok() {
-                saved.frames_dropped += open.len() as u64;
-                open.clear();
-            } else {
-                // The frame belongs to no update: it is a repeated part, or the parts before it are lost.
-                parser.resume_update(suspended);
-            }
+        // A frame with right checksums can still have wrong content.
+        self.is_spoiled = self.is_spoiled || part.decode_all().is_err();
+        self.open.push((header, bytes, Some(IndexedUpdate::of(&part, bytes))));
+        if self.is_spoiled {
+            self.drop_open();
+        } else if part.last {
+            self.saved.updates_kept += 1;
+            return std::mem::take(&mut self.open).into_iter().try_for_each(|part| self.write(part));
         }
-        let Ok(Progress::Ready { event: Event::Frame(_, body), .. }) = read else {
-            saved.frames_dropped += 1;
-            continue;
-        };
-        match body {
-            Body::Update(part) => {
-                let indexed = IndexedUpdate::of(&part, whole.body);
-                let last = part.last;
-                if decodes(&part) {
-                    open.push(Whole { indexed: Some(indexed), ..whole });
-                } else {
-                    saved.frames_dropped += 1 + open.len() as u64;
-                    open.clear();
-                    parser.suspend_update();
-                    continue;
-                }
-                if last {
-                    saved.updates_kept += 1;
-                    for part in open.drain(..) {
-                        saved.frames_kept += 1;
-                        encoder.copy(&mut out, &part.header, part.body, part.indexed);
-                    }
-                }
-            }
-            _ => {
-                saved.frames_kept += 1;
-                encoder.copy(&mut out, &whole.header, whole.body, None);
-            }
-        }
+        Ok(())
     }
-    saved.frames_dropped += open.len() as u64;
-    encoder.finish(&mut out);
-    saved.stream = out;
-    Ok(saved)
-}
 
-/// A frame whose checksums match.
-struct Whole<'a> {
-    header: FrameHeader,
-    body: &'a [u8],
-    indexed: Option<IndexedUpdate>,
-}
+    /// Counts bytes or a frame that is left out.
+    fn leave_out(&mut self, fault: &Fault<'_>) {
+        let whole = fault.frame.filter(|frame| frame.header.check_body(frame.body, 0).is_ok());
+        if let Some(frame) = whole {
+            let is_dropped = !self.ends(&frame.header, fault.offset + fault.len);
+            self.saved.frames_dropped += u64::from(is_dropped);
+            return;
+        }
+        let behind = self.bytes.get(PREAMBLE_LEN..).filter(|_| fault.offset == 0);
+        let has_preamble = behind.is_some_and(|bytes| bytes.is_empty() || bytes.starts_with(&SYNC));
+        // The preamble is written again: it is not lost.
+        let rewritten = if has_preamble { PREAMBLE_LEN as u64 } else { 0 };
+        self.saved.bytes_lost += fault.len.saturating_sub(rewritten);
+    }
 
-/// Returns header and body of a possible frame. The header's checksum matches; the body's is not checked yet.
-fn candidate_frame(bytes: &[u8]) -> Option<(FrameHeader, &[u8])> {
-    let header = FrameHeader::read(bytes.first_chunk()?, 0).ok()?;
-    let len = usize::try_from(header.body_len).ok()?.checked_add(HEADER_LEN)?;
-    Some((header, bytes.get(HEADER_LEN..len)?))
-}
+    /// Returns whether the intact frame before byte `end` is an index or an end, which are made anew. Records
+    /// the end of the whole stream.
+    fn ends(&mut self, header: &FrameHeader, end: u64) -> bool {
+        self.saved.had_end |= header.kind == FrameKind::END && end == self.bytes.len() as u64;
+        matches!(header.kind, FrameKind::INDEX | FrameKind::END)
+    }
 
-/// Whether all blocks decode: a frame with right checksums can still have wrong content.
-fn decodes(part: &UpdatePart<'_>) -> bool {
-    part.decode_all().is_ok()
+    fn drop_open(&mut self) {
+        self.saved.frames_dropped += self.open.drain(..).len() as u64;
+    }
+
+    fn write(&mut self, (header, body, update): Kept<'_>) -> Result<()> {
+        self.saved.frames_kept += 1;
+        self.put(|encoder, out| encoder.copy(out, header, update))?;
+        Ok(self.saved.stream.write_all(body)?)
+    }
+
+    fn put(&mut self, encode: impl FnOnce(&mut Encoder, &mut Vec<u8>)) -> Result<()> {
+        let mut out = Vec::new();
+        encode(&mut self.encoder, &mut out);
+        Ok(self.saved.stream.write_all(&out)?)
+    }
 }

@@ -308,17 +308,12 @@ impl Encoder {
         Ok(())
     }
 
-    /// Appends a frame of another stream whose definitions this encoder has: kind and flags of `header`, and
-    /// the body.
-    pub(crate) fn copy(
-        &mut self,
-        out: &mut dyn Output,
-        header: &FrameHeader,
-        body: &[u8],
-        update: Option<IndexedUpdate>,
-    ) {
+    /// Appends the header of a frame of another stream whose definitions this encoder has. The body, which
+    /// the caller appends, follows.
+    pub(crate) fn copy(&mut self, out: &mut dyn Output, header: FrameHeader, update: Option<IndexedUpdate>) {
         self.index.updates.extend(update.filter(|_| self.options.index));
-        self.frame(out, header.kind, header.flags, body);
+        self.start(out);
+        out.append(&self.count(header));
     }
 
     /// Ends the segment: appends the index, if enabled, and the end frame. Another segment may follow.

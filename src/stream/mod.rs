@@ -18,5 +18,6 @@ pub use encoder::{EncodeOptions, Encoder};
 pub use parser::{Body, Event, FrameInfo};
 pub(crate) use parser::{Definitions, OpenUpdate, Parser, Progress};
 pub use reader::{Reader, SliceReader};
+pub(crate) use salvage::salvage_frames;
 pub use salvage::{DamagedFrame, Fault, Finding, salvage};
 pub use writer::Writer;

@@ -1,5 +1,6 @@
 //! Reads a corrupt stream to its end: what is whole, and every fault.
 
+use std::borrow::Cow;
 use std::io::Read;
 use std::ops::ControlFlow;
 
@@ -62,9 +63,21 @@ pub fn salvage(
     limits: &Limits,
     visit: impl FnMut(Finding<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
-    let parser = Parser::new(limits.clone());
-    let buffer = Buffer { inner, bytes: Vec::new(), start: 0, at_end: false };
-    Salvage { parser, buffer, visit, patience: PATIENCE, suspended: None, after_fault: false }.run()
+    Salvage::new(Parser::new(limits.clone()), Buffer::new(inner), visit).run()
+}
+
+/// Finds every intact frame in `bytes`, without copying them. Compared with [`salvage`], a frame with a wrong
+/// checksum is searched for frames even if another stands behind it; so is one that is too large. A damaged
+/// part does not end its update, since an intact copy may follow. An index and an end are [`Body::Unknown`].
+///
+/// [`Body::Unknown`]: crate::stream::Body::Unknown
+pub(crate) fn salvage_frames(
+    bytes: &[u8],
+    limits: &Limits,
+    visit: impl FnMut(Finding<'_>) -> ControlFlow<()>,
+) -> Result<()> {
+    let buffer = Buffer { inner: std::io::empty(), bytes: bytes.into(), start: 0, at_end: true };
+    Salvage::new(Parser::recovering(limits.clone()), buffer, visit).run()
 }
 
 /// Bytes per call of the inner reader.
@@ -74,14 +87,18 @@ const CHUNK: usize = 1 << 18;
 const PATIENCE: u64 = 1 << 20;
 
 /// Unread bytes.
-struct Buffer<R> {
+struct Buffer<'a, R> {
     inner: R,
-    bytes: Vec<u8>,
+    bytes: Cow<'a, [u8]>,
     start: usize,
     at_end: bool,
 }
 
-impl<R: Read> Buffer<R> {
+impl<R: Read> Buffer<'_, R> {
+    fn new(inner: R) -> Self {
+        Self { inner, bytes: Cow::default(), start: 0, at_end: false }
+    }
+
     fn rest(&self) -> &[u8] {
         &self.bytes[self.start..]
     }
@@ -89,21 +106,22 @@ impl<R: Read> Buffer<R> {
     /// Reads until `len` bytes are there, or the input ends.
     fn fill(&mut self, len: u64) -> Result<()> {
         while (self.rest().len() as u64) < len && !self.at_end {
-            if self.start > self.bytes.len() / 2 {
-                self.bytes.drain(..self.start);
+            let missing = in_memory(len) - self.rest().len();
+            let bytes = self.bytes.to_mut();
+            if self.start > bytes.len() / 2 {
+                bytes.drain(..self.start);
                 self.start = 0;
             }
-            let missing = in_memory(len) - self.rest().len();
-            let old = self.bytes.len();
+            let old = bytes.len();
             // At most a chunk more than has arrived: a length that a frame declares allocates nothing.
-            self.bytes.resize(old + missing.clamp(1, CHUNK), 0);
+            bytes.resize(old + missing.clamp(1, CHUNK), 0);
             let read = loop {
-                match self.inner.read(&mut self.bytes[old..]) {
+                match self.inner.read(&mut bytes[old..]) {
                     Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                     read => break read,
                 }
             };
-            self.bytes.truncate(old + read.as_ref().map_or(0, |read| *read));
+            bytes.truncate(old + read.as_ref().map_or(0, |read| *read));
             self.at_end = read? == 0;
         }
         Ok(())
@@ -120,9 +138,9 @@ enum Step {
     Ends,
 }
 
-struct Salvage<R, F> {
+struct Salvage<'a, R, F> {
     parser: Parser,
-    buffer: Buffer<R>,
+    buffer: Buffer<'a, R>,
     visit: F,
     patience: u64,
     /// An update whose last part has not come, and the error of the frame that may begin the next one.
@@ -131,7 +149,11 @@ struct Salvage<R, F> {
     after_fault: bool,
 }
 
-impl<R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<R, F> {
+impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
+    fn new(parser: Parser, buffer: Buffer<'a, R>, visit: F) -> Self {
+        Self { parser, buffer, visit, patience: PATIENCE, suspended: None, after_fault: false }
+    }
+
     fn run(mut self) -> Result<()> {
         while let Step::Goes = self.step()? {}
         Ok(())
@@ -196,7 +218,8 @@ impl<R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<R, F> {
         let header = bytes.first_chunk().and_then(|h| FrameHeader::read(h, self.parser.offset()).ok());
         let Some(header) = header else { return self.search(error) };
         let len = header.body_len.saturating_add(HEADER_LEN as u64);
-        if matches!(error, Error::Limit(e) if e.limit == "max_frame_bytes") {
+        let recovering = self.parser.is_recovering;
+        if !recovering && matches!(error, Error::Limit(e) if e.limit == "max_frame_bytes") {
             return self.skip(error, header, len);
         }
         self.buffer.fill(len.saturating_add(SYNC.len() as u64))?;
@@ -206,7 +229,7 @@ impl<R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<R, F> {
             // An unknown kind of frame is refused before its body has come.
             return self.search(error);
         }
-        let in_place = rest.len() == len || rest[len..].starts_with(&SYNC);
+        let in_place = !recovering && (rest.len() == len || rest[len..].starts_with(&SYNC));
         let is_whole = header.check_body(&rest[HEADER_LEN..len], 0).is_ok();
         let misplaced =
             matches!(&error, Error::Format(e) if matches!(e.kind, FormatErrorKind::Misplaced { .. }));
@@ -222,7 +245,7 @@ impl<R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<R, F> {
         match self.suspended.take() {
             // A part that belongs to no update, such as a repeated one.
             Some((open, _)) => self.parser.resume_update(Some(open)),
-            None if header.kind == FrameKind::UPDATE => _ = self.parser.suspend_update(),
+            None if header.kind == FrameKind::UPDATE && !recovering => _ = self.parser.suspend_update(),
             None => {}
         }
         if !is_whole && !in_place && self.patience >= len as u64 {

@@ -85,19 +85,19 @@ fn exchanged_repeated_and_lost_frames_are_errors() {
 #[test]
 fn intact_frames_are_recovered() {
     let stream = crate::streams::sample();
-    let whole = recover(&stream, &Limits::default()).unwrap();
+    let whole = recover(&stream, &Limits::default(), Vec::new()).unwrap();
     assert_eq!((whole.updates_kept, whole.frames_dropped, whole.bytes_lost), (2, 0, 0));
     let kept = whole.frames_kept;
     assert_eq!(read_all(&whole.stream, &small_limits()).unwrap(), 5);
     for len in 0..stream.len() {
-        let saved = recover(&stream[..len], &Limits::default()).unwrap();
+        let saved = recover(&stream[..len], &Limits::default(), Vec::new()).unwrap();
         assert!(saved.frames_kept <= kept);
         read_all(&saved.stream, &small_limits()).unwrap();
     }
     for at in (0..stream.len()).step_by(7) {
         let mut corrupt = stream.clone();
         corrupt[at] ^= 0x10;
-        let saved = recover(&corrupt, &Limits::default()).unwrap();
+        let saved = recover(&corrupt, &Limits::default(), Vec::new()).unwrap();
         // One frame is lost, and with it all frames that refer to it.
         assert!(saved.frames_kept + 8 >= kept, "byte {at}: {saved:?}");
         read_all(&saved.stream, &small_limits()).unwrap();
@@ -126,7 +126,7 @@ fn recovery_counts_what_it_keeps_and_what_it_loses() {
         ([&[7], &SYNC[..], &[7; 12], frames].concat(), 17, true),
         ([&stream[..], &stream[16..]].concat(), 0, true),
     ] {
-        let saved = recover(&bytes, &Limits::default()).unwrap();
+        let saved = recover(&bytes, &Limits::default(), Vec::new()).unwrap();
         let kept = 2 * bytes.windows(3).filter(|w| w == b"one").count() as u64;
         assert_eq!((saved.frames_kept, saved.frames_dropped), (kept, 0));
         assert_eq!((saved.bytes_lost, saved.had_end), (lost, had_end), "{bytes:?}");
@@ -167,7 +167,7 @@ fn an_update_with_a_wrong_part_is_dropped() {
         wrong[start + 16..start + 20].copy_from_slice(&crc.to_le_bytes());
         let crc = crc32fast::hash(&wrong[start..start + 20]);
         wrong[start + 20..start + 24].copy_from_slice(&crc.to_le_bytes());
-        let saved = recover(&wrong, &Limits::default()).unwrap();
+        let saved = recover(&wrong, &Limits::default(), Vec::new()).unwrap();
         // The manifest and the parts of the second update.
         assert_eq!((saved.updates_kept, saved.frames_kept, saved.frames_dropped), (1, 4, 3));
         assert_eq!(read_all(&saved.stream, &small_limits()).unwrap(), 3);
@@ -181,7 +181,7 @@ fn frames_behind_overlapping_wrong_bodies_are_recovered() {
     let (mut encoder, mut stream) = (Encoder::new(EncodeOptions::default()), Vec::new());
     encoder.private(&mut stream, FrameKind(0xf001), b"kept").unwrap();
     encoder.finish(&mut stream);
-    let count = 60;
+    let count = 400;
     let header = |i: u64| {
         let mut header = SYNC.to_vec();
         header.extend([1, 0xf0, 0, 0]);
@@ -193,7 +193,7 @@ fn frames_behind_overlapping_wrong_bodies_are_recovered() {
     let mut bytes: Vec<u8> = (0..count).flat_map(header).collect();
     bytes.extend(SYNC);
     bytes.extend(&stream[16..]);
-    let saved = recover(&bytes, &Limits::default()).unwrap();
+    let saved = recover(&bytes, &Limits::default(), Vec::new()).unwrap();
     assert_eq!((saved.frames_kept, saved.bytes_lost, saved.had_end), (1, 24 * count + 4, true));
     assert_eq!(saved.stream, stream);
 }
@@ -225,7 +225,7 @@ fn an_update_is_recovered_around_a_useless_frame() {
         let after = frames[second + 1..].iter().flat_map(|(bytes, _)| *bytes);
         let corrupt: Vec<u8> =
             stream[..16].iter().chain(before).chain(useless).chain(after).copied().collect();
-        let saved = recover(&corrupt, &Limits::default()).unwrap();
+        let saved = recover(&corrupt, &Limits::default(), Vec::new()).unwrap();
         assert_eq!((saved.updates_kept, saved.frames_dropped), (2, 1));
         assert_eq!(read_all(&saved.stream, &small_limits()).unwrap(), 5);
     }
@@ -261,7 +261,7 @@ proptest! {
             let at = e.location().expect("an error in a stream has a location");
             prop_assert!(at.frame.is_some() && at.offset <= stream.len() as u64, "{e}");
         }
-        let saved = recover(&corrupt, &small_limits()).unwrap();
+        let saved = recover(&corrupt, &small_limits(), Vec::new()).unwrap();
         read_all(&saved.stream, &small_limits()).unwrap();
     }
 

@@ -107,7 +107,7 @@ fn append_extends_a_file_and_an_interrupted_append_loses_nothing() {
     let cut = std::fs::read(&path).unwrap();
     assert!(cut.starts_with(&bytes) && File::open(&cut, Limits::default()).is_err());
     assert!(append(&path, EncodeOptions::default()).is_err());
-    assert_eq!(recover(&cut, &Limits::default()).unwrap().updates_kept, 5);
+    assert_eq!(recover(&cut, &Limits::default(), Vec::new()).unwrap().updates_kept, 5);
 }
 
 #[test]

@@ -339,7 +339,7 @@ fn recovery_takes_time_linear_in_the_bytes() {
     let bytes: Vec<u8> =
         (0..count).flat_map(|i| header(FrameKind(0xf000), 24 * (count - i - 1), 0x1234_5678)).collect();
     let started = std::time::Instant::now();
-    let saved = recover(&bytes, &Limits::default()).unwrap();
+    let saved = recover(&bytes, &Limits::default(), Vec::new()).unwrap();
     // Without a bound, recovery would read two terabytes.
     assert!(started.elapsed().as_secs() < 15);
     assert!(saved.bytes_lost > 0);
@@ -371,7 +371,7 @@ fn an_update_after_one_without_its_last_part_is_recovered() {
     assert_eq!(updates.len(), 4);
     // The second part of the first update is corrupt.
     out[updates[1] + 30] ^= 1;
-    let saved = recover(&out, &Limits::default()).unwrap();
+    let saved = recover(&out, &Limits::default(), Vec::new()).unwrap();
     assert_eq!((saved.updates_kept, saved.frames_dropped), (1, 1));
     assert_eq!(File::open(&saved.stream, Limits::default()).unwrap().updates()[0].header.step, 1);
 }

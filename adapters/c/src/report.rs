@@ -1,12 +1,12 @@
 //! Reports on streams: frames, tensors and blocks, as far as a stream can be read.
 
 use std::ffi::c_char;
-use std::sync::Arc;
 
-use gcodec::Limits;
 use gcodec::block::Scope;
-use gcodec::frame::{Manifest, UpdatePart};
-use gcodec::stream::{Body, Event, SliceReader};
+use gcodec::file::report::{self, BlockReport, Detail, UpdateReport};
+use gcodec::frame::UpdatePart;
+use gcodec::reduce::stats::StatsOptions;
+use gcodec::stream::FrameInfo;
 
 use crate::error::{Failure, Result, call, gcodec_error, gcodec_status};
 use crate::handle::{self, Content};
@@ -81,40 +81,30 @@ pub struct gcodec_block {
     pub values: *const c_char,
 }
 
-#[derive(Default)]
+/// A report, and the texts that it lends.
 pub(crate) struct Report {
     summary: gcodec_summary,
-    frames: Vec<Frame>,
+    frames: Vec<(FrameInfo, Option<Text>)>,
     updates: Vec<Update>,
-    blocks: Vec<Block>,
-}
-
-struct Frame {
-    number: u64,
-    offset: u64,
-    bytes: u64,
-    kind: u16,
-    name: Option<Text>,
+    /// The number of each block's update, and its kinds of positions and values.
+    blocks: Vec<(usize, BlockReport, [Text; 2])>,
 }
 
 struct Update {
-    header: gcodec::frame::UpdateHeader,
+    report: UpdateReport,
     label: Text,
-    manifest: Arc<Manifest>,
     names: Vec<Text>,
 }
 
-struct Block {
-    update: usize,
-    frame: u64,
-    scope: Scope,
-    elements: u64,
-    kept: u64,
-    bytes: u64,
-    support_bytes: u64,
-    values_bytes: u64,
-    support: Text,
-    values: Text,
+/// A row for each block, without statistics.
+struct Blocks;
+
+impl Detail for Blocks {
+    type Error = gcodec::Error;
+
+    fn stats(&self, _: &UpdatePart<'_>) -> Option<StatsOptions> {
+        None
+    }
 }
 
 impl Content for Report {
@@ -124,69 +114,28 @@ impl Content for Report {
 }
 
 impl Report {
-    /// Reads all whole frames. Returns the first error, also if later frames could be read.
-    fn read(&mut self, bytes: &[u8], limits: Limits) -> Result<()> {
-        self.summary.bytes = bytes.len() as u64;
-        let mut reader = SliceReader::new(bytes, limits);
-        let mut failure: Option<Failure> = None;
-        loop {
-            match reader.next_event() {
-                Ok(Some(Event::Frame(info, body))) => {
-                    self.frames.push(Frame {
-                        number: info.number,
-                        offset: info.offset,
-                        bytes: info.len(),
-                        kind: info.header.kind.0,
-                        name: info.header.kind.name().map(Text::new),
-                    });
-                    match body {
-                        Body::End(_) => self.summary.segments += 1,
-                        Body::Update(part) => {
-                            failure = failure.or(self.part(info.number, &part).err());
-                        }
-                        _ => {}
-                    }
-                }
-                Ok(Some(_)) => {}
-                Ok(None) => return failure.map_or(Ok(()), Err),
-                Err(e) => return Err(failure.unwrap_or(e.into())),
-            }
-        }
-    }
-
-    fn part(&mut self, frame: u64, part: &UpdatePart<'_>) -> Result<()> {
-        if part.part == 0 || self.updates.is_empty() {
-            let names = part.manifest.tensors().iter().map(|t| Text::new(&t.name)).collect();
-            self.updates.push(Update {
-                label: Text::new(&part.header.label),
-                header: part.header.clone(),
-                manifest: Arc::clone(&part.manifest),
-                names,
+    fn new(report: report::Report) -> Self {
+        let frames = report.frames.into_iter().map(|frame| (frame, frame.header.kind.name().map(Text::new)));
+        let frames: Vec<_> = frames.collect();
+        let (mut updates, mut blocks) = (Vec::new(), Vec::new());
+        for mut update in report.updates {
+            let rows = std::mem::take(&mut update.block_rows).into_iter();
+            let kinds = |row: &BlockReport| [row.support.to_string(), row.values.to_string()];
+            blocks.extend(rows.map(|row| (updates.len(), row, kinds(&row).map(|kind| Text::new(&kind)))));
+            updates.push(Update {
+                label: Text::new(&update.header.label),
+                names: update.manifest.tensors().iter().map(|t| Text::new(&t.name)).collect(),
+                report: update,
             });
         }
-        let budget = part.budget();
-        let mut failure = None;
-        for (number, raw) in part.blocks.iter().enumerate() {
-            let block = part.decode(number, &budget.with_memory_renewed());
-            let kept = block.and_then(|block| block.count(&raw.space, part.sets()));
-            let kept = kept.unwrap_or_else(|e| {
-                failure.get_or_insert(e);
-                GCODEC_UNKNOWN
-            });
-            self.blocks.push(Block {
-                update: self.updates.len() - 1,
-                frame,
-                scope: raw.scope,
-                elements: raw.space.len(),
-                kept,
-                bytes: raw.len,
-                support_bytes: raw.support.len() as u64,
-                values_bytes: raw.values.len() as u64,
-                support: Text::new(&raw.support_id.to_string()),
-                values: Text::new(&raw.values_id.to_string()),
-            });
-        }
-        failure.map_or(Ok(()), |e| Err(e.into()))
+        let summary = gcodec_summary {
+            bytes: report.bytes,
+            segments: report.segments,
+            frames: frames.len(),
+            updates: updates.len(),
+            blocks: blocks.len(),
+        };
+        Self { summary, frames, updates, blocks }
     }
 }
 
@@ -213,16 +162,9 @@ pub unsafe extern "C" fn gcodec_report_new(
             given::place(out)?.set(std::ptr::null_mut());
             let bytes = given::items(bytes, count, "bytes")?;
             let limits = gcodec_limits::get(limits)?;
-            let (report, found) = threads::run(|| {
-                let mut report = Report::default();
-                let found = report.read(bytes, limits);
-                let Report { summary, frames, updates, blocks } = &mut report;
-                (summary.frames, summary.updates, summary.blocks) =
-                    (frames.len(), updates.len(), blocks.len());
-                Ok((report, found))
-            })?;
-            given::place(out)?.set(handle::new(report));
-            found
+            let (report, found) = threads::run(|| Ok(report::Report::of(bytes, limits, &Blocks)))?;
+            given::place(out)?.set(handle::new(Report::new(report)));
+            found.map_or(Ok(()), |error| Err(error.into()))
         })
     }
 }
@@ -259,13 +201,13 @@ pub unsafe extern "C" fn gcodec_report_frame(
         call(error, || {
             let out = given::place(out)?;
             handle::with(report, |report: &mut Report| {
-                let frame = item(&report.frames, index, "frame")?;
+                let (frame, name) = item(&report.frames, index, "frame")?;
                 out.set(gcodec_frame {
                     number: frame.number,
                     offset: frame.offset,
-                    bytes: frame.bytes,
-                    kind: frame.kind.into(),
-                    kind_name: frame.name.as_ref().map_or(std::ptr::null(), Text::as_ptr),
+                    bytes: frame.len(),
+                    kind: frame.header.kind.0.into(),
+                    kind_name: name.as_ref().map_or(std::ptr::null(), Text::as_ptr),
                 });
                 Ok(())
             })
@@ -288,7 +230,7 @@ pub unsafe extern "C" fn gcodec_report_update(
             let (header, tensors) = (given::place(header)?, given::place(tensors)?);
             handle::with(report, |report: &mut Report| {
                 let update = item(&report.updates, index, "update")?;
-                header.set(gcodec_header::of(&update.header, &update.label));
+                header.set(gcodec_header::of(&update.report.header, &update.label));
                 tensors.set(update.names.len());
                 Ok(())
             })
@@ -312,7 +254,7 @@ pub unsafe extern "C" fn gcodec_report_tensor(
             let out = given::place(out)?;
             handle::with(report, |report: &mut Report| {
                 let update = item(&report.updates, update, "update")?;
-                let info = item(update.manifest.tensors(), index, "tensor")?;
+                let info = item(update.report.manifest.tensors(), index, "tensor")?;
                 let name = item(&update.names, index, "tensor")?;
                 out.set(gcodec_tensor {
                     name: name.as_ptr(),
@@ -342,24 +284,24 @@ pub unsafe extern "C" fn gcodec_report_block(
         call(error, || {
             let out = given::place(out)?;
             handle::with(report, |report: &mut Report| {
-                let block = item(&report.blocks, index, "block")?;
+                let (update, block, [support, values]) = item(&report.blocks, index, "block")?;
                 let start = match block.scope {
                     Scope::Range { start, .. } => start,
                     _ => 0,
                 };
                 out.set(gcodec_block {
-                    update: block.update,
+                    update: *update,
                     frame: block.frame,
                     tensor: block.scope.first(),
                     tensors: block.scope.tensors(),
                     start,
                     elements: block.elements,
-                    kept: block.kept,
+                    kept: block.kept.unwrap_or(GCODEC_UNKNOWN),
                     bytes: block.bytes,
                     support_bytes: block.support_bytes,
                     values_bytes: block.values_bytes,
-                    support: block.support.as_ptr(),
-                    values: block.values.as_ptr(),
+                    support: support.as_ptr(),
+                    values: values.as_ptr(),
                 });
                 Ok(())
             })

@@ -342,6 +342,11 @@ impl<'a> UpdatePart<'a> {
         self.tables.len()
     }
 
+    /// Returns the limits of its reader.
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
     /// Returns a full allowance for decoding blocks of this part.
     pub fn budget(&self) -> Budget {
         Budget::new(&self.limits)

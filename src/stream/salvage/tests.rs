@@ -313,7 +313,7 @@ fn a_frame_beyond_the_limit_is_not_held_in_memory() {
         let mut salvage = begin(&bytes[..], &limits, PATIENCE, |_| ControlFlow::Continue(()));
         let mut most = 0;
         while let Step::Goes = salvage.step().unwrap() {
-            most = most.max(salvage.buffer.bytes.capacity());
+            most = most.max(salvage.buffer.bytes.to_mut().capacity());
         }
         assert!(most < 3 * CHUNK, "{most} bytes");
     }
@@ -324,10 +324,9 @@ fn begin<R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>>(
     limits: &Limits,
     patience: u64,
     visit: F,
-) -> Salvage<R, F> {
-    let buffer = Buffer { inner, bytes: Vec::new(), start: 0, at_end: false };
-    let parser = Parser::new(limits.clone());
-    Salvage { parser, buffer, visit, patience, suspended: None, after_fault: false }
+) -> Salvage<'static, R, F> {
+    let salvage = Salvage::new(Parser::new(limits.clone()), Buffer::new(inner), visit);
+    Salvage { patience, ..salvage }
 }
 
 #[test]
@@ -435,7 +434,7 @@ fn no_more_is_read_than_the_next_event_needs() {
 #[test]
 fn consumed_bytes_leave_the_buffer() {
     let inner = std::io::repeat(7);
-    let mut buffer = Buffer { inner, bytes: Vec::new(), start: 0, at_end: false };
+    let mut buffer = Buffer::new(inner);
     for _ in 0..100 {
         buffer.fill(100).unwrap();
         buffer.consume(100);

@@ -3,10 +3,9 @@
 use crate::fail::{Failure, InFile, InOutput, Outcome, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, is_standard};
 use crate::options::{LimitArgs, check_output_is_new};
-use crate::output::{Output, counted, human_bytes, note};
+use crate::output::{Counted, Output, counted, human_bytes, note};
 use gcodec::Limits;
 use gcodec::stream::{Event, SliceReader};
-use std::io::Write;
 use std::path::PathBuf;
 
 /// Save the intact updates of a corrupt or truncated stream
@@ -34,13 +33,13 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
     check_output_is_new(&args.output, [&args.input])?;
     let input = Input::open(&args.input, DEFAULT_MAX_BYTES)?;
     let limits = args.limits.limits();
-    let saved = gcodec::file::recover(&input, &limits).in_file(&args.input)?;
-    if saved.frames_kept == 0 && !is_whole(&input, &limits) {
+    let out = Counted::new(Output::create(&args.output)?);
+    let saved = gcodec::file::recover(&input, &limits, out).in_output(&args.output)?;
+    let whole = is_whole(&input, &limits);
+    if saved.frames_kept == 0 && !whole {
         return Err(Failure::invalid("it has no intact frames")).in_file(&args.input);
     }
-    let mut out = Output::create(&args.output)?;
-    out.write_all(&saved.stream).and_then(|()| out.finish()).in_output(&args.output)?;
-    let whole = is_whole(&input, &limits);
+    let bytes = saved.stream.finish().in_output(&args.output)?;
     let lost = saved.frames_dropped > 0 || saved.bytes_lost > 0 || !whole;
     if !quiet {
         note(format_args!(
@@ -52,7 +51,7 @@ pub(crate) fn run(args: &Args, quiet: bool) -> Result<Outcome> {
             },
             counted(saved.updates_kept, "update"),
             counted(saved.frames_kept, "frame"),
-            human_bytes(saved.stream.len() as u64),
+            human_bytes(bytes),
             human_bytes(input.len() as u64),
         ));
         if saved.frames_dropped > 0 {

@@ -1,18 +1,21 @@
 //! The report on a stream; docs/inspect.schema.json describes its JSON form.
 
 use super::tensor::Tensor;
-use super::update::{BlockReport, Update};
+use super::update::Update;
+use crate::annotate;
 use crate::damage::{Damage, FaultReport};
 use crate::fail::{Failure, Result};
 use crate::options::{NameGlob, is_wanted};
 use crate::progress::Progress;
-use gcodec::Limits;
+use crate::stream::Base;
+use gcodec::block::{Block, Values};
 use gcodec::file::File;
-use gcodec::frame::{HEADER_LEN, UpdatePart, VERSION_MAJOR};
+use gcodec::file::report::{self, Detail};
+use gcodec::frame::{TensorInfo, UpdateHeader, UpdatePart, VERSION_MAJOR};
 use gcodec::reduce::stats::StatsOptions;
 use gcodec::stream::{Body, Event, Finding, FrameInfo, salvage};
-use gcodec_latent::Models;
-use rayon::prelude::*;
+use gcodec::{Limits, TensorBuf};
+use gcodec_latent::{Error, Models, replace_codes, without_latent};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -49,6 +52,55 @@ impl Wanted {
     /// Whether only some updates or tensors are wanted.
     pub(crate) fn is_part(&self) -> bool {
         self.step.is_some() || self.sender.is_some() || self.tensor.is_some()
+    }
+}
+
+impl Detail for Wanted {
+    type Error = Error;
+
+    fn shows_frame(&self, info: &FrameInfo) -> bool {
+        self.frame.is_none_or(|number| info.number == number)
+    }
+
+    fn shows_update(&self, header: &UpdateHeader) -> bool {
+        self.update(Some(header.step), Some(header.sender))
+    }
+
+    fn shows_tensor(&self, info: &TensorInfo) -> bool {
+        is_wanted(self.tensor.as_ref(), &info.name)
+    }
+
+    fn stats(&self, part: &UpdatePart<'_>) -> Option<StatsOptions> {
+        // Grids take 32 KiB for each tensor.
+        let grid = self.grid && part.manifest.tensors().len() <= MAX_GRIDS;
+        Some(StatsOptions::default().with_grid(grid))
+    }
+
+    fn note(&self, part: &UpdatePart<'_>, number: usize) -> String {
+        annotate::codes(&part.blocks[number], part)
+    }
+
+    fn block(&self, part: &UpdatePart<'_>, number: usize, block: Block) -> gcodec_latent::Result<Block> {
+        if !matches!(block.values, Values::Latent(_)) {
+            return Ok(block);
+        }
+        match replace_codes(part, number, block.clone(), &self.models) {
+            // The values count as unread.
+            Err(Error::MissingModel(_)) => Ok(block),
+            replaced => replaced,
+        }
+    }
+
+    fn dense(
+        &self,
+        part: &UpdatePart<'_>,
+        limits: &Limits,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> gcodec_latent::Result<Vec<(u64, TensorBuf)>> {
+        match without_latent(std::slice::from_ref(part), &self.models)? {
+            Some(stream) => Ok(File::open(&stream, limits.clone())?.tensors(0, wanted, &Base::new())?),
+            None => Ok(().dense(part, limits, wanted)?),
+        }
     }
 }
 
@@ -179,26 +231,39 @@ impl Report {
         wanted: &Wanted,
         limits: &Limits,
     ) -> (Self, Option<Failure>) {
-        let mut report = Self { kind: "gcodec", ..Self::default() };
+        let (mut report, mut found) = (Self::default(), report::Report::default());
         let mut damage = Damage::default();
         let progress = Progress::new(len, "inspecting", true);
         let read = salvage(reader, limits, |finding| {
             match finding {
                 Finding::Event(event) => {
-                    let sound = report.add(&event, wanted, limits, &mut damage);
+                    let errors = found.add(&event, wanted);
+                    let sound = errors.is_empty();
+                    match &event {
+                        Event::Frame(info, Body::Update(part)) => {
+                            for (number, error) in errors {
+                                damage.see_block(error, number, part, info.number);
+                            }
+                            report.take_updates(&mut found, 1, wanted);
+                        }
+                        Event::Frame(info, body) if wanted.shows_frame(info) => {
+                            report.define(info.number, body)
+                        }
+                        _ => {}
+                    }
                     damage.see(&event, sound);
                 }
                 Finding::Fault(fault) => {
-                    report.bytes = fault.offset + fault.len;
+                    found.bytes = fault.offset + fault.len;
                     damage.see_fault(fault);
                 }
                 _ => {}
             }
-            progress.set(report.bytes);
+            progress.set(found.bytes);
             ControlFlow::Continue(())
         });
         damage.drop_open();
-        report.finish(wanted);
+        report.take(found, wanted);
         let failure = read.err().map(Failure::from).or(damage.failure());
         report.ok = failure.is_none();
         report.whole = (!report.ok && report.version.is_some()).then(|| damage.summary());
@@ -207,8 +272,8 @@ impl Report {
     }
 
     /// Reads the wanted updates of a finished stream through its index. Other updates are not read.
-    pub(crate) fn of_file(file: &File<'_>, bytes: &[u8], wanted: &Wanted, limits: &Limits) -> Result<Self> {
-        let mut report = Self::of_finished(bytes);
+    pub(crate) fn of_file(file: &File<'_>, bytes: &[u8], wanted: &Wanted) -> Result<Self> {
+        let (mut report, mut found) = (Self::of_finished(bytes), report::Report::default());
         let mut damage = Damage::default();
         let is_tensor = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
         for (number, entry) in file.updates().iter().enumerate() {
@@ -217,14 +282,14 @@ impl Report {
             }
             for part in file.parts(number, is_tensor)? {
                 // Blocks of other tensors are not read: their bytes count as those of this part all the same.
-                let len = match part.part {
-                    0 => entry.bytes,
-                    _ => 0,
-                };
-                report.add_part(&part, None, len, wanted, limits, &mut damage);
+                let len = if part.part == 0 { entry.bytes } else { 0 };
+                for (number, error) in found.add_part(&part, None, len, wanted) {
+                    damage.see_block(error, number, &part, 0);
+                }
+                report.take_updates(&mut found, 1, wanted);
             }
         }
-        report.finish(wanted);
+        report.take_updates(&mut found, 0, wanted);
         match damage.failure() {
             Some(failure) => Err(failure),
             None => Ok(report),
@@ -239,10 +304,10 @@ impl Report {
                 let blocks = file.blocks(number).ok()?;
                 let mut update = Update::of_index(&entry.header, &entry.manifest, &blocks)?;
                 update.bytes = entry.bytes;
+                update.finish(wanted, &mut report.totals);
                 report.updates.push(update);
             }
         }
-        report.finish(wanted);
         Some(report)
     }
 
@@ -254,60 +319,34 @@ impl Report {
         Self { kind: "gcodec", bytes, version, has_index: true, ok: true, ..Self::default() }
     }
 
-    fn finish(&mut self, wanted: &Wanted) {
-        for update in &mut self.updates {
-            update.finish(wanted, &mut self.totals);
-        }
-    }
-
-    /// Adds an event; returns whether the blocks of an update decode.
-    fn add(&mut self, event: &Event<'_>, wanted: &Wanted, limits: &Limits, damage: &mut Damage) -> bool {
-        let (info, body) = match event {
-            Event::Frame(info, body) => (info, body),
-            Event::Preamble(preamble) => {
-                self.version = Some(Version { major: VERSION_MAJOR, minor: preamble.minor });
-                self.bytes = gcodec::frame::PREAMBLE_LEN as u64;
-                return true;
-            }
-            _ => return true,
+    /// Takes what was found in a stream.
+    fn take(&mut self, mut found: report::Report, wanted: &Wanted) {
+        self.take_updates(&mut found, 0, wanted);
+        self.kind = "gcodec";
+        self.version = found.minor.map(|minor| Version { major: VERSION_MAJOR, minor });
+        (self.bytes, self.segments, self.has_index) = (found.bytes, found.segments, found.has_index);
+        self.metadata = found.metadata;
+        let frame = |frame: FrameInfo| Frame {
+            number: frame.number,
+            kind: frame.header.kind.to_string(),
+            offset: frame.offset,
+            bytes: frame.len(),
         };
-        self.bytes = info.offset + info.len();
-        match body {
-            Body::End(_) => self.segments += 1,
-            Body::Index(_) => self.has_index = true,
-            _ => {}
-        }
-        if wanted.frame.is_some_and(|f| f != info.number) {
-            return true;
-        }
-        self.add_frame(info, body, wanted, limits, damage)
+        self.frames = found.frames.into_iter().map(frame).collect();
+        let manifest = |row: report::ManifestReport| ManifestReport {
+            frame: row.frame,
+            id: row.id.0.iter().map(|b| format!("{b:02x}")).collect(),
+            tensors: row.tensors,
+            elements: row.elements,
+        };
+        self.manifests = found.manifests.into_iter().map(manifest).collect();
     }
 
-    fn add_frame(
-        &mut self,
-        info: &FrameInfo,
-        body: &Body<'_>,
-        wanted: &Wanted,
-        limits: &Limits,
-        damage: &mut Damage,
-    ) -> bool {
-        let number = info.number;
-        self.frames.push(Frame {
-            number,
-            kind: info.header.kind.to_string(),
-            offset: info.offset,
-            bytes: info.len(),
-        });
+    /// Adds a definition that only this command lists.
+    fn define(&mut self, frame: u64, body: &Body<'_>) {
         match body {
-            Body::Metadata(metadata) => self.metadata.extend(metadata.entries.clone()),
-            Body::Manifest(manifest) => self.manifests.push(ManifestReport {
-                frame: number,
-                id: hex(&manifest.id().0),
-                tensors: manifest.tensors().len() as u64,
-                elements: manifest.elements(),
-            }),
             Body::IndexSet(set, id, count) => self.index_sets.push(IndexSetReport {
-                frame: number,
+                frame,
                 id: id.to_string(),
                 step: set.step,
                 leader: set.leader,
@@ -315,74 +354,23 @@ impl Report {
                 kept: *count,
             }),
             Body::Model(model) => self.models.push(ModelReport {
-                frame: number,
+                frame,
                 id: model.id.to_string(),
                 format: model.format.clone(),
                 name: model.name.clone(),
                 weights_bytes: model.weights_len,
             }),
-            Body::Update(part) if wanted.update(Some(part.header.step), Some(part.header.sender)) => {
-                return self.add_part(part, Some(number), info.len(), wanted, limits, damage);
-            }
             _ => {}
         }
-        true
     }
 
-    /// Adds a part of an update; returns whether its blocks decode.
-    fn add_part(
-        &mut self,
-        part: &UpdatePart<'_>,
-        number: Option<u64>,
-        len: u64,
-        wanted: &Wanted,
-        limits: &Limits,
-        damage: &mut Damage,
-    ) -> bool {
-        if part.part == 0 || self.updates.is_empty() {
-            if let Some(before) = self.updates.last_mut() {
-                before.finish(wanted, &mut self.totals);
-            }
-            self.updates.push(Update::new(&part.header, &part.manifest));
+    /// Takes all updates but the last `open`, whose parts may not have come yet.
+    fn take_updates(&mut self, found: &mut report::Report, open: usize, wanted: &Wanted) {
+        for update in found.updates.drain(..found.updates.len().saturating_sub(open)) {
+            self.updates.push(Update::of(update, wanted, &mut self.totals));
         }
-        let Some(update) = self.updates.last_mut() else { return true };
-        update.frames.extend(number);
-        update.tables += part.table_count() as u64;
-        update.blocks += part.blocks.len() as u64;
-        update.bytes += len;
-        update.header_bytes += part.head_len + HEADER_LEN as u64;
-        // Grids take 32 KiB for each tensor.
-        let grid = wanted.grid && part.manifest.tensors().len() <= MAX_GRIDS;
-        let options = StatsOptions::default().with_grid(grid);
-        let budget = part.budget();
-        let mut sound = true;
-        // Memory is bounded by a few blocks at a time; they are added one after another.
-        let numbers: Vec<usize> = (0..part.blocks.len()).collect();
-        for batch in numbers.chunks(rayon::current_num_threads().max(1) * 4) {
-            let looked: Vec<_> = batch
-                .par_iter()
-                .map(|&i| BlockReport::of(part, i, &wanted.models, &budget.with_memory_renewed(), &options))
-                .collect();
-            for (&i, (block, error)) in batch.iter().zip(looked) {
-                update.add(part, &part.blocks[i], &block, error.as_ref(), wanted.tensor.as_ref());
-                if let Some(error) = error {
-                    sound = false;
-                    damage.see_block(error, i, part, number.unwrap_or_default());
-                }
-            }
-        }
-        if sound && part.blocks.iter().any(|raw| raw.add) {
-            update.take_sums(part, &wanted.models, limits, &options);
-        }
-        update.complete = sound && part.last && (part.part == 0 || update.complete_so_far);
-        update.complete_so_far = sound && (part.part == 0 || update.complete_so_far);
-        sound
     }
 }
 
 /// Most tensors of a model whose elements are counted by row and column.
 pub(super) const MAX_GRIDS: usize = 10_000;
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}

@@ -119,7 +119,7 @@ fn of_stream(bytes: &[u8], wanted: &Wanted, limits: &Limits) -> (Report, Option<
     {
         let report = match wanted.quick {
             true => Report::of_index(&file, bytes, wanted),
-            false => Report::of_file(&file, bytes, wanted, limits).ok(),
+            false => Report::of_file(&file, bytes, wanted).ok(),
         };
         if let Some(report) = report {
             return (report, None);

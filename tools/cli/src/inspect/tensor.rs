@@ -1,6 +1,7 @@
 //! A tensor's row of a report.
 
-use gcodec::block::RawBlock;
+use gcodec::file::report::TensorReport;
+use gcodec::frame::TensorInfo;
 use gcodec::reduce::stats::{Stats, StatsOptions};
 use gcodec::tensor::{Dtype, elements};
 use serde::Serialize;
@@ -70,6 +71,25 @@ impl Tensor {
             kept: Some(0),
             updates: 1,
             ..Self::default()
+        }
+    }
+
+    /// Returns the row of a tensor in a stream.
+    pub(crate) fn of(info: &TensorInfo, row: TensorReport) -> Self {
+        Self {
+            support: row.support.map_or("mixed".into(), |id| id.to_string().into()),
+            values: row.values.map_or("mixed".into(), Cow::Owned),
+            codes: row.note,
+            blocks: row.blocks,
+            kept: row.kept,
+            apportioned: row.is_shared,
+            position_bits: row.position_bits,
+            value_bits: row.value_bits,
+            overhead_bits: row.overhead_bits,
+            error: row.error,
+            stats: row.stats,
+            delta: row.is_delta,
+            ..Self::new(&info.name, info.dtype, &info.shape)
         }
     }
 
@@ -151,28 +171,6 @@ impl Tensor {
             flags.push(format!("{infinite} Inf"));
         }
         flags.join(", ")
-    }
-
-    /// Adds a block; `share` of its bits are this tensor's.
-    pub(crate) fn add(&mut self, raw: &RawBlock<'_>, values: &str, codes: &str, stats: &Stats, share: f64) {
-        self.apportioned |= raw.space.lens.len() > 1;
-        for (text, other) in
-            [(&mut self.support, raw.support_id.to_string()), (&mut self.values, values.to_owned())]
-        {
-            if *text != other {
-                *text = "mixed".into();
-            }
-        }
-        if self.codes != codes {
-            self.codes.clear();
-        }
-        self.blocks += 1;
-        let kept = (stats.unplaced == 0).then_some(stats.kept);
-        self.kept = self.kept.zip(kept).map(|(sum, kept)| sum + kept);
-        self.position_bits += share * raw.support.len() as f64 * 8.0;
-        self.value_bits += share * raw.values.len() as f64 * 8.0;
-        self.overhead_bits += share * raw.header_len() as f64 * 8.0;
-        self.stats.merge(stats);
     }
 
     /// Computes what follows from the sums, once all blocks were added.

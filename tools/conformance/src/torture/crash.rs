@@ -315,7 +315,7 @@ pub(crate) fn torn(old: &[u8], found: &[u8]) -> Result<(), String> {
         Some(e) if e.name() == "truncated" && e.location().is_some() => {}
         other => return Err(format!("a torn tail gives {other:?}")),
     }
-    let saved = recover(found, &Limits::default()).map_err(|e| e.to_string())?;
+    let saved = recover(found, &Limits::default(), Vec::new()).map_err(|e| e.to_string())?;
     let (kept, error) = frames(&saved.stream);
     let payload = |frames: &[Vec<u8>]| -> Vec<Vec<u8>> {
         // Kinds 5 and 0x8002: end and index, which are rewritten.

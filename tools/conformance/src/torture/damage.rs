@@ -386,7 +386,7 @@ impl Source {
 
     /// Returns the number of saved frames, which must be all that can be saved.
     fn recovered(&self, case: &Case<'_>) -> Result<u64, String> {
-        let saved = recover(&case.bytes, &limits()).map_err(|e| e.to_string())?;
+        let saved = recover(&case.bytes, &limits(), Vec::new()).map_err(|e| e.to_string())?;
         let mut found = Vec::new();
         for event in SliceReader::new(&saved.stream, limits()) {
             let event = event.map_err(|e| format!("what was saved is refused: {e}"))?;
