@@ -2,7 +2,9 @@
 
 use gcodec::tensor::TensorView;
 use gcodec::tensor::element::decode_f64s;
+use rayon::prelude::*;
 use serde::Serialize;
+use std::ops::Range;
 
 /// Distance of two vectors. In JSON, infinite and undefined numbers are null.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -34,18 +36,30 @@ pub(crate) struct Sums {
 
 /// Elements that are compared at a time.
 const CHUNK_LEN: usize = 4096;
+/// Elements that one thread compares at a time.
+const GROUP_LEN: u64 = 1 << 18;
 
 impl Sums {
     /// Returns the sums over two tensors of one shape; `None` if their shapes differ.
     ///
     /// 64-bit integers beyond 2^53 are rounded; their bits decide whether they are equal.
     pub(crate) fn of(a: &TensorView<'_>, b: &TensorView<'_>) -> Option<Self> {
+        let len = a.elements();
+        // The type of an empty tensor is checked, too.
+        let groups = 0..len.div_ceil(GROUP_LEN).max(1);
+        let of_group = |group| Self::of_range(a, b, group * GROUP_LEN..len.min((group + 1) * GROUP_LEN));
+        let groups: Vec<Self> = groups.into_par_iter().map(of_group).collect::<Option<_>>()?;
+        let mut sums = Self::default();
+        groups.iter().for_each(|group| sums.add(group));
+        Some(sums)
+    }
+
+    fn of_range(a: &TensorView<'_>, b: &TensorView<'_>, range: Range<u64>) -> Option<Self> {
         let mut sums = Self::default();
         let (mut a_values, mut b_values) = ([0.0; CHUNK_LEN], [0.0; CHUNK_LEN]);
-        let len = a.elements();
-        let mut start = 0;
+        let mut start = range.start;
         loop {
-            let chunk_len = (len - start).min(CHUNK_LEN as u64) as usize;
+            let chunk_len = (range.end - start).min(CHUNK_LEN as u64) as usize;
             let (a_values, b_values) = (&mut a_values[..chunk_len], &mut b_values[..chunk_len]);
             decode_f64s(a.dtype(), a.data(), start, a_values).ok()?;
             decode_f64s(b.dtype(), b.data(), start, b_values).ok()?;
@@ -56,7 +70,7 @@ impl Sums {
             }
             sums.add(&chunk);
             start += chunk_len as u64;
-            if start == len {
+            if start == range.end {
                 return Some(sums);
             }
         }

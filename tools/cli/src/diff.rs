@@ -5,13 +5,14 @@ use crate::fail::{Outcome, Result};
 use crate::learned::ModelArgs;
 use crate::options::{LimitArgs, check_one_stdin};
 use crate::output::{Align, Table, print, real, thousands};
+use crate::pairs::{self, Side};
 use crate::stream::Base;
-use crate::tensors::{Dump, Format, NamedTensor};
+use crate::tensors::{Any, Dump, Format, Outline};
 use gcodec::tensor::TensorView;
 use serde::Serialize;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Compare two files of tensors, tensor by tensor
 ///
@@ -59,16 +60,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         base.iter().flat_map(|b| &b.tensors).map(|t| (t.name().to_owned(), t.view())).collect();
     let limits = args.limits.limits();
     let models = args.models.models()?;
-    let load = |path: &Path| Dump::open_any(path, args.step, &limits, &base, &models);
-    let (a, mut b) = (load(&args.a)?, load(&args.b)?);
-    let is_npy = |path: &Path| Format::of_path(path) == Some(Format::Npy);
-    if let ([one], [_]) = (&a.tensors[..], &b.tensors[..])
-        && (is_npy(&args.a) || is_npy(&args.b))
-    {
-        // An .npy's tensor has no name but that of its file.
-        b.tensors = b.tensors.into_iter().map(|t| t.renamed(one.name())).collect();
-    }
-    let report = Report::new(&a, &b, args.rtol);
+    let (a, b) = (Any::open(&args.a)?, Any::open(&args.b)?);
+    let side = |any, path| Side::of(any, path, args.step, &base, &limits, &models);
+    let (a, b) = (side(&a, &args.a)?, side(&b, &args.b)?);
+    // An .npy's tensor has no name but that of its file.
+    let is_nameless = [&args.a, &args.b].iter().any(|path| Format::of_path(path) == Some(Format::Npy));
+    let report = Report::new(&a, &b, args.rtol, is_nameless)?;
     if args.json {
         let json = serde_json::to_string_pretty(&report).map_err(std::io::Error::from)?;
         print(format_args!("{json}\n"))?;
@@ -115,28 +112,35 @@ struct Total {
 }
 
 impl Report {
-    fn new(a: &Dump, b: &Dump, rtol: Option<f64>) -> Self {
-        let in_b: HashMap<&str, &NamedTensor> = b.tensors.iter().map(|t| (t.name(), t)).collect();
+    /// Compares two files. Where a file has no names, one tensor on each side form a pair.
+    fn new(a: &Side<'_>, b: &Side<'_>, rtol: Option<f64>, is_nameless: bool) -> Result<Self> {
+        let (of_a, of_b) = (a.outlines(), b.outlines());
+        let in_b: HashMap<&str, usize> = of_b.iter().enumerate().map(|(i, t)| (t.name, i)).collect();
+        let is_one_pair = is_nameless && (of_a.len(), of_b.len()) == (1, 1);
+        let place = |name: &str| if is_one_pair { Some(0) } else { in_b.get(name).copied() };
+        let pairs: Vec<(usize, usize)> =
+            of_a.iter().enumerate().filter_map(|(i, t)| Some((i, place(t.name)?))).collect();
+        let found: HashSet<usize> = pairs.iter().map(|pair| pair.1).collect();
+        let only_in_a = of_a.iter().filter(|t| place(t.name).is_none()).map(|t| t.name.to_owned()).collect();
+        let only_in_b = (0..of_b.len()).filter(|i| !found.contains(i)).map(|i| of_b[i].name.to_owned());
+        let mut tallies: Vec<Tally> = pairs.iter().map(|&(a, b)| Tally::of(&of_a[a], &of_b[b])).collect();
+        let comparable: Vec<usize> = (0..pairs.len()).filter(|&i| tallies[i].is_of_one_shape).collect();
+        let walked: Vec<(usize, usize)> = comparable.iter().map(|&i| pairs[i]).collect();
+        pairs::walk(a, b, &walked, &mut |number, a, b| tallies[comparable[number]].add(a, b))?;
         let mut sums = Sums::default();
-        let mut tensors = Vec::new();
-        let mut only_in_a = Vec::new();
-        for tensor in &a.tensors {
-            match in_b.get(tensor.name()) {
-                Some(other) => tensors.push(compare(tensor, other, rtol, &mut sums)),
-                None => only_in_a.push(tensor.name().to_owned()),
-            }
-        }
-        let in_a: HashSet<&str> = a.tensors.iter().map(NamedTensor::name).collect();
-        let names_of_b = b.tensors.iter().map(NamedTensor::name);
-        let only_in_b: Vec<_> = names_of_b.filter(|name| !in_a.contains(name)).map(str::to_owned).collect();
+        tallies.iter().filter_map(|tally| tally.values).for_each(|values| sums.add(&values));
+        let reports = pairs.iter().zip(&tallies);
+        let tensors: Vec<_> =
+            reports.map(|(&(a, b), tally)| tally.report(&of_a[a], &of_b[b], rtol)).collect();
         let total = Total {
             tensors: tensors.len() as u64,
             elements: tensors.iter().map(|t| elements(&t.shape_a)).sum(),
             differing: tensors.iter().filter_map(|t| t.differing).sum(),
             errors: sums.errors(),
         };
+        let (only_in_a, only_in_b): (Vec<_>, Vec<_>) = (only_in_a, only_in_b.collect());
         let equal = only_in_a.is_empty() && only_in_b.is_empty() && tensors.iter().all(|t| t.equal);
-        Self { equal, tensors, only_in_a, only_in_b, total }
+        Ok(Self { equal, tensors, only_in_a, only_in_b, total })
     }
 
     fn text(&self, all: bool) -> String {
@@ -199,35 +203,54 @@ impl Report {
     }
 }
 
-/// Compares one tensor and adds its errors to `sums`.
-fn compare(a: &NamedTensor, b: &NamedTensor, rtol: Option<f64>, sums: &mut Sums) -> TensorReport {
-    let (name, a, b) = (a.name().to_owned(), a.view(), b.view());
-    let mut report = TensorReport {
-        name,
-        equal: false,
-        dtype_a: a.dtype().name(),
-        dtype_b: b.dtype().name(),
-        shape_a: a.shape().to_vec(),
-        shape_b: b.shape().to_vec(),
-        differing: None,
-        errors: None,
-    };
-    if a.shape() != b.shape() {
-        return report;
+/// What was found of a pair of tensors.
+struct Tally {
+    is_of_one_shape: bool,
+    is_of_one_type: bool,
+    /// `None` if the elements are not comparable.
+    values: Option<Sums>,
+    differing_bits: u64,
+}
+
+impl Tally {
+    fn of(a: &Outline<'_>, b: &Outline<'_>) -> Self {
+        let is_of_one_shape = a.shape == b.shape;
+        let values = is_of_one_shape.then(Sums::default);
+        Self { is_of_one_shape, is_of_one_type: a.dtype == b.dtype, values, differing_bits: 0 }
     }
-    let same_dtype = a.dtype() == b.dtype();
-    let values = Sums::of(&a, &b);
-    report.errors = values.as_ref().map(Sums::errors);
-    report.differing =
-        if same_dtype { Some(differing_bits(&a, &b)) } else { values.as_ref().map(|v| v.unequal_values) };
-    report.equal = match (rtol, &report.errors) {
-        (Some(rtol), Some(errors)) => errors.relative_l2 <= rtol,
-        _ => same_dtype && report.differing == Some(0),
-    };
-    if let Some(values) = values {
-        sums.add(&values);
+
+    /// Adds some elements of both tensors.
+    fn add(&mut self, a: &TensorView<'_>, b: &TensorView<'_>) {
+        self.values = self.values.zip(Sums::of(a, b)).map(|(mut all, more)| {
+            all.add(&more);
+            all
+        });
+        if self.is_of_one_type {
+            self.differing_bits += differing_bits(a, b);
+        }
     }
-    report
+
+    fn report(&self, a: &Outline<'_>, b: &Outline<'_>, rtol: Option<f64>) -> TensorReport {
+        let errors = self.values.as_ref().map(Sums::errors);
+        let differing = match self.is_of_one_shape && self.is_of_one_type {
+            true => Some(self.differing_bits),
+            false => self.values.map(|values| values.unequal_values),
+        };
+        let equal = match (rtol, &errors) {
+            (Some(rtol), Some(errors)) => errors.relative_l2 <= rtol,
+            _ => self.is_of_one_type && differing == Some(0),
+        };
+        TensorReport {
+            name: a.name.to_owned(),
+            equal,
+            dtype_a: a.dtype.name(),
+            dtype_b: b.dtype.name(),
+            shape_a: a.shape.to_vec(),
+            shape_b: b.shape.to_vec(),
+            differing,
+            errors,
+        }
+    }
 }
 
 /// Returns the number of elements with different bits. Both tensors have the same type and shape.
@@ -279,11 +302,13 @@ fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensors::NamedTensor;
     use crate::testing::TempDir;
     use gcodec::tensor::element::decode_f64s;
     use gcodec::tensor::{Dtype, TensorBuf};
     use half::{bf16, f16};
     use std::collections::BTreeMap;
+    use std::path::Path;
 
     fn dump(tensors: &[(&str, &TensorBuf)]) -> Dump {
         let tensors =
@@ -295,8 +320,12 @@ mod tests {
         TensorBuf::from_f32(vec![values.len() as u64], values).unwrap()
     }
 
+    fn report(a: &Dump, b: &Dump, rtol: Option<f64>) -> Report {
+        Report::new(&Side::Tensors(a), &Side::Tensors(b), rtol, false).unwrap()
+    }
+
     fn one(a: &TensorBuf, b: &TensorBuf, rtol: Option<f64>) -> TensorReport {
-        Report::new(&dump(&[("t", a)]), &dump(&[("t", b)]), rtol).tensors.remove(0)
+        report(&dump(&[("t", a)]), &dump(&[("t", b)]), rtol).tensors.remove(0)
     }
 
     #[test]
@@ -400,8 +429,7 @@ mod tests {
     #[test]
     fn shapes_and_missing_tensors() {
         let (x, y) = (f32s(&[1.0, 2.0]), TensorBuf::from_f32(vec![1, 2], &[1.0, 2.0]).unwrap());
-        let report =
-            Report::new(&dump(&[("a", &x), ("s", &x)]), &dump(&[("s", &y), ("b\x1b", &x)]), Some(1.0));
+        let report = report(&dump(&[("a", &x), ("s", &x)]), &dump(&[("s", &y), ("b\x1b", &x)]), Some(1.0));
         assert!(!report.equal);
         assert_eq!(
             (&report.only_in_a[..], &report.only_in_b[..]),
@@ -416,7 +444,7 @@ mod tests {
     #[test]
     fn equal_files_take_one_line() {
         let x = f32s(&[1.0; 1500]);
-        let report = Report::new(&dump(&[("x", &x)]), &dump(&[("x", &x)]), None);
+        let report = report(&dump(&[("x", &x)]), &dump(&[("x", &x)]), None);
         assert_eq!(report.text(false), "equal: 1 tensors, 1,500 elements\n");
         assert!(report.text(true).contains("100.00%"));
         let json = serde_json::to_value(&report).unwrap();

@@ -28,6 +28,7 @@ mod model;
 mod naming;
 mod options;
 mod output;
+mod pairs;
 mod parquet;
 mod plan;
 mod progress;

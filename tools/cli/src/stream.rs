@@ -82,6 +82,17 @@ impl<'a> Updates<'a> {
         })
     }
 
+    /// As [`Self::find`]; warns if there are several.
+    pub(crate) fn choose(&self, step: Option<u64>) -> Result<usize> {
+        let number = self.find(step)?;
+        let found = (0..self.len()).filter(|&i| step.is_none_or(|s| self.header(i).step == s)).count();
+        if found > 1 {
+            let UpdateHeader { step, sender, .. } = self.header(number);
+            warn(format_args!("{found} updates, of which the last is taken: step {step}, sender {sender}"));
+        }
+        Ok(number)
+    }
+
     /// Decodes the dense tensors of an update whose names `wanted` accepts.
     ///
     /// `base`: the tensors that a delta, or an earlier delta of the stream, was made against; all deltas
@@ -199,27 +210,11 @@ fn take_pieces(
     Ok(())
 }
 
-/// Returns the tensors of one update of a stream, like those of a file.
-pub(crate) fn dump(
-    bytes: &[u8],
-    step: Option<u64>,
-    limits: &Limits,
-    base: &Base<'_>,
-    models: &Models,
-) -> Result<Dump> {
+/// Returns the tensors of the last update of a stream, like those of a file.
+pub(crate) fn dump(bytes: &[u8], limits: &Limits, models: &Models) -> Result<Dump> {
     let updates = Updates::open(bytes, limits)?.with_models(models.clone());
-    let number = updates.find(step)?;
-    let others = (0..updates.len()).filter(|&i| step.is_none_or(|s| updates.header(i).step == s)).count() - 1;
-    if others > 0 {
-        let header = updates.header(number);
-        warn(format_args!(
-            "{} updates, of which the last is taken: step {}, sender {}",
-            others + 1,
-            header.step,
-            header.sender
-        ));
-    }
-    let tensors = updates.decode(number, |_| true, base)?;
+    let number = updates.choose(None)?;
+    let tensors = updates.decode(number, |_| true, &Base::new())?;
     let metadata = updates.metadata(number)?;
     Ok(Dump { tensors, metadata, ..Dump::default() })
 }

@@ -99,7 +99,7 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
 }
 
 fn opened(original: &Path, wanted: &Wanted, limits: &Limits) -> Result<(Dump, Origin)> {
-    let dump = Dump::open_any(original, None, limits, &Base::new(), &wanted.models)?;
+    let dump = Dump::open_any(original, limits, &wanted.models)?;
     let origin = Origin::of(&dump.metadata, original);
     Ok((dump, origin))
 }

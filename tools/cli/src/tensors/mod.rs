@@ -14,7 +14,7 @@ mod torch;
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
 use crate::output::{Output, warn};
-use crate::stream::{self, Base};
+use crate::stream;
 use gcodec::Limits;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
@@ -88,20 +88,12 @@ impl Dump {
         .in_file(path)
     }
 
-    /// Like [`open`](Self::open); for a gcodec stream, reads the update of `step`, or the last update.
-    pub(crate) fn open_any(
-        path: &Path,
-        step: Option<u64>,
-        limits: &Limits,
-        base: &Base<'_>,
-        models: &Models,
-    ) -> Result<Self> {
-        let (kind, input) = open_kind(path)?;
-        match kind {
-            Kind::Stream => stream::dump(&input, step, limits, base, models),
-            kind => Self::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)),
+    /// Like [`open`](Self::open); for a gcodec stream, decodes the last update.
+    pub(crate) fn open_any(path: &Path, limits: &Limits, models: &Models) -> Result<Self> {
+        match Any::open(path)? {
+            Any::Tensors(dump) => Ok(dump),
+            Any::Stream(input) => stream::dump(&input, limits, models).in_file(path),
         }
-        .in_file(path)
     }
 
     /// Names the tensors that cannot be read, for commands that read elements.
@@ -130,6 +122,26 @@ impl Dump {
             Kind::Torch => torch::read(&input),
             Kind::Gguf => gguf::read(&input),
         }
+    }
+}
+
+/// A file of tensors, or a stream.
+pub(crate) enum Any {
+    Tensors(Dump),
+    Stream(Input),
+}
+
+impl Any {
+    /// Reads the tensors of the file at `path`, unless it is a stream; `-` is standard input.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let (kind, input) = open_kind(path)?;
+        match kind {
+            Kind::Stream => Ok(Self::Stream(input)),
+            kind => {
+                Dump::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)).map(Self::Tensors)
+            }
+        }
+        .in_file(path)
     }
 }
 
@@ -162,11 +174,6 @@ impl NamedTensor {
     /// Returns the name.
     pub(crate) fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Returns the same elements under another name.
-    pub(crate) fn renamed(self, name: &str) -> Self {
-        Self { name: name.to_owned(), ..self }
     }
 
     /// Returns the name and the elements.
@@ -267,6 +274,12 @@ impl<'a> Outline<'a> {
     fn bytes(&self) -> u64 {
         let elements = gcodec::tensor::elements(self.shape);
         elements.and_then(|elements| self.dtype.bytes_for(elements)).unwrap_or(u64::MAX)
+    }
+}
+
+impl<'a> From<&'a NamedTensor> for Outline<'a> {
+    fn from(tensor: &'a NamedTensor) -> Self {
+        Self { name: &tensor.name, dtype: tensor.dtype, shape: &tensor.shape }
     }
 }
 
