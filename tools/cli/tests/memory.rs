@@ -1,0 +1,104 @@
+//! Files that are larger than the memory a command may have.
+#![cfg(all(target_os = "linux", target_pointer_width = "64"))]
+#![allow(missing_docs)]
+
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Threads of each command, and elements of each tensor: four blocks of 4 Mi.
+const THREADS: u64 = 2;
+const LEN: u64 = 16 << 20;
+
+/// Returns a limit on memory: 64 MB and four times the largest block for each thread.
+fn limit(block_bytes: u64) -> u64 {
+    64_000_000 + 4 * block_bytes * THREADS
+}
+
+/// A folder on a disk: in a file system in memory, a file without content can take memory when it is read.
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Writes a file of bf16 tensors whose elements are holes, except for the first of each tensor. Returns
+/// `None` where the file system has no holes.
+fn sparse(path: &Path, tensors: u64, first: u16) -> Option<u64> {
+    let mut file = File::create(path).unwrap();
+    let entry = |i: u64| {
+        let (start, end) = (i * LEN * 2, (i + 1) * LEN * 2);
+        format!("\"w{i}\":{{\"dtype\":\"BF16\",\"shape\":[{LEN}],\"data_offsets\":[{start},{end}]}}")
+    };
+    let header = format!("{{{}}}", (0..tensors).map(entry).collect::<Vec<_>>().join(","));
+    let header = format!("{header:width$}", width = header.len().next_multiple_of(8));
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    let data = 8 + header.len() as u64;
+    for i in 0..tensors {
+        file.seek(SeekFrom::Start(data + i * LEN * 2)).unwrap();
+        file.write_all(&first.to_le_bytes()).unwrap();
+    }
+    let len = data + tensors * LEN * 2;
+    file.set_len(len).unwrap();
+    let is_sparse = file.metadata().unwrap().blocks() * 512 < len / 8;
+    if !is_sparse {
+        eprintln!("skipped: the file system has no sparse files");
+    }
+    is_sparse.then_some(len)
+}
+
+/// Runs the binary with a limit on its data: allocations, and the stacks of its threads.
+fn run(dir: &Path, line: &str, limit: u64) {
+    let output = Command::new("sh")
+        .arg("-c")
+        .arg(format!("ulimit -d {}; exec \"$0\" \"$@\"", limit / 1024))
+        .arg(env!("CARGO_BIN_EXE_gcodec"))
+        .args(line.split_whitespace())
+        .env("RAYON_NUM_THREADS", THREADS.to_string())
+        .current_dir(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{line}, with {limit} bytes of memory: {}: {text}", output.status);
+}
+
+fn path(dir: &tempfile::TempDir, name: &str) -> PathBuf {
+    dir.path().join(name)
+}
+
+#[test]
+fn a_file_of_16_gb_is_encoded_and_decoded_in_little_memory() {
+    let dir = folder();
+    let Some(len) = sparse(&path(&dir, "a.safetensors"), 480, 0x3f80) else { return };
+    assert!(len > 16_000_000_000);
+    let limit = limit(8 << 20);
+    run(dir.path(), "encode a.safetensors -o a.gcu --codec lossless", limit);
+    run(dir.path(), "verify a.gcu", limit);
+    run(dir.path(), "inspect a.gcu", limit);
+    // To nowhere: a file would not be sparse.
+    run(dir.path(), "decode a.gcu -o -", limit);
+}
+
+#[test]
+fn updates_larger_than_the_limit_are_encoded_compared_and_applied() {
+    let dir = folder();
+    let (Some(_), Some(_)) =
+        (sparse(&path(&dir, "a.safetensors"), 24, 0x3f80), sparse(&path(&dir, "b.safetensors"), 24, 0x3f81))
+    else {
+        return;
+    };
+    for codec in ["raw", "natural", "int8"] {
+        run(dir.path(), &format!("encode b.safetensors -o b.gcu --codec {codec}"), limit(8 << 20));
+    }
+    run(dir.path(), "encode b.safetensors -o b.gcu --codec lossless", limit(8 << 20));
+    run(dir.path(), "diff b.safetensors b.gcu", limit(8 << 20));
+    // Blocks of deltas have 16 Mi elements.
+    let limit = limit(32 << 20);
+    run(dir.path(), "encode b.safetensors -o d.gcu --codec delta --base a.safetensors", limit);
+    run(dir.path(), "decode d.gcu -o - --base a.safetensors", limit);
+    run(dir.path(), "diff b.safetensors d.gcu --base a.safetensors", limit);
+}
