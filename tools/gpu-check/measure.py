@@ -42,7 +42,7 @@ def one_call(name, tensor, n, wait):
     for i in range(23):
         wait()
         start = time.perf_counter()
-        update = compressor._update("Compressor.encode", tensor, SPEC, None, {}, None)
+        update = compressor._update("Compressor.encode", tensor, SPEC, {}, None)
         encoded = _native.Encoder(PART_BYTES, True, True).update(update, True)
         bytes(encoded)
         wall = time.perf_counter() - start
