@@ -13,6 +13,7 @@ mod hostile;
 mod output;
 mod pinned;
 mod registry;
+mod report;
 mod salvage;
 mod streams;
 mod vectors;
