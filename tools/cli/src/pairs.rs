@@ -7,7 +7,7 @@ use gcodec::Limits;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorView};
 use gcodec_latent::Models;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 /// The tensors of one file, or of an update of a stream, which is decoded while it is read.
@@ -33,6 +33,14 @@ impl<'s> Side<'s> {
         let updates = Box::new(Updates::open(input, limits).in_file(path)?.with_models(models.clone()));
         let number = updates.choose(step).in_file(path)?;
         Ok(Self::Update { updates, number, base, path })
+    }
+
+    /// Returns the metadata of the file, or that before the update.
+    pub(crate) fn metadata(&self) -> Result<BTreeMap<String, String>> {
+        match self {
+            Self::Tensors(dump) => Ok(dump.metadata.clone()),
+            Self::Update { updates, number, path, .. } => updates.metadata(*number).in_file(path),
+        }
     }
 
     /// Returns the tensors without their elements.

@@ -3,7 +3,7 @@
 use crate::fail::{Code, Failure, Result};
 use crate::learned;
 use crate::output::warn;
-use crate::tensors::{Dump, NamedTensor};
+use crate::tensors::NamedTensor;
 use gcodec::error::{Error, FormatErrorKind, InputErrorKind};
 use gcodec::file::{File, Pieces};
 use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, Manifest, PREAMBLE_LEN, TensorInfo, UpdateHeader};
@@ -208,15 +208,6 @@ fn take_pieces(
         next = found;
     }
     Ok(())
-}
-
-/// Returns the tensors of the last update of a stream, like those of a file.
-pub(crate) fn dump(bytes: &[u8], limits: &Limits, models: &Models) -> Result<Dump> {
-    let updates = Updates::open(bytes, limits)?.with_models(models.clone());
-    let number = updates.choose(None)?;
-    let tensors = updates.decode(number, |_| true, &Base::new())?;
-    let metadata = updates.metadata(number)?;
-    Ok(Dump { tensors, metadata, ..Dump::default() })
 }
 
 /// Returns the preamble and the frames of some kinds of a stream, up to an error.

@@ -4,15 +4,14 @@ use super::report::Wanted;
 use super::{source, view};
 use crate::compare::{Errors, Sums};
 use crate::fail::{Failure, InFile, Result};
-use crate::input::{DEFAULT_MAX_BYTES, Input};
 use crate::naming::{Origin, did_you_mean};
 use crate::options::is_wanted;
 use crate::output::{Align, Table, thousands};
+use crate::pairs::{self, Side};
 use crate::stream::{Base, Updates};
-use crate::tensors::kind::is_stream;
-use crate::tensors::{Dump, NamedTensor};
+use crate::tensors::Any;
 use gcodec::Limits;
-use rayon::prelude::*;
+use gcodec::frame::UpdateHeader;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -55,13 +54,6 @@ impl Losses {
     }
 }
 
-/// The tensors of an update that is compared with its original.
-struct Decoded {
-    step: Option<u64>,
-    sender: Option<u64>,
-    tensors: Vec<NamedTensor>,
-}
-
 /// Compares updates of the files with their originals. A file is the original of one update, a folder has
 /// those of several, each with its step and sender.
 pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits: &Limits) -> Result<Losses> {
@@ -69,24 +61,25 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
     let mut compared = Compared::default();
     match (original.is_dir(), &files[..]) {
         (false, [path]) => {
-            let (a, origin) = opened(original, wanted, limits)?;
-            let b = decoded(path, origin, wanted, limits)?;
-            compared.add(&a, &b).in_file(path)?;
+            let (any, base) = (Any::open(original)?, Base::new());
+            let a = Side::of(&any, original, None, &base, limits, &wanted.models)?;
+            compared.update(&a, Origin::of(&a.metadata()?, original), path, wanted, limits)?;
         }
         (false, _) => {
             return Err(Failure::usage("one original is that of one file; a folder has those of several"));
         }
         (true, _) => {
             for original in source::files(&[original.to_owned()])? {
-                let (a, origin) = opened(&original, wanted, limits)?;
+                let (any, base) = (Any::open(&original)?, Base::new());
+                let a = Side::of(&any, &original, None, &base, limits, &wanted.models)?;
+                let origin = Origin::of(&a.metadata()?, &original);
                 if !wanted.update(origin.step, origin.sender) {
                     continue;
                 }
                 let of = Wanted { step: origin.step, sender: origin.sender, ..wanted.clone() };
                 for path in &files {
                     if has_update(path, &of, limits)? {
-                        let b = decoded(path, origin, &of, limits)?;
-                        compared.add(&a, &b).in_file(path)?;
+                        compared.update(&a, origin, path, &of, limits)?;
                     }
                 }
             }
@@ -98,12 +91,6 @@ pub(crate) fn losses(paths: &[PathBuf], original: &Path, wanted: &Wanted, limits
     Ok(compared.finish())
 }
 
-fn opened(original: &Path, wanted: &Wanted, limits: &Limits) -> Result<(Dump, Origin)> {
-    let dump = Dump::open_any(original, limits, &wanted.models)?;
-    let origin = Origin::of(&dump.metadata, original);
-    Ok((dump, origin))
-}
-
 /// Sums over the updates that were compared.
 #[derive(Default)]
 struct Compared {
@@ -113,33 +100,66 @@ struct Compared {
 }
 
 impl Compared {
-    fn add(&mut self, a: &Dump, b: &Decoded) -> Result<()> {
-        let others: HashMap<&str, &NamedTensor> = b.tensors.iter().map(|t| (t.name(), t)).collect();
-        let common: Vec<(&NamedTensor, &NamedTensor)> =
-            a.tensors.iter().filter_map(|t| Some((t, *others.get(t.name())?))).collect();
-        if common.is_empty() {
-            let names = || a.tensors.iter().map(NamedTensor::name);
-            let hint = b.tensors.first().map_or(String::new(), |t| did_you_mean(t.name(), names()));
+    /// Compares the one update of a file that is wanted with its original. Of several, it is the one of the
+    /// original's step and sender.
+    fn update(
+        &mut self,
+        original: &Side<'_>,
+        origin: Origin,
+        path: &Path,
+        wanted: &Wanted,
+        limits: &Limits,
+    ) -> Result<()> {
+        let (any, base) = (Any::open(path)?, Base::new());
+        let (side, step, sender) = match &any {
+            Any::Tensors(dump) => {
+                let Origin { step, sender, .. } = Origin::of(&dump.metadata, path);
+                (Side::Tensors(dump), step, sender)
+            }
+            Any::Stream(input) => {
+                let updates = Updates::open(input, limits).in_file(path)?.with_models(wanted.models.clone());
+                let number = find(&updates, origin, wanted).in_file(path)?;
+                let UpdateHeader { step, sender, .. } = *updates.header(number);
+                let updates = Box::new(updates);
+                (Side::Update { updates, number, base: &base, path }, Some(step), Some(sender))
+            }
+        };
+        let all = self.add(original, &side, wanted).in_file(path)?;
+        self.updates.push(UpdateLoss { step, sender, loss: all });
+        Ok(())
+    }
+
+    /// Adds the losses of the tensors that both sides have. Returns that of all together.
+    fn add(&mut self, a: &Side<'_>, b: &Side<'_>, wanted: &Wanted) -> Result<Loss> {
+        let (of_a, of_b) = (a.outlines(), b.outlines());
+        let in_b = of_b.iter().enumerate().filter(|(_, t)| is_wanted(wanted.tensor.as_ref(), t.name));
+        let in_b: HashMap<&str, usize> = in_b.map(|(i, t)| (t.name, i)).collect();
+        let pairs: Vec<(usize, usize)> =
+            of_a.iter().enumerate().filter_map(|(i, t)| Some((i, *in_b.get(t.name)?))).collect();
+        if pairs.is_empty() {
+            let first = of_b.iter().find(|t| in_b.contains_key(t.name));
+            let hint = first.map_or(String::new(), |t| did_you_mean(t.name, of_a.iter().map(|t| t.name)));
             return Err(Failure::usage(format_args!("it has no tensor of the original{hint}")));
         }
-        if let Some((t, _)) = common.iter().find(|(a, b)| a.view().shape() != b.view().shape()) {
-            let what = format!("tensor {:?} has another shape than the original", t.name());
+        if let Some(&(i, _)) = pairs.iter().find(|&&(a, b)| of_a[a].shape != of_b[b].shape) {
+            let what = format!("tensor {:?} has another shape than the original", of_a[i].name);
             return Err(Failure::usage(what));
         }
-        let sums: Vec<Sums> =
-            common.par_iter().map(|(a, b)| Sums::of(&a.view(), &b.view()).unwrap_or_default()).collect();
+        let mut sums = vec![Sums::default(); pairs.len()];
+        pairs::walk(a, b, &pairs, &mut |number, a, b| {
+            sums[number].add(&Sums::of(a, b).unwrap_or_default());
+        })?;
         let mut all = Sums::default();
-        for ((tensor, _), sum) in common.iter().zip(&sums) {
+        for (&(tensor, _), sum) in pairs.iter().zip(&sums) {
             all.add(sum);
-            let row = *self.rows.entry(tensor.name().to_owned()).or_insert(self.tensors.len());
+            let name = of_a[tensor].name;
+            let row = *self.rows.entry(name.to_owned()).or_insert(self.tensors.len());
             if row == self.tensors.len() {
-                self.tensors.push((tensor.name().to_owned(), Sums::default()));
+                self.tensors.push((name.to_owned(), Sums::default()));
             }
             self.tensors[row].1.add(sum);
         }
-        let loss = loss(format!("all {}", common.len()), &all);
-        self.updates.push(UpdateLoss { step: b.step, sender: b.sender, loss });
-        Ok(())
+        Ok(loss(format!("all {}", pairs.len()), &all))
     }
 
     fn finish(self) -> Losses {
@@ -167,17 +187,8 @@ fn loss(name: String, sums: &Sums) -> Loss {
     }
 }
 
-/// Decodes the one update that is wanted. Of several, it is the one of the original's step and sender.
-fn decoded(path: &Path, origin: Origin, wanted: &Wanted, limits: &Limits) -> Result<Decoded> {
-    let input = Input::open(path, DEFAULT_MAX_BYTES)?;
-    let is_name = |name: &str| is_wanted(wanted.tensor.as_ref(), name);
-    if !is_stream(&input) {
-        let dump = Dump::open(path)?;
-        let Origin { step, sender, .. } = Origin::of(&dump.metadata, path);
-        let tensors = dump.tensors.into_iter().filter(|t| is_name(t.name())).collect();
-        return Ok(Decoded { step, sender, tensors });
-    }
-    let updates = Updates::open(&input, limits).in_file(path)?.with_models(wanted.models.clone());
+/// Returns the number of the one update that is wanted.
+fn find(updates: &Updates<'_>, origin: Origin, wanted: &Wanted) -> Result<usize> {
     let matching = |step: Option<u64>, sender: Option<u64>| -> Vec<usize> {
         let of = Wanted { step, sender, ..Wanted::default() };
         (0..updates.len())
@@ -192,17 +203,12 @@ fn decoded(path: &Path, origin: Origin, wanted: &Wanted, limits: &Limits) -> Res
         }
     }
     match found[..] {
-        [one] => {
-            let header = updates.header(one);
-            let tensors = updates.decode(one, is_name, &Base::new()).in_file(path)?;
-            Ok(Decoded { step: Some(header.step), sender: Some(header.sender), tensors })
-        }
-        [] => Err(Failure::usage("no update has this step and sender")).in_file(path),
+        [one] => Ok(one),
+        [] => Err(Failure::usage("no update has this step and sender")),
         _ => Err(Failure::usage(format_args!(
             "{} updates; --step and --sender select the one to compare",
             found.len()
-        )))
-        .in_file(path),
+        ))),
     }
 }
 

@@ -14,11 +14,8 @@ mod torch;
 use crate::fail::{Failure, InFile, InOutput, Result};
 use crate::input::{DEFAULT_MAX_BYTES, Input, Opened, is_standard};
 use crate::output::{Output, warn};
-use crate::stream;
-use gcodec::Limits;
 use gcodec::frame::TensorInfo;
 use gcodec::tensor::{Dtype, TensorBuf, TensorView};
-use gcodec_latent::Models;
 use kind::Kind;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Deref, Range};
@@ -86,14 +83,6 @@ impl Dump {
             kind => Self::parse(kind, input, path).inspect(|dump| dump.warn_of_opaque(path)),
         }
         .in_file(path)
-    }
-
-    /// Like [`open`](Self::open); for a gcodec stream, decodes the last update.
-    pub(crate) fn open_any(path: &Path, limits: &Limits, models: &Models) -> Result<Self> {
-        match Any::open(path)? {
-            Any::Tensors(dump) => Ok(dump),
-            Any::Stream(input) => stream::dump(&input, limits, models).in_file(path),
-        }
     }
 
     /// Names the tensors that cannot be read, for commands that read elements.
