@@ -23,8 +23,8 @@ impl AtomicFile {
     ///
     /// # Errors
     /// [`io::Error`] if the temporary file cannot be created, if `target` is a directory, or if it could not
-    /// be replaced in the end: it is a mount point, or its folder has no renames (as some network file systems
-    /// have none).
+    /// be replaced in the end: it is a mount point, or its folder has no renames (as some network file
+    /// systems have none).
     pub fn create(target: &Path) -> io::Result<Self> {
         let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         let old = fs::metadata(&target).ok();
