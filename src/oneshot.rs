@@ -14,8 +14,8 @@ use crate::tensor::{TensorBuf, TensorView};
 /// Encodes named tensors as a stream with one update, all with one codec.
 ///
 /// # Errors
-/// [`Error::Input`](crate::Error::Input) if names repeat, if the codec does not support a tensor's type, or if a value is not
-/// finite and the codec cannot express it. Deltas need a base: use
+/// [`Error::Input`](crate::Error::Input) if names repeat, if the codec does not support a tensor's type, or
+/// if a value is not finite and the codec cannot express it. Deltas need a base: use
 /// [`compress()`](crate::compress::compress()) and [`Encoder`].
 pub fn encode(tensors: &[(&str, TensorView<'_>)], codec: &Codec) -> Result<Vec<u8>> {
     let infos = tensors.iter().map(|(name, view)| TensorInfo::new(*name, view.dtype(), view.shape()));
@@ -46,8 +46,8 @@ pub fn decode(bytes: &[u8]) -> Result<Vec<(String, TensorBuf)>> {
 /// Decodes the dense tensors of the last update of a stream. The whole stream is checked.
 ///
 /// # Errors
-/// The errors of [`File::scan`], [`File::last`] and [`File::tensors`]. An update that is a delta needs a base,
-/// which [`File::tensors`] accepts.
+/// The errors of [`File::scan`], [`File::last`] and [`File::tensors`]. An update that is a delta needs a
+/// base, which [`File::tensors`] accepts.
 pub fn decode_with(bytes: &[u8], limits: &Limits) -> Result<Vec<(String, TensorBuf)>> {
     let file = File::scan(bytes, limits.clone())?;
     let last = file.last()?;

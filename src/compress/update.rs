@@ -36,7 +36,8 @@ use crate::error::{Error, InputErrorKind, Result};
 /// this and to the residuals, sparse codecs take at most 1 MiB and, with the coding of
 /// [`Encoder::update`](crate::stream::Encoder::update), 64 bytes for each element kept, as measured in
 /// `tests/properties/memory.rs` at a density of 0.001. Dense codecs take a few tiles for each thread. A
-/// sender that cannot hold this uses [`pending()`](super::pending()), which compresses some tensors at a time.
+/// sender that cannot hold this uses [`pending()`](super::pending()), which compresses some tensors at a
+/// time.
 ///
 /// # Errors
 /// [`Error::Input`] with the number of the tensor: an integer tensor or a value that is not finite for a

@@ -1,3 +1,5 @@
+//! New segments of finished files.
+
 use std::fs;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;

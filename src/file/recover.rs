@@ -30,7 +30,8 @@ pub struct Recovered<W> {
 /// Recovers a corrupt or truncated stream: keeps every frame whose checksums match and whose references
 /// exist. Frames of unknown ancillary kinds are kept, and frames that exceed the limits are dropped.
 ///
-/// Each frame goes to `sink` when it was read, and an update when its last part was. Memory holds none of them.
+/// Each frame goes to `sink` when it was read, and an update when its last part was. Memory holds none of
+/// them.
 ///
 /// # Errors
 /// [`Error::Io`](crate::Error::Io) from `sink`.

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempPath};
 
 /// A file that appears under its name only when it is complete: it is written beside the target, flushed to
 /// disk and renamed.
@@ -22,24 +22,30 @@ impl AtomicFile {
     /// Creates the temporary file beside `target`.
     ///
     /// # Errors
-    /// [`io::Error`] if the temporary file cannot be created, or if `target` is a directory.
+    /// [`io::Error`] if the temporary file cannot be created, if `target` is a directory, or if it could not
+    /// be replaced in the end: it is a mount point, or its folder has no renames (as some network file systems
+    /// have none).
     pub fn create(target: &Path) -> io::Result<Self> {
         let target = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
         let old = fs::metadata(&target).ok();
         if old.as_ref().is_some_and(fs::Metadata::is_dir) {
             return Err(io::ErrorKind::IsADirectory.into());
         }
+        if old.is_some() && is_mount_point(&target) {
+            let what = "a mount point, which no other file can replace: mount its folder instead";
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, what));
+        }
         let mut prefix = std::ffi::OsString::from(".");
         prefix.push(target.file_name().ok_or(io::ErrorKind::InvalidInput)?);
         prefix.push(".");
         let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix).suffix(".tmp");
+        builder.prefix(&prefix).suffix(".new.tmp");
         #[cfg(unix)]
         {
             // The same mode as of `File::create`: by default a temporary file is private to its owner.
             builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
-        let file = builder.tempfile_in(folder_of(&target))?;
+        let file = renamed(builder.tempfile_in(folder_of(&target))?)?;
         if let Some(old) = old {
             file.as_file().set_permissions(old.permissions())?;
         }
@@ -80,6 +86,50 @@ impl Write for AtomicFile {
     }
 }
 
+/// Renames a temporary file: a folder that cannot do this cannot replace the target either.
+fn renamed(file: NamedTempFile) -> io::Result<NamedTempFile> {
+    let (file, path) = file.into_parts();
+    let new = path.with_extension("").with_extension("tmp");
+    path.persist(&new).map_err(|e| {
+        let what = format!("its folder cannot rename files, so no file can appear there whole: {}", e.error);
+        io::Error::new(e.error.kind(), what)
+    })?;
+    Ok(NamedTempFile::from_parts(file, TempPath::try_from_path(new)?))
+}
+
+/// Whether a file is a mount point, as `docker run -v file:file` makes one. False where the system does not
+/// tell.
+fn is_mount_point(target: &Path) -> bool {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    target.to_str().is_some_and(|target| mount_points(&mounts).any(|point| point == target))
+}
+
+/// Returns the mount points of a `mountinfo` file of Linux. It has blanks and backslashes in octal.
+fn mount_points(mounts: &str) -> impl Iterator<Item = String> {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(move |point| {
+        escapes.iter().fold(point.to_owned(), |text, (code, plain)| text.replace(code, plain))
+    })
+}
+
 fn folder_of(target: &Path) -> &Path {
     target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_points_are_refused_before_the_work() {
+        let text = "22 1 254:0 / / rw - ext4 /dev/vda rw\n30 22 0:5 /a /data/a\\040b\\134c ro - tmpfs x rw\n";
+        assert_eq!(mount_points(text).collect::<Vec<_>>(), ["/", "/data/a b\\c"]);
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let Some(file) = mount_points(&mounts).find(|point| Path::new(point).is_file()) else {
+            eprintln!("skipped: no file is a mount point here");
+            return;
+        };
+        let refused = AtomicFile::create(Path::new(&file)).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ResourceBusy, "{file}");
+    }
 }

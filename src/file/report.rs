@@ -1,7 +1,7 @@
 //! Reports on streams: frames, definitions, and the tensors or blocks of every update.
 //!
-//! A [`Report`] takes the events of a stream in their order, from any reader. [`Detail`] chooses what it shows.
-//! Its memory is some hundred bytes for each frame, and for each tensor or block of an update.
+//! A [`Report`] takes the events of a stream in their order, from any reader. [`Detail`] chooses what it
+//! shows. Its memory is some hundred bytes for each frame, and for each tensor or block of an update.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Display;
@@ -97,7 +97,8 @@ pub struct Report {
     pub metadata: BTreeMap<String, String>,
     /// Manifests.
     pub manifests: Vec<ManifestReport>,
-    /// Updates that are shown, also those that lack parts. A caller may take those behind which another began.
+    /// Updates that are shown, also those that lack parts. A caller may take those behind which another
+    /// began.
     pub updates: Vec<UpdateReport>,
 }
 
@@ -255,8 +256,8 @@ impl Report {
         Vec::new()
     }
 
-    /// Adds a part of an update that has `len` bytes, also of one that is not to be shown. Returns the numbers
-    /// of the blocks that do not decode, and their errors.
+    /// Adds a part of an update that has `len` bytes, also of one that is not to be shown. Returns the
+    /// numbers of the blocks that do not decode, and their errors.
     pub fn add_part<D: Detail>(
         &mut self,
         part: &UpdatePart<'_>,

@@ -2,6 +2,7 @@
 //! (spec, section 3).
 
 mod assembler;
+mod buffer;
 mod buffers;
 mod decoder;
 mod encoder;

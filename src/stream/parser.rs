@@ -1,3 +1,5 @@
+//! Frames to events: what may follow what, and what each refers to.
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

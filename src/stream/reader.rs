@@ -1,3 +1,5 @@
+//! Events from any `Read`, and from bytes in memory.
+
 use std::io::Read;
 use std::sync::Arc;
 
@@ -11,17 +13,13 @@ use crate::stream::{Decoder, Event, Parser, Progress};
 pub struct Reader<R> {
     decoder: Decoder,
     inner: R,
-    chunk: Vec<u8>,
     at_end: bool,
 }
-
-/// Bytes per call of the inner reader.
-const CHUNK: usize = 1 << 18;
 
 impl<R: Read> Reader<R> {
     /// Returns a reader at the beginning of a stream.
     pub fn new(inner: R, limits: Limits) -> Self {
-        Self { decoder: Decoder::new(limits), inner, chunk: vec![0; CHUNK], at_end: false }
+        Self { decoder: Decoder::new(limits), inner, at_end: false }
     }
 
     /// Returns the decoder, to add definitions.
@@ -38,12 +36,7 @@ impl<R: Read> Reader<R> {
     /// [`Truncated`](crate::error::FormatErrorKind::Truncated).
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
         while self.decoder.needed() > 0 && !self.at_end {
-            let read = match self.inner.read(&mut self.chunk) {
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-                read => read?,
-            };
-            self.at_end = read == 0;
-            self.decoder.feed(&self.chunk[..read]);
+            self.at_end = self.decoder.read(&mut self.inner)? == 0;
         }
         if self.decoder.needed() > 0 {
             self.decoder.finish()?;

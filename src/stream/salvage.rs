@@ -1,12 +1,12 @@
 //! Reads a corrupt stream to its end: what is whole, and every fault.
 
-use std::borrow::Cow;
 use std::io::Read;
 use std::ops::ControlFlow;
 
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, SYNC};
 use crate::limits::{Limits, in_memory};
+use crate::stream::buffer::{Buffer, CHUNK};
 use crate::stream::{Event, OpenUpdate, Parser, Progress};
 
 /// A finding of [`salvage`].
@@ -63,7 +63,7 @@ pub fn salvage(
     limits: &Limits,
     visit: impl FnMut(Finding<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
-    Salvage::new(Parser::new(limits.clone()), Buffer::new(inner), visit).run()
+    Salvage::new(Parser::new(limits.clone()), Input::read(inner), visit).run()
 }
 
 /// Finds every intact frame in `bytes`, without copying them. Compared with [`salvage`], a frame with a wrong
@@ -76,59 +76,52 @@ pub(crate) fn salvage_frames(
     limits: &Limits,
     visit: impl FnMut(Finding<'_>) -> ControlFlow<()>,
 ) -> Result<()> {
-    let buffer = Buffer { inner: std::io::empty(), bytes: bytes.into(), start: 0, at_end: true };
-    Salvage::new(Parser::recovering(limits.clone()), buffer, visit).run()
+    let input = Input::<std::io::Empty>::Whole(bytes);
+    Salvage::new(Parser::recovering(limits.clone()), input, visit).run()
 }
 
-/// Bytes per call of the inner reader.
-const CHUNK: usize = 1 << 18;
 /// Bytes of refused bodies that are searched for frames besides four times the bytes read. Bodies can
 /// overlap: this keeps the time linear.
 const PATIENCE: u64 = 1 << 20;
 
-/// Unread bytes.
-struct Buffer<'a, R> {
-    inner: R,
-    bytes: Cow<'a, [u8]>,
-    start: usize,
-    at_end: bool,
+/// The bytes that are not read.
+enum Input<'a, R> {
+    Whole(&'a [u8]),
+    Read { inner: R, buffer: Buffer, at_end: bool },
 }
 
-impl<R: Read> Buffer<'_, R> {
-    fn new(inner: R) -> Self {
-        Self { inner, bytes: Cow::default(), start: 0, at_end: false }
+impl<R: Read> Input<'_, R> {
+    fn read(inner: R) -> Self {
+        Self::Read { inner, buffer: Buffer::default(), at_end: false }
     }
 
     fn rest(&self) -> &[u8] {
-        &self.bytes[self.start..]
+        match self {
+            Self::Whole(rest) => rest,
+            Self::Read { buffer, .. } => buffer.rest(),
+        }
+    }
+
+    /// Whether there is nothing behind the rest.
+    fn is_at_end(&self) -> bool {
+        matches!(self, Self::Whole(_) | Self::Read { at_end: true, .. })
     }
 
     /// Reads until `len` bytes are there, or the input ends.
     fn fill(&mut self, len: u64) -> Result<()> {
-        while (self.rest().len() as u64) < len && !self.at_end {
-            let missing = in_memory(len) - self.rest().len();
-            let bytes = self.bytes.to_mut();
-            if self.start > bytes.len() / 2 {
-                bytes.drain(..self.start);
-                self.start = 0;
-            }
-            let old = bytes.len();
-            // At most a chunk more than has arrived: a length that a frame declares allocates nothing.
-            bytes.resize(old + missing.clamp(1, CHUNK), 0);
-            let read = loop {
-                match self.inner.read(&mut bytes[old..]) {
-                    Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                    read => break read,
-                }
-            };
-            bytes.truncate(old + read.as_ref().map_or(0, |read| *read));
-            self.at_end = read? == 0;
+        let Self::Read { inner, buffer, at_end } = self else { return Ok(()) };
+        while (buffer.rest().len() as u64) < len && !*at_end {
+            let missing = in_memory(len) - buffer.rest().len();
+            *at_end = buffer.read(inner, missing.min(CHUNK))? == 0;
         }
         Ok(())
     }
 
     fn consume(&mut self, len: usize) {
-        self.start += len;
+        match self {
+            Self::Whole(rest) => *rest = &rest[len..],
+            Self::Read { buffer, .. } => buffer.consume(len),
+        }
     }
 }
 
@@ -140,7 +133,7 @@ enum Step {
 
 struct Salvage<'a, R, F> {
     parser: Parser,
-    buffer: Buffer<'a, R>,
+    input: Input<'a, R>,
     visit: F,
     patience: u64,
     /// An update whose last part has not come, and the error of the frame that may begin the next one.
@@ -150,8 +143,8 @@ struct Salvage<'a, R, F> {
 }
 
 impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
-    fn new(parser: Parser, buffer: Buffer<'a, R>, visit: F) -> Self {
-        Self { parser, buffer, visit, patience: PATIENCE, suspended: None, after_fault: false }
+    fn new(parser: Parser, input: Input<'a, R>, visit: F) -> Self {
+        Self { parser, input, visit, patience: PATIENCE, suspended: None, after_fault: false }
     }
 
     fn run(mut self) -> Result<()> {
@@ -161,10 +154,10 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
 
     /// Reads the next event or fault.
     fn step(&mut self) -> Result<Step> {
-        self.buffer.fill(HEADER_LEN.max(PREAMBLE_LEN) as u64)?;
-        let needed = self.parser.needed(self.buffer.rest());
-        self.buffer.fill(needed)?;
-        let rest = &self.buffer.bytes[self.buffer.start..];
+        self.input.fill(HEADER_LEN.max(PREAMBLE_LEN) as u64)?;
+        let needed = self.parser.needed(self.input.rest());
+        self.input.fill(needed)?;
+        let rest = self.input.rest();
         if rest.is_empty() {
             // A fault at the end explains why there is no end frame.
             if let (Err(error), false) = (self.parser.finish(0), self.after_fault) {
@@ -184,7 +177,7 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
                     flow = (self.visit)(Finding::Event(event));
                 }
                 self.after_fault = false;
-                self.buffer.consume(consumed);
+                self.input.consume(consumed);
                 self.patience = self.patience.saturating_add(4 * consumed as u64);
                 Ok(if flow.is_break() { Step::Ends } else { Step::Goes })
             }
@@ -201,8 +194,8 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
 
     /// Leaves out a preamble that is wrong, if frames follow it.
     fn leave_preamble(&mut self, error: Error) -> Result<Step> {
-        self.buffer.fill((PREAMBLE_LEN + SYNC.len()) as u64)?;
-        let has_frame = self.buffer.rest().get(PREAMBLE_LEN..PREAMBLE_LEN + SYNC.len()) == Some(&SYNC);
+        self.input.fill((PREAMBLE_LEN + SYNC.len()) as u64)?;
+        let has_frame = self.input.rest().get(PREAMBLE_LEN..PREAMBLE_LEN + SYNC.len()) == Some(&SYNC);
         if has_frame && matches!(error, Error::Format(_)) {
             return self.leave(error, PREAMBLE_LEN, None);
         }
@@ -214,7 +207,7 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
 
     /// Leaves out a frame that is refused.
     fn leave_frame(&mut self, error: Error) -> Result<Step> {
-        let bytes = self.buffer.rest();
+        let bytes = self.input.rest();
         let header = bytes.first_chunk().and_then(|h| FrameHeader::read(h, self.parser.offset()).ok());
         let Some(header) = header else { return self.search(error) };
         let len = header.body_len.saturating_add(HEADER_LEN as u64);
@@ -222,9 +215,9 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
         if !recovering && matches!(error, Error::Limit(e) if e.limit == "max_frame_bytes") {
             return self.skip(error, header, len);
         }
-        self.buffer.fill(len.saturating_add(SYNC.len() as u64))?;
+        self.input.fill(len.saturating_add(SYNC.len() as u64))?;
         let len = in_memory(len);
-        let rest = self.buffer.rest();
+        let rest = self.input.rest();
         if rest.len() < len {
             // An unknown kind of frame is refused before its body has come.
             return self.search(error);
@@ -258,14 +251,14 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
 
     /// Reports the next `len` bytes as a fault.
     fn leave(&mut self, error: Error, len: usize, header: Option<FrameHeader>) -> Result<Step> {
-        let body = self.buffer.bytes.get(self.buffer.start + HEADER_LEN..self.buffer.start + len);
+        let body = self.input.rest().get(HEADER_LEN..len);
         let number = self.parser.next_frame();
         let frame = header.map(|header| DamagedFrame { number, header, body: body.unwrap_or_default() });
         let fault = Fault { error, offset: self.parser.offset(), len: len as u64, frame };
         let flow = (self.visit)(Finding::Fault(fault));
         self.after_fault = true;
         self.parser.leave_out(len as u64, header.is_some());
-        self.buffer.consume(len);
+        self.input.consume(len);
         Ok(if flow.is_break() { Step::Ends } else { Step::Goes })
     }
 
@@ -277,12 +270,12 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
         let flow = (self.visit)(Finding::Fault(fault));
         let mut left = len;
         while left > 0 {
-            self.buffer.fill(left.min(CHUNK as u64))?;
-            let here = in_memory(left).min(self.buffer.rest().len());
+            self.input.fill(left.min(CHUNK as u64))?;
+            let here = in_memory(left).min(self.input.rest().len());
             if here == 0 {
                 break;
             }
-            self.buffer.consume(here);
+            self.input.consume(here);
             left -= here as u64;
         }
         self.after_fault = true;
@@ -293,28 +286,28 @@ impl<'a, R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>> Salvage<'a, R, F> {
     /// Leaves out everything up to the next frame, which has a correct header.
     fn search(&mut self, error: Error) -> Result<Step> {
         let mut skipped = 1u64;
-        self.buffer.consume(1);
+        self.input.consume(1);
         loop {
-            self.buffer.fill(CHUNK as u64)?;
-            let rest = self.buffer.rest();
+            self.input.fill(CHUNK as u64)?;
+            let rest = self.input.rest();
             match rest.windows(SYNC.len()).position(|w| w == SYNC) {
                 Some(at) => {
-                    self.buffer.consume(at);
+                    self.input.consume(at);
                     skipped += at as u64;
-                    self.buffer.fill(HEADER_LEN as u64)?;
-                    let header = self.buffer.rest().first_chunk();
+                    self.input.fill(HEADER_LEN as u64)?;
+                    let header = self.input.rest().first_chunk();
                     if header.is_some_and(|h| FrameHeader::read(h, 0).is_ok()) {
                         break;
                     }
-                    self.buffer.consume(1);
+                    self.input.consume(1);
                     skipped += 1;
                 }
                 None => {
-                    let keep = if self.buffer.at_end { 0 } else { SYNC.len() - 1 };
+                    let keep = if self.input.is_at_end() { 0 } else { SYNC.len() - 1 };
                     let len = rest.len().saturating_sub(keep);
-                    self.buffer.consume(len);
+                    self.input.consume(len);
                     skipped += len as u64;
-                    if self.buffer.at_end {
+                    if self.input.is_at_end() {
                         break;
                     }
                 }

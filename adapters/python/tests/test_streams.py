@@ -424,6 +424,31 @@ def test_random_access(gradient: np.ndarray, tmp_path: Path) -> None:
     assert np.array_equal(kept["w"].numpy(), gradient + 1), "an update keeps its file"
 
 
+def test_tensors_come_one_after_another(gradient: np.ndarray) -> None:
+    base = {"w": gradient, "b": gradient[0]}
+    new = {"w": gradient + 1, "b": gradient[0]}
+    delta = gcodec.encode(new, "delta", base=base)
+    items = gcodec.File(delta)[0].on(base).items()
+    assert len(items) == 2
+    for _ in range(2):
+        found = {name: tensor.numpy() for name, tensor in items}
+        assert list(found) == ["w", "b"]
+        assert all(np.array_equal(found[name], new[name]) for name in new)
+    with pytest.raises(gcodec.InputError):
+        dict(gcodec.File(delta)[0].items())
+    # An error comes when its tensor does, and ends the walk. Large tensors come alone.
+    large = {"a": np.zeros((5 << 20,), np.float32), "b": np.ones((5 << 20,), np.float32)}
+    data = bytearray(gcodec.encode(large, "raw"))
+    data[len(data) // 4 * 3] ^= 1
+    walk = iter(gcodec.File(data)[0].items())
+    name, tensor = next(walk)
+    assert name == "a" and np.array_equal(tensor.numpy(), large["a"])
+    with pytest.raises(gcodec.FormatError) as error:
+        next(walk)
+    assert error.value.tensor == 1 and '"b"' in str(error.value)
+    assert list(walk) == []
+
+
 def test_one_tensor_is_read_without_the_others(gradient: np.ndarray) -> None:
     data = bytearray(written(gradient))
     [update, *_] = gcodec.inspect(data).updates

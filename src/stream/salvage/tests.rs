@@ -313,7 +313,8 @@ fn a_frame_beyond_the_limit_is_not_held_in_memory() {
         let mut salvage = begin(&bytes[..], &limits, PATIENCE, |_| ControlFlow::Continue(()));
         let mut most = 0;
         while let Step::Goes = salvage.step().unwrap() {
-            most = most.max(salvage.buffer.bytes.to_mut().capacity());
+            let Input::Read { buffer, .. } = &salvage.input else { unreachable!() };
+            most = most.max(buffer.memory());
         }
         assert!(most < 3 * CHUNK, "{most} bytes");
     }
@@ -325,7 +326,7 @@ fn begin<R: Read, F: FnMut(Finding<'_>) -> ControlFlow<()>>(
     patience: u64,
     visit: F,
 ) -> Salvage<'static, R, F> {
-    let salvage = Salvage::new(Parser::new(limits.clone()), Buffer::new(inner), visit);
+    let salvage = Salvage::new(Parser::new(limits.clone()), Input::read(inner), visit);
     Salvage { patience, ..salvage }
 }
 
@@ -434,10 +435,11 @@ fn no_more_is_read_than_the_next_event_needs() {
 #[test]
 fn consumed_bytes_leave_the_buffer() {
     let inner = std::io::repeat(7);
-    let mut buffer = Buffer::new(inner);
+    let mut input = Input::read(inner);
     for _ in 0..100 {
-        buffer.fill(100).unwrap();
-        buffer.consume(100);
-        assert!(buffer.bytes.len() <= 200, "{} bytes", buffer.bytes.len());
+        input.fill(100).unwrap();
+        input.consume(100);
+        let Input::Read { buffer, .. } = &input else { unreachable!() };
+        assert!(buffer.memory() <= 400, "{} bytes", buffer.memory());
     }
 }

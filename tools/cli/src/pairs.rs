@@ -13,7 +13,7 @@ use std::path::Path;
 /// The tensors of one file, or of an update of a stream, which is decoded while it is read.
 pub(crate) enum Side<'s> {
     Tensors(&'s Dump),
-    Update { updates: Updates<'s>, number: usize, base: &'s Base<'s>, path: &'s Path },
+    Update { updates: Box<Updates<'s>>, number: usize, base: &'s Base<'s>, path: &'s Path },
 }
 
 impl<'s> Side<'s> {
@@ -30,7 +30,7 @@ impl<'s> Side<'s> {
             Any::Tensors(dump) => return Ok(Self::Tensors(dump)),
             Any::Stream(input) => input,
         };
-        let updates = Updates::open(input, limits).in_file(path)?.with_models(models.clone());
+        let updates = Box::new(Updates::open(input, limits).in_file(path)?.with_models(models.clone()));
         let number = updates.choose(step).in_file(path)?;
         Ok(Self::Update { updates, number, base, path })
     }
@@ -167,7 +167,7 @@ mod tests {
         let small = TensorBuf::from_f32(vec![2, 1], &[1.0, -1.0]).unwrap();
         let stream = encode(&[("s", small.view()), ("l", large.view())], &gcodec::Codec::Lossless).unwrap();
         let (base, path) = (Base::new(), Path::new("x.gcu"));
-        let updates = Updates::open(&stream, &Limits::default()).unwrap();
+        let updates = Box::new(Updates::open(&stream, &Limits::default()).unwrap());
         let update = Side::Update { updates, number: 0, base: &base, path };
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F4E2M1] {
             let bytes = dtype.bytes_for(len).unwrap() as usize;

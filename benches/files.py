@@ -1,0 +1,71 @@
+"""Time and memory of `gcodec` on one large file, next to `cp`, as rows of a Markdown table.
+
+    python3 benches/files.py target/release/gcodec FILE.safetensors [BASE.safetensors]
+
+Memory is the peak of anonymous pages, sampled every 5 ms (Linux). Each command runs twice, and the second run
+counts: the first one fills the page cache. The results are written beside FILE and removed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def anonymous(pid: int) -> int:
+    """Returns the anonymous memory of a process in kB."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
+
+
+def measure(command: list[str]) -> str:
+    """Runs a command and returns the cells of its row."""
+    before, start, peak = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic(), 0
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while process.poll() is None:
+        peak = max(peak, anonymous(process.pid))
+        time.sleep(0.005)
+    wall, after = time.monotonic() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {process.returncode}")
+    user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+    return f"{wall:.1f} s | {user:.1f} s | {system:.1f} s | {peak / 1000:.0f} MB"
+
+
+def main() -> None:
+    if not 3 <= len(sys.argv) <= 4:
+        sys.exit(__doc__)
+    gcodec, file, *bases = sys.argv[1:]
+    whole, delta, copy = (f"{file}.{name}" for name in ("whole.gcu", "delta.gcu", "copy.safetensors"))
+    rows = [
+        ("`cp`", ["cp", file, copy]),
+        ("`encode --codec lossless`", [gcodec, "encode", "-q", file, "-o", whole, "--codec", "lossless"]),
+        ("`decode` of it", [gcodec, "decode", whole, "-o", copy]),
+        ("`diff` of it with the file", [gcodec, "diff", file, whole]),
+    ]
+    for base in bases:
+        encode = [gcodec, "encode", "-q", file, "-o", delta, "--codec", "delta", "--base", base]
+        rows += [
+            ("`encode --codec delta`", encode),
+            ("`decode` of the delta", [gcodec, "decode", delta, "-o", copy, "--base", base]),
+        ]
+    print("| command | wall | user | system | memory |\n|---|---:|---:|---:|---:|")
+    try:
+        for name, command in rows:
+            measure(command)
+            print(f"| {name} | {measure(command)} |", flush=True)
+    finally:
+        for path in (whole, delta, copy):
+            if os.path.exists(path):
+                os.remove(path)
+
+
+if __name__ == "__main__":
+    main()
