@@ -192,55 +192,57 @@ impl Encoder {
     where
         B: TryInto<PendingBlock<'a>, Error: Into<Error>>,
     {
-        let mut blocks = blocks.into_iter().map(|block| block.try_into().map_err(Into::into));
-        self.update_parts(out, header, manifest, &mut blocks, &mut |_| Ok(()))
-    }
-
-    /// Appends an update as [`Self::update`] does, and calls `written` after each part, which may take the
-    /// bytes away.
-    pub(crate) fn update_parts(
-        &mut self,
-        out: &mut dyn Output,
-        header: &UpdateHeader,
-        manifest: &Arc<Manifest>,
-        blocks: &mut dyn Iterator<Item = Result<PendingBlock<'_>>>,
-        written: &mut dyn FnMut(&mut dyn Output) -> Result<()>,
-    ) -> Result<()> {
-        let (start, mark) = (out.bytes().len(), self.mark(manifest));
-        let result = self.write_parts(out, header, manifest, blocks, written);
+        let start = out.bytes().len();
+        let result = self.parts(header, manifest, blocks).and_then(|mut parts| {
+            while parts.write_next(out)? {}
+            Ok(())
+        });
         if result.is_err() {
             out.truncate(start);
-            self.return_to(mark, manifest);
         }
         result
     }
 
-    fn write_parts(
+    /// Begins an update whose parts the caller takes one by one, to write each before the next is made. The
+    /// bytes are those of [`Self::update`], and so are the arguments.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if the runs of the header's delta are not in order.
+    pub fn parts<'e, 'a, B>(
+        &'e mut self,
+        header: &'e UpdateHeader,
+        manifest: &'e Arc<Manifest>,
+        blocks: impl IntoIterator<Item = B>,
+    ) -> Result<Parts<'e, 'a, impl Iterator<Item = Result<PendingBlock<'a>>>>>
+    where
+        B: TryInto<PendingBlock<'a>, Error: Into<Error>>,
+    {
+        let blocks = blocks.into_iter().map(|block| block.try_into().map_err(Into::into));
+        let writer = UpdateWriter::new(header, manifest, self.options.part_bytes)?;
+        let mark = Some(self.mark(manifest));
+        Ok(Parts { encoder: self, manifest, blocks, writer, mark })
+    }
+
+    /// Appends the next part of an update. Returns whether it is the last.
+    fn part<'a>(
         &mut self,
         out: &mut dyn Output,
-        header: &UpdateHeader,
         manifest: &Arc<Manifest>,
-        blocks: &mut dyn Iterator<Item = Result<PendingBlock<'_>>>,
-        written: &mut dyn FnMut(&mut dyn Output) -> Result<()>,
-    ) -> Result<()> {
-        let mut parts = UpdateWriter::new(header, manifest, self.options.part_bytes, blocks)?;
+        writer: &mut UpdateWriter<'_, 'a>,
+        blocks: &mut dyn Iterator<Item = Result<PendingBlock<'a>>>,
+    ) -> Result<bool> {
         self.start(out);
         self.manifest(out, manifest);
-        loop {
-            let start = out.bytes().len();
-            out.append(&[0; HEADER_LEN]);
-            let Some(part) = parts.write_next(out, &self.sets)? else {
-                out.truncate(start);
-                return Ok(());
-            };
-            let body_len = (out.bytes().len() - start - HEADER_LEN) as u64;
-            let flags = if part.last { FrameHeader::LAST } else { 0 };
-            let header = FrameHeader { kind: FrameKind::UPDATE, flags, body_len, body_crc: part.crc };
-            let header = self.count(header);
-            out.bytes_mut()[start..start + HEADER_LEN].copy_from_slice(&header);
-            self.index.updates.extend(self.options.index.then_some(part.entry));
-            written(out)?;
-        }
+        let start = out.bytes().len();
+        out.append(&[0; HEADER_LEN]);
+        let part = writer.write_next(out, &self.sets, blocks)?;
+        let body_len = (out.bytes().len() - start - HEADER_LEN) as u64;
+        let flags = if part.last { FrameHeader::LAST } else { 0 };
+        let header = FrameHeader { kind: FrameKind::UPDATE, flags, body_len, body_crc: part.crc };
+        let header = self.count(header);
+        out.bytes_mut()[start..start + HEADER_LEN].copy_from_slice(&header);
+        self.index.updates.extend(self.options.index.then_some(part.entry));
+        Ok(part.last)
     }
 
     /// Returns what a failed update of this manifest must not change.
@@ -332,6 +334,47 @@ impl Encoder {
     }
 }
 
+/// An update that [`Encoder::parts`] has begun.
+///
+/// Dropping it before its last part is written leaves the encoder as it was before the update.
+pub struct Parts<'e, 'a, I> {
+    encoder: &'e mut Encoder,
+    manifest: &'e Arc<Manifest>,
+    blocks: I,
+    writer: UpdateWriter<'e, 'a>,
+    /// The encoder before the update, until the last part is written.
+    mark: Option<Mark>,
+}
+
+impl<'a, I: Iterator<Item = Result<PendingBlock<'a>>>> Parts<'_, 'a, I> {
+    /// Appends the next part, the first preceded by what [`Encoder::update`] puts before it, and returns
+    /// whether another follows. Appends nothing after the last. An error appends nothing and ends the update.
+    ///
+    /// # Errors
+    /// As [`Encoder::update`].
+    pub fn write_next(&mut self, out: &mut dyn Output) -> Result<bool> {
+        let Some(mark) = self.mark.take() else { return Ok(false) };
+        let start = out.bytes().len();
+        match self.encoder.part(out, self.manifest, &mut self.writer, &mut self.blocks) {
+            Ok(last) => self.mark = (!last).then_some(mark),
+            Err(e) => {
+                out.truncate(start);
+                self.encoder.return_to(mark, self.manifest);
+                return Err(e);
+            }
+        }
+        Ok(self.mark.is_some())
+    }
+}
+
+impl<I> Drop for Parts<'_, '_, I> {
+    fn drop(&mut self) {
+        if let Some(mark) = self.mark.take() {
+            self.encoder.return_to(mark, self.manifest);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -379,5 +422,41 @@ mod tests {
             encoder.finish(&mut out);
             assert_eq!(encoder.offset(), out.len() as u64);
         }
+    }
+
+    #[test]
+    fn the_parts_are_those_of_a_whole_update_and_one_that_stops_leaves_the_encoder_as_it_was() {
+        let infos = ["a", "b", "c"].map(|name| TensorInfo::new(name, Dtype::F32, [1]));
+        let manifest = Arc::new(Manifest::new(infos.to_vec()).unwrap());
+        let block = |tensor| Block {
+            scope: Scope::Tensor(tensor),
+            add: false,
+            support: Support::All,
+            values: Values::Floats(Floats { stored: Stored::F32, bytes: vec![tensor as u8; 4] }),
+        };
+        let (blocks, header) = ([block(0), block(1), block(2)], UpdateHeader::default());
+        let new = || Encoder::new(EncodeOptions::default().with_part_bytes(1));
+        let (mut encoder, mut whole) = (new(), Vec::new());
+        encoder.update(&mut whole, &header, &manifest, &blocks).unwrap();
+        encoder.finish(&mut whole);
+
+        let (mut encoder, mut out) = (new(), Vec::new());
+        let mut parts = encoder.parts(&header, &manifest, &blocks).unwrap();
+        assert!(parts.write_next(&mut out).unwrap());
+        drop(parts);
+        assert_eq!(encoder.offset(), 0, "dropped before its last part");
+        let mut parts = encoder.parts(&header, &manifest, [&blocks[1], &blocks[0]]).unwrap();
+        out.clear();
+        assert!(parts.write_next(&mut out).is_err() && out.is_empty(), "blocks out of order");
+        assert!(!parts.write_next(&mut out).unwrap(), "an error ends the update");
+        drop(parts);
+        let mut parts = encoder.parts(&header, &manifest, &blocks).unwrap();
+        let mut next = || (parts.write_next(&mut out).unwrap(), out.len());
+        let lens = [next(), next(), next(), next()];
+        assert_eq!(lens.map(|(more, _)| more), [true, true, false, false]);
+        assert!(lens[1].1 < lens[2].1 && lens[2] == lens[3], "nothing after the last part");
+        drop(parts);
+        encoder.finish(&mut out);
+        assert_eq!(out, whole);
     }
 }

@@ -15,7 +15,7 @@ pub use crate::bits::Output;
 pub use assembler::Assembler;
 pub(crate) use buffers::span;
 pub use decoder::Decoder;
-pub use encoder::{EncodeOptions, Encoder};
+pub use encoder::{EncodeOptions, Encoder, Parts};
 pub use parser::{Body, Event, FrameInfo};
 pub(crate) use parser::{Definitions, OpenUpdate, Parser, Progress};
 pub use reader::{Reader, SliceReader};

@@ -75,16 +75,18 @@ impl<W: Write> Writer<W> {
     where
         B: TryInto<PendingBlock<'a>, Error: Into<Error>>,
     {
-        let mut blocks = blocks.into_iter().map(|block| block.try_into().map_err(Into::into));
         self.check()?;
         self.buffer.clear();
-        let Self { encoder, inner, buffer, is_broken } = self;
-        encoder.update_parts(buffer, header, manifest, &mut blocks, &mut |out| {
-            *is_broken = true;
-            inner.write_all(out.bytes())?;
-            out.truncate(0);
-            Ok(())
-        })?;
+        let mut parts = self.encoder.parts(header, manifest, blocks)?;
+        loop {
+            let more = parts.write_next(&mut self.buffer)?;
+            self.is_broken = true;
+            self.inner.write_all(&self.buffer)?;
+            self.buffer.clear();
+            if !more {
+                break;
+            }
+        }
         self.is_broken = false;
         Ok(())
     }

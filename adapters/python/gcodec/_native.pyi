@@ -1,6 +1,6 @@
 """The native module. Programs use the names that `gcodec` exports; the others are for this package only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, Protocol, final
 
 __all__ = [
@@ -150,11 +150,12 @@ class Digests:
 @final
 class Encoder:
     def __new__(cls, part_bytes: int, index: bool, compress: bool) -> Encoder: ...
-    @property
-    def offset(self) -> int: ...
     def update(self, update: _Update, finish: bool = False) -> Encoded: ...
     def whole(self, update: _Update) -> bytes:
         """Encodes an update and the end of the stream."""
+
+    def write(self, update: _Update, put: Callable[[Encoded], object]) -> None:
+        """Calls `put` with each part of the encoded update, before it makes the next."""
 
     def metadata(self, entries: dict[str, str]) -> Encoded: ...
     def finish(self) -> Encoded: ...

@@ -85,8 +85,10 @@ class Writer:
     Leaving a `with` block ends the stream. Leaving it by an exception does not: readers then see a truncated
     stream, which they can read up to its last complete frame.
 
-    If the target raises, part of a frame may have been written. The writer then refuses further calls; open a
-    new connection and begin a new stream.
+    The target gets an update in parts, each as soon as it is encoded, so that the writer holds one part of
+    its bytes. If the target raises, part of a frame may have been written. The writer then refuses further
+    calls; open a new connection and begin a new stream. The same holds if a value cannot be encoded (NaN
+    under a lossy codec) after a part was written; an error before that leaves the stream as it was.
 
     Args:
         target: a path, or an object to write to.
@@ -106,12 +108,13 @@ class Writer:
             raise TypeError(f"a {type(target).__name__} has neither write nor sendall")
         self._target = target
         self._encoder = _native.Encoder(part_bytes, index, compress)
+        self._offset = 0
         self._state: Literal["open", "closed", "failed"] = "open"
 
     @property
     def offset(self) -> int:
         """Bytes written so far."""
-        return self._encoder.offset
+        return self._offset
 
     def write(self, tree: Any, codec: Codec | str | Dgc, **options: Unpack[Options]) -> int:
         """Writes an update and returns its size in bytes. The arguments are those of `encode`."""
@@ -120,12 +123,16 @@ class Writer:
 
     def _write(self, update: Callable[[], _native._Update]) -> int:
         self._check()
-        return self._send(self._encoder.update(update()))
+        start = self._offset
+        self._encoder.write(update(), self._send)
+        self._state = "open"
+        return self._offset - start
 
     def metadata(self, entries: Mapping[str, str]) -> None:
         """Writes a metadata frame: keys and values, which do not change how updates are decoded."""
         self._check()
         self._send(self._encoder.metadata(dict(entries)))
+        self._state = "open"
 
     def flush(self) -> None:
         """Flushes the target, if it has a `flush`. The stream stays open."""
@@ -146,18 +153,18 @@ class Writer:
         if self._state != "open":
             raise InputError(f"the writer is {self._state}: begin a new stream with a new writer")
 
-    def _send(self, data: _native.Encoded | bytes) -> int:
-        # No reader gets past a frame that was written in part, so an exception leaves the state at `failed`.
+    def _send(self, data: _native.Encoded | bytes) -> None:
+        """Gives bytes to the target. The caller sets the state after the last bytes of an update or frame."""
+        # No reader gets past what was written in part, so an exception leaves the state at `failed`.
         self._state = "failed"
-        rest = whole = memoryview(data)
+        rest = memoryview(data)
         while rest:
             written = self._put(rest)
             # A raw file may take a part of the bytes; sendall and buffered files take all.
             if not isinstance(written, int) or written >= len(rest):
-                break
+                written = len(rest)
+            self._offset += written
             rest = rest[written:]
-        self._state = "open"
-        return len(whole)
 
     def __enter__(self) -> Self:
         return self

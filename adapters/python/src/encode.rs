@@ -11,9 +11,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::errors::Failure;
 use crate::feedback::{Dgc, Feedback};
 use crate::named::{Given, borrow, views};
-use crate::update::{Arguments, Memory, Prepared};
+use crate::update::{Arguments, Compressed, Memory, Prepared};
 use crate::{errors, threads};
 
 /// Parses a codec's specification.
@@ -108,11 +109,6 @@ impl Encoder {
         Self { inner: gcodec::stream::Encoder::new(options.with_index(index).with_compress(compress)) }
     }
 
-    #[getter]
-    fn offset(&self) -> u64 {
-        self.inner.offset()
-    }
-
     /// Encodes an update. `finish`: and the end of the stream.
     #[pyo3(signature = (update, finish=false))]
     fn update(&mut self, py: Python<'_>, update: Arguments<'_>, finish: bool) -> PyResult<Encoded> {
@@ -127,6 +123,46 @@ impl Encoder {
         let mut bytes = update.reserve(py);
         self.run(py, update, &mut bytes, true)?;
         bytes.finish(py)
+    }
+
+    /// Encodes an update, and calls `put` with each part before it makes the next. After an exception of
+    /// `put`, the encoder is as it was before the update.
+    fn write(&mut self, py: Python<'_>, update: Arguments<'_>, put: Py<PyAny>) -> PyResult<()> {
+        let Prepared { mut contents, feedback, dgc, remember } = Prepared::new(py, update)?;
+        let senders = Senders { feedback: feedback.as_deref(), dgc: dgc.as_deref(), remember };
+        let pool = threads::pool()?;
+        let (inner, mut known) = (&mut self.inner, None);
+        let result = py.detach(|| {
+            let (mut update, mut head) = (None, None);
+            // The state is locked for the first part only, because `put` may use it.
+            let first = senders.with(|memory| {
+                pool.install(|| {
+                    let update = update.insert(contents.update(&mut known)?);
+                    let Compressed { header, manifest, blocks, .. } = update.compressed(memory)?;
+                    let (header, manifest) = head.insert((header, manifest));
+                    let (mut parts, mut part) = (inner.parts(header, manifest, blocks)?, Vec::new());
+                    let more = parts.write_next(&mut part)?;
+                    Ok::<_, Failure>((parts, part, more))
+                })
+            });
+            let (mut parts, mut part, mut more) = first?;
+            loop {
+                // Called on this thread, while those of the pool are free: it may wait for a reader in this
+                // process, which needs them. Signals and context variables are those of this thread, too.
+                Python::attach(|py| put.call1(py, (Encoded::of(part),)))?;
+                if !more {
+                    break;
+                }
+                part = Vec::new();
+                more = pool.install(|| parts.write_next(&mut part))?;
+            }
+            drop(parts);
+            if let Some(update) = update {
+                update.keep();
+            }
+            Ok(())
+        });
+        result.map_err(|e| errors::raise_failure(py, e, known.as_deref()))
     }
 
     /// Encodes a metadata frame.
@@ -154,29 +190,48 @@ impl Encoder {
         finish: bool,
     ) -> PyResult<(f64, f64)> {
         let Prepared { mut contents, feedback, dgc, remember } = update;
-        let (feedback, dgc) = (feedback.as_deref(), dgc.as_deref());
+        let senders = Senders { feedback: feedback.as_deref(), dgc: dgc.as_deref(), remember };
         let pool = threads::pool()?;
         let (inner, mut known) = (&mut self.inner, None);
         let result = py.detach(|| {
-            // Locked on this thread instead of a thread of the pool, which takes up other work while it waits
-            // for its own: that work may need the same lock.
-            let (mut feedback, mut dgc) = (feedback.map(Feedback::lock), dgc.map(Dgc::lock));
-            let memory = match (feedback.as_deref_mut(), dgc.as_deref_mut()) {
-                (_, Some(dgc)) => Memory::Dgc(dgc),
-                (Some(kept), None) if remember => Memory::Feedback(kept),
-                (Some(kept), None) => Memory::Work(kept),
-                (None, None) => Memory::None,
-            };
-            pool.install(|| {
-                let start = Instant::now();
-                let compressing = contents.encode(inner, memory, out, &mut known)?;
-                if finish {
-                    inner.finish(out);
-                }
-                let coding = start.elapsed().saturating_sub(compressing);
-                Ok((compressing.as_secs_f64(), coding.as_secs_f64()))
+            senders.with(|memory| {
+                pool.install(|| {
+                    let start = Instant::now();
+                    let mut update = contents.update(&mut known)?;
+                    let Compressed { header, manifest, blocks, time } = update.compressed(memory)?;
+                    inner.update(out, &header, &manifest, blocks)?;
+                    update.keep();
+                    if finish {
+                        inner.finish(out);
+                    }
+                    let coding = start.elapsed().saturating_sub(time);
+                    Ok((time.as_secs_f64(), coding.as_secs_f64()))
+                })
             })
         });
         result.map_err(|e| errors::raise_failure(py, e, known.as_deref()))
+    }
+}
+
+/// The sender state that an update names.
+struct Senders<'a> {
+    feedback: Option<&'a Feedback>,
+    dgc: Option<&'a Dgc>,
+    /// Whether the feedback holds residuals.
+    remember: bool,
+}
+
+impl Senders<'_> {
+    /// Locks the state for some work.
+    fn with<T>(&self, work: impl FnOnce(Memory<'_>) -> T) -> T {
+        // Locked on this thread instead of a thread of the pool, which takes up other work while it waits
+        // for its own: that work may need the same lock.
+        let (mut feedback, mut dgc) = (self.feedback.map(Feedback::lock), self.dgc.map(Dgc::lock));
+        work(match (feedback.as_deref_mut(), dgc.as_deref_mut()) {
+            (_, Some(dgc)) => Memory::Dgc(dgc),
+            (Some(kept), None) if self.remember => Memory::Feedback(kept),
+            (Some(kept), None) => Memory::Work(kept),
+            (None, None) => Memory::None,
+        })
     }
 }

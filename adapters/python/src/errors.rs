@@ -74,11 +74,19 @@ pub(crate) enum Failure {
     Input(String),
     /// An error of a device, and the number of the tensor concerned.
     Cuda(gcodec_cuda::Error, Option<u64>),
+    /// An exception of Python code that the call called.
+    Raised(PyErr),
 }
 
 impl From<Error> for Failure {
     fn from(e: Error) -> Self {
         Self::Codec(e)
+    }
+}
+
+impl From<PyErr> for Failure {
+    fn from(e: PyErr) -> Self {
+        Self::Raised(e)
     }
 }
 
@@ -96,6 +104,7 @@ pub(crate) fn raise_failure(py: Python<'_>, failure: Failure, manifest: Option<&
     match failure {
         Failure::Codec(e) => raise(py, e, manifest),
         Failure::Input(message) => input(py, &message),
+        Failure::Raised(e) => e,
         Failure::Cuda(e, tensor) => {
             let at = tensor.and_then(|t| Some((t, &manifest?.tensors().get(usize::try_from(t).ok()?)?.name)));
             raise_cuda(py, e, at.map(|(t, name)| (t, name.as_str())))

@@ -9,7 +9,6 @@ use gcodec::block::{CodedBlock, PendingBlock};
 use gcodec::compress::{Input, NonFinite, Options, compress, pending};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Delta, Manifest, Reduction, Shard, TensorInfo, UpdateHeader};
-use gcodec::stream::Output;
 use gcodec::{Codec, TensorView};
 use pyo3::prelude::*;
 
@@ -136,15 +135,10 @@ impl<'py> Prepared<'py> {
 }
 
 impl Contents {
-    /// Encodes the update. Returns the time that compressing took. `known`: gets the manifest, for errors.
-    pub(crate) fn encode(
-        &mut self,
-        encoder: &mut gcodec::stream::Encoder,
-        memory: Memory<'_>,
-        out: &mut dyn Output,
-        known: &mut Option<Arc<Manifest>>,
-    ) -> Result<Duration, Failure> {
+    /// Returns the update with views of its tensors. `known`: gets the manifest, for errors.
+    pub(crate) fn update(&mut self, known: &mut Option<Arc<Manifest>>) -> Result<Update<'_>, Failure> {
         let (views, bases) = (views(&mut self.tensors)?, views(&mut self.base)?);
+        let bases: HashMap<&str, TensorView<'_>> = bases.into_iter().collect();
         let on_host = self.numbers.iter().zip(&views);
         let mut infos: Vec<(u64, TensorInfo)> = on_host
             .map(|(&number, (name, view))| (number, TensorInfo::new(*name, view.dtype(), view.shape())))
@@ -162,25 +156,33 @@ impl Contents {
             info
         });
         let manifest = Manifest::new(placed.collect())?;
-        let manifest = known.insert(Arc::new(manifest));
-        let on_host = self.numbers.iter().copied().zip(views.iter().copied());
-        let mut digests = self.digests.as_ref().map(|kept| kept.get().copied()).unwrap_or_default();
-        let update = Update {
-            views: on_host.filter(|(_, (name, _))| !self.held.contains(*name)).collect(),
+        let manifest = Arc::clone(known.insert(Arc::new(manifest)));
+        let all = manifest.tensors().len();
+        let codecs = match self.codecs.as_slice() {
+            &[one] => vec![one; all],
+            codecs => codecs.to_vec(),
+        };
+        if codecs.len() != all {
+            let what = "numbers of codecs and tensors";
+            return Err(gcodec::Error::from(InputErrorKind::Mismatch { what }).into());
+        }
+        let sent = self.numbers.iter().zip(views).filter(|(_, (name, _))| !self.held.contains(*name));
+        let inputs: Vec<Input<'_>> = sent
+            .map(|(&tensor, (name, view))| Input { tensor, name, view, base: bases.get(name).copied() })
+            .collect();
+        Ok(Update {
+            on_host: inputs.iter().map(|input| codecs[input.tensor as usize]).collect(),
+            inputs,
             lent: self.lent.iter().filter(|(_, name, _)| !self.held.contains(name)).collect(),
-            bases: &bases,
             lent_bases: &self.lent_bases,
-            codecs: &self.codecs,
+            codecs,
             header: self.header.clone(),
+            manifest,
             options: &self.options,
             provisional: self.provisional,
-            digests: &mut digests,
-        };
-        let compressing = update.encode(encoder, manifest, memory, out)?;
-        if let Some(kept) = &self.digests {
-            kept.get().keep(digests);
-        }
-        Ok(compressing)
+            digests: self.digests.as_ref().map(|kept| kept.get().copied()).unwrap_or_default(),
+            kept: self.digests.as_ref(),
+        })
     }
 }
 
@@ -235,77 +237,65 @@ pub(crate) struct Settings {
 }
 
 /// An update with views of its tensors.
-struct Update<'a> {
-    /// Tensors on the host, with their numbers.
-    views: Vec<(u64, (&'a str, TensorView<'a>))>,
+pub(crate) struct Update<'a> {
+    /// Tensors on the host, and the codec of each.
+    inputs: Vec<Input<'a>>,
+    on_host: Vec<Codec>,
     lent: Vec<&'a (u64, String, Py<Lent>)>,
-    bases: &'a [(&'a str, TensorView<'a>)],
     lent_bases: &'a HashMap<String, Py<Lent>>,
-    codecs: &'a [Codec],
+    /// Codecs of all tensors in the manifest.
+    codecs: Vec<Codec>,
     header: UpdateHeader,
+    manifest: Arc<Manifest>,
     options: &'a Options,
     /// Whether the sender state can be restored after the update.
     provisional: bool,
-    digests: &'a mut gcodec::compress::Digests,
+    digests: gcodec::compress::Digests,
+    kept: Option<&'a Py<Digests>>,
+}
+
+/// An update for an encoder. Its blocks are compressed, or are compressed when they are taken.
+pub(crate) struct Compressed<'a> {
+    pub(crate) header: UpdateHeader,
+    pub(crate) manifest: Arc<Manifest>,
+    pub(crate) blocks: Box<dyn Iterator<Item = gcodec::Result<PendingBlock<'a>>> + Send + 'a>,
+    /// Time that compressing took, without that of blocks that are compressed when they are taken.
+    pub(crate) time: Duration,
 }
 
 impl Update<'_> {
-    /// Compresses and encodes the update. Returns the time that compressing took, without that of blocks that
-    /// are compressed while they are written.
-    fn encode(
-        mut self,
-        encoder: &mut gcodec::stream::Encoder,
-        manifest: &Arc<Manifest>,
-        memory: Memory<'_>,
-        out: &mut dyn Output,
-    ) -> Result<Duration, Failure> {
-        let bases: HashMap<&str, TensorView<'_>> = self.bases.iter().copied().collect();
-        let inputs = self.views.iter().map(|&(tensor, (name, view))| Input {
-            tensor,
-            name,
-            view,
-            base: bases.get(name).copied(),
-        });
-        let all = manifest.tensors().len();
-        let mut codecs = match self.codecs {
-            [one] => vec![*one; all],
-            all => all.to_vec(),
-        };
-        if codecs.len() != all {
-            let what = "numbers of codecs and tensors";
-            return Err(gcodec::Error::from(InputErrorKind::Mismatch { what }).into());
-        }
+    /// Compresses the update.
+    pub(crate) fn compressed(&mut self, memory: Memory<'_>) -> Result<Compressed<'_>, Failure> {
         let start = Instant::now();
+        let manifest = Arc::clone(&self.manifest);
+        if !self.lent_bases.is_empty() {
+            let (blocks, entries) = self.changes()?;
+            let header = self.header.clone().with_delta(Some(entries));
+            let blocks = Box::new(blocks.into_iter().map(|block| Ok(block.into())));
+            return Ok(Compressed { header, manifest, blocks, time: start.elapsed() });
+        }
+        let codecs = &self.codecs;
         let is_delta = |codec: &Codec| matches!(codec, Codec::Delta(_));
         let is_apart = |input: &Input<'_>| {
             let number = input.tensor as usize;
             is_delta(&codecs[number]) && manifest.tensors()[number].shard.is_some()
         };
-        if !self.lent_bases.is_empty() {
-            let (blocks, entries) = self.changes(&codecs)?;
-            let compressing = start.elapsed();
-            encoder.update(out, &self.header.with_delta(Some(entries)), manifest, blocks)?;
-            return Ok(compressing);
-        }
-        let (apart, inputs): (Vec<_>, Vec<_>) = inputs.partition(is_apart);
+        let (apart, inputs): (Vec<_>, Vec<_>) = self.inputs.iter().copied().partition(is_apart);
         let has_delta = codecs.iter().any(is_delta);
         if let (Memory::None, true, true) = (&memory, self.lent.is_empty(), apart.is_empty()) {
-            let on_host: Vec<Codec> = inputs.iter().map(|input| codecs[input.tensor as usize]).collect();
-            let blocks = pending(&inputs, &on_host, self.options)?;
-            let entries = has_delta.then(|| blocks.deltas(self.digests));
-            let compressing = start.elapsed();
-            encoder.update(out, &self.header.with_delta(entries), manifest, blocks)?;
-            return Ok(compressing);
+            let blocks = pending(&self.inputs, &self.on_host, self.options)?;
+            let entries = has_delta.then(|| blocks.deltas(&mut self.digests));
+            let header = self.header.clone().with_delta(entries);
+            return Ok(Compressed { header, manifest, blocks: Box::new(blocks), time: start.elapsed() });
         }
         let (on_devices, mut on_host) = match memory {
             Memory::Dgc(dgc) => {
                 if self.provisional {
                     dgc.begin();
                 }
-                codecs = vec![dgc.codec(); all];
                 (Vec::new(), dgc.step(&inputs, self.options)?)
             }
-            memory => self.compress(&inputs, &codecs, memory)?,
+            memory => self.compress(&inputs, memory)?,
         };
         let mut entries = if has_delta { self.digests.deltas(&inputs, &on_host) } else { Vec::new() };
         // Shards of deltas have blocks and digests of their own, so that a receiver needs no other's base.
@@ -316,25 +306,31 @@ impl Update<'_> {
             on_host.extend(own);
         }
         entries.sort_by_key(|entry| entry.first);
-        let compressing = start.elapsed();
-        let header = self.header.with_delta(has_delta.then_some(entries));
+        let time = start.elapsed();
+        let header = self.header.clone().with_delta(has_delta.then_some(entries));
         let mut blocks = on_devices;
         blocks.extend(on_host.into_iter().map(PendingBlock::from));
         // Blocks of each side are in order, and all blocks of a tensor are on one side.
         blocks.sort_by_key(|block| block.scope().first());
-        encoder.update(out, &header, manifest, blocks)?;
-        Ok(compressing)
+        Ok(Compressed { header, manifest, blocks: Box::new(blocks.into_iter().map(Ok)), time })
+    }
+
+    /// Keeps the digests for the next update, once this one is encoded.
+    pub(crate) fn keep(self) {
+        if let Some(kept) = self.kept {
+            kept.get().keep(self.digests);
+        }
     }
 
     /// Returns the blocks and digests of an update of deltas on a device.
-    fn changes(&mut self, codecs: &[Codec]) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
+    fn changes(&mut self) -> Result<(Vec<CodedBlock>, Vec<Delta>), Failure> {
         let mut changed = Vec::with_capacity(self.lent.len());
         for (number, name, lent) in &self.lent {
             let base = self.lent_bases.get(name).ok_or(gcodec::Error::from(InputErrorKind::MissingBase))?;
-            let codec = codecs[*number as usize];
+            let codec = self.codecs[*number as usize];
             changed.push(cuda::Changed { number: *number, new: lent.get(), base: base.get(), codec });
         }
-        cuda::changes(&changed, self.digests)
+        cuda::changes(&changed, &mut self.digests)
     }
 
     /// Returns the blocks of the tensors on devices and of `inputs`, on the host. All tensors of a codec
@@ -342,10 +338,9 @@ impl Update<'_> {
     fn compress(
         &self,
         inputs: &[Input<'_>],
-        codecs: &[Codec],
         mut memory: Memory<'_>,
     ) -> Result<(Vec<PendingBlock<'static>>, Vec<CodedBlock>), Failure> {
-        let on_host: Vec<Codec> = inputs.iter().map(|input| codecs[input.tensor as usize]).collect();
+        let on_host: Vec<Codec> = inputs.iter().map(|input| self.codecs[input.tensor as usize]).collect();
         let given: Vec<cuda::Given<'_>> = self
             .lent
             .iter()
@@ -353,7 +348,7 @@ impl Update<'_> {
                 number: *number,
                 name,
                 lent: lent.get(),
-                codec: codecs[*number as usize],
+                codec: self.codecs[*number as usize],
             })
             .collect();
         if let Memory::Feedback(kept) = &mut memory {

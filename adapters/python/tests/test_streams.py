@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import io
+import signal
 import socket
 import threading
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gcodec
+from gcodec import _native
+from gcodec._tensors.update import ENCODE_OPTIONS, native_update
+from gcodec.options import resolve
 
 
 def updates(gradient: np.ndarray, count: int = 3) -> list[dict[str, np.ndarray]]:
@@ -224,6 +230,134 @@ def test_a_write_that_fails_ends_the_writer(gradient: np.ndarray) -> None:
     with pytest.raises(gcodec.InputError, match="closed"):
         writer.write(gradient, "topk")
     assert out.getvalue() == gcodec.encode(gradient, "topk"), "what failed left nothing behind"
+
+
+class Parts:
+    """A target that keeps each piece, and then does something."""
+
+    def __init__(self, then: Callable[[int], object] = lambda count: None) -> None:
+        self.pieces: list[bytes] = []
+        self.then = then
+
+    def write(self, piece: memoryview) -> int:
+        self.pieces.append(bytes(piece))
+        self.then(len(self.pieces))
+        return len(piece)
+
+
+def eight_blocks(gradient: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns tensors of 80 kB, of which neighbours share no block because their types differ."""
+    return {f"t{i}": np.resize(gradient, 40_000 >> (1 - i % 2)).astype(f"f{4 - 2 * (i % 2)}") for i in range(8)}
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    gcodec.set_num_threads(1)
+    yield
+    gcodec.set_num_threads(0)
+
+
+@pytest.mark.parametrize("codec", ["raw", "lossless", "topk:density=0.1", "delta"])
+def test_a_target_gets_each_part_of_an_update_by_itself(gradient: np.ndarray, codec: str) -> None:
+    tensors = eight_blocks(gradient)
+    options = {"base": {name: x * 2 for name, x in tensors.items()}} if codec == "delta" else {}
+    callers = set()
+    target = Parts(lambda _: callers.add(threading.get_ident()))
+    with gcodec.Writer(target, part_bytes=1000) as writer:
+        size = writer.write(tensors, codec, **options)  # type: ignore[arg-type]
+        parts = list(target.pieces)
+        assert writer.offset == size == sum(map(len, parts))
+    whole = b"".join(target.pieces)
+    [update] = gcodec.inspect(whole).updates
+    frames = gcodec.inspect(whole).frames
+    assert len(parts) == len(update.frames) == 8
+    assert len(parts[0]) == frames[update.frames[0]].offset + frames[update.frames[0]].bytes
+    assert [len(part) for part in parts[1:]] == [frames[number].bytes for number in update.frames[1:]]
+    assert callers == {threading.get_ident()}
+    arguments = native_update("encode", tensors, codec, resolve("encode", ENCODE_OPTIONS, options))
+    assert whole == _native.Encoder(1000, True, True).whole(arguments), "the bytes of one call"
+
+
+def interrupt(count: int) -> None:
+    if count == 2:
+        signal.raise_signal(signal.SIGINT)
+
+
+def hang_up(count: int) -> None:
+    if count == 2:
+        raise ConnectionResetError("gone")
+
+
+def be_interrupted(count: int) -> None:
+    if count == 2:
+        raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    ("then", "error"),
+    [(interrupt, KeyboardInterrupt), (hang_up, ConnectionResetError), (be_interrupted, InterruptedError)],
+)
+def test_an_exception_between_parts_comes_out_and_ends_the_writer(
+    gradient: np.ndarray, then: Callable[[int], None], error: type[BaseException]
+) -> None:
+    target = Parts(then)
+    writer = gcodec.Writer(target, part_bytes=1000)
+    with pytest.raises(error) as raised:
+        writer.write(eight_blocks(gradient), "raw")
+    assert raised.type is error
+    assert then.__name__ in [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert len(target.pieces) == 2 and writer.offset == len(target.pieces[0]), "the second was not taken"
+    for call in (lambda: writer.write(gradient, "raw"), lambda: writer.metadata({})):
+        with pytest.raises(gcodec.InputError, match="the writer is failed: begin a new stream with a new writer"):
+            call()
+    writer.close()
+    assert len(target.pieces) == 2, "nothing follows"
+
+
+def test_a_value_that_cannot_be_encoded_after_a_part_ends_the_writer(one_thread: None) -> None:
+    tensors = {"a": np.zeros(5 << 20, np.float32), "b": np.full(8, np.nan, np.float32)}
+    target = Parts()
+    writer = gcodec.Writer(target, part_bytes=1000)
+    with pytest.raises(gcodec.InputError, match='"b"') as raised:
+        writer.write(tensors, "int8")
+    assert raised.value.kind == "non_finite"
+    assert len(target.pieces) == 1
+    with pytest.raises(gcodec.InputError, match="the writer is failed"):
+        writer.write(tensors["a"], "int8")
+
+
+def test_a_target_may_use_the_feedback_and_not_the_writer(gradient: np.ndarray) -> None:
+    feedback, offsets = gcodec.Feedback(), []
+
+    def use(count: int) -> None:
+        assert feedback.norm > 0
+        offsets.append(writer.offset)
+        with pytest.raises(gcodec.InputError, match="the writer is failed"):
+            writer.metadata({})
+
+    target = Parts(use)
+    writer = gcodec.Writer(target, part_bytes=1000)
+    writer.write(eight_blocks(gradient), "topk:density=0.1", feedback=feedback)
+    assert offsets == [sum(map(len, target.pieces[:i])) for i in range(8)]
+
+
+def test_a_target_may_wait_for_a_reader_in_the_same_process(gradient: np.ndarray, one_thread: None) -> None:
+    here, there = socket.socketpair()
+    tensors = {name: np.resize(x, 1 << 20) for name, x in eight_blocks(gradient).items()}
+
+    def send() -> None:
+        with gcodec.Writer(there, part_bytes=1000) as writer:
+            for _ in range(3):
+                writer.write(tensors, "raw")
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    here.settimeout(60)
+    read = list(gcodec.Reader(here, until_end=True))
+    thread.join()
+    assert [update["t7"].tobytes() for update in read] == [tensors["t7"].tobytes()] * 3
+    here.close()
+    there.close()
 
 
 def test_a_source_that_does_not_wait(gradient: np.ndarray) -> None:

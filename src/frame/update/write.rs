@@ -28,15 +28,14 @@ pub(crate) struct UpdateWriter<'b, 'a> {
     header: &'b UpdateHeader,
     manifest: &'b Manifest,
     part_bytes: u64,
-    blocks: &'b mut dyn Iterator<Item = Result<PendingBlock<'a>>>,
     order: BlockOrder,
     /// Checked blocks of this part and of later ones, and the sum of their weights.
     queue: VecDeque<Queued<'a>>,
     weight: u64,
     /// Whether there are no more blocks than those in the queue.
     is_all: bool,
-    /// Number of the next part, unless the last was written.
-    next: Option<u64>,
+    /// Number of the next part.
+    number: u64,
     memory: Vec<Memory>,
 }
 
@@ -73,46 +72,50 @@ pub(super) struct Memory {
 impl<'b, 'a> UpdateWriter<'b, 'a> {
     /// # Errors
     /// [`Error::Input`] if the runs of the delta are not in order.
-    pub(crate) fn new(
-        header: &'b UpdateHeader,
-        manifest: &'b Manifest,
-        part_bytes: u64,
-        blocks: &'b mut dyn Iterator<Item = Result<PendingBlock<'a>>>,
-    ) -> Result<Self> {
+    pub(crate) fn new(header: &'b UpdateHeader, manifest: &'b Manifest, part_bytes: u64) -> Result<Self> {
         let delta = header.delta.as_deref().unwrap_or_default();
         if !delta.is_sorted_by(|a, b| a.last() < b.first) {
             return Err(Error::not_ascending("tensors of a delta"));
         }
         let (order, queue, memory) = Default::default();
-        let (weight, is_all, next) = (0, false, Some(0));
-        Ok(Self { header, manifest, part_bytes, blocks, order, queue, weight, is_all, next, memory })
+        let (weight, is_all, number) = (0, false, 0);
+        Ok(Self { header, manifest, part_bytes, order, queue, weight, is_all, number, memory })
     }
 
-    /// Appends the body of the next part, if there is one. A part holds blocks of about `part_bytes` before
-    /// coding, and at least one block unless the update has none.
+    /// Appends the body of the next part. The caller stops after the last. A part holds blocks of about
+    /// `part_bytes` before coding, and at least one block unless the update has none. `blocks`: those that
+    /// earlier parts have not taken.
     ///
     /// # Errors
     /// The errors of the blocks; [`Error::Input`] if a block does not fit the manifest, is out of order, or
     /// is missing in the delta; `out` then ends in unusable bytes.
-    pub(crate) fn write_next(&mut self, out: &mut dyn Output, sets: &Sets) -> Result<Option<WrittenPart>> {
-        let Some(number) = self.next else { return Ok(None) };
+    pub(crate) fn write_next(
+        &mut self,
+        out: &mut dyn Output,
+        sets: &Sets,
+        blocks: &mut dyn Iterator<Item = Result<PendingBlock<'a>>>,
+    ) -> Result<WrittenPart> {
         while !self.is_all && self.weight <= self.part_bytes {
-            self.look_ahead(sets)?;
+            self.look_ahead(sets, blocks)?;
         }
         let part = self.queue.drain(..first_of_weight(&self.queue, self.part_bytes)).collect();
         self.weight = self.queue.iter().map(Queued::share).fold(0, u64::saturating_add);
         let last = self.is_all && self.queue.is_empty();
-        self.next = number.checked_add(1).filter(|_| !last);
-        let (entry, crc) = self.write_part(out, sets, number, part)?;
-        Ok(Some(WrittenPart { last, crc, entry }))
+        let (entry, crc) = self.write_part(out, sets, part)?;
+        self.number += 1;
+        Ok(WrittenPart { last, crc, entry })
     }
 
     /// Adds some blocks to the queue.
-    fn look_ahead(&mut self, sets: &Sets) -> Result<()> {
+    fn look_ahead(
+        &mut self,
+        sets: &Sets,
+        blocks: &mut dyn Iterator<Item = Result<PendingBlock<'a>>>,
+    ) -> Result<()> {
         let most = AHEAD_ELEMENTS.saturating_mul(rayon::current_num_threads() as u64);
         let (mut elements, mut ahead) = (0u64, Vec::new());
         while elements < most && ahead.len() < AHEAD_BLOCKS {
-            let Some(block) = self.blocks.next().transpose()? else {
+            let Some(block) = blocks.next().transpose()? else {
                 self.is_all = true;
                 break;
             };
@@ -165,14 +168,13 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
         &mut self,
         out: &mut dyn Output,
         sets: &Sets,
-        number: u64,
         mut blocks: Vec<Queued<'a>>,
     ) -> Result<(IndexedUpdate, u32)> {
         let (header, manifest) = (self.header, self.manifest);
         let touched = touched(header, &blocks)?;
         let tables = choose_tables(manifest, sets, &mut blocks)?;
         let mut head = Vec::new();
-        write_head(&mut head, header, manifest.id(), number, touched.as_deref());
+        write_head(&mut head, header, manifest.id(), self.number, touched.as_deref());
         put_varint(&mut head, tables.len() as u64);
         tables.iter().for_each(|t| t.write(&mut head));
         put_varint(&mut head, blocks.len() as u64);
