@@ -9,8 +9,7 @@
 mod codec;
 pub mod codecs;
 mod compressor;
-#[doc(hidden)]
-pub mod device;
+pub(crate) mod device;
 mod extents;
 mod feedback;
 mod moments;
