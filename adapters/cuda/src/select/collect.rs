@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gcodec::compress::Chosen;
+use gcodec::internal::device::Chosen;
 use gcodec::internal::device::{self as host, Found};
 
 use super::plan::{Place, Plan};
