@@ -53,7 +53,7 @@ pub struct Location {
 
 impl Location {
     /// Returns a location that is only an offset in bytes.
-    pub fn at(offset: u64) -> Self {
+    pub(crate) fn at(offset: u64) -> Self {
         Self { offset, ..Self::default() }
     }
 }

@@ -96,6 +96,8 @@ pub mod compress;
 pub mod error;
 pub mod file;
 pub mod frame;
+#[doc(hidden)]
+pub mod internal;
 mod limits;
 mod oneshot;
 mod random;

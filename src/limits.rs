@@ -142,11 +142,6 @@ impl Budget {
         }
     }
 
-    /// Returns the limits behind this budget.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
     /// Takes `bytes` of memory, one allocation, from the allowance.
     pub(crate) fn reserve_bytes(&self, bytes: u64, offset: u64) -> Result<()> {
         take(MEMORY, &self.alloc_left, bytes, offset)?;

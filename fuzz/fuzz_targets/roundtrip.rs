@@ -446,14 +446,14 @@ fn codec(random: &mut Random<'_>) {
     let tensor = |random: &mut Random<'_>, shape: Option<&[u64]>| {
         let shape =
             shape.map_or_else(|| (0..random.below(4)).map(|_| random.below(13)).collect(), <[u64]>::to_vec);
-        let n = gcodec::tensor::elements(&shape).expect("few");
+        let n = gcodec::internal::elements(&shape).expect("few");
         let data = match random.below(3) {
             0 => random.elements(alike, n),
             // Numbers of similar size, which any codec accepts.
             _ => {
                 let numbers: Vec<f32> = (0..n).map(|_| (random.below(512) as f32 - 256.0) / 64.0).collect();
                 let mut data = vec![0; alike.bytes_for(n).expect("few") as usize];
-                match gcodec::tensor::element::encode_f32s(alike, &numbers, 0, &mut data) {
+                match gcodec::internal::element::encode_f32s(alike, &numbers, 0, &mut data) {
                     Ok(()) => data,
                     Err(_) => random.elements(alike, n),
                 }

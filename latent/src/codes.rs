@@ -6,7 +6,7 @@ use gcodec::block::{
     Values, Zero,
 };
 use gcodec::frame::Budget;
-use gcodec::tensor::element::{encode_f32s, max_finite};
+use gcodec::internal::element::{encode_f32s, max_finite};
 
 use crate::error::{Error, Result};
 use crate::model::{Model, Models};

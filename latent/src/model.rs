@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gcodec::Dtype;
 use gcodec::block::ModelId;
 use gcodec::frame::{self, Weights};
-use gcodec::tensor::element::{decode_f32s, encode_f32s};
+use gcodec::internal::element::{decode_f32s, encode_f32s};
 
 use crate::error::{Error, Result};
 use crate::layer::{Conv, Layer, Signal};
@@ -305,7 +305,7 @@ fn round(layers: &mut [Layer]) {
         {
             for numbers in [Some(&mut conv.weights), conv.bias.as_mut()].into_iter().flatten() {
                 // The buffer has room for all numbers and the type is a float, so this cannot fail.
-                let _ = gcodec::tensor::element::round_f32s(Dtype::F16, numbers);
+                let _ = gcodec::internal::element::round_f32s(Dtype::F16, numbers);
             }
         }
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use gcodec::block::{Block, CodedBlock, Floats, Scope, Sparse, Stored, Support, Values, ValuesId};
 use gcodec::frame::{Manifest, UpdatePart};
+use gcodec::internal::element::decode_f32s;
 use gcodec::stream::{EncodeOptions, Encoder};
-use gcodec::tensor::element::decode_f32s;
 
 use crate::codes::{CodeFormat, codes, encode_latent, floats};
 use crate::error::{Error, Result};

@@ -84,7 +84,7 @@ impl Block {
     ///
     /// # Errors
     /// [`Error::Input`] for a set that is not known.
-    pub fn tensor_counts(&self, space: &IndexSpace, sets: &Sets) -> Result<Option<Vec<u64>>> {
+    pub(crate) fn tensor_counts(&self, space: &IndexSpace, sets: &Sets) -> Result<Option<Vec<u64>>> {
         match (&self.support, space.lens.len()) {
             (_, 1) => self.count(space, sets).map(|count| Some(vec![count])),
             (Support::Based(_), _) => Ok(None),

@@ -20,7 +20,7 @@ pub(crate) mod values;
 mod views;
 mod wire;
 
-pub use crate::codes::{CODINGS, Entropy};
+pub use crate::codes::Entropy;
 pub use bits::Bits;
 pub use coded::CodedBlock;
 pub use decoded::Block;
@@ -42,5 +42,5 @@ pub use values::{
     Affine, Codebook, Constant, Dct, Floats, Latent, LevelList, Levels, LowRank, Minifloat, Planes, Pow2,
     Sign, Ulp, Values, ValuesId,
 };
-pub use values::{MinifloatFormat, ModelId, Norm, Packed, Spacing, Stored, Underflow, WireValues, Zero};
+pub use values::{MinifloatFormat, ModelId, Norm, Spacing, Stored, Underflow, Zero};
 pub use wire::{BlockOptions, RawBlock};

@@ -166,7 +166,7 @@ impl<'a> RawBlock<'a> {
     }
 
     /// Number of bytes that are neither support nor values.
-    pub fn header_len(&self) -> u64 {
+    pub(crate) fn header_len(&self) -> u64 {
         self.len - (self.support.len() + self.values.len()) as u64
     }
 

@@ -159,7 +159,7 @@ impl Codec {
     }
 
     /// Returns how this codec's blocks are written.
-    pub fn block_options(&self) -> BlockOptions {
+    pub(crate) fn block_options(&self) -> BlockOptions {
         BlockOptions::default().with_positions(self.positions())
     }
 

@@ -9,14 +9,13 @@
 mod codec;
 pub mod codecs;
 mod compressor;
-#[doc(hidden)]
-pub mod device;
+pub(crate) mod device;
 mod extents;
 mod feedback;
 mod moments;
 mod options;
 mod pending;
-mod select;
+pub(crate) mod select;
 pub mod senders;
 mod settings;
 mod source;
@@ -30,7 +29,6 @@ pub use codecs::{Change, ChunkValues, Fit, Scaling, Share, Stages};
 pub use feedback::Feedback;
 pub use options::{Input, NonFinite, Options};
 pub use pending::{Pending, pending};
-pub use select::Chosen;
 pub use settings::{Amount, Kept, Selection, SpecError};
 pub use update::compress;
 

@@ -97,7 +97,7 @@ impl FrameKind {
     }
 
     /// Whether the kind lies in a private range.
-    pub fn is_private(self) -> bool {
+    pub(crate) fn is_private(self) -> bool {
         matches!(self.0, 0x7000..=0x7fff | 0xf000..=0xffff)
     }
 

@@ -1,30 +1,26 @@
 //! Frames of each kind, to and from bytes (spec, section 4). Works on slices, without IO.
 
 mod end;
-mod header;
+pub(crate) mod header;
 mod index;
 mod index_set;
 mod manifest;
 mod metadata;
 mod model;
 mod shards;
-mod update;
+pub(crate) mod update;
 
 pub use crate::limits::Budget;
 pub use end::End;
-pub(crate) use header::CHAINED_LEN;
-pub use header::{
-    FrameHeader, FrameKind, HEADER_LEN, MAGIC, PREAMBLE_LEN, Preamble, SYNC, VERSION_MAJOR, VERSION_MINOR,
-};
+pub(crate) use header::{CHAINED_LEN, HEADER_LEN, PREAMBLE_LEN, SYNC};
+pub use header::{FrameHeader, FrameKind, MAGIC, Preamble, VERSION_MAJOR, VERSION_MINOR};
 pub use index::{Index, IndexedBlock, IndexedFrame, IndexedUpdate};
 pub use index_set::IndexSet;
 pub use manifest::{Manifest, ManifestId, Shard, TensorInfo};
 pub use metadata::Metadata;
 pub use model::{Model, Weights};
-pub use update::{
-    AttributeId, Delta, Digest, Reduction, UpdateHeader, UpdatePart, run_digest, tensor_digest,
-};
-pub(crate) use update::{BlockOrder, UpdateWriter, digest_head};
+pub(crate) use update::{BlockOrder, UpdateWriter, digest_head, run_digest};
+pub use update::{Delta, Digest, Reduction, UpdateHeader, UpdatePart, tensor_digest};
 
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::{Limits, check};

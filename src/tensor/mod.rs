@@ -1,7 +1,10 @@
 //! Element types, shapes, borrowed and owned buffers of elements, and exact conversions of elements. No IO,
 //! no codes.
 
-pub mod element;
+pub(crate) mod element;
+pub(crate) mod shape;
+
+pub(crate) use shape::elements;
 
 use crate::error::{Error, InputErrorKind, Result};
 
@@ -126,15 +129,6 @@ impl std::fmt::Display for Dtype {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(self.name())
     }
-}
-
-/// Returns the number of elements of a shape: 1 for no dimensions, 0 if any dimension is 0, `None` if it
-/// exceeds 64 bits.
-pub fn elements(shape: &[u64]) -> Option<u64> {
-    if shape.contains(&0) {
-        return Some(0);
-    }
-    shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d))
 }
 
 /// A tensor's elements in little-endian bytes, row-major, borrowed.

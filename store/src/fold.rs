@@ -98,7 +98,7 @@ impl Store {
         for (version, digests, record) in
             [(from, &all_old, &to_first.record), (to, &all_new, &to_last.record)]
         {
-            if layout::hex(&gcodec::frame::run_digest(digests)) != record.state {
+            if layout::hex(&gcodec::internal::run_digest(digests)) != record.state {
                 return Err(wrong(version));
             }
         }

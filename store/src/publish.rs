@@ -7,7 +7,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use gcodec::compress::{self, Digests, Input};
-use gcodec::frame::{Digest, TensorInfo, UpdateHeader, run_digest, tensor_digest};
+use gcodec::frame::{Digest, TensorInfo, UpdateHeader, tensor_digest};
+use gcodec::internal::run_digest;
 use gcodec::stream::{EncodeOptions, Encoder};
 use gcodec::{Codec, TensorBuf, TensorView};
 use rayon::prelude::*;

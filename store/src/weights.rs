@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use gcodec::frame::{Digest, Manifest, TensorInfo, run_digest, tensor_digest};
+use gcodec::frame::{Digest, Manifest, TensorInfo, tensor_digest};
+use gcodec::internal::run_digest;
 use gcodec::stream::Assembler;
 use gcodec::{Limits, TensorBuf, TensorView};
 use rayon::prelude::*;

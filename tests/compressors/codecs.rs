@@ -7,8 +7,8 @@ use gcodec::compress::random::word;
 use gcodec::compress::senders::{Dgc, DgcOptions};
 use gcodec::compress::{Feedback, Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::{decode_f32s, encode_f32s};
 use gcodec::stream::{EncodeOptions, Encoder};
-use gcodec::tensor::element::{decode_f32s, encode_f32s};
 use gcodec::{Codec, Dtype, TensorBuf};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];

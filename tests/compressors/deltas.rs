@@ -7,8 +7,8 @@ use gcodec::compress::random::word;
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::error::InputErrorKind;
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::{bits_at, set_bits_at};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::tensor::element::{bits_at, set_bits_at};
 use gcodec::{Codec, Dtype, Error, Limits, TensorBuf};
 
 const NAMES: [&str; 2] = ["a", "b"];

@@ -201,7 +201,7 @@ fn large_numbers_arrive_finite() {
     for (dtype, large) in [(Dtype::F32, f32::MAX), (Dtype::F16, 65504.0), (Dtype::F8E4M3Fn, 448.0)] {
         let values: Vec<f32> = normal(4096, 5).iter().map(|x| large.copysign(*x)).collect();
         let mut data = vec![0; dtype.bytes_for(4096).unwrap() as usize];
-        gcodec::tensor::element::encode_f32s(dtype, &values, 0, &mut data).unwrap();
+        gcodec::internal::element::encode_f32s(dtype, &values, 0, &mut data).unwrap();
         let tensor = TensorBuf::new(dtype, vec![64, 64], data).unwrap();
         for spec in ["demo:chunk=64,kept=4,values=f32", "demo", "powersgd:rank=2"] {
             let codec: Codec = spec.parse().unwrap();

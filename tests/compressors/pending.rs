@@ -5,8 +5,8 @@ use std::sync::Arc;
 use gcodec::compress::random::word;
 use gcodec::compress::{Digests, Input, NonFinite, Options, Pending, compress, deltas, pending};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::encode_f32s;
 use gcodec::stream::{EncodeOptions, Encoder, Writer};
-use gcodec::tensor::element::encode_f32s;
 use gcodec::{Codec, Dtype, Error, TensorBuf};
 
 /// Lengths of tensors around the length from which on blocks are pending, and around that of a block.

@@ -9,8 +9,8 @@ use gcodec::compress::random::words;
 use gcodec::compress::senders::{SbcOptions, SbcSender, mask_momenta};
 use gcodec::compress::{Amount, Input, Options, compress};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::decode_f32s;
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::tensor::element::decode_f32s;
 use gcodec::{Codec, Dtype, Limits, TensorBuf, Writer};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];

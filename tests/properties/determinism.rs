@@ -10,7 +10,7 @@ use std::sync::Arc;
 fn tensors(seed: u64) -> Vec<(String, TensorBuf)> {
     let shapes: [&[u64]; 6] = [&[300, 700], &[3000], &[17], &[], &[0, 4], &[64, 33, 5]];
     let tensor = |(t, shape): (usize, &&[u64])| {
-        let mut words = vec![0; gcodec::tensor::elements(shape).unwrap() as usize];
+        let mut words = vec![0; gcodec::internal::elements(shape).unwrap() as usize];
         random::words(seed, t as u64, 0, &mut words);
         let values: Vec<f32> = words
             .iter()

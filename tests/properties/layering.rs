@@ -17,6 +17,7 @@ const LAYERS: &[&[&str]] = &[
     &["compress", "reduce", "stream"],
     &["file"],
     &["oneshot"],
+    &["internal"],
 ];
 
 /// The rooms of a layer, and its arrows that climb back to a later room.

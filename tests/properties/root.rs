@@ -5,8 +5,12 @@ use std::path::Path;
 /// Public names that the root may have: modules and re-exported items together.
 const MOST: usize = 20;
 
-/// Returns the public names of `lib`. Items of fuzzing builds do not count.
+/// The room of what only this repository's crates use. No page of the documentation has it.
+const HIDDEN: &str = "#[doc(hidden)]\npub mod internal;\n";
+
+/// Returns the public names of `lib`. Items of fuzzing builds and of the hidden room do not count.
 fn public_names(lib: &str) -> Vec<String> {
+    let lib = lib.replacen(HIDDEN, "", 1);
     let (before, fuzzing) = lib.split_once("#[cfg(fuzzing)]").expect("the switches of the fuzz targets");
     let after = fuzzing.split_once("\n}").expect("the end of a module").1;
     let lines = before.lines().chain(after.lines());

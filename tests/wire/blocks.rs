@@ -4,11 +4,12 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use gcodec::block::{
-    Affine, Bits, Block, BlockOptions, Chunked, Constant, Floats, Groups, Levels, Norm, Packed, Part, Planes,
+    Affine, Bits, Block, BlockOptions, Chunked, Constant, Floats, Groups, Levels, Norm, Part, Planes,
     Positions, Pow2, Rows, ScaleFormat, Scales, Scope, Seeded, Sets, Sign, Spacing, Sparse, Stored, Support,
-    SupportId, Underflow, Values, ValuesId, WireBlock, WireValues, Zero,
+    SupportId, Underflow, Values, ValuesId, WireBlock, Zero,
 };
 use gcodec::frame::{Budget, Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use gcodec::internal::device::{Packed, WireValues};
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Dtype, Error, Limits};
 use proptest::prelude::*;

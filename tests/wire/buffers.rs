@@ -62,7 +62,7 @@ fn ranges_and_parts_leave_no_gaps() {
     let tensors: Vec<TensorBuf> = shapes
         .iter()
         .map(|shape| {
-            let n = gcodec::tensor::elements(shape).unwrap();
+            let n = gcodec::internal::elements(shape).unwrap();
             let values: Vec<f32> = (0..n).map(|i| ((i * 7919 % 101) as f32 - 50.0) * 0.01).collect();
             TensorBuf::from_f32(shape.to_vec(), &values).unwrap()
         })

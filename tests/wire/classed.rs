@@ -9,8 +9,8 @@ use gcodec::block::{
 use gcodec::compress::random::word;
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::{set_bits_at, ulp_step};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::tensor::element::{set_bits_at, ulp_step};
 use gcodec::{Codec, Dtype, Limits, TensorBuf};
 use proptest::prelude::*;
 
@@ -122,7 +122,7 @@ fn step(dtype: Dtype, count: u64, seed: u64) -> [TensorBuf; 2] {
     }
     let mut new = base.clone();
     for i in 0..count {
-        let bits = gcodec::tensor::element::bits_at(dtype, &base, i).unwrap();
+        let bits = gcodec::internal::element::bits_at(dtype, &base, i).unwrap();
         let large = bits >> (width - 2) & 1 == 1;
         if word(seed, 3, i) % 40 < if large { 1 } else { 20 } {
             let diff = [1, -1, 2, 1][word(seed, 4, i) as usize % 4];

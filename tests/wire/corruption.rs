@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use gcodec::block::{Block, BlockOptions, Floats, Scope, Stored, Support, Values};
 use gcodec::file::recover;
-use gcodec::frame::{FrameKind, HEADER_LEN, IndexSet, Manifest, SYNC, TensorInfo, UpdateHeader};
+use gcodec::frame::{FrameKind, IndexSet, Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::{HEADER_LEN, SYNC};
 use gcodec::stream::{Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Dtype, Error, Limits};
 use proptest::prelude::*;

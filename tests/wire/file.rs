@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use gcodec::block::{Block, BlockOptions, Floats, Scope, Sparse, Stored, Support, Values};
 use gcodec::file::{AtomicFile, File, append, index_start, ranges, recover};
-use gcodec::frame::{
-    Delta, HEADER_LEN, Manifest, PREAMBLE_LEN, SYNC, TensorInfo, UpdateHeader, tensor_digest,
-};
+use gcodec::frame::{Delta, Manifest, TensorInfo, UpdateHeader, tensor_digest};
+use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN, SYNC};
 use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Dtype, Limits, TensorBuf};
 

@@ -14,8 +14,8 @@ use gcodec::block::Values;
 use gcodec::compress::random::word;
 use gcodec::compress::{Input, Options, compress, deltas};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::{bits_at, set_bits_at, ulp_step};
 use gcodec::stream::{Assembler, Body, EncodeOptions, Encoder, Event, SliceReader};
-use gcodec::tensor::element::{bits_at, set_bits_at, ulp_step};
 use gcodec::{Codec, Dtype, Limits, Result, TensorBuf};
 
 use crate::streams::{blocks, header_for, manifest, needs_delta, sample};

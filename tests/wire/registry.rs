@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use gcodec::Dtype;
-use gcodec::block::{CODINGS, MinifloatFormat, ScaleFormat, SupportId, ValuesId};
-use gcodec::frame::{AttributeId, FrameKind, VERSION_MAJOR, VERSION_MINOR};
+use gcodec::block::{MinifloatFormat, ScaleFormat, SupportId, ValuesId};
+use gcodec::frame::{FrameKind, VERSION_MAJOR, VERSION_MINOR};
+use gcodec::internal::AttributeId;
+use gcodec::internal::CODINGS;
 
 /// Returns the tables of the registry: for each table its entries, each a map of keys to values. Parses only
 /// the part of TOML that the registry uses.

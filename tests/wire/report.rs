@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use gcodec::block::{Block, Floats, Scope, Sparse, Stored, Support, Values, ValuesId};
 use gcodec::file::report::{Detail, Report};
-use gcodec::frame::{HEADER_LEN, Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use gcodec::frame::{Manifest, TensorInfo, UpdateHeader, UpdatePart};
+use gcodec::internal::HEADER_LEN;
 use gcodec::reduce::stats::StatsOptions;
 use gcodec::stream::{Body, EncodeOptions, Encoder, Event, FrameInfo, SliceReader};
 use gcodec::{Dtype, Error, Limits};

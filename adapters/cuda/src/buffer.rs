@@ -25,7 +25,7 @@ impl DeviceBuf {
     /// # Errors
     /// [`Error::Tensor`], [`Error::OutOfMemory`], [`Error::Call`].
     pub fn zeros(device: &Device, dtype: Dtype, shape: &[u64]) -> Result<Self> {
-        let bytes = gcodec::tensor::elements(shape).and_then(|n| dtype.bytes_for(n));
+        let bytes = gcodec::internal::elements(shape).and_then(|n| dtype.bytes_for(n));
         let bytes = bytes.ok_or(TensorError::Shape)?;
         let _current = device.enter()?;
         let memory = Memory::new(device, bytes)?;
@@ -61,7 +61,7 @@ impl DeviceBuf {
     #[expect(unsafe_code, reason = "reads pinned memory that the device wrote")]
     pub fn to_host(&self) -> Result<TensorBuf> {
         let _current = self.device.enter()?;
-        let elements = gcodec::tensor::elements(&self.shape).unwrap_or(0);
+        let elements = gcodec::internal::elements(&self.shape).unwrap_or(0);
         let bytes = self.dtype.bytes_for(elements).unwrap_or(0);
         let mut data = Vec::new();
         let mut part = Pinned::new(&self.device, PART_BYTES.min(bytes))?;

@@ -3,8 +3,8 @@
 use gcodec::Codec;
 use gcodec::block::{CodedBlock, PendingBlock};
 use gcodec::compress::codecs::TopK;
-use gcodec::compress::device::{self as host, Outline, Sent};
 use gcodec::compress::{Feedback, Options, Selection};
+use gcodec::internal::device::{self as host, Outline, Sent};
 
 use crate::dense::{Dense, Outcome};
 use crate::device::{Device, Quiet};

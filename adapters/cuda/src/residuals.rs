@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use gcodec::compress::Feedback;
-use gcodec::compress::device::SIDCO_STATE;
 use gcodec::error::InputErrorKind;
+use gcodec::internal::device::SIDCO_STATE;
 use gcodec::{Dtype, TensorBuf};
 
 use crate::compressor::Input;
@@ -124,7 +124,7 @@ impl Residuals {
     }
 
     fn allocate(&self, shape: &[u64]) -> Result<Residual> {
-        let elements = gcodec::tensor::elements(shape).ok_or(TensorError::Shape)?;
+        let elements = gcodec::internal::elements(shape).ok_or(TensorError::Shape)?;
         let bytes = elements.checked_mul(4).ok_or(TensorError::Shape)?;
         let (values, spare) = (Memory::new(&self.device, bytes)?, Memory::new(&self.device, bytes)?);
         Ok(Residual { shape: shape.to_vec(), known: false, values, spare })
@@ -135,7 +135,7 @@ impl Residuals {
     pub(crate) fn download(&self) -> Result<Feedback> {
         let mut tensors = Vec::new();
         for (name, residual) in self.tensors.iter().filter(|(_, r)| r.known) {
-            let bytes = 4 * gcodec::tensor::elements(&residual.shape).unwrap_or(0);
+            let bytes = 4 * gcodec::internal::elements(&residual.shape).unwrap_or(0);
             let mut host = Pinned::new(&self.device, bytes)?;
             if bytes > 0 {
                 residual.values.copy_to(0, &mut host, bytes, Stream::DEFAULT)?;

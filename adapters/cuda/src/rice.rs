@@ -7,7 +7,7 @@ use gcodec::Codec;
 use gcodec::block::Positions;
 use gcodec::compress::Kept;
 use gcodec::compress::codecs::{Threshold, TopK};
-use gcodec::compress::device::Outline;
+use gcodec::internal::device::Outline;
 
 use crate::abi::{Plain, Select, structures};
 use crate::device::{Device, Kernel};

@@ -278,7 +278,7 @@ fn words(
                 return Ok((halves.collect(), true));
             }
             let mut numbers = vec![0.0; bytes.len() / width as usize];
-            gcodec::tensor::element::decode_f32s(space.dtype, bytes, 0, &mut numbers)?;
+            gcodec::internal::element::decode_f32s(space.dtype, bytes, 0, &mut numbers)?;
             Ok((bits(numbers), false))
         }
         _ => Ok((bits(block.numbers(space, sets, budget)?), false)),

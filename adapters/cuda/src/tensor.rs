@@ -59,7 +59,7 @@ impl<'a> DeviceTensor<'a> {
         if !matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
             return Err(TensorError::Dtype(dtype).into());
         }
-        let len = gcodec::tensor::elements(shape).ok_or(TensorError::Shape)?;
+        let len = gcodec::internal::elements(shape).ok_or(TensorError::Shape)?;
         let bytes = dtype.bytes_for(len).filter(|&b| i64::try_from(b).is_ok()).ok_or(TensorError::Shape)?;
         if bytes > 0 {
             if !address.is_multiple_of(u64::from(dtype.bits() / 8)) {

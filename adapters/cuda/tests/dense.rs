@@ -245,7 +245,7 @@ fn exponents_of_every_size() {
     }
     // Sums beyond the range of a narrow type are limited.
     for dtype in [Dtype::F16, Dtype::Bf16] {
-        let most = gcodec::tensor::element::max_finite(dtype);
+        let most = gcodec::internal::element::max_finite(dtype);
         let values = [vec![most; 300], vec![-most; 3000], (0..999).map(|i| i as f32 * 1e-7).collect()];
         let tensors = Tensors::new(&mock, dtype, &values, 0);
         for spec in SPECS {
@@ -422,7 +422,7 @@ fn small_updates() {
     for (dtype, skip, n, part) in
         [(Dtype::F32, 4, 8300, 1), (Dtype::F16, 2, 1500, 2), (Dtype::Bf16, 0, 1500, 2)]
     {
-        let most = gcodec::tensor::element::max_finite(dtype);
+        let most = gcodec::internal::element::max_finite(dtype);
         let odd: Vec<f32> = odd[..n].iter().map(|x| x.clamp(-most, most)).collect();
         let tensors = Tensors::new(&mock, dtype, &[odd.clone(), vec![], odd[..301].to_vec()], skip);
         for spec in SPECS.into_iter().step_by(part).chain(["qsgd:bits=4,bucket=8193"]) {

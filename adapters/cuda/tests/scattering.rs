@@ -47,7 +47,7 @@ fn put(
         if let (true, Values::Floats(Floats { stored: Stored::Source, bytes })) = (add, &block.values) {
             // The host does not add elements stored in the source type, so convert them to floats.
             let mut numbers = vec![0.0; bytes.len() * 8 / space.dtype.bits() as usize];
-            gcodec::tensor::element::decode_f32s(space.dtype, bytes, 0, &mut numbers).unwrap();
+            gcodec::internal::element::decode_f32s(space.dtype, bytes, 0, &mut numbers).unwrap();
             block.values =
                 Values::Floats(Floats { stored: Stored::F32, bytes: encode(Dtype::F32, &numbers) });
         }

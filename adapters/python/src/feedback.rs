@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use gcodec::compress::codecs::TopK;
-use gcodec::compress::device::split_state_name;
 use gcodec::compress::senders::DgcOptions;
+use gcodec::internal::device::split_state_name;
 use gcodec::{TensorBuf, compress};
 use pyo3::prelude::*;
 

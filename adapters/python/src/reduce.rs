@@ -1,7 +1,8 @@
 //! Sums of the updates of several senders.
 
 use gcodec::file::File;
-use gcodec::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, UpdateHeader};
+use gcodec::frame::{FrameHeader, FrameKind, UpdateHeader};
+use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN};
 use gcodec::reduce::{Precision, Sum, SumOptions};
 use gcodec::{Limits, TensorBuf};
 use pyo3::prelude::*;

@@ -53,7 +53,7 @@ impl Tensor {
 
     #[getter]
     fn size(&self) -> u64 {
-        gcodec::tensor::elements(&self.shape).unwrap_or(0)
+        gcodec::internal::elements(&self.shape).unwrap_or(0)
     }
 
     #[getter]

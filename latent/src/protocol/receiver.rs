@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gcodec::Dtype;
 use gcodec::block::{Block, Floats, ModelId, Scope, Set, SetId, Support, Target, Values};
 use gcodec::frame::{Budget, IndexSet, Manifest, Reduction, UpdatePart};
-use gcodec::tensor::element::decode_f32s;
+use gcodec::internal::element::decode_f32s;
 
 use super::{Phase, Settings, Shared, Variant, positions_of, space_of};
 use crate::codes::codes;

@@ -11,8 +11,8 @@ use gcodec::compress::senders::mask_momenta;
 use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleComWorker};
 use gcodec::compress::{Codec, Feedback, Input, Kept, Options, Selection, compress};
 use gcodec::frame::{IndexSet, Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::{decode_f32s, encode_f32s};
 use gcodec::stream::Encoder;
-use gcodec::tensor::element::{decode_f32s, encode_f32s};
 use gcodec::tensor::{TensorBuf, TensorView};
 
 use super::{Class, Outcome, Phase, Settings, Shared, Variant, space_of};

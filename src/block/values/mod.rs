@@ -82,7 +82,7 @@ macro_rules! kinds {
             }
 
             /// A short description for people: the kind and its main parameter, such as `levels s=7`.
-            pub fn label(&self) -> String {
+            pub(crate) fn label(&self) -> String {
                 match self { $(Self::$Kind(v) => v.label(),)* }
             }
 
@@ -179,7 +179,7 @@ impl Values {
     }
 
     /// The elements in little-endian bytes, for kinds that hold elements of the tensor's type.
-    pub fn elements(&self) -> Option<&[u8]> {
+    pub(crate) fn elements(&self) -> Option<&[u8]> {
         match self.facts().content {
             Content::Elements(Stored::Source, bytes) => Some(bytes),
             _ => None,

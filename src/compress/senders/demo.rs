@@ -69,7 +69,7 @@ impl DeMo {
     }
 
     /// Returns the codec of every step.
-    pub fn codec(&self) -> Codec {
+    pub(crate) fn codec(&self) -> Codec {
         let DeMoOptions { chunk, kept, values, .. } = self.options;
         Codec::Demo(Demo { chunk, kept, values })
     }

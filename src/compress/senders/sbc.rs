@@ -71,7 +71,7 @@ impl SbcSender {
     }
 
     /// Returns the codec of the messages.
-    pub fn codec(&self) -> Codec {
+    pub(crate) fn codec(&self) -> Codec {
         Codec::Sbc(codecs::Sbc { amount: self.options.amount, positions: self.options.positions })
     }
 

@@ -11,9 +11,9 @@ pub struct AttributeId(pub u64);
 
 impl AttributeId {
     /// Compression method of the sender, as text.
-    pub const LABEL: Self = Self(1);
+    pub(crate) const LABEL: Self = Self(1);
     /// Tensors that a delta changes.
-    pub const DELTA: Self = Self(2);
+    pub(crate) const DELTA: Self = Self(2);
 
     /// Every registered attribute with its name.
     pub const REGISTERED: [(Self, &'static str); 2] = [(Self::LABEL, "label"), (Self::DELTA, "delta")];
@@ -43,7 +43,7 @@ impl Delta {
     }
 
     /// Whether the run contains a tensor.
-    pub fn contains(&self, tensor: u64) -> bool {
+    pub(crate) fn contains(&self, tensor: u64) -> bool {
         (self.first..=self.last()).contains(&tensor)
     }
 

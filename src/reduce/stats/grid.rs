@@ -4,12 +4,12 @@ use crate::arch::{self, Kernel};
 use crate::limits::in_memory;
 
 /// Most rows and columns of a [`Grid`].
-pub const SIDE: u64 = 64;
+const SIDE: u64 = 64;
 
 /// Number of nonzero elements in each cell of a tensor's rows and columns.
 ///
 /// The rows are the tensor's first dimension, the columns all others. A tensor with fewer rows or columns
-/// than [`SIDE`] has a cell for each.
+/// than 64 has a cell for each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grid {
     rows: u64,

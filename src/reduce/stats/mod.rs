@@ -15,7 +15,7 @@ mod exponents;
 mod grid;
 
 pub use exponents::Exponents;
-pub use grid::{Grid, SIDE};
+pub use grid::Grid;
 
 use crate::limits::setters;
 use chunk::Moments;

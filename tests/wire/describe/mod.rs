@@ -9,8 +9,8 @@ use gcodec::block::{
 };
 use gcodec::error::Error;
 use gcodec::frame::{Budget, Index, IndexSet, Manifest, Model, UpdatePart, Weights};
+use gcodec::internal::{element, elements};
 use gcodec::stream::{Assembler, Body, Decoder, EncodeOptions, Encoder, Event, FrameInfo, SliceReader};
-use gcodec::tensor::{element, elements};
 use gcodec::{Dtype, Limits, Result, TensorBuf};
 use serde_json::{Map, Value, json};
 

@@ -1,7 +1,7 @@
 //! Distance of two tensors.
 
+use gcodec::internal::element::decode_f64s;
 use gcodec::tensor::TensorView;
-use gcodec::tensor::element::decode_f64s;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::ops::Range;

@@ -3,7 +3,8 @@
 use crate::fail::{Code, Failure};
 use crate::learned;
 use crate::stream::{Names, explain};
-use gcodec::frame::{FrameKind, HEADER_LEN, Index, IndexedUpdate, PREAMBLE_LEN, UpdatePart};
+use gcodec::frame::{FrameKind, Index, IndexedUpdate, UpdatePart};
+use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN};
 use gcodec::stream::{Body, DamagedFrame, Event, Fault};
 use gcodec_latent::Error;
 use serde::Serialize;

@@ -274,7 +274,7 @@ fn differing_bits(a: &TensorView<'_>, b: &TensorView<'_>) -> u64 {
 }
 
 fn elements(shape: &[u64]) -> u64 {
-    gcodec::tensor::elements(shape).unwrap_or(u64::MAX)
+    gcodec::internal::elements(shape).unwrap_or(u64::MAX)
 }
 
 fn parse_tolerance(text: &str) -> Result<f64, String> {
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
     use crate::tensors::NamedTensor;
     use crate::testing::TempDir;
-    use gcodec::tensor::element::decode_f64s;
+    use gcodec::internal::element::decode_f64s;
     use gcodec::tensor::{Dtype, TensorBuf};
     use half::{bf16, f16};
     use std::collections::BTreeMap;

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use gcodec::frame::{MAGIC, SYNC};
+use gcodec::frame::MAGIC;
+use gcodec::internal::SYNC;
 
 use crate::Result;
 use crate::registry::{self, Entry};

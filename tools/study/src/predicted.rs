@@ -12,9 +12,9 @@ use gcodec::block::{
 use gcodec::compress::senders::scalecom::{Choice, Role, ScaleComOptions, ScaleComWorker};
 use gcodec::compress::{Amount, Input, Options, compress};
 use gcodec::frame::{Budget, IndexSet, Manifest, TensorInfo, UpdateHeader};
+use gcodec::internal::element::{decode_f32s, encode_f32s};
 use gcodec::reduce::{Sum, SumOptions};
 use gcodec::stream::{Body, Decoder, Encoder};
-use gcodec::tensor::element::{decode_f32s, encode_f32s};
 use gcodec::{Codec, Dtype, Limits, TensorBuf};
 
 use crate::Result;

@@ -28,7 +28,7 @@ fn gradient(dtype: Dtype, n: usize, seed: u64) -> AnyResult<TensorBuf> {
     };
     let values: Vec<f32> = words.iter().map(value).collect();
     let mut data = vec![0; dtype.bytes_for(n as u64).unwrap_or(0) as usize];
-    gcodec::tensor::element::encode_f32s(dtype, &values, 0, &mut data)?;
+    gcodec::internal::element::encode_f32s(dtype, &values, 0, &mut data)?;
     Ok(TensorBuf::new(dtype, vec![n as u64], data)?)
 }
 
@@ -169,7 +169,7 @@ fn beyond_32_bits(device: &Device) -> AnyResult<bool> {
     let planted = vec![0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, n - 1];
     let values: Vec<f32> = (1u8..7).map(f32::from).collect();
     let mut bytes = vec![0; 2 * values.len()];
-    gcodec::tensor::element::encode_f32s(dtype, &values, 0, &mut bytes)?;
+    gcodec::internal::element::encode_f32s(dtype, &values, 0, &mut bytes)?;
     let block = Block {
         scope: Scope::Tensor(0),
         add: false,

@@ -1,8 +1,8 @@
 //! Digests of the tensors of an update.
 
 use gcodec::compress::Digests;
-use gcodec::compress::device::delta::{Digested, digest_head, known};
 use gcodec::frame::Digest;
+use gcodec::internal::device::delta::{Digested, digest_head, known};
 
 use super::{DeltaInput, inconsistent};
 use crate::abi::delta::{GROUP_CHUNKS, Hashed};

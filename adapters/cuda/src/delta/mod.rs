@@ -1,4 +1,4 @@
-//! The codec `delta` on a device: the tasks of [`gcodec::compress::device::delta`].
+//! The codec `delta` on a device: the tasks of [`gcodec::internal::device::delta`].
 
 mod digest;
 mod plan;
@@ -6,10 +6,10 @@ mod plan;
 use gcodec::Codec;
 use gcodec::block::CodedBlock;
 use gcodec::compress::Digests;
-use gcodec::compress::device::Outline;
-use gcodec::compress::device::delta::{self as host, Form, KEYS, KeyCount, Task};
 use gcodec::error::InputErrorKind;
 use gcodec::frame;
+use gcodec::internal::device::Outline;
+use gcodec::internal::device::delta::{self as host, Form, KEYS, KeyCount, Task};
 
 use crate::abi::delta::{Delta, Digests as Hashes};
 use crate::abi::{Plain, bytes_of, items_of};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use gcodec::compress::device::delta::{CODES, Form, Found, KEYS, KeyCount, STEP_LEN, Task};
+use gcodec::internal::device::delta::{CODES, Form, Found, KEYS, KeyCount, STEP_LEN, Task};
 
 use super::{DeltaInput, inconsistent};
 use crate::abi::TILE_LEN;

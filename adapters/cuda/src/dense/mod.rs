@@ -1,4 +1,4 @@
-//! Codecs that send every element: the tasks of [`gcodec::compress::device::dense`], on a device.
+//! Codecs that send every element: the tasks of [`gcodec::internal::device::dense`], on a device.
 
 mod plan;
 
@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use gcodec::block::CodedBlock;
 use gcodec::compress::Options;
-use gcodec::compress::device::dense::{Packed, Task, blocks};
-use gcodec::compress::device::non_finite;
 use gcodec::error::InputErrorKind;
+use gcodec::internal::device::dense::{Packed, Task, blocks};
+use gcodec::internal::device::non_finite;
 
 use crate::abi::dense::{Made, Work};
 use crate::abi::{NonFinite, Piece, TILE_LEN, bytes_of, items_of};

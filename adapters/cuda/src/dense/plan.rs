@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use gcodec::block::Spacing;
-use gcodec::compress::device::dense::{Quantizer, Task};
 use gcodec::compress::{NonFinite as NonFiniteRule, Options, Share};
+use gcodec::internal::device::dense::{Quantizer, Task};
 
 use crate::abi::dense::{Made, Measured, Quantized, RUN_LEN, Span, Work};
 use crate::abi::{Piece, TILE_LEN, WARPS};

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use gcodec::compress::Chosen;
-use gcodec::compress::device::{self as host, Found};
+use gcodec::internal::device::Chosen;
+use gcodec::internal::device::{self as host, Found};
 
 use super::plan::{Place, Plan};
 use crate::abi::Choice;

@@ -1,7 +1,7 @@
 //! SIDCo's thresholds: the device takes sums, the host fits thresholds to them. Each exchange is one wait for
 //! all tensors together.
 
-use gcodec::compress::device::{Moments as HostMoments, Step};
+use gcodec::internal::device::{Moments as HostMoments, Step};
 
 use super::Selector;
 use super::plan::{Fits, Layout, Plan};

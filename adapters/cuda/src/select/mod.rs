@@ -9,7 +9,7 @@ mod launch;
 mod plan;
 mod subtract;
 
-use gcodec::compress::device as host;
+use gcodec::internal::device as host;
 
 pub(crate) use collect::Selected;
 pub(crate) use plan::Plan;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use gcodec::compress::device::{self as host, FitResult, Fitting, Least, MomentQuery, Search as Task, Step};
 use gcodec::compress::{NonFinite as NonFiniteRule, Options};
+use gcodec::internal::device::{self as host, FitResult, Fitting, Least, MomentQuery, Search as Task, Step};
 
 use super::Selected;
 use crate::abi::action::{

@@ -1,6 +1,6 @@
 //! Error feedback: the values that are sent are subtracted from the sums, which become the residuals.
 
-use gcodec::compress::device::{Found, Sent};
+use gcodec::internal::device::{Found, Sent};
 
 use super::Selector;
 use super::collect::{Run, Selected};

@@ -277,6 +277,6 @@ pub(crate) fn normal(n: usize, seed: u64) -> Vec<f32> {
 
 pub(crate) fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let mut data = vec![0; dtype.bytes_for(values.len() as u64).unwrap() as usize];
-    gcodec::tensor::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
+    gcodec::internal::element::encode_f32s(dtype, values, 0, &mut data).unwrap();
     data
 }

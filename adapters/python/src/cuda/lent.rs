@@ -206,7 +206,7 @@ impl Lent {
 
     /// Returns the size of all elements in bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        let elements = gcodec::tensor::elements(&self.tensor.shape).unwrap_or(0);
+        let elements = gcodec::internal::elements(&self.tensor.shape).unwrap_or(0);
         self.tensor.dtype.bytes_for(elements).unwrap_or(0)
     }
 

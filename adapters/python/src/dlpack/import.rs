@@ -287,7 +287,7 @@ impl Parts {
         };
         let shape: Result<Vec<u64>, _> = shape.into_iter().map(u64::try_from).collect();
         let shape = shape.map_err(|_| malformed("a dimension is negative"))?;
-        let bytes = gcodec::tensor::elements(&shape).and_then(|n| dtype.bytes_for(n));
+        let bytes = gcodec::internal::elements(&shape).and_then(|n| dtype.bytes_for(n));
         let len = bytes.and_then(|b| isize::try_from(b).ok()).ok_or_else(|| malformed("it is too large"))?;
         let strides = match rank {
             0 => None,

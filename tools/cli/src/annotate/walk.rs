@@ -256,7 +256,7 @@ pub(crate) fn short_hex(bytes: &[u8]) -> String {
 pub(crate) fn few_floats(dtype: Dtype, bytes: &[u8]) -> String {
     let count = bytes.len() * 8 / dtype.bits() as usize;
     let mut values = vec![0.0; count.min(9)];
-    match gcodec::tensor::element::decode_f32s(dtype, bytes, 0, &mut values) {
+    match gcodec::internal::element::decode_f32s(dtype, bytes, 0, &mut values) {
         Ok(()) if count <= 8 => values.iter().map(f32::to_string).collect::<Vec<_>>().join(" "),
         _ => String::new(),
     }

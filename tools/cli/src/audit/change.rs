@@ -1,7 +1,7 @@
 //! Elements that change from one version of a tensor to the next, counted.
 
 use gcodec::TensorView;
-use gcodec::tensor::element::{bits_at, ulp_diff};
+use gcodec::internal::element::{bits_at, ulp_diff};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::ops::AddAssign;

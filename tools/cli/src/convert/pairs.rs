@@ -3,7 +3,8 @@
 use super::{Foreign, of_model};
 use crate::fail::{Failure, Result};
 use crate::tensors::{Dump, NamedTensor};
-use gcodec::tensor::{Dtype, element::bits_at};
+use gcodec::internal::element::bits_at;
+use gcodec::tensor::Dtype;
 use gcodec::{TensorBuf, TensorView};
 use std::collections::BTreeMap;
 
@@ -97,7 +98,7 @@ pub(super) fn integers(view: &TensorView<'_>) -> Result<Vec<u64>> {
 /// Puts values at their places in a tensor of zeros of this shape.
 pub(super) fn scatter(shape: &[u64], places: &[u64], values: &TensorView<'_>) -> Result<TensorBuf> {
     let dtype = values.dtype();
-    let elements = gcodec::tensor::elements(shape).unwrap_or(0);
+    let elements = gcodec::internal::elements(shape).unwrap_or(0);
     if places.len() as u64 != values.elements() {
         let (indices, values) = (places.len(), values.elements());
         return Err(Failure::invalid(format_args!("{indices} indices for {values} values")));

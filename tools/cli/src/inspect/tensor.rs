@@ -2,8 +2,9 @@
 
 use gcodec::file::report::TensorReport;
 use gcodec::frame::TensorInfo;
+use gcodec::internal::elements;
 use gcodec::reduce::stats::{Stats, StatsOptions};
-use gcodec::tensor::{Dtype, elements};
+use gcodec::tensor::Dtype;
 use serde::Serialize;
 use std::borrow::Cow;
 

@@ -9,7 +9,8 @@
 use super::{Data, Dump, NamedTensor, Opaque, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
-use gcodec::tensor::{Dtype, elements};
+use gcodec::internal::elements;
+use gcodec::tensor::Dtype;
 use std::sync::Arc;
 
 pub(crate) const MAGIC: &[u8; 4] = b"GGUF";

@@ -2,7 +2,8 @@
 
 use super::gguf;
 use crate::fail::{Failure, Result};
-use gcodec::frame::{MAGIC, PREAMBLE_LEN, SYNC};
+use gcodec::frame::MAGIC;
+use gcodec::internal::{PREAMBLE_LEN, SYNC};
 use std::io::Cursor;
 use zip::ZipArchive;
 

@@ -261,7 +261,7 @@ impl<'a> Outline<'a> {
 
     /// Returns the number of bytes of the elements.
     fn bytes(&self) -> u64 {
-        let elements = gcodec::tensor::elements(self.shape);
+        let elements = gcodec::internal::elements(self.shape);
         elements.and_then(|elements| self.dtype.bytes_for(elements)).unwrap_or(u64::MAX)
     }
 }

@@ -9,7 +9,8 @@
 use super::{Data, NamedTensor, Outline, Source};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
-use gcodec::tensor::{Dtype, elements};
+use gcodec::internal::elements;
+use gcodec::tensor::Dtype;
 use std::io::Write;
 use std::sync::Arc;
 

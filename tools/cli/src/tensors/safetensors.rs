@@ -67,7 +67,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
         let Some(dtype) = dtype_from_name(&dtype) else {
             return fail(&format_args!("element type {dtype:?} is not supported"));
         };
-        if dtype.bits() == 4 && gcodec::tensor::elements(&shape).is_some_and(|n| n % 2 == 1) {
+        if dtype.bits() == 4 && gcodec::internal::elements(&shape).is_some_and(|n| n % 2 == 1) {
             return fail(&"an odd number of 4-bit elements");
         }
         // Both are at most the length of a slice, so they fit.
@@ -99,7 +99,7 @@ pub(crate) fn write(
         if tensor.name == METADATA {
             return Err(Failure::usage(format_args!("safetensors keeps the name {METADATA} for itself")));
         }
-        if tensor.dtype.bits() == 4 && gcodec::tensor::elements(tensor.shape).is_some_and(|n| n % 2 == 1) {
+        if tensor.dtype.bits() == 4 && gcodec::internal::elements(tensor.shape).is_some_and(|n| n % 2 == 1) {
             let what = "safetensors cannot hold an odd number of 4-bit elements";
             return Err(Failure::usage(what).about(quoted(tensor.name)));
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gcodec::tensor::element::encode_f32s;
+use gcodec::internal::element::encode_f32s;
 use gcodec::{Dtype, TensorBuf};
 
 use super::dumps::{Dump, load_chain};

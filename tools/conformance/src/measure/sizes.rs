@@ -181,7 +181,7 @@ pub(crate) fn sbc_resnet50(report: &mut Report) -> Result<()> {
     );
     let mut named = Vec::new();
     for (t, (name, shape)) in resnet50().into_iter().enumerate() {
-        let mut words = vec![0; gcodec::tensor::elements(&shape).unwrap_or(0) as usize];
+        let mut words = vec![0; gcodec::internal::elements(&shape).unwrap_or(0) as usize];
         random::words(2, t as u64, 0, &mut words);
         let values: Vec<f32> = words.into_iter().map(laplace).collect();
         named.push((name, TensorBuf::from_f32(shape, &values)?));

@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use gcodec::block::{SetId, SupportId};
 use gcodec::file::{File, recover};
-use gcodec::frame::{FrameKind, HEADER_LEN, ManifestId, PREAMBLE_LEN, UpdateHeader};
+use gcodec::frame::{FrameKind, ManifestId, UpdateHeader};
+use gcodec::internal::{HEADER_LEN, PREAMBLE_LEN};
 use gcodec::stream::{Body, Decoder, Event, SliceReader};
 use gcodec::{Error, Limits, TensorBuf};
 use rayon::prelude::*;

@@ -399,7 +399,7 @@ fn every_type(area: &mut Area) {
         let element = |i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - width);
         let mut data = vec![0; dtype.bytes_for(count).expect("few elements") as usize];
         (0..count).for_each(|i| {
-            gcodec::tensor::element::set_bits_at(dtype, &mut data, i, element(i)).expect("an element");
+            gcodec::internal::element::set_bits_at(dtype, &mut data, i, element(i)).expect("an element");
         });
         let key = |bits: u64| {
             let magnitude = if dtype.is_float() { width - 1 } else { width };
@@ -419,8 +419,8 @@ fn every_type(area: &mut Area) {
         let is_high = |i: &u64| key(element(*i)) >= bound;
         let changed = [(0..count).rev().find(is_high), (0..count).rev().find(|i| !is_high(i))];
         for i in changed.into_iter().flatten() {
-            let bits = gcodec::tensor::element::ulp_step(dtype, element(i), 1);
-            gcodec::tensor::element::set_bits_at(dtype, &mut data, i, bits).expect("an element");
+            let bits = gcodec::internal::element::ulp_step(dtype, element(i), 1);
+            gcodec::internal::element::set_bits_at(dtype, &mut data, i, bits).expect("an element");
         }
         let new = Tensor(dtype.id(), vec![count], data);
         let diffs = vec![2; first.len() + second.len()];

@@ -1,6 +1,6 @@
 //! Deltas (gcodec.md, section 6) and differences in units of the last place (values/ulp.md).
 
-use gcodec::tensor::element;
+use gcodec::internal::element;
 use gcodec::{Dtype, TensorView, frame};
 use serde_json::{Value, json};
 

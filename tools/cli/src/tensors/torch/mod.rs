@@ -298,7 +298,7 @@ impl Reader<'_> {
         let dtype = match element {
             Element::Known(dtype) => dtype,
             Element::Other(dtype, width) => {
-                let elements = gcodec::tensor::elements(&shape).unwrap_or(0);
+                let elements = gcodec::internal::elements(&shape).unwrap_or(0);
                 let bytes = elements.saturating_mul(width).min(storage.range.len() as u64);
                 self.dump.opaque.push(Opaque { name: name.to_owned(), dtype, shape, bytes });
                 return Ok(());
@@ -398,7 +398,7 @@ mod tests {
         let values = |number: usize| {
             let view = dump.tensors[number].view();
             let mut values = vec![0.0; view.elements() as usize];
-            gcodec::tensor::element::decode_f64s(view.dtype(), view.data(), 0, &mut values).unwrap();
+            gcodec::internal::element::decode_f64s(view.dtype(), view.data(), 0, &mut values).unwrap();
             values
         };
         assert_eq!(values(0), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);

@@ -26,7 +26,7 @@ impl Strided<'_> {
         if self.shape.len() != self.strides.len() {
             return Err(Failure::invalid("as many strides as dimensions are needed"));
         }
-        let elements = gcodec::tensor::elements(self.shape).ok_or_else(outside)?;
+        let elements = gcodec::internal::elements(self.shape).ok_or_else(outside)?;
         let available = (len / self.element) as u64;
         let start = self.offset;
         if elements == 0 {

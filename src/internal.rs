@@ -1,0 +1,18 @@
+//! Items for this repository's other crates and tests alone: any version may change or remove them.
+
+pub use crate::codes::CODINGS;
+pub use crate::frame::header::{HEADER_LEN, PREAMBLE_LEN, SYNC};
+pub use crate::frame::update::{AttributeId, run_digest};
+pub use crate::tensor::shape::elements;
+
+/// The CPU half of compression on devices.
+pub mod device {
+    pub use crate::block::values::{Packed, WireValues};
+    pub use crate::compress::device::*;
+    pub use crate::compress::select::Chosen;
+}
+
+/// Elements as bits and as numbers.
+pub mod element {
+    pub use crate::tensor::element::*;
+}
