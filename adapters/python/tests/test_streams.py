@@ -280,6 +280,8 @@ def test_a_target_gets_each_part_of_an_update_by_itself(gradient: np.ndarray, co
 
 def interrupt(count: int) -> None:
     if count == 2:
+        # A job in the background begins with the signal ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
 
 

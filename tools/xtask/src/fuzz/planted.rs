@@ -65,9 +65,9 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a push decoder forgets a byte when it moves its buffer",
-        file: "src/stream/decoder.rs",
-        right: "self.buffer.drain(..self.start)",
-        wrong: "self.buffer.drain(..(self.start + 1).min(self.buffer.len()))",
+        file: "src/stream/buffer.rs",
+        right: "self.bytes.copy_within(self.start..self.end, 0)",
+        wrong: "self.bytes.copy_within((self.start + 1).min(self.end)..self.end, 0)",
     },
     Bug {
         what: "AVX2 encodes a symbol without correcting the quotient",
