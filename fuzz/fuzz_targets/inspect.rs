@@ -6,7 +6,7 @@ use gcodec::stream::{Body, Event, SliceReader};
 use gcodec_fuzz::{begin, limits, memory};
 use libfuzzer_sys::fuzz_target;
 
-// The tool's modules, declared as in its `main.rs`, since they refer to each other as `crate::..`.
+// The tool's modules, declared as in its `lib.rs`, since they refer to each other as `crate::..`.
 macro_rules! modules_of_the_tool {
     ($($name:ident $path:literal)*) => { $(
         #[path = $path]
@@ -28,6 +28,7 @@ modules_of_the_tool! {
     naming "../../tools/cli/src/naming.rs"
     options "../../tools/cli/src/options.rs"
     output "../../tools/cli/src/output.rs"
+    pairs "../../tools/cli/src/pairs.rs"
     parquet "../../tools/cli/src/parquet.rs"
     progress "../../tools/cli/src/progress.rs"
     records "../../tools/cli/src/records.rs"
