@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -160,6 +162,8 @@ class Writer:
         rest = memoryview(data)
         while rest:
             written = self._put(rest)
+            if written is None and isinstance(self._target, io.RawIOBase):
+                raise BlockingIOError(errno.EAGAIN, "the target takes no bytes at present: it must block")
             # A raw file may take a part of the bytes; sendall and buffered files take all.
             if not isinstance(written, int) or written >= len(rest):
                 written = len(rest)

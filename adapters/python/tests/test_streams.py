@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import socket
 import threading
@@ -314,6 +315,17 @@ def test_an_exception_between_parts_comes_out_and_ends_the_writer(
             call()
     writer.close()
     assert len(target.pieces) == 2, "nothing follows"
+
+
+def test_a_target_that_does_not_block_fails_when_it_is_full(gradient: np.ndarray) -> None:
+    ends = os.pipe()
+    os.set_blocking(ends[1], False)
+    with open(ends[0], "rb"), open(ends[1], "wb", buffering=0) as full:
+        writer = gcodec.Writer(full)
+        with pytest.raises(BlockingIOError, match="must block"):
+            writer.write(gradient, "raw")
+        with pytest.raises(gcodec.InputError, match="the writer is failed"):
+            writer.write(gradient, "raw")
 
 
 def test_a_value_that_cannot_be_encoded_after_a_part_ends_the_writer(one_thread: None) -> None:
