@@ -68,16 +68,21 @@ pub fn widest(width: u8) {
 /// Returns the hash of the `Debug` text, without storing the text: a fingerprint for values without
 /// `PartialEq`, or with NaN.
 pub fn fingerprint(value: &impl std::fmt::Debug) -> [u8; 32] {
-    struct Hash(blake3::Hasher);
+    /// Hashes many texts at a time: a text has few bytes, and a call of an instrumented hash is slow.
+    struct Hash(blake3::Hasher, String);
     impl Write for Hash {
         fn write_str(&mut self, text: &str) -> std::fmt::Result {
-            self.0.update(text.as_bytes());
+            self.1.push_str(text);
+            if self.1.len() >= 1 << 16 {
+                self.0.update(self.1.as_bytes());
+                self.1.clear();
+            }
             Ok(())
         }
     }
-    let mut hash = Hash(blake3::Hasher::new());
+    let mut hash = Hash(blake3::Hasher::new(), String::new());
     write!(hash, "{value:?}").expect("a hash takes all");
-    *hash.0.finalize().as_bytes()
+    *hash.0.update(hash.1.as_bytes()).finalize().as_bytes()
 }
 
 /// A reader's result for a stream: a fingerprint for each event, with the blocks of updates, and its end.
