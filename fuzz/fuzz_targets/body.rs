@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use gcodec::block::{Block, Constant, Floats, Planes, Scope, Sparse, Stored, Support, Target, Ulp, Values};
 use gcodec::frame::{Delta, IndexSet, Manifest, TensorInfo, UpdateHeader, UpdatePart};
-use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::internal::element;
+use gcodec::stream::{Body, EncodeOptions, Encoder, Event, SliceReader};
 use gcodec::{Dtype, Limits};
 use gcodec_fuzz::frames::{self, Frame, Repair};
 use gcodec_fuzz::{allowance, begin, fingerprint, limits, memory, widest};

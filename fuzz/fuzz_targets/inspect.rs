@@ -59,7 +59,8 @@ fuzz_target!(|bytes: &[u8]| {
         assert!(json.len() <= 4 * most, "{} bytes of JSON for {}", json.len(), bytes.len());
         assert!(text.len() <= 4 * most, "{} bytes of text for {}", text.len(), bytes.len());
         assert_eq!(report.ok, failure.is_none(), "the report and its exit agree");
-        let (_, damage) = verify::verify(bytes, bytes.len() as u64, &wanted.models, &limits).expect("a slice can be read");
+        let (_, damage) =
+            verify::verify(bytes, bytes.len() as u64, &wanted.models, &limits).expect("a slice can be read");
         let verified = damage.failure();
         let takes = takes(bytes);
         assert!(takes || verified.is_some(), "verify finds nothing wrong");
