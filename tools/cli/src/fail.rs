@@ -5,27 +5,18 @@ use gcodec::error::{InputError, InputErrorKind};
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::process::ExitCode;
 
 /// Result whose error ends the command.
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
-/// Outcome of a command that ran to its end.
+/// Outcome of a command that ran to its end; the discriminant is the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Outcome {
-    /// Exit code 0: success.
-    Well,
-    /// Exit code 1: the inputs differ, or a check failed; the output has the details.
-    Differs,
-}
-
-impl From<Outcome> for ExitCode {
-    fn from(outcome: Outcome) -> Self {
-        match outcome {
-            Outcome::Well => Self::SUCCESS,
-            Outcome::Differs => Self::from(1),
-        }
-    }
+    /// Success.
+    Well = 0,
+    /// The inputs differ, or a check failed; the output has the details.
+    Differs = 1,
 }
 
 /// Class of a failure; the discriminant is the exit code.
@@ -92,14 +83,14 @@ impl Failure {
     /// Prints the message to standard error and returns the exit code.
     ///
     /// A closed pipe (`gcodec diff a b | head`) ends the command silently, with 0.
-    pub(crate) fn report(&self) -> ExitCode {
+    pub(crate) fn report(&self) -> u8 {
         if self.broken_pipe {
-            return ExitCode::SUCCESS;
+            return Outcome::Well as u8;
         }
         // Ignores a closed standard error.
         let _ =
             io::Write::write_fmt(&mut io::stderr(), format_args!("error: {}\n", printable(&self.message)));
-        ExitCode::from(self.code as u8)
+        self.code as u8
     }
 }
 

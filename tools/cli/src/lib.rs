@@ -51,7 +51,6 @@ use clap::{Parser, Subcommand};
 use fail::{Code, Failure, Outcome, Result};
 use std::ffi::OsString;
 use std::io::Write;
-use std::process::ExitCode;
 
 /// The versions of this program and of the format that it writes.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (format 1.0)");
@@ -122,13 +121,7 @@ pub fn run(words: impl IntoIterator<Item = OsString>) -> u8 {
 
 /// Prints the failure, if it is one, and returns the exit code.
 fn code_of(result: Result<Outcome>) -> u8 {
-    match result {
-        Ok(Outcome::Well) => 0,
-        Ok(Outcome::Differs) => 1,
-        // A closed pipe is a success.
-        Err(failure) if failure.report() == ExitCode::SUCCESS => 0,
-        Err(failure) => failure.code as u8,
-    }
+    result.map_or_else(|failure| failure.report(), |outcome| outcome as u8)
 }
 
 /// Starts the threads and runs the command.

@@ -1,6 +1,6 @@
 //! Streams for the commands: updates to decode, and errors with the names of tensors.
 
-use crate::fail::{Code, Failure, Result};
+use crate::fail::{Failure, Result};
 use crate::learned;
 use crate::output::warn;
 use crate::tensors::NamedTensor;
@@ -133,7 +133,7 @@ impl<'a> Updates<'a> {
         if bytes > most {
             // They need not fit in memory, but a few bytes of a stream can fill a disk.
             let what = format!("its tensors have {bytes} bytes; --max-alloc allows more than {most}");
-            return Err(Failure::new(Code::Limit, what));
+            return Err(Failure::limit(what));
         }
         if let Some(stream) = self.without_codes(number)? {
             let file = File::open(&stream, self.file.limits().clone())?;
