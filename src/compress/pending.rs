@@ -36,13 +36,13 @@ pub struct Pending<'a> {
     joined: HashSet<u64>,
 }
 
-/// Blocks that are still to make.
+/// A share of the blocks that are still to make.
 enum Work<'a> {
-    /// Of inputs that are compressed together.
+    /// Blocks of inputs that are compressed together.
     Together(Range<usize>),
-    /// Of one input, whose values are made when they are written.
+    /// Blocks of one input, whose values are made when they are written.
     Large(usize, Dense),
-    /// Of a run of deltas.
+    /// Blocks of a run of deltas.
     Changes(Changes<'a>, BlockOptions),
 }
 

@@ -48,7 +48,7 @@ struct PartEntry {
     listed: Listed,
 }
 
-/// What is known of the blocks of a part.
+/// Places of the blocks of a part, as far as they are known.
 enum Listed {
     /// As the index lists them: each is checked when it is read.
     ByIndex(IndexedUpdate),

@@ -19,7 +19,7 @@ use crate::reduce::stats::{Stats, StatsOptions};
 use crate::stream::{Assembler, Body, Event, FrameInfo, SliceReader};
 use crate::tensor::TensorBuf;
 
-/// What a [`Report`] shows, and how it reads blocks. The defaults are those of `()`: all tensors of all
+/// Choice of what a [`Report`] shows, and how it reads blocks. The defaults are those of `()`: all tensors of all
 /// updates, with statistics.
 pub trait Detail: Sync {
     /// Error of a block.

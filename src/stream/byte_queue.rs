@@ -7,14 +7,14 @@ pub(super) const CHUNK: usize = 1 << 18;
 
 /// A queue of bytes. Bytes are read to where they stay until they are used.
 #[derive(Debug, Default)]
-pub(super) struct Buffer {
+pub(super) struct ByteQueue {
     bytes: Vec<u8>,
     /// Place of the first byte that is not used, and the end of those that have arrived. Behind it is room.
     start: usize,
     end: usize,
 }
 
-impl Buffer {
+impl ByteQueue {
     /// Returns the bytes that are not used.
     pub(super) fn rest(&self) -> &[u8] {
         &self.bytes[self.start..self.end]
@@ -86,21 +86,21 @@ mod tests {
 
     #[test]
     fn memory_is_used_again() {
-        let (mut buffer, bytes) = (Buffer::default(), vec![5; 3 * CHUNK]);
+        let (mut queue, bytes) = (ByteQueue::default(), vec![5; 3 * CHUNK]);
         let mut inner = Slow(&bytes);
         let mut read = 0;
         loop {
-            match buffer.read(&mut inner, CHUNK).unwrap() {
+            match queue.read(&mut inner, CHUNK).unwrap() {
                 0 => break,
                 more => read += more,
             }
-            if buffer.rest().len() > 1000 {
-                buffer.consume(999);
+            if queue.rest().len() > 1000 {
+                queue.consume(999);
             }
-            assert!(buffer.bytes.len() <= CHUNK + 3000, "{}", buffer.bytes.len());
+            assert!(queue.bytes.len() <= CHUNK + 3000, "{}", queue.bytes.len());
         }
         assert_eq!(read, bytes.len());
-        buffer.feed(&[6; 10]);
-        assert!(buffer.rest().ends_with(&[6; 10]) && buffer.rest().len() < 1100);
+        queue.feed(&[6; 10]);
+        assert!(queue.rest().ends_with(&[6; 10]) && queue.rest().len() < 1100);
     }
 }

@@ -7,7 +7,7 @@ use crate::block::SetId;
 use crate::error::Result;
 use crate::frame::{IndexSet, Manifest};
 use crate::limits::Limits;
-use crate::stream::buffer::{Buffer, CHUNK};
+use crate::stream::byte_queue::{ByteQueue, CHUNK};
 use crate::stream::{Event, Parser, Progress};
 
 /// Decodes a stream that arrives in pieces, without IO: feed it bytes, then take events.
@@ -35,13 +35,13 @@ use crate::stream::{Event, Parser, Progress};
 /// ```
 pub struct Decoder {
     parser: Parser,
-    buffer: Buffer,
+    queue: ByteQueue,
 }
 
 impl Decoder {
     /// Returns a decoder at the beginning of a stream.
     pub fn new(limits: Limits) -> Self {
-        Self { parser: Parser::new(limits), buffer: Buffer::default() }
+        Self { parser: Parser::new(limits), queue: ByteQueue::default() }
     }
 
     /// Adds a manifest that the stream refers to but does not contain.
@@ -60,18 +60,18 @@ impl Decoder {
 
     /// Appends the next bytes of the stream.
     pub fn feed(&mut self, bytes: &[u8]) {
-        self.buffer.feed(bytes);
+        self.queue.feed(bytes);
     }
 
     /// Appends what one read gives, and returns how many bytes that is; 0 at the end.
     pub(super) fn read(&mut self, inner: &mut impl Read) -> io::Result<usize> {
-        self.buffer.read(inner, CHUNK)
+        self.queue.read(inner, CHUNK)
     }
 
     /// Returns the number of bytes missing for the next event; 0 if [`Self::next_event`] returns an event or
     /// an error.
     pub fn needed(&self) -> u64 {
-        let rest = self.buffer.rest();
+        let rest = self.queue.rest();
         self.parser.needed(rest).saturating_sub(rest.len() as u64)
     }
 
@@ -82,7 +82,7 @@ impl Decoder {
     /// [`Error::Limit`](crate::Error::Limit). Nothing more can be read then: every further call returns the
     /// same error.
     pub fn next_event(&mut self) -> Result<Option<Event<'_>>> {
-        let (rest, used) = self.buffer.lend();
+        let (rest, used) = self.queue.lend();
         match self.parser.advance(rest)? {
             Progress::NeedMore => Ok(None),
             Progress::Ready { consumed, event } => {
@@ -98,7 +98,7 @@ impl Decoder {
     /// [`FormatErrorKind::Truncated`](crate::error::FormatErrorKind::Truncated) otherwise; after an error of
     /// [`Self::next_event`], that error.
     pub fn finish(&self) -> Result<()> {
-        self.parser.finish(self.buffer.rest().len())
+        self.parser.finish(self.queue.rest().len())
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
             while decoder.next_event().unwrap().is_some() {
                 events += 1;
             }
-            assert!(decoder.buffer.rest().is_empty());
+            assert!(decoder.queue.rest().is_empty());
         }
         assert_eq!(events, 101);
     }

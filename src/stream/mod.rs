@@ -2,8 +2,8 @@
 //! (spec, section 3).
 
 mod assembler;
-mod buffer;
 mod buffers;
+mod byte_queue;
 mod decoder;
 mod encoder;
 mod parser;

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::frame::{FrameHeader, FrameKind, HEADER_LEN, PREAMBLE_LEN, SYNC};
 use crate::limits::{Limits, in_memory};
-use crate::stream::buffer::{Buffer, CHUNK};
+use crate::stream::byte_queue::{ByteQueue, CHUNK};
 use crate::stream::{Event, OpenUpdate, Parser, Progress};
 
 /// A finding of [`salvage`].
@@ -87,18 +87,18 @@ const PATIENCE: u64 = 1 << 20;
 /// The bytes that are not read.
 enum Input<'a, R> {
     Whole(&'a [u8]),
-    Read { inner: R, buffer: Buffer, at_end: bool },
+    Read { inner: R, queue: ByteQueue, at_end: bool },
 }
 
 impl<R: Read> Input<'_, R> {
     fn read(inner: R) -> Self {
-        Self::Read { inner, buffer: Buffer::default(), at_end: false }
+        Self::Read { inner, queue: ByteQueue::default(), at_end: false }
     }
 
     fn rest(&self) -> &[u8] {
         match self {
             Self::Whole(rest) => rest,
-            Self::Read { buffer, .. } => buffer.rest(),
+            Self::Read { queue, .. } => queue.rest(),
         }
     }
 
@@ -109,10 +109,10 @@ impl<R: Read> Input<'_, R> {
 
     /// Reads until `len` bytes are there, or the input ends.
     fn fill(&mut self, len: u64) -> Result<()> {
-        let Self::Read { inner, buffer, at_end } = self else { return Ok(()) };
-        while (buffer.rest().len() as u64) < len && !*at_end {
-            let missing = in_memory(len) - buffer.rest().len();
-            *at_end = buffer.read(inner, missing.min(CHUNK))? == 0;
+        let Self::Read { inner, queue, at_end } = self else { return Ok(()) };
+        while (queue.rest().len() as u64) < len && !*at_end {
+            let missing = in_memory(len) - queue.rest().len();
+            *at_end = queue.read(inner, missing.min(CHUNK))? == 0;
         }
         Ok(())
     }
@@ -120,7 +120,7 @@ impl<R: Read> Input<'_, R> {
     fn consume(&mut self, len: usize) {
         match self {
             Self::Whole(rest) => *rest = &rest[len..],
-            Self::Read { buffer, .. } => buffer.consume(len),
+            Self::Read { queue, .. } => queue.consume(len),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crc32fast::Hasher;
 use rayon::ScopeFifo;
 
-use super::write::{Content, LIGHT, Memory, Queued, first_of_weight, write_block};
+use super::write::{Form, LIGHT, Memory, Queued, first_of_weight, write_block};
 use crate::bits::{Checksums, Output};
 use crate::block::{Scope, Sets, WrittenBlock};
 use crate::codes::Table;
@@ -96,11 +96,11 @@ impl<'w, 'a> Work<'w, 'a> {
 
     fn write(&self, group: Vec<Queued<'a>>, mut memory: Memory) -> Result<Written> {
         let mut blocks = Vec::with_capacity(group.len());
-        for Queued { scope, weight, content, .. } in group {
+        for Queued { scope, weight, form, .. } in group {
             let tables = if weight <= LIGHT { self.tables } else { &[] };
-            let bytes = match content {
-                Content::Written(bytes) => bytes,
-                Content::Pending(block) => {
+            let bytes = match form {
+                Form::Written(bytes) => bytes,
+                Form::Pending(block) => {
                     write_block(&block, self.manifest, self.sets, tables, None, &mut memory)?
                 }
             };

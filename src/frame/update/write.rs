@@ -45,11 +45,11 @@ pub(super) struct Queued<'a> {
     pub(super) weight: u64,
     is_based: bool,
     needs_base: bool,
-    pub(super) content: Content<'a>,
+    pub(super) form: Form<'a>,
 }
 
-/// What there is of a block.
-pub(super) enum Content<'a> {
+/// Form of a queued block.
+pub(super) enum Form<'a> {
     Pending(PendingBlock<'a>),
     /// Its bytes, if it shares no tables with others.
     Written(WrittenBlock),
@@ -130,11 +130,11 @@ impl<'b, 'a> UpdateWriter<'b, 'a> {
             let weight = block.check(&around).map_err(|e| e.in_tensor(scope.first()))?;
             let (is_based, needs_base) = (block.is_based(), block.needs_base());
             // Bytes take less memory than a block that waits for the rest of its part.
-            let content = match weight > LIGHT && block.holds_values() {
-                true => Content::Written(write_block(&block, manifest, sets, &[], None, memory)?),
-                false => Content::Pending(block),
+            let form = match weight > LIGHT && block.holds_values() {
+                true => Form::Written(write_block(&block, manifest, sets, &[], None, memory)?),
+                false => Form::Pending(block),
             };
-            Ok(Queued { scope, weight, is_based, needs_base, content })
+            Ok(Queued { scope, weight, is_based, needs_base, form })
         });
         for queued in threads::in_order(checked)? {
             self.weight = self.weight.saturating_add(queued.share());
@@ -213,7 +213,7 @@ fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) ->
         return Ok(Vec::new());
     }
     let written = threads::in_order(light.par_iter().map(|queued| {
-        let Content::Pending(block) = &queued.content else { return Ok(Default::default()) };
+        let Form::Pending(block) = &queued.form else { return Ok(Default::default()) };
         let (mut record, memory) = (Vec::new(), &mut Memory::default());
         let written = write_block(block, manifest, sets, &[], Some(&mut record), memory)?;
         Ok((Some(written), record))
@@ -224,7 +224,7 @@ fn choose_tables(manifest: &Manifest, sets: &Sets, blocks: &mut [Queued<'_>]) ->
     if tables.is_empty() {
         // With tables, any light block may be smaller, also one whose smallest form had no table before.
         let written = light.into_iter().zip(written).filter_map(|(queued, w)| Some((queued, w?)));
-        written.for_each(|(queued, written)| queued.content = Content::Written(written));
+        written.for_each(|(queued, written)| queued.form = Form::Written(written));
     }
     Ok(tables)
 }

@@ -313,8 +313,8 @@ fn a_frame_beyond_the_limit_is_not_held_in_memory() {
         let mut salvage = begin(&bytes[..], &limits, PATIENCE, |_| ControlFlow::Continue(()));
         let mut most = 0;
         while let Step::Goes = salvage.step().unwrap() {
-            let Input::Read { buffer, .. } = &salvage.input else { unreachable!() };
-            most = most.max(buffer.memory());
+            let Input::Read { queue, .. } = &salvage.input else { unreachable!() };
+            most = most.max(queue.memory());
         }
         assert!(most < 3 * CHUNK, "{most} bytes");
     }
@@ -439,7 +439,7 @@ fn consumed_bytes_leave_the_buffer() {
     for _ in 0..100 {
         input.fill(100).unwrap();
         input.consume(100);
-        let Input::Read { buffer, .. } = &input else { unreachable!() };
-        assert!(buffer.memory() <= 400, "{} bytes", buffer.memory());
+        let Input::Read { queue, .. } = &input else { unreachable!() };
+        assert!(queue.memory() <= 400, "{} bytes", queue.memory());
     }
 }

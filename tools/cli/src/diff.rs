@@ -203,7 +203,7 @@ impl Report {
     }
 }
 
-/// What was found of a pair of tensors.
+/// Differences of a pair of tensors, as far as they were compared.
 struct Tally {
     is_of_one_shape: bool,
     is_of_one_type: bool,

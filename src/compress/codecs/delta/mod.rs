@@ -69,11 +69,8 @@ impl Compressor for Delta {
 /// The blocks of a run of tensors that are still to make.
 pub(in crate::compress) struct Changes<'a> {
     codec: Delta,
-    /// Number of the first tensor.
-    first: u64,
     tensors: Vec<Piece<'a>>,
-    lens: Vec<u64>,
-    divided: VecDeque<Vec<Span>>,
+    divided: VecDeque<(Scope, Vec<Span>)>,
 }
 
 impl<'a> Changes<'a> {
@@ -82,9 +79,11 @@ impl<'a> Changes<'a> {
     pub(in crate::compress) fn new(codec: Delta, inputs: &[Input<'a>]) -> Result<Self> {
         let tensors = inputs.iter().map(Piece::whole).collect::<Result<Vec<_>>>()?;
         let lens: Vec<u64> = tensors.iter().map(|tensor| tensor.len).collect();
-        let divided = inputs.first().map(|first| division(first.view.dtype(), &lens));
-        let first = inputs.first().map_or(0, |input| input.tensor);
-        Ok(Self { codec, first, tensors, lens, divided: divided.unwrap_or_default().into() })
+        let divided = inputs.iter().take(1).flat_map(|first| {
+            let divided = division(first.view.dtype(), &lens).into_iter();
+            divided.map(|spans| (scope(first.tensor, &lens, &spans), spans))
+        });
+        Ok(Self { codec, divided: divided.collect(), tensors })
     }
 
     fn pieces(&self, spans: &[Span]) -> Vec<Piece<'a>> {
@@ -94,11 +93,11 @@ impl<'a> Changes<'a> {
     /// Returns the tensors that will be in one block, classed by the base, with the tensor before them: they
     /// share its digest.
     pub(in crate::compress) fn joined(&self) -> Vec<u64> {
-        let is_based = |spans: &&Vec<Span>| {
-            spans.len() > 1 && matches!(self.codec.places(&self.pieces(spans)), Some(Places::Classes(_)))
+        let is_based = |(scope, spans): &&(Scope, Vec<Span>)| {
+            scope.tensors() > 1 && matches!(self.codec.places(&self.pieces(spans)), Some(Places::Classes(_)))
         };
         let based = self.divided.par_iter().filter(is_based);
-        based.flat_map_iter(|spans| spans[1..].iter().map(|span| self.first + span.input as u64)).collect()
+        based.flat_map_iter(|(scope, _)| (scope.first()..).take(in_memory(scope.tensors())).skip(1)).collect()
     }
 
     /// Makes the next blocks: as many as span `elements`, and at least one; none after the last.
@@ -106,16 +105,16 @@ impl<'a> Changes<'a> {
         let mut made = Vec::new();
         while made.is_empty() && !self.divided.is_empty() {
             let mut sum = 0u64;
-            let fits = |spans: &&Vec<Span>| {
+            let fits = |(_, spans): &&(Scope, Vec<Span>)| {
                 let is_first = sum == 0;
                 sum = sum.saturating_add(spans.iter().map(|span| span.len.max(1)).sum());
                 is_first || sum <= elements
             };
             let count = self.divided.iter().take_while(fits).count();
-            let next: Vec<Vec<Span>> = self.divided.drain(..count).collect();
-            let blocks = next.par_iter().map(|spans| {
-                let (support, values) = self.codec.changes(&self.pieces(spans));
-                Block { scope: scope(self.first, &self.lens, spans), add: false, support, values }
+            let next: Vec<_> = self.divided.drain(..count).collect();
+            let blocks = next.into_par_iter().map(|(scope, spans)| {
+                let (support, values) = self.codec.changes(&self.pieces(&spans));
+                Block { scope, add: false, support, values }
             });
             made = blocks.collect();
             made.retain(is_sent);

@@ -65,7 +65,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a push decoder forgets a byte when it moves its buffer",
-        file: "src/stream/buffer.rs",
+        file: "src/stream/byte_queue.rs",
         right: "self.bytes.copy_within(self.start..self.end, 0)",
         wrong: "self.bytes.copy_within((self.start + 1).min(self.end)..self.end, 0)",
     },
