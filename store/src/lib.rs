@@ -55,6 +55,7 @@ mod stage;
 mod weights;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -82,6 +83,8 @@ pub const GRACE: Duration = Duration::from_secs(3600);
 /// A store of versions.
 pub struct Store {
     remote: Remote,
+    /// The folder of a store on this machine.
+    folder: Option<PathBuf>,
     grace: Duration,
     /// The table of tensors that was read last.
     model: Mutex<Option<Arc<Model>>>,
@@ -160,7 +163,8 @@ impl Store {
         std::fs::create_dir_all(folder).map_err(|source| Error::Io { what: what(), source })?;
         let objects = LocalFileSystem::new_with_prefix(folder)
             .map_err(|e| Error::Address { url: what(), what: e.to_string() })?;
-        Self::with_objects(Arc::new(objects.with_fsync(true)), Path::default(), options)
+        let store = Self::with_objects(Arc::new(objects.with_fsync(true)), Path::default(), options)?;
+        Ok(Self { folder: Some(folder.to_owned()), ..store })
     }
 
     /// Opens a store under a prefix of any object store.
@@ -168,7 +172,8 @@ impl Store {
     /// # Errors
     /// [`Error::Io`] if the system starts no runtime.
     pub fn with_objects(objects: Arc<dyn ObjectStore>, prefix: Path, options: Options) -> Result<Self> {
-        Ok(Self { remote: Remote::new(objects, prefix, options)?, grace: GRACE, model: Mutex::default() })
+        let remote = Remote::new(objects, prefix, options)?;
+        Ok(Self { remote, folder: None, grace: GRACE, model: Mutex::default() })
     }
 
     /// Sets the grace period of a store that does not exist yet: the time for which [`Store::gc`] keeps what
@@ -177,6 +182,12 @@ impl Store {
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
+    }
+
+    /// Fails if the store is in a folder whose file system has no hard links, by which a version appears under
+    /// its name unless another has it.
+    fn check_links(&self) -> Result<()> {
+        self.folder.as_deref().map_or(Ok(()), |folder| check_links(folder, |a, b| std::fs::hard_link(a, b)))
     }
 
     /// Returns the number of the latest version.
@@ -317,5 +328,38 @@ fn lease_path(name: &str) -> Result<String> {
     match is_plain && name.len() <= 128 {
         true => Ok(format!("{}/{name}.json", layout::LEASES)),
         false => Err(Error::input(format!("{name:?} is no name of a lease: letters, digits, - and _"))),
+    }
+}
+
+/// Makes a file in a folder and a link to it, and removes both.
+fn check_links(
+    folder: &std::path::Path,
+    link: impl Fn(&std::path::Path, &std::path::Path) -> std::io::Result<()>,
+) -> Result<()> {
+    let nonce = publish::nonce();
+    let [file, other] = ["link", "linked"].map(|name| folder.join(format!(".{nonce}-{name}")));
+    let linked = std::fs::write(&file, []).and_then(|()| link(&file, &other));
+    for path in [&file, &other] {
+        // What could not be made cannot be removed.
+        let _ = std::fs::remove_file(path);
+    }
+    let what = || format!("{}: publishing into a folder needs hard links", folder.display());
+    linked.map_err(|source| Error::Io { what: what(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_without_hard_links_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let none =
+            |_: &std::path::Path, _: &std::path::Path| Err(std::io::ErrorKind::PermissionDenied.into());
+        let error = check_links(folder.path(), none).unwrap_err().to_string();
+        assert!(error.contains("needs hard links: permission denied"), "{error}");
+        let store = Store::open(folder.path().to_str().unwrap(), Options::default()).unwrap();
+        store.check_links().unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

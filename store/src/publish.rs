@@ -92,13 +92,15 @@ impl<'s> Publisher<'s> {
     ///
     /// # Errors
     /// [`Error::Conflict`] if another publisher was first; [`Error::Input`] or [`Error::Codec`] for tensors
-    /// that cannot be stored; [`Error::Transport`]. Nothing was published then.
+    /// that cannot be stored; [`Error::Io`] before the work for a folder without hard links;
+    /// [`Error::Transport`]. Nothing was published then.
     pub fn publish(
         &mut self,
         tensors: &[(&str, TensorView<'_>)],
         meta: BTreeMap<String, String>,
     ) -> Result<Published> {
         let start = Instant::now();
+        self.store.check_links()?;
         let settings = self.store.create_settings()?;
         let last = self.last.as_ref();
         let version = last.map_or(1, |(replica, _)| replica.version + 1);
@@ -196,7 +198,7 @@ impl<'s> Publisher<'s> {
     }
 }
 
-fn nonce() -> String {
+pub(crate) fn nonce() -> String {
     let random = || std::collections::hash_map::RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", random(), random())
 }
