@@ -19,8 +19,8 @@ use crate::reduce::stats::{Stats, StatsOptions};
 use crate::stream::{Assembler, Body, Event, FrameInfo, SliceReader};
 use crate::tensor::TensorBuf;
 
-/// Choice of what a [`Report`] shows, and how it reads blocks. The defaults are those of `()`: all tensors of all
-/// updates, with statistics.
+/// Choice of what a [`Report`] shows, and how it reads blocks. The defaults are those of `()`: all tensors of
+/// all updates, with statistics.
 pub trait Detail: Sync {
     /// Error of a block.
     type Error: From<Error> + Display + Send;

@@ -184,8 +184,8 @@ impl Store {
         self
     }
 
-    /// Fails if the store is in a folder whose file system has no hard links, by which a version appears under
-    /// its name unless another has it.
+    /// Fails if the store is in a folder whose file system has no hard links, by which a version appears
+    /// under its name unless another has it.
     fn check_links(&self) -> Result<()> {
         self.folder.as_deref().map_or(Ok(()), |folder| check_links(folder, |a, b| std::fs::hard_link(a, b)))
     }
