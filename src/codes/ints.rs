@@ -59,6 +59,8 @@ pub(crate) struct Coder<'a> {
 pub(crate) struct Scratch {
     /// Symbols of byte planes.
     pub(crate) symbols: Vec<u8>,
+    /// Residuals of the symbols of [`SymbolPlan::Referenced`].
+    residuals: Vec<u8>,
     /// Codes and signs of values.
     pub(crate) codes: Vec<u8>,
     pub(crate) signs: Vec<u8>,
@@ -107,6 +109,11 @@ impl<'a> Coder<'a> {
             .unwrap_or(Cost::MAX);
         let shared = self.tables.iter().enumerate().filter_map(|(i, t)| Some((Some(i), t.cost(counts)?)));
         std::iter::once((None, inline)).chain(shared).min_by_key(|&(_, cost)| cost).unwrap_or((None, inline))
+    }
+
+    /// Returns the cost of symbols with these `counts` in one segment without lanes, in 1/65536 bit.
+    pub(crate) fn symbol_cost(&self, counts: &Counts) -> u64 {
+        self.table_for(counts).1
     }
 
     /// Returns the cost of a segment of `len` symbols.
@@ -243,11 +250,6 @@ pub(crate) fn write_entropy_symbols(out: &mut Vec<u8>, coder: &mut Coder<'_>, ro
     }
 }
 
-/// Returns the cost of [`write_entropy_symbols`] in 1/65536 bit.
-pub(crate) fn entropy_symbol_cost(coder: &Coder<'_>, symbols: &[u8]) -> u64 {
-    Cut::new(coder, symbols).cost
-}
-
 /// The form of values as tokens.
 pub(crate) struct TokenPlan {
     symbols: Vec<u8>,
@@ -356,29 +358,52 @@ pub(crate) enum SymbolPlan {
     Packed(u32),
     /// Entropy-coded symbols.
     Symbols(Cut),
-    /// Entropy-coded differences from references.
+    /// Entropy-coded differences from references, which are in the scratch memory of the coder.
     Referenced(Box<Referenced>, Cut),
 }
 
 impl SymbolPlan {
     /// Finds the smallest coding of `symbols`. `row_lens` are the row lengths of matrices that they may form.
-    pub(crate) fn new(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64]) -> Self {
-        let width_of = |max: u8| 8 - max.leading_zeros();
+    ///
+    /// Counting all symbols takes a fifth of the time of a code. Of a long array, only a sample is counted
+    /// where references are clearly better there: then the others are not counted but as residuals.
+    pub(crate) fn new(coder: &mut Coder<'_>, symbols: &[u8], row_lens: &[u64]) -> Self {
+        let width = 8 - symbols.iter().fold(0, |max, &s| s.max(max)).leading_zeros();
         if coder.entropy == Entropy::Packed {
-            return Self::Packed(width_of(symbols.iter().copied().max().unwrap_or(0)));
+            return Self::Packed(width);
         }
-        let plain = Cut::new(coder, symbols);
-        let width = width_of(sum(&plain.fine).iter().rposition(|&n| n > 0).unwrap_or(0) as u8);
         let packed = bits((symbols.len() as u64 * u64::from(width)).div_ceil(8) * 8 + 8);
-        let limit = plain.cost.min(packed);
-        if let Some((row_len, columns)) = best_reference(coder, symbols, row_lens, limit) {
-            let split = Referenced::new(symbols, row_len, columns);
-            let by_reference = Cut::new(coder, &split.residuals);
-            if by_reference.cost.saturating_add(reference_cost(coder, &split)) < limit {
-                return Self::Referenced(Box::new(split), by_reference);
+        let mut residuals = std::mem::take(&mut coder.scratch.residuals);
+        let plan = Self::cheapest(coder, symbols, row_lens, &mut residuals, packed);
+        coder.scratch.residuals = residuals;
+        plan.unwrap_or(Self::Packed(width))
+    }
+
+    /// Finds a code that costs less than `packed`.
+    fn cheapest(
+        coder: &Coder<'_>,
+        symbols: &[u8],
+        row_lens: &[u64],
+        residuals: &mut Vec<u8>,
+        packed: Cost,
+    ) -> Option<Self> {
+        let about = cost_about(coder, symbols);
+        let mut plain = about.is_none().then(|| Cut::new(coder, symbols));
+        let limit = plain.as_ref().map(|plain| plain.cost).or(about).unwrap_or(packed).min(packed);
+        if let Some((row_len, columns)) = best_reference(coder, symbols, row_lens, limit, residuals) {
+            let residuals = pages::reused(residuals, symbols.len());
+            let split = Referenced::split(symbols, row_len, columns, residuals);
+            let by_reference = Cut::new(coder, residuals);
+            let cost = by_reference.cost.saturating_add(reference_cost(coder, &split));
+            let is_less = cost < packed
+                && (about.is_some_and(|about| cost < about - about / 16)
+                    || cost < plain.get_or_insert_with(|| Cut::new(coder, symbols)).cost);
+            if is_less {
+                return Some(Self::Referenced(Box::new(split), by_reference));
             }
         }
-        if plain.cost < packed { Self::Symbols(plain) } else { Self::Packed(width) }
+        let plain = plain.unwrap_or_else(|| Cut::new(coder, symbols));
+        (plain.cost < packed).then_some(Self::Symbols(plain))
     }
 
     /// Appends `ints(N)`.
@@ -403,7 +428,9 @@ impl SymbolPlan {
                     let cut = Cut::new(coder, references);
                     write_entropy(out, coder, Role::References, references, None, &cut);
                 }
-                write_entropy(out, coder, Role::Residuals, &split.residuals, None, cut);
+                let residuals = std::mem::take(&mut coder.scratch.residuals);
+                write_entropy(out, coder, Role::Residuals, &residuals[..symbols.len()], None, cut);
+                coder.scratch.residuals = residuals;
             }
         }
     }
@@ -433,10 +460,39 @@ fn reference_cost(coder: &Coder<'_>, split: &Referenced) -> Cost {
 
 /// Symbols examined by the search for the best references.
 const SAMPLE: usize = 1 << 16;
+/// Pieces of the sample of [`cost_about`].
+const PIECES: usize = 8;
+
+/// Returns the cost of all `symbols` if they are like those of a part of them.
+fn scaled(coder: &Coder<'_>, symbols: &[u8], part: &[u8]) -> Cost {
+    let cost = coder.table_for(&rans::count(part)).1;
+    (u128::from(cost) * symbols.len() as u128 / part.len() as u128) as Cost
+}
+
+/// Returns about the cost of many symbols without references, if pieces from everywhere cost alike. A
+/// gradient of an embedding, for instance, has rows of zeros between others: only counting all of it tells
+/// its cost.
+fn cost_about(coder: &Coder<'_>, symbols: &[u8]) -> Option<Cost> {
+    if symbols.len() <= SAMPLE {
+        return None;
+    }
+    let parts = symbols.chunks_exact(symbols.len() / PIECES).take(PIECES);
+    let costs = parts.map(|part| scaled(coder, part, &part[..SAMPLE / PIECES]));
+    let (least, most, sum) = costs.fold((Cost::MAX, 0, 0), |(least, most, sum): (Cost, Cost, Cost), cost| {
+        (least.min(cost), most.max(cost), sum.saturating_add(cost))
+    });
+    (most - least <= most / 8).then_some(sum)
+}
 
 /// Returns the row length, and whether to use columns, that should cost less than `limit`, estimated from a
 /// part of the symbols.
-fn best_reference(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64], limit: Cost) -> Option<(usize, bool)> {
+fn best_reference(
+    coder: &Coder<'_>,
+    symbols: &[u8],
+    row_lens: &[u64],
+    limit: Cost,
+    residuals: &mut Vec<u8>,
+) -> Option<(usize, bool)> {
     let n = symbols.len();
     let mut best = (limit - limit / 128, None);
     let mut try_one = |row_len: usize, columns: bool| {
@@ -446,12 +502,16 @@ fn best_reference(coder: &Coder<'_>, symbols: &[u8], row_lens: &[u64], limit: Co
         }
         let len = (SAMPLE / row_len).max(8).saturating_mul(row_len).min(n);
         let start = (n - len) / 2 / row_len * row_len;
-        let split = Referenced::new(&symbols[start..start + len], row_len, columns);
-        let scale = |cost: Cost| (u128::from(cost) * n as u128 / len as u128) as Cost;
+        let part = &symbols[start..start + len];
+        let residuals = pages::reused(residuals, len);
+        let split = Referenced::split(part, row_len, columns, residuals);
         let cost_of = |s: &[u8]| coder.table_for(&rans::count(s)).1;
-        let cost = scale(cost_of(&split.residuals))
-            .saturating_add(scale(cost_of(&split.rows)))
-            .saturating_add(if columns { cost_of(&split.columns) } else { 0 });
+        let of_rows = (u128::from(cost_of(&split.rows)) * n as u128 / len as u128) as Cost;
+        let cost = scaled(coder, symbols, residuals).saturating_add(of_rows).saturating_add(if columns {
+            cost_of(&split.columns)
+        } else {
+            0
+        });
         if cost < best.0 {
             best = (cost, Some((row_len, columns)));
         }

@@ -13,12 +13,11 @@ mod tokens;
 
 pub use ints::CODINGS;
 pub(crate) use ints::{
-    Coder, PACKED, Role, Scratch, SymbolPlan, TokenPlan, entropy_symbol_cost, pays, write_entropy_symbols,
-    write_entropy_tokens, write_grouped_ints, write_ints, write_small_grouped_ints, write_small_ints,
-    write_symbols,
+    Coder, PACKED, Role, Scratch, SymbolPlan, TokenPlan, pays, write_entropy_symbols, write_entropy_tokens,
+    write_grouped_ints, write_ints, write_small_grouped_ints, write_small_ints, write_symbols,
 };
 pub(crate) use lists::{read_lists, write_lists};
-pub(crate) use rans::count_few as count_symbols;
+pub(crate) use rans::{count, count_few as count_symbols};
 pub(crate) use read::{
     Decoder, PIECE, SymbolReader, read_entropy_symbols, read_entropy_tokens, read_grouped_ints, read_ints,
     read_symbols, validate_entropy_tokens, validate_grouped_ints, validate_ints,

@@ -171,21 +171,24 @@ fn write_plane(
 }
 
 /// Symbols from which a plane is judged by a sample.
-const SAMPLED: usize = 1 << 20;
+const SAMPLED: usize = 1 << 17;
 /// Symbols of each piece of the sample.
 const SAMPLE: usize = 1 << 14;
-/// One of so many pieces is in the sample.
+/// One of so many pieces is in the sample of a plane of at least 2^20 symbols; of a shorter one, at least
+/// four.
 const SAMPLE_STEP: usize = 16;
 
 /// Whether pieces of a long plane save less than 1/256 by a code, each with a table; the plane may then save
 /// up to a hundredth. A code of a few hundredths of a bit would cost most of the time of encoding and
 /// decoding.
 fn is_noise(coder: &Coder<'_>, bytes: &[u8], layout: Layout, plane: usize) -> bool {
-    if bytes.len() / layout.size < SAMPLED || coder.entropy == Entropy::Packed {
+    let len = bytes.len() / layout.size;
+    if len < SAMPLED || coder.entropy == Entropy::Packed {
         return false;
     }
     let mut sample = vec![0; SAMPLE];
-    let mut pieces = bytes.chunks_exact(SAMPLE * layout.size).step_by(SAMPLE_STEP);
+    let step = (len / SAMPLE / 4).min(SAMPLE_STEP);
+    let mut pieces = bytes.chunks_exact(SAMPLE * layout.size).step_by(step);
     pieces.all(|piece| {
         let mut planes = [const { [].as_mut_slice() }; MAX_PLANES];
         planes[plane] = &mut sample;
@@ -412,7 +415,8 @@ mod tests {
         let stored = written(&low, &mut coder(), &space(Dtype::U8, SAMPLED as u64));
         assert!(stored[0] == 0 && stored[1..] == low, "the only plane is stored");
         // Shorter planes have the smallest form.
-        let short = written(&bytes[..SAMPLED], &mut coder(), &space(Dtype::U16, SAMPLED as u64 / 2));
+        let len = SAMPLED - 1;
+        let short = written(&bytes[..2 * len], &mut coder(), &space(Dtype::U16, len as u64));
         assert_eq!(short[0], 1);
         let mut back = vec![0; bytes.len()];
         let budget = crate::block::values::tests::budget(u64::MAX);

@@ -119,7 +119,7 @@ fn segments_of_one_symbol_cost_their_bytes() {
         let (symbols, mut bytes) = (runs(of), Vec::new());
         write_entropy_symbols(&mut bytes, &mut coder(&[]), Role::Codes, &symbols);
         let longer = of.len() * if of.len() > 1 { 3 } else { 1 };
-        let cost = entropy_symbol_cost(&coder(&[]), &symbols);
+        let cost = Cut::new(&coder(&[]), &symbols).cost;
         assert_eq!(cost, bits(8 * (bytes.len() - 1 + longer) as u64), "{of:?}");
     }
 }
@@ -138,7 +138,7 @@ fn nothing_costs_nothing() {
     let (plan, mut bytes) = (TokenPlan::new(&coder(&[]), &[]), Vec::new());
     plan.write(&mut bytes, &mut coder(&[]), Role::Gaps, &[]);
     write_entropy_symbols(&mut bytes, &mut coder(&[]), Role::Codes, &[]);
-    assert_eq!((plan.cost(), entropy_symbol_cost(&coder(&[]), &[]), bytes.len()), (0, 0, 0));
+    assert_eq!((plan.cost(), Cut::new(&coder(&[]), &[]).cost, bytes.len()), (0, 0, 0));
 }
 
 /// INT-6: groups without positions have no segments.

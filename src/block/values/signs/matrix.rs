@@ -38,8 +38,12 @@ impl Signed {
                 }
             }
             Self::Many(signs) => {
-                for (sign, at) in signs[in_memory(first)..][..len].iter_mut().zip(0..) {
-                    *sign = 2 * (negative >> at & 1) as i8 - (has >> at & 1) as i8;
+                let signs = &mut signs[in_memory(first)..][..len];
+                let bytes = (negative & has).to_le_bytes().into_iter().zip((!negative & has).to_le_bytes());
+                for (signs, (minus, plus)) in signs.chunks_mut(8).zip(bytes) {
+                    // -1 is a byte of ones.
+                    let eight = (spread(minus) | 255 * spread(plus)).to_le_bytes();
+                    signs.iter_mut().zip(eight).for_each(|(sign, of_bit)| *sign = of_bit.cast_signed());
                 }
             }
         }
@@ -52,6 +56,13 @@ impl Signed {
             Self::Many(signs) => signs.iter().map(|&sign| u64::from(sign != 0)).sum(),
         }
     }
+}
+
+/// The bits of a byte, each in the lowest bit of a byte.
+fn spread(bits: u8) -> u64 {
+    // Bit i stays in byte i; then all bytes but zero carry into their highest bit.
+    let each = u64::from(bits) * 0x0101_0101_0101_0101 & 0x8040_2010_0804_0201;
+    (each + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101
 }
 
 /// Signs of one tensor in rows and columns.
@@ -144,7 +155,11 @@ impl<'a> Matrix<'a> {
         let (mut of_rows, mut of_columns) = (Vec::new(), self.first_columns());
         for _ in 0..ROUNDS {
             of_rows = self.of_rows(&of_columns);
-            of_columns = self.of_columns(&of_rows);
+            let before = std::mem::replace(&mut of_columns, self.of_columns(&of_rows));
+            // The same columns choose the same rows again.
+            if of_columns == before {
+                break;
+            }
         }
         (of_rows, of_columns)
     }
@@ -293,10 +308,18 @@ impl Kernel for ColumnSums<'_> {
 
     #[inline(always)]
     fn call(self) {
+        /// Rows whose sums fit 8 bits, which allows more lanes.
+        const FEW: usize = 127;
         let Self { signs, flips, sums } = self;
-        for (row, &flip) in signs.chunks_exact(sums.len()).zip(flips) {
-            for (sum, &sign) in sums.iter_mut().zip(row) {
-                *sum += i32::from((sign ^ flip) - flip);
+        let mut few = vec![0i8; sums.len()];
+        for (rows, flips) in signs.chunks(sums.len() * FEW).zip(flips.chunks(FEW)) {
+            for (row, &flip) in rows.chunks_exact(sums.len()).zip(flips) {
+                for (few, &sign) in few.iter_mut().zip(row) {
+                    *few += (sign ^ flip) - flip;
+                }
+            }
+            for (sum, few) in sums.iter_mut().zip(&mut few) {
+                *sum += i32::from(std::mem::take(few));
             }
         }
     }

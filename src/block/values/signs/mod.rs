@@ -10,8 +10,8 @@ use crate::block::support::Support;
 use crate::block::values::Elements;
 use crate::block::views::{Grid, View, read_views};
 use crate::codes::{
-    Coder, Decoder, Entropy, PIECE, Role, entropy_symbol_cost, log2, read_entropy_symbols,
-    write_entropy_symbols, write_ints,
+    Coder, Decoder, Entropy, PIECE, Role, count, log2, read_entropy_symbols, write_entropy_symbols,
+    write_ints,
 };
 use crate::error::{Error, FormatErrorKind, Result};
 use crate::limits::in_memory;
@@ -137,16 +137,27 @@ fn write_predicted(
     }
     plane.finish();
     wrong.iter_mut().zip(signs.as_bytes()).for_each(|(wrong, sign)| *wrong ^= sign);
-    let by_width = WIDTHS.map(|width| {
-        let mut symbols = vec![0; in_memory(signs.len().div_ceil(width.into()))];
-        unpack(&wrong, width.into(), &mut symbols);
-        symbols
-    });
-    let best = WIDTHS.iter().zip(&by_width).min_by_key(|(_, symbols)| entropy_symbol_cost(coder, symbols));
-    if let Some((&width, symbols)) = best {
-        out.push(width);
-        write_entropy_symbols(out, coder, Role::Signs, symbols);
-    }
+    let width = cheapest_width(coder, &wrong);
+    let mut symbols = vec![0; in_memory(signs.len().div_ceil(width.into()))];
+    unpack(&wrong, width.into(), &mut symbols);
+    out.push(width);
+    write_entropy_symbols(out, coder, Role::Signs, &symbols);
+}
+
+/// Returns the width of symbols in which these bits cost least. Bytes are counted once; the counts of parts
+/// of them follow from these.
+fn cheapest_width(coder: &Coder<'_>, bits: &[u8]) -> u8 {
+    let bytes = count(bits);
+    let of_width = |width: u8| {
+        let mut counts = [0; 256];
+        for (byte, n) in (0..=255u8).zip(bytes) {
+            for part in (0..8).step_by(width.into()) {
+                counts[usize::from(byte >> part & (u8::MAX >> (8 - width)))] += n;
+            }
+        }
+        coder.symbol_cost(&counts)
+    };
+    WIDTHS.into_iter().min_by_key(|&width| of_width(width)).unwrap_or(8)
 }
 
 /// Chooses the cheapest prediction of one tensor's signs, perhaps none.
@@ -301,6 +312,18 @@ mod tests {
             assert!(out.len() < signs.as_bytes().len() / 4, "{} bytes", out.len());
             assert!(read_with(&out, u64::MAX, signs.len(), &space, present).unwrap() == signs);
         }
+    }
+
+    #[test]
+    fn the_cheapest_width_is_that_of_the_pattern() {
+        let coder = Coder::new(Entropy::Auto, &[], None);
+        let bits = |pattern: fn(u64) -> u8| Vec::from_iter((0..4000).map(pattern));
+        // Bits of which few are 1; pairs and halves of bytes that are equal; bytes of two values.
+        let few = bits(|i| if word(1, 0, i).is_multiple_of(8) { 1 << (word(1, 1, i) % 8) } else { 0 });
+        let pairs = bits(|i| (0..4).map(|p| 3 * ((word(1, 0, i) >> p & 1) as u8) << (2 * p)).sum());
+        let halves = bits(|i| [0x96, 0x69, 0x66, 0x99][word(1, 0, i) as usize % 4]);
+        let bytes = bits(|i| [0x1d, 0xd4][word(1, 0, i) as usize % 2]);
+        assert_eq!([few, pairs, halves, bytes].map(|bits| cheapest_width(&coder, &bits)), [1, 2, 4, 8]);
     }
 
     #[test]
