@@ -1,23 +1,30 @@
-//! Measures the throughput of encoding and decoding, from tensor to bytes and back, relative to the memory
-//! bandwidth of this machine.
+//! Measures the throughput of encoding and decoding, from tensors to bytes and back, on a real gradient, on
+//! real weights, and on noise, relative to a copy, and to a count of bytes, on this machine.
 //!
-//! `cargo bench --bench speed` runs on one thread with 64 Mi elements; `RAYON_NUM_THREADS` sets another
+//! `cargo bench --bench speed` runs on one thread with 16 Mi elements; `RAYON_NUM_THREADS` sets another
 //! number of threads. `-- --elements N` sets another number of elements, `-- --repeats N` of repetitions,
 //! `-- --only CODEC` selects a codec (several with several `--only`), `-- --only reduce` the mean of several
 //! updates, `-- --only delta` deltas of bf16 weights, `-- --only small` updates of 500 small tensors, and
-//! `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --cpu` measures processor time
-//! instead of time, for one thread on a machine with other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain`
-//! leaves out wider instructions.
+//! `-- --only sidco` compares SIDCo's thresholds with exact selection. `-- --data D` selects the data
+//! (`gradient`, `weights`, `noise`, or several of them). `-- --cpu` measures processor time instead of time,
+//! for one thread on a machine with other work (Linux). `GCODEC_WIDEST_FORM=avx2` or `plain` leaves out wider
+//! instructions.
+//!
+//! The gradient and the weights are files of the public set, in `../shared/gradients` or the folder that
+//! `GCODEC_GRADIENTS` names; where it is not there, small ones of the repository.
 //!
 //! The column "peak" is the most memory that a path takes at a time beyond what was in use before it, in
 //! sizes of its tensor (Linux). A result below its floor is reported and fails the run. Under `cargo test
 //! --benches` the program runs once on a small tensor and never fails for a floor.
+
+mod data;
 
 use std::hint::black_box;
 use std::process::ExitCode;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
+use data::Tensors;
 use gcodec::block::{CodedBlock, Scope, Target};
 use gcodec::compress::{Digests, Input, Options, compress, deltas, pending, random};
 use gcodec::frame::{Manifest, TensorInfo, UpdateHeader, tensor_digest};
@@ -28,8 +35,12 @@ use gcodec::{Codec, Dtype, Limits, TensorBuf, TensorView};
 /// The baseline of a ratio.
 #[derive(Clone, Copy)]
 enum Against {
+    /// Summing the bytes of the tensors.
     Read,
-    Fill,
+    /// Copying them to memory in use.
+    Copy,
+    /// Counting the highest bytes of their elements.
+    Count,
     /// Exact top-k with the same number of elements.
     TopK,
 }
@@ -38,10 +49,10 @@ enum Against {
 const SMALL: [&str; 3] = ["topk:density=0.01", "natural", "lossless"];
 
 struct Bench {
-    manifest: Arc<Manifest>,
     repeats: usize,
     read: f64,
-    fill: f64,
+    copy: f64,
+    count: f64,
     top_k: f64,
     missed: bool,
     only: Vec<String>,
@@ -61,130 +72,176 @@ fn run() -> ExitCode {
     let options = |name| args.windows(2).filter(move |pair| pair[0] == name).map(|pair| pair[1].clone());
     let number = |name| options(name).find_map(|n| n.parse().ok());
     let only = options("--only").collect();
-    let elements: usize = number("--elements").unwrap_or(if full { 64 << 20 } else { 1 << 16 });
-
-    let columns = (elements as u64).min(4096);
-    let shape = vec![elements as u64 / columns, columns];
-    let elements = (shape[0] * shape[1]) as usize;
-    let manifest = manifest_of(Dtype::F32, &shape);
+    let data: Vec<String> = options("--data").collect();
+    let wants_data = |name: &str| data.is_empty() || data.iter().any(|data| data == name);
+    let elements: usize = number("--elements").unwrap_or(if full { 16 << 20 } else { 1 << 16 });
     let repeats = number("--repeats").unwrap_or(if full { 5 } else { 1 });
-    let mut bench = Bench { manifest, repeats, read: 0.0, fill: 0.0, top_k: 0.0, missed: false, only };
-    println!("{elements} f32 elements, {} thread(s), best of {repeats}", rayon::current_num_threads());
+    let mut bench = Bench { repeats, read: 0.0, copy: 0.0, count: 0.0, top_k: 0.0, missed: false, only };
+    println!("{} thread(s), best of {repeats}", rayon::current_num_threads());
     println!("{:<40}{:>9}{:>9}  {:<6}{:>6}{:>7}", "operation", "GB/s", "ratio", "of", "peak", "floor");
-
-    let even = TensorBuf::from_f32(shape.clone(), &noise(elements, |_| 1.0)).expect("shape fits");
-    bench.codec("topk:density=0.001", even.view(), Some(0.3), Some(0.5));
-    bench.codec("sbc:density=0.001", even.view(), Some(0.3), Some(0.5));
-    // The cost of writing positions with either code: `write` minus the cost of the frame.
-    bench.codec("sbc:density=0.001,positions=rice", even.view(), None, None);
-    bench.codec("sbc:density=0.001,positions=tokens", even.view(), None, None);
-    bench.codec("topk:density=0.01", even.view(), Some(0.15), Some(0.2));
-    bench.codec("topk:density=0.1", even.view(), Some(0.05), Some(0.05));
-    bench.codec("natural", even.view(), Some(0.05), Some(0.05));
-    bench.codec("lossless", even.view(), Some(0.05), Some(0.05));
-    for codec in ["qsgd:bits=4", "dither", "terngrad"] {
-        bench.codec(codec, even.view(), Some(0.035), Some(0.05));
+    if wants_data("gradient") {
+        bench.gradient(elements);
     }
-    bench.codec("int8", even.view(), Some(0.05), Some(0.05));
-    bench.codec("sign", even.view(), Some(0.12), Some(0.12));
-    bench.thresholds(even.view());
-    bench.reduce(even.view());
-    bench.small(even.view());
-    let halves = even.view().data().as_chunks::<4>().0.iter().flat_map(|x| [x[2], x[3]]).collect();
-    drop(even);
-    bench.manifest = manifest_of(Dtype::Bf16, &shape);
-    let halves = TensorBuf::new(Dtype::Bf16, shape.clone(), halves).expect("shape fits");
-    println!("bf16:");
-    bench.codec("lossless", halves.view(), Some(0.04), Some(0.03));
-    drop(halves);
-    bench.deltas(&shape);
-    bench.manifest = manifest_of(Dtype::F32, &shape);
-    // A tensor with a scale per row and column, like the gradient of a matrix.
-    let scale = |i: usize| {
-        let (row, column) = (i as u64 / columns, i as u64 % columns);
-        0.5f32.powi((row * 0x9e37 / 64 % 7) as i32) * (1.0 + (column * 0x85eb / 32 % 5) as f32)
-    };
-    let scaled = TensorBuf::from_f32(shape, &noise(elements, scale)).expect("shape fits");
-    println!("rows and columns of different scale:");
-    bench.codec("topk:density=0.001", scaled.view(), None, None);
-    for positions in ["classed", "tokens"] {
-        bench.codec(&format!("topk:density=0.01,positions={positions}"), scaled.view(), None, None);
+    if wants_data("weights") {
+        bench.weights(elements);
     }
-    bench.codec("natural", scaled.view(), None, None);
-    bench.codec("lossless", scaled.view(), None, None);
+    if wants_data("noise") {
+        bench.noise(elements);
+    }
     if bench.missed && full { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
 impl Bench {
-    /// Measures the baselines: summing a tensor, and filling a tensor whose memory was touched before. This
-    /// is repeated before each codec and keeps the best result so far, because the speed of a shared machine
-    /// varies.
-    fn memory(&mut self, view: TensorView<'_>) {
-        let words = view.data().as_chunks::<4>().0;
-        let sum = |row: &[[u8; 4]; 64]| row.iter().fold(0u32, |s, w| s.wrapping_add(u32::from_le_bytes(*w)));
-        let (rows, _) = words.as_chunks::<64>();
-        let Cost { seconds, .. } = self.best(|| {
-            black_box(rows.iter().fold(0u32, |s, row| s.wrapping_add(sum(row))));
+    fn gradient(&mut self, elements: usize) {
+        let (name, gradient) = data::gradient(elements);
+        println!("gradient {name}, {} f32 elements:", gradient.elements());
+        self.codec("topk:density=0.001", &gradient, Some([0.3, 0.5]));
+        self.codec("sbc:density=0.001", &gradient, Some([0.25, 0.45]));
+        // The cost of writing positions with either code: `write` minus the cost of the frame.
+        self.codec("sbc:density=0.001,positions=rice", &gradient, None);
+        self.codec("sbc:density=0.001,positions=tokens", &gradient, None);
+        self.codec("topk:density=0.01", &gradient, Some([0.2, 0.25]));
+        self.codec("topk:density=0.1", &gradient, Some([0.055, 0.08]));
+        self.codec("raw", &gradient, Some([0.3, 0.25]));
+        self.codec("natural", &gradient, Some([0.065, 0.085]));
+        self.codec("lossless", &gradient, Some([0.075, 0.11]));
+        for codec in ["qsgd:bits=4", "dither", "terngrad"] {
+            self.codec(codec, &gradient, Some([0.09, 0.12]));
+        }
+        self.codec("int8", &gradient, Some([0.11, 0.15]));
+        self.codec("sign", &gradient, Some([0.16, 0.23]));
+        let flat = gradient.flat();
+        self.thresholds(&flat);
+        self.reduce(&flat);
+        self.small(&flat);
+        let halves = gradient.to_bf16();
+        println!("gradient {name}, {} bf16 elements:", halves.elements());
+        self.codec("natural", &halves, Some([0.03, 0.025]));
+        self.codec("lossless", &halves, Some([0.06, 0.055]));
+    }
+
+    fn weights(&mut self, elements: usize) {
+        let (name, [old, new]) = data::weights(elements);
+        println!("weights {name}, {} bf16 elements:", old.elements());
+        self.codec("lossless", &old, Some([0.09, 0.065]));
+        if self.wants("delta") {
+            self.delta("delta", "in a step of training ", &old.flat(), &new.flat());
+        }
+    }
+
+    fn noise(&mut self, elements: usize) {
+        let columns = elements.min(4096);
+        let shape = [(elements / columns) as u64, columns as u64];
+        let tensors = |scale: &dyn Fn(usize) -> f32| {
+            let numbers = data::noise(elements / columns * columns, scale);
+            Tensors::one(TensorBuf::from_f32(shape.to_vec(), &numbers).expect("shape fits"))
+        };
+        println!("noise, {elements} f32 elements:");
+        let even = tensors(&|_| 1.0);
+        for codec in ["topk:density=0.01", "natural", "lossless"] {
+            self.codec(codec, &even, None);
+        }
+        drop(even);
+        self.deltas(&shape);
+        // A scale for each row and column, like the gradient of a matrix.
+        let scaled = tensors(&|i| {
+            let (row, column) = (i / columns, i % columns);
+            0.5f32.powi((row * 0x9e37 / 64 % 7) as i32) * (1.0 + (column * 0x85eb / 32 % 5) as f32)
         });
-        self.read = self.read.max(view.data().len() as f64 / seconds);
-        let mut buffer = view.data().to_vec();
-        let Cost { seconds, .. } = self.best(|| black_box(&mut buffer).fill(0));
-        self.fill = self.fill.max(view.data().len() as f64 / seconds);
-        println!("read {:.1} GB/s, fill {:.1} GB/s", self.read / 1e9, self.fill / 1e9);
+        println!("rows and columns of different scale:");
+        self.codec("topk:density=0.001", &scaled, None);
+        for positions in ["classed", "tokens"] {
+            self.codec(&format!("topk:density=0.01,positions={positions}"), &scaled, None);
+        }
+        self.codec("natural", &scaled, None);
+        self.codec("lossless", &scaled, None);
+    }
+
+    /// Measures the baselines: summing, copying and counting. This is repeated before each codec and keeps
+    /// the best result so far, because the speed of a shared machine varies.
+    fn baselines(&mut self, tensors: &Tensors) {
+        let bytes = tensors.bytes() as f64;
+        let size = (bytes as u64 / tensors.elements()) as usize;
+        let each = || tensors.tensors.iter().map(TensorBuf::data);
+        let Cost { seconds, .. } = self.best(|| {
+            black_box(each().map(sum).fold(0, u32::wrapping_add));
+        });
+        self.read = self.read.max(bytes / seconds);
+        let mut copies: Vec<Vec<u8>> = each().map(<[u8]>::to_vec).collect();
+        let Cost { seconds, .. } = self.best(|| {
+            for (copy, data) in copies.iter_mut().zip(each()) {
+                black_box(copy).copy_from_slice(data);
+            }
+        });
+        self.copy = self.copy.max(bytes / seconds);
+        let Cost { seconds, .. } = self.best(|| {
+            let mut counts = [[0u32; 256]; 4];
+            for data in each() {
+                for elements in data.chunks_exact(4 * size) {
+                    for (counts, element) in counts.iter_mut().zip(elements.chunks_exact(size)) {
+                        counts[usize::from(element[size - 1])] += 1;
+                    }
+                }
+            }
+            black_box(counts);
+        });
+        self.count = self.count.max(bytes / seconds);
+        let [read, copy, count] = [self.read, self.copy, self.count].map(|speed| speed / 1e9);
+        println!("read {read:.1} GB/s, copy {copy:.1} GB/s, count {count:.2} GB/s");
     }
 
     fn wants(&self, spec: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == spec)
     }
 
-    fn codec(
-        &mut self,
-        spec: &str,
-        view: TensorView<'_>,
-        encode_floor: Option<f64>,
-        decode_floor: Option<f64>,
-    ) {
+    /// Measures a codec: each way to encode the tensors and to decode the stream. `floors`: the lowest ratios
+    /// allowed of *encode* to the count, and of *decode* to the copy.
+    fn codec(&mut self, spec: &str, tensors: &Tensors, floors: Option<[f64; 2]>) {
         if !self.wants(spec) {
             return;
         }
-        self.memory(view);
+        self.baselines(tensors);
         let codec: Codec = spec.parse().expect("a codec");
-        let bytes = self.encode(&codec, view);
-        let blocks = blocks(&codec, view);
+        let bytes = encode(&codec, tensors);
+        let blocks = blocks(&codec, tensors);
+        let len = tensors.bytes();
         let name = |what| format!("{what} {spec}");
-        let cost = self.best(|| drop(black_box(crate::blocks(&codec, view))));
-        self.row(&name("compress"), view, cost, Against::Read, None);
-        let cost = self.best(|| drop(black_box(write(&self.manifest, &UpdateHeader::default(), &blocks))));
-        self.row(&name("write"), view, cost, Against::Read, None);
+        let cost = self.best(|| drop(black_box(crate::blocks(&codec, tensors))));
+        self.row(&name("compress"), len, cost, Against::Count, None);
+        let header = UpdateHeader::default();
+        let cost = self.best(|| drop(black_box(write(&tensors.manifest, &header, &blocks))));
+        self.row(&name("write"), len, cost, Against::Count, None);
         drop(blocks);
-        let cost = self.best(|| drop(black_box(self.encode(&codec, view))));
-        self.row(&name("encode to new memory"), view, cost, Against::Read, None);
+        let cost = self.best(|| drop(black_box(encode(&codec, tensors))));
+        self.row(&name("encode to new memory"), len, cost, Against::Count, None);
         let mut stream = bytes.clone();
         let cost = self.best(|| {
             stream.clear();
-            self.encode_to(&mut stream, &codec, view);
+            encode_to(&mut stream, &codec, tensors);
         });
         drop(stream);
-        self.row(&name("encode"), view, cost, Against::Read, encode_floor);
-        let fresh = || Assembler::new(&self.manifest, &Limits::default(), |_| true).expect("within limits");
-        let mut tensors = decode(&bytes, fresh());
+        self.row(&name("encode"), len, cost, Against::Count, floors.map(|[encode, _]| encode));
+        let manifest = &tensors.manifest;
+        let fresh = || Assembler::new(manifest, &Limits::default(), |_| true).expect("within limits");
+        let mut decoded = decode(&bytes, fresh());
         let cost = self.best(|| {
-            let buffers = std::mem::take(&mut tensors);
-            let assembler = Assembler::with_buffers(&self.manifest, buffers).expect("this manifest's");
-            tensors = decode(&bytes, assembler);
+            let buffers = std::mem::take(&mut decoded);
+            let assembler = Assembler::with_buffers(manifest, buffers).expect("this manifest's");
+            decoded = decode(&bytes, assembler);
         });
-        drop(tensors);
+        drop(decoded);
         let new_memory = self.best(|| drop(black_box(decode(&bytes, fresh()))));
-        self.row(&name("decode to new memory"), view, new_memory, Against::Fill, None);
-        self.row(&name("decode"), view, cost, Against::Fill, decode_floor);
-        println!("{:<40}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / view.elements() as f64);
+        self.row(&name("decode to new memory"), len, new_memory, Against::Copy, None);
+        self.row(&name("decode"), len, cost, Against::Copy, floors.map(|[_, decode]| decode));
+        println!("{:<40}{:>9.3} bits/element", "", bytes.len() as f64 * 8.0 / tensors.elements() as f64);
     }
 
     /// Measures updates of 500 tensors of one size, and of one tensor with the elements of all.
-    fn small(&mut self, view: TensorView<'_>) {
+    fn small(&mut self, flat: &Tensors) {
         if !self.wants("small") {
             return;
         }
+        let view = flat.tensors[0].view();
         println!("many tensors, nanoseconds per element:");
         println!(
             "{:<24}{:<12}{:>9}{:>9}{:>9}{:>9}",
@@ -237,11 +294,12 @@ impl Bench {
     /// Compares SIDCo's thresholds with exact top-k, and with the usual implementation of exact top-k: a
     /// quickselect of all magnitudes, and a pass that selects by the magnitude found. The measurements
     /// alternate, so that load from other programs affects all of them.
-    fn thresholds(&mut self, view: TensorView<'_>) {
+    fn thresholds(&mut self, flat: &Tensors) {
         if !self.wants("sidco") {
             return;
         }
-        self.memory(view);
+        self.baselines(flat);
+        let view = flat.tensors[0].view();
         println!("thresholds and exact selection (compress only):");
         for density in ["0.1", "0.01", "0.001"] {
             let k = (density.parse::<f64>().expect("a number") * view.elements() as f64) as usize;
@@ -260,42 +318,39 @@ impl Bench {
             let (mut best, mut quickselect) = (vec![f64::INFINITY; rows.len()], f64::INFINITY);
             for _ in 0..3 * self.repeats {
                 for (codec, best) in codecs.iter().zip(&mut best) {
-                    *best = best.min(once(|| drop(black_box(crate::blocks(codec, view)))));
+                    *best = best.min(once(|| drop(black_box(blocks(codec, flat)))));
                 }
                 quickselect = quickselect.min(once(|| drop(black_box(quickselected(view, k)))));
             }
             self.top_k = view.data().len() as f64 / best[0];
             for ((spec, floor), seconds) in rows.iter().zip(best) {
-                self.row(spec, view, Cost { seconds, peak: None }, Against::TopK, *floor);
+                self.row(spec, flat.bytes(), Cost { seconds, peak: None }, Against::TopK, *floor);
             }
             let quickselect = Cost { seconds: quickselect, peak: None };
-            self.row(&format!("quickselect of {density}"), view, quickselect, Against::TopK, None);
+            self.row(&format!("quickselect of {density}"), flat.bytes(), quickselect, Against::TopK, None);
         }
     }
 
     /// Measures the mean of the top-k updates of 8 senders, from streams to a tensor.
-    fn reduce(&mut self, view: TensorView<'_>) {
+    fn reduce(&mut self, flat: &Tensors) {
         if !self.wants("reduce") {
             return;
         }
-        self.memory(view);
+        self.baselines(flat);
+        let view = flat.tensors[0].view();
         let codec = "topk:density=0.01".parse().expect("a codec");
         let n = view.elements() as usize;
         let senders = (0..8u64).map(|sender| {
             // Each sender keeps other elements.
             let mut data = view.data().to_vec();
             data.rotate_left(4 * (sender as usize * 1009 % n));
-            let turned = TensorView::new(view.dtype(), view.shape(), &data).expect("the same shape");
-            let mut encoder = Encoder::new(EncodeOptions::default());
-            let (mut out, header) = (Vec::new(), UpdateHeader::default().with_sender(sender));
-            let blocks = blocks(&codec, turned);
-            encoder.update(&mut out, &header, &self.manifest, &blocks).expect("blocks of this manifest");
-            encoder.finish(&mut out);
-            out
+            let turned = TensorBuf::new(view.dtype(), view.shape().to_vec(), data).expect("the same shape");
+            let blocks = blocks(&codec, &Tensors::one(turned));
+            write(&flat.manifest, &UpdateHeader::default().with_sender(sender), &blocks)
         });
         let streams: Vec<Vec<u8>> = senders.collect();
-        let cost = self.best(|| drop(black_box(mean(&self.manifest, &streams))));
-        self.row("reduce 8 x topk:density=0.01", view, cost, Against::Fill, None);
+        let cost = self.best(|| drop(black_box(mean(&flat.manifest, &streams))));
+        self.row("reduce 8 x topk:density=0.01", flat.bytes(), cost, Against::Copy, None);
         println!("{:<40}{:>9.1} ms", "", 1e3 * cost.seconds);
     }
 
@@ -306,31 +361,32 @@ impl Bench {
         if !self.wants("delta") {
             return;
         }
-        let masters = noise((shape[0] * shape[1]) as usize, |_| 1.0);
+        let masters = data::noise((shape[0] * shape[1]) as usize, |_| 1.0);
         let rounded = |step: f32| -> Vec<u8> {
             let signed = |(i, &x): (usize, &f32)| if i.is_multiple_of(3) { x - step } else { x + step };
             let halves = masters.iter().enumerate().map(signed).map(|x| (x.to_bits() >> 16) as u16);
             halves.flat_map(u16::to_le_bytes).collect()
         };
-        let tensor = |data| TensorBuf::new(Dtype::Bf16, shape.to_vec(), data).expect("shape fits");
+        let tensor =
+            |data| Tensors::one(TensorBuf::new(Dtype::Bf16, shape.to_vec(), data).expect("shape fits"));
         let base = tensor(rounded(0.0));
-        self.memory(base.view());
-        let cost = self.best(|| _ = black_box(tensor_digest(base.view())));
-        self.row("digest of a tensor", base.view(), cost, Against::Read, None);
         for step in [2e-8, 3e-7, 1.6e-6, 6e-5] {
             let new = tensor(rounded(step));
-            self.delta("delta", "", base.view(), new.view());
+            self.delta("delta", "", &base, &new);
         }
-        self.delta("delta:values=overwrite", "", base.view(), tensor(rounded(6e-5)).view());
+        self.delta("delta:values=overwrite", "", &base, &tensor(rounded(6e-5)));
         // Whatever their size, so that the base predicts nothing.
-        let half = base.data().as_chunks::<2>().0.iter().zip(0..);
+        let half = base.tensors[0].data().as_chunks::<2>().0.iter().zip(0..);
         let half = half.flat_map(|(&[low, high], i)| [low ^ (random::word(9, 0, i) & 1) as u8, high]);
-        self.delta("delta", "evenly ", base.view(), tensor(half.collect()).view());
+        self.delta("delta", "evenly ", &base, &tensor(half.collect()));
     }
 
-    fn delta(&mut self, codec: &str, how: &str, base: TensorView<'_>, new: TensorView<'_>) {
-        self.memory(new);
-        let manifest = Arc::clone(&self.manifest);
+    fn delta(&mut self, codec: &str, how: &str, base: &Tensors, new: &Tensors) {
+        self.baselines(new);
+        let (manifest, len) = (Arc::clone(&new.manifest), new.bytes());
+        let (base, new) = (base.tensors[0].view(), new.tensors[0].view());
+        let cost = self.best(|| _ = black_box(tensor_digest(base)));
+        self.row("digest of a tensor", len, cost, Against::Read, None);
         let name = codec;
         let codec: Codec = name.parse().expect("a codec");
         let input = |base, view| [Input { tensor: 0, name: "w", view, base: Some(base) }];
@@ -349,12 +405,12 @@ impl Bench {
         let n = new.elements() as f64;
         println!("{name}, {:.2} % of {n} bf16 elements {how}changed:", 100.0 * changed as f64 / n);
         let cost = self.best(|| drop(black_box(compressed(base, new))));
-        self.row("compress delta", new, cost, Against::Read, None);
+        self.row("compress delta", len, cost, Against::Read, None);
         let header = digests(base, new, &blocks);
         let cost = self.best(|| drop(black_box(write(&manifest, &header, &blocks))));
-        self.row("write delta", new, cost, Against::Read, None);
+        self.row("write delta", len, cost, Against::Read, None);
         let cost = self.best(|| drop(black_box(encode(base, new))));
-        self.row("encode delta, both digests computed", new, cost, Against::Read, None);
+        self.row("encode delta, both digests computed", len, cost, Against::Read, None);
         let kept = tensor_digest(base);
         let cost = self.best(|| {
             let (blocks, mut digests) = (compressed(base, new), Digests::default());
@@ -362,18 +418,18 @@ impl Bench {
             let deltas = digests.deltas(&input(base, new), &blocks);
             drop(black_box(write(&manifest, &UpdateHeader::default().with_delta(Some(deltas)), &blocks)));
         });
-        self.row("encode delta, base digest kept", new, cost, Against::Read, None);
+        self.row("encode delta, base digest kept", len, cost, Against::Read, None);
         let mut held = base.data().to_vec();
         let mut streams = [&there, &back].into_iter().cycle();
         let cost = self.best(|| apply_in_place(streams.next().expect("a cycle"), &mut held));
-        self.row("apply delta in place, without digests", new, cost, Against::Fill, None);
+        self.row("apply delta in place, without digests", len, cost, Against::Copy, None);
         let cost = self.best(|| {
             let mut assembler =
                 Assembler::new(&manifest, &Limits::default(), |_| true).expect("within limits");
             assembler.base("w", base).expect("this manifest's");
             drop(black_box(decode(&there, assembler)));
         });
-        self.row("apply delta to new memory, both digests", new, cost, Against::Fill, None);
+        self.row("apply delta to new memory, both digests", len, cost, Against::Copy, None);
         let copy =
             |view: TensorView<'_>| TensorBuf::new(view.dtype(), view.shape().to_vec(), view.data().to_vec());
         let mut staged = copy(base).expect("the same shape");
@@ -385,35 +441,18 @@ impl Bench {
             let mut tensors = assembler.finish_with_digests().expect("the base of this delta");
             staged = tensors.remove(0).1;
         });
-        self.row("apply delta, base digest kept", new, cost, Against::Fill, None);
+        self.row("apply delta, base digest kept", len, cost, Against::Copy, None);
         println!("{:<40}{:>9.3} bits/changed element", "", there.len() as f64 * 8.0 / changed as f64);
     }
 
-    fn encode(&self, codec: &Codec, view: TensorView<'_>) -> Vec<u8> {
-        let mut out = Vec::new();
-        self.encode_to(&mut out, codec, view);
-        out
-    }
-
-    fn encode_to(&self, out: &mut Vec<u8>, codec: &Codec, view: TensorView<'_>) {
-        let input = Input { tensor: 0, name: "w", view, base: None };
-        let inputs = [input];
-        let blocks = pending(&inputs, std::slice::from_ref(codec), &Options::default());
-        let mut encoder = Encoder::new(EncodeOptions::default());
-        let blocks = blocks.expect("a finite tensor");
-        encoder
-            .update(out, &UpdateHeader::default(), &self.manifest, blocks)
-            .expect("blocks of this manifest");
-        encoder.finish(out);
-    }
-
-    fn row(&mut self, name: &str, view: TensorView<'_>, cost: Cost, against: Against, floor: Option<f64>) {
-        let bytes = view.data().len() as f64;
+    fn row(&mut self, name: &str, len: usize, cost: Cost, against: Against, floor: Option<f64>) {
+        let bytes = len as f64;
         let speed = bytes / cost.seconds;
         let peak = cost.peak.map_or("-".into(), |peak| format!("{:.2}", peak as f64 / bytes));
         let (of, base) = match against {
             Against::Read => ("read", self.read),
-            Against::Fill => ("fill", self.fill),
+            Against::Copy => ("copy", self.copy),
+            Against::Count => ("count", self.count),
             Against::TopK => ("top-k", self.top_k),
         };
         let ratio = speed / base;
@@ -491,13 +530,32 @@ fn quickselected(view: TensorView<'_>, k: usize) -> Vec<u64> {
     (0..).zip(words).filter(|(_, word)| magnitude(word) >= least).map(|(i, _)| i).collect()
 }
 
-fn blocks(codec: &Codec, view: TensorView<'_>) -> Vec<CodedBlock> {
-    let input = Input { tensor: 0, name: "w", view, base: None };
-    compress(&[input], std::slice::from_ref(codec), &Options::default(), None).expect("a finite tensor")
+/// Returns the wrapping sum of the words of a tensor.
+fn sum(data: &[u8]) -> u32 {
+    let (rows, _) = data.as_chunks::<4>().0.as_chunks::<64>();
+    let of_row = |row: &[[u8; 4]; 64]| row.iter().fold(0u32, |s, w| s.wrapping_add(u32::from_le_bytes(*w)));
+    rows.iter().map(of_row).fold(0, u32::wrapping_add)
 }
 
-fn manifest_of(dtype: Dtype, shape: &[u64]) -> Arc<Manifest> {
-    Arc::new(Manifest::new(vec![TensorInfo::new("w", dtype, shape.to_vec())]).expect("one tensor"))
+fn blocks(codec: &Codec, tensors: &Tensors) -> Vec<CodedBlock> {
+    let inputs = tensors.inputs();
+    compress(&inputs, &vec![*codec; inputs.len()], &Options::default(), None).expect("finite tensors")
+}
+
+fn encode(codec: &Codec, tensors: &Tensors) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode_to(&mut out, codec, tensors);
+    out
+}
+
+fn encode_to(out: &mut Vec<u8>, codec: &Codec, tensors: &Tensors) {
+    let inputs = tensors.inputs();
+    let codecs = vec![*codec; inputs.len()];
+    let blocks = pending(&inputs, &codecs, &Options::default()).expect("finite tensors");
+    let mut encoder = Encoder::new(EncodeOptions::default());
+    let header = UpdateHeader::default();
+    encoder.update(out, &header, &tensors.manifest, blocks).expect("blocks of this manifest");
+    encoder.finish(out);
 }
 
 fn write(manifest: &Arc<Manifest>, header: &UpdateHeader, blocks: &[CodedBlock]) -> Vec<u8> {
@@ -556,21 +614,4 @@ fn mean(manifest: &Arc<Manifest>, streams: &[Vec<u8>]) -> Vec<TensorBuf> {
         }
     }
     sum.finish(true).expect("complete updates").into_tensors().expect("floats")
-}
-
-/// Returns approximately normal numbers, each times its scale: sums of four uniform numbers.
-fn noise(elements: usize, scale: impl Fn(usize) -> f32) -> Vec<f32> {
-    let mut words = vec![0; 2 << 16];
-    let mut out = Vec::with_capacity(elements);
-    for start in (0..elements).step_by(1 << 16) {
-        random::words(7, 0, 2 * start as u64, &mut words);
-        for (i, pair) in words.chunks(2).enumerate().take(elements - start) {
-            let uniforms = [pair[0] & 0xffff, pair[0] >> 16, pair[1] & 0xffff, pair[1] >> 16];
-            let sum = uniforms.iter().sum::<u32>() as f32 - 131_070.0;
-            // A fraction of the sum's step, so that no number is zero.
-            let fine = ((pair[0] ^ pair[1]) & 0xff) as f32 / 256.0 + 1.0 / 512.0;
-            out.push((sum + fine) * 1e-6 * scale(start + i));
-        }
-    }
-    out
 }
