@@ -12,6 +12,11 @@ pub mod device {
     pub use crate::compress::select::Chosen;
 }
 
+/// The threads of a program in another language.
+pub mod threads {
+    pub use crate::arch::pool::{pool, set_threads};
+}
+
 /// Elements as bits and as numbers.
 pub mod element {
     pub use crate::tensor::element::*;

@@ -13,6 +13,7 @@ pub(crate) mod map;
 pub(crate) mod masks;
 pub(crate) mod pages;
 pub(crate) mod planes;
+pub(crate) mod pool;
 pub(crate) mod prefetch;
 pub(crate) mod ranges;
 pub(crate) mod rans;
