@@ -18,6 +18,7 @@ from gcodec.codecs import Codec, spec_of
 from gcodec.errors import InputError
 from gcodec.feedback import Dgc, Feedback
 from gcodec.options import Chosen
+from gcodec.torch.contribution import Contribution
 from gcodec.torch.finite import NotFinite, is_finite
 from gcodec.torch.frames import Frames, Part
 from gcodec.torch.handshake import check, greeting
@@ -160,7 +161,8 @@ class Exchange:
         self._meet()
         try:
             tensors, dtypes = _divided_all(tensors, scale)
-            means = self._scaled(self._means(tensors, inner_steps, held, scale, error), dtypes, scale)
+            mine = Contribution(tensors, self.step, held, scale, error, inner_steps)
+            means = self._scaled(self._means(mine), dtypes, scale)
         except BaseException as e:
             self._take_back(e, start, known)
             raise
@@ -220,7 +222,7 @@ class Exchange:
         assert not isinstance(codec, SETS), "codecs with sets need all tensors"
         self._index_sets.leave()
         tensors, dtypes = _divided_all(tensors, scale)
-        part = self._frames.start(which, codec, tensors, self.step, held, error)
+        part = self._frames.start(which, codec, Contribution(tensors, self.step, held, scale, error))
         self.profile.other += time.perf_counter() - start - (self._accounted() - known)
         return Started(part, dtypes, scale)
 
@@ -257,34 +259,27 @@ class Exchange:
             self.profile.skipped += 1
             self._count(start, known)
 
-    def _means(
-        self,
-        tensors: dict[str, torch.Tensor],
-        inner_steps: int,
-        held: Collection[str],
-        scale: float,
-        error: Exception | None,
-    ) -> dict[str, torch.Tensor]:
+    def _means(self, mine: Contribution) -> dict[str, torch.Tensor]:
         codec = self._stage()
         if not isinstance(codec, SETS):
             self._index_sets.leave()
-            return self._frames.mean(codec, tensors, self.step, inner_steps, held, error)
-        others = {name: tensor for name, tensor in tensors.items() if name not in self._ruled}
+            return self._frames.mean(codec, mine)
+        others = {name: tensor for name, tensor in mine.tensors.items() if name not in self._ruled}
         means = {}
         by_set = len(self._ruled) < len(self._tensors)
-        if by_set and error is None:
+        if by_set and mine.error is None:
             try:
                 self._index_sets.prepare(codec, others)
             except Exception as e:
-                error = e
+                mine = replace(mine, error=e)
         if self._ruled:
-            framed = {name: tensor for name, tensor in tensors.items() if name in self._ruled}
-            means = self._frames.mean("lossless", framed, self.step, inner_steps, held, error)
+            framed = {name: tensor for name, tensor in mine.tensors.items() if name in self._ruled}
+            means = self._frames.mean("lossless", replace(mine, tensors=framed))
             # The worker's step cannot be taken back once it is finished.
-            if self._propagate and not all(is_finite(mean * scale) for mean in means.values()):
+            if self._propagate and not all(is_finite(mean * mine.scale) for mean in means.values()):
                 raise NotFinite
         if by_set:
-            means |= self._index_sets.mean(codec, others, self.step, held, scale, error)
+            means |= self._index_sets.mean(codec, replace(mine, tensors=others))
         return means
 
     def sent(self) -> dict[str, torch.Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +16,7 @@ from gcodec.limits import Limits
 from gcodec.oneshot import decode
 from gcodec.options import Chosen
 from gcodec.reduction import reduce
+from gcodec.torch.contribution import Contribution
 from gcodec.torch.ranks import Ranks, Sending
 
 
@@ -48,33 +48,17 @@ class Frames:
         # Bytes of the longest frames of each part in its last step.
         self._longest: dict[tuple[int, int], int] = {}
 
-    def mean(
-        self,
-        codec: Codec | str | Dgc,
-        tensors: dict[str, torch.Tensor],
-        step: int,
-        inner_steps: int,
-        held: Collection[str],
-        error: Exception | None,
-    ) -> dict[str, torch.Tensor]:
-        """Returns the mean over all ranks. The arguments are those of `Exchange.mean`."""
-        head, frames, error = self._made(codec, tensors, step, inner_steps, held, error)
+    def mean(self, codec: Codec | str | Dgc, mine: Contribution) -> dict[str, torch.Tensor]:
+        """Returns the mean over all ranks. mine: this rank's contribution."""
+        head, frames, error = self._made(codec, mine)
         sizes = self._ranks.sizes(len(frames), error, self._propagate)
         streams = self._ranks.gather_frames(head, frames, sizes)
         self.sent = [streams[self._ranks.rank]]
         return self.mean_of(streams)
 
-    def start(
-        self,
-        which: tuple[int, int],
-        codec: Codec | str | Dgc,
-        tensors: dict[str, torch.Tensor],
-        step: int,
-        held: Collection[str],
-        error: Exception | None,
-    ) -> Part:
-        """Begins to send a part of a step. The arguments are those of `Exchange.start`."""
-        head, frames, error = self._made(codec, tensors, step, 0, held, error, which[0])
+    def start(self, which: tuple[int, int], codec: Codec | str | Dgc, mine: Contribution) -> Part:
+        """Begins to send a part of a step. which: as in `Exchange.start`. mine: this rank's contribution."""
+        head, frames, error = self._made(codec, mine, which[0])
         # Sizes hardly change from step to step, so that most frames travel with their sizes. All ranks know
         # the sizes of the last step.
         longest = self._longest.get(which, 0)
@@ -114,54 +98,40 @@ class Frames:
         return tensors
 
     def _made(
-        self,
-        codec: Codec | str | Dgc,
-        tensors: dict[str, torch.Tensor],
-        step: int,
-        inner_steps: int,
-        held: Collection[str],
-        error: Exception | None,
-        part: int = 0,
+        self, codec: Codec | str | Dgc, mine: Contribution, part: int = 0
     ) -> tuple[bytes, memoryview, Exception | None]:
         """Returns this rank's preamble and manifest, its other frames, and the reason if there are none.
 
         The preamble and the manifest are the same on all ranks, so they are not sent. If a rank's manifest
         differs, decoding fails because the update names another one.
         """
+        error = mine.error
         if error is None:
             try:
-                frames = memoryview(self._encoded(codec, tensors, step, inner_steps, held, part))
+                frames = memoryview(self._encoded(codec, mine, part))
                 head = _native.head_bytes(frames)
                 return bytes(frames[:head]), frames[head:], None
             except Exception as e:
                 error = e
         return b"", memoryview(b""), error
 
-    def _encoded(
-        self,
-        codec: Codec | str | Dgc,
-        tensors: dict[str, torch.Tensor],
-        step: int,
-        inner_steps: int,
-        held: Collection[str],
-        part: int,
-    ) -> _native.Encoded:
+    def _encoded(self, codec: Codec | str | Dgc, mine: Contribution, part: int) -> _native.Encoded:
         """Returns this rank's frames. The sender state can be restored afterwards."""
         ranks = self._ranks
         # Ranks, steps and parts round and draw independently.
-        number = step * ranks.world + ranks.rank + (part << 40)
+        number = mine.step * ranks.world + ranks.rank + (part << 40)
         chosen = codec if isinstance(codec, Dgc) else numbered(codec, number)
         header = UpdateHeader(
-            step=step,
+            step=mine.step,
             sender=ranks.rank,
             world=ranks.world,
-            inner_steps=inner_steps,
+            inner_steps=mine.inner_steps,
             label="dgc" if isinstance(codec, Dgc) else spec_of(codec).partition(":")[0],
         )
         rules = {glob: numbered(rule, number) for glob, rule in self._rules.items()}
         non_finite = None if self._propagate else self._options.non_finite
         options = replace(self._options, rules=rules, feedback=self._feedback, header=header, non_finite=non_finite)
-        update = native_update("gcodec.torch", tensors, chosen, options, held=held, provisional=True)
+        update = native_update("gcodec.torch", mine.tensors, chosen, options, held=mine.held, provisional=True)
         encoded = _native.Encoder(PART_BYTES, False, True).update(update, finish=True)
         ranks.profile.selection += encoded.seconds[0]
         ranks.profile.coding += encoded.seconds[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from gcodec._tensors.dlpack import convert, given
 from gcodec.feedback import Feedback
 from gcodec.limits import Limits
 from gcodec.options import Chosen
+from gcodec.torch.contribution import Contribution
 from gcodec.torch.finite import NotFinite, is_finite
 from gcodec.torch.lgc import Lgc
 from gcodec.torch.ranks import Ranks
@@ -60,45 +60,34 @@ class IndexSets:
                 worker.set_model(self.model)
         self._worker, self._memory, self._training = (codec, worker), {}, {}
 
-    def mean(
-        self,
-        codec: ScaleCom | SharedSet | Lgc,
-        tensors: dict[str, torch.Tensor],
-        step: int,
-        held: Collection[str],
-        scale: float,
-        error: Exception | None,
-    ) -> dict[str, torch.Tensor]:
-        """Returns the mean over all ranks, after `prepare`. The arguments are those of `Exchange.mean`."""
+    def mean(self, codec: ScaleCom | SharedSet | Lgc, mine: Contribution) -> dict[str, torch.Tensor]:
+        """Returns the mean over all ranks, after `prepare`. mine: this rank's contribution."""
         # Without a worker there is an error, which is raised on all ranks.
         worker = None if self._worker is None else self._worker[1]
-        if isinstance(codec, ScaleCom):
-            return self._by_sum(worker, tensors, step, held, scale, error)
-        return self._by_updates(codec, worker, tensors, step, held, scale, error)
+        if isinstance(codec, Lgc) and self.model is None and mine.step >= codec.learned_from:
+            self._share_model(worker, mine.error)
+        index_set = self._index_set(worker, mine)
+        assert worker is not None, "an error is raised on all ranks"
+        by = self._by_sum if isinstance(codec, ScaleCom) else self._by_updates
+        return by(worker, index_set, mine.scale)
 
-    def _by_sum(
-        self,
-        worker: Any,
-        tensors: dict[str, torch.Tensor],
-        step: int,
-        held: Collection[str],
-        scale: float,
-        error: Exception | None,
-    ) -> dict[str, torch.Tensor]:
-        """Returns the mean of values on a leader's set, which ranks sum by an all-reduce."""
-        found = None
+    def _index_set(self, worker: Any, mine: Contribution) -> bytearray:
+        """Begins a step, and returns the frames of its leader's index set; empty if it sends none."""
+        found, error = None, mine.error
         start = time.perf_counter()
         if worker is not None and error is None:
             try:
-                wide = {name: tensor.float() for name, tensor in tensors.items()}
-                found = worker.begin(step, given(wide), [name not in held for name in wide])
+                wide = given({name: tensor.float() for name, tensor in mine.tensors.items()})
+                found = worker.begin(mine.step, wide, [name not in mine.held for name in mine.tensors])
             except Exception as e:
                 error = e
         self._ranks.profile.selection += time.perf_counter() - start
-        leader = step % self._ranks.world
-        size = self._ranks.sizes(len(memoryview(found or b"")), error, self._propagate)[leader]
-        index_set = self._ranks.broadcast(memoryview(found or b""), size, leader)
-        assert worker is not None, "an error is raised on all ranks"
+        leader, frames = mine.step % self._ranks.world, memoryview(found or b"")
+        size = self._ranks.sizes(len(frames), error, self._propagate)[leader]
+        return self._ranks.broadcast(frames, size, leader) if size else bytearray()
+
+    def _by_sum(self, worker: Any, index_set: bytearray, scale: float) -> dict[str, torch.Tensor]:
+        """Returns the mean of values on a leader's set, which ranks sum by an all-reduce."""
         start = time.perf_counter()
         values: torch.Tensor = worker.take_set(index_set, self._limits).torch()
         self._ranks.profile.coding += time.perf_counter() - start
@@ -110,36 +99,13 @@ class IndexSets:
         self._ranks.profile.coding += time.perf_counter() - start
         return out
 
-    def _by_updates(
-        self,
-        codec: SharedSet | Lgc,
-        worker: Any,
-        tensors: dict[str, torch.Tensor],
-        step: int,
-        held: Collection[str],
-        scale: float,
-        error: Exception | None,
-    ) -> dict[str, torch.Tensor]:
+    def _by_updates(self, worker: Any, index_set: bytearray, scale: float) -> dict[str, torch.Tensor]:
         """Returns the mean of updates on a leader's set, which travel as frames."""
-        if isinstance(codec, Lgc) and self.model is None and step >= codec.learned_from:
-            self._share_model(worker, error)
         update: _native.Encoded | bytes = b""
-        found = None
-        start = time.perf_counter()
-        if worker is not None and error is None:
-            try:
-                wide = given({name: tensor.float() for name, tensor in tensors.items()})
-                found = worker.begin(step, wide, [name not in held for name in tensors])
-            except Exception as e:
-                error = e
-        self._ranks.profile.selection += time.perf_counter() - start
-        leader = step % self._ranks.world
-        size = self._ranks.sizes(len(memoryview(found or b"")), error, self._propagate)[leader]
-        index_set = self._ranks.broadcast(memoryview(found or b""), size, leader) if size else None
-        assert worker is not None, "an error is raised on all ranks"
+        error = None
         start = time.perf_counter()
         try:
-            if index_set is not None:
+            if index_set:
                 worker.take_set(index_set, self._limits)
             update = worker.send()
         except Exception as e:
