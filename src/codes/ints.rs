@@ -111,13 +111,8 @@ impl<'a> Coder<'a> {
         std::iter::once((None, inline)).chain(shared).min_by_key(|&(_, cost)| cost).unwrap_or((None, inline))
     }
 
-    /// Returns the cost of symbols with these `counts` in one segment without lanes, in 1/65536 bit.
-    pub(crate) fn symbol_cost(&self, counts: &Counts) -> u64 {
-        self.table_for(counts).1
-    }
-
-    /// Returns the cost of a segment of `len` symbols.
-    pub(super) fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
+    /// Returns the cost of a segment of `len` symbols, in 1/65536 bit.
+    pub(crate) fn segment_cost(&self, counts: &Counts, len: usize) -> Cost {
         let cost = self.table_for(counts).1;
         cost.saturating_add(bits(32 + (32 << self.lanes_log(len, cost))))
     }

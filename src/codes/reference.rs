@@ -321,7 +321,7 @@ mod tests {
             let symbol = |i: usize| match i % 5 {
                 0 if zeros => 0,
                 column => {
-                    if i / 5 % 9 == 0 {
+                    if (i / 5).is_multiple_of(9) {
                         255
                     } else {
                         1 + 60 * (column % 2) as u8

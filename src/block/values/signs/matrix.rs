@@ -42,7 +42,7 @@ impl Signed {
                 let bytes = (negative & has).to_le_bytes().into_iter().zip((!negative & has).to_le_bytes());
                 for (signs, (minus, plus)) in signs.chunks_mut(8).zip(bytes) {
                     // -1 is a byte of ones.
-                    let eight = (spread(minus) | 255 * spread(plus)).to_le_bytes();
+                    let eight = (spread(minus) | (255 * spread(plus))).to_le_bytes();
                     signs.iter_mut().zip(eight).for_each(|(sign, of_bit)| *sign = of_bit.cast_signed());
                 }
             }
@@ -61,7 +61,7 @@ impl Signed {
 /// The bits of a byte, each in the lowest bit of a byte.
 fn spread(bits: u8) -> u64 {
     // Bit i stays in byte i; then all bytes but zero carry into their highest bit.
-    let each = u64::from(bits) * 0x0101_0101_0101_0101 & 0x8040_2010_0804_0201;
+    let each = (u64::from(bits) * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
     (each + 0x7f7f_7f7f_7f7f_7f7f) >> 7 & 0x0101_0101_0101_0101
 }
 

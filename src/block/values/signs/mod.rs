@@ -155,7 +155,7 @@ fn cheapest_width(coder: &Coder<'_>, bits: &[u8]) -> u8 {
                 counts[usize::from(byte >> part & (u8::MAX >> (8 - width)))] += n;
             }
         }
-        coder.symbol_cost(&counts)
+        coder.segment_cost(&counts, bits.len() * usize::from(8 / width))
     };
     WIDTHS.into_iter().min_by_key(|&width| of_width(width)).unwrap_or(8)
 }
@@ -320,7 +320,7 @@ mod tests {
         let bits = |pattern: fn(u64) -> u8| Vec::from_iter((0..4000).map(pattern));
         // Bits of which few are 1; pairs and halves of bytes that are equal; bytes of two values.
         let few = bits(|i| if word(1, 0, i).is_multiple_of(8) { 1 << (word(1, 1, i) % 8) } else { 0 });
-        let pairs = bits(|i| (0..4).map(|p| 3 * ((word(1, 0, i) >> p & 1) as u8) << (2 * p)).sum());
+        let pairs = bits(|i| (0..4).map(|p| (3 * ((word(1, 0, i) >> p & 1) as u8)) << (2 * p)).sum());
         let halves = bits(|i| [0x96, 0x69, 0x66, 0x99][word(1, 0, i) as usize % 4]);
         let bytes = bits(|i| [0x1d, 0xd4][word(1, 0, i) as usize % 2]);
         assert_eq!([few, pairs, halves, bytes].map(|bits| cheapest_width(&coder, &bits)), [1, 2, 4, 8]);
