@@ -98,7 +98,7 @@ fn of_bytes(
     wanted: &Wanted,
     limits: &Limits,
 ) -> Result<(Report, Option<Failure>)> {
-    match Kind::of(&input)? {
+    match kind::of_file(path, &input)? {
         Kind::Stream => Ok(of_stream(&input, wanted, limits)),
         kind => {
             let mut bytes = input.len() as u64;

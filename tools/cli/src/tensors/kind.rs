@@ -1,11 +1,10 @@
 //! Kinds of files, found by the first bytes and not by the name.
 
-use super::gguf;
+use super::{archive, gguf};
 use crate::fail::{Failure, Result};
 use gcodec::frame::MAGIC;
 use gcodec::internal::{PREAMBLE_LEN, SYNC};
-use std::io::Cursor;
-use zip::ZipArchive;
+use std::path::Path;
 
 /// Kind of a file that gcodec reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +49,7 @@ impl Kind {
         }
         match bytes {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Ok(Self::Npy),
-            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => archive(bytes),
+            [b'P', b'K', 3, 4, ..] | [b'P', b'K', 5, 6, ..] => of_archive(bytes),
             _ if bytes.starts_with(gguf::MAGIC) => Ok(Self::Gguf),
             // A length of the header below 2^40, and a header that is a JSON object.
             [_, _, _, _, _, 0, 0, 0, b'{', ..] => Ok(Self::Safetensors),
@@ -60,6 +59,20 @@ impl Kind {
             _ => Err(unknown(bytes)),
         }
     }
+}
+
+/// Returns the kind of the file at `path`, as [`Kind::of`] does.
+///
+/// # Errors
+/// Also for a part of a distributed checkpoint, which only the whole explains.
+pub(crate) fn of_file(path: &Path, bytes: &[u8]) -> Result<Kind> {
+    if path.extension().is_some_and(|extension| extension == "distcp") {
+        return Err(Failure::invalid(
+            "a part of a PyTorch distributed checkpoint: `python -m \
+             torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER out.pt` makes one file of its folder",
+        ));
+    }
+    Kind::of(bytes)
 }
 
 /// Refuses an input of no known kind by its first bytes.
@@ -82,9 +95,8 @@ pub(crate) fn is_stream(bytes: &[u8]) -> bool {
 }
 
 /// Tells archives of NumPy from those of PyTorch.
-fn archive(bytes: &[u8]) -> Result<Kind> {
-    let archive = ZipArchive::new(Cursor::new(bytes))
-        .map_err(|e| Failure::invalid(format_args!("a damaged or truncated zip archive: {e}")))?;
+fn of_archive(bytes: &[u8]) -> Result<Kind> {
+    let archive = archive::open(bytes)?;
     if super::torch::prefix(&archive).is_some() {
         return Ok(Kind::Torch);
     }
@@ -168,6 +180,7 @@ fn find(bytes: &[u8], what: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Cursor;
 
     #[test]
     fn kinds_are_told_by_content() {

@@ -3,6 +3,7 @@
 //!
 //! Every length in a file is checked against the file's size before anything is allocated for it.
 
+mod archive;
 mod gguf;
 pub(crate) mod kind;
 pub(crate) mod npy;
@@ -143,7 +144,7 @@ fn open_kind(path: &Path) -> Result<(Kind, Input)> {
             pipe.read_to_end(DEFAULT_MAX_BYTES).in_file(path)?
         }
     };
-    Ok((Kind::of(&input).in_file(path)?, input))
+    Ok((kind::of_file(path, &input).in_file(path)?, input))
 }
 
 impl NamedTensor {

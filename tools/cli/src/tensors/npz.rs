@@ -1,19 +1,19 @@
 //! `.npz`: a zip archive with one `.npy` file for each array, stored or deflated.
 
-use super::{Dump, Outline, Source, check_unique, npy, quoted};
+use super::{Dump, Outline, Source, archive, check_unique, npy, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
-use std::io::{Cursor, Read, Write};
+use std::io::{Read, Write};
 use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
-use zip::{CompressionMethod, ZipArchive, ZipWriter};
+use zip::{CompressionMethod, ZipWriter};
 
 /// Reads all arrays, in the order of the archive.
 ///
 /// `max_bytes`: most bytes of all arrays together, unpacked. An archive can unpack to a thousand times its
 /// size, so memory is allocated as the bytes arrive, up to this limit.
 pub(crate) fn read(input: &Input, max_bytes: u64) -> Result<Dump> {
-    let mut archive = ZipArchive::new(Cursor::new(&input[..])).map_err(Failure::invalid)?;
+    let mut archive = archive::open(input)?;
     if archive.has_duplicate_names() {
         return Err(Failure::invalid("two entries of the archive have one name"));
     }
@@ -80,6 +80,7 @@ mod tests {
     use crate::input::DEFAULT_MAX_BYTES;
     use crate::tensors::with_source;
     use gcodec::tensor::{Dtype, TensorBuf};
+    use std::io::Cursor;
 
     fn parse(bytes: &[u8], max_bytes: u64) -> Result<Dump> {
         read(&Input::Owned(bytes.to_vec()), max_bytes)

@@ -13,6 +13,7 @@ mod elements;
 mod pickle;
 mod strided;
 
+use super::archive::{self, Archive};
 use super::{Data, Dump, NamedTensor, Opaque, Plain, check_unique, quoted};
 use crate::fail::{Failure, Result};
 use crate::input::Input;
@@ -20,11 +21,11 @@ use elements::Element;
 use gcodec::tensor::Dtype;
 use pickle::{Id, Node, Pickle};
 use std::collections::HashMap;
-use std::io::{Cursor, Read};
+use std::io::Read;
 use std::ops::Range;
 use std::sync::Arc;
 use strided::{Place, Strided};
-use zip::{CompressionMethod, ZipArchive};
+use zip::CompressionMethod;
 
 /// Most bytes of the pickle: of names, shapes and offsets.
 const MAX_PICKLE: u64 = 256 << 20;
@@ -32,13 +33,17 @@ const MAX_PICKLE: u64 = 256 << 20;
 const MAX_DEPTH: usize = 256;
 
 /// Returns the prefix of the archive's names if it has a `data.pkl`.
-pub(crate) fn prefix(archive: &ZipArchive<Cursor<&[u8]>>) -> Option<String> {
-    archive.file_names().flatten().find_map(|name| Some(name.strip_suffix("data.pkl")?.to_owned()))
+pub(crate) fn prefix(archive: &Archive<'_>) -> Option<String> {
+    let prefixes = archive.file_names().flatten().filter_map(|name| {
+        let prefix = name.strip_suffix("data.pkl")?;
+        (prefix.is_empty() || prefix.ends_with('/')).then(|| prefix.to_owned())
+    });
+    prefixes.min_by_key(|prefix| prefix.matches('/').count())
 }
 
 /// Reads all tensors, in the order of the pickle.
 pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
-    let mut archive = ZipArchive::new(Cursor::new(&input[..])).map_err(Failure::invalid)?;
+    let mut archive = archive::open(input)?;
     let prefix = prefix(&archive).ok_or_else(|| Failure::invalid("a zip archive without data.pkl"))?;
     let order = entry(&mut archive, &format!("{prefix}byteorder"), 16).ok();
     if order.is_some_and(|order| order.trim_ascii() == b"big") {
@@ -68,7 +73,7 @@ pub(crate) fn read(input: &Arc<Input>) -> Result<Dump> {
 }
 
 /// Returns the bytes of an archive's entry.
-fn entry(archive: &mut ZipArchive<Cursor<&[u8]>>, name: &str, max_bytes: u64) -> Result<Vec<u8>> {
+fn entry(archive: &mut Archive<'_>, name: &str, max_bytes: u64) -> Result<Vec<u8>> {
     let file = archive.by_name(name).map_err(|e| Failure::invalid(e).about(name))?;
     let mut bytes = Vec::new();
     file.take(max_bytes + 1).read_to_end(&mut bytes).map_err(|e| Failure::invalid(e).about(name))?;
@@ -87,7 +92,7 @@ struct Storage {
 
 struct Reader<'a> {
     input: &'a Arc<Input>,
-    archive: ZipArchive<Cursor<&'a [u8]>>,
+    archive: Archive<'a>,
     prefix: String,
     pickle: &'a Pickle,
     storages: HashMap<String, Range<usize>>,

@@ -103,6 +103,10 @@ impl Machine<'_> {
             let opcode = self.byte()?;
             if opcode == b'.' {
                 let root = self.pop()?;
+                let rest = self.bytes.len() - self.at;
+                if rest > 0 {
+                    return Err(format!("{rest} bytes behind the end"));
+                }
                 return Ok(Pickle { nodes: std::mem::take(&mut self.nodes), root });
             }
             self.step(opcode)?;
